@@ -1,0 +1,30 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`.
+PYTHON ?= python3
+BIN := .venv/bin
+# Parallel tests each start their own ranks: more threads than cores only slows them down.
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: demo test check bench clean
+
+.venv/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
+	@touch $@
+
+demo: .venv/.installed
+	@rm -rf demo
+	$(BIN)/python -m ckptools.training.demo demo
+
+test: .venv/.installed
+	$(BIN)/python -m pytest
+
+check: .venv/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: .venv/.installed
+	$(BIN)/python -m tests.benchmarks
+
+clean:
+	rm -rf .venv demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

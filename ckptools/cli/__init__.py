@@ -1,0 +1,82 @@
+"""The command line: one thin file per command, one place where errors become a line and an exit code.
+
+Exit codes: 0 done; 1 problems found; 2 usage; 3 unreadable; 4 refused; 70 a bug of ours; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import traceback
+from collections.abc import Callable
+
+import typer
+
+from ckptools.cli.consolidate import consolidate
+from ckptools.cli.create import create
+from ckptools.cli.inspect import inspect
+from ckptools.cli.shell import shell
+from ckptools.errors import CkptoolsError
+
+COMMANDS: tuple[Callable[..., None], ...] = (inspect, consolidate, create, shell)
+
+BUG_EXIT = 70
+INTERRUPTED_EXIT = 130
+
+app = typer.Typer(
+    name="ckptools",
+    help="Open, check and consolidate distributed PyTorch checkpoints offline.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+def say(message: str) -> None:
+    """Print one line on stderr, with everything in it that a terminal could act on made visible."""
+    from ckptools.views.words import printable
+
+    typer.echo(printable(message), err=True)
+
+
+def one_line_errors(function: Callable[..., None]) -> Callable[..., None]:
+    """Turn every error of a command into one line on stderr and the right exit code."""
+
+    @functools.wraps(function)
+    def command(*args: object, **kwargs: object) -> None:
+        try:
+            function(*args, **kwargs)
+        except CkptoolsError as error:
+            say(f"error: {error}")
+            raise typer.Exit(error.exit_code) from error
+        except KeyboardInterrupt:
+            say("interrupted; nothing was left behind")
+            raise typer.Exit(INTERRUPTED_EXIT) from None
+        except BrokenPipeError:
+            # `ckptools inspect … | head` is no failure; keep Python from complaining while it shuts down.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(0) from None
+        except typer.Exit:
+            raise
+        except Exception as error:
+            if os.environ.get("CKPTOOLS_DEBUG"):
+                traceback.print_exc()
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            say(
+                f"error: a bug in ckptools: {type(error).__name__}: {error} ({where.name}:{where.lineno}); "
+                "please report it with the output of CKPTOOLS_DEBUG=1"
+            )
+            raise typer.Exit(BUG_EXIT) from error
+
+    return command
+
+
+for function in COMMANDS:
+    app.command(no_args_is_help=True)(one_line_errors(function))
+
+
+def run() -> None:
+    """Entry point of the `ckptools` command."""
+    app()

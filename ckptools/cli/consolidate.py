@@ -1,0 +1,7 @@
+"""`ckptools consolidate`."""
+
+from __future__ import annotations
+
+
+def consolidate() -> None:
+    """Not there yet."""

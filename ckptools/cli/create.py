@@ -1,0 +1,7 @@
+"""`ckptools create`."""
+
+from __future__ import annotations
+
+
+def create() -> None:
+    """Not there yet."""

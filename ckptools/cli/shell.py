@@ -1,0 +1,7 @@
+"""`ckptools shell`."""
+
+from __future__ import annotations
+
+
+def shell() -> None:
+    """Not there yet."""

@@ -1,0 +1,105 @@
+"""Every error that ckptools raises on purpose.
+
+CkptoolsError               exit code
+  ReadError                 3   a file cannot be read as what it claims to be
+    UnknownFormatError      3   no format recognises the path
+    UnsafePathError         3   a name or link leads out of the checkpoint, or is no regular file
+  UsageError                2   the caller asks for something that does not fit together
+  RefusedError              4   ckptools could go on, but the result would be wrong, unsafe or in the way
+    NotWholeError           4   parts are missing, overlap or disagree; `.problems` lists them all
+    ForeignClassError       4   the torch loader would need a class that is not on its allow-list
+    OutputExistsError       4   the output is already there, or lies inside the input
+    NoSpaceError            4   the output does not fit on the disk
+  WriteError                3   the output could not be written
+
+A message is one line that starts with the file and ends with what to do. Facts are attributes too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ckptools.model import Problem
+
+
+class CkptoolsError(Exception):
+    """Root of the tree.
+
+    Attributes:
+        path: the file or folder that it is about, if there is one.
+        exit_code: what the command line returns for it.
+    """
+
+    exit_code = 3
+
+    def __init__(self, path: str | Path | None, message: str) -> None:
+        super().__init__(message if path is None else f"{path}: {message}")
+        self.path = None if path is None else Path(path)
+
+
+class ReadError(CkptoolsError):
+    """A file cannot be read as what it claims to be."""
+
+
+class UnknownFormatError(ReadError):
+    """No format recognises the path."""
+
+
+class UnsafePathError(ReadError):
+    """A name leads out of the checkpoint's folder, or to something that is not a regular file."""
+
+
+class UsageError(CkptoolsError):
+    """The arguments do not fit together."""
+
+    exit_code = 2
+
+
+class RefusedError(CkptoolsError):
+    """Going on would give a wrong or unsafe result."""
+
+    exit_code = 4
+
+
+class NotWholeError(RefusedError):
+    """Parts of the checkpoint are missing, overlap or disagree.
+
+    Attributes:
+        problems: every problem found, not just the first.
+    """
+
+    def __init__(self, path: str | Path, message: str, problems: Sequence[Problem] = ()) -> None:
+        super().__init__(path, message)
+        self.problems = tuple(problems)
+
+
+class ForeignClassError(RefusedError):
+    """The torch loader would have to import a class that is not on its allow-list.
+
+    Attributes:
+        names: dotted names of the classes.
+    """
+
+    def __init__(self, path: str | Path, names: Sequence[str]) -> None:
+        listed = ", ".join(names)
+        super().__init__(
+            path,
+            f"needs {listed}, not on the allow-list of the torch loader; if you trust this file, load it with "
+            f"trust=True (--trust), or look inside without running it: ckptools inspect",
+        )
+        self.names = tuple(names)
+
+
+class OutputExistsError(RefusedError):
+    """The output is in the way of something, or something is in its way."""
+
+
+class NoSpaceError(RefusedError):
+    """The disk has less room than the output needs."""
+
+
+class WriteError(CkptoolsError):
+    """The output could not be written; nothing that looks finished was left."""
