@@ -1,1 +1,1 @@
-"""pickles"""
+"""pickles."""

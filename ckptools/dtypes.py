@@ -1,0 +1,108 @@
+"""The element types that torch saves, by name: sizes and other formats' spellings. No torch, no numpy.
+
+Sources: torch/storage.py (`_new_dtypes`, `_dtype_to_storage_type_map`) for the legacy storage classes;
+the safetensors format description for its spellings.
+"""
+
+from __future__ import annotations
+
+ITEMSIZE: dict[str, int] = {
+    "float64": 8,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "float8_e4m3fnuz": 1,
+    "float8_e5m2fnuz": 1,
+    "float8_e8m0fnu": 1,
+    "float4_e2m1fn_x2": 1,
+    "complex128": 16,
+    "complex64": 8,
+    "complex32": 4,
+    "int64": 8,
+    "int32": 4,
+    "int16": 2,
+    "int8": 1,
+    "uint64": 8,
+    "uint32": 4,
+    "uint16": 2,
+    "uint8": 1,
+    "bool": 1,
+    "qint8": 1,
+    "quint8": 1,
+    "qint32": 4,
+    "quint4x2": 1,
+    "quint2x4": 1,
+}
+"""Bytes per element, by torch's dtype name."""
+
+QUANTIZED = frozenset({"qint8", "quint8", "qint32", "quint4x2", "quint2x4"})
+
+STORAGE_CLASS: dict[str, str] = {
+    "DoubleStorage": "float64",
+    "FloatStorage": "float32",
+    "HalfStorage": "float16",
+    "BFloat16Storage": "bfloat16",
+    "ComplexDoubleStorage": "complex128",
+    "ComplexFloatStorage": "complex64",
+    "LongStorage": "int64",
+    "IntStorage": "int32",
+    "ShortStorage": "int16",
+    "CharStorage": "int8",
+    "ByteStorage": "uint8",
+    "BoolStorage": "bool",
+    "QInt8Storage": "qint8",
+    "QUInt8Storage": "quint8",
+    "QInt32Storage": "qint32",
+    "QUInt4x2Storage": "quint4x2",
+    "QUInt2x4Storage": "quint2x4",
+    "UntypedStorage": "uint8",
+}
+"""dtype of each storage class that a persistent id may name; an untyped storage counts bytes."""
+
+LEGACY_STORAGE: dict[str, str] = {dtype: name for name, dtype in STORAGE_CLASS.items() if name != "UntypedStorage"}
+"""Storage class that torch.save names for a dtype. A dtype that is absent is saved untyped (`_rebuild_tensor_v3`)."""
+
+SAFETENSORS: dict[str, str] = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ",
+    "float8_e8m0fnu": "F8_E8M0",
+    "complex64": "C64",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint64": "U64",
+    "uint32": "U32",
+    "uint16": "U16",
+    "uint8": "U8",
+    "bool": "BOOL",
+}
+"""Spelling in a safetensors header; a dtype that is absent cannot be stored there."""
+
+SHORT: dict[str, str] = {
+    "float64": "fp64",
+    "float32": "fp32",
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    "float8_e4m3fn": "fp8e4m3",
+    "float8_e5m2": "fp8e5m2",
+}
+"""What people say; used in tables. A dtype that is absent keeps its own name."""
+
+
+def is_floating(dtype: str) -> bool:
+    """Whether `--dtype` applies: real floating point, so neither integers, bools, complex nor quantized."""
+    return dtype.startswith(("float", "bfloat"))
+
+
+def short(dtype: str) -> str:
+    """Return the short name of `dtype` for tables: `fp32`, `bf16`, `int64`."""
+    return SHORT.get(dtype, dtype)

@@ -1,0 +1,106 @@
+"""Opening a stranger's files: regular files only, never through a link that leaves the folder.
+
+A descriptor is opened once and kept, so that what was checked is what is read.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ckptools.errors import ReadError, UnsafePathError
+
+# O_NONBLOCK: opening a FIFO must not wait for a writer.
+_FLAGS = os.O_RDONLY | os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0)
+
+
+class File:
+    """A regular file open for reading at offsets.
+
+    Attributes:
+        path: as the caller named it.
+        size: bytes when it was opened.
+        modified: file time then, seconds since 1970.
+        bytes_read: how many bytes have been read through this.
+    """
+
+    __slots__ = ("bytes_read", "fd", "modified", "path", "size")
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self.fd = os.open(path, _FLAGS)
+        except OSError as error:
+            raise ReadError(path, _why(error)) from error
+        status = os.fstat(self.fd)
+        if not stat.S_ISREG(status.st_mode):
+            os.close(self.fd)
+            raise UnsafePathError(path, "not a regular file")
+        self.size = status.st_size
+        self.modified = status.st_mtime
+        self.bytes_read = 0
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Read exactly `length` bytes at `offset`.
+
+        Raises:
+            ReadError: the file ends before that, or the disk fails.
+        """
+        if offset < 0 or length < 0 or offset + length > self.size:
+            raise ReadError(self.path, f"ends at byte {self.size}; expected {length} bytes at {offset}")
+        pieces = list(self._pieces(offset, length))
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _pieces(self, offset: int, length: int) -> Iterator[bytes]:
+        done = 0
+        while True:
+            try:
+                piece = os.pread(self.fd, length - done, offset + done)
+            except OSError as error:
+                raise ReadError(self.path, _why(error)) from error
+            yield piece
+            done += len(piece)
+            self.bytes_read += len(piece)
+            if done == length:
+                return
+            if not piece:
+                raise ReadError(self.path, f"became shorter while it was read: no byte {offset + done}")
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        os.close(self.fd)
+
+    def __enter__(self) -> File:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _why(error: OSError) -> str:
+    return (error.strerror or type(error).__name__).lower()
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn an OSError while looking at `path` into one line."""
+    try:
+        yield
+    except OSError as error:
+        raise ReadError(path, _why(error)) from error
+
+
+def check_stays_inside(path: Path, folder: Path) -> None:
+    """Refuse a link at `path` that leads out of `folder`.
+
+    Raises:
+        UnsafePathError: it does.
+    """
+    if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
+        raise UnsafePathError(
+            path,
+            f"is a link to {path.resolve()}, out of the checkpoint's folder; follow it with --follow-symlinks",
+        )

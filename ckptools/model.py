@@ -1,0 +1,284 @@
+"""The one in-memory model of all formats: a checkpoint is a tree of plain values with lazy tensors as leaves.
+
+Readers make it, views and checks read it, consolidate plans from it. Everything here is data: it can be
+printed, compared, pickled. Nothing here opens a file, and torch is not needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from typing import Any, Literal
+
+from ckptools.dtypes import ITEMSIZE, short
+from ckptools.regions import Box, Ints, contiguous_strides
+from ckptools.values import Opaque
+
+Key = Any
+"""One step of a key path: usually a str, an int for optimizer ids and list positions."""
+
+KeyPath = tuple[Key, ...]
+
+TensorKind = Literal["plain", "sharded_tensor", "dtensor", "flat_pieces", "meta", "sparse", "quantized", "unreadable"]
+
+
+def fqn_of(path: KeyPath) -> str:
+    """Join a key path for people. Inside ckptools pass the tuple: keys may hold dots."""
+    return ".".join(map(str, path))
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where the elements of one strided array lie.
+
+    Attributes:
+        path: the file.
+        offset: byte offset of element [0, …, 0] in the file.
+        dtype: torch's name, which gives the bytes per element. Always little-endian.
+        shape: sizes per dimension.
+        strides: in elements; 0 where a dimension is expanded.
+        record: name of the container's record, which is also the identity of the storage.
+        record_span: `(offset, length)` in bytes of that record in the file.
+    """
+
+    path: Path
+    offset: int
+    dtype: str
+    shape: Ints
+    strides: Ints
+    record: str
+    record_span: tuple[int, int]
+
+    def part(self, box: Box) -> Source:
+        """The source of a box of this array."""
+        first = sum(o * s for o, s in zip(box.offsets, self.strides, strict=True))
+        offset = self.offset + first * ITEMSIZE[self.dtype]
+        return Source(self.path, offset, self.dtype, box.sizes, self.strides, self.record, self.record_span)
+
+    def reshaped(self, shape: Ints) -> Source:
+        """The same consecutive bytes as an array of another `shape`; only for a contiguous source."""
+        strides = contiguous_strides(shape)
+        return Source(self.path, self.offset, self.dtype, shape, strides, self.record, self.record_span)
+
+    @property
+    def contiguous(self) -> bool:
+        """Whether the elements follow each other in row-major order."""
+        pairs = zip(self.shape, self.strides, contiguous_strides(self.shape), strict=True)
+        return not prod(self.shape) or all(n == 1 or s == c for n, s, c in pairs)
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One rank's piece of a tensor.
+
+    Attributes:
+        box: its place in the global tensor.
+        rank: the global rank that holds it; None when the file does not tell (HSDP names group-local ranks).
+        source: where its bytes are; None when they are in a file that was not read.
+    """
+
+    box: Box
+    rank: int | None
+    source: Source | None
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor known by shape, dtype and where its pieces lie. Its values stay on disk.
+
+    A whole tensor is the case "one shard covering everything"; a replica is a shard with an equal box.
+
+    Attributes:
+        shape: global sizes.
+        dtype: torch's name, such as `bfloat16`.
+        shards: its pieces, in rank order; empty when no bytes exist (meta) or they cannot be placed.
+        kind: how the file describes it.
+        placements: DTensor's placements in its own words, such as `Shard(0)`; None for other kinds.
+        mesh: sizes of the device mesh, for DTensor.
+        requires_grad: as saved.
+        parameter: whether it was saved as an `nn.Parameter`.
+        world_size: number of ranks that share it; None when the file does not tell.
+        note: why it cannot be loaded, when it cannot: what is in the way and what to do.
+        home: the file that it was read from, and its key path there, so that shards in other ranks' files can be
+            looked up when they are needed; None when every shard has its source.
+        detail: for kinds whose bytes are not a dense array, the parts as the file has them.
+    """
+
+    shape: Ints
+    dtype: str
+    shards: tuple[Shard, ...]
+    kind: TensorKind = "plain"
+    placements: tuple[str, ...] | None = None
+    mesh: Ints | None = None
+    requires_grad: bool = False
+    parameter: bool = False
+    world_size: int | None = None
+    note: str = ""
+    home: tuple[Path, KeyPath] | None = field(default=None, compare=False, repr=False)
+    detail: Any = field(default=None, compare=False, repr=False)
+
+    @property
+    def numel(self) -> int:
+        """Number of elements of the global tensor."""
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the global tensor, packed; storages on disk may be larger or shared."""
+        return self.numel * ITEMSIZE[self.dtype]
+
+    @property
+    def found(self) -> tuple[Shard, ...]:
+        """The pieces whose bytes are in files that were read."""
+        return tuple(s for s in self.shards if s.source is not None)
+
+    @property
+    def sharded(self) -> bool:
+        """Whether ranks hold different pieces of it."""
+        return self.kind in ("sharded_tensor", "dtensor", "flat_pieces")
+
+    def on_rank(self, rank: int) -> tuple[Shard, ...]:
+        """The pieces that `rank` holds; empty for a rank that owns nothing."""
+        return tuple(s for s in self.shards if s.rank == rank)
+
+    def load(self, rank: int | None = None) -> Any:
+        """Read the values as a `torch.Tensor`; with `rank`, only what that rank holds, as it held it."""
+        from ckptools import arrays
+
+        return arrays.load(self, rank)
+
+    def numpy(self) -> Any:
+        """Read the values as a numpy array; bfloat16 and fp8, which numpy lacks, become float32 exactly."""
+        from ckptools import arrays
+
+        return arrays.to_numpy(self)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Read a slice as a `torch.Tensor`: only the shards, and only the bytes, that it needs."""
+        from ckptools import arrays
+
+        return arrays.load_slice(self, index)
+
+    def __repr__(self) -> str:
+        pieces = "1 shard" if len(self.shards) == 1 else f"{len(self.shards)} shards"
+        return f"<Tensor {short(self.dtype)} {list(self.shape)}, {self.nbytes:,} bytes, {pieces}, not loaded>"
+
+
+Severity = Literal["error", "warning", "note"]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that is wrong with a checkpoint, or that its user should know.
+
+    Attributes:
+        code: stable, such as `CK001`; see `PROBLEM_CODES`.
+        severity: an error makes the checkpoint not whole; a warning may; a note is for information.
+        message: one line: expected, found, what to do.
+        rank: the rank it is about.
+        tensor: fqn of the tensor it is about.
+    """
+
+    code: str
+    severity: Severity
+    message: str
+    rank: int | None = None
+    tensor: str | None = None
+
+    def __str__(self) -> str:
+        where = [f"rank {self.rank}"] if self.rank is not None else []
+        where += [self.tensor] if self.tensor is not None else []
+        return "  ".join([self.code, *where, self.message])
+
+
+PROBLEM_CODES: dict[str, str] = {
+    "CK001": "rank file missing",
+    "CK002": "rank file cut short",
+    "CK003": "rank file of an odd size",
+    "CK004": "bad CRC-32",
+    "CK006": "ranks of different steps",
+    "CK009": "stray or duplicate rank file",
+    "CK010": "file name and content disagree",
+    "CK101": "gap in a tensor",
+    "CK102": "overlap in a tensor",
+    "CK103": "world sizes disagree",
+    "CK104": "ranks disagree on layout, shape or dtype",
+    "CK105": "copies that should be equal differ",
+    "CK106": "tensor that cannot be put together",
+    "CK301": "foreign class kept as a stub",
+    "CK302": "name that could run code",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """A value and where it comes from.
+
+    Attributes:
+        value: the value, or None when nothing tells.
+        sources: what says so, such as `("file name", "state.timestamp.batch")`.
+        agree: False when the sources contradict each other.
+    """
+
+    value: Any
+    sources: tuple[str, ...] = ()
+    agree: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class RankFile:
+    """One file of the checkpoint.
+
+    Attributes:
+        path: the file, as found.
+        rank: its rank, from the content where that tells, else from the name; None for a monolithic file.
+        part: what of the checkpoint it holds when a rank has several files (`model`, `optim`), else "".
+        status: `read` in full, `seen` (directory checked only), `cut`, `missing`, or `bad`.
+        nbytes: size in bytes, 0 when missing.
+        modified: file time, seconds since 1970; None when missing.
+    """
+
+    path: Path
+    rank: int | None
+    part: str
+    status: Literal["read", "seen", "cut", "missing", "bad"]
+    nbytes: int
+    modified: float | None
+
+
+def walk(tree: Any) -> Iterator[tuple[KeyPath, Any]]:
+    """Yield `(key path, leaf)` of a tree of dicts, lists and tuples, in order, without recursion.
+
+    Empty containers are leaves too, so that nothing that a file holds goes unseen. A container that contains
+    itself is walked once along each path and not entered again.
+    """
+    stack: list[tuple[KeyPath, Any, frozenset[int]]] = [((), tree, frozenset())]
+    while stack:
+        path, node, above = stack.pop()
+        children = None if id(node) in above else children_of(node)
+        if not children:
+            yield path, node
+            continue
+        inside = above | {id(node)}
+        stack += [((*path, key), child, inside) for key, child in reversed(children)]
+
+
+def children_of(node: Any) -> list[tuple[Key, Any]] | None:
+    """The `(key, value)` pairs of a dict, list or tuple; None for anything else."""
+    if isinstance(node, dict):
+        return list(node.items())
+    if isinstance(node, (list, tuple)):
+        return list(enumerate(node))
+    return None
+
+
+def tensors_in(tree: Any) -> Iterator[tuple[KeyPath, Tensor]]:
+    """Yield `(key path, tensor)` of every tensor in the tree."""
+    return ((path, leaf) for path, leaf in walk(tree) if isinstance(leaf, Tensor))
+
+
+def opaques_in(tree: Any) -> Iterator[tuple[KeyPath, Opaque]]:
+    """Yield `(key path, object)` of every object of a foreign class in the tree."""
+    return ((path, leaf) for path, leaf in walk(tree) if isinstance(leaf, Opaque))

@@ -1,0 +1,204 @@
+"""Optimizer state by parameter name, also where the file keeps it by number.
+
+A plain `optimizer.state_dict()` numbers its parameters in the order of the param groups and stores no names. The
+model's state dict has the names, in module order, with buffers in between. A group lists its parameters in module
+order, so each group is a subsequence of the model; names follow where the shapes of the moments leave exactly one
+way to lay it there. Source: torch/optim/optimizer.py (`state_dict`), and formats seen in DDP, FSDP2 and verl files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ckptools.dtypes import is_floating
+from ckptools.model import KeyPath, Tensor
+from ckptools.regions import Ints
+from ckptools.sections import storage_identity
+
+Id = Any
+"""What an optimizer calls a parameter: an int, or the fqn itself."""
+
+
+@dataclass(frozen=True)
+class Naming:
+    """Which parameter each id of an optimizer is.
+
+    Attributes:
+        names: fqn by id, for the ids that have exactly one possible name.
+        by: `fqn` when the file itself has the names, `order` when they follow from parameter order and shapes,
+            `none` when nothing tells.
+        unnamed: ids that could be more than one parameter, or none.
+        note: one line for people, empty when the file has the names.
+    """
+
+    names: dict[Id, str]
+    by: str
+    unnamed: tuple[Id, ...]
+    note: str
+
+
+def group_ids(optimizer: Mapping[str, Any]) -> list[list[Id]]:
+    """The ids of each param group; empty lists where a group has none (torch 1.13's sharded form)."""
+    groups = [g.get("params") for g in optimizer["param_groups"] if isinstance(g, Mapping)]
+    return [list(ids) if isinstance(ids, (list, tuple)) else [] for ids in groups]
+
+
+def name_parameters(optimizer: Mapping[str, Any], model: Mapping[str, Any] | None) -> Naming:
+    """Name the parameters of an optimizer with the help of the model's state dict, where it can be done surely."""
+    state = optimizer["state"]
+    groups = group_ids(optimizer)
+    ids = [i for group in groups for i in group] or list(state)
+    if all(isinstance(i, str) for i in ids):
+        return Naming({i: i for i in ids}, "fqn", (), "")
+    if model is None:
+        return Naming({}, "none", tuple(ids), "keyed by number, and there is no model beside it to take names from")
+    candidates = [(fqn, t) for fqn, t in model.items() if isinstance(t, Tensor) and is_floating(t.dtype)]
+    shapes = {i: _moment_shape(state.get(i)) for i in ids}
+    names = _settle(groups or [ids], shapes, _parameters(candidates, len(ids)))
+    unnamed = tuple(i for i in ids if i not in names)
+    return Naming(names, "order" if names else "none", unnamed, _note(len(ids), len(unnamed)))
+
+
+def _note(total: int, unnamed: int) -> str:
+    if not unnamed:
+        return "keyed by number; named through the parameter order, shapes agree"
+    return f"keyed by number; {unnamed} of {total} could not be named: more than one parameter fits, or none"
+
+
+def _parameters(candidates: list[tuple[str, Tensor]], wanted: int) -> list[tuple[str, Tensor]]:
+    """Drop what is surely no parameter of its own: a name tied to an earlier one, and, where FSDP sharded the
+    model, what it did not shard, for it shards every parameter and no buffer.
+    """
+    seen: set[Any] = set()
+    own: list[tuple[str, Tensor]] = []
+    for fqn, tensor in candidates:
+        identity = storage_identity(tensor)
+        if identity is None or identity not in seen:
+            own.append((fqn, tensor))
+        seen.add(identity)
+    sharded = [c for c in own if c[1].sharded]
+    return next((c for c in (sharded, own) if len(c) >= wanted), candidates)
+
+
+def _moment_shape(entry: Any) -> Ints | None:
+    """Shape that the parameter must have, by its state; None when the state does not tell.
+
+    Pieces of a flattened parameter have a shape of their own, so 1-D moments of an unplaced kind tell nothing.
+    """
+    if not isinstance(entry, Mapping):
+        return None
+    tensors = [t for t in entry.values() if isinstance(t, Tensor) and t.shape]
+    known = [t for t in tensors if t.sharded or len(t.shape) > 1]
+    plain = [t for t in tensors if len(t.shape) == 1]
+    return (known or plain)[0].shape if known or plain else None
+
+
+def _settle(
+    groups: Sequence[list[Id]], shapes: dict[Id, Ints | None], params: list[tuple[str, Tensor]]
+) -> dict[Id, str]:
+    """Lay every group over the parameters; an id whose first and last possible place are the same is named.
+
+    What one group surely takes is no longer free for another, so this is repeated until nothing changes.
+    """
+    taken: dict[int, Id] = {}
+    while True:
+        before = len(taken)
+        for ids in groups:
+            mine = set(ids)
+            free = [k for k in range(len(params)) if taken.get(k, ids and ids[0]) in mine or k not in taken]
+            first = _lay(ids, shapes, params, free)
+            last = _lay(ids[::-1], shapes, params, free[::-1])
+            if first is None or last is None:
+                continue
+            for i in ids:
+                if first[i] == last[i]:
+                    taken[first[i]] = i
+        if len(taken) == before:
+            return {i: params[k][0] for k, i in taken.items()}
+
+
+def _lay(
+    ids: Sequence[Id], shapes: dict[Id, Ints | None], params: list[tuple[str, Tensor]], free: Sequence[int]
+) -> dict[Id, int] | None:
+    """Place each id at the first parameter that fits and is behind the one before; None when one finds no place."""
+    placed: dict[Id, int] = {}
+    positions = iter(free)
+    for i in ids:
+        for k in positions:
+            if _fits(shapes[i], params[k][1].shape):
+                placed[i] = k
+                break
+        else:
+            return None
+    return placed
+
+
+def _fits(moment: Ints | None, parameter: Ints) -> bool:
+    return moment is None or moment == parameter
+
+
+@dataclass(frozen=True)
+class ParamGroup(Mapping[str, Any]):
+    """One param group: its hyperparameters as a mapping, and as attributes (`group.lr`).
+
+    Attributes:
+        values_: everything the file has for the group.
+        names: fqns of its parameters, `?` and the id where the name is unknown.
+    """
+
+    values_: Mapping[str, Any]
+    names: tuple[str, ...]
+
+    def __getitem__(self, key: str) -> Any:
+        return self.values_[key]
+
+    def __iter__(self) -> Any:
+        return iter(self.values_)
+
+    def __len__(self) -> int:
+        return len(self.values_)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.values_[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{k}={v!r}" for k, v in self.values_.items() if k != "params" and len(repr(v)) < 40)
+        return f"<ParamGroup {shown}, {len(self.names)} params>"
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """An optimizer's saved state, by name.
+
+    Attributes:
+        name: class name where the file has it, else the key.
+        path: key path in the tree.
+        state: `{fqn: {slot: tensor or value}}`; an id that has no name keeps its number.
+        param_groups: the groups, names resolved.
+        naming: how the names came about.
+    """
+
+    name: str
+    path: KeyPath
+    state: Mapping[Any, Mapping[str, Any]]
+    param_groups: tuple[ParamGroup, ...]
+    naming: Naming
+
+    def __repr__(self) -> str:
+        return f"<Optimizer {self.name}: {len(self.state)} parameters, {len(self.param_groups)} groups>"
+
+
+def describe(name: str, path: KeyPath, value: Mapping[str, Any], model: Mapping[str, Any] | None) -> Optimizer:
+    """Describe the optimizer at `path`."""
+    naming = name_parameters(value, model)
+    state = {naming.names.get(i, i): entry for i, entry in value["state"].items()}
+    groups = [
+        ParamGroup(group, tuple(naming.names.get(i, f"?{i}") for i in ids))
+        for group, ids in zip(value["param_groups"], group_ids(value), strict=False)
+    ]
+    return Optimizer(name, path, state, tuple(groups), naming)

@@ -1,0 +1,122 @@
+"""One torch.save file, read inertly: its tree of plain values and lazy tensors, and what it says of itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from ckptools.dtypes import ITEMSIZE
+from ckptools.errors import ReadError
+from ckptools.files import File
+from ckptools.model import children_of
+from ckptools.pickles.container import Container
+from ckptools.pickles.machine import Locate, Machine, PickleError
+from ckptools.pickles.rebuild import Storage
+
+MAX_LEAVES = 20_000_000
+MAX_DEPTH = 200
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What one torch.save file holds.
+
+    Attributes:
+        path: the file.
+        tree: plain values, lazy tensors and opaque objects.
+        claims: `(rank, world size)` as its sharded tensors say; more than one when they contradict each other.
+        names: dotted names of everything that the pickle mentions, in order.
+        nbytes: size of the file.
+        modified: file time, seconds since 1970.
+        bytes_read: how much of it was read.
+    """
+
+    path: Path
+    tree: Any
+    claims: frozenset[tuple[int | None, int]]
+    names: tuple[str, ...]
+    nbytes: int
+    modified: float
+    bytes_read: int
+
+
+def read(path: Path) -> Saved:
+    """Read the structure of a torch.save file: the zip directory, the headers and the pickle, no tensor bytes.
+
+    Raises:
+        ReadError: it is cut, damaged, or no torch.save file.
+    """
+    with File(path) as file:
+        container = Container(file)
+        check_byte_order(container)
+        machine = Machine(container.read("data.pkl"), _locator(container))
+        try:
+            tree = machine.load()
+            check_budget(tree)
+        except PickleError as error:
+            raise ReadError(path, f"data.pkl: {error}") from error
+        names = tuple(g.dotted for g in machine.globals.values())
+        claims = frozenset(machine.claims)
+        return Saved(path, tree, claims, names, file.size, file.modified, file.bytes_read)
+
+
+def check_byte_order(container: Container) -> None:
+    """Refuse a file from a big-endian machine.
+
+    Raises:
+        ReadError: it is one.
+    """
+    if "byteorder" in container.records and container.read("byteorder", 16) != b"little":
+        raise ReadError(container.file.path, "was written on a big-endian machine; its numbers are reversed")
+
+
+def _locator(container: Container) -> Locate:
+    """Tell where storages lie, checking that each record is as long as the pickle says."""
+    known: dict[str, int] = {}
+
+    def locate(storage: Storage) -> tuple[Path, int, str]:
+        record = f"data/{storage.key}"
+        if storage.key not in known:
+            offset, size = container.payload(record)
+            expected = storage.numel * ITEMSIZE[storage.dtype]
+            if size != expected:
+                raise ReadError(
+                    container.file.path,
+                    f"record {record} has {size} bytes, its tensors expect {expected}; damaged",
+                )
+            known[storage.key] = offset
+        return container.file.path, known[storage.key], record
+
+    return locate
+
+
+def check_budget(tree: Any) -> None:
+    """Refuse a tree that unfolds to more leaves, or deeper, than any checkpoint does.
+
+    Containers may be shared, so that a few kilobytes of pickle can stand for 10^9 leaves; each is counted once
+    and its count multiplied. Iterative, so that depth costs nothing.
+
+    Raises:
+        PickleError: the tree is beyond the budgets or contains itself.
+    """
+    leaves: dict[int, float] = {}
+    depth: dict[int, int] = {}
+    stack: list[tuple[Any, bool]] = [(tree, False)]
+    while stack:
+        node, ready = stack.pop()
+        children = children_of(node)
+        if children is None or (not ready and leaves.get(id(node), 0) not in (0, inf)):
+            continue
+        if not ready:
+            if id(node) in leaves:
+                raise PickleError("a container that contains itself")
+            leaves[id(node)] = inf
+            stack.append((node, True))
+            stack += [(child, False) for _, child in children]
+            continue
+        leaves[id(node)] = 1 + sum(leaves.get(id(child), 1) for _, child in children)
+        depth[id(node)] = 1 + max((depth.get(id(child), 0) for _, child in children), default=0)
+        if leaves[id(node)] > MAX_LEAVES or depth[id(node)] > MAX_DEPTH:
+            raise PickleError(f"a tree of more than {MAX_LEAVES} values or {MAX_DEPTH} levels")

@@ -1,0 +1,258 @@
+"""What a pickle's calls become: the short list of shapes that our own code rebuilds, and `Opaque` for the rest.
+
+Nothing here looks a name up: a dotted name selects a function of this package by a table, or nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable
+from datetime import date, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from ckptools.dtypes import ITEMSIZE, STORAGE_CLASS
+from ckptools.values import Device, Global, NumpyArray, NumpyDtype, NumpyScalar, Opaque, Size, TorchName
+
+if TYPE_CHECKING:
+    from ckptools.pickles.machine import Machine
+
+
+class Storage(Opaque):
+    """A storage that a persistent id names: where a tensor's elements come from.
+
+    Attributes:
+        key: the record is `data/<key>`.
+        dtype: of its elements; `uint8` for an untyped storage.
+        numel: number of elements.
+        location: device tag, such as `cpu` or `cuda:3`.
+    """
+
+    __slots__ = ("dtype", "key", "location", "numel")
+
+    def __init__(self, kind: str, key: str, location: str, numel: int) -> None:
+        super().__init__(f"torch.{kind}")
+        self.key = key
+        self.dtype = STORAGE_CLASS[kind]
+        self.numel = numel
+        self.location = location
+
+    @classmethod
+    def from_pid(cls, pid: Any) -> Storage:
+        """Read torch's persistent id: `('storage', storage class, key, location, numel)`.
+
+        Raises:
+            ValueError: it is something else.
+        """
+        if not isinstance(pid, tuple) or len(pid) < 5 or pid[0] != "storage":
+            raise ValueError("a persistent id that is not torch's")
+        kind, key, location, numel = pid[1:5]
+        name = kind.name if isinstance(kind, Global) else ""
+        if name not in STORAGE_CLASS or not isinstance(key, str) or not isinstance(location, str):
+            raise ValueError(f"a storage of unknown type {name or kind!r}")
+        if type(numel) is not int or numel < 0:
+            raise ValueError(f"storage {key} has {numel!r} elements")
+        return cls(name, key, location, numel)
+
+
+def call(m: Machine, function: Any, args: Any) -> Any:
+    """Return what calling `function(*args)` stands for."""
+    if not isinstance(function, Global) or not isinstance(args, tuple):
+        return Opaque("a call of something that is no name", (function, args))
+    rebuild = REBUILD.get(function.dotted)
+    if rebuild is not None:
+        rebuilt = rebuild(m, args)
+        if rebuilt is not None:
+            return rebuilt
+    return Opaque(function.dotted, args)
+
+
+def build(target: Any, state: Any) -> None:
+    """Give `target` the state that its `__setstate__` would have got."""
+    if isinstance(target, Opaque):
+        target.state = state
+    elif isinstance(target, NumpyArray):
+        _build_array(target, state)
+    elif isinstance(target, NumpyDtype):
+        if isinstance(state, tuple) and len(state) > 1 and state[1] in ("<", ">", "|", "="):
+            target.dtype = state[1].replace("=", "<") + target.dtype.lstrip("<>|=")
+    elif isinstance(target, OrderedDict) and isinstance(state, dict):
+        # nn.Module.state_dict() carries the versions of its modules in this attribute.
+        metadata = state.get("_metadata")
+        if isinstance(metadata, dict):
+            target._metadata = metadata  # type: ignore[attr-defined]
+    # Any other state (of a dict or list subclass, say) has no place in what we build; the values are whole.
+
+
+def _build_array(target: NumpyArray, state: Any) -> None:
+    _, shape, dtype, fortran, data = state
+    if isinstance(data, bytes) and isinstance(dtype, NumpyDtype):
+        target.shape = tuple(int(n) for n in shape)
+        target.dtype, target.fortran_order, target.data = dtype.dtype, bool(fortran), data
+    else:  # an array of Python objects
+        target.dtype, target.shape, target.data = "|O", tuple(int(n) for n in shape), b""
+
+
+Rebuild = Callable[["Machine", tuple[Any, ...]], Any]
+REBUILD: dict[str, Rebuild] = {}
+
+
+def rebuilds(*names: str) -> Callable[[Rebuild], Rebuild]:
+    """Register the function that stands in for calls of `names`; it returns None to leave them opaque."""
+
+    def register(function: Rebuild) -> Rebuild:
+        REBUILD.update(dict.fromkeys(names, function))
+        return function
+
+    return register
+
+
+def python_names(*names: str) -> tuple[str, ...]:
+    """The spellings of a builtin in pickles of Python 2 and 3."""
+    return tuple(f"{module}.{name}" for name in names for module in ("builtins", "__builtin__"))
+
+
+# -- Python --------------------------------------------------------------------------------------------------
+
+
+@rebuilds("collections.OrderedDict")
+def _ordered_dict(_: Machine, args: tuple[Any, ...]) -> Any:
+    from ckptools.pickles.machine import safe_key
+
+    pairs = args[0] if args else []
+    if not isinstance(pairs, list) or not all(isinstance(p, (list, tuple)) and len(p) == 2 for p in pairs):
+        return None
+    return OrderedDict((safe_key(k), v) for k, v in pairs)
+
+
+@rebuilds("collections.defaultdict")
+def _defaultdict(_: Machine, args: tuple[Any, ...]) -> Any:
+    made_by = {"dict": dict, "list": list, "int": int, "float": float, "set": set}
+    factory = args[0] if args else None
+    if factory is None:
+        return defaultdict(None)
+    known = isinstance(factory, Global) and factory.module in ("builtins", "__builtin__")
+    return defaultdict(made_by[factory.name]) if known and factory.name in made_by else None
+
+
+@rebuilds("collections.Counter")
+def _counter(_: Machine, args: tuple[Any, ...]) -> Any:
+    counts = args[0] if args else {}
+    return Counter(counts) if isinstance(counts, dict) else None
+
+
+@rebuilds(*python_names("set", "frozenset"))
+def _set(_: Machine, args: tuple[Any, ...]) -> Any:
+    from ckptools.pickles.machine import safe_key
+
+    items = args[0] if args else []
+    return set(map(safe_key, items)) if isinstance(items, (list, tuple)) else None
+
+
+@rebuilds(*python_names("complex"))
+def _complex(_: Machine, args: tuple[Any, ...]) -> Any:
+    return complex(*args) if len(args) == 2 and all(type(a) in (int, float) for a in args) else None
+
+
+@rebuilds(*python_names("bytearray"))
+def _bytearray(_: Machine, args: tuple[Any, ...]) -> Any:
+    return bytearray(args[0]) if len(args) == 1 and isinstance(args[0], bytes) else bytearray() if not args else None
+
+
+@rebuilds(*python_names("bytes"))
+def _bytes(_: Machine, args: tuple[Any, ...]) -> Any:
+    return None if args else b""
+
+
+@rebuilds("_codecs.encode")
+def _encode(_: Machine, args: tuple[Any, ...]) -> Any:
+    # How protocol 2 spells bytes.
+    return args[0].encode("latin1") if len(args) == 2 and args[1] == "latin1" and isinstance(args[0], str) else None
+
+
+@rebuilds("datetime.timedelta")
+def _timedelta(_: Machine, args: tuple[Any, ...]) -> Any:
+    return timedelta(*args) if len(args) == 3 and all(type(a) is int for a in args) else None
+
+
+@rebuilds("datetime.datetime")
+def _datetime(_: Machine, args: tuple[Any, ...]) -> Any:
+    raw = args[0] if len(args) == 1 else None
+    if not isinstance(raw, bytes) or len(raw) != 10:
+        return None
+    # Layout of datetime.__reduce__: year (2 bytes), month, day, hour, minute, second, microseconds (3 bytes).
+    year, month, micro = raw[0] << 8 | raw[1], raw[2] & 0x7F, int.from_bytes(raw[7:], "big")
+    return datetime(year, month, raw[3], raw[4], raw[5], raw[6], micro, fold=raw[2] >> 7)
+
+
+@rebuilds("datetime.date")
+def _date(_: Machine, args: tuple[Any, ...]) -> Any:
+    raw = args[0] if len(args) == 1 else None
+    return date(raw[0] << 8 | raw[1], raw[2], raw[3]) if isinstance(raw, bytes) and len(raw) == 4 else None
+
+
+@rebuilds(*python_names("getattr"))
+def _getattr(m: Machine, args: tuple[Any, ...]) -> Any:
+    # Protocol 2 cannot name a nested class; this is the one that torch's ShardedTensor needs. Still only a name.
+    owner, attribute = args if len(args) == 2 else (None, None)
+    if isinstance(owner, Global) and owner.name == "ShardedTensor" and attribute == "ProcessGroupState":
+        return m.name(owner.module, "ShardedTensor.ProcessGroupState")
+    return None
+
+
+# -- torch's small types -------------------------------------------------------------------------------------
+
+
+@rebuilds("torch.Size")
+def _size(_: Machine, args: tuple[Any, ...]) -> Any:
+    sizes = args[0] if len(args) == 1 else ()
+    return Size(sizes) if isinstance(sizes, (list, tuple)) and all(type(n) is int for n in sizes) else None
+
+
+@rebuilds("torch.device")
+def _device(_: Machine, args: tuple[Any, ...]) -> Any:
+    kind, index = (*args, None)[:2] if args else (None, None)
+    ok = isinstance(kind, str) and (index is None or type(index) is int)
+    return Device(kind, index) if ok else None
+
+
+@rebuilds("torch.serialization._get_layout")
+def _layout(_: Machine, args: tuple[Any, ...]) -> Any:
+    return TorchName(args[0].removeprefix("torch.")) if args and isinstance(args[0], str) else None
+
+
+@rebuilds("torch.torch_version.TorchVersion")
+def _version(_: Machine, args: tuple[Any, ...]) -> Any:
+    return args[0] if len(args) == 1 and isinstance(args[0], str) else None
+
+
+def dtype_of(value: Any) -> str:
+    """Return the dtype that a global such as `torch.float32` names.
+
+    Raises:
+        ValueError: it names none.
+    """
+    name = value.name if isinstance(value, (Global, TorchName)) else None
+    if name not in ITEMSIZE:
+        raise ValueError(f"an unknown dtype {value!r}")
+    return str(name)
+
+
+# -- numpy ---------------------------------------------------------------------------------------------------
+
+_NUMPY = ("numpy.core.multiarray", "numpy._core.multiarray")
+
+
+@rebuilds(*(f"{module}._reconstruct" for module in _NUMPY))
+def _reconstruct(_: Machine, args: tuple[Any, ...]) -> Any:
+    return NumpyArray("|u1", (0,), False, b"")
+
+
+@rebuilds("numpy.dtype")
+def _numpy_dtype(_: Machine, args: tuple[Any, ...]) -> Any:
+    return NumpyDtype(f"|{args[0]}") if args and isinstance(args[0], str) and len(args[0]) < 16 else None
+
+
+@rebuilds(*(f"{module}.scalar" for module in _NUMPY))
+def _scalar(_: Machine, args: tuple[Any, ...]) -> Any:
+    dtype, data = (*args, None, None)[:2]
+    return NumpyScalar(dtype.dtype, data) if isinstance(dtype, NumpyDtype) and isinstance(data, bytes) else None

@@ -1,0 +1,177 @@
+"""Tensors as torch pickles them, described: shape, dtype, and where in which file the elements lie.
+
+Sources: torch/_utils.py (`_rebuild_tensor_v2` and its siblings), torch/_tensor.py (`_rebuild_from_type_v2`),
+torch/serialization.py (persistent ids). Offsets, sizes and strides are in elements there and here.
+
+Every number is checked against the storage in Python integers, which do not wrap, before anything uses it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from ckptools.dtypes import ITEMSIZE, QUANTIZED
+from ckptools.model import Shard, Source, Tensor, TensorKind
+from ckptools.pickles import dtensor, sharded
+from ckptools.pickles.rebuild import Storage, dtype_of, rebuilds
+from ckptools.regions import Box, Ints
+from ckptools.values import Global, NumpyArray, Opaque
+
+if TYPE_CHECKING:
+    from ckptools.pickles.machine import Machine
+
+Args = tuple[Any, ...]
+
+WHY_NOT = {
+    "sparse": "a sparse tensor; ckptools shows it and does not write it",
+    "quantized": "a quantized tensor; ckptools shows it and does not write it",
+}
+
+
+def ints(value: Any, what: str) -> Ints:
+    """Return a tuple of ints that are not negative.
+
+    Raises:
+        ValueError: it holds something else.
+    """
+    if not isinstance(value, (list, tuple)) or not all(type(n) is int and n >= 0 for n in value):
+        raise ValueError(f"{what} of a tensor are {value!r:.60}")
+    return tuple(value)
+
+
+@rebuilds("torch._utils._rebuild_tensor", "torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor_v3")
+def _rebuild_tensor(m: Machine, args: Args) -> Any:
+    """Args: storage, offset, size, stride, requires_grad, hooks, then dtype (v3 only) and metadata."""
+    storage, offset, size, stride, requires_grad, _, *rest = (*args, False, None) if len(args) == 4 else args
+    dtype = storage.dtype
+    if rest and isinstance(rest[0], Global):
+        dtype, rest = dtype_of(rest[0]), rest[1:]
+    tensor = plain(m, storage, offset, size, stride, dtype)
+    if rest and isinstance(rest[0], dict) and any(rest[0].values()):
+        bits = ", ".join(str(k) for k, v in rest[0].items() if v)
+        tensor = replace(tensor, kind="unreadable", note=f"a lazy view ({bits}) whose values are not what is stored")
+    return replace(tensor, requires_grad=requires_grad is True)
+
+
+def plain(m: Machine, storage: Any, offset: Any, size: Any, stride: Any, dtype: str) -> Tensor:
+    """Describe a strided view of a storage as a tensor of one shard.
+
+    Raises:
+        ValueError: the view does not lie in the storage.
+    """
+    if not isinstance(storage, Storage):
+        raise ValueError("a tensor without a storage")
+    shape, strides = ints(size, "sizes"), ints(stride, "strides")
+    (start,) = ints((offset,), "storage offset")
+    if len(shape) != len(strides):
+        raise ValueError(f"a tensor with {len(shape)} sizes and {len(strides)} strides")
+    width = ITEMSIZE[dtype]
+    room = storage.numel * ITEMSIZE[storage.dtype] // width
+    last = start + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+    if prod(shape) and last >= room:
+        raise ValueError(f"a tensor reads element {last} of storage {storage.key}, which has {room}")
+    if dtype in QUANTIZED:
+        return Tensor(shape, dtype, (), "quantized", note=WHY_NOT["quantized"])
+    if m.locate is None:
+        return Tensor(shape, dtype, (), "unreadable", note="its storage is not in this file")
+    path, at, record = m.locate(storage)
+    span = (at, storage.numel * ITEMSIZE[storage.dtype])
+    where = at + start * width if prod(shape) else at
+    source = Source(path, where, dtype, shape, strides, record, span)
+    return Tensor(shape, dtype, (Shard(Box.whole(shape), None, source),))
+
+
+@rebuilds("torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state")
+def _rebuild_parameter(m: Machine, args: Args) -> Any:
+    data, requires_grad = args[:2]
+    if not isinstance(data, Tensor):
+        return None
+    return replace(data, parameter=True, requires_grad=requires_grad is True)
+
+
+@rebuilds("torch._utils._rebuild_device_tensor_from_cpu_tensor")
+def _rebuild_from_cpu(m: Machine, args: Args) -> Any:
+    return replace(args[0], requires_grad=args[3] is True) if isinstance(args[0], Tensor) and len(args) > 3 else None
+
+
+@rebuilds("torch._utils._rebuild_device_tensor_from_numpy", "torch._utils._rebuild_xla_tensor")
+def _rebuild_from_numpy(m: Machine, args: Args) -> Any:
+    data, dtype = args[:2]
+    if not isinstance(data, NumpyArray):
+        return None
+    note = "its values are a numpy array inside the pickle (an XLA or similar device tensor)"
+    return Tensor(ints(data.shape, "sizes"), dtype_of(dtype), (), "unreadable", note=note, detail=data)
+
+
+@rebuilds("torch._utils._rebuild_meta_tensor_no_storage")
+def _rebuild_meta(m: Machine, args: Args) -> Any:
+    dtype, size, _, requires_grad = args[:4]
+    note = "a meta tensor: a shape without values"
+    return Tensor(ints(size, "sizes"), dtype_of(dtype), (), "meta", requires_grad=requires_grad is True, note=note)
+
+
+@rebuilds("torch._utils._rebuild_sparse_tensor")
+def _rebuild_sparse(m: Machine, args: Args) -> Any:
+    """Args: layout, then (indices, values, size[, coalesced]) or (compressed, plain indices, values, size)."""
+    _layout, data = args
+    values = next((d for d in reversed(data) if isinstance(d, Tensor)), None)
+    size = next((d for d in data if isinstance(d, tuple)), ())
+    if values is None:
+        return None
+    return Tensor(ints(size, "sizes"), values.dtype, (), "sparse", note=WHY_NOT["sparse"], detail=args)
+
+
+@rebuilds("torch._utils._rebuild_qtensor")
+def _rebuild_qtensor(m: Machine, args: Args) -> Any:
+    storage, _, size = args[:3]
+    if not isinstance(storage, Storage):
+        return None
+    return Tensor(ints(size, "sizes"), storage.dtype, (), "quantized", note=WHY_NOT["quantized"], detail=args)
+
+
+@rebuilds("torch._utils._rebuild_nested_tensor")
+def _rebuild_nested(m: Machine, args: Args) -> Any:
+    buffer = args[0]
+    if not isinstance(buffer, Tensor):
+        return None
+    return replace(
+        buffer, kind="unreadable", shards=(), note="a nested tensor; ckptools shows it and does not write it"
+    )
+
+
+@rebuilds("torch._tensor._rebuild_from_type", "torch._tensor._rebuild_from_type_v2")
+def _rebuild_from_type(m: Machine, args: Args) -> Any:
+    """Args: the function that would rebuild, the tensor class, that function's arguments, the state."""
+    function, cls, inner, *rest = args
+    if not isinstance(cls, Global) or not isinstance(inner, tuple) or not isinstance(function, Global):
+        return None
+    state = rest[0] if rest else None
+    if function.name == "_rebuild_wrapper_subclass":
+        return _wrapper_subclass(m, cls, inner, state)
+    if cls.dotted in ("torch.Tensor", "torch.nn.parameter.Parameter"):
+        # A plain tensor with Python attributes on it; the values are all there.
+        return m.rebuild(function, inner)
+    return _unknown_subclass(cls, m.rebuild(function, inner), state)
+
+
+def _wrapper_subclass(m: Machine, cls: Global, inner: Args, state: Any) -> Tensor | Opaque:
+    """Describe a tensor subclass that holds other tensors: ShardedTensor and DTensor are read, others named."""
+    shape, dtype = ints(inner[2], "sizes"), dtype_of(inner[1])
+    requires_grad = len(inner) > 7 and inner[7] is True
+    if cls.name == "ShardedTensor":
+        return replace(sharded.describe(m, shape, dtype, state), requires_grad=requires_grad)
+    if cls.name == "DTensor":
+        return replace(dtensor.describe(m, shape, dtype, state), requires_grad=requires_grad)
+    return _unknown_subclass(cls, Tensor(shape, dtype, ()), state)
+
+
+def _unknown_subclass(cls: Global, base: Any, state: Any) -> Tensor | Opaque:
+    if not isinstance(base, Tensor):
+        opaque = Opaque(cls.dotted, (base,))
+        opaque.state = state
+        return opaque
+    note = f"a tensor of class {cls.dotted}, which ckptools does not know"
+    kind: TensorKind = "unreadable"
+    return replace(base, shards=(), kind=kind, note=note, detail=(base, state))

@@ -1,0 +1,160 @@
+"""Which part of a tree is the model, an optimizer, a scheduler, the RNG: told from the content.
+
+Names differ from framework to framework, shapes do not: an optimizer is a dict with `state` and `param_groups`, a
+scheduler has `last_epoch`, a model is a dict of tensors. Names only decide where the content does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ckptools.model import KeyPath, Tensor, children_of, fqn_of, walk
+from ckptools.values import Opaque
+
+SectionKind = Literal["model", "optimizer", "scheduler", "rng", "other"]
+
+RNG_WORDS = (
+    "rng",
+    "random_state",
+    "random_states",
+    "rng_state",
+    "rng_states",
+    "cuda_rng_state",
+    "torch_rng_state",
+)
+SCHEDULER_KEYS = ("last_epoch", "_last_lr", "base_lrs")
+MAX_SECTION_DEPTH = 5
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a checkpoint.
+
+    Attributes:
+        kind: what it is.
+        name: for people: the path without what is the same in every checkpoint (`optimizers.AdamW`, `model`).
+        path: key path in the tree.
+        value: the subtree.
+    """
+
+    kind: SectionKind
+    name: str
+    path: KeyPath
+    value: Any
+
+
+def find_sections(tree: Any) -> tuple[Section, ...]:
+    """Split a tree into its sections, in the order in which the file holds them.
+
+    A tree that is nothing but tensors is one model section. Every leaf is in exactly one section.
+    """
+    if _is_model((), tree):
+        return (Section("model", "model", (), tree),)
+    return tuple(_sections((), tree))
+
+
+def _sections(path: KeyPath, node: Any) -> Iterator[Section]:
+    kind = _kind(path, node)
+    if kind is None and len(path) < MAX_SECTION_DEPTH and isinstance(node, (Mapping, list, tuple)):
+        children = children_of(node) or []
+        if not path or any(_has_section((*path, key), child) for key, child in children):
+            for key, child in children:
+                yield from _sections((*path, key), child)
+            return
+    yield Section(kind or "other", section_name(path), path, node)
+
+
+def _has_section(path: KeyPath, node: Any) -> bool:
+    """Whether a section other than "other" begins at `node` or below it."""
+    if _kind(path, node) is not None:
+        return True
+    if len(path) >= MAX_SECTION_DEPTH or not isinstance(node, (Mapping, list, tuple)):
+        return False
+    return any(_has_section((*path, key), child) for key, child in (children_of(node) or [])[:64])
+
+
+def _kind(path: KeyPath, node: Any) -> SectionKind | None:
+    if is_optimizer(node):
+        return "optimizer"
+    if isinstance(node, Mapping) and any(k in node for k in SCHEDULER_KEYS):
+        return "scheduler"
+    if path and str(path[-1]).lower() in RNG_WORDS:
+        return "rng"
+    return "model" if path and _is_model(path, node) else None
+
+
+def is_optimizer(node: Any) -> bool:
+    """Whether a subtree is a `torch.optim.Optimizer.state_dict()`."""
+    return (
+        isinstance(node, Mapping)
+        and isinstance(node.get("state"), Mapping)
+        and isinstance(node.get("param_groups"), (list, tuple))
+    )
+
+
+def _is_model(path: KeyPath, node: Any) -> bool:
+    """Whether most values of a dict with text keys are tensors, whatever else (extra state) lies between."""
+    if not isinstance(node, Mapping) or not node or not all(isinstance(k, str) for k in node):
+        return False
+    tensors = sum(isinstance(v, Tensor) for v in node.values())
+    return tensors * 2 > len(node) and not any(str(p).lower() in RNG_WORDS for p in path)
+
+
+WRAPPERS = ("state", "app")
+"""Outer keys that say nothing: Composer's `state`, DCP's `app`."""
+
+
+def section_name(path: KeyPath) -> str:
+    """Name a section for people: its path without a leading wrapper key."""
+    shown = path[1:] if len(path) > 1 and path[0] in WRAPPERS else path
+    return fqn_of(shown) or "checkpoint"
+
+
+@dataclass(frozen=True)
+class SectionSize:
+    """What a section holds.
+
+    Attributes:
+        tensors: number of tensors.
+        params: elements of them, global.
+        dtypes: number of tensors by dtype.
+        nbytes: bytes of the global tensors, packed.
+        opaque: dotted names of objects of foreign classes in it.
+    """
+
+    tensors: int
+    params: int
+    dtypes: dict[str, int]
+    nbytes: int
+    opaque: tuple[str, ...]
+
+
+def measure(value: Any) -> SectionSize:
+    """Count the tensors of a subtree; a tied weight counts once."""
+    seen: set[Any] = set()
+    dtypes: dict[str, int] = {}
+    tensors = params = nbytes = 0
+    opaque: dict[str, None] = {}
+    for _, leaf in walk(value):
+        if isinstance(leaf, Opaque):
+            opaque[leaf.name] = None
+        if not isinstance(leaf, Tensor):
+            continue
+        tensors += 1
+        dtypes[leaf.dtype] = dtypes.get(leaf.dtype, 0) + 1
+        identity = storage_identity(leaf)
+        if identity is None or identity not in seen:
+            params += leaf.numel
+            nbytes += leaf.nbytes
+        seen.add(identity)
+    return SectionSize(tensors, params, dtypes, nbytes, tuple(opaque))
+
+
+def storage_identity(tensor: Tensor) -> Any:
+    """What two tied tensors have in common: the same bytes seen in the same way; None when there are none."""
+    first = next((s.source for s in tensor.shards if s.source is not None), None)
+    if first is None or not tensor.numel:
+        return None
+    return (first.path, first.record, first.offset, first.strides, tensor.shape, tensor.dtype)
