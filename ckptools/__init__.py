@@ -1,5 +1,33 @@
-"""Open, check and consolidate distributed PyTorch checkpoints offline."""
+"""Open, check and consolidate distributed PyTorch checkpoints offline.
+
+    import ckptools
+
+    ck = ckptools.open("run7/ep0-ba11500-rank0.pt")   # structure only, no tensor bytes
+    ck.model["blocks.0.up.weight"].load()             # reads only what it needs
+    ck.consolidate("model.safetensors")
+    shard = ckptools.load_shard("ep0-ba11500-rank0.pt")   # real ShardedTensors, no cluster
+
+Importing this imports neither torch nor numpy.
+"""
 
 from __future__ import annotations
 
+from ckptools.checkpoint import Checkpoint
+from ckptools.consolidate import consolidate
+from ckptools.errors import CkptoolsError
+from ckptools.formats import open_checkpoint as open
+from ckptools.model import Problem, Shard, Tensor
+from ckptools.values import Opaque
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "Checkpoint",
+    "CkptoolsError",
+    "Opaque",
+    "Problem",
+    "Shard",
+    "Tensor",
+    "consolidate",
+    "open",
+]

@@ -55,7 +55,8 @@ def name_parameters(optimizer: Mapping[str, Any], model: Mapping[str, Any] | Non
     if model is None:
         return Naming({}, "none", tuple(ids), "keyed by number, and there is no model beside it to take names from")
     candidates = [(fqn, t) for fqn, t in model.items() if isinstance(t, Tensor) and is_floating(t.dtype)]
-    shapes = {i: _moment_shape(state.get(i)) for i in ids}
+    pieces = any(t.sharded for _, t in candidates)
+    shapes = {i: _moment_shape(state.get(i), pieces) for i in ids}
     names = _settle(groups or [ids], shapes, _parameters(candidates, len(ids)))
     unnamed = tuple(i for i in ids if i not in names)
     return Naming(names, "order" if names else "none", unnamed, _note(len(ids), len(unnamed)))
@@ -82,17 +83,16 @@ def _parameters(candidates: list[tuple[str, Tensor]], wanted: int) -> list[tuple
     return next((c for c in (sharded, own) if len(c) >= wanted), candidates)
 
 
-def _moment_shape(entry: Any) -> Ints | None:
+def _moment_shape(entry: Any, pieces: bool) -> Ints | None:
     """Shape that the parameter must have, by its state; None when the state does not tell.
 
-    Pieces of a flattened parameter have a shape of their own, so 1-D moments of an unplaced kind tell nothing.
+    With `pieces`, plain 1-D moments may be runs of a flattened parameter, whose length tells nothing.
     """
     if not isinstance(entry, Mapping):
         return None
-    tensors = [t for t in entry.values() if isinstance(t, Tensor) and t.shape]
-    known = [t for t in tensors if t.sharded or len(t.shape) > 1]
-    plain = [t for t in tensors if len(t.shape) == 1]
-    return (known or plain)[0].shape if known or plain else None
+    moments = [t for slot, t in entry.items() if isinstance(t, Tensor) and slot != "step"]
+    sure = [t for t in moments if t.sharded or not (pieces and len(t.shape) == 1)]
+    return sure[0].shape if sure else None
 
 
 def _settle(

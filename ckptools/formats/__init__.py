@@ -1,1 +1,72 @@
-"""formats"""
+"""The formats that are read: one file each, and the visible tuple that orders them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from ckptools.checkpoint import Checkpoint
+from ckptools.errors import ReadError, UnknownFormatError
+from ckptools.formats import rank_files, torch_file
+from ckptools.formats.options import Options, Reader
+from ckptools.pickles import reader
+
+
+class Format(Protocol):
+    """What every module in this folder that reads a format provides."""
+
+    NAME: str
+    READS: str
+
+    @staticmethod
+    def detect(path: Path) -> bool:
+        """Whether `path` looks like this format, by names and a few bytes; never by its pickles."""
+
+    @staticmethod
+    def read(path: Path, options: Options) -> Checkpoint:
+        """Read the structure."""
+
+
+# Most specific first: any rank file is a torch file too, so the plain file comes last.
+FORMATS: tuple[Format, ...] = (rank_files, torch_file)
+
+
+def open_checkpoint(
+    path: str | Path,
+    *,
+    all_ranks: bool = False,
+    only_this_file: bool = False,
+    follow_symlinks: bool = False,
+    read_file: Reader = reader.read,
+) -> Checkpoint:
+    """Open a checkpoint: its structure, none of its tensor values. Runs nothing that the file names.
+
+    Args:
+        path: a rank file (its siblings are found), a folder of rank files, or any torch.save file.
+        all_ranks: read every rank's structure now; otherwise the others are read when something needs them.
+        only_this_file: do not look for siblings.
+        follow_symlinks: accept siblings that are links out of the folder.
+        read_file: what reads one file; the inert reader unless somebody asks for torch's.
+
+    Raises:
+        ReadError: it cannot be read as what it claims to be.
+        UnknownFormatError: no format recognises it.
+        UsageError: a folder holds several checkpoints.
+    """
+    options = Options(all_ranks, only_this_file, follow_symlinks, read_file)
+    path = Path(path)
+    if not path.exists():
+        raise ReadError(path, "no such file or folder")
+    for candidate in FORMATS:
+        if candidate.detect(path):
+            return candidate.read(path, options)
+    raise UnknownFormatError(path, _unknown(path))
+
+
+def _unknown(path: Path) -> str:
+    known = "; ".join(f.READS for f in FORMATS)
+    if path.is_dir():
+        return f"no checkpoint that ckptools knows in this folder; it reads {known}"
+    if path.is_file() and path.stat().st_size == 0:
+        return "is empty"
+    return f"not a checkpoint that ckptools knows; it reads {known}"

@@ -113,6 +113,17 @@ class Container:
         return data
 
 
+def glance(file: File) -> None:
+    """Check that the file ends in a zip directory that lies where it should, without reading all of it.
+
+    Raises:
+        ReadError: it is cut short or no torch.save file.
+    """
+    start, size, _ = _find_directory(file)
+    if size < CENTRAL.size or file.read(start, 4) != b"PK\1\2":
+        raise ReadError(file.path, "zip directory is damaged")
+
+
 def _read_directory(file: File) -> dict[str, Record]:
     start, size, count = _find_directory(file)
     if size > MAX_DIRECTORY:

@@ -1,1 +1,1 @@
-"""consolidate/writers"""
+"""consolidate/writers."""

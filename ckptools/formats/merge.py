@@ -1,0 +1,154 @@
+"""The trees of several ranks, merged into one: shards side by side, replicas kept to be compared, the rest checked.
+
+Nothing is concatenated here. A tensor's place comes from what its file says of it (shard list, placements); plain
+tensors under one key are replicas of each other, whatever their values are. Every disagreement is recorded.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ckptools.model import KeyPath, Problem, Shard, Tensor, fqn_of
+from ckptools.regions import Box
+from ckptools.values import Device, Global, NumpyArray, NumpyDtype, NumpyScalar, Opaque, Size, TorchName
+
+Ranked = Sequence[tuple[int, Any]]
+"""The value that each rank has at one key path, in rank order."""
+
+MISSING = object()
+
+
+@dataclass
+class Merge:
+    """What merging found beside the tree.
+
+    Attributes:
+        problems: ranks that disagree on the shape, dtype or layout of a tensor.
+        differing: key paths of plain values that differ, with the ranks that differ from the lowest one.
+    """
+
+    problems: list[Problem] = field(default_factory=list)
+    differing: dict[KeyPath, list[int]] = field(default_factory=dict)
+
+    def trees(self, ranked: Ranked, path: KeyPath = ()) -> Any:
+        """Merge the subtrees that the ranks have at `path`. Recursion is bounded by the reader's depth budget."""
+        first = ranked[0][1]
+        if any(isinstance(v, Tensor) for _, v in ranked):
+            return self._tensors(ranked, path)
+        if all(isinstance(v, dict) for _, v in ranked):
+            return self._dicts(ranked, path)
+        if all(type(v) is type(first) and isinstance(v, (list, tuple)) and len(v) == len(first) for _, v in ranked):
+            return self._sequences(ranked, path)
+        self._compare(ranked, path)
+        return first
+
+    def _dicts(self, ranked: Ranked, path: KeyPath) -> Any:
+        first = ranked[0][1]
+        if len(ranked) == 1 and not any(isinstance(v, (dict, list, tuple, Tensor)) for v in first.values()):
+            return first
+        keys = dict.fromkeys(k for _, v in ranked for k in v)
+        if len(keys) > len(first) and all(type(k) is int for k in keys):
+            keys = dict.fromkeys(sorted(keys))
+        merged = like(first)
+        for key in keys:
+            merged[key] = self.trees([(r, v[key]) for r, v in ranked if key in v], (*path, key))
+        return merged
+
+    def _sequences(self, ranked: Ranked, path: KeyPath) -> Any:
+        first = ranked[0][1]
+        if all(_plain(x) for x in first):
+            self._compare(ranked, path)
+            return first
+        items = [self.trees([(r, v[i]) for r, v in ranked], (*path, i)) for i in range(len(first))]
+        return items if isinstance(first, list) else tuple(items)
+
+    def _compare(self, ranked: Ranked, path: KeyPath) -> None:
+        odd = [r for r, v in ranked[1:] if not same_value(v, ranked[0][1])]
+        if odd:
+            self.differing[path] = odd
+
+    def _tensors(self, ranked: Ranked, path: KeyPath) -> Any:
+        first_rank, first = next((r, v) for r, v in ranked if isinstance(v, Tensor))
+        for rank, other in ranked:
+            told = difference(first, other)
+            if told:
+                text = f"{told[0]}, rank {first_rank} has {told[1]}; the ranks are not of one run"
+                self.problems.append(Problem("CK104", "error", text, rank, fqn_of(path)))
+                return first
+        return replace(first, shards=tuple(_joined([(r, v) for r, v in ranked])), home=None)
+
+
+def like(container: dict[Any, Any]) -> dict[Any, Any]:
+    """An empty dict of the same type, with a state dict's `_metadata` kept."""
+    if isinstance(container, defaultdict):
+        return defaultdict(container.default_factory)
+    if isinstance(container, Counter):
+        return Counter()
+    if isinstance(container, OrderedDict):
+        empty: OrderedDict[Any, Any] = OrderedDict()
+        if hasattr(container, "_metadata"):
+            empty._metadata = container._metadata  # type: ignore[attr-defined]
+        return empty
+    return {}
+
+
+def difference(a: Tensor, b: Any) -> tuple[str, str] | None:
+    """What two ranks say differently of one tensor, the second first; None when they agree.
+
+    Plain tensors of different shapes are no contradiction yet: they may be pieces of a flattened parameter.
+    """
+    if not isinstance(b, Tensor):
+        return f"a {type(b).__name__}", "a tensor"
+    if a.kind != b.kind:
+        return f"a {b.kind} tensor", f"a {a.kind} one"
+    if a.dtype != b.dtype:
+        return f"dtype {b.dtype}", a.dtype
+    if a.shape != b.shape and not (a.kind == "plain" and len(a.shape) == len(b.shape) == 1):
+        return f"shape {list(b.shape)}", str(list(a.shape))
+    if a.placements != b.placements or a.mesh != b.mesh:
+        return f"placements {b.placements} on mesh {b.mesh}", f"{a.placements} on {a.mesh}"
+    if a.sharded and a.kind == "sharded_tensor" and not _same_layout(a, b):
+        return "another shard list", f"{len(a.shards)} shards"
+    return None
+
+
+def _same_layout(a: Tensor, b: Tensor) -> bool:
+    return [s.box for s in a.shards] == [s.box for s in b.shards]
+
+
+def _joined(ranked: Sequence[tuple[int, Tensor]]) -> Iterable[Shard]:
+    """Every rank's own shards, and those that a file lists and nobody has."""
+    found: dict[Box, list[Shard]] = {}
+    for rank, tensor in ranked:
+        for shard in tensor.shards:
+            if shard.source is not None:
+                found.setdefault(shard.box, []).append(Shard(shard.box, rank, shard.source))
+    listed = {s.box: s for s in ranked[0][1].shards if s.source is None and s.box.numel}
+    yield from (s for box, s in listed.items() if box not in found)
+    yield from (s for _, shards in sorted(found.items(), key=lambda i: i[0].offsets) for s in shards)
+
+
+def _plain(value: Any) -> bool:
+    return not isinstance(value, (dict, list, tuple, Tensor))
+
+
+def same_value(a: Any, b: Any) -> bool:
+    """Whether two plain values are the same, NaN included. Foreign objects are compared by name only."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, float):
+        return a == b or (a != a and b != b)
+    if isinstance(a, (NumpyArray, NumpyScalar)):
+        return all(getattr(a, name) == getattr(b, name) for name in a.__slots__)
+    if isinstance(a, (TorchName, Device, NumpyDtype)):
+        return repr(a) == repr(b)
+    if isinstance(a, Global):
+        return a.dotted == b.dotted
+    if isinstance(a, Opaque):
+        return a.name == b.name
+    if isinstance(a, (list, tuple)) and not isinstance(a, Size):
+        return len(a) == len(b) and all(same_value(x, y) for x, y in zip(a, b, strict=True))
+    return bool(a == b)

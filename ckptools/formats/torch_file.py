@@ -1,0 +1,52 @@
+"""One torch.save file that holds everything: DDP's `snapshot.pt`, Lightning `.ckpt`, `pytorch_model.bin`, any `.pt`.
+
+What is inside is told from the content by `sections`; a single file without a rank in its name has no siblings.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from ckptools.checkpoint import Checkpoint, ReadCost
+from ckptools.formats.options import Options
+from ckptools.model import Fact, RankFile, tensors_in
+from ckptools.sections import find_sections
+from ckptools.steps import find_step
+
+NAME = "torch_file"
+READS = "one torch.save file: .pt, .pth, .bin, .ckpt (DDP snapshots, Lightning, plain state dicts)"
+
+
+def detect(path: Path) -> bool:
+    """A regular file that begins as a zip archive does."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(4) == b"PK\3\4"
+
+
+def read(path: Path, options: Options) -> Checkpoint:
+    """Open a torch.save file that stands alone.
+
+    Raises:
+        ReadError: it cannot be read.
+    """
+    started = time.perf_counter()
+    saved = options.read_file(path)
+    claims = sorted({world for _, world in saved.claims})
+    sections = find_sections(saved.tree)
+    sharded = any(t.sharded for _, t in tensors_in(saved.tree))
+    return Checkpoint(
+        path=path,
+        name=path.stem,
+        format=NAME,
+        saved_as="one .pt with shards of one rank" if sharded else "one .pt, every tensor whole",
+        tree=saved.tree,
+        files=(RankFile(path, None, "", "read", saved.nbytes, saved.modified),),
+        world_size=Fact(claims[-1], ("layout",)) if claims else Fact(1, ("one file",)),
+        step=find_step(path, sections),
+        names=saved.names,
+        bytes_expected=saved.nbytes,
+        cost=ReadCost(1, time.perf_counter() - started, saved.bytes_read),
+    )
