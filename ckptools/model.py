@@ -7,7 +7,7 @@ printed, compared, pickled. Nothing here opens a file, and torch is not needed.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from typing import Any, Literal
@@ -41,6 +41,7 @@ class Source:
         strides: in elements; 0 where a dimension is expanded.
         record: name of the container's record, which is also the identity of the storage.
         record_span: `(offset, length)` in bytes of that record in the file.
+        crc: CRC-32 of the whole record as the container states it; 0 when it states none.
     """
 
     path: Path
@@ -50,17 +51,16 @@ class Source:
     strides: Ints
     record: str
     record_span: tuple[int, int]
+    crc: int = 0
 
     def part(self, box: Box) -> Source:
         """The source of a box of this array."""
         first = sum(o * s for o, s in zip(box.offsets, self.strides, strict=True))
-        offset = self.offset + first * ITEMSIZE[self.dtype]
-        return Source(self.path, offset, self.dtype, box.sizes, self.strides, self.record, self.record_span)
+        return replace(self, offset=self.offset + first * ITEMSIZE[self.dtype], shape=box.sizes)
 
     def reshaped(self, shape: Ints) -> Source:
         """The same consecutive bytes as an array of another `shape`; only for a contiguous source."""
-        strides = contiguous_strides(shape)
-        return Source(self.path, self.offset, self.dtype, shape, strides, self.record, self.record_span)
+        return replace(self, shape=shape, strides=contiguous_strides(shape))
 
     @property
     def contiguous(self) -> bool:

@@ -18,12 +18,10 @@ class Format(Protocol):
     NAME: str
     READS: str
 
-    @staticmethod
-    def detect(path: Path) -> bool:
+    def detect(self, path: Path) -> bool:
         """Whether `path` looks like this format, by names and a few bytes; never by its pickles."""
 
-    @staticmethod
-    def read(path: Path, options: Options) -> Checkpoint:
+    def read(self, path: Path, options: Options) -> Checkpoint:
         """Read the structure."""
 
 

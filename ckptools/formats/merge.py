@@ -140,15 +140,15 @@ def same_value(a: Any, b: Any) -> bool:
     if type(a) is not type(b):
         return False
     if isinstance(a, float):
-        return a == b or (a != a and b != b)
+        return bool(a == b or (a != a and b != b))
     if isinstance(a, (NumpyArray, NumpyScalar)):
-        return all(getattr(a, name) == getattr(b, name) for name in a.__slots__)
+        return [getattr(a, name) for name in a.__slots__] == [getattr(b, name) for name in b.__slots__]
     if isinstance(a, (TorchName, Device, NumpyDtype)):
-        return repr(a) == repr(b)
+        return bool(repr(a) == repr(b))
     if isinstance(a, Global):
-        return a.dotted == b.dotted
+        return bool(a.dotted == b.dotted)
     if isinstance(a, Opaque):
-        return a.name == b.name
+        return bool(a.name == b.name)
     if isinstance(a, (list, tuple)) and not isinstance(a, Size):
         return len(a) == len(b) and all(same_value(x, y) for x, y in zip(a, b, strict=True))
     return bool(a == b)

@@ -14,19 +14,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ckptools.checkpoint import Checkpoint, ReadCost
+from ckptools.checkpoint import Checkpoint, ReadCost, leaf_at
 from ckptools.errors import ReadError
 from ckptools.files import File
 from ckptools.formats import flat_pieces
 from ckptools.formats.merge import Merge
 from ckptools.formats.options import Options, Reader
 from ckptools.formats.rank_names import RankName, only_group, parse, siblings
-from ckptools.model import Fact, KeyPath, Problem, RankFile, Severity, Tensor, fqn_of, tensors_in
-from ckptools.pickles import container
+from ckptools.model import Fact, KeyPath, Problem, RankFile, Severity, Shard, Tensor, fqn_of, tensors_in
+from ckptools.pickles import container, reader
 from ckptools.pickles.reader import Saved
+from ckptools.regions import Box
 from ckptools.sections import find_sections
 from ckptools.steps import find_step
 
@@ -285,3 +288,50 @@ def _expected(files: Sequence[RankFile]) -> int | None:
     good = sorted(f.nbytes for f in files if f.status in ("read", "seen"))
     absent = sum(f.status not in ("read", "seen") for f in files)
     return sum(good) + absent * good[len(good) // 2] if good else None
+
+
+# -- shards of other ranks, when a lazy tensor needs them ---------------------------------------------------------
+
+
+@lru_cache(maxsize=8)
+def _saved(path: Path, modified: float) -> Saved:
+    """The structure of one rank file; a few are kept, for a tensor's neighbours are usually asked for next."""
+    return reader.read(path)
+
+
+def with_sources(tensor: Tensor, box: Box) -> Tensor:
+    """Add the sources of the shards that meet `box`, reading only the rank files that hold them."""
+    wanted = {s.rank for s in tensor.shards if s.source is None and (not box.sizes or s.box.intersect(box))}
+    if not tensor.shards or None in wanted:
+        return _from_all_ranks(tensor)
+    for rank in sorted(r for r in wanted if r is not None):
+        tensor = with_rank(tensor, rank)
+    return tensor
+
+
+def with_rank(tensor: Tensor, rank: int) -> Tensor:
+    """Add the shards of one rank, from its file if that is here."""
+    if tensor.home is None:
+        return tensor
+    home, key = tensor.home
+    name = only_group(home) if home.is_dir() else parse(home)
+    for member in siblings(name) if name else ():
+        if member.rank == rank and member.part == (key[0] if member.part else ""):
+            saved = _saved(member.path, member.path.stat().st_mtime)
+            other = leaf_at(saved.tree, key[1:] if member.part else key)
+            found = [Shard(s.box, rank, s.source) for s in other.found] if isinstance(other, Tensor) else []
+            boxes = {s.box for s in found}
+            kept = [s for s in tensor.shards if s.rank != rank and (s.source or s.box not in boxes)]
+            return replace(tensor, shards=(*kept, *found))
+    return tensor
+
+
+def _from_all_ranks(tensor: Tensor) -> Tensor:
+    """Where the file does not tell which rank holds what (HSDP, flattened pieces): read them all."""
+    if tensor.home is None:
+        return tensor
+    home, key = tensor.home
+    name = only_group(home) if home.is_dir() else parse(home)
+    whole = read(name.path if name else home, Options(all_ranks=True))
+    found = leaf_at(whole.tree, key)
+    return found if isinstance(found, Tensor) else tensor

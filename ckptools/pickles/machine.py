@@ -35,7 +35,7 @@ class PickleError(ValueError):
     """The stream is no pickle that torch.save writes, or asks for more than the budgets allow."""
 
 
-Locate = Callable[[Storage], tuple[Path, int, str]]
+Locate = Callable[[Storage], tuple[Path, int, str, int]]
 
 
 class Machine:
@@ -48,7 +48,7 @@ class Machine:
         globals: every name that the pickle mentions, in order of first use.
         storages: every storage that it mentions, by key.
         claims: `(rank, world size)` that sharded tensors in it say they were saved with; the rank may be None.
-        locate: tells where a storage's bytes are: `(file, byte offset, record name)`. None when it has none.
+        locate: tells where a storage's bytes are: `(file, byte offset, record name, CRC-32)`. None when it has none.
         stopped_at: offset behind STOP; None while it was not met.
     """
 

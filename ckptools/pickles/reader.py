@@ -76,7 +76,7 @@ def _locator(container: Container) -> Locate:
     """Tell where storages lie, checking that each record is as long as the pickle says."""
     known: dict[str, int] = {}
 
-    def locate(storage: Storage) -> tuple[Path, int, str]:
+    def locate(storage: Storage) -> tuple[Path, int, str, int]:
         record = f"data/{storage.key}"
         if storage.key not in known:
             offset, size = container.payload(record)
@@ -87,7 +87,7 @@ def _locator(container: Container) -> Locate:
                     f"record {record} has {size} bytes, its tensors expect {expected}; damaged",
                 )
             known[storage.key] = offset
-        return container.file.path, known[storage.key], record
+        return container.file.path, known[storage.key], record, container.records[record].crc
 
     return locate
 

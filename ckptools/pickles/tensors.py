@@ -76,10 +76,10 @@ def plain(m: Machine, storage: Any, offset: Any, size: Any, stride: Any, dtype: 
         return Tensor(shape, dtype, (), "quantized", note=WHY_NOT["quantized"])
     if m.locate is None:
         return Tensor(shape, dtype, (), "unreadable", note="its storage is not in this file")
-    path, at, record = m.locate(storage)
+    path, at, record, crc = m.locate(storage)
     span = (at, storage.numel * ITEMSIZE[storage.dtype])
     where = at + start * width if prod(shape) else at
-    source = Source(path, where, dtype, shape, strides, record, span)
+    source = Source(path, where, dtype, shape, strides, record, span, crc)
     return Tensor(shape, dtype, (Shard(Box.whole(shape), None, source),))
 
 

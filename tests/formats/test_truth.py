@@ -1,0 +1,62 @@
+"""Every value of every fixture, read through the model, against what the framework itself held."""
+
+from __future__ import annotations
+
+import pytest
+
+import ckptools
+from ckptools import arrays
+from ckptools.errors import ReadError
+from ckptools.model import Tensor
+from ckptools.regions import Box
+from tests.truth import LOCAL, WHOLE, Known, load_truth
+
+
+def raw(tensor: Tensor) -> tuple[str, bytes, tuple[int, ...]]:
+    return tensor.dtype, arrays.read_box(tensor, Box.whole(tensor.shape)).tobytes(), tensor.shape
+
+
+def values(known: Known) -> dict[str, object]:
+    """What ckptools reads, under the truth's names; plain numbers as they are."""
+    ck = ckptools.open(known.file, all_ranks=True)
+    (optimizer,) = ck.optimizers.values()
+    found: dict[str, object] = {f"model/{k.removeprefix(known.prefix)}": v for k, v in ck.model.items()}
+    for fqn, slots in optimizer.state.items():
+        found |= {f"optim/{str(fqn).removeprefix(known.prefix)}/{slot}": v for slot, v in slots.items()}
+    return found
+
+
+def same(value: object, dtype: str, data: bytes, shape: tuple[int, ...]) -> bool:
+    if isinstance(value, Tensor):
+        return raw(value) == (dtype, data, shape)
+    return value == int.from_bytes(data, "little", signed=True)
+
+
+@pytest.mark.parametrize("known", WHOLE, ids=lambda k: k.name)
+def test_every_value_equals_the_truth_bit_for_bit(known):
+    found = values(known)
+    truth = {k: v for k, v in load_truth(known.name).items() if not k.startswith(known.absent or "-")}
+    assert [k for k, v in truth.items() if not same(found.get(k), *v)] == []
+    assert len(truth) > 20
+
+
+@pytest.mark.parametrize("known", WHOLE, ids=lambda k: k.name)
+def test_world_size_and_step_come_from_the_content(known):
+    ck = ckptools.open(known.file)
+    assert (ck.world_size.value, ck.step.value, ck.whole) == (known.world_size, known.step, True)
+
+
+@pytest.mark.parametrize("known", WHOLE[:10], ids=lambda k: k.name)
+def test_a_tensor_of_one_rank_finds_the_others_when_it_is_loaded(known):
+    one, every = ckptools.open(known.file), ckptools.open(known.file, all_ranks=True)
+    fqn = next(k for k, t in one.model.items() if t.sharded and t.home is not None)
+    assert raw(one.model[fqn]) == raw(every.model[fqn])
+
+
+@pytest.mark.parametrize("known", LOCAL, ids=lambda k: k.name)
+def test_flat_parameters_are_shown_and_not_put_together(known):
+    ck = ckptools.open(known.file, all_ranks=True)
+    assert any(p.code == "CK106" and "flattened parameter" in p.message for p in ck.problems)
+    flat = next(t for k, t in ck.model.items() if k.endswith("_flat_param"))
+    with pytest.raises(ReadError, match="SHARDED_STATE_DICT"):
+        arrays.read_box(flat, Box.whole(flat.shape))

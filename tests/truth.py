@@ -1,0 +1,84 @@
+"""The known full values of the fixtures, for comparison bit for bit."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from safetensors import safe_open
+
+FIXTURES = Path(__file__).parent.parent / "fixtures"
+
+
+@dataclass(frozen=True)
+class Known:
+    """A fixture that ckptools can put together.
+
+    Attributes:
+        name: its folder in fixtures/.
+        path: what a user would open, below that folder.
+        prefix: what the file's names have in front of the truth's.
+        world_size: ranks that saved it.
+        step: training step.
+        absent: truths that the file does not hold, or not under a name that is sure.
+    """
+
+    name: str
+    path: str
+    prefix: str
+    world_size: int
+    step: int
+    absent: tuple[str, ...] = ()
+
+    @property
+    def file(self) -> Path:
+        return FIXTURES / self.name / self.path
+
+
+VERL = "ckpt/global_step_3/actor/model_world_size_4_rank_0.pt"
+
+WHOLE = (
+    Known("composer-0.13.5-torch1.13.1-sharded-w4", "ep0-ba5-rank0.pt", "", 4, 5),
+    Known("torch1.13.1-fsdp1-sharded-w3", "rank2.pt", "", 3, 5),
+    Known("torch2.0.1-fsdp1-hsdp2x2-st-w4", "rank1.pt", "", 4, 5),
+    Known("torch2.13.0-fsdp1-sharded-w4", "rank0.pt", "", 4, 5),
+    Known("torch2.13.0-fsdp2-tp2x2-w4", "rank3.pt", "", 4, 5),
+    Known("torch2.2.2-fsdp1-dtensor-w3", "rank0.pt", "", 3, 5),
+    Known("torch2.4.1-fsdp2-w3", "rank1.pt", "", 3, 5),
+    Known("torch2.6.0-fsdp1-hsdp2x2-w4", "rank0.pt", "", 4, 5),
+    # Buffers that the model does not save.
+    Known("verl-fsdp1-orig", VERL, "", 4, 3, ("buffer/",)),
+    Known("verl-fsdp2-bf16", VERL, "", 4, 3),
+    Known("torch2.13.0-ddp-w4", "snapshot.pt", "module.", 1, 5),
+    # The last id could be three parameters of one shape, and buffers that differ per rank were saved by rank 0.
+    Known("lightning-trainer-ddp", "ckpt/last.ckpt", "", 1, 5, ("optim/net.block.down.bias/", "rank0/", "rank1/")),
+)
+
+LOCAL = (
+    Known("composer-0.14.1-torch2.0.1-local-w4", "ep0-ba5-rank0.pt", "", 4, 5),
+    Known("torch2.6.0-fsdp1-local-w4", "rank0.pt", "", 4, 5),
+)
+
+
+def load_truth(name: str) -> dict[str, tuple[str, bytes, tuple[int, ...]]]:
+    """`{key: (dtype, bytes, shape)}`; keys are `model/<fqn>`, `optim/<fqn>/<slot>`, `buffer/<fqn>`."""
+    folder = FIXTURES / name
+    typed = folder / "truth.safetensors"
+    if typed.exists():
+        with safe_open(typed, framework="pt") as file:
+            tensors = {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118 - it is no dict
+        return {
+            k: (str(t.dtype)[6:], t.contiguous().reshape(-1).view(_uint8()).numpy().tobytes(), tuple(t.shape))
+            for k, t in tensors.items()
+        }
+    dtypes = json.loads((folder / "truth.json").read_text())["dtypes"]
+    values = np.load(folder / "truth.npz")
+    return {k: (dtypes.get(k, str(values[k].dtype)), values[k].tobytes(), values[k].shape) for k in values.files}
+
+
+def _uint8() -> object:
+    import torch
+
+    return torch.uint8
