@@ -1,1 +1,22 @@
-"""training"""
+"""Make a distributed checkpoint by really training: DDP, FSDP1 or FSDP2 with gloo on the CPU.
+
+    from ckptools.training import CreateOptions, create
+    created = create(CreateOptions(out=Path("run"), strategy="fsdp1", world_size=4))
+
+`create` starts the ranks itself through torch's elastic launcher; inside an outer `torchrun` the calling
+process is one of the ranks already and trains as such. Importing this package does not import torch.
+"""
+
+from __future__ import annotations
+
+from ckptools.training.options import Created, CreateOptions, ModelSize
+
+
+def create(options: CreateOptions, verbose: bool = False) -> Created:
+    """Train and save; see `ckptools.training.launch.create`."""
+    from ckptools.training import launch
+
+    return launch.create(options, verbose)
+
+
+__all__ = ["create", "CreateOptions", "Created", "ModelSize"]

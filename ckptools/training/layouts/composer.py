@@ -1,0 +1,81 @@
+"""Composer's rank files: `ep{epoch}-ba{batch}-rank{rank}.pt`, as its versions 0.13 to 0.15 write them.
+
+`{"state": {...}, "rng": [one dict per rank]}`: every file holds the random number state of all ranks. With
+FSDP each rank writes its shards; with DDP rank 0 writes one whole file, also named `rank0`.
+Source: composer/utils/checkpoint.py and composer/core/state.py of those versions, and files that they wrote.
+"""
+
+from __future__ import annotations
+
+import random
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from ckptools.training.run import Run
+
+
+def save(run: Run, folder: Path) -> None:
+    """Write this rank's file; with DDP only rank 0 does."""
+    content = {"state": state(run), "rng": gather_rng()}
+    rank = dist.get_rank()
+    if run.options.strategy != "ddp" or rank == 0:
+        torch.save(content, folder / f"ep{run.epoch}-ba{run.step}-rank{rank}.pt")
+
+
+def state(run: Run) -> dict[str, Any]:
+    """Everything under `state`; optimizers and schedulers go by their class names."""
+    return {
+        "model": run.strategy.model_state(run.model),
+        "optimizers": {type(run.optimizer).__name__: run.strategy.optimizer_state(run.model, run.optimizer)},
+        "schedulers": {type(run.scheduler).__name__: run.scheduler.state_dict()},
+        "algorithms": [],
+        "callbacks": {},
+        "timestamp": {"Timestamp": timestamp(run)},
+        "rank_zero_seed": run.options.seed,
+        "run_name": f"{run.options.strategy}-{dist.get_world_size()}-ranks",
+        "metadata": metadata(run),
+    }
+
+
+def timestamp(run: Run) -> dict[str, int | timedelta]:
+    """Count epochs, batches, samples and tokens over all ranks; wall-clock times are real."""
+    samples_per_batch = run.options.batch * dist.get_world_size()
+    batch_in_epoch = run.step % run.batches_per_epoch
+    context = run.options.size.context
+    return {
+        "epoch": run.epoch,
+        "batch": run.step,
+        "sample": run.step * samples_per_batch,
+        "token": run.step * samples_per_batch * context,
+        "batch_in_epoch": batch_in_epoch,
+        "sample_in_epoch": batch_in_epoch * samples_per_batch,
+        "token_in_epoch": batch_in_epoch * samples_per_batch * context,
+        "total_wct": run.elapsed,
+        "epoch_wct": run.elapsed * (batch_in_epoch / run.step),
+        "batch_wct": run.elapsed / run.step,
+    }
+
+
+def metadata(run: Run) -> dict[str, Any]:
+    """Say what trained, in plain values that any unpickler takes."""
+    return {
+        "torch_version": str(torch.__version__),
+        "device": "cpu",
+        "precision": "fp32",
+        "world_size": dist.get_world_size(),
+        "device_train_microbatch_size": run.options.batch,
+        "dist_backend": "gloo",
+    }
+
+
+def gather_rng() -> list[dict[str, Any]]:
+    """Collect the random number state of every rank on every rank; a collective."""
+    mine = {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}
+    everyone: list[dict[str, Any]] = [{}] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine)
+    return everyone

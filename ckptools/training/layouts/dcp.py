@@ -1,0 +1,17 @@
+"""torch.distributed.checkpoint: `.metadata` and one `__{rank}_0.distcp` per rank that has something to write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch.distributed.checkpoint.state_dict import get_state_dict
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
+
+from ckptools.training.run import Run
+
+
+def save(run: Run, folder: Path) -> None:
+    """Save `{model, optim, scheduler, step}`, the optimizer under fqns."""
+    model, optim = get_state_dict(run.model, run.optimizer)
+    content = {"model": model, "optim": optim, "scheduler": run.scheduler.state_dict(), "step": run.step}
+    dcp_save(content, checkpoint_id=folder)

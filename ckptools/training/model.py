@@ -1,0 +1,98 @@
+"""A small transformer that holds every kind of tensor that makes a checkpoint awkward.
+
+| what | where |
+|---|---|
+| tied weight | `head.weight` is `emb.weight` |
+| frozen parameter | `position`, sinusoidal |
+| fewer rows than ranks | `start`, shape (1, width); `blocks.N.attn.head_scale`, shape (heads,) |
+| integer buffer | `positions`, int64 (context,) |
+| 0-d buffers | `logit_scale`, float32; `seen`, int64, counts the tokens of one rank |
+| odd sizes | vocabulary, width and 4 × width + 1 |
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ckptools.training.options import ModelSize
+
+
+class Attention(nn.Module):
+    """Causal self-attention with one learned scale per head."""
+
+    def __init__(self, size: ModelSize) -> None:
+        super().__init__()
+        self.heads = size.heads
+        self.qkv = nn.Linear(size.width, 3 * size.width)
+        self.head_scale = nn.Parameter(torch.ones(size.heads))
+        self.out = nn.Linear(size.width, size.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (batch, context, width) to the same shape."""
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        scaled = mixed * self.head_scale[:, None, None]
+        out: Tensor = self.out(scaled.transpose(1, 2).flatten(2))
+        return out
+
+
+class Block(nn.Module):
+    """Attention and a two-layer perceptron, each behind a layer norm; the unit that FSDP wraps."""
+
+    def __init__(self, size: ModelSize) -> None:
+        super().__init__()
+        hidden = 4 * size.width + 1
+        self.norm1 = nn.LayerNorm(size.width)
+        self.attn = Attention(size)
+        self.norm2 = nn.LayerNorm(size.width)
+        self.up = nn.Linear(size.width, hidden)
+        self.down = nn.Linear(hidden, size.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (batch, context, width) to the same shape."""
+        x = x + self.attn(self.norm1(x))
+        out: Tensor = x + self.down(functional.gelu(self.up(self.norm2(x))))
+        return out
+
+
+class Transformer(nn.Module):
+    """A language model; call it with tokens to get logits."""
+
+    positions: Tensor
+    logit_scale: Tensor
+    seen: Tensor
+
+    def __init__(self, size: ModelSize) -> None:
+        super().__init__()
+        self.emb = nn.Embedding(size.vocab, size.width)
+        self.start = nn.Parameter(torch.zeros(1, size.width))
+        self.position = nn.Parameter(sinusoids(size.context, size.width), requires_grad=False)
+        self.blocks = nn.ModuleList(Block(size) for _ in range(size.layers))
+        self.norm = nn.LayerNorm(size.width)
+        self.head = nn.Linear(size.width, size.vocab, bias=False)
+        self.head.weight = self.emb.weight
+        self.register_buffer("positions", torch.arange(size.context))
+        # Embeddings start at unit variance; tied to the head, they need this to give logits near one.
+        self.register_buffer("logit_scale", torch.tensor(size.width**-0.5))
+        self.register_buffer("seen", torch.tensor(0))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Map int64 tokens (batch, context) to logits (batch, context, vocab)."""
+        self.seen += tokens.numel()
+        x = self.emb(tokens) + self.position[self.positions]
+        x = torch.cat([x[:, :1] + self.start, x[:, 1:]], 1)
+        for block in self.blocks:
+            x = block(x)
+        logits: Tensor = self.head(self.norm(x)) * self.logit_scale
+        return logits
+
+
+def sinusoids(length: int, width: int) -> Tensor:
+    """Fixed position vectors, float32 (length, width), as in "Attention is all you need", section 3.5."""
+    rate = torch.exp(torch.arange(0, width, 2) * (-math.log(10000.0) / width))
+    angle = torch.arange(length)[:, None] * rate
+    return torch.stack([angle.sin(), angle.cos()], -1).flatten(1)[:, :width].contiguous()

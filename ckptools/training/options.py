@@ -1,0 +1,154 @@
+"""What can be asked of `create`, and what it answers. Plain data, free of torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ckptools.errors import UsageError
+
+STRATEGIES = ("ddp", "fsdp1", "fsdp2")
+OPTIMIZERS = ("AdamW", "DecoupledAdamW")
+SCHEDULERS = ("cosine", "lambda")
+
+# File of the gathered state; its name fits no rank file's pattern.
+FULL_STATE = "full.pt"
+
+# The strategies that each layout is written with outside ckptools.
+LAYOUTS: dict[str, tuple[str, ...]] = {
+    "composer": STRATEGIES,
+    "snapshot": ("ddp",),
+    "verl": ("fsdp1", "fsdp2"),
+    "dcp": STRATEGIES,
+}
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """Size of the transformer. The defaults divide by no world size from 2 to 12, so that shards are uneven.
+
+    Attributes:
+        vocab: tokens in the vocabulary.
+        width: features of a token; must divide by `heads`.
+        layers: blocks.
+        heads: attention heads.
+        context: tokens in a training sequence.
+    """
+
+    vocab: int = 257
+    width: int = 65
+    layers: int = 3
+    heads: int = 5
+    context: int = 32
+
+
+@dataclass(frozen=True)
+class CreateOptions:
+    """One training run and the way it is saved.
+
+    Attributes:
+        out: folder for the checkpoint; made if it is not there.
+        strategy: one of `STRATEGIES`.
+        world_size: ranks; None is 4, or what an outer torchrun started.
+        steps: optimizer steps before the checkpoint is saved.
+        layout: one of `LAYOUTS`.
+        seed: the same seed gives the same bytes in every tensor.
+        optimizer: one of `OPTIMIZERS`, which is also the class name in the file.
+        scheduler: one of `SCHEDULERS`.
+        full: also write `full.pt`, the state gathered by torch itself.
+        force: replace a checkpoint of the same name in `out`.
+        batch: sequences per rank and step.
+        size: size of the model.
+    """
+
+    out: Path
+    strategy: str = "fsdp1"
+    world_size: int | None = None
+    steps: int = 5
+    layout: str = "composer"
+    seed: int = 0
+    optimizer: str = "AdamW"
+    scheduler: str = "cosine"
+    full: bool = False
+    force: bool = False
+    batch: int = 8
+    size: ModelSize = field(default_factory=ModelSize)
+
+
+@dataclass(frozen=True)
+class Created:
+    """What `create` made.
+
+    Attributes:
+        out: the folder.
+        files: every file of the checkpoint, sorted; `full.pt` is among them when it was asked for.
+        losses: mean loss over all ranks, before each step.
+        world_size: ranks that trained.
+        nbytes: size of all files together.
+        rank: of this process; 0 where `create` started the ranks itself.
+    """
+
+    out: Path
+    files: tuple[Path, ...]
+    losses: tuple[float, ...]
+    world_size: int
+    nbytes: int
+    rank: int
+
+    @property
+    def first(self) -> Path:
+        """What to open: the file of rank 0, or the folder where the layout has files of several kinds."""
+        several = any(path.suffix == ".json" or path.name == ".metadata" for path in self.files)
+        return self.out if several else next(path for path in self.files if path.name != FULL_STATE)
+
+
+def check(options: CreateOptions) -> None:
+    """Refuse what does not fit together.
+
+    Raises:
+        UsageError: an unknown word, a layout that does not go with the strategy, a number out of range.
+    """
+    _check_word("strategy", options.strategy, STRATEGIES)
+    _check_word("layout", options.layout, tuple(LAYOUTS))
+    _check_word("optimizer", options.optimizer, OPTIMIZERS)
+    _check_word("scheduler", options.scheduler, SCHEDULERS)
+    _check_layout(options)
+    counts = dataclasses.asdict(options.size) | {"steps": options.steps, "batch": options.batch}
+    for name, value in counts.items():
+        if value < 1:
+            raise UsageError(None, f"--{name} is {value}, must be at least 1")
+    if options.world_size is not None and options.world_size < 1:
+        raise UsageError(None, f"--world-size is {options.world_size}, must be at least 1")
+    if options.size.width % options.size.heads:
+        raise UsageError(None, f"--width {options.size.width} does not divide by --heads {options.size.heads}")
+
+
+def _check_word(name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise UsageError(None, f"--{name} {value} is not known; choose from {', '.join(known)}")
+
+
+def _check_layout(options: CreateOptions) -> None:
+    if options.strategy not in LAYOUTS[options.layout]:
+        fitting = [name for name, strategies in LAYOUTS.items() if options.strategy in strategies]
+        raise UsageError(
+            None,
+            f"--layout {options.layout} is not written with --strategy {options.strategy}; "
+            f"with {options.strategy} choose from {', '.join(fitting)}",
+        )
+
+
+def to_json(options: CreateOptions) -> str:
+    """Write the options down for another process."""
+    return json.dumps(dataclasses.asdict(options) | {"out": str(options.out)})
+
+
+def from_json(text: str) -> CreateOptions:
+    """Read what `to_json` wrote."""
+    fields: dict[str, Any] = json.loads(text)
+    fields["out"] = Path(fields["out"])
+    fields["size"] = ModelSize(**fields["size"])
+    return CreateOptions(**fields)

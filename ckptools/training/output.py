@@ -1,0 +1,105 @@
+"""The folder that a checkpoint goes to: nothing in it is overwritten by accident or looks finished too early.
+
+All ranks write into a hidden folder inside it. When every file is complete they move into place by
+`os.replace`, which is atomic within a file system; `.metadata`, which makes a DCP folder valid, moves last.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from ckptools.errors import OutputExistsError, UsageError, WriteError
+from ckptools.training.options import FULL_STATE
+
+CHECKPOINT_SUFFIXES = (".pt", ".pth", ".distcp", ".safetensors")
+
+# Rank and world size in the names of the layouts: `-rank3.pt`, `_world_size_4_rank_3.pt`, `__3_0.distcp`.
+_NUMBERS = re.compile(r"(rank_?|world_size_|^__)\d+")
+
+
+def refuse_existing(out: Path, force: bool) -> None:
+    """Refuse a folder that already holds a checkpoint.
+
+    Raises:
+        OutputExistsError: it does, and `force` is off.
+        UsageError: `out` is a file.
+    """
+    if out.exists() and not out.is_dir():
+        raise UsageError(out, "is a file; give a folder for the checkpoint")
+    if force or not out.exists():
+        return
+    found = sorted(path.name for path in out.iterdir() if _is_checkpoint(path))
+    if found:
+        raise OutputExistsError(out, f"already holds a checkpoint ({found[0]}); give another folder or --force")
+
+
+def _is_checkpoint(path: Path) -> bool:
+    return path.suffix in CHECKPOINT_SUFFIXES or path.name == ".metadata"
+
+
+def partial_folder(out: Path, run_id: str) -> Path:
+    """Name the hidden folder in which the files of one run grow."""
+    return out / f".ckptools-{re.sub(r'[^0-9A-Za-z]', '-', run_id)}"
+
+
+@contextmanager
+def growing(out: Path, run_id: str) -> Iterator[Path]:
+    """Make the hidden folder, and remove it whatever happens; an `out` that this made and is empty goes too.
+
+    Raises:
+        WriteError: the folder cannot be made.
+    """
+    made = not out.exists()
+    partial = partial_folder(out, run_id)
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+    except OSError as error:
+        raise WriteError(out, f"cannot be made: {error.strerror}") from error
+    try:
+        yield partial
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+        if made:
+            with suppress(OSError):
+                out.rmdir()
+
+
+def finish(partial: Path, out: Path) -> tuple[Path, ...]:
+    """Move complete files into place and remove what is left of an older checkpoint of the same name.
+
+    Returns:
+        The files where they are now, sorted.
+    """
+    staged = sorted(partial.iterdir(), key=lambda path: (path.name == ".metadata", path.name))
+    names = {path.name for path in staged}
+    for path in staged:
+        _flush(path)
+    for path in staged:
+        path.replace(out / path.name)
+    for path in _older_pieces(out, names):
+        path.unlink()
+    _flush(out)
+    return tuple(sorted(out / name for name in names))
+
+
+def _older_pieces(out: Path, names: set[str]) -> list[Path]:
+    """Find what `--force` must take away: ranks of a larger world, the full state of another run."""
+    kinds = {_NUMBERS.sub(r"\1N", name) for name in names} | {FULL_STATE}
+    return [path for path in out.iterdir() if path.name not in names and _NUMBERS.sub(r"\1N", path.name) in kinds]
+
+
+def _flush(path: Path) -> None:
+    """Wait until the disk has it, so that a name never outlives a crash that its bytes did not."""
+    if os.name == "nt" and path.is_dir():
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

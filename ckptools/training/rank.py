@@ -1,0 +1,76 @@
+"""One rank of a run: join the others, train, save, answer."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+
+from ckptools.errors import WriteError
+from ckptools.training import layouts, output, truth
+from ckptools.training.options import Created, CreateOptions
+from ckptools.training.run import Report, Run, train
+from ckptools.training.worker import say_nothing
+
+
+@contextmanager
+def process_group() -> Iterator[None]:
+    """Join the group that the environment describes; one that is there already is used and left alone."""
+    if dist.is_initialized():
+        yield
+        return
+    dist.init_process_group("gloo")
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def train_and_save(options: CreateOptions, partial: Path, report: Report) -> Created:
+    """Train with the other ranks and save; every rank returns the same answer, but for `rank`.
+
+    Args:
+        options: checked already.
+        partial: folder for files in the making; rank 0's caller has made it and removes it.
+        report: takes one line at a time; called on rank 0 only.
+
+    Raises:
+        WriteError: a file could not be written.
+    """
+    # The order in which threads add up floats would be chance; ranks are parallel enough.
+    torch.set_num_threads(1)
+    with warnings.catch_warnings(), process_group():
+        # FSDP1 and ShardedTensor announce their retirement; whoever asks for them here knows.
+        warnings.simplefilter("ignore")
+        run = train(options, report if dist.get_rank() == 0 else say_nothing)
+        return _save(run, partial)
+
+
+def _save(run: Run, partial: Path) -> Created:
+    out = run.options.out
+    files: list[tuple[Path, ...]] = [()]
+    try:
+        layouts.BY_NAME[run.options.layout].save(run, partial)
+        if run.options.full:
+            truth.save(run, partial)
+        dist.barrier()
+        if dist.get_rank() == 0:
+            files = [output.finish(partial, out)]
+    except (OSError, RuntimeError, CheckpointException) as error:
+        # torch reports a full disk as a RuntimeError.
+        raise WriteError(out, f"could not be written: {first_line(error)}") from error
+    dist.broadcast_object_list(files)
+    # Nobody leaves, and closes its connections, before everybody has the answer.
+    dist.barrier()
+    nbytes = sum(path.stat().st_size for path in files[0])
+    return Created(out, files[0], tuple(run.losses), dist.get_world_size(), nbytes, dist.get_rank())
+
+
+def first_line(error: BaseException) -> str:
+    """Say an exception in one line; torch's messages carry C++ stacks."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -1,0 +1,124 @@
+"""The training itself: every rank calls `train`, in a process group that is already there."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn, optim
+from torch.nn import functional
+from torch.optim.lr_scheduler import LRScheduler
+
+from ckptools.training import optimizers, strategies
+from ckptools.training.data import batches, make_loader
+from ckptools.training.model import Transformer
+from ckptools.training.options import CreateOptions
+
+Report = Callable[[str], None]
+
+
+@dataclass
+class Run:
+    """A model in training, and what was counted on the way.
+
+    Attributes:
+        options: what was asked for.
+        model: the wrapped model.
+        optimizer: over the wrapped parameters.
+        scheduler: moved once per step.
+        batches_per_epoch: on each rank.
+        losses: mean loss over all ranks, before each step.
+        elapsed: wall-clock time of the steps.
+    """
+
+    options: CreateOptions
+    model: nn.Module
+    optimizer: optim.Optimizer
+    scheduler: LRScheduler
+    batches_per_epoch: int
+    losses: list[float] = field(default_factory=list)
+    elapsed: timedelta = timedelta(0)
+
+    @property
+    def strategy(self) -> strategies.Strategy:
+        """How the model is spread."""
+        return strategies.BY_NAME[self.options.strategy]
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps taken."""
+        return len(self.losses)
+
+    @property
+    def epoch(self) -> int:
+        """Whole passes over the training set."""
+        return self.step // self.batches_per_epoch
+
+
+def train(options: CreateOptions, report: Report) -> Run:
+    """Build the model, spread it and train it for `options.steps` steps.
+
+    Args:
+        options: checked already.
+        report: takes one line at a time; called on every rank alike.
+    """
+    run, loader = _prepare(options, report)
+    begin = time.monotonic()
+    every = max(1, options.steps // 10)
+    for tokens in batches(loader, options.steps):
+        run.losses.append(_train_step(run, tokens))
+        if run.step % every == 0 or run.step == options.steps:
+            lr = run.scheduler.get_last_lr()[0]
+            report(f"step {run.step}  loss {run.losses[-1]:.2f}  lr {lr:.2e}")
+    run.elapsed = timedelta(seconds=time.monotonic() - begin)
+    return run
+
+
+def _prepare(options: CreateOptions, report: Report) -> tuple[Run, torch.utils.data.DataLoader[tuple[Tensor, ...]]]:
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(options.seed)
+    model = Transformer(options.size)
+    count = sum(param.numel() for param in model.parameters())
+    report(
+        f"{world_size} processes, gloo, CPU; {options.size.layers}-block transformer, {millions(count)} "
+        f"parameters, {options.strategy}, {options.optimizer} + {options.scheduler}"
+    )
+    decayed = optimizers.decayed_names(model)
+    wrapped = strategies.BY_NAME[options.strategy].wrap(model, as_dtensor=options.layout == "verl")
+    optimizer = optimizers.make_optimizer(options.optimizer, strategies.plain_parameters(wrapped), decayed)
+    scheduler = optimizers.make_scheduler(options.scheduler, optimizer, options.steps)
+    # From here on ranks draw different numbers, as they do where there is dropout.
+    seed_rank(options.seed + rank)
+    loader = make_loader(options, rank, world_size)
+    return Run(options, wrapped, optimizer, scheduler, len(loader)), loader
+
+
+def _train_step(run: Run, tokens: Tensor) -> float:
+    """Take one optimizer step; returns the loss before it, averaged over the ranks."""
+    logits = run.model(tokens[:, :-1])
+    loss = functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+    run.optimizer.zero_grad()
+    loss.backward()
+    run.optimizer.step()
+    run.scheduler.step()
+    mean = loss.detach() / dist.get_world_size()
+    dist.all_reduce(mean)
+    return mean.item()
+
+
+def seed_rank(seed: int) -> None:
+    """Seed every random number generator that a checkpoint keeps."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def millions(count: int) -> str:
+    """Say a number of parameters: `171 k`, `1.1 M`."""
+    return f"{count / 1e6:.1f} M" if count >= 1e6 else f"{count / 1e3:.0f} k"

@@ -1,0 +1,24 @@
+"""DistributedDataParallel: every rank holds everything, so rank 0 saves plain tensors for all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn, optim
+from torch.nn.parallel import DistributedDataParallel
+
+
+def wrap(model: nn.Module, as_dtensor: bool = False) -> nn.Module:
+    """Wrap in DistributedDataParallel."""
+    return DistributedDataParallel(model)
+
+
+def model_state(model: nn.Module) -> dict[str, Any]:
+    """Return full tensors without the prefix `module.`, as Composer and torch's own tutorials save them."""
+    wrapped: nn.Module = model.module  # type: ignore[assignment]
+    return wrapped.state_dict()
+
+
+def optimizer_state(model: nn.Module, optimizer: optim.Optimizer) -> dict[str, Any]:
+    """Return the optimizer's own state dict: parameters are integers, in the order of the groups."""
+    return optimizer.state_dict()

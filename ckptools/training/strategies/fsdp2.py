@@ -1,0 +1,33 @@
+"""`fully_shard`, the second FSDP: every parameter is a DTensor, cut along dim 0."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn, optim
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from ckptools.training.model import Block
+
+
+def wrap(model: nn.Module, as_dtensor: bool = False) -> nn.Module:
+    """Shard each block, and the root with what is left; the model stays the object that it was."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for module in model.modules():
+        if isinstance(module, Block):
+            fully_shard(module, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+def model_state(model: nn.Module) -> dict[str, Any]:
+    """Return each parameter as a DTensor; buffers are plain tensors."""
+    return get_model_state_dict(model)
+
+
+def optimizer_state(model: nn.Module, optimizer: optim.Optimizer) -> dict[str, Any]:
+    """Return the state under fqns, moments as DTensors, `step` a plain 0-d tensor."""
+    return dict(get_optimizer_state_dict(model, optimizer))
