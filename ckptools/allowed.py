@@ -121,7 +121,7 @@ def _python_types() -> tuple[type, ...]:
 
 def only_process_group_state(owner: Any, name: Any) -> type:
     """`getattr`, for the one nested class that protocol 2 cannot name otherwise."""
-    from torch.distributed._shard.sharded_tensor import ShardedTensor
+    from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
     if owner is ShardedTensor and name == "ProcessGroupState":
         return ShardedTensor.ProcessGroupState
@@ -146,7 +146,8 @@ def _torch_types() -> dict[str, Any]:
     from torch.torch_version import TorchVersion
 
     formats = (torch.contiguous_format, torch.preserve_format, torch.channels_last, torch.channels_last_3d)
-    found = {str(f): f for f in formats} | {"torch.torch_version.TorchVersion": TorchVersion}
+    found: dict[str, Any] = {"torch.torch_version.TorchVersion": TorchVersion}
+    found |= {str(f): f for f in formats}
     if distributed.is_available():
         found |= {f"{c.__module__}.{c.__qualname__}": c for c in _sharded_tensor_types()}
         found |= {f"{home}.{c.__name__}": c for c in _dtensor_types() for home in DTENSOR_HOMES}
@@ -155,16 +156,16 @@ def _torch_types() -> dict[str, Any]:
 
 
 def _sharded_tensor_types() -> Iterator[type]:
-    from torch.distributed._shard import metadata, sharding_spec
-    from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor
-    from torch.distributed._shard.sharded_tensor import metadata as tensor_metadata
+    from torch.distributed._shard import metadata as shards
+    from torch.distributed._shard.sharded_tensor import metadata, shard
+    from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+    from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
+    from torch.distributed._shard.sharding_spec.chunk_sharding_spec import ChunkShardingSpec
     from torch.distributed.remote_device import _remote_device
 
-    yield from (ShardedTensor, ShardedTensor.ProcessGroupState, Shard, metadata.ShardMetadata, _remote_device)
-    yield from (sharding_spec.ChunkShardingSpec, sharding_spec.EnumerableShardingSpec)
-    yield tensor_metadata.ShardedTensorMetadata
-    yield tensor_metadata.TensorProperties
-    yield tensor_metadata.MEM_FORMAT_ENCODING
+    yield from (ShardedTensor, ShardedTensor.ProcessGroupState, shard.Shard, shards.ShardMetadata, _remote_device)
+    yield from (ChunkShardingSpec, EnumerableShardingSpec)
+    yield from (metadata.ShardedTensorMetadata, metadata.TensorProperties, metadata.MEM_FORMAT_ENCODING)
 
 
 def _dtensor_types() -> Iterator[type]:

@@ -76,7 +76,8 @@ def array_class() -> Any:
             elif prod(shape) * real.itemsize != len(data):
                 _refuse(f"numpy.ndarray of {prod(shape)} elements in {len(data)} bytes")
             else:
-                super().__setstate__((1, tuple(shape), real, bool(fortran), data))
+                checked: Any = (1, tuple(shape), real, bool(fortran), data)
+                super().__setstate__(checked)
 
     return Array
 

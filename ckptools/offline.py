@@ -75,21 +75,20 @@ def _entered() -> ExitStack:
 def _own_group() -> Iterator[None]:
     """A process group of this process alone, unless there is one already."""
     from torch import distributed
+    from torch._C._distributed_c10d import HashStore
 
     if distributed.is_initialized():
         yield
         return
-    hook_before = sys.excepthook
-    distributed.init_process_group("gloo", store=distributed.HashStore(), world_size=1, rank=0)
-    # torch puts "[rank0]:" before tracebacks from now on, and would go on with it after the group is gone.
-    hook, group = sys.excepthook, distributed.group.WORLD
+    excepthook = sys.excepthook
+    distributed.init_process_group("gloo", store=HashStore(), world_size=1, rank=0)
+    sys.excepthook = excepthook  # torch's would write "[rank0]:" before tracebacks, also after the group is gone
+    group = distributed.group.WORLD
     try:
         yield
     finally:
         if distributed.is_initialized() and distributed.group.WORLD is group:
             distributed.destroy_process_group()
-        if sys.excepthook is hook:
-            sys.excepthook = hook_before
 
 
 @contextmanager

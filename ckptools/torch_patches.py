@@ -27,7 +27,7 @@ NO_GROUP = "(none: loaded offline by ckptools)"
 
 def patches() -> list[tuple[type, str, Callable[..., Any]]]:
     """Return `(class, method name, replacement)` for the installed torch."""
-    from torch.distributed._shard.sharded_tensor import ShardedTensor
+    from torch.distributed._shard.sharded_tensor.api import ShardedTensor
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
@@ -117,7 +117,8 @@ def _standalone(cls: type, state: State, ranks: Any, rank: int | None) -> State:
     device_type = state.get("_device_type", state.get("device_type"))
     names = state.get("_mesh_dim_names", state.get("mesh_dim_names"))
     me = {"_rank": rank} if "_rank" in signature(cls).parameters else {}
-    return vars(cls(device_type, ranks, mesh_dim_names=names, _init_backend=False, **me))
+    made: State = vars(cls(device_type, ranks, mesh_dim_names=names, _init_backend=False, **me))
+    return made
 
 
 def _world_size(state: State, ranks: Any) -> int:
