@@ -43,7 +43,7 @@ def create(
     width: Size = 65,
     layers: Size = 3,
     heads: Size = 5,
-    context: Size = 32,
+    context: Size = 31,
     batch: Size = 8,
 ) -> None:
     """Train a small transformer for real, on the CPU, and save a distributed checkpoint.

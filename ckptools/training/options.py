@@ -28,7 +28,7 @@ LAYOUTS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class ModelSize:
-    """Size of the transformer. The defaults divide by no world size from 2 to 12, so that shards are uneven.
+    """Size of the transformer. The defaults are odd, so that shards are uneven in any even world.
 
     Attributes:
         vocab: tokens in the vocabulary.
@@ -42,7 +42,7 @@ class ModelSize:
     width: int = 65
     layers: int = 3
     heads: int = 5
-    context: int = 32
+    context: int = 31
 
 
 @dataclass(frozen=True)

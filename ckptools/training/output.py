@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -71,27 +71,32 @@ def growing(out: Path, run_id: str) -> Iterator[Path]:
 
 
 def finish(partial: Path, out: Path) -> tuple[Path, ...]:
-    """Move complete files into place and remove what is left of an older checkpoint of the same name.
+    """Move complete files into place.
 
     Returns:
         The files where they are now, sorted.
     """
     staged = sorted(partial.iterdir(), key=lambda path: (path.name == ".metadata", path.name))
-    names = {path.name for path in staged}
     for path in staged:
         _flush(path)
     for path in staged:
         path.replace(out / path.name)
-    for path in _older_pieces(out, names):
-        path.unlink()
     _flush(out)
-    return tuple(sorted(out / name for name in names))
+    return tuple(sorted(out / path.name for path in staged))
 
 
-def _older_pieces(out: Path, names: set[str]) -> list[Path]:
-    """Find what `--force` must take away: ranks of a larger world, the full state of another run."""
+def remove_older(out: Path, files: Iterable[Path]) -> None:
+    """Remove what `--force` replaces under other names: ranks of a larger world, the full state of another run.
+
+    Args:
+        out: the folder.
+        files: the new checkpoint, complete.
+    """
+    names = {path.name for path in files}
     kinds = {_NUMBERS.sub(r"\1N", name) for name in names} | {FULL_STATE}
-    return [path for path in out.iterdir() if path.name not in names and _NUMBERS.sub(r"\1N", path.name) in kinds]
+    for path in list(out.iterdir()):
+        if path.name not in names and _NUMBERS.sub(r"\1N", path.name) in kinds:
+            path.unlink()
 
 
 def _flush(path: Path) -> None:

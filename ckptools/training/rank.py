@@ -61,6 +61,7 @@ def _save(run: Run, partial: Path) -> Created:
         dist.barrier()
         if dist.get_rank() == 0:
             files = [output.finish(partial, out)]
+            output.remove_older(out, files[0])
     except (OSError, RuntimeError, CheckpointException) as error:
         # torch reports a full disk as a RuntimeError.
         raise WriteError(out, f"could not be written: {first_line(error)}") from error

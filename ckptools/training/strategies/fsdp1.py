@@ -25,11 +25,11 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from ckptools.training.model import Block
 
 
-def wrap(model: nn.Module, as_dtensor: bool = False) -> nn.Module:
-    """Wrap each block, and the root with what is left: embedding, head, norm."""
+def wrap(model: nn.Module, as_dtensor: bool = False, unit: type[nn.Module] = Block) -> nn.Module:
+    """Wrap each module of the class `unit`, and the root with what is left: embedding, head, norm."""
     return FullyShardedDataParallel(
         model,
-        auto_wrap_policy=ModuleWrapPolicy({Block}),
+        auto_wrap_policy=ModuleWrapPolicy({unit}),
         use_orig_params=True,
         device_id=torch.device("cpu"),
         device_mesh=init_device_mesh("cpu", (dist.get_world_size(),)) if as_dtensor else None,

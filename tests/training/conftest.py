@@ -1,0 +1,72 @@
+"""Real runs, each made once for the whole session: starting ranks takes seconds."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from ckptools.training import Created, CreateOptions, create
+from tests.training.rank_files import ckptools
+
+FSDP1 = ("--strategy", "fsdp1", "--seed", "7", "--optimizer", "DecoupledAdamW", "--scheduler", "lambda")
+
+
+@dataclass(frozen=True)
+class Command:
+    """A finished command and the folder that it wrote."""
+
+    out: Path
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="session")
+def fsdp1(folder: Path) -> Command:
+    """Three ranks of FSDP1, started by the command line."""
+    done = ckptools("create", folder / "fsdp1", "--world-size", 3, "--full", *FSDP1)
+    assert done.returncode == 0, done.stderr
+    return Command(folder / "fsdp1", done.stdout, done.stderr)
+
+
+@pytest.fixture(scope="session")
+def torchrun(folder: Path) -> Command:
+    """The same run inside an outer torchrun."""
+    start = ("torch.distributed.run", "--standalone", "--nproc_per_node", "3", "-m", "ckptools")
+    command = [sys.executable, "-m", *start, "create", str(folder / "torchrun"), *FSDP1]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    return Command(folder / "torchrun", done.stdout, done.stderr)
+
+
+@pytest.fixture(scope="session")
+def fsdp2(folder: Path) -> Created:
+    return create(CreateOptions(folder / "fsdp2", "fsdp2", world_size=2, full=True))
+
+
+@pytest.fixture(scope="session")
+def ddp(folder: Path) -> Created:
+    return create(CreateOptions(folder / "ddp", "ddp", world_size=2, full=True))
+
+
+@pytest.fixture(scope="session")
+def snapshot(folder: Path) -> Created:
+    return create(CreateOptions(folder / "snapshot", "ddp", world_size=2, steps=2, layout="snapshot"))
+
+
+@pytest.fixture(scope="session")
+def verl(folder: Path) -> Created:
+    return create(CreateOptions(folder / "verl", "fsdp1", world_size=2, steps=2, layout="verl"))
+
+
+@pytest.fixture(scope="session")
+def dcp(folder: Path) -> Created:
+    return create(CreateOptions(folder / "dcp", "fsdp2", world_size=2, steps=2, layout="dcp"))

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ckptools.errors import OutputExistsError, UsageError
+from ckptools.training import output
+
+
+def touch(folder: Path, *names: str) -> list[Path]:
+    folder.mkdir(exist_ok=True)
+    for name in names:
+        (folder / name).write_text(name)
+    return [folder / name for name in names]
+
+
+def test_a_folder_with_notes_is_no_checkpoint(tmp_path: Path) -> None:
+    touch(tmp_path, "notes.txt")
+    output.refuse_existing(tmp_path, force=False)
+
+
+@pytest.mark.parametrize("name", ["ep0-ba5-rank0.pt", ".metadata", "__0_0.distcp", "model.safetensors"])
+def test_a_folder_with_a_checkpoint_needs_force(name: str, tmp_path: Path) -> None:
+    touch(tmp_path, name)
+    with pytest.raises(OutputExistsError, match=name):
+        output.refuse_existing(tmp_path, force=False)
+    output.refuse_existing(tmp_path, force=True)
+
+
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    (file,) = touch(tmp_path, "run")
+    with pytest.raises(UsageError, match="is a file"):
+        output.refuse_existing(file, force=True)
+
+
+def test_force_takes_away_the_ranks_of_a_larger_world(tmp_path: Path) -> None:
+    touch(tmp_path, "ep0-ba5-rank1.pt", "ep0-ba5-rank12.pt", "ep0-ba9-rank12.pt", "full.pt", "notes.txt")
+    output.remove_older(tmp_path, touch(tmp_path, "ep0-ba5-rank0.pt", "ep0-ba5-rank1.pt"))
+    kept = {path.name for path in tmp_path.iterdir()}
+    assert kept == {"ep0-ba5-rank0.pt", "ep0-ba5-rank1.pt", "ep0-ba9-rank12.pt", "notes.txt"}
+
+
+def test_force_knows_world_sizes_and_dcp_files(tmp_path: Path) -> None:
+    touch(tmp_path, "model_world_size_8_rank_7.pt", "__7_0.distcp")
+    output.remove_older(tmp_path, touch(tmp_path, "model_world_size_4_rank_0.pt", "__0_0.distcp"))
+    assert {path.name for path in tmp_path.iterdir()} == {"model_world_size_4_rank_0.pt", "__0_0.distcp"}
+
+
+def test_a_failure_leaves_neither_pieces_nor_an_empty_folder(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), output.growing(tmp_path / "run", "id") as partial:
+        touch(partial, "ep0-ba5-rank0.pt")
+        raise KeyboardInterrupt
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failure_leaves_what_was_there(tmp_path: Path) -> None:
+    touch(tmp_path, "ep0-ba5-rank0.pt")
+    with pytest.raises(RuntimeError), output.growing(tmp_path, "id") as partial:
+        touch(partial, "ep0-ba5-rank0.pt")
+        raise RuntimeError
+    assert [path.name for path in tmp_path.iterdir()] == ["ep0-ba5-rank0.pt"]
+
+
+def test_finished_files_have_moved(tmp_path: Path) -> None:
+    with output.growing(tmp_path / "run", "id") as partial:
+        touch(partial, "__0_0.distcp", ".metadata")
+        files = output.finish(partial, tmp_path / "run")
+    assert [path.name for path in files] == [".metadata", "__0_0.distcp"]
+    assert sorted((tmp_path / "run").iterdir()) == list(files)

@@ -1,0 +1,103 @@
+"""What the ranks of a real run leave in their files."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import torch
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torch.distributed.tensor import DTensor
+
+from ckptools.training import Created, demo
+from tests.training.conftest import Command
+from tests.training.rank_files import join, load, load_all, local_tensors
+
+
+def test_fsdp1_learns(fsdp1: Command) -> None:
+    losses = [float(loss) for loss in re.findall(r"^step \d  loss ([\d.]+)  lr ", fsdp1.stdout, re.MULTILINE)]
+    assert len(losses) == 5
+    assert losses[-1] < losses[0] - 0.5
+
+
+def test_fsdp2_learns(fsdp2: Created) -> None:
+    assert len(fsdp2.losses) == 5
+    assert fsdp2.losses[-1] < fsdp2.losses[0] - 1
+
+
+def test_ddp_and_fsdp2_train_the_same_model(ddp: Created, fsdp2: Created) -> None:
+    torch.testing.assert_close(ddp.losses, fsdp2.losses, rtol=1e-4, atol=0)
+
+
+def test_the_same_seed_gives_the_same_bytes(fsdp1: Command, torchrun: Command) -> None:
+    for one, other in zip(*(load_all(run.out, "ep0-*.pt") for run in (fsdp1, torchrun)), strict=True):
+        first, second = dict(local_tensors(one)), dict(local_tensors(other))
+        assert first.keys() == second.keys()
+        assert all(demo.same(first[name], second[name]) for name in first)
+
+
+def test_fsdp1_files_hold_sharded_tensors(fsdp1: Command) -> None:
+    model = load(fsdp1.out / "ep0-ba5-rank1.pt")["state"]["model"]
+    plain = {name for name, value in model.items() if not isinstance(value, ShardedTensor)}
+    assert plain == {"positions", "logit_scale", "seen"}
+
+
+def test_fsdp2_files_hold_dtensors(fsdp2: Created) -> None:
+    model = load(fsdp2.out / "ep0-ba5-rank1.pt")["state"]["model"]
+    plain = {name for name, value in model.items() if not isinstance(value, DTensor)}
+    assert plain == {"positions", "logit_scale", "seen"}
+
+
+def test_a_rank_owns_nothing_of_a_parameter_with_fewer_rows_than_ranks(fsdp1: Command, fsdp2: Created) -> None:
+    sharded = load(fsdp1.out / "ep0-ba5-rank2.pt")["state"]["model"]["start"]
+    assert (sharded._local_shards, sharded._metadata.size) == ([], (1, 65))
+    assert load(fsdp2.out / "ep0-ba5-rank1.pt")["state"]["model"]["start"]._local_tensor.shape == (0, 65)
+
+
+def test_the_embedding_is_the_head(ddp: Created, fsdp1: Command) -> None:
+    model = torch.load(ddp.first, weights_only=False)["state"]["model"]
+    assert model["emb.weight"].data_ptr() == model["head.weight"].data_ptr()
+    model = torch.load(fsdp1.out / "full.pt")["model"]
+    assert torch.equal(model["emb.weight"], model["head.weight"])
+
+
+def test_buffers_stay_whole_and_one_counts_tokens(fsdp1: Command) -> None:
+    models = [content["state"]["model"] for content in load_all(fsdp1.out, "ep0-*.pt")]
+    assert {(model["seen"].item(), model["positions"].dtype) for model in models} == {(5 * 8 * 31, torch.int64)}
+    assert all(torch.equal(model["logit_scale"], torch.tensor(65**-0.5)) for model in models)
+
+
+def test_a_frozen_parameter_is_saved_but_not_optimized(fsdp1: Command) -> None:
+    full = torch.load(fsdp1.out / "full.pt")
+    assert "position" in full["model"]
+    assert "position" not in full["optimizer"]["state"]
+    assert full["model"].keys() - full["optimizer"]["state"].keys() == {
+        "position", "head.weight", "positions", "logit_scale", "seen"
+    }  # fmt: skip
+
+
+def test_only_matrices_decay(fsdp1: Command) -> None:
+    full = torch.load(fsdp1.out / "full.pt")
+    decayed, rest = full["optimizer"]["param_groups"]
+    assert (decayed["weight_decay"] > 0, rest["weight_decay"]) == (True, 0.0)
+    assert all(full["model"][name].ndim == 2 for name in decayed["params"])
+    assert all(full["model"][name].ndim == 1 for name in rest["params"])
+
+
+def test_shards_of_fsdp1_join_to_the_full_state(fsdp1: Command, tmp_path: Path) -> None:
+    torch.save(join(load_all(fsdp1.out, "ep0-*.pt")), tmp_path / "joined.pt")
+    total, different = demo.compare(tmp_path / "joined.pt", fsdp1.out / "full.pt")
+    assert (total, different) == (48 + 3 * 43, [])
+
+
+def test_shards_of_fsdp2_join_to_the_full_state(fsdp2: Created, tmp_path: Path) -> None:
+    torch.save(join(load_all(fsdp2.out, "ep0-*.pt")), tmp_path / "joined.pt")
+    total, different = demo.compare(tmp_path / "joined.pt", fsdp2.out / "full.pt")
+    assert (total, different) == (48 + 3 * 43, [])
+
+
+def test_a_single_wrong_bit_is_noticed(fsdp1: Command, tmp_path: Path) -> None:
+    joined = join(load_all(fsdp1.out, "ep0-*.pt"))
+    joined["state"]["model"]["norm.weight"].view(torch.int32)[3] ^= 1
+    torch.save(joined, tmp_path / "joined.pt")
+    assert demo.compare(tmp_path / "joined.pt", fsdp1.out / "full.pt")[1] == ["model / norm.weight"]
