@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import NotWholeError, ReadError, UsageError
-from ckptools.files import File
+from ckptools.files import File, OpenFiles
 from ckptools.model import Shard, Source, Tensor
 from ckptools.regions import Box, cover
 
@@ -112,8 +112,12 @@ def read_box(tensor: Tensor, box: Box) -> Raw:
     return out
 
 
-def fill(out: Raw, box: Box, shards: Sequence[Shard]) -> None:
-    """Copy what `shards` hold of `box` into `out`, which has the box's shape."""
+def fill(out: Raw, box: Box, shards: Sequence[Shard], files: OpenFiles | None = None) -> None:
+    """Copy what `shards` hold of `box` into `out`, which has the box's shape; `files` keeps sources open."""
+    if files is None:
+        with OpenFiles() as opened:
+            fill(out, box, shards, opened)
+        return
     for shard in shards:
         common = shard.box.intersect(box) if box.sizes else shard.box
         if common is None or shard.source is None:
@@ -122,7 +126,7 @@ def fill(out: Raw, box: Box, shards: Sequence[Shard]) -> None:
         target = tuple(
             slice(a - b, a - b + n) for a, b, n in zip(common.offsets, box.offsets, common.sizes, strict=True)
         )
-        with File(shard.source.path) as file:
+        with files.open(shard.source.path) as file:
             for part, at in _bounded(shard.source.part(Box(inner, common.sizes)), MAX_SPAN):
                 place = tuple(
                     slice(t.start + o, t.start + o + n) for t, o, n in zip(target, at, part.shape, strict=True)

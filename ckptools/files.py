@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import os
 import stat
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 
 from ckptools.errors import ReadError, UnsafePathError
 
@@ -69,11 +71,77 @@ class File:
             if not piece:
                 raise ReadError(self.path, f"became shorter while it was read: no byte {offset + done}")
 
+    def read_into(self, offset: int, buffer: memoryview) -> int:
+        """Read up to a buffer full at `offset`; return how many bytes.
+
+        Raises:
+            ReadError: the file ends before `offset`, or the disk fails.
+        """
+        try:
+            n = os.preadv(self.fd, [buffer], offset)
+        except OSError as error:
+            raise ReadError(self.path, _why(error)) from error
+        if n == 0:
+            raise ReadError(self.path, f"became shorter while it was read: no byte {offset}")
+        self.bytes_read += n
+        return n
+
     def close(self) -> None:
         """Close the descriptor."""
         os.close(self.fd)
 
     def __enter__(self) -> File:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class OpenFiles:
+    """Source files kept open between uses, a bounded number of them; threads may share it.
+
+    Attributes:
+        limit: how many stay open when nobody uses them.
+    """
+
+    def __init__(self, limit: int = 64) -> None:
+        self.limit = limit
+        self._idle: OrderedDict[Path, list[File]] = OrderedDict()
+        self._lock = Lock()
+
+    @contextmanager
+    def open(self, path: Path) -> Iterator[File]:
+        """Lend an open file to one user at a time."""
+        file = self._take(path) or File(path)
+        try:
+            yield file
+        except BaseException:
+            file.close()
+            raise
+        self._give_back(file)
+
+    def _take(self, path: Path) -> File | None:
+        with self._lock:
+            idle = self._idle.get(path)
+            return idle.pop() if idle else None
+
+    def _give_back(self, file: File) -> None:
+        with self._lock:
+            self._idle.setdefault(file.path, []).append(file)
+            self._idle.move_to_end(file.path)
+            while len(self._idle) > self.limit:
+                for old in self._idle.popitem(last=False)[1]:
+                    old.close()
+
+    def close(self) -> None:
+        """Close every file that nobody uses."""
+        with self._lock:
+            for files in self._idle.values():
+                for file in files:
+                    file.close()
+            self._idle.clear()
+
+    def __enter__(self) -> OpenFiles:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -23,6 +23,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (inspect, consolidate, create, shell
 
 BUG_EXIT = 70
 INTERRUPTED_EXIT = 130
+MAX_PROBLEMS = 20
 
 app = typer.Typer(
     name="ckptools",
@@ -50,6 +51,8 @@ def one_line_errors(function: Callable[..., None]) -> Callable[..., None]:
             function(*args, **kwargs)
         except CkptoolsError as error:
             say(f"error: {error}")
+            for problem in getattr(error, "problems", ())[1:MAX_PROBLEMS]:
+                say(f"       {problem}")
             raise typer.Exit(error.exit_code) from error
         except KeyboardInterrupt:
             say("interrupted; nothing was left behind")

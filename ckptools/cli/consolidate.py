@@ -1,7 +1,102 @@
-"""`ckptools consolidate`."""
+"""`ckptools consolidate`: many shards into one file."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-def consolidate() -> None:
-    """Not there yet."""
+import typer
+
+if TYPE_CHECKING:
+    from ckptools.consolidate import Consolidated
+
+
+def consolidate(
+    path: Annotated[Path, typer.Argument(help="A rank file (its siblings are found), a folder of them, or a .pt.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="File to write; .pt or .safetensors says the format.")],
+    only: Annotated[
+        str | None,
+        typer.Option(
+            help="model (the bare state dict), optimizer, or all (the same tree). .pt: all, safetensors: model."
+        ),
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="dtype for the model's floating-point tensors, such as bf16; others keep theirs.")
+    ] = None,
+    max_shard_size: Annotated[
+        str | None, typer.Option(help="Tensors per safetensors file, such as 5GB; several files get an index.")
+    ] = None,
+    tied: Annotated[
+        str, typer.Option(help="safetensors: keep writes a tied weight under each name, drop only under the first.")
+    ] = "keep",
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an output that exists.")] = False,
+    allow_missing: Annotated[
+        bool, typer.Option("--allow-missing", help="Leave out and list what is not whole, instead of refusing.")
+    ] = False,
+    prefer_rank: Annotated[
+        int | None, typer.Option(help="Where ranks hold different copies of one value, take this rank's.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and plan; write nothing.")] = False,
+    copies: Annotated[bool, typer.Option("--copies", help="With --dry-run: print every copy of bytes.")] = False,
+    jobs: Annotated[int | None, typer.Option("--jobs", "-j", help="Threads.")] = None,
+    only_this_file: Annotated[bool, typer.Option("--only-this-file", help="Do not look for other ranks.")] = False,
+    follow_symlinks: Annotated[
+        bool, typer.Option("--follow-symlinks", help="Accept rank files that are links out of the folder.")
+    ] = False,
+) -> None:
+    """Write the full tensors of a sharded checkpoint into one .pt or .safetensors."""
+    from ckptools.cli.progress import ProgressLine
+    from ckptools.consolidate import consolidate as write
+    from ckptools.formats import open_checkpoint
+
+    checkpoint = open_checkpoint(path, all_ranks=True, only_this_file=only_this_file, follow_symlinks=follow_symlinks)
+    line = ProgressLine(0)
+    done = write(
+        checkpoint,
+        out,
+        only=only,
+        dtype=dtype,
+        max_shard_size=_bytes(max_shard_size),
+        tied=tied,
+        force=force,
+        allow_missing=allow_missing,
+        prefer_rank=prefer_rank,
+        dry_run=dry_run,
+        jobs=jobs,
+        progress=line,
+    )
+    line.clear()
+    _tell(done, dry_run, copies)
+
+
+_UNITS = {"": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4}
+
+
+def _bytes(text: str | None) -> int | None:
+    """`5GB` (decimal, as Hugging Face means it), `500MiB`, or a plain number of bytes."""
+    import re
+
+    from ckptools.errors import UsageError
+
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", text.strip(), re.IGNORECASE)
+    if not found or float(found[1]) <= 0:
+        raise UsageError(None, f"--max-shard-size {text}: expected a size such as 5GB or 500MiB")
+    unit = _UNITS[found[2].upper()]
+    if found[3]:
+        unit = 1024 ** ("KMGT".index(found[2].upper()) + 1) if found[2] else 1
+    return int(float(found[1]) * unit)
+
+
+def _tell(done: Consolidated, dry_run: bool, copies: bool) -> None:
+    from ckptools.cli import say
+    from ckptools.views import written
+
+    for row in written.summary(done, dry_run):
+        typer.echo(row)
+    if dry_run and copies:
+        for row in written.copies(done):
+            typer.echo(row)
+    for row in written.remarks(done):
+        say(row)

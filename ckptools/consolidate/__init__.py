@@ -1,10 +1,178 @@
-"""Many shards into one file: a plan of copies, the copies, and one writer per output format."""
+"""Many shards into one file: choose, plan, copy, publish.
+
+Nothing is written before everything is checked, and nothing has its final name before everything is written.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ckptools.errors import UsageError, WriteError
+from ckptools.formats import open_checkpoint
+
+if TYPE_CHECKING:
+    from ckptools.checkpoint import Checkpoint
+    from ckptools.consolidate.choose import Selection
+    from ckptools.consolidate.execute import Progress
+    from ckptools.consolidate.writers.layout import Layout
 
 
-def consolidate(checkpoint: Any, out: Any, **options: Any) -> Any:
-    """Not there yet."""
-    raise NotImplementedError
+@dataclass(frozen=True)
+class Consolidated:
+    """What was written, or would be.
+
+    Attributes:
+        files: paths of the output, data files first.
+        nbytes: bytes of the tensors' files.
+        tensors: number of tensors.
+        seconds: wall time; 0 for a dry run.
+        left_out: names that were not written, with the reason.
+        needs: classes in a `.pt` that `torch.load(weights_only=True)` does not accept, because the source held them.
+        tied: names that share the bytes of an earlier name, with that name.
+        notes: what the user should know.
+        layout: the plan: every tensor with its place, and every copy.
+    """
+
+    files: tuple[Path, ...]
+    nbytes: int
+    tensors: int
+    seconds: float
+    left_out: dict[str, str]
+    needs: tuple[str, ...]
+    tied: dict[str, str]
+    notes: tuple[str, ...]
+    layout: Layout
+
+
+def consolidate(
+    checkpoint: Checkpoint | str | Path,
+    out: str | Path,
+    *,
+    only: str | None = None,
+    dtype: str | None = None,
+    max_shard_size: int | None = None,
+    tied: str = "keep",
+    force: bool = False,
+    allow_missing: bool = False,
+    prefer_rank: int | None = None,
+    dry_run: bool = False,
+    jobs: int | None = None,
+    progress: Progress | None = None,
+) -> Consolidated:
+    """Write a checkpoint's full tensors into one `.pt`, or one or several `.safetensors`.
+
+    Args:
+        checkpoint: an opened checkpoint, or its path.
+        out: the file to write; its suffix says the format.
+        only: `model` (the bare state dict), `optimizer`, or `all` (the same tree). Default: `all` for `.pt`, `model`
+            for `.safetensors`.
+        dtype: torch dtype for the floating-point tensors of the model, such as `bfloat16`.
+        max_shard_size: bytes of tensors per safetensors file; more than one file gets a Hugging Face index.
+        tied: for safetensors: `keep` writes a tied weight under each name, `drop` only under the first.
+        force: overwrite an existing output.
+        allow_missing: leave out tensors that are not whole, and list them, instead of refusing.
+        prefer_rank: where ranks hold different copies of what should be equal, take this rank's.
+        dry_run: plan and check, write nothing.
+        jobs: threads.
+        progress: called with bytes written and the tensor they belong to.
+
+    Raises:
+        NotWholeError: something is missing, overlaps or contradicts.
+        OutputExistsError, NoSpaceError: the output is in the way or does not fit.
+        ReadError, WriteError: a file cannot be read or written; nothing that looks finished is left.
+    """
+    from ckptools.consolidate.choose import select
+    from ckptools.consolidate.output import check_place, check_space
+    from ckptools.consolidate.writers import writer_for
+    from ckptools.consolidate.writers.layout import WriteOptions
+    from ckptools.files import OpenFiles
+
+    started = time.perf_counter()
+    target = _target(Path(out))
+    writer = writer_for(target)
+    options = WriteOptions(_dtype(dtype), max_shard_size, _choice(tied))
+    whole = _with_all_ranks(checkpoint)
+    with OpenFiles() as files:
+        selection = select(whole, only or writer.ONLY, allow_missing, prefer_rank, files)
+        layout = writer.lay_out(selection, target, options)
+        texts = _texts(selection, layout, target)
+        check_place(whole, [*(p for p, _ in layout.files), *texts], force)
+        check_space(target.parent, layout.nbytes)
+        if not dry_run:
+            _write(layout, texts, files, jobs or min(4, os.cpu_count() or 1), progress)
+    return _result(selection, layout, texts, 0.0 if dry_run else time.perf_counter() - started)
+
+
+def _target(out: Path) -> Path:
+    """A folder as output means a Hugging Face style `model.safetensors` in it."""
+    return out / "model.safetensors" if out.is_dir() else out
+
+
+def _dtype(name: str | None) -> str | None:
+    from ckptools.dtypes import ITEMSIZE, SHORT, is_floating
+
+    if name is None:
+        return None
+    full = {short: long for long, short in SHORT.items()}.get(name, name)
+    if full not in ITEMSIZE or not is_floating(full) or full.startswith("float4"):
+        raise UsageError(None, f"--dtype {name}: choose a floating-point dtype, such as float32, bfloat16, float16")
+    return full
+
+
+def _choice(tied: str) -> str:
+    if tied not in ("keep", "drop"):
+        raise UsageError(None, f"--tied {tied}: choose keep or drop")
+    return tied
+
+
+def _with_all_ranks(checkpoint: Checkpoint | str | Path) -> Checkpoint:
+    if isinstance(checkpoint, (str, Path)):
+        return open_checkpoint(checkpoint, all_ranks=True)
+    return checkpoint if checkpoint.all_ranks else open_checkpoint(checkpoint.path, all_ranks=True)
+
+
+def _texts(selection: Selection, layout: Layout, target: Path) -> dict[Path, str]:
+    from ckptools.consolidate.writers.sidecar import left_out_json
+
+    texts = dict(layout.texts)
+    if selection.left_out:
+        texts[target.with_name(f"{target.name}.left-out.json")] = left_out_json(selection.left_out)
+    return texts
+
+
+def _write(layout: Layout, texts: dict[Path, str], files: object, jobs: int, progress: Progress | None) -> None:
+    from ckptools.consolidate.execute import Executor
+    from ckptools.consolidate.output import PartialFiles
+    from ckptools.files import OpenFiles
+
+    assert isinstance(files, OpenFiles)
+    with PartialFiles(layout.files) as partial:
+        targets = list(partial.descriptors)
+        crcs = Executor(targets, files, layout.checksums, progress).run(layout.jobs, jobs)
+        try:
+            layout.finish(targets, crcs)
+            for path, text in texts.items():
+                partial.add_text(path, text)
+        except OSError as error:
+            raise WriteError(layout.files[0][0], f"cannot write: {(error.strerror or '').lower()}") from error
+        partial.publish()
+
+
+def _result(selection: Selection, layout: Layout, texts: dict[Path, str], seconds: float) -> Consolidated:
+    from ckptools.model import fqn_of
+
+    return Consolidated(
+        files=(*(p for p, _ in layout.files), *texts),
+        nbytes=layout.nbytes,
+        tensors=len(layout.jobs),
+        seconds=seconds,
+        left_out={fqn_of(p): why for p, why in selection.left_out.items()},
+        needs=layout.needs,
+        tied=dict(layout.tied),
+        notes=tuple(selection.notes),
+        layout=layout,
+    )

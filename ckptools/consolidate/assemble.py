@@ -1,0 +1,33 @@
+"""Regions of a tensor put together in memory, with the dtype that the output wants."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ckptools.model import Tensor
+from ckptools.regions import Box
+
+if TYPE_CHECKING:
+    from ckptools.files import OpenFiles
+
+
+def assemble(tensor: Tensor, box: Box, dtype: str, files: OpenFiles) -> memoryview:
+    """Return the bytes of a region, row-major, converted to `dtype`.
+
+    Conversion is torch's own, so that rounding is what a training script would get (to nearest even).
+    """
+    import numpy as np
+
+    from ckptools.arrays import fill, raw_dtype
+
+    raw = np.empty(box.sizes, raw_dtype(tensor.dtype))
+    fill(raw, box, tensor.shards, files)
+    as_bytes = raw.reshape(-1).view("u1") if raw.size else np.empty(0, "u1")
+    if dtype == tensor.dtype:
+        return as_bytes.data
+    import torch
+
+    typed = torch.from_numpy(as_bytes).view(getattr(torch, tensor.dtype))
+    converted = typed.to(getattr(torch, dtype)).view(torch.uint8).numpy()
+    data: memoryview = converted.data
+    return data

@@ -1,0 +1,230 @@
+"""What goes into the output: the sections, one source for every region, and the proof that nothing is missing.
+
+Everything is checked here, before the first byte is written, and everything that is wrong is reported at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ckptools.checkpoint import Checkpoint, leaf_at
+from ckptools.consolidate.replicas import differing_boxes
+from ckptools.dtypes import ITEMSIZE
+from ckptools.errors import NotWholeError, UsageError
+from ckptools.files import OpenFiles
+from ckptools.formats.merge import like
+from ckptools.model import KeyPath, Problem, Shard, Tensor, fqn_of
+from ckptools.regions import Box, TangledLayoutError, cover
+from ckptools.values import Global, NumpyArray, Opaque
+from ckptools.views.words import plural, spans
+
+ONLY = ("model", "optimizer", "all")
+
+FATAL = ("CK006", "CK009", "CK103", "CK104", "CK105")
+"""Problems that no option talks away: the files are not of one checkpoint, or contradict each other."""
+
+
+@dataclass
+class Selection:
+    """What is going to be written.
+
+    Attributes:
+        tree: the subtree to write; its tensors have exactly one shard per region.
+        model_paths: key paths of the tensors that belong to a model, for `--dtype`.
+        left_out: what is not written, by key path: why.
+        notes: things to tell the user that are no problem.
+    """
+
+    tree: Any
+    model_paths: frozenset[KeyPath] = frozenset()
+    left_out: dict[KeyPath, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def select(
+    checkpoint: Checkpoint, only: str, allow_missing: bool, prefer_rank: int | None, files: OpenFiles
+) -> Selection:
+    """Choose what `only` names of a checkpoint whose ranks have all been read.
+
+    Args:
+        checkpoint: opened with all ranks.
+        only: `model` (the bare state dict), `optimizer` (the bare optimizer state), or `all` (the same tree).
+        allow_missing: leave out tensors that are not whole instead of refusing.
+        prefer_rank: where copies differ that should be equal, take this rank's.
+        files: where source files are opened.
+
+    Raises:
+        NotWholeError: something is missing, overlaps or contradicts; lists everything.
+        UsageError: there is no such section.
+    """
+    sections = _sections(checkpoint, only)
+    picking = _Picking(checkpoint, allow_missing, prefer_rank, files)
+    picking.problems += [
+        p for p in checkpoint.problems if p.code in FATAL and _concerns(p, sections.values(), prefer_rank)
+    ]
+    trees = {
+        name: picking.copy(leaf_at(checkpoint.tree, p), p, (name,) if name else ()) for name, p in sections.items()
+    }
+    if picking.problems:
+        raise NotWholeError(checkpoint.path, _summary(checkpoint, picking.problems), picking.problems)
+    tree = trees[""] if list(trees) == [""] else trees
+    return Selection(
+        tree, frozenset(picking.model_paths), picking.left_out, picking.told(checkpoint, list(sections.values()))
+    )
+
+
+def _sections(checkpoint: Checkpoint, only: str) -> dict[str, KeyPath]:
+    """Key paths of the parts to write, by their name in the output; one part alone has no name there."""
+    if only == "all":
+        return {"": ()}
+    if only not in ONLY:
+        raise UsageError(None, f"--only {only}: choose one of {', '.join(ONLY)}")
+    found = checkpoint.of_kind(only)
+    if not found:
+        here = ", ".join(sorted({s.kind for s in checkpoint.sections}))
+        raise UsageError(checkpoint.path, f"holds no {only}; it holds {here}")
+    return {"": found[0].path} if len(found) == 1 else {s.name: s.path for s in found}
+
+
+def _concerns(problem: Problem, parts: Iterable[KeyPath], prefer_rank: int | None) -> bool:
+    """Whether a problem is about what is going to be written, and not settled by preferring a rank."""
+    if problem.code == "CK105" and prefer_rank is not None:
+        return False
+    if problem.tensor is None or problem.code == "CK006":
+        return True
+    prefixes = [fqn_of(p) for p in parts]
+    return any(not p or problem.tensor == p or problem.tensor.startswith(p + ".") for p in prefixes)
+
+
+class _Picking:
+    """Copies a tree for writing: one source per region, foreign objects left out, problems collected."""
+
+    def __init__(self, checkpoint: Checkpoint, allow_missing: bool, prefer_rank: int | None, files: OpenFiles) -> None:
+        self.files = files
+        self.allow_missing, self.prefer_rank = allow_missing, prefer_rank
+        self.problems: list[Problem] = []
+        self.left_out: dict[KeyPath, str] = {}
+        self.per_rank: list[KeyPath] = []
+        self.model_paths: list[KeyPath] = []
+        self.strict = [(s.path, s.kind) for s in checkpoint.sections if s.kind in ("model", "optimizer", "scheduler")]
+
+    def copy(self, node: Any, source: KeyPath, at: KeyPath) -> Any:
+        """Copy what is at `source` in the checkpoint to `at` in the output; `_LEFT_OUT` when it is not written."""
+        if isinstance(node, Tensor):
+            return self._tensor(node, source, at)
+        if isinstance(node, dict):
+            return self._dict(node, source, at)
+        if type(node) in (list, tuple):
+            items = [self.copy(v, (*source, i), (*at, i)) for i, v in enumerate(node)]
+            # A place in a sequence has a meaning, so what is left out leaves None there.
+            return type(node)(None if v is _LEFT_OUT else v for v in items)
+        return self._value(node, at)
+
+    def _dict(self, node: dict[Any, Any], source: KeyPath, at: KeyPath) -> Any:
+        copied = like(node)
+        for key, value in node.items():
+            if isinstance(key, (Opaque, Global)):
+                self.left_out[(*at, key)] = f"its key is {key!r}"
+                continue
+            kept = self.copy(value, (*source, key), (*at, key))
+            if kept is not _LEFT_OUT:
+                copied[key] = kept
+        return copied
+
+    def _value(self, node: Any, at: KeyPath) -> Any:
+        if isinstance(node, Opaque):
+            self.left_out[at] = f"an object of class {node.name}"
+            return _LEFT_OUT
+        if isinstance(node, NumpyArray) and node.dtype == "|O":
+            self.left_out[at] = "a numpy array of Python objects"
+            return _LEFT_OUT
+        if isinstance(node, Global) and not (node.module == "torch" and node.name in ITEMSIZE):
+            self.left_out[at] = f"the name {node.dotted}"
+            return _LEFT_OUT
+        return node
+
+    def _kind_at(self, source: KeyPath) -> str:
+        return next((kind for path, kind in self.strict if source[: len(path)] == path), "other")
+
+    def _tensor(self, tensor: Tensor, source: KeyPath, at: KeyPath) -> Any:
+        fqn = fqn_of(source)
+        if tensor.kind == "meta":
+            self.left_out[at] = tensor.note
+            return _LEFT_OUT
+        problem = _cannot(tensor, fqn)
+        if problem is not None:
+            if not self.allow_missing:
+                self.problems.append(problem)
+            self.left_out[at] = problem.message
+            return _LEFT_OUT
+        chosen = self._replicas(tensor, source, fqn)
+        if self._kind_at(source) == "model":
+            self.model_paths.append(at)
+        return replace(tensor, shards=tuple(chosen))
+
+    def _replicas(self, tensor: Tensor, source: KeyPath, fqn: str) -> list[Shard]:
+        """One shard per region. Copies are compared; where only one rank's state is meant, the lowest is taken."""
+        differing = differing_boxes(tensor.found, self.files)
+        if differing and self._kind_at(source) == "other":
+            self.per_rank.append(source)
+        elif differing and self.prefer_rank is None:
+            box, ranks = next(iter(differing.items()))
+            text = f"{box}: rank {ranks[1]} holds other bytes than rank {ranks[0]}; take one with --prefer-rank"
+            self.problems.append(Problem("CK105", "error", text, ranks[1], fqn))
+        by_box: dict[Box, Shard] = {}
+        for shard in sorted(tensor.found, key=self._preference):
+            by_box.setdefault(shard.box, shard)
+        return sorted(by_box.values(), key=lambda s: s.box.offsets)
+
+    def _preference(self, shard: Shard) -> tuple[bool, int]:
+        return (shard.rank != self.prefer_rank, -1 if shard.rank is None else shard.rank)
+
+    def told(self, checkpoint: Checkpoint, parts: Iterable[KeyPath]) -> list[str]:
+        """What the user should know although nothing is wrong."""
+        notes = []
+        written = [p for p in checkpoint.differing if any(p[: len(part)] == part for part in parts)]
+        differing = [*written, *self.per_rank]
+        if differing:
+            names = ", ".join(fqn_of(p) for p in differing[:3]) + (" …" if len(differing) > 3 else "")
+            taken = "the lowest rank" if self.prefer_rank is None else f"rank {self.prefer_rank}"
+            notes.append(f"{plural(len(differing), 'value')} of one rank each ({names}); {taken}'s are written")
+        return notes
+
+
+_LEFT_OUT = Opaque("left out")
+
+
+def _cannot(tensor: Tensor, fqn: str) -> Problem | None:
+    """Why a tensor cannot be written whole, or None."""
+    if tensor.note:
+        return Problem("CK106", "error", tensor.note, None, fqn)
+    boxes = {s.box for s in tensor.found}
+    try:
+        told = cover(tensor.shape, boxes)
+    except TangledLayoutError as error:
+        return Problem("CK106", "error", str(error), None, fqn)
+    if told.exact:
+        return None
+    if told.outside:
+        return Problem("CK102", "error", f"a shard at {told.outside[0]} outside of {list(tensor.shape)}", None, fqn)
+    if told.overlaps:
+        a, b = told.overlaps[0]
+        return Problem("CK102", "error", f"shards {a} and {b} overlap", None, fqn)
+    ranks = sorted({s.rank for s in tensor.shards if s.source is None and s.rank is not None})
+    whose = f", held by rank {', '.join(map(str, ranks[:8]))}" if ranks else ""
+    where = ", ".join(map(str, told.gaps[:3])) + (" …" if len(told.gaps) > 3 else "")
+    text = f"gap {where}: {told.missing} of {tensor.numel} elements are in no file here{whose}"
+    return Problem("CK101", "error", text, ranks[0] if ranks else None, fqn)
+
+
+def _summary(checkpoint: Checkpoint, problems: list[Problem]) -> str:
+    """One line: what is wrong first, how much more, and what to do."""
+    files = [p for p in checkpoint.problems if p.code in ("CK001", "CK002")]
+    ranks = sorted({p.rank for p in files if p.rank is not None})
+    cause = f"rank {spans(ranks)} missing or cut; " if ranks else ""
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    gaps_only = all(p.code in ("CK101", "CK106") for p in problems)
+    way = "; --allow-missing writes what is whole" if gaps_only else ""
+    return f"not whole: {cause}{problems[0]}{more}{way}"

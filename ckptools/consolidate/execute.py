@@ -1,0 +1,164 @@
+"""Running a plan: bytes move from file to file in a few threads, memory stays flat, checksums are kept on the way.
+
+Where the kernel can copy between two files it does; the bytes then never enter this process. Where a checksum is
+needed (the `.pt` container has a CRC-32 per tensor) they pass through one small buffer per thread, and a source
+record that is read whole is compared with its own checksum at no further cost.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from threading import Event, local
+
+from ckptools.consolidate.crc import combine
+from ckptools.consolidate.plan import Band, Copy, Job
+from ckptools.errors import CkptoolsError, ReadError, WriteError
+from ckptools.files import OpenFiles
+
+BUFFER = 1 << 20
+KERNEL_CHUNK = 64 << 20
+
+Progress = Callable[[int, str], None]
+"""Called with the bytes that were written since the last call, and the fqn they belong to."""
+
+
+class Stopped(CkptoolsError):  # noqa: N818 - it is a request, no error
+    """Another thread failed or the user interrupted; this one gives up."""
+
+    def __init__(self) -> None:
+        super().__init__(None, "stopped")
+
+
+class Executor:
+    """Runs jobs into open output files.
+
+    Attributes:
+        targets: descriptors of the output files.
+        files: where source files are opened.
+        checksums: whether the CRC-32 of every tensor is wanted.
+    """
+
+    def __init__(
+        self, targets: Sequence[int], files: OpenFiles, checksums: bool, progress: Progress | None = None
+    ) -> None:
+        self.targets, self.files, self.checksums = targets, files, checksums
+        self._progress = progress or (lambda _, __: None)
+        self._stop = Event()
+        self._buffers = local()
+        self._kernel = hasattr(os, "copy_file_range")
+
+    def run(self, jobs: Sequence[Job], threads: int) -> list[int]:
+        """Run every job and return the CRC-32 of each tensor's bytes (0 when checksums are off).
+
+        Raises:
+            ReadError: a source cannot be read, or is not what its checksum says.
+            WriteError: the output cannot be written.
+        """
+        with ThreadPoolExecutor(max(1, threads)) as pool:
+            futures = [pool.submit(self._job, job) for job in jobs]
+            try:
+                done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+                failed = next((f for f in done if f.exception() is not None), None)
+                if failed is not None:
+                    self._stop.set()
+                    raise failed.exception() or Stopped()
+            except BaseException:
+                self._stop.set()
+                pool.shutdown(wait=True, cancel_futures=True)
+                raise
+        return [f.result() for f in futures]
+
+    def _job(self, job: Job) -> int:
+        crc = 0
+        for part in job.parts:
+            if self._stop.is_set():
+                raise Stopped
+            if isinstance(part, Band):
+                piece = self._assemble(job, part)
+            elif self.checksums:
+                piece = self._copy_checked(job, part)
+            else:
+                self._copy(job, part)
+                continue
+            crc = combine(crc, piece, part.nbytes)
+        return crc
+
+    def _copy(self, job: Job, copy: Copy) -> None:
+        """Let the kernel move the bytes, or move them ourselves where it cannot."""
+        done, target = 0, self.targets[job.file]
+        with self.files.open(copy.source) as source:
+            while self._kernel and done < copy.nbytes:
+                n = min(KERNEL_CHUNK, copy.nbytes - done)
+                try:
+                    moved = os.copy_file_range(
+                        source.fd, target, n, copy.source_offset + done, job.offset + copy.offset + done
+                    )
+                except OSError as error:
+                    if error.errno in _NO_SPACE:
+                        raise WriteError(None, f"{job.fqn}: {_reason(error)}") from error
+                    break  # another file system, or one that cannot: copy through memory
+                if moved == 0:
+                    raise ReadError(copy.source, f"became shorter while {job.fqn} was read")
+                done += moved
+                self._report(moved, job.fqn)
+        if done < copy.nbytes:
+            rest = Copy(copy.source, copy.source_offset + done, copy.offset + done, copy.nbytes - done)
+            self._copy_checked(job, rest)
+
+    def _copy_checked(self, job: Job, copy: Copy) -> int:
+        """Move the bytes through a buffer; return their CRC-32."""
+        crc, done = 0, 0
+        for piece in self._pieces(copy):
+            crc = zlib.crc32(piece, crc)
+            self._write(job, copy.offset + done, piece)
+            done += len(piece)
+        if copy.crc and crc != copy.crc:
+            text = f"{job.fqn}: CRC-32 of the record at byte {copy.source_offset} is wrong; the file is damaged"
+            raise ReadError(copy.source, text)
+        return crc
+
+    def _pieces(self, copy: Copy) -> Iterator[memoryview]:
+        buffer = getattr(self._buffers, "bytes", None)
+        if buffer is None:
+            buffer = self._buffers.bytes = memoryview(bytearray(BUFFER))
+        done = 0
+        with self.files.open(copy.source) as source:
+            while done < copy.nbytes:
+                if self._stop.is_set():
+                    raise Stopped
+                n = source.read_into(copy.source_offset + done, buffer[: min(BUFFER, copy.nbytes - done)])
+                yield buffer[:n]
+                done += n
+
+    def _assemble(self, job: Job, band: Band) -> int:
+        """Put a region together in memory, change its dtype if asked, write it; return its CRC-32."""
+        from ckptools.consolidate.assemble import assemble
+
+        data = assemble(job.tensor, band.box, job.dtype, self.files)
+        self._write(job, band.offset, data)
+        return zlib.crc32(data) if self.checksums else 0
+
+    def _write(self, job: Job, offset: int, data: memoryview) -> None:
+        done, target = 0, self.targets[job.file]
+        while done < len(data):
+            try:
+                done += os.pwrite(target, data[done:], job.offset + offset + done)
+            except OSError as error:
+                raise WriteError(None, f"{job.fqn}: {_reason(error)}") from error
+        self._report(len(data), job.fqn)
+
+    def _report(self, nbytes: int, fqn: str) -> None:
+        if self._stop.is_set():
+            raise Stopped
+        self._progress(nbytes, fqn)
+
+
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+
+def _reason(error: OSError) -> str:
+    return f"cannot write: {(error.strerror or 'unknown error').lower()}"

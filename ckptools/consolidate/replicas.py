@@ -1,0 +1,57 @@
+"""Copies that several ranks hold of one region: are they equal, byte for byte?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ckptools.dtypes import ITEMSIZE
+from ckptools.files import OpenFiles
+from ckptools.model import Shard, Source
+from ckptools.regions import Box
+
+CHUNK = 4 << 20
+"""Bytes compared at a time."""
+
+
+def differing_boxes(shards: Iterable[Shard], files: OpenFiles) -> dict[Box, tuple[int, int]]:
+    """The regions whose copies differ, each with the first rank and one that has other bytes.
+
+    Raises:
+        ReadError: a file cannot be read.
+    """
+    groups: dict[Box, list[Shard]] = {}
+    for shard in shards:
+        groups.setdefault(shard.box, []).append(shard)
+    found: dict[Box, tuple[int, int]] = {}
+    for box, copies in groups.items():
+        for other in copies[1:]:
+            if box not in found and not _equal(copies[0], other, files):
+                found[box] = (copies[0].rank or 0, other.rank or 0)
+    return found
+
+
+def _equal(a: Shard, b: Shard, files: OpenFiles) -> bool:
+    if a.source is None or b.source is None or a.source == b.source:
+        return True
+    if a.source.contiguous and b.source.contiguous:
+        return _equal_bytes(a.source, b.source, a.box.numel * ITEMSIZE[a.source.dtype], files)
+    return _values(a) == _values(b)
+
+
+def _equal_bytes(a: Source, b: Source, nbytes: int, files: OpenFiles) -> bool:
+    with files.open(a.path) as left, files.open(b.path) as right:
+        for at in range(0, nbytes, CHUNK):
+            n = min(CHUNK, nbytes - at)
+            if left.read(a.offset + at, n) != right.read(b.offset + at, n):
+                return False
+    return True
+
+
+def _values(shard: Shard) -> bytes:
+    import numpy as np
+
+    from ckptools.arrays import fill, raw_dtype
+
+    out = np.empty(shard.box.sizes, raw_dtype(shard.source.dtype if shard.source else "uint8"))
+    fill(out, shard.box, [shard])
+    return out.tobytes()

@@ -1,0 +1,90 @@
+"""What a writer promises: the output files, and where in them every tensor's bytes go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from ckptools.consolidate.choose import Selection
+from ckptools.consolidate.plan import Job
+from ckptools.model import KeyPath, Shard, Tensor
+from ckptools.regions import Box
+
+Finish = Callable[[Sequence[int], Sequence[int]], None]
+"""Called with the descriptors of the files and the CRC-32 of each job when all tensors are written."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A planned output.
+
+    Attributes:
+        files: path and size in bytes of every file with tensors, in the order in which they get their names.
+        jobs: every tensor, with its place.
+        finish: writes what is not tensors: headers, pickle, directory.
+        texts: small files beside them, by path, which get their names after them.
+        checksums: whether `finish` needs the CRC-32 of every tensor.
+        needs: names in the output that `torch.load(weights_only=True)` does not accept.
+        tied: names that share the bytes of an earlier name, with that name.
+    """
+
+    files: tuple[tuple[Path, int], ...]
+    jobs: tuple[Job, ...]
+    finish: Finish
+    texts: Mapping[Path, str] = field(default_factory=dict)
+    checksums: bool = False
+    needs: tuple[str, ...] = ()
+    tied: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all files with tensors."""
+        return sum(size for _, size in self.files)
+
+
+@dataclass(frozen=True)
+class WriteOptions:
+    """What a caller may ask of a writer.
+
+    Attributes:
+        dtype: dtype for the floating-point tensors of the model; None to keep each one's own.
+        max_shard_size: bytes of tensors per file; None for one file.
+        tied: `keep` writes a tied weight under each name, `drop` under the first only (where a format cannot share).
+    """
+
+    dtype: str | None = None
+    max_shard_size: int | None = None
+    tied: str = "keep"
+
+
+class Writer(Protocol):
+    """What every module in this folder that writes a format provides."""
+
+    NAME: str
+    SUFFIXES: tuple[str, ...]
+    ONLY: str
+
+    def lay_out(self, selection: Selection, out: Path, options: WriteOptions) -> Layout:
+        """Plan the output."""
+
+
+def identity(tensor: Tensor) -> Any:
+    """What two tied tensors have in common: the same regions from the same bytes. None for one without bytes."""
+    if not tensor.numel:
+        return None
+    return (tensor.shape, tensor.dtype, tuple(map(_place, tensor.shards)))
+
+
+def _place(shard: Shard) -> tuple[Box, Path | None, int, tuple[int, ...]]:
+    source = shard.source
+    return (shard.box, source.path, source.offset, source.strides) if source else (shard.box, None, 0, ())
+
+
+def output_dtype(path: KeyPath, tensor: Tensor, selection: Selection, dtype: str | None) -> str:
+    """The dtype that a tensor gets: `dtype` for the floating-point tensors of a model, else its own."""
+    from ckptools.dtypes import is_floating
+
+    applies = dtype is not None and path in selection.model_paths and is_floating(tensor.dtype)
+    return dtype if applies and dtype is not None else tensor.dtype

@@ -1,0 +1,149 @@
+"""`.safetensors`: one file, or several with a Hugging Face index; what is not a tensor goes to a JSON beside it.
+
+A file is a little-endian u64 with the header's length, the header (JSON, space-padded to 8 bytes), then the tensors,
+contiguous and without holes, sorted by falling alignment and name as the format's own library does. Source: the
+format's README and its Rust implementation.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ckptools.consolidate.choose import Selection
+from ckptools.consolidate.plan import Job, parts_of
+from ckptools.consolidate.writers.layout import Layout, WriteOptions, identity, output_dtype
+from ckptools.consolidate.writers.sidecar import values_json
+from ckptools.dtypes import ITEMSIZE, SAFETENSORS
+from ckptools.errors import RefusedError
+from ckptools.model import Tensor, fqn_of, tensors_in
+
+NAME = "safetensors"
+SUFFIXES: tuple[str, ...] = (".safetensors",)
+ONLY = "model"
+
+MAX_HEADER = 100_000_000
+"""Bytes; the format's own library reads no longer header."""
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """One tensor of the output, with the dtype it gets."""
+
+    name: str
+    tensor: Tensor
+    dtype: str
+
+    @property
+    def nbytes(self) -> int:
+        return self.tensor.numel * ITEMSIZE[self.dtype]
+
+
+def lay_out(selection: Selection, out: Path, options: WriteOptions) -> Layout:
+    """Plan one or several safetensors files.
+
+    Raises:
+        RefusedError: two tensors would get one name, or a dtype that the format lacks.
+    """
+    entries, tied = _entries(selection, out, options)
+    groups = _groups(entries, options.max_shard_size)
+    paths = _paths(out, len(groups))
+    headers = [_header(group) for group in groups]
+    jobs: list[Job] = []
+    for index, (group, header) in enumerate(zip(groups, headers, strict=True)):
+        at = len(header)
+        for entry in group:
+            jobs.append(Job(entry.name, entry.tensor, entry.dtype, index, at, parts_of(entry.tensor, entry.dtype)))
+            at += entry.nbytes
+    sizes = [len(h) + sum(e.nbytes for e in g) for h, g in zip(headers, groups, strict=True)]
+
+    def finish(targets: Sequence[int], _: Sequence[int]) -> None:
+        for target, header in zip(targets, headers, strict=True):
+            done = 0
+            while done < len(header):
+                done += os.pwrite(target, header[done:], done)
+
+    texts = _texts(selection, out, groups, paths)
+    return Layout(tuple(zip(paths, sizes, strict=True)), tuple(jobs), finish, texts, tied=tied)
+
+
+def _entries(selection: Selection, out: Path, options: WriteOptions) -> tuple[list[_Entry], dict[str, str]]:
+    seen: dict[object, str] = {}
+    entries: dict[str, _Entry] = {}
+    tied: dict[str, str] = {}
+    for path, tensor in tensors_in(selection.tree):
+        entry = _Entry(fqn_of(path), tensor, output_dtype(path, tensor, selection, options.dtype))
+        _check(entry, entries, out)
+        first = seen.setdefault(identity(tensor) or entry.name, entry.name)
+        if first != entry.name:
+            tied[entry.name] = first
+        if first == entry.name or options.tied == "keep":
+            entries[entry.name] = entry
+    return sorted(entries.values(), key=lambda e: (-ITEMSIZE[e.dtype], e.name)), tied
+
+
+def _check(entry: _Entry, entries: dict[str, _Entry], out: Path) -> None:
+    if entry.name in entries:
+        raise RefusedError(out, f"two tensors would be called {entry.name}; write a .pt, which keeps the tree")
+    if entry.name == "__metadata__":
+        raise RefusedError(out, "a tensor is called __metadata__, which safetensors reserves; write a .pt")
+    if entry.dtype not in SAFETENSORS:
+        raise RefusedError(out, f"{entry.name} is {entry.dtype}, which safetensors cannot hold; write a .pt")
+
+
+def _groups(entries: list[_Entry], limit: int | None) -> list[list[_Entry]]:
+    """Fill files in name order up to `limit` bytes; a larger tensor gets a file of its own."""
+    if limit is None or sum(e.nbytes for e in entries) <= limit:
+        return [entries]
+    groups: list[list[_Entry]] = []
+    room = -1
+    for entry in sorted(entries, key=lambda e: e.name):
+        if entry.nbytes > room:
+            groups.append([])
+            room = limit
+        groups[-1].append(entry)
+        room -= entry.nbytes
+    return [sorted(g, key=lambda e: (-ITEMSIZE[e.dtype], e.name)) for g in groups]
+
+
+def _paths(out: Path, count: int) -> list[Path]:
+    if count == 1:
+        return [out]
+    return [out.with_name(f"{out.stem}-{i + 1:05d}-of-{count:05d}{out.suffix}") for i in range(count)]
+
+
+def _header(group: Sequence[_Entry]) -> bytes:
+    at = 0
+    table: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    for entry in group:
+        span = [at, at + entry.nbytes]
+        table[entry.name] = {
+            "dtype": SAFETENSORS[entry.dtype],
+            "shape": list(entry.tensor.shape),
+            "data_offsets": span,
+        }
+        at += entry.nbytes
+    text = json.dumps(table, separators=(",", ":"), ensure_ascii=True).encode("ascii")
+    text += b" " * (-len(text) % 8)
+    if len(text) > MAX_HEADER:
+        raise RefusedError(None, f"the header would have {len(text)} bytes; safetensors allows {MAX_HEADER}")
+    return len(text).to_bytes(8, "little") + text
+
+
+def _texts(
+    selection: Selection, out: Path, groups: Sequence[Sequence[_Entry]], paths: Sequence[Path]
+) -> dict[Path, str]:
+    """The index, when there are several files, and what is not a tensor, when there is something."""
+    texts: dict[Path, str] = {}
+    others = values_json(selection.tree)
+    if others is not None:
+        texts[out.with_suffix(".json")] = others
+    if len(groups) > 1:
+        weight_map = {e.name: p.name for g, p in zip(groups, paths, strict=True) for e in g}
+        total = sum(e.nbytes for g in groups for e in g)
+        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+        texts[out.with_name(f"{out.name}.index.json")] = json.dumps(index, indent=2) + "\n"
+    return texts

@@ -1,0 +1,71 @@
+"""What `consolidate` did, or would do, in lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ckptools.dtypes import short
+from ckptools.views.words import clip, duration, plural, printable, size
+
+if TYPE_CHECKING:
+    from ckptools.consolidate import Consolidated
+
+MAX_NAMED = 5
+
+
+def summary(done: Consolidated, dry_run: bool) -> Iterator[str]:
+    """The lines for stdout: each file, and the tensors in it."""
+    verb = "would write" if dry_run else "wrote"
+    data = [str(path) for path, _ in done.layout.files]
+    for path in done.files:
+        yield printable(f"{verb} {path}")
+    took = f" in {duration(done.seconds)}" if not dry_run else ""
+    files = f" in {len(data)} files" if len(data) > 1 else ""
+    yield f"{plural(done.tensors, 'tensor')}, {size(done.nbytes)}{files}{took}"
+    changed: dict[tuple[str, str], int] = {}
+    for job in done.layout.jobs:
+        if job.dtype != job.tensor.dtype:
+            key = (short(job.tensor.dtype), short(job.dtype))
+            changed[key] = changed.get(key, 0) + 1
+    for (old, new), n in changed.items():
+        yield f"dtype {old} -> {new}, to nearest even: {plural(n, 'tensor')}"
+    if dry_run:
+        yield _reads(done)
+
+
+def _reads(done: Consolidated) -> str:
+    sources = {s.source.path for job in done.layout.jobs for s in job.tensor.shards if s.source}
+    parts = sum(len(job.parts) for job in done.layout.jobs)
+    nbytes = sum(job.tensor.nbytes for job in done.layout.jobs)
+    return f"reads {size(nbytes)} of {plural(len(sources), 'file')}, {plural(parts, 'copy').replace('copys', 'copies')}"
+
+
+def copies(done: Consolidated) -> Iterator[str]:
+    """Every copy of the plan: tensor, from which file and offset, to which file and offset, how many bytes."""
+    from ckptools.consolidate.plan import Copy
+
+    for job in done.layout.jobs:
+        target = done.layout.files[job.file][0].name
+        for part in job.parts:
+            source = f"{part.source.name} {part.source_offset}" if isinstance(part, Copy) else f"assembled {part.box}"
+            line = f"{job.fqn}\t{source}\t{target} {job.offset + part.offset}\t{part.nbytes}"
+            yield printable(line.replace("\t", "  "))
+
+
+def remarks(done: Consolidated) -> Iterator[str]:
+    """The lines for stderr: what the user should know although it went well."""
+    yield from (f"note: {note}" for note in done.notes)
+    for name, why in list(done.left_out.items())[:MAX_NAMED]:
+        yield f"left out: {name}: {why}"
+    if len(done.left_out) > MAX_NAMED:
+        yield f"left out: {len(done.left_out) - MAX_NAMED} more; all are in {done.files[-1]}"
+    if done.tied:
+        name, first = next(iter(done.tied.items()))
+        more = f" and {len(done.tied) - 1} more" if len(done.tied) > 1 else ""
+        yield f"note: tied weights: {clip(name, 60)} has the bytes of {clip(first, 60)}{more}"
+    if done.needs:
+        yield (
+            f"note: torch.load(weights_only=True) does not accept {', '.join(done.needs)}, which the source held; "
+            "--only model is free of them, torch.serialization.safe_globals lets them in"
+        )

@@ -1,0 +1,163 @@
+"""What consolidate writes, read back by torch and safetensors themselves, against the truth."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import subprocess
+import sys
+import zipfile
+from collections import OrderedDict
+
+import pytest
+import torch
+from safetensors import safe_open
+
+import ckptools
+from tests.truth import WHOLE, Known, load_truth
+
+
+def raw(tensor: torch.Tensor) -> tuple[str, bytes, tuple[int, ...]]:
+    data = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return str(tensor.dtype)[6:], data, tuple(tensor.shape)
+
+
+def known(name: str) -> Known:
+    return next(k for k in WHOLE if k.name.startswith(name))
+
+
+def model_truth(of: Known) -> dict[str, tuple[str, bytes, tuple[int, ...]]]:
+    truth = {k: v for k, v in load_truth(of.name).items() if k.startswith("model/")}
+    return {of.prefix + k.removeprefix("model/"): v for k, v in truth.items()}
+
+
+def load_fully(path):
+    """With the classes that the sources themselves held let in, and nothing else."""
+    import numpy as np
+
+    classes = [datetime.timedelta, np._core.multiarray._reconstruct, np.ndarray, np.dtype, np.dtypes.UInt32DType]
+    with torch.serialization.safe_globals(classes):
+        return torch.load(path, weights_only=True, mmap=True)
+
+
+@pytest.mark.parametrize("fixture", WHOLE, ids=lambda k: k.name)
+def test_a_model_pt_loads_safely_and_equals_the_truth(fixture, tmp_path):
+    ckptools.consolidate(fixture.file, tmp_path / "m.pt", only="model")
+    state = torch.load(tmp_path / "m.pt", weights_only=True, mmap=True)
+    truth = model_truth(fixture)
+    assert {k: raw(state[k]) for k in truth} == truth
+
+
+@pytest.mark.parametrize("fixture", WHOLE, ids=lambda k: k.name)
+def test_a_safetensors_file_equals_the_truth(fixture, tmp_path):
+    ckptools.consolidate(fixture.file, tmp_path / "m.safetensors")
+    with safe_open(tmp_path / "m.safetensors", framework="pt") as file:
+        found = {k: raw(file.get_tensor(k)) for k in file.keys()}  # noqa: SIM118 - it is no dict
+    truth = model_truth(fixture)
+    assert {k: found[k] for k in truth} == truth
+
+
+@pytest.mark.parametrize("fixture", WHOLE, ids=lambda k: k.name)
+def test_a_full_pt_has_the_same_tree_and_every_value(fixture, tmp_path):
+    ckptools.consolidate(fixture.file, tmp_path / "all.pt")
+    before, after = ckptools.open(fixture.file, all_ranks=True), ckptools.open(tmp_path / "all.pt")
+    assert [s.path for s in before.sections if s.name != "args"] == [s.path for s in after.sections]
+    (a,), (b,) = before.optimizers.values(), after.optimizers.values()
+    assert list(a.state) == list(b.state)
+    for fqn, slots in a.state.items():
+        for slot, value in slots.items():
+            other = b.state[fqn][slot]
+            assert raw(value.load()) == raw(other.load()) if hasattr(value, "load") else value == other
+
+
+@pytest.mark.parametrize("fixture", WHOLE, ids=lambda k: k.name)
+def test_a_full_pt_is_read_by_torch_with_only_the_classes_of_the_source(fixture, tmp_path):
+    done = ckptools.consolidate(fixture.file, tmp_path / "all.pt")
+    tree = load_fully(tmp_path / "all.pt")
+    assert list(tree) == [k for k in ckptools.open(fixture.file).tree if k != "args"]
+    if not done.needs:
+        torch.load(tmp_path / "all.pt", weights_only=True, mmap=True)
+
+
+def test_the_lines_of_today_work_on_the_output(tmp_path):
+    ckptools.consolidate(known("composer-0.13").file, tmp_path / "all.pt")
+    shard = load_fully(tmp_path / "all.pt")
+    group = shard["state"]["optimizers"]["DecoupledAdamW"]["param_groups"][0]
+    assert (group["betas"], group["foreach"]) == ((0.9, 0.95), None)
+    assert shard["state"]["schedulers"]["LambdaLR"]["lr_lambdas"] == [None]
+    assert isinstance(shard["state"]["timestamp"]["Timestamp"]["total_wct"], datetime.timedelta)
+
+
+def test_integer_keys_and_ordered_dicts_stay_what_they_were(tmp_path):
+    ckptools.consolidate(known("verl-fsdp1").file, tmp_path / "all.pt")
+    tree = load_fully(tmp_path / "all.pt")
+    assert sorted(tree["optim"]["state"]) == list(range(21))
+    assert tree["optim"]["param_groups"][0]["params"] == list(range(21))
+    assert isinstance(tree["model"], OrderedDict)
+
+
+def test_the_archive_passes_zipfile_and_its_storages_are_aligned(tmp_path):
+    ckptools.consolidate(known("composer-0.13").file, tmp_path / "all.pt")
+    subprocess.run([sys.executable, "-m", "zipfile", "-t", str(tmp_path / "all.pt")], check=True, capture_output=True)
+    with zipfile.ZipFile(tmp_path / "all.pt") as archive:
+        data = (tmp_path / "all.pt").read_bytes()
+        for info in archive.infolist():
+            n_name, n_extra = data[info.header_offset + 26], data[info.header_offset + 28]
+            assert (info.header_offset + 30 + n_name + n_extra) % 64 == 0
+
+
+def test_tied_weights_share_one_storage_in_a_pt(tmp_path):
+    done = ckptools.consolidate(known("verl-fsdp2").file, tmp_path / "m.pt", only="model")
+    state = torch.load(tmp_path / "m.pt", weights_only=True)
+    assert done.tied == {"lm_head.weight": "model.embed_tokens.weight"}
+    assert state["lm_head.weight"].data_ptr() == state["model.embed_tokens.weight"].data_ptr()
+
+
+def test_tied_weights_are_kept_or_dropped_in_safetensors_as_asked(tmp_path):
+    file = known("verl-fsdp2").file
+    ckptools.consolidate(file, tmp_path / "keep.safetensors", tied="keep")
+    ckptools.consolidate(file, tmp_path / "drop.safetensors", tied="drop")
+    with safe_open(tmp_path / "keep.safetensors", "pt") as keep, safe_open(tmp_path / "drop.safetensors", "pt") as drop:
+        assert set(keep.keys()) - set(drop.keys()) == {"lm_head.weight"}
+
+
+def test_several_files_have_an_index_that_names_every_tensor(tmp_path):
+    done = ckptools.consolidate(known("verl-fsdp1").file, tmp_path / "model.safetensors", max_shard_size=16_000)
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    assert len(set(index["weight_map"].values())) == len(done.layout.files) > 2
+    for name, file in index["weight_map"].items():
+        with safe_open(tmp_path / file, "pt") as shard:
+            assert name in shard.keys()  # noqa: SIM118 - it is no dict
+
+
+def test_a_dtype_is_torchs_own_conversion_of_the_model_alone(tmp_path):
+    file = known("torch2.13.0-fsdp1").file
+    ckptools.consolidate(file, tmp_path / "bf16.pt", dtype="bf16")
+    ckptools.consolidate(file, tmp_path / "full.pt")
+    small, full = load_fully(tmp_path / "bf16.pt"), load_fully(tmp_path / "full.pt")
+    for fqn, tensor in full["model"].items():
+        expected = tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
+        assert raw(small["model"][fqn]) == raw(expected)
+    assert small["optim"]["state"]["emb.weight"]["exp_avg"].dtype == torch.float32
+
+
+def test_what_is_not_a_tensor_goes_to_a_json_beside_safetensors(tmp_path):
+    ckptools.consolidate(known("composer-0.13").file, tmp_path / "all.safetensors", only="all")
+    beside = json.loads((tmp_path / "all.json").read_text(), parse_constant=pytest.fail)
+    state = beside["values"]["state"]
+    assert state["timestamp"]["Timestamp"]["batch"] == 5
+    assert state["timestamp"]["Timestamp"]["batch_wct"]["$type"] == "timedelta"
+
+
+def test_foreign_objects_are_left_out_and_listed(tmp_path):
+    done = ckptools.consolidate(known("torch2.13.0-ddp").file, tmp_path / "all.pt")
+    listed = json.loads((tmp_path / "all.pt.left-out.json").read_text())["left_out"]
+    assert [row["name"] for row in listed] == ["args"]
+    assert done.left_out == {"args": "an object of class argparse.Namespace"}
+    assert "args" not in load_fully(tmp_path / "all.pt")
+
+
+def test_a_dry_run_writes_nothing_and_knows_every_copy(tmp_path):
+    done = ckptools.consolidate(known("composer-0.13").file, tmp_path / "all.pt", dry_run=True)
+    assert list(tmp_path.iterdir()) == []
+    assert sum(part.nbytes for job in done.layout.jobs for part in job.parts) == sum(j.nbytes for j in done.layout.jobs)
