@@ -17,6 +17,7 @@ from ckptools.consolidate import consolidate
 from ckptools.errors import CkptoolsError
 from ckptools.formats import open_checkpoint as open
 from ckptools.model import Problem, Shard, Tensor
+from ckptools.offline import load_shard, offline
 from ckptools.values import Opaque
 
 __version__ = "0.1.0"
@@ -29,5 +30,7 @@ __all__ = [
     "Shard",
     "Tensor",
     "consolidate",
+    "load_shard",
+    "offline",
     "open",
 ]
