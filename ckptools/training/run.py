@@ -34,7 +34,7 @@ class Run:
         scheduler: moved once per step.
         batches_per_epoch: on each rank.
         losses: mean loss over all ranks, before each step.
-        elapsed: wall-clock time of the steps.
+        elapsed: wall-clock time of the steps, the mean over all ranks.
     """
 
     options: CreateOptions
@@ -76,7 +76,7 @@ def train(options: CreateOptions, report: Report) -> Run:
         if run.step % every == 0 or run.step == options.steps:
             lr = run.scheduler.get_last_lr()[0]
             report(f"step {run.step}  loss {run.losses[-1]:.2f}  lr {lr:.2e}")
-    run.elapsed = timedelta(seconds=time.monotonic() - begin)
+    run.elapsed = timedelta(seconds=mean_over_ranks(torch.tensor(time.monotonic() - begin, dtype=torch.float64)))
     return run
 
 
@@ -107,7 +107,12 @@ def _train_step(run: Run, tokens: Tensor) -> float:
     loss.backward()
     run.optimizer.step()
     run.scheduler.step()
-    mean = loss.detach() / dist.get_world_size()
+    return mean_over_ranks(loss.detach())
+
+
+def mean_over_ranks(value: Tensor) -> float:
+    """Average a 0-d tensor over the ranks, so that all of them count with the same number; a collective."""
+    mean = value / dist.get_world_size()
     dist.all_reduce(mean)
     return mean.item()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -42,7 +43,9 @@ def torchrun(folder: Path) -> Command:
     """The same run inside an outer torchrun."""
     start = ("torch.distributed.run", "--standalone", "--nproc_per_node", "3", "-m", "ckptools")
     command = [sys.executable, "-m", *start, "create", str(folder / "torchrun"), *FSDP1]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    # torchrun leaves its log folder behind; here that is swept with the rest.
+    environment = os.environ | {"TMPDIR": str(folder)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment)
     assert done.returncode == 0, done.stderr
     return Command(folder / "torchrun", done.stdout, done.stderr)
 

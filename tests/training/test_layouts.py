@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from ckptools.training import Created, fake_world
 from tests.training.conftest import Command
-from tests.training.rank_files import load
+from tests.training.rank_files import load, load_all
 
 
 def names(created: Created) -> list[str]:
@@ -28,7 +28,8 @@ def test_composer_keeps_optimizers_and_schedulers_by_class(fsdp1: Command) -> No
 
 
 def test_composer_counts_over_all_ranks(fsdp1: Command) -> None:
-    stamp = load(fsdp1.out / "ep0-ba5-rank0.pt")["state"]["timestamp"]["Timestamp"]
+    stamp, *others = (content["state"]["timestamp"]["Timestamp"] for content in load_all(fsdp1.out, "ep0-*.pt"))
+    assert others == [stamp, stamp]
     assert (stamp["epoch"], stamp["batch"], stamp["sample"], stamp["token"]) == (0, 5, 120, 120 * 31)
     assert isinstance(stamp["total_wct"], timedelta)
 
