@@ -84,7 +84,7 @@ def allowing(path: Path, names: Iterable[str]) -> Iterator[None]:
 
     ours = {name: table()[name] for name in map(spelling, names) if name in table()}
     known = torchs._get_allowed_globals().keys() | torchs._get_user_allowed_globals().keys() | ours.keys()
-    foreign = [name for name in names if spelling(name) not in known]
+    foreign = list(dict.fromkeys(name for name in map(spelling, names) if name not in known))
     if foreign:
         raise ForeignClassError(path, foreign)
     entries = {(thing, name) for name, thing in ours.items()} - set(torch.serialization.get_safe_globals())
@@ -141,13 +141,10 @@ def plain_dict(*_: Any) -> dict[Any, Any]:
 
 
 def _torch_types() -> dict[str, Any]:
-    import torch
     from torch import distributed
     from torch.torch_version import TorchVersion
 
-    formats = (torch.contiguous_format, torch.preserve_format, torch.channels_last, torch.channels_last_3d)
     found: dict[str, Any] = {"torch.torch_version.TorchVersion": TorchVersion}
-    found |= {str(f): f for f in formats}
     if distributed.is_available():
         found |= {f"{c.__module__}.{c.__qualname__}": c for c in _sharded_tensor_types()}
         found |= {f"{home}.{c.__name__}": c for c in _dtensor_types() for home in DTENSOR_HOMES}

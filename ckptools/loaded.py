@@ -103,9 +103,11 @@ class Description:
                 return describe(node)
         return self._opaque(node)
 
-    def _opaque(self, node: Any) -> Opaque:
+    def _opaque(self, node: Any) -> Opaque | Global:
         """An object of any other class, by what pickling it again would say."""
         reduced: Any = node.__reduce_ex__(2)
+        if isinstance(reduced, str):
+            return Global(node.__module__, reduced)
         function, args, state, items, pairs = (*reduced, None, None, None)[:5]
         if function.__name__ == "__newobj__":
             function, args = args[0], args[1:]
@@ -120,7 +122,7 @@ def _small_types() -> list[tuple[Any, Callable[[Any], Any]]]:
     import numpy as np
     import torch
 
-    named = (torch.dtype, torch.memory_format, torch.qscheme)
+    named = (torch.dtype, torch.qscheme)
     return [
         (torch.Size, Size),
         (named, lambda v: Global("torch", dtype_name(v))),

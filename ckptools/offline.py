@@ -169,6 +169,8 @@ def _cause(error: Exception) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if isinstance(error, pickle.UnpicklingError):
         lines = [line for line in lines if not line.startswith(_ADVICE)] or lines
+    if lines and lines[0].startswith("Unsupported operand"):  # an opcode of pickle protocol 4, mostly
+        lines[0] += ", in trusted files only (trust=True)"
     return f"{lines[0]:.200}" if lines else type(error).__name__
 
 

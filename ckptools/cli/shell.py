@@ -6,6 +6,8 @@ import ast
 import code
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType
 from typing import Annotated, Any
@@ -27,7 +29,7 @@ def shell(path: ShardPath, command: Command = None, trust: Trust = False) -> Non
     """
     from ckptools.offline import load_shard, offline
 
-    with offline(), warnings.catch_warnings():
+    with offline(), plain_tracebacks(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Please use DTensor instead", FutureWarning)
         shard = load_shard(path, trust=trust)
         names = {"__name__": "__console__", "shard": shard}
@@ -37,6 +39,16 @@ def shell(path: ShardPath, command: Command = None, trust: Trust = False) -> Non
             run(names, sys.stdin.read(), "<stdin>", echo=False)
         else:
             prompt(names, banner(path, shard))
+
+
+@contextmanager
+def plain_tracebacks() -> Iterator[None]:
+    """Let Python show the tracebacks of the user's code in its own way, and leave our frames out of them."""
+    hook, sys.excepthook = sys.excepthook, sys.__excepthook__
+    try:
+        yield
+    finally:
+        sys.excepthook = hook
 
 
 class Interpreter(code.InteractiveInterpreter):
