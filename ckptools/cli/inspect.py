@@ -1,7 +1,147 @@
-"""`ckptools inspect`."""
+"""`ckptools inspect`: what is this checkpoint, is it whole, what is inside."""
 
 from __future__ import annotations
 
+import sys
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-def inspect() -> None:
-    """Not there yet."""
+import typer
+
+from ckptools.views.tables import Screen
+from ckptools.views.words import encodable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ckptools.checkpoint import Checkpoint
+    from ckptools.formats.options import Reader
+    from ckptools.views.details import Detail
+    from ckptools.views.report import Report
+
+ROWS = 40
+"""Rows of a table on a terminal."""
+
+
+class Engine(str, Enum):
+    """What reads the files."""
+
+    inert = "inert"
+    torch = "torch"
+
+
+CheckpointPath = Annotated[Path, typer.Argument(help="A rank file (its siblings are found), a folder, or a .pt file.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object for other programs.")]
+SectionName = Annotated[
+    str | None,
+    typer.Option(help="Show one section in full: model, optimizer, scheduler, rng, other, or a section's own name."),
+]
+AllRanks = Annotated[bool, typer.Option("--all-ranks", help="Read the structure of every rank, and compare them.")]
+OnlyThisFile = Annotated[bool, typer.Option("--only-this-file", help="Do not look for the other ranks' files.")]
+FollowSymlinks = Annotated[bool, typer.Option("--follow-symlinks", help="Accept links that lead out of the folder.")]
+EngineName = Annotated[
+    Engine, typer.Option(help="inert: names are only names, nothing is run. torch: through torch.load, as a check.")
+]
+Trust = Annotated[
+    bool, typer.Option("--trust", help="With --engine torch: let the file name any class. Runs its code.")
+]
+
+
+def inspect(
+    path: CheckpointPath,
+    json: AsJson = False,
+    section: SectionName = None,
+    all_ranks: AllRanks = False,
+    only_this_file: OnlyThisFile = False,
+    follow_symlinks: FollowSymlinks = False,
+    engine: EngineName = Engine.inert,
+    trust: Trust = False,
+) -> None:
+    """Show what a checkpoint is, whether it is whole, and what is inside.
+
+    Reads no tensor values and runs nothing that the file names; torch is not needed. Of the other ranks only the
+    ends of their files are looked at, unless --all-ranks asks for more.
+
+    Exit code: 0 shown and nothing wrong (also for one rank's file alone), 1 problems found, 3 unreadable.
+    """
+    from ckptools.formats import open_checkpoint
+    from ckptools.views.report import inspect_report
+
+    checkpoint = open_checkpoint(
+        path,
+        all_ranks=all_ranks,
+        only_this_file=only_this_file,
+        follow_symlinks=follow_symlinks,
+        read_file=reader_of(engine, trust),
+    )
+    report = inspect_report(checkpoint)
+    details = details_of(checkpoint, section)
+    if json:
+        show_json(report, details)
+    else:
+        show_text(report, details)
+    if report.errors:
+        raise typer.Exit(1)
+
+
+def reader_of(engine: Engine, trust: bool) -> Reader:
+    """What reads one file.
+
+    Raises:
+        UsageError: there is nothing to trust, for the inert reader runs nothing.
+    """
+    if engine is Engine.torch:
+        import functools
+
+        from ckptools import loaded
+
+        return functools.partial(loaded.read, trust=trust)
+    if trust:
+        from ckptools.errors import UsageError
+
+        raise UsageError(
+            None, "--trust needs --engine torch; the inert reader runs nothing, so there is nothing to trust"
+        )
+    from ckptools.pickles import reader
+
+    return reader.read
+
+
+def details_of(checkpoint: Checkpoint, section: str | None) -> tuple[Detail, ...]:
+    """The sections that were asked for in full."""
+    if section is None:
+        return ()
+    from ckptools.views.details import section_details
+
+    return section_details(checkpoint, section)
+
+
+def show_json(report: Report, details: Sequence[Detail]) -> None:
+    """Print one JSON object."""
+    from ckptools.views.json import report_json
+
+    typer.echo(report_json(report, details))
+
+
+def show_text(report: Report, details: Sequence[Detail]) -> None:
+    """Print the report, or the sections that were asked for; what was read and what comes next go to stderr."""
+    from ckptools.views import text
+
+    if details:
+        from ckptools.views.detail_text import detail_text
+
+        shown = detail_text(report, details, screen())
+    else:
+        shown = text.report_text(report, screen())
+    typer.echo(encodable(shown, sys.stdout.encoding))
+    typer.echo(encodable(f"\n{text.read_line(report)}\n{text.next_line(report)}", sys.stderr.encoding), err=True)
+
+
+def screen() -> Screen:
+    """Cut to the terminal, and not at all in a pipe."""
+    if not sys.stdout.isatty():
+        return Screen()
+    import shutil
+
+    return Screen(shutil.get_terminal_size().columns, ROWS)

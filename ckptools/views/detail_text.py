@@ -1,0 +1,111 @@
+"""One section in full, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ckptools.dtypes import short
+from ckptools.model import Tensor, fqn_of
+from ckptools.views import words
+from ckptools.views.details import Detail, StateRow, ValueRow, distinct
+from ckptools.views.report import Report
+from ckptools.views.shown import shown
+from ckptools.views.tables import PIPE, Column, Screen, table
+from ckptools.views.text import optimizer_lines
+from ckptools.views.words import plural, printable
+
+TENSOR_COLUMNS = (
+    Column("tensor", name=True),
+    Column("shape", right=True),
+    Column("dtype"),
+    Column("size", right=True),
+    Column("placement"),
+)
+STATE_COLUMNS = (
+    Column("parameter", name=True),
+    Column("group", right=True),
+    Column("shape", right=True),
+    Column("state"),
+)
+VALUE_COLUMNS = (Column("key", name=True), Column("value"))
+
+
+def detail_text(report: Report, details: Sequence[Detail], screen: Screen = PIPE) -> str:
+    """Everything that `inspect --section` puts on stdout."""
+    blocks = [_lines(report, detail, screen) for detail in details if detail.kind != "other"]
+    others = [detail for detail in details if detail.kind == "other"]
+    blocks += [_other_lines(report, others, screen)] if others else []
+    return "\n\n".join("\n".join(block) for block in blocks)
+
+
+def _lines(report: Report, detail: Detail, screen: Screen) -> list[str]:
+    lines = [f"{printable(detail.name)} in {printable(report.name)}"]
+    values = table(VALUE_COLUMNS, [_value_cells(row) for row in detail.values], screen)
+    distinct_lines = [f"{stream}: {n} distinct of {total}" for stream, (n, total) in distinct(detail).items()]
+    blocks = [_groups(report, detail, screen), _tensors(detail, screen), _state(detail, screen), values]
+    blocks += [distinct_lines if detail.kind == "rng" else [], _left_out([detail]), _agreement(report, detail)]
+    return lines + [line for block in blocks if block for line in ("", *block)]
+
+
+def _other_lines(report: Report, details: Sequence[Detail], screen: Screen) -> list[str]:
+    """Sections that are only values: one table."""
+    rows = [_value_cells(row, detail.name) for detail in details for row in detail.values]
+    title = details[0].name if len(details) == 1 else "other values"
+    return [
+        f"{printable(title)} in {printable(report.name)}",
+        "",
+        *table(VALUE_COLUMNS, rows, screen),
+        *_left_out(details),
+    ]
+
+
+def _left_out(details: Sequence[Detail]) -> list[str]:
+    return [f"{printable(d.name)}: only the first {len(d.values)} values" for d in details if d.left_out]
+
+
+def _agreement(report: Report, detail: Detail) -> list[str]:
+    agrees = [s.agrees for s in report.schedulers if s.section == detail.name and detail.kind == "scheduler"]
+    told = {True: "_last_lr is the lr of the param groups", False: "_last_lr IS NOT the lr of the param groups"}
+    return [told[agree] for agree in agrees if agree is not None]
+
+
+def _groups(report: Report, detail: Detail, screen: Screen) -> list[str]:
+    mine = [o for o in report.optimizers if o.section == detail.name and detail.kind == "optimizer"]
+    return [line for optimizer in mine for line in optimizer_lines(optimizer, screen)]
+
+
+def _tensors(detail: Detail, screen: Screen) -> list[str]:
+    rows = [
+        [t.fqn, words.shape(t.shape), short(t.dtype), words.size(t.nbytes), t.placement] for t in detail.tensors
+    ]  # fmt: skip
+    total = sum(t.nbytes for t in detail.tensors)
+    lines = table(TENSOR_COLUMNS, rows, screen)
+    return [*lines, f"{plural(len(rows), 'tensor')}, {words.size(total)}"] if rows else []
+
+
+def _state(detail: Detail, screen: Screen) -> list[str]:
+    return table(STATE_COLUMNS, [_state_cells(row) for row in detail.state], screen)
+
+
+def _state_cells(row: StateRow) -> list[str]:
+    moments = [v for k, v in row.slots.items() if isinstance(v, Tensor) and k != "step"]
+    shape = words.shape(moments[0].shape) if moments else "-"
+    told = ", ".join(f"{slot} {_slot(value)}" for slot, value in row.slots.items())
+    return [row.parameter, "-" if row.group is None else str(row.group), shape, told]
+
+
+def _slot(value: Any) -> str:
+    return short(value.dtype) if isinstance(value, Tensor) else shown(value, 40)
+
+
+def _value_cells(row: ValueRow, section: str = "") -> list[str]:
+    told = shown(row.value, 120)
+    if row.fingerprint is not None:
+        told = f"{_length(row.value)}, crc {row.fingerprint:08x}"
+    name = ".".join(part for part in (section, fqn_of(row.path)) if part)
+    return [name or "value", told + (f" (ranks differ in {row.differs})" if row.differs else "")]
+
+
+def _length(value: Any) -> str:
+    return plural(len(value), "integer") if isinstance(value, (list, tuple)) else shown(value)

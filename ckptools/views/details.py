@@ -1,0 +1,193 @@
+"""One section in full, as plain data: what `inspect --section` shows."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ckptools.checkpoint import Checkpoint
+from ckptools.errors import UsageError
+from ckptools.model import Key, KeyPath, Tensor, children_of, fqn_of
+from ckptools.sections import Section
+from ckptools.values import Opaque
+from ckptools.views.layout import placement
+from ckptools.views.shown import described, is_plain
+
+KINDS = ("model", "optimizer", "scheduler", "rng", "other")
+MAX_VALUES = 10_000
+"""Rows of values of one section. Containers can be shared, so a small file may unfold to millions."""
+
+LONG = 8
+"""A sequence of more plain values than this is one row."""
+
+
+@dataclass(frozen=True)
+class TensorRow:
+    """One tensor.
+
+    Attributes:
+        fqn: its name in the section.
+        shape: global sizes.
+        dtype: torch's name.
+        nbytes: bytes of the global tensor.
+        placement: how it is spread over the ranks.
+        note: why it cannot be loaded; empty when it can.
+    """
+
+    fqn: str
+    shape: tuple[int, ...]
+    dtype: str
+    nbytes: int
+    placement: str
+    note: str
+
+
+@dataclass(frozen=True)
+class StateRow:
+    """What an optimizer keeps of one parameter.
+
+    Attributes:
+        parameter: fqn, or the number where no name is known.
+        group: number of its param group; None when no group lists it.
+        slots: tensors and values by the name of the slot.
+    """
+
+    parameter: str
+    group: int | None
+    slots: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class ValueRow:
+    """One value that is no tensor of a model or optimizer.
+
+    Attributes:
+        path: key path below the section.
+        value: the value; a long sequence of plain values is one.
+        fingerprint: CRC-32 of a long sequence or array, to tell ranks apart; None for others.
+        differs: name of the value, or of what it is a part of, in which other ranks differ; empty when none does.
+    """
+
+    path: KeyPath
+    value: Any
+    fingerprint: int | None
+    differs: str
+
+
+@dataclass(frozen=True)
+class Detail:
+    """One section in full.
+
+    Attributes:
+        kind: what it is.
+        name: for people.
+        tensors: its tensors, for a model.
+        state: its state per parameter, for an optimizer.
+        values: everything else.
+        left_out: whether there are more values than are listed.
+    """
+
+    kind: str
+    name: str
+    tensors: tuple[TensorRow, ...] = ()
+    state: tuple[StateRow, ...] = ()
+    values: tuple[ValueRow, ...] = ()
+    left_out: bool = False
+
+
+def section_details(ck: Checkpoint, wanted: str) -> tuple[Detail, ...]:
+    """The sections of a kind, or the one of a name, in full.
+
+    Raises:
+        UsageError: there is none.
+    """
+    found = [s for s in ck.sections if wanted in (s.kind, s.name)]
+    if not found:
+        names = ", ".join([*KINDS, *(s.name for s in ck.sections if s.name not in KINDS)])
+        raise UsageError(ck.path, f"has no section {wanted!r}; there are {names}")
+    return tuple(_detail(ck, section) for section in found)
+
+
+def _detail(ck: Checkpoint, section: Section) -> Detail:
+    if section.kind == "optimizer":
+        return Detail(section.kind, section.name, state=tuple(_state_rows(ck, section)))
+    tensors = tuple(tensor_rows(section.value)) if section.kind == "model" else ()
+    values = [row for row in _value_rows(ck, section) if not (tensors and isinstance(row.value, Tensor))]
+    left_out = len(values) > MAX_VALUES
+    return Detail(section.kind, section.name, tensors, (), tuple(values[:MAX_VALUES]), left_out)
+
+
+def tensor_rows(value: Any) -> Iterator[TensorRow]:
+    """The tensors of a subtree."""
+    for path, leaf in _leaves(value):
+        if isinstance(leaf, Tensor):
+            yield TensorRow(fqn_of(path), leaf.shape, leaf.dtype, leaf.nbytes, placement(leaf), leaf.note)
+
+
+def _state_rows(ck: Checkpoint, section: Section) -> Iterator[StateRow]:
+    optimizer = next(o for o in ck.optimizers.values() if o.path == section.path)
+    group_of = {name: n for n, group in enumerate(optimizer.param_groups) for name in group.names}
+    for key, entry in optimizer.state.items():
+        name = key if isinstance(key, str) else f"?{key}"
+        slots = dict(entry) if isinstance(entry, Mapping) else {"state": entry}
+        yield StateRow(name, group_of.get(name), slots)
+
+
+def _value_rows(ck: Checkpoint, section: Section) -> Iterator[ValueRow]:
+    differing = set(map(fqn_of, ck.differing))
+    for n, (path, leaf) in enumerate(_leaves(section.value)):
+        if n > MAX_VALUES:
+            return
+        full = (*section.path, *path)
+        names = (fqn_of(full[:k]) for k in range(1, len(full) + 1)) if differing else ()
+        differs = next((name for name in names if name in differing), "")
+        yield ValueRow(path, leaf, _fingerprint(leaf), differs)
+
+
+def _leaves(tree: Any) -> Iterator[tuple[KeyPath, Any]]:
+    """Walk a subtree in order, lazily; a long run of plain values is a leaf.
+
+    A foreign object is a leaf with its attributes behind it. It may hold itself, so it is not entered twice on a path.
+    """
+    stack: list[tuple[KeyPath, Any, frozenset[int]]] = [((), tree, frozenset())]
+    while stack:
+        path, node, above = stack.pop()
+        if isinstance(node, Opaque):
+            yield path, node
+            children = _attributes(node) if id(node) not in above else []
+            above = above | {id(node)}
+        else:
+            children = [] if _is_run(node) else children_of(node) or []
+            if not children:
+                yield path, node
+        stack += [((*path, key), child, above) for key, child in reversed(children)]
+
+
+def _attributes(value: Opaque) -> list[tuple[Key, Any]]:
+    """What the file says of an object of a foreign class, where that is attributes, as of `argparse.Namespace`."""
+    return list(value.state.items()) if isinstance(value.state, Mapping) else []
+
+
+def _is_run(node: Any) -> bool:
+    """Whether a sequence is shown as one value: short pairs such as betas, and long states of a generator."""
+    return isinstance(node, (list, tuple)) and all(is_plain(item) for item in node[:LONG])
+
+
+def _fingerprint(value: Any) -> int | None:
+    data = getattr(value, "data", None)
+    if isinstance(data, bytes):
+        return zlib.crc32(data)
+    if isinstance(value, (list, tuple)) and len(value) > LONG and all(type(v) is int for v in value):
+        return zlib.crc32(b",".join(b"%d" % v if described(v) is None else b"?" for v in value))
+    return None
+
+
+def distinct(detail: Detail) -> dict[str, tuple[int, int]]:
+    """How many different states the ranks have, and of how many ranks, by stream, for RNG that is a list by rank."""
+    found: dict[str, list[int]] = {}
+    for row in detail.values:
+        if row.fingerprint is not None and len(row.path) > 1 and isinstance(row.path[0], int):
+            found.setdefault(str(row.path[1]), []).append(row.fingerprint)
+    return {stream: (len(set(prints)), len(prints)) for stream, prints in found.items() if len(prints) > 1}

@@ -1,0 +1,148 @@
+"""Optimizers' param groups and schedulers' states, as rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ckptools.checkpoint import Checkpoint
+from ckptools.model import Tensor
+from ckptools.optimizers import Optimizer, ParamGroup, group_ids
+from ckptools.sections import section_name
+from ckptools.views.shown import scalar
+
+
+@dataclass(frozen=True)
+class GroupRow:
+    """One param group.
+
+    Attributes:
+        values: its hyperparameters as the file has them, without the list of parameters.
+        tensors: parameters in it; None when the file does not list them.
+        params: elements of them together; None when that cannot be told for every one.
+        names: their fqns, `?3` where only the number is known.
+    """
+
+    values: Mapping[str, Any]
+    tensors: int | None
+    params: int | None
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class OptimizerRow:
+    """One optimizer.
+
+    Attributes:
+        name: class name, or the key where the file has no class.
+        section: name of its section.
+        groups: its param groups.
+        slots: names of the state per parameter, such as `exp_avg`.
+        entries: parameters that have state.
+        named_by: `fqn`, `order` or `none`: how parameters got their names.
+        unnamed: how many have none.
+        note: a line about the naming; empty when the file has the names.
+    """
+
+    name: str
+    section: str
+    groups: tuple[GroupRow, ...]
+    slots: tuple[str, ...]
+    entries: int
+    named_by: str
+    unnamed: int
+    note: str
+
+
+@dataclass(frozen=True)
+class SchedulerRow:
+    """One scheduler.
+
+    Attributes:
+        name: class name or key.
+        section: name of its section.
+        state: its state as the file has it.
+        agrees: whether its last learning rates are those of the param groups; None when they cannot be compared.
+    """
+
+    name: str
+    section: str
+    state: Any
+    agrees: bool | None
+
+
+def optimizer_rows(ck: Checkpoint) -> tuple[OptimizerRow, ...]:
+    """Describe every optimizer."""
+    return tuple(_optimizer_row(ck, optimizer) for optimizer in ck.optimizers.values())
+
+
+def _optimizer_row(ck: Checkpoint, optimizer: Optimizer) -> OptimizerRow:
+    slots = {slot: None for entry in optimizer.state.values() if isinstance(entry, Mapping) for slot in entry}
+    raw = next(s.value for s in ck.sections if s.path == optimizer.path)
+    listed = [bool(ids) for ids in group_ids(raw)]
+    sizes = _sizes(ck, optimizer)
+    rows = tuple(_group_row(g, sizes, known) for g, known in zip(optimizer.param_groups, listed, strict=False))
+    naming = optimizer.naming
+    return OptimizerRow(
+        name=optimizer.name,
+        section=section_name(optimizer.path),
+        groups=rows,
+        slots=tuple(map(str, slots)),
+        entries=len(optimizer.state),
+        named_by=naming.by,
+        unnamed=len(naming.unnamed),
+        note=naming.note,
+    )
+
+
+def _group_row(group: ParamGroup, sizes: Mapping[str, int], listed: bool) -> GroupRow:
+    values = {key: value for key, value in group.items() if key != "params"}
+    if not listed and len(sizes) != 0:
+        return GroupRow(values, None, None, ())
+    known = [sizes[name] for name in group.names if name in sizes]
+    params = sum(known) if len(known) == len(group.names) else None
+    return GroupRow(values, len(group.names), params, group.names)
+
+
+def _sizes(ck: Checkpoint, optimizer: Optimizer) -> dict[str, int]:
+    """Elements of each parameter by its name in the groups: of the model's tensor, else of its moments.
+
+    A piece of a flattened parameter does not tell how large the parameter is.
+    """
+    sizes: dict[str, int] = {}
+    for key, entry in optimizer.state.items():
+        moments = [v for k, v in entry.items() if isinstance(v, Tensor) and k != "step"] if _is_entry(entry) else []
+        if moments and moments[0].kind != "flat_pieces":
+            sizes[key if isinstance(key, str) else f"?{key}"] = moments[0].numel
+    for section in ck.of_kind("model"):
+        pairs = section.value.items() if isinstance(section.value, Mapping) else ()
+        sizes.update({k: t.numel for k, t in pairs if isinstance(t, Tensor) and t.kind != "flat_pieces"})
+    return sizes
+
+
+def _is_entry(entry: Any) -> bool:
+    return isinstance(entry, Mapping)
+
+
+def scheduler_rows(ck: Checkpoint, optimizers: tuple[OptimizerRow, ...]) -> tuple[SchedulerRow, ...]:
+    """Describe every scheduler."""
+    sections = ck.of_kind("scheduler")
+    rates = [_rate(g.values.get("lr")) for o in optimizers for g in o.groups]
+    # With several schedulers nothing tells which optimizer each one drives.
+    comparable = rates if len(sections) == len(optimizers) == 1 else None
+    rows = zip(sections, ck.schedulers, strict=True)
+    return tuple(SchedulerRow(name, s.name, s.value, _agrees(s.value, comparable)) for s, name in rows)
+
+
+def _agrees(state: Any, rates: list[float | None] | None) -> bool | None:
+    last = state.get("_last_lr") if isinstance(state, Mapping) else None
+    if rates is None or None in rates or not isinstance(last, (list, tuple)) or len(last) != len(rates):
+        return None
+    told = [_rate(value) for value in last]
+    return None if None in told else told == rates
+
+
+def _rate(value: Any) -> float | None:
+    value = scalar(value)
+    return float(value) if isinstance(value, (int, float)) else None

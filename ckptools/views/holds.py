@@ -1,0 +1,107 @@
+"""What a section holds, in a few words, for the last column of the table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import timedelta
+from itertools import islice
+from typing import Any
+
+from ckptools.checkpoint import Checkpoint
+from ckptools.model import Tensor, tensors_in, walk
+from ckptools.sections import Section, SectionSize, storage_identity
+from ckptools.steps import COUNTERS, EPOCH_COUNTERS
+from ckptools.values import NumpyArray
+from ckptools.views.shown import key_name, scalar, shown
+from ckptools.views.words import plural
+
+MAX_WORDS = 8
+"""Names or values that a cell shows."""
+
+STREAMS = {"torch": "torch", "cpu": "torch", "cuda": "cuda", "numpy": "numpy", "python": "python", "random": "python"}
+"""What the keys of RNG states stand for."""
+
+
+def holds(ck: Checkpoint, section: Section, size: SectionSize) -> str:
+    """Say what is inside a section, by its kind."""
+    tell = {"model": _model, "optimizer": _optimizer, "scheduler": _scheduler, "rng": _rng}.get(section.kind)
+    told = tell(ck, section) if tell else _values(section.value)
+    foreign = f"foreign: {_some(size.opaque)}" if size.opaque and section.value.__class__.__name__ != "Opaque" else ""
+    return "; ".join(part for part in (told, foreign) if part)
+
+
+def _some(words: Iterable[Any]) -> str:
+    every = list(words)
+    more = [f"{len(every) - MAX_WORDS} more"] if len(every) > MAX_WORDS else []
+    return ", ".join([*map(str, every[:MAX_WORDS]), *more])
+
+
+def _model(ck: Checkpoint, section: Section) -> str:
+    tensors = [t for _, t in tensors_in(section.value)]
+    sharded = sum(t.sharded for t in tensors)
+    identities = [i for i in map(storage_identity, tensors) if i is not None]
+    tied = len(identities) - len(set(identities))
+    told = [f"{sharded} sharded, {len(tensors) - sharded} whole"] if sharded else []
+    told += [f"{tied} tied to another"] if tied else []
+    others = len(section.value) - len(tensors) if isinstance(section.value, Mapping) else 0
+    told += [f"{plural(others, 'value')} beside the tensors"] if others > 0 else []
+    return ", ".join(told) + _pieces_of_one_rank(ck, section)
+
+
+def _optimizer(ck: Checkpoint, section: Section) -> str:
+    state = section.value["state"]
+    slots = {slot: None for entry in state.values() if isinstance(entry, Mapping) for slot in entry}
+    told = f"{_some(slots)} of {plural(len(state), 'parameter')}" if state else "no state yet"
+    return told + _pieces_of_one_rank(ck, section)
+
+
+def _pieces_of_one_rank(ck: Checkpoint, section: Section) -> str:
+    """Pieces of flattened parameters are told of those ranks alone that were read."""
+    pieces = any(t.kind == "flat_pieces" for _, t in tensors_in(section.value))
+    ranks = sorted({f.rank for f in ck.files if f.status == "read" and f.rank is not None})
+    return f"; pieces of rank {ranks[0]} only" if pieces and not ck.all_ranks and len(ranks) == 1 else ""
+
+
+def _scheduler(ck: Checkpoint, section: Section) -> str:
+    value = section.value
+    epoch = [f"last_epoch {shown(value['last_epoch'])}"] if "last_epoch" in value else []
+    last = value.get("_last_lr")
+    rates = [f"lr {', '.join(map(shown, last[:4]))}"] if isinstance(last, (list, tuple)) and last else []
+    return ", ".join(epoch + rates)
+
+
+def _rng(ck: Checkpoint, section: Section) -> str:
+    streams = _some(dict.fromkeys(_streams(section.value)))
+    per_rank = section.value if isinstance(section.value, (list, tuple)) else ()
+    if len(per_rank) > 1 and all(isinstance(v, Mapping) for v in per_rank):
+        return f"{plural(len(per_rank), 'rank')}: {streams}"
+    ranks = {s.rank for _, t in tensors_in(section.value) for s in t.shards if s.rank is not None}
+    if len(ck.files) == 1 or not ranks:
+        return streams
+    if len(ranks) > 1:
+        return f"{plural(len(ranks), 'rank')}: {streams}"
+    return f"rank {min(ranks)} only, others not read: {streams}"
+
+
+def _streams(value: Any) -> Iterable[str]:
+    """Which generators have a state in here: the first known word on each path; a nameless tensor is torch's."""
+    for path, leaf in walk(value):
+        if isinstance(leaf, (Tensor, NumpyArray)) or (path and isinstance(leaf, int)):
+            known = [STREAMS[str(key).lower()] for key in path if str(key).lower() in STREAMS]
+            yield from known[:1] or (["torch"] if isinstance(leaf, Tensor) else [])
+
+
+def _values(value: Any) -> str:
+    """A few plain values, counters first: `batch 5, epoch 0`; of deeper trees the keys."""
+    if not isinstance(value, (Mapping, list, tuple)) or not value:
+        return shown(value, 60)
+    found: dict[str, str] = {}
+    for path, leaf in islice(walk(value), 2000):
+        leaf = scalar(leaf)
+        if 0 < len(path) <= 2 and isinstance(leaf, (int, float, str, timedelta)) and not isinstance(path[-1], int):
+            found.setdefault(key_name(path[-1]), f"{key_name(path[-1])} {shown(leaf, 24)}")
+    order = {name: n for n, name in enumerate((*COUNTERS, *EPOCH_COUNTERS))}
+    names = sorted(found, key=lambda name: order.get(name, len(order)))
+    if names:
+        return ", ".join([found[n] for n in names[:4]] + ([f"{len(names) - 4} more"] if len(names) > 4 else []))
+    return _some(map(key_name, value)) if isinstance(value, Mapping) else plural(len(value), "item")

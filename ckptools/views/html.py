@@ -1,0 +1,152 @@
+"""Tables for notebooks: HTML and CSS alone, for notebooks strip the scripts of files that they do not trust.
+
+Every text is made printable and then escaped here, also our own. Nothing is read to show it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from ckptools.dtypes import short
+from ckptools.model import Tensor
+from ckptools.views import words
+from ckptools.views.details import tensor_rows
+from ckptools.views.report import Report, inspect_report
+from ckptools.views.shown import key_name, shown
+from ckptools.views.words import clip, clip_middle, plural, printable
+
+if TYPE_CHECKING:
+    from ckptools.checkpoint import Checkpoint
+
+MAX_ROWS = 200
+"""Rows of all tables of one output together."""
+
+MAX_CELL = 160
+MAX_LENGTH = 200_000
+"""Characters; notebooks keep their output in the file."""
+
+STYLE = (
+    "<style>.ckpt{font-family:monospace;font-size:12px}.ckpt table{border-collapse:collapse;margin:4px 0 8px 16px}"
+    ".ckpt th,.ckpt td{text-align:left;padding:1px 10px 1px 0;white-space:pre}.ckpt summary{cursor:pointer}"
+    ".ckpt th{border-bottom:1px solid #999;font-weight:normal}.ckpt .bad{font-weight:bold}</style>"
+)
+
+Rows = Sequence[Sequence[str]]
+
+
+class _Page:
+    """Collects blocks until the rows or the characters run out.
+
+    Attributes:
+        blocks: pieces of HTML.
+        rows: rows that still fit.
+        left_out: rows that did not.
+    """
+
+    def __init__(self) -> None:
+        self.blocks = [STYLE]
+        self.rows = MAX_ROWS
+        self.left_out = 0
+
+    def line(self, text: str, bad: bool = False) -> None:
+        """One line of text."""
+        self.blocks.append(f"<div{' class=bad' if bad else ''}>{safe(text, 1000)}</div>")
+
+    def table(
+        self, title: str, headers: Sequence[str], rows: Rows, total: int | None = None, opened: bool = False
+    ) -> None:
+        """A section that folds; `total` when `rows` is only the beginning of it."""
+        kept, length = [], sum(map(len, self.blocks))
+        for row in rows[: self.rows]:
+            cells = "".join(f"<td>{safe(cell)}</td>" for cell in row)
+            length += len(cells)
+            if length > MAX_LENGTH:
+                break
+            kept.append(f"<tr>{cells}</tr>")
+        self.rows -= len(kept)
+        self.left_out += (len(rows) if total is None else total) - len(kept)
+        head = "".join(f"<th>{safe(header)}</th>" for header in headers)
+        body = f"<table><tr>{head}</tr>{''.join(kept)}</table>" if kept else ""
+        self.blocks.append(f"<details{' open' if opened else ''}><summary>{safe(title)}</summary>{body}</details>")
+
+    def html(self) -> str:
+        """Everything, with a line about what was left out."""
+        if self.left_out:
+            self.line(f"{plural(self.left_out, 'row')} left out; ckptools inspect shows all of them")
+        return f'<div class="ckpt">{"".join(self.blocks)}</div>'
+
+
+def safe(text: str, width: int = MAX_CELL) -> str:
+    """Text for HTML: nothing in it is markup, and nothing in it is invisible."""
+    return escape(clip(printable(text), width))
+
+
+def checkpoint_html(ck: Checkpoint) -> str:
+    """A checkpoint: problems first, then what it is and what is inside."""
+    from ckptools.views import text
+
+    report = inspect_report(ck)
+    page = _Page()
+    page.line(words.checkpoint_line(ck))
+    for line in text.headline(report):
+        page.line(line, bad=not report.whole)
+    _problems(page, report)
+    page.table("what it is", ("", "", "from"), list(text.facts(report)))
+    columns = [column.title for column in text.SECTION_COLUMNS]
+    page.table("sections", columns, text.section_cells(report.sections), opened=True)
+    _groups(page, report)
+    for section in ck.of_kind("model"):
+        rows = [_tensor_cells(row) for row in islice(tensor_rows(section.value), MAX_ROWS)]
+        total = next(s.size.tensors for s in report.sections if s.path == section.path)
+        page.table(section.name, ("tensor", "shape", "dtype", "size", "placement"), rows, total)
+    return page.html()
+
+
+def _problems(page: _Page, report: Report) -> None:
+    from ckptools.views.problems import fold
+
+    rows = [(f.code, f.severity, f.where, f.message) for f in fold(report.problems)]
+    if rows:
+        page.table(plural(len(rows), "problem"), ("code", "", "where", "what"), rows, opened=report.errors)
+
+
+def _groups(page: _Page, report: Report) -> None:
+    for optimizer in report.optimizers:
+        names = list(dict.fromkeys(key_name(key) for group in optimizer.groups for key in group.values))
+        values = [{key_name(k): shown(v, 40) for k, v in group.values.items()} for group in optimizer.groups]
+        rows = [
+            (str(n), *(v.get(name, "-") for name in names), _number(group.params), _number(group.tensors))
+            for n, (v, group) in enumerate(zip(values, optimizer.groups, strict=True))
+        ]
+        page.table(f"param groups of {optimizer.section}", ("group", *names, "params", "tensors"), rows)
+
+
+def _number(n: int | None) -> str:
+    return "-" if n is None else words.count(n)
+
+
+def _tensor_cells(row: Any) -> tuple[str, ...]:
+    name = clip_middle(printable(row.fqn), MAX_CELL)
+    return name, words.shape(row.shape), short(row.dtype), words.size(row.nbytes), row.placement
+
+
+def values_html(values: Mapping[Any, Any]) -> str:
+    """A part of the tree: its keys, and of each value its shape or its words."""
+    page = _Page()
+    rows = [_value_cells(key, value) for key, value in _some(values)]
+    page.table(f"{len(values)} entries", ("key", "value", "dtype", "size"), rows, len(values), opened=True)
+    return page.html()
+
+
+def _some(values: Mapping[Any, Any]) -> Iterable[tuple[Any, Any]]:
+    return islice(values.items(), MAX_ROWS)
+
+
+def _value_cells(key: Any, value: Any) -> tuple[str, ...]:
+    name = clip_middle(printable(key_name(key)), MAX_CELL)
+    if isinstance(value, Tensor):
+        return name, f"tensor {words.shape(value.shape)}", short(value.dtype), words.size(value.nbytes)
+    return name, shown(value, MAX_CELL), "", ""

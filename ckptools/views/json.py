@@ -1,0 +1,158 @@
+"""The report as JSON: one object; bytes are integers, nothing is a bare NaN, and everything is ASCII."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+from ckptools.model import Fact, Problem, RankFile, fqn_of
+from ckptools.views.groups import GroupRow, OptimizerRow
+from ckptools.views.report import Report, SectionRow
+from ckptools.views.shown import Jsonable, key_name
+
+if TYPE_CHECKING:
+    from ckptools.views.details import Detail, StateRow, ValueRow
+
+SCHEMA = "ckptools/inspect/1"
+
+
+def report_json(report: Report, details: Sequence[Detail] = ()) -> str:
+    """The whole report, and the sections that were asked for in full, as text."""
+    values = Jsonable()
+    made = _report(report, values)
+    if details:
+        made["details"] = [_detail(detail, values) for detail in details]
+    made["nonfinite"], made["left_out"] = values.nonfinite, values.left_out
+    return json.dumps(made, indent=1, allow_nan=False)
+
+
+def _report(report: Report, values: Jsonable) -> dict[str, Any]:
+    from ckptools import __version__
+
+    return {
+        "schema": SCHEMA,
+        "tool": f"ckptools {__version__}",
+        "path": str(report.path),
+        "name": report.name,
+        "folder": str(report.folder),
+        "format": report.format,
+        "saved_as": report.saved_as,
+        "sharding": report.sharding,
+        "whole": report.whole,
+        "scope": report.scope,
+        "step": _fact(report.step),
+        "world_size": {
+            **_fact(report.world_size),
+            "ranks_found": report.ranks.here,
+            "files_found": report.ranks.files,
+        },
+        "layout": [asdict(layout) for layout in report.layout],
+        "bytes": {"found": report.bytes_found, "expected": report.bytes_expected},
+        "saved": {"first": _time(report.saved[0]), "last": _time(report.saved[1])} if report.saved else None,
+        "torch": _fact(report.torch),
+        "versions": dict(report.writers),
+        "ranks": [_file(f) for f in report.files if report.all_ranks or f.status not in ("read", "seen")],
+        "sections": [_section(section) for section in report.sections],
+        "optimizers": [_optimizer(optimizer, values) for optimizer in report.optimizers],
+        "schedulers": [
+            {"name": s.name, "section": s.section, "agrees": s.agrees, "state": values.of(s.state)}
+            for s in report.schedulers
+        ],
+        "problems": [_problem(problem) for problem in report.problems],
+        "foreign": list(report.foreign),
+        "suspicious": list(report.suspicious),
+        "differing": list(report.differing),
+        "read": {
+            "ranks": report.ranks.read,
+            "files": report.cost.files,
+            "all_ranks": report.all_ranks,
+            "seconds": round(report.cost.seconds, 6),
+            "bytes": report.cost.nbytes,
+        },
+    }
+
+
+def _fact(fact: Fact) -> dict[str, Any]:
+    return {"value": fact.value, "from": list(fact.sources), "agree": fact.agree}
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _file(file: RankFile) -> dict[str, Any]:
+    status = "truncated" if file.status == "cut" else file.status
+    part = {"part": file.part} if file.part else {}
+    return {"rank": file.rank, **part, "file": file.path.name, "status": status, "bytes": file.nbytes}
+
+
+def _section(row: SectionRow) -> dict[str, Any]:
+    size = row.size
+    return {
+        "name": row.name,
+        "kind": row.kind,
+        "path": [key_name(key) for key in row.path],
+        "tensors": size.tensors,
+        "params": size.params,
+        "dtypes": size.dtypes,
+        "bytes": size.nbytes,
+        "holds": row.holds,
+    }
+
+
+def _optimizer(row: OptimizerRow, values: Jsonable) -> dict[str, Any]:
+    return {
+        "name": row.name,
+        "section": row.section,
+        "parameters": row.entries,
+        "slots": list(row.slots),
+        "named_by": row.named_by,
+        "unnamed": row.unnamed,
+        "note": row.note,
+        "param_groups": [_group(group, values) for group in row.groups],
+    }
+
+
+def _group(group: GroupRow, values: Jsonable) -> dict[str, Any]:
+    """Hyperparameters under their own names; how many parameters, behind them, as the table has it."""
+    return {**values.of(group.values), "params": group.params, "tensors": group.tensors}
+
+
+def _problem(problem: Problem) -> dict[str, Any]:
+    told = {"code": problem.code, "severity": problem.severity, "message": problem.message}
+    where = {"rank": problem.rank, "tensor": problem.tensor}
+    return {**told, **{key: value for key, value in where.items() if value is not None}}
+
+
+def _detail(detail: Detail, values: Jsonable) -> dict[str, Any]:
+    return {
+        "name": detail.name,
+        "kind": detail.kind,
+        "tensors": [
+            {
+                "name": t.fqn,
+                "shape": list(t.shape),
+                "dtype": t.dtype,
+                "bytes": t.nbytes,
+                "placement": t.placement,
+                "note": t.note,
+            }
+            for t in detail.tensors
+        ],
+        "state": [_state(row, values) for row in detail.state],
+        "values": [_value(row, values) for row in detail.values],
+        "left_out": detail.left_out,
+    }
+
+
+def _state(row: StateRow, values: Jsonable) -> dict[str, Any]:
+    slots: Mapping[str, Any] = values.of(row.slots)
+    return {"parameter": row.parameter, "group": row.group, "slots": slots}
+
+
+def _value(row: ValueRow, values: Jsonable) -> dict[str, Any]:
+    print_ = {} if row.fingerprint is None else {"crc32": f"{row.fingerprint:08x}"}
+    return {"key": fqn_of(row.path), "value": values.of(row.value), **print_, "differs": bool(row.differs)}

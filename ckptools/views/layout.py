@@ -1,0 +1,128 @@
+"""How the tensors of a checkpoint are spread over the ranks, in one line per way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+from ckptools.checkpoint import Checkpoint
+from ckptools.model import Tensor, tensors_in
+from ckptools.regions import Ints
+from ckptools.views.words import plural
+
+REPLICATE = "Replicate()"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One way in which tensors are spread.
+
+    Attributes:
+        how: in words: `dim 0 over 4 ranks`, or DTensor's placements and mesh.
+        tensors: how many are spread like this.
+        sharded: whether ranks hold different pieces.
+        uneven: how many of them are cut into pieces of different sizes.
+        empty: how many of them leave some rank without a piece.
+    """
+
+    how: str
+    tensors: int
+    sharded: bool
+    uneven: int = 0
+    empty: int = 0
+
+
+def layouts(ck: Checkpoint) -> tuple[Layout, ...]:
+    """The ways in which the model's tensors are spread, the most frequent first.
+
+    Where nothing in the model is sharded, the other sections are looked at too.
+    """
+    model = [t for s in ck.of_kind("model") for _, t in tensors_in(s.value)]
+    if not any(t.sharded for t in model):
+        model = [t for _, t in tensors_in(ck.tree)]
+    group = _group(model)
+    found: dict[str, list[Tensor]] = {}
+    for tensor in model:
+        found.setdefault(_how(tensor, group), []).append(tensor)
+    made = [_layout(how, tensors, group) for how, tensors in found.items()]
+    return tuple(sorted(made, key=lambda one: (not one.sharded, -one.tensors)))
+
+
+def sharding_name(ck: Checkpoint) -> str:
+    """One word for programs: what kind of sharded tensors the file holds, or `none`."""
+    kinds = {t.kind for _, t in tensors_in(ck.tree) if t.sharded}
+    names = {"sharded_tensor": "fsdp1-sharded-tensor", "dtensor": "dtensor", "flat_pieces": "fsdp1-flat-pieces"}
+    return "+".join(name for kind, name in names.items() if kind in kinds) or "none"
+
+
+def placement(tensor: Tensor) -> str:
+    """How one tensor is spread, for a table of tensors."""
+    return _how(tensor, _group([tensor])) if tensor.sharded else "whole" if tensor.kind == "plain" else tensor.kind
+
+
+def _group(tensors: list[Tensor]) -> int | None:
+    """How many ranks share a ShardedTensor when that is not the whole world: HSDP, whose groups hold replicas.
+
+    Seen from one rank the others are nameless then; seen from all, several hold the same box.
+    """
+    shared = [t for t in tensors if t.kind == "sharded_tensor"]
+    nameless = any(s.rank is None for t in shared for s in t.shards)
+    if not nameless and not any(len(_boxes(t)) < len(t.shards) for t in shared):
+        return None
+    return max(len(_boxes(t)) for t in shared)
+
+
+def _boxes(tensor: Tensor) -> set[tuple[Ints, Ints]]:
+    return {(s.box.offsets, s.box.sizes) for s in tensor.shards}
+
+
+def _layout(how: str, tensors: list[Tensor], group: int | None) -> Layout:
+    if not tensors[0].sharded or tensors[0].kind == "flat_pieces":
+        return Layout(how, len(tensors), tensors[0].sharded)
+    uneven = empty = 0
+    for tensor in tensors:
+        pieces, expected = _pieces(tensor), _expected(tensor, group)
+        empty += len(pieces) < expected
+        uneven += len(set(pieces)) > 1 or len(pieces) < expected
+    return Layout(how, len(tensors), True, uneven, empty)
+
+
+def _pieces(tensor: Tensor) -> list[tuple[int, ...]]:
+    """Sizes of the distinct pieces: a replica on another rank is the same piece, an empty one is none."""
+    return [sizes for _, sizes in _boxes(tensor) if prod(sizes)]
+
+
+def _expected(tensor: Tensor, group: int | None) -> int:
+    """Into how many pieces it would be cut if every rank had one."""
+    if tensor.mesh is not None and tensor.placements is not None:
+        pairs = zip(tensor.mesh, tensor.placements, strict=False)
+        return prod(n for n, placed in pairs if placed != REPLICATE)
+    return group or tensor.world_size or len(tensor.shards)
+
+
+def _how(tensor: Tensor, group: int | None) -> str:
+    if tensor.kind == "dtensor":
+        return _placed(tensor.placements or (), tensor.mesh or ())
+    if tensor.kind == "flat_pieces":
+        return "pieces of flattened parameters"
+    if tensor.kind == "sharded_tensor":
+        world = tensor.world_size or len(tensor.shards)
+        return f"{_cut(tensor)} over {f'groups of {group} of {world} ranks' if group else plural(world, 'rank')}"
+    return "whole" if tensor.kind == "plain" else f"{tensor.kind}, without loadable values"
+
+
+def _placed(placements: tuple[str, ...], mesh: Ints) -> str:
+    if len(placements) == len(mesh) == 1:
+        return f"{placements[0]} on {plural(mesh[0], 'rank')}"
+    return f"({', '.join(placements)}) on {' x '.join(map(str, mesh))} ranks"
+
+
+def _cut(tensor: Tensor) -> str:
+    """Which dimensions are cut; a tensor of one piece is told apart by its emptier ranks alone."""
+    dims = sorted({d for s in tensor.shards for d in _cut_dims(s.box.sizes, tensor.shape)}) or [0]
+    return "dim " + " and ".join(map(str, dims))
+
+
+def _cut_dims(sizes: Ints, shape: Ints) -> Iterator[int]:
+    return (d for d, (part, whole) in enumerate(zip(sizes, shape, strict=False)) if part != whole)

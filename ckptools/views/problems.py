@@ -1,0 +1,69 @@
+"""Problems for people: the same thing said of many ranks or tensors becomes one line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ckptools.model import Problem, Severity
+from ckptools.views.words import clip_middle, plural, printable, spans
+
+
+@dataclass(frozen=True)
+class Folded:
+    """One line about one or more problems.
+
+    Attributes:
+        code: their code.
+        severity: theirs.
+        where: ranks or tensors, such as `ranks 1..255`; empty when it is about the whole.
+        message: the message; of several, the first one's and how many there are.
+    """
+
+    code: str
+    severity: Severity
+    where: str
+    message: str
+
+
+def fold(problems: Iterable[Problem]) -> list[Folded]:
+    """Fold problems that say the same but for numbers and names, in order of first appearance."""
+    groups: dict[tuple[str, str, str], list[Problem]] = {}
+    for problem in problems:
+        groups.setdefault((problem.code, problem.severity, _alike(problem)), []).append(problem)
+    return [_folded(group) for group in groups.values()]
+
+
+def _alike(problem: Problem) -> str:
+    """What makes two problems alike: everything for those about no rank and no tensor, else all but the numbers."""
+    about = problem.rank is not None or problem.tensor is not None
+    return re.sub(r"\d+", "#", problem.message) if about else problem.message
+
+
+def _folded(group: Sequence[Problem]) -> Folded:
+    first = group[0]
+    more = f" (and {len(group) - 1} more)" if len({p.message for p in group}) > 1 else ""
+    return Folded(first.code, first.severity, _where(group), printable(first.message) + more)
+
+
+def _where(group: Sequence[Problem]) -> str:
+    ranks = {p.rank for p in group if p.rank is not None}
+    tensors = list(dict.fromkeys(p.tensor for p in group if p.tensor is not None))
+    words = [f"rank{'s' if len(ranks) > 1 else ''} {spans(ranks)}"] if ranks else []
+    if tensors:
+        more = f" and {plural(len(tensors) - 1, 'other tensor')}" if len(tensors) > 1 else ""
+        words.append(clip_middle(printable(tensors[0]), 60) + more)
+    return ", ".join(words)
+
+
+def verdict(problems: Sequence[Problem]) -> str:
+    """What is wrong, in a few words: `1 rank missing, 1 rank cut short, 3 other errors`."""
+    errors = [p for p in problems if p.severity == "error"]
+    missing = len({p.rank for p in errors if p.code == "CK001"})
+    cut = len({p.rank for p in errors if p.code == "CK002"})
+    others = sum(p.code not in ("CK001", "CK002") for p in errors)
+    told = [f"{plural(missing, 'rank')} missing"] if missing else []
+    told += [f"{plural(cut, 'rank')} cut short or damaged"] if cut else []
+    told += [plural(others, "other error" if told else "error")] if others else []
+    return ", ".join(told)

@@ -1,0 +1,240 @@
+"""What `inspect` tells about a checkpoint, as plain data. Text, JSON and the notebook all render this.
+
+Nothing is escaped or cut here: names are as the file has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ckptools.checkpoint import Checkpoint, ReadCost
+from ckptools.model import Fact, Problem, RankFile, fqn_of, walk
+from ckptools.sections import Section, SectionKind, SectionSize, measure
+from ckptools.views import safety
+from ckptools.views.groups import OptimizerRow, SchedulerRow, optimizer_rows, scheduler_rows
+from ckptools.views.holds import holds
+from ckptools.views.layout import Layout, layouts, sharding_name
+
+TORCH_KEYS = ("torch_version", "pytorch_version", "torch")
+WRITER_KEYS = (
+    "composer_version", "pytorch-lightning_version", "lightning_version", "deepspeed_version", "ds_version",
+    "megatron_version", "transformers_version", "accelerate_version", "checkpoint_version",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RankCount:
+    """How many ranks and files there are.
+
+    Attributes:
+        expected: ranks that saved it; None when nothing tells.
+        here: ranks whose files are there and not damaged.
+        read: ranks whose structure was read.
+        files: files that are there.
+    """
+
+    expected: int | None
+    here: int
+    read: int
+    files: int
+
+
+@dataclass(frozen=True)
+class SectionRow:
+    """One section.
+
+    Attributes:
+        kind: what it is.
+        name: for people, such as `optimizers.AdamW`.
+        path: key path in the tree.
+        size: tensors, elements, dtypes and bytes.
+        holds: what is inside, in words.
+        plain: whether it is a single value or an empty container.
+    """
+
+    kind: SectionKind
+    name: str
+    path: tuple[Any, ...]
+    size: SectionSize
+    holds: str
+    plain: bool
+
+
+Scope = Literal["whole", "one file", "alone", "not whole"]
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything that `inspect` says.
+
+    Attributes:
+        path: what was opened.
+        name: the checkpoint's name.
+        folder: where its files are.
+        format: module that read it.
+        saved_as: how it was saved, for people.
+        sharding: the same, for programs.
+        scope: `whole`; `one file` that holds everything; `alone` for one rank's file without its siblings;
+            `not whole`.
+        problems: what is wrong, errors first, then warnings and notes.
+        step: training step.
+        world_size: ranks that saved it; no value when one file holds everything and does not tell.
+        ranks: how many of them are here.
+        layout: how tensors are spread.
+        bytes_found: bytes of all files together.
+        bytes_expected: bytes that they should have; None when nothing tells.
+        saved: first and last file time, in seconds since 1970; None when there is no file.
+        torch: version of torch that wrote it.
+        writers: other versions that it records.
+        sections: its parts.
+        optimizers: their param groups and how parameters were named.
+        schedulers: their states.
+        foreign: names of foreign classes.
+        suspicious: names that could run code.
+        files: every file, found or missing.
+        all_ranks: whether every rank's file was read.
+        differing: names of values that are not the same on all ranks, as they may be.
+        cost: what reading it cost.
+    """
+
+    path: Path
+    name: str
+    folder: Path
+    format: str
+    saved_as: str
+    sharding: str
+    scope: Scope
+    problems: tuple[Problem, ...]
+    step: Fact
+    world_size: Fact
+    ranks: RankCount
+    layout: tuple[Layout, ...]
+    bytes_found: int
+    bytes_expected: int | None
+    saved: tuple[float, float] | None
+    torch: Fact
+    writers: tuple[tuple[str, str], ...]
+    sections: tuple[SectionRow, ...]
+    optimizers: tuple[OptimizerRow, ...]
+    schedulers: tuple[SchedulerRow, ...]
+    foreign: tuple[str, ...]
+    suspicious: tuple[str, ...]
+    files: tuple[RankFile, ...]
+    all_ranks: bool
+    differing: tuple[str, ...]
+    cost: ReadCost
+
+    @property
+    def whole(self) -> bool:
+        """Whether everything that was saved is here, as far as can be told without reading it all."""
+        return self.scope in ("whole", "one file")
+
+    @property
+    def errors(self) -> bool:
+        """Whether something is wrong with what is here."""
+        return any(p.severity == "error" for p in self.problems)
+
+
+def inspect_report(ck: Checkpoint) -> Report:
+    """Collect what `inspect` tells. Reads nothing but the model in memory."""
+    foreign = safety.foreign_classes(ck.tree)
+    suspicious = safety.suspicious_names(ck, foreign)
+    scope = _scope(ck)
+    problems = [*_own_problems(ck, scope), *safety.safety_problems(ck, foreign, suspicious)]
+    versions = dict(_versions(ck))
+    times = [f.modified for f in ck.files if f.modified is not None]
+    optimizers = optimizer_rows(ck)
+    return Report(
+        path=ck.path,
+        name=ck.name,
+        folder=ck.files[0].path.parent if ck.files else ck.path,
+        format=ck.format,
+        saved_as=ck.saved_as,
+        sharding=sharding_name(ck),
+        scope=scope,
+        problems=tuple(sorted(problems, key=lambda p: ("error", "warning", "note").index(p.severity))),
+        step=ck.step,
+        world_size=Fact(None, ck.world_size.sources) if scope == "one file" else ck.world_size,
+        ranks=_rank_count(ck, scope),
+        layout=layouts(ck),
+        bytes_found=sum(f.nbytes for f in ck.files),
+        bytes_expected=ck.bytes_expected,
+        saved=(min(times), max(times)) if times else None,
+        torch=_torch_version(versions),
+        writers=tuple((fqn, v) for fqn, v in versions.items() if fqn.rpartition(".")[2] in WRITER_KEYS),
+        sections=tuple(_section_row(ck, s) for s in ck.sections),
+        optimizers=optimizers,
+        schedulers=scheduler_rows(ck, optimizers),
+        foreign=tuple(foreign),
+        suspicious=suspicious,
+        files=ck.files,
+        all_ranks=ck.all_ranks,
+        differing=tuple(fqn_of(path) for path in ck.differing),
+        cost=ck.cost,
+    )
+
+
+def _scope(ck: Checkpoint) -> Scope:
+    here = [f for f in ck.files if f.status in ("read", "seen")]
+    if _alone(ck, here):
+        return "alone"
+    if not ck.whole:
+        return "not whole"
+    return "one file" if len(ck.files) == 1 else "whole"
+
+
+def _alone(ck: Checkpoint, here: list[RankFile]) -> bool:
+    """Whether one rank's file was opened by name and no other rank's is beside it: nothing is wrong with that file."""
+    others = [f for f in ck.files if f.status != "missing" and f not in here]
+    world = ck.world_size.value or 1
+    return len({f.rank for f in here}) == 1 < world and not others and any(f.path == ck.path for f in here)
+
+
+def _own_problems(ck: Checkpoint, scope: Scope) -> list[Problem]:
+    problems = list(ck.problems)
+    if scope == "alone":
+        missing = sorted({p.rank for p in problems if p.code == "CK001" and p.rank is not None})
+        problems = [p for p in problems if p.code != "CK001"]
+        if missing:
+            world = ck.world_size.value
+            text = f"1 of {world} ranks; what is inside is told from its layout, {len(missing)} others hold the rest"
+            problems.append(Problem("CK001", "note", text))
+    if not ck.step.agree:
+        text = f"the name of the file or folder tells another step than {ck.step.sources[0]} ({ck.step.value})"
+        problems.append(Problem("CK010", "warning", text))
+    return problems
+
+
+def _rank_count(ck: Checkpoint, scope: Scope) -> RankCount:
+    read = {f.rank for f in ck.files if f.status == "read"}
+    files = sum(f.status != "missing" for f in ck.files)
+    if scope == "one file":
+        return RankCount(None, 1, 1, files)
+    return RankCount(ck.world_size.value, len(ck.ranks), len(read), files)
+
+
+def _section_row(ck: Checkpoint, section: Section) -> SectionRow:
+    size = measure(section.value)
+    plain = section.kind == "other" and (not isinstance(section.value, (Mapping, list, tuple)) or not section.value)
+    return SectionRow(section.kind, section.name, section.path, size, holds(ck, section, size), plain)
+
+
+def _versions(ck: Checkpoint) -> Mapping[str, str]:
+    """Versions that the file records of itself, by the name of the value: `metadata.torch_version`."""
+    found: dict[str, str] = {}
+    for section in ck.of_kind("other"):
+        for path, leaf in walk(section.value):
+            key = path[-1] if path else section.path[-1] if section.path else None
+            if isinstance(leaf, (str, int, float)) and key in (*TORCH_KEYS, *WRITER_KEYS) and len(str(leaf)) < 60:
+                found[".".join([section.name, *map(str, path)])] = str(leaf)
+    return found
+
+
+def _torch_version(versions: Mapping[str, str]) -> Fact:
+    for fqn, version in versions.items():
+        if fqn.rpartition(".")[2] in TORCH_KEYS and version[:1].isdigit():
+            return Fact(version, (fqn,))
+    return Fact(None)

@@ -1,0 +1,120 @@
+"""What a checkpoint's pickles name beyond tensors: foreign classes, and names that could run code.
+
+Nothing of it was run to open the checkpoint. It is said so that a user knows what another program would run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ckptools.checkpoint import Checkpoint
+from ckptools.model import KeyPath, Problem, Tensor, fqn_of
+from ckptools.values import Opaque
+
+MAX_VISITED = 2_000_000
+"""Containers and foreign objects that are looked at; what a foreign object holds has no other limit."""
+
+RUNNERS = frozenset((
+    "os", "posix", "nt", "subprocess", "sys", "pty", "ctypes", "runpy", "importlib", "builtins", "__builtin__",
+    "socket", "shutil",
+))  # fmt: skip
+"""Modules that do as they are told. A class of a package may hide one behind a dot, so any part counts."""
+
+LOADERS = frozenset((
+    "pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "code", "codeop", "pdb", "bdb",
+    "timeit", "webbrowser", "operator", "_operator", "multiprocessing", "asyncio", "http", "urllib", "requests",
+    "zipimport", "pkgutil", "pydoc", "tempfile", "pip", "commands",
+))  # fmt: skip
+"""Modules that load or start other things; as a top-level module only, for packages use these words too."""
+
+CALLS = (
+    "torch.hub",
+    "torch.load",
+    "torch.serialization.load",
+    "torch.storage._load_from_bytes",
+    "torch.jit",
+    "torch.utils.collect_env",
+    "torch.utils._config_module",
+    "torch._inductor",
+    "torch._dynamo",
+    "torch.distributed.rpc",
+    "numpy.load",
+    "numpy.testing",
+    "numpy.f2py",
+    "types.CodeType",
+    "types.FunctionType",
+    "functools.reduce",
+)
+"""Functions, and modules with such functions, that run what they are given."""
+
+HARMLESS = frozenset((
+    "set", "frozenset", "dict", "list", "tuple", "int", "float", "complex", "bool", "str", "bytes", "bytearray",
+    "object", "slice", "range", "type", "Ellipsis", "NotImplemented",
+))  # fmt: skip
+"""Builtins that hold values."""
+
+
+def foreign_classes(tree: Any) -> dict[str, list[KeyPath]]:
+    """Names of the objects of foreign classes, and where they are, also inside one another."""
+    found: dict[str, list[KeyPath]] = {}
+    for path, value in _foreign(tree):
+        found.setdefault(value.name, []).append(path)
+    return found
+
+
+def _foreign(tree: Any) -> Iterator[tuple[KeyPath, Opaque]]:
+    """Walk everything once, however often it is shared; a foreign object's parts are at its own path."""
+    seen: set[int] = set()
+    stack: list[tuple[KeyPath, Any]] = [((), tree)]
+    while stack and len(seen) < MAX_VISITED:
+        path, node = stack.pop()
+        if not isinstance(node, (Mapping, list, tuple, Opaque)) or id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, Opaque):
+            yield path, node
+        stack += reversed(list(_inside(path, node)))
+
+
+def _inside(path: KeyPath, node: Any) -> Iterator[tuple[KeyPath, Any]]:
+    if isinstance(node, Opaque):
+        return ((path, part) for part in node.parts())
+    if isinstance(node, Mapping):
+        return (((*path, key), child) for key, child in node.items() if not isinstance(child, Tensor))
+    return (((*path, index), child) for index, child in enumerate(node) if not isinstance(child, Tensor))
+
+
+def suspicious_names(ck: Checkpoint, foreign: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names that could run code when a real unpickler meets them."""
+    return tuple(name for name in ck.names if _suspicious(name) and not _of_torch(name, foreign))
+
+
+def _suspicious(name: str) -> bool:
+    module, _, last = name.rpartition(".")
+    parts = name.split(".")
+    if module in ("builtins", "__builtin__"):
+        return last not in HARMLESS and not last.endswith(("Error", "Exception", "Warning"))
+    hidden = any(p in RUNNERS or (p.startswith("__") and p.endswith("__") and p != "__main__") for p in parts)
+    return hidden or parts[0] in LOADERS or any(name == c or name.startswith(f"{c}.") for c in CALLS)
+
+
+def _of_torch(name: str, foreign: Mapping[str, Any]) -> bool:
+    """Whether it is the one `getattr` that every ShardedTensor's pickle has: it names a nested class.
+
+    Any other call of it would have stayed in the tree as a foreign object.
+    """
+    return name in ("builtins.getattr", "__builtin__.getattr") and name not in foreign
+
+
+def safety_problems(ck: Checkpoint, foreign: Mapping[str, list[KeyPath]], suspicious: tuple[str, ...]) -> list[Problem]:
+    """One warning per suspicious name, one note per foreign class."""
+    found = [
+        Problem("CK302", "warning", f"the pickle names {name}, which could run code; ckptools ran nothing")
+        for name in suspicious
+    ]
+    for name, paths in foreign.items():
+        where = fqn_of(paths[0]) or "the top"
+        more = f" and {len(paths) - 1} more places" if len(paths) > 1 else ""
+        found.append(Problem("CK301", "note", f"{name} at {where}{more}: a foreign class, kept as a name"))
+    return found

@@ -1,0 +1,95 @@
+"""Tables of text for terminals and pipes: tabulate lays them out over strings that are escaped and cut here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ckptools.views.words import clip, clip_middle, printable
+
+GAP = 2
+PADDING = 2
+"""What tabulate adds to the width of a title; its own constant."""
+
+NARROWEST = 10
+"""A column is never cut below this; a screen that is narrower still wraps."""
+
+
+@dataclass(frozen=True)
+class Screen:
+    """What output is cut to. A pipe has neither limit.
+
+    Attributes:
+        width: characters per line.
+        rows: rows per table.
+    """
+
+    width: int | None = None
+    rows: int | None = None
+
+
+PIPE = Screen()
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column.
+
+    Attributes:
+        title: its heading.
+        right: whether it holds numbers, which are aligned right.
+        name: whether it holds names, which lose their middle when they are cut; other texts lose their end.
+    """
+
+    title: str
+    right: bool = False
+    name: bool = False
+
+
+def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], screen: Screen = PIPE) -> list[str]:
+    """Lay out a table; with no rows there is nothing to say."""
+    if not rows:
+        return []
+    from tabulate import tabulate
+
+    kept = rows if screen.rows is None else rows[: screen.rows]
+    cells = [[printable(cell) for cell in row] for row in kept]
+    widths = _widths(columns, cells, screen.width)
+    cut = [[_cut(c, cell, w) for c, cell, w in zip(columns, row, widths, strict=True)] for row in cells]
+    align = ["right" if c.right else "left" for c in columns]
+    titles = [c.title for c in columns]
+    # Without disable_numparse tabulate turns the name 1e5 into 100000.
+    text = tabulate(cut, titles, tablefmt="simple", disable_numparse=True, colalign=align)
+    lines = [line.rstrip() for line in text.splitlines()]
+    left = len(rows) - len(kept)
+    return [*lines, f"{left} more; all of them when piped, as in | less"] if left else lines
+
+
+def _widths(columns: Sequence[Column], cells: Sequence[Sequence[str]], width: int | None) -> list[int]:
+    """Width of each column, the widest made narrower until the table fits."""
+    widths = [max(len(c.title) + PADDING, *(len(row[i]) for row in cells)) for i, c in enumerate(columns)]
+    if width is None:
+        return widths
+    excess = sum(widths) + GAP * (len(widths) - 1) - width
+    while excess > 0 and max(widths) > NARROWEST:
+        widest = widths.index(max(widths))
+        others = [w for i, w in enumerate(widths) if i != widest]
+        step = min(excess, max(widths[widest] - max([*others, NARROWEST]), 1))
+        widths[widest] -= step
+        excess -= step
+    return widths
+
+
+def _cut(column: Column, text: str, width: int) -> str:
+    return clip_middle(text, width) if column.name else clip(text, width)
+
+
+def wrapped(first: str, text: str, screen: Screen) -> list[str]:
+    """A sentence behind a label; on a screen it continues below itself rather than lose its end."""
+    room = (screen.width or 0) - len(first)
+    if screen.width is None or room < 20 or len(text) <= room:
+        return [f"{first}{text}".rstrip()]
+    from textwrap import wrap
+
+    pieces = wrap(text, room)
+    return [f"{first if i == 0 else ' ' * len(first)}{piece}" for i, piece in enumerate(pieces)]

@@ -1,0 +1,236 @@
+"""The report as text, in the order in which people ask at two in the morning: whole? which step? what is inside?"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+
+from ckptools.views import words
+from ckptools.views.groups import GroupRow, OptimizerRow, SchedulerRow
+from ckptools.views.layout import Layout
+from ckptools.views.problems import fold, verdict
+from ckptools.views.report import Report, SectionRow
+from ckptools.views.shown import key_name, shown
+from ckptools.views.tables import PIPE, Column, Screen, table, wrapped
+from ckptools.views.words import plural, printable
+
+MAX_PROBLEMS = 20
+"""Lines about problems on a terminal."""
+
+SHOWN_FIRST = ("lr", "betas", "momentum", "weight_decay", "eps")
+TITLES = {"weight_decay": "wd"}
+"""Hyperparameters that have a column of their own, and what it is called."""
+
+
+def report_text(report: Report, screen: Screen = PIPE) -> str:
+    """Everything that goes to stdout."""
+    blocks = [
+        [f"{printable(report.name)} in {printable(str(report.folder))}   {printable(report.saved_as)}"],
+        [*headline(report), *problem_lines(report, ("error", "warning"), screen)],
+        list(_fact_lines(report, screen)),
+        table(SECTION_COLUMNS, section_cells(report.sections), screen),
+        *(optimizer_lines(optimizer, screen) for optimizer in report.optimizers),
+        [line for s in report.schedulers for line in _scheduler_lines(s, screen)],
+        [*_differing(report, screen), *problem_lines(report, ("note",), screen)],
+    ]
+    return "\n\n".join("\n".join(block) for block in blocks if block)
+
+
+# -- whole or not ------------------------------------------------------------------------------------------------
+
+
+def headline(report: Report) -> list[str]:
+    """Whether it is whole, in one line."""
+    ranks = report.ranks
+    if report.scope == "not whole":
+        return [f"NOT WHOLE: {verdict(report.problems)}"]
+    if report.scope == "alone":
+        errors = f"; {verdict(report.problems)}" if report.errors else ""
+        held = next((f.rank for f in report.files if f.status == "read"), None)
+        return [f"one rank of {ranks.expected}: rank {held}; what is inside is told from its layout{errors}"]
+    if report.scope == "one file":
+        rank = next((f.rank for f in report.files if f.rank is not None), None)
+        return ["whole: one file holds everything" + ("" if rank is None else f", though its name says rank {rank}")]
+    if ranks.expected is not None and ranks.here < ranks.expected:
+        return [f"whole: nothing is sharded; {ranks.here} of {ranks.expected} rank files are here"]
+    return [f"whole: {_files(report)}" + (", all read" if report.all_ranks else "")]
+
+
+def _files(report: Report) -> str:
+    ranks, files = report.ranks.here, report.ranks.files
+    return f"all {ranks} rank files are here" if files == ranks else f"all {files} files of {ranks} ranks are here"
+
+
+def problem_lines(report: Report, severities: Sequence[str], screen: Screen) -> list[str]:
+    """The problems of some severities, alike ones folded."""
+    folded = fold(p for p in report.problems if p.severity in severities and not _said(report, p.code))
+    kept = folded if screen.rows is None else folded[:MAX_PROBLEMS]
+    width = max((len(f.where) for f in kept), default=0)
+    lines: list[str] = []
+    for f in kept:
+        where = f"{f.where.ljust(min(width, 24))}  " if width else ""
+        lines += wrapped(f"  {f.code}  {where}", f.message, screen)
+    return lines + ([f"  {len(folded) - len(kept)} more when piped"] if len(folded) > len(kept) else [])
+
+
+def _said(report: Report, code: str) -> bool:
+    """Whether the headline has said it already."""
+    return report.scope == "alone" and code == "CK001"
+
+
+# -- facts -------------------------------------------------------------------------------------------------------
+
+
+def facts(report: Report) -> Iterator[tuple[str, str, str]]:
+    """`(name, value, where it comes from)` of what is known of the whole."""
+    step, world = report.step, report.world_size
+    disagree = "" if step.agree else "; the name tells another one"
+    yield "step", _known(step.value, "not found"), ", ".join(step.sources) + disagree
+    yield "world size", _known(world.value, "not recorded"), ", ".join(world.sources)
+    for n, layout in enumerate(report.layout):
+        yield "" if n else "layout", *layout_words(layout, report)
+    expected = report.bytes_expected
+    wanted = f"of {words.size(expected)} expected" if expected not in (None, report.bytes_found) and expected else ""
+    yield "size", words.size(report.bytes_found), wanted
+    if report.saved:
+        yield "saved", words.period(*report.saved), "file times" if report.ranks.files > 1 else "file time"
+    yield "torch", _known(report.torch.value, "not recorded in the file"), ", ".join(report.torch.sources)
+    for name, version in report.writers:
+        yield name.rpartition(".")[2].removesuffix("_version"), version, name
+
+
+def _known(value: object, otherwise: str) -> str:
+    return otherwise if value is None else str(value)
+
+
+def layout_words(layout: Layout, report: Report) -> tuple[str, str]:
+    """One way of spreading tensors: how, and how many tensors."""
+    total = plural(layout.tensors, "tensor")
+    if not layout.sharded:
+        return _whole_words(report) if layout.how == "whole" else layout.how, total
+    if not layout.how.startswith("pieces"):
+        total += ", even" if not layout.uneven else ", uneven" if layout.uneven == layout.tensors else (
+            f", {layout.uneven} of them uneven"
+        )  # fmt: skip
+    leave = "leaves" if layout.empty == 1 else "leave"
+    return layout.how, total + (f", {layout.empty} {leave} ranks empty" if layout.empty else "")
+
+
+def _whole_words(report: Report) -> str:
+    """Tensors that are not cut: on every rank, as FSDP leaves buffers, where there is more than one."""
+    if not any(one.sharded for one in report.layout):
+        return "every tensor whole"
+    # Of flattened parameters a rank may hold all or nothing, so one rank does not tell of the others.
+    pieces = any(one.how.startswith("pieces") for one in report.layout)
+    return "whole on this rank, others not read" if pieces and not report.all_ranks else "whole on every rank"
+
+
+def _fact_lines(report: Report, screen: Screen) -> Iterator[str]:
+    rows = [(name, printable(value), printable(source)) for name, value, source in facts(report)]
+    name_width = max(len(name) for name, _, _ in rows) + 2
+    value_width = min(max(len(value) for _, value, _ in rows), 52) + 2
+    for name, value, source in rows:
+        shown_name = printable(name).ljust(name_width)
+        yield from wrapped(f"  {shown_name}{value.ljust(value_width - 2)}  ", source, screen)
+
+
+# -- what is inside ----------------------------------------------------------------------------------------------
+
+SECTION_COLUMNS = (
+    Column("section", name=True),
+    Column("tensors", right=True),
+    Column("params", right=True),
+    Column("dtype"),
+    Column("size", right=True),
+    Column("holds"),
+)
+
+
+def section_cells(sections: Sequence[SectionRow]) -> list[list[str]]:
+    """Rows of the table of sections; single values are one row together."""
+    cells = [_section_cells(s) for s in sections if not s.plain]
+    plain = [s for s in sections if s.plain]
+    told = [f"{s.name} {s.holds}" for s in plain if s.holds not in ("{}", "[]", "()", "None")]
+    told += [f"{len(plain) - len(told)} empty"] if len(told) < len(plain) else []
+    return [*cells, ["other", "-", "-", "-", "-", ", ".join(told)]] if plain else cells
+
+
+def _section_cells(row: SectionRow) -> list[str]:
+    size = row.size
+    if not size.tensors:
+        return [row.name, "-", "-", "-", "-", row.holds]
+    numbers = [str(size.tensors), words.count(size.params), words.dtypes(size.dtypes), words.size(size.nbytes)]
+    return [row.name, *numbers, row.holds]
+
+
+def optimizer_lines(optimizer: OptimizerRow, screen: Screen = PIPE) -> list[str]:
+    """The param groups of one optimizer: what differs as columns, the rest in a line."""
+    title = f"{printable(optimizer.section)}: {plural(len(optimizer.groups), 'param group')}"
+    lines = wrapped("", "; ".join(part for part in (title, printable(optimizer.note)) if part), screen)
+    keys = _columns(optimizer.groups)
+    columns = [Column("group"), *(Column(TITLES.get(k, k), name=True) for k in keys)]
+    columns += [Column("params", right=True), Column("tensors", right=True)]
+    lines += table(columns, [_group_cells(n, g, keys) for n, g in enumerate(optimizer.groups)], screen)
+    first = optimizer.groups[0].values if optimizer.groups else {}
+    same = [f"{key_name(k)} {shown(v, 40)}" for k, v in first.items() if key_name(k) not in keys]
+    return lines + (wrapped("all groups: ", printable(", ".join(same)), screen) if same else [])
+
+
+def _columns(groups: Sequence[GroupRow]) -> list[str]:
+    """Hyperparameters that get a column: those that people look for, and those that differ between groups."""
+    names = dict.fromkeys(key_name(k) for g in groups for k in g.values)
+    values = [{key_name(k): shown(v) for k, v in g.values.items()} for g in groups]
+    differ = [n for n in names if len({v.get(n) for v in values}) > 1]
+    return [n for n in SHOWN_FIRST if n in names] + [n for n in differ if n not in SHOWN_FIRST]
+
+
+def _group_cells(number: int, group: GroupRow, keys: Iterable[str]) -> list[str]:
+    values = {key_name(k): v for k, v in group.values.items()}
+    cells = [shown(values[k], 40).strip("()[]") if k in values else "-" for k in keys]
+    params = "-" if group.params is None else words.count(group.params)
+    return [str(number), *cells, params, "-" if group.tensors is None else str(group.tensors)]
+
+
+def _scheduler_lines(scheduler: SchedulerRow, screen: Screen) -> list[str]:
+    items = scheduler.state.items() if isinstance(scheduler.state, dict) else ()
+    told = ", ".join(f"{key_name(k)} {shown(v, 60)}" for k, v in items)
+    agrees = {True: "; lr as in the param groups", False: "; LR IS NOT THAT OF THE PARAM GROUPS", None: ""}
+    return wrapped(f"{printable(scheduler.section)}: ", printable(told) + agrees[scheduler.agrees], screen)
+
+
+def _differing(report: Report, screen: Screen) -> list[str]:
+    if not report.differing:
+        return []
+    told = printable(", ".join(report.differing[:20]))
+    more = f" and {len(report.differing) - 20} more" if len(report.differing) > 20 else ""
+    return wrapped("differs between ranks, as it may: ", told + more, screen)
+
+
+# -- what goes to stderr -----------------------------------------------------------------------------------------
+
+
+def read_line(report: Report) -> str:
+    """What was read to say this, and what was not."""
+    read = f"read the metadata of {plural(report.ranks.read, 'rank')} in {words.duration(report.cost.seconds)}"
+    if report.scope == "one file":
+        return f"read the metadata of one file in {words.duration(report.cost.seconds)}; no tensor values"
+    others = report.ranks.here - report.ranks.read
+    if others > 0:
+        return (
+            f"{read}, of {plural(others, 'other')} only that the file is there and ends well (--all-ranks: all of them)"
+        )
+    return f"{read}; no tensor values"
+
+
+def next_line(report: Report) -> str:
+    """The command that people want next."""
+    path = printable(shlex.quote(str(report.path)))
+    if report.scope == "alone":
+        return f"next: ckptools inspect {path} --section model     to consolidate, put the other rank files beside it"
+    if report.scope == "not whole":
+        return (
+            f"next: ckptools consolidate {path} -o OUT.safetensors --allow-missing     what is there; lists the holes"
+        )
+    if any(p.code == "CK106" for p in report.problems):
+        return f"next: ckptools inspect {path} --section model"
+    return f"next: ckptools consolidate {path} -o OUT.safetensors"
