@@ -62,8 +62,12 @@ def _legacy_names(path: Path) -> tuple[str, ...]:
     try:
         for part in ("magic number", "version", "system", "object"):
             machine.interpret(at, len(data))
-            if machine.stopped_at is None or (part == "magic number" and machine.pop() != LEGACY_MAGIC):
+            if machine.stopped_at is None or not machine.stack:
                 raise PickleError(f"no {part}")
+            value = machine.pop()
+            if part == "magic number" and value != LEGACY_MAGIC:
+                raise PickleError("another number")
+            reader.check_budget(value)
             at, machine.stopped_at = machine.stopped_at, None
             machine.memo.clear()
     except PickleError as error:

@@ -20,7 +20,7 @@ from ckptools.allowed import names_in
 from ckptools.errors import ReadError
 from ckptools.files import File
 from ckptools.loaded_tensors import Tensors, dtype_name
-from ckptools.offline import is_zip, load_shard
+from ckptools.offline import is_zip, load_named
 from ckptools.pickles.reader import Saved
 from ckptools.values import Device, Global, NumpyArray, NumpyDtype, NumpyScalar, Opaque, Size, TorchName
 
@@ -36,19 +36,19 @@ def read(path: Path, trust: bool = False) -> Saved:
         trust: run whatever code it names; see `load_shard`.
 
     Raises:
-        ReadError: as `load_shard`, or it is nested too deep.
+        ReadError: as `load_shard`, or the inert reader cannot list its names, or it is nested too deep.
         ForeignClassError: as `load_shard`.
     """
     with File(path) as file:
         nbytes, modified = file.size, file.modified
+    names = names_in(path, is_zip(path))
     described = Description(path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's advice to whoever trains with ShardedTensor
-            tree = described.value(load_shard(path, trust=trust))
+            tree = described.value(load_named(path, names, trust=trust))
     except RecursionError as error:
         raise ReadError(path, "its values are nested too deep to be described") from error
-    names = names_in(path, is_zip(path))
     return Saved(path, tree, frozenset(described.tensors.claims), names, nbytes, modified, nbytes)
 
 

@@ -14,7 +14,7 @@ import pickle
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -123,16 +123,21 @@ def load_shard(path: str | Path, map_location: MapLocation = "cpu", trust: bool 
         ReadError: the file is missing, cut, damaged, or no torch.save file.
         ForeignClassError: it needs classes that are not on the allow-list; `.names` has all of them.
     """
-    from ckptools import allowed, checked_numpy
+    from ckptools.allowed import names_in
 
     path = Path(path)
+    return load_named(path, () if trust else names_in(path, is_zip(path)), map_location, trust)
+
+
+def load_named(path: Path, names: Sequence[str], map_location: MapLocation = "cpu", trust: bool = False) -> Any:
+    """Load a file as `load_shard` does, when the names that it mentions have been listed already."""
+    from ckptools import allowed, checked_numpy
+
     zipped = is_zip(path)
-    names = () if trust else allowed.names_in(path, zipped)
-    with offline():
+    with offline(), _lock:  # one at a time: what torch allows is a global list, and so are warnings
         if trust:
             return _load(path, map_location, zipped, weights_only=False)
-        # One at a time: what torch allows is a global list.
-        with _lock, allowed.allowing(path, names):
+        with allowed.allowing(path, names):
             return checked_numpy.finished(_load(path, map_location, zipped, weights_only=True))
 
 

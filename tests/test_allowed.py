@@ -13,7 +13,7 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from ckptools import allowed
-from ckptools.errors import CkptoolsError, ForeignClassError
+from ckptools.errors import CkptoolsError, ForeignClassError, ReadError
 from ckptools.offline import load_shard
 
 
@@ -102,6 +102,16 @@ def test_harmless_values_are_made(tmp_path):
 def test_a_defaultdict_is_made_as_a_dict(tmp_path):
     torch.save(collections.defaultdict(dict, {1: {"step": 2}}), tmp_path / "a.pt")
     assert load_shard(tmp_path / "a.pt") == {1: {"step": 2}}
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_file_nested_too_deep_is_refused(tmp_path, zipped):
+    deep: list[object] = []
+    for _ in range(300):
+        deep = [deep]
+    torch.save(deep, tmp_path / "a.pt", _use_new_zipfile_serialization=zipped)
+    with pytest.raises(ReadError, match="levels"):
+        load_shard(tmp_path / "a.pt")
 
 
 # -- numpy ---------------------------------------------------------------------------------------------------

@@ -57,6 +57,7 @@ def test_both_ways_in_measure_the_same_sections(path):
     assert [(s.kind, s.path, measure(s.value)) for s in real] == [(s.kind, s.path, measure(s.value)) for s in inert]
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
 def test_both_ways_in_describe_every_kind_of_tensor_alike(tmp_path):
     base = torch.arange(24.0).reshape(4, 6)
     tensors = {
@@ -146,5 +147,3 @@ def test_values_nested_too_deep_are_refused_in_one_line(tmp_path):
     torch.save(deep, tmp_path / "a.pt")
     with pytest.raises(ReadError, match="levels"):
         loaded.read(tmp_path / "a.pt")
-    with pytest.raises(ReadError, match="nested too deep"):
-        loaded.read(tmp_path / "a.pt", trust=True)
