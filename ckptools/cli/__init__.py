@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -81,5 +82,6 @@ for function in COMMANDS:
 
 
 def run() -> None:
-    """Entry point of the `ckptools` command."""
+    """Entry point of the `ckptools` command. A polite kill ends it as Ctrl-C does, so that nothing is left behind."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     app()

@@ -74,7 +74,7 @@ class Executor:
 
     def _job(self, job: Job) -> int:
         crc = 0
-        for part in job.parts:
+        for part in job.parts():
             if self._stop.is_set():
                 raise Stopped
             if isinstance(part, Band):

@@ -7,7 +7,7 @@ between threads, and run in any order.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -70,7 +70,6 @@ class Job:
         dtype: dtype in the output.
         file: index of the output file.
         offset: byte offset of the tensor's first byte in that file.
-        parts: copies or bands in ascending order of their offset, without gaps.
     """
 
     fqn: str
@@ -78,23 +77,26 @@ class Job:
     dtype: str
     file: int
     offset: int
-    parts: tuple[Copy | Band, ...]
 
     @property
     def nbytes(self) -> int:
         """Bytes in the output."""
         return self.tensor.numel * ITEMSIZE[self.dtype]
 
+    def parts(self) -> Iterable[Copy | Band]:
+        """Copies or bands in ascending order of their offset, without gaps; made when they are asked for."""
+        return parts_of(self.tensor, self.dtype)
 
-def parts_of(tensor: Tensor, dtype: str) -> tuple[Copy | Band, ...]:
+
+def parts_of(tensor: Tensor, dtype: str) -> Iterable[Copy | Band]:
     """Plan the bytes of one tensor whose shards cover it exactly once."""
     if not tensor.numel:
         return ()
     if dtype == tensor.dtype:
         copies = _copies(tensor)
         if copies is not None:
-            return tuple(sorted(copies, key=lambda c: c.offset))
-    return tuple(_bands(Box.whole(tensor.shape), tensor, ITEMSIZE[dtype]))
+            return sorted(copies, key=lambda c: c.offset)
+    return _bands(Box.whole(tensor.shape), tensor, ITEMSIZE[dtype])
 
 
 def _copies(tensor: Tensor) -> list[Copy] | None:

@@ -36,7 +36,7 @@ def summary(done: Consolidated, dry_run: bool) -> Iterator[str]:
 
 def _reads(done: Consolidated) -> str:
     sources = {s.source.path for job in done.layout.jobs for s in job.tensor.shards if s.source}
-    parts = sum(len(job.parts) for job in done.layout.jobs)
+    parts = sum(1 for job in done.layout.jobs for _ in job.parts())
     nbytes = sum(job.tensor.nbytes for job in done.layout.jobs)
     return f"reads {size(nbytes)} of {plural(len(sources), 'file')}, {plural(parts, 'copy').replace('copys', 'copies')}"
 
@@ -47,7 +47,7 @@ def copies(done: Consolidated) -> Iterator[str]:
 
     for job in done.layout.jobs:
         target = done.layout.files[job.file][0].name
-        for part in job.parts:
+        for part in job.parts():
             source = f"{part.source.name} {part.source_offset}" if isinstance(part, Copy) else f"assembled {part.box}"
             line = f"{job.fqn}\t{source}\t{target} {job.offset + part.offset}\t{part.nbytes}"
             yield printable(line.replace("\t", "  "))

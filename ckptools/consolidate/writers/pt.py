@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptools.consolidate.choose import Selection
-from ckptools.consolidate.plan import Job, parts_of
+from ckptools.consolidate.plan import Job
 from ckptools.consolidate.writers.emit import Emitter
 from ckptools.consolidate.writers.layout import Layout, WriteOptions, identity, output_dtype
 from ckptools.dtypes import ITEMSIZE
@@ -61,7 +61,7 @@ def lay_out(selection: Selection, out: Path, options: WriteOptions) -> Layout:
     members = _place([("data.pkl", pickle), ("byteorder", b"little")], storages.sizes)
     tensors = [m for m in members if m.data is None]
     jobs = [
-        Job(fqn, tensor, dtype, 0, member.start, parts_of(tensor, dtype))
+        Job(fqn, tensor, dtype, 0, member.start)
         for (fqn, tensor, dtype), member in zip(storages.stored, tensors, strict=True)
     ]
     directory = _directory_size(members)

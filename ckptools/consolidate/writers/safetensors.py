@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ckptools.consolidate.choose import Selection
-from ckptools.consolidate.plan import Job, parts_of
+from ckptools.consolidate.plan import Job
 from ckptools.consolidate.writers.layout import Layout, WriteOptions, identity, output_dtype
 from ckptools.consolidate.writers.sidecar import values_json
 from ckptools.dtypes import ITEMSIZE, SAFETENSORS
@@ -56,7 +56,7 @@ def lay_out(selection: Selection, out: Path, options: WriteOptions) -> Layout:
     for index, (group, header) in enumerate(zip(groups, headers, strict=True)):
         at = len(header)
         for entry in group:
-            jobs.append(Job(entry.name, entry.tensor, entry.dtype, index, at, parts_of(entry.tensor, entry.dtype)))
+            jobs.append(Job(entry.name, entry.tensor, entry.dtype, index, at))
             at += entry.nbytes
     sizes = [len(h) + sum(e.nbytes for e in g) for h, g in zip(headers, groups, strict=True)]
 

@@ -1,0 +1,254 @@
+"""What consolidate refuses, what it says then, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import ckptools
+from ckptools.cli import app
+from ckptools.errors import (
+    CkptoolsError,
+    NoSpaceError,
+    NotWholeError,
+    OutputExistsError,
+    ReadError,
+    RefusedError,
+    UsageError,
+    WriteError,
+)
+from tests.truth import FIXTURES
+
+COMPOSER = FIXTURES / "composer-0.13.5-torch1.13.1-sharded-w4"
+HSDP = FIXTURES / "torch2.6.0-fsdp1-hsdp2x2-w4"
+FSDP2 = FIXTURES / "torch2.4.1-fsdp2-w3"
+
+
+@pytest.fixture
+def composer(tmp_path) -> Path:
+    """A copy whose files can be broken."""
+    folder = tmp_path / "run"
+    shutil.copytree(COMPOSER, folder, ignore=shutil.ignore_patterns("truth*", "HOW.md"))
+    return folder
+
+
+def leftovers(folder: Path) -> list[str]:
+    return [p.name for p in folder.iterdir() if p.name not in ("run",)]
+
+
+def flip(path: Path, record: str) -> None:
+    """Change one byte of a record's payload."""
+    from ckptools.files import File
+    from ckptools.pickles.container import Container
+
+    with File(path) as file:
+        offset, _ = Container(file).payload(record)
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("rank", [0, 1, 3])
+def test_a_missing_rank_is_named_with_every_gap_and_nothing_is_written(composer, tmp_path, rank):
+    (composer / f"ep0-ba5-rank{rank}.pt").unlink()
+    with pytest.raises(NotWholeError, match=f"rank {rank} missing or cut") as error:
+        ckptools.consolidate(composer, tmp_path / "out.pt")
+    assert {p.code for p in error.value.problems} == {"CK101"}
+    assert len(error.value.problems) > 20
+    assert leftovers(tmp_path) == []
+
+
+def test_allow_missing_leaves_out_what_has_holes_and_lists_it(composer, tmp_path):
+    (composer / "ep0-ba5-rank3.pt").unlink()
+    done = ckptools.consolidate(composer, tmp_path / "m.pt", only="model", allow_missing=True)
+    state = torch.load(tmp_path / "m.pt", weights_only=True)
+    listed = json.loads((tmp_path / "m.pt.left-out.json").read_text())["left_out"]
+    assert {row["name"] for row in listed} == set(done.left_out)
+    assert "model.emb.weight" in done.left_out and "model.emb.weight" not in state
+    # Three rows on ranks 0 to 2: rank 3 never held any of it.
+    assert "model.gate" in state
+
+
+def test_a_cut_rank_is_named_with_its_size(composer, tmp_path):
+    cut = composer / "ep0-ba5-rank2.pt"
+    cut.write_bytes(cut.read_bytes()[:50_000])
+    result = CliRunner().invoke(app, ["consolidate", str(composer), "-o", str(tmp_path / "out.pt")])
+    assert (result.exit_code, result.stdout) == (4, "")
+    assert "rank 2 missing or cut" in result.stderr.splitlines()[0]
+    assert leftovers(tmp_path) == []
+
+
+def test_ranks_of_different_steps_are_refused(composer, tmp_path):
+    source = ckptools.open(composer / "ep0-ba5-rank1.pt", only_this_file=True)
+    data = (composer / "ep0-ba5-rank1.pt").read_bytes()
+    assert source.step.value == 5
+    (composer / "ep0-ba5-rank1.pt").write_bytes(_with_batch(data, 6))
+    with pytest.raises(NotWholeError, match="not of one step"):
+        ckptools.consolidate(composer, tmp_path / "out.pt", only="model")
+
+
+def _with_batch(data: bytes, batch: int) -> bytes:
+    """Change `timestamp.Timestamp.batch`, and clear the pickle's checksum so that only the step is odd."""
+    import struct
+    import zlib
+
+    at = data.index(b"X\x05\x00\x00\x00batch")
+    at = data.index(b"K\x05", at)
+    changed = bytearray(data)
+    changed[at + 1] = batch
+    from ckptools.files import File
+    from ckptools.pickles.container import Container
+
+    path = COMPOSER / "ep0-ba5-rank1.pt"
+    with File(path) as file:
+        start, size = Container(file).payload("data.pkl")
+        old = Container(file).records["data.pkl"].crc
+    new = zlib.crc32(bytes(changed[start : start + size]))
+    return bytes(changed).replace(struct.pack("<I", old), struct.pack("<I", new))
+
+
+def test_a_flipped_bit_in_a_shard_is_found_by_its_checksum(composer, tmp_path):
+    flip(composer / "ep0-ba5-rank1.pt", "data/5")
+    with pytest.raises(ReadError, match="CRC-32"):
+        ckptools.consolidate(composer, tmp_path / "out.pt")
+    assert leftovers(tmp_path) == []
+
+
+def test_copies_that_differ_between_ranks_are_refused_by_name(tmp_path):
+    shutil.copytree(HSDP, tmp_path / "run")
+    ck = ckptools.open(tmp_path / "run" / "rank3.pt", only_this_file=True)
+    record = ck.model["emb.weight"].on_rank(3)[0].source.record
+    flip(tmp_path / "run" / "rank3.pt", record)
+    with pytest.raises(NotWholeError, match=r"CK105.*emb\.weight.*rank 3 holds other bytes than rank 1"):
+        ckptools.consolidate(tmp_path / "run", tmp_path / "out.pt", only="model")
+    ckptools.consolidate(tmp_path / "run", tmp_path / "out.pt", only="model", prefer_rank=1)
+
+
+def test_a_missing_replica_group_is_no_loss(tmp_path):
+    shutil.copytree(HSDP, tmp_path / "run")
+    (tmp_path / "run" / "rank2.pt").unlink()
+    ckptools.consolidate(HSDP, tmp_path / "whole.safetensors")
+    ckptools.consolidate(tmp_path / "run", tmp_path / "three.safetensors")
+    assert (tmp_path / "whole.safetensors").read_bytes() == (tmp_path / "three.safetensors").read_bytes()
+
+
+def test_an_existing_output_is_kept_unless_forced(tmp_path):
+    (tmp_path / "out.pt").write_text("mine")
+    with pytest.raises(OutputExistsError, match="--force"):
+        ckptools.consolidate(FSDP2, tmp_path / "out.pt")
+    assert (tmp_path / "out.pt").read_text() == "mine"
+    ckptools.consolidate(FSDP2, tmp_path / "out.pt", force=True)
+    assert ckptools.open(tmp_path / "out.pt").whole
+
+
+def test_a_source_file_is_never_an_output(composer):
+    before = (composer / "ep0-ba5-rank0.pt").read_bytes()
+    with pytest.raises(OutputExistsError, match="checkpoint itself"):
+        ckptools.consolidate(composer, composer / "ep0-ba5-rank0.pt", force=True)
+    with pytest.raises(OutputExistsError, match="one more rank file"):
+        ckptools.consolidate(composer, composer / "ep0-ba5-rank9.pt")
+    assert (composer / "ep0-ba5-rank0.pt").read_bytes() == before
+
+
+def test_an_output_that_does_not_fit_is_refused_before_anything_is_written(tmp_path):
+    # One stored element that stands for 2**50: 4 PiB when written out.
+    torch.save({"w": torch.zeros(1).expand(2**50)}, tmp_path / "run")
+    with pytest.raises(NoSpaceError, match=f"needs {2**52}"):
+        ckptools.consolidate(tmp_path / "run", tmp_path / "out.safetensors")
+    assert leftovers(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"only": "weights"}, "choose one of model, optimizer, all"),
+        ({"dtype": "int8"}, "floating-point dtype"),
+        ({"tied": "twice"}, "keep or drop"),
+    ],
+)
+def test_options_that_mean_nothing_are_said_in_one_line(tmp_path, options, told):
+    with pytest.raises(UsageError, match=told):
+        ckptools.consolidate(FSDP2, tmp_path / "out.pt", **options)
+
+
+def test_an_unknown_suffix_and_an_absent_folder_are_usage_errors(tmp_path):
+    with pytest.raises(UsageError, match="no output format"):
+        ckptools.consolidate(FSDP2, tmp_path / "out.xyz")
+    with pytest.raises(UsageError, match="there is no folder"):
+        ckptools.consolidate(FSDP2, tmp_path / "nowhere" / "out.pt")
+
+
+def test_names_that_collide_when_joined_are_refused_for_safetensors(tmp_path):
+    torch.save({"model": {"a": {"b": torch.ones(1)}, "a.b": torch.ones(2), "c": torch.ones(3)}}, tmp_path / "x.pt")
+    with pytest.raises(RefusedError, match=r"two tensors would be called model\.a\.b"):
+        ckptools.consolidate(tmp_path / "x.pt", tmp_path / "x.safetensors", only="all")
+
+
+def test_a_dtype_that_safetensors_lacks_is_refused(tmp_path):
+    torch.save({"w": torch.ones(2, dtype=torch.complex128)}, tmp_path / "x.pt")
+    with pytest.raises(RefusedError, match="complex128, which safetensors cannot hold"):
+        ckptools.consolidate(tmp_path / "x.pt", tmp_path / "x.safetensors")
+
+
+LIMITED = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
+from ckptools.cli import run
+sys.argv = ["ckptools", "consolidate", sys.argv[1], "-o", sys.argv[2]]
+run()
+"""
+
+
+def test_a_disk_that_ends_leaves_one_line_and_no_file(tmp_path):
+    out = str(tmp_path / "out.pt")
+    done = subprocess.run([sys.executable, "-c", LIMITED, str(COMPOSER), out], capture_output=True, text=True)
+    assert done.returncode == WriteError.exit_code
+    assert done.stderr.count("\n") == 1 and "file too large" in done.stderr
+    assert leftovers(tmp_path) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_leaves_nothing_behind(big_run, tmp_path, number):
+    command = [sys.executable, "-m", "ckptools", "consolidate", str(big_run), "-o", str(tmp_path / "out.pt"), "-j", "1"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 20
+    while not list(tmp_path.glob(".*.partial")) and time.monotonic() < deadline:
+        time.sleep(0.001)
+    process.send_signal(number)
+    _, stderr = process.communicate(timeout=20)
+    assert leftovers(tmp_path) == []
+    assert process.returncode == 130 and "interrupted" in stderr
+
+
+@pytest.fixture(scope="module")
+def big_run(tmp_path_factory) -> Path:
+    """A plain checkpoint that takes long enough to be interrupted: many tensors in one .pt."""
+    folder = tmp_path_factory.mktemp("big")
+    torch.save({f"w{i}": torch.full((256, 1024), float(i)) for i in range(400)}, folder / "big.pt")
+    return folder / "big.pt"
+
+
+def test_a_kill_leaves_no_file_under_the_final_name(big_run, tmp_path):
+    command = [sys.executable, "-m", "ckptools", "consolidate", str(big_run), "-o", str(tmp_path / "out.pt")]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while process.poll() is None and not list(tmp_path.glob(".*.partial")):
+        time.sleep(0.001)
+    process.kill()
+    process.wait()
+    assert not (tmp_path / "out.pt").exists() or ckptools.open(tmp_path / "out.pt").whole
+
+
+def test_every_refusal_is_one_line():
+    with pytest.raises(CkptoolsError) as error:
+        ckptools.consolidate(FIXTURES / "composer-0.14.1-torch2.0.1-local-w4", os.devnull + ".pt")
+    assert "\n" not in str(error.value)
