@@ -5,7 +5,7 @@ Nothing of it was run to open the checkpoint. It is said so that a user knows wh
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ckptools.checkpoint import Checkpoint
@@ -87,7 +87,7 @@ def _inside(path: KeyPath, node: Any) -> Iterator[tuple[KeyPath, Any]]:
 
 def suspicious_names(ck: Checkpoint, foreign: Mapping[str, Any]) -> tuple[str, ...]:
     """The names that could run code when a real unpickler meets them."""
-    return tuple(name for name in ck.names if _suspicious(name) and not _of_torch(name, foreign))
+    return tuple(name for name in ck.names if _suspicious(name) and not _of_torch(name, ck.names, foreign))
 
 
 def _suspicious(name: str) -> bool:
@@ -99,12 +99,13 @@ def _suspicious(name: str) -> bool:
     return hidden or parts[0] in LOADERS or any(name == c or name.startswith(f"{c}.") for c in CALLS)
 
 
-def _of_torch(name: str, foreign: Mapping[str, Any]) -> bool:
+def _of_torch(name: str, names: Sequence[str], foreign: Mapping[str, Any]) -> bool:
     """Whether it is the one `getattr` that every ShardedTensor's pickle has: it names a nested class.
 
     Any other call of it would have stayed in the tree as a foreign object.
     """
-    return name in ("builtins.getattr", "__builtin__.getattr") and name not in foreign
+    called = any(n.endswith(".ShardedTensor.ProcessGroupState") for n in names) and name not in foreign
+    return name in ("builtins.getattr", "__builtin__.getattr") and called
 
 
 def safety_problems(ck: Checkpoint, foreign: Mapping[str, list[KeyPath]], suspicious: tuple[str, ...]) -> list[Problem]:

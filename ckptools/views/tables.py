@@ -92,4 +92,5 @@ def wrapped(first: str, text: str, screen: Screen) -> list[str]:
     from textwrap import wrap
 
     pieces = wrap(text, room)
-    return [f"{first if i == 0 else ' ' * len(first)}{piece}" for i, piece in enumerate(pieces)]
+    # A word that is cut leaves the blank before it at the end of its line.
+    return [f"{first if i == 0 else ' ' * len(first)}{piece}".rstrip() for i, piece in enumerate(pieces)]

@@ -1,0 +1,280 @@
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections import OrderedDict
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import ckptools
+from ckptools.cli import app
+from ckptools.views.report import inspect_report
+from ckptools.views.text import report_text
+from tests.truth import FIXTURES, LOCAL, WHOLE, Known, load_truth
+
+COMPOSER = FIXTURES / "composer-0.13.5-torch1.13.1-sharded-w4"
+RANK_0 = COMPOSER / "ep0-ba5-rank0.pt"
+SAMPLES = (*WHOLE, *LOCAL)
+
+
+def run(*args: object) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, ["inspect", *map(str, args)])
+    return result.exit_code, result.stdout, result.stderr
+
+
+def process(*args: object, **more: Any) -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-m", "ckptools", "inspect", *map(str, args)]
+    return subprocess.run(command, capture_output=True, timeout=60, **more)
+
+
+def as_json(*args: object) -> dict[str, Any]:
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    made: dict[str, Any] = json.loads(run(*args, "--json")[1], parse_constant=refuse)
+    return made
+
+
+def composer_copy(folder: Path, *ranks: int) -> Path:
+    for rank in ranks:
+        shutil.copy(COMPOSER / f"ep0-ba5-rank{rank}.pt", folder)
+    return folder / f"ep0-ba5-rank{ranks[0]}.pt"
+
+
+def write_pt(file: Path, tree: Any) -> Path:
+    """A torch.save file without tensors, made without torch."""
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("archive/data.pkl", pickle.dumps(tree, protocol=2))
+        archive.writestr("archive/version", "3\n")
+    return file
+
+
+# -- real checkpoints --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("known", SAMPLES, ids=lambda known: known.name)
+def test_every_sample_is_shown(known):
+    code, out, err = run(known.file)
+    assert code == 0, err
+    assert "\nwhole: " in out and re.search(rf"\n  step +{known.step} ", out)
+    assert err.splitlines()[1].startswith("read the metadata of ")
+
+
+def truth_of(known: Known) -> tuple[dict[str, Any], int]:
+    """What the framework itself said: `truth.json`, and the elements of the model's tensors, tied ones once."""
+    told = json.loads((FIXTURES / known.name / "truth.json").read_text())
+    twice = tuple(name for tied in told.get("tied", []) for name in tied[1:])
+    shapes = {k: shape for k, (_, _, shape) in load_truth(known.name).items() if k.startswith("model/")}
+    return told, sum(prod(shape) for name, shape in shapes.items() if not name.endswith(twice or "/"))
+
+
+@pytest.mark.parametrize("known", WHOLE, ids=lambda known: known.name)
+def test_json_agrees_with_the_truth(known):
+    made = as_json(known.file, "--all-ranks")
+    told, params = truth_of(known)
+    assert made["step"]["value"] == known.step
+    assert made["world_size"]["value"] == (told["world_size"] if known.world_size > 1 else None)
+    (model,) = [s for s in made["sections"] if s["kind"] == "model"]
+    assert model["params"] == params
+    (optimizer,) = made["optimizers"]
+    groups = told["param_groups"]
+    assert [g["lr"] for g in optimizer["param_groups"]] == [g["lr"] for g in groups]
+    assert [g["weight_decay"] for g in optimizer["param_groups"]] == [g["weight_decay"] for g in groups]
+    scheduler = told["scheduler"].get("LambdaLR", told["scheduler"])
+    assert made["schedulers"][0]["state"]["last_epoch"] == scheduler["last_epoch"]
+
+
+@pytest.mark.parametrize("known", SAMPLES, ids=lambda known: known.name)
+def test_no_tensor_bytes_are_read(known, tmp_path):
+    """The report of a copy whose tensor bytes are all wrong is the same, byte for byte."""
+    folder = tmp_path / known.file.parent.parent.name / known.file.parent.name
+    shutil.copytree(known.file.parent, folder)
+    ck = ckptools.open(known.file, all_ranks=True)
+    before = report_text(inspect_report(ck))
+    for file in ck.files:
+        overwrite_payloads(folder / file.path.name)
+    again = ckptools.open(folder / known.file.name, all_ranks=True)
+    assert without_places(report_text(inspect_report(again))) == without_places(before)
+    assert again.cost.nbytes < sum(f.nbytes for f in again.files)
+
+
+def overwrite_payloads(file: Path) -> None:
+    with zipfile.ZipFile(file) as archive:
+        spans = [(i.header_offset, i.file_size) for i in archive.infolist() if "/data/" in i.filename]
+    with file.open("r+b") as raw:
+        for header, size in spans:
+            raw.seek(header + 26)
+            names = int.from_bytes(raw.read(2), "little") + int.from_bytes(raw.read(2), "little")
+            raw.seek(header + 30 + names)
+            raw.write(b"\xff" * size)
+
+
+def without_places(report: str) -> list[str]:
+    """All but the lines that a copy has of its own: its folder and its time."""
+    return [line for line in report.splitlines()[1:] if not line.startswith("  saved")]
+
+
+def test_little_of_a_large_file_is_read(tmp_path):
+    import torch
+
+    torch.save({"model": {"w": torch.zeros(1 << 20)}}, tmp_path / "large.pt")
+    assert as_json(tmp_path / "large.pt")["read"]["bytes"] < 4096
+
+
+# -- whole or not ------------------------------------------------------------------------------------------------
+
+
+def test_a_missing_rank_is_named_first(tmp_path):
+    code, out, _ = run(composer_copy(tmp_path, 0, 1, 2))
+    assert code == 1
+    assert out.splitlines()[2:4] == ["NOT WHOLE: 1 rank missing", "  CK001  rank 3  no file ep0-ba5-rank3.pt"]
+
+
+def test_a_cut_rank_is_named_first(tmp_path):
+    path = composer_copy(tmp_path, 0, 1, 2, 3)
+    cut = tmp_path / "ep0-ba5-rank2.pt"
+    cut.write_bytes(cut.read_bytes()[:20_000])
+    code, out, _ = run(path)
+    assert code == 1
+    assert "NOT WHOLE: 1 rank cut short or damaged\n  CK002  rank 2  ep0-ba5-rank2.pt is cut short: 20000 bytes" in out
+
+
+def test_one_rank_alone_is_fine_and_says_so(tmp_path):
+    code, out, err = run(composer_copy(tmp_path, 2))
+    assert code == 0
+    assert "\none rank of 4: rank 2; what is inside is told from its layout\n" in out
+    assert "put the other rank files beside it" in err
+
+
+def test_a_folder_of_one_rank_is_not_whole(tmp_path):
+    composer_copy(tmp_path, 2)
+    code, out, _ = run(tmp_path)
+    assert (code, "NOT WHOLE: 3 ranks missing\n  CK001  ranks 0, 1, 3" in out) == (1, True)
+
+
+def test_a_monolithic_file_is_whole_though_its_name_has_a_rank(tmp_path):
+    path = tmp_path / "ep0-ba5-rank0.pt"
+    shutil.copy(FIXTURES / "torch2.13.0-ddp-w4" / "snapshot.pt", path)
+    code, out, _ = run(path)
+    assert (code, "whole: one file holds everything, though its name says rank 0" in out) == (0, True)
+
+
+def test_what_was_not_read_is_said():
+    assert "read the metadata of 1 rank in" in run(RANK_0)[2]
+    assert "of 3 others only that the file is there and ends well" in run(RANK_0)[2]
+    assert "read the metadata of 4 ranks in" in run(RANK_0, "--all-ranks")[2]
+
+
+def test_an_unreadable_file_is_one_line_and_exit_code_3(tmp_path):
+    (tmp_path / "x.pt").write_bytes(b"not a checkpoint")
+    for path in (tmp_path / "x.pt", tmp_path / "nothing.pt"):
+        code, out, err = run(path)
+        assert (code, out, err.count("\n")) == (3, "", 1)
+        assert path.name in err
+
+
+# -- options -----------------------------------------------------------------------------------------------------
+
+
+def test_one_section_can_be_shown_in_full():
+    code, out, _ = run(RANK_0, "--section", "model")
+    assert (code, out.splitlines()[0]) == (0, "model in ep0-ba5")
+    assert "model.emb.weight               [33, 17]  fp32     2.2 KiB  dim 0 over 4 ranks" in out
+    assert "16 distinct" not in out and "DecoupledAdamW" not in out
+
+
+def test_a_section_can_be_named():
+    assert "Timestamp.batch            5" not in run(RANK_0, "--section", "model")[1]
+    assert "timestamp.Timestamp.batch            5" in run(RANK_0, "--section", "timestamp")[1]
+
+
+def test_rng_of_every_rank_is_told_apart():
+    out = run(RANK_0, "--section", "rng")[1]
+    assert "python: 4 distinct of 4\nnumpy: 4 distinct of 4" in out
+
+
+def test_a_section_that_is_not_there_is_a_usage_error_that_lists_them():
+    code, out, err = run(RANK_0, "--section", "modle")
+    assert (code, out) == (2, "")
+    assert "has no section 'modle'; there are model, optimizer" in err
+
+
+def test_trust_is_refused_where_there_is_nothing_to_trust():
+    code, _, err = run(RANK_0, "--trust")
+    assert (code, "--engine torch" in err) == (2, True)
+
+
+@pytest.mark.parametrize("known", [WHOLE[0], WHOLE[7]], ids=lambda known: known.name)
+def test_torch_gives_the_same_report(known):
+    assert run(known.file, "--engine", "torch")[:2] == run(known.file)[:2]
+
+
+# -- hostile files -----------------------------------------------------------------------------------------------
+
+
+class Bomb:
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    def __reduce__(self) -> Any:
+        return os.system, (f"touch {self.trace}",)
+
+
+def hostile_file(folder: Path) -> Path:
+    tree = OrderedDict()
+    tree["\x1b[2J\n\nwhole: all 9 rank files are here"] = {"1e5": "00012", "<b>": "\u202eevil\x9b"}
+    tree["bomb"] = Bomb(folder / "trace")
+    return write_pt(folder / "x\x1b[31m\n.pt", tree)
+
+
+def test_a_hostile_file_is_shown_and_does_nothing(tmp_path):
+    code, out, err = run(hostile_file(tmp_path))
+    assert code == 0, err
+    assert all(line.isprintable() for line in (out + err).split("\n"))
+    assert not any(line.startswith("whole: all 9") for line in out.split("\n"))
+    assert "CK302  the pickle names posix.system, which could run code" in out
+    assert not (tmp_path / "trace").exists()
+
+
+def test_a_hostile_file_is_plain_json(tmp_path):
+    made = as_json(hostile_file(tmp_path), "--section", "other")
+    assert made["suspicious"] == ["posix.system"]
+    assert made["details"][0]["values"][0]["value"] == "00012"
+    assert run(hostile_file(tmp_path), "--json")[1].isascii()
+
+
+# -- as a process ------------------------------------------------------------------------------------------------
+
+
+def test_a_stream_that_knows_only_ascii_is_no_problem(tmp_path):
+    path = write_pt(tmp_path / "h\u00e9.pt", {"\u6f22": {"\ud800": 1}, "step": 4})
+    done = process(path, env={"PYTHONIOENCODING": "ascii", "PATH": "/usr/bin"})
+    assert done.returncode == 0, done.stderr
+    assert b"\\u6f22" in done.stdout and b"\\ud800" in done.stdout
+    assert b"h\\xe9.pt" in done.stderr
+
+
+def test_neither_torch_nor_numpy_is_imported():
+    code = (
+        "import sys\nfrom ckptools.cli import app\n"
+        f"app(['inspect', {str(RANK_0)!r}, '--all-ranks'], standalone_mode=False)\n"
+        "print([m for m in ('torch', 'numpy', 'rich', 'safetensors') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, text=True)
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
+
+
+def test_output_is_not_cut_in_a_pipe(tmp_path):
+    path = write_pt(tmp_path / "many.pt", {f"key{'x' * 200}{n}": {"a": n} for n in range(60)})
+    done = process(path)
+    assert done.stdout.count(b"x" * 200) >= 60

@@ -1,0 +1,106 @@
+"""What a notebook shows: one line in a prompt, a table in a cell; never a script, never a file opened."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from unittest import mock
+
+import pytest
+
+import ckptools
+from ckptools.views.html import MAX_LENGTH, MAX_ROWS, checkpoint_html, values_html
+from tests.truth import WHOLE
+from tests.views.made import HOSTILE, alone, broken_run7, checkpoint, hostile, plain, run7, snapshot
+
+ALLOWED = {"div", "style", "details", "summary", "table", "tr", "th", "td"}
+
+
+class Reader(HTMLParser):
+    """Collects tags, attributes and text, and minds that every tag is closed."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: set[str] = set()
+        self.open: list[str] = []
+        self.text: list[str] = []
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes |= {name for name, _ in attrs}
+        self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+@pytest.mark.parametrize("made", [run7, broken_run7, alone, snapshot, hostile], ids=lambda made: made.__name__)
+def test_a_checkpoint_is_a_table_without_a_script(made):
+    html = made()._repr_html_()
+    page = Reader(html)
+    assert set(page.tags) <= ALLOWED
+    assert page.attributes <= {"class", "open"}
+    assert page.open == []
+
+
+def test_hostile_names_are_text():
+    page = Reader(checkpoint_html(hostile()))
+    shown = "".join(page.text)
+    assert "<script>alert(1)</script>" in shown
+    assert "\\x1b[31mred" in shown and "\\u202e" in shown
+    assert not re.search("[\x00-\x1f\x7f-\x9f\u202e\ud800]", shown)
+
+
+def test_problems_come_first_and_are_open():
+    html = checkpoint_html(broken_run7())
+    assert (
+        html.index("NOT WHOLE: 3 ranks missing")
+        < html.index("<details open><summary>2 problems")
+        < html.index("sections")
+    )
+    assert "ranks 201..203" in html
+
+
+def test_a_large_checkpoint_is_cut_and_says_so():
+    html = checkpoint_html(checkpoint({"model": {f"w{n}": plain(2, record=str(n)) for n in range(1000)}}))
+    assert html.count("<tr>") <= MAX_ROWS + 5 and len(html) < MAX_LENGTH
+    assert re.search(r"\d+ rows left out; ckptools inspect shows all of them", html)
+
+
+def test_long_names_do_not_make_it_long():
+    names = {f"{n}{'<' * 100_000}": plain(2, record=str(n)) for n in range(300)}
+    assert len(checkpoint_html(checkpoint({"model": names}, name="<" * 10**6))) < MAX_LENGTH * 1.1
+    assert len(values_html(names)) < MAX_LENGTH * 1.1
+
+
+def test_a_part_of_the_tree_is_a_table_too():
+    html = snapshot().model._repr_html_()
+    page = Reader(html)
+    assert {"module.w", "tensor [3, 5]", "fp32", "60 B"} <= set(page.text)
+
+
+def test_values_of_every_kind_are_shown():
+    page = Reader(values_html({"a": 1e-8, "b": {"c": [1, 2]}, "d": None, 3: "1e5", **{n: n for n in HOSTILE}}))
+    assert {"1e-08", "{c: [1, 2]}", "None", "'1e5'"} <= set(page.text)
+
+
+def test_nothing_is_opened_to_show_it():
+    ck = ckptools.open(WHOLE[0].file)
+    with mock.patch("os.open", side_effect=AssertionError), mock.patch("os.pread", side_effect=AssertionError):
+        assert "ep0-ba5" in repr(ck)
+        assert "16 sharded, 2 whole" in ck._repr_html_()
+        assert "model.emb.weight" in ck.model._repr_html_()
+        assert "model.emb.weight" in ck.model._ipython_key_completions_()
+
+
+@pytest.mark.parametrize("known", WHOLE, ids=lambda known: known.name)
+def test_every_real_checkpoint_has_a_line_and_a_table(known):
+    ck = ckptools.open(known.file)
+    assert repr(ck).startswith("<Checkpoint ") and f"step {known.step}" in repr(ck)
+    assert Reader(ck._repr_html_()).open == []

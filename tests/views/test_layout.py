@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ckptools.model import Shard, Tensor
+from ckptools.regions import Box
+from ckptools.views.layout import Layout, layouts, placement, sharding_name
+from tests.views.made import checkpoint, dtensor, plain, sharded
+
+
+def layout_of(*tensors: Tensor, **facts):
+    return layouts(checkpoint({"model": {f"w{n}": t for n, t in enumerate(tensors)}}, **facts))
+
+
+def test_even_rows_are_told_from_uneven_ones():
+    assert layout_of(sharded(8, 2, ranks=4)) == (Layout("dim 0 over 4 ranks", 1, True, 0, 0),)
+    assert layout_of(sharded(7, 2, ranks=4)) == (Layout("dim 0 over 4 ranks", 1, True, 1, 0),)
+
+
+def test_a_tensor_that_leaves_ranks_empty_is_counted():
+    (layout,) = layout_of(sharded(8, ranks=4), sharded(3, ranks=4), sharded(1, 9, ranks=4))
+    assert (layout.tensors, layout.uneven, layout.empty) == (3, 2, 2)
+
+
+def test_the_most_frequent_way_comes_first_and_whole_tensors_last():
+    found = layout_of(plain(3), plain(3), plain(3), sharded(8, ranks=4))
+    assert [one.how for one in found] == ["dim 0 over 4 ranks", "whole"]
+
+
+def test_groups_that_hold_replicas_are_named_seen_from_one_rank():
+    shards = (Shard(Box((0,), (4,)), 0, None), Shard(Box((4,), (4,)), None, None))
+    (layout,) = layout_of(replace(sharded(8), shards=shards), sharded(1))
+    assert layout == Layout("dim 0 over groups of 2 of 4 ranks", 2, True, 1, 1)
+
+
+def test_groups_that_hold_replicas_are_named_seen_from_all_ranks():
+    boxes = [Box((0,), (4,)), Box((4,), (4,))] * 2
+    shards = tuple(Shard(box, rank, None) for rank, box in enumerate(boxes))
+    (layout,) = layout_of(replace(sharded(8), shards=shards))
+    assert layout == Layout("dim 0 over groups of 2 of 4 ranks", 1, True, 0, 0)
+
+
+def test_a_dtensor_is_told_in_its_own_words():
+    rows = [Box((n * 2, 0), (2, 4)) for n in range(2)]
+    one = dtensor((4, 4), ("Shard(0)",), (2,), rows)
+    two = dtensor((4, 4), ("Replicate()", "Shard(0)"), (2, 2), rows * 2)
+    strided = dtensor((4, 4), ("_StridedShard(0, sf=2)", "Shard(0)"), (2, 2), rows)
+    assert [x.how for x in layout_of(one, two, strided)] == [
+        "Shard(0) on 2 ranks",
+        "(Replicate(), Shard(0)) on 2 x 2 ranks",
+        "(_StridedShard(0, sf=2), Shard(0)) on 2 x 2 ranks",
+    ]
+    assert layout_of(two)[0].empty == 0 and layout_of(strided)[0].empty == 1
+
+
+def test_pieces_of_flattened_parameters_are_neither_even_nor_uneven():
+    piece = replace(plain(12), kind="flat_pieces")
+    assert layout_of(piece) == (Layout("pieces of flattened parameters", 1, True),)
+
+
+def test_a_tensor_of_a_table_says_how_it_lies():
+    assert placement(sharded(3, 8, ranks=4)) == "dim 0 over 4 ranks"
+    assert placement(plain(3)) == "whole"
+    assert placement(replace(plain(3), kind="meta")) == "meta"
+
+
+def test_programs_get_one_word():
+    assert sharding_name(checkpoint({"model": {"w": sharded(8)}})) == "fsdp1-sharded-tensor"
+    assert sharding_name(checkpoint({"model": {"w": plain(8)}})) == "none"
+    assert sharding_name(checkpoint({"model": {"w": dtensor((4,), ("Shard(0)",), (2,), [])}})) == "dtensor"

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+from ckptools.model import Problem
+from ckptools.views.problems import fold, verdict
+from tests.views.made import missing
+
+
+def test_many_missing_ranks_are_one_line():
+    (folded,) = fold(missing(*range(1, 256)))
+    assert (folded.code, folded.where) == ("CK001", "ranks 1..255")
+    assert folded.message == "no file ep0-ba12000-rank1.pt (and 254 more)"
+
+
+def test_one_missing_rank_keeps_its_words():
+    (folded,) = fold(missing(201))
+    assert (folded.where, folded.message) == ("rank 201", "no file ep0-ba12000-rank201.pt")
+
+
+def test_the_same_said_of_many_tensors_is_one_line():
+    said = [Problem("CK105", "error", "rank 1 has another value", None, f"optim.state.{n}.step") for n in range(9)]
+    (folded,) = fold(said)
+    assert folded.where == "optim.state.0.step and 8 other tensors"
+
+
+def test_different_things_stay_apart():
+    assert len(fold([*missing(1), Problem("CK002", "error", "cut", 2), Problem("CK106", "warning", "a")])) == 3
+    assert len(fold([Problem("CK106", "warning", "a1"), Problem("CK106", "warning", "a2")])) == 2
+
+
+def test_a_forged_message_stays_on_its_line():
+    (folded,) = fold([Problem("CK009", "error", "x\nwhole: all is well", 1, "w\x1b[2J")])
+    assert folded.message == "x\\nwhole: all is well"
+    assert folded.where == "rank 1, w\\x1b[2J"
+
+
+def test_the_verdict_counts_ranks_and_errors():
+    errors = [*missing(1, 2), Problem("CK002", "error", "cut", 3), Problem("CK103", "error", "x")]
+    assert verdict(errors) == "2 ranks missing, 1 rank cut short or damaged, 1 other error"
+    assert verdict([Problem("CK103", "error", "x"), Problem("CK301", "note", "y")]) == "1 error"
