@@ -1,0 +1,87 @@
+"""Whole processes, timed from outside: wall seconds and peak memory, in turn with what they are compared with."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Run:
+    """One finished process.
+
+    Attributes:
+        seconds: wall time.
+        peak: largest resident memory in bytes, as the kernel counted it.
+    """
+
+    seconds: float
+    peak: int
+
+
+def run(command: Sequence[str]) -> Run:
+    """Run a command to its end and take its figures.
+
+    Raises:
+        RuntimeError: it failed; with what it printed.
+    """
+    started = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    assert process.stderr is not None
+    told = process.stderr.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    seconds = time.perf_counter() - started
+    process.returncode = os.waitstatus_to_exitcode(status)
+    process.stderr.close()
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(command)}\n{told.decode(errors='replace')}")
+    return Run(seconds, usage.ru_maxrss * 1024)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two commands, run in turn.
+
+    Attributes:
+        ours: the runs of the first.
+        theirs: the runs of the second.
+    """
+
+    ours: tuple[Run, ...]
+    theirs: tuple[Run, ...]
+
+    @property
+    def ratio(self) -> float:
+        """Median over the pairs of ours / theirs, in wall time."""
+        return statistics.median(a.seconds / b.seconds for a, b in zip(self.ours, self.theirs, strict=True))
+
+    @property
+    def over(self) -> float:
+        """Median over the pairs of (ours - 0.5 s) / theirs, for figures that allow half a second to start."""
+        return statistics.median((a.seconds - 0.5) / b.seconds for a, b in zip(self.ours, self.theirs, strict=True))
+
+
+def in_turn(ours: Sequence[str], theirs: Sequence[str], rounds: int, between: Callable[[], None]) -> Pair:
+    """Run two commands A B A B …, `between` after each; one pair before is not counted."""
+    pairs = []
+    for _ in range(rounds + 1):
+        mine = run(ours)
+        between()
+        other = run(theirs)
+        between()
+        pairs.append((mine, other))
+    return Pair(tuple(a for a, _ in pairs[1:]), tuple(b for _, b in pairs[1:]))
+
+
+def seconds(runs: Sequence[Run]) -> float:
+    """Median wall seconds."""
+    return statistics.median(r.seconds for r in runs)
+
+
+def peak(runs: Sequence[Run]) -> float:
+    """Largest peak memory, in MiB."""
+    return max(r.peak for r in runs) / 2**20

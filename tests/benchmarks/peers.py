@@ -1,0 +1,75 @@
+"""What people do today: the throw-away scripts and torch's own converter. Run as `python -m … NAME ARGUMENTS`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def _gloo() -> None:
+    """The one-process group and the patch that such scripts begin with."""
+    import torch.distributed as dist
+    from torch.distributed._shard.sharded_tensor import ShardedTensor
+
+    store = dist.HashStore()
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+
+    def set_state(self: Any, state: Any) -> None:
+        self._local_shards, self._metadata, _, self._sharding_spec, self._init_rrefs = state
+
+    ShardedTensor.__setstate__ = set_state
+
+
+def _load(path: str) -> Any:
+    import torch
+
+    # As the scripts do: everything that the pickle names is run.
+    return torch.load(path, map_location="cpu", weights_only=False)
+
+
+def look(path: str) -> None:
+    """The throw-away script: load one rank's file, print what is in it."""
+    _gloo()
+    state = _load(path)["state"]
+    print(state["schedulers"])
+    for name, optimizer in state["optimizers"].items():
+        print(name, [{k: v for k, v in g.items() if k != "params"} for g in optimizer["param_groups"]])
+    for fqn, tensor in state["model"].items():
+        print(fqn, tuple(tensor.shape), tensor.dtype)
+
+
+def merge(folder: str, out: str) -> None:
+    """The script that loads all ranks and joins their shards."""
+    import torch
+
+    _gloo()
+    ranks = [_load(str(p)) for p in sorted(Path(folder).glob("*-rank*.pt"))]
+    torch.save(_joined([r["state"] for r in ranks]), out)
+
+
+def _joined(nodes: list[Any]) -> Any:
+    import torch
+
+    first = nodes[0]
+    if hasattr(first, "local_shards"):
+        full = torch.empty(first.size(), dtype=first.dtype)
+        for tensor in nodes:
+            for shard in tensor.local_shards():
+                at = zip(shard.metadata.shard_offsets, shard.metadata.shard_sizes, strict=True)
+                full[tuple(slice(o, o + n) for o, n in at)] = shard.tensor
+        return full
+    if isinstance(first, dict):
+        return {k: _joined([n[k] for n in nodes if k in n]) for k in first}
+    return first
+
+
+def dcp(folder: str, out: str) -> None:
+    """torch's own converter, on a DCP folder of the same state."""
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+    dcp_to_torch_save(folder, out)
+
+
+if __name__ == "__main__":
+    {"look": look, "merge": merge, "dcp": dcp}[sys.argv[1]](*sys.argv[2:])
