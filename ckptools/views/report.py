@@ -188,9 +188,9 @@ def _scope(ck: Checkpoint) -> Scope:
 
 def _alone(ck: Checkpoint, here: list[RankFile]) -> bool:
     """Whether one rank's file was opened by name and no other rank's is beside it: nothing is wrong with that file."""
-    others = [f for f in ck.files if f.status != "missing" and f not in here]
+    damaged = any(f.status in ("cut", "bad") for f in ck.files)
     world = ck.world_size.value or 1
-    return len({f.rank for f in here}) == 1 < world and not others and any(f.path == ck.path for f in here)
+    return len({f.rank for f in here}) == 1 < world and not damaged and any(f.path == ck.path for f in here)
 
 
 def _own_problems(ck: Checkpoint, scope: Scope) -> list[Problem]:

@@ -8,9 +8,6 @@ from dataclasses import dataclass
 from ckptools.views.words import clip, clip_middle, printable
 
 GAP = 2
-PADDING = 2
-"""What tabulate adds to the width of a title; its own constant."""
-
 NARROWEST = 10
 """A column is never cut below this; a screen that is narrower still wraps."""
 
@@ -57,17 +54,18 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], screen: Scre
     widths = _widths(columns, cells, screen.width)
     cut = [[_cut(c, cell, w) for c, cell, w in zip(columns, row, widths, strict=True)] for row in cells]
     align = ["right" if c.right else "left" for c in columns]
-    titles = [c.title for c in columns]
-    # Without disable_numparse tabulate turns the name 1e5 into 100000.
-    text = tabulate(cut, titles, tablefmt="simple", disable_numparse=True, colalign=align)
-    lines = [line.rstrip() for line in text.splitlines()]
+    # Titles go in as rows, for tabulate makes a column wider than its title.
+    lines = [[c.title for c in columns], ["-" * w for w in widths], *cut]
+    # Without disable_numparse the name 1e5 becomes 100000.
+    text = tabulate(lines, tablefmt="plain", disable_numparse=True, colalign=align)
+    shown = [line.rstrip() for line in text.splitlines()]
     left = len(rows) - len(kept)
-    return [*lines, f"{left} more; all of them when piped, as in | less"] if left else lines
+    return [*shown, f"{left} more; all of them when piped, as in | less"] if left else shown
 
 
 def _widths(columns: Sequence[Column], cells: Sequence[Sequence[str]], width: int | None) -> list[int]:
     """Width of each column, the widest made narrower until the table fits."""
-    widths = [max(len(c.title) + PADDING, *(len(row[i]) for row in cells)) for i, c in enumerate(columns)]
+    widths = [max(len(c.title), *(len(row[i]) for row in cells)) for i, c in enumerate(columns)]
     if width is None:
         return widths
     excess = sum(widths) + GAP * (len(widths) - 1) - width

@@ -189,7 +189,7 @@ def test_an_unreadable_file_is_one_line_and_exit_code_3(tmp_path):
 def test_one_section_can_be_shown_in_full():
     code, out, _ = run(RANK_0, "--section", "model")
     assert (code, out.splitlines()[0]) == (0, "model in ep0-ba5")
-    assert "model.emb.weight               [33, 17]  fp32     2.2 KiB  dim 0 over 4 ranks" in out
+    assert "model.emb.weight               [33, 17]  fp32   2.2 KiB  dim 0 over 4 ranks" in out
     assert "16 distinct" not in out and "DecoupledAdamW" not in out
 
 
