@@ -40,9 +40,13 @@ class Naming:
 
 
 def group_ids(optimizer: Mapping[str, Any]) -> list[list[Id]]:
-    """The ids of each param group; empty lists where a group has none (torch 1.13's sharded form)."""
-    groups = [g.get("params") for g in optimizer["param_groups"] if isinstance(g, Mapping)]
-    return [list(ids) if isinstance(ids, (list, tuple)) else [] for ids in groups]
+    """The ids of each param group; empty lists where a group has none (torch 1.13's sharded form), or no such ids."""
+    return [_ids(group.get("params")) for group in optimizer["param_groups"]]
+
+
+def _ids(params: Any) -> list[Id]:
+    listed = list(params) if isinstance(params, (list, tuple)) else []
+    return listed if all(isinstance(i, (int, str)) for i in listed) else []
 
 
 def name_parameters(optimizer: Mapping[str, Any], model: Mapping[str, Any] | None) -> Naming:

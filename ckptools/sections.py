@@ -91,6 +91,7 @@ def is_optimizer(node: Any) -> bool:
         isinstance(node, Mapping)
         and isinstance(node.get("state"), Mapping)
         and isinstance(node.get("param_groups"), (list, tuple))
+        and all(isinstance(group, Mapping) for group in node["param_groups"])
     )
 
 
