@@ -145,4 +145,4 @@ def _agrees(state: Any, rates: list[float | None] | None) -> bool | None:
 
 def _rate(value: Any) -> float | None:
     value = scalar(value)
-    return float(value) if isinstance(value, (int, float)) else None
+    return float(value) if isinstance(value, float) or (isinstance(value, int) and abs(value) < 1 << 64) else None

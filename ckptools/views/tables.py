@@ -10,6 +10,8 @@ from ckptools.views.words import clip, clip_middle, printable
 GAP = 2
 NARROWEST = 10
 """A column is never cut below this; a screen that is narrower still wraps."""
+WIDEST_TITLE = 40
+"""A title may be the name of a hyperparameter, which a file can make as long as it likes."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +52,13 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], screen: Scre
     from tabulate import tabulate
 
     kept = rows if screen.rows is None else rows[: screen.rows]
-    cells = [[printable(cell) for cell in row] for row in kept]
-    widths = _widths(columns, cells, screen.width)
+    titles = [clip_middle(printable(c.title), WIDEST_TITLE) for c in columns]
+    cells = [titles, *([printable(cell) for cell in row] for row in kept)]
+    widths = _widths(cells, screen.width)
     cut = [[_cut(c, cell, w) for c, cell, w in zip(columns, row, widths, strict=True)] for row in cells]
     align = ["right" if c.right else "left" for c in columns]
     # Titles go in as rows, for tabulate makes a column wider than its title.
-    lines = [[c.title for c in columns], ["-" * w for w in widths], *cut]
+    lines = [cut[0], ["-" * w for w in widths], *cut[1:]]
     # Without disable_numparse the name 1e5 becomes 100000.
     text = tabulate(lines, tablefmt="plain", disable_numparse=True, colalign=align)
     shown = [line.rstrip() for line in text.splitlines()]
@@ -63,9 +66,9 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], screen: Scre
     return [*shown, f"{left} more; all of them when piped, as in | less"] if left else shown
 
 
-def _widths(columns: Sequence[Column], cells: Sequence[Sequence[str]], width: int | None) -> list[int]:
+def _widths(cells: Sequence[Sequence[str]], width: int | None) -> list[int]:
     """Width of each column, the widest made narrower until the table fits."""
-    widths = [max(len(c.title), *(len(row[i]) for row in cells)) for i, c in enumerate(columns)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     if width is None:
         return widths
     excess = sum(widths) + GAP * (len(widths) - 1) - width

@@ -136,3 +136,13 @@ def test_rng_says_whose_it_is():
     assert held({"rng": [one] * 4})["rng"] == "4 ranks: python, torch"
     assert held({"rng": one})["rng"] == "python, torch"
     assert {s.name: s.holds for s in inspect_report(run7()).sections}["rng"] == "rank 0 only, others not read: torch"
+
+
+def test_groups_that_are_no_dicts_make_no_optimizer():
+    assert inspect_report(checkpoint({"o": {"state": {}, "param_groups": [3]}})).optimizers == ()
+
+
+def test_ids_that_are_no_ids_are_not_counted():
+    tree = {"o": {"state": {0: {}}, "param_groups": [group(0.1, 0, [{}, []])]}}
+    (optimizer,) = inspect_report(checkpoint(tree)).optimizers
+    assert optimizer.groups[0].tensors is None or optimizer.groups[0].tensors == 0
