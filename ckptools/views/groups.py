@@ -80,7 +80,7 @@ def optimizer_rows(ck: Checkpoint) -> tuple[OptimizerRow, ...]:
 def _optimizer_row(ck: Checkpoint, optimizer: Optimizer) -> OptimizerRow:
     slots = {slot: None for entry in optimizer.state.values() if isinstance(entry, Mapping) for slot in entry}
     raw = next(s.value for s in ck.sections if s.path == optimizer.path)
-    listed = [bool(ids) for ids in group_ids(raw)]
+    listed = [bool(ids) or not optimizer.state for ids in group_ids(raw)]
     sizes = _sizes(ck, optimizer)
     rows = tuple(_group_row(g, sizes, known) for g, known in zip(optimizer.param_groups, listed, strict=False))
     naming = optimizer.naming
@@ -98,7 +98,7 @@ def _optimizer_row(ck: Checkpoint, optimizer: Optimizer) -> OptimizerRow:
 
 def _group_row(group: ParamGroup, sizes: Mapping[str, int], listed: bool) -> GroupRow:
     values = {key: value for key, value in group.items() if key != "params"}
-    if not listed and len(sizes) != 0:
+    if not listed:
         return GroupRow(values, None, None, ())
     known = [sizes[name] for name in group.names if name in sizes]
     params = sum(known) if len(known) == len(group.names) else None
