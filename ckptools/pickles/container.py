@@ -14,10 +14,10 @@ from __future__ import annotations
 import struct
 import zlib
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 
 from ckptools.errors import ReadError
 from ckptools.files import File
+from ckptools.pickles.told import told
 
 EOCD = struct.Struct("<4s4H2LH")
 EOCD64_LOCATOR = struct.Struct("<4sLQL")
@@ -26,6 +26,9 @@ CENTRAL = struct.Struct("<4s6H3L5H2L")
 LOCAL = struct.Struct("<4s5H3L2H")
 
 MAX_DIRECTORY = 256 << 20
+MAX_RECORDS = 1_000_000
+"""Records of an archive; one for each storage, so more than any rank has tensors."""
+
 MAX_PICKLE = 1 << 30
 """Bytes of a pickle that are read at all: four times what 1,024 ranks of a 7B model need."""
 
@@ -83,7 +86,7 @@ class Container:
         """
         record = self.records.get(name)
         if record is None:
-            raise ReadError(self.file.path, f"record {name} is missing; the file is damaged")
+            raise ReadError(self.file.path, f"record {told(name)} is missing; the file is damaged")
         if record.method or record.flags & ENCRYPTED:
             raise ReadError(self.file.path, f"record {name} is compressed or encrypted; torch.save writes neither")
         fixed = LOCAL.size
@@ -91,6 +94,7 @@ class Container:
         signature, _, flags, method, *_, crc, _, size, n_name, n_extra = LOCAL.unpack_from(header)
         start = record.header + fixed + n_name + n_extra
         same = signature == b"PK\3\4" and method == 0 and header[fixed:] == record.full_name[:n_name]
+        same = same and not flags & ENCRYPTED
         if not flags & DESCRIPTOR:
             same = same and crc == record.crc and size in (record.size, MAX_32)
         if not same or n_name != len(record.full_name) or start + record.size > record.limit:
@@ -132,12 +136,17 @@ def _read_directory(file: File) -> dict[str, Record]:
     entries.sort(key=lambda e: e[1])
     headers = [e[1] for e in entries[1:]] + [start]
     records: dict[str, Record] = {}
-    for (full, header, nbytes, crc, method, flags), limit in zip(entries, headers, strict=True):
+    if entries[0][1]:
+        raise ReadError(file.path, f"has {entries[0][1]} bytes before its first record; bytes were added or lost")
+    spelled: set[str] = set()
+    for (full, header, nbytes, packed, crc, method, flags), limit in zip(entries, headers, strict=True):
         name = _name_below_root(file, full, entries[0][0])
-        if name in records:
-            raise ReadError(file.path, f"two records are called {name}; the file is damaged or forged")
-        if header + LOCAL.size + len(full) + nbytes > limit:
-            raise ReadError(file.path, f"record {name} runs into the next one; the file is damaged or forged")
+        # torch looks records up without regard to case.
+        if name.lower() in spelled:
+            raise ReadError(file.path, f"two records are called {told(name)}; the file is damaged or forged")
+        if header + LOCAL.size + len(full) + packed > limit:
+            raise ReadError(file.path, f"record {told(name)} runs into the next one; the file is damaged or forged")
+        spelled.add(name.lower())
         records[name] = Record(name, header, full, nbytes, crc, method, flags, limit)
     return records
 
@@ -170,7 +179,7 @@ def _find_zip64(file: File, eocd_at: int) -> tuple[int, int, int, int] | None:
         return None
     at = EOCD64_LOCATOR.unpack(locator)[2]
     if at + EOCD64.size != locator_at:
-        raise ReadError(file.path, "zip64 end record is not where its locator says")
+        raise ReadError(file.path, "zip64 end record is not where its locator says; bytes were added or lost")
     record = EOCD64.unpack(file.read(at, EOCD64.size))
     if record[0] != b"PK\6\6":
         raise ReadError(file.path, "zip64 end record is damaged")
@@ -185,13 +194,16 @@ def _no_directory(file: File) -> str:
     return "is not a zip archive, so not written by torch.save (since torch 1.6)"
 
 
-Entry = tuple[bytes, int, int, int, int, int]
+Entry = tuple[bytes, int, int, int, int, int, int]
+"""Full name, offset of the local header, size, size in the file, CRC-32, method, flags."""
 
 
 def _parse_entries(file: File, data: bytes, count: int) -> list[Entry]:
+    if count > MAX_RECORDS:
+        raise ReadError(file.path, f"zip directory of {count} records; at most {MAX_RECORDS} are read")
     entries: list[Entry] = []
     at = 0
-    while at < len(data):
+    while at < len(data) and len(entries) <= count:
         if at + CENTRAL.size > len(data) or data[at : at + 4] != b"PK\1\2":
             raise ReadError(file.path, "zip directory is damaged")
         f = CENTRAL.unpack_from(data, at)
@@ -204,9 +216,9 @@ def _parse_entries(file: File, data: bytes, count: int) -> list[Entry]:
         size, packed, header = _zip64_sizes(file, extra, size, packed, header)
         if method == 0 and size != packed:
             raise ReadError(file.path, "zip directory gives a stored record two sizes")
-        entries.append((name, header, size, crc, method, flags))
+        entries.append((name, header, size, packed, crc, method, flags))
     if len(entries) != count or not entries:
-        raise ReadError(file.path, f"zip directory has {len(entries)} entries, its end record says {count}")
+        raise ReadError(file.path, f"zip directory has other entries than the {count} that its end record says")
     return entries
 
 
@@ -235,13 +247,12 @@ def _zip64_field(extra: bytes) -> bytes:
 
 
 def _name_below_root(file: File, full: bytes, first: bytes) -> str:
-    root = first.split(b"/")[0]
+    root = first.partition(b"/")[0]
     try:
         text = full.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ReadError(file.path, f"record name {full!r} is not UTF-8") from error
-    inner = text.partition("/")[2]
-    parts = PurePosixPath(text).parts
-    if full.split(b"/")[0] != root or not inner or "\0" in text or ".." in parts or parts[0] == "/":
-        raise ReadError(file.path, f"record name {text!r} is not below the archive's root folder")
-    return inner
+        raise ReadError(file.path, f"record name {told(full)} is not UTF-8") from error
+    parts = text.split("/")
+    if full.partition(b"/")[0] != root or len(parts) < 2 or "\0" in text or not {"", ".", ".."}.isdisjoint(parts):
+        raise ReadError(file.path, f"record name {told(text)} is not below the archive's root folder")
+    return text.partition("/")[2]
