@@ -58,22 +58,21 @@ def _legacy_names(path: Path) -> tuple[str, ...]:
     """Names in a file of before torch 1.6: pickles of a magic number, a version, the system, the object, its keys."""
     with File(path) as file:
         data = file.read(0, min(file.size, MAX_LEGACY_PICKLES))
-    machine, at = Machine(data), 0
+    names: dict[str, None] = {}
+    at = 0
     try:
         for part in ("magic number", "version", "system", "object"):
-            machine.interpret(at, len(data))
-            if machine.stopped_at is None or not machine.stack:
-                raise PickleError(f"no {part}")
-            value = machine.pop()
+            machine = Machine(data)
+            value = machine.load(at)
             if part == "magic number" and value != LEGACY_MAGIC:
                 raise PickleError("another number")
             reader.check_budget(value)
-            at, machine.stopped_at = machine.stopped_at, None
-            machine.memo.clear()
+            names |= {g.dotted: None for g in machine.globals.values()}
+            at = machine.stopped_at or 0
     except PickleError as error:
         what = "is empty" if not data else "is neither a zip archive nor an older file of torch.save"
         raise ReadError(path, what if not at else f"is cut short or damaged: {error}") from error
-    return tuple(g.dotted for g in machine.globals.values())
+    return tuple(names)
 
 
 @contextmanager

@@ -17,13 +17,13 @@ on files of torch 2.2.2, 2.4.1, 2.6.0 and 2.13.0, and with torch's own full tens
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 from ckptools.model import Shard, Source, Tensor
 from ckptools.pickles.sharded import attributes
+from ckptools.pickles.told import told
 from ckptools.regions import Ints, Run, chunk_runs, grid_boxes, strided_chunk_runs
 from ckptools.values import Opaque
 
@@ -32,6 +32,12 @@ if TYPE_CHECKING:
 
 MAX_MESH = 1 << 20
 """Ranks in a mesh; more than any cluster has, few enough to list."""
+
+MAX_MESH_DIMS = 16
+MAX_SCATTER = 1024
+"""Runs of rows that strided shards may scatter one rank's piece into; torch makes as many as a mesh dimension has."""
+
+SHARDS = ("Shard", "_StridedShard")
 
 
 @dataclass(frozen=True)
@@ -85,21 +91,28 @@ def describe(m: Machine, shape: Ints, dtype: str, state: Any) -> Tensor:
     if not isinstance(local, Tensor) or "mesh" not in spec:
         raise ValueError("a DTensor with an unknown state")
     mesh = _mesh(spec["mesh"])
-    placements = tuple(_placement(p, len(shape)) for p in spec.get("placements") or ())
+    m.spend(prod(mesh.sizes))
+    listed = spec.get("placements")
+    placements = tuple(_placement(p, len(shape)) for p in (listed if isinstance(listed, (list, tuple)) else ())[:99])
     if len(placements) != len(mesh.sizes):
         raise ValueError(f"a DTensor with {len(placements)} placements on a mesh of {len(mesh.sizes)} dimensions")
     m.claims.add((mesh.rank, mesh.world_size))
-    return _placed(shape, dtype, local, mesh, placements)
+    return _placed(m, shape, dtype, local, mesh, placements)
 
 
-def _placed(shape: Ints, dtype: str, local: Tensor, mesh: Mesh, placements: tuple[Placement, ...]) -> Tensor:
+def _placed(
+    m: Machine, shape: Ints, dtype: str, local: Tensor, mesh: Mesh, placements: tuple[Placement, ...]
+) -> Tensor:
     names = tuple(map(str, placements))
-    strange = [p.kind for p in placements if p.kind not in ("Shard", "_StridedShard", "Replicate")]
+    strange = [p.kind for p in placements if p.kind not in (*SHARDS, "Replicate")]
     if strange:
         note = f"placement {strange[0]}: the ranks hold terms that must be reduced; ckptools does not guess how"
         return Tensor(shape, dtype, (), "unreadable", names, mesh.sizes, world_size=mesh.world_size, note=note)
-    own = list(_own_shards(shape, dtype, local, mesh, placements))
-    others = _other_shards(shape, mesh, placements)
+    scatter = prod(p.split_factor for p in placements)
+    if scatter > MAX_SCATTER:
+        raise ValueError(f"a DTensor scattered over {told(scatter)} runs")
+    own = _own_shards(shape, dtype, local, mesh, placements)
+    others = _other_shards(m, shape, mesh, placements, scatter)
     return Tensor(shape, dtype, (*own, *others), "dtensor", names, mesh.sizes, world_size=mesh.world_size)
 
 
@@ -117,24 +130,28 @@ def _own_shards(shape: Ints, dtype: str, local: Tensor, mesh: Mesh, placements: 
     return [Shard(place, mesh.rank, source.part(packed)) for place, packed in grid_boxes(runs)]
 
 
-def _other_shards(shape: Ints, mesh: Mesh, placements: tuple[Placement, ...]) -> tuple[Shard, ...]:
+def _other_shards(
+    m: Machine, shape: Ints, mesh: Mesh, placements: tuple[Placement, ...], scatter: int
+) -> tuple[Shard, ...]:
     """What the other coordinates of the mesh hold, by the rule; their bytes are in other files."""
-    everybody = _all_shards(shape, mesh.sizes, mesh.ranks, placements)
-    return tuple(shard for coordinate, shards in everybody if coordinate != mesh.coordinate for shard in shards)
+    m.spend(prod(mesh.sizes))
+    key = (shape, mesh.sizes, mesh.ranks, placements)
+    if key not in m.layouts:
+        m.spend(prod(mesh.sizes) * (4 + scatter))
+        m.layouts[key] = _all_shards(*key)
+    return tuple(shard for coordinate, shards in m.layouts[key] if coordinate != mesh.coordinate for shard in shards)
 
 
-@lru_cache(maxsize=4096)
 def _all_shards(
     shape: Ints, sizes: Ints, ranks: Ints | None, placements: tuple[Placement, ...]
-) -> tuple[tuple[Ints, tuple[Shard, ...]], ...]:
+) -> list[tuple[Ints, list[Shard]]]:
     rows = []
     for i, coordinate in enumerate(product(*map(range, sizes))):
         runs = local_runs(shape, sizes, coordinate, placements)
         rank = ranks[i] if ranks is not None else None
         filled = all(n for r in runs for _, n in r) and all(runs)
-        shards = tuple(Shard(box, rank, None) for box, _ in grid_boxes(runs)) if filled else ()
-        rows.append((coordinate, shards))
-    return tuple(rows)
+        rows.append((coordinate, [Shard(box, rank, None) for box, _ in grid_boxes(runs)] if filled else []))
+    return rows
 
 
 def local_runs(shape: Ints, sizes: Ints, coordinate: Ints, placements: tuple[Placement, ...]) -> list[list[Run]]:
@@ -153,31 +170,38 @@ def _placement(value: Any, ndim: int) -> Placement:
     kind = value.name.rpartition(".")[2] if isinstance(value, Opaque) else "?"
     fields = attributes(value)
     dim, split = fields.get("dim", 0), fields.get("split_factor", 1)
-    if kind in ("Shard", "_StridedShard") and not (type(dim) is int and 0 <= dim < ndim and type(split) is int):
-        raise ValueError(f"a DTensor of {ndim} dimensions is sharded along {dim!r:.20}")
-    if kind == "_StridedShard" and split < 1:
-        raise ValueError(f"a strided shard with split factor {split}")
+    if kind in SHARDS and not (type(dim) is int and 0 <= dim < ndim and type(split) is int):
+        raise ValueError(f"a DTensor of {ndim} dimensions is sharded along {told(dim)}")
+    if kind == "_StridedShard" and not 1 <= split <= MAX_MESH:
+        raise ValueError(f"a strided shard with split factor {told(split)}")
     if kind in ("Partial", "_Partial"):
-        return Placement(f"Partial({fields.get('reduce_op', '')})")
-    return Placement(kind, dim, split)
+        return Placement(f"Partial({_word(fields.get('reduce_op', ''))})")
+    return Placement(_word(kind), dim if kind in SHARDS else 0, split if kind in SHARDS else 1)
+
+
+def _word(value: Any) -> str:
+    """A name from the file as a part of a placement's name; never more than a word."""
+    return value if isinstance(value, str) and len(value) < 64 and value.replace("_", "").isalnum() else told(value)
 
 
 def _mesh(value: Any) -> Mesh:
     fields = attributes(value)
     layout = fields.get("_layout")
     sizes, strides = _layout(layout) if layout is not None else (_mesh_shape(fields), None)
-    if prod(sizes) > MAX_MESH:
-        raise ValueError(f"a device mesh of {prod(sizes)} ranks")
+    if len(sizes) > MAX_MESH_DIMS or prod(sizes) > MAX_MESH:
+        raise ValueError(f"a device mesh of {told(sizes)} ranks")
     coordinate = fields.get("_coordinate_on_dim")
     place = tuple(coordinate) if isinstance(coordinate, (list, tuple)) and len(coordinate) == len(sizes) else None
     if place is not None and not all(type(c) is int and 0 <= c < n for c, n in zip(place, sizes, strict=True)):
-        raise ValueError(f"a mesh coordinate {place!r:.40} outside {sizes}")
+        raise ValueError(f"a mesh coordinate {told(place)} outside {told(sizes)}")
     known = _rank_list(fields.get("_flatten_rank_map") or fields.get("_flatten_mesh_list"))
     rank = fields.get("_rank") if type(fields.get("_rank")) is int else None
     ranks = _ranks(known, sizes, strides, place, rank)
     if rank is None and ranks is not None and place is not None:
         rank = ranks[_flat_index(sizes, place)]
-    return Mesh(sizes, place, rank, ranks, _world_size(fields, sizes))
+    # A slice of an older mesh does not name the mesh it was cut from; its ranks are at least in that world.
+    world = max(_world_size(fields, sizes), max(ranks or (0,)) + 1)
+    return Mesh(sizes, place, rank, ranks, world)
 
 
 def _ranks(known: Ints | None, sizes: Ints, strides: Ints | None, place: Ints | None, rank: int | None) -> Ints | None:
@@ -196,12 +220,12 @@ def _ranks(known: Ints | None, sizes: Ints, strides: Ints | None, place: Ints | 
 def _layout(value: Any) -> tuple[Ints, Ints | None]:
     """Sizes and strides of a `_MeshLayout`, one axis per mesh dimension; strides None when an axis is nested."""
     fields = attributes(value)
-    axes = [attributes(axis) for axis in fields.get("axes") or ()]
+    axes = [attributes(axis) for axis in (fields.get("axes") or ())[: MAX_MESH_DIMS + 1]]
     if not axes and "shape" in fields:  # an earlier form: shape and stride directly
         axes = [{"shape": (n,), "stride": (s,)} for n, s in zip(fields["shape"], fields["stride"], strict=True)]
     shapes = [_rank_list(axis.get("shape")) for axis in axes]
     strides = [_rank_list(axis.get("stride")) for axis in axes]
-    if not axes or any(s is None for s in shapes):
+    if not axes or any(s is None or len(s) > MAX_MESH_DIMS for s in shapes):
         raise ValueError("a device mesh of unknown layout")
     sizes = tuple(prod(s or ()) for s in shapes)
     flat = all(s is not None and len(s) == 1 for s in strides)
@@ -229,8 +253,8 @@ def _world_size(fields: dict[str, Any], sizes: Ints) -> int:
 
 
 def _rank_list(value: Any) -> Ints | None:
-    ok = isinstance(value, (list, tuple)) and all(type(r) is int and r >= 0 for r in value)
-    return tuple(value) if ok else None
+    ok = isinstance(value, (list, tuple)) and len(value) <= MAX_MESH
+    return tuple(value) if ok and all(type(r) is int and 0 <= r <= MAX_MESH for r in value) else None
 
 
 def _flat_index(sizes: Ints, coordinate: Ints) -> int:

@@ -10,25 +10,38 @@ protocols 0 to 5; source: Lib/pickletools.py.
 
 from __future__ import annotations
 
+import codecs
 import struct
 from collections.abc import Callable
-from datetime import datetime
+from datetime import date
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
 from ckptools.pickles import tensors  # noqa: F401 - registers what tensors are rebuilt from
 from ckptools.pickles.rebuild import Storage, build, call
-from ckptools.pickles.shard_runs import RECORD_CLASS, RunReader
+from ckptools.pickles.shard_runs import Placement, RunReader, ShardRecord, UnusualError, leaks
+from ckptools.pickles.told import told
 from ckptools.values import Global, NumpyScalar, Opaque
 
+MAX_OPCODES = 50_000_000
 MAX_STACK = 4_000_000
 MAX_MEMO = 8_000_000
-MAX_INT_BYTES = 4096
+MAX_INT_BYTES = 1024
+"""Larger ints are described: Python refuses to print them."""
+
+MAX_INT_DIGITS = 2400
 MAX_FLAT_KEY = 64
+MAX_TUPLE_KEYS = 10_000
+"""Tuples of ints can be chosen to collide; of so many the worst takes a few seconds."""
+
 SAFE_INT = 2**61 - 1
 """Python hashes an int modulo this: larger ones can be chosen to collide, so they do not become dict keys."""
 
-HARMLESS_KEYS = (str, bytes, bool, float, type(None), datetime)
+HARMLESS_KEYS = (str, bytes, bool, float, type(None), date)
+
+FREE_WORK = 4_000_000
+"""Elements that calls may go through beside those that the pickle spells out."""
 
 
 class PickleError(ValueError):
@@ -46,47 +59,72 @@ class Machine:
         stack: values under construction above the last mark.
         memo: what the pickle has given a number.
         globals: every name that the pickle mentions, in order of first use.
+        next_number: one more than the highest number given; picklers count upwards.
         storages: every storage that it mentions, by key.
         claims: `(rank, world size)` that sharded tensors in it say they were saved with; the rank may be None.
+        layouts: what DTensors of one layout have in common.
+        runs: reads the shard lists of ShardedTensors.
+        work: how many more elements calls may go through: a call may name a big list again and again.
+        tuple_keys: tuples that are keys.
         locate: tells where a storage's bytes are: `(file, byte offset, record name, CRC-32)`. None when it has none.
         stopped_at: offset behind STOP; None while it was not met.
     """
 
-    def __init__(self, data: bytes, locate: Locate | None = None) -> None:
+    def __init__(self, data: bytes, locate: Locate | None = None, fast: bool = True) -> None:
         self.data = data
         self.locate = locate
+        self._start(fast)
+
+    def _start(self, fast: bool) -> None:
         self.stack: list[Any] = []
         self.marks: list[list[Any]] = []
         self.memo: dict[int, Any] = {}
+        self.next_number = 0
         self.globals: dict[tuple[str, str], Global] = {}
         self.storages: dict[str, Storage] = {}
-        self.runs = RunReader(self)
         self.claims: set[tuple[int | None, int]] = set()
+        self.layouts: dict[Any, Any] = {}
+        self.runs = RunReader(self, fast)
+        self.work = FREE_WORK + 4 * len(self.data)
+        self.tuple_keys = 0
         self.stopped_at: int | None = None
 
-    def load(self) -> Any:
-        """Interpret the pickle up to its STOP and return what it describes.
+    def load(self, at: int = 0) -> Any:
+        """Interpret the pickle that begins at `at` up to its STOP and return what it describes.
 
         Raises:
             PickleError: the stream is cut, malformed or beyond the budgets.
         """
-        self.interpret(0, len(self.data))
-        if self.stopped_at is None:
-            raise PickleError("the pickle ends without STOP")
-        return self.pop()
+        try:
+            tree = self._load(at)
+            if not (self.runs.runs and leaks(tree)):
+                return tree
+        except (PickleError, UnusualError):
+            if not self.runs.runs:
+                raise
+        # Something that only the opcodes themselves tell: once more, skipping nothing.
+        self._start(fast=False)
+        return self._load(at)
 
-    def interpret(self, at: int, end: int) -> None:
-        """Run the opcodes from `at` to `end`, or to STOP."""
+    def _load(self, at: int) -> Any:
         data, dispatch = self.data, DISPATCH
         try:
-            while at < end:
+            for _ in repeat(None, MAX_OPCODES):
                 at = dispatch[data[at]](self, at + 1)
+            raise PickleError(f"more than {MAX_OPCODES} opcodes")
         except Stop as stop:
             self.stopped_at = stop.at
         except (IndexError, KeyError, struct.error) as error:
+            if at >= len(data):
+                raise PickleError("the pickle ends without STOP") from error
             raise PickleError(f"malformed pickle near byte {at}") from error
-        except (ValueError, TypeError, OverflowError, UnicodeError) as error:
-            raise PickleError(f"{error} (pickle byte {at})") from error
+        except (PickleError, UnusualError):
+            raise
+        except (ValueError, TypeError, AttributeError, ArithmeticError) as error:
+            raise PickleError(f"{_line(error)} (pickle byte {at})") from error
+        if not self.stack:
+            raise PickleError("the pickle ends with nothing on its stack")
+        return self.pop()
 
     # -- what handlers need -------------------------------------------------------------------------------
 
@@ -107,9 +145,23 @@ class Machine:
 
     def take(self, at: int, length: int) -> bytes:
         """Return `length` bytes at `at`."""
-        if length < 0 or at + length > len(self.data):
-            raise PickleError(f"a length of {length} where {len(self.data) - at} bytes remain")
+        self.check(at, length)
         return self.data[at : at + length]
+
+    def check(self, at: int, length: int) -> None:
+        """Refuse a length that runs past the end."""
+        if at + length > len(self.data):
+            raise PickleError(f"a length of {length} where {max(len(self.data) - at, 0)} bytes remain")
+
+    def spend(self, elements: int) -> None:
+        """Account for a call that goes through so many elements.
+
+        Raises:
+            PickleError: calls have gone through more than the pickle can mean.
+        """
+        self.work -= elements
+        if self.work < 0:
+            raise PickleError("its calls unfold to far more than the pickle holds")
 
     def line(self, at: int) -> tuple[str, int]:
         """Return the text up to the next newline, and where to go on."""
@@ -120,23 +172,43 @@ class Machine:
 
     def put(self, index: int) -> None:
         """Give the top of the stack a number."""
+        if index < self.next_number:
+            self.runs.stop()
         if len(self.memo) >= MAX_MEMO:
             raise PickleError(f"more than {MAX_MEMO} memo entries")
         self.memo[index] = self.stack[-1]
+        self.next_number = max(self.next_number, index + 1)
 
     def get(self, index: int) -> Any:
-        """Return what has the number `index`, reading a skipped run if it is in there."""
-        if index not in self.memo:
-            self.runs.recover()
+        """Return what has the number `index`."""
+        if index not in self.memo and self.runs.runs:
+            raise UnusualError("a number that may be of a skipped record")
         return self.memo[index]
+
+    def key(self, key: Any) -> Any:
+        """Return `key`, or an object that stands for it, such that hashing it costs little and cannot be made to.
+
+        Containers that share structure take forever to hash, and big ints can be made to collide; such keys do not
+        occur in real checkpoints and are kept by identity.
+        """
+        if _flat(key):
+            return key
+        if isinstance(key, tuple) and len(key) <= MAX_FLAT_KEY and all(map(_flat, key)):
+            self.tuple_keys += 1
+            if self.tuple_keys <= MAX_TUPLE_KEYS:
+                return key
+        if isinstance(key, (Global, Opaque, NumpyScalar, ShardRecord, Placement)):
+            return key
+        odd = Opaque(f"a {type(key).__name__} used as a key")
+        odd.state = key
+        return odd
 
     def name(self, module: str, name: str) -> Global:
         """Return the one `Global` for a name."""
         found = self.globals.get((module, name))
         if found is None:
             found = self.globals[module, name] = Global(module, name)
-            if name == RECORD_CLASS:
-                self.runs.trigger = found
+            self.runs.meet(found)
         return found
 
     def rebuild(self, function: Global, args: tuple[Any, ...]) -> Any:
@@ -148,8 +220,14 @@ class Machine:
         storage = Storage.from_pid(pid)
         known = self.storages.setdefault(storage.key, storage)
         if (known.dtype, known.numel) != (storage.dtype, storage.numel):
-            raise PickleError(f"storage {storage.key} is described in two ways")
+            raise PickleError(f"storage {told(storage.key)} is described in two ways")
         return known
+
+
+def _line(error: Exception) -> str:
+    """What Python says of a value that does not fit; not when it repeats what the file chose at length."""
+    text = str(error)
+    return text if text.isprintable() and len(text) < 200 else f"malformed: {type(error).__name__}"
 
 
 class Stop(Exception):  # noqa: N818 - it is no error
@@ -210,9 +288,12 @@ def _text(data: bytes) -> str:
     return data.decode("utf-8", "surrogatepass")
 
 
-def _latin1(data: bytes) -> str:
-    # Protocol 2 strings of Python 2; torch reads them as text.
-    return data.decode("latin1")
+def _old_text(data: bytes) -> str:
+    # A str of Python 2, which may be bytes; torch reads it as UTF-8.
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        return data.decode("latin1")
 
 
 def _long(data: bytes) -> Any:
@@ -232,7 +313,7 @@ for _code, _width in ((b"X", 4), (b"\x8c", 1), (b"\x8d", 8)):
 for _code, _width in ((b"B", 4), (b"C", 1), (b"\x8e", 8)):
     _sized(_code, _width, bytes)
 for _code, _width in ((b"T", 4), (b"U", 1)):
-    _sized(_code, _width, _latin1)
+    _sized(_code, _width, _old_text)
 for _code, _width in ((b"\x8a", 1), (b"\x8b", 4)):
     _sized(_code, _width, _long)
 _sized(b"\x96", 8, bytearray)
@@ -248,7 +329,7 @@ def _proto(m: Machine, at: int) -> int:
 
 @opcode(b"\x95")
 def _frame(m: Machine, at: int) -> int:
-    m.take(at + 8, int.from_bytes(m.take(at, 8), "little"))
+    m.check(at + 8, int.from_bytes(m.take(at, 8), "little"))
     return at + 8
 
 
@@ -311,7 +392,8 @@ def _put(m: Machine, at: int) -> int:
 
 @opcode(b"\x94")
 def _memoize(m: Machine, at: int) -> int:
-    m.runs.recover()  # it numbers by counting, so nothing may be left out of the memo
+    if m.runs.runs:
+        raise UnusualError("numbers by counting, and skipped records were not counted")
     m.put(len(m.memo))
     return at
 
@@ -325,7 +407,10 @@ def _binget(m: Machine, at: int) -> int:
 
 @opcode(b"j")
 def _long_binget(m: Machine, at: int) -> int:
-    value = m.get(int.from_bytes(m.take(at, 4), "little"))
+    number = int.from_bytes(m.take(at, 4), "little")
+    if number not in m.memo:
+        return m.runs.fetch(number, at + 4)
+    value = m.memo[number]
     m.push(value)
     return m.runs.skip(at - 1, at + 4) if value is m.runs.trigger else at + 4
 
@@ -355,7 +440,7 @@ def _long_text(m: Machine, at: int) -> int:
 
 
 def _decimal(text: str) -> Any:
-    return int(text) if len(text) <= MAX_INT_BYTES else Opaque(f"an int of {len(text)} digits")
+    return int(text) if len(text) <= MAX_INT_DIGITS else Opaque(f"an int of {len(text)} digits")
 
 
 @opcode(b"F")
@@ -380,11 +465,12 @@ def _unicode_line(m: Machine, at: int) -> int:
 
 @opcode(b"S")
 def _string_line(m: Machine, at: int) -> int:
-    text, at = m.line(at)
-    if len(text) < 2 or text[0] != text[-1] or text[0] not in "'\"":
+    end = m.data.index(b"\n", at)
+    quoted = m.data[at:end]
+    if len(quoted) < 2 or quoted[:1] != quoted[-1:] or quoted[:1] not in (b"'", b'"'):
         raise PickleError("a quoted string without quotes")
-    m.push(text[1:-1].encode("latin1").decode("unicode_escape"))
-    return at
+    m.push(_old_text(codecs.escape_decode(quoted[1:-1])[0]))
+    return end + 1
 
 
 # -- containers ------------------------------------------------------------------------------------------
@@ -427,89 +513,72 @@ def _list(m: Machine, at: int) -> int:
 def _dict(m: Machine, at: int) -> int:
     items = m.pop_mark()
     m.push({})
-    _set_items(m.stack[-1], items)
+    _set_items(m, m.stack[-1], items)
     return at
 
 
 @opcode(b"\x91")
 def _frozenset(m: Machine, at: int) -> int:
     items = m.pop_mark()
-    m.push(frozenset(map(safe_key, items)))
+    m.push(frozenset(map(m.key, items)))
     return at
 
 
 @opcode(b"a")
 def _append(m: Machine, at: int) -> int:
     value = m.pop()
-    _extend(m.stack[-1], [value])
+    _extend(m, m.stack[-1], [value])
     return at
 
 
 @opcode(b"e")
 def _appends(m: Machine, at: int) -> int:
     items = m.pop_mark()
-    _extend(m.stack[-1], items)
+    _extend(m, m.stack[-1], items)
     return at
 
 
 @opcode(b"\x90")
 def _additems(m: Machine, at: int) -> int:
     items = m.pop_mark()
-    _extend(m.stack[-1], items)
+    _extend(m, m.stack[-1], items)
     return at
 
 
 @opcode(b"s")
 def _setitem(m: Machine, at: int) -> int:
     value, key = m.pop(), m.pop()
-    _set_items(m.stack[-1], [key, value])
+    _set_items(m, m.stack[-1], [key, value])
     return at
 
 
 @opcode(b"u")
 def _setitems(m: Machine, at: int) -> int:
     items = m.pop_mark()
-    _set_items(m.stack[-1], items)
+    _set_items(m, m.stack[-1], items)
     return at
 
 
-def _extend(target: Any, items: list[Any]) -> None:
+def _extend(m: Machine, target: Any, items: list[Any]) -> None:
     if isinstance(target, list):
         target.extend(items)
     elif isinstance(target, set):
-        target.update(map(safe_key, items))
+        target.update(map(m.key, items))
     elif isinstance(target, Opaque):
         target.items.extend(items)
     else:
         raise PickleError(f"items are added to a {type(target).__name__}")
 
 
-def _set_items(target: Any, items: list[Any]) -> None:
+def _set_items(m: Machine, target: Any, items: list[Any]) -> None:
     pairs = zip(items[::2], items[1::2], strict=True)
     if isinstance(target, dict):
         for key, value in pairs:
-            target[key if type(key) is str else safe_key(key)] = value
+            target[key if type(key) is str else m.key(key)] = value
     elif isinstance(target, Opaque):
         target.items.extend(pairs)
     else:
         raise PickleError(f"keys are set on a {type(target).__name__}")
-
-
-def safe_key(key: Any) -> Any:
-    """Return `key`, or an object that stands for it, such that hashing it costs little and cannot be made to.
-
-    Containers that share structure take forever to hash, and big ints can be made to collide; such keys do not
-    occur in real checkpoints and are kept by identity.
-    """
-    if isinstance(key, HARMLESS_KEYS) or (isinstance(key, int) and abs(key) < SAFE_INT):
-        return key
-    if isinstance(key, tuple) and len(key) <= MAX_FLAT_KEY and all(_flat(k) for k in key):
-        return key
-    if isinstance(key, (Global, Opaque, NumpyScalar)):
-        return key
-    odd = Opaque(f"a {type(key).__name__} used as a key")
-    odd.state = key
-    return odd
 
 
 def _flat(key: Any) -> bool:
@@ -588,6 +657,8 @@ def _obj(m: Machine, at: int) -> int:
 @opcode(b"b")
 def _build(m: Machine, at: int) -> int:
     state = m.pop()
+    if isinstance(m.stack[-1], (ShardRecord, Placement)):
+        raise UnusualError("a skipped record gets another state")
     build(m.stack[-1], state)
     return at
 

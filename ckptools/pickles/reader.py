@@ -14,8 +14,13 @@ from ckptools.model import children_of
 from ckptools.pickles.container import Container
 from ckptools.pickles.machine import Locate, Machine, PickleError
 from ckptools.pickles.rebuild import Storage
+from ckptools.pickles.told import told
 
 MAX_LEAVES = 20_000_000
+MAX_SHARED = 1_000_000
+MAX_UNFOLDING = 8
+"""A tree may have many leaves, or share some of its containers; not have many because it shares."""
+
 MAX_DEPTH = 200
 
 
@@ -84,7 +89,7 @@ def _locator(container: Container) -> Locate:
             if size != expected:
                 raise ReadError(
                     container.file.path,
-                    f"record {record} has {size} bytes, its tensors expect {expected}; damaged",
+                    f"record {told(record)} has {size} bytes, its tensors expect {told(expected)}; damaged",
                 )
             known[storage.key] = offset
         return container.file.path, known[storage.key], record, container.records[record].crc
@@ -103,6 +108,7 @@ def check_budget(tree: Any) -> None:
     """
     leaves: dict[int, float] = {}
     depth: dict[int, int] = {}
+    own = 0
     stack: list[tuple[Any, bool]] = [(tree, False)]
     while stack:
         node, ready = stack.pop()
@@ -118,5 +124,10 @@ def check_budget(tree: Any) -> None:
             continue
         leaves[id(node)] = 1 + sum(leaves.get(id(child), 1) for _, child in children)
         depth[id(node)] = 1 + max((depth.get(id(child), 0) for _, child in children), default=0)
-        if leaves[id(node)] > MAX_LEAVES or depth[id(node)] > MAX_DEPTH:
-            raise PickleError(f"a tree of more than {MAX_LEAVES} values or {MAX_DEPTH} levels")
+        own += len(children)
+        if depth[id(node)] > MAX_DEPTH:
+            raise PickleError(f"a tree of more than {MAX_DEPTH} levels")
+        if leaves[id(node)] > MAX_LEAVES:
+            raise PickleError(f"a tree of more than {MAX_LEAVES} values")
+    if leaves.get(id(tree), 1) > MAX_SHARED + MAX_UNFOLDING * own:
+        raise PickleError(f"a tree whose {own} values unfold to {leaves[id(tree)]:.0f}")

@@ -8,13 +8,19 @@ from __future__ import annotations
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable
 from datetime import date, datetime, timedelta
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from ckptools.dtypes import ITEMSIZE, STORAGE_CLASS
+from ckptools.pickles.told import told
 from ckptools.values import Device, Global, NumpyArray, NumpyDtype, NumpyScalar, Opaque, Size, TorchName
 
 if TYPE_CHECKING:
     from ckptools.pickles.machine import Machine
+
+
+MAX_NDIM = 64
+"""Dimensions of a tensor or array; numpy and torch stop here too."""
 
 
 class Storage(Opaque):
@@ -48,9 +54,9 @@ class Storage(Opaque):
         kind, key, location, numel = pid[1:5]
         name = kind.name if isinstance(kind, Global) else ""
         if name not in STORAGE_CLASS or not isinstance(key, str) or not isinstance(location, str):
-            raise ValueError(f"a storage of unknown type {name or kind!r}")
+            raise ValueError(f"a storage of unknown type {told(name or kind)}")
         if type(numel) is not int or numel < 0:
-            raise ValueError(f"storage {key} has {numel!r} elements")
+            raise ValueError(f"storage {told(key)} has {told(numel)} elements")
         return cls(name, key, location, numel)
 
 
@@ -85,11 +91,26 @@ def build(target: Any, state: Any) -> None:
 
 def _build_array(target: NumpyArray, state: Any) -> None:
     _, shape, dtype, fortran, data = state
+    target.shape, target.fortran_order = _array_shape(shape), fortran is True
     if isinstance(data, bytes) and isinstance(dtype, NumpyDtype):
-        target.shape = tuple(int(n) for n in shape)
-        target.dtype, target.fortran_order, target.data = dtype.dtype, bool(fortran), data
+        target.dtype, target.data = dtype.dtype, _array_data(target.shape, dtype.dtype, data)
     else:  # an array of Python objects
-        target.dtype, target.shape, target.data = "|O", tuple(int(n) for n in shape), b""
+        target.dtype, target.data = "|O", b""
+
+
+def _array_shape(shape: Any) -> tuple[int, ...]:
+    ok = isinstance(shape, tuple) and len(shape) <= MAX_NDIM and all(type(n) is int and 0 <= n < 1 << 63 for n in shape)
+    if not ok:
+        raise ValueError(f"a numpy array of shape {told(shape)}")
+    return tuple(shape)
+
+
+def _array_data(shape: tuple[int, ...], dtype: str, data: bytes) -> bytes:
+    """`data`, if the array has that many bytes; a dtype with fields or units tells no size."""
+    kind, width = dtype[1:2], dtype[2:]
+    if kind in "biufcSUV" and width.isdecimal() and len(data) != prod(shape) * int(width) * (4 if kind == "U" else 1):
+        raise ValueError(f"a numpy array of shape {told(shape)} and dtype {told(dtype)} with {len(data)} bytes")
+    return data
 
 
 Rebuild = Callable[["Machine", tuple[Any, ...]], Any]
@@ -115,13 +136,14 @@ def python_names(*names: str) -> tuple[str, ...]:
 
 
 @rebuilds("collections.OrderedDict")
-def _ordered_dict(_: Machine, args: tuple[Any, ...]) -> Any:
-    from ckptools.pickles.machine import safe_key
-
+def _ordered_dict(m: Machine, args: tuple[Any, ...]) -> Any:
     pairs = args[0] if args else []
-    if not isinstance(pairs, list) or not all(isinstance(p, (list, tuple)) and len(p) == 2 for p in pairs):
+    if not isinstance(pairs, list):
         return None
-    return OrderedDict((safe_key(k), v) for k, v in pairs)
+    m.spend(len(pairs))
+    if not all(isinstance(p, (list, tuple)) and len(p) == 2 for p in pairs):
+        return None
+    return OrderedDict((m.key(k), v) for k, v in pairs)
 
 
 @rebuilds("collections.defaultdict")
@@ -135,17 +157,27 @@ def _defaultdict(_: Machine, args: tuple[Any, ...]) -> Any:
 
 
 @rebuilds("collections.Counter")
-def _counter(_: Machine, args: tuple[Any, ...]) -> Any:
+def _counter(m: Machine, args: tuple[Any, ...]) -> Any:
     counts = args[0] if args else {}
-    return Counter(counts) if isinstance(counts, dict) else None
+    if not isinstance(counts, dict):
+        return None
+    m.spend(len(counts))
+    return Counter(counts)
 
 
-@rebuilds(*python_names("set", "frozenset"))
-def _set(_: Machine, args: tuple[Any, ...]) -> Any:
-    from ckptools.pickles.machine import safe_key
-
+@rebuilds(*python_names("set"))
+def _set(m: Machine, args: tuple[Any, ...]) -> Any:
     items = args[0] if args else []
-    return set(map(safe_key, items)) if isinstance(items, (list, tuple)) else None
+    if not isinstance(items, (list, tuple)):
+        return None
+    m.spend(len(items))
+    return set(map(m.key, items))
+
+
+@rebuilds(*python_names("frozenset"))
+def _frozenset(m: Machine, args: tuple[Any, ...]) -> Any:
+    made = _set(m, args)
+    return None if made is None else frozenset(made)
 
 
 @rebuilds(*python_names("complex"))
@@ -154,8 +186,13 @@ def _complex(_: Machine, args: tuple[Any, ...]) -> Any:
 
 
 @rebuilds(*python_names("bytearray"))
-def _bytearray(_: Machine, args: tuple[Any, ...]) -> Any:
-    return bytearray(args[0]) if len(args) == 1 and isinstance(args[0], bytes) else bytearray() if not args else None
+def _bytearray(m: Machine, args: tuple[Any, ...]) -> Any:
+    # bytearray(), bytearray(bytes), and protocol 2's bytearray(text, "latin-1").
+    data = _encode(m, (args[0], "latin1")) if args[1:] == ("latin-1",) else args[0] if len(args) == 1 else b""
+    if not isinstance(data, bytes) or len(args) > 2:
+        return None
+    m.spend(len(data) // 8)
+    return bytearray(data)
 
 
 @rebuilds(*python_names("bytes"))
@@ -164,9 +201,12 @@ def _bytes(_: Machine, args: tuple[Any, ...]) -> Any:
 
 
 @rebuilds("_codecs.encode")
-def _encode(_: Machine, args: tuple[Any, ...]) -> Any:
+def _encode(m: Machine, args: tuple[Any, ...]) -> Any:
     # How protocol 2 spells bytes.
-    return args[0].encode("latin1") if len(args) == 2 and args[1] == "latin1" and isinstance(args[0], str) else None
+    if len(args) != 2 or args[1] != "latin1" or not isinstance(args[0], str):
+        return None
+    m.spend(len(args[0]) // 8)
+    return args[0].encode("latin1")
 
 
 @rebuilds("datetime.timedelta")
@@ -205,7 +245,8 @@ def _getattr(m: Machine, args: tuple[Any, ...]) -> Any:
 @rebuilds("torch.Size")
 def _size(_: Machine, args: tuple[Any, ...]) -> Any:
     sizes = args[0] if len(args) == 1 else ()
-    return Size(sizes) if isinstance(sizes, (list, tuple)) and all(type(n) is int for n in sizes) else None
+    ok = isinstance(sizes, (list, tuple)) and len(sizes) <= MAX_NDIM and all(type(n) is int for n in sizes)
+    return Size(sizes) if ok else None
 
 
 @rebuilds("torch.device")
@@ -233,7 +274,7 @@ def dtype_of(value: Any) -> str:
     """
     name = value.name if isinstance(value, (Global, TorchName)) else None
     if name not in ITEMSIZE:
-        raise ValueError(f"an unknown dtype {value!r}")
+        raise ValueError(f"an unknown dtype {told(value)}")
     return str(name)
 
 
@@ -250,6 +291,17 @@ def _reconstruct(_: Machine, args: tuple[Any, ...]) -> Any:
 @rebuilds("numpy.dtype")
 def _numpy_dtype(_: Machine, args: tuple[Any, ...]) -> Any:
     return NumpyDtype(f"|{args[0]}") if args and isinstance(args[0], str) and len(args[0]) < 16 else None
+
+
+@rebuilds("numpy.core.numeric._frombuffer", "numpy._core.numeric._frombuffer")
+def _frombuffer(m: Machine, args: tuple[Any, ...]) -> Any:
+    """How protocol 5 spells an array: data, dtype, shape, order."""
+    data, dtype, shape, order = args if len(args) == 4 else (None, None, None, None)
+    if not isinstance(data, (bytes, bytearray)) or not isinstance(dtype, NumpyDtype):
+        return None
+    m.spend(len(data) // 8)
+    sizes = _array_shape(shape)
+    return NumpyArray(dtype.dtype, sizes, order == "F", _array_data(sizes, dtype.dtype, bytes(data)))
 
 
 @rebuilds(*(f"{module}.scalar" for module in _NUMPY))

@@ -3,17 +3,24 @@
 Every ShardedTensor in every rank file lists the shards of all ranks: about 115 bytes and 40 opcodes a shard, so
 that one file of a 256-rank job holds tens of thousands of records that look alike. Once the machine has met one
 record, the memo says which number each of its words has, and a regular expression made from those numbers matches
-the others at C speed. A matched record becomes a `ShardRecord`; what its opcodes would have put into the memo is
-made only if something asks for it, by interpreting the skipped bytes after all. So this changes how fast a pickle
-is read and nothing else; a file that looks different is read opcode by opcode.
+the others at C speed. A matched record becomes a `ShardRecord`, shared by all that say the same.
+
+This changes how fast a pickle is read and nothing else. The expression admits exactly the opcodes that mean such a
+record, every memo number in it must follow the one before, and later references to a record or its placement
+(sharding specs list them again) are answered from the run. Whatever else a pickle does with a skipped record is
+`UnusualError`, and the machine starts over, opcode by opcode.
 """
 
 from __future__ import annotations
 
 import re
+import struct
+from bisect import bisect_right
 from typing import TYPE_CHECKING, Any
 
-from ckptools.values import Global
+from ckptools.model import Shard
+from ckptools.regions import Box, Ints
+from ckptools.values import Global, Opaque
 
 if TYPE_CHECKING:
     from ckptools.pickles.machine import Machine
@@ -22,112 +29,197 @@ RECORD_CLASS = "ShardMetadata"
 PLACEMENT_CLASS = "_remote_device"
 WORDS = ("shard_offsets", "shard_sizes", "placement", "_worker_name", "_rank", "_device")
 
-PUT = rb"(?:q.|r.{4})"
-INT = rb"(?:K.|M..|J.{4}|\x8a[\x00-\x08].{0,8}?)"
-INTS = rb"(?:" + INT + rb"a|\((?:" + INT + rb")+e|)"
-TEXT = rb"(?:N|h.|j.{4}|X.{4}[\w:/.-]{1,64}?" + PUT + rb")"
+MAX_ATTEMPTS = 8
+"""How often the words are looked for in the memo; in a real file the first record has them all."""
+
+PUT = rb"r(.{4})"
+INT = rb"(?:K.|M..|J.{4}" + b"".join(b"|\\x8a\\x%02x.{%d}" % (n, n) for n in range(1, 9)) + rb")"
+INTS = rb"((?:" + INT + rb"a|\((?:" + INT + rb"){1,64}e|))"
+TEXT = rb"X(?:" + b"|".join(b"\\x%02x\\0\\0\\0[\\w:/.-]{%d}" % (n, n) for n in range(1, 17)) + rb")" + PUT
+
+NUMBERS = 10
+"""Memo entries that a record makes: of them the first is the record itself."""
+
+PLACEMENT = 4
+"""Which of them is the placement."""
+
+
+class UnusualError(ValueError):
+    """A pickle does something with a skipped record that only reading it opcode by opcode gets right."""
 
 
 class ShardRecord:
     """One shard of a ShardedTensor's list.
 
     Attributes:
-        offsets: first index per dimension.
-        sizes: extent per dimension.
-        rank: rank within the tensor's process group.
+        shard: its box and its rank within the tensor's process group; without a source.
+        placement: the placement of the record.
+        shape: the shape that the box was last found to lie in.
     """
 
-    __slots__ = ("offsets", "rank", "sizes")
+    __slots__ = ("placement", "shape", "shard")
 
-    def __init__(self, offsets: tuple[int, ...], sizes: tuple[int, ...], rank: int) -> None:
-        self.offsets = offsets
-        self.sizes = sizes
-        self.rank = rank
+    def __init__(self, offsets: Ints, sizes: Ints, rank: int | None) -> None:
+        self.shard = Shard(Box(offsets, sizes), rank, None)
+        self.placement = Placement()
+        self.shape: Ints | None = None
 
 
 class Placement:
-    """The `_remote_device` of a record; ChunkShardingSpec lists the same objects again.
+    """Stands for the `_remote_device` of a record, which a ChunkShardingSpec lists again."""
+
+    __slots__ = ()
+
+
+class Run:
+    """Records that followed each other.
 
     Attributes:
-        rank: rank within the tensor's process group.
+        first: memo number of the first record.
+        records: the records.
+        listed: 0 when the records were looked for in a row, `PLACEMENT` when their placements were.
     """
 
-    __slots__ = ("rank",)
+    __slots__ = ("first", "listed", "records")
 
-    def __init__(self, rank: int) -> None:
-        self.rank = rank
+    def __init__(self, first: int, records: list[ShardRecord]) -> None:
+        self.first = first
+        self.records = records
+        self.listed: set[int] = set()
 
 
 class RunReader:
     """Skips runs of shard records for one machine.
 
     Attributes:
-        trigger: the class whose fetch from the memo begins a record.
+        trigger: the class whose fetch from the memo begins a record; None while no record can begin.
+        runs: what was skipped.
     """
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: Machine, fast: bool) -> None:
         self.machine = machine
         self.trigger: Global | None = None
-        self.skipped: list[tuple[int, int]] = []
-        self.pattern: re.Pattern[bytes] | None = None
+        self.runs: list[Run] = []
+        self._attempts = MAX_ATTEMPTS if fast else 0
+        self._pattern: re.Pattern[bytes] | None = None
+        self._known: dict[tuple[bytes, bytes, bytes], ShardRecord] = {}
+
+    def meet(self, name: Global) -> None:
+        """Take note of a class that the pickle names for the first time."""
+        if name.name == RECORD_CLASS and self._attempts:
+            self.trigger = name
+
+    def stop(self) -> None:
+        """Skip nothing from here on: the pickle gives memo numbers again, so that no number is sure.
+
+        Raises:
+            UnusualError: something has been skipped already.
+        """
+        if self.runs:
+            raise UnusualError("a memo number given again")
+        self.trigger, self._attempts = None, 0
 
     def skip(self, start: int, at: int) -> int:
         """Read the records from `start`, where the class has just been fetched; return where to go on.
 
         The opcodes would leave one value per record on the stack; so does this.
         """
-        if self.pattern is None:
-            self.pattern = _learn(self.machine.memo)
-        if self.pattern is None:
+        pattern = self._pattern or self._learn()
+        if pattern is None:
             return at
-        end, records = start, []
-        while found := self.pattern.match(self.machine.data, end):
-            offsets, sizes, number, rank_code = found.groups()
-            rank = _ints(rank_code)[0]
-            records.append(ShardRecord(_ints(offsets), _ints(sizes), rank))
-            self.machine.memo[int.from_bytes(number[1:], "little")] = Placement(rank)
+        data, end, known = self.machine.data, start, self._known
+        records: list[ShardRecord] = []
+        numbers: list[bytes] = []
+        while found := pattern.match(data, end):
+            n0, n1, n2, offsets, n3, sizes, n4, n5, rank, n6, n7, n8, n9 = found.groups()
+            numbers.append(b"".join((n0, n1, n2, n3, n4, n5, n6, n7, n8, n9)))
+            record = known.get((offsets, sizes, rank))
+            if record is None:
+                record = known[offsets, sizes, rank] = ShardRecord(_ints(offsets), _ints(sizes), _ints(rank)[0])
+            records.append(record)
             end = found.end()
-        if not records:
+        first = self._first_number(numbers) if records else None
+        if first is None:
             return at
+        self.runs.append(Run(first, records))
         self.machine.pop()
         self.machine.stack.extend(records)
-        self.skipped.append((start, end))
         return end
 
-    def recover(self) -> None:
-        """Make the memo entries of all skipped records, by interpreting them."""
-        spans, self.skipped = self.skipped, []
-        trigger, self.trigger = self.trigger, None
-        for start, end in spans:
-            stack, self.machine.stack = self.machine.stack, []
-            self.machine.interpret(start, end)
-            self.machine.stack = stack
-        self.trigger = trigger
+    def _first_number(self, numbers: list[bytes]) -> int | None:
+        """The first memo number of a run; None when they do not all follow each other and those before."""
+        first = int.from_bytes(numbers[0][:4], "little")
+        past = first + NUMBERS * len(numbers)
+        if first < self.machine.next_number or past > 1 << 32:
+            return None
+        if b"".join(numbers) != struct.pack(f"<{past - first}I", *range(first, past)):
+            return None
+        self.machine.next_number = past
+        return first
+
+    def fetch(self, number: int, at: int) -> int:
+        """Push what a skipped record gave the memo number `number`, fetched by the opcode that ends at `at`.
+
+        A sharding spec fetches the same of every record, one after the other; those are pushed at once.
+
+        Returns:
+            Where to go on.
+
+        Raises:
+            KeyError: nothing has this number.
+            UnusualError: it is something inside a record.
+        """
+        place = bisect_right(self.runs, number, key=lambda run: run.first) - 1
+        if place < 0:
+            raise KeyError(number)
+        run = self.runs[place]
+        index, which = divmod(number - run.first, NUMBERS)
+        if index >= len(run.records):
+            raise KeyError(number)
+        if which not in (0, PLACEMENT):
+            raise UnusualError("a reference into a skipped record")
+        if index == 0 and which not in run.listed:
+            run.listed.add(which)
+            stop = number + NUMBERS * len(run.records)
+            gets = b"".join(b"j" + n.to_bytes(4, "little") for n in range(number, stop, NUMBERS))
+            if self.machine.data.startswith(gets, at - 5):
+                self.machine.stack.extend(run.records if which == 0 else [r.placement for r in run.records])
+                return at - 5 + len(gets)
+        record = run.records[index]
+        self.machine.push(record if which == 0 else record.placement)
+        return at
+
+    def _learn(self) -> re.Pattern[bytes] | None:
+        """Make the pattern of a record from the memo numbers of its words; None before a record has been met."""
+        gets: dict[str, bytes] = {}
+        for number, value in self.machine.memo.items():
+            if isinstance(value, str) and value in WORDS:
+                gets.setdefault(value, _get(number))
+            elif isinstance(value, Global) and value.name in (RECORD_CLASS, PLACEMENT_CLASS, "device"):
+                gets.setdefault(value.name, _get(number))
+        if len(gets) < len(WORDS) + 3:
+            self._attempts -= 1
+            if not self._attempts:
+                self.trigger = None
+            return None
+        self._pattern = re.compile(_record(gets), re.DOTALL)
+        return self._pattern
 
 
-def _learn(memo: dict[int, Any]) -> re.Pattern[bytes] | None:
-    """Make the pattern of a record from the memo numbers of its words; None before a record has been met."""
-    gets: dict[str, bytes] = {}
-    for number, value in memo.items():
-        if isinstance(value, str) and value in WORDS:
-            gets.setdefault(value, _get(number))
-        elif isinstance(value, Global) and value.name in (RECORD_CLASS, PLACEMENT_CLASS, "device"):
-            gets.setdefault(value.name, _get(number))
-    if len(gets) < len(WORDS) + 3:
-        return None
+def _record(gets: dict[str, bytes]) -> bytes:
+    """The opcodes of a record whose words and classes are fetched by `gets`."""
     new = rb"\)\x81" + PUT
     placement = (
-        gets[PLACEMENT_CLASS] + rb"\)\x81(" + PUT + rb")\}" + PUT + rb"\("
-        + gets["_worker_name"] + TEXT + gets["_rank"] + rb"(" + INT + rb")"
+        gets[PLACEMENT_CLASS] + new + rb"\}" + PUT + rb"\("
+        + gets["_worker_name"] + rb"N" + gets["_rank"] + rb"(" + INT + rb")"
         + gets["_device"] + gets["device"] + TEXT + rb"(?:\x85|" + INT + rb"\x86)" + PUT + rb"R" + PUT + rb"ub"
     )  # fmt: skip
-    record = (
+    return (
         gets[RECORD_CLASS] + new + rb"N\}" + PUT + rb"\("
-        + gets["shard_offsets"] + rb"\]" + PUT + rb"(" + INTS + rb")"
-        + gets["shard_sizes"] + rb"\]" + PUT + rb"(" + INTS + rb")"
+        + gets["shard_offsets"] + rb"\]" + PUT + INTS
+        + gets["shard_sizes"] + rb"\]" + PUT + INTS
         + gets["placement"] + placement + rb"u\x86" + PUT + rb"b"
     )  # fmt: skip
-    return re.compile(record, re.DOTALL)
 
 
 def _get(number: int) -> bytes:
@@ -136,7 +228,7 @@ def _get(number: int) -> bytes:
     return re.escape(b"h" + bytes([number])) if number < 256 else re.escape(wide)
 
 
-def _ints(data: bytes) -> tuple[int, ...]:
+def _ints(data: bytes) -> Ints:
     """The ints of a list body or a single int opcode."""
     values: list[int] = []
     at, end = 0, len(data)
@@ -159,3 +251,21 @@ def _ints(data: bytes) -> tuple[int, ...]:
 
 
 _WIDTHS = {0x4D: 2, 0x4A: 4}
+
+
+def leaks(tree: Any) -> bool:
+    """Whether a skipped record stands anywhere but in a ShardedTensor, where nobody knows what it is."""
+    seen: set[int] = set()
+    stack = [tree]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, (ShardRecord, Placement)):
+            return True
+        if not isinstance(node, (dict, list, tuple, set, frozenset, Opaque)) or id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, dict):
+            stack += (*node.keys(), *node.values())
+        else:
+            stack += node.parts() if isinstance(node, Opaque) else node
+    return False

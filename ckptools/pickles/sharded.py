@@ -17,23 +17,25 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ckptools.model import Shard, Tensor
-from ckptools.pickles.shard_runs import Placement, ShardRecord
+from ckptools.pickles.shard_runs import ShardRecord
+from ckptools.pickles.told import told
 from ckptools.regions import Box, Ints
 from ckptools.values import Opaque
 
 if TYPE_CHECKING:
     from ckptools.pickles.machine import Machine
 
+MAX_WORLD = 1 << 20
+"""Ranks of a world; more than any cluster has."""
+
 
 def attributes(value: Any) -> dict[str, Any]:
     """The attributes of an object: its state is a dict, or `(dict, slots dict)` for classes with slots."""
     state = value.state if isinstance(value, Opaque) else None
-    parts = state if isinstance(state, tuple) else (state,)
-    merged: dict[str, Any] = {}
-    for part in parts:
-        if isinstance(part, dict):
-            merged.update(part)
-    return merged
+    parts = [part for part in (state[:2] if isinstance(state, tuple) else (state,)) if isinstance(part, dict)]
+    if len(parts) > 1:
+        return {**parts[0], **parts[1]}
+    return parts[0] if parts else {}
 
 
 def describe(m: Machine, shape: Ints, dtype: str, state: Any) -> Tensor:
@@ -45,55 +47,76 @@ def describe(m: Machine, shape: Ints, dtype: str, state: Any) -> Tensor:
     if not isinstance(state, tuple) or len(state) != 5:
         raise ValueError("a ShardedTensor with an unknown state")
     local_shards, metadata, group = state[:3]
-    local_rank, rank, local_world, world = _group(group)
+    rank, local_world, world = _group(group)
     if world is not None:
         m.claims.add((rank, world))
-    listed = [_record(r) for r in attributes(metadata).get("shards_metadata") or []]
-    whole_world = local_world == world
-    own = dict(map(_local_shard, local_shards))
-    for box, tensor in own.items():
-        if tensor.shape != box.sizes or tensor.dtype != dtype:
-            raise ValueError(f"a shard of {box.sizes} {dtype} whose tensor is {tensor.shape} {tensor.dtype}")
-    shards = [_shard(box, r, own, rank, local_rank, whole_world) for box, r in listed]
-    strays = [b for b in own if b not in {box for box, _ in listed}]
-    if strays:
-        raise ValueError(f"a local shard {strays[0]} that the ShardedTensor does not list")
+    listed = attributes(metadata).get("shards_metadata") or []
+    m.spend(len(listed))
+    # Under HSDP the ranks are local to the process group that shares the tensor, and the file does not name it.
+    shards = [_listed(record, shape, local_world == world) for record in listed]
+    for box, tensor in map(_local_shard, local_shards):
+        m.spend(len(shards))
+        _put(shards, box, tensor, rank, dtype)
     return Tensor(shape, dtype, tuple(shards), "sharded_tensor", world_size=world)
 
 
-def _shard(box: Box, r: int | None, own: dict[Box, Tensor], rank: int | None, local: int | None, known: bool) -> Shard:
-    mine = own.get(box)
-    if mine is not None and mine.shards:
-        return Shard(box, rank, mine.shards[0].source)
-    return Shard(box, r if known else None, None)
+def _put(shards: list[Shard], box: Box, tensor: Tensor, rank: int | None, dtype: str) -> None:
+    """Put a local shard in its place in the list."""
+    if tensor.shape != box.sizes or tensor.dtype != dtype:
+        raise ValueError(f"a shard of {list(box.sizes)} {dtype} whose tensor is {list(tensor.shape)} {tensor.dtype}")
+    places = [i for i, shard in enumerate(shards) if shard.box == box]
+    if not places or any(shards[i].source is not None for i in places):
+        again = "more than once" if places else "that the ShardedTensor does not list"
+        raise ValueError(f"a local shard {box} {again}")
+    if tensor.shards:
+        for i in places:
+            shards[i] = Shard(box, rank, tensor.shards[0].source)
 
 
-def _group(state: Any) -> tuple[int | None, int | None, int | None, int | None]:
-    """Return local rank, global rank, local world size, global world size."""
+def _listed(value: Any, shape: Ints, named: bool) -> Shard:
+    """One entry of the shard list; with its rank when the ranks are global."""
+    record = value if isinstance(value, ShardRecord) else _record(value)
+    if record.shape != shape:
+        if not record.shard.box.inside(shape):
+            raise ValueError(
+                f"a shard at {told(record.shard.box.offsets)} of {told(record.shard.box.sizes)} in "
+                f"a tensor of {told(shape)}"
+            )
+        record.shape = shape
+    return record.shard if named else Shard(record.shard.box, None, None)
+
+
+def _group(state: Any) -> tuple[int | None, int | None, int | None]:
+    """Return global rank, local world size, global world size.
+
+    Raises:
+        ValueError: a rank outside its world.
+    """
     fields = attributes(state)
-    names = ("local_rank", "global_rank", "local_world_size", "global_world_size")
-    values = tuple(v if type(v := fields.get(n)) is int else None for n in names)
-    return values[0], values[1], values[2], values[3]
+    rank, local_world, world = (
+        value if type(value := fields.get(name)) is int else None
+        for name in ("global_rank", "local_world_size", "global_world_size")
+    )
+    if world is not None and not (0 <= (rank or 0) < world <= MAX_WORLD):
+        raise ValueError(f"a ShardedTensor of rank {told(rank)} in a world of {told(world)}")
+    return rank, local_world, world
 
 
-def _record(value: Any) -> tuple[Box, int | None]:
-    """The box and the rank of one entry of the shard list."""
-    if isinstance(value, ShardRecord):
-        return Box(value.offsets, value.sizes), value.rank
+def _record(value: Any) -> ShardRecord:
     fields = attributes(value)
     offsets, sizes = fields.get("shard_offsets"), fields.get("shard_sizes")
     if not isinstance(offsets, list) or not isinstance(sizes, list):
         raise ValueError("a shard without offsets and sizes")
     if not all(type(n) is int and n >= 0 for n in (*offsets, *sizes)):
-        raise ValueError(f"a shard at {offsets!r:.40} of {sizes!r:.40}")
-    placement = fields.get("placement")
-    rank = placement.rank if isinstance(placement, Placement) else attributes(placement).get("_rank")
-    return Box(tuple(offsets), tuple(sizes)), rank if type(rank) is int else None
+        raise ValueError(f"a shard at {told(offsets)} of {told(sizes)}")
+    rank = attributes(fields.get("placement")).get("_rank")
+    return ShardRecord(tuple(offsets), tuple(sizes), rank if type(rank) is int else None)
 
 
 def _local_shard(value: Any) -> tuple[Box, Tensor]:
     fields = attributes(value)
-    tensor = fields.get("tensor")
+    tensor, metadata = fields.get("tensor"), fields.get("metadata")
     if not isinstance(tensor, Tensor):
         raise ValueError("a local shard without a tensor")
-    return _record(fields.get("metadata"))[0], tensor
+    record = metadata if isinstance(metadata, ShardRecord) else _record(metadata)
+    return record.shard.box, tensor

@@ -9,13 +9,15 @@ Every number is checked against the storage in Python integers, which do not wra
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import islice
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 from ckptools.dtypes import ITEMSIZE, QUANTIZED
 from ckptools.model import Shard, Source, Tensor, TensorKind
 from ckptools.pickles import dtensor, sharded
-from ckptools.pickles.rebuild import Storage, dtype_of, rebuilds
+from ckptools.pickles.rebuild import MAX_NDIM, Storage, dtype_of, rebuilds
+from ckptools.pickles.told import told
 from ckptools.regions import Box, Ints
 from ckptools.values import Global, NumpyArray, Opaque
 
@@ -31,13 +33,14 @@ WHY_NOT = {
 
 
 def ints(value: Any, what: str) -> Ints:
-    """Return a tuple of ints that are not negative.
+    """Return a tuple of a few 64-bit ints that are not negative.
 
     Raises:
         ValueError: it holds something else.
     """
-    if not isinstance(value, (list, tuple)) or not all(type(n) is int and n >= 0 for n in value):
-        raise ValueError(f"{what} of a tensor are {value!r:.60}")
+    ok = isinstance(value, (list, tuple)) and len(value) <= MAX_NDIM
+    if not ok or not all(type(n) is int and 0 <= n < 1 << 63 for n in value):
+        raise ValueError(f"the {what} of a tensor are {told(value)}")
     return tuple(value)
 
 
@@ -45,24 +48,24 @@ def ints(value: Any, what: str) -> Ints:
 def _rebuild_tensor(m: Machine, args: Args) -> Any:
     """Args: storage, offset, size, stride, requires_grad, hooks, then dtype (v3 only) and metadata."""
     storage, offset, size, stride, requires_grad, _, *rest = (*args, False, None) if len(args) == 4 else args
+    if not isinstance(storage, Storage):
+        raise ValueError("a tensor without a storage")
     dtype = storage.dtype
     if rest and isinstance(rest[0], Global):
         dtype, rest = dtype_of(rest[0]), rest[1:]
     tensor = plain(m, storage, offset, size, stride, dtype)
     if rest and isinstance(rest[0], dict) and any(rest[0].values()):
-        bits = ", ".join(str(k) for k, v in rest[0].items() if v)
+        bits = ", ".join(told(k).strip("'") for k, v in islice(rest[0].items(), 4) if v)
         tensor = replace(tensor, kind="unreadable", note=f"a lazy view ({bits}) whose values are not what is stored")
     return replace(tensor, requires_grad=requires_grad is True)
 
 
-def plain(m: Machine, storage: Any, offset: Any, size: Any, stride: Any, dtype: str) -> Tensor:
+def plain(m: Machine, storage: Storage, offset: Any, size: Any, stride: Any, dtype: str) -> Tensor:
     """Describe a strided view of a storage as a tensor of one shard.
 
     Raises:
         ValueError: the view does not lie in the storage.
     """
-    if not isinstance(storage, Storage):
-        raise ValueError("a tensor without a storage")
     shape, strides = ints(size, "sizes"), ints(stride, "strides")
     (start,) = ints((offset,), "storage offset")
     if len(shape) != len(strides):
@@ -71,7 +74,7 @@ def plain(m: Machine, storage: Any, offset: Any, size: Any, stride: Any, dtype: 
     room = storage.numel * ITEMSIZE[storage.dtype] // width
     last = start + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
     if prod(shape) and last >= room:
-        raise ValueError(f"a tensor reads element {last} of storage {storage.key}, which has {room}")
+        raise ValueError(f"a tensor reads element {told(last)} of storage {told(storage.key)}, which has {room}")
     if dtype in QUANTIZED:
         return Tensor(shape, dtype, (), "quantized", note=WHY_NOT["quantized"])
     if m.locate is None:
@@ -116,6 +119,8 @@ def _rebuild_meta(m: Machine, args: Args) -> Any:
 def _rebuild_sparse(m: Machine, args: Args) -> Any:
     """Args: layout, then (indices, values, size[, coalesced]) or (compressed, plain indices, values, size)."""
     _layout, data = args
+    if not isinstance(data, tuple) or len(data) > MAX_NDIM:
+        return None
     values = next((d for d in reversed(data) if isinstance(d, Tensor)), None)
     size = next((d for d in data if isinstance(d, tuple)), ())
     if values is None:
