@@ -150,8 +150,8 @@ def _write(layout: Layout, texts: dict[Path, str], files: object, jobs: int, pro
     from ckptools.files import OpenFiles
 
     assert isinstance(files, OpenFiles)
-    with PartialFiles(layout.files) as partial:
-        targets = list(partial.descriptors)
+    with PartialFiles() as partial:
+        targets = [partial.create(path, size) for path, size in layout.files]
         crcs = Executor(targets, files, layout.checksums, progress).run(layout.jobs, jobs)
         try:
             layout.finish(targets, crcs)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from ckptools.checkpoint import Checkpoint
@@ -58,32 +58,33 @@ def check_space(folder: Path, nbytes: int) -> None:
 class PartialFiles:
     """Output files under temporary names, until `publish` gives them their own.
 
-    Attributes:
-        descriptors: one per file that was asked for, in order.
+    Used in a `with` block, which removes what was not published, also when an interrupt comes at any moment: a name
+    is noted before its file is made.
     """
 
-    def __init__(self, files: Sequence[tuple[Path, int]]) -> None:
+    def __init__(self) -> None:
         self._pairs: list[tuple[Path, Path]] = []
-        self.descriptors: list[int] = []
-        try:
-            for path, size in files:
-                self.descriptors.append(self._create(path))
-                os.ftruncate(self.descriptors[-1], size)
-        except OSError as error:
-            self.discard()
-            raise WriteError(path, f"cannot be created: {(error.strerror or '').lower()}") from error
+        self._descriptors: list[int] = []
 
-    def _create(self, path: Path) -> int:
+    def create(self, path: Path, size: int) -> int:
+        """Make a file of `size` bytes that will be called `path`; return its descriptor.
+
+        Raises:
+            WriteError: the disk does not let us.
+        """
         partial = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}.partial")
-        descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o666)
         self._pairs.append((partial, path))
+        try:
+            descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o666)
+            self._descriptors.append(descriptor)
+            os.ftruncate(descriptor, size)
+        except OSError as error:
+            raise WriteError(path, f"cannot be created: {(error.strerror or '').lower()}") from error
         return descriptor
 
     def add_text(self, path: Path, text: str) -> None:
         """Add a small file; it gets its name after the ones before it."""
-        descriptor = self._create(path)
-        self.descriptors.append(descriptor)
-        data = text.encode("utf-8")
+        descriptor, data = self.create(path, 0), text.encode("utf-8")
         while data:
             data = data[os.write(descriptor, data) :]
 
@@ -94,7 +95,7 @@ class PartialFiles:
             WriteError: a disk failed; no file has got its name that was not whole.
         """
         try:
-            for descriptor in self.descriptors:
+            for descriptor in self._descriptors:
                 os.fsync(descriptor)
             self._close()
             for partial, path in self._pairs:
@@ -114,8 +115,8 @@ class PartialFiles:
         self._pairs = []
 
     def _close(self) -> None:
-        while self.descriptors:
-            os.close(self.descriptors.pop())
+        while self._descriptors:
+            os.close(self._descriptors.pop())
 
     def __enter__(self) -> PartialFiles:
         return self

@@ -24,7 +24,7 @@ FLAT_NAMES = ("_flat_param", "flat_param")
 
 LOCAL = (
     "FSDP1 local state: a piece of a flattened parameter, and the file holds no shapes to place it by; "
-    "save with SHARDED_STATE_DICT, or consolidate the other sections with --only"
+    "save with SHARDED_STATE_DICT; --only optimizer writes the optimizer where it is whole"
 )
 UNPLACED = (
     "a 1-D piece in a sharded checkpoint whose parameter's shape is not known, so it may be a replica or a part; "

@@ -14,7 +14,7 @@ import torch
 from safetensors import safe_open
 
 import ckptools
-from tests.truth import WHOLE, Known, load_truth
+from tests.truth import LOCAL, WHOLE, Known, load_truth
 
 
 def raw(tensor: torch.Tensor) -> tuple[str, bytes, tuple[int, ...]]:
@@ -163,3 +163,11 @@ def test_a_dry_run_writes_nothing_and_knows_every_copy(tmp_path):
     assert sum(part.nbytes for job in done.layout.jobs for part in job.parts()) == sum(
         j.nbytes for j in done.layout.jobs
     )
+
+
+def test_the_optimizer_beside_flat_parameters_is_written_and_equals_the_truth(tmp_path):
+    local = next(k for k in LOCAL if k.name.startswith("composer"))
+    ckptools.consolidate(local.file, tmp_path / "optimizer.pt", only="optimizer")
+    state = load_fully(tmp_path / "optimizer.pt")["state"]
+    truth = {k: v for k, v in load_truth(local.name).items() if k.endswith(("exp_avg", "exp_avg_sq"))}
+    assert {k: raw(state[k.split("/")[1]][k.split("/")[2]]) for k in truth} == truth
