@@ -125,10 +125,11 @@ class _Picking:
     def _dict(self, node: dict[Any, Any], source: KeyPath, at: KeyPath) -> Any:
         copied = like(node)
         for key, value in node.items():
+            place = (*at, key)
             if isinstance(key, (Opaque, Global)):
-                self.left_out[(*at, key)] = f"its key is {key!r}"
+                self.left_out[place] = f"its key is {key!r}"
                 continue
-            kept = self.copy(value, (*source, key), (*at, key))
+            kept = self.copy(value, (*source, key), place)
             if kept is not _LEFT_OUT:
                 copied[key] = kept
         return copied

@@ -17,6 +17,7 @@ def _gloo() -> None:
 
     def set_state(self: Any, state: Any) -> None:
         self._local_shards, self._metadata, _, self._sharding_spec, self._init_rrefs = state
+        self._process_group = dist.group.WORLD
 
     ShardedTensor.__setstate__ = set_state
 
@@ -32,7 +33,7 @@ def look(path: str) -> None:
     """The throw-away script: load one rank's file, print what is in it."""
     _gloo()
     state = _load(path)["state"]
-    print(state["schedulers"])
+    print(state.get("schedulers"))
     for name, optimizer in state["optimizers"].items():
         print(name, [{k: v for k, v in g.items() if k != "params"} for g in optimizer["param_groups"]])
     for fqn, tensor in state["model"].items():
