@@ -79,14 +79,35 @@ def build(target: Any, state: Any) -> None:
     elif isinstance(target, NumpyArray):
         _build_array(target, state)
     elif isinstance(target, NumpyDtype):
-        if isinstance(state, tuple) and len(state) > 1 and state[1] in ("<", ">", "|", "="):
-            target.dtype = state[1].replace("=", "<") + target.dtype.lstrip("<>|=")
+        _build_dtype(target, state)
     elif isinstance(target, OrderedDict) and isinstance(state, dict):
         # nn.Module.state_dict() carries the versions of its modules in this attribute.
         metadata = state.get("_metadata")
         if isinstance(metadata, dict):
             target._metadata = metadata  # type: ignore[attr-defined]
     # Any other state (of a dict or list subclass, say) has no place in what we build; the values are whole.
+
+
+def _build_dtype(target: NumpyDtype, state: Any) -> None:
+    """State: version, byte order, subarray, names, fields, size, alignment, flags, and the unit of a time."""
+    _, order, subarray, names, fields, *_, last = (*state, None) if len(state) == 8 else state
+    if not isinstance(order, str) or order not in ("<", ">", "|", "="):
+        raise ValueError(f"a numpy dtype of byte order {told(order)}")
+    plain = target.dtype.lstrip("<>|=")
+    if subarray is not None or names is not None or fields is not None:
+        plain, order = "O", "|"  # a record: nothing that a number or a text says
+    elif plain in ("M8", "m8"):
+        plain += _time_unit(last)
+    target.dtype = order.replace("=", "<") + plain
+
+
+def _time_unit(metadata: Any) -> str:
+    """The unit of a numpy time as its dtype spells it: `[s]`, `[25us]`; nothing for a time without one."""
+    inner = metadata[1] if isinstance(metadata, tuple) and len(metadata) == 2 else None
+    unit, count = inner[:2] if isinstance(inner, tuple) and len(inner) >= 2 else (None, None)
+    if not isinstance(unit, bytes) or not unit.isalpha() or len(unit) > 7 or type(count) is not int:
+        raise ValueError("a numpy time of unknown unit")
+    return "" if unit == b"generic" else f"[{'' if count == 1 else told(count)}{unit.decode()}]"
 
 
 def _build_array(target: NumpyArray, state: Any) -> None:
@@ -108,7 +129,11 @@ def _array_shape(shape: Any) -> tuple[int, ...]:
 def _array_data(shape: tuple[int, ...], dtype: str, data: bytes) -> bytes:
     """`data`, if the array has that many bytes; a dtype with fields or units tells no size."""
     kind, width = dtype[1:2], dtype[2:]
-    if kind in "biufcSUV" and width.isdecimal() and len(data) != prod(shape) * int(width) * (4 if kind == "U" else 1):
+    if dtype[1:] == "O":
+        return b""
+    if kind in "mM":
+        width = "8"
+    if kind in "biufcmMSUV" and width.isdecimal() and len(data) != prod(shape) * int(width) * (4 if kind == "U" else 1):
         raise ValueError(f"a numpy array of shape {told(shape)} and dtype {told(dtype)} with {len(data)} bytes")
     return data
 

@@ -178,10 +178,8 @@ class Emitter:
         self._name(value.module, value.name)
 
     def _numpy_dtype(self, value: NumpyDtype) -> None:
-        order, kind = value.dtype[0], value.dtype[1:]
-        self._call("numpy", "dtype", kind, False, True)
-        self._tuple((3, order, None, None, None, -1, -1, 0))
-        self._out += b"b"
+        # Without a state: that of texts and times holds sizes and units, on which numpy relies unchecked.
+        self._call("numpy", "dtype", value.dtype, False, True)
 
     def _numpy_array(self, value: NumpyArray) -> None:
         self._call("numpy._core.multiarray", "_reconstruct", Global("numpy", "ndarray"), (0,), b"b")
