@@ -1,0 +1,77 @@
+"""The contract that every command keeps."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from ckptools.cli import COMMANDS, app
+from tests.truth import FIXTURES
+
+README = Path(__file__).parent.parent.parent / "README.md"
+COMPOSER = FIXTURES / "composer-0.13.5-torch1.13.1-sharded-w4" / "ep0-ba5-rank0.pt"
+NAMES = [f.__name__ for f in COMMANDS]
+
+
+def run(*arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, arguments)
+    return result.exit_code, result.stdout, result.stderr
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_command_has_help_and_a_line_in_the_readme(name):
+    code, stdout, _ = run(name, "--help")
+    assert code == 0 and len(stdout) > 200
+    assert f"ckptools {name}" in README.read_text()
+
+
+@pytest.mark.parametrize("name", ["inspect", "consolidate", "shell"])
+def test_a_wrong_path_is_one_line_and_code_3(name, tmp_path):
+    more = ["-o", str(tmp_path / "x.pt")] if name == "consolidate" else []
+    code, stdout, stderr = run(name, str(tmp_path / "nowhere.pt"), *more)
+    assert (code, stdout, stderr.count("\n")) == (3, "", 1)
+    assert "nowhere.pt" in stderr and "no such file" in stderr
+
+
+@pytest.mark.parametrize("name", ["inspect", "consolidate"])
+def test_a_file_that_is_no_checkpoint_is_one_line_and_code_3(name, tmp_path):
+    (tmp_path / "notes.pt").write_text("buy milk")
+    more = ["-o", str(tmp_path / "x.pt")] if name == "consolidate" else []
+    code, stdout, stderr = run(name, str(tmp_path / "notes.pt"), *more)
+    assert (code, stdout, stderr.count("\n")) == (3, "", 1)
+
+
+def test_help_imports_neither_torch_nor_numpy():
+    code = "import sys, ckptools.cli as c\ntry: c.app(['--help'])\nexcept SystemExit: pass\nprint(sorted(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "'torch'" not in done.stdout and "'numpy'" not in done.stdout
+
+
+def test_python_m_ckptools_is_the_same_program():
+    command = [sys.executable, "-m", "ckptools", "inspect", str(COMPOSER), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert '"ckptools/inspect/1"' in done.stdout
+
+
+def test_a_reader_that_closes_the_pipe_early_is_no_error():
+    command = f"{sys.executable} -m ckptools consolidate {COMPOSER} -o /tmp/x.pt --dry-run --copies | head -1"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True)
+    assert "Traceback" not in done.stderr and "Broken" not in done.stderr
+
+
+def test_a_bug_is_code_70_and_says_how_to_report_it(monkeypatch):
+    monkeypatch.setattr("ckptools.formats.open_checkpoint", lambda *_, **__: 1 / 0)
+    code, stdout, stderr = run("inspect", str(COMPOSER))
+    assert (code, stdout) == (70, "")
+    assert "ZeroDivisionError" in stderr and "CKPTOOLS_DEBUG=1" in stderr and stderr.count("\n") == 1
+
+
+def test_what_a_name_says_cannot_forge_a_line(tmp_path):
+    evil = tmp_path / "a\nerror: all is well\x1b[2J.pt"
+    code, _, stderr = run("inspect", os.fspath(evil))
+    assert code == 3 and stderr.count("\n") == 1 and "\x1b" not in stderr

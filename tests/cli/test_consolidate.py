@@ -1,0 +1,84 @@
+"""`ckptools consolidate`: what it prints, and where."""
+
+from __future__ import annotations
+
+import pytest
+from typer.testing import CliRunner
+
+from ckptools.cli import app
+from ckptools.cli.consolidate import _bytes
+from ckptools.cli.progress import ProgressLine
+from ckptools.errors import UsageError
+from tests.truth import FIXTURES
+
+COMPOSER = str(FIXTURES / "composer-0.13.5-torch1.13.1-sharded-w4")
+DDP = str(FIXTURES / "torch2.13.0-ddp-w4" / "snapshot.pt")
+
+
+def run(*arguments: object) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, ["consolidate", *map(str, arguments)])
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_it_says_what_it_wrote_on_stdout_and_nothing_else(tmp_path):
+    code, stdout, stderr = run(COMPOSER, "-o", tmp_path / "m.safetensors")
+    assert (code, stderr) == (0, "")
+    assert stdout.splitlines()[0] == f"wrote {tmp_path / 'm.safetensors'}"
+    assert stdout.splitlines()[1].startswith("18 tensors, ")
+
+
+def test_what_is_left_out_is_said_on_stderr(tmp_path):
+    code, stdout, stderr = run(DDP, "-o", tmp_path / "all.pt")
+    assert code == 0 and "left-out.json" in stdout
+    assert "left out: args: an object of class argparse.Namespace" in stderr
+
+
+def test_what_torch_would_not_accept_is_named(tmp_path):
+    _, _, stderr = run(COMPOSER, "-o", tmp_path / "all.pt")
+    assert "weights_only=True" in stderr and "datetime.timedelta" in stderr
+
+
+def test_a_dry_run_prints_the_plan_and_writes_nothing(tmp_path):
+    code, stdout, _ = run(COMPOSER, "-o", tmp_path / "m.pt", "--only", "model", "--dry-run", "--copies")
+    assert code == 0 and list(tmp_path.iterdir()) == []
+    assert "would write" in stdout and "of 4 files" in stdout
+    assert any(line.startswith("model.head.weight  ep0-ba5-rank") for line in stdout.splitlines())
+
+
+def test_every_problem_is_listed_behind_the_first_line(tmp_path):
+    import shutil
+
+    shutil.copytree(COMPOSER, tmp_path / "run")
+    (tmp_path / "run" / "ep0-ba5-rank1.pt").unlink()
+    code, stdout, stderr = run(tmp_path / "run", "-o", tmp_path / "m.pt")
+    lines = stderr.splitlines()
+    assert (code, stdout) == (4, "") and "rank 1 missing or cut" in lines[0]
+    assert 5 < len(lines) <= 21 and all("CK101" in line for line in lines)
+
+
+def test_a_lone_shard_is_refused_with_the_ranks_that_are_missing(tmp_path):
+    code, _, stderr = run(f"{COMPOSER}/ep0-ba5-rank0.pt", "-o", tmp_path / "m.pt", "--only-this-file")
+    assert code == 4 and "rank 1..3 missing or cut" in stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"), [("5GB", 5 * 10**9), ("500MiB", 500 * 2**20), ("1.5k", 1500), ("42", 42), ("3 tb", 3 * 10**12)]
+)
+def test_sizes_are_read_as_people_write_them(text, nbytes):
+    assert _bytes(text) == nbytes
+
+
+@pytest.mark.parametrize("text", ["", "five", "-1", "5XB", "0"])
+def test_a_size_that_is_none_is_a_usage_error(text):
+    with pytest.raises(UsageError, match="5GB"):
+        _bytes(text)
+
+
+def test_progress_in_a_log_is_a_line_now_and_then(capsys, monkeypatch):
+    monkeypatch.setattr("ckptools.cli.progress.LOG_SECONDS", 0.0)
+    line = ProgressLine(1000)
+    line(250, "w\x1b[31m")
+    line(250, "w")
+    shown = capsys.readouterr().err.splitlines()
+    assert len(shown) == 2 and " 25%" in shown[0] and " 50%" in shown[1]
+    assert "\x1b" not in "".join(shown)
