@@ -161,7 +161,8 @@ def _strided(file: File, source: Source) -> Raw:
     width = ITEMSIZE[source.dtype]
     data = file.read(source.offset, _extent(source))
     strides = tuple(s * width for s in source.strides)
-    return np.ndarray(source.shape, raw_dtype(source.dtype), data, strides=strides)
+    view: Raw = np.ndarray(source.shape, raw_dtype(source.dtype), data, strides=strides)
+    return view
 
 
 def _needed(tensor: Tensor, box: Box) -> list[Shard]:

@@ -121,6 +121,13 @@ def test_tied_weights_are_kept_or_dropped_in_safetensors_as_asked(tmp_path):
         assert set(keep.keys()) - set(drop.keys()) == {"lm_head.weight"}
 
 
+def test_dropping_tied_weights_keeps_every_step_of_the_optimizer(tmp_path):
+    file = known("torch1.13.1").file
+    kept = ckptools.consolidate(file, tmp_path / "keep.safetensors", only="all", tied="keep")
+    dropped = ckptools.consolidate(file, tmp_path / "drop.safetensors", only="all", tied="drop")
+    assert kept.tensors == dropped.tensors and dropped.tied == {}
+
+
 def test_several_files_have_an_index_that_names_every_tensor(tmp_path):
     done = ckptools.consolidate(known("verl-fsdp1").file, tmp_path / "model.safetensors", max_shard_size=16_000)
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())

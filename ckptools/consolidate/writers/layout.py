@@ -27,7 +27,7 @@ class Layout:
         texts: small files beside them, by path, which get their names after them.
         checksums: whether `finish` needs the CRC-32 of every tensor.
         needs: names in the output that `torch.load(weights_only=True)` does not accept.
-        tied: names that share the bytes of an earlier name, with that name.
+        tied: names of model tensors that share the bytes of an earlier one, with its name.
     """
 
     files: tuple[tuple[Path, int], ...]

@@ -75,7 +75,7 @@ def lay_out(selection: Selection, out: Path, options: WriteOptions) -> Layout:
         finish=finish,
         checksums=True,
         needs=tuple(emitter.needs),
-        tied=storages.tied,
+        tied={fqn_of(path): first for path, first in storages.tied.items() if path in selection.model_paths},
     )
 
 
@@ -85,7 +85,7 @@ class _Storages:
     def __init__(self, selection: Selection, options: WriteOptions) -> None:
         self.stored: list[tuple[str, Tensor, str]] = []
         self.sizes: list[int] = []
-        self.tied: dict[str, str] = {}
+        self.tied: dict[KeyPath, str] = {}
         self._keys: dict[Any, tuple[str, str]] = {}
         self._by_object: dict[int, str] = {}
         self.tree = self._typed(selection.tree, (), selection, options)
@@ -108,7 +108,7 @@ class _Storages:
         same = identity(tensor)
         key, first = self._keys.get((same, dtype), ("", "")) if same is not None else ("", "")
         if key:
-            self.tied[fqn_of(path)] = first
+            self.tied[path] = first
         else:
             key = str(len(self.stored))
             self._keys[same, dtype] = (key, fqn_of(path))

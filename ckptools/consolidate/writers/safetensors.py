@@ -78,9 +78,11 @@ def _entries(selection: Selection, out: Path, options: WriteOptions) -> tuple[li
         entry = _Entry(fqn_of(path), tensor, output_dtype(path, tensor, selection, options.dtype))
         _check(entry, entries, out)
         first = seen.setdefault(identity(tensor) or entry.name, entry.name)
-        if first != entry.name:
+        # Only weights are tied; an optimizer may keep one `step` tensor for all its parameters.
+        repeated = first != entry.name and path in selection.model_paths
+        if repeated:
             tied[entry.name] = first
-        if first == entry.name or options.tied == "keep":
+        if not repeated or options.tied == "keep":
             entries[entry.name] = entry
     return sorted(entries.values(), key=lambda e: (-ITEMSIZE[e.dtype], e.name)), tied
 
