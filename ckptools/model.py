@@ -201,6 +201,7 @@ PROBLEM_CODES: dict[str, str] = {
     "CK006": "ranks of different steps",
     "CK009": "stray or duplicate rank file",
     "CK010": "file name and content disagree",
+    "CK011": "one file of several",
     "CK101": "gap in a tensor",
     "CK102": "overlap in a tensor",
     "CK103": "world sizes disagree",

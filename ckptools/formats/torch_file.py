@@ -5,17 +5,22 @@ What is inside is told from the content by `sections`; a single file without a r
 
 from __future__ import annotations
 
+import re
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from ckptools.checkpoint import Checkpoint, ReadCost
 from ckptools.formats.options import Options
-from ckptools.model import Fact, RankFile, tensors_in
+from ckptools.model import Fact, Problem, RankFile, tensors_in
 from ckptools.sections import find_sections
 from ckptools.steps import find_step
 
 NAME = "torch_file"
 READS = "one torch.save file: .pt, .pth, .bin, .ckpt (DDP snapshots, Lightning, plain state dicts)"
+
+
+PART = re.compile(r"(?<!\d)(\d+)-of-(\d+)(?!\d)|(?<![A-Za-z])rank[_-]?(\d+)")
 
 
 def detect(path: Path) -> bool:
@@ -46,7 +51,15 @@ def read(path: Path, options: Options) -> Checkpoint:
         files=(RankFile(path, None, "", "read", saved.nbytes, saved.modified),),
         world_size=Fact(claims[-1], ("layout",)) if claims else Fact(1, ("one file",)),
         step=find_step(path, sections),
+        problems=tuple(_part_of_more(path)),
         names=saved.names,
         bytes_expected=saved.nbytes,
         cost=ReadCost(1, time.perf_counter() - started, saved.bytes_read),
     )
+
+
+def _part_of_more(path: Path) -> Iterator[Problem]:
+    """A name such as `x-00001-of-00004.bin` or `mp_rank_00_x.pt` speaks of files that this format does not join."""
+    found = PART.search(path.name)
+    if found:
+        yield Problem("CK011", "error", f"its name says {found[0]}: one file of several, and only this one is read")
