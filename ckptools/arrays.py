@@ -170,9 +170,9 @@ def _needed(tensor: Tensor, box: Box) -> list[Shard]:
     if tensor.note:
         raise ReadError(None, tensor.note)
     if tensor.home is not None:
-        from ckptools.formats import rank_files
+        from ckptools.formats import other_ranks
 
-        tensor = rank_files.with_sources(tensor, box)
+        tensor = other_ranks.with_sources(tensor, box)
     chosen: dict[Box, Shard] = {}
     for shard in tensor.shards:
         if shard.source is not None and (not box.sizes or shard.box.intersect(box)):
@@ -190,9 +190,9 @@ def _needed(tensor: Tensor, box: Box) -> list[Shard]:
 def _local(tensor: Tensor, rank: int) -> Raw:
     """What one rank holds, as it held it: its boxes put together in order."""
     if tensor.home is not None:
-        from ckptools.formats import rank_files
+        from ckptools.formats import other_ranks
 
-        tensor = rank_files.with_rank(tensor, rank)
+        tensor = other_ranks.with_rank(tensor, rank)
     pieces = [s for s in tensor.on_rank(rank) if s.source is not None]
     if not pieces and tensor.kind == "plain" and len(tensor.found) == 1 and tensor.found[0].rank is None:
         pieces = list(tensor.found)

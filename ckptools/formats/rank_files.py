@@ -14,30 +14,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ckptools.checkpoint import Checkpoint, ReadCost, leaf_at
+from ckptools.checkpoint import Checkpoint, ReadCost
 from ckptools.errors import ReadError
 from ckptools.files import File
-from ckptools.formats import flat_pieces
+from ckptools.formats import flat_pieces, rank_checks
 from ckptools.formats.merge import Merge
 from ckptools.formats.options import Options, Reader
 from ckptools.formats.rank_names import RankName, only_group, parse, siblings
-from ckptools.model import Fact, KeyPath, Problem, RankFile, Severity, Shard, Tensor, fqn_of, tensors_in
-from ckptools.pickles import container, reader
+from ckptools.model import Fact, Problem, RankFile, Tensor, tensors_in
+from ckptools.pickles import container
 from ckptools.pickles.reader import Saved
-from ckptools.regions import Box
 from ckptools.sections import find_sections
 from ckptools.steps import find_step
 
 NAME = "rank_files"
 READS = "one torch.save file per rank: Composer, verl, OLMo, Accelerate (FSDP1, FSDP2, HSDP, TP)"
 
-ODD_SIZE = 0.5
-"""A rank file of less than this fraction of the median is named; uneven shards alone do not make one so small."""
+MAX_WORLD = 1 << 16
+"""Ranks that are looked for; a file that claims more is not from any cluster there is."""
 
 
 def detect(path: Path) -> bool:
@@ -106,10 +103,10 @@ class _Opening:
         files = tuple(self._files(world.value))
         sharded = [t for _, t in tensors_in(tree) if t.sharded]
         sections = find_sections(tree)
-        self._check_files(files, world.value, bool(sharded))
+        self.problems += rank_checks.of_files(files, self.cut, world.value, bool(sharded))
         self.problems += merge.problems
-        differing = tuple(self._differing(merge.differing, sections))
-        self.problems += _unplaceable(tree)
+        self.problems += rank_checks.of_values(merge.differing, sections)
+        self.problems += rank_checks.of_tensors(tree)
         cost = ReadCost(len(self.saved), time.perf_counter() - started, sum(s.bytes_read for s in self.saved.values()))
         return Checkpoint(
             path=self.path,
@@ -123,8 +120,8 @@ class _Opening:
             problems=tuple(sorted(self.problems, key=lambda p: ("error", "warning", "note").index(p.severity))),
             names=tuple(dict.fromkeys(n for s in self.saved.values() for n in s.names)),
             all_ranks=self.all_ranks,
-            differing=differing,
-            bytes_expected=_expected(files),
+            differing=rank_checks.per_rank(merge.differing, sections),
+            bytes_expected=rank_checks.expected_bytes(files),
             cost=cost,
         )
 
@@ -164,7 +161,7 @@ class _Opening:
         alone = len(self.group) == 1
         if alone and not any(s.claims for s in self.saved.values()) and self.name.world_size is None:
             return
-        for rank in range(world if world <= 1 << 20 else 0):
+        for rank in range(min(world, MAX_WORLD)):
             for part in parts:
                 if (rank, part) not in here:
                     path = self.name.path.with_name(f"{part or ''}{self._head(part)}{rank}{self.name.tail}")
@@ -191,45 +188,6 @@ class _Opening:
             )
         return RankFile(name.path, rank, name.part, "seen", size, modified)
 
-    def _check_files(self, files: Sequence[RankFile], world: int, sharded: bool) -> None:
-        sizes = sorted(f.nbytes for f in files if f.status in ("read", "seen"))
-        usual = sizes[len(sizes) // 2] if sizes else 0
-        counts: dict[tuple[int | None, str], int] = {}
-        for file in files:
-            counts[file.rank, file.part] = counts.get((file.rank, file.part), 0) + 1
-            severity: Severity = "error" if sharded or file.part else "warning"
-            if file.status == "missing":
-                self.problems.append(Problem("CK001", severity, f"no file {file.path.name}", file.rank))
-            elif file.status in ("cut", "bad"):
-                why = self.cut[file.path].removeprefix(f"{file.path}: ")
-                self.problems.append(Problem("CK002", "error", f"{file.path.name} {why}", file.rank))
-            elif file.rank is not None and file.rank >= world and sharded:
-                text = f"{file.path.name} is rank {file.rank} of a world of {world}"
-                self.problems.append(Problem("CK009", "error", text, file.rank))
-            elif not file.part and file.nbytes < usual * ODD_SIZE:
-                text = f"{file.path.name} has {file.nbytes} bytes, others {usual}"
-                self.problems.append(Problem("CK003", "warning", text, file.rank))
-        for (rank, part), count in counts.items():
-            if count > 1:
-                text = f"{count} files say they are rank {rank}{' of ' + part if part else ''}"
-                self.problems.append(Problem("CK009", "error", text, rank))
-
-    def _differing(self, found: dict[KeyPath, list[int]], sections: Sequence[Any]) -> Iterable[KeyPath]:
-        """Values that should be equal on all ranks are problems; the others are per-rank state."""
-        from ckptools.steps import COUNTERS
-
-        strict = [s.path for s in sections if s.kind in ("model", "optimizer", "scheduler")]
-        for path, ranks in found.items():
-            listed = ", ".join(map(str, ranks[:8])) + (" …" if len(ranks) > 8 else "")
-            if path and path[-1] in (*COUNTERS, "last_epoch", "_step_count"):
-                text = f"differs between ranks (rank {listed} against the lowest rank); they are not of one step"
-                self.problems.append(Problem("CK006", "error", text, None, fqn_of(path)))
-            elif any(path[: len(p)] == p for p in strict):
-                text = f"rank {listed} has another value than the lowest rank"
-                self.problems.append(Problem("CK105", "error", text, None, fqn_of(path)))
-            else:
-                yield path
-
 
 def _glance(path: Path) -> str:
     """Look at the end of a sibling; return what is wrong with it, or nothing."""
@@ -253,18 +211,6 @@ def _stated_world_size(saved: Iterable[Saved]) -> int | None:
     return None
 
 
-def _unplaceable(tree: Any) -> list[Problem]:
-    """One warning per reason why tensors cannot be consolidated."""
-    reasons: dict[str, list[str]] = {}
-    for path, tensor in tensors_in(tree):
-        if tensor.note and tensor.kind != "meta":
-            reasons.setdefault(tensor.note, []).append(fqn_of(path))
-    return [
-        Problem("CK106", "warning", f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: {why}")
-        for why, names in reasons.items()
-    ]
-
-
 def _checkpoint_name(name: RankName) -> str:
     if name.part:
         return name.path.parent.name
@@ -281,57 +227,3 @@ def _saved_as(sharded: Sequence[Tensor], files: int) -> str:
     mesh = max(meshes, key=len) if meshes else ()
     shown = f" on a {' x '.join(map(str, mesh))} mesh" if len(mesh) > 1 else ""
     return "per-rank .pt, " + ("FSDP ShardedTensor" if "sharded_tensor" in kinds else f"DTensor{shown}")
-
-
-def _expected(files: Sequence[RankFile]) -> int | None:
-    """Bytes of all files if every missing or cut one had the usual size."""
-    good = sorted(f.nbytes for f in files if f.status in ("read", "seen"))
-    absent = sum(f.status not in ("read", "seen") for f in files)
-    return sum(good) + absent * good[len(good) // 2] if good else None
-
-
-# -- shards of other ranks, when a lazy tensor needs them ---------------------------------------------------------
-
-
-@lru_cache(maxsize=8)
-def _saved(path: Path, modified: float) -> Saved:
-    """The structure of one rank file; a few are kept, for a tensor's neighbours are usually asked for next."""
-    return reader.read(path)
-
-
-def with_sources(tensor: Tensor, box: Box) -> Tensor:
-    """Add the sources of the shards that meet `box`, reading only the rank files that hold them."""
-    wanted = {s.rank for s in tensor.shards if s.source is None and (not box.sizes or s.box.intersect(box))}
-    if not tensor.shards or None in wanted:
-        return _from_all_ranks(tensor)
-    for rank in sorted(r for r in wanted if r is not None):
-        tensor = with_rank(tensor, rank)
-    return tensor
-
-
-def with_rank(tensor: Tensor, rank: int) -> Tensor:
-    """Add the shards of one rank, from its file if that is here."""
-    if tensor.home is None:
-        return tensor
-    home, key = tensor.home
-    name = only_group(home) if home.is_dir() else parse(home)
-    for member in siblings(name) if name else ():
-        if member.rank == rank and member.part == (key[0] if member.part else ""):
-            saved = _saved(member.path, member.path.stat().st_mtime)
-            other = leaf_at(saved.tree, key[1:] if member.part else key)
-            found = [Shard(s.box, rank, s.source) for s in other.found] if isinstance(other, Tensor) else []
-            boxes = {s.box for s in found}
-            kept = [s for s in tensor.shards if s.rank != rank and (s.source or s.box not in boxes)]
-            return replace(tensor, shards=(*kept, *found))
-    return tensor
-
-
-def _from_all_ranks(tensor: Tensor) -> Tensor:
-    """Where the file does not tell which rank holds what (HSDP, flattened pieces): read them all."""
-    if tensor.home is None:
-        return tensor
-    home, key = tensor.home
-    name = only_group(home) if home.is_dir() else parse(home)
-    whole = read(name.path if name else home, Options(all_ranks=True))
-    found = leaf_at(whole.tree, key)
-    return found if isinstance(found, Tensor) else tensor

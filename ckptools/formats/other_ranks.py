@@ -1,0 +1,63 @@
+"""Shards in other ranks' files, looked up when a lazy tensor's values are asked for.
+
+A file's layout says which rank holds which region, so only the files of the ranks that are needed are read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+
+from ckptools.checkpoint import leaf_at
+from ckptools.formats import rank_files
+from ckptools.formats.options import Options
+from ckptools.formats.rank_names import only_group, parse, siblings
+from ckptools.model import Shard, Tensor
+from ckptools.pickles import reader
+from ckptools.pickles.reader import Saved
+from ckptools.regions import Box
+
+
+@lru_cache(maxsize=8)
+def _saved(path: Path, modified: float) -> Saved:
+    """The structure of one rank file; a few are kept, for a tensor's neighbours are usually asked for next."""
+    return reader.read(path)
+
+
+def with_sources(tensor: Tensor, box: Box) -> Tensor:
+    """Add the sources of the shards that meet `box`, reading only the rank files that hold them."""
+    wanted = {s.rank for s in tensor.shards if s.source is None and (not box.sizes or s.box.intersect(box))}
+    if not tensor.shards or None in wanted:
+        return _from_all_ranks(tensor)
+    for rank in sorted(r for r in wanted if r is not None):
+        tensor = with_rank(tensor, rank)
+    return tensor
+
+
+def with_rank(tensor: Tensor, rank: int) -> Tensor:
+    """Add the shards of one rank, from its file if that is here."""
+    if tensor.home is None:
+        return tensor
+    home, key = tensor.home
+    name = only_group(home) if home.is_dir() else parse(home)
+    for member in siblings(name) if name else ():
+        if member.rank == rank and member.part == (key[0] if member.part else ""):
+            saved = _saved(member.path, member.path.stat().st_mtime)
+            other = leaf_at(saved.tree, key[1:] if member.part else key)
+            found = [Shard(s.box, rank, s.source) for s in other.found] if isinstance(other, Tensor) else []
+            boxes = {s.box for s in found}
+            kept = [s for s in tensor.shards if s.rank != rank and (s.source or s.box not in boxes)]
+            return replace(tensor, shards=(*kept, *found))
+    return tensor
+
+
+def _from_all_ranks(tensor: Tensor) -> Tensor:
+    """Where the file does not tell which rank holds what (HSDP, flattened pieces): read them all."""
+    if tensor.home is None:
+        return tensor
+    home, key = tensor.home
+    name = only_group(home) if home.is_dir() else parse(home)
+    whole = rank_files.read(name.path if name else home, Options(all_ranks=True))
+    found = leaf_at(whole.tree, key)
+    return found if isinstance(found, Tensor) else tensor
