@@ -91,7 +91,7 @@ def describe(m: Machine, shape: Ints, dtype: str, state: Any) -> Tensor:
     if not isinstance(local, Tensor) or "mesh" not in spec:
         raise ValueError("a DTensor with an unknown state")
     mesh = _mesh(spec["mesh"])
-    m.spend(prod(mesh.sizes))
+    m.spend(prod(mesh.sizes) // 8)
     listed = spec.get("placements")
     placements = tuple(_placement(p, len(shape)) for p in (listed if isinstance(listed, (list, tuple)) else ())[:99])
     if len(placements) != len(mesh.sizes):
@@ -134,7 +134,7 @@ def _other_shards(
     m: Machine, shape: Ints, mesh: Mesh, placements: tuple[Placement, ...], scatter: int
 ) -> tuple[Shard, ...]:
     """What the other coordinates of the mesh hold, by the rule; their bytes are in other files."""
-    m.spend(prod(mesh.sizes))
+    m.spend(prod(mesh.sizes) // 8)
     key = (shape, mesh.sizes, mesh.ranks, placements)
     if key not in m.layouts:
         m.spend(prod(mesh.sizes) * (4 + scatter))

@@ -40,8 +40,9 @@ SAFE_INT = 2**61 - 1
 
 HARMLESS_KEYS = (str, bytes, bool, float, type(None), date)
 
-FREE_WORK = 4_000_000
-"""Elements that calls may go through beside those that the pickle spells out."""
+FREE_WORK = 1_000_000
+WORK_PER_BYTE = 2
+"""Elements that calls may go through: no more than the pickle can have spelled out for them, with some room."""
 
 
 class PickleError(ValueError):
@@ -85,7 +86,7 @@ class Machine:
         self.claims: set[tuple[int | None, int]] = set()
         self.layouts: dict[Any, Any] = {}
         self.runs = RunReader(self, fast)
-        self.work = FREE_WORK + 4 * len(self.data)
+        self.work = FREE_WORK + WORK_PER_BYTE * len(self.data)
         self.tuple_keys = 0
         self.stopped_at: int | None = None
 
@@ -304,7 +305,7 @@ def _long(data: bytes) -> Any:
 
 for _code, _make in ((b"N", lambda: None), (b"\x88", lambda: True), (b"\x89", lambda: False)):
     _constant(_code, _make)
-for _code, _kind in ((b"]", list), (b"}", dict), (b")", tuple), (b"\x8f", set)):
+for _code, _kind in ((b"]", list), (b"}", dict), (b")", tuple)):
     _constant(_code, _kind)
 for _code, _size, _signed in ((b"K", 1, False), (b"M", 2, False), (b"J", 4, True)):
     _number(_code, _size, _signed)
@@ -317,6 +318,13 @@ for _code, _width in ((b"T", 4), (b"U", 1)):
 for _code, _width in ((b"\x8a", 1), (b"\x8b", 4)):
     _sized(_code, _width, _long)
 _sized(b"\x96", 8, bytearray)
+
+
+@opcode(b"\x8f")
+def _empty_set(m: Machine, at: int) -> int:
+    m.spend(8)  # one byte of pickle, 216 of memory
+    m.push(set())
+    return at
 
 
 # -- stream ----------------------------------------------------------------------------------------------

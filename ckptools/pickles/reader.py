@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf
 from pathlib import Path
 from typing import Any
 
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import ReadError
 from ckptools.files import File
-from ckptools.model import children_of
 from ckptools.pickles.container import Container
 from ckptools.pickles.machine import Locate, Machine, PickleError
 from ckptools.pickles.rebuild import Storage
@@ -106,28 +104,32 @@ def check_budget(tree: Any) -> None:
     Raises:
         PickleError: the tree is beyond the budgets or contains itself.
     """
-    leaves: dict[int, float] = {}
+    leaves: dict[int, int] = {}
     depth: dict[int, int] = {}
     own = 0
-    stack: list[tuple[Any, bool]] = [(tree, False)]
+    stack: list[tuple[Any, list[Any] | None]] = [(tree, None)]
     while stack:
-        node, ready = stack.pop()
-        children = children_of(node)
-        if children is None or (not ready and leaves.get(id(node), 0) not in (0, inf)):
-            continue
-        if not ready:
+        node, values = stack.pop()
+        if values is None:
+            if leaves.get(id(node), 0) or not isinstance(node, (dict, list, tuple)):
+                continue
             if id(node) in leaves:
                 raise PickleError("a container that contains itself")
-            leaves[id(node)] = inf
-            stack.append((node, True))
-            stack += [(child, False) for _, child in children]
+            values = [v for v in (node.values() if isinstance(node, dict) else node) if isinstance(v, _CONTAINERS)]
+            leaves[id(node)] = 0
+            own += len(node)
+            stack.append((node, values))
+            stack += [(value, None) for value in values]
             continue
-        leaves[id(node)] = 1 + sum(leaves.get(id(child), 1) for _, child in children)
-        depth[id(node)] = 1 + max((depth.get(id(child), 0) for _, child in children), default=0)
-        own += len(children)
+        leaves[id(node)] = 1 + len(node) - len(values) + sum(leaves[id(v)] for v in values)
+        depth[id(node)] = 1 + max((depth[id(v)] for v in values), default=0)
         if depth[id(node)] > MAX_DEPTH:
             raise PickleError(f"a tree of more than {MAX_DEPTH} levels")
         if leaves[id(node)] > MAX_LEAVES:
             raise PickleError(f"a tree of more than {MAX_LEAVES} values")
     if leaves.get(id(tree), 1) > MAX_SHARED + MAX_UNFOLDING * own:
-        raise PickleError(f"a tree whose {own} values unfold to {leaves[id(tree)]:.0f}")
+        raise PickleError(f"a tree whose {own} values unfold to {leaves[id(tree)]}")
+
+
+_CONTAINERS = (dict, list, tuple)
+"""What `walk` enters."""

@@ -165,7 +165,7 @@ def _ordered_dict(m: Machine, args: tuple[Any, ...]) -> Any:
     pairs = args[0] if args else []
     if not isinstance(pairs, list):
         return None
-    m.spend(len(pairs))
+    m.spend(8 + 4 * len(pairs))
     if not all(isinstance(p, (list, tuple)) and len(p) == 2 for p in pairs):
         return None
     return OrderedDict((m.key(k), v) for k, v in pairs)
@@ -186,7 +186,7 @@ def _counter(m: Machine, args: tuple[Any, ...]) -> Any:
     counts = args[0] if args else {}
     if not isinstance(counts, dict):
         return None
-    m.spend(len(counts))
+    m.spend(8 + len(counts))
     return Counter(counts)
 
 
@@ -195,7 +195,7 @@ def _set(m: Machine, args: tuple[Any, ...]) -> Any:
     items = args[0] if args else []
     if not isinstance(items, (list, tuple)):
         return None
-    m.spend(len(items))
+    m.spend(8 + 4 * len(items))
     return set(map(m.key, items))
 
 
