@@ -10,7 +10,7 @@ from ckptools.model import Fact, KeyPath, fqn_of, walk
 from ckptools.sections import Section
 
 COUNTERS = (
-    "batch", "global_step", "global_steps", "step", "steps", "train_step", "iteration", "iter", "num_steps", "BATCHES_RUN"
+    "batch", "global_step", "global_steps", "step", "steps", "train_step", "iteration", "iter", "num_steps"
 )  # fmt: skip
 """Keys of plain counters outside model and optimizer, the surest first."""
 
