@@ -23,7 +23,8 @@ from typing import Any
 from ckptools.errors import ForeignClassError, ReadError
 from ckptools.files import File
 from ckptools.pickles import reader
-from ckptools.pickles.machine import Machine, PickleError
+from ckptools.pickles.budgets import PickleError
+from ckptools.pickles.machine import Machine
 
 LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 MAX_LEGACY_PICKLES = 256 << 20

@@ -9,8 +9,9 @@ from typing import Any
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import ReadError
 from ckptools.files import File
+from ckptools.pickles.budgets import PickleError
 from ckptools.pickles.container import Container
-from ckptools.pickles.machine import Locate, Machine, PickleError
+from ckptools.pickles.machine import Locate, Machine
 from ckptools.pickles.rebuild import Storage
 from ckptools.pickles.told import told
 

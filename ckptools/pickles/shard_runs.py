@@ -186,7 +186,7 @@ class RunReader:
                 self.machine.stack.extend(run.records if which == 0 else [r.placement for r in run.records])
                 return at - 5 + len(gets)
         record = run.records[index]
-        self.machine.push(record if which == 0 else record.placement)
+        self.machine.stack.append(record if which == 0 else record.placement)
         return at
 
     def _learn(self) -> re.Pattern[bytes] | None:

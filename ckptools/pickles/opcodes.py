@@ -1,0 +1,483 @@
+"""The opcodes: what each does to the machine's stack and memo. Protocols 0 to 5; source: Lib/pickletools.py.
+
+A handler is called with the offset behind its opcode and returns the offset of the next one. Nothing here looks a
+name up or calls one; a read behind the end raises IndexError or struct.error, which the machine turns into a line.
+"""
+
+from __future__ import annotations
+
+import codecs
+import struct
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ckptools.pickles.budgets import MAX_INT_BYTES, MAX_INT_DIGITS, MAX_STACK, PickleError
+from ckptools.pickles.rebuild import build, call
+from ckptools.pickles.shard_runs import Placement, ShardRecord, UnusualError
+from ckptools.values import Global, Opaque
+
+if TYPE_CHECKING:
+    from ckptools.pickles.machine import Machine
+
+
+class Stop(Exception):  # noqa: N818 - it is no error
+    """The STOP opcode."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+
+Handler = Callable[["Machine", int], int]
+
+
+def _unknown(m: Machine, at: int) -> int:
+    raise PickleError(f"unknown pickle opcode {m.data[at - 1]:#04x}")
+
+
+_u32 = struct.Struct("<I").unpack_from
+
+DISPATCH: list[Handler] = [_unknown] * 256
+
+
+def opcode(code: bytes) -> Callable[[Handler], Handler]:
+    """Register a handler: called with the offset behind the opcode, it returns the offset of the next one."""
+
+    def register(handler: Handler) -> Handler:
+        DISPATCH[code[0]] = handler
+        return handler
+
+    return register
+
+
+def _constant(code: bytes, value: Any) -> None:
+    def handler(m: Machine, at: int) -> int:
+        m.stack.append(value)
+        return at
+
+    DISPATCH[code[0]] = handler
+
+
+def _empty(code: bytes, make: Callable[[], Any]) -> None:
+    def handler(m: Machine, at: int) -> int:
+        m.stack.append(make())
+        return at
+
+    DISPATCH[code[0]] = handler
+
+
+def _number(code: bytes, form: str) -> None:
+    read, size = struct.Struct(form).unpack_from, struct.calcsize(form)
+
+    def handler(m: Machine, at: int) -> int:
+        m.stack.append(read(m.data, at)[0])
+        return at + size
+
+    DISPATCH[code[0]] = handler
+
+
+def _sized(code: bytes, width: int, make: Callable[[bytes], Any]) -> None:
+    """An opcode with a length of `width` bytes and that many bytes behind it."""
+
+    def handler(m: Machine, at: int) -> int:
+        length = int.from_bytes(m.take(at, width), "little")
+        m.stack.append(make(m.take(at + width, length)))
+        return at + width + length
+
+    DISPATCH[code[0]] = handler
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "surrogatepass")
+
+
+def _old_text(data: bytes) -> str:
+    # A str of Python 2, which may be bytes; torch reads it as UTF-8.
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        return data.decode("latin1")
+
+
+def _long(data: bytes) -> Any:
+    if len(data) > MAX_INT_BYTES:
+        return Opaque(f"an int of {8 * len(data)} bits")
+    return int.from_bytes(data, "little", signed=True)
+
+
+for _code, _value in ((b"N", None), (b"\x88", True), (b"\x89", False), (b")", ())):
+    _constant(_code, _value)
+for _code, _kind in ((b"]", list), (b"}", dict)):
+    _empty(_code, _kind)
+for _code, _form in ((b"K", "<B"), (b"M", "<H"), (b"J", "<i")):
+    _number(_code, _form)
+for _code, _width in ((b"X", 4), (b"\x8c", 1), (b"\x8d", 8)):
+    _sized(_code, _width, _text)
+for _code, _width in ((b"B", 4), (b"C", 1), (b"\x8e", 8)):
+    _sized(_code, _width, bytes)
+for _code, _width in ((b"T", 4), (b"U", 1)):
+    _sized(_code, _width, _old_text)
+for _code, _width in ((b"\x8a", 1), (b"\x8b", 4)):
+    _sized(_code, _width, _long)
+_sized(b"\x96", 8, bytearray)
+
+
+@opcode(b"\x8f")
+def _empty_set(m: Machine, at: int) -> int:
+    m.spend(8)  # one byte of pickle, 216 of memory
+    m.stack.append(set())
+    return at
+
+
+# -- stream ----------------------------------------------------------------------------------------------
+
+
+@opcode(b"\x80")
+def _proto(m: Machine, at: int) -> int:
+    return at + 1
+
+
+@opcode(b"\x95")
+def _frame(m: Machine, at: int) -> int:
+    m.check(at + 8, int.from_bytes(m.take(at, 8), "little"))
+    return at + 8
+
+
+@opcode(b".")
+def _stop(m: Machine, at: int) -> int:
+    raise Stop(at)
+
+
+# -- stack and memo --------------------------------------------------------------------------------------
+
+
+@opcode(b"(")
+def _mark(m: Machine, at: int) -> int:
+    if len(m.marks) >= MAX_STACK:
+        raise PickleError("too many marks")
+    m.marks.append(m.stack)
+    m.stack = []
+    return at
+
+
+@opcode(b"0")
+def _pop(m: Machine, at: int) -> int:
+    if m.stack:
+        m.pop()
+    else:
+        m.pop_mark()
+    return at
+
+
+@opcode(b"1")
+def _pop_mark(m: Machine, at: int) -> int:
+    m.pop_mark()
+    return at
+
+
+@opcode(b"2")
+def _dup(m: Machine, at: int) -> int:
+    m.stack.append(m.stack[-1])
+    return at
+
+
+@opcode(b"q")
+def _binput(m: Machine, at: int) -> int:
+    m.put(m.data[at])
+    return at + 1
+
+
+@opcode(b"r")
+def _long_binput(m: Machine, at: int) -> int:
+    m.put(_u32(m.data, at)[0])
+    return at + 4
+
+
+@opcode(b"p")
+def _put(m: Machine, at: int) -> int:
+    text, at = m.line(at)
+    m.put(int(text[:20]))
+    return at
+
+
+@opcode(b"\x94")
+def _memoize(m: Machine, at: int) -> int:
+    if m.runs.runs:
+        raise UnusualError("numbers by counting, and skipped records were not counted")
+    m.put(len(m.memo))
+    return at
+
+
+@opcode(b"h")
+def _binget(m: Machine, at: int) -> int:
+    value = m.get(m.data[at])
+    m.stack.append(value)
+    return m.runs.skip(at - 1, at + 1) if value is m.runs.trigger else at + 1
+
+
+@opcode(b"j")
+def _long_binget(m: Machine, at: int) -> int:
+    number = _u32(m.data, at)[0]
+    if number not in m.memo:
+        return m.runs.fetch(number, at + 4)
+    value = m.memo[number]
+    m.stack.append(value)
+    return m.runs.skip(at - 1, at + 4) if value is m.runs.trigger else at + 4
+
+
+@opcode(b"g")
+def _get(m: Machine, at: int) -> int:
+    text, at = m.line(at)
+    m.stack.append(m.get(int(text[:20])))
+    return at
+
+
+# -- numbers and text of protocols 0 and 1 ---------------------------------------------------------------
+
+
+@opcode(b"I")
+def _int(m: Machine, at: int) -> int:
+    text, at = m.line(at)
+    m.stack.append(text == "01" if text in ("00", "01") else _decimal(text))
+    return at
+
+
+@opcode(b"L")
+def _long_text(m: Machine, at: int) -> int:
+    text, at = m.line(at)
+    m.stack.append(_decimal(text.removesuffix("L")))
+    return at
+
+
+def _decimal(text: str) -> Any:
+    return int(text) if len(text) <= MAX_INT_DIGITS else Opaque(f"an int of {len(text)} digits")
+
+
+@opcode(b"F")
+def _float(m: Machine, at: int) -> int:
+    text, at = m.line(at)
+    m.stack.append(float(text))
+    return at
+
+
+@opcode(b"G")
+def _binfloat(m: Machine, at: int) -> int:
+    m.stack.append(struct.unpack_from(">d", m.data, at)[0])
+    return at + 8
+
+
+@opcode(b"V")
+def _unicode_line(m: Machine, at: int) -> int:
+    end = m.data.index(b"\n", at)
+    m.stack.append(m.data[at:end].decode("raw-unicode-escape"))
+    return end + 1
+
+
+@opcode(b"S")
+def _string_line(m: Machine, at: int) -> int:
+    end = m.data.index(b"\n", at)
+    quoted = m.data[at:end]
+    if len(quoted) < 2 or quoted[:1] != quoted[-1:] or quoted[:1] not in (b"'", b'"'):
+        raise PickleError("a quoted string without quotes")
+    m.stack.append(_old_text(codecs.escape_decode(quoted[1:-1])[0]))
+    return end + 1
+
+
+# -- containers ------------------------------------------------------------------------------------------
+
+
+@opcode(b"\x85")
+def _tuple1(m: Machine, at: int) -> int:
+    m.stack[-1] = (m.stack[-1],)
+    return at
+
+
+@opcode(b"\x86")
+def _tuple2(m: Machine, at: int) -> int:
+    second = m.stack.pop()
+    m.stack[-1] = (m.stack[-1], second)
+    return at
+
+
+@opcode(b"\x87")
+def _tuple3(m: Machine, at: int) -> int:
+    third, second = m.stack.pop(), m.stack.pop()
+    m.stack[-1] = (m.stack[-1], second, third)
+    return at
+
+
+@opcode(b"t")
+def _tuple(m: Machine, at: int) -> int:
+    items = m.pop_mark()
+    m.stack.append(tuple(items))
+    return at
+
+
+@opcode(b"l")
+def _list(m: Machine, at: int) -> int:
+    items = m.pop_mark()
+    m.stack.append(items)
+    return at
+
+
+@opcode(b"d")
+def _dict(m: Machine, at: int) -> int:
+    items = m.pop_mark()
+    m.stack.append({})
+    _set_items(m, m.stack[-1], items)
+    return at
+
+
+@opcode(b"\x91")
+def _frozenset(m: Machine, at: int) -> int:
+    items = m.pop_mark()
+    m.stack.append(frozenset(map(m.key, items)))
+    return at
+
+
+@opcode(b"a")
+def _append(m: Machine, at: int) -> int:
+    value = m.pop()
+    _extend(m, m.stack[-1], [value])
+    return at
+
+
+@opcode(b"e")
+def _appends(m: Machine, at: int) -> int:
+    items = m.pop_mark()
+    _extend(m, m.stack[-1], items)
+    return at
+
+
+@opcode(b"\x90")
+def _additems(m: Machine, at: int) -> int:
+    items = m.pop_mark()
+    _extend(m, m.stack[-1], items)
+    return at
+
+
+@opcode(b"s")
+def _setitem(m: Machine, at: int) -> int:
+    value, key = m.pop(), m.pop()
+    _set_items(m, m.stack[-1], [key, value])
+    return at
+
+
+@opcode(b"u")
+def _setitems(m: Machine, at: int) -> int:
+    items = m.pop_mark()
+    _set_items(m, m.stack[-1], items)
+    return at
+
+
+def _extend(m: Machine, target: Any, items: list[Any]) -> None:
+    if isinstance(target, list):
+        target.extend(items)
+    elif isinstance(target, set):
+        target.update(map(m.key, items))
+    elif isinstance(target, Opaque):
+        target.items.extend(items)
+    else:
+        raise PickleError(f"items are added to a {type(target).__name__}")
+
+
+def _set_items(m: Machine, target: Any, items: list[Any]) -> None:
+    pairs = zip(items[::2], items[1::2], strict=True)
+    if isinstance(target, dict):
+        for key, value in pairs:
+            target[key if type(key) is str else m.key(key)] = value
+    elif isinstance(target, Opaque):
+        target.items.extend(pairs)
+    else:
+        raise PickleError(f"keys are set on a {type(target).__name__}")
+
+
+# -- names and calls -------------------------------------------------------------------------------------
+
+
+@opcode(b"c")
+def _global(m: Machine, at: int) -> int:
+    module, at = m.line(at)
+    name, at = m.line(at)
+    m.stack.append(m.name(module, name))
+    return at
+
+
+@opcode(b"\x93")
+def _stack_global(m: Machine, at: int) -> int:
+    name, module = m.pop(), m.pop()
+    if not isinstance(name, str) or not isinstance(module, str):
+        raise PickleError("a global whose name is not text")
+    m.stack.append(m.name(module, name))
+    return at
+
+
+def _extension(code: bytes, width: int) -> None:
+    def handler(m: Machine, at: int) -> int:
+        number = int.from_bytes(m.take(at, width), "little")
+        m.stack.append(m.name("copyreg", f"extension {number}"))
+        return at + width
+
+    DISPATCH[code[0]] = handler
+
+
+for _code, _width in ((b"\x82", 1), (b"\x83", 2), (b"\x84", 4)):
+    _extension(_code, _width)
+
+
+@opcode(b"R")
+def _reduce(m: Machine, at: int) -> int:
+    args, function = m.pop(), m.pop()
+    m.stack.append(call(m, function, args))
+    return at
+
+
+@opcode(b"\x81")
+def _newobj(m: Machine, at: int) -> int:
+    return _reduce(m, at)
+
+
+@opcode(b"\x92")
+def _newobj_ex(m: Machine, at: int) -> int:
+    keywords, args, function = m.pop(), m.pop(), m.pop()
+    name = function.dotted if isinstance(function, Global) else "not a class"
+    m.stack.append(Opaque(name, args, keywords))
+    return at
+
+
+@opcode(b"i")
+def _inst(m: Machine, at: int) -> int:
+    module, at = m.line(at)
+    name, at = m.line(at)
+    args = tuple(m.pop_mark())
+    m.stack.append(call(m, m.name(module, name), args))
+    return at
+
+
+@opcode(b"o")
+def _obj(m: Machine, at: int) -> int:
+    function, *args = m.pop_mark()
+    m.stack.append(call(m, function, tuple(args)))
+    return at
+
+
+@opcode(b"b")
+def _build(m: Machine, at: int) -> int:
+    state = m.pop()
+    if isinstance(m.stack[-1], (ShardRecord, Placement)):
+        raise UnusualError("a skipped record gets another state")
+    build(m.stack[-1], state)
+    return at
+
+
+@opcode(b"P")
+def _persid(m: Machine, at: int) -> int:
+    text, at = m.line(at)
+    m.stack.append(m.persistent(text))
+    return at
+
+
+@opcode(b"Q")
+def _binpersid(m: Machine, at: int) -> int:
+    pid = m.pop()
+    m.stack.append(m.persistent(pid))
+    return at
