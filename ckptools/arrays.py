@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from math import prod
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -85,14 +86,13 @@ def fp8_table(dtype: str) -> npt.NDArray[np.float32]:
     exponent, fraction = codes >> mantissas & (1 << exponents) - 1, codes & (1 << mantissas) - 1
     scale = np.exp2(np.maximum(exponent, 1) - bias - mantissas, dtype=np.float64)
     value = np.where(exponent > 0, fraction + (1 << mantissas), fraction) * scale
-    value = np.where(codes >> 7, -value, value)
+    if dtype.endswith("e5m2"):
+        value = np.where(exponent < 31, value, np.where(fraction > 0, np.nan, np.inf))
+    elif dtype.endswith("e4m3fn"):
+        value = np.where(codes & 0x7F == 0x7F, np.nan, value)
+    value = np.copysign(value, np.where(codes >> 7, -1.0, 1.0))
     if dtype.endswith("fnuz"):
         value = np.where(codes == 0x80, np.nan, value)
-    elif dtype.endswith("e5m2"):
-        top = exponent == 31
-        value = np.where(top & (fraction > 0), np.nan, np.where(top, np.copysign(np.inf, value), value))
-    else:
-        value = np.where(codes & 0x7F == 0x7F, np.nan, value)
     return value.astype(np.float32)
 
 
@@ -240,8 +240,8 @@ def _as_torch(raw: Raw, dtype: str) -> Any:
 def _box_of_index(tensor: Tensor, index: Any) -> tuple[Box, tuple[int, ...]]:
     """The region that an index names, and the shape without the dimensions that an int takes away."""
     parts = list(index) if isinstance(index, tuple) else [index]
-    if Ellipsis in parts:
-        at = parts.index(Ellipsis)
+    at = next((i for i, part in enumerate(parts) if part is Ellipsis), None)
+    if at is not None:
         parts[at : at + 1] = [slice(None)] * (len(tensor.shape) - len(parts) + 1)
     if len(parts) > len(tensor.shape):
         raise UsageError(None, f"{len(parts)} indices for a tensor of shape {list(tensor.shape)}")
@@ -251,7 +251,7 @@ def _box_of_index(tensor: Tensor, index: Any) -> tuple[Box, tuple[int, ...]]:
         start, size = _run_of(part, n)
         offsets.append(start)
         sizes.append(size)
-        kept += [] if isinstance(part, int) else [size]
+        kept += [size] if isinstance(part, slice) else []
     return Box(tuple(offsets), tuple(sizes)), tuple(kept)
 
 
@@ -261,7 +261,8 @@ def _run_of(part: Any, n: int) -> tuple[int, int]:
         if step != 1:
             raise UsageError(None, "slices of a lazy tensor have step 1; load it for others")
         return start, max(stop - start, 0)
-    if isinstance(part, int):
+    if not isinstance(part, bool) and hasattr(part, "__index__"):
+        part = index(part)
         if not -n <= part < n:
             raise IndexError(f"index {part} is out of range for size {n}")
         return part % n, 1
