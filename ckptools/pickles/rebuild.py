@@ -291,16 +291,10 @@ def _version(_: Machine, args: tuple[Any, ...]) -> Any:
     return args[0] if len(args) == 1 and isinstance(args[0], str) else None
 
 
-def dtype_of(value: Any) -> str:
-    """Return the dtype that a global such as `torch.float32` names.
-
-    Raises:
-        ValueError: it names none.
-    """
+def dtype_of(value: Any) -> str | None:
+    """Return the dtype that a global such as `torch.float32` names; None for one that is newer than this."""
     name = value.name if isinstance(value, (Global, TorchName)) else None
-    if name not in ITEMSIZE:
-        raise ValueError(f"an unknown dtype {told(value)}")
-    return str(name)
+    return name if name in ITEMSIZE else None
 
 
 # -- numpy ---------------------------------------------------------------------------------------------------

@@ -50,9 +50,11 @@ def _rebuild_tensor(m: Machine, args: Args) -> Any:
     storage, offset, size, stride, requires_grad, _, *rest = (*args, False, None) if len(args) == 4 else args
     if not isinstance(storage, Storage):
         raise ValueError("a tensor without a storage")
-    dtype = storage.dtype
+    dtype: str | None = storage.dtype
     if rest and isinstance(rest[0], Global):
         dtype, rest = dtype_of(rest[0]), rest[1:]
+    if dtype is None:
+        return None
     tensor = plain(m, storage, offset, size, stride, dtype)
     if rest and isinstance(rest[0], dict) and any(rest[0].values()):
         bits = ", ".join(told(k).strip("'") for k, v in islice(rest[0].items(), 4) if v)
@@ -104,15 +106,17 @@ def _rebuild_from_numpy(m: Machine, args: Args) -> Any:
     data, dtype = args[:2]
     if not isinstance(data, NumpyArray):
         return None
+    known = dtype_of(dtype)
     note = "its values are a numpy array inside the pickle (an XLA or similar device tensor)"
-    return Tensor(ints(data.shape, "sizes"), dtype_of(dtype), (), "unreadable", note=note, detail=data)
+    return known and Tensor(ints(data.shape, "sizes"), known, (), "unreadable", note=note, detail=data)
 
 
 @rebuilds("torch._utils._rebuild_meta_tensor_no_storage")
 def _rebuild_meta(m: Machine, args: Args) -> Any:
     dtype, size, _, requires_grad = args[:4]
+    known = dtype_of(dtype)
     note = "a meta tensor: a shape without values"
-    return Tensor(ints(size, "sizes"), dtype_of(dtype), (), "meta", requires_grad=requires_grad is True, note=note)
+    return known and Tensor(ints(size, "sizes"), known, (), "meta", requires_grad=requires_grad is True, note=note)
 
 
 @rebuilds("torch._utils._rebuild_sparse_tensor")
@@ -164,6 +168,8 @@ def _rebuild_from_type(m: Machine, args: Args) -> Any:
 def _wrapper_subclass(m: Machine, cls: Global, inner: Args, state: Any) -> Tensor | Opaque:
     """Describe a tensor subclass that holds other tensors: ShardedTensor and DTensor are read, others named."""
     shape, dtype = ints(inner[2], "sizes"), dtype_of(inner[1])
+    if dtype is None:
+        return _unknown_subclass(cls, None, state)
     requires_grad = len(inner) > 7 and inner[7] is True
     if cls.name == "ShardedTensor":
         return replace(sharded.describe(m, shape, dtype, state), requires_grad=requires_grad)

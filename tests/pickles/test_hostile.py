@@ -245,7 +245,7 @@ ACCEPTED = {
     "ints that collide", "negative ints that collide", "tuple keys", "a key of 1 MB", "a name of 1 MB",
     "a float of 1 MB", "an object in itself", "a tuple key of 2^40 steps", "a set item of 2^40 steps",
     "a frozenset item of 2^40 steps", "a size of 2^40 steps", "shard classes without records", "100 000 calls deep",
-    "marks and values", "many frames",
+    "marks and values", "many frames", "a dtype of 2^40 steps",
 }  # fmt: skip
 """Harmless once read carefully; all others are refused."""
 
