@@ -93,7 +93,8 @@ def fp8_table(dtype: str) -> npt.NDArray[np.float32]:
     value = np.copysign(value, np.where(codes >> 7, -1.0, 1.0))
     if dtype.endswith("fnuz"):
         value = np.where(codes == 0x80, np.nan, value)
-    return value.astype(np.float32)
+    table: npt.NDArray[np.float32] = value.astype(np.float32)
+    return table
 
 
 # -- bytes -----------------------------------------------------------------------------------------------------

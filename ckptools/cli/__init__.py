@@ -5,6 +5,7 @@ Exit codes: 0 done; 1 problems found; 2 usage; 3 unreadable; 4 refused; 70 a bug
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import signal
@@ -84,4 +85,20 @@ for function in COMMANDS:
 def run() -> None:
     """Entry point of the `ckptools` command. A polite kill ends it as Ctrl-C does, so that nothing is left behind."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    app()
+    try:
+        app()
+    except SystemExit as done:
+        if "torch" not in sys.modules and isinstance(done.code, int | None):
+            _leave(done.code or 0)
+        raise
+
+
+def _leave(code: int) -> None:
+    """End the process without taking its objects apart one by one, which takes an eighth of an inspect's time.
+
+    Only where torch was not loaded: nothing else here has anything to undo.
+    """
+    with contextlib.suppress(BrokenPipeError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from ckptools.model import KeyPath, Problem, RankFile, Severity, fqn_of, tensors_in
+from ckptools.model import KeyPath, Problem, RankFile, Severity, Tensor, fqn_of
 from ckptools.sections import Section
 from ckptools.steps import COUNTERS
 
@@ -66,10 +65,10 @@ def _is_per_rank(path: KeyPath, sections: Sequence[Section]) -> bool:
     return not any(path[: len(p)] == p for p in strict)
 
 
-def of_tensors(tree: Any) -> list[Problem]:
+def of_tensors(tensors: Iterable[tuple[KeyPath, Tensor]]) -> list[Problem]:
     """One warning per reason why tensors cannot be consolidated."""
     reasons: dict[str, list[str]] = {}
-    for path, tensor in tensors_in(tree):
+    for path, tensor in tensors:
         if tensor.note and tensor.kind != "meta":
             reasons.setdefault(tensor.note, []).append(fqn_of(path))
     return [

@@ -101,12 +101,13 @@ class _Opening:
         tree = self._tree(merge)
         flat_pieces.settle(tree, self.all_ranks)
         files = tuple(self._files(world.value))
-        sharded = [t for _, t in tensors_in(tree) if t.sharded]
+        tensors = list(tensors_in(tree))
+        sharded = [t for _, t in tensors if t.sharded]
         sections = find_sections(tree)
         self.problems += rank_checks.of_files(files, self.cut, world.value, bool(sharded))
         self.problems += merge.problems
         self.problems += rank_checks.of_values(merge.differing, sections)
-        self.problems += rank_checks.of_tensors(tree)
+        self.problems += rank_checks.of_tensors(tensors)
         cost = ReadCost(len(self.saved), time.perf_counter() - started, sum(s.bytes_read for s in self.saved.values()))
         return Checkpoint(
             path=self.path,

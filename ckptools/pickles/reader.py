@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,13 +60,26 @@ def read(path: Path) -> Saved:
         check_byte_order(container)
         machine = Machine(container.read("data.pkl"), _locator(container))
         try:
-            tree = machine.load()
+            with _no_collections():
+                tree = machine.load()
             check_budget(tree)
         except PickleError as error:
             raise ReadError(path, f"data.pkl: {error}") from error
         names = tuple(g.dotted for g in machine.globals.values())
         claims = frozenset(machine.claims)
         return Saved(path, tree, claims, names, file.size, file.modified, file.bytes_read)
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """Hold Python's search for cycles back while many objects are made and none becomes garbage."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def check_byte_order(container: Container) -> None:

@@ -43,14 +43,20 @@ def _reads(done: Consolidated) -> str:
 
 def copies(done: Consolidated) -> Iterator[str]:
     """Every copy of the plan: tensor, from which file and offset, to which file and offset, how many bytes."""
+    from tabulate import tabulate
+
     from ckptools.consolidate.plan import Copy
 
+    rows = []
     for job in done.layout.jobs:
         target = done.layout.files[job.file][0].name
         for part in job.parts():
-            source = f"{part.source.name} {part.source_offset}" if isinstance(part, Copy) else f"assembled {part.box}"
-            line = f"{job.fqn}\t{source}\t{target} {job.offset + part.offset}\t{part.nbytes}"
-            yield printable(line.replace("\t", "  "))
+            # A band is put together in memory from the shards that meet its box.
+            source = (part.source.name, part.source_offset) if isinstance(part, Copy) else ("several", part.box)
+            rows.append([printable(job.fqn), printable(source[0]), source[1], printable(target)])
+            rows[-1] += [job.offset + part.offset, part.nbytes]
+    headers = ("tensor", "from file", "at", "to file", "at", "bytes")
+    yield from tabulate(rows, headers, disable_numparse=True).splitlines()
 
 
 def remarks(done: Consolidated) -> Iterator[str]:

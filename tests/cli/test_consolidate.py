@@ -42,7 +42,7 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(tmp_path):
     code, stdout, _ = run(COMPOSER, "-o", tmp_path / "m.pt", "--only", "model", "--dry-run", "--copies")
     assert code == 0 and list(tmp_path.iterdir()) == []
     assert "would write" in stdout and "of 4 files" in stdout
-    assert any(line.startswith("model.head.weight  ep0-ba5-rank") for line in stdout.splitlines())
+    assert any(line.split()[:2] == ["model.head.weight", "ep0-ba5-rank0.pt"] for line in stdout.splitlines())
 
 
 def test_every_problem_is_listed_behind_the_first_line(tmp_path):
