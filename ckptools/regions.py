@@ -193,7 +193,7 @@ class Cover:
 
 MAX_NAMED = 8
 MAX_GAP_BOXES = 4096
-MAX_COMPARISONS = 5_000_000
+MAX_COMPARISONS = 2_000_000
 """A real layout needs a few comparisons per box; a layout built to waste time is refused."""
 
 

@@ -1,0 +1,105 @@
+"""What every format must keep, on every fixture."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import ckptools
+from ckptools.arrays import read_box
+from ckptools.errors import UnknownFormatError
+from ckptools.formats import FORMATS
+from ckptools.model import Tensor, children_of, tensors_in, walk
+from ckptools.regions import Box
+from ckptools.values import Opaque
+from tests.truth import LOCAL, WHOLE, Known
+
+EVERY = (*WHOLE, *LOCAL)
+
+
+def ids(known: Known) -> str:
+    return known.name
+
+
+@pytest.mark.parametrize("fmt", FORMATS, ids=lambda f: f.NAME)
+def test_every_format_leaves_an_empty_folder_alone(fmt, tmp_path):
+    assert not fmt.detect(tmp_path)
+
+
+@pytest.mark.parametrize("fmt", FORMATS, ids=lambda f: f.NAME)
+def test_every_format_says_what_it_reads(fmt):
+    assert fmt.NAME.isidentifier() and len(fmt.READS) > 20
+
+
+def test_an_empty_folder_is_unknown_and_told_in_one_line(tmp_path):
+    with pytest.raises(UnknownFormatError) as error:
+        ckptools.open(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("known", EVERY, ids=ids)
+def test_the_first_format_that_detects_it_reads_it(known):
+    first = next(f for f in FORMATS if f.detect(known.file))
+    assert ckptools.open(known.file).format == first.NAME
+
+
+@pytest.mark.parametrize("known", EVERY, ids=ids)
+def test_opening_reads_no_values(known):
+    ck = ckptools.open(known.file, all_ranks=True)
+    values = sum(f.nbytes for f in ck.files) - ck.cost.nbytes
+    spans = {(s.source.path, s.source.record): s.source.record_span for _, t in tensors_in(ck.tree) for s in t.found}
+    assert values >= sum(nbytes for _, nbytes in spans.values())
+
+
+@pytest.mark.parametrize("known", EVERY, ids=ids)
+def test_every_shard_lies_inside_its_file_and_its_tensor(known):
+    ck = ckptools.open(known.file, all_ranks=True)
+    sizes = {f.path: f.nbytes for f in ck.files}
+    for _, tensor in tensors_in(ck.tree):
+        for shard in tensor.found:
+            assert shard.source is not None
+            start, nbytes = shard.source.record_span
+            assert start + nbytes <= sizes[shard.source.path]
+            assert start <= shard.source.offset <= start + nbytes
+            assert tensor.note or shard.box.inside(tensor.shape)
+
+
+@pytest.mark.parametrize("known", EVERY, ids=ids)
+def test_every_leaf_is_in_exactly_one_section(known):
+    ck = ckptools.open(known.file)
+    paths = [(*s.path, *p) for s in ck.sections for p, _ in walk(s.value)]
+    assert sorted(map(repr, paths)) == sorted(repr(p) for p, _ in walk(ck.tree))
+
+
+def test_opening_imports_neither_torch_nor_numpy():
+    files = [str(k.file) for k in EVERY]
+    code = (
+        f"import sys, ckptools\nfor f in {files!r}: repr(ckptools.open(f, all_ranks=True))\nprint(sorted(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "'torch'" not in done.stdout and "'numpy'" not in done.stdout
+
+
+def same(a: object, b: object) -> bool:
+    """Whether two trees hold the same values in the same places, tensors bit for bit."""
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        box = Box.whole(a.shape)
+        return (a.shape, a.dtype) == (b.shape, b.dtype) and read_box(a, box).tobytes() == read_box(b, box).tobytes()
+    one, two = children_of(a), children_of(b)
+    if one is None or two is None:
+        return type(a) is type(b) and (hasattr(a, "__slots__") or a == b)
+    kept = [(k, v) for k, v in one if not isinstance(v, Opaque)]
+    keys = [k for k, _ in kept] == [k for k, _ in two]
+    return keys and type(a) is type(b) and all(same(v, w) for (_, v), (_, w) in zip(kept, two, strict=True))
+
+
+@pytest.mark.parametrize("known", WHOLE, ids=ids)
+def test_consolidating_and_reopening_gives_the_same_state(known, tmp_path):
+    ckptools.consolidate(known.file, tmp_path / "all.pt")
+    before, after = ckptools.open(known.file, all_ranks=True), ckptools.open(tmp_path / "all.pt")
+    for section in before.sections:
+        if section.kind != "rng" and not isinstance(section.value, Opaque):
+            other = next(s for s in after.sections if s.path == section.path)
+            assert same(section.value, other.value), section.name

@@ -1,0 +1,69 @@
+"""What importing costs, what is public, and that imports point one way."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ckptools
+
+PACKAGE = Path(ckptools.__file__).parent
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+# From the bottom up: a file imports nothing from the layers above it, at the top of the file.
+LAYERS = (
+    ("errors", "dtypes", "regions", "values"),
+    ("model", "files"),
+    ("pickles", "sections", "optimizers", "steps", "arrays", "offline", "loaded", "loaded_tensors", "allowed"),
+    ("checkpoint", "formats"),
+    ("consolidate", "views", "training"),
+    ("cli",),
+)
+
+
+def imported(path: Path) -> set[str]:
+    """First parts of the ckptools modules that a file imports when it is imported itself."""
+    found: set[str] = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("ckptools"):
+            rest = node.module.split(".")[1:2]
+            found |= set(rest) if rest else {a.name for a in node.names}
+    return found
+
+
+def layer(name: str) -> int | None:
+    return next((i for i, names in enumerate(LAYERS) if name in names), None)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_point_one_way(path):
+    own = layer(path.relative_to(PACKAGE).with_suffix("").parts[0])
+    above = {n for n in imported(path) if own is not None and (layer(n) or 0) > own}
+    # Words for numbers are plain functions that a message of consolidate needs too.
+    assert above == set()
+
+
+def test_importing_ckptools_imports_neither_torch_nor_numpy_nor_rich():
+    code = "import sys, ckptools, ckptools.cli; print([m for m in ('torch', 'numpy', 'rich') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_all_is_what_is_public():
+    public = {n for n in vars(ckptools) if not n.startswith("_")}
+    modules = {n for n in public if isinstance(getattr(ckptools, n), type(sys))}
+    assert set(ckptools.__all__) == public - modules - {"annotations"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_nothing_in_the_package_could_run_what_a_file_names(path):
+    text = path.read_text()
+    forbidden = r"pickle\.loads?\(|import_module|(?<![\w.])eval\(|(?<![\w.])exec\(|np\.load\(|__import__|torch\.hub"
+    assert not re.search(forbidden, re.sub(r'"[^"\n]*"|`[^`\n]*`', "", text))
+    if path.name not in ("offline.py", "demo.py"):
+        assert "torch.load(" not in re.sub(r'"[^"\n]*"|`[^`\n]*`|""".*?"""', "", text, flags=re.DOTALL)

@@ -1,0 +1,124 @@
+"""Names for optimizer state that is keyed by number: given only where there is one way to give them."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ckptools.model import Shard, Source, Tensor
+from ckptools.optimizers import describe, name_parameters
+from ckptools.regions import Box
+
+
+def tensor(*shape: int, kind: str = "plain", at: int | None = None, dtype: str = "float32") -> Tensor:
+    if at is None:
+        return Tensor(shape, dtype, (), kind)  # type: ignore[arg-type]
+    source = Source("f", at, dtype, shape, (1,) * len(shape), "r", (at, 1))  # type: ignore[arg-type]
+    return Tensor(shape, dtype, (Shard(Box.whole(shape), 0, source),), kind)  # type: ignore[arg-type]
+
+
+def optimizer(*groups: list[tuple[int, tuple[int, ...]]]) -> dict[str, object]:
+    """Groups of `(id, shape of its moments)`; no shape for a parameter without state."""
+    state = {i: {"step": tensor(), "exp_avg": tensor(*s)} for group in groups for i, s in group if s is not None}
+    return {"state": state, "param_groups": [{"params": [i for i, _ in g]} for g in groups]}
+
+
+def model(**shapes: tuple[int, ...]) -> dict[str, Tensor]:
+    return {name: tensor(*shape) for name, shape in shapes.items()}
+
+
+def test_names_in_the_file_are_taken_as_they_are():
+    naming = name_parameters({"state": {"a.w": {}}, "param_groups": [{"params": ["a.w"]}]}, None)
+    assert (naming.by, naming.names) == ("fqn", {"a.w": "a.w"})
+
+
+def test_one_group_in_module_order_is_named():
+    naming = name_parameters(optimizer([(0, (2, 3)), (1, (2,))]), model(w=(2, 3), b=(2,)))
+    assert (naming.by, naming.names, naming.unnamed) == ("order", {0: "w", 1: "b"}, ())
+
+
+def test_a_buffer_of_another_shape_between_them_does_not_matter():
+    naming = name_parameters(optimizer([(0, (2, 3)), (1, (2,))]), model(w=(2, 3), mean=(7,), b=(2,)))
+    assert naming.names == {0: "w", 1: "b"}
+
+
+def test_a_buffer_of_the_same_shape_leaves_the_name_open():
+    naming = name_parameters(optimizer([(0, (2, 3)), (1, (2,))]), model(w=(2, 3), b=(2,), mean=(2,)))
+    assert naming.names == {0: "w"} and naming.unnamed == (1,)
+    assert "1 of 2 could not be named" in naming.note
+
+
+def test_two_groups_share_the_parameters_out():
+    groups = optimizer([(0, (2, 3)), (1, (3, 4))], [(2, (2,)), (3, (3,))])
+    naming = name_parameters(groups, model(w0=(2, 3), b0=(2,), w1=(3, 4), b1=(3,)))
+    assert naming.names == {0: "w0", 1: "w1", 2: "b0", 3: "b1"}
+
+
+def test_a_frozen_parameter_in_a_group_has_no_state_and_still_its_place():
+    naming = name_parameters(optimizer([(0, (2, 3)), (1, None), (2, (4,))]), model(w=(2, 3), frozen=(5,), b=(4,)))
+    assert naming.names == {0: "w", 1: "frozen", 2: "b"}
+
+
+def test_a_tied_name_is_no_parameter_of_its_own():
+    state_dict = {"emb": tensor(5, 2, at=0), "b": tensor(3, at=64), "head": tensor(5, 2, at=0)}
+    assert name_parameters(optimizer([(0, (5, 2)), (1, (3,))]), state_dict).names == {0: "emb", 1: "b"}
+
+
+def test_what_fsdp_did_not_shard_is_a_buffer():
+    state_dict = {"w": tensor(4, kind="dtensor"), "mean": tensor(4), "b": tensor(4, kind="dtensor")}
+    groups = {"state": {}, "param_groups": [{"params": [0, 1]}]}
+    assert name_parameters(groups, state_dict).names == {0: "w", 1: "b"}
+
+
+def test_integer_buffers_are_never_parameters():
+    state_dict = {"w": tensor(2), "seen": tensor(2, dtype="int64")}
+    assert name_parameters(optimizer([(0, (2,))]), state_dict).names == {0: "w"}
+
+
+def test_without_a_model_nothing_is_named_and_it_is_said():
+    naming = name_parameters(optimizer([(0, (2,))]), None)
+    assert naming.names == {} and "no model" in naming.note
+
+
+def test_groups_show_names_and_hyperparameters():
+    value = optimizer([(0, (2, 3)), (1, (2,))])
+    value["param_groups"][0]["lr"] = 0.1  # type: ignore[index]
+    (group,) = describe("AdamW", (), value, model(w=(2, 3), b=(2,))).param_groups
+    assert (group.lr, group["lr"], group.names) == (0.1, 0.1, ("w", "b"))
+
+
+def embeddings(groups: list[list[tuple[int, ...]]], params: list[tuple[int, ...]]) -> list[tuple[tuple[int, ...], ...]]:
+    """Every way to lay the groups over the parameters: each in order, none twice."""
+    found: list[tuple[tuple[int, ...], ...]] = [()]
+    for group in groups:
+        grown = []
+        for taken in found:
+            free = [k for k in range(len(params)) if not any(k in t for t in taken)]
+            fits = (c for c in combinations(free, len(group)) if [params[k] for k in c] == group)
+            grown += [(*taken, c) for c in fits]
+        found = grown
+    return found
+
+
+one_shape = st.sampled_from([(2,), (3,), (2, 2)])
+
+
+@given(st.lists(st.tuples(one_shape, st.sampled_from([0, 1, None])), min_size=1, max_size=7))
+@settings(max_examples=300, deadline=None)
+def test_every_name_that_is_given_is_right_in_every_way_to_give_them(cells):
+    params = [shape for shape, _ in cells]
+    groups = [[(100 * g + k, s) for k, (s, mine) in enumerate(cells) if mine == g] for g in (0, 1)]
+    groups = [g for g in groups if g]
+    naming = name_parameters(optimizer(*groups), {f"p{k}": tensor(*s) for k, s in enumerate(params)})
+    ways = embeddings([[s for _, s in g] for g in groups], params)
+    for way in ways:
+        placed = {
+            i: f"p{k}"
+            for group, places in zip(groups, way, strict=True)
+            for (i, _), k in zip(group, places, strict=True)
+        }
+        assert all(placed[i] == name for i, name in naming.names.items())
+    if len(ways) == 1 and len(groups) == 1:
+        assert naming.unnamed == ()
