@@ -1,0 +1,187 @@
+"""Sets of rank files: which belong together, which are missing, cut, stray or swapped, and what the content says."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import ckptools
+from ckptools.errors import ReadError, UnsafePathError, UsageError
+from ckptools.formats.rank_names import parse
+from tests.truth import FIXTURES
+
+COMPOSER = FIXTURES / "composer-0.13.5-torch1.13.1-sharded-w4"
+VERL = FIXTURES / "verl-fsdp2-bf16" / "ckpt" / "global_step_3" / "actor"
+FSDP2 = FIXTURES / "torch2.4.1-fsdp2-w3"
+
+
+@pytest.fixture
+def composer(tmp_path) -> Path:
+    return copy(COMPOSER, tmp_path / "run")
+
+
+def copy(folder: Path, to: Path) -> Path:
+    shutil.copytree(folder, to, ignore=shutil.ignore_patterns("truth*", "HOW.md"))
+    return to
+
+
+def codes(ck: ckptools.Checkpoint) -> list[str]:
+    return [p.code for p in ck.problems]
+
+
+@pytest.mark.parametrize(
+    ("name", "rank", "part", "world"),
+    [
+        ("ep0-ba20500-rank3.pt", 3, "", None),
+        ("rank0.pt", 0, "", None),
+        ("model_world_size_8_rank_7.pt", 7, "model", 8),
+        ("extra_state_world_size_8_rank_0.pt", 0, "extra_state", 8),
+        ("pytorch_model_fsdp_0_rank12.bin", 12, "", None),
+        ("state.rank_2.pth", 2, "", None),
+    ],
+)
+def test_a_name_proposes_rank_part_and_world_size(name, rank, part, world):
+    found = parse(Path(name))
+    assert found is not None
+    assert (found.rank, found.part, found.world_size) == (rank, part, world)
+
+
+@pytest.mark.parametrize("name", ["frank3.pt", "model.pt", "rank.pt", "mp_rank_00_model_states.pt", "rank3.pt.tmp"])
+def test_other_names_have_no_rank(name):
+    assert parse(Path(name)) is None
+
+
+@pytest.mark.parametrize("rank", [0, 2, 3])
+def test_any_rank_finds_its_siblings(composer, rank):
+    ck = ckptools.open(composer / f"ep0-ba5-rank{rank}.pt")
+    assert (ck.ranks, ck.whole, ck.name) == ((0, 1, 2, 3), True, "ep0-ba5")
+
+
+@pytest.mark.parametrize("rank", [0, 1, 3])
+def test_a_missing_rank_is_named(composer, rank):
+    (composer / f"ep0-ba5-rank{rank}.pt").unlink()
+    ck = ckptools.open(composer)
+    assert [(p.code, p.rank) for p in ck.problems] == [("CK001", rank)]
+
+
+def test_a_cut_rank_is_named_with_its_size(composer):
+    cut = composer / "ep0-ba5-rank3.pt"
+    cut.write_bytes(cut.read_bytes()[:70_000])
+    ck = ckptools.open(composer / "ep0-ba5-rank0.pt")
+    assert [(p.code, p.rank) for p in ck.problems] == [("CK002", 3)]
+    assert "cut short: 70000 bytes" in ck.problems[0].message
+
+
+def test_the_file_that_was_asked_for_must_be_readable(composer):
+    (composer / "ep0-ba5-rank0.pt").write_bytes(b"PK\3\4 and no more")
+    with pytest.raises(ReadError, match="cut short"):
+        ckptools.open(composer / "ep0-ba5-rank0.pt")
+
+
+def test_swapped_names_are_told_and_the_content_is_believed(composer):
+    one, two = composer / "ep0-ba5-rank1.pt", composer / "ep0-ba5-rank2.pt"
+    one.rename(composer / "x")
+    two.rename(one)
+    (composer / "x").rename(two)
+    ck = ckptools.open(composer, all_ranks=True)
+    assert codes(ck) == ["CK010", "CK010"] and ck.whole
+    straight = ckptools.open(COMPOSER, all_ranks=True)
+    fqn = "model.emb.weight"
+    assert ck.model[fqn].numpy().tobytes() == straight.model[fqn].numpy().tobytes()
+
+
+def test_the_same_rank_twice_is_an_error(composer):
+    shutil.copy(composer / "ep0-ba5-rank1.pt", composer / "ep0-ba5-rank2.pt")
+    ck = ckptools.open(composer, all_ranks=True)
+    assert "CK009" in codes(ck) and "CK001" in codes(ck)
+
+
+def test_a_rank_beyond_the_world_is_stray(composer):
+    shutil.copy(composer / "ep0-ba5-rank1.pt", composer / "ep0-ba5-rank9.pt")
+    assert [(p.code, p.rank) for p in ckptools.open(composer).problems] == [("CK009", 9)]
+
+
+def test_ranks_of_another_run_are_refused_by_shape_or_layout(composer, tmp_path):
+    shutil.copy(FSDP2 / "rank1.pt", composer / "ep0-ba5-rank1.pt")
+    ck = ckptools.open(composer, all_ranks=True)
+    assert not ck.whole and "CK103" in codes(ck)
+
+
+def test_a_lone_shard_of_a_bigger_world_is_read_and_its_siblings_are_told(composer, tmp_path):
+    (tmp_path / "one").mkdir()
+    shutil.copy(composer / "ep0-ba5-rank2.pt", tmp_path / "one")
+    ck = ckptools.open(tmp_path / "one" / "ep0-ba5-rank2.pt")
+    assert (ck.world_size.value, ck.world_size.sources, ck.ranks) == (4, ("layout",), (2,))
+    assert ck.model["model.emb.weight"].shape == (33, 17)
+    assert [p.rank for p in ck.problems] == [0, 1, 3]
+
+
+def test_a_monolithic_rank0_file_is_whole(tmp_path):
+    torch.save({"state": {"model": {"w": torch.ones(3)}}, "rng": []}, tmp_path / "ep0-ba5-rank0.pt")
+    ck = ckptools.open(tmp_path / "ep0-ba5-rank0.pt")
+    assert (ck.whole, ck.problems, ck.step.value) == (True, (), 5)
+    assert "every tensor whole" in ck.saved_as
+
+
+def test_a_folder_with_two_checkpoints_asks_which(composer):
+    shutil.copy(composer / "ep0-ba5-rank0.pt", composer / "ep0-ba10-rank0.pt")
+    with pytest.raises(UsageError, match=r"2 checkpoints.*ep0-ba10-rank0\.pt.*ep0-ba5-rank0\.pt"):
+        ckptools.open(composer)
+
+
+def test_the_three_files_of_a_verl_rank_are_one_checkpoint(tmp_path):
+    ck = ckptools.open(VERL / "optim_world_size_4_rank_2.pt")
+    assert [s.kind for s in ck.sections] == ["model", "optimizer", "scheduler", "rng"]
+    folder = copy(VERL, tmp_path / "actor")
+    (folder / "optim_world_size_4_rank_3.pt").unlink()
+    (problem,) = ckptools.open(folder).problems
+    assert (problem.code, problem.rank) == ("CK001", 3)
+    assert "optim_world_size_4_rank_3.pt" in problem.message
+
+
+def test_a_sibling_that_is_a_link_out_of_the_folder_is_refused_unless_asked_for(composer, tmp_path):
+    (composer / "ep0-ba5-rank1.pt").rename(tmp_path / "elsewhere.pt")
+    (composer / "ep0-ba5-rank1.pt").symlink_to(tmp_path / "elsewhere.pt")
+    with pytest.raises(UnsafePathError, match="--follow-symlinks"):
+        ckptools.open(composer / "ep0-ba5-rank0.pt")
+    assert ckptools.open(composer / "ep0-ba5-rank0.pt", follow_symlinks=True).whole
+    assert ckptools.open(composer / "ep0-ba5-rank0.pt", only_this_file=True).ranks == (0,)
+
+
+def test_equal_valued_shards_are_not_taken_for_replicas():
+    ck = ckptools.open(FSDP2, all_ranks=True)
+    norm = ck.model["blocks.0.ln.weight"]
+    assert norm.shape == (17,) and len({s.box for s in norm.shards}) == 3
+
+
+def test_replicated_buffers_are_kept_once_and_never_joined():
+    ck = ckptools.open(FSDP2, all_ranks=True)
+    seen, freqs = ck.model["seen"], ck.model["freqs"]
+    assert (seen.shape, freqs.shape) == ((), (11,))
+    assert len(freqs.shards) == 3 and len({s.box for s in freqs.shards}) == 1
+
+
+def test_a_dimension_smaller_than_the_world_leaves_ranks_empty():
+    ck = ckptools.open(COMPOSER, all_ranks=True)
+    gate = ck.model["model.gate"]
+    assert gate.shape == (3,) and {s.rank for s in gate.shards} == {0, 1, 2}
+    with pytest.raises(UsageError, match="rank 3 holds nothing"):
+        gate.load(rank=3)
+
+
+def test_a_slice_reads_only_the_rank_files_that_it_needs(composer):
+    ck = ckptools.open(composer / "ep0-ba5-rank0.pt")
+    (composer / "ep0-ba5-rank3.pt").unlink()
+    embedding = ck.model["model.emb.weight"]
+    assert embedding[0:20].shape == (20, 17)
+    with pytest.raises(Exception, match="no file here holds"):
+        embedding.load()
+
+
+def test_a_forged_world_size_costs_little(tmp_path):
+    torch.save({"w": torch.ones(2)}, tmp_path / "model_world_size_9999999_rank_0.pt")
+    ck = ckptools.open(tmp_path / "model_world_size_9999999_rank_0.pt")
+    assert len(ck.files) <= 1 << 16
