@@ -107,6 +107,7 @@ class OpenFiles:
     def __init__(self, limit: int = 64) -> None:
         self.limit = limit
         self._idle: OrderedDict[Path, list[File]] = OrderedDict()
+        self._count = 0
         self._lock = Lock()
 
     @contextmanager
@@ -123,15 +124,24 @@ class OpenFiles:
     def _take(self, path: Path) -> File | None:
         with self._lock:
             idle = self._idle.get(path)
-            return idle.pop() if idle else None
+            if not idle:
+                return None
+            self._count -= 1
+            return idle.pop()
 
     def _give_back(self, file: File) -> None:
         with self._lock:
             self._idle.setdefault(file.path, []).append(file)
             self._idle.move_to_end(file.path)
-            while len(self._idle) > self.limit:
-                for old in self._idle.popitem(last=False)[1]:
-                    old.close()
+            self._count += 1
+            while self._count > self.limit:
+                oldest = next(iter(self._idle))
+                idle = self._idle[oldest]
+                if idle:
+                    idle.pop().close()
+                    self._count -= 1
+                else:
+                    del self._idle[oldest]
 
     def close(self) -> None:
         """Close every file that nobody uses."""
@@ -140,6 +150,7 @@ class OpenFiles:
                 for file in files:
                     file.close()
             self._idle.clear()
+            self._count = 0
 
     def __enter__(self) -> OpenFiles:
         return self
@@ -167,8 +178,11 @@ def check_stays_inside(path: Path, folder: Path) -> None:
     Raises:
         UnsafePathError: it does.
     """
-    if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
+    if not path.is_symlink():
+        return
+    # realpath ends also where links lead in a circle; opening such a link is an error of its own.
+    target = Path(os.path.realpath(path))
+    if not target.is_relative_to(os.path.realpath(folder)):
         raise UnsafePathError(
-            path,
-            f"is a link to {path.resolve()}, out of the checkpoint's folder; follow it with --follow-symlinks",
+            path, f"is a link to {target}, out of the checkpoint's folder; follow it with --follow-symlinks"
         )
