@@ -192,7 +192,6 @@ class Cover:
 
 
 MAX_NAMED = 8
-MAX_GAP_BOXES = 4096
 MAX_COMPARISONS = 2_000_000
 """A real layout needs a few comparisons per box; a layout built to waste time is refused."""
 
@@ -245,24 +244,44 @@ def _meet(a: Box, b: Box) -> bool:
 
 def _named_gaps(shape: Sequence[int], boxes: Sequence[Box]) -> tuple[Box, ...]:
     """What is left of the tensor when every box is taken out, as disjoint boxes in order."""
-    left = [Box.whole(shape)] if prod(shape) else []
-    for box in sorted(boxes, key=lambda b: b.offsets):
-        left = [piece for part in left for piece in _without(part, box)]
-        if len(left) > MAX_GAP_BOXES:
-            break
-    return tuple(sorted(left, key=lambda b: b.offsets))
+    dims = sorted(range(len(shape)), key=lambda d: -len({b.offsets[d] for b in boxes}))
+    holes = _holes(shape, list(boxes), dims, [MAX_COMPARISONS])
+    at = [dims.index(d) for d in range(len(shape))]
+    spans = ([hole[i] for i in at] for hole in holes)
+    gaps = [Box(tuple(a for a, _ in hole), tuple(b - a for a, b in hole)) for hole in spans]
+    return tuple(sorted((g for g in gaps if g.numel), key=lambda g: g.offsets))
 
 
-def _without(part: Box, taken: Box) -> Iterator[Box]:
-    """`part` minus `taken`: for each dimension the slab before and the slab after."""
-    common = part.intersect(taken) if part.sizes else (None if taken.sizes else part)
-    if common is None:
-        yield part
-        return
-    offsets, ends = list(part.offsets), list(part.ends)
-    for d, (low, high) in enumerate(zip(common.offsets, common.ends, strict=True)):
-        for begin, end in ((offsets[d], low), (high, ends[d])):
-            if begin < end:
-                o, e = [*offsets[:d], begin, *offsets[d + 1 :]], [*ends[:d], end, *ends[d + 1 :]]
-                yield Box(tuple(o), tuple(b - a for a, b in zip(o, e, strict=True)))
-        offsets[d], ends[d] = low, high
+Hole = tuple[Run, ...]
+"""`(first, one past the last)` index along each of some dimensions."""
+
+
+def _holes(shape: Sequence[int], boxes: list[Box], dims: Sequence[int], budget: list[int]) -> list[Hole]:
+    """Holes that `boxes` leave along `dims`: a sweep along the first, the others within each of its slabs.
+
+    Raises:
+        TangledLayoutError: the budget of comparisons is spent.
+    """
+    if not boxes:
+        return [tuple((0, shape[d]) for d in dims)]
+    if not dims:
+        return []
+    d, rest = dims[0], dims[1:]
+    cuts = sorted({0, shape[d], *(b.offsets[d] for b in boxes), *(b.offsets[d] + b.sizes[d] for b in boxes)})
+    waiting = sorted(boxes, key=lambda b: -b.offsets[d])
+    active: list[Box] = []
+    holes: list[Hole] = []
+    last: tuple[int, int, list[Hole]] = (0, 0, [])
+    for low, high in pairwise(cuts):
+        active = [b for b in active if b.offsets[d] + b.sizes[d] > low]
+        while waiting and waiting[-1].offsets[d] == low:
+            active.append(waiting.pop())
+        inner = _holes(shape, active, rest, budget)
+        budget[0] -= 1 + len(active) + len(inner)
+        if budget[0] < 0:
+            raise TangledLayoutError(f"{len(boxes)} boxes, too tangled to tell what they leave out")
+        if inner != last[2]:
+            holes += (((last[0], last[1]), *hole) for hole in last[2])
+            last = (low, low, inner)
+        last = (last[0], high, inner)
+    return holes + [((last[0], last[1]), *hole) for hole in last[2]]
