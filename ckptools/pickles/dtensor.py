@@ -74,6 +74,8 @@ class Placement:
     split_factor: int = 1
 
     def __str__(self) -> str:
+        if self.kind.startswith("Partial("):
+            return self.kind
         inner = {"Shard": f"{self.dim}", "_StridedShard": f"{self.dim}, sf={self.split_factor}"}
         return f"{self.kind}({inner.get(self.kind, '')})"
 

@@ -29,6 +29,10 @@ MAX_WORLD = 1 << 20
 """Ranks of a world; more than any cluster has."""
 
 
+RECORD_WORK = 8
+"""What reading a record counts for; it takes more than a hundred bytes of pickle to spell one."""
+
+
 def attributes(value: Any) -> dict[str, Any]:
     """The attributes of an object: its state is a dict, or `(dict, slots dict)` for classes with slots."""
     state = value.state if isinstance(value, Opaque) else None
@@ -51,7 +55,7 @@ def describe(m: Machine, shape: Ints, dtype: str, state: Any) -> Tensor:
     if world is not None:
         m.claims.add((rank, world))
     listed = attributes(metadata).get("shards_metadata") or []
-    m.spend(len(listed))
+    m.spend(RECORD_WORK * len(listed))
     # Under HSDP the ranks are local to the process group that shares the tensor, and the file does not name it.
     shards = [_listed(record, shape, local_world == world) for record in listed]
     for box, tensor in map(_local_shard, local_shards):

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ckptools
+from ckptools.errors import ReadError
 from ckptools.files import File
 from ckptools.model import Tensor, tensors_in
 from ckptools.pickles.container import Container
@@ -47,7 +48,7 @@ def outcome(data, locate, fast):
     machine = Machine(data, locate, fast)
     try:
         tree = spelled(machine.load())
-    except PickleError as error:
+    except (PickleError, ReadError) as error:
         return str(error)
     return tree, machine.claims, list(machine.globals), machine.stopped_at
 
