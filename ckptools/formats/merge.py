@@ -49,6 +49,9 @@ class Merge:
         first = ranked[0][1]
         if len(ranked) == 1 and not any(isinstance(v, (dict, list, tuple, Tensor)) for v in first.values()):
             return first
+        if any(isinstance(k, _NAMES) for _, v in ranked for k in v):
+            ranked = _same_keys(ranked)
+            first = ranked[0][1]
         keys = dict.fromkeys(k for _, v in ranked for k in v)
         if len(keys) > len(first) and all(type(k) is int for k in keys):
             keys = dict.fromkeys(sorted(keys))
@@ -79,6 +82,22 @@ class Merge:
                 self.problems.append(Problem("CK104", "error", text, rank, fqn_of(path)))
                 return first
         return replace(first, shards=tuple(_joined([(r, v) for r, v in ranked])), home=None)
+
+
+_NAMES = (Global, TorchName, Device)
+"""Stand-ins that are keys by identity, so that two files have two of one name."""
+
+
+def _same_keys(ranked: Ranked) -> Ranked:
+    """The same dicts with one object for each name that is a key, such as `torch.float32` in a scaler's state."""
+    known: dict[str, Any] = {}
+    renamed = []
+    for rank, values in ranked:
+        copied = like(values)
+        for key, value in values.items():
+            copied[known.setdefault(repr(key), key) if isinstance(key, _NAMES) else key] = value
+        renamed.append((rank, copied))
+    return renamed
 
 
 def like(container: dict[Any, Any]) -> dict[Any, Any]:
