@@ -12,10 +12,10 @@ from typing import Any
 from ckptools.checkpoint import Checkpoint, leaf_at
 from ckptools.consolidate.replicas import differing_boxes
 from ckptools.dtypes import ITEMSIZE
-from ckptools.errors import NotWholeError, UsageError
+from ckptools.errors import NotWholeError, RefusedError, UsageError
 from ckptools.files import OpenFiles
 from ckptools.formats.merge import like
-from ckptools.model import KeyPath, Problem, Shard, Tensor, fqn_of
+from ckptools.model import KeyPath, Problem, Shard, Tensor, fqn_of, walk
 from ckptools.regions import Box, TangledLayoutError, cover
 from ckptools.values import Global, NumpyArray, Opaque
 from ckptools.views.words import plural, spans
@@ -69,6 +69,10 @@ def select(
     }
     if picking.problems:
         raise NotWholeError(checkpoint.path, _summary(checkpoint, picking.problems), picking.problems)
+    if any(t is _LEFT_OUT for t in trees.values()):
+        raise RefusedError(
+            checkpoint.path, f"is nothing that can be written, but {next(iter(picking.left_out.values()))}"
+        )
     tree = trees[""] if list(trees) == [""] else trees
     return Selection(
         tree, frozenset(picking.model_paths), picking.left_out, picking.told(checkpoint, list(sections.values()))
@@ -124,6 +128,9 @@ class _Picking:
 
     def _dict(self, node: dict[Any, Any], source: KeyPath, at: KeyPath) -> Any:
         copied = like(node)
+        if hasattr(copied, "_metadata") and not _is_plain(copied._metadata):
+            self.left_out[(*at, "_metadata")] = "module versions that hold foreign objects"
+            del copied._metadata
         for key, value in node.items():
             place = (*at, key)
             if isinstance(key, (Opaque, Global)):
@@ -137,6 +144,9 @@ class _Picking:
     def _value(self, node: Any, at: KeyPath) -> Any:
         if isinstance(node, Opaque):
             self.left_out[at] = f"an object of class {node.name}"
+            return _LEFT_OUT
+        if isinstance(node, (set, frozenset)) and any(isinstance(item, Opaque) for item in node):
+            self.left_out[at] = "a set of foreign objects"
             return _LEFT_OUT
         if isinstance(node, NumpyArray) and node.dtype == "|O":
             self.left_out[at] = "a numpy array of Python objects"
@@ -195,6 +205,15 @@ class _Picking:
 
 
 _LEFT_OUT = Opaque("left out")
+
+
+def _is_plain(tree: Any) -> bool:
+    """Whether a tree holds nothing but values that Python itself has."""
+    return all(
+        isinstance(leaf, (str, bytes, int, float, type(None), dict, list, tuple))
+        and not any(isinstance(key, Opaque) for key in path)
+        for path, leaf in walk(tree)
+    )
 
 
 def _cannot(tensor: Tensor, fqn: str) -> Problem | None:

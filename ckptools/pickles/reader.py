@@ -133,6 +133,8 @@ def check_budget(tree: Any) -> None:
             if id(node) in leaves:
                 raise PickleError("a container that contains itself")
             values = [v for v in (node.values() if isinstance(node, dict) else node) if isinstance(v, _CONTAINERS)]
+            if hasattr(node, "_metadata"):
+                values.append(node._metadata)
             leaves[id(node)] = 0
             own += len(node)
             stack.append((node, values))

@@ -112,7 +112,7 @@ class Emitter:
         self._call("datetime", "timedelta", value.days, value.seconds, value.microseconds)
 
     def _datetime(self, value: datetime) -> None:
-        self._call("datetime", "datetime", *value.__reduce__()[1])
+        self._call("datetime", "datetime", *value.__reduce_ex__(4)[1])
 
     def _date(self, value: date) -> None:
         self._call("datetime", "date", *value.__reduce__()[1])
