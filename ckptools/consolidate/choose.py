@@ -129,7 +129,8 @@ class _Picking:
     def _dict(self, node: dict[Any, Any], source: KeyPath, at: KeyPath) -> Any:
         copied = like(node)
         if hasattr(copied, "_metadata") and not _is_plain(copied._metadata):
-            self.left_out[(*at, "_metadata")] = "module versions that hold foreign objects"
+            versions = (*at, "_metadata")
+            self.left_out[versions] = "module versions that hold foreign objects"
             del copied._metadata
         for key, value in node.items():
             place = (*at, key)
