@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckptools.errors import ReadError, UnsafePathError, UsageError
+from ckptools.formats.rank_names import names_in, only_group, parse, siblings
+
+NAMES = [
+    ("ep0-ba5-rank3.pt", 3, "", None),
+    ("rank0.pt", 0, "", None),
+    ("rank_12.pth", 12, "", None),
+    ("model_world_size_8_rank_7.pt", 7, "model", 8),
+    ("optim_world_size_8_rank_7.pt", 7, "optim", 8),
+    ("extra_state_world_size_8_rank_7.pt", 7, "extra_state", 8),
+    ("pytorch_model_fsdp_0_rank3.bin", 3, "", None),
+    ("x.rank-2.ckpt", 2, "", None),
+    ("other_world_size_2_rank_1.pt", 1, "", 2),
+    ("a\nrank1.pt", 1, "", None),
+]
+
+
+@pytest.mark.parametrize(("name", "rank", "part", "world"), NAMES, ids=[n for n, *_ in NAMES])
+def test_a_name_proposes_rank_part_and_world_size(name, rank, part, world):
+    found = parse(Path(name))
+    assert (found.rank, found.part, found.world_size) == (rank, part, world)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.pt",
+        "rank.pt",
+        "frank0.pt",
+        "rank0.txt",
+        "rank0.pt.bak",
+        "rank0",
+        "rank12345678.pt",
+        "Rank0.pt",
+        "rank0_x.pt",
+    ],
+)
+def test_other_names_have_none(name):
+    assert parse(Path(name)) is None
+
+
+@given(name=st.text(max_size=40))
+def test_any_name_has_a_rank_or_none(name):
+    try:
+        path = Path(name)
+        found = parse(path)
+    except ValueError:
+        return
+    assert found is None or found.rank >= 0
+
+
+def touched(folder, *names):
+    for name in names:
+        (folder / name).touch()
+    return folder
+
+
+def test_siblings_are_in_rank_order_and_of_one_checkpoint(tmp_path):
+    touched(tmp_path, "a-rank10.pt", "a-rank2.pt", "a-rank0.pt", "b-rank1.pt", "a-rank1.pth", "a.pt")
+    assert [n.path.name for n in siblings(parse(tmp_path / "a-rank2.pt"))] == [
+        "a-rank0.pt",
+        "a-rank2.pt",
+        "a-rank10.pt",
+    ]
+
+
+def test_the_parts_of_a_rank_are_siblings_of_the_same_world(tmp_path):
+    names = [f"{p}_world_size_2_rank_{r}.pt" for r in range(2) for p in ("model", "optim", "extra_state")]
+    touched(tmp_path, *names, "model_world_size_4_rank_3.pt")
+    assert [n.path.name for n in siblings(parse(tmp_path / names[4]))] == names
+
+
+def test_a_folder_with_one_checkpoint_gives_it_and_without_gives_none(tmp_path):
+    assert only_group(tmp_path) is None
+    assert only_group(touched(tmp_path, "rank1.pt", "rank0.pt", "x.txt")).path.name == "rank0.pt"
+
+
+def test_a_folder_with_two_asks_which(tmp_path):
+    with pytest.raises(UsageError, match=r"2 checkpoints.*a-rank0\.pt, b-rank0\.pt"):
+        only_group(touched(tmp_path, "a-rank0.pt", "b-rank0.pt", "b-rank1.pt"))
+
+
+def test_a_folder_that_is_gone_is_one_line(tmp_path):
+    with pytest.raises(ReadError, match="no such file"):
+        list(names_in(tmp_path / "none"))
+
+
+def test_a_sibling_that_is_a_link_out_of_the_folder_is_refused_unless_allowed(tmp_path):
+    folder = tmp_path / "ck"
+    folder.mkdir()
+    (tmp_path / "elsewhere").touch()
+    (touched(folder, "rank0.pt") / "rank1.pt").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UnsafePathError, match="--follow-symlinks"):
+        siblings(parse(folder / "rank0.pt"))
+    assert len(siblings(parse(folder / "rank0.pt"), follow_symlinks=True)) == 2

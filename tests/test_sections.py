@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import ckptools
+from ckptools.model import Shard, Source, Tensor, walk
+from ckptools.regions import Box
+from ckptools.sections import find_sections, is_optimizer, measure, section_name, storage_identity
+from ckptools.values import Opaque
+from tests.truth import FIXTURES
+
+OPTIMIZER = {"state": {}, "param_groups": [{"lr": 0.1, "params": [0]}]}
+SCHEDULER = {"last_epoch": 3, "base_lrs": [0.1]}
+
+
+def tensor(shape=(2,), record="data/0", offset=0, dtype="float32"):
+    strides = tuple(range(len(shape), 0, -1))
+    source = Source("f", offset, dtype, shape, strides, record, (0, 8))
+    return Tensor(shape, dtype, (Shard(Box.whole(shape), None, source),))
+
+
+MODEL = {"w": tensor(), "b": tensor(record="data/1")}
+
+
+def kinds(tree):
+    return [(s.kind, s.name) for s in find_sections(tree)]
+
+
+def test_nothing_but_tensors_is_a_model():
+    assert kinds(MODEL) == [("model", "model")]
+
+
+def test_a_snapshot_is_told_from_its_content_not_from_its_keys():
+    tree = {"MODEL_STATE": MODEL, "OPT": OPTIMIZER, "S": SCHEDULER, "EPOCHS_RUN": 3}
+    assert [k for k, _ in kinds(tree)] == ["model", "optimizer", "scheduler", "other"]
+
+
+def test_composers_wrapper_is_left_out_of_the_names():
+    state = {"model": MODEL, "optimizers": {"AdamW": OPTIMIZER}, "schedulers": {"LambdaLR": SCHEDULER}, "run_name": "x"}
+    assert kinds({"state": state, "rng": []}) == [
+        ("model", "model"),
+        ("optimizer", "optimizers.AdamW"),
+        ("scheduler", "schedulers.LambdaLR"),
+        ("other", "run_name"),
+        ("rng", "rng"),
+    ]
+
+
+def test_extra_state_between_the_tensors_does_not_hide_a_model():
+    assert kinds({"model": {**MODEL, "x._extra_state": {}}})[0] == ("model", "model")
+
+
+def test_random_states_are_no_model_though_they_are_tensors():
+    assert kinds({"rng_state": {"cpu": tensor(), "cuda": tensor()}, "model": MODEL})[0][0] == "rng"
+    assert kinds({"a": {"rng": {"torch": tensor()}}, "model": MODEL})[0] == ("rng", "a.rng")
+
+
+def test_a_list_of_optimizers_is_several_sections():
+    assert kinds({"optimizer_states": [OPTIMIZER, OPTIMIZER], "state_dict": MODEL}) == [
+        ("optimizer", "optimizer_states.0"),
+        ("optimizer", "optimizer_states.1"),
+        ("model", "state_dict"),
+    ]
+
+
+@pytest.mark.parametrize("tree", [{}, [], (), None, 3, "x", Opaque("a.B"), {"a": {}}, {"state": 3, "param_groups": 3}])
+def test_a_tree_without_any_of_it_is_other(tree):
+    assert {k for k, _ in kinds(tree)} <= {"other"}
+
+
+@pytest.mark.parametrize(
+    "odd", [3, {}, {"state": {}}, {"state": [], "param_groups": []}, {"state": {}, "param_groups": {}}]
+)
+def test_what_is_not_quite_an_optimizer_is_none(odd):
+    assert not is_optimizer(odd)
+
+
+def test_a_section_too_deep_to_look_for_is_other():
+    tree = MODEL
+    for _ in range(8):
+        tree = {"x": tree, "n": 1}
+    assert {k for k, _ in kinds(tree)} == {"other"}
+
+
+def test_names_are_for_people():
+    assert [section_name(p) for p in ((), ("state",), ("state", "model"), ("a", 0))] == [
+        "checkpoint",
+        "state",
+        "model",
+        "a.0",
+    ]
+
+
+words = st.sampled_from(["state", "param_groups", "model", "rng", "last_epoch", "w", "x"])
+leaves = st.one_of(st.integers(), st.just(tensor()), st.none())
+trees = st.recursive(
+    leaves, lambda t: st.one_of(st.dictionaries(words, t, max_size=4), st.lists(t, max_size=3)), max_leaves=25
+)
+
+
+@given(tree=trees)
+def test_every_leaf_is_in_exactly_one_section(tree):
+    found = [((*s.path, *path), id(leaf)) for s in find_sections(tree) for path, leaf in walk(s.value)]
+    assert sorted(map(str, found)) == sorted(str((path, id(leaf))) for path, leaf in walk(tree)) or not tree
+
+
+# -- sizes --------------------------------------------------------------------------------------------------------
+
+
+def test_a_tied_weight_counts_once_and_is_a_tensor_twice():
+    size = measure({"emb": tensor((3, 2)), "head": tensor((3, 2)), "b": tensor(record="data/1", dtype="bfloat16")})
+    assert (size.tensors, size.params, size.nbytes) == (3, 8, 28)
+    assert size.dtypes == {"float32": 2, "bfloat16": 1}
+
+
+def test_views_of_one_storage_that_differ_are_not_tied():
+    assert storage_identity(tensor((2,))) != storage_identity(tensor((2,), offset=8))
+    assert storage_identity(tensor((2,))) != storage_identity(tensor((1, 2)))
+
+
+def test_empty_and_absent_tensors_are_tied_to_nothing():
+    assert storage_identity(tensor((0,))) is None and storage_identity(Tensor((2,), "float32", ())) is None
+
+
+def test_foreign_objects_are_named_once():
+    assert measure([Opaque("a.B"), {"x": Opaque("a.B")}, Opaque("c.D")]).opaque == ("a.B", "c.D")
+
+
+@pytest.mark.parametrize("path", sorted(FIXTURES.glob("*/*rank0.pt")), ids=lambda p: p.parent.name)
+def test_every_fixture_has_one_model_and_one_optimizer(path):
+    ck = ckptools.open(path)
+    assert (len(ck.of_kind("model")), len(ck.of_kind("optimizer"))) == (1, 1)

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ckptools.sections import find_sections
+from ckptools.steps import find_step
+
+
+def step(tree, path="run/rank0.pt"):
+    return find_step(Path(path), find_sections(tree))
+
+
+def test_a_counter_in_the_content_decides_and_the_name_confirms():
+    fact = step({"state": {"timestamp": {"Timestamp": {"batch": 5, "epoch": 0}}}}, "run/ep0-ba5-rank0.pt")
+    assert (fact.value, fact.agree) == (5, True)
+    assert set(fact.sources) == {"file name", "state.timestamp.Timestamp.batch"}
+
+
+def test_a_name_that_says_another_step_is_a_contradiction():
+    fact = step({"global_step": 5}, "run/ep0-ba7-rank0.pt")
+    assert (fact.value, fact.agree) == (5, False)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("ep1-ba11500-rank0.pt", 11500),
+        ("global_step_30/actor/model_world_size_4_rank_0.pt", 30),
+        ("checkpoint-200/rank0.pt", 200),
+        ("step1000/rank0.pt", 1000),
+        ("iter_0000100/x/rank0.pt", 100),
+        ("rank0.pt", None),
+        ("run7/rank3.pt", None),
+        ("bar12/rank0.pt", None),
+    ],
+)
+def test_without_counters_the_name_tells(path, value):
+    assert step({"x": 1}, f"/tmp/folder/{path}").value == value
+
+
+def test_the_file_s_own_name_comes_before_its_folders():
+    assert step({}, "step9/ba5-rank0.pt").value == 5
+
+
+def test_a_scheduler_tells_only_when_nothing_else_does():
+    scheduler = {"last_epoch": 4, "base_lrs": [1]}
+    assert (step({"s": scheduler}).value, step({"s": scheduler, "global_step": 9}).value) == (4, 9)
+    assert step({"s": scheduler, "global_step": 4}).sources == ("global_step", "s.last_epoch")
+
+
+def test_a_scheduler_that_counts_epochs_does_not_contradict():
+    assert step({"s": {"last_epoch": 1, "base_lrs": [1]}, "global_step": 9}).agree
+
+
+def test_settings_and_callbacks_are_no_counters():
+    tree = {"args": {"steps": 100}, "callbacks": {"x": {"step": 7}}, "hyper_parameters": {"num_steps": 3}}
+    assert step(tree).value is None
+
+
+@pytest.mark.parametrize("odd", ["5", 5.0, True, None, [5]])
+def test_only_whole_numbers_count(odd):
+    assert step({"global_step": odd}).value is None
+
+
+def test_the_surest_counter_wins():
+    assert step({"step": 1, "batch": 2, "iteration": 3}).value == 2
+
+
+def test_keys_that_are_not_text_do_not_matter():
+    assert step({1: 2, None: 3, ("step",): 4, "x": {0: {"step": 5}}}).value == 5
+
+
+def test_nothing_at_all_is_said_as_nothing():
+    fact = step(None)
+    assert (fact.value, fact.sources) == (None, ())
