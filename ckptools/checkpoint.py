@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptools import optimizers
-from ckptools.model import Fact, KeyPath, Problem, RankFile, Tensor, children_of, fqn_of
+from ckptools.model import Fact, Home, KeyPath, Problem, RankFile, Tensor, children_of, fqn_of
 from ckptools.optimizers import Optimizer
 from ckptools.sections import Section, find_sections
 
@@ -49,6 +49,7 @@ class Checkpoint:
             tree holds the lowest rank's.
         bytes_expected: bytes that all files together should have; None when nothing tells.
         cost: what opening it cost.
+        follow_symlinks: whether links out of the folder are followed to other ranks' files.
     """
 
     path: Path
@@ -65,6 +66,7 @@ class Checkpoint:
     differing: tuple[KeyPath, ...] = ()
     bytes_expected: int | None = None
     cost: ReadCost = ReadCost(0, 0.0, 0)
+    follow_symlinks: bool = False
 
     @property
     def whole(self) -> bool:
@@ -134,7 +136,7 @@ class Checkpoint:
     def bind(self, path: KeyPath, tensor: Tensor) -> Tensor:
         """Give a tensor its place, so that shards in other ranks' files are found when its values are asked for."""
         complete = self.all_ranks or all(s.source is not None for s in tensor.shards)
-        return tensor if complete else replace(tensor, home=(self.path, path))
+        return tensor if complete else replace(tensor, home=Home(self.path, path, self.follow_symlinks))
 
     def consolidate(self, out: str | Path, **options: Any) -> Any:
         """Write one `.pt` or `.safetensors`; see `ckptools.consolidate`."""

@@ -85,6 +85,21 @@ class Shard:
 
 
 @dataclass(frozen=True, slots=True)
+class Home:
+    """Where a tensor of one rank's file was found.
+
+    Attributes:
+        path: what was opened: a rank file, or a folder of them.
+        key: key path of the tensor in the checkpoint's tree.
+        follow_symlinks: whether links out of the folder were allowed.
+    """
+
+    path: Path
+    key: KeyPath
+    follow_symlinks: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Tensor:
     """A tensor known by shape, dtype and where its pieces lie. Its values stay on disk.
 
@@ -101,7 +116,7 @@ class Tensor:
         parameter: whether it was saved as an `nn.Parameter`.
         world_size: number of ranks that share it; None when the file does not tell.
         note: why it cannot be loaded, when it cannot: what is in the way and what to do.
-        home: the file that it was read from, and its key path there, so that shards in other ranks' files can be
+        home: where it was read from, so that shards in other ranks' files can be
             looked up when they are needed; None when every shard has its source.
         detail: for kinds whose bytes are not a dense array, the parts as the file has them.
     """
@@ -116,7 +131,7 @@ class Tensor:
     parameter: bool = False
     world_size: int | None = None
     note: str = ""
-    home: tuple[Path, KeyPath] | None = field(default=None, compare=False, repr=False)
+    home: Home | None = field(default=None, compare=False, repr=False)
     detail: Any = field(default=None, compare=False, repr=False)
 
     @property

@@ -132,7 +132,9 @@ def _choice(tied: str) -> str:
 def _with_all_ranks(checkpoint: Checkpoint | str | Path) -> Checkpoint:
     if isinstance(checkpoint, (str, Path)):
         return open_checkpoint(checkpoint, all_ranks=True)
-    return checkpoint if checkpoint.all_ranks else open_checkpoint(checkpoint.path, all_ranks=True)
+    if checkpoint.all_ranks:
+        return checkpoint
+    return open_checkpoint(checkpoint.path, all_ranks=True, follow_symlinks=checkpoint.follow_symlinks)
 
 
 def _texts(selection: Selection, layout: Layout, target: Path) -> dict[Path, str]:

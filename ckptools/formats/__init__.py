@@ -7,6 +7,7 @@ from typing import Protocol
 
 from ckptools.checkpoint import Checkpoint
 from ckptools.errors import ReadError, UnknownFormatError
+from ckptools.files import reading
 from ckptools.formats import rank_files, torch_file
 from ckptools.formats.options import Options, Reader
 from ckptools.pickles import reader
@@ -53,11 +54,12 @@ def open_checkpoint(
     """
     options = Options(all_ranks, only_this_file, follow_symlinks, read_file)
     path = Path(path)
-    if not path.exists():
-        raise ReadError(path, "no such file or folder")
-    for candidate in FORMATS:
-        if candidate.detect(path):
-            return candidate.read(path, options)
+    with reading(path):
+        if not path.exists():
+            raise ReadError(path, "no such file or folder")
+        format_ = next((f for f in FORMATS if f.detect(path)), None)
+    if format_ is not None:
+        return format_.read(path, options)
     raise UnknownFormatError(path, _unknown(path))
 
 

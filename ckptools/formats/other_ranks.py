@@ -39,9 +39,9 @@ def with_rank(tensor: Tensor, rank: int) -> Tensor:
     """Add the shards of one rank, from its file if that is here."""
     if tensor.home is None:
         return tensor
-    home, key = tensor.home
+    home, key = tensor.home.path, tensor.home.key
     name = only_group(home) if home.is_dir() else parse(home)
-    for member in siblings(name) if name else ():
+    for member in siblings(name, tensor.home.follow_symlinks) if name else ():
         if member.rank == rank and member.part == (key[0] if member.part else ""):
             saved = _saved(member.path, member.path.stat().st_mtime)
             other = leaf_at(saved.tree, key[1:] if member.part else key)
@@ -56,8 +56,6 @@ def _from_all_ranks(tensor: Tensor) -> Tensor:
     """Where the file does not tell which rank holds what (HSDP, flattened pieces): read them all."""
     if tensor.home is None:
         return tensor
-    home, key = tensor.home
-    name = only_group(home) if home.is_dir() else parse(home)
-    whole = rank_files.read(name.path if name else home, Options(all_ranks=True))
-    found = leaf_at(whole.tree, key)
+    whole = rank_files.read(tensor.home.path, Options(all_ranks=True, follow_symlinks=tensor.home.follow_symlinks))
+    found = leaf_at(whole.tree, tensor.home.key)
     return found if isinstance(found, Tensor) else tensor
