@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from ckptools.model import Shard, Source, Tensor
 from ckptools.pickles.sharded import attributes
 from ckptools.pickles.told import told
-from ckptools.regions import Ints, Run, chunk_runs, grid_boxes, strided_chunk_runs
+from ckptools.regions import Ints, Run, chunk_runs, contiguous_strides, grid_boxes, strided_chunk_runs
 from ckptools.values import Opaque
 
 if TYPE_CHECKING:
@@ -215,6 +215,8 @@ def _ranks(known: Ints | None, sizes: Ints, strides: Ints | None, place: Ints | 
     if rank not in known or place is None:
         return None
     base = known.index(rank) - sum(c * s for c, s in zip(place, strides, strict=True))
+    if strides == contiguous_strides(sizes):
+        return known[base : base + prod(sizes)] if 0 <= base <= len(known) - prod(sizes) else None
     at = [base + sum(c * s for c, s in zip(cell, strides, strict=True)) for cell in product(*map(range, sizes))]
     return tuple(known[i] for i in at) if all(0 <= i < len(known) for i in at) else None
 
