@@ -11,16 +11,19 @@ import errno
 import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from threading import Event, local
 
 from ckptools.consolidate.crc import combine
 from ckptools.consolidate.plan import Band, Copy, Job
 from ckptools.errors import CkptoolsError, ReadError, WriteError
 from ckptools.files import OpenFiles
+from ckptools.interrupts import held_back
 
 BUFFER = 1 << 20
 KERNEL_CHUNK = 64 << 20
+INTERRUPT_SECONDS = 0.1
+"""How often the main thread looks for an interrupt."""
 
 Progress = Callable[[int, str], None]
 """Called with the bytes that were written since the last call, and the fqn they belong to."""
@@ -58,19 +61,24 @@ class Executor:
             ReadError: a source cannot be read, or is not what its checksum says.
             WriteError: the output cannot be written.
         """
-        with ThreadPoolExecutor(max(1, threads)) as pool:
+        with held_back() as interrupted, ThreadPoolExecutor(max(1, threads)) as pool:
             futures = [pool.submit(self._job, job) for job in jobs]
-            try:
-                done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+            pending = set(futures)
+            while pending and not interrupted:
+                done, pending = wait(pending, INTERRUPT_SECONDS, FIRST_EXCEPTION)
                 failed = next((f for f in done if f.exception() is not None), None)
                 if failed is not None:
-                    self._stop.set()
+                    self._give_up(futures)
                     raise failed.exception() or Stopped()
-            except BaseException:
-                self._stop.set()
-                pool.shutdown(wait=True, cancel_futures=True)
-                raise
+            if interrupted:
+                self._give_up(futures)
         return [f.result() for f in futures]
+
+    def _give_up(self, futures: Sequence[Future[int]]) -> None:
+        """Start nothing more, and let what runs stop at its next piece."""
+        self._stop.set()
+        for future in futures:
+            future.cancel()
 
     def _job(self, job: Job) -> int:
         crc = 0

@@ -217,7 +217,7 @@ def test_a_disk_that_ends_leaves_one_line_and_no_file(tmp_path):
     assert leftovers(tmp_path) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM] * 8)
 def test_an_interrupt_leaves_nothing_behind(big_run, tmp_path, number):
     command = [sys.executable, "-m", "ckptools", "consolidate", str(big_run), "-o", str(tmp_path / "out.pt"), "-j", "1"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
