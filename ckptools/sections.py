@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ckptools.model import KeyPath, Tensor, children_of, fqn_of, walk
+from ckptools.model import KeyPath, Tensor, children_of, fqn_of, nodes_in
 from ckptools.values import Opaque
 
 SectionKind = Literal["model", "optimizer", "scheduler", "rng", "other"]
@@ -138,7 +138,7 @@ def measure(value: Any) -> SectionSize:
     dtypes: dict[str, int] = {}
     tensors = params = nbytes = 0
     opaque: dict[str, None] = {}
-    for _, leaf in walk(value):
+    for _, leaf in nodes_in(value, (Tensor, Opaque)):
         if isinstance(leaf, Opaque):
             opaque[leaf.name] = None
         if not isinstance(leaf, Tensor):

@@ -59,7 +59,7 @@ def _rebuild_tensor(m: Machine, args: Args) -> Any:
     if rest and isinstance(rest[0], dict) and any(rest[0].values()):
         bits = ", ".join(told(k).strip("'") for k, v in islice(rest[0].items(), 4) if v)
         tensor = replace(tensor, kind="unreadable", note=f"a lazy view ({bits}) whose values are not what is stored")
-    return replace(tensor, requires_grad=requires_grad is True)
+    return replace(tensor, requires_grad=True) if requires_grad is True else tensor
 
 
 def plain(m: Machine, storage: Storage, offset: Any, size: Any, stride: Any, dtype: str) -> Tensor:
@@ -172,9 +172,11 @@ def _wrapper_subclass(m: Machine, cls: Global, inner: Args, state: Any) -> Tenso
         return _unknown_subclass(cls, None, state)
     requires_grad = len(inner) > 7 and inner[7] is True
     if cls.name == "ShardedTensor":
-        return replace(sharded.describe(m, shape, dtype, state), requires_grad=requires_grad)
+        tensor = sharded.describe(m, shape, dtype, state)
+        return replace(tensor, requires_grad=True) if requires_grad else tensor
     if cls.name == "DTensor":
-        return replace(dtensor.describe(m, shape, dtype, state), requires_grad=requires_grad)
+        tensor = dtensor.describe(m, shape, dtype, state)
+        return replace(tensor, requires_grad=True) if requires_grad else tensor
     return _unknown_subclass(cls, Tensor(shape, dtype, ()), state)
 
 

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 
 from ckptools.checkpoint import Checkpoint
-from ckptools.model import Tensor, tensors_in, walk
+from ckptools.model import Tensor, nodes_in, tensors_in, walk
 from ckptools.sections import Section, SectionSize, storage_identity
 from ckptools.steps import COUNTERS, EPOCH_COUNTERS
 from ckptools.values import NumpyArray
@@ -85,10 +85,10 @@ def _rng(ck: Checkpoint, section: Section) -> str:
 
 def _streams(value: Any) -> Iterable[str]:
     """Which generators have a state in here: the first known word on each path; a nameless tensor is torch's."""
-    for path, leaf in walk(value):
-        if isinstance(leaf, (Tensor, NumpyArray)) or (path and isinstance(leaf, int)):
+    for path, node in nodes_in(value, (Tensor, NumpyArray, list, tuple)):
+        if isinstance(node, (Tensor, NumpyArray)) or any(isinstance(v, int) for v in node[:2]):
             known = [STREAMS[str(key).lower()] for key in path if str(key).lower() in STREAMS]
-            yield from known[:1] or (["torch"] if isinstance(leaf, Tensor) else [])
+            yield from known[:1] or (["torch"] if isinstance(node, Tensor) else [])
 
 
 def _values(value: Any) -> str:
