@@ -42,7 +42,9 @@ def say(message: str) -> None:
     """Print one line on stderr, with everything in it that a terminal could act on made visible."""
     from ckptools.views.words import printable
 
-    typer.echo(printable(message), err=True)
+    # Where stderr cannot be written there is nobody to tell; the exit code still says it.
+    with contextlib.suppress(OSError):
+        typer.echo(printable(message), err=True)
 
 
 def one_line_errors(function: Callable[..., None]) -> Callable[..., None]:
@@ -64,6 +66,10 @@ def one_line_errors(function: Callable[..., None]) -> Callable[..., None]:
             # `ckptools inspect … | head` is no failure; keep Python from complaining while it shuts down.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(0) from None
+        except OSError as error:
+            # What a format or writer meets is a CkptoolsError by now; this is the output of the command itself.
+            say(f"error: {error.filename or 'standard output'}: {(error.strerror or str(error)).lower()}")
+            raise typer.Exit(CkptoolsError.exit_code) from error
         except typer.Exit:
             raise
         except Exception as error:
@@ -101,7 +107,12 @@ def _leave(code: int) -> None:
 
     Only where torch was not loaded: nothing else here has anything to undo.
     """
-    with contextlib.suppress(BrokenPipeError):
-        sys.stdout.flush()
-        sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            pass
+        except OSError as error:
+            say(f"error: standard output: {(error.strerror or '').lower()}")
+            code = CkptoolsError.exit_code
     os._exit(code)

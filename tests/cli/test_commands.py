@@ -64,6 +64,14 @@ def test_a_reader_that_closes_the_pipe_early_is_no_error():
     assert "Traceback" not in done.stderr and "Broken" not in done.stderr
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_an_output_that_cannot_be_printed_is_one_line_and_code_3():
+    command = f"{sys.executable} -m ckptools inspect {COMPOSER} > /dev/full"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert done.returncode == 3
+    assert "error: standard output: no space left on device" in done.stderr and "Traceback" not in done.stderr
+
+
 def test_a_bug_is_code_70_and_says_how_to_report_it(monkeypatch):
     monkeypatch.setattr("ckptools.formats.open_checkpoint", lambda *_, **__: 1 / 0)
     code, stdout, stderr = run("inspect", str(COMPOSER))
