@@ -34,7 +34,7 @@ def consolidate(
         bool, typer.Option("--allow-missing", help="Leave out and list what is not whole, instead of refusing.")
     ] = False,
     prefer_rank: Annotated[
-        int | None, typer.Option(help="Where ranks hold different copies of one value, take this rank's.")
+        int | None, typer.Option(help="Where ranks hold different copies of one tensor, take this rank's.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and plan; write nothing.")] = False,
     copies: Annotated[bool, typer.Option("--copies", help="With --dry-run: print every copy of bytes.")] = False,

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ckptools.consolidate.choose import Selection
     from ckptools.consolidate.execute import Progress
     from ckptools.consolidate.writers.layout import Layout
+    from ckptools.files import OpenFiles
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def consolidate(
         tied: for safetensors: `keep` writes a tied weight under each name, `drop` only under the first.
         force: overwrite an existing output.
         allow_missing: leave out tensors that are not whole, and list them, instead of refusing.
-        prefer_rank: where ranks hold different copies of what should be equal, take this rank's.
+        prefer_rank: where ranks hold different copies of a tensor that should be equal, take this rank's.
         dry_run: plan and check, write nothing.
         jobs: threads.
         progress: called with bytes written and the tensor they belong to.
@@ -146,12 +147,10 @@ def _texts(selection: Selection, layout: Layout, target: Path) -> dict[Path, str
     return texts
 
 
-def _write(layout: Layout, texts: dict[Path, str], files: object, jobs: int, progress: Progress | None) -> None:
+def _write(layout: Layout, texts: dict[Path, str], files: OpenFiles, jobs: int, progress: Progress | None) -> None:
     from ckptools.consolidate.execute import Executor
     from ckptools.consolidate.output import PartialFiles
-    from ckptools.files import OpenFiles
 
-    assert isinstance(files, OpenFiles)
     with PartialFiles() as partial:
         targets = [partial.create(path, size) for path, size in layout.files]
         crcs = Executor(targets, files, layout.checksums, progress).run(layout.jobs, jobs)

@@ -5,7 +5,7 @@ Everything is checked here, before the first byte is written, and everything tha
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -52,7 +52,7 @@ def select(
         checkpoint: opened with all ranks.
         only: `model` (the bare state dict), `optimizer` (the bare optimizer state), or `all` (the same tree).
         allow_missing: leave out tensors that are not whole instead of refusing.
-        prefer_rank: where copies differ that should be equal, take this rank's.
+        prefer_rank: where copies of a tensor differ that should be equal, take this rank's.
         files: where source files are opened.
 
     Raises:
@@ -60,10 +60,10 @@ def select(
         UsageError: there is no such section.
     """
     sections = _sections(checkpoint, only)
+    if prefer_rank is not None and prefer_rank not in checkpoint.ranks:
+        raise UsageError(checkpoint.path, f"--prefer-rank {prefer_rank}: there is no file of that rank here")
     picking = _Picking(checkpoint, allow_missing, prefer_rank, files)
-    picking.problems += [
-        p for p in checkpoint.problems if p.code in FATAL and _concerns(p, sections.values(), prefer_rank)
-    ]
+    picking.problems += [p for p in checkpoint.problems if p.code in FATAL and _concerns(p, sections.values())]
     trees = {
         name: picking.copy(leaf_at(checkpoint.tree, p), p, (name,) if name else ()) for name, p in sections.items()
     }
@@ -92,10 +92,8 @@ def _sections(checkpoint: Checkpoint, only: str) -> dict[str, KeyPath]:
     return {"": found[0].path} if len(found) == 1 else {s.name: s.path for s in found}
 
 
-def _concerns(problem: Problem, parts: Iterable[KeyPath], prefer_rank: int | None) -> bool:
-    """Whether a problem is about what is going to be written, and not settled by preferring a rank."""
-    if problem.code == "CK105" and prefer_rank is not None:
-        return False
+def _concerns(problem: Problem, parts: Iterable[KeyPath]) -> bool:
+    """Whether a problem is about what is going to be written."""
     if problem.tensor is None or problem.code == "CK006":
         return True
     prefixes = [fqn_of(p) for p in parts]
@@ -195,17 +193,23 @@ class _Picking:
 
     def told(self, checkpoint: Checkpoint, parts: Iterable[KeyPath]) -> list[str]:
         """What the user should know although nothing is wrong."""
-        notes = []
         written = [p for p in checkpoint.differing if any(p[: len(part)] == part for part in parts)]
-        differing = [*written, *self.per_rank]
-        if differing:
-            names = ", ".join(fqn_of(p) for p in differing[:3]) + (" …" if len(differing) > 3 else "")
-            taken = "the lowest rank" if self.prefer_rank is None else f"rank {self.prefer_rank}"
-            notes.append(f"{plural(len(differing), 'value')} of one rank each ({names}); {taken}'s are written")
-        return notes
+        if self.prefer_rank is None:
+            return _one_rank_each([*written, *self.per_rank], "the lowest rank")
+        # The tree holds the lowest rank's plain values; only tensors have every rank's copy to choose from.
+        tensors = _one_rank_each(self.per_rank, f"rank {self.prefer_rank}")
+        return [*_one_rank_each(written, "the lowest rank"), *tensors]
 
 
 _LEFT_OUT = Opaque("left out")
+
+
+def _one_rank_each(differing: Sequence[KeyPath], taken: str) -> list[str]:
+    """The note that values differ between ranks by nature, and whose are written."""
+    if not differing:
+        return []
+    names = ", ".join(fqn_of(p) for p in differing[:3]) + (" …" if len(differing) > 3 else "")
+    return [f"{plural(len(differing), 'value')} of one rank each ({names}); {taken}'s are written"]
 
 
 def _is_plain(tree: Any) -> bool:

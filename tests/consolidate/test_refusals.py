@@ -134,6 +134,22 @@ def test_copies_that_differ_between_ranks_are_refused_by_name(tmp_path):
     ckptools.consolidate(tmp_path / "run", tmp_path / "out.pt", only="model", prefer_rank=1)
 
 
+def test_preferring_a_rank_settles_tensors_and_not_hyperparameters(tmp_path):
+    for rank in (0, 1):
+        groups = [{"lr": 0.1 * (rank + 1), "params": [0]}]
+        optimizer = {"state": {0: {"exp_avg": torch.full((2,), float(rank))}}, "param_groups": groups}
+        torch.save({"model": {"w": torch.full((2,), float(rank))}, "optim": optimizer}, tmp_path / f"rank{rank}.pt")
+    with pytest.raises(NotWholeError, match=r"CK105.*param_groups\.0\.lr"):
+        ckptools.consolidate(tmp_path, tmp_path / "all.pt", prefer_rank=1)
+    ckptools.consolidate(tmp_path, tmp_path / "m.pt", only="model", prefer_rank=1)
+    assert torch.load(tmp_path / "m.pt", weights_only=True)["w"].tolist() == [1.0, 1.0]
+
+
+def test_a_preferred_rank_that_is_not_here_is_a_usage_error(tmp_path):
+    with pytest.raises(UsageError, match="no file of that rank"):
+        ckptools.consolidate(HSDP, tmp_path / "out.pt", prefer_rank=9)
+
+
 def test_a_missing_replica_group_is_no_loss(tmp_path):
     shutil.copytree(HSDP, tmp_path / "run")
     (tmp_path / "run" / "rank2.pt").unlink()
