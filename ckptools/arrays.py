@@ -214,17 +214,18 @@ def _packed(pieces: Sequence[Shard], dtype: str) -> Raw:
         axes.append((starts, total))
     if prod(total for _, total in axes) != sum(p.box.numel for p in pieces):
         # Not a grid: a run of a flattened parameter, which the rank held as one row.
-        return np.concatenate([_one(p).reshape(-1) for p in sorted(pieces, key=lambda p: p.box.offsets)])
+        return np.concatenate([read_shard(p).reshape(-1) for p in sorted(pieces, key=lambda p: p.box.offsets)])
     out = np.empty(tuple(total for _, total in axes), raw_dtype(dtype))
     for piece in pieces:
         place = zip(axes, piece.box.offsets, piece.box.sizes, strict=True)
-        out[tuple(slice(starts[o], starts[o] + n) for (starts, _), o, n in place)] = _one(piece)
+        out[tuple(slice(starts[o], starts[o] + n) for (starts, _), o, n in place)] = read_shard(piece)
     return out
 
 
-def _one(shard: Shard) -> Raw:
+def read_shard(shard: Shard, files: OpenFiles | None = None) -> Raw:
+    """Read one shard as raw elements of its box, row-major; `files` keeps sources open."""
     out = np.empty(shard.box.sizes, raw_dtype(shard.source.dtype if shard.source else "uint8"))
-    fill(out, shard.box, [shard])
+    fill(out, shard.box, [shard], files)
     return out
 
 

@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 from ckptools.dtypes import ITEMSIZE, short
 from ckptools.regions import Box, Ints, contiguous_strides
-from ckptools.values import Opaque
 
 Key = Any
 """One step of a key path: usually a str, an int for optimizer ids and list positions."""
@@ -311,8 +310,3 @@ def nodes_in(tree: Any, kinds: tuple[type, ...]) -> Iterator[tuple[KeyPath, Any]
 def tensors_in(tree: Any) -> Iterator[tuple[KeyPath, Tensor]]:
     """Yield `(key path, tensor)` of every tensor in the tree."""
     return nodes_in(tree, (Tensor,))
-
-
-def opaques_in(tree: Any) -> Iterator[tuple[KeyPath, Opaque]]:
-    """Yield `(key path, object)` of every object of a foreign class in the tree."""
-    return nodes_in(tree, (Opaque,))

@@ -15,6 +15,7 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from threading import Event, local
 
 from ckptools.consolidate.crc import combine
+from ckptools.consolidate.output import write_at
 from ckptools.consolidate.plan import Band, Copy, Job
 from ckptools.errors import CkptoolsError, ReadError, WriteError
 from ckptools.files import OpenFiles
@@ -151,12 +152,10 @@ class Executor:
         return zlib.crc32(data) if self.checksums else 0
 
     def _write(self, job: Job, offset: int, data: memoryview) -> None:
-        done, target = 0, self.targets[job.file]
-        while done < len(data):
-            try:
-                done += os.pwrite(target, data[done:], job.offset + offset + done)
-            except OSError as error:
-                raise WriteError(None, f"{job.fqn}: {_reason(error)}") from error
+        try:
+            write_at(self.targets[job.file], job.offset + offset, data)
+        except OSError as error:
+            raise WriteError(None, f"{job.fqn}: {_reason(error)}") from error
         self._report(len(data), job.fqn)
 
     def _report(self, nbytes: int, fqn: str) -> None:

@@ -55,6 +55,13 @@ def check_space(folder: Path, nbytes: int) -> None:
         raise NoSpaceError(folder, f"has {free} bytes free; the output needs {nbytes}")
 
 
+def write_at(descriptor: int, offset: int, data: bytes | memoryview) -> None:
+    """Write all of `data` at `offset`, however few bytes the system takes at once."""
+    done = 0
+    while done < len(data):
+        done += os.pwrite(descriptor, data[done:], offset + done)
+
+
 class PartialFiles:
     """Output files under temporary names, until `publish` gives them their own.
 

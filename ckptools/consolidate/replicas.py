@@ -35,7 +35,9 @@ def _equal(a: Shard, b: Shard, files: OpenFiles) -> bool:
         return True
     if a.source.contiguous and b.source.contiguous:
         return _equal_bytes(a.source, b.source, a.box.numel * ITEMSIZE[a.source.dtype], files)
-    return _values(a) == _values(b)
+    from ckptools.arrays import read_shard
+
+    return read_shard(a, files).tobytes() == read_shard(b, files).tobytes()
 
 
 def _equal_bytes(a: Source, b: Source, nbytes: int, files: OpenFiles) -> bool:
@@ -45,13 +47,3 @@ def _equal_bytes(a: Source, b: Source, nbytes: int, files: OpenFiles) -> bool:
             if left.read(a.offset + at, n) != right.read(b.offset + at, n):
                 return False
     return True
-
-
-def _values(shard: Shard) -> bytes:
-    import numpy as np
-
-    from ckptools.arrays import fill, raw_dtype
-
-    out = np.empty(shard.box.sizes, raw_dtype(shard.source.dtype if shard.source else "uint8"))
-    fill(out, shard.box, [shard])
-    return out.tobytes()

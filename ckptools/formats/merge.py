@@ -18,8 +18,6 @@ from ckptools.values import Device, Global, NumpyArray, NumpyDtype, NumpyScalar,
 Ranked = Sequence[tuple[int, Any]]
 """The value that each rank has at one key path, in rank order."""
 
-MISSING = object()
-
 
 @dataclass
 class Merge:

@@ -7,7 +7,6 @@ Source: caffe2/serialize/inline_container.cc; zip64 by APPNOTE.TXT 4.5.3.
 
 from __future__ import annotations
 
-import os
 import struct
 import zlib
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptools.consolidate.choose import Selection
+from ckptools.consolidate.output import write_at
 from ckptools.consolidate.plan import Job
 from ckptools.consolidate.writers.emit import Emitter
 from ckptools.consolidate.writers.layout import Layout, WriteOptions, identity, output_dtype
@@ -181,11 +181,5 @@ def _write_members(target: int, members: Sequence[_Member], tensor_crcs: Sequenc
     pending = iter(tensor_crcs)
     crcs = [next(pending) if m.data is None else zlib.crc32(m.data) for m in members]
     for member, crc in zip(members, crcs, strict=True):
-        _write_all(target, member.header, _local_header(member, crc) + (member.data or b""))
-    _write_all(target, members[-1].end, _directory(members, crcs))
-
-
-def _write_all(target: int, at: int, data: bytes) -> None:
-    done = 0
-    while done < len(data):
-        done += os.pwrite(target, data[done:], at + done)
+        write_at(target, member.header, _local_header(member, crc) + (member.data or b""))
+    write_at(target, members[-1].end, _directory(members, crcs))

@@ -8,12 +8,12 @@ format's README and its Rust implementation.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ckptools.consolidate.choose import Selection
+from ckptools.consolidate.output import write_at
 from ckptools.consolidate.plan import Job
 from ckptools.consolidate.writers.layout import Layout, WriteOptions, identity, output_dtype
 from ckptools.consolidate.writers.sidecar import values_json
@@ -62,9 +62,7 @@ def lay_out(selection: Selection, out: Path, options: WriteOptions) -> Layout:
 
     def finish(targets: Sequence[int], _: Sequence[int]) -> None:
         for target, header in zip(targets, headers, strict=True):
-            done = 0
-            while done < len(header):
-                done += os.pwrite(target, header[done:], done)
+            write_at(target, 0, header)
 
     texts = _texts(selection, out, groups, paths)
     return Layout(tuple(zip(paths, sizes, strict=True)), tuple(jobs), finish, texts, tied=tied)
