@@ -18,6 +18,7 @@ from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import NotWholeError, ReadError, UsageError
 from ckptools.files import File, OpenFiles
 from ckptools.model import Shard, Source, Tensor
+from ckptools.pickles import items
 from ckptools.regions import Box, cover
 
 Raw = npt.NDArray[Any]
@@ -176,8 +177,8 @@ def _needed(tensor: Tensor, box: Box) -> list[Shard]:
         tensor = other_ranks.with_sources(tensor, box)
     chosen: dict[Box, Shard] = {}
     for shard in tensor.shards:
-        if shard.source is not None and (not box.sizes or shard.box.intersect(box)):
-            chosen.setdefault(shard.box, shard)
+        if (shard.source or shard.item) and shard.box not in chosen and (not box.sizes or shard.box.intersect(box)):
+            chosen[shard.box] = items.opened(shard)
     parts = [b.intersect(box) or b for b in chosen] if box.sizes else list(chosen)
     told = cover(
         box.sizes, (Box(tuple(o - p for o, p in zip(b.offsets, box.offsets, strict=True)), b.sizes) for b in parts)
@@ -194,7 +195,7 @@ def _local(tensor: Tensor, rank: int) -> Raw:
         from ckptools.formats import other_ranks
 
         tensor = other_ranks.with_rank(tensor, rank)
-    pieces = [s for s in tensor.on_rank(rank) if s.source is not None]
+    pieces = [items.opened(s) for s in tensor.on_rank(rank) if s.source or s.item]
     if not pieces and tensor.kind == "plain" and len(tensor.found) == 1 and tensor.found[0].rank is None:
         pieces = list(tensor.found)
     if not pieces:

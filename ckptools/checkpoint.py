@@ -49,7 +49,7 @@ class Checkpoint:
             tree holds the lowest rank's.
         bytes_expected: bytes that all files together should have; None when nothing tells.
         cost: what opening it cost.
-        follow_symlinks: whether links out of the folder are followed to other ranks' files.
+        options: how it was opened, so that it can be opened again with all ranks.
     """
 
     path: Path
@@ -66,7 +66,7 @@ class Checkpoint:
     differing: tuple[KeyPath, ...] = ()
     bytes_expected: int | None = None
     cost: ReadCost = ReadCost(0, 0.0, 0)
-    follow_symlinks: bool = False
+    options: Any = field(default=None, repr=False, compare=False)
 
     @property
     def whole(self) -> bool:
@@ -135,8 +135,8 @@ class Checkpoint:
 
     def bind(self, path: KeyPath, tensor: Tensor) -> Tensor:
         """Give a tensor its place, so that shards in other ranks' files are found when its values are asked for."""
-        complete = self.all_ranks or all(s.source is not None for s in tensor.shards)
-        return tensor if complete else replace(tensor, home=Home(self.path, path, self.follow_symlinks))
+        complete = self.all_ranks or all(s.source is not None or s.item is not None for s in tensor.shards)
+        return tensor if complete and tensor.shards else replace(tensor, home=Home(self.path, path, self.options))
 
     def consolidate(self, out: str | Path, **options: Any) -> Any:
         """Write one `.pt` or `.safetensors`; see `ckptools.consolidate`."""

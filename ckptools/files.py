@@ -29,6 +29,9 @@ class File:
         bytes_read: how many bytes have been read through this.
     """
 
+    start = 0
+    """Where it begins in its file, as a `Window` tells of itself."""
+
     __slots__ = ("bytes_read", "fd", "modified", "path", "size")
 
     def __init__(self, path: Path) -> None:
@@ -95,6 +98,34 @@ class File:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class Window:
+    """A part of an open file that is a file of its own: an item of a `.distcp`, an uncompressed member of a tar.
+
+    Attributes:
+        path: of the file that it lies in.
+        start: byte offset of its first byte there.
+        size: bytes.
+    """
+
+    __slots__ = ("_file", "path", "size", "start")
+
+    def __init__(self, file: File, start: int, size: int) -> None:
+        if start < 0 or size < 0 or start + size > file.size:
+            raise ReadError(file.path, f"ends at byte {file.size}; expected {size} bytes at {start}")
+        self._file = file
+        self.path, self.start, self.size = file.path, start, size
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Read exactly `length` bytes at `offset` of the window.
+
+        Raises:
+            ReadError: the window ends before that, or the disk fails.
+        """
+        if offset < 0 or length < 0 or offset + length > self.size:
+            raise ReadError(self.path, f"ends at byte {self.size}; expected {length} bytes at {offset}")
+        return self._file.read(self.start + offset, length)
 
 
 class OpenFiles:

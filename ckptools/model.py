@@ -69,6 +69,25 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
+class Item:
+    """A part of a file that is a torch.save archive of one tensor: where its bytes lie is told by its own directory.
+
+    Attributes:
+        path: the file.
+        offset: byte offset of the archive in the file.
+        length: bytes of the archive.
+        dtype: torch's name for what it must hold.
+        shape: sizes that it must have.
+    """
+
+    path: Path
+    offset: int
+    length: int
+    dtype: str
+    shape: Ints
+
+
+@dataclass(frozen=True, slots=True)
 class Shard:
     """One rank's piece of a tensor.
 
@@ -76,11 +95,13 @@ class Shard:
         box: its place in the global tensor.
         rank: the global rank that holds it; None when the file does not tell (HSDP names group-local ranks).
         source: where its bytes are; None when they are in a file that was not read.
+        item: what to read to learn the source, where a format packs each piece (DCP); None otherwise.
     """
 
     box: Box
     rank: int | None
     source: Source | None
+    item: Item | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +111,12 @@ class Home:
     Attributes:
         path: what was opened: a rank file, or a folder of them.
         key: key path of the tensor in the checkpoint's tree.
-        follow_symlinks: whether links out of the folder were allowed.
+        options: how it was opened.
     """
 
     path: Path
     key: KeyPath
-    follow_symlinks: bool = False
+    options: Any = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptools.errors import UsageError, WriteError
-from ckptools.formats import open_checkpoint
+from ckptools.formats import open_again, open_checkpoint
 
 if TYPE_CHECKING:
     from ckptools.checkpoint import Checkpoint
@@ -135,7 +135,7 @@ def _with_all_ranks(checkpoint: Checkpoint | str | Path) -> Checkpoint:
         return open_checkpoint(checkpoint, all_ranks=True)
     if checkpoint.all_ranks:
         return checkpoint
-    return open_checkpoint(checkpoint.path, all_ranks=True, follow_symlinks=checkpoint.follow_symlinks)
+    return open_again(checkpoint.path, checkpoint.options)
 
 
 def _texts(selection: Selection, layout: Layout, target: Path) -> dict[Path, str]:

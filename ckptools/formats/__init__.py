@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 from ckptools.checkpoint import Checkpoint
-from ckptools.errors import ReadError, UnknownFormatError
+from ckptools.errors import ReadError, UnknownFormatError, UsageError
 from ckptools.files import reading
 from ckptools.formats import rank_files, torch_file
-from ckptools.formats.options import Options, Reader
+from ckptools.formats.options import Options, Reader, Weights
 from ckptools.pickles import reader
 
 
@@ -37,6 +38,9 @@ def open_checkpoint(
     only_this_file: bool = False,
     follow_symlinks: bool = False,
     read_file: Reader = reader.read,
+    shapes: str | Path | None = None,
+    weights: Weights = "fp32",
+    rules: str | Path | None = None,
 ) -> Checkpoint:
     """Open a checkpoint: its structure, none of its tensor values. Runs nothing that the file names.
 
@@ -46,21 +50,39 @@ def open_checkpoint(
         only_this_file: do not look for siblings.
         follow_symlinks: accept siblings that are links out of the folder.
         read_file: what reads one file; the inert reader unless somebody asks for torch's.
+        shapes: where shapes are told that the checkpoint lacks (FSDP1 flat parameters): another checkpoint, a folder
+            of safetensors, or a JSON of name to shape.
+        weights: where the model is held twice, `fp32` (master copy) or `module`.
+        rules: a JSON file that says how tensor-parallel weights are joined (Megatron).
 
     Raises:
         ReadError: it cannot be read as what it claims to be.
         UnknownFormatError: no format recognises it.
         UsageError: a folder holds several checkpoints.
     """
-    options = Options(all_ranks, only_this_file, follow_symlinks, read_file)
-    path = Path(path)
+    if weights not in ("fp32", "module"):
+        raise UsageError(None, f"--weights {weights}: choose fp32 or module")
+    options = Options(all_ranks, only_this_file, follow_symlinks, read_file, _path(shapes), weights, _path(rules))
+    return _open(Path(path), options)
+
+
+def open_again(path: Path, options: Options | None) -> Checkpoint:
+    """Open what was opened before with `options` once more, this time with every rank."""
+    return _open(path, replace(options or Options(), all_ranks=True))
+
+
+def _open(path: Path, options: Options) -> Checkpoint:
     with reading(path):
         if not path.exists():
             raise ReadError(path, "no such file or folder")
         format_ = next((f for f in FORMATS if f.detect(path)), None)
     if format_ is not None:
-        return format_.read(path, options)
+        return replace(format_.read(path, options), options=options)
     raise UnknownFormatError(path, _unknown(path))
+
+
+def _path(given: str | Path | None) -> Path | None:
+    return None if given is None else Path(given)
 
 
 def _unknown(path: Path) -> str:

@@ -15,9 +15,10 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
+from ckptools.formats import spans
 from ckptools.model import Shard, Tensor
 from ckptools.optimizers import name_parameters
-from ckptools.regions import Box, Ints, span_boxes
+from ckptools.regions import Ints
 from ckptools.sections import Section, find_sections
 
 FLAT_NAMES = ("_flat_param", "flat_param")
@@ -94,8 +95,6 @@ def _pieces(shards: Sequence[Shard], shape: Ints) -> list[Shard] | None:
         source, length = shard.source, shard.box.numel
         if source is None or not source.contiguous or len(source.shape) != 1 or start + length > total:
             return None
-        for box, at in span_boxes(shape, start, length):
-            piece = source.part(Box((at,), (box.numel,)))
-            placed.append(Shard(box, shard.rank, piece.reshaped(box.sizes)))
+        placed += spans.place(shape, start, source, shard.rank)
         start = (start + length) % total if total else 0
     return placed if start == 0 else None

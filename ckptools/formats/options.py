@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from ckptools.pickles import reader
 from ckptools.pickles.reader import Saved
 
 Reader = Callable[[Path], Saved]
+Weights = Literal["fp32", "module"]
 
 
 @dataclass(frozen=True)
@@ -21,9 +23,17 @@ class Options:
         only_this_file: do not look for siblings.
         follow_symlinks: accept siblings that are links out of the folder.
         read_file: what reads one torch.save file; the inert reader unless somebody asks for torch's.
+        shapes: where the shapes of parameters are told that the checkpoint itself does not tell: another checkpoint,
+            a folder of safetensors, or a JSON of name to shape.
+        weights: where a checkpoint holds the model twice (DeepSpeed, Megatron): `fp32` for the optimizer's master
+            copy where it has one, `module` for the weights that the forward pass used.
+        rules: a JSON file with the dimension along which each tensor-parallel weight is joined (Megatron).
     """
 
     all_ranks: bool = False
     only_this_file: bool = False
     follow_symlinks: bool = False
     read_file: Reader = reader.read
+    shapes: Path | None = None
+    weights: Weights = "fp32"
+    rules: Path | None = None

@@ -10,8 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from ckptools.checkpoint import leaf_at
-from ckptools.formats import rank_files
-from ckptools.formats.options import Options
+from ckptools.formats import open_again
 from ckptools.formats.rank_names import only_group, parse, siblings
 from ckptools.model import Shard, Tensor
 from ckptools.pickles import reader
@@ -41,7 +40,7 @@ def with_rank(tensor: Tensor, rank: int) -> Tensor:
         return tensor
     home, key = tensor.home.path, tensor.home.key
     name = only_group(home) if home.is_dir() else parse(home)
-    for member in siblings(name, tensor.home.follow_symlinks) if name else ():
+    for member in siblings(name, tensor.home.options.follow_symlinks) if name else ():
         if member.rank == rank and member.part == (key[0] if member.part else ""):
             saved = _saved(member.path, member.path.stat().st_mtime)
             other = leaf_at(saved.tree, key[1:] if member.part else key)
@@ -56,6 +55,6 @@ def _from_all_ranks(tensor: Tensor) -> Tensor:
     """Where the file does not tell which rank holds what (HSDP, flattened pieces): read them all."""
     if tensor.home is None:
         return tensor
-    whole = rank_files.read(tensor.home.path, Options(all_ranks=True, follow_symlinks=tensor.home.follow_symlinks))
+    whole = open_again(tensor.home.path, tensor.home.options)
     found = leaf_at(whole.tree, tensor.home.key)
     return found if isinstance(found, Tensor) else tensor

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +56,7 @@ def read(path: Path, options: Options) -> Checkpoint:
     if name is None:
         raise ReadError(path, "no rank in this name, and no rank files in this folder")
     group = [name] if options.only_this_file else siblings(name, options.follow_symlinks)
-    opened = _Opening(path, name, group, options.read_file, options.all_ranks).checkpoint(started)
-    return replace(opened, follow_symlinks=options.follow_symlinks)
+    return _Opening(path, name, group, options.read_file, options.all_ranks).checkpoint(started)
 
 
 class _Opening:

@@ -16,7 +16,7 @@ import zlib
 from dataclasses import dataclass
 
 from ckptools.errors import ReadError
-from ckptools.files import File
+from ckptools.files import File, Window
 from ckptools.pickles.told import told
 
 EOCD = struct.Struct("<4s4H2LH")
@@ -66,11 +66,11 @@ class Container:
     """A torch.save archive: its records, and where each one's bytes lie.
 
     Attributes:
-        file: the open file.
+        file: the open file, or the part of one that the archive is.
         records: by name without the root folder.
     """
 
-    def __init__(self, file: File) -> None:
+    def __init__(self, file: File | Window) -> None:
         self.file = file
         self.records = _read_directory(file)
         if "constants.pkl" in self.records:
@@ -79,7 +79,7 @@ class Container:
             raise ReadError(file.path, "a zip archive without data.pkl, so not written by torch.save")
 
     def payload(self, name: str) -> tuple[int, int]:
-        """Return `(offset, size)` in bytes of a record in the file, after checking its local header.
+        """Return `(offset, size)` in bytes of a record in the archive, after checking its local header.
 
         Raises:
             ReadError: there is no such record, or the two headers disagree.
@@ -117,7 +117,7 @@ class Container:
         return data
 
 
-def glance(file: File) -> None:
+def glance(file: File | Window) -> None:
     """Check that the file ends in a zip directory that lies where it should, without reading all of it.
 
     Raises:
@@ -128,7 +128,7 @@ def glance(file: File) -> None:
         raise ReadError(file.path, "zip directory is damaged")
 
 
-def _read_directory(file: File) -> dict[str, Record]:
+def _read_directory(file: File | Window) -> dict[str, Record]:
     start, size, count = _find_directory(file)
     if size > MAX_DIRECTORY:
         raise ReadError(file.path, f"zip directory of {size} bytes; at most {MAX_DIRECTORY} are read")
@@ -151,7 +151,7 @@ def _read_directory(file: File) -> dict[str, Record]:
     return records
 
 
-def _find_directory(file: File) -> tuple[int, int, int]:
+def _find_directory(file: File | Window) -> tuple[int, int, int]:
     """Return `(offset, size, entry count)` of the central directory, which must end where the end record begins."""
     at = file.size - EOCD.size
     end = file.read(at, EOCD.size) if at >= 0 else b""
@@ -171,7 +171,7 @@ def _find_directory(file: File) -> tuple[int, int, int]:
     return start, size, count
 
 
-def _find_zip64(file: File, eocd_at: int) -> tuple[int, int, int, int] | None:
+def _find_zip64(file: File | Window, eocd_at: int) -> tuple[int, int, int, int] | None:
     """Return `(its own offset, directory offset, directory size, entries)` of the zip64 end record, if any."""
     locator_at = eocd_at - EOCD64_LOCATOR.size
     locator = file.read(locator_at, EOCD64_LOCATOR.size) if locator_at >= 0 else b""
@@ -186,7 +186,7 @@ def _find_zip64(file: File, eocd_at: int) -> tuple[int, int, int, int] | None:
     return at, record[9], record[8], record[7]
 
 
-def _no_directory(file: File) -> str:
+def _no_directory(file: File | Window) -> str:
     if file.size == 0:
         return "is empty"
     if file.read(0, min(4, file.size)) == b"PK\3\4":
@@ -198,7 +198,7 @@ Entry = tuple[bytes, int, int, int, int, int, int]
 """Full name, offset of the local header, size, size in the file, CRC-32, method, flags."""
 
 
-def _parse_entries(file: File, data: bytes, count: int) -> list[Entry]:
+def _parse_entries(file: File | Window, data: bytes, count: int) -> list[Entry]:
     if count > MAX_RECORDS:
         raise ReadError(file.path, f"zip directory of {count} records; at most {MAX_RECORDS} are read")
     entries: list[Entry] = []
@@ -222,7 +222,7 @@ def _parse_entries(file: File, data: bytes, count: int) -> list[Entry]:
     return entries
 
 
-def _zip64_sizes(file: File, extra: bytes, size: int, packed: int, header: int) -> tuple[int, int, int]:
+def _zip64_sizes(file: File | Window, extra: bytes, size: int, packed: int, header: int) -> tuple[int, int, int]:
     """Replace each 32-bit field that is full by its 64-bit value from the extra field."""
     values = [size, packed, header]
     if MAX_32 not in values:
@@ -246,7 +246,7 @@ def _zip64_field(extra: bytes) -> bytes:
     return b""
 
 
-def _name_below_root(file: File, full: bytes, first: bytes) -> str:
+def _name_below_root(file: File | Window, full: bytes, first: bytes) -> str:
     root = first.partition(b"/")[0]
     try:
         text = full.decode("utf-8")

@@ -11,7 +11,7 @@ from typing import Any
 
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import ReadError
-from ckptools.files import File
+from ckptools.files import File, Window
 from ckptools.pickles.budgets import PickleError
 from ckptools.pickles.container import Container
 from ckptools.pickles.machine import Locate, Machine
@@ -56,18 +56,37 @@ def read(path: Path) -> Saved:
         ReadError: it is cut, damaged, or no torch.save file.
     """
     with File(path) as file:
-        container = Container(file)
-        check_byte_order(container)
-        machine = Machine(container.read("data.pkl"), _locator(container))
-        try:
-            with _no_collections():
-                tree = machine.load()
-            check_budget(tree)
-        except PickleError as error:
-            raise ReadError(path, f"data.pkl: {error}") from error
+        machine, tree = read_archive(file)
         names = tuple(g.dotted for g in machine.globals.values())
         claims = frozenset(machine.claims)
         return Saved(path, tree, claims, names, file.size, file.modified, file.bytes_read)
+
+
+def read_archive(file: File | Window) -> tuple[Machine, Any]:
+    """Read the torch.save archive that a file, or a part of one, is; return the machine that read it, and its tree.
+
+    Raises:
+        ReadError: it is cut, damaged, or no torch.save archive.
+    """
+    container = Container(file)
+    check_byte_order(container)
+    machine = Machine(container.read("data.pkl"), _locator(container))
+    return machine, load_checked(machine, file.path, "data.pkl")
+
+
+def load_checked(machine: Machine, path: Path, what: str) -> Any:
+    """Run a pickle and hold its tree against the budgets; `what` names it in errors.
+
+    Raises:
+        ReadError: it is damaged, or beyond the budgets.
+    """
+    try:
+        with _no_collections():
+            tree = machine.load()
+        check_budget(tree)
+    except PickleError as error:
+        raise ReadError(path, f"{what}: {error}") from error
+    return tree
 
 
 @contextmanager
@@ -106,7 +125,7 @@ def _locator(container: Container) -> Locate:
                     container.file.path,
                     f"record {told(record)} has {size} bytes, its tensors expect {told(expected)}; damaged",
                 )
-            known[storage.key] = offset
+            known[storage.key] = container.file.start + offset
         return container.file.path, known[storage.key], record, container.records[record].crc
 
     return locate
