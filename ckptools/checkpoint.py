@@ -11,7 +11,7 @@ from typing import Any
 from ckptools import optimizers
 from ckptools.model import Fact, Home, KeyPath, Problem, RankFile, Tensor, children_of, fqn_of
 from ckptools.optimizers import Optimizer
-from ckptools.sections import Section, find_sections
+from ckptools.sections import Section, find_sections, is_flat_optimizer
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,9 @@ class Checkpoint:
             found[_free(found, optimizer.name)] = replace(optimizer, state=self._bound_state(section, optimizer))
         return found
 
-    def _bound_state(self, section: Section, optimizer: Optimizer) -> dict[Any, Mapping[str, Any]]:
+    def _bound_state(self, section: Section, optimizer: Optimizer) -> Mapping[Any, Mapping[str, Any]]:
+        if is_flat_optimizer(section.value):
+            return optimizer.state
         ids = list(section.value["state"])
         paths = {optimizer.naming.names.get(i, i): (*section.path, "state", i) for i in ids}
         return {n: Values(self, paths[n], v) if isinstance(v, Mapping) else v for n, v in optimizer.state.items()}

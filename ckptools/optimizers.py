@@ -15,7 +15,7 @@ from typing import Any
 from ckptools.dtypes import is_floating
 from ckptools.model import KeyPath, Tensor
 from ckptools.regions import Ints
-from ckptools.sections import storage_identity
+from ckptools.sections import GROUPS, STATE, is_flat_optimizer, storage_identity
 
 Id = Any
 """What an optimizer calls a parameter: an int, or the fqn itself."""
@@ -37,6 +37,25 @@ class Naming:
     by: str
     unnamed: tuple[Id, ...]
     note: str
+
+
+def nested(value: Mapping[str, Any]) -> Mapping[str, Any]:
+    """An optimizer's state dict with `state` and `param_groups`, also where the file has it flattened.
+
+    Parameters whose hyperparameters are all equal form one group, as flattening has lost which ones did.
+    """
+    if not is_flat_optimizer(value):
+        return value
+    state: dict[str, dict[str, Any]] = {}
+    settings: dict[str, dict[str, Any]] = {}
+    for key, leaf in value.items():
+        kind = STATE if key.startswith(STATE) else GROUPS
+        fqn, _, name = key[len(kind) :].rpartition(".")
+        (state if kind == STATE else settings).setdefault(fqn, {})[name] = leaf
+    groups: dict[str, dict[str, Any]] = {}
+    for fqn, values in settings.items():
+        groups.setdefault(repr(sorted(values.items())), {**values, "params": []})["params"].append(fqn)
+    return {"state": state, "param_groups": list(groups.values())}
 
 
 def group_ids(optimizer: Mapping[str, Any]) -> list[list[Id]]:
@@ -199,6 +218,7 @@ class Optimizer:
 
 def describe(name: str, path: KeyPath, value: Mapping[str, Any], model: Mapping[str, Any] | None) -> Optimizer:
     """Describe the optimizer at `path`."""
+    value = nested(value)
     naming = name_parameters(value, model)
     state = {naming.names.get(i, i): entry for i, entry in value["state"].items()}
     groups = [

@@ -44,15 +44,36 @@ class Section:
     path: KeyPath
     value: Any
 
+    def holds(self, path: KeyPath) -> bool:
+        """Whether a key path of the tree leads into this section; a model at the root has only some of its keys."""
+        n = len(self.path)
+        inside = path[:n] == self.path
+        return inside and (len(path) == n or not isinstance(self.value, Mapping) or path[n] in self.value)
+
 
 def find_sections(tree: Any) -> tuple[Section, ...]:
     """Split a tree into its sections, in the order in which the file holds them.
 
-    A tree that is nothing but tensors is one model section. Every leaf is in exactly one section.
+    A tree that is nothing but tensors is one model section; tensors that lie beside an optimizer (torchtitan) are
+    one too. Every leaf is in exactly one section.
     """
+    beside = _weights_beside_an_optimizer(tree)
+    if beside:
+        return beside
     if _is_model((), tree):
         return (Section("model", "model", (), tree),)
     return tuple(_sections((), tree))
+
+
+def _weights_beside_an_optimizer(tree: Any) -> tuple[Section, ...]:
+    """The sections of a tree that holds tensors and an optimizer at its root, when nothing else is the model."""
+    if not isinstance(tree, Mapping) or not any(map(is_optimizer, tree.values())):
+        return ()
+    weights = {k: v for k, v in tree.items() if isinstance(k, str) and isinstance(v, Tensor)}
+    rest = tuple(_sections((), {k: v for k, v in tree.items() if k not in weights}))
+    if not weights or any(s.kind == "model" for s in rest):
+        return ()
+    return (Section("model", "model", (), weights), *rest)
 
 
 def _sections(path: KeyPath, node: Any) -> Iterator[Section]:
@@ -86,13 +107,30 @@ def _kind(path: KeyPath, node: Any) -> SectionKind | None:
 
 
 def is_optimizer(node: Any) -> bool:
-    """Whether a subtree is a `torch.optim.Optimizer.state_dict()`."""
-    return (
+    """Whether a subtree is a `torch.optim.Optimizer.state_dict()`, nested or flattened."""
+    return is_flat_optimizer(node) or (
         isinstance(node, Mapping)
         and isinstance(node.get("state"), Mapping)
         and isinstance(node.get("param_groups"), (list, tuple))
         and all(isinstance(group, Mapping) for group in node["param_groups"])
     )
+
+
+def is_flat_optimizer(node: Any) -> bool:
+    """Whether a subtree has keys such as `state.<fqn>.exp_avg` and `param_groups.<fqn>.lr`, and no others.
+
+    Source: torch/distributed/checkpoint/state_dict.py, `_flatten_optim_state_dict`.
+    """
+    if not isinstance(node, Mapping) or not node or not all(isinstance(k, str) for k in node):
+        return False
+    return all(k.startswith((STATE, GROUPS)) and k.count(".") > 1 for k in node) and any(map(_of_groups, node))
+
+
+STATE, GROUPS = "state.", "param_groups."
+
+
+def _of_groups(key: str) -> bool:
+    return key.startswith(GROUPS)
 
 
 def _is_model(path: KeyPath, node: Any) -> bool:

@@ -34,6 +34,14 @@ def test_names_in_the_file_are_taken_as_they_are():
     assert (naming.by, naming.names) == ("fqn", {"a.w": "a.w"})
 
 
+def test_a_flattened_state_dict_is_the_nested_one_again():
+    flat = {"state.a.w.step": 1, "state.a.b.step": 2, "state.c.w.step": 3}
+    flat |= {f"param_groups.{fqn}.lr": lr for fqn, lr in (("a.w", 0.1), ("a.b", 0.2), ("c.w", 0.1))}
+    told = describe("AdamW", (), flat, None)
+    assert told.state == {"a.w": {"step": 1}, "a.b": {"step": 2}, "c.w": {"step": 3}}
+    assert [(g.lr, g.names) for g in told.param_groups] == [(0.1, ("a.w", "c.w")), (0.2, ("a.b",))]
+
+
 def test_one_group_in_module_order_is_named():
     naming = name_parameters(optimizer([(0, (2, 3)), (1, (2,))]), model(w=(2, 3), b=(2,)))
     assert (naming.by, naming.names, naming.unnamed) == ("order", {0: "w", 1: "b"}, ())

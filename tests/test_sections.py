@@ -48,6 +48,25 @@ def test_composers_wrapper_is_left_out_of_the_names():
     ]
 
 
+def test_weights_beside_an_optimizer_are_the_model_and_the_rest_keeps_its_sections():
+    tree = {**MODEL, "optimizer": OPTIMIZER, "lr_scheduler": SCHEDULER, "train_state": {"step": 3}, "loss": 0.5}
+    sections = find_sections(tree)
+    assert [s.name for s in sections] == ["model", "optimizer", "lr_scheduler", "train_state", "loss"]
+    assert (list(sections[0].value), sections[0].path) == (["w", "b"], ())
+    assert sections[0].holds(("w",)) and not sections[0].holds(("optimizer", "state"))
+
+
+def test_a_tensor_at_the_root_is_no_model_where_there_is_a_real_one():
+    tree = {"nets": {"generator": MODEL}, "optimizer": OPTIMIZER, "loss": tensor()}
+    assert [(s.kind, s.name) for s in find_sections(tree) if s.kind == "model"] == [("model", "nets.generator")]
+
+
+def test_a_flattened_optimizer_is_an_optimizer_and_a_flattened_model_is_none():
+    assert is_optimizer({"state.a.b.exp_avg": tensor(), "param_groups.a.b.lr": 0.1})
+    assert not is_optimizer({"state.a.b.weight": tensor()})
+    assert not is_optimizer({"state.a.exp_avg": tensor(), "param_groups.a.lr": 0.1, "model.w": tensor()})
+
+
 def test_extra_state_between_the_tensors_does_not_hide_a_model():
     assert kinds({"model": {**MODEL, "x._extra_state": {}}})[0] == ("model", "model")
 

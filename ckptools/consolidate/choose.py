@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ckptools.checkpoint import Checkpoint, leaf_at
+from ckptools.checkpoint import Checkpoint
 from ckptools.consolidate.replicas import differing_boxes
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import NotWholeError, RefusedError, UsageError
@@ -17,6 +17,7 @@ from ckptools.files import OpenFiles
 from ckptools.formats.merge import like
 from ckptools.model import KeyPath, Problem, Shard, Tensor, fqn_of, walk
 from ckptools.regions import Box, TangledLayoutError, cover
+from ckptools.sections import Section
 from ckptools.values import Global, NumpyArray, Opaque
 from ckptools.views.words import plural, spans
 
@@ -64,9 +65,7 @@ def select(
         raise UsageError(checkpoint.path, f"--prefer-rank {prefer_rank}: there is no file of that rank here")
     picking = _Picking(checkpoint, allow_missing, prefer_rank, files)
     picking.problems += [p for p in checkpoint.problems if p.code in FATAL and _concerns(p, sections.values())]
-    trees = {
-        name: picking.copy(leaf_at(checkpoint.tree, p), p, (name,) if name else ()) for name, p in sections.items()
-    }
+    trees = {name: picking.copy(s.value, s.path, (name,) if name else ()) for name, s in sections.items()}
     if picking.problems:
         raise NotWholeError(checkpoint.path, _summary(checkpoint, picking.problems), picking.problems)
     if any(t is _LEFT_OUT for t in trees.values()):
@@ -79,24 +78,24 @@ def select(
     )
 
 
-def _sections(checkpoint: Checkpoint, only: str) -> dict[str, KeyPath]:
-    """Key paths of the parts to write, by their name in the output; one part alone has no name there."""
+def _sections(checkpoint: Checkpoint, only: str) -> dict[str, Section]:
+    """The parts to write, by their name in the output; one part alone has no name there."""
     if only == "all":
-        return {"": ()}
+        return {"": Section("other", "", (), checkpoint.tree)}
     if only not in ONLY:
         raise UsageError(None, f"--only {only}: choose one of {', '.join(ONLY)}")
     found = checkpoint.of_kind(only)
     if not found:
         here = ", ".join(sorted({s.kind for s in checkpoint.sections}))
         raise UsageError(checkpoint.path, f"holds no {only}; it holds {here}")
-    return {"": found[0].path} if len(found) == 1 else {s.name: s.path for s in found}
+    return {"": found[0]} if len(found) == 1 else {s.name: s for s in found}
 
 
-def _concerns(problem: Problem, parts: Iterable[KeyPath]) -> bool:
+def _concerns(problem: Problem, parts: Iterable[Section]) -> bool:
     """Whether a problem is about what is going to be written."""
     if problem.tensor is None or problem.code == "CK006":
         return True
-    prefixes = [fqn_of(p) for p in parts]
+    prefixes = [fqn_of(s.path) for s in parts]
     return any(not p or problem.tensor == p or problem.tensor.startswith(p + ".") for p in prefixes)
 
 
@@ -110,7 +109,7 @@ class _Picking:
         self.left_out: dict[KeyPath, str] = {}
         self.per_rank: list[KeyPath] = []
         self.model_paths: list[KeyPath] = []
-        self.strict = [(s.path, s.kind) for s in checkpoint.sections if s.kind in ("model", "optimizer", "scheduler")]
+        self.strict = [s for s in checkpoint.sections if s.kind in ("model", "optimizer", "scheduler")]
 
     def copy(self, node: Any, source: KeyPath, at: KeyPath) -> Any:
         """Copy what is at `source` in the checkpoint to `at` in the output; `_LEFT_OUT` when it is not written."""
@@ -156,7 +155,7 @@ class _Picking:
         return node
 
     def _kind_at(self, source: KeyPath) -> str:
-        return next((kind for path, kind in self.strict if source[: len(path)] == path), "other")
+        return next((s.kind for s in self.strict if s.holds(source)), "other")
 
     def _tensor(self, tensor: Tensor, source: KeyPath, at: KeyPath) -> Any:
         fqn = fqn_of(source)
@@ -191,9 +190,9 @@ class _Picking:
     def _preference(self, shard: Shard) -> tuple[bool, int]:
         return (shard.rank != self.prefer_rank, -1 if shard.rank is None else shard.rank)
 
-    def told(self, checkpoint: Checkpoint, parts: Iterable[KeyPath]) -> list[str]:
+    def told(self, checkpoint: Checkpoint, parts: Iterable[Section]) -> list[str]:
         """What the user should know although nothing is wrong."""
-        written = [p for p in checkpoint.differing if any(p[: len(part)] == part for part in parts)]
+        written = [p for p in checkpoint.differing if any(part.holds(p) for part in parts)]
         if self.prefer_rank is None:
             return _one_rank_each([*written, *self.per_rank], "the lowest rank")
         # The tree holds the lowest rank's plain values; only tensors have every rank's copy to choose from.

@@ -19,7 +19,7 @@ from ckptools.formats import spans
 from ckptools.model import Shard, Tensor
 from ckptools.optimizers import name_parameters
 from ckptools.regions import Ints
-from ckptools.sections import Section, find_sections
+from ckptools.sections import Section, find_sections, is_flat_optimizer
 
 FLAT_NAMES = ("_flat_param", "flat_param")
 
@@ -66,6 +66,8 @@ def _ragged(tensor: Tensor) -> bool:
 
 
 def _settle_optimizer(section: Section, model: Mapping[str, Any] | None, all_ranks: bool) -> None:
+    if is_flat_optimizer(section.value):
+        return
     naming = name_parameters(section.value, model)
     sharded = model is None or any(isinstance(t, Tensor) and t.sharded for t in model.values())
     for key, entry in section.value["state"].items():

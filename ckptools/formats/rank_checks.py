@@ -61,8 +61,7 @@ def _counts_steps(path: KeyPath) -> bool:
 
 
 def _is_per_rank(path: KeyPath, sections: Sequence[Section]) -> bool:
-    strict = (s.path for s in sections if s.kind in ("model", "optimizer", "scheduler"))
-    return not any(path[: len(p)] == p for p in strict)
+    return not any(s.holds(path) for s in sections if s.kind in ("model", "optimizer", "scheduler"))
 
 
 def of_tensors(tensors: Iterable[tuple[KeyPath, Tensor]]) -> list[Problem]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ckptools.checkpoint import Checkpoint
 from ckptools.model import Tensor
-from ckptools.optimizers import Optimizer, ParamGroup, group_ids
+from ckptools.optimizers import Optimizer, ParamGroup, group_ids, nested
 from ckptools.sections import section_name
 from ckptools.views.shown import scalar
 
@@ -80,7 +80,7 @@ def optimizer_rows(ck: Checkpoint) -> tuple[OptimizerRow, ...]:
 def _optimizer_row(ck: Checkpoint, optimizer: Optimizer) -> OptimizerRow:
     slots = {slot: None for entry in optimizer.state.values() if isinstance(entry, Mapping) for slot in entry}
     raw = next(s.value for s in ck.sections if s.path == optimizer.path)
-    listed = [bool(ids) or not optimizer.state for ids in group_ids(raw)]
+    listed = [bool(ids) or not optimizer.state for ids in group_ids(nested(raw))]
     sizes = _sizes(ck, optimizer)
     rows = tuple(_group_row(g, sizes, known) for g, known in zip(optimizer.param_groups, listed, strict=False))
     naming = optimizer.naming

@@ -9,6 +9,7 @@ from typing import Any
 
 from ckptools.checkpoint import Checkpoint
 from ckptools.model import Tensor, nodes_in, tensors_in, walk
+from ckptools.optimizers import nested
 from ckptools.sections import Section, SectionSize, storage_identity
 from ckptools.steps import COUNTERS, EPOCH_COUNTERS
 from ckptools.values import NumpyArray
@@ -49,7 +50,7 @@ def _model(ck: Checkpoint, section: Section) -> str:
 
 
 def _optimizer(ck: Checkpoint, section: Section) -> str:
-    state = section.value["state"]
+    state = nested(section.value)["state"]
     slots = {slot: None for entry in state.values() if isinstance(entry, Mapping) for slot in entry}
     told = f"{_some(slots)} of {plural(len(state), 'parameter')}" if state else "no state yet"
     return told + _pieces_of_one_rank(ck, section)
