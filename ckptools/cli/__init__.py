@@ -12,17 +12,19 @@ import os
 import signal
 import sys
 import traceback
+import warnings
 from collections.abc import Callable
 
 import typer
 
 from ckptools.cli.consolidate import consolidate
 from ckptools.cli.create import create
+from ckptools.cli.formats import formats
 from ckptools.cli.inspect import inspect
 from ckptools.cli.shell import shell
 from ckptools.errors import CkptoolsError
 
-COMMANDS: tuple[Callable[..., None], ...] = (inspect, consolidate, create, shell)
+COMMANDS: tuple[Callable[..., None], ...] = (inspect, consolidate, create, shell, formats)
 
 BUG_EXIT = 70
 INTERRUPTED_EXIT = 130
@@ -47,11 +49,18 @@ def say(message: str) -> None:
         typer.echo(printable(message), err=True)
 
 
+def _say_warning(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
+    """Print our own warnings as a line, and nobody else's."""
+    if category.__module__.startswith("ckptools"):
+        say(f"warning: {message}")
+
+
 def one_line_errors(function: Callable[..., None]) -> Callable[..., None]:
     """Turn every error of a command into one line on stderr and the right exit code."""
 
     @functools.wraps(function)
     def command(*args: object, **kwargs: object) -> None:
+        warnings.showwarning = _say_warning
         try:
             function(*args, **kwargs)
         except CkptoolsError as error:
@@ -86,7 +95,7 @@ def one_line_errors(function: Callable[..., None]) -> Callable[..., None]:
 
 
 for function in COMMANDS:
-    app.command(no_args_is_help=True)(one_line_errors(function))
+    app.command(no_args_is_help=function is not formats)(one_line_errors(function))
 
 
 def run() -> None:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ckptools.cli.inspect import RulesFile, Weights, WhichWeights
+
 if TYPE_CHECKING:
     from ckptools.consolidate import Consolidated
 
@@ -39,6 +41,8 @@ def consolidate(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and plan; write nothing.")] = False,
     copies: Annotated[bool, typer.Option("--copies", help="With --dry-run: print every copy of bytes.")] = False,
     jobs: Annotated[int | None, typer.Option("--jobs", "-j", help="Threads.")] = None,
+    weights: WhichWeights = Weights.fp32,
+    rules: RulesFile = None,
     only_this_file: Annotated[bool, typer.Option("--only-this-file", help="Do not look for other ranks.")] = False,
     follow_symlinks: Annotated[
         bool, typer.Option("--follow-symlinks", help="Accept rank files that are links out of the folder.")
@@ -49,7 +53,14 @@ def consolidate(
     from ckptools.consolidate import consolidate as write
     from ckptools.formats import open_checkpoint
 
-    checkpoint = open_checkpoint(path, all_ranks=True, only_this_file=only_this_file, follow_symlinks=follow_symlinks)
+    checkpoint = open_checkpoint(
+        path,
+        all_ranks=True,
+        only_this_file=only_this_file,
+        follow_symlinks=follow_symlinks,
+        weights=weights.value,
+        rules=rules,
+    )
     line = ProgressLine(0)
     done = write(
         checkpoint,

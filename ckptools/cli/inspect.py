@@ -31,6 +31,13 @@ class Engine(str, Enum):
     torch = "torch"
 
 
+class Weights(str, Enum):
+    """Which copy of the model is read where there are two."""
+
+    fp32 = "fp32"
+    module = "module"
+
+
 CheckpointPath = Annotated[Path, typer.Argument(help="A rank file (its siblings are found), a folder, or a .pt file.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object for other programs.")]
 SectionName = Annotated[
@@ -40,6 +47,12 @@ SectionName = Annotated[
 AllRanks = Annotated[bool, typer.Option("--all-ranks", help="Read the structure of every rank, and compare them.")]
 OnlyThisFile = Annotated[bool, typer.Option("--only-this-file", help="Do not look for the other ranks' files.")]
 FollowSymlinks = Annotated[bool, typer.Option("--follow-symlinks", help="Accept links that lead out of the folder.")]
+WhichWeights = Annotated[
+    Weights, typer.Option(help="Where the model is held twice (DeepSpeed, Megatron): fp32 master copy, or module.")
+]
+RulesFile = Annotated[
+    Path | None, typer.Option("--rules", help="JSON that says how tensor-parallel weights are joined (Megatron).")
+]
 EngineName = Annotated[
     Engine, typer.Option(help="inert: names are only names, nothing is run. torch: through torch.load, as a check.")
 ]
@@ -55,6 +68,8 @@ def inspect(
     all_ranks: AllRanks = False,
     only_this_file: OnlyThisFile = False,
     follow_symlinks: FollowSymlinks = False,
+    weights: WhichWeights = Weights.fp32,
+    rules: RulesFile = None,
     engine: EngineName = Engine.inert,
     trust: Trust = False,
 ) -> None:
@@ -74,6 +89,8 @@ def inspect(
         only_this_file=only_this_file,
         follow_symlinks=follow_symlinks,
         read_file=reader_of(engine, trust),
+        weights=weights.value,
+        rules=rules,
     )
     report = inspect_report(checkpoint)
     details = details_of(checkpoint, section)

@@ -11,14 +11,22 @@ from ckptools.errors import ReadError, UnknownFormatError, UsageError
 from ckptools.files import reading
 from ckptools.formats import rank_files, torch_file
 from ckptools.formats.options import Options, Reader, Weights
+from ckptools.formats.outside import formats_from_outside
 from ckptools.pickles import reader
 
 
 class Format(Protocol):
-    """What every module in this folder that reads a format provides."""
+    """What every module in this folder that reads a format provides.
+
+    Attributes:
+        NAME: an identifier.
+        READS: what it reads, in one line.
+        KNOWN_BY: by what it is recognised, in one line.
+    """
 
     NAME: str
     READS: str
+    KNOWN_BY: str
 
     def detect(self, path: Path) -> bool:
         """Whether `path` looks like this format, by names and a few bytes; never by its pickles."""
@@ -75,7 +83,7 @@ def _open(path: Path, options: Options) -> Checkpoint:
     with reading(path):
         if not path.exists():
             raise ReadError(path, "no such file or folder")
-        format_ = next((f for f in FORMATS if f.detect(path)), None)
+        format_ = next((f for f in (*formats_from_outside(), *FORMATS) if f.detect(path)), None)
     if format_ is not None:
         return replace(format_.read(path, options), options=options)
     raise UnknownFormatError(path, _unknown(path))

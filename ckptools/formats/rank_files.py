@@ -32,6 +32,7 @@ from ckptools.steps import find_step
 
 NAME = "rank_files"
 READS = "one torch.save file per rank: Composer, verl, OLMo, Accelerate (FSDP1, FSDP2, HSDP, TP)"
+KNOWN_BY = "a rank in the file name, such as ep0-ba5-rank3.pt, or a folder of such files"
 
 MAX_WORLD = 1 << 16
 """Ranks that are looked for; a file that claims more is not from any cluster there is."""

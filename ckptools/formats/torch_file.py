@@ -18,6 +18,7 @@ from ckptools.steps import find_step
 
 NAME = "torch_file"
 READS = "one torch.save file: .pt, .pth, .bin, .ckpt (DDP snapshots, Lightning, plain state dicts)"
+KNOWN_BY = "its first bytes, whatever the file is called"
 
 
 PART = re.compile(r"(?<!\d)(\d+)-of-(\d+)(?!\d)|(?<![A-Za-z])rank[_-]?(\d+)")

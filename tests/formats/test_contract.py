@@ -30,7 +30,7 @@ def test_every_format_leaves_an_empty_folder_alone(fmt, tmp_path):
 
 @pytest.mark.parametrize("fmt", FORMATS, ids=lambda f: f.NAME)
 def test_every_format_says_what_it_reads(fmt):
-    assert fmt.NAME.isidentifier() and len(fmt.READS) > 20
+    assert fmt.NAME.isidentifier() and len(fmt.READS) > 20 and len(fmt.KNOWN_BY) > 20
 
 
 def test_an_empty_folder_is_unknown_and_told_in_one_line(tmp_path):

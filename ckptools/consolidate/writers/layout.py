@@ -60,9 +60,17 @@ class WriteOptions:
 
 
 class Writer(Protocol):
-    """What every module in this folder that writes a format provides."""
+    """What every module in this folder that writes a format provides.
+
+    Attributes:
+        NAME: an identifier.
+        WRITES: what it writes, in one line.
+        SUFFIXES: of the output names that ask for it.
+        ONLY: what is written when the caller does not say: `model`, `optimizer` or `all`.
+    """
 
     NAME: str
+    WRITES: str
     SUFFIXES: tuple[str, ...]
     ONLY: str
 

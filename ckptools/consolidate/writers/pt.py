@@ -25,6 +25,7 @@ from ckptools.model import KeyPath, Tensor, fqn_of
 from ckptools.pickles.container import CENTRAL, EOCD, EOCD64, EOCD64_LOCATOR, LOCAL, MAX_32
 
 NAME = "pt"
+WRITES = "one torch.save file that torch.load(weights_only=True, mmap=True) accepts; the same tree with full tensors"
 SUFFIXES: tuple[str, ...] = (".pt", ".pth", ".bin", ".ckpt")
 ONLY = "all"
 

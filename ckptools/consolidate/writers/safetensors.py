@@ -22,6 +22,7 @@ from ckptools.errors import RefusedError
 from ckptools.model import Tensor, fqn_of, tensors_in
 
 NAME = "safetensors"
+WRITES = "one .safetensors, or several with a Hugging Face index; the model"
 SUFFIXES: tuple[str, ...] = (".safetensors",)
 ONLY = "model"
 

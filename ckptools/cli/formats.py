@@ -1,0 +1,19 @@
+"""`ckptools formats`: what is read and written, and how each is recognised."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def formats(
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object for other programs.")] = False,
+) -> None:
+    """List the formats that are read and written, in the order in which they are tried.
+
+    Other packages bring more through the entry point group ckptools.formats; theirs are tried first.
+    """
+    from ckptools.views.known_formats import known_formats_json, known_formats_text
+
+    typer.echo(known_formats_json() if json else known_formats_text())
