@@ -13,6 +13,7 @@ Importing this imports neither torch nor numpy.
 from __future__ import annotations
 
 from ckptools.checkpoint import Checkpoint
+from ckptools.checks import verify
 from ckptools.consolidate import consolidate
 from ckptools.errors import CkptoolsError
 from ckptools.formats import open_checkpoint as open
@@ -33,4 +34,5 @@ __all__ = [
     "load_shard",
     "offline",
     "open",
+    "verify",
 ]

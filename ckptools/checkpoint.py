@@ -140,6 +140,12 @@ class Checkpoint:
         complete = self.all_ranks or all(s.source is not None or s.item is not None for s in tensor.shards)
         return tensor if complete and tensor.shards else replace(tensor, home=Home(self.path, path, self.options))
 
+    def verify(self, **options: Any) -> Any:
+        """Check that it is whole, unharmed and coherent; see `ckptools.verify`."""
+        from ckptools.checks.verifying import verify
+
+        return verify(self, **options)
+
     def consolidate(self, out: str | Path, **options: Any) -> Any:
         """Write one `.pt` or `.safetensors`; see `ckptools.consolidate`."""
         from ckptools.consolidate import consolidate

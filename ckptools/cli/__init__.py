@@ -22,9 +22,10 @@ from ckptools.cli.create import create
 from ckptools.cli.formats import formats
 from ckptools.cli.inspect import inspect
 from ckptools.cli.shell import shell
+from ckptools.cli.verify import verify
 from ckptools.errors import CkptoolsError
 
-COMMANDS: tuple[Callable[..., None], ...] = (inspect, consolidate, create, shell, formats)
+COMMANDS: tuple[Callable[..., None], ...] = (inspect, verify, consolidate, create, shell, formats)
 
 BUG_EXIT = 70
 INTERRUPTED_EXIT = 130

@@ -10,13 +10,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ckptools.checkpoint import Checkpoint
+from ckptools.checks.layout import cover_problem
 from ckptools.consolidate.replicas import differing_boxes
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import NotWholeError, RefusedError, UsageError
 from ckptools.files import OpenFiles
 from ckptools.formats.merge import like
 from ckptools.model import KeyPath, Problem, Shard, Tensor, fqn_of, walk
-from ckptools.regions import Box, TangledLayoutError, cover
+from ckptools.regions import Box
 from ckptools.sections import Section
 from ckptools.values import Global, NumpyArray, Opaque
 from ckptools.views.words import plural, spans
@@ -36,12 +37,16 @@ class Selection:
         model_paths: key paths of the tensors that belong to a model, for `--dtype`.
         left_out: what is not written, by key path: why.
         notes: things to tell the user that are no problem.
+        places: every section that is written, with its key path in `tree`.
+        source: the checkpoint that it was chosen from.
     """
 
     tree: Any
     model_paths: frozenset[KeyPath] = frozenset()
     left_out: dict[KeyPath, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    places: tuple[tuple[Section, KeyPath], ...] = ()
+    source: Checkpoint | None = None
 
 
 def select(
@@ -73,9 +78,12 @@ def select(
             checkpoint.path, f"is nothing that can be written, but {next(iter(picking.left_out.values()))}"
         )
     tree = trees[""] if list(trees) == [""] else trees
-    return Selection(
-        tree, frozenset(picking.model_paths), picking.left_out, picking.told(checkpoint, list(sections.values()))
-    )
+    if only == "all":
+        places = tuple((s, s.path) for s in checkpoint.sections)
+    else:
+        places = tuple((s, (name,) if name else ()) for name, s in sections.items())
+    notes = picking.told(checkpoint, list(sections.values()))
+    return Selection(tree, frozenset(picking.model_paths), picking.left_out, notes, places, checkpoint)
 
 
 def _sections(checkpoint: Checkpoint, only: str) -> dict[str, Section]:
@@ -162,7 +170,7 @@ class _Picking:
         if tensor.kind == "meta":
             self.left_out[at] = tensor.note
             return _LEFT_OUT
-        problem = _cannot(tensor, fqn)
+        problem = cover_problem(tensor, fqn)
         if problem is not None:
             if not self.allow_missing:
                 self.problems.append(problem)
@@ -218,29 +226,6 @@ def _is_plain(tree: Any) -> bool:
         and not any(isinstance(key, Opaque) for key in path)
         for path, leaf in walk(tree)
     )
-
-
-def _cannot(tensor: Tensor, fqn: str) -> Problem | None:
-    """Why a tensor cannot be written whole, or None."""
-    if tensor.note:
-        return Problem("CK106", "error", tensor.note, None, fqn)
-    boxes = {s.box for s in tensor.found}
-    try:
-        told = cover(tensor.shape, boxes)
-    except TangledLayoutError as error:
-        return Problem("CK106", "error", str(error), None, fqn)
-    if told.exact:
-        return None
-    if told.outside:
-        return Problem("CK102", "error", f"a shard at {told.outside[0]} outside of {list(tensor.shape)}", None, fqn)
-    if told.overlaps:
-        a, b = told.overlaps[0]
-        return Problem("CK102", "error", f"shards {a} and {b} overlap", None, fqn)
-    ranks = sorted({s.rank for s in tensor.shards if s.source is None and s.rank is not None})
-    whose = f", held by rank {', '.join(map(str, ranks[:8]))}" if ranks else ""
-    where = ", ".join(map(str, told.gaps[:3])) + (" …" if len(told.gaps) > 3 else "")
-    text = f"gap {where}: {told.missing} of {tensor.numel} elements are in no file here{whose}"
-    return Problem("CK101", "error", text, ranks[0] if ranks else None, fqn)
 
 
 def _summary(checkpoint: Checkpoint, problems: list[Problem]) -> str:

@@ -11,7 +11,6 @@ import errno
 import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from threading import Event, local
 
 from ckptools.consolidate.crc import combine
@@ -19,12 +18,10 @@ from ckptools.consolidate.output import write_at
 from ckptools.consolidate.plan import Band, Copy, Job
 from ckptools.errors import CkptoolsError, ReadError, WriteError
 from ckptools.files import OpenFiles
-from ckptools.interrupts import held_back
+from ckptools.threads import in_threads
 
 BUFFER = 1 << 20
 KERNEL_CHUNK = 64 << 20
-INTERRUPT_SECONDS = 0.1
-"""How often the main thread looks for an interrupt."""
 
 Progress = Callable[[int, str], None]
 """Called with the bytes that were written since the last call, and the fqn they belong to."""
@@ -62,24 +59,7 @@ class Executor:
             ReadError: a source cannot be read, or is not what its checksum says.
             WriteError: the output cannot be written.
         """
-        with held_back() as interrupted, ThreadPoolExecutor(max(1, threads)) as pool:
-            futures = [pool.submit(self._job, job) for job in jobs]
-            pending = set(futures)
-            while pending and not interrupted:
-                done, pending = wait(pending, INTERRUPT_SECONDS, FIRST_EXCEPTION)
-                failed = next((f for f in done if f.exception() is not None), None)
-                if failed is not None:
-                    self._give_up(futures)
-                    raise failed.exception() or Stopped()
-            if interrupted:
-                self._give_up(futures)
-        return [f.result() for f in futures]
-
-    def _give_up(self, futures: Sequence[Future[int]]) -> None:
-        """Start nothing more, and let what runs stop at its next piece."""
-        self._stop.set()
-        for future in futures:
-            future.cancel()
+        return in_threads(self._job, jobs, threads, self._stop.set)
 
     def _job(self, job: Job) -> int:
         crc = 0

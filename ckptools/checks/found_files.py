@@ -1,0 +1,50 @@
+"""Are the files all there, whole, and of one save?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from ckptools.checkpoint import Checkpoint
+from ckptools.checks.results import Check, judged
+from ckptools.files import reading
+from ckptools.model import Problem
+from ckptools.views.words import plural, size
+
+PRESENCE = ("CK001", "CK002", "CK005", "CK009", "CK010", "CK011")
+ONE_SAVE = ("CK003", "CK006")
+
+FAR_APART = 3600.0
+"""Seconds between the first and the last file of one save; more makes one think of two saves."""
+
+
+def presence(ck: Checkpoint) -> Check:
+    """Missing, cut, stray and left-over files."""
+    here = sum(f.status in ("read", "seen") for f in ck.files)
+    problems = [*(p for p in ck.problems if p.code in PRESENCE), *_left_over(ck)]
+    return judged("files", problems, f"{here} of {len(ck.files)} here and complete")
+
+
+def one_save(ck: Checkpoint) -> Check:
+    """Sizes, times and steps that fit together."""
+    sizes = sorted({f.nbytes for f in ck.files if f.status in ("read", "seen")})
+    times = [f.modified for f in ck.files if f.modified is not None]
+    apart = max(times) - min(times) if times else 0.0
+    problems = [p for p in ck.problems if p.code in ONE_SAVE]
+    if apart > FAR_APART:
+        text = f"files were written {apart / 3600:.1f} hours apart; they may be of two saves, or copied one by one"
+        problems.append(Problem("CK006", "warning", text))
+    span = f"{size(sizes[0])} to {size(sizes[-1])}" if len(sizes) > 1 else size(sizes[0]) if sizes else "no size"
+    return judged("one save", problems, f"{plural(len(ck.files), 'file')} of {span}, written within {apart:.0f} s")
+
+
+def _left_over(ck: Checkpoint) -> Iterator[Problem]:
+    """What an interrupted save, or an interrupted consolidate, leaves behind."""
+    for folder in dict.fromkeys(f.path.parent for f in ck.files):
+        if not folder.is_dir():
+            continue
+        with reading(folder):
+            names = sorted(entry.name for entry in folder.iterdir())
+        for name in names:
+            if name.endswith((".metadata.tmp", ".partial")):
+                yield Problem("CK008", "warning", f"{Path(name).name} is left over from a write that was interrupted")

@@ -1,0 +1,154 @@
+"""Does the training state fit together: optimizer and model, step counters, learning rates, RNG of the ranks?"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from ckptools.checkpoint import Checkpoint
+from ckptools.checks.results import Check, judged, skipped
+from ckptools.model import KeyPath, Problem, Tensor, nodes_in
+from ckptools.optimizers import Optimizer
+from ckptools.values import NumpyArray
+from ckptools.views.groups import optimizer_rows, scheduler_rows
+from ckptools.views.words import plural
+
+ELEMENTWISE = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "exp_inf", "square_avg", "acc_delta")
+"""Slots that have one number for each number of the parameter, in every optimizer that uses the name."""
+
+
+def optimizer_covers(ck: Checkpoint) -> Check:
+    """State for every parameter in a group, each in one group, moments of the parameter's shape."""
+    name = "optimizer covers params"
+    optimizers = [o for o in ck.optimizers.values() if o.state]
+    if not optimizers:
+        return skipped(name, "no optimizer state")
+    problems = [p for o in optimizers for p in (*_grouped(o), *_shaped(ck, o))]
+    with_state = sum(len(o.state) for o in optimizers)
+    unnamed = sum(len(o.naming.unnamed) for o in optimizers)
+    more = f"; {unnamed} could not be named, so their shapes are not compared" if unnamed else ""
+    return judged(name, problems, f"{with_state} with state{more}")
+
+
+def _grouped(optimizer: Optimizer) -> Iterator[Problem]:
+    groups = [n for group in optimizer.param_groups for n in group.names]
+    if not groups:
+        return
+    keys = {k if isinstance(k, str) else f"?{k}" for k in optimizer.state}
+    twice = sorted({n for n in groups if groups.count(n) > 1}) if len(set(groups)) < len(groups) else []
+    for fqn in twice:
+        yield Problem("CK207", "error", "is in two param groups", None, fqn)
+    for fqn in sorted(keys - set(groups)):
+        yield Problem("CK207", "error", "has optimizer state and is in no param group", None, fqn)
+    for fqn in dict.fromkeys(n for n in groups if n not in keys):
+        yield Problem(
+            "CK203", "warning", "is in a param group and has no state: frozen, or never had a gradient", None, fqn
+        )
+
+
+def _shaped(ck: Checkpoint, optimizer: Optimizer) -> Iterator[Problem]:
+    model = ck.model
+    for fqn, slots in optimizer.state.items():
+        parameter = model.get(fqn) if isinstance(fqn, str) else None
+        if not isinstance(parameter, Tensor) or not isinstance(slots, Mapping):
+            continue
+        for slot, moment in slots.items():
+            told = isinstance(moment, Tensor) and not moment.note and not parameter.note
+            if told and slot in ELEMENTWISE and moment.shape != parameter.shape:
+                text = f"{slot} has shape {list(moment.shape)}, its parameter {list(parameter.shape)}"
+                yield Problem("CK209", "error", text, None, fqn)
+
+
+def step_counters(ck: Checkpoint) -> Check:
+    """The training step, and the steps that the optimizers count for each parameter."""
+    name, problems = "step counters", []
+    counted = {(o.name, fqn): step for o in ck.optimizers.values() for fqn, step in _steps(o)}
+    values = sorted(set(counted.values()))
+    if len(values) > 1:
+        few = min(values, key=list(counted.values()).count)
+        who = next(str(fqn) for (_, fqn), step in counted.items() if step == few)
+        text = f"the optimizer counts {len(values)} different steps, from {values[0]} to {values[-1]}; here {few}"
+        problems.append(Problem("CK204", "warning", text, None, who))
+    if len(values) == 1 and ck.step.value is not None and values[0] != ck.step.value:
+        text = f"the optimizer counts {values[0]} steps, {ck.step.sources[0]} says {ck.step.value}"
+        problems.append(Problem("CK204", "warning", text))
+    if not ck.step.agree:
+        text = f"the name of the file or folder tells another step than {ck.step.sources[0]} ({ck.step.value})"
+        problems.append(Problem("CK204", "warning", text))
+    if ck.step.value is None and not counted:
+        return skipped(name, "nothing counts steps")
+    where = [*ck.step.sources, *([f"{plural(len(counted), 'optimizer step')}"] if counted else [])]
+    return judged(name, problems, f"{ck.step.value if ck.step.value is not None else values[0]} in {', '.join(where)}")
+
+
+def _steps(optimizer: Optimizer) -> Iterator[tuple[Any, int]]:
+    """What the optimizer counts for each parameter: a number, or a tensor with one; its bytes are few."""
+    for fqn, slots in optimizer.state.items():
+        step = slots.get("step") if isinstance(slots, Mapping) else None
+        if isinstance(step, Tensor) and step.numel == 1 and not step.note and len(step.shards) > 0:
+            yield fqn, int(step.numpy().reshape(-1)[0])
+        elif type(step) is int:
+            yield fqn, step
+
+
+def learning_rates(ck: Checkpoint) -> Check:
+    """The rates that the schedulers computed last, against those in the param groups."""
+    rows = [r for r in scheduler_rows(ck, optimizer_rows(ck)) if r.agrees is not None]
+    if not rows:
+        return skipped("lr: scheduler = groups", "no scheduler whose rates could be compared")
+    wrong = [r.section for r in rows if not r.agrees]
+    text = "its last learning rates are not those of the param groups"
+    problems = [Problem("CK205", "warning", text, None, section) for section in wrong]
+    return judged("lr: scheduler = groups", problems, plural(len(rows), "scheduler"))
+
+
+def rng(ck: Checkpoint) -> Check:
+    """One state of each generator for each rank, all different."""
+    states: dict[str, dict[Any, int]] = {}
+    for section in ck.of_kind("rng"):
+        for stream, rank, digest in _states(section.value):
+            states.setdefault(stream, {})[rank] = zlib.crc32(b"%d" % digest, states.get(stream, {}).get(rank, 0))
+    shared = {s: d for s, d in states.items() if len(d) > 1}
+    if not shared:
+        return skipped("rng", "no RNG state" if not states else "RNG state of one rank")
+    told = ", ".join(f"{stream} {len(set(d.values()))} distinct of {len(d)}" for stream, d in shared.items())
+    problems = [
+        Problem("CK206", "warning", f"all {len(d)} ranks have the same {stream} state")
+        for stream, d in shared.items()
+        if len(set(d.values())) == 1
+    ]
+    return judged("rng", problems, told)
+
+
+def _states(tree: Any) -> Iterator[tuple[str, Any, int]]:
+    """`(stream, rank, digest)` of every piece of state: by place in a list, by a key that is a rank, or by shard."""
+    for path, leaf in nodes_in(tree, (Tensor, NumpyArray)):
+        listed = [key for key in path[:2] if _is_rank(key)]
+        stream = next((str(key) for key in path if not _is_rank(key)), "torch")
+        for rank, digest in _digests(leaf):
+            yield stream, listed[0] if listed else rank, digest
+    for path, numbers in _runs(tree):
+        listed = [key for key in path[:2] if _is_rank(key)]
+        stream = next((str(key) for key in path if not _is_rank(key)), "python")
+        if listed:
+            yield stream, listed[0], zlib.crc32(repr(numbers).encode())
+
+
+def _is_rank(key: Any) -> bool:
+    return isinstance(key, int) or (isinstance(key, str) and key.isdigit())
+
+
+def _digests(leaf: Tensor | NumpyArray) -> Iterable[tuple[Any, int]]:
+    if isinstance(leaf, NumpyArray):
+        return [(None, zlib.crc32(leaf.data))]
+    from ckptools.arrays import read_shard
+
+    return [(shard.rank, zlib.crc32(read_shard(shard).tobytes())) for shard in leaf.found]
+
+
+def _runs(tree: Any) -> Iterator[tuple[KeyPath, Any]]:
+    """Python's own states: long sequences of ints."""
+    for path, node in nodes_in(tree, (list, tuple)):
+        if len(node) > 100 and all(type(v) is int for v in node[:100]):
+            yield path, node

@@ -1,0 +1,142 @@
+"""`verify`: every check on one checkpoint, in a fixed order."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ckptools.checkpoint import Checkpoint
+from ckptools.checks import copies, found_files, layout, records, state
+from ckptools.checks.results import Check, Verification, judged, skipped, without
+from ckptools.errors import UsageError
+from ckptools.files import OpenFiles
+from ckptools.formats import open_again, open_checkpoint
+from ckptools.model import PROBLEM_CODES, Problem
+from ckptools.threads import in_threads
+from ckptools.views import safety
+from ckptools.views.words import plural
+
+Progress = Callable[[int, str], None]
+
+
+def verify(
+    checkpoint: Checkpoint | str | Path,
+    *,
+    deep: bool = False,
+    values: bool = False,
+    ignore: Iterable[str] = (),
+    jobs: int | None = None,
+    progress: Progress | None = None,
+) -> Verification:
+    """Check whether a checkpoint is whole, unharmed and coherent.
+
+    Args:
+        checkpoint: an opened checkpoint, or its path; every rank is read.
+        deep: read every tensor's bytes and compare the CRC-32 that the container carries.
+        values: look for NaN and infinities.
+        ignore: codes of problems that are not counted.
+        jobs: threads.
+        progress: called with bytes read and the file they are in.
+
+    Raises:
+        ReadError: the file that was named, or the disk, cannot be read.
+        UsageError: a code that does not exist.
+    """
+    started = time.perf_counter()
+    codes = _codes(ignore)
+    ck = _with_all_ranks(checkpoint)
+    with OpenFiles() as files:
+        reading = _Reading(files, jobs or min(8, os.cpu_count() or 1), progress or (lambda _, __: None))
+        checks = [*_structure(ck), *reading.bytes_of(ck, deep, values), reading.copies(ck), *_state(ck), _pickles(ck)]
+    kept, ignored = without(checks, codes)
+    return Verification(ck.path, kept, ignored, reading.nbytes, time.perf_counter() - started)
+
+
+def _codes(ignore: Iterable[str]) -> list[str]:
+    codes = [code.upper() for code in ignore]
+    for code in codes:
+        if code not in PROBLEM_CODES:
+            raise UsageError(None, f"--ignore {code}: there is no such code; they are {', '.join(PROBLEM_CODES)}")
+    return codes
+
+
+def _with_all_ranks(checkpoint: Checkpoint | str | Path) -> Checkpoint:
+    if isinstance(checkpoint, (str, Path)):
+        return open_checkpoint(checkpoint, all_ranks=True)
+    return checkpoint if checkpoint.all_ranks else open_again(checkpoint.path, checkpoint.options)
+
+
+def _structure(ck: Checkpoint) -> list[Check]:
+    return [found_files.presence(ck), found_files.one_save(ck), layout.layout(ck), layout.agreement(ck)]
+
+
+def _state(ck: Checkpoint) -> list[Check]:
+    return [state.optimizer_covers(ck), state.step_counters(ck), state.learning_rates(ck), state.rng(ck)]
+
+
+def _pickles(ck: Checkpoint) -> Check:
+    """What the pickles name; nothing of it was run."""
+    foreign = safety.foreign_classes(ck.tree)
+    problems = safety.safety_problems(ck, foreign, safety.suspicious_names(ck, foreign))
+    return judged("names in pickles", problems, f"{plural(len(ck.names), 'name')}; nothing was run")
+
+
+class _Reading:
+    """The checks that read bytes, in threads.
+
+    Attributes:
+        nbytes: bytes read so far.
+    """
+
+    def __init__(self, files: OpenFiles, jobs: int, progress: Progress) -> None:
+        self.files, self.jobs, self.progress = files, jobs, progress
+        self.nbytes = 0
+
+    def bytes_of(self, ck: Checkpoint, deep: bool, values: bool) -> list[Check]:
+        """Checksums and finite values, in one pass over the storages."""
+        found = records.records_of(ck)
+        wanted = found if deep or values else []
+
+        def read(record: records.Record) -> records.Findings:
+            findings = records.read_record(record, self.files, deep, values)
+            self.progress(findings.nbytes, record.path.name)
+            return findings
+
+        findings = in_threads(read, wanted, self.jobs)
+        self.nbytes += sum(f.nbytes for f in findings)
+        return [_checksums(found, findings, deep), _finite(findings, values)]
+
+    def copies(self, ck: Checkpoint) -> Check:
+        """Replicas, byte for byte, and plain values that should be equal."""
+        pairs = copies.replicated(ck)
+        problems = [p for p in ck.problems if p.code == "CK105"]
+
+        def compare(pair: tuple[str, Any]) -> list[Problem]:
+            self.progress(0, pair[0])
+            return list(copies.unequal(*pair, self.files))
+
+        problems += [p for found in in_threads(compare, pairs, self.jobs) for p in found]
+        if not pairs and not problems:
+            return skipped("copies equal", "nothing is stored twice")
+        return judged("copies equal", problems, f"{plural(len(pairs), 'tensor')} stored more than once")
+
+
+def _checksums(found: Sequence[records.Record], findings: Sequence[records.Findings], deep: bool) -> Check:
+    name = "checksums (CRC-32)"
+    carrying = sum(r.crc != 0 for r in found)
+    if not deep:
+        return skipped(name, "not asked for; --deep reads every byte")
+    if not carrying:
+        return skipped(name, "no checksum in this format" if found else "no tensors")
+    without_one = len(found) - carrying
+    more = f"; {without_one} have no checksum" if without_one else ""
+    return judged(name, [p for f in findings for p in f.checksum], f"{plural(carrying, 'record')} right{more}")
+
+
+def _finite(findings: Sequence[records.Findings], values: bool) -> Check:
+    if not values:
+        return skipped("finite values", "not asked for; --values looks for NaN and infinities")
+    return judged("finite values", [p for f in findings for p in f.values], f"{plural(len(findings), 'record')} read")

@@ -1,0 +1,56 @@
+"""`ckptools verify`: is this checkpoint whole, unharmed and coherent?"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from ckptools.cli.inspect import AsJson, CheckpointPath, FollowSymlinks, OnlyThisFile, RulesFile, Weights, WhichWeights
+
+
+def verify(
+    path: CheckpointPath,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Read every tensor; compare the CRC-32 that files carry.")
+    ] = False,
+    values: Annotated[bool, typer.Option("--values", help="Read every tensor; look for NaN and infinities.")] = False,
+    ignore: Annotated[
+        list[str] | None, typer.Option(help="A problem code that does not count, such as CK206; may be repeated.")
+    ] = None,
+    json: AsJson = False,
+    jobs: Annotated[int | None, typer.Option("--jobs", "-j", help="Threads.")] = None,
+    only_this_file: OnlyThisFile = False,
+    follow_symlinks: FollowSymlinks = False,
+    weights: WhichWeights = Weights.fp32,
+    rules: RulesFile = None,
+) -> None:
+    """Check that a checkpoint is whole, unharmed and coherent; every rank is read.
+
+    Without options only structure, replicas and counters are read. safetensors carry no checksums, and that is said.
+
+    Exit code: 0 no check failed (warnings may be shown), 1 a check failed, 3 unreadable.
+    """
+    from ckptools.checks.verifying import verify as check
+    from ckptools.cli.inspect import screen
+    from ckptools.cli.progress import ProgressLine
+    from ckptools.formats import open_checkpoint
+    from ckptools.views.verified import verification_json, verification_text
+    from ckptools.views.words import encodable
+
+    checkpoint = open_checkpoint(
+        path,
+        all_ranks=True,
+        only_this_file=only_this_file,
+        follow_symlinks=follow_symlinks,
+        weights=weights.value,
+        rules=rules,
+    )
+    line = ProgressLine(sum(f.nbytes for f in checkpoint.files))
+    found = check(checkpoint, deep=deep, values=values, ignore=ignore or (), jobs=jobs, progress=line)
+    line.clear()
+    shown = verification_json(found) if json else verification_text(found, screen())
+    typer.echo(encodable(shown, sys.stdout.encoding))
+    if not found.ok:
+        raise typer.Exit(1)

@@ -1,0 +1,62 @@
+"""What `verify` found, as a table and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+
+from ckptools.checks.results import Check, Verification
+from ckptools.model import Problem
+from ckptools.views.problems import fold
+from ckptools.views.tables import PIPE, Column, Screen, table
+from ckptools.views.words import plural, size
+
+COLUMNS = (Column("check"), Column("result"), Column("detail"))
+
+
+def verification_text(found: Verification, screen: Screen = PIPE) -> str:
+    """One row for each check and each kind of problem, then a line that sums up."""
+    rows = [row for check in found.checks for row in _rows(check)]
+    return "\n".join([*table(COLUMNS, rows, Screen(screen.width, None)), summary(found)])
+
+
+def _rows(check: Check) -> Iterator[tuple[str, str, str]]:
+    """What was looked at where nothing is wrong; else what is wrong."""
+    folded = fold(check.problems)
+    if not folded:
+        yield check.name, check.result, check.detail
+    for n, problem in enumerate(folded):
+        words = (problem.code, problem.where, problem.message)
+        yield check.name if n == 0 else "", check.result if n == 0 else "", "  ".join(w for w in words if w)
+
+
+def summary(found: Verification) -> str:
+    """How many checks failed or warned, what was ignored, and what it cost."""
+    failed = sum(c.result == "FAIL" for c in found.checks)
+    warned = sum(c.result == "warn" for c in found.checks)
+    told = [f"{plural(failed, 'check')} failed" if failed else "no check failed"]
+    told += [plural(warned, "warning")] if warned else []
+    told += [f"{plural(found.ignored, 'problem')} ignored"] if found.ignored else []
+    return f"{', '.join(told)}; {size(found.bytes_read)} of tensors read in {found.seconds:.2f} s"
+
+
+def verification_json(found: Verification) -> str:
+    """Everything, for programs."""
+    told = {
+        "schema": "ckptools/verify/1",
+        "path": str(found.path),
+        "ok": found.ok,
+        "checks": [
+            {"name": c.name, "result": c.result, "detail": c.detail, "problems": _problems(c.problems)}
+            for c in found.checks
+        ],
+        "ignored": found.ignored,
+        "bytes_read": found.bytes_read,
+        "seconds": round(found.seconds, 3),
+    }
+    return json.dumps(told, indent=2, allow_nan=False)
+
+
+def _problems(problems: Sequence[Problem]) -> list[dict[str, object]]:
+    names = ("code", "severity", "rank", "tensor", "message")
+    return [{name: getattr(p, name) for name in names} for p in problems]

@@ -1,0 +1,201 @@
+"""`verify` on real checkpoints: whole ones pass, and each kind of damage is found by the check that is there for it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import ckptools
+from ckptools.checks.results import Check, Verification
+from ckptools.cli import app
+from ckptools.errors import UsageError
+from tests.truth import FIXTURES, WHOLE, Known
+
+COMPOSER = FIXTURES / "composer-0.13.5-torch1.13.1-sharded-w4"
+HSDP = FIXTURES / "torch2.6.0-fsdp1-hsdp2x2-w4"
+
+
+@pytest.fixture
+def composer(tmp_path):
+    return Path(shutil.copytree(COMPOSER, tmp_path / "run"))
+
+
+@pytest.fixture
+def hsdp(tmp_path):
+    return Path(shutil.copytree(HSDP, tmp_path / "run"))
+
+
+def check(found: Verification, name: str) -> Check:
+    return next(c for c in found.checks if c.name.startswith(name))
+
+
+def tensor_bytes(file: Path, fqn: str) -> tuple[Path, int, int]:
+    """The file, offset and length of the bytes that one rank's file has of a model tensor."""
+    source = ckptools.open(file, only_this_file=True).model[fqn].found[0].source
+    return source.path, *source.record_span
+
+
+def overwrite(path: Path, offset: int, data: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        file.write(data)
+
+
+@pytest.mark.parametrize("known", WHOLE, ids=lambda k: k.name)
+def test_a_whole_checkpoint_fails_no_check(known: Known):
+    found = ckptools.verify(known.file, deep=True, values=True)
+    assert [str(p) for p in found.problems if p.severity == "error"] == []
+    assert found.ok and found.bytes_read > 1000
+
+
+def test_without_options_no_tensor_is_read_but_what_must_be_compared(tmp_path):
+    found = ckptools.verify(COMPOSER)
+    assert found.bytes_read == 0
+    assert (check(found, "checksums").result, check(found, "finite").result) == ("skip", "skip")
+
+
+def test_a_missing_rank_is_named_with_what_it_leaves_open(composer):
+    (composer / "ep0-ba5-rank2.pt").unlink()
+    found = ckptools.verify(composer)
+    assert [(p.code, p.rank) for p in check(found, "files").problems] == [("CK001", 2)]
+    assert {(p.code, p.rank) for p in check(found, "layout").problems} == {("CK101", 2)}
+    assert not found.ok
+
+
+def test_a_cut_file_is_named(composer):
+    file = composer / "ep0-ba5-rank1.pt"
+    file.write_bytes(file.read_bytes()[:50_000])
+    assert [(p.code, p.rank) for p in check(ckptools.verify(composer), "files").problems] == [("CK002", 1)]
+
+
+def test_a_flipped_bit_is_found_by_its_checksum_and_only_when_every_byte_is_read(composer):
+    path, offset, length = tensor_bytes(composer / "ep0-ba5-rank1.pt", "model.conv.weight")
+    byte = path.read_bytes()[offset + length // 2]
+    overwrite(path, offset + length // 2, bytes([byte ^ 4]))
+    assert ckptools.verify(composer).ok
+    (problem,) = check(ckptools.verify(composer, deep=True), "checksums").problems
+    assert (problem.code, problem.rank, problem.tensor) == ("CK004", 1, "state.model.model.conv.weight")
+    assert "expected" in problem.message
+
+
+def test_nan_and_infinity_are_named_with_their_global_index(composer):
+    path, offset, _ = tensor_bytes(composer / "ep0-ba5-rank1.pt", "model.blocks.0.up.weight")
+    overwrite(path, offset + 4 * 18, bytes.fromhex("0000c07f 0000807f 000080ff"))
+    (problem,) = check(ckptools.verify(composer, values=True), "finite").problems
+    assert (problem.code, problem.rank, problem.tensor) == ("CK201", 1, "state.model.model.blocks.0.up.weight")
+    # Rank 1 has rows 8 to 16 of 17 columns: its element 18 is [9, 1] of the whole.
+    assert problem.message == "1 NaN, 2 Inf, first at [9, 1]"
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16", "float8_e5m2", "float8_e4m3fn", "complex64"])
+def test_nan_is_found_in_every_floating_dtype_and_large_numbers_are_not_taken_for_it(dtype, tmp_path):
+    kind = getattr(torch, dtype)
+    top = torch.finfo(kind).max
+    torch.save({"good": torch.tensor([top, -top, 0.0], dtype=torch.float64).to(kind)}, tmp_path / "a.pt")
+    torch.save({"bad": torch.tensor([1.0, 2.0, float("nan"), 3.0]).to(kind)}, tmp_path / "b.pt")
+    assert ckptools.verify(tmp_path / "a.pt", values=True).ok
+    (problem,) = ckptools.verify(tmp_path / "b.pt", values=True).problems
+    assert (problem.tensor, problem.message) == ("bad", "1 NaN, first at [2]")
+
+
+def test_nan_in_padding_that_no_tensor_sees_is_not_reported(tmp_path):
+    storage = torch.tensor([1.0, 2.0, float("nan")])
+    torch.save({"w": storage[:2], "b": storage[:1]}, tmp_path / "a.pt")
+    assert ckptools.verify(tmp_path / "a.pt", values=True).ok
+
+
+def test_a_replica_with_other_bytes_is_named(hsdp):
+    path, offset, length = tensor_bytes(hsdp / "rank2.pt", "conv.weight")
+    overwrite(path, offset, bytes(length))
+    (problem,) = check(ckptools.verify(hsdp), "copies").problems
+    assert (problem.code, problem.rank, problem.tensor) == ("CK105", 2, "model.conv.weight")
+
+
+def test_ranks_of_different_steps_are_an_error(hsdp, tmp_path):
+    other = torch.load(hsdp / "rank1.pt", weights_only=False)
+    other["step"] += 1
+    torch.save(other, hsdp / "rank1.pt")
+    assert [p.code for p in check(ckptools.verify(hsdp), "one save").problems if p.severity == "error"] == ["CK006"]
+
+
+def test_what_an_interrupted_write_left_is_named(composer):
+    (composer / ".model.pt.0a1b2c3d.partial").write_bytes(b"x")
+    (problem,) = check(ckptools.verify(composer), "files").problems
+    assert (problem.code, problem.severity) == ("CK008", "warning")
+
+
+def snapshot(tmp_path: Path, change) -> Verification:
+    """A small real snapshot with a change in its state."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(5, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    scheduler.step()
+    state = {"model": model.state_dict(), "opt": optimizer.state_dict(), "sched": scheduler.state_dict(), "step": 1}
+    change(state)
+    torch.save(state, tmp_path / "s.pt")
+    return ckptools.verify(tmp_path / "s.pt")
+
+
+def problems(found: Verification) -> list[tuple[str, str | None]]:
+    return [(p.code, p.tensor) for p in found.problems]
+
+
+def test_a_coherent_snapshot_has_no_problem(tmp_path):
+    assert problems(snapshot(tmp_path, lambda state: None)) == []
+
+
+def test_a_parameter_without_optimizer_state_is_a_warning(tmp_path):
+    found = snapshot(tmp_path, lambda state: state["opt"]["state"].pop(3))
+    assert (problems(found), found.ok) == ([("CK203", "1.bias")], True)
+
+
+def test_a_moment_of_another_shape_is_an_error(tmp_path):
+    found = snapshot(tmp_path, lambda state: state["opt"]["state"][0].update(exp_avg_sq=torch.zeros(3, 5)))
+    assert problems(found) == [("CK209", "0.weight")]
+
+
+def test_a_parameter_in_two_groups_is_an_error(tmp_path):
+    found = snapshot(tmp_path, lambda state: state["opt"]["param_groups"].append({"lr": 0.1, "params": [3]}))
+    assert ("CK207", "1.bias") in problems(found)
+
+
+def test_step_counters_that_disagree_are_named(tmp_path):
+    found = snapshot(tmp_path, lambda state: state["opt"]["state"][2].update(step=torch.tensor(7.0)))
+    assert problems(found) == [("CK204", "1.weight")]
+    assert problems(snapshot(tmp_path, lambda state: state.update(step=9))) == [("CK204", None)]
+
+
+def test_a_learning_rate_that_the_scheduler_did_not_set_is_a_warning(tmp_path):
+    found = snapshot(tmp_path, lambda state: state["opt"]["param_groups"][0].update(lr=0.5))
+    assert problems(found) == [("CK205", "sched")]
+
+
+def test_rng_states_are_counted_and_equal_ones_told():
+    assert check(ckptools.verify(COMPOSER), "rng").detail.startswith("numpy 4 distinct of 4")
+    assert [p.code for p in check(ckptools.verify(HSDP), "rng").problems] == ["CK206"]
+
+
+def test_a_code_can_be_ignored_and_a_wrong_one_is_refused(composer):
+    (composer / "ep0-ba5-rank2.pt").unlink()
+    found = ckptools.verify(composer, ignore=["ck001", "CK101"])
+    assert found.ok and found.ignored > 20
+    with pytest.raises(UsageError, match="CK999: there is no such code"):
+        ckptools.verify(composer, ignore=["CK999"])
+
+
+def test_the_command_says_it_in_words_and_in_its_exit_code(composer):
+    good = CliRunner().invoke(app, ["verify", str(composer), "--deep"])
+    assert (good.exit_code, "no check failed" in good.stdout) == (0, True)
+    (composer / "ep0-ba5-rank2.pt").unlink()
+    bad = CliRunner().invoke(app, ["verify", str(composer), "--json"])
+    told = json.loads(bad.stdout)
+    assert (bad.exit_code, told["schema"], told["ok"]) == (1, "ckptools/verify/1", False)
+    assert told["checks"][0]["problems"][0]["code"] == "CK001"
