@@ -15,18 +15,24 @@ if TYPE_CHECKING:
 
 def consolidate(
     path: Annotated[Path, typer.Argument(help="A rank file (its siblings are found), a folder of them, or a .pt.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="File to write; .pt or .safetensors says the format.")],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="What to write; .pt, .safetensors or .dcp (a folder) says how.")
+    ],
+    format: Annotated[
+        str | None, typer.Option(help="pt, safetensors, or dcp (a folder to resume from); default: by the suffix.")
+    ] = None,
     only: Annotated[
         str | None,
         typer.Option(
-            help="model (the bare state dict), optimizer, or all (the same tree). .pt: all, safetensors: model."
+            help="model (the bare state dict), optimizer, or all (the same tree). safetensors: model; else: all."
         ),
     ] = None,
     dtype: Annotated[
         str | None, typer.Option(help="dtype for the model's floating-point tensors, such as bf16; others keep theirs.")
     ] = None,
     max_shard_size: Annotated[
-        str | None, typer.Option(help="Tensors per safetensors file, such as 5GB; several files get an index.")
+        str | None,
+        typer.Option(help="Tensors per file of safetensors (several get an index) or of a DCP, such as 5GB."),
     ] = None,
     tied: Annotated[
         str, typer.Option(help="safetensors: keep writes a tied weight under each name, drop only under the first.")
@@ -48,7 +54,7 @@ def consolidate(
         bool, typer.Option("--follow-symlinks", help="Accept rank files that are links out of the folder.")
     ] = False,
 ) -> None:
-    """Write the full tensors of a sharded checkpoint into one .pt or .safetensors."""
+    """Write the full tensors of a sharded checkpoint: a .pt, .safetensors, or a DCP folder to resume from anywhere."""
     from ckptools.cli.progress import ProgressLine
     from ckptools.consolidate import consolidate as write
     from ckptools.formats import open_checkpoint
@@ -65,6 +71,7 @@ def consolidate(
     done = write(
         checkpoint,
         out,
+        format=format,
         only=only,
         dtype=dtype,
         max_shard_size=_bytes(max_shard_size),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ckptools.checkpoint import Checkpoint
     from ckptools.consolidate.choose import Selection
     from ckptools.consolidate.execute import Progress
-    from ckptools.consolidate.writers.layout import Layout
+    from ckptools.consolidate.writers.layout import Layout, Writer
     from ckptools.files import OpenFiles
 
 
@@ -27,7 +27,7 @@ class Consolidated:
     """What was written, or would be.
 
     Attributes:
-        files: paths of the output, data files first.
+        files: paths of the output, data files first; a folder that is one output stands for what is in it.
         nbytes: bytes of the tensors' files.
         tensors: number of tensors.
         seconds: wall time; 0 for a dry run.
@@ -53,6 +53,7 @@ def consolidate(
     checkpoint: Checkpoint | str | Path,
     out: str | Path,
     *,
+    format: str | None = None,
     only: str | None = None,
     dtype: str | None = None,
     max_shard_size: int | None = None,
@@ -64,15 +65,16 @@ def consolidate(
     jobs: int | None = None,
     progress: Progress | None = None,
 ) -> Consolidated:
-    """Write a checkpoint's full tensors into one `.pt`, or one or several `.safetensors`.
+    """Write a checkpoint's full tensors into one `.pt`, one or several `.safetensors`, or a DCP folder to resume from.
 
     Args:
         checkpoint: an opened checkpoint, or its path.
-        out: the file to write; its suffix says the format.
-        only: `model` (the bare state dict), `optimizer`, or `all` (the same tree). Default: `all` for `.pt`, `model`
-            for `.safetensors`.
+        out: the file or folder to write; its suffix (`.dcp` for a folder) says the format.
+        format: `pt`, `safetensors` or `dcp`, where the suffix does not say it.
+        only: `model` (the bare state dict), `optimizer`, or `all` (the same tree). Default: `model` for
+            `.safetensors`, else `all`.
         dtype: torch dtype for the floating-point tensors of the model, such as `bfloat16`.
-        max_shard_size: bytes of tensors per safetensors file; more than one file gets a Hugging Face index.
+        max_shard_size: bytes of tensors per file of safetensors (which get a Hugging Face index) or of a DCP.
         tied: for safetensors: `keep` writes a tied weight under each name, `drop` only under the first.
         force: overwrite an existing output.
         allow_missing: leave out tensors that are not whole, and list them, instead of refusing.
@@ -87,30 +89,41 @@ def consolidate(
         ReadError, WriteError: a file cannot be read or written; nothing that looks finished is left.
     """
     from ckptools.consolidate.choose import select
-    from ckptools.consolidate.output import check_place, check_space
+    from ckptools.consolidate.output import check_space
     from ckptools.consolidate.writers import writer_for
     from ckptools.consolidate.writers.layout import WriteOptions
     from ckptools.files import OpenFiles
 
     started = time.perf_counter()
-    target = _target(Path(out))
-    writer = writer_for(target)
+    writer = writer_for(Path(out), format)
+    target = _target(Path(out), writer)
     options = WriteOptions(_dtype(dtype), max_shard_size, _choice(tied))
     whole = _with_all_ranks(checkpoint)
     with OpenFiles() as files:
         selection = select(whole, only or writer.ONLY, allow_missing, prefer_rank, files)
         layout = writer.lay_out(selection, target, options)
         texts = _texts(selection, layout, target)
-        check_place(whole, [*(p for p, _ in layout.files), *texts], force)
+        _check(whole, layout, texts, force)
         check_space(target.parent, layout.nbytes)
         if not dry_run:
             _write(layout, texts, files, jobs or min(4, os.cpu_count() or 1), progress)
     return _result(selection, layout, texts, 0.0 if dry_run else time.perf_counter() - started)
 
 
-def _target(out: Path) -> Path:
+def _target(out: Path, writer: Writer) -> Path:
     """A folder as output means a Hugging Face style `model.safetensors` in it."""
-    return out / "model.safetensors" if out.is_dir() else out
+    return out / "model.safetensors" if out.is_dir() and writer.NAME == "safetensors" else out
+
+
+def _check(checkpoint: Checkpoint, layout: Layout, texts: dict[Path, str], force: bool) -> None:
+    """Refuse an output that is in the way of something."""
+    from ckptools.consolidate.output import check_folder, check_place
+
+    if layout.folder is not None:
+        check_folder(checkpoint, layout.folder, force)
+        check_place(checkpoint, texts, force)
+    else:
+        check_place(checkpoint, [*(p for p, _ in layout.files), *texts], force)
 
 
 def _dtype(name: str | None) -> str | None:
@@ -152,6 +165,8 @@ def _write(layout: Layout, texts: dict[Path, str], files: OpenFiles, jobs: int, 
     from ckptools.consolidate.output import PartialFiles
 
     with PartialFiles() as partial:
+        if layout.folder is not None:
+            partial.create_folder(layout.folder)
         targets = [partial.create(path, size) for path, size in layout.files]
         crcs = Executor(targets, files, layout.checksums, progress).run(layout.jobs, jobs)
         try:
@@ -167,13 +182,13 @@ def _result(selection: Selection, layout: Layout, texts: dict[Path, str], second
     from ckptools.model import fqn_of
 
     return Consolidated(
-        files=(*(p for p, _ in layout.files), *texts),
+        files=(*((p for p, _ in layout.files) if layout.folder is None else [layout.folder]), *texts),
         nbytes=layout.nbytes,
-        tensors=len(layout.jobs),
+        tensors=len(layout.jobs) if layout.tensors is None else layout.tensors,
         seconds=seconds,
         left_out={fqn_of(p): why for p, why in selection.left_out.items()},
         needs=layout.needs,
         tied=dict(layout.tied),
-        notes=tuple(selection.notes),
+        notes=(*selection.notes, *layout.notes),
         layout=layout,
     )

@@ -1,12 +1,13 @@
-"""Output files that appear whole or not at all.
+"""Output files, and folders of them, that appear whole or not at all.
 
-Each is written under a temporary name in its own folder, synced, and renamed last; on any error or interrupt the
-temporary files are removed. A killed process may leave one behind, but never under the final name.
+Each is written under a temporary name beside its place, synced, and renamed last; on any error or interrupt what is
+temporary is removed. A killed process may leave it behind, but never under the final name.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterable
@@ -15,6 +16,7 @@ from pathlib import Path
 from ckptools.checkpoint import Checkpoint
 from ckptools.errors import NoSpaceError, OutputExistsError, UsageError, WriteError
 from ckptools.formats.rank_names import parse
+from ckptools.pickles.told import told
 
 HEADROOM = 1 << 20
 """Bytes that the disk keeps free beside the output."""
@@ -44,6 +46,34 @@ def check_place(checkpoint: Checkpoint, paths: Iterable[Path], force: bool) -> N
             raise OutputExistsError(path, "exists; --force overwrites it")
 
 
+def check_folder(checkpoint: Checkpoint, folder: Path, force: bool) -> None:
+    """Refuse a folder that would replace something other than an earlier output, a source above all.
+
+    Raises:
+        OutputExistsError: it is in the way of something.
+        UsageError: the folder that it would be in is not there.
+    """
+    if not folder.parent.is_dir():
+        raise UsageError(folder, f"there is no folder {folder.parent}")
+    target, opened = folder.resolve(), checkpoint.path.resolve()
+    if target == opened or any(f.path.resolve().is_relative_to(target) for f in checkpoint.files):
+        raise OutputExistsError(folder, "holds the checkpoint itself; choose another name")
+    if checkpoint.path.is_dir() and target.is_relative_to(opened):
+        raise OutputExistsError(folder, "lies inside the checkpoint's folder; choose a place beside it")
+    if not os.path.lexists(folder):
+        return
+    if folder.is_symlink() or not folder.is_dir():
+        raise OutputExistsError(folder, "exists and is no folder")
+    if not force:
+        raise OutputExistsError(folder, "exists; --force replaces it")
+    strange = next((p.name for p in sorted(folder.iterdir()) if p.is_dir() or not _DCP_FILE.fullmatch(p.name)), None)
+    if strange is not None:
+        raise OutputExistsError(folder, f"holds {told(strange)}, which is no part of a DCP; choose another name")
+
+
+_DCP_FILE = re.compile(r"\.metadata|__[0-9]+_[0-9]+\.distcp")
+
+
 def check_space(folder: Path, nbytes: int) -> None:
     """Refuse an output that the disk has no room for.
 
@@ -63,15 +93,29 @@ def write_at(descriptor: int, offset: int, data: bytes | memoryview) -> None:
 
 
 class PartialFiles:
-    """Output files under temporary names, until `publish` gives them their own.
+    """Output files and folders under temporary names, until `publish` gives them their own.
 
     Used in a `with` block, which removes what was not published, also when an interrupt comes at any moment: a name
-    is noted before its file is made.
+    is noted before anything is made under it.
     """
 
     def __init__(self) -> None:
         self._pairs: list[tuple[Path, Path]] = []
+        self._folders: dict[Path, Path] = {}
+        self._replaced: dict[Path, Path] = {}
         self._descriptors: list[int] = []
+
+    def create_folder(self, path: Path) -> None:
+        """Make a folder that will be called `path`; files created in `path` from now on are in it.
+
+        Raises:
+            WriteError: the disk does not let us.
+        """
+        partial = self._folders[path] = _hidden(path, "partial")
+        try:
+            partial.mkdir()
+        except OSError as error:
+            raise WriteError(path, f"cannot be created: {(error.strerror or '').lower()}") from error
 
     def create(self, path: Path, size: int) -> int:
         """Make a file of `size` bytes that will be called `path`; return its descriptor.
@@ -79,8 +123,10 @@ class PartialFiles:
         Raises:
             WriteError: the disk does not let us.
         """
-        partial = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}.partial")
-        self._pairs.append((partial, path))
+        folder = self._folders.get(path.parent)
+        partial = _hidden(path, "partial") if folder is None else folder / path.name
+        if folder is None:
+            self._pairs.append((partial, path))
         try:
             descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o666)
             self._descriptors.append(descriptor)
@@ -96,30 +142,46 @@ class PartialFiles:
             data = data[os.write(descriptor, data) :]
 
     def publish(self) -> None:
-        """Sync every file, then give each its name, in order, then sync the folders.
+        """Sync every file, then give each its name, folders first and then in order, then sync what they are in.
 
         Raises:
-            WriteError: a disk failed; no file has got its name that was not whole.
+            WriteError: a disk failed; nothing has got its name that was not whole.
         """
         try:
             for descriptor in self._descriptors:
                 os.fsync(descriptor)
             self._close()
+            for path, partial in self._folders.items():
+                _sync_folder(partial)
+                self._replace_folder(partial, path)
             for partial, path in self._pairs:
                 partial.replace(path)
-            folders = {path.parent for _, path in self._pairs}
+            above = {path.parent for path in (*self._folders, *(p for _, p in self._pairs))}
             self._pairs = []
-            for folder in folders:
+            for folder in above:
                 _sync_folder(folder)
         except OSError as error:
             raise WriteError(None, f"output could not be finished: {(error.strerror or '').lower()}") from error
 
+    def _replace_folder(self, partial: Path, path: Path) -> None:
+        """Give a folder its name. One that has it steps aside until then, and `discard` removes it or puts it back."""
+        if path.exists():
+            aside = self._replaced[path] = _hidden(path, "replaced")
+            path.rename(aside)
+        partial.rename(path)
+
     def discard(self) -> None:
-        """Remove what has not got its name."""
+        """Remove what has not got its name, and what was replaced."""
         self._close()
+        for path, aside in self._replaced.items():
+            if aside.exists() and not path.exists():
+                aside.rename(path)
+            shutil.rmtree(aside, ignore_errors=True)
+        for partial in self._folders.values():
+            shutil.rmtree(partial, ignore_errors=True)
         for partial, _ in self._pairs:
             partial.unlink(missing_ok=True)
-        self._pairs = []
+        self._pairs, self._folders, self._replaced = [], {}, {}
 
     def _close(self) -> None:
         while self._descriptors:
@@ -130,6 +192,11 @@ class PartialFiles:
 
     def __exit__(self, *_: object) -> None:
         self.discard()
+
+
+def _hidden(path: Path, why: str) -> Path:
+    """A free name beside `path`."""
+    return path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}.{why}")
 
 
 def _sync_folder(folder: Path) -> None:

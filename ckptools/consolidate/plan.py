@@ -8,7 +8,7 @@ between threads, and run in any order.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 
@@ -86,6 +86,20 @@ class Job:
     def parts(self) -> Iterable[Copy | Band]:
         """Copies or bands in ascending order of their offset, without gaps; made when they are asked for."""
         return parts_of(self.tensor, self.dtype)
+
+
+def rows(tensor: Tensor, first: int, count: int) -> Tensor:
+    """The part of a tensor that is `count` rows of its first dimension, as a tensor of its own."""
+    shape = (count, *tensor.shape[1:])
+    window = Box((first, *[0] * (len(shape) - 1)), shape)
+    shards = []
+    for shard in tensor.shards:
+        common = shard.box.intersect(window)
+        if common is not None and shard.source is not None:
+            local = Box(tuple(a - b for a, b in zip(common.offsets, shard.box.offsets, strict=True)), common.sizes)
+            box = Box((common.offsets[0] - first, *common.offsets[1:]), common.sizes)
+            shards.append(replace(shard, box=box, source=shard.source.part(local)))
+    return replace(tensor, shape=shape, shards=tuple(shards))
 
 
 def parts_of(tensor: Tensor, dtype: str) -> Iterable[Copy | Band]:

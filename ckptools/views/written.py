@@ -17,7 +17,7 @@ MAX_NAMED = 5
 def summary(done: Consolidated, dry_run: bool) -> Iterator[str]:
     """The lines for stdout: each file, and the tensors in it."""
     verb = "would write" if dry_run else "wrote"
-    data = [str(path) for path, _ in done.layout.files]
+    data = [path for path, _ in done.layout.files if path.name != ".metadata"]
     for path in done.files:
         yield printable(f"{verb} {path}")
     took = f" in {duration(done.seconds)}" if not dry_run else ""

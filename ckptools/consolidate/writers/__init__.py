@@ -4,21 +4,32 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ckptools.consolidate.writers import pt, safetensors
+from ckptools.consolidate.writers import dcp, pt, safetensors
 from ckptools.consolidate.writers.layout import Writer
 from ckptools.errors import UsageError
 
-WRITERS: tuple[Writer, ...] = (pt, safetensors)
+WRITERS: tuple[Writer, ...] = (pt, safetensors, dcp)
 
 
-def writer_for(out: Path) -> Writer:
-    """The writer that a file name asks for.
+def writer_for(out: Path, name: str | None = None) -> Writer:
+    """The writer called `name`, or else the one that the name of the output asks for.
+
+    A folder that is there already asks for safetensors, as Hugging Face has its models, unless it is called a DCP.
 
     Raises:
-        UsageError: none does.
+        UsageError: there is none.
     """
+    if name is not None:
+        named = next((w for w in WRITERS if name == w.NAME), None)
+        if named is None:
+            raise UsageError(None, f"--format {name}: choose one of {', '.join(w.NAME for w in WRITERS)}")
+        return named
+    suffix = out.suffix.lower()
+    if out.is_dir() and suffix not in dcp.SUFFIXES:
+        return safetensors
     for writer in WRITERS:
-        if out.suffix.lower() in writer.SUFFIXES:
+        if suffix in writer.SUFFIXES:
             return writer
     known = ", ".join(s for w in WRITERS for s in w.SUFFIXES)
-    raise UsageError(out, f"no output format for {out.suffix or 'a name without suffix'!r}; use one of {known}")
+    told = f"no output format for {out.suffix or 'a name without suffix'!r}; use one of {known}, or say --format"
+    raise UsageError(out, told)

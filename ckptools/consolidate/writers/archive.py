@@ -55,7 +55,7 @@ class Archive:
 
     @classmethod
     def of(cls, pickle: bytes, sizes: Sequence[int]) -> Archive:
-        """Plan the archive of a pickle and its storages, whose keys are 0, 1, 2 …"""
+        """Plan the archive of a pickle and its storages, whose keys are 0, 1, 2 and so on."""
         records = tuple(_place([("data.pkl", pickle), ("byteorder", b"little")], sizes))
         return cls(records, records[-1].end + len(_directory(records, [0] * len(records))))
 
@@ -69,7 +69,7 @@ class Archive:
         pending = iter(storage_crcs)
         crcs = [next(pending) if r.data is None else zlib.crc32(r.data) for r in self.records]
         for start, data in _joined(self.records, crcs):
-            write_at(target, at + start, data)
+            write_at(target, at + start, memoryview(data))
 
 
 def _joined(records: Sequence[Record], crcs: Sequence[int]) -> list[tuple[int, bytearray]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from typing import Any
 
@@ -26,6 +27,36 @@ ALLOWED_BY_TORCH = frozenset(
 StorageKey = Callable[[Tensor], str]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Instance:
+    """An object of one of torch's classes, made without a call and then given its state. May be a key of a dict.
+
+    Attributes:
+        module: of the class.
+        name: of the class.
+        state: what its `__setstate__` gets, or its attributes.
+    """
+
+    module: str
+    name: str
+    state: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What one of torch's functions or classes returns, such as a member of an enum.
+
+    Attributes:
+        module: of the function.
+        name: of the function.
+        args: positional arguments.
+    """
+
+    module: str
+    name: str
+    args: tuple[Any, ...]
+
+
 class Emitter:
     """Writes one pickle.
 
@@ -33,9 +64,9 @@ class Emitter:
         needs: dotted names in it that `torch.load(weights_only=True)` does not accept.
     """
 
-    def __init__(self, storage_key: StorageKey) -> None:
+    def __init__(self, storage_key: StorageKey | None = None) -> None:
         self._out = bytearray(b"\x80\x02")
-        self._key = storage_key
+        self._key = storage_key or _no_tensors
         self._memo: dict[Any, int] = {}
         self.needs: dict[str, None] = {}
 
@@ -177,6 +208,15 @@ class Emitter:
     def _global(self, value: Global) -> None:
         self._name(value.module, value.name)
 
+    def _instance(self, value: Instance) -> None:
+        self._name(value.module, value.name)
+        self._out += b")\x81"
+        self._value(value.state)
+        self._out += b"b"
+
+    def _made(self, value: Call) -> None:
+        self._call(value.module, value.name, *value.args)
+
     def _numpy_dtype(self, value: NumpyDtype) -> None:
         # Without a state: that of texts and times holds sizes and units, on which numpy relies unchecked.
         self._call("numpy", "dtype", value.dtype, False, True)
@@ -223,6 +263,10 @@ class Emitter:
         self._out += b"tQ"
 
 
+def _no_tensors(_: Tensor) -> str:
+    raise TypeError("a tensor in a pickle that has no storages")
+
+
 # The first that fits writes a value: subclasses before their bases.
 _WRITERS: tuple[tuple[type, Callable[[Emitter, Any], None]], ...] = (
     (type(None), Emitter._none),
@@ -249,6 +293,8 @@ _WRITERS: tuple[tuple[type, Callable[[Emitter, Any], None]], ...] = (
     (Device, Emitter._device),
     (TorchName, Emitter._torch_name),
     (Global, Emitter._global),
+    (Instance, Emitter._instance),
+    (Call, Emitter._made),
     (NumpyArray, Emitter._numpy_array),
     (NumpyScalar, Emitter._numpy_scalar),
     (NumpyDtype, Emitter._numpy_dtype),

@@ -28,6 +28,9 @@ class Layout:
         checksums: whether `finish` needs the CRC-32 of every tensor.
         needs: names in the output that `torch.load(weights_only=True)` does not accept.
         tied: names of model tensors that share the bytes of an earlier one, with its name.
+        folder: the folder that all files are in, when they get their names together as one folder.
+        notes: what the user should know of the output.
+        tensors: how many tensors have bytes of their own; None for one per job.
     """
 
     files: tuple[tuple[Path, int], ...]
@@ -37,6 +40,9 @@ class Layout:
     checksums: bool = False
     needs: tuple[str, ...] = ()
     tied: Mapping[str, str] = field(default_factory=dict)
+    folder: Path | None = None
+    notes: tuple[str, ...] = ()
+    tensors: int | None = None
 
     @property
     def nbytes(self) -> int:

@@ -1,0 +1,140 @@
+"""A torch.distributed.checkpoint (DCP) folder, which `torch.distributed.checkpoint.load` reads at any world size.
+
+`.distcp` files are items back to back. An item is a torch.save archive of one value; one of a tensor holds just that,
+in a storage of its own. A rank that loads reads every item that it needs any row of, whole and into memory, so large
+tensors are cut into items of several rows. Two names of one tensor are two entries for the same items.
+Source: torch/distributed/checkpoint/{filesystem,planner_helpers}.py of torch 2.13; class paths as of 2.6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ckptools.consolidate.choose import Selection
+from ckptools.consolidate.output import write_at
+from ckptools.consolidate.plan import Job, rows
+from ckptools.consolidate.writers.dcp_metadata import FILE_NAME, Entry, ItemPlace, metadata
+from ckptools.consolidate.writers.dcp_tree import Leaf, arrange
+from ckptools.consolidate.writers.layout import Layout, WriteOptions, identity, output_dtype
+from ckptools.consolidate.writers.pt import Packed, pack
+from ckptools.dtypes import ITEMSIZE
+from ckptools.model import Tensor
+from ckptools.regions import Box
+
+NAME = "dcp"
+WRITES = "a torch.distributed.checkpoint folder to resume from at any world size: model, optimizer and the rest"
+SUFFIXES: tuple[str, ...] = (".dcp",)
+ONLY = "all"
+
+ITEM_BYTES = 64 << 20
+"""Tensors that are larger are cut into items of about this size."""
+
+
+def lay_out(selection: Selection, out: Path, options: WriteOptions) -> Layout:
+    """Plan a DCP folder.
+
+    Raises:
+        RefusedError: two values would get one name, or there is no dict to begin with.
+    """
+    arranged = arrange(selection, out)
+    items = _Items(selection, options)
+    entries = [items.add(fqn, leaf) for fqn, leaf in arranged.leaves.items()]
+    table = metadata(entries)
+
+    def finish(targets: Sequence[int], crcs: Sequence[int]) -> None:
+        for item in items.placed:
+            item.packed.archive.write(targets[item.file], item.at, crcs[item.jobs])
+        write_at(targets[-1], 0, table)
+
+    return Layout(
+        files=(*((out / _file_name(i), size) for i, size in enumerate(items.sizes)), (out / FILE_NAME, len(table))),
+        jobs=tuple(items.jobs),
+        finish=finish,
+        checksums=True,
+        tied=items.tied,
+        folder=out,
+        notes=tuple(arranged.notes),
+        tensors=items.tensors,
+    )
+
+
+def _file_name(number: int) -> str:
+    """As rank 0 calls its files: `__{rank}_{number}.distcp`."""
+    return f"__0_{number}.distcp"
+
+
+@dataclass(frozen=True)
+class _Placed:
+    """An item with its place: file, byte offset there, and which of all jobs are its."""
+
+    packed: Packed
+    file: int
+    at: int
+    jobs: slice
+
+
+class _Items:
+    """Puts items behind each other, into as many files as the caller wants.
+
+    Attributes:
+        sizes: bytes of each file so far.
+        placed: every item.
+        jobs: every copy of a tensor, or a part of one.
+        tied: names of model tensors that share the items of an earlier one, with its name.
+        tensors: how many have items of their own.
+    """
+
+    def __init__(self, selection: Selection, options: WriteOptions) -> None:
+        self.sizes = [0]
+        self.placed: list[_Placed] = []
+        self.jobs: list[Job] = []
+        self.tied: dict[str, str] = {}
+        self.tensors = 0
+        self._selection, self._options = selection, options
+        self._known: dict[Any, Entry] = {}
+
+    def add(self, fqn: str, leaf: Leaf) -> Entry:
+        """Give a value its items."""
+        if not isinstance(leaf.value, Tensor):
+            return Entry(leaf.path, None, [(None, self._place(leaf.value, leaf))])
+        dtype = output_dtype(leaf.source, leaf.value, self._selection, self._options.dtype)
+        entry = Entry(leaf.path, replace(leaf.value, dtype=dtype))
+        first = self._known.setdefault((identity(leaf.value) or fqn, dtype), entry)
+        if first is not entry:
+            if leaf.source in self._selection.model_paths:
+                self.tied[fqn] = first.fqn
+            return replace(entry, items=first.items)
+        self.tensors += 1
+        # An item is what torch saves of a state dict: no parameter, and nothing of autograd.
+        plain = replace(leaf.value, parameter=False, requires_grad=False)
+        for box, part in _cut(plain, ITEMSIZE[dtype]):
+            entry.items.append((box, self._place(part, leaf)))
+        return entry
+
+    def _place(self, value: Any, leaf: Leaf) -> ItemPlace:
+        packed = pack(value, leaf.source, self._selection, self._options)
+        nbytes, limit = packed.archive.nbytes, self._options.max_shard_size
+        if limit is not None and self.sizes[-1] and self.sizes[-1] + nbytes > limit:
+            self.sizes.append(0)
+        file, at = len(self.sizes) - 1, self.sizes[-1]
+        jobs = packed.jobs(file, at)
+        self.placed.append(_Placed(packed, file, at, slice(len(self.jobs), len(self.jobs) + len(jobs))))
+        self.jobs += jobs
+        self.sizes[-1] += nbytes
+        return ItemPlace(_file_name(file), at, nbytes)
+
+
+def _cut(tensor: Tensor, width: int) -> Iterator[tuple[Box, Tensor]]:
+    """Cut a tensor into equal runs of rows with about `ITEM_BYTES` each; one that is small stays in one piece."""
+    nbytes = tensor.numel * width
+    if nbytes <= ITEM_BYTES or tensor.shape[0] == 1:
+        yield Box.whole(tensor.shape), tensor
+        return
+    pieces = min(tensor.shape[0], -(-nbytes // ITEM_BYTES))
+    count = -(-tensor.shape[0] // pieces)
+    for first in range(0, tensor.shape[0], count):
+        part = rows(tensor, first, min(count, tensor.shape[0] - first))
+        yield Box((first, *[0] * (len(tensor.shape) - 1)), part.shape), part

@@ -1,0 +1,237 @@
+"""The way back to training: where torch's state_dict API looks for everything, and the flattened names of it.
+
+The tree is that of torch.distributed.checkpoint.state_dict: `model` is what `set_model_state_dict` takes, `optimizer`
+what `set_optimizer_state_dict` takes, under fqns without the names of wrappers; everything else keeps its own path.
+It is flattened as DCP's default planner does: dicts always, lists when they hold tensors, dicts or such lists,
+everything else is one value; keys become text; an empty dict leaves nothing. (An empty dict of its own would be worse
+than none: a loading planner that finds a key which only the rules of torch 2.3 give takes the whole folder for one
+of that age.) What a state dict says of module versions (`_metadata`) has no place there.
+Source: torch/distributed/checkpoint/{_traverse,_nested_dict,default_planner,state_dict}.py of torch 2.13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ckptools.consolidate.choose import Selection
+from ckptools.consolidate.writers.dcp_metadata import ObjectPath
+from ckptools.errors import RefusedError
+from ckptools.model import KeyPath, Tensor, fqn_of
+from ckptools.optimizers import Naming
+from ckptools.sections import GROUPS, STATE, Section, is_flat_optimizer
+from ckptools.views.words import plural
+
+WRAPPERS = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod")
+"""Modules that wrap one other and are no part of a name; DDP's is `module`, which others use as well."""
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One value of the flattened tree.
+
+    Attributes:
+        source: its key path in the selection's tree.
+        path: where it lies in the state dict that is written.
+        value: a tensor, or something without one.
+    """
+
+    source: KeyPath
+    path: ObjectPath
+    value: Any
+
+
+@dataclass(frozen=True)
+class Arranged:
+    """A tree, arranged for loading.
+
+    Attributes:
+        leaves: by fqn, in tree order.
+        notes: what became something else on the way.
+    """
+
+    leaves: Mapping[str, Leaf]
+    notes: Sequence[str]
+
+
+@dataclass(frozen=True)
+class _Move:
+    """A section that gets a place of its own.
+
+    Attributes:
+        section: as the checkpoint has it.
+        at: its key path in the selection's tree.
+        top: its key in the output.
+        names: fqn by id, for an optimizer that has ids.
+        unwrap: takes the names of wrappers out of an fqn.
+    """
+
+    section: Section
+    at: KeyPath
+    top: str
+    names: Mapping[Any, str]
+    unwrap: Callable[[str], str]
+
+    def holds(self, path: KeyPath) -> bool:
+        n = len(self.at)
+        return path[:n] == self.at and (len(path) == n or path[n] in self.section.value)
+
+    def name(self, key: Any) -> Any:
+        """What the output calls a parameter."""
+        known = self.names.get(key, key)
+        return self.unwrap(known) if isinstance(known, str) else known
+
+    def apply(self, leaf: Leaf) -> Leaf:
+        first, *rest = leaf.path[len(self.at) :]
+        value = leaf.value
+        if self.top == "model":
+            first = self.name(first)
+        elif is_flat_optimizer(self.section.value):
+            kind = STATE if str(first).startswith(STATE) else GROUPS
+            first = kind + self.unwrap(str(first)[len(kind) :])
+        elif first == "state" and rest:
+            rest[0] = str(self.name(leaf.source[len(self.at) + 1]))
+        elif first == "param_groups" and rest[1:] == ["params"] and isinstance(value, (list, tuple)):
+            value = [self.name(i) for i in value]
+        return Leaf(leaf.source, (self.top, first, *rest), value)
+
+
+def arrange(selection: Selection, out: Path) -> Arranged:
+    """Flatten a selection's tree, with its model and its optimizer where torch's state_dict API has them.
+
+    Raises:
+        RefusedError: two values would get one name, or there is no dict to begin with.
+    """
+    moves = _moves(selection)
+    flat = _Flattening([m.at for m in moves])
+    leaves: dict[str, Leaf] = {}
+    for leaf in flat.leaves(selection.tree, (), ()):
+        move = next((m for m in moves if m.holds(leaf.source)), None)
+        placed = move.apply(leaf) if move else leaf
+        if not placed.path or not isinstance(placed.path[0], str):
+            raise RefusedError(out, f"a DCP holds a dict, and this is a {type(selection.tree).__name__}; write a .pt")
+        fqn = fqn_of(placed.path)
+        if fqn in leaves:
+            raise RefusedError(out, f"two values would be called {fqn}; write a .pt, which keeps the tree")
+        leaves[fqn] = placed
+    return Arranged(leaves, [*_told_of_moves(moves, leaves.values()), *flat.told(moves)])
+
+
+class _Flattening:
+    """Takes a tree apart by the planner's rules.
+
+    Attributes:
+        entered: sections, on the way to which every sequence is taken apart.
+    """
+
+    def __init__(self, entered: Iterable[KeyPath]) -> None:
+        self.entered = list(entered)
+        self._empty: list[KeyPath] = []
+        self._odd: list[KeyPath] = []
+
+    def leaves(self, node: Any, at: KeyPath, path: ObjectPath) -> Iterator[Leaf]:
+        """Yield what is one value."""
+        if isinstance(node, dict):
+            self._note(node, at)
+            for key, value in node.items():
+                yield from self.leaves(value, (*at, key), (*path, str(key)))
+        elif isinstance(node, (list, tuple)) and (_descended(node) or self._leads_to_a_section(at)):
+            for i, value in enumerate(node):
+                yield from self.leaves(value, (*at, i), (*path, i))
+        else:
+            yield Leaf(at, path, node)
+
+    def _leads_to_a_section(self, at: KeyPath) -> bool:
+        return any(len(at) < len(p) and p[: len(at)] == at for p in self.entered)
+
+    def _note(self, node: dict[Any, Any], at: KeyPath) -> None:
+        if not node:
+            self._empty.append(at)
+        self._odd += [(*at, key) for key in node if not isinstance(key, str)]
+
+    def told(self, moves: Iterable[_Move]) -> Iterator[str]:
+        """What a DCP does not hold as it was."""
+        if self._empty:
+            yield f"{plural(len(self._empty), 'empty dict')} left out, as DCP does ({_some(self._empty)})"
+        ids = [(*m.at, "state") for m in moves if m.top == "optimizer"]
+        odd = [p for p in self._odd if p[:-1] not in ids]
+        if odd:
+            yield f"{plural(len(odd), 'key')} became text, as DCP does ({_some(odd)})"
+
+
+def _some(paths: list[KeyPath]) -> str:
+    return ", ".join(map(fqn_of, paths[:3])) + (" …" if len(paths) > 3 else "")
+
+
+def _descended(node: list[Any] | tuple[Any, ...]) -> bool:
+    if type(node) is not list:
+        return False
+    return any(isinstance(v, (dict, Tensor)) or (isinstance(v, list) and _descended(v)) for v in node)
+
+
+def _moves(selection: Selection) -> list[_Move]:
+    """The model and the optimizer, where there is one of each kind; of several each keeps its own place."""
+    moves = []
+    for kind in ("model", "optimizer"):
+        places = [(s, at) for s, at in selection.places if s.kind == kind]
+        if len(places) == 1:
+            (section, at), naming = places[0], _naming(selection, places[0][0])
+            moves.append(_Move(section, at, kind, naming.names, _unwrapping(selection, section)))
+    # A model at the root of the tree holds what nobody else does.
+    return sorted(moves, key=lambda m: -len(m.at))
+
+
+def _naming(selection: Selection, section: Section) -> Naming:
+    optimizers = selection.source.optimizers.values() if selection.source is not None else ()
+    return next((o.naming for o in optimizers if o.path == section.path), Naming({}, "none", (), ""))
+
+
+def _unwrapping(selection: Selection, section: Section) -> Callable[[str], str]:
+    """What takes wrappers out of names; a leading `module` only where every name of the model has it."""
+    models = selection.source.of_kind("model") if selection.source is not None else ()
+    names: Iterable[Any] = models[0].value if len(models) == 1 else ()
+    if not names and section.kind == "optimizer":
+        names = _naming(selection, section).names.values()
+    inner = [_without_wrappers(str(n)) for n in names]
+    leading = "module." if inner and all(n.startswith("module.") for n in inner) else ""
+    return lambda name: _without_wrappers(name).removeprefix(leading)
+
+
+def _without_wrappers(name: str) -> str:
+    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
+
+
+def _told_of_moves(moves: Iterable[_Move], leaves: Iterable[Leaf]) -> Iterator[str]:
+    moved = [f"{m.top} is {fqn_of(m.section.path)}" for m in moves if m.section.path not in ((), (m.top,))]
+    if moved:
+        yield f"arranged for torch's state_dict API: {', '.join(moved)}"
+    for move in moves:
+        names = (str(move.names.get(k, k)) for k in _parameters(move.section))
+        changed = next((n for n in names if move.unwrap(n) != n), None)
+        if changed is not None:
+            yield f"{move.top}: names of wrappers are taken out: {changed} is {move.unwrap(changed)}"
+    for move in (m for m in moves if m.top == "optimizer"):
+        yield from _told_of_optimizer(move, [leaf for leaf in leaves if move.holds(leaf.source)])
+
+
+def _parameters(section: Section) -> Iterable[Any]:
+    if section.kind == "model":
+        return list(section.value)
+    return () if is_flat_optimizer(section.value) else list(section.value["state"])
+
+
+def _told_of_optimizer(move: _Move, leaves: Iterable[Leaf]) -> Iterator[str]:
+    if is_flat_optimizer(move.section.value):
+        yield "optimizer is flattened, as the source has it: load it with flatten_optimizer_state_dict=True"
+        return
+    ids = [i for i in move.section.value["state"] if not isinstance(i, str)]
+    unnamed = [i for i in ids if not isinstance(move.name(i), str)]
+    if len(unnamed) < len(ids):
+        yield "optimizer: numbers became names through the parameter order; shapes agree"
+    if unnamed:
+        yield f"optimizer: {plural(len(unnamed), 'parameter')} without a sure name kept as numbers"
+    steps = [leaf for leaf in leaves if leaf.path[-1] == "step" and not isinstance(leaf.value, Tensor)]
+    if steps:
+        yield f"optimizer: step is a plain number, as the source has it, for {plural(len(steps), 'parameter')}"
