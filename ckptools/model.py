@@ -20,7 +20,9 @@ Key = Any
 
 KeyPath = tuple[Key, ...]
 
-TensorKind = Literal["plain", "sharded_tensor", "dtensor", "flat_pieces", "meta", "sparse", "quantized", "unreadable"]
+TensorKind = Literal[
+    "plain", "sharded_tensor", "dtensor", "chunks", "flat_pieces", "meta", "sparse", "quantized", "unreadable"
+]
 
 
 def fqn_of(path: KeyPath) -> str:
@@ -172,7 +174,7 @@ class Tensor:
     @property
     def sharded(self) -> bool:
         """Whether ranks hold different pieces of it."""
-        return self.kind in ("sharded_tensor", "dtensor", "flat_pieces")
+        return self.kind in ("sharded_tensor", "dtensor", "chunks", "flat_pieces")
 
     def on_rank(self, rank: int) -> tuple[Shard, ...]:
         """The pieces that `rank` holds; empty for a rank that owns nothing."""
@@ -233,7 +235,9 @@ PROBLEM_CODES: dict[str, str] = {
     "CK002": "rank file cut short",
     "CK003": "rank file of an odd size",
     "CK004": "bad CRC-32",
+    "CK005": "value lost or damaged inside a file",
     "CK006": "files of different steps or saves",
+    "CK007": "metadata that contradicts itself",
     "CK008": "left over from an interrupted write",
     "CK009": "stray or duplicate rank file",
     "CK010": "file name and content disagree",

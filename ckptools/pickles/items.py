@@ -1,16 +1,32 @@
 """Items: archives of one tensor each, packed into larger files. Opened when their bytes are wanted.
 
+A large run has tens of thousands of them, and those of one dtype, shape and torch version are the same bytes but for
+the values and their checksums. So the first of them is read as the archive that it is, and the others are compared
+with it: what comes before the values, and the directory without the checksums of records that are not read.
+
 Source: torch/distributed/checkpoint/filesystem.py (`_write_item` calls torch.save on a contiguous tensor of its own).
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from ckptools.errors import ReadError
 from ckptools.files import File, Window
 from ckptools.model import Item, Shard, Source, Tensor
+from ckptools.pickles.container import CENTRAL, Container
 from ckptools.pickles.reader import read_archive
+from ckptools.regions import Ints
+
+MAX_HEAD = 64 << 10
+"""Bytes in front of a tensor's values that are worth remembering; torch writes less than a thousand."""
+
+CRC_AT = 16
+"""Where an entry of a zip directory has its checksum."""
+
+READ = ("data.pkl", "byteorder")
+"""Records that reading an archive reads, so that their checksums count."""
 
 
 def opened(shard: Shard) -> Shard:
@@ -43,3 +59,89 @@ def locate(file: File, item: Item) -> Source:
         text = f"item at byte {item.offset}: expected {item.dtype} {list(item.shape)}, found {held}; damaged or stale"
         raise ReadError(file.path, text)
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Like:
+    """What the items of one kind have in common.
+
+    Attributes:
+        head: bytes before the values.
+        tail: byte offset of the directory in the item.
+        fixed: the directory and what follows, in pieces: the checksums between them may differ.
+        crc: where the checksum of the values is in those bytes.
+        source: of the first such item.
+    """
+
+    head: bytes
+    tail: int
+    fixed: tuple[tuple[int, bytes], ...]
+    crc: int
+    source: Source
+
+
+class Locator:
+    """Finds the tensors of many items."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, str, Ints], _Like] = {}
+
+    def locate(self, file: File, item: Item) -> Source:
+        """Where the tensor of an item lies.
+
+        Raises:
+            ReadError: the item is damaged, or holds something else than its checkpoint says.
+        """
+        kind = item.length, item.dtype, item.shape
+        known = self._known.get(kind)
+        source = _same_but_values(known, file, item) if known else None
+        if source is None:
+            source = locate(file, item)
+            like = _like(file, item, source)
+            if like is not None:
+                self._known[kind] = like
+        return source
+
+
+def _same_but_values(like: _Like, file: File, item: Item) -> Source | None:
+    """The source, if the item differs from the known one in values and their checksums only."""
+    if file.read(item.offset, len(like.head)) != like.head:
+        return None
+    tail = file.read(item.offset + like.tail, item.length - like.tail)
+    if not all(tail.startswith(piece, at) for at, piece in like.fixed):
+        return None
+    of, start = like.source, item.offset + len(like.head)
+    offset = start + of.offset - of.record_span[0]
+    crc = int.from_bytes(tail[like.crc : like.crc + 4], "little")
+    return Source(file.path, offset, of.dtype, of.shape, of.strides, of.record, (start, of.record_span[1]), crc)
+
+
+def _like(file: File, item: Item, source: Source) -> _Like | None:
+    """What another item of this kind must have; None when the archive is laid out in an odd way."""
+    window = Window(file, item.offset, item.length)
+    container = Container(window)
+    values = source.record_span[0] - item.offset
+    early = all(record.limit <= values for name, record in container.records.items() if name in READ)
+    if not early or values > MAX_HEAD:
+        return None
+    tail = max(record.limit for record in container.records.values())
+    directory = window.read(tail, item.length - tail)
+    loose = {name: at for name, at in _checksums(directory, len(container.records)) if name not in READ}
+    if source.record not in loose:
+        return None
+    fixed, done = [], 0
+    for at in loose.values():
+        fixed.append((done, directory[done:at]))
+        done = at + 4
+    fixed.append((done, directory[done:]))
+    return _Like(window.read(0, values), tail, tuple(fixed), loose[source.record], source)
+
+
+def _checksums(directory: bytes, count: int) -> Iterator[tuple[str, int]]:
+    """Name of each record, without its root folder, and where in the directory its checksum is."""
+    at = 0
+    for _ in range(count):
+        n_name, n_extra, n_comment = CENTRAL.unpack_from(directory, at)[10:13]
+        name = directory[at + CENTRAL.size : at + CENTRAL.size + n_name]
+        yield name.partition(b"/")[2].decode(), at + CRC_AT
+        at += CENTRAL.size + n_name + n_extra + n_comment

@@ -52,7 +52,12 @@ def layouts(ck: Checkpoint) -> tuple[Layout, ...]:
 def sharding_name(ck: Checkpoint) -> str:
     """One word for programs: what kind of sharded tensors the file holds, or `none`."""
     kinds = {t.kind for _, t in tensors_in(ck.tree) if t.sharded}
-    names = {"sharded_tensor": "fsdp1-sharded-tensor", "dtensor": "dtensor", "flat_pieces": "fsdp1-flat-pieces"}
+    names = {
+        "sharded_tensor": "fsdp1-sharded-tensor",
+        "dtensor": "dtensor",
+        "chunks": "dcp-chunks",
+        "flat_pieces": "fsdp1-flat-pieces",
+    }
     return "+".join(name for kind, name in names.items() if kind in kinds) or "none"
 
 
@@ -98,6 +103,8 @@ def _expected(tensor: Tensor, group: int | None) -> int:
     if tensor.mesh is not None and tensor.placements is not None:
         pairs = zip(tensor.mesh, tensor.placements, strict=False)
         return prod(n for n, placed in pairs if placed != REPLICATE)
+    if tensor.kind == "chunks":
+        return len(_pieces(tensor))  # DCP does not say how many ranks there were
     return group or tensor.world_size or len(tensor.shards)
 
 
@@ -106,6 +113,8 @@ def _how(tensor: Tensor, group: int | None) -> str:
         return _placed(tensor.placements or (), tensor.mesh or ())
     if tensor.kind == "flat_pieces":
         return "pieces of flattened parameters"
+    if tensor.kind == "chunks":
+        return f"{_cut(tensor)} in {plural(len(_boxes(tensor)), 'piece')}"
     if tensor.kind == "sharded_tensor":
         world = tensor.world_size or len(tensor.shards)
         return f"{_cut(tensor)} over {f'groups of {group} of {world} ranks' if group else plural(world, 'rank')}"

@@ -1,0 +1,103 @@
+"""DCP: a folder that `torch.distributed.checkpoint.save` wrote, torch 1.13 to 2.13.
+
+`.metadata` describes everything; `__{rank}_{n}.distcp` hold the values. Written so by Composer (`ep0-ba5/`) since 0.16,
+torchtitan (`step-5/`), Lightning (with `meta.pt` beside, whose keys belong to the same state), and everybody who calls
+`dcp.save`. Reading `.metadata` is enough to know every shape and where each piece lies; where in its item a tensor's
+values begin is looked up when they are asked for.
+
+DCP has no checksums of its own, and knows neither the world size nor the step. A file of the same size from another
+save is noticed only where an item in it holds another dtype or shape; each item's own CRC-32 says whether its bytes
+are unharmed, not of which save they are.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from ckptools.checkpoint import Checkpoint, ReadCost
+from ckptools.errors import ReadError
+from ckptools.files import check_stays_inside
+from ckptools.formats.dcp_files import dcp_folder_of
+from ckptools.formats.dcp_folder import Folder, read_folder
+from ckptools.formats.options import Options
+from ckptools.model import Fact, Problem, RankFile
+from ckptools.pickles.reader import Saved
+from ckptools.pickles.told import told
+from ckptools.sections import find_sections
+from ckptools.steps import find_step
+
+__all__ = ["KNOWN_BY", "NAME", "READS", "Folder", "detect", "read", "read_folder"]
+
+NAME = "dcp"
+READS = "a torch.distributed.checkpoint folder (DCP): Composer, torchtitan, Lightning, dcp.save"
+KNOWN_BY = "a folder with .metadata, or __0.metadata of each rank"
+
+COMPANION = "meta.pt"
+"""What Lightning keeps beside: everything that is not sharded."""
+
+
+def detect(path: Path) -> bool:
+    """A DCP folder, a file of one, or a run folder with one step."""
+    return dcp_folder_of(path) is not None
+
+
+def read(path: Path, options: Options) -> Checkpoint:
+    """Open a DCP folder, named itself, by a file in it, or by the folder around it.
+
+    Raises:
+        ReadError: it has no metadata, or that is damaged.
+        UsageError: a run folder holds several.
+    """
+    started = time.perf_counter()
+    folder = dcp_folder_of(path)
+    if folder is None:
+        raise ReadError(path, "neither .metadata nor .distcp files in this folder")
+    found = read_folder(folder, options)
+    tree, companion, problems = _with_companion(found, options)
+    files = (*found.files, *([_rank_file(companion)] if companion else []))
+    nbytes = found.bytes_read + (companion.bytes_read if companion else 0)
+    order = ("error", "warning", "note")
+    return Checkpoint(
+        path=path,
+        name=folder.resolve().name,
+        format=NAME,
+        saved_as=f"DCP folder, {found.writer}",
+        tree=tree,
+        files=files,
+        world_size=Fact(max(len(found.ranks), 1), ("files found",)),
+        step=find_step(folder, find_sections(tree)),
+        problems=tuple(sorted((*found.problems, *problems), key=lambda p: order.index(p.severity))),
+        names=tuple(dict.fromkeys((*found.names, *(companion.names if companion else ())))),
+        all_ranks=options.all_ranks,
+        differing=tuple(found.differing),
+        bytes_expected=found.bytes_expected + (companion.nbytes if companion else 0),
+        cost=ReadCost(found.files_read + bool(companion), time.perf_counter() - started, nbytes),
+    )
+
+
+def _with_companion(found: Folder, options: Options) -> tuple[dict[str, Any], Saved | None, list[Problem]]:
+    """The tree with the keys of `meta.pt` added, which never take the place of DCP's own."""
+    path = found.path / COMPANION
+    if not path.exists():
+        return found.tree, None, []
+    if not options.follow_symlinks:
+        check_stays_inside(path, found.path)
+    try:
+        saved = options.read_file(path)
+    except ReadError as error:
+        return found.tree, None, [Problem("CK002", "error", str(error).removeprefix(f"{found.path}/"))]
+    if not isinstance(saved.tree, dict):
+        return found.tree, saved, [Problem("CK007", "warning", f"{COMPANION} holds a {type(saved.tree).__name__}")]
+    both = [k for k in saved.tree if k in found.tree]
+    text = f"{told(both[:8])} are in {COMPANION} and in the DCP itself; the DCP's are taken"
+    return (
+        {**found.tree, **{k: v for k, v in saved.tree.items() if k not in both}},
+        saved,
+        [Problem("CK007", "warning", text) for _ in both[:1]],
+    )
+
+
+def _rank_file(saved: Saved) -> RankFile:
+    return RankFile(saved.path, None, "", "read", saved.nbytes, saved.modified)

@@ -1,0 +1,193 @@
+"""The files of a DCP folder: which of those that the metadata names are here, and which metadata there is.
+
+`__{rank}_{n}.distcp`, where n counts the files of a rank: one per writer thread, or one per item. The rank that wrote
+them is the only rank that DCP names. `.metadata` is renamed from `.metadata.tmp` when everything else is written; a
+save without collectives leaves `__{rank}.metadata` of every rank instead. Source: torch/distributed/checkpoint/
+filesystem.py.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ckptools.errors import ReadError, UnsafePathError, UsageError
+from ckptools.files import check_stays_inside, reading
+from ckptools.model import Problem, RankFile
+from ckptools.steps import NAMES
+
+METADATA = ".metadata"
+OF_RANK = re.compile(r"__(\d{1,7})\.metadata")
+DATA = re.compile(r"__(\d{1,7})_\d+\.distcp")
+
+MAX_NAMED = 3
+"""Names that a message lists before it counts."""
+
+
+def rank_of(file: str) -> int | None:
+    """The rank that wrote a file, by its name; None when that does not tell."""
+    found = DATA.fullmatch(file.rpartition("/")[2])
+    return int(found[1]) if found else None
+
+
+def by_rank(file: str) -> tuple[int, list[int], str]:
+    """Key that sorts data files by rank, then by their number, then by name."""
+    return -1 if (rank := rank_of(file)) is None else rank, [int(n) for n in re.findall(r"\d{1,18}", file)], file
+
+
+def metadata_files(folder: Path, follow_symlinks: bool) -> list[tuple[Path, int | None]]:
+    """The metadata of a DCP folder: the one of all ranks, or else each rank's with its rank.
+
+    Raises:
+        ReadError: there is none.
+        UnsafePathError: one is a link out of the folder.
+    """
+    names = _names(folder)
+    ranks = sorted((int(found[1]), name) for name in names if (found := OF_RANK.fullmatch(name)))
+    files: list[tuple[Path, int | None]] = [(folder / name, rank) for rank, name in ranks]
+    if METADATA in names:
+        files = [(folder / METADATA, None)]
+    if not files:
+        raise ReadError(folder, _without_metadata(names))
+    for path, _ in files if not follow_symlinks else ():
+        check_stays_inside(path, folder)
+    return files
+
+
+def _names(folder: Path) -> set[str]:
+    with reading(folder):
+        return set(os.listdir(folder))  # noqa: PTH208 - names are enough, and there may be 100,000
+
+
+def _without_metadata(names: set[str]) -> str:
+    if any(name.endswith(".metadata.tmp") for name in names):
+        return "the save was interrupted: .metadata.tmp is here, .metadata is not; use an earlier checkpoint"
+    files = sum(name.endswith(".distcp") for name in names)
+    return f"{files} .distcp files without .metadata, which alone tells what they hold; copy it here too"
+
+
+def looks_like_dcp(folder: Path) -> bool:
+    """Whether a folder holds metadata or data of DCP."""
+    with os.scandir(folder) as entries:
+        return any(_is_dcp_name(entry.name) for entry in entries)
+
+
+def _is_dcp_name(name: str) -> bool:
+    return name in (METADATA, ".metadata.tmp") or bool(OF_RANK.fullmatch(name) or DATA.fullmatch(name))
+
+
+def dcp_folder_of(path: Path) -> Path | None:
+    """The DCP folder that a path means: itself, the one that a file of it lies in, or the only step of a run.
+
+    Raises:
+        UsageError: a run folder holds several.
+    """
+    if not path.is_dir():
+        return path.parent if path.is_file() and _is_dcp_name(path.name) else None
+    if looks_like_dcp(path):
+        return path
+    steps = [child for child in _steps(path) if looks_like_dcp(child)]
+    if len(steps) > 1:
+        listed = ", ".join(child.name for child in steps[:6]) + (" …" if len(steps) > 6 else "")
+        raise UsageError(path, f"holds {len(steps)} checkpoints; name the one you mean: {listed}")
+    return steps[0] if steps else None
+
+
+def _steps(folder: Path) -> list[Path]:
+    """Subfolders named by a step, in its order; links to them are other names of the same."""
+    with os.scandir(folder) as entries:
+        named = [(NAMES.findall(e.name), e) for e in entries if e.is_dir(follow_symlinks=False)]
+    return [Path(e.path) for found, e in sorted(named, key=lambda n: (int((n[0] or [0])[-1]), n[1].name)) if found]
+
+
+@dataclass(frozen=True, slots=True)
+class FileHere:
+    """One data file that the metadata names.
+
+    Attributes:
+        path: in the folder.
+        rank: who wrote it.
+        size: bytes; None when it is missing.
+        modified: file time; None when it is missing.
+        needed: bytes that it must have at least.
+    """
+
+    path: Path
+    rank: int | None
+    size: int | None
+    modified: float | None
+    needed: int
+
+    def holds(self, end: int) -> bool:
+        """Whether it is here and reaches to byte `end`."""
+        return self.size is not None and end <= self.size
+
+    def rank_file(self, read: bool) -> RankFile:
+        """The file for the checkpoint's list."""
+        if self.size is None:
+            return RankFile(self.path, self.rank, "", "missing", 0, None)
+        status: Literal["read", "seen", "cut"] = "cut" if self.size < self.needed else "read" if read else "seen"
+        return RankFile(self.path, self.rank, "", status, self.size, self.modified)
+
+
+def look(folder: Path, needed: Mapping[str, int], follow_symlinks: bool) -> dict[str, FileHere]:
+    """Look at every file that the metadata names; `needed` has the bytes that each must have.
+
+    Raises:
+        UnsafePathError: one is a link out of the folder, or no regular file.
+    """
+    return {name: _look(folder, name, n, follow_symlinks) for name, n in needed.items()}
+
+
+def _look(folder: Path, name: str, needed: int, follow_symlinks: bool) -> FileHere:
+    path = folder / name
+    try:
+        status = path.lstat()
+        if not follow_symlinks and (stat.S_ISLNK(status.st_mode) or "/" in name):
+            _check_inside(path, folder)
+        if stat.S_ISLNK(status.st_mode):
+            status = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return FileHere(path, rank_of(name), None, None, needed)
+    except OSError as error:
+        raise ReadError(path, (error.strerror or "cannot be looked at").lower()) from error
+    if not stat.S_ISREG(status.st_mode):
+        raise UnsafePathError(path, "not a regular file")
+    return FileHere(path, rank_of(name), status.st_size, status.st_mtime, needed)
+
+
+def _check_inside(path: Path, folder: Path) -> None:
+    """Refuse a link on the way from `folder` to `path` that leads out of it."""
+    for step in (path, *path.parents):
+        if step == folder:
+            return
+        check_stays_inside(step, folder)
+
+
+def problems_of(files: Mapping[str, FileHere], holds: Mapping[str, list[str]]) -> Iterable[Problem]:
+    """Missing and cut files, with what they hold."""
+    for name, file in files.items():
+        lost = f"{', '.join(holds[name][:MAX_NAMED])}{_more(len(holds[name]) - MAX_NAMED)}"
+        if file.size is None:
+            yield Problem("CK001", "error", f"no file {name}, which holds {lost}", file.rank)
+        elif file.size < file.needed:
+            text = f"{name} is cut short: {file.size} bytes of at least {file.needed}; it holds {lost}"
+            yield Problem("CK002", "error", text, file.rank)
+
+
+def _more(n: int) -> str:
+    return f" and {n} more" if n > 0 else ""
+
+
+def strays(folder: Path, named: Iterable[str]) -> Iterable[Problem]:
+    """Data files that the metadata does not name: of another save into the same folder, or another rank's."""
+    stray = sorted(name for name in _names(folder) - set(named) if DATA.fullmatch(name))
+    if stray:
+        listed = f"{', '.join(stray[:MAX_NAMED])}{_more(len(stray) - MAX_NAMED)}"
+        text = f"{listed}: not named by the metadata, perhaps left over from another save into this folder"
+        yield Problem("CK009", "warning", text, rank_of(stray[0]))

@@ -1,0 +1,155 @@
+"""What lies in the `.distcp` files of a DCP folder: tensors, found without their values, and pickled objects.
+
+An item is a torch.save archive at `offset`, `length`; files hold them back to back. torch's safetensors form differs:
+behind the objects of a file lies one safetensors blob with all its tensors, whose items all say where the blob begins
+and their own bytes' length, which no torch.save archive can be as short as. Its header has the offsets that were
+meant (`DCP_SHARDING_INFO`), and holds one piece of a name only. Source: torch/distributed/checkpoint/filesystem.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from ckptools.dtypes import ITEMSIZE
+from ckptools.errors import ReadError
+from ckptools.files import File, Window
+from ckptools.formats import safetensors_header
+from ckptools.formats.safetensors_header import Header
+from ckptools.model import Shard, Source
+from ckptools.pickles.items import Locator
+from ckptools.pickles.machine import Machine
+from ckptools.pickles.reader import load_checked, read_archive
+from ckptools.pickles.told import told
+
+SMALL = 4 << 10
+"""Bytes of an object that is looked up among those that were read: thousands are the same number."""
+
+MAX_OBJECT = 1 << 30
+SHARDING_INFO = "DCP_SHARDING_INFO"
+LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
+"""What torch.save began with before 1.6; source: torch/serialization.py."""
+
+
+def in_safetensors(shard: Shard) -> bool:
+    """Whether a shard lies in a safetensors blob: an archive is longer than what it holds."""
+    item = shard.item
+    return item is not None and item.length == shard.box.numel * ITEMSIZE[item.dtype]
+
+
+class Items:
+    """Reads the items of a folder, one file after the other.
+
+    Attributes:
+        folder: what messages leave out of paths.
+        names: dotted names that the objects mention.
+        bytes_read: how much was read.
+        files_read: how many files were opened.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.names: dict[str, None] = {}
+        self.bytes_read = 0
+        self.files_read: set[Path] = set()
+        self._locator = Locator()
+        self._values: dict[bytes, Any] = {}
+        self._file: File | None = None
+        self._headers: dict[tuple[Path, int], tuple[Header, dict[str, Any]]] = {}
+
+    def locate(self, fqn: str, shard: Shard) -> Shard:
+        """The shard of a tensor with its source.
+
+        Raises:
+            ReadError: its item is damaged, or holds something else.
+        """
+        assert shard.item is not None
+        file = self._open(shard.item.path)
+        inside = in_safetensors(shard)
+        source = self._in_safetensors(file, fqn, shard) if inside else self._locator.locate(file, shard.item)
+        return Shard(shard.box, shard.rank, source)
+
+    def value(self, path: Path, offset: int, length: int) -> Any:
+        """The object that an item holds.
+
+        Raises:
+            ReadError: it is damaged, or larger than any object is.
+        """
+        file = self._open(path)
+        if length > MAX_OBJECT:
+            raise ReadError(path, f"an object of {length} bytes at {offset}; at most {MAX_OBJECT} are read")
+        raw = file.read(offset, length) if length <= SMALL else b""
+        if raw in self._values:
+            return self._values[raw]
+        value = self._value(Window(file, offset, length))
+        if raw and isinstance(value, (str, int, float, type(None))):
+            self._values[raw] = value
+        return value
+
+    def _value(self, window: Window) -> Any:
+        begin = window.read(0, min(4, window.size))
+        if begin == b"PK\3\4":
+            machine, value = read_archive(window)
+        elif begin[:1] == b"\x80":
+            machine = Machine(window.read(0, window.size))
+            value = load_checked(machine, window.path, f"object at byte {window.start}")
+            if value == LEGACY_MAGIC:
+                raise ReadError(window.path, f"object at byte {window.start}: saved by torch before 1.6")
+        else:
+            raise ReadError(window.path, f"object at byte {window.start}: begins with {told(begin)}, so no pickle")
+        self.names |= dict.fromkeys(g.dotted for g in machine.globals.values())
+        return value
+
+    def why(self, error: ReadError) -> str:
+        """What went wrong, without the path of the folder."""
+        return str(error).removeprefix(f"{self.folder}{os.sep}")
+
+    def _open(self, path: Path) -> File:
+        if self._file is None or self._file.path != path:
+            self.close()
+            self._file = File(path)
+            self.files_read.add(path)
+        return self._file
+
+    def close(self) -> None:
+        """Close the file that was read last."""
+        if self._file is not None:
+            self.bytes_read += self._file.bytes_read
+            self._file.close()
+        self._file = None
+
+    def _in_safetensors(self, file: File, fqn: str, shard: Shard) -> Source:
+        assert shard.item is not None
+        header, offsets = self._header(file, shard.item.offset)
+        entry, dtype, box = header.tensors.get(fqn), shard.item.dtype, shard.box
+        where = f"{told(fqn)} in the safetensors at byte {shard.item.offset}"
+        if entry is None:
+            raise ReadError(file.path, f"{where}: is not in its header; damaged or stale")
+        if (entry.dtype, entry.shape) != (dtype, box.sizes):
+            text = f"expected {dtype} {list(box.sizes)}, found {entry.dtype} {list(entry.shape)}; damaged or stale"
+            raise ReadError(file.path, f"{where}: {text}")
+        said = offsets.get(fqn)
+        said = said.get("saved_offsets") if isinstance(said, dict) else None
+        if said is not None and said != list(box.offsets):
+            text = f"holds the piece at {told(said)}, expected the one at {list(box.offsets)}"
+            raise ReadError(file.path, f"{where}: {text}")
+        return safetensors_header.source_of(file, fqn, entry)
+
+    def _header(self, file: File, start: int) -> tuple[Header, dict[str, Any]]:
+        key = file.path, start
+        if key not in self._headers:
+            header = safetensors_header.read_header(Window(file, start, file.size - start))
+            self._headers = {key: (header, _sharding(file, header))}
+        return self._headers[key]
+
+
+def _sharding(file: File, header: Header) -> dict[str, Any]:
+    """Where the tensors of a safetensors blob belong, as torch writes it beside them."""
+    text = header.metadata.get(SHARDING_INFO, "{}")
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ReadError(file.path, f"{SHARDING_INFO} in its safetensors header is no JSON") from error
+    return found if isinstance(found, dict) else {}

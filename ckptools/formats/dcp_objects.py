@@ -1,0 +1,96 @@
+"""The pickled objects of a DCP folder: hyperparameters, schedulers, RNG states, data loaders.
+
+Each is a torch.save archive of one value (a planner of one's own may have written a bare pickle), and thousands of
+them are the same number. They are read inertly; what cannot be read leaves an `Opaque` in its place and a problem.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ckptools.errors import ReadError
+from ckptools.formats.dcp_files import FileHere
+from ckptools.formats.dcp_items import Items
+from ckptools.formats.dcp_metadata import Metadata, Stored
+from ckptools.formats.merge import Merge
+from ckptools.model import Problem
+from ckptools.values import Opaque
+
+MAX_SEEN = 64 << 20
+"""Bytes of objects that are read where not everything was asked for."""
+
+MAX_LOST = 100
+"""Lost objects that are named one by one before they are counted."""
+
+
+def read_objects(
+    metadata: Sequence[Metadata], here: Mapping[str, FileHere], items: Items, everything: bool, merge: Merge
+) -> tuple[dict[str, Any], list[Problem]]:
+    """The objects by fqn, and those that are lost.
+
+    Args:
+        metadata: one for all ranks, or one of each.
+        here: the data files by the name that the metadata gives them.
+        items: reads those files.
+        everything: also the large ones.
+        merge: what several ranks hold of one object is compared, and noted there.
+    """
+    reading = _Objects(here, items, None if everything else MAX_SEEN)
+    wanted = [
+        (one.stored[fqn, None], fqn, at) if (fqn, None) in one.stored else (_NOWHERE, fqn, at)
+        for at, one in enumerate(metadata)
+        for fqn in one.objects
+    ]
+    values: dict[str, list[tuple[int, Any]]] = {}
+    for stored, fqn, at in sorted(wanted, key=lambda w: (w[0].file, w[0].offset)):
+        twice = (fqn, None) in metadata[at].twice
+        rank = metadata[at].rank
+        values.setdefault(fqn, []).append((rank or 0, reading.value(fqn, stored, twice)))
+    joined = {fqn: merge.trees(sorted(ranked, key=lambda r: r[0]), (fqn,)) for fqn, ranked in values.items()}
+    return joined, reading.problems()
+
+
+_NOWHERE = Stored("", 0, 0)
+
+
+class _Objects:
+    """Reads objects and notes what is lost."""
+
+    def __init__(self, here: Mapping[str, FileHere], items: Items, budget: int | None) -> None:
+        self.here, self.items, self.budget = here, items, budget
+        self.lost: list[Problem] = []
+        self.unread = 0
+
+    def value(self, fqn: str, stored: Stored, twice: bool) -> Any:
+        """An object, or what stands for it."""
+        file = self.here.get(stored.file)
+        if file is None or twice:
+            return self._lost(fqn, f"the metadata says {'twice' if twice else 'nowhere'} where it lies", None)
+        if not file.holds(stored.offset + stored.length):
+            return self._lost(fqn, f"lies in {stored.file}, which is missing or cut", file.rank)
+        if stored.transforms:
+            return self._lost(fqn, f"went through {stored.transforms[0][:60]} when it was saved", file.rank)
+        if self.budget is not None:
+            self.budget -= stored.length
+            if self.budget < 0:
+                self.unread += 1
+                return Opaque(f"an object of {stored.length} bytes, not read")
+        try:
+            return self.items.value(file.path, stored.offset, stored.length)
+        except ReadError as error:
+            return self._lost(fqn, self.items.why(error), file.rank)
+
+    def _lost(self, fqn: str, why: str, rank: int | None) -> Opaque:
+        self.lost.append(Problem("CK005", "error", why, rank, fqn))
+        return Opaque("an object that is lost")
+
+    def problems(self) -> list[Problem]:
+        """The lost objects, and a note where some were not read."""
+        problems = self.lost[:MAX_LOST]
+        if len(self.lost) > MAX_LOST:
+            problems.append(Problem("CK005", "error", f"{len(self.lost) - MAX_LOST} more objects are lost"))
+        if self.unread:
+            text = f"{self.unread} large objects were not read; --all-ranks reads them"
+            problems.append(Problem("CK005", "note", text))
+        return problems

@@ -1,0 +1,201 @@
+"""The tensors of a DCP folder: every chunk in its place, and what of it can be told before a value is read.
+
+Two ranks that hold the same chunk write it once, or, without collectives, each for itself: those are replicas of one
+box, and are compared when they are put together. Files of one length from another save cannot be told by their names
+or sizes; an item that holds another dtype or shape than the metadata says is noticed when it is located.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from ckptools.dtypes import ITEMSIZE, QUANTIZED
+from ckptools.errors import ReadError
+from ckptools.formats.dcp_files import FileHere
+from ckptools.formats.dcp_items import Items, in_safetensors
+from ckptools.formats.dcp_metadata import Described, Metadata, Stored
+from ckptools.model import Item, Problem, Shard, Tensor, TensorKind
+from ckptools.pickles.tensors import WHY_NOT
+from ckptools.pickles.told import told
+from ckptools.regions import Box, TangledLayoutError, cover
+from ckptools.values import Opaque
+
+MAX_PROBLEMS = 100
+"""Tensors that are named one by one before they are counted."""
+
+
+@dataclass
+class _Found:
+    """What is known of one tensor so far.
+
+    Attributes:
+        described: by the first metadata that has it.
+        shards: its chunks, with their items.
+        bad: what is wrong with it; nothing then puts it together.
+        why_not: why ckptools does not put it together although nothing is wrong.
+    """
+
+    described: Described
+    shards: list[Shard] = field(default_factory=list)
+    bad: str = ""
+    why_not: str = ""
+
+
+def read_tensors(
+    metadata: Sequence[Metadata], here: Mapping[str, FileHere], items: Items, locate: bool
+) -> tuple[dict[str, Any], list[Problem]]:
+    """The tensors by fqn, and what is wrong with them.
+
+    Args:
+        metadata: one for all ranks, or one of each.
+        here: the data files by the name that the metadata gives them.
+        items: reads those files.
+        locate: look into every item; otherwise only where the metadata does not tell where the values begin.
+    """
+    found: dict[str, _Found] = {}
+    problems: list[Problem] = []
+    for one in metadata:
+        for fqn, described in one.tensors.items():
+            tensor = found.setdefault(fqn, _Found(described))
+            problems += _disagreement(fqn, tensor.described, described, one)
+            _place(tensor, fqn, described, one, here)
+    _refuse_shared_places(found)
+    _locate(found, items, locate)
+    problems += _problems(found)
+    return {fqn: _tensor(fqn, tensor) for fqn, tensor in found.items()}, problems
+
+
+def _disagreement(fqn: str, first: Described, other: Described, metadata: Metadata) -> Iterator[Problem]:
+    if (first.shape, first.dtype) != (other.shape, other.dtype):
+        text = f"{other.dtype} {list(other.shape)}, the first rank has {first.dtype} {list(first.shape)}"
+        yield Problem("CK104", "error", text, metadata.rank, fqn)
+
+
+def _place(tensor: _Found, fqn: str, described: Described, metadata: Metadata, here: Mapping[str, FileHere]) -> None:
+    """Add the chunks that one metadata describes."""
+    tensor.why_not = tensor.why_not or _why_not(described)
+    for box in described.boxes:
+        key = fqn, box.offsets
+        stored = metadata.stored.get(key)
+        if stored is None or key in metadata.twice:
+            tensor.bad = f"the metadata says {'twice' if stored else 'nowhere'} where its chunk {box} lies"
+            continue
+        file = here[stored.file]
+        tensor.why_not = tensor.why_not or _transformed(stored)
+        tensor.bad = tensor.bad or _too_short(described, box, stored)
+        readable = file.holds(stored.offset + stored.length) and described.dtype and not stored.transforms
+        item = Item(file.path, stored.offset, stored.length, described.dtype or "", box.sizes) if readable else None
+        tensor.shards.append(Shard(box, file.rank, None, item))
+
+
+def _why_not(described: Described) -> str:
+    if described.dtype is None:
+        return f"its dtype is {described.dtype_told}, which ckptools does not know"
+    if described.dtype in QUANTIZED:
+        return WHY_NOT["quantized"]
+    return "" if described.layout == "strided" else WHY_NOT["sparse"]
+
+
+def _transformed(stored: Stored) -> str:
+    if not stored.transforms:
+        return ""
+    how = ", ".join(told(t).strip("'") for t in stored.transforms[:4])
+    return f"its items went through {how} when they were saved; ckptools reads plain ones only, save it again without"
+
+
+def _too_short(described: Described, box: Box, stored: Stored) -> str:
+    nbytes = box.numel * ITEMSIZE.get(described.dtype or "", 0)
+    if stored.transforms or stored.length >= nbytes:
+        return ""
+    return f"its chunk {box} has {nbytes} bytes, its item {stored.length}"
+
+
+def _refuse_shared_places(found: Mapping[str, _Found]) -> None:
+    """Mark tensors of which an item begins inside of another: each is written for itself, so one of them is wrong."""
+    placed = sorted(
+        (
+            (shard.item.path, shard.item.offset, shard.item.offset + shard.item.length, fqn)
+            for fqn, tensor in found.items()
+            for shard in tensor.shards
+            if shard.item is not None and not in_safetensors(shard)
+        ),
+        key=lambda p: p[:3],
+    )
+    for before, after in pairwise(placed):
+        if before[0] == after[0] and after[1] < before[2]:
+            for fqn, other in ((before[3], after), (after[3], before)):
+                found[
+                    fqn
+                ].bad = f"an item of it shares bytes with one of {told(other[3])}, at {other[1]} of {other[0].name}"
+
+
+def _locate(found: Mapping[str, _Found], items: Items, everything: bool) -> None:
+    """Give shards their sources, file by file."""
+    wanted = [
+        (shard.item.path, shard.item.offset, fqn, i)
+        for fqn, tensor in found.items()
+        for i, shard in enumerate(tensor.shards)
+        if shard.item is not None and not tensor.why_not and (everything or in_safetensors(shard))
+    ]
+    for _, _, fqn, i in sorted(wanted):
+        tensor = found[fqn]
+        try:
+            tensor.shards[i] = items.locate(fqn, tensor.shards[i])
+        except ReadError as error:
+            tensor.bad = tensor.bad or items.why(error)
+
+
+def _tensor(fqn: str, found: _Found) -> Any:
+    described = found.described
+    if described.dtype is None:
+        return Opaque(described.dtype_told)
+    note = found.bad or found.why_not
+    kind: TensorKind = "chunks" if len(described.boxes) > 1 else "plain"
+    if described.dtype in QUANTIZED or described.layout != "strided":
+        kind = "quantized" if described.dtype in QUANTIZED else "sparse"
+    shards = sorted(found.shards, key=lambda s: (s.box.offsets, -1 if s.rank is None else s.rank))
+    return Tensor(
+        described.shape, described.dtype, tuple(shards), kind, requires_grad=described.requires_grad, note=note
+    )
+
+
+def _problems(found: Mapping[str, _Found]) -> Iterator[Problem]:
+    """What is wrong with single tensors, and one warning for each reason why some cannot be put together."""
+    wrong = [p for fqn, tensor in found.items() for p in _problems_of(fqn, tensor)]
+    yield from wrong[:MAX_PROBLEMS]
+    if len(wrong) > MAX_PROBLEMS:
+        yield Problem("CK005", "error", f"{len(wrong) - MAX_PROBLEMS} more tensors are lost or wrong")
+    reasons: dict[str, list[str]] = {}
+    for fqn, tensor in found.items():
+        if tensor.why_not:
+            reasons.setdefault(tensor.why_not, []).append(fqn)
+    for why, fqns in reasons.items():
+        more = f" and {len(fqns) - 1} more" if len(fqns) > 1 else ""
+        yield Problem("CK106", "warning", f"{fqns[0]}{more}: {why}")
+
+
+def _problems_of(fqn: str, tensor: _Found) -> Iterator[Problem]:
+    if tensor.bad:
+        yield Problem("CK005", "error", tensor.bad, None, fqn)
+        return
+    shape, boxes = tensor.described.shape, {s.box for s in tensor.shards}
+    if len(boxes) == 1 and Box.whole(shape) in boxes:
+        return
+    try:
+        covered = cover(shape, boxes)
+    except TangledLayoutError as error:
+        yield Problem("CK106", "error", str(error), None, fqn)
+        return
+    if covered.outside:
+        yield Problem("CK102", "error", f"a chunk at {covered.outside[0]} outside of {list(shape)}", None, fqn)
+    elif covered.overlaps:
+        yield Problem(
+            "CK102", "error", f"chunks {covered.overlaps[0][0]} and {covered.overlaps[0][1]} overlap", None, fqn
+        )
+    elif covered.missing:
+        where = ", ".join(map(str, covered.gaps[:3])) + (" …" if len(covered.gaps) > 3 else "")
+        text = f"gap {where}: the metadata has no chunk for {covered.missing} of its {Box.whole(shape).numel} elements"
+        yield Problem("CK101", "error", text, None, fqn)
