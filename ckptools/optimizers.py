@@ -14,7 +14,6 @@ from typing import Any
 
 from ckptools.dtypes import is_floating
 from ckptools.model import KeyPath, Tensor
-from ckptools.regions import Ints
 from ckptools.sections import GROUPS, STATE, is_flat_optimizer, storage_identity
 
 Id = Any
@@ -79,8 +78,8 @@ def name_parameters(optimizer: Mapping[str, Any], model: Mapping[str, Any] | Non
         return Naming({}, "none", tuple(ids), "keyed by number, and there is no model beside it to take names from")
     candidates = [(fqn, t) for fqn, t in model.items() if isinstance(t, Tensor) and is_floating(t.dtype)]
     pieces = any(t.sharded for _, t in candidates)
-    shapes = {i: _moment_shape(state.get(i), pieces) for i in ids}
-    names = _settle(groups or [ids], shapes, _parameters(candidates, len(ids)))
+    moments = {i: _moment(state.get(i)) for i in ids}
+    names = _settle(groups or [ids], moments, _parameters(candidates, len(ids)), pieces)
     unnamed = tuple(i for i in ids if i not in names)
     return Naming(names, "order" if names else "none", unnamed, _note(len(ids), len(unnamed)))
 
@@ -106,24 +105,21 @@ def _parameters(candidates: list[tuple[str, Tensor]], wanted: int) -> list[tuple
     return next((c for c in (sharded, own) if len(c) >= wanted), candidates)
 
 
-def _moment_shape(entry: Any, pieces: bool) -> Ints | None:
-    """Shape that the parameter must have, by its state; None when the state does not tell.
-
-    With `pieces`, plain 1-D moments may be runs of a flattened parameter, whose length tells nothing.
-    """
-    if not isinstance(entry, Mapping):
-        return None
-    moments = [t for slot, t in entry.items() if isinstance(t, Tensor) and slot != "step"]
-    sure = [t for t in moments if t.sharded or not (pieces and len(t.shape) == 1)]
-    return sure[0].shape if sure else None
+def _moment(entry: Any) -> Tensor | None:
+    """A tensor of a parameter's state that is laid out as the parameter is; None when the state has none."""
+    slots = entry.items() if isinstance(entry, Mapping) else ()
+    moments = [t for slot, t in slots if isinstance(t, Tensor) and slot != "step"]
+    # Some optimizers keep 0-d counters of other names beside their moments.
+    return min(moments, key=lambda t: (not t.sharded, -len(t.shape)), default=None)
 
 
 def _settle(
-    groups: Sequence[list[Id]], shapes: dict[Id, Ints | None], params: list[tuple[str, Tensor]]
+    groups: Sequence[list[Id]], moments: dict[Id, Tensor | None], params: list[tuple[str, Tensor]], pieces: bool
 ) -> dict[Id, str]:
     """Lay every group over the parameters; an id whose first and last possible place are the same is named.
 
-    What one group surely takes is no longer free for another, so this is repeated until nothing changes.
+    What one group surely takes is no longer free for another, so this is repeated until nothing changes. With
+    `pieces`, plain 1-D moments may be runs of a flattened parameter, whose length tells nothing of its shape.
     """
     taken: dict[int, Id] = {}
     while True:
@@ -131,8 +127,8 @@ def _settle(
         for ids in groups:
             mine = set(ids)
             free = [k for k in range(len(params)) if taken.get(k, ids and ids[0]) in mine or k not in taken]
-            first = _lay(ids, shapes, params, free)
-            last = _lay(ids[::-1], shapes, params, free[::-1])
+            first = _lay(ids, moments, params, free, pieces)
+            last = _lay(ids[::-1], moments, params, free[::-1], pieces)
             if first is None or last is None:
                 continue
             for i in ids:
@@ -143,14 +139,18 @@ def _settle(
 
 
 def _lay(
-    ids: Sequence[Id], shapes: dict[Id, Ints | None], params: list[tuple[str, Tensor]], free: Sequence[int]
+    ids: Sequence[Id],
+    moments: dict[Id, Tensor | None],
+    params: list[tuple[str, Tensor]],
+    free: Sequence[int],
+    pieces: bool,
 ) -> dict[Id, int] | None:
     """Place each id at the first parameter that fits and is behind the one before; None when one finds no place."""
     placed: dict[Id, int] = {}
     positions = iter(free)
     for i in ids:
         for k in positions:
-            if _fits(shapes[i], params[k][1].shape):
+            if _fits(moments[i], params[k][1], pieces):
                 placed[i] = k
                 break
         else:
@@ -158,8 +158,22 @@ def _lay(
     return placed
 
 
-def _fits(moment: Ints | None, parameter: Ints) -> bool:
-    return moment is None or moment == parameter
+def _fits(moment: Tensor | None, parameter: Tensor, pieces: bool) -> bool:
+    if moment is None:
+        return True
+    if parameter.kind == "flat_pieces" and not parameter.note and _held(moment) != _held(parameter):
+        return False
+    run = pieces and not moment.sharded and len(moment.shape) == 1
+    return run or moment.shape == parameter.shape
+
+
+def _held(tensor: Tensor) -> dict[int | None, int]:
+    """Elements of a flattened tensor on each rank whose file was read: a moment is cut as its parameter is."""
+    held: dict[int | None, int] = {}
+    for shard in tensor.found:
+        if shard.box.numel:
+            held[shard.rank] = held.get(shard.rank, 0) + shard.box.numel
+    return held
 
 
 @dataclass(frozen=True)

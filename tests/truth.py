@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors import safe_open
+
+import ckptools
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 
@@ -21,20 +24,27 @@ class Known:
         path: what a user would open, below that folder.
         prefix: what the file's names have in front of the truth's.
         world_size: ranks that saved it.
-        step: training step.
+        step: training step; None when the file does not tell.
         absent: truths that the file does not hold, or not under a name that is sure.
+        shapes: what tells the shapes that the checkpoint lacks, in the same folder.
     """
 
     name: str
     path: str
     prefix: str
     world_size: int
-    step: int
+    step: int | None
     absent: tuple[str, ...] = ()
+    shapes: str | None = None
 
     @property
     def file(self) -> Path:
         return FIXTURES / self.name / self.path
+
+    def open(self, **options: Any) -> ckptools.Checkpoint:
+        """Open it with what a user would say."""
+        shapes = FIXTURES / self.name / self.shapes if self.shapes else None
+        return ckptools.open(self.file, shapes=shapes, **options)
 
 
 VERL = "ckpt/global_step_3/actor/model_world_size_4_rank_0.pt"
@@ -54,12 +64,21 @@ WHOLE = (
     Known("torch2.13.0-ddp-w4", "snapshot.pt", "module.", 1, 5),
     # The last id could be three parameters of one shape, and buffers that differ per rank were saved by rank 0.
     Known("lightning-trainer-ddp", "ckpt/last.ckpt", "", 1, 5, ("optim/net.block.down.bias/", "rank0/", "rank1/")),
+    # Flat parameters; the optimizer state beside them is keyed by name and tells their shapes.
+    Known("composer-0.14.1-torch2.0.1-local-w4", "ep0-ba5-rank0.pt", "", 4, 5),
+    Known("torch2.13.0-fsdp2-dcp-w3", "ckpt", "", 3, 5),
+    # DCP keeps one rank's copy of a buffer that differs per rank.
+    Known("dcp-multifile", "ckpt", "", 4, 5, ("rank",)),
+    Known("dcp-objects", "ckpt/.metadata", "", 3, 5, ("rank",)),
+    Known("composer-0.16.4-torch2.0.1-elastic-w4", "ep0-ba5", "", 4, 5),
+    # torch 1.13 saved the model only.
+    Known("torch1.13.1-fsdp1-sharded-dcp-w3", "ckpt/__0_0.distcp", "", 3, None, ("optim/",)),
+    Known("lightning-fabric-fsdp2", "ckpt", "", 4, 5, ("rank",)),
+    Known("torchtitan-fsdp-tp", "ckpt/step-5", "", 4, 5),
 )
 
-LOCAL = (
-    Known("composer-0.14.1-torch2.0.1-local-w4", "ep0-ba5-rank0.pt", "", 4, 5),
-    Known("torch2.6.0-fsdp1-local-w4", "rank0.pt", "", 4, 5),
-)
+# Flat parameters: whole when their shapes are told.
+LOCAL = (Known("torch2.6.0-fsdp1-local-w4", "rank0.pt", "", 4, 5, shapes="shapes.json"),)
 
 
 def load_truth(name: str) -> dict[str, tuple[str, bytes, tuple[int, ...]]]:

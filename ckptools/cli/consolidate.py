@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ckptools.cli.inspect import RulesFile, Weights, WhichWeights
+from ckptools.cli.inspect import RulesFile, ShapesFrom, Weights, WhichWeights
 
 if TYPE_CHECKING:
     from ckptools.consolidate import Consolidated
@@ -49,6 +49,7 @@ def consolidate(
     jobs: Annotated[int | None, typer.Option("--jobs", "-j", help="Threads.")] = None,
     weights: WhichWeights = Weights.fp32,
     rules: RulesFile = None,
+    shapes: ShapesFrom = None,
     only_this_file: Annotated[bool, typer.Option("--only-this-file", help="Do not look for other ranks.")] = False,
     follow_symlinks: Annotated[
         bool, typer.Option("--follow-symlinks", help="Accept rank files that are links out of the folder.")
@@ -66,6 +67,7 @@ def consolidate(
         follow_symlinks=follow_symlinks,
         weights=weights.value,
         rules=rules,
+        shapes=shapes,
     )
     line = ProgressLine(0)
     done = write(

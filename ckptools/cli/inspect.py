@@ -53,6 +53,14 @@ WhichWeights = Annotated[
 RulesFile = Annotated[
     Path | None, typer.Option("--rules", help="JSON that says how tensor-parallel weights are joined (Megatron).")
 ]
+ShapesFrom = Annotated[
+    Path | None,
+    typer.Option(
+        "--shapes",
+        metavar="FROM",
+        help="For FSDP1 flat parameters: what tells their shapes, another checkpoint or a JSON of name to shape.",
+    ),
+]
 EngineName = Annotated[
     Engine, typer.Option(help="inert: names are only names, nothing is run. torch: through torch.load, as a check.")
 ]
@@ -70,6 +78,7 @@ def inspect(
     follow_symlinks: FollowSymlinks = False,
     weights: WhichWeights = Weights.fp32,
     rules: RulesFile = None,
+    shapes: ShapesFrom = None,
     engine: EngineName = Engine.inert,
     trust: Trust = False,
 ) -> None:
@@ -91,6 +100,7 @@ def inspect(
         read_file=reader_of(engine, trust),
         weights=weights.value,
         rules=rules,
+        shapes=shapes,
     )
     report = inspect_report(checkpoint)
     details = details_of(checkpoint, section)

@@ -6,6 +6,9 @@ without a word about their place. They can be placed when the parameter's shape 
 beside it, as verl does): in rank order they follow each other and together have as many elements as the parameter.
 Where nothing tells the shape, or where equal lengths leave open whether they are pieces or replicas, they stay
 unplaced: never joined by guessing. Source: torch/distributed/fsdp/_flat_param.py; checked on verl 0.9.1 files.
+
+A local state dict holds the model itself so; `flat_parameters` takes it apart when its shapes are told from outside, or
+by an optimizer state that was saved by name.
 """
 
 from __future__ import annotations
@@ -15,17 +18,18 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from ckptools.formats import spans
+from ckptools.formats import flat_optimizers, flat_units, spans
+from ckptools.formats.flat_parameters import take_apart
+from ckptools.formats.shapes import Shapes
 from ckptools.model import Shard, Tensor
 from ckptools.optimizers import name_parameters
 from ckptools.regions import Ints
-from ckptools.sections import Section, find_sections, is_flat_optimizer
+from ckptools.sections import find_sections, is_flat_optimizer
 
-FLAT_NAMES = ("_flat_param", "flat_param")
-
-LOCAL = (
-    "FSDP1 local state: a piece of a flattened parameter, and the file holds no shapes to place it by; "
-    "save with SHARDED_STATE_DICT; --only optimizer writes the optimizer where it is whole"
+LOCAL = "FSDP1 local state: a piece of a flattened parameter"
+NO_SHAPES = (
+    f"{LOCAL}, and the file holds no shapes to place it by; tell them with --shapes (another checkpoint, or a JSON of "
+    "name to shape in module order), or save with SHARDED_STATE_DICT"
 )
 UNPLACED = (
     "a 1-D piece in a sharded checkpoint whose parameter's shape is not known, so it may be a replica or a part; "
@@ -33,44 +37,71 @@ UNPLACED = (
 )
 
 
-def settle(tree: Any, all_ranks: bool) -> None:
+def settle(tree: Any, all_ranks: bool, shapes: Shapes | None = None) -> bool:
     """Place the pieces of a merged tree that can be placed, and mark the others; changes the tree's dicts.
 
     Without all ranks a piece's place is not known yet; its tensor then has the parameter's shape and no shards.
+
+    Args:
+        tree: of all ranks, or of one.
+        all_ranks: whether it is of all.
+        shapes: of the model's parameters, as told from outside.
+
+    Returns:
+        Whether the model was saved as flat parameters.
     """
     sections = find_sections(tree)
     models = [s.value for s in sections if s.kind == "model"]
-    for model in models:
-        if any(str(key).rpartition(".")[2] in FLAT_NAMES for key in model):
-            _mark_local(model)
+    optimizers = [s.value for s in sections if s.kind == "optimizer"]
+    local = [m for m in models if any(map(flat_units.is_flat, m))]
+    if len(local) == 1 and _take_apart(local[0], optimizers, shapes, all_ranks):
+        return True
+    for model in local:
+        _mark_local(model, NO_SHAPES)
     model = models[0] if len(models) == 1 else None
-    for section in sections:
-        if section.kind == "optimizer":
-            _settle_optimizer(section, model, all_ranks)
+    for optimizer in optimizers:
+        _settle_optimizer(optimizer, model, all_ranks)
+    return bool(local)
 
 
-def _mark_local(model: MutableMapping[str, Any]) -> None:
-    flat = {k: t for k, t in model.items() if str(k).rpartition(".")[2] in FLAT_NAMES and isinstance(t, Tensor)}
+def _take_apart(
+    model: MutableMapping[str, Any],
+    optimizers: Sequence[MutableMapping[str, Any]],
+    shapes: Shapes | None,
+    all_ranks: bool,
+) -> bool:
+    """Take a local state dict apart; if that is not possible, mark it with the reason, when shapes were told."""
+    by_name = [told for o in optimizers if (told := flat_optimizers.shapes_by_name(o)) is not None]
+    try:
+        units = flat_units.explain(model, shapes, by_name[0] if len(by_name) == 1 else None)
+    except flat_units.UnexplainedError as error:
+        if shapes is not None:
+            _mark_local(model, f"{LOCAL}; {error}{'' if all_ranks else ' (so far as one rank tells; try --all-ranks)'}")
+        return False
+    take_apart(model, units, NO_SHAPES, shapes.shapes if shapes and shapes.ordered else ())
+    for optimizer in optimizers:
+        flat_optimizers.settle(optimizer, model, units)
+    return True
+
+
+def _mark_local(model: MutableMapping[str, Any], note: str) -> None:
+    flat = {k: t for k, t in model.items() if flat_units.is_flat(k) and isinstance(t, Tensor)}
     storages = {(s.source.path, s.source.record) for t in flat.values() for s in t.shards if s.source}
     for key, tensor in model.items():
-        if not isinstance(tensor, Tensor):
+        if not isinstance(tensor, Tensor) or tensor.note:
             continue
         views = any(s.source and (s.source.path, s.source.record) in storages for s in tensor.shards)
-        if key in flat or (tensor.kind == "plain" and len(tensor.shape) == 1 and (views or _ragged(tensor))):
-            model[key] = replace(tensor, kind="flat_pieces", note=LOCAL)
+        run = tensor.kind == "plain" and len(tensor.shape) == 1 and (views or flat_units.is_ragged(tensor))
+        if key in flat or run:
+            model[key] = replace(tensor, kind="flat_pieces", note=note)
 
 
-def _ragged(tensor: Tensor) -> bool:
-    """Whether ranks hold different lengths under one key, so that it cannot be one replicated value."""
-    return len({s.box for s in tensor.shards}) > 1
-
-
-def _settle_optimizer(section: Section, model: Mapping[str, Any] | None, all_ranks: bool) -> None:
-    if is_flat_optimizer(section.value):
+def _settle_optimizer(optimizer: Mapping[str, Any], model: Mapping[str, Any] | None, all_ranks: bool) -> None:
+    if is_flat_optimizer(optimizer):
         return
-    naming = name_parameters(section.value, model)
+    naming = name_parameters(optimizer, model)
     sharded = model is None or any(isinstance(t, Tensor) and t.sharded for t in model.values())
-    for key, entry in section.value["state"].items():
+    for key, entry in optimizer["state"].items():
         parameter = model.get(naming.names[key]) if model is not None and key in naming.names else None
         shape = parameter.shape if isinstance(parameter, Tensor) and not parameter.note else None
         for slot, tensor in entry.items() if isinstance(entry, MutableMapping) else ():
@@ -79,7 +110,7 @@ def _settle_optimizer(section: Section, model: Mapping[str, Any] | None, all_ran
 
 
 def _placed(tensor: Tensor, shape: Ints | None, sharded: bool, all_ranks: bool) -> Tensor:
-    if not _ragged(tensor) and (tensor.shape == shape or not sharded or len(tensor.shape) != 1):
+    if not flat_units.is_ragged(tensor) and (tensor.shape == shape or not sharded or len(tensor.shape) != 1):
         return tensor
     if shape is not None and not all_ranks and tensor.numel <= prod(shape):
         return replace(tensor, shape=shape, shards=(), kind="flat_pieces")

@@ -27,7 +27,7 @@ def _saved(path: Path, modified: float) -> Saved:
 def with_sources(tensor: Tensor, box: Box) -> Tensor:
     """Add the sources of the shards that meet `box`, reading only the rank files that hold them."""
     wanted = {s.rank for s in tensor.shards if s.source is None and (not box.sizes or s.box.intersect(box))}
-    if not tensor.shards or None in wanted:
+    if not tensor.shards or None in wanted or (wanted and tensor.kind == "flat_pieces"):
         return _from_all_ranks(tensor)
     for rank in sorted(r for r in wanted if r is not None):
         tensor = with_rank(tensor, rank)
@@ -38,6 +38,8 @@ def with_rank(tensor: Tensor, rank: int) -> Tensor:
     """Add the shards of one rank, from its file if that is here."""
     if tensor.home is None:
         return tensor
+    if tensor.kind == "flat_pieces":
+        return _from_all_ranks(tensor)
     home, key = tensor.home.path, tensor.home.key
     name = only_group(home) if home.is_dir() else parse(home)
     for member in siblings(name, tensor.home.options.follow_symlinks) if name else ():
@@ -52,7 +54,7 @@ def with_rank(tensor: Tensor, rank: int) -> Tensor:
 
 
 def _from_all_ranks(tensor: Tensor) -> Tensor:
-    """Where the file does not tell which rank holds what (HSDP, flattened pieces): read them all."""
+    """Where one file does not tell which rank holds what (HSDP), or under which name (flat parameters): read all."""
     if tensor.home is None:
         return tensor
     whole = open_again(tensor.home.path, tensor.home.options)

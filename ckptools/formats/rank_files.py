@@ -20,9 +20,9 @@ from typing import Any
 from ckptools.checkpoint import Checkpoint, ReadCost
 from ckptools.errors import ReadError
 from ckptools.files import File
-from ckptools.formats import flat_pieces, rank_checks
+from ckptools.formats import flat_pieces, rank_checks, shapes
 from ckptools.formats.merge import Merge
-from ckptools.formats.options import Options, Reader
+from ckptools.formats.options import Options
 from ckptools.formats.rank_names import RankName, only_group, parse, siblings
 from ckptools.model import Fact, Problem, RankFile, Tensor, tensors_in
 from ckptools.pickles import container
@@ -33,6 +33,8 @@ from ckptools.steps import find_step
 NAME = "rank_files"
 READS = "one torch.save file per rank: Composer, verl, OLMo, Accelerate (FSDP1, FSDP2, HSDP, TP)"
 KNOWN_BY = "a rank in the file name, such as ep0-ba5-rank3.pt, or a folder of such files"
+
+LOCAL = "per-rank .pt, FSDP flat parameters (local state)"
 
 MAX_WORLD = 1 << 16
 """Ranks that are looked for; a file that claims more is not from any cluster there is."""
@@ -57,28 +59,26 @@ def read(path: Path, options: Options) -> Checkpoint:
     if name is None:
         raise ReadError(path, "no rank in this name, and no rank files in this folder")
     group = [name] if options.only_this_file else siblings(name, options.follow_symlinks)
-    return _Opening(path, name, group, options.read_file, options.all_ranks).checkpoint(started)
+    return _Opening(path, name, group, options).checkpoint(started)
 
 
 class _Opening:
     """The steps of opening one checkpoint, with what they find on the way."""
 
-    def __init__(
-        self, path: Path, name: RankName, group: Sequence[RankName], read_file: Reader, all_ranks: bool
-    ) -> None:
-        self.path, self.name, self.group, self.read_file = path, name, group, read_file
+    def __init__(self, path: Path, name: RankName, group: Sequence[RankName], options: Options) -> None:
+        self.path, self.name, self.group, self.options = path, name, group, options
         self.problems: list[Problem] = []
         self.saved: dict[Path, Saved] = {}
         self.cut: dict[Path, str] = {}
-        wanted = group if all_ranks else [n for n in group if n.rank == name.rank]
-        self.all_ranks = all_ranks or len(wanted) == len(group)
+        wanted = group if options.all_ranks else [n for n in group if n.rank == name.rank]
+        self.all_ranks = options.all_ranks or len(wanted) == len(group)
         for member in sorted(wanted, key=lambda n: n.path != name.path):
             self._read(member, must=member.path == name.path)
         self.ranks = {n.path: self._rank_of(n) for n in group}
 
     def _read(self, member: RankName, must: bool) -> None:
         try:
-            self.saved[member.path] = self.read_file(member.path)
+            self.saved[member.path] = self.options.read_file(member.path)
         except ReadError as error:
             if must:
                 raise
@@ -100,7 +100,9 @@ class _Opening:
         world = self._world_size()
         merge = Merge()
         tree = self._tree(merge)
-        flat_pieces.settle(tree, self.all_ranks)
+        shapes_from = self.options.shapes
+        told = shapes.read(shapes_from, self.options.follow_symlinks) if shapes_from else None
+        local = flat_pieces.settle(tree, self.all_ranks, told)
         files = tuple(self._files(world.value))
         tensors = list(tensors_in(tree))
         sharded = [t for _, t in tensors if t.sharded]
@@ -114,7 +116,7 @@ class _Opening:
             path=self.path,
             name=_checkpoint_name(self.name),
             format=NAME,
-            saved_as=_saved_as(sharded, len(self.group)),
+            saved_as=LOCAL if local else _saved_as(sharded, len(self.group)),
             tree=tree,
             files=files,
             world_size=world,
@@ -223,8 +225,6 @@ def _saved_as(sharded: Sequence[Tensor], files: int) -> str:
     if not sharded:
         return "one .pt, every tensor whole" if files == 1 else "per-rank .pt, every tensor whole"
     kinds = {t.kind for t in sharded}
-    if any(t.kind == "flat_pieces" and t.note == flat_pieces.LOCAL for t in sharded):
-        return "per-rank .pt, FSDP flat parameters (local state)"
     meshes = {t.mesh for t in sharded if t.mesh}
     mesh = max(meshes, key=len) if meshes else ()
     shown = f" on a {' x '.join(map(str, mesh))} mesh" if len(mesh) > 1 else ""

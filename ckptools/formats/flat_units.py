@@ -1,0 +1,377 @@
+"""Which parameters are in which FSDP1 flat parameter, and where: explained exactly, or not at all.
+
+A shape list is believed when, laid in order by one of torch's rules, it ends at the last element of every flat
+parameter, and when each run that a file holds under a parameter's own name lies where the list puts it. The rules are
+in `flat_parameters`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from math import prod
+from typing import Any
+
+from ckptools.dtypes import ITEMSIZE
+from ckptools.formats.shapes import Shapes
+from ckptools.model import Shard, Source, Tensor
+from ckptools.regions import Ints
+
+LEAVES = ("_flat_param", "flat_param")
+WRAPPERS = ("_fsdp_wrapped_module", "_fpw_module", "_checkpoint_wrapped_module", "_orig_mod")
+"""Modules that wrap another and are no part of its name."""
+
+ALIGNMENTS = (2, 4, 8, 16)
+"""Elements that 16 bytes may hold."""
+
+MAX_DEPTH = 100
+MAX_OUTER = 4
+"""Outer modules that may be there on one side only."""
+
+
+class UnexplainedError(ValueError):
+    """Why the flat parameters of a model cannot be taken apart, in words for people."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """A parameter in a flat parameter.
+
+    Attributes:
+        key: its name in the model.
+        numel: its elements.
+        shape: its sizes; None when nothing tells them.
+        start: index of its first element in the flat parameter.
+        runs: what each rank holds of it under its own name; empty without `use_orig_params`.
+    """
+
+    key: str
+    numel: int
+    shape: Ints | None
+    start: int = 0
+    runs: tuple[Shard, ...] = ()
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A module that FSDP wrapped.
+
+    Attributes:
+        key: of its flat parameter in the model.
+        flat: the flat parameter.
+        members: its parameters, in order.
+        tied: second names of members, with the first.
+        original: whether it was saved with `use_orig_params`.
+    """
+
+    key: str
+    flat: Tensor
+    members: tuple[Member, ...]
+    tied: Mapping[str, str]
+    original: bool
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A run of a flattened tensor.
+
+    Attributes:
+        start: index of its first element there.
+        length: elements.
+        source: where its bytes are; None when they are in a file that was not read.
+        rank: who holds it.
+    """
+
+    start: int
+    length: int
+    source: Source | None
+    rank: int | None
+
+
+# -- names -----------------------------------------------------------------------------------------------------
+
+
+def is_flat(key: Any) -> bool:
+    """Whether a key of a model is a flat parameter's."""
+    return str(key).rpartition(".")[2] in LEAVES
+
+
+def clean(name: str) -> str:
+    """A name without the modules that only wrap another."""
+    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
+
+
+def _path(key: str) -> str:
+    """Path of the unit that a flat parameter belongs to; empty for the root."""
+    return clean(key.rpartition(".")[0])
+
+
+def _unit_of(name: str, paths: Container[str]) -> str | None:
+    """The innermost of the units at `paths` that a parameter lies in."""
+    for _ in range(MAX_DEPTH):
+        name = name.rpartition(".")[0]
+        if name in paths:
+            return name
+        if not name:
+            return None
+    raise UnexplainedError(f"a name of more than {MAX_DEPTH} modules")
+
+
+def _renamings(shapes: Shapes, keys: Sequence[str]) -> Iterator[Shapes]:
+    """The shapes under the names that the checkpoint may have for them: as they are, then with other outer modules.
+
+    A checkpoint of Composer says `model.blocks.0`, one of DDP `module.blocks.0`, and a Hugging Face file `blocks.0`.
+    """
+    yield shapes
+    for strip, add in product(("", *_outer(list(shapes.shapes))), ("", *_outer(keys))):
+        if strip != add:
+            yield Shapes(
+                shapes.told_by,
+                {add + k.removeprefix(strip): v for k, v in shapes.shapes.items()},
+                {add + k.removeprefix(strip): add + v.removeprefix(strip) for k, v in shapes.tied.items()},
+                shapes.ordered,
+            )
+
+
+def _outer(names: Sequence[str]) -> list[str]:
+    """Paths of modules that all of the names lie in: `model.`."""
+    first, *others = (name.split(".")[:-1] for name in names)
+    depth = 0
+    while depth < min(len(first), MAX_OUTER) and all(other[: depth + 1] == first[: depth + 1] for other in others):
+        depth += 1
+    return [".".join(first[: n + 1]) + "." for n in range(depth)]
+
+
+# -- which parameters are in which flat parameter, and where ---------------------------------------------------
+
+
+def explain(model: Mapping[str, Any], told: Shapes | None, by_name: Shapes | None) -> list[Unit]:
+    """Find the parameters of every flat parameter of a model.
+
+    Args:
+        model: its state dict, of all ranks or of one.
+        told: shapes from outside.
+        by_name: shapes and order that an optimizer state keyed by name tells; it must not contradict `told`.
+
+    Raises:
+        UnexplainedError: nothing tells the shapes, or they do not explain everything, or in more than one way.
+    """
+    if told is None:
+        if by_name is None:
+            raise UnexplainedError("nothing tells shapes")
+        return _some_shape(_Explaining(model, by_name, by_name).units(), by_name)
+    cleaned = replace(told, shapes={clean(k): v for k, v in told.shapes.items()})
+    keys = [clean(k) for k in model]
+    first: UnexplainedError | None = None
+    found: dict[str, list[Unit]] = {}
+    for position, renamed in enumerate(_renamings(cleaned, keys)):
+        try:
+            units = _some_shape(_Explaining(model, renamed, by_name).units(), told)
+        except UnexplainedError as error:
+            first = first or error
+            continue
+        if position == 0:
+            return units
+        found.setdefault(repr([u.members for u in units]), units)
+    if len(found) > 1:
+        raise UnexplainedError(f"{told.told_by}: its names fit in {len(found)} ways")
+    if not found and first is not None:
+        raise first
+    return next(iter(found.values()))
+
+
+def _some_shape(units: list[Unit], told: Shapes) -> list[Unit]:
+    if not any(m.shape is not None for u in units for m in u.members):
+        raise UnexplainedError(f"{told.told_by}: names none of the parameters of this checkpoint")
+    return units
+
+
+class _Explaining:
+    """One attempt to explain all flat parameters of a model."""
+
+    def __init__(self, model: Mapping[str, Any], told: Shapes | None, by_name: Shapes | None) -> None:
+        self.told, self.by_name = told, by_name
+        self.flats: dict[str, Tensor] = {k: t for k, t in model.items() if is_flat(k) and isinstance(t, Tensor)}
+        self.paths = {_path(k): k for k in self.flats}
+        self.runs: dict[str, dict[str, Tensor]] = {k: {} for k in self.flats}
+        self.whole: set[str] = set()
+        for key, value in model.items():
+            if key not in self.flats:
+                self._sort_in(key, value)
+
+    def _sort_in(self, key: str, value: Any) -> None:
+        name = clean(key)
+        path = _unit_of(name, self.paths)
+        if path is not None and isinstance(value, Tensor) and self._is_run(name, value, self.flats[self.paths[path]]):
+            self.runs[self.paths[path]][key] = value
+        else:
+            self.whole.add(name)
+
+    def _is_run(self, name: str, tensor: Tensor, flat: Tensor) -> bool:
+        """Whether a 1-D tensor is what ranks hold of a flattened parameter, and no buffer or parameter left alone."""
+        if tensor.kind != "plain" or len(tensor.shape) != 1 or tensor.dtype != flat.dtype:
+            return False
+        if is_ragged(tensor) or any(_storage(s) in map(_storage, flat.found) for s in tensor.found):
+            return True
+        shape = self.told.shapes.get(name) if self.told else None
+        return shape is not None and prod(shape) != tensor.numel
+
+    def units(self) -> list[Unit]:
+        """Every unit, explained.
+
+        Raises:
+            UnexplainedError: one of them is not.
+        """
+        return [self._unit(key, flat) for key, flat in self.flats.items()]
+
+    def _unit(self, key: str, flat: Tensor) -> Unit:
+        if len(flat.shape) != 1 or not all(s.source is None or s.source.contiguous for s in flat.shards):
+            raise UnexplainedError(f"{key} is no 1-D tensor of consecutive elements")
+        runs = self.runs[key]
+        members, tied = self._named(flat, runs) if runs else self._listed(key)
+        layouts = {
+            tuple(m.start for m in laid): laid
+            for laid in _layouts(members, flat, bool(runs))
+            if all(_runs_agree(m, flat) for m in laid)
+        }
+        if len(layouts) != 1:
+            raise UnexplainedError(self._misfit(key, flat, members, len(layouts)))
+        return Unit(key, flat, next(iter(layouts.values())), tied, bool(runs))
+
+    def _misfit(self, key: str, flat: Tensor, members: Sequence[Member], ways: int) -> str:
+        told_by = self.told.told_by if self.told else "the file"
+        if ways:
+            return f"{told_by}: the parameters of {key} fit in {ways} ways"
+        total = sum(m.numel for m in members)
+        if total == flat.numel:
+            return f"{told_by}: the parameters of {key} do not lie where the ranks hold them"
+        return (
+            f"{key} has {flat.numel} elements, the {len(members)} parameters that {told_by} names there have {total}"
+            + ("; a tied one must be told as such" if total > flat.numel else "")
+        )
+
+    def _named(self, flat: Tensor, runs: Mapping[str, Tensor]) -> tuple[list[Member], dict[str, str]]:
+        """With `use_orig_params`: names and order are the file's, and elements are counted where no shape is told."""
+        members: list[Member] = []
+        tied: dict[str, str] = {}
+        first: dict[Any, str] = {}
+        for key, tensor in runs.items():
+            held = tuple((s.rank, _storage(s), s.source and s.source.offset, s.box.numel) for s in filled(tensor))
+            if held and first.setdefault(held, key) != key:
+                tied[key] = first[held]
+                continue
+            shape = self._shape(clean(key))
+            numel = _count(tensor, flat) if shape is None else prod(shape)
+            members.append(Member(key, numel, shape, 0, tensor.found))
+        return members, tied
+
+    def _listed(self, key: str) -> tuple[list[Member], dict[str, str]]:
+        """Without it: names and order are those that are told."""
+        if self.told is None:
+            raise UnexplainedError("")
+        names = [n for n in self.told.shapes if _unit_of(n, self.paths) == _path(key) and n not in self.whole]
+        tied = {n: first for n in names if (first := self.told.tied.get(n)) in names and first is not None}
+        own = self._in_order(key, [n for n in names if n not in tied])
+        return [Member(n, prod(self._shape(n) or ()), self._shape(n)) for n in own], tied
+
+    def _in_order(self, key: str, names: list[str]) -> list[str]:
+        """The names in the order in which they were flattened."""
+        assert self.told is not None
+        known = [n for n in self.by_name.shapes if n in set(names)] if self.by_name else []
+        if len(known) == len(names):
+            if self.told.ordered and known != names:
+                raise UnexplainedError(f"{self.told.told_by}: names {key} in another order than the optimizer state")
+            return known
+        if not self.told.ordered and len(names) > 1:
+            raise UnexplainedError(
+                f"{self.told.told_by}: tells the shapes and not the order of the parameters, for its names are sorted; "
+                "give a .pt of such a model, or a JSON of name to shape in module order"
+            )
+        return names
+
+    def _shape(self, name: str) -> Ints | None:
+        shape = self.told.shapes.get(name) if self.told else None
+        other = self.by_name.shapes.get(name) if self.by_name else None
+        if shape is not None and other is not None and shape != other:
+            told_by = self.told.told_by if self.told else ""
+            raise UnexplainedError(f"{told_by}: {name} has shape {list(shape)}, its optimizer state {list(other)}")
+        return other if shape is None else shape
+
+
+def is_ragged(tensor: Tensor) -> bool:
+    """Whether ranks hold different lengths under one key, so that it cannot be one replicated value."""
+    return len({s.box for s in tensor.shards}) > 1
+
+
+def filled(tensor: Tensor) -> list[Shard]:
+    """The shards that were found and hold something."""
+    return [s for s in tensor.found if s.box.numel]
+
+
+def _storage(shard: Shard) -> Any:
+    return shard.source and (shard.source.path, shard.source.record)
+
+
+def _count(tensor: Tensor, flat: Tensor) -> int:
+    """Elements of a parameter: its runs, each region of the flat parameter counted once (HSDP repeats them)."""
+    lengths = {s.rank: s.box.numel for s in tensor.found}
+    by_region = {s.box: lengths.get(s.rank, 0) for s in flat.found}
+    return sum(by_region.values())
+
+
+def _layouts(members: Sequence[Member], flat: Tensor, original: bool) -> Iterator[tuple[Member, ...]]:
+    """Lay the members behind each other by every rule that torch has had; those that end where the parameter does."""
+    laid, total = _laid(members, 1)
+    if total == flat.numel:
+        yield laid
+    for alignment in ALIGNMENTS if original else ():
+        laid, total = _laid(members, alignment)
+        ranks = len({s.box for s in flat.shards}) or 1
+        if -(-total // ranks) * ranks == flat.numel:
+            yield laid
+
+
+def _laid(members: Sequence[Member], alignment: int) -> tuple[tuple[Member, ...], int]:
+    at = 0
+    laid = []
+    for member in members:
+        at = -(-at // alignment) * alignment
+        laid.append(replace(member, start=at))
+        at += member.numel
+    return tuple(laid), at
+
+
+def piece_of(shard: Shard) -> Piece:
+    """A shard of a flat parameter as a run of it."""
+    return Piece(shard.box.offsets[0], shard.box.sizes[0], shard.source, shard.rank)
+
+
+def overlap(member: Member, piece: Piece) -> tuple[int, int]:
+    """First and one past the last index of the flat parameter that both hold; equal when nothing is."""
+    low, high = max(member.start, piece.start), min(member.start + member.numel, piece.start + piece.length)
+    return low, max(low, high)
+
+
+def _runs_agree(member: Member, flat: Tensor) -> bool:
+    """Whether every rank whose file was read holds the run that the member's place demands, at its place."""
+    if not member.runs:
+        return True
+    held = {s.rank: s for s in member.runs}
+    regions = {s.rank: s for s in flat.found}
+    for rank in held.keys() | regions.keys():
+        low, high = overlap(member, piece_of(regions[rank])) if rank in regions else (0, 0)
+        run = held.get(rank)
+        if (run.box.numel if run else 0) != high - low:
+            return False
+        if run and high > low and not _at(run, regions[rank], low):
+            return False
+    return True
+
+
+def _at(run: Shard, region: Shard, start: int) -> bool:
+    """Whether a run begins at an index of the flat parameter; true where it has a storage of its own."""
+    if run.source is None or region.source is None or _storage(run) != _storage(region):
+        return True
+    at = region.source.offset + (start - region.box.offsets[0]) * ITEMSIZE[region.source.dtype]
+    return run.source.offset == at

@@ -1,0 +1,145 @@
+"""Shapes told from outside: `--shapes FROM` for checkpoints that hold flattened parameters and not their shapes.
+
+FROM is a JSON that maps names to shapes, or anything that ckptools opens: its model's names, shapes and ties are taken,
+no values. An order is taken only from where it is the module's: a torch.save file keeps that of the state dict, a JSON
+is written in the order that its author means. safetensors sorts names (safetensors' `prepare`: by dtype, then name),
+transformers sorts its index, and DCP lists tensors as the ranks' plans meet.
+
+    {"emb.weight": [33, 17], "head.weight": "emb.weight"}
+
+A name instead of a shape says that the parameter is tied to that one. Such a JSON is made where the model is:
+`json.dump({k: list(v.shape) for k, v in model.named_parameters()}, file)`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ckptools.errors import ReadError, UsageError
+from ckptools.files import File
+from ckptools.model import Tensor
+from ckptools.pickles.told import told
+from ckptools.regions import Ints
+from ckptools.sections import storage_identity
+
+MAX_JSON = 64 << 20
+"""Bytes of a JSON of shapes; a name takes fewer than a hundred."""
+
+MAX_DIMS = 64
+MAX_DIGITS = 19
+
+KEEP_ORDER = ("rank_files", "torch_file")
+"""Formats whose trees have the order of the state dict that was saved."""
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """Parameters of a model, as something beside the checkpoint tells them.
+
+    Attributes:
+        told_by: what told them, for messages.
+        shapes: by name.
+        tied: names that are another parameter under a second name, with the first.
+        ordered: whether the names are in module order.
+    """
+
+    told_by: str
+    shapes: Mapping[str, Ints]
+    tied: Mapping[str, str]
+    ordered: bool
+
+
+def read(path: Path, follow_symlinks: bool = False) -> Shapes:
+    """Read what `--shapes` names.
+
+    Raises:
+        ReadError: it cannot be read.
+        UsageError: it tells no shapes.
+    """
+    if path.suffix == ".json" and not path.name.endswith(".index.json") and path.is_file():
+        return _from_json(path)
+    return _from_checkpoint(path, follow_symlinks)
+
+
+def _from_checkpoint(path: Path, follow_symlinks: bool) -> Shapes:
+    from ckptools.formats import open_checkpoint
+
+    checkpoint = open_checkpoint(path, follow_symlinks=follow_symlinks)
+    models = checkpoint.of_kind("model")
+    if len(models) != 1:
+        raise UsageError(path, f"holds {len(models)} models; --shapes needs something that holds one")
+    whole = {k: t for k, t in models[0].value.items() if isinstance(t, Tensor) and not t.note}
+    if not whole:
+        raise UsageError(path, "tells no shapes either; --shapes needs a checkpoint with whole tensors, or a JSON")
+    ordered = checkpoint.format in KEEP_ORDER
+    return Shapes(str(path), {k: t.shape for k, t in whole.items()}, _ties(whole), ordered)
+
+
+def _ties(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Names that see the same bytes as an earlier one."""
+    first: dict[Any, str] = {}
+    tied: dict[str, str] = {}
+    for name, tensor in tensors.items():
+        identity = storage_identity(tensor)
+        if identity is not None and first.setdefault(identity, name) != name:
+            tied[name] = first[identity]
+    return tied
+
+
+class _ShapesError(ValueError):
+    """What is wrong with a JSON of shapes, without the file."""
+
+
+def _from_json(path: Path) -> Shapes:
+    with File(path) as file:
+        if file.size > MAX_JSON:
+            raise ReadError(path, f"has {file.size} bytes; a JSON of shapes has at most {MAX_JSON}")
+        data = file.read(0, file.size)
+    try:
+        found = json.loads(data.decode(), object_pairs_hook=_object, parse_int=_integer)
+        return _checked(str(path), found)
+    except _ShapesError as error:
+        raise ReadError(path, f"no JSON of name to shape: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise ReadError(path, f"no JSON of name to shape: {type(error).__name__}") from error
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise _ShapesError("a name is there twice")
+    return found
+
+
+def _integer(text: str) -> int:
+    if len(text) > MAX_DIGITS:
+        raise _ShapesError(f"the number {text[:MAX_DIGITS]}…, which is no size")
+    return int(text)
+
+
+def _checked(told_by: str, found: Any) -> Shapes:
+    if not isinstance(found, dict) or not found:
+        raise _ShapesError(f"expected an object of names, found {told(found)}")
+    shapes: dict[str, Ints] = {}
+    tied: dict[str, str] = {}
+    for name, value in found.items():
+        if isinstance(value, str):
+            if value not in shapes:
+                raise _ShapesError(f"{told(name)} is tied to {told(value)}, which is no earlier name")
+            tied[name] = tied.get(value, value)
+            shapes[name] = shapes[value]
+        else:
+            shapes[name] = _shape(name, value)
+    return Shapes(told_by, shapes, tied, True)
+
+
+def _shape(name: str, value: Any) -> Ints:
+    if not isinstance(value, list) or not all(type(n) is int and n >= 0 for n in value) or len(value) > MAX_DIMS:
+        raise _ShapesError(
+            f"{told(name)}: expected a list of sizes, or the name that it is tied to; found {told(value)}"
+        )
+    return tuple(value)
