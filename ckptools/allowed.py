@@ -20,15 +20,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ckptools.errors import ForeignClassError, ReadError
-from ckptools.files import File
+from ckptools.errors import ForeignClassError
 from ckptools.pickles import reader
-from ckptools.pickles.budgets import PickleError
-from ckptools.pickles.machine import Machine
-
-LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
-MAX_LEGACY_PICKLES = 256 << 20
-"""Bytes from the start of a file of before torch 1.6 within which its pickles must end."""
 
 DTENSOR_HOMES = (
     "torch.distributed.tensor",
@@ -46,34 +39,13 @@ class Refused(Exception):  # noqa: N818 - load_shard makes it a ForeignClassErro
     """A file asks an allowed function for more than it may do; the text names what."""
 
 
-def names_in(path: Path, zipped: bool) -> tuple[str, ...]:
+def names_in(path: Path) -> tuple[str, ...]:
     """List the dotted names that a torch.save file mentions, without running anything.
 
     Raises:
         ReadError: it is cut, damaged, or no torch.save file.
     """
-    return reader.read(path).names if zipped else _legacy_names(path)
-
-
-def _legacy_names(path: Path) -> tuple[str, ...]:
-    """Names in a file of before torch 1.6: pickles of a magic number, a version, the system, the object, its keys."""
-    with File(path) as file:
-        data = file.read(0, min(file.size, MAX_LEGACY_PICKLES))
-    names: dict[str, None] = {}
-    at = 0
-    try:
-        for part in ("magic number", "version", "system", "object"):
-            machine = Machine(data)
-            value = machine.load(at)
-            if part == "magic number" and value != LEGACY_MAGIC:
-                raise PickleError("another number")
-            reader.check_budget(value)
-            names |= {g.dotted: None for g in machine.globals.values()}
-            at = machine.stopped_at or 0
-    except PickleError as error:
-        what = "is empty" if not data else "is neither a zip archive nor an older file of torch.save"
-        raise ReadError(path, what if not at else f"is cut short or damaged: {error}") from error
-    return tuple(names)
+    return reader.read(path).names
 
 
 @contextmanager

@@ -25,6 +25,14 @@ if TYPE_CHECKING:
     from ckptools.model import Problem
 
 
+_ORIGINALS: dict[Path, Path] = {}
+
+
+def stands_for(temporary: Path, original: Path) -> None:
+    """Let errors about a temporary file name the file that it was made from."""
+    _ORIGINALS[temporary] = original
+
+
 class CkptoolsError(Exception):
     """Root of the tree.
 
@@ -36,6 +44,7 @@ class CkptoolsError(Exception):
     exit_code = 3
 
     def __init__(self, path: str | Path | None, message: str) -> None:
+        path = path if path is None else _ORIGINALS.get(Path(path), path)
         super().__init__(message if path is None else f"{path}: {message}")
         self.path = None if path is None else Path(path)
 

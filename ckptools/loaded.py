@@ -20,7 +20,7 @@ from ckptools.allowed import names_in
 from ckptools.errors import ReadError
 from ckptools.files import File
 from ckptools.loaded_tensors import Tensors, dtype_name
-from ckptools.offline import is_zip, load_named
+from ckptools.offline import load_named
 from ckptools.pickles.reader import Saved
 from ckptools.values import Device, Global, NumpyArray, NumpyDtype, NumpyScalar, Opaque, Size, TorchName
 
@@ -41,7 +41,7 @@ def read(path: Path, trust: bool = False) -> Saved:
     """
     with File(path) as file:
         nbytes, modified = file.size, file.modified
-    names = names_in(path, is_zip(path))
+    names = names_in(path)
     described = Description(path)
     try:
         with warnings.catch_warnings():

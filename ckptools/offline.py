@@ -21,6 +21,7 @@ from typing import Any
 
 from ckptools.errors import CkptoolsError, ForeignClassError, ReadError
 from ckptools.files import File
+from ckptools.pickles.reader import plain
 
 MapLocation = Any
 """What `torch.load` takes: a device, its name, a dict or a function."""
@@ -110,7 +111,7 @@ def load_shard(path: str | Path, map_location: MapLocation = "cpu", trust: bool 
     """Load one torch.save file as what it was: dicts, tensors, `ShardedTensor`s, `DTensor`s.
 
     The file is mapped, not read: a tensor's bytes come from the disk when they are used. (Files from before torch
-    1.6 cannot be mapped and are read.)
+    1.6 cannot be mapped and are read; compressed ones are unpacked into a temporary file first.)
 
     Args:
         path: one rank's file, or any file that torch.save wrote.
@@ -126,14 +127,14 @@ def load_shard(path: str | Path, map_location: MapLocation = "cpu", trust: bool 
     from ckptools.allowed import names_in
 
     path = Path(path)
-    return load_named(path, () if trust else names_in(path, is_zip(path)), map_location, trust)
+    return load_named(path, () if trust else names_in(path), map_location, trust)
 
 
 def load_named(path: Path, names: Sequence[str], map_location: MapLocation = "cpu", trust: bool = False) -> Any:
     """Load a file as `load_shard` does, when the names that it mentions have been listed already."""
     from ckptools import allowed, checked_numpy
 
-    zipped = is_zip(path)
+    path, zipped = loadable(path)
     with offline(), _lock:  # one at a time: what torch allows is a global list, and so are warnings
         if trust:
             return _load(path, map_location, zipped, weights_only=False)
@@ -141,14 +142,16 @@ def load_named(path: Path, names: Sequence[str], map_location: MapLocation = "cp
             return checked_numpy.finished(_load(path, map_location, zipped, weights_only=True))
 
 
-def is_zip(path: Path) -> bool:
-    """Whether a file begins as torch.save's zip archives do; older ones are a row of pickles.
+def loadable(path: Path) -> tuple[Path, bool]:
+    """What torch can load: the file, or a temporary one where it is compressed; and whether that is a zip archive.
 
     Raises:
-        ReadError: it cannot be opened, or is no regular file.
+        ReadError: it cannot be opened or unpacked, is no regular file, or is a tar.
     """
-    with File(path) as file:
-        return file.read(0, min(4, file.size)) == b"PK\3\4"
+    with File(path) as file, plain(file) as (opened, contents):
+        if contents[-1] == "tar":
+            raise ReadError(path, "is a tar, which torch.load does not look into; unpack it first")
+        return opened.path, contents[-1] == "zip"
 
 
 def _load(path: Path, map_location: MapLocation, zipped: bool, weights_only: bool) -> Any:

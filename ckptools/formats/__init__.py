@@ -9,10 +9,11 @@ from typing import Protocol
 from ckptools.checkpoint import Checkpoint
 from ckptools.errors import ReadError, UnknownFormatError, UsageError
 from ckptools.files import reading
-from ckptools.formats import dcp, rank_files, torch_file
+from ckptools.formats import dcp, megatron, rank_files, torch_file
 from ckptools.formats.options import Options, Reader, Weights
 from ckptools.formats.outside import formats_from_outside
 from ckptools.pickles import reader
+from ckptools.pickles.contents import HEAD, what_is
 
 
 class Format(Protocol):
@@ -36,7 +37,7 @@ class Format(Protocol):
 
 
 # Most specific first: any rank file is a torch file too, so the plain file comes last.
-FORMATS: tuple[Format, ...] = (dcp, rank_files, torch_file)
+FORMATS: tuple[Format, ...] = (megatron, dcp, rank_files, torch_file)
 
 
 def open_checkpoint(
@@ -97,6 +98,9 @@ def _unknown(path: Path) -> str:
     known = "; ".join(f.READS for f in FORMATS)
     if path.is_dir():
         return f"no checkpoint that ckptools knows in this folder; it reads {known}"
-    if path.is_file() and path.stat().st_size == 0:
-        return "is empty"
+    if path.is_file():
+        with reading(path), path.open("rb") as file:
+            what = what_is(file.read(HEAD))
+        if what:
+            return f"is {what}"
     return f"not a checkpoint that ckptools knows; it reads {known}"

@@ -1,8 +1,8 @@
 """File names that carry a rank, and the files that belong together.
 
 Composer `ep0-ba5-rank3.pt`, OLMo `rank3.pt`, verl `model_world_size_4_rank_3.pt` with `optim_…` and `extra_state_…`,
-Accelerate `pytorch_model_fsdp_0_rank3.bin`, `x.rank_3.pth`. A name only proposes: rank and world size are taken from
-the content where that tells.
+Accelerate `pytorch_model_fsdp_0_rank3.bin`, `x.rank_3.pth`, each also compressed (`.pt.gz`) or a tar. A name only
+proposes: rank and world size are taken from the content where that tells.
 """
 
 from __future__ import annotations
@@ -15,7 +15,15 @@ from pathlib import Path
 from ckptools.errors import UsageError
 from ckptools.files import check_stays_inside, reading
 
-RANKED = re.compile(r"(?P<head>.*?)(?<![A-Za-z])rank[_-]?(?P<rank>\d{1,7})(?P<tail>\.(?:pt|pth|bin|ckpt))", re.DOTALL)
+COMPRESSED = (".gz", ".bz2", ".xz", ".lzma", ".zst", ".lz4", ".lzo")
+RANKED = re.compile(
+    r"(?P<head>.*?)(?<![A-Za-z])rank[_-]?(?P<rank>\d{1,7})"
+    r"(?P<tail>\.(?:pt|pth|bin|ckpt|tar)(?:\.(?:gz|bz2|xz|lzma|zst|lz4|lzo))?|\.tgz|)",
+    re.DOTALL,
+)
+WITHOUT_SUFFIX = re.compile(r"ep\d+-ba\d+-\Z")
+"""How Composer's names began until 0.8, when they had no suffix (`ep0-ba5-rank0`)."""
+
 WORLD = re.compile(r"(?P<part>[A-Za-z_]*?)_?world_size_(?P<world>\d{1,7})_\Z")
 VERL_PARTS = ("model", "optim", "extra_state")
 
@@ -52,6 +60,8 @@ def parse(path: Path) -> RankName | None:
     if not found:
         return None
     head, rank, tail = found["head"], int(found["rank"]), found["tail"]
+    if not tail and not WITHOUT_SUFFIX.search(head):
+        return None
     world = WORLD.match(head)
     if world and world["part"] in VERL_PARTS:
         return RankName(path, head, rank, tail, world["part"], int(world["world"]))

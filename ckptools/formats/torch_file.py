@@ -1,5 +1,8 @@
 """One torch.save file that holds everything: DDP's `snapshot.pt`, Lightning `.ckpt`, `pytorch_model.bin`, any `.pt`.
 
+Also as torch wrote it before 1.6 (a row of pickles), in a tar (Composer's `.tar`), and compressed; see
+`ckptools.pickles.legacy`, `tars` and `unpacked`. The first bytes say which.
+
 What is inside is told from the content by `sections`; a single file without a rank in its name has no siblings.
 """
 
@@ -12,7 +15,9 @@ from pathlib import Path
 
 from ckptools.checkpoint import Checkpoint, ReadCost
 from ckptools.formats.options import Options
+from ckptools.formats.rank_names import COMPRESSED
 from ckptools.model import Fact, Problem, RankFile, tensors_in
+from ckptools.pickles.contents import HEAD, content_of
 from ckptools.sections import find_sections
 from ckptools.steps import find_step
 
@@ -25,11 +30,11 @@ PART = re.compile(r"(?<!\d)(\d+)-of-(\d+)(?!\d)|(?<![A-Za-z])rank[_-]?(\d+)")
 
 
 def detect(path: Path) -> bool:
-    """A regular file that begins as a zip archive does."""
+    """A regular file that begins as a zip archive, an older torch.save file, a tar or a compressed file does."""
     if not path.is_file():
         return False
     with path.open("rb") as file:
-        return file.read(4) == b"PK\3\4"
+        return bool(content_of(file.read(HEAD)))
 
 
 def read(path: Path, options: Options) -> Checkpoint:
@@ -45,9 +50,9 @@ def read(path: Path, options: Options) -> Checkpoint:
     sharded = any(t.sharded for _, t in tensors_in(saved.tree))
     return Checkpoint(
         path=path,
-        name=path.stem,
+        name=stem(path.name),
         format=NAME,
-        saved_as="one .pt with shards of one rank" if sharded else "one .pt, every tensor whole",
+        saved_as=in_form("one .pt with shards of one rank" if sharded else "one .pt, every tensor whole", saved.form),
         tree=saved.tree,
         files=(RankFile(path, None, "", "read", saved.nbytes, saved.modified),),
         world_size=Fact(claims[-1], ("layout",)) if claims else Fact(1, ("one file",)),
@@ -57,6 +62,17 @@ def read(path: Path, options: Options) -> Checkpoint:
         bytes_expected=saved.nbytes,
         cost=ReadCost(1, time.perf_counter() - started, saved.bytes_read),
     )
+
+
+def stem(name: str) -> str:
+    """A file name without its suffix, and without that of a compression behind it."""
+    plain = Path(name)
+    return Path(plain.stem).stem if plain.suffix in COMPRESSED else plain.stem
+
+
+def in_form(saved_as: str, form: str) -> str:
+    """Add to how something was saved what it is beside a zip archive."""
+    return f"{saved_as} ({form})" if form else saved_as
 
 
 def _part_of_more(path: Path) -> Iterator[Problem]:

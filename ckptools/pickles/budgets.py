@@ -26,3 +26,7 @@ WORK_PER_BYTE = 2
 
 class PickleError(ValueError):
     """The stream is no pickle that torch.save writes, or asks for more than the budgets allow."""
+
+
+class CutError(PickleError):
+    """The bytes end before the pickle does; where it is the front of a larger file, more of that may help."""

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from ckptools.errors import ReadError
 from ckptools.files import File, Window
+from ckptools.pickles.contents import head_of, what_is
 from ckptools.pickles.told import told
 
 EOCD = struct.Struct("<4s4H2LH")
@@ -31,6 +32,11 @@ MAX_RECORDS = 1_000_000
 
 MAX_PICKLE = 1 << 30
 """Bytes of a pickle that are read at all: four times what 1,024 ranks of a 7B model need."""
+
+OTHER_ZIPS = dict.fromkeys(
+    ("metadata.json", "config.json", "model.weights.h5"), "a Keras model (.keras), not a PyTorch checkpoint"
+) | {"[Content_Types].xml": "an Office document, not a checkpoint"}
+"""What a zip archive is that holds these beside each other, below no folder."""
 
 MAX_32 = 0xFFFFFFFF
 ENCRYPTED = 1
@@ -189,9 +195,11 @@ def _find_zip64(file: File | Window, eocd_at: int) -> tuple[int, int, int, int] 
 def _no_directory(file: File | Window) -> str:
     if file.size == 0:
         return "is empty"
-    if file.read(0, min(4, file.size)) == b"PK\3\4":
+    head = head_of(file)
+    if head.startswith(b"PK\3\4"):
         return f"is cut short: {file.size} bytes, and the zip directory at its end is absent"
-    return "is not a zip archive, so not written by torch.save (since torch 1.6)"
+    what = what_is(head)
+    return f"is {what}" if what else "is neither a zip archive nor an older file of torch.save"
 
 
 Entry = tuple[bytes, int, int, int, int, int, int]
@@ -253,6 +261,8 @@ def _name_below_root(file: File | Window, full: bytes, first: bytes) -> str:
     except UnicodeDecodeError as error:
         raise ReadError(file.path, f"record name {told(full)} is not UTF-8") from error
     parts = text.split("/")
+    if (len(parts) == 1 and text in OTHER_ZIPS) or text.endswith(".npy"):
+        raise ReadError(file.path, OTHER_ZIPS.get(text, "a zip archive of numpy arrays (.npz), not a checkpoint"))
     if full.partition(b"/")[0] != root or len(parts) < 2 or "\0" in text or not {"", ".", ".."}.isdisjoint(parts):
         raise ReadError(file.path, f"record name {told(text)} is not below the archive's root folder")
     return text.partition("/")[2]

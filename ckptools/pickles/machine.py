@@ -28,6 +28,7 @@ from ckptools.pickles.budgets import (
     MAX_TUPLE_KEYS,
     SAFE_INT,
     WORK_PER_BYTE,
+    CutError,
     PickleError,
 )
 from ckptools.pickles.opcodes import DISPATCH, Stop
@@ -108,7 +109,9 @@ class Machine:
             self.stopped_at = stop.at
         except (IndexError, KeyError, struct.error) as error:
             if at >= len(data):
-                raise PickleError("the pickle ends without STOP") from error
+                raise CutError("the pickle ends without STOP") from error
+            if at + 1 == len(data) or isinstance(error, struct.error):
+                raise CutError(f"malformed pickle near byte {at}") from error
             raise PickleError(f"malformed pickle near byte {at}") from error
         except (PickleError, UnusualError):
             raise
@@ -144,7 +147,7 @@ class Machine:
     def check(self, at: int, length: int) -> None:
         """Refuse a length that runs past the end."""
         if at + length > len(self.data):
-            raise PickleError(f"a length of {length} where {max(len(self.data) - at, 0)} bytes remain")
+            raise CutError(f"a length of {length} where {max(len(self.data) - at, 0)} bytes remain")
 
     def spend(self, elements: int) -> None:
         """Account for a call that goes through so many elements.
@@ -158,10 +161,15 @@ class Machine:
 
     def line(self, at: int) -> tuple[str, int]:
         """Return the text up to the next newline, and where to go on."""
+        end = self.newline(at)
+        return self.data[at:end].decode("utf-8"), end + 1
+
+    def newline(self, at: int) -> int:
+        """Return where the next newline is."""
         end = self.data.find(b"\n", at)
         if end < 0:
-            raise PickleError("a text argument without an end")
-        return self.data[at:end].decode("utf-8"), end + 1
+            raise CutError("a text argument without an end")
+        return end
 
     def put(self, index: int) -> None:
         """Give the top of the stack a number."""

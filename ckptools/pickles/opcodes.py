@@ -267,14 +267,14 @@ def _binfloat(m: Machine, at: int) -> int:
 
 @opcode(b"V")
 def _unicode_line(m: Machine, at: int) -> int:
-    end = m.data.index(b"\n", at)
+    end = m.newline(at)
     m.stack.append(m.data[at:end].decode("raw-unicode-escape"))
     return end + 1
 
 
 @opcode(b"S")
 def _string_line(m: Machine, at: int) -> int:
-    end = m.data.index(b"\n", at)
+    end = m.newline(at)
     quoted = m.data[at:end]
     if len(quoted) < 2 or quoted[:1] != quoted[-1:] or quoted[:1] not in (b"'", b'"'):
         raise PickleError("a quoted string without quotes")

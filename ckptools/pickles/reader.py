@@ -12,8 +12,10 @@ from typing import Any
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import ReadError
 from ckptools.files import File, Window
+from ckptools.pickles import container
 from ckptools.pickles.budgets import PickleError
 from ckptools.pickles.container import Container
+from ckptools.pickles.contents import COMPRESSIONS, content_of, head_of
 from ckptools.pickles.machine import Locate, Machine
 from ckptools.pickles.rebuild import Storage
 from ckptools.pickles.told import told
@@ -24,6 +26,9 @@ MAX_UNFOLDING = 8
 """A tree may have many leaves, or share some of its containers; not have many because it shares."""
 
 MAX_DEPTH = 200
+
+FORMS = {"zip": "", "legacy": "pickle stream of before torch 1.6"}
+"""What people are told of a content; others go by their own name."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,7 @@ class Saved:
         nbytes: size of the file.
         modified: file time, seconds since 1970.
         bytes_read: how much of it was read.
+        form: what it is beside a zip archive, in words: `gzip`, `tar`, `pickle stream`; "" for nothing else.
     """
 
     path: Path
@@ -47,19 +53,65 @@ class Saved:
     nbytes: int
     modified: float
     bytes_read: int
+    form: str = ""
 
 
 def read(path: Path) -> Saved:
     """Read the structure of a torch.save file: the zip directory, the headers and the pickle, no tensor bytes.
 
+    A compressed file is unpacked into a temporary one; of a tar the torch.save file in it is read.
+
     Raises:
         ReadError: it is cut, damaged, or no torch.save file.
     """
-    with File(path) as file:
-        machine, tree = read_archive(file)
+    with File(path) as file, plain(file) as (opened, forms):
+        if forms[-1:] == ("tar",):
+            from ckptools.pickles.tars import read_tar
+
+            machine, tree = read_tar(opened)
+        else:
+            machine, tree = read_archive(opened)
         names = tuple(g.dotted for g in machine.globals.values())
-        claims = frozenset(machine.claims)
-        return Saved(path, tree, claims, names, file.size, file.modified, file.bytes_read)
+        nread = opened.bytes_read if opened is file else file.bytes_read + opened.bytes_read
+        form = ", ".join(filter(None, map(FORMS.get, forms, forms)))
+        return Saved(path, tree, frozenset(machine.claims), names, file.size, file.modified, nread, form)
+
+
+def glance(path: Path) -> None:
+    """Look at a file as closely as costs little: a zip's or tar's directory, the header of an older file.
+
+    Raises:
+        ReadError: it is cut short or no torch.save file. Of a compressed file only its first bytes are known.
+    """
+    with File(path) as file:
+        content = content_of(head_of(file))
+        if content == "legacy":
+            from ckptools.pickles.legacy import Stream, check_header
+
+            check_header(Stream(file))
+        elif content == "tar":
+            from ckptools.pickles.tars import members
+
+            members(file)
+        elif content not in COMPRESSIONS.values():
+            container.glance(file)
+
+
+@contextmanager
+def plain(file: File) -> Iterator[tuple[File, tuple[str, ...]]]:
+    """The file itself, or where it is compressed a temporary file with what it holds; and what contents that makes.
+
+    Raises:
+        ReadError: it cannot be unpacked.
+    """
+    content = content_of(head_of(file))
+    if content not in COMPRESSIONS.values():
+        yield file, (content,)
+        return
+    from ckptools.pickles.unpacked import unpacked
+
+    with File(unpacked(file, content)) as inside:
+        yield inside, (content, content_of(head_of(inside)))
 
 
 def read_archive(file: File | Window) -> tuple[Machine, Any]:
@@ -68,9 +120,13 @@ def read_archive(file: File | Window) -> tuple[Machine, Any]:
     Raises:
         ReadError: it is cut, damaged, or no torch.save archive.
     """
-    container = Container(file)
-    check_byte_order(container)
-    machine = Machine(container.read("data.pkl"), _locator(container))
+    if content_of(head_of(file)) == "legacy":
+        from ckptools.pickles.legacy import read_stream
+
+        return read_stream(file)
+    archive = Container(file)
+    check_byte_order(archive)
+    machine = Machine(archive.read("data.pkl"), _locator(archive))
     return machine, load_checked(machine, file.path, "data.pkl")
 
 
@@ -81,7 +137,7 @@ def load_checked(machine: Machine, path: Path, what: str) -> Any:
         ReadError: it is damaged, or beyond the budgets.
     """
     try:
-        with _no_collections():
+        with no_collections():
             tree = machine.load()
         check_budget(tree)
     except PickleError as error:
@@ -90,7 +146,7 @@ def load_checked(machine: Machine, path: Path, what: str) -> Any:
 
 
 @contextmanager
-def _no_collections() -> Iterator[None]:
+def no_collections() -> Iterator[None]:
     """Hold Python's search for cycles back while many objects are made and none becomes garbage."""
     was = gc.isenabled()
     gc.disable()
@@ -101,32 +157,32 @@ def _no_collections() -> Iterator[None]:
             gc.enable()
 
 
-def check_byte_order(container: Container) -> None:
+def check_byte_order(archive: Container) -> None:
     """Refuse a file from a big-endian machine.
 
     Raises:
         ReadError: it is one.
     """
-    if "byteorder" in container.records and container.read("byteorder", 16) != b"little":
-        raise ReadError(container.file.path, "was written on a big-endian machine; its numbers are reversed")
+    if "byteorder" in archive.records and archive.read("byteorder", 16) != b"little":
+        raise ReadError(archive.file.path, "was written on a big-endian machine; its numbers are reversed")
 
 
-def _locator(container: Container) -> Locate:
+def _locator(archive: Container) -> Locate:
     """Tell where storages lie, checking that each record is as long as the pickle says."""
     known: dict[str, int] = {}
 
     def locate(storage: Storage) -> tuple[Path, int, str, int]:
         record = f"data/{storage.key}"
         if storage.key not in known:
-            offset, size = container.payload(record)
+            offset, size = archive.payload(record)
             expected = storage.numel * ITEMSIZE[storage.dtype]
             if size != expected:
                 raise ReadError(
-                    container.file.path,
+                    archive.file.path,
                     f"record {told(record)} has {size} bytes, its tensors expect {told(expected)}; damaged",
                 )
-            known[storage.key] = container.file.start + offset
-        return container.file.path, known[storage.key], record, container.records[record].crc
+            known[storage.key] = archive.file.start + offset
+        return archive.file.path, known[storage.key], record, archive.records[record].crc
 
     return locate
 

@@ -219,11 +219,6 @@ def test_a_big_endian_file_is_refused(members, tmp_path):
     assert "big-endian" in refused(tmp_path, changed(members, b"byteorder", data=b"big"))
 
 
-def test_the_old_format_without_zip_is_named(tmp_path):
-    torch.save(TREE, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
-    assert "not a zip archive" in one_line(tmp_path / "old.pt")
-
-
 def test_torchs_own_end_records_are_zip64_and_agree(good, tmp_path):
     assert b"PK\6\6" in good and b"PK\6\7" in good
     at = good.rindex(b"PK\6\6")

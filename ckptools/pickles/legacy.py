@@ -1,0 +1,253 @@
+"""What torch.save wrote before torch 1.6, and still writes when asked to: a row of pickles, then raw storages.
+
+The file is, one behind the other:
+
+1. a pickle of the magic number, one of the protocol version (1001), one of the writer's system (byte order, sizes);
+2. the object's pickle, in which a storage is the persistent id
+   `('storage', storage class, key, location, numel, view)`, and in files of whole modules a class is
+   `('module', class, source file, source)`, of which only the class's name is used;
+3. a pickle of the list of storage keys;
+4. for each key in that order: the number of elements as 8 bytes, little-endian, then the elements.
+
+A view is None, or `(its own key, offset, numel)` in elements of the storage that it lies in (torch before 0.4).
+Source: torch/serialization.py (`_legacy_save`, `_legacy_load`), torch/csrc/serialization.cpp
+(`THPStorage_writeFileRaw`).
+
+Where a storage lies is known only behind the object's pickle, whose length nothing tells. So the pickle is
+interpreted twice: once to find its end and the storages that it names, and again when all of them have their place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ckptools.dtypes import ITEMSIZE
+from ckptools.errors import ReadError
+from ckptools.files import File, Window
+from ckptools.pickles.budgets import CutError, PickleError
+from ckptools.pickles.container import MAX_PICKLE
+from ckptools.pickles.contents import LEGACY_MAGIC
+from ckptools.pickles.machine import Locate, Machine
+from ckptools.pickles.reader import load_checked, no_collections
+from ckptools.pickles.rebuild import Storage
+from ckptools.pickles.told import told
+from ckptools.values import Global
+
+PROTOCOL_VERSION = 1001
+
+FRONT = 1 << 14
+"""Bytes that are read at first."""
+
+GROWTH = 8
+
+
+class View(Storage):
+    """A part of another storage.
+
+    Attributes:
+        first: index of its first element in the storage that `key` names.
+    """
+
+    __slots__ = ("first",)
+
+    def __init__(self, root: Storage, first: int, numel: int) -> None:
+        super().__init__(root.name.removeprefix("torch."), root.key, root.location, numel)
+        self.first = first
+
+
+class LegacyMachine(Machine):
+    """A machine that knows the persistent ids of these files.
+
+    Attributes:
+        views: views of storages, by their own key.
+    """
+
+    def _start(self, fast: bool) -> None:
+        super()._start(fast)
+        self.views: dict[str, View] = {}
+
+    def persistent(self, pid: Any) -> Any:
+        """Return the storage, view or class that a persistent id describes."""
+        if isinstance(pid, tuple) and len(pid) == 4 and pid[0] == "module" and isinstance(pid[1], Global):
+            return pid[1]
+        storage = super().persistent(pid)
+        if storage.key in self.views:
+            raise PickleError(f"storage {told(storage.key)} is described in two ways")
+        return storage if len(pid) == 5 or pid[5] is None else self._view(storage, pid[5])
+
+    def _view(self, root: Storage, described: Any) -> View:
+        key, first, numel = described if isinstance(described, tuple) and len(described) == 3 else (None, None, None)
+        if not isinstance(key, str) or type(first) is not int or type(numel) is not int:
+            raise PickleError("a view of a storage that is not torch's")
+        if min(first, numel) < 0 or first + numel > root.numel:
+            text = f"a view of {told(numel)} elements at {told(first)} in storage {told(root.key)}, which has"
+            raise PickleError(f"{text} {told(root.numel)}")
+        view = self.views.setdefault(key, View(root, first, numel))
+        if (view.key, view.first, view.numel) != (root.key, first, numel) or key in self.storages:
+            raise PickleError(f"storage {told(key)} is described in two ways")
+        return view
+
+
+class Stream:
+    """Pickles and numbers in a file, one behind the other; more is read when a pickle runs past what was.
+
+    Attributes:
+        file: the file, or the part of one.
+        at: where the next pickle or number begins.
+    """
+
+    def __init__(self, file: File | Window) -> None:
+        self.file = file
+        self.at = 0
+        self._from = 0
+        self._data = b""
+
+    def _read_more(self) -> bool:
+        """Read on from what is there; False when that is all, or all that is read."""
+        have = len(self._data)
+        wanted = min(max(FRONT, GROWTH * have), self.file.size - self._from, MAX_PICKLE)
+        if wanted <= have:
+            return False
+        self._data += self.file.read(self._from + have, wanted - have)
+        return True
+
+    def read(self, at: int, length: int) -> bytes:
+        """Read bytes of the file, from what was read already where they are in that."""
+        start = at - self._from
+        inside = start >= 0 and start + length <= len(self._data)
+        return self._data[start : start + length] if inside else self.file.read(at, length)
+
+    def take(self, length: int) -> bytes:
+        """Read the next bytes.
+
+        Raises:
+            ReadError: the file ends before that.
+        """
+        self.skip(length)
+        return self.read(self.at - length, length)
+
+    def skip(self, length: int) -> None:
+        """Go on behind the next bytes.
+
+        Raises:
+            ReadError: the file ends before that.
+        """
+        if self.at + length > self.file.size:
+            raise ReadError(
+                self.file.path, f"is cut short: byte {told(self.at + length)} of {self.file.size} is needed"
+            )
+        self.at += length
+
+    def load(self, what: str) -> tuple[LegacyMachine, Any]:
+        """Interpret the next pickle, whose storages lie nowhere yet; `what` names it in errors.
+
+        Raises:
+            ReadError: it is cut or damaged.
+        """
+        if self.at > self._from + len(self._data):
+            self._from, self._data = self.at, b""
+        while True:
+            machine = LegacyMachine(self._data, _nowhere)
+            try:
+                with no_collections():
+                    value = machine.load(self.at - self._from)
+            except CutError as error:
+                if self._read_more():
+                    continue
+                raise ReadError(self.file.path, self._cut(what)) from error
+            except PickleError as error:
+                raise ReadError(self.file.path, f"{what}: {error}") from error
+            self.at = self._from + (machine.stopped_at or 0)
+            return machine, value
+
+    def _cut(self, what: str) -> str:
+        if self._from + len(self._data) < self.file.size:
+            return f"{what} has more than {MAX_PICKLE} bytes; no more are read"
+        return f"is cut short: it ends at byte {self.file.size}, in {what}"
+
+
+def _nowhere(storage: Storage) -> tuple[Path, int, str, int]:
+    return Path(), 0, "", 0
+
+
+def read_stream(file: File | Window) -> tuple[Machine, Any]:
+    """Read a file of this form, or a part of one; return the machine that read the object, and its tree.
+
+    Raises:
+        ReadError: it is cut, damaged, from a big-endian machine, or of another protocol.
+    """
+    stream = Stream(file)
+    check_header(stream)
+    start = stream.at
+    machine, _ = stream.load("the saved object")
+    end = stream.at
+    _, keys = stream.load("the list of storages")
+    places = _places(stream, keys, machine.storages)
+    again = LegacyMachine(stream.read(start, end - start), locator(file, places))
+    return again, load_checked(again, file.path, "the saved object")
+
+
+def check_header(stream: Stream) -> None:
+    """Read the magic number, the version and the system, and refuse what is not as expected.
+
+    Raises:
+        ReadError: something is not.
+    """
+    path = stream.file.path
+    if (magic := stream.load("the magic number")[1]) != LEGACY_MAGIC:
+        raise ReadError(path, f"begins with {told(magic)} instead of torch.save's magic number")
+    if (version := stream.load("the version")[1]) != PROTOCOL_VERSION:
+        raise ReadError(path, f"is of protocol version {told(version)}; {PROTOCOL_VERSION} is the one that torch wrote")
+    check_system(stream)
+
+
+def check_system(stream: Stream) -> None:
+    """Read the description of the writer's system, and refuse one that stores its numbers in another order.
+
+    Raises:
+        ReadError: it is one.
+    """
+    path, system = stream.file.path, stream.load("the writer's system")[1]
+    little = system.get("little_endian") if isinstance(system, dict) else None
+    if little is not True:
+        why = "was written on a big-endian machine; its numbers are reversed"
+        raise ReadError(path, why if little is False else "does not say what system wrote it; the file is damaged")
+
+
+def _places(stream: Stream, keys: Any, storages: Mapping[str, Storage]) -> dict[str, int]:
+    """Byte offset of each storage's elements: they follow each other from the last pickle to the end of the file.
+
+    Raises:
+        ReadError: the list and the object disagree, or the file is shorter or longer than they say.
+    """
+    file, places = stream.file, dict[str, int]()
+    for key in keys if isinstance(keys, list) else [keys]:
+        storage = storages.get(key) if isinstance(key, str) else None
+        if storage is None or key in places:
+            again = "more than once" if storage else "that no tensor uses"
+            raise ReadError(file.path, f"lists storage {told(key)} {again}; the file is damaged or forged")
+        count = int.from_bytes(stream.take(8), "little", signed=True)
+        if count != storage.numel:
+            text = f"storage {told(key)} has {count} elements, its tensors expect {told(storage.numel)}; damaged"
+            raise ReadError(file.path, text)
+        places[key] = stream.at
+        stream.skip(count * ITEMSIZE[storage.dtype])
+    missing = [key for key in storages if key not in places]
+    if missing:
+        raise ReadError(file.path, f"storage {told(missing[0])} has no bytes in this file; the file is damaged")
+    if stream.at != file.size:
+        raise ReadError(file.path, f"has {file.size - stream.at} bytes behind its last storage; bytes were added")
+    return places
+
+
+def locator(file: File | Window, places: Mapping[str, int]) -> Locate:
+    """Tell where storages lie, from the byte offset of each in `file`."""
+
+    def locate(storage: Storage) -> tuple[Path, int, str, int]:
+        first = storage.first if isinstance(storage, View) else 0
+        at = file.start + places[storage.key] + first * ITEMSIZE[storage.dtype]
+        return file.path, at, f"storage {storage.key}", 0
+
+    return locate
