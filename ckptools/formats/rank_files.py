@@ -19,13 +19,13 @@ from typing import Any
 
 from ckptools.checkpoint import Checkpoint, ReadCost
 from ckptools.errors import ReadError
-from ckptools.files import File
 from ckptools.formats import flat_pieces, rank_checks, shapes
 from ckptools.formats.merge import Merge
 from ckptools.formats.options import Options
 from ckptools.formats.rank_names import RankName, only_group, parse, siblings
+from ckptools.formats.torch_file import in_form
 from ckptools.model import Fact, Problem, RankFile, Tensor, tensors_in
-from ckptools.pickles import container
+from ckptools.pickles import reader
 from ckptools.pickles.reader import Saved
 from ckptools.sections import find_sections
 from ckptools.steps import find_step
@@ -116,7 +116,7 @@ class _Opening:
             path=self.path,
             name=_checkpoint_name(self.name),
             format=NAME,
-            saved_as=LOCAL if local else _saved_as(sharded, len(self.group)),
+            saved_as=in_form(LOCAL if local else _saved_as(sharded, len(self.group)), self._form()),
             tree=tree,
             files=files,
             world_size=world,
@@ -171,6 +171,9 @@ class _Opening:
                     path = self.name.path.with_name(f"{part or ''}{self._head(part)}{rank}{self.name.tail}")
                     yield RankFile(path, rank, part, "missing", 0, None)
 
+    def _form(self) -> str:
+        return self.saved[self.name.path].form
+
     def _head(self, part: str) -> str:
         middle = self.name.path.name[: -len(self.name.tail)]
         digits = len(middle) - len(middle.rstrip("0123456789"))
@@ -194,10 +197,9 @@ class _Opening:
 
 
 def _glance(path: Path) -> str:
-    """Look at the end of a sibling; return what is wrong with it, or nothing."""
+    """Look at a sibling without reading all of it; return what is wrong with it, or nothing."""
     try:
-        with File(path) as file:
-            container.glance(file)
+        reader.glance(path)
     except ReadError as error:
         return str(error)
     return ""
