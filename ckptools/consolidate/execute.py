@@ -2,7 +2,7 @@
 
 Where the kernel can copy between two files it does; the bytes then never enter this process. Where a checksum is
 needed (the `.pt` container has a CRC-32 per tensor) they pass through one small buffer per thread, and a source
-record that is read whole is compared with its own checksum at no further cost.
+record that is read whole, in one piece or several, is compared with its own checksum at no further cost.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import errno
 import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from threading import Event, local
 
 from ckptools.consolidate.crc import combine
@@ -51,6 +52,7 @@ class Executor:
         self._stop = Event()
         self._buffers = local()
         self._kernel = hasattr(os, "copy_file_range")
+        self._records = _Records()
 
     def run(self, jobs: Sequence[Job], threads: int) -> list[int]:
         """Run every job and return the CRC-32 of each tensor's bytes (0 when checksums are off).
@@ -105,9 +107,8 @@ class Executor:
             crc = zlib.crc32(piece, crc)
             self._write(job, copy.offset + done, piece)
             done += len(piece)
-        if copy.crc and crc != copy.crc:
-            text = f"{job.fqn}: CRC-32 of the record at byte {copy.source_offset} is wrong; the file is damaged"
-            raise ReadError(copy.source, text)
+        if copy.crc:
+            self._records.add(job.fqn, copy, crc)
         return crc
 
     def _pieces(self, copy: Copy) -> Iterator[memoryview]:
@@ -142,6 +143,43 @@ class Executor:
         if self._stop.is_set():
             raise Stopped
         self._progress(nbytes, fqn)
+
+
+class _Records:
+    """Source records with a checksum of their own, and the CRC-32s of what was read of them."""
+
+    def __init__(self) -> None:
+        self._pieces: dict[tuple[Path, tuple[int, int], int], dict[int, tuple[int, int, str]]] = {}
+
+    def add(self, fqn: str, copy: Copy, crc: int) -> None:
+        """Note a piece that was read; one that is its whole record is compared at once."""
+        key = (copy.source, copy.record, copy.crc)
+        piece = {copy.source_offset: (copy.nbytes, crc, fqn)}
+        if (copy.source_offset, copy.nbytes) == copy.record:
+            self._compare(*key, piece)
+        else:
+            self._pieces.setdefault(key, {}).update(piece)
+
+    def compare(self) -> None:
+        """Compare the records that were read whole, in several pieces.
+
+        Raises:
+            ReadError: one is not what its checksum says.
+        """
+        for key, pieces in self._pieces.items():
+            self._compare(*key, pieces)
+
+    def _compare(
+        self, path: Path, record: tuple[int, int], stated: int, pieces: dict[int, tuple[int, int, str]]
+    ) -> None:
+        at, crc = record[0], 0
+        for start, (nbytes, piece, _) in sorted(pieces.items()):
+            if start != at:
+                return  # something was not read, so nothing can be said
+            crc, at = combine(crc, piece, nbytes), at + nbytes
+        if at == sum(record) and crc != stated:
+            *_, fqn = next(iter(pieces.values()))
+            raise ReadError(path, f"{fqn}: CRC-32 of the record at byte {record[0]} is wrong; the file is damaged")
 
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)

@@ -35,13 +35,15 @@ class Copy:
         source_offset: byte offset there.
         offset: byte offset in the tensor's own bytes in the output.
         nbytes: how many.
-        crc: CRC-32 that exactly these bytes must have, when they are a whole record with a checksum; else 0.
+        record: `(offset, length)` in the source of the record that they are part of.
+        crc: CRC-32 that the whole record must have; 0 when nothing tells.
     """
 
     source: Path
     source_offset: int
     offset: int
     nbytes: int
+    record: tuple[int, int] = (0, 0)
     crc: int = 0
 
 
@@ -144,8 +146,7 @@ def _copies_of(shard: Shard, source: Source, tensor: Tensor, run: int) -> Iterat
     start = sum(o * s for o, s in zip(shard.box.offsets, packed, strict=True))
     for read, write in _starts(shard.box.sizes, source.strides, packed, run):
         at, nbytes = source.offset + read * width, run * width
-        crc = source.crc if (at, nbytes) == source.record_span else 0
-        yield Copy(source.path, at, (start + write) * width, nbytes, crc)
+        yield Copy(source.path, at, (start + write) * width, nbytes, source.record_span, source.crc)
 
 
 def _starts(sizes: Sequence[int], strides: Sequence[int], packed: Sequence[int], run: int) -> Iterator[tuple[int, int]]:

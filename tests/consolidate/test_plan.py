@@ -86,10 +86,10 @@ def test_bands_are_bounded_and_follow_each_other(shape, band):
 def test_a_row_shard_is_one_copy_with_its_records_checksum():
     source = Source(FILE, 64, "float32", (3, 5), (5, 1), "data/0", (64, 60), 1234)
     tensor = Tensor((9, 5), "float32", (Shard(Box((3, 0), (3, 5)), 1, source),), "sharded_tensor")
-    assert list(parts_of(tensor, "float32")) == [Copy(FILE, 64, 60, 60, 1234)]
+    assert list(parts_of(tensor, "float32")) == [Copy(FILE, 64, 60, 60, (64, 60), 1234)]
 
 
-def test_a_view_of_a_larger_storage_is_copied_without_the_records_checksum():
+def test_a_view_of_a_larger_storage_knows_that_the_checksum_is_of_more():
     source = Source(FILE, 64, "float32", (1, 5), (5, 1), "data/0", (64, 60), 1234)
     tensor = Tensor((1, 5), "float32", (Shard(Box((0, 0), (1, 5)), 0, source),))
-    assert list(parts_of(tensor, "float32")) == [Copy(FILE, 64, 0, 20, 0)]
+    assert list(parts_of(tensor, "float32")) == [Copy(FILE, 64, 0, 20, (64, 60), 1234)]

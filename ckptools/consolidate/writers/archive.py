@@ -11,6 +11,7 @@ import struct
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from ckptools.consolidate.output import write_at
 from ckptools.pickles.container import CENTRAL, EOCD, EOCD64, EOCD64_LOCATOR, LOCAL, MAX_32
@@ -18,6 +19,8 @@ from ckptools.pickles.container import CENTRAL, EOCD, EOCD64, EOCD64_LOCATOR, LO
 ALIGNMENT = 64
 ROOT = "archive"
 UTF8 = 1 << 11
+SMALL = 1 << 10
+"""Bytes of a pickle whose archive is remembered."""
 DOS_DATE = (1 << 5) | 1
 """1980-01-01, the earliest a zip can say: the same input gives the same bytes."""
 
@@ -56,6 +59,11 @@ class Archive:
     @classmethod
     def of(cls, pickle: bytes, sizes: Sequence[int]) -> Archive:
         """Plan the archive of a pickle and its storages, whose keys are 0, 1, 2 and so on."""
+        # The items of a DCP are many and alike.
+        return _planned(pickle, tuple(sizes)) if len(pickle) < SMALL else cls._plan(pickle, sizes)
+
+    @classmethod
+    def _plan(cls, pickle: bytes, sizes: Sequence[int]) -> Archive:
         records = tuple(_place([("data.pkl", pickle), ("byteorder", b"little")], sizes))
         return cls(records, records[-1].end + len(_directory(records, [0] * len(records))))
 
@@ -70,6 +78,11 @@ class Archive:
         crcs = [next(pending) if r.data is None else zlib.crc32(r.data) for r in self.records]
         for start, data in _joined(self.records, crcs):
             write_at(target, at + start, memoryview(data))
+
+
+@lru_cache(maxsize=256)
+def _planned(pickle: bytes, sizes: tuple[int, ...]) -> Archive:
+    return Archive._plan(pickle, sizes)
 
 
 def _joined(records: Sequence[Record], crcs: Sequence[int]) -> list[tuple[int, bytearray]]:

@@ -2,7 +2,8 @@
 
 `.distcp` files are items back to back. An item is a torch.save archive of one value; one of a tensor holds just that,
 in a storage of its own. A rank that loads reads every item that it needs any row of, whole and into memory, so large
-tensors are cut into items of several rows. Two names of one tensor are two entries for the same items.
+tensors are cut into items of several rows. A tied weight is written under each of its names, as torch does: items
+that two names share would load, but cannot be told from a `.metadata` that points to the wrong bytes.
 Source: torch/distributed/checkpoint/{filesystem,planner_helpers}.py of torch 2.13; class paths as of 2.6.
 """
 
@@ -18,7 +19,7 @@ from ckptools.consolidate.output import write_at
 from ckptools.consolidate.plan import Job, rows
 from ckptools.consolidate.writers.dcp_metadata import FILE_NAME, Entry, ItemPlace, metadata
 from ckptools.consolidate.writers.dcp_tree import Leaf, arrange
-from ckptools.consolidate.writers.layout import Layout, WriteOptions, identity, output_dtype
+from ckptools.consolidate.writers.layout import Layout, WriteOptions, output_dtype
 from ckptools.consolidate.writers.pt import Packed, pack
 from ckptools.dtypes import ITEMSIZE
 from ckptools.model import Tensor
@@ -29,8 +30,11 @@ WRITES = "a torch.distributed.checkpoint folder to resume from at any world size
 SUFFIXES: tuple[str, ...] = (".dcp",)
 ONLY = "all"
 
-ITEM_BYTES = 64 << 20
-"""Tensors that are larger are cut into items of about this size."""
+ITEM_BYTES = 8 << 20
+"""Tensors that are larger are cut into items of about this size. Measured with 0.9 GB on 2 cores: 8 ranks that load
+their rows took 9.0 s without cutting, 4.0 s with items of 64 MiB, 1.0 s with 16, 0.6 s with 4; writing is equally fast
+down to 8, and slower below.
+"""
 
 
 def lay_out(selection: Selection, out: Path, options: WriteOptions) -> Layout:
@@ -41,7 +45,7 @@ def lay_out(selection: Selection, out: Path, options: WriteOptions) -> Layout:
     """
     arranged = arrange(selection, out)
     items = _Items(selection, options)
-    entries = [items.add(fqn, leaf) for fqn, leaf in arranged.leaves.items()]
+    entries = [items.add(leaf) for leaf in arranged.leaves]
     table = metadata(entries)
 
     def finish(targets: Sequence[int], crcs: Sequence[int]) -> None:
@@ -54,7 +58,6 @@ def lay_out(selection: Selection, out: Path, options: WriteOptions) -> Layout:
         jobs=tuple(items.jobs),
         finish=finish,
         checksums=True,
-        tied=items.tied,
         folder=out,
         notes=tuple(arranged.notes),
         tensors=items.tensors,
@@ -83,30 +86,22 @@ class _Items:
         sizes: bytes of each file so far.
         placed: every item.
         jobs: every copy of a tensor, or a part of one.
-        tied: names of model tensors that share the items of an earlier one, with its name.
-        tensors: how many have items of their own.
+        tensors: how many there are.
     """
 
     def __init__(self, selection: Selection, options: WriteOptions) -> None:
         self.sizes = [0]
         self.placed: list[_Placed] = []
         self.jobs: list[Job] = []
-        self.tied: dict[str, str] = {}
         self.tensors = 0
         self._selection, self._options = selection, options
-        self._known: dict[Any, Entry] = {}
 
-    def add(self, fqn: str, leaf: Leaf) -> Entry:
+    def add(self, leaf: Leaf) -> Entry:
         """Give a value its items."""
         if not isinstance(leaf.value, Tensor):
             return Entry(leaf.path, None, [(None, self._place(leaf.value, leaf))])
         dtype = output_dtype(leaf.source, leaf.value, self._selection, self._options.dtype)
         entry = Entry(leaf.path, replace(leaf.value, dtype=dtype))
-        first = self._known.setdefault((identity(leaf.value) or fqn, dtype), entry)
-        if first is not entry:
-            if leaf.source in self._selection.model_paths:
-                self.tied[fqn] = first.fqn
-            return replace(entry, items=first.items)
         self.tensors += 1
         # An item is what torch saves of a state dict: no parameter, and nothing of autograd.
         plain = replace(leaf.value, parameter=False, requires_grad=False)

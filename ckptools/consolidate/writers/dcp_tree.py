@@ -48,11 +48,11 @@ class Arranged:
     """A tree, arranged for loading.
 
     Attributes:
-        leaves: by fqn, in tree order.
+        leaves: in tree order.
         notes: what became something else on the way.
     """
 
-    leaves: Mapping[str, Leaf]
+    leaves: Sequence[Leaf]
     notes: Sequence[str]
 
 
@@ -109,14 +109,15 @@ def arrange(selection: Selection, out: Path) -> Arranged:
     leaves: dict[str, Leaf] = {}
     for leaf in flat.leaves(selection.tree, (), ()):
         move = next((m for m in moves if m.holds(leaf.source)), None)
-        placed = move.apply(leaf) if move else leaf
-        if not placed.path or not isinstance(placed.path[0], str):
+        named = move.apply(leaf) if move else leaf
+        if not named.path or not isinstance(named.path[0], str):
             raise RefusedError(out, f"a DCP holds a dict, and this is a {type(selection.tree).__name__}; write a .pt")
-        fqn = fqn_of(placed.path)
+        fqn = fqn_of(named.path)
         if fqn in leaves:
             raise RefusedError(out, f"two values would be called {fqn}; write a .pt, which keeps the tree")
-        leaves[fqn] = placed
-    return Arranged(leaves, [*_told_of_moves(moves, leaves.values()), *flat.told(moves)])
+        leaves[fqn] = named
+    placed = list(leaves.values())
+    return Arranged(placed, [*_told_of_moves(moves, placed), *flat.told(moves)])
 
 
 class _Flattening:
