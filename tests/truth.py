@@ -67,13 +67,13 @@ WHOLE = (
     # Flat parameters; the optimizer state beside them is keyed by name and tells their shapes.
     Known("composer-0.14.1-torch2.0.1-local-w4", "ep0-ba5-rank0.pt", "", 4, 5),
     Known("torch2.13.0-fsdp2-dcp-w3", "ckpt", "", 3, 5),
-    # DCP keeps one rank's copy of a buffer that differs per rank.
-    Known("dcp-multifile", "ckpt", "", 4, 5, ("rank",)),
-    Known("dcp-objects", "ckpt/.metadata", "", 3, 5, ("rank",)),
+    # DCP keeps one rank's copy of a buffer that differs per rank, not the one of rank 0.
+    Known("dcp-multifile", "ckpt", "", 4, 5, ("rank", "model/stats.running_mean")),
+    Known("dcp-objects", "ckpt/.metadata", "", 3, 5, ("rank", "model/stats.running_mean")),
     Known("composer-0.16.4-torch2.0.1-elastic-w4", "ep0-ba5", "", 4, 5),
     # torch 1.13 saved the model only.
     Known("torch1.13.1-fsdp1-sharded-dcp-w3", "ckpt/__0_0.distcp", "", 3, None, ("optim/",)),
-    Known("lightning-fabric-fsdp2", "ckpt", "", 4, 5, ("rank",)),
+    Known("lightning-fabric-fsdp2", "ckpt", "", 4, 5, ("rank", "model/stats.running_mean")),
     Known("torchtitan-fsdp-tp", "ckpt/step-5", "", 4, 5),
 )
 

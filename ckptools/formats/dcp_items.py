@@ -19,7 +19,8 @@ from ckptools.files import File, Window
 from ckptools.formats import safetensors_header
 from ckptools.formats.safetensors_header import Header
 from ckptools.model import Shard, Source
-from ckptools.pickles.items import Locator
+from ckptools.pickles.contents import content_of, head_of
+from ckptools.pickles.items import Held, Locator
 from ckptools.pickles.machine import Machine
 from ckptools.pickles.reader import load_checked, read_archive
 from ckptools.pickles.told import told
@@ -29,8 +30,6 @@ SMALL = 4 << 10
 
 MAX_OBJECT = 1 << 30
 SHARDING_INFO = "DCP_SHARDING_INFO"
-LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
-"""What torch.save began with before 1.6; source: torch/serialization.py."""
 
 
 def in_safetensors(shard: Shard) -> bool:
@@ -83,22 +82,20 @@ class Items:
         raw = file.read(offset, length) if length <= SMALL else b""
         if raw in self._values:
             return self._values[raw]
-        value = self._value(Window(file, offset, length))
+        value = self._value(Held(file, offset, length, ((0, raw),)))
         if raw and isinstance(value, (str, int, float, type(None))):
             self._values[raw] = value
         return value
 
     def _value(self, window: Window) -> Any:
-        begin = window.read(0, min(4, window.size))
-        if begin == b"PK\3\4":
+        head = head_of(window)
+        if content_of(head):
             machine, value = read_archive(window)
-        elif begin[:1] == b"\x80":
+        elif head.startswith(b"\x80"):
             machine = Machine(window.read(0, window.size))
             value = load_checked(machine, window.path, f"object at byte {window.start}")
-            if value == LEGACY_MAGIC:
-                raise ReadError(window.path, f"object at byte {window.start}: saved by torch before 1.6")
         else:
-            raise ReadError(window.path, f"object at byte {window.start}: begins with {told(begin)}, so no pickle")
+            raise ReadError(window.path, f"object at byte {window.start}: begins with {told(head[:4])}, so no pickle")
         self.names |= dict.fromkeys(g.dotted for g in machine.globals.values())
         return value
 

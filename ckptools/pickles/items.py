@@ -16,7 +16,7 @@ from ckptools.errors import ReadError
 from ckptools.files import File, Window
 from ckptools.model import Item, Shard, Source, Tensor
 from ckptools.pickles.container import CENTRAL, Container
-from ckptools.pickles.reader import read_archive
+from ckptools.pickles.reader import read_zip
 from ckptools.regions import Ints
 
 MAX_HEAD = 64 << 10
@@ -51,13 +51,17 @@ def locate(file: File, item: Item) -> Source:
     Raises:
         ReadError: the item is damaged, or holds something else than its checkpoint says.
     """
-    _, tree = read_archive(Window(file, item.offset, item.length))
+    return _source(Window(file, item.offset, item.length), item)
+
+
+def _source(window: Window, item: Item) -> Source:
+    _, tree = read_zip(window)
     sources = [s.source for s in tree.shards] if isinstance(tree, Tensor) else []
     found = sources[0] if len(sources) == 1 else None
     if found is None or (found.dtype, found.shape) != (item.dtype, item.shape):
         held = f"{found.dtype} {list(found.shape)}" if found else type(tree).__name__
         text = f"item at byte {item.offset}: expected {item.dtype} {list(item.shape)}, found {held}; damaged or stale"
-        raise ReadError(file.path, text)
+        raise ReadError(item.path, text)
     return found
 
 
@@ -84,7 +88,8 @@ class Locator:
     """Finds the tensors of many items."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, str, Ints], _Like] = {}
+        self._met: dict[_Kind, tuple[int, int]] = {}
+        self._known: dict[_Kind, _Like] = {}
 
     def locate(self, file: File, item: Item) -> Source:
         """Where the tensor of an item lies.
@@ -93,14 +98,55 @@ class Locator:
             ReadError: the item is damaged, or holds something else than its checkpoint says.
         """
         kind = item.length, item.dtype, item.shape
-        known = self._known.get(kind)
-        source = _same_but_values(known, file, item) if known else None
-        if source is None:
-            source = locate(file, item)
-            like = _like(file, item, source)
-            if like is not None:
-                self._known[kind] = like
+        like = self._known.get(kind)
+        if like is not None:
+            return _same_but_values(like, file, item) or locate(file, item)
+        values = self._met.get(kind)
+        if values is not None:
+            # A kind is looked at closely when it is met again: most kinds of a small checkpoint are not.
+            return self._learn(_around(file, item, *values), item, kind)
+        source = locate(file, item)
+        start, size = source.record_span
+        self._met[kind] = start - item.offset, start - item.offset + size
         return source
+
+    def _learn(self, window: Held, item: Item, kind: _Kind) -> Source:
+        source = _source(window, item)
+        like = _like(window, source)
+        if like is not None:
+            self._known[kind] = like
+        return source
+
+
+_Kind = tuple[int, str, Ints]
+"""Length of an item, dtype and shape of its tensor."""
+
+
+class Held(Window):
+    """A part of a file of which some pieces are held in memory.
+
+    Attributes:
+        pieces: bytes, each with its offset in the window.
+    """
+
+    __slots__ = ("pieces",)
+
+    def __init__(self, file: File, start: int, size: int, pieces: tuple[tuple[int, bytes], ...]) -> None:
+        super().__init__(file, start, size)
+        self.pieces = pieces
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Read exactly `length` bytes at `offset` of the window, from memory where it can be."""
+        for at, piece in self.pieces:
+            if at <= offset and offset + length <= at + len(piece):
+                return piece[offset - at : offset - at + length]
+        return super().read(offset, length)
+
+
+def _around(file: File, item: Item, start: int, end: int) -> Held:
+    """An item of which everything is held but its values, from byte `start` to `end` of it."""
+    front, behind = file.read(item.offset, start), file.read(item.offset + end, item.length - end)
+    return Held(file, item.offset, item.length, ((0, front), (end, behind)))
 
 
 def _same_but_values(like: _Like, file: File, item: Item) -> Source | None:
@@ -116,16 +162,15 @@ def _same_but_values(like: _Like, file: File, item: Item) -> Source | None:
     return Source(file.path, offset, of.dtype, of.shape, of.strides, of.record, (start, of.record_span[1]), crc)
 
 
-def _like(file: File, item: Item, source: Source) -> _Like | None:
+def _like(window: Window, source: Source) -> _Like | None:
     """What another item of this kind must have; None when the archive is laid out in an odd way."""
-    window = Window(file, item.offset, item.length)
     container = Container(window)
-    values = source.record_span[0] - item.offset
+    values = source.record_span[0] - window.start
     early = all(record.limit <= values for name, record in container.records.items() if name in READ)
     if not early or values > MAX_HEAD:
         return None
     tail = max(record.limit for record in container.records.values())
-    directory = window.read(tail, item.length - tail)
+    directory = window.read(tail, window.size - tail)
     loose = {name: at for name, at in _checksums(directory, len(container.records)) if name not in READ}
     if source.record not in loose:
         return None

@@ -124,6 +124,11 @@ def read_archive(file: File | Window) -> tuple[Machine, Any]:
         from ckptools.pickles.legacy import read_stream
 
         return read_stream(file)
+    return read_zip(file)
+
+
+def read_zip(file: File | Window) -> tuple[Machine, Any]:
+    """Read a torch.save archive as every torch since 1.6 writes it; see `read_archive`."""
     archive = Container(file)
     check_byte_order(archive)
     machine = Machine(archive.read("data.pkl"), _locator(archive))
