@@ -223,7 +223,9 @@ def _places(stream: Stream, keys: Any, storages: Mapping[str, Storage]) -> dict[
         ReadError: the list and the object disagree, or the file is shorter or longer than they say.
     """
     file, places = stream.file, dict[str, int]()
-    for key in keys if isinstance(keys, list) else [keys]:
+    if not isinstance(keys, list):
+        raise ReadError(file.path, f"has {told(keys)} for a list of its storages; the file is damaged or forged")
+    for key in keys:
         storage = storages.get(key) if isinstance(key, str) else None
         if storage is None or key in places:
             again = "more than once" if storage else "that no tensor uses"

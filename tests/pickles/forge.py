@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 import struct
+import tarfile
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +14,7 @@ import torch
 
 from ckptools.errors import CkptoolsError
 from ckptools.pickles import reader
+from ckptools.pickles.contents import LEGACY_MAGIC
 
 
 @dataclass
@@ -73,6 +76,30 @@ def with_pickle(path: Path, data: bytes, *storages: bytes) -> Path:
     """An archive whose data.pkl is `data`, with records `data/0`, `data/1` …"""
     records = [Member(f"a/data/{i}".encode(), s) for i, s in enumerate(storages)]
     return archive(path, [Member(b"a/data.pkl", data), *records])
+
+
+def stream(data: bytes, *storages: bytes, keys: Sequence[str] | None = None, back: bytes = b"") -> bytes:
+    """What torch wrote before 1.6, with `data` as the object's pickle and storages of 4-byte elements."""
+    system = {"protocol_version": 1001, "little_endian": True, "type_sizes": {"short": 2, "int": 4, "long": 4}}
+    head = b"".join(pickle.dumps(value, 2) for value in (LEGACY_MAGIC, 1001, system))
+    listed = [str(i) for i in range(len(storages))] if keys is None else list(keys)
+    raw = b"".join((len(s) // 4).to_bytes(8, "little") + s for s in storages)
+    return head + data + pickle.dumps(listed, 2) + raw + back
+
+
+def in_stream(path: Path, data: bytes, *storages: bytes) -> Path:
+    """A file of before torch 1.6 whose object's pickle is `data`, with storages `0`, `1` …"""
+    path.write_bytes(stream(data, *storages))
+    return path
+
+
+def in_tar(path: Path, data: bytes, *storages: bytes) -> Path:
+    """A tar whose only member is the archive that `with_pickle` makes."""
+    inside = with_pickle(path.with_name("composer_states.pt"), data, *storages)
+    with tarfile.open(path, "w") as tar:
+        tar.add(inside, arcname="composer_states.pt")
+    inside.unlink()
+    return path
 
 
 def storage(key: str = "0", numel: int = 4, kind: str = "FloatStorage") -> bytes:
