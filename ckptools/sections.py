@@ -24,7 +24,7 @@ RNG_WORDS = (
     "cuda_rng_state",
     "torch_rng_state",
 )
-SCHEDULER_KEYS = ("last_epoch", "_last_lr", "base_lrs")
+SCHEDULER_KEYS = ("last_epoch", "_last_lr", "base_lrs", "last_batch_iteration")
 MAX_SECTION_DEPTH = 5
 
 

@@ -48,6 +48,7 @@ class Known:
 
 
 VERL = "ckpt/global_step_3/actor/model_world_size_4_rank_0.pt"
+DEEPSPEED = ("lowp/", "buffer/", "optim/lm_head.weight/")
 
 WHOLE = (
     Known("composer-0.13.5-torch1.13.1-sharded-w4", "ep0-ba5-rank0.pt", "", 4, 5),
@@ -75,6 +76,11 @@ WHOLE = (
     Known("torch1.13.1-fsdp1-sharded-dcp-w3", "ckpt/__0_0.distcp", "", 3, None, ("optim/",)),
     Known("lightning-fabric-fsdp2", "ckpt", "", 4, 5, ("rank", "model/stats.running_mean")),
     Known("torchtitan-fsdp-tp", "ckpt/step-5", "", 4, 5),
+    # `lowp/` is the module's copy, `buffer/` what the truth keeps apart; a tied name has no state of its own.
+    Known("deepspeed-z1-fp32", "ckpt", "", 4, 5, DEEPSPEED),
+    Known("deepspeed-z1-fp32", "universal", "", 4, 5, DEEPSPEED),
+    Known("deepspeed-z3-bf16", "ckpt/global_step5", "", 4, 5, DEEPSPEED),
+    Known("deepspeed-pipe-fp32", "ckpt", "", 4, 3, ("lowp/",)),
 )
 
 # Flat parameters: whole when their shapes are told.

@@ -68,7 +68,7 @@ def _scheduler(ck: Checkpoint, section: Section) -> str:
     epoch = [f"last_epoch {shown(value['last_epoch'])}"] if "last_epoch" in value else []
     last = value.get("_last_lr")
     rates = [f"lr {', '.join(map(shown, last[:4]))}"] if isinstance(last, (list, tuple)) and last else []
-    return ", ".join(epoch + rates)
+    return ", ".join(epoch + rates) or _values(value)
 
 
 def _rng(ck: Checkpoint, section: Section) -> str:

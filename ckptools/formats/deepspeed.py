@@ -1,0 +1,342 @@
+"""DeepSpeed checkpoints: ZeRO stages 0 to 3, pipelines, experts, and universal checkpoints.
+
+A tag folder holds model states and one optimizer states file per rank; see `deepspeed_names` for the files,
+`deepspeed_states` for what is in them, `deepspeed_flat` (stages 1 and 2) and `deepspeed_stage3` for how parameters are
+cut over the ranks, `deepspeed_module` and `deepspeed_pipeline` for where the model is, `deepspeed_universal` for
+checkpoints that were converted. Checked on real files of 0.19.8, and against the sources of 0.6 to 0.19.8.
+
+Of each model-parallel rank one model states and one optimizer states file tell every name, shape, and slot, and how
+the others are cut, so no more is read to look inside; the rest is looked at from its end. All of them are read when
+all ranks are asked for: their pickles are small.
+
+The tree has `model`, `optimizer` (state and param groups by name), everything else that the model states hold under
+its own name, and `zero_optimizer` for what ZeRO keeps beside the state (loss scaler, overflow, clip_grad).
+
+Tensor-parallel weights are not joined: nothing in the files says along which dimension each was cut. Expert
+parameters that have their own ranks are taken from the experts' files with `--weights module`, and refused otherwise.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from ckptools.checkpoint import Checkpoint, ReadCost
+from ckptools.errors import ReadError
+from ckptools.formats import (
+    deepspeed_module,
+    deepspeed_pipeline,
+    deepspeed_stage3,
+    deepspeed_universal,
+    rank_checks,
+    torch_file,
+)
+from ckptools.formats.deepspeed_files import Files, same_file_twice
+from ckptools.formats.deepspeed_layout import EXPERTS, MAX_WORLD, Placed, lay
+from ckptools.formats.deepspeed_names import find_tag, looks_like, names_in
+from ckptools.formats.deepspeed_runs import Run
+from ckptools.formats.deepspeed_states import LAYOUT
+from ckptools.formats.deepspeed_tensors import Joining, pieces_of_frozen
+from ckptools.formats.merge import Merge
+from ckptools.formats.options import Options
+from ckptools.model import Fact, Problem, RankFile, Tensor, tensors_in
+from ckptools.sections import find_sections
+from ckptools.steps import find_step
+
+NAME = "deepspeed"
+READS = "DeepSpeed checkpoints: ZeRO 0 to 3, pipelines, universal"
+KNOWN_BY = "latest and global_stepN/, *_model_states.pt, *_optim_states.pt, layer_*-model_states.pt, zero/*/fp32.pt"
+
+TENSOR_PARALLEL = (
+    "tensor-parallel over {} ranks, and nothing in the files says along which dimension it was cut; convert it with "
+    "DeepSpeed's ds_to_universal.py and open that"
+)
+
+
+def detect(path: Path) -> bool:
+    """A tag folder, a folder whose `latest` names one, or a file of one."""
+    return looks_like(path)
+
+
+def read(path: Path, options: Options) -> Checkpoint:
+    """Open the checkpoint that a folder or a file belongs to.
+
+    Raises:
+        ReadError: the model states cannot be read, or `latest` names a tag that is not there.
+        UsageError: the folder holds several tags and no `latest`.
+    """
+    if options.only_this_file and path.is_file():
+        return torch_file.read(path, options)
+    started = time.perf_counter()
+    folder = find_tag(path, options.follow_symlinks)
+    if (folder / "zero").is_dir():
+        return deepspeed_universal.read(path, folder, options, started)
+    files = Files(names_in(folder, options.follow_symlinks), options, path)
+    return _Opening(path, folder, files).checkpoint(started)
+
+
+class _Opening:
+    """The steps of opening one tag folder, with what they find on the way."""
+
+    def __init__(self, path: Path, folder: Path, files: Files) -> None:
+        self.path, self.folder, self.files = path, folder, files
+        self.all_ranks = files.options.all_ranks
+        self.problems: list[Problem] = []
+        self.merge = Merge()
+        self._read()
+        self.models, self.optims = files.models(), files.optims()
+        if not self.models:
+            first = next((n.path for n in files.of("model")), folder)
+            raise ReadError(first, files.why.get(first, "").removeprefix(f"{first}: ") or NO_MODEL)
+        self.base = self.models[min(self.models)]
+        self.sharded = any(o.sharded for o in self.optims.values()) or any(n.dp is not None for n in files.of("model"))
+        self.tp, self.mps = self._tensor_parallel(), self._model_parallel()
+        self.placed = {mp: self._lay(mp) for mp in range(self.mps)}
+        self.dp = max([self.base.number("dp_world_size") or 1, *(p.world for p in self.placed.values())])
+        self.world = self.dp * self.mps
+
+    def _read(self) -> None:
+        """One file of each kind and model-parallel rank, or all of them; and every layer."""
+        files = self.files
+        files.read(n for n in files.names if n.path == files.must)
+        files.read([*files.of("layer"), *files.of("expert")])
+        if self.all_ranks:
+            files.read(files.names)
+        files.read_one_of_each("model")
+        files.read_one_of_each("optim")
+        if any(m.groups is None for m in files.models().values()):
+            # Without param_shapes only the mappings of all ranks together tell the order of the parameters.
+            files.read(files.of("optim"))
+
+    def _tensor_parallel(self) -> int:
+        """Over how many ranks each weight is cut, beside ZeRO's own cutting."""
+        layers = self.files.of("layer")
+        stated = self.base.tree.get("checkpoint_parallel_dimensions")
+        degree = stated.get("tp_degree") if isinstance(stated, dict) else None
+        if layers or self.base.module is None:
+            degree = max(len({n.axes for n in layers}), degree if type(degree) is int else 1)
+        elif type(degree) is not int:
+            degree = self._found_model_parallel()
+        return max(1, min(degree, MAX_WORLD))
+
+    def _found_model_parallel(self) -> int:
+        found = [n.mp for n in (*self.files.of("model"), *self.files.of("optim")) if n.mp is not None]
+        return max(found, default=0) + 1
+
+    def _model_parallel(self) -> int:
+        """Pipeline stages times tensor-parallel ranks."""
+        stated = max((m.number("mp_world_size") or 1 for m in self.models.values()), default=1)
+        return min(max(stated, self._found_model_parallel()), MAX_WORLD)
+
+    def _lay(self, mp: int) -> Placed:
+        optims = {dp: o for (m, dp), o in self.optims.items() if m == mp}
+        model = next((m for (of, _), m in sorted(self.models.items()) if of == mp), None)
+        here = {n.dp or 0 for n in self.files.of("optim") if n.mp == mp}
+        counts = next(iter(optims.values())).counts if optims else [1]
+        absent = [dp for dp in range(min(max(counts), MAX_WORLD)) if dp not in here][:MAX_ABSENT]
+        return lay(mp, model, optims, sorted({d for d in here if d < max(counts)} | set(absent)))
+
+    def rank_of(self, mp: int, dp: int) -> int:
+        """The global rank: tensor-parallel ranks next to each other, then ZeRO's, then pipeline stages."""
+        stage, slice_ = divmod(mp, self.tp)
+        return (stage * self.dp + dp) * self.tp + slice_
+
+    def checkpoint(self, started: float) -> Checkpoint:
+        """Put everything together."""
+        joining = Joining(self.placed, self.optims, lambda where: self.rank_of(*where[:2]), self.world)
+        if self.tp > 1:
+            joining.refused = dict.fromkeys(joining.shapes, TENSOR_PARALLEL.format(self.tp))
+        tree = self._tree(joining)
+        files = tuple(self._files())
+        sections = find_sections(tree)
+        differing = {**joining.differing, **self.merge.differing}
+        self.problems += rank_checks.of_files(files, self.files.why, self.world, True)
+        self.problems += [p for placed in self.placed.values() for p in placed.problems]
+        self.problems += [*joining.problems, *self.merge.problems]
+        self.problems += rank_checks.of_values(differing, sections)
+        self.problems += same_file_twice(self.optims, self.rank_of)
+        told = {p.message for p in self.problems}
+        notes = ((path, t) for path, t in tensors_in(tree) if t.note not in told)
+        self.problems += rank_checks.of_tensors(notes)
+        saved = self.files.saved.values()
+        cost = ReadCost(len(saved), time.perf_counter() - started, sum(s.bytes_read for s in saved))
+        return Checkpoint(
+            path=self.path,
+            name=self.folder.name,
+            format=NAME,
+            saved_as=self._saved_as(),
+            tree=tree,
+            files=files,
+            world_size=self._world_size(),
+            step=find_step(self.folder, tuple(s for s in sections if s.path == ("global_steps",))),
+            problems=tuple(sorted(self.problems, key=lambda p: ("error", "warning", "note").index(p.severity))),
+            names=tuple(dict.fromkeys(n for s in saved for n in s.names)),
+            all_ranks=self.all_ranks,
+            differing=rank_checks.per_rank(differing, sections),
+            bytes_expected=_expected_bytes(files),
+            cost=cost,
+        )
+
+    def _tree(self, joining: Joining) -> dict[Any, Any]:
+        rest = self._rest()
+        tree: dict[Any, Any] = {"model": self._model(joining)}
+        if self.optims:
+            rest.pop("optimizer", None)
+            tree["optimizer"] = {"state": joining.state(), "param_groups": joining.param_groups()}
+        clashing = {k: rest.pop(k) for k in ("model", "zero_optimizer") if k in rest}
+        tree |= {k: v for k, v in rest.items() if k != "optimizer" or v is not None}
+        if clashing:
+            tree["client_state"] = clashing
+        if self.optims:
+            ranked = [(self.rank_of(*place), optim.others()) for place, optim in self.optims.items()]
+            tree["zero_optimizer"] = self.merge.trees(sorted(ranked, key=lambda r: r[0]), ("zero_optimizer",))
+        return tree
+
+    def _rest(self) -> dict[Any, Any]:
+        """What the model states hold beside the weights; every file says the same but for a few keys."""
+        ranked = []
+        optimizers = {mp: m.tree["optimizer"] for (mp, _), m in self.models.items() if m.tree.get("optimizer")}
+        for place, model in sorted(self.models.items()):
+            own = ("buffer_names", "shared_params") if model is not self.base else ()
+            kept = {k: v for k, v in model.tree.items() if k not in (*LAYOUT, "optimizer", *own)}
+            ranked.append((self.rank_of(*place), kept))
+        rest = self.merge.trees(sorted(ranked, key=lambda r: r[0]))
+        if optimizers:
+            rest["optimizer"] = optimizers[0] if list(optimizers) == [0] else _by_stage(optimizers)
+        return dict(rest)
+
+    def _model(self, joining: Joining) -> dict[str, Any]:
+        """The model, from the optimizer's fp32 copy or the module, and with notes where it cannot be had."""
+        low = self.files.options.weights == "module"
+        self.problems += self._other_copies(low)
+        if self.base.module is None:
+            model = self._pipeline(joining, low)
+        else:
+            modules = [(self.rank_of(*p), m.module or {}) for p, m in sorted(self.models.items()) if p[0] == 0]
+            self.problems += deepspeed_module.differing(modules)
+            shapes = {**joining.shapes, **self.base.frozen}
+            masters = joining.masters_by_name() if not low else {}
+            model = (
+                deepspeed_module.module_model(self.base, shapes, self.sharded)
+                if low
+                else deepspeed_module.fp32_model(self.base, masters, self._frozen(), self.sharded)
+            )
+        model |= {fqn: t if low else replace(t, shards=(), note=EXPERTS) for fqn, t in self._experts(model)}
+        if self.tp > 1:
+            why = TENSOR_PARALLEL.format(self.tp)
+            return {k: replace(v, shards=(), note=why) if isinstance(v, Tensor) else v for k, v in model.items()}
+        return model
+
+    def _pipeline(self, joining: Joining, low: bool) -> dict[str, Any]:
+        layers: dict[int, dict[str, Any]] = {}
+        for name in self.files.of("layer"):
+            tree = self.files.tree(name) or {}
+            layers.setdefault(name.layer or 0, {k: v for k, v in tree.items() if isinstance(k, str)})
+        if low:
+            return deepspeed_pipeline.module_pipeline(layers, joining.shapes)
+        return deepspeed_pipeline.fp32_pipeline(layers, joining.masters_by_name())
+
+    def _frozen(self) -> dict[str, Tensor]:
+        """Frozen parameters of ZeRO-3, from the pieces in every rank's model states."""
+        if not self.sharded:
+            return {}
+        world, found = self.placed[0].world or self.dp, {}
+        pieces = {dp: m.fragments for (mp, dp), m in self.models.items() if mp == 0}
+        for fqn, shape in self.base.frozen.items():
+            held = {(0, dp, 0): of_one[fqn] for dp, of_one in pieces.items() if fqn in of_one}
+            cut = ((dp, deepspeed_stage3.piece(prod(shape), world, dp)) for dp in range(min(world, MAX_WORLD)))
+            runs = (Run(fqn, start, n, (0, dp, 0), 0) for dp, (start, n) in cut if n)
+            found[fqn] = pieces_of_frozen(shape, held, runs, lambda w: self.rank_of(*w[:2]), self.world)
+        return found
+
+    def _experts(self, model: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
+        """The tensors in the experts' own files that are not in the model yet."""
+        for name in self.files.of("expert"):
+            for key, value in (self.files.tree(name) or {}).items():
+                if isinstance(key, str) and isinstance(value, Tensor) and key not in model:
+                    yield key, value
+
+    def _other_copies(self, low: bool) -> Iterator[Problem]:
+        """What a user should know of where the weights come from."""
+        optimizer = self.base.tree.get("optimizer")
+        if isinstance(optimizer, dict) and not low and {"fp32_groups_flat", "fp32_groups"} & set(optimizer):
+            text = "the fp32 copy in optimizer has no names and is not used; the model is the module's own weights"
+            yield Problem("CK106", "note", text)
+
+    def _files(self) -> Iterator[RankFile]:
+        """Every file, found or missing."""
+        parts: set[tuple[str, int, int]] = set()
+        for name in self.files.names:
+            by_rank = name.part in ("model", "optim")
+            rank = self.rank_of(name.mp or 0, name.dp or 0) if by_rank else None
+            parts.add((name.part, name.mp or 0, name.dp or 0))
+            yield self.files.status(name.path, rank, name.part if by_rank else name.path.name.partition("-model_st")[0])
+        for part, mp, dp, path in self._expected():
+            if (part, mp, dp) not in parts:
+                yield RankFile(path, self.rank_of(mp, dp), part, "missing", 0, None)
+
+    def _expected(self) -> Iterator[tuple[str, int, int, Path]]:
+        """`(part, mp, dp, path)` of the files that must be there."""
+        zero = self.optims or any(m.groups is not None for m in self.models.values())
+        for mp in range(self.mps):
+            world = self.placed[mp].world or self.placed[0].world or self.dp
+            for dp in range(min(world, MAX_WORLD)):
+                if dp == 0 or self.sharded:
+                    head = f"zero_pp_rank_{dp}_" if self.sharded else ""
+                    yield "model", mp, dp, self.folder / f"{head}mp_rank_{mp:02d}_model_states.pt"
+                if zero:
+                    yield (
+                        "optim",
+                        mp,
+                        dp,
+                        self.folder / f"{self._prefix()}zero_pp_rank_{dp}_mp_rank_{mp:02d}_optim_states.pt",
+                    )
+
+    def _prefix(self) -> str:
+        named = next((n.path.name.partition("zero_pp")[0] for n in self.files.of("optim")), None)
+        return named if named is not None else "bf16_" if self._precision() == "bf16" else ""
+
+    def _precision(self) -> str:
+        kinds = [kind for kind in ("bf16", "bfloat16", "fp16") if self.base.config(kind, "enabled") is True]
+        return (kinds[0] if kinds else "fp32").replace("bfloat16", "bf16")
+
+    def _saved_as(self) -> str:
+        stage = next((o.stage for o in self.optims.values() if o.stage is not None), None)
+        stage = self.base.config("zero_optimization", "stage") if stage is None else stage
+        stage = stage if type(stage) is int else 0
+        told = [f"DeepSpeed ZeRO-{stage}", self._precision()]
+        told += [f"pipeline of {self.mps // self.tp} stages"] if self.base.module is None else []
+        told += [f"tensor parallel over {self.tp}"] if self.tp > 1 else []
+        told += ["experts in files of their own"] if self.files.of("expert") else []
+        return ", ".join(told)
+
+    def _world_size(self) -> Fact:
+        counts = {p.world * self.mps for p in self.placed.values() if p.world}
+        stated = (self.base.number("dp_world_size") or 0) * self.mps
+        sources = (["partition_count"] if self.world in counts else []) + (["dp_world_size"] if stated else [])
+        return Fact(
+            self.world, tuple(sources) or ("files found",), agree=max(counts, default=0) <= (stated or self.world)
+        )
+
+
+NO_MODEL = "holds no model states (*_model_states.pt), and only they tell the names and shapes of the parameters"
+MAX_ABSENT = 256
+"""Ranks without a file whose pieces are told one by one; a forged count has no end."""
+
+
+def _by_stage(optimizers: dict[int, Any]) -> dict[str, Any]:
+    return {f"mp_rank_{mp:02d}": optimizer for mp, optimizer in sorted(optimizers.items())}
+
+
+def _expected_bytes(files: tuple[RankFile, ...]) -> int | None:
+    """Bytes of all files, if every missing or cut one were as large as the others of its part."""
+    sizes: dict[str, list[int]] = {}
+    for file in files:
+        if file.status in ("read", "seen"):
+            sizes.setdefault(file.part, []).append(file.nbytes)
+    absent = (sorted(sizes[f.part]) for f in files if f.status not in ("read", "seen") and f.part in sizes)
+    return sum(map(sum, sizes.values())) + sum(of_part[len(of_part) // 2] for of_part in absent)

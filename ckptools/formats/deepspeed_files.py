@@ -1,0 +1,159 @@
+"""Reading the files of a tag folder: which ones, what became of each, and whether two are copies of one."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ckptools.errors import ReadError
+from ckptools.files import File
+from ckptools.formats.deepspeed_names import StateName
+from ckptools.formats.deepspeed_states import ModelStates, OptimStates
+from ckptools.formats.options import Options
+from ckptools.model import Problem, RankFile, Tensor, tensors_in
+from ckptools.pickles import container
+from ckptools.pickles.reader import Saved
+
+ZEROS = 1 << 20
+
+
+@dataclass
+class Files:
+    """The files of a tag folder.
+
+    Attributes:
+        names: all of them.
+        options: how they are opened.
+        must: the file that a caller named; an error in it is the caller's.
+        saved: those that were read.
+        why: what is wrong with those that could not be.
+    """
+
+    names: list[StateName]
+    options: Options
+    must: Path
+    saved: dict[Path, Saved] = field(default_factory=dict)
+    why: dict[Path, str] = field(default_factory=dict)
+
+    def read(self, names: Iterable[StateName]) -> None:
+        """Read files; one that cannot be is remembered with what is wrong.
+
+        Raises:
+            ReadError: the file that the caller named cannot be read.
+        """
+        for name in names:
+            if name.path in self.saved or name.path in self.why:
+                continue
+            try:
+                self.saved[name.path] = self.options.read_file(name.path)
+            except ReadError as error:
+                if name.path == self.must:
+                    raise
+                self.why[name.path] = str(error)
+
+    def read_one_of_each(self, part: str) -> None:
+        """Read the first readable file of each model-parallel rank; the others of its ZeRO group are like it."""
+        by_rank: dict[int | None, list[StateName]] = {}
+        for name in self.of(part):
+            by_rank.setdefault(name.mp, []).append(name)
+        for names in by_rank.values():
+            for name in names:
+                self.read([name])
+                if name.path in self.saved:
+                    break
+
+    def of(self, part: str) -> list[StateName]:
+        """The files of one part."""
+        return [n for n in self.names if n.part == part]
+
+    def tree(self, name: StateName) -> dict[Any, Any] | None:
+        """What a file holds; None when it was not read.
+
+        Raises:
+            ReadError: it is no dict.
+        """
+        if name.path not in self.saved:
+            return None
+        tree = self.saved[name.path].tree
+        if not isinstance(tree, dict):
+            raise ReadError(name.path, f"holds a {type(tree).__name__}, expected the dict that DeepSpeed saves")
+        return tree
+
+    def models(self) -> dict[tuple[int, int], ModelStates]:
+        """The model states that were read, by `(mp, dp)`."""
+        trees = ((n, self.tree(n)) for n in self.of("model"))
+        read = [ModelStates(n.path, n.mp or 0, n.dp or 0, tree) for n, tree in trees if tree is not None]
+        return {(m.mp, m.dp): m for m in reversed(read)}
+
+    def optims(self) -> dict[tuple[int, int], OptimStates]:
+        """The optimizer states that were read, by `(mp, dp)`.
+
+        Raises:
+            ReadError: one is no optimizer states file.
+        """
+        found = {}
+        for name in reversed(self.of("optim")):
+            tree = self.tree(name)
+            state = tree.get("optimizer_state_dict") if tree is not None else None
+            if tree is not None and not isinstance(state, dict):
+                raise ReadError(name.path, "has no optimizer_state_dict; not written by ZeRO, or damaged")
+            if isinstance(state, dict):
+                found[name.mp or 0, name.dp or 0] = OptimStates(name.path, name.mp or 0, name.dp or 0, state)
+        return dict(sorted(found.items()))
+
+    def status(self, path: Path, rank: int | None, part: str) -> RankFile:
+        """What became of a file that is there; one that was not read is looked at from its end."""
+        if path in self.saved:
+            saved = self.saved[path]
+            return RankFile(path, rank, part, "read", saved.nbytes, saved.modified)
+        why = self.why.get(path) or _glance(path)
+        status = path.stat() if path.exists() else None
+        size, modified = (status.st_size, status.st_mtime) if status else (0, None)
+        if why:
+            self.why[path] = why
+            return RankFile(path, rank, part, "cut" if "cut short" in why or not size else "bad", size, modified)
+        return RankFile(path, rank, part, "seen", size, modified)
+
+
+def _glance(path: Path) -> str:
+    try:
+        with File(path) as file:
+            container.glance(file)
+    except ReadError as error:
+        return str(error)
+    return ""
+
+
+def same_file_twice(
+    optims: Mapping[tuple[int, int], OptimStates], rank_of: Callable[[int, int], int]
+) -> Iterator[Problem]:
+    """Ranks whose optimizer states have the same checksums throughout: one rank's file under two names.
+
+    ZeRO-3 files do not say whose they are. State that is all zeros proves nothing: nobody has trained.
+    """
+    seen: dict[tuple[Any, ...], tuple[int, int]] = {}
+    for place, optim in sorted(optims.items()):
+        sums = [_checksum(t) for _, t in tensors_in([optim.masters, optim.slots])]
+        told = tuple(s for s in sums if s is not None)
+        if len(told) < len(sums) or not any(n > 1 and crc != _zeros(n * 4) for crc, n in told[len(optim.masters) :]):
+            continue
+        twin = seen.setdefault((place[0], *told), place)
+        if twin != place:
+            text = f"{optim.path.name} holds the same bytes as {optims[twin].path.name}; the same rank twice"
+            yield Problem("CK009", "error", text, rank_of(*place))
+
+
+def _checksum(tensor: Tensor) -> tuple[int, int] | None:
+    source = tensor.shards[0].source if len(tensor.shards) == 1 else None
+    return (source.crc, tensor.numel) if source is not None and source.crc else None
+
+
+def _zeros(nbytes: int) -> int:
+    """The CRC-32 of so many zero bytes."""
+    crc, block = 0, bytes(min(nbytes, ZEROS))
+    for at in range(0, nbytes, ZEROS):
+        crc = zlib.crc32(block[: min(ZEROS, nbytes - at)], crc)
+    return crc

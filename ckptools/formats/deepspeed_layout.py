@@ -1,0 +1,237 @@
+"""Where every trainable parameter of one model-parallel rank lies in the flat tensors of its ZeRO ranks.
+
+The lengths of what is stored must be those that names, shapes and the number of ranks give. Where they are not, the
+parameters are refused, with the rank, the group and the numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from ckptools.formats import deepspeed_flat, deepspeed_stage3
+from ckptools.formats.deepspeed_flat import Group
+from ckptools.formats.deepspeed_runs import Run, flat_source
+from ckptools.formats.deepspeed_states import ModelStates, OptimStates, Shapes
+from ckptools.model import Problem, Tensor
+
+MAX_WORLD = 1 << 16
+"""Ranks that a group may be cut over; a file that claims more is not from any cluster there is."""
+
+NO_OPTIMIZER = "its fp32 copy is in optimizer states files that are not here; --weights module takes the module's copy"
+EXPERTS = (
+    "expert parameters are cut over fewer ranks than the others, and their optimizer states are not joined; "
+    "--weights module takes the experts' own files"
+)
+SHUFFLED = (
+    "round_robin_gradients: param_slice_mappings has the order before the shuffle, param_shapes that of the buffer, "
+    "which is taken"
+)
+
+
+@dataclass
+class Placed:
+    """The trainable parameters of one model-parallel rank.
+
+    Attributes:
+        mp: the model-parallel rank.
+        shapes: every parameter.
+        groups: their names by flat tensor: param group, or sub-group in ZeRO-3.
+        runs: where each lies.
+        lengths: elements of each flat tensor, padding included.
+        world: ranks that it is cut over; 0 when nothing tells.
+        refused: why a parameter has no place.
+        problems: what is wrong with the layout.
+    """
+
+    mp: int
+    shapes: Shapes = field(default_factory=dict)
+    groups: list[list[str]] = field(default_factory=list)
+    runs: dict[str, list[Run]] = field(default_factory=dict)
+    lengths: list[int] = field(default_factory=list)
+    world: int = 0
+    refused: dict[str, str] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+    def refuse(self, names: Iterable[str], why: str, code: str = "CK104", rank: int | None = None) -> None:
+        """Mark parameters as not to be put together, and say so once."""
+        self.refused |= dict.fromkeys(names, why)
+        self.problems.append(Problem(code, "error", why, rank))
+
+    def add(self, run: Run) -> None:
+        """Add a piece."""
+        self.runs.setdefault(run.fqn, []).append(run)
+
+
+def lay(mp: int, model: ModelStates | None, optims: Mapping[int, OptimStates], ranks: Iterable[int]) -> Placed:
+    """Find the place of every trainable parameter.
+
+    Args:
+        mp: the model-parallel rank.
+        model: its model states, where they could be read.
+        optims: its optimizer states, by rank in the ZeRO group.
+        ranks: the ranks whose pieces are told; of ZeRO-3 there may be very many.
+    """
+    placed = Placed(mp)
+    groups = _groups(model, optims)
+    placed.groups = [list(shapes) for shapes in groups]
+    placed.shapes = {fqn: shape for shapes in groups for fqn, shape in shapes.items()}
+    if not optims:
+        placed.refused = dict.fromkeys(placed.shapes, NO_OPTIMIZER)
+    elif not _worlds(placed, optims):
+        placed.refused = dict.fromkeys(placed.shapes, "the files disagree on the number of ranks")
+    elif next(iter(optims.values())).sharded:
+        _lay_pieces(placed, groups, optims, ranks)
+    else:
+        _lay_partitions(placed, groups, model, optims)
+    return placed
+
+
+def _groups(model: ModelStates | None, optims: Mapping[int, OptimStates]) -> list[Shapes]:
+    """`param_shapes`; where there are none (BF16_Optimizer without ZeRO), the mappings of all ranks in their order."""
+    told = model.groups if model is not None else None
+    if told is not None:
+        return told
+    module = (model.module if model is not None else None) or {}
+    groups: list[Shapes] = []
+    for _, optim in sorted(optims.items()):
+        for k, addresses in enumerate(optim.mappings()):
+            groups += [{} for _ in range(k + 1 - len(groups))]
+            known = ((fqn, module.get(fqn)) for fqn in addresses or ())
+            groups[k] |= {fqn: t.shape for fqn, t in known if isinstance(t, Tensor)}
+    return groups
+
+
+def _worlds(placed: Placed, optims: Mapping[int, OptimStates]) -> bool:
+    """Whether all files say the same of the number of ranks."""
+    first = min(optims)
+    counts = optims[first].counts
+    placed.world = max(counts)
+    odd = next((dp for dp, optim in sorted(optims.items()) if optim.counts != counts), None)
+    if odd is not None:
+        text = f"partition_count {optims[odd].counts}, rank {first} has {counts}; the files are not of one run"
+        placed.problems.append(Problem("CK103", "error", text, odd))
+    if placed.world > MAX_WORLD:
+        text = f"partition_count {placed.world} is more than any cluster has"
+        placed.problems.append(Problem("CK103", "error", text, first))
+    return not placed.problems
+
+
+def _lay_pieces(placed: Placed, groups: list[Shapes], optims: Mapping[int, OptimStates], ranks: Iterable[int]) -> None:
+    """ZeRO-3: one row of pieces per rank, in its sub-groups."""
+    first = min(optims)
+    lengths = _lengths(optims[first])
+    wanted = deepspeed_stage3.row_length(placed.shapes, placed.world)
+    for dp, optim in sorted(optims.items()):
+        here = _lengths(optim)
+        if sum(here) != wanted or here != lengths:
+            text = (
+                f"rank {dp}: {sum(here)} elements in {len(here)} sub-groups ({', '.join(map(str, here[:8]))}), "
+                f"expected {wanted} for pieces of {len(placed.shapes)} parameters over {placed.world} ranks"
+            )
+            swapped = (optim.path.parent / "offloaded_tensors").is_dir()
+            why = "swapped out to offloaded_tensors" if swapped else "the files are not of one run, or damaged"
+            placed.refuse(placed.shapes, f"{text}; {why}", rank=dp)
+            return
+    if _other_state(placed, optims, len(lengths)):
+        return
+    placed.lengths = lengths
+    names: list[dict[str, None]] = [dict.fromkeys(g) for g in placed.groups] if len(groups) == len(lengths) else []
+    names = names or [{} for _ in lengths]
+    for run in deepspeed_stage3.runs(placed.mp, placed.shapes, placed.world, lengths, ranks):
+        placed.add(run)
+        names[run.where[2]][run.fqn] = None
+    placed.groups = [list(group) for group in names]
+    _refuse_other_partitions(placed, optims[first])
+
+
+def _other_state(placed: Placed, optims: Mapping[int, OptimStates], groups: int) -> bool:
+    """Refuse when the optimizer numbers other things than the flat tensors."""
+    odd = next((dp for dp, optim in sorted(optims.items()) if len(optim.slots) not in (0, groups)), None)
+    if odd is not None:
+        text = f"rank {odd}: the optimizer's state is of {len(optims[odd].slots)} tensors, expected {groups} flat ones"
+        placed.refuse(placed.shapes, text, rank=odd)
+    return odd is not None
+
+
+def _lengths(optim: OptimStates) -> list[int]:
+    """Lengths of the flat tensors; what is none counts as empty."""
+    return [source.shape[0] if source is not None else 0 for source in map(flat_source, optim.masters)]
+
+
+def _refuse_other_partitions(placed: Placed, optim: OptimStates) -> None:
+    """Expert parameters of AutoEP are cut over their own ranks, which differ from expert to expert."""
+    cuts = optim.tree.get("ds_zero_partition_groups")
+    for k, cut in enumerate(cuts if isinstance(cuts, (list, tuple)) else ()):
+        count = cut.get("partition_count") if isinstance(cut, dict) else None
+        if count not in (None, placed.world) and k < len(placed.groups):
+            placed.refuse(placed.groups[k], EXPERTS, "CK106")
+
+
+def _lay_partitions(
+    placed: Placed, groups: list[Shapes], model: ModelStates | None, optims: Mapping[int, OptimStates]
+) -> None:
+    """ZeRO-1 and 2: one partition per rank and group."""
+    first = optims[min(optims)]
+    masters = {dp: optim.masters for dp, optim in optims.items()}
+    odd = next((dp for dp, found in sorted(masters.items()) if len(found) != len(groups)), None)
+    if odd is not None:
+        text = f"rank {odd}: {len(masters[odd])} flat groups, expected {len(groups)} as param_shapes has"
+        placed.refuse(placed.shapes, text)
+        return
+    if _other_state(placed, optims, len(groups)):
+        return
+    counts = first.counts * (len(groups) if len(first.counts) == 1 else 1)
+    for k, shapes in enumerate(groups):
+        world = counts[k] if k < len(counts) else placed.world
+        placed.lengths.append(0)
+        if world != placed.world:
+            placed.refuse(shapes, EXPERTS, "CK106")
+            continue
+        _lay_group(placed, Group(placed.mp, k, shapes, first.paddings(k, len(shapes)), world), model, optims)
+
+
+def _lay_group(placed: Placed, group: Group, model: ModelStates | None, optims: Mapping[int, OptimStates]) -> None:
+    rows = {dp: flat_source(optim.masters[group.index]) for dp, optim in optims.items()}
+    if None in rows.values():
+        dp = next(dp for dp, row in sorted(rows.items()) if row is None)
+        placed.refuse(group.shapes, f"group {group.index}, rank {dp}: no flat fp32 tensor in {optims[dp].path.name}")
+        return
+    lengths = {dp: row.shape[0] for dp, row in rows.items() if row is not None}
+    state = {dp: set(_state_lengths(optim, group.index)) for dp, optim in optims.items()}
+    partition = deepspeed_flat.partition_length(group, lengths, state)
+    why = partition if isinstance(partition, str) else _unlike_the_mappings(placed, group, partition, model, optims)
+    if isinstance(partition, str) or why is not None:
+        placed.refuse(group.shapes, str(why))
+        return
+    placed.lengths[group.index] = partition
+    for run in group.runs(partition):
+        placed.add(run)
+
+
+def _state_lengths(optim: OptimStates, group: int) -> Iterator[int]:
+    slots = optim.slots
+    for value in (slots[group] if group < len(slots) else {}).values():
+        source = flat_source(value)
+        if source is not None:
+            yield source.shape[0]
+
+
+def _unlike_the_mappings(
+    placed: Placed, group: Group, partition: int, model: ModelStates | None, optims: Mapping[int, OptimStates]
+) -> str | None:
+    """Hold the layout against `param_slice_mappings`, where there are any; return how they disagree."""
+    found = {dp: optim.mappings() for dp, optim in optims.items()}
+    said = {dp: m for dp, maps in found.items() if group.index < len(maps) and (m := maps[group.index]) is not None}
+    odd = deepspeed_flat.contradiction(group, partition, said)
+    if odd is None:
+        return None if said or not any(group.paddings) else "padding between parameters, and nothing that confirms it"
+    if model is not None and model.config("zero_optimization", "round_robin_gradients") is True:
+        if len(said) < group.world:
+            # Only all mappings together tell the order before the shuffle; until then nothing is wrong.
+            return None
+        if deepspeed_flat.shuffled(group, partition, said):
+            if not any(p.message == SHUFFLED for p in placed.problems):
+                placed.problems.append(Problem("CK104", "note", SHUFFLED))
+            return None
+    return odd

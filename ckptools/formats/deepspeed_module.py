@@ -1,0 +1,111 @@
+"""The model of a DeepSpeed checkpoint by name: which of its parts holds each tensor.
+
+By default trainable parameters are the optimizer's fp32 copy, and everything that the optimizer does not know is taken
+from `module` as it is: buffers, frozen parameters of ZeRO-1 and 2, integers. ZeRO-3 keeps nothing but placeholders of
+0 elements (formerly 1) in `module`; frozen parameters are there in `frozen_param_fragments`. A name in `shared_params`
+is another name of a stored tensor, and gets that one. Buffers are rank 0's, as in `zero_to_fp32.py`: stages 0 to 2
+save no other, and only of ZeRO-3 it can be told that the ranks had different ones. With `--weights module` everything
+is from `module`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+from ckptools.formats.deepspeed_states import ModelStates
+from ckptools.model import Problem, Tensor
+from ckptools.regions import Ints
+from ckptools.sections import storage_identity
+
+PLACEHOLDER = (
+    "ZeRO-3 keeps no copy of it in module, only a placeholder; without --weights module the optimizer's fp32 copy "
+    "is taken"
+)
+UNKNOWN = "module has a placeholder, and neither param_shapes nor frozen_param_shapes tell where its values are"
+
+
+def aliases(model: ModelStates, stored: Mapping[str, Any]) -> dict[str, str]:
+    """Names that are other names of a stored parameter: as `shared_params` says, else those that share its bytes.
+
+    Args:
+        model: model states of rank 0, the only one whose `shared_params` is filled in.
+        stored: the parameters that the optimizer has.
+    """
+    told = {alias: name for alias, name in model.shared.items() if name in stored and alias not in stored}
+    module = model.module or {}
+    owners = {storage_identity(t): fqn for fqn, t in module.items() if isinstance(t, Tensor) and fqn in stored}
+    for fqn, tensor in module.items():
+        identity = storage_identity(tensor) if isinstance(tensor, Tensor) and fqn not in stored else None
+        if identity is not None and identity in owners:
+            told.setdefault(fqn, owners[identity])
+    return told
+
+
+def fp32_model(
+    model: ModelStates,
+    masters: Mapping[str, Tensor],
+    frozen: Mapping[str, Tensor],
+    sharded: bool,
+) -> dict[str, Any]:
+    """The model with the optimizer's fp32 copy where it has one.
+
+    Args:
+        model: model states of the lowest rank; its `module` gives the order of names.
+        masters: the fp32 copies.
+        frozen: frozen parameters that were put together from pieces.
+        sharded: whether `module` may hold placeholders (ZeRO-3).
+    """
+    other_names = aliases(model, masters)
+    found: dict[str, Any] = {}
+    for fqn, value in (model.module or {}).items():
+        name = other_names.get(fqn, fqn)
+        if name in masters or name in frozen:
+            found[fqn] = masters[name] if name in masters else frozen[name]
+        elif sharded and _is_placeholder(fqn, value, model):
+            found[fqn] = replace(value, shards=(), note=UNKNOWN)
+        else:
+            found[fqn] = value
+    rest = {**masters, **frozen, **{alias: masters[name] for alias, name in other_names.items()}}
+    return found | {fqn: tensor for fqn, tensor in rest.items() if fqn not in found}
+
+
+def module_model(model: ModelStates, shapes: Mapping[str, Ints], sharded: bool) -> dict[str, Any]:
+    """The model as the forward pass used it; what ZeRO-3 left out of it has a note instead of values."""
+    found: dict[str, Any] = {}
+    for fqn, value in (model.module or {}).items():
+        shape = shapes.get(fqn, shapes.get(model.shared.get(fqn, ""), None))
+        if sharded and isinstance(value, Tensor) and shape is not None and value.numel != prod(shape):
+            found[fqn] = replace(value, shape=shape, shards=(), note=PLACEHOLDER)
+        elif sharded and shape is None and _is_placeholder(fqn, value, model):
+            found[fqn] = replace(value, shards=(), note=PLACEHOLDER)
+        else:
+            found[fqn] = value
+    return found
+
+
+def differing(modules: Sequence[tuple[int, Mapping[str, Any]]]) -> Iterator[Problem]:
+    """Buffers that differ between the ranks of ZeRO-3, which alone saves every rank's: told by their checksums."""
+    first, module = modules[0]
+    for fqn, value in module.items():
+        mine = _checksum(value)
+        others = ((rank, _checksum(other.get(fqn))) for rank, other in modules[1:])
+        odd = next((rank for rank, crc in others if mine and crc and crc != mine), None)
+        if odd is not None:
+            text = f"differs between ranks; rank {first}'s copy is taken, the only one that stages 0 to 2 save"
+            yield Problem("CK105", "warning", text, odd, f"model.{fqn}")
+
+
+def _checksum(value: Any) -> tuple[int, int, int] | None:
+    """What the file states of a tensor's bytes where they are a whole record of their own."""
+    source = value.shards[0].source if isinstance(value, Tensor) and len(value.shards) == 1 else None
+    whole = source is not None and source.crc and value.nbytes == source.record_span[1]
+    return (source.crc, value.nbytes, value.numel) if whole and source is not None else None
+
+
+def _is_placeholder(fqn: str, value: Any, model: ModelStates) -> bool:
+    buffers = model.tree.get("buffer_names")
+    named = isinstance(buffers, (list, tuple, set, frozenset)) and fqn in buffers
+    return isinstance(value, Tensor) and not named and value.shape in ((0,), (1,))

@@ -1,0 +1,169 @@
+"""The files of a DeepSpeed checkpoint, told by their names, and the tag folder that a path leads to.
+
+`<folder>/latest` names a tag, and `<folder>/<tag>/` holds the files; `latest_universal` does so for a universal
+checkpoint. Names, from deepspeed/runtime/engine.py (`_get_ckpt_name`, `_get_rank_zero_ckpt_name`,
+`_get_expert_ckpt_name`) and runtime/pipe/module.py (`ckpt_layer_path`) of 0.6 to 0.19: D is the rank in the ZeRO
+group, M the model-parallel rank, which counts pipeline stages and tensor-parallel ranks together.
+
+* `mp_rank_MM_model_states.pt`; ZeRO-3 `zero_pp_rank_D_mp_rank_MM_model_states.pt`
+* `[bf16_]zero_pp_rank_D_mp_rank_MM_optim_states.pt`, formerly also `fp16_`
+* `layer_LL[-model_TT]-model_states.pt` of a pipeline
+* `layer_L_expert_E_mp_rank_MM_model_states.pt`, `expp_rank_E_mp_rank_MM_optim_states.pt` of experts
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ckptools.errors import ReadError, UnsafePathError, UsageError
+from ckptools.files import File, check_stays_inside, reading
+from ckptools.pickles.told import told
+
+Part = Literal["model", "optim", "layer", "expert", "expert optim"]
+
+PATTERNS: tuple[tuple[Part, re.Pattern[str]], ...] = (
+    ("model", re.compile(r"(?:zero_pp_rank_(?P<dp>\d{1,7})_)?mp_rank_(?P<mp>\d{1,7})_model_states\.pt")),
+    ("optim", re.compile(r"(?:[a-z]+16_)?zero_pp_rank_(?P<dp>\d{1,7})_mp_rank_(?P<mp>\d{1,7})_optim_states\.pt")),
+    ("layer", re.compile(r"layer_(?P<layer>\d{1,7})(?:-(?P<axes>[A-Za-z]\w*(?:-[A-Za-z]\w*)*))?-model_states\.pt")),
+    (
+        "expert",
+        re.compile(
+            r"(?:layer_(?P<layer>\d{1,7})_)?expert_(?P<expert>\d{1,7})_mp_rank_(?P<mp>\d{1,7})_model_states\.pt"
+        ),
+    ),
+    ("expert optim", re.compile(r"expp_rank_(?P<expert>\d{1,7})_mp_rank_(?P<mp>\d{1,7})_optim_states\.pt")),
+)
+
+POINTERS = ("latest", "latest_universal")
+MAX_TAG = 4096
+"""Bytes of a `latest` file that are read."""
+
+
+@dataclass(frozen=True)
+class StateName:
+    """A file of a tag folder.
+
+    Attributes:
+        path: the file.
+        part: what it holds.
+        mp: model-parallel rank; None for a pipeline layer.
+        dp: rank in the ZeRO group; None where one file serves all of them.
+        layer: index of the pipeline layer, or of the layer of experts.
+        expert: number of the expert.
+        axes: further axes of a pipeline layer's name, such as `model_01` for tensor-parallel rank 1.
+    """
+
+    path: Path
+    part: Part
+    mp: int | None
+    dp: int | None = None
+    layer: int | None = None
+    expert: int | None = None
+    axes: str = ""
+
+
+def parse(path: Path) -> StateName | None:
+    """Read what a file name says; None when it is no name that DeepSpeed gives."""
+    for part, pattern in PATTERNS:
+        found = pattern.fullmatch(path.name)
+        if found:
+            words = found.groupdict()
+            numbers = {k: int(words[k]) if words.get(k) is not None else None for k in ("mp", "dp", "layer", "expert")}
+            return StateName(path, part, axes=words.get("axes") or "", **numbers)
+    return None
+
+
+def names_in(folder: Path, follow_symlinks: bool = False) -> list[StateName]:
+    """The files of a tag folder, in the order of their numbers.
+
+    Raises:
+        UnsafePathError: one of them is a link out of the folder.
+    """
+    with reading(folder):
+        found = [name for name in map(parse, folder.iterdir()) if name is not None]
+    if not follow_symlinks:
+        for name in found:
+            check_stays_inside(name.path, folder)
+    return sorted(found, key=lambda n: (n.part, n.mp or 0, n.dp or 0, n.layer or 0, n.expert or 0, n.path.name))
+
+
+def is_tag_folder(folder: Path) -> bool:
+    """Whether a folder itself holds files that DeepSpeed writes."""
+    return folder.is_dir() and any(parse(p) is not None for p in folder.iterdir())
+
+
+def looks_like(path: Path) -> bool:
+    """Whether a path leads to a DeepSpeed checkpoint, by names and the few bytes of `latest`."""
+    if not path.is_dir():
+        return parse(path) is not None or _is_atom(path)
+    if is_tag_folder(path) or _tags(path):
+        return True
+    told_by = _pointer(path)
+    return told_by is not None and ((path / "zero_to_fp32.py").exists() or "global_step" in _said(told_by))
+
+
+def _is_atom(path: Path) -> bool:
+    """Whether a file is one of the small ones of a universal checkpoint: `<tag>/zero/<name>/fp32.pt`."""
+    zero = path.parent.parent
+    return path.suffix == ".pt" and path.is_file() and zero.name == "zero" and is_tag_folder(zero.parent)
+
+
+def _pointer(folder: Path) -> Path | None:
+    return next((folder / name for name in POINTERS if (folder / name).is_file()), None)
+
+
+def _said(pointer: Path) -> str:
+    with File(pointer) as file:
+        return file.read(0, min(file.size, MAX_TAG)).decode("utf-8", "replace").strip()
+
+
+def _tags(folder: Path) -> list[Path]:
+    """Sub-folders that hold a checkpoint."""
+    return sorted((p for p in folder.iterdir() if p.is_dir() and is_tag_folder(p)), key=lambda p: p.name)
+
+
+def find_tag(path: Path, follow_symlinks: bool = False) -> Path:
+    """The tag folder that a path means: its own, the one of a file in it, or the one that `latest` names.
+
+    Raises:
+        ReadError: `latest` names a tag that is not there.
+        UnsafePathError: it names something else than a folder beside it.
+        UsageError: there are several tags and no `latest`.
+    """
+    if not path.is_dir():
+        return path.parent if parse(path) else path.parent.parent.parent
+    if is_tag_folder(path):
+        return path
+    pointer = _pointer(path)
+    if pointer is not None:
+        return _pointed(pointer, follow_symlinks)
+    tags = _tags(path)
+    if len(tags) > 1:
+        listed = _listed(tags)
+        raise UsageError(path, f"holds {len(tags)} checkpoints and no file latest; name the one you mean: {listed}")
+    return tags[0]
+
+
+def _pointed(pointer: Path, follow_symlinks: bool) -> Path:
+    if not follow_symlinks:
+        check_stays_inside(pointer, pointer.parent)
+    tag = _said(pointer)
+    if tag != Path(tag).name or tag in ("", ".", "..") or set(tag) & set("\\\0"):
+        raise UnsafePathError(pointer, f"names the tag {told(tag)}, which is not the plain name of a folder beside it")
+    folder = pointer.parent / tag
+    if not follow_symlinks:
+        check_stays_inside(folder, pointer.parent)
+    if not folder.is_dir() or not is_tag_folder(folder):
+        here = _listed(_tags(pointer.parent)) or "no other checkpoint"
+        what = "holds no DeepSpeed files" if folder.is_dir() else "is not there"
+        raise ReadError(pointer, f"names the tag {told(tag)}, which {what}; here are {here}: name the one you mean")
+    return folder
+
+
+def _listed(tags: Iterable[Path]) -> str:
+    names = [tag.name for tag in tags]
+    return ", ".join(names[:8]) + (", …" if len(names) > 8 else "")

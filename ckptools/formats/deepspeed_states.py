@@ -1,0 +1,236 @@
+"""The two kinds of files of a DeepSpeed tag folder, read: model states and optimizer states, and what they say.
+
+`*_model_states.pt` is a dict: `module` (the weights; None in a pipeline, placeholders in ZeRO-3), `buffer_names`,
+`param_shapes` (one OrderedDict of name to shape per param group, per sub-group in ZeRO-3, in flat order),
+`frozen_param_shapes`, `frozen_param_fragments`, `shared_params` (alias to stored name, on rank 0 only), `optimizer`
+(without ZeRO), scheduler, counters, `ds_config`, and the client's own keys. `*_optim_states.pt` holds
+`optimizer_state_dict`. Source: runtime/engine.py (`_save_checkpoint`, `_common_checkpoint_state`) of 0.6 to 0.19.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ckptools.errors import ReadError
+from ckptools.formats.deepspeed_flat import mapped
+from ckptools.model import Tensor
+from ckptools.regions import Ints
+from ckptools.values import Opaque
+
+LAYOUT = ("module", "param_shapes", "frozen_param_shapes", "frozen_param_fragments")
+"""Keys of the model states that say how the weights are stored; the tree has the weights instead."""
+
+FLAT = (
+    "base_optimizer_state",
+    "base_optimizer_state_step",
+    "optimizer_state_dict",
+    "single_partition_of_fp32_groups",
+    "fp32_flat_groups",
+    "group_paddings",
+    "param_alignment_paddings",
+    "param_slice_mappings",
+    "partition_count",
+    "ds_zero_partition_groups",
+    "ds_version",
+)
+"""Keys of the optimizer states that say how they are cut over the ranks, or what the model states say too."""
+
+Shapes = dict[str, Ints]
+
+
+@dataclass(frozen=True)
+class ModelStates:
+    """One model states file.
+
+    Attributes:
+        path: the file.
+        mp: model-parallel rank.
+        dp: rank in the ZeRO group; 0 where one file serves all of them.
+        tree: what it holds.
+    """
+
+    path: Path
+    mp: int
+    dp: int
+    tree: dict[Any, Any]
+
+    @property
+    def module(self) -> dict[str, Any] | None:
+        """The weights as the forward pass used them; None in a pipeline."""
+        module = self.tree.get("module")
+        if module is None:
+            return None
+        if not isinstance(module, dict):
+            raise ReadError(self.path, f"module is a {type(module).__name__}, expected a state dict")
+        return {k: v for k, v in module.items() if isinstance(k, str)}
+
+    @property
+    def groups(self) -> list[Shapes] | None:
+        """`param_shapes`; None when there is none."""
+        groups = self.tree.get("param_shapes")
+        if groups is None:
+            return None
+        if isinstance(groups, dict):
+            groups = [groups]
+        if not isinstance(groups, (list, tuple)):
+            raise ReadError(self.path, "param_shapes is no list of names and shapes; damaged")
+        return [self._shapes(group, "param_shapes") for group in groups]
+
+    @property
+    def frozen(self) -> Shapes:
+        """Shapes of the frozen parameters, where they are told."""
+        shapes = self.tree.get("frozen_param_shapes")
+        return {} if shapes is None else self._shapes(shapes, "frozen_param_shapes")
+
+    @property
+    def fragments(self) -> dict[str, Tensor]:
+        """This rank's pieces of the frozen parameters."""
+        return _tensors(self.tree.get("frozen_param_fragments"))
+
+    @property
+    def shared(self) -> dict[str, str]:
+        """Names that are other names of a stored parameter."""
+        shared = self.tree.get("shared_params")
+        pairs = shared.items() if isinstance(shared, Mapping) else shared if isinstance(shared, (list, tuple)) else ()
+        texts = (pair for pair in pairs if isinstance(pair, (list, tuple)) and len(pair) == 2)
+        return {a: b for a, b in texts if isinstance(a, str) and isinstance(b, str)}
+
+    def number(self, key: str) -> int | None:
+        """A count that the file states."""
+        value = self.tree.get(key)
+        return value if type(value) is int and value >= 0 else None
+
+    def config(self, *keys: str) -> Any:
+        """A setting of `ds_config`."""
+        return _inside(self.tree.get("ds_config"), *keys)
+
+    def _shapes(self, shapes: Any, what: str) -> Shapes:
+        if not isinstance(shapes, dict):
+            raise ReadError(self.path, f"{what} is no dict of names and shapes; damaged")
+        found: Shapes = {}
+        for fqn, shape in shapes.items():
+            sizes = tuple(shape) if isinstance(shape, (list, tuple)) else None
+            if not isinstance(fqn, str) or sizes is None or any(type(n) is not int or n < 0 for n in sizes):
+                raise ReadError(self.path, f"{what} has an entry that is no name and shape; damaged")
+            found[fqn] = sizes
+        return found
+
+
+@dataclass(frozen=True)
+class OptimStates:
+    """One optimizer states file.
+
+    Attributes:
+        path: the file.
+        mp: model-parallel rank.
+        dp: rank in the ZeRO group.
+        tree: its `optimizer_state_dict`.
+    """
+
+    path: Path
+    mp: int
+    dp: int
+    tree: dict[Any, Any]
+
+    @property
+    def stage(self) -> int | None:
+        """The ZeRO stage; None where the file does not say it (BF16_Optimizer)."""
+        return stage_of(self.tree)
+
+    @property
+    def sharded(self) -> bool:
+        """Whether it holds parameters cut one by one: ZeRO-3."""
+        return "fp32_flat_groups" in self.tree
+
+    @property
+    def counts(self) -> list[int]:
+        """Into how many partitions each group is cut; one number may stand for all."""
+        count = self.tree.get("partition_count")
+        listed = list(count) if isinstance(count, (list, tuple)) else [count]
+        counts = [n for n in listed if type(n) is int and n > 0]
+        if not counts or len(counts) < len(listed):
+            raise ReadError(self.path, "partition_count is no positive number; damaged, or not written by ZeRO")
+        return counts
+
+    @property
+    def masters(self) -> list[Any]:
+        """The flat fp32 tensors, one per group or sub-group."""
+        key = "fp32_flat_groups" if self.sharded else "single_partition_of_fp32_groups"
+        found = self.tree.get(key)
+        if not isinstance(found, (list, tuple)):
+            raise ReadError(self.path, f"has no {key}; DeepSpeed older than 0.5, or not written by ZeRO")
+        return list(found)
+
+    @property
+    def base(self) -> Any:
+        """The state of the optimizer that ZeRO wraps."""
+        return self.tree.get("optimizer_state_dict" if self.sharded else "base_optimizer_state")
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The param groups; empty in an elastic checkpoint, which has none."""
+        groups = self.base.get("param_groups") if isinstance(self.base, dict) else None
+        return [g for g in groups if isinstance(g, dict)] if isinstance(groups, (list, tuple)) else []
+
+    @property
+    def slots(self) -> list[dict[str, Any]]:
+        """What the optimizer keeps of each flat tensor."""
+        if isinstance(self.base, (list, tuple)):
+            return [entry if isinstance(entry, dict) else {} for entry in self.base]
+        state = self.base.get("state") if isinstance(self.base, dict) else None
+        ids = [i for group in self.param_groups for i in _ids(group)]
+        entries = (state.get(i) if isinstance(state, dict) else None for i in ids)
+        return [entry if isinstance(entry, dict) else {} for entry in entries]
+
+    def mappings(self) -> list[dict[str, tuple[int, int]] | None]:
+        """`param_slice_mappings`, group by group; None where it says nothing."""
+        found = self.tree.get("param_slice_mappings")
+        return [mapped(group) for group in found] if isinstance(found, (list, tuple)) else []
+
+    def paddings(self, group: int, count: int) -> list[int]:
+        """Elements of padding behind each of `count` parameters of a group."""
+        found = self.tree.get("param_alignment_paddings")
+        if found is None:
+            return [0] * count
+        listed = found[group] if isinstance(found, (list, tuple)) and group < len(found) else ()
+        paddings = list(listed) if isinstance(listed, (list, tuple)) else []
+        if len(paddings) != count or any(type(n) is not int or n < 0 for n in paddings):
+            raise ReadError(self.path, f"param_alignment_paddings of group {group} do not fit its {count} parameters")
+        return paddings
+
+    def others(self) -> dict[Any, Any]:
+        """Everything that is not about the cutting."""
+        kept = {k: v for k, v in self.tree.items() if k not in FLAT}
+        return kept if self.stage is None else {**kept, "zero_stage": self.stage}
+
+
+def stage_of(state: Mapping[Any, Any]) -> int | None:
+    """The ZeRO stage that optimizer states say, as a number or as the enum that DeepSpeed made of it in 0.7."""
+    stage = state.get("zero_stage")
+    if isinstance(stage, Opaque) and isinstance(stage.args, (list, tuple)) and stage.args:
+        stage = stage.args[0]
+    return stage if type(stage) is int else None
+
+
+def group_of_ids(param_groups: list[dict[str, Any]]) -> list[int]:
+    """Which param group each flat tensor belongs to."""
+    return [number for number, group in enumerate(param_groups) for _ in _ids(group)]
+
+
+def _ids(group: Mapping[str, Any]) -> Iterator[Any]:
+    params = group.get("params")
+    return (i for i in params if isinstance(i, (int, str))) if isinstance(params, (list, tuple)) else iter(())
+
+
+def _tensors(value: Any) -> dict[str, Tensor]:
+    items = value.items() if isinstance(value, dict) else ()
+    return {k: v for k, v in items if isinstance(k, str) and isinstance(v, Tensor)}
+
+
+def _inside(value: Any, *keys: str) -> Any:
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value

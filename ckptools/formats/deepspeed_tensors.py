@@ -1,0 +1,231 @@
+"""Parameters and their optimizer state by name, put together from the flat tensors of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckptools.formats.deepspeed_layout import Placed
+from ckptools.formats.deepspeed_runs import Run, Where, flat_source, joined
+from ckptools.formats.deepspeed_states import OptimStates, group_of_ids
+from ckptools.formats.merge import Merge, same_value
+from ckptools.model import KeyPath, Problem, Source, Tensor
+from ckptools.regions import Ints
+
+NOT_PER_ELEMENT = (
+    "optimizer state of {numel} elements for a flat tensor of {length}: not one value per element, so it cannot be "
+    "told by parameter; consolidate with --only model"
+)
+
+Holder = tuple[int, int]
+"""`(mp, group)`."""
+
+
+@dataclass
+class Slot:
+    """What the optimizers of all ranks keep under one name.
+
+    Attributes:
+        flats: flat tensors, one value per element.
+        scalars: tensors of one element, and plain values, that a whole flat tensor shares.
+        others: a tensor that belongs to no parameter in particular.
+        divided: groups that have flat tensors of it.
+    """
+
+    flats: dict[Where, Source] = field(default_factory=dict)
+    scalars: dict[Holder, dict[Where, Any]] = field(default_factory=dict)
+    others: dict[Holder, Tensor] = field(default_factory=dict)
+    divided: set[Holder] = field(default_factory=set)
+
+
+class Joining:
+    """Puts the parameters of all model-parallel ranks together.
+
+    Attributes:
+        placed: where they lie, by model-parallel rank.
+        rank_of: the global rank that holds a flat tensor.
+        world: how many ranks there are.
+        problems: what is wrong with the tensors.
+        differing: plain values that differ between ranks, with the ranks that differ.
+    """
+
+    def __init__(
+        self,
+        placed: Mapping[int, Placed],
+        optims: Mapping[tuple[int, int], OptimStates],
+        rank_of: Callable[[Where], int],
+        world: int,
+    ) -> None:
+        self.placed, self.rank_of, self.world = placed, rank_of, world
+        self.problems: list[Problem] = []
+        self.differing: dict[KeyPath, list[int]] = {}
+        self.optims = optims
+        self.masters: dict[Where, Source] = {}
+        self.slots: dict[str, Slot] = {}
+        for (mp, dp), optim in optims.items():
+            self._take(placed[mp], mp, dp, optim)
+        self.shapes: dict[str, Ints] = {}
+        self.refused: dict[str, str] = {}
+        for one in placed.values():
+            self._add_shapes(one)
+
+    def _take(self, placed: Placed, mp: int, dp: int, optim: OptimStates) -> None:
+        """Sort what one rank's file holds by group and slot."""
+        for k, source in enumerate(map(flat_source, optim.masters)):
+            if source is not None:
+                self.masters[mp, dp, k] = source
+        for k, entry in enumerate(optim.slots):
+            length = placed.lengths[k] if k < len(placed.lengths) else 0
+            stored = self.masters[mp, dp, k].shape[0] if (mp, dp, k) in self.masters else length
+            for name, value in entry.items():
+                _sort(self.slots.setdefault(str(name), Slot()), str(name), (mp, dp, k), value, {length, stored})
+
+    def _add_shapes(self, placed: Placed) -> None:
+        for fqn, shape in placed.shapes.items():
+            if self.shapes.setdefault(fqn, shape) != shape:
+                text = f"shape {list(shape)} on model-parallel rank {placed.mp}, {list(self.shapes[fqn])} on another"
+                self.problems.append(Problem("CK104", "error", text, None, fqn))
+        self.refused |= placed.refused
+
+    def masters_by_name(self) -> dict[str, Tensor]:
+        """The fp32 copy of every trainable parameter."""
+        return {fqn: self.tensor(fqn, self.masters) for fqn in self.shapes}
+
+    def tensor(self, fqn: str, flats: Mapping[Where, Source]) -> Tensor:
+        """One parameter, or one slot of its state, from the flat tensors that hold it."""
+        shape, note = self.shapes[fqn], self.refused.get(fqn, "")
+        runs = [] if note else [run for one in self.placed.values() for run in one.runs.get(fqn, ())]
+        dtype = self._dtype(fqn, runs, flats)
+        shards = () if note else joined(shape, runs, flats, self.rank_of)
+        return Tensor(shape, dtype, shards, "flat_pieces", world_size=self.world, note=note)
+
+    def _dtype(self, fqn: str, runs: Sequence[Run], flats: Mapping[Where, Source]) -> str:
+        sources = {run.where: flats[run.where] for run in runs if run.where in flats}
+        dtypes = {source.dtype: where for where, source in sources.items()}
+        if len(dtypes) > 1:
+            a, b = list(dtypes)[:2]
+            rank = self.rank_of(dtypes[b])
+            self.problems.append(Problem("CK104", "error", f"dtype {b}, other ranks have {a}", rank, fqn))
+        return next(iter(dtypes), None) or next((s.dtype for s in flats.values()), "float32")
+
+    def state(self) -> dict[str, dict[str, Any]]:
+        """`{fqn: {slot: tensor or value}}` of every parameter that has a state."""
+        state: dict[str, dict[str, Any]] = {fqn: {} for fqn in self.shapes}
+        holders = self._holders()
+        for name, slot in self.slots.items():
+            shared: dict[Holder, Any] = {}
+            for fqn, of_one in holders.items():
+                value = self._slot(fqn, name, slot, of_one, shared)
+                if value is not None:
+                    state[fqn][name] = value
+        return {fqn: entry for fqn, entry in state.items() if entry}
+
+    def _holders(self) -> dict[str, list[Holder]]:
+        """The flat tensors that hold each parameter."""
+        holders: dict[str, list[Holder]] = {fqn: [] for fqn in self.shapes}
+        for mp, one in self.placed.items():
+            for k, names in enumerate(one.groups):
+                for fqn in names:
+                    holders[fqn].append((mp, k))
+        return holders
+
+    def _slot(self, fqn: str, name: str, slot: Slot, holders: Sequence[Holder], shared: dict[Holder, Any]) -> Any:
+        odd = next((h for h in holders if h in slot.others), None)
+        if odd is not None:
+            tensor, length = slot.others[odd], self.placed[odd[0]].lengths[odd[1]]
+            note = self.refused.get(fqn) or NOT_PER_ELEMENT.format(numel=tensor.numel, length=length)
+            return Tensor(tensor.shape, tensor.dtype, (), note=note)
+        if any(h in slot.divided for h in holders):
+            return self.tensor(fqn, slot.flats)
+        first = next((h for h in holders if h in slot.scalars), None)
+        if first is not None and first not in shared:
+            shared[first] = self._shared(("optimizer", "state", fqn, name), slot.scalars[first])
+        return None if first is None else shared[first]
+
+    def _shared(self, path: KeyPath, values: Mapping[Where, Any]) -> Any:
+        """A value that the ranks of one flat tensor repeat: a replica of each, or the first if it is plain."""
+        ranked = [(self.rank_of(where), value) for where, value in sorted(values.items(), key=lambda i: i[0])]
+        sums = {rank: _checksum(value) for rank, value in ranked}
+        merge = Merge()
+        merged = merge.trees(ranked, path)
+        self.problems += merge.problems
+        self.differing |= merge.differing
+        if len(set(sums.values()) - {None}) > 1:
+            self.differing[path] = [rank for rank, crc in sums.items() if crc != sums[ranked[0][0]]]
+        return merged
+
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The param groups with the names of their parameters; those of pipeline stages are joined."""
+        joined_groups: list[dict[str, Any]] = []
+        for mp, one in self.placed.items():
+            ranked = [(self.rank_of((mp, dp, 0)), o.param_groups) for (m, dp), o in self.optims.items() if m == mp]
+            groups = self._merged_groups(ranked) if ranked else []
+            names = names_by_param_group(groups, one.groups)
+            for i, settings in enumerate(groups or [{} for _ in one.groups]):
+                _join_group(joined_groups, i, settings, names[i] if i < len(names) else [])
+        return joined_groups
+
+    def _merged_groups(self, ranked: Sequence[tuple[int, Any]]) -> list[dict[str, Any]]:
+        merge = Merge()
+        merged = merge.trees(sorted(ranked, key=lambda r: r[0]), ("optimizer", "param_groups"))
+        self.problems += merge.problems
+        self.differing |= merge.differing
+        return list(merged)
+
+
+def _sort(slot: Slot, name: str, where: Where, value: Any, lengths: set[int]) -> None:
+    source, holder = flat_source(value), (where[0], where[2])
+    if source is not None and source.shape[0] in lengths and name != "step":
+        slot.flats[where] = source
+        slot.divided.add(holder)
+    elif not isinstance(value, Tensor) or (value.numel == 1 and value.kind == "plain"):
+        slot.scalars.setdefault(holder, {})[where] = value
+    else:
+        slot.others[holder] = value
+
+
+def _checksum(value: Any) -> int | None:
+    """The CRC-32 that the file states of the bytes of a tensor that is a whole record; None when it states none."""
+    shards = value.shards if isinstance(value, Tensor) else ()
+    source = shards[0].source if len(shards) == 1 else None
+    return source.crc or None if source is not None and value.nbytes == source.record_span[1] else None
+
+
+def names_by_param_group(groups: list[dict[str, Any]], names: Sequence[Iterable[str]]) -> list[list[str]]:
+    """The names of each param group, from those of its flat tensors; without param groups each is one."""
+    if not groups:
+        return [list(of_one) for of_one in names]
+    found: list[dict[str, None]] = [{} for _ in groups]
+    for number, of_one in zip(group_of_ids(groups), names, strict=False):
+        found[number] |= dict.fromkeys(of_one)
+    return [list(of_group) for of_group in found]
+
+
+def _join_group(groups: list[dict[str, Any]], number: int, settings: Mapping[Any, Any], names: list[str]) -> None:
+    """Add a stage's param group to the one of the same number and settings, else of the same settings."""
+    kept = {k: v for k, v in settings.items() if k != "params"}
+    candidates = [*groups[number : number + 1], *groups]
+    same = next((g for g in candidates if _same_settings(g, kept)), None)
+    if same is None:
+        groups.append({**kept, "params": list(names)})
+    else:
+        same["params"] += [fqn for fqn in names if fqn not in same["params"]]
+
+
+def _same_settings(group: Mapping[Any, Any], settings: Mapping[Any, Any]) -> bool:
+    return set(group) - {"params"} == set(settings) and all(same_value(group[k], v) for k, v in settings.items())
+
+
+def pieces_of_frozen(
+    shape: Ints, fragments: Mapping[Where, Any], runs: Iterator[Run], rank_of: Callable[[Where], int], world: int
+) -> Tensor:
+    """A frozen parameter of ZeRO-3 from every rank's piece, each a tensor of its own."""
+    flats = {where: source for where, t in fragments.items() if (source := flat_source(t)) is not None}
+    listed = list(runs)
+    short = next((r for r in listed if r.where in flats and flats[r.where].shape[0] < r.length), None)
+    dtype = next((s.dtype for s in flats.values()), "float32")
+    if short is not None:
+        note = f"rank {short.where[1]}: {flats[short.where].shape[0]} elements of a piece of {short.length}; damaged"
+        return Tensor(shape, dtype, (), "flat_pieces", note=note)
+    return Tensor(shape, dtype, joined(shape, listed, flats, rank_of), "flat_pieces", world_size=world)

@@ -1,0 +1,215 @@
+"""Universal checkpoints: every parameter and every slot of its state in a file of its own, whatever the ranks were.
+
+DeepSpeed's `ds_to_universal.py` writes `<tag>/zero/<fqn>/fp32.pt`, `exp_avg.pt`, `exp_avg_sq.pt` and `step.pt`,
+`zero/optimizer_state.pt` with the param groups, copies the model states beside them, and names the tag in
+`latest_universal`. A file holds `{"param": tensor, "cat_dim": …}`, `step.pt` the value itself. Tensor-parallel slices
+are joined in it; a parameter from ZeRO-3 is flat, and gets its shape from `param_shapes`. Version 0.19.8 also puts
+buffers and frozen parameters there, where they may have lost their dtype: those are taken from the model states.
+Source: checkpoint/ds_to_universal.py of 0.9 to 0.19.8; checked on real files of 0.19.8.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from ckptools.checkpoint import Checkpoint, ReadCost
+from ckptools.files import check_stays_inside, reading
+from ckptools.formats import deepspeed_module, rank_checks
+from ckptools.formats.deepspeed_files import Files
+from ckptools.formats.deepspeed_names import StateName, names_in
+from ckptools.formats.deepspeed_states import FLAT, LAYOUT, ModelStates, Shapes, stage_of
+from ckptools.formats.deepspeed_tensors import names_by_param_group
+from ckptools.formats.options import Options
+from ckptools.model import Fact, Problem, RankFile, Shard, Tensor, tensors_in
+from ckptools.regions import Box, Ints
+from ckptools.sections import find_sections
+from ckptools.steps import find_step
+
+MASTER = "fp32"
+NO_MODULE = (
+    "the module's own weights are not in a universal checkpoint of a pipeline; --weights fp32 takes the fp32 copy"
+)
+
+
+@dataclass(frozen=True)
+class Atom:
+    """A file of one slot of one parameter.
+
+    Attributes:
+        fqn: the parameter.
+        slot: `fp32` for the parameter itself, else the optimizer's name for it.
+        path: the file.
+    """
+
+    fqn: str
+    slot: str
+    path: Path
+
+
+def read(path: Path, folder: Path, options: Options, started: float) -> Checkpoint:
+    """Open the universal checkpoint in a tag folder.
+
+    Raises:
+        ReadError: the file that was named cannot be read.
+        UnsafePathError: a file is a link out of the folder.
+    """
+    files = Files(names_in(folder, options.follow_symlinks), options, path)
+    return _Opening(path, folder, files, _atoms(folder, options.follow_symlinks)).checkpoint(started)
+
+
+def _atoms(folder: Path, follow_symlinks: bool) -> list[Atom]:
+    found = []
+    with reading(folder / "zero"):
+        for parameter in sorted(p for p in (folder / "zero").iterdir() if p.is_dir()):
+            found += [Atom(parameter.name, p.stem, p) for p in sorted(parameter.iterdir()) if p.suffix == ".pt"]
+    if not follow_symlinks:
+        for path in {p for atom in found for p in (atom.path, atom.path.parent, folder / "zero")}:
+            check_stays_inside(path, folder)
+    return found
+
+
+class _Opening:
+    """The steps of opening a universal checkpoint."""
+
+    def __init__(self, path: Path, folder: Path, files: Files, atoms: list[Atom]) -> None:
+        self.path, self.folder, self.files, self.atoms = path, folder, files, atoms
+        self.common = folder / "zero" / "optimizer_state.pt"
+        self.problems: list[Problem] = []
+        files.read_one_of_each("model")
+        files.read(StateName(p, "model", None) for p in self._own_files())
+        self.models = list(files.models().values())
+        self.base = self.models[0] if self.models else ModelStates(folder, 0, 0, {})
+        self.sharded = any(n.dp is not None for n in files.of("model"))
+        self.groups = self._groups()
+        self.shapes: Shapes = {fqn: shape for group in self.groups for fqn, shape in group.items()}
+
+    def _own_files(self) -> Iterator[Path]:
+        yield from (atom.path for atom in self.atoms)
+        if self.common.is_file():
+            yield self.common
+
+    def _groups(self) -> list[Shapes]:
+        """`param_shapes` of all pipeline stages, group by group."""
+        groups: list[Shapes] = []
+        for model in self.models:
+            for k, shapes in enumerate(model.groups or ()):
+                groups += [{} for _ in range(k + 1 - len(groups))]
+                groups[k] |= shapes
+        return groups
+
+    def checkpoint(self, started: float) -> Checkpoint:
+        """Put everything together."""
+        tree = self._tree()
+        files = tuple(self._files())
+        sections = find_sections(tree)
+        self.problems += rank_checks.of_files(files, self.files.why, 1, True)
+        self.problems += rank_checks.of_tensors(tensors_in(tree))
+        saved = self.files.saved.values()
+        world = (self.base.number("dp_world_size") or 1) * (self.base.number("mp_world_size") or 1)
+        return Checkpoint(
+            path=self.path,
+            name=self.folder.name,
+            format="deepspeed",
+            saved_as="DeepSpeed universal checkpoint, one file per parameter and slot",
+            tree=tree,
+            files=files,
+            world_size=Fact(world, ("dp_world_size",) if "dp_world_size" in self.base.tree else ()),
+            step=find_step(self.folder, tuple(s for s in sections if s.path == ("global_steps",))),
+            problems=tuple(sorted(self.problems, key=lambda p: ("error", "warning", "note").index(p.severity))),
+            names=tuple(dict.fromkeys(n for s in saved for n in s.names)),
+            all_ranks=True,
+            bytes_expected=rank_checks.expected_bytes(files),
+            cost=ReadCost(len(saved), time.perf_counter() - started, sum(s.bytes_read for s in saved)),
+        )
+
+    def _tree(self) -> dict[Any, Any]:
+        common = self.files.saved[self.common].tree if self.common in self.files.saved else {}
+        common = common if isinstance(common, dict) else {}
+        rest = {k: v for k, v in self.base.tree.items() if k not in (*LAYOUT, "optimizer", "model", "zero_optimizer")}
+        kept = {k: v for k, v in common.items() if k not in (*FLAT, "param_groups")}
+        kept |= {"zero_stage": stage_of(common)} if stage_of(common) is not None else {}
+        optimizer = {"state": self._state(), "param_groups": self._param_groups(common)}
+        return {"model": self._model(), "optimizer": optimizer, **rest, **({"zero_optimizer": kept} if kept else {})}
+
+    def _model(self) -> dict[str, Any]:
+        module = self.base.module
+        if self.files.options.weights == "module":
+            if module is not None:
+                return deepspeed_module.module_model(self.base, self.shapes, self.sharded)
+            return {fqn: replace(t, shards=(), note=NO_MODULE) for fqn, t in self._stored(MASTER).items()}
+        stored = self._stored(MASTER)
+        trained = {fqn: t for fqn, t in stored.items() if fqn in self.shapes or module is None}
+        others = {fqn: t for fqn, t in stored.items() if fqn not in trained and self._only_here(fqn)}
+        absent = {fqn: _absent(shape) for fqn, shape in self.shapes.items() if fqn not in stored}
+        return deepspeed_module.fp32_model(self.base, {**trained, **absent}, others, self.sharded)
+
+    def _only_here(self, fqn: str) -> bool:
+        """Whether the model states have no copy of a tensor that is no trained parameter."""
+        value = (self.base.module or {}).get(fqn)
+        empty = isinstance(value, Tensor) and self.sharded and value.shape in ((0,), (1,))
+        return fqn not in self.base.shared and (not isinstance(value, Tensor) or empty)
+
+    def _state(self) -> dict[str, dict[str, Any]]:
+        state: dict[str, dict[str, Any]] = {}
+        for slot in dict.fromkeys(atom.slot for atom in self.atoms if atom.slot != MASTER):
+            for fqn, value in self._stored(slot).items():
+                state.setdefault(fqn, {})[slot] = value
+        ordered = dict.fromkeys([*self.shapes, *state])
+        return {fqn: state[fqn] for fqn in ordered if fqn in state}
+
+    def _param_groups(self, common: Mapping[Any, Any]) -> list[dict[str, Any]]:
+        listed = common.get("param_groups")
+        groups = [g for g in listed if isinstance(g, dict)] if isinstance(listed, (list, tuple)) else []
+        names = names_by_param_group(groups, self.groups)
+        return [
+            {**settings, "params": params} for settings, params in zip(groups or [{}] * len(names), names, strict=True)
+        ]
+
+    def _stored(self, slot: str) -> dict[str, Any]:
+        """The value of a slot of every parameter that has it."""
+        trees = ((a.fqn, self.files.saved[a.path]) for a in self.atoms if a.slot == slot and a.path in self.files.saved)
+        return {fqn: self._value(fqn, slot, saved.tree) for fqn, saved in trees}
+
+    def _value(self, fqn: str, slot: str, tree: Any) -> Any:
+        value = tree.get("param") if isinstance(tree, dict) and "param" in tree else tree
+        shape = self.shapes.get(fqn)
+        if not isinstance(value, Tensor) or slot == "step" or shape is None or value.shape == shape:
+            return value
+        joined = isinstance(tree, dict) and (tree.get("vocab_tensor") or self._tensor_parallel())
+        if len(value.shape) == 1 and value.numel == prod(shape):
+            return _reshaped(value, shape)
+        if joined:
+            return value
+        note = f"{slot}.pt holds {list(value.shape)}, param_shapes has {list(shape)}; the files are not of one run"
+        return replace(value, shards=(), note=note)
+
+    def _tensor_parallel(self) -> bool:
+        return any((m.number("mp_world_size") or 1) > 1 for m in self.models)
+
+    def _files(self) -> Iterator[RankFile]:
+        parts = {atom.path: f"{atom.fqn}/{atom.slot}" for atom in self.atoms}
+        for name in self.files.names:
+            yield self.files.status(name.path, None, name.path.name.removesuffix(".pt"))
+        for path in self._own_files():
+            yield self.files.status(path, None, parts.get(path, path.stem))
+        stored = {atom.fqn for atom in self.atoms if atom.slot == MASTER}
+        for fqn in self.shapes:
+            if fqn not in stored:
+                yield RankFile(self.folder / "zero" / fqn / "fp32.pt", None, f"{fqn}/{MASTER}", "missing", 0, None)
+
+
+def _reshaped(tensor: Tensor, shape: Ints) -> Tensor:
+    """The same consecutive elements as a tensor of another shape."""
+    source = tensor.shards[0].source if len(tensor.shards) == 1 else None
+    if source is None or not source.contiguous:
+        return replace(tensor, shards=(), note="a flat tensor that is not one row of consecutive elements")
+    return replace(tensor, shape=shape, shards=(Shard(Box.whole(shape), None, source.reshaped(shape)),))
+
+
+def _absent(shape: Ints) -> Tensor:
+    return Tensor(shape, "float32", (Shard(Box.whole(shape), None, None),))
