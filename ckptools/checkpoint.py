@@ -49,6 +49,7 @@ class Checkpoint:
             tree holds the lowest rank's.
         bytes_expected: bytes that all files together should have; None when nothing tells.
         cost: what opening it cost.
+        module_order: whether the model's names come in the order of the module, as in a torch.save file.
         options: how it was opened, so that it can be opened again with all ranks.
     """
 
@@ -66,6 +67,7 @@ class Checkpoint:
     differing: tuple[KeyPath, ...] = ()
     bytes_expected: int | None = None
     cost: ReadCost = ReadCost(0, 0.0, 0)
+    module_order: bool = True
     options: Any = field(default=None, repr=False, compare=False)
 
     @property
@@ -108,9 +110,8 @@ class Checkpoint:
         model = models[0].value if len(models) == 1 else None
         found: dict[str, Optimizer] = {}
         for section in self.of_kind("optimizer"):
-            optimizer = optimizers.describe(
-                fqn_of(section.path[-1:]) or "optimizer", section.path, section.value, model
-            )
+            name = fqn_of(section.path[-1:]) or "optimizer"
+            optimizer = optimizers.describe(name, section.path, section.value, model, self.module_order)
             found[_free(found, optimizer.name)] = replace(optimizer, state=self._bound_state(section, optimizer))
         return found
 

@@ -4,16 +4,19 @@ A plain `optimizer.state_dict()` numbers its parameters in the order of the para
 model's state dict has the names, in module order, with buffers in between. A group lists its parameters in module
 order, so each group is a subsequence of the model; names follow where the shapes of the moments leave exactly one
 way to lay it there. Source: torch/optim/optimizer.py (`state_dict`), and formats seen in DDP, FSDP2 and verl files.
+Where a model's order is not the module's (safetensors sorts by dtype and name), only a shape that is there once tells.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ckptools.dtypes import is_floating
 from ckptools.model import KeyPath, Tensor
+from ckptools.regions import Ints
 from ckptools.sections import GROUPS, STATE, is_flat_optimizer, storage_identity
 
 Id = Any
@@ -27,7 +30,7 @@ class Naming:
     Attributes:
         names: fqn by id, for the ids that have exactly one possible name.
         by: `fqn` when the file itself has the names, `order` when they follow from parameter order and shapes,
-            `none` when nothing tells.
+            `shape` from shapes alone, `none` when nothing tells.
         unnamed: ids that could be more than one parameter, or none.
         note: one line for people, empty when the file has the names.
     """
@@ -67,8 +70,14 @@ def _ids(params: Any) -> list[Id]:
     return listed if all(isinstance(i, (int, str)) for i in listed) else []
 
 
-def name_parameters(optimizer: Mapping[str, Any], model: Mapping[str, Any] | None) -> Naming:
-    """Name the parameters of an optimizer with the help of the model's state dict, where it can be done surely."""
+def name_parameters(optimizer: Mapping[str, Any], model: Mapping[str, Any] | None, ordered: bool = True) -> Naming:
+    """Name the parameters of an optimizer with the help of the model's state dict, where it can be done surely.
+
+    Args:
+        optimizer: with `state` and `param_groups`.
+        model: the state dict; None when there is none.
+        ordered: whether it has the order of the module.
+    """
     state = optimizer["state"]
     groups = group_ids(optimizer)
     ids = [i for group in groups for i in group] or list(state)
@@ -79,15 +88,43 @@ def name_parameters(optimizer: Mapping[str, Any], model: Mapping[str, Any] | Non
     candidates = [(fqn, t) for fqn, t in model.items() if isinstance(t, Tensor) and is_floating(t.dtype)]
     pieces = any(t.sharded for _, t in candidates)
     moments = {i: _moment(state.get(i)) for i in ids}
-    names = _settle(groups or [ids], moments, _parameters(candidates, len(ids)), pieces)
+    params = _parameters(candidates, len(ids))
+    names = (
+        _settle(groups or [ids], moments, params, pieces)
+        if ordered
+        else _by_shape({i: state.get(i) for i in ids}, params)
+    )
     unnamed = tuple(i for i in ids if i not in names)
-    return Naming(names, "order" if names else "none", unnamed, _note(len(ids), len(unnamed)))
+    by = "none" if not names else "order" if ordered else "shape"
+    return Naming(names, by, unnamed, _note(len(ids), len(unnamed), ordered))
 
 
-def _note(total: int, unnamed: int) -> str:
+def _note(total: int, unnamed: int, ordered: bool) -> str:
     if not unnamed:
-        return "keyed by number; named through the parameter order, shapes agree"
-    return f"keyed by number; {unnamed} of {total} could not be named: more than one parameter fits, or none"
+        how = "the parameter order, shapes agree" if ordered else "their shapes, each of which is there once"
+        return f"keyed by number; named through {how}"
+    told = f"keyed by number; {unnamed} of {total} could not be named: "
+    if ordered:
+        return told + "more than one parameter fits, or none"
+    return told + "the model's file has lost their order, and several have their shape, or none"
+
+
+def _by_shape(entries: Mapping[Id, Any], params: Sequence[tuple[str, Tensor]]) -> dict[Id, str]:
+    """Name the ids whose shape one id and one parameter have; nothing when the model lacks parameters."""
+    shapes = {i: shape for i, entry in entries.items() if (shape := _only_shape(entry)) is not None}
+    ids = Counter(shapes.values())
+    fqns = Counter(t.shape for _, t in params)
+    of_shape = {t.shape: fqn for fqn, t in params if fqns[t.shape] == 1}
+    if len(params) < len(entries):
+        return {}
+    return {i: of_shape[shape] for i, shape in shapes.items() if ids[shape] == 1 and shape in of_shape}
+
+
+def _only_shape(entry: Any) -> Ints | None:
+    """The shape that all moments of a parameter have; factored ones (Adafactor) differ, and tell nothing."""
+    slots = entry.items() if isinstance(entry, Mapping) else ()
+    shapes = {t.shape for slot, t in slots if isinstance(t, Tensor) and slot != "step" and t.shape}
+    return shapes.pop() if len(shapes) == 1 else None
 
 
 def _parameters(candidates: list[tuple[str, Tensor]], wanted: int) -> list[tuple[str, Tensor]]:
@@ -230,10 +267,12 @@ class Optimizer:
         return f"<Optimizer {self.name}: {len(self.state)} parameters, {len(self.param_groups)} groups>"
 
 
-def describe(name: str, path: KeyPath, value: Mapping[str, Any], model: Mapping[str, Any] | None) -> Optimizer:
-    """Describe the optimizer at `path`."""
+def describe(
+    name: str, path: KeyPath, value: Mapping[str, Any], model: Mapping[str, Any] | None, ordered: bool = True
+) -> Optimizer:
+    """Describe the optimizer at `path`; `ordered` says whether `model` has the order of the module."""
     value = nested(value)
-    naming = name_parameters(value, model)
+    naming = name_parameters(value, model, ordered)
     state = {naming.names.get(i, i): entry for i, entry in value["state"].items()}
     groups = [
         ParamGroup(group, tuple(naming.names.get(i, f"?{i}") for i in ids))

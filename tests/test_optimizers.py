@@ -90,6 +90,21 @@ def test_without_a_model_nothing_is_named_and_it_is_said():
     assert naming.names == {} and "no model" in naming.note
 
 
+def test_where_the_module_order_is_lost_only_a_shape_that_is_there_once_names_a_parameter():
+    value = optimizer([(0, (4, 4)), (1, (4, 4)), (2, (2, 3)), (3, (7,))])
+    state_dict = model(alpha=(4, 4), beta=(7,), mean=(7,), zeta=(4, 4), eta=(2, 3))
+    naming = name_parameters(value, state_dict, ordered=False)
+    assert (naming.names, naming.by, naming.unnamed) == ({2: "eta"}, "shape", (0, 1, 3))
+    assert "lost their order" in naming.note
+
+
+def test_factored_moments_and_a_model_that_lacks_parameters_name_nothing_without_order():
+    factored = optimizer([(0, (4, 5)), (1, (9,))])
+    factored["state"][0]["row"] = tensor(4)  # type: ignore[index]
+    assert name_parameters(factored, model(w=(4, 5), b=(9,)), ordered=False).names == {1: "b"}
+    assert name_parameters(optimizer([(0, (4, 5)), (1, (9,))]), model(w=(4, 5)), ordered=False).names == {}
+
+
 def test_groups_show_names_and_hyperparameters():
     value = optimizer([(0, (2, 3)), (1, (2,))])
     value["param_groups"][0]["lr"] = 0.1  # type: ignore[index]

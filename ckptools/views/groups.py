@@ -40,7 +40,7 @@ class OptimizerRow:
         groups: its param groups.
         slots: names of the state per parameter, such as `exp_avg`.
         entries: parameters that have state.
-        named_by: `fqn`, `order` or `none`: how parameters got their names.
+        named_by: `fqn`, `order`, `shape` or `none`: how parameters got their names.
         unnamed: how many have none.
         note: a line about the naming; empty when the file has the names.
     """
