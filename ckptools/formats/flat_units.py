@@ -230,25 +230,23 @@ class _Explaining:
             raise UnexplainedError(f"{key} is no 1-D tensor of consecutive elements")
         runs = self.runs[key]
         members, tied = self._named(flat, runs) if runs else self._listed(key)
-        layouts = {
-            tuple(m.start for m in laid): laid
-            for laid in _layouts(members, flat, bool(runs))
-            if all(_runs_agree(m, flat) for m in laid)
-        }
-        if len(layouts) != 1:
-            raise UnexplainedError(self._misfit(key, flat, members, len(layouts)))
-        return Unit(key, flat, next(iter(layouts.values())), tied, bool(runs))
+        layouts = {tuple(m.start for m in laid): laid for laid in _layouts(members, flat, bool(runs))}
+        fitting = [laid for laid in layouts.values() if all(_runs_agree(m, flat) for m in laid)]
+        if len(fitting) != 1:
+            raise UnexplainedError(self._misfit(key, flat, members, len(layouts), len(fitting)))
+        return Unit(key, flat, fitting[0], tied, bool(runs))
 
-    def _misfit(self, key: str, flat: Tensor, members: Sequence[Member], ways: int) -> str:
+    def _misfit(self, key: str, flat: Tensor, members: Sequence[Member], layouts: int, fitting: int) -> str:
         told_by = self.told.told_by if self.told else "the file"
-        if ways:
-            return f"{told_by}: the parameters of {key} fit in {ways} ways"
-        total = sum(m.numel for m in members)
-        if total == flat.numel:
+        if fitting:
+            return f"{told_by}: the parameters of {key} fit in {fitting} ways"
+        if layouts:
             return f"{told_by}: the parameters of {key} do not lie where the ranks hold them"
+        total = sum(m.numel for m in members)
+        tied = "; of tied ones it must say so (a .pt that shares them, or in JSON the other's name for a shape)"
         return (
             f"{key} has {flat.numel} elements, the {len(members)} parameters that {told_by} names there have {total}"
-            + ("; a tied one must be told as such" if total > flat.numel else "")
+            f"{tied if total > flat.numel else ''}"
         )
 
     def _named(self, flat: Tensor, runs: Mapping[str, Tensor]) -> tuple[list[Member], dict[str, str]]:

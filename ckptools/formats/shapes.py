@@ -13,24 +13,20 @@ A name instead of a shape says that the parameter is tied to that one. Such a JS
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ckptools.errors import ReadError, UsageError
-from ckptools.files import File
+from ckptools.formats.json_file import read_json
 from ckptools.model import Tensor
 from ckptools.pickles.told import told
 from ckptools.regions import Ints
 from ckptools.sections import storage_identity
 
-MAX_JSON = 64 << 20
-"""Bytes of a JSON of shapes; a name takes fewer than a hundred."""
-
 MAX_DIMS = 64
-MAX_DIGITS = 19
+MAX_SIZE = (1 << 63) - 1
 
 KEEP_ORDER = ("rank_files", "torch_file")
 """Formats whose trees have the order of the state dict that was saved."""
@@ -72,10 +68,12 @@ def _from_checkpoint(path: Path, follow_symlinks: bool) -> Shapes:
     models = checkpoint.of_kind("model")
     if len(models) != 1:
         raise UsageError(path, f"holds {len(models)} models; --shapes needs something that holds one")
-    whole = {k: t for k, t in models[0].value.items() if isinstance(t, Tensor) and not t.note}
-    if not whole:
+    tensors = {k: t for k, t in models[0].value.items() if isinstance(t, Tensor)}
+    whole = {k: t for k, t in tensors.items() if not t.note or t.kind == "meta"}
+    if any(t.kind == "flat_pieces" and t.note for t in tensors.values()):
         raise UsageError(path, "tells no shapes either; --shapes needs a checkpoint with whole tensors, or a JSON")
-    ordered = checkpoint.format in KEEP_ORDER
+    # Parameters that were taken out of flat ones stand together by unit.
+    ordered = checkpoint.format in KEEP_ORDER and not any(t.kind == "flat_pieces" for t in whole.values())
     return Shapes(str(path), {k: t.shape for k, t in whole.items()}, _ties(whole), ordered)
 
 
@@ -90,56 +88,27 @@ def _ties(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     return tied
 
 
-class _ShapesError(ValueError):
-    """What is wrong with a JSON of shapes, without the file."""
-
-
 def _from_json(path: Path) -> Shapes:
-    with File(path) as file:
-        if file.size > MAX_JSON:
-            raise ReadError(path, f"has {file.size} bytes; a JSON of shapes has at most {MAX_JSON}")
-        data = file.read(0, file.size)
-    try:
-        found = json.loads(data.decode(), object_pairs_hook=_object, parse_int=_integer)
-        return _checked(str(path), found)
-    except _ShapesError as error:
-        raise ReadError(path, f"no JSON of name to shape: {error}") from error
-    except (ValueError, RecursionError) as error:
-        raise ReadError(path, f"no JSON of name to shape: {type(error).__name__}") from error
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise _ShapesError("a name is there twice")
-    return found
-
-
-def _integer(text: str) -> int:
-    if len(text) > MAX_DIGITS:
-        raise _ShapesError(f"the number {text[:MAX_DIGITS]}…, which is no size")
-    return int(text)
-
-
-def _checked(told_by: str, found: Any) -> Shapes:
+    found = read_json(path)
     if not isinstance(found, dict) or not found:
-        raise _ShapesError(f"expected an object of names, found {told(found)}")
+        raise ReadError(path, f"no JSON of name to shape: expected an object of names, found {told(found)}")
     shapes: dict[str, Ints] = {}
     tied: dict[str, str] = {}
     for name, value in found.items():
-        if isinstance(value, str):
-            if value not in shapes:
-                raise _ShapesError(f"{told(name)} is tied to {told(value)}, which is no earlier name")
+        if isinstance(value, str) and value in shapes:
             tied[name] = tied.get(value, value)
             shapes[name] = shapes[value]
+        elif _is_shape(value):
+            shapes[name] = tuple(value)
         else:
-            shapes[name] = _shape(name, value)
-    return Shapes(told_by, shapes, tied, True)
+            raise ReadError(
+                path,
+                f"{told(name)}: expected a list of sizes, or the earlier name that it is tied to; found {told(value)}",
+            )
+    return Shapes(str(path), shapes, tied, True)
 
 
-def _shape(name: str, value: Any) -> Ints:
-    if not isinstance(value, list) or not all(type(n) is int and n >= 0 for n in value) or len(value) > MAX_DIMS:
-        raise _ShapesError(
-            f"{told(name)}: expected a list of sizes, or the name that it is tied to; found {told(value)}"
-        )
-    return tuple(value)
+def _is_shape(value: Any) -> bool:
+    return (
+        isinstance(value, list) and len(value) <= MAX_DIMS and all(type(n) is int and 0 <= n <= MAX_SIZE for n in value)
+    )
