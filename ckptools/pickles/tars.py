@@ -73,8 +73,8 @@ def _checkpoint_of(file: File, found: dict[str, Member]) -> Member:
         return found[STATES]
     if len(found) == 1:
         return next(iter(found.values()))
-    listed = ", ".join(told(name) for name in list(found)[:4])
-    raise ReadError(file.path, f"a tar of {len(found)} files ({listed}…): unpack it, and open what is inside")
+    listed = f" ({', '.join(told(name) for name in list(found)[:4])}{' …' if len(found) > 4 else ''})" if found else ""
+    raise ReadError(file.path, f"a tar of {len(found)} files{listed}: unpack it, and open what is inside")
 
 
 def members(file: File) -> dict[str, Member]:

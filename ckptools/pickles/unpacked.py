@@ -216,11 +216,19 @@ def _zstd(file: File) -> Iterator[bytes]:
     if sys.version_info >= (3, 14):
         from compression import zstd
 
-        return _by_reading(zstd.ZstdFile(cast("Any", _Sequential(file))))
+        yield from _by_reading(zstd.ZstdFile(cast("Any", _Sequential(file))))
+        return
     import zstandard
 
+    # The package does not say when its input ends too early, but most frames say how long they are.
+    expected = max(1, zstandard.frame_content_size(file.read(0, min(HEAD, file.size))))
+    done = 0
     decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_MEMORY)
-    return _by_reading(decompressor.stream_reader(cast("Any", _Sequential(file)), read_across_frames=True))
+    for piece in _by_reading(decompressor.stream_reader(cast("Any", _Sequential(file)), read_across_frames=True)):
+        done += len(piece)
+        yield piece
+    if done < expected:
+        raise EOFError
 
 
 def _lz4(file: File) -> Iterator[bytes]:
