@@ -24,8 +24,11 @@ from ckptools.views.words import plural, spans
 
 ONLY = ("model", "optimizer", "all")
 
-FATAL = ("CK006", "CK009", "CK103", "CK104", "CK105")
+FATAL = ("CK006", "CK007", "CK009", "CK103", "CK104", "CK105")
 """Problems that no option talks away: the files are not of one checkpoint, or contradict each other."""
+
+LOST = "CK005"
+"""A plain value that is missing or damaged: tensors have gaps instead."""
 
 
 @dataclass
@@ -69,7 +72,9 @@ def select(
     if prefer_rank is not None and prefer_rank not in checkpoint.ranks:
         raise UsageError(checkpoint.path, f"--prefer-rank {prefer_rank}: there is no file of that rank here")
     picking = _Picking(checkpoint, allow_missing, prefer_rank, files)
-    picking.problems += [p for p in checkpoint.problems if p.code in FATAL and _concerns(p, sections.values())]
+    codes = FATAL if allow_missing else (*FATAL, LOST)
+    errors = (p for p in checkpoint.problems if p.severity == "error" and p.code in codes)
+    picking.problems += [p for p in errors if _concerns(p, sections.values())]
     trees = {name: picking.copy(s.value, s.path, (name,) if name else ()) for name, s in sections.items()}
     if picking.problems:
         raise NotWholeError(checkpoint.path, _summary(checkpoint, picking.problems), picking.problems)
@@ -234,6 +239,6 @@ def _summary(checkpoint: Checkpoint, problems: list[Problem]) -> str:
     ranks = sorted({p.rank for p in files if p.rank is not None})
     cause = f"rank {spans(ranks)} missing or cut; " if ranks else ""
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-    gaps_only = all(p.code in ("CK101", "CK106") for p in problems)
+    gaps_only = all(p.code in ("CK101", LOST, "CK106") for p in problems)
     way = "; --allow-missing writes what is whole" if gaps_only else ""
     return f"not whole: {cause}{problems[0]}{more}{way}"

@@ -68,7 +68,8 @@ def _without_metadata(names: set[str]) -> str:
     if any(name.endswith(".metadata.tmp") for name in names):
         return "the save was interrupted: .metadata.tmp is here, .metadata is not; use an earlier checkpoint"
     files = sum(name.endswith(".distcp") for name in names)
-    return f"{files} .distcp files without .metadata, which alone tells what they hold; copy it here too"
+    what = "1 .distcp file" if files == 1 else f"{files} .distcp files"
+    return f"{what} without .metadata, which alone tells what they hold; copy it here too"
 
 
 def looks_like_dcp(folder: Path) -> bool:

@@ -167,7 +167,7 @@ def _problems(found: Mapping[str, _Found]) -> Iterator[Problem]:
     wrong = [p for fqn, tensor in found.items() for p in _problems_of(fqn, tensor)]
     yield from wrong[:MAX_PROBLEMS]
     if len(wrong) > MAX_PROBLEMS:
-        yield Problem("CK005", "error", f"{len(wrong) - MAX_PROBLEMS} more tensors are lost or wrong")
+        yield Problem("CK106", "error", f"{len(wrong) - MAX_PROBLEMS} more tensors are lost or wrong")
     reasons: dict[str, list[str]] = {}
     for fqn, tensor in found.items():
         if tensor.why_not:
@@ -179,7 +179,7 @@ def _problems(found: Mapping[str, _Found]) -> Iterator[Problem]:
 
 def _problems_of(fqn: str, tensor: _Found) -> Iterator[Problem]:
     if tensor.bad:
-        yield Problem("CK005", "error", tensor.bad, None, fqn)
+        yield Problem("CK106", "error", tensor.bad, None, fqn)
         return
     shape, boxes = tensor.described.shape, {s.box for s in tensor.shards}
     if len(boxes) == 1 and Box.whole(shape) in boxes:

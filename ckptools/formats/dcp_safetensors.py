@@ -1,0 +1,285 @@
+"""Shards that torch's `HuggingFaceStorageWriter(save_distributed=True)` leaves: each rank's pieces as safetensors.
+
+    shard-00003-model-00001-of-00002.safetensors        rank 2's pieces of the tensors of file 1 of 2
+
+A rank's number is one more than the rank. `__metadata__` holds `DCP_SHARDING_INFO`, a JSON of name to
+`{"saved_offsets": [...]}`: where a piece begins in the whole tensor. Nothing says how large the whole is; as in torch's
+own reader it is as large as its pieces reach, and here they must cover that exactly. So a last rank that is missing
+cannot be told, unless the files that `consolidate_safetensors_files` made lie beside or above and say more. A rank
+that owns nothing of a file writes none. Replicated tensors are in one rank's file.
+
+With `enable_consolidation=True` the shards are in `sharded/`, below the consolidated model that `hugging_face` reads.
+Objects that are no tensors are written in front of the safetensors of their file, which neither torch's reader nor
+this one can undo. Source: torch/distributed/checkpoint/hf_storage.py, _hf_utils.py, filesystem.py,
+_consolidate_hf_safetensors.py of torch 2.13; checked on its files.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ckptools.checkpoint import Checkpoint, ReadCost
+from ckptools.checks.layout import cover_problem
+from ckptools.errors import CkptoolsError, ReadError, UsageError
+from ckptools.files import File, check_stays_inside, reading
+from ckptools.formats import shapes
+from ckptools.formats.json_file import JsonError, parse_json
+from ckptools.formats.options import Options
+from ckptools.formats.safetensors_header import Header, read_header, source_of
+from ckptools.model import Fact, Problem, RankFile, Shard, Tensor
+from ckptools.pickles.contents import content_of, head_of
+from ckptools.pickles.told import told
+from ckptools.regions import Box, Ints
+from ckptools.sections import find_sections
+from ckptools.steps import find_step
+
+NAME = "dcp_safetensors"
+READS = "safetensors shards of DCP: torch's HuggingFaceStorageWriter with save_distributed"
+KNOWN_BY = "shard-00001-model-00001-of-00002.safetensors, or a folder of such files"
+
+FILE = re.compile(r"shard-(\d{1,6})-model-(\d{1,6})-of-(\d{1,6})\.safetensors")
+MAX_RANKS = 1 << 16
+MAX_OFFSET = 1 << 62
+INFO = "DCP_SHARDING_INFO"
+CONSOLIDATED_FROM = "sharded"
+"""The folder of the shards below the model that was consolidated from them."""
+
+
+@dataclass(frozen=True)
+class ShardFile:
+    """One file, by its name.
+
+    Attributes:
+        path: the file.
+        rank: whose pieces it holds.
+        part: which of the model's files it is a shard of, from 1.
+        parts: how many there are.
+    """
+
+    path: Path
+    rank: int
+    part: int
+    parts: int
+
+
+def parse(path: Path) -> ShardFile | None:
+    """Read rank and part out of a file name; None when it is another name."""
+    found = FILE.fullmatch(path.name)
+    if found is None or int(found[1]) == 0:
+        return None
+    return ShardFile(path, int(found[1]) - 1, int(found[2]), int(found[3]))
+
+
+def detect(path: Path) -> bool:
+    """A file with such a name, or a folder that holds some."""
+    return bool(files_in(path)) if path.is_dir() else parse(path) is not None and path.is_file()
+
+
+def files_in(folder: Path) -> list[ShardFile]:
+    """The shards in a folder, in rank order."""
+    with reading(folder):
+        found = [f for f in map(parse, folder.iterdir()) if f is not None]
+    return sorted(found, key=lambda f: (f.rank, f.part))
+
+
+def read(path: Path, options: Options) -> Checkpoint:
+    """Open the shards in a folder, or those beside a shard.
+
+    Raises:
+        ReadError: one of them is damaged, or contradicts another.
+        UsageError: the folder holds shards of two checkpoints.
+    """
+    started = time.perf_counter()
+    folder = path if path.is_dir() else path.parent
+    files = files_in(folder)
+    _check_one_checkpoint(folder, files)
+    if options.only_this_file:
+        files = [f for f in files if path in (folder, f.path)]
+    if not options.follow_symlinks:
+        for file in files:
+            if file.path != path:
+                check_stays_inside(file.path, folder)
+    alone = options.only_this_file and path != folder
+    return _Opening(path, files, _told_shapes(folder, options), alone).checkpoint(files, started)
+
+
+def _check_one_checkpoint(folder: Path, files: Sequence[ShardFile]) -> None:
+    totals = sorted({f.parts for f in files})
+    if len(totals) > 1:
+        listed = ", ".join(f"-of-{n:05d}" for n in totals[:6])
+        raise UsageError(folder, f"holds shards of {len(totals)} checkpoints ({listed}); put each into a folder")
+
+
+@dataclass
+class _Whole:
+    """A tensor while its pieces are collected.
+
+    Attributes:
+        dtype: of the first piece.
+        shards: every piece, in rank order.
+        reach: sizes that the pieces reach to.
+    """
+
+    dtype: str
+    shards: list[Shard]
+    reach: Ints
+
+
+class _Opening:
+    """The steps of opening one checkpoint, with what they find on the way."""
+
+    def __init__(self, path: Path, files: Sequence[ShardFile], shapes: Mapping[str, Ints], alone: bool) -> None:
+        self.path, self.shapes = path, shapes
+        self.alone = alone
+        self.wholes: dict[str, _Whole] = {}
+        self.problems: list[Problem] = []
+        self.files: list[RankFile] = []
+        self.bytes_read = 0
+        self.world = max(f.rank for f in files) + 1
+        for file in files:
+            self._read(file)
+
+    def _read(self, named: ShardFile) -> None:
+        part = str(named.part) if named.parts > 1 else ""
+        try:
+            with File(named.path) as file:
+                header, offsets = _header(file)
+                for name, entry in header.tensors.items():
+                    self._add(name, Shard(Box(offsets[name], entry.shape), named.rank, source_of(file, name, entry)))
+        except ReadError as error:
+            if named.path == self.path:
+                raise
+            why = str(error).removeprefix(f"{named.path}: ")
+            self.problems.append(Problem("CK002", "error", f"{named.path.name} {why}", named.rank))
+            self.files.append(_file(named, part, "cut" if "cut short" in why else "bad"))
+            return
+        self.bytes_read += file.bytes_read
+        self.files.append(_file(named, part, "read"))
+
+    def _add(self, name: str, shard: Shard) -> None:
+        assert shard.source is not None
+        whole = self.wholes.setdefault(name, _Whole(shard.source.dtype, [], shard.box.ends))
+        if shard.source.dtype != whole.dtype or len(shard.box.sizes) != len(whole.reach):
+            has = f"{shard.source.dtype} of {len(shard.box.sizes)} dimensions"
+            text = f"{has}, another rank has {whole.dtype} of {len(whole.reach)}; the shards are not of one save"
+            self.problems.append(Problem("CK104", "error", text, shard.rank, name))
+            return
+        whole.shards.append(shard)
+        whole.reach = tuple(map(max, whole.reach, shard.box.ends))
+
+    def _tensor(self, name: str, whole: _Whole) -> Tensor:
+        shape = self.shapes.get(name, whole.reach)
+        if len(shape) != len(whole.reach) or any(n < reached for n, reached in zip(shape, whole.reach, strict=True)):
+            text = f"its pieces reach to {list(whole.reach)}, and its shape is said to be {list(shape)}"
+            self.problems.append(Problem("CK104", "error", text, None, name))
+            shape = whole.reach
+        cut = len({s.box for s in whole.shards}) > 1 or whole.shards[0].box.sizes != shape
+        tensor = Tensor(shape, whole.dtype, tuple(whole.shards), "chunks" if cut else "plain", world_size=self.world)
+        problem = cover_problem(tensor, name)
+        self.problems += [problem] if problem else []
+        return tensor
+
+    def _check_files(self, files: Sequence[ShardFile]) -> None:
+        """Ranks without any file, and files that some ranks have and others not."""
+        if self.alone:
+            text = f"{self.path.name} is one file of several, and only this one is read"
+            self.problems.append(Problem("CK011", "error", text))
+            return
+        ranks = {f.rank for f in files}
+        for rank in range(min(self.world, MAX_RANKS)):
+            if rank not in ranks:
+                path = files[0].path.with_name(f"shard-{rank + 1:05d}-model-00001-of-{files[0].parts:05d}.safetensors")
+                self.files.append(RankFile(path, rank, "", "missing", 0, None))
+                self.problems.append(Problem("CK001", "error", f"no file {path.name}, nor another of this rank", rank))
+        for rank in sorted(ranks):
+            parts = {f.part for f in files if f.rank == rank}
+            absent = len(set(range(1, min(files[0].parts, MAX_RANKS) + 1)) - parts)
+            if absent:
+                text = f"has {len(parts)} of {files[0].parts} files; a rank that owns nothing of a file writes none"
+                self.problems.append(Problem("CK001", "warning", text, rank))
+
+    def _check_names(self) -> None:
+        """What is not here and leaves no gap behind: tensors that only a lost file held."""
+        lost = any(f.status != "read" for f in self.files)
+        absent = sorted(set(self.shapes) - set(self.wholes))
+        if absent:
+            text = f"{len(absent)} tensors of the whole model are in no shard here: {', '.join(map(told, absent[:3]))}"
+            self.problems.append(Problem("CK107", "error", text))
+        elif lost and not self.shapes:
+            text = "files are missing or damaged, and what only they held is not known, not even by name"
+            self.problems.append(Problem("CK107", "error", text))
+        elif not self.shapes and not self.alone:
+            text = "shapes are what the pieces reach to: a missing last rank cannot be told, unless --shapes tells them"
+            self.problems.append(Problem("CK012", "note", text))
+
+    def checkpoint(self, files: Sequence[ShardFile], started: float) -> Checkpoint:
+        """Put everything together."""
+        tree = {name: self._tensor(name, whole) for name, whole in self.wholes.items()}
+        self._check_files(files)
+        self._check_names()
+        order = ("error", "warning", "note")
+        per_rank = f", {files[0].parts} files per rank" if files[0].parts > 1 else ""
+        return Checkpoint(
+            path=self.path,
+            name=files[0].path.parent.absolute().name or "checkpoint",
+            format=NAME,
+            saved_as=f"DCP safetensors shards{per_rank}",
+            tree=tree,
+            files=tuple(self.files),
+            world_size=Fact(self.world, ("shard numbers",)),
+            step=find_step(files[0].path, find_sections(tree)),
+            problems=tuple(sorted(self.problems, key=lambda p: order.index(p.severity))),
+            bytes_expected=None if self.problems else sum(f.nbytes for f in self.files),
+            cost=ReadCost(len(self.files), time.perf_counter() - started, self.bytes_read),
+            module_order=False,
+        )
+
+
+def _file(named: ShardFile, part: str, status: Literal["read", "cut", "bad"]) -> RankFile:
+    with reading(named.path):
+        found = named.path.stat()
+    return RankFile(named.path, named.rank, part, status, found.st_size, found.st_mtime)
+
+
+def _header(file: File) -> tuple[Header, dict[str, Ints]]:
+    """The header of a shard, and where each of its pieces begins.
+
+    Raises:
+        ReadError: it is damaged, or does not tell.
+    """
+    if content_of(head_of(file)):
+        raise ReadError(file.path, "begins with objects that DCP wrote in front of its tensors, which hides them")
+    header = read_header(file)
+    try:
+        info = parse_json(header.metadata.get(INFO, "null"))
+    except JsonError as error:
+        raise ReadError(file.path, f"{INFO} is no JSON that can be read: {error}") from error
+    if not isinstance(info, dict):
+        raise ReadError(file.path, f"its header has no {INFO}, which says where its pieces belong")
+    return header, {name: _offsets(file, name, info.get(name), len(e.shape)) for name, e in header.tensors.items()}
+
+
+def _offsets(file: File, name: str, said: Any, ndim: int) -> Ints:
+    offsets = said.get("saved_offsets") if isinstance(said, dict) else None
+    listed = offsets if isinstance(offsets, list) else [None]
+    if len(listed) != ndim or not all(type(o) is int and 0 <= o < MAX_OFFSET for o in listed):
+        text = f"{INFO}: {told(name)}: expected {ndim} saved_offsets, found {told(offsets)}; damaged"
+        raise ReadError(file.path, text)
+    return tuple(listed)
+
+
+def _told_shapes(folder: Path, options: Options) -> Mapping[str, Ints]:
+    """Shapes of the whole tensors: those that were given, else of the consolidated model above `sharded/`."""
+    if options.shapes is not None:
+        return shapes.read(options.shapes, options.follow_symlinks).shapes
+    if folder.absolute().name != CONSOLIDATED_FROM:
+        return {}
+    try:
+        return shapes.read(folder.absolute().parent).shapes
+    except CkptoolsError:
+        return {}

@@ -1,0 +1,539 @@
+"""DCP folders: what is read from files that torch wrote, what is told of broken ones, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex
+
+import ckptools
+from ckptools.arrays import read_box
+from ckptools.errors import NotWholeError, ReadError, UnsafePathError, UsageError
+from ckptools.model import Tensor, tensors_in
+from ckptools.regions import Box
+from ckptools.values import Opaque
+from tests.truth import FIXTURES, load_truth
+
+FSDP2 = FIXTURES / "torch2.13.0-fsdp2-dcp-w3" / "ckpt"
+OBJECTS = FIXTURES / "dcp-objects" / "ckpt"
+FABRIC = FIXTURES / "lightning-fabric-fsdp2" / "ckpt"
+TITAN = FIXTURES / "torchtitan-fsdp-tp"
+COMPOSER = FIXTURES / "composer-0.16.4-torch2.0.1-elastic-w4"
+
+STATE = {
+    "model": {
+        "w": torch.arange(35.0).reshape(5, 7),
+        "half": torch.arange(6.0, dtype=torch.bfloat16),
+        "fp8": torch.arange(4.0).to(torch.float8_e4m3fn),
+        "empty": torch.empty(0, 3),
+        "scalar": torch.tensor(7, dtype=torch.int64),
+        "slash/key": torch.ones(2, dtype=torch.float64),
+        "dot.key": torch.tensor([True, False]),
+    },
+    "nested": [{"t": torch.zeros(2)}, [torch.ones(1), 3]],
+    "numbers": {5: torch.full((2,), 5.0), 6: "six"},
+    "step": 11,
+}
+
+
+def save(folder: Path, state: dict[str, Any] | None = None, **options: Any) -> Path:
+    """Let torch write a DCP folder in this process."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        planner = options.pop("planner", None)
+        writer = dcp.FileSystemWriter(folder, sync_files=False, **options)
+        dcp.save(state or STATE, storage_writer=writer, planner=planner, no_dist=True)
+    return folder
+
+
+def edit(folder: Path, change: Callable[[Metadata], None]) -> Path:
+    """Change the metadata of a DCP folder with torch's own classes."""
+    path = folder / ".metadata"
+    metadata = pickle.loads(path.read_bytes())
+    change(metadata)
+    path.write_bytes(pickle.dumps(metadata, protocol=4))
+    return folder
+
+
+def copy(folder: Path, to: Path) -> Path:
+    shutil.copytree(folder, to)
+    return to
+
+
+def codes(ck: ckptools.Checkpoint) -> list[str]:
+    return [p.code for p in ck.problems]
+
+
+def same(tensor: Tensor, value: torch.Tensor) -> bool:
+    read = read_box(tensor, Box.whole(tensor.shape))
+    raw = value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b""
+    return (tensor.shape, f"torch.{tensor.dtype}", read.tobytes()) == (tuple(value.shape), str(value.dtype), raw)
+
+
+@pytest.fixture
+def saved(tmp_path) -> Path:
+    return save(tmp_path / "step-11")
+
+
+@pytest.fixture
+def fsdp2(tmp_path) -> Path:
+    return copy(FSDP2, tmp_path / "ckpt")
+
+
+# -- what torch writes ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"thread_count": 2}, {"single_file_per_rank": False}])
+def test_every_tensor_and_value_comes_back(tmp_path, options):
+    ck = ckptools.open(save(tmp_path / "out", **options), all_ranks=True)
+    assert all(same(ck.tree["model"][fqn], value) for fqn, value in STATE["model"].items())
+    assert list(ck.tree["model"]) == list(STATE["model"])
+    assert (ck.tree["step"], ck.whole, ck.step.value) == (11, True, 11)
+
+
+def test_nested_lists_come_back_and_integer_keys_are_text(saved):
+    tree = ckptools.open(saved, all_ranks=True).tree
+    assert same(tree["nested"][0]["t"], torch.zeros(2)) and same(tree["nested"][1][0], torch.ones(1))
+    assert tree["nested"][1][1] == 3
+    assert same(tree["numbers"]["5"], torch.full((2,), 5.0)) and tree["numbers"]["6"] == "six"
+
+
+def test_inspect_opens_no_item_and_a_tensor_finds_its_own_when_it_is_loaded(saved):
+    ck = ckptools.open(saved)
+    w = ck.tree["model"]["w"]
+    assert w.shards[0].source is None and w.shards[0].item is not None
+    assert torch.equal(w.load(), STATE["model"]["w"]) and torch.equal(w[1:3], STATE["model"]["w"][1:3])
+
+
+def test_a_state_saved_flat_keeps_its_names(tmp_path):
+    state = {"a.b": torch.ones(2), "c": {"whole": "dict"}}
+    planner = dcp.DefaultSavePlanner(flatten_state_dict=False)
+    ck = ckptools.open(save(tmp_path / "out", state, planner=planner), all_ranks=True)
+    assert list(ck.tree) == ["a.b", "c"] and ck.tree["c"] == {"whole": "dict"}
+
+
+def test_an_empty_container_in_a_list_leaves_none_and_a_note(tmp_path):
+    state = {"list": [{}, {"t": torch.ones(2)}, []], "w": torch.ones(1)}
+    ck = ckptools.open(save(tmp_path / "out", state))
+    assert ck.tree["list"][0] is None and isinstance(ck.tree["list"][1]["t"], Tensor)
+    assert [(p.code, p.severity) for p in ck.problems] == [("CK007", "note")]
+
+
+def test_an_optimizer_keyed_by_number_gets_its_numbers_back(tmp_path):
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    ck = ckptools.open(save(tmp_path / "out", {"model": model.state_dict(), "optimizer": optimizer.state_dict()}))
+    assert list(ck.tree["optimizer"]["state"]) == [0, 1]
+    assert list(ck.optimizers["optimizer"].state) == ["weight", "bias"]
+
+
+def test_many_items_of_one_shape_are_told_apart(tmp_path):
+    state = {f"layers.{i}": torch.full((3, 5), float(i)) for i in range(40)}
+    ck = ckptools.open(save(tmp_path / "out", {"model": state}), all_ranks=True)
+    assert all(same(ck.model[fqn], value) for fqn, value in state.items())
+    assert len({s.source.crc for _, t in tensors_in(ck.tree) for s in t.shards}) == 40
+
+
+def test_safetensors_items_are_read_by_their_own_header(tmp_path):
+    state = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(4, dtype=torch.bfloat16), "n": 3}
+    ck = ckptools.open(save(tmp_path / "out", state, serialization_format=_safetensors()))
+    assert same(ck.tree["a"], state["a"]) and same(ck.tree["b"], state["b"]) and ck.tree["n"] == 3
+
+
+def _safetensors() -> Any:
+    return dcp.filesystem.SerializationFormat.SAFETENSORS
+
+
+def test_compressed_items_are_named_and_refused(tmp_path):
+    pytest.importorskip("zstandard")
+    from torch.distributed.checkpoint._extension import ZStandard
+
+    folder = save(tmp_path / "out", {"w": torch.ones(9), "lr": 0.5}, _extensions=[ZStandard()])
+    ck = ckptools.open(folder)
+    assert "stream.zstd" in ck.tree["w"].note and not ck.whole
+    with pytest.raises(NotWholeError, match=r"stream\.zstd"):
+        ckptools.consolidate(folder, tmp_path / "all.pt")
+
+
+# -- real folders -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["dcp-multifile", "dcp-objects", "lightning-fabric-fsdp2"])
+def test_of_a_buffer_that_differs_per_rank_one_copy_is_kept(name):
+    ck = ckptools.open(FIXTURES / name / "ckpt", all_ranks=True)
+    buffer, truth = ck.model["stats.running_mean"], load_truth(name)
+    (shard,) = buffer.shards
+    assert read_box(buffer, Box.whole(buffer.shape)).tobytes() == truth[f"rank{shard.rank}/stats.running_mean"][1]
+
+
+def test_objects_are_read_without_running_them():
+    extra = ckptools.open(OBJECTS, all_ranks=True).tree["extra"]
+    assert (extra["str"], extra["none"], extra["bool"], extra["bigint"]) == ("hello", None, True, 1 << 70)
+    assert (extra["complex"], extra["set"], extra["5"]) == (1 + 2j, {1, 2}, "int key")
+    assert isinstance(extra["dataclass"], Opaque) and extra["dataclass"].name == "__main__.TrainState"
+    assert same(extra["list_of_tensors"][0], torch.ones(2)) and same(
+        extra["rank_obj"]["rank2"]["t"], torch.full((2,), 2.0)
+    )
+    assert isinstance(extra["slash/key"], Tensor) and isinstance(extra["dot.key"], Tensor)
+
+
+def test_the_last_export_of_torchtitan_is_a_model_alone():
+    ck = ckptools.open(TITAN / "ckpt" / "step-6", all_ranks=True)
+    truth = load_truth("torchtitan-fsdp-tp/truth-step-6")
+    assert [s.kind for s in ck.sections] == ["model"] and ck.step.value == 6
+    for fqn, (dtype, data, shape) in ((k.removeprefix("model/"), v) for k, v in truth.items()):
+        tensor = ck.model[fqn]
+        assert (tensor.dtype, tensor.shape, read_box(tensor, Box.whole(shape)).tobytes()) == (dtype, shape, data)
+
+
+def test_meta_pt_belongs_to_the_state():
+    ck = ckptools.open(FABRIC)
+    assert (ck.tree["step"], ck.tree["hparams"]) == (5, {"lr": 0.001})
+    assert [f.path.name for f in ck.files][-1] == "meta.pt"
+
+
+def test_meta_pt_does_not_take_the_place_of_what_dcp_holds(tmp_path):
+    folder = copy(FABRIC, tmp_path / "ckpt")
+    torch.save({"model": "another", "step": 5}, folder / "meta.pt")
+    ck = ckptools.open(folder)
+    assert isinstance(ck.tree["model"], dict) and "meta.pt" in ck.problems[0].message
+
+
+def test_the_writer_is_told_by_the_spelling_of_its_classes():
+    told = {name: ckptools.open(FIXTURES / name).saved_as for name in (COMPOSER.name, "dcp-objects/ckpt")}
+    assert list(told.values()) == ["DCP folder, torch 2.0 to 2.3", "DCP folder, torch 2.4 or later"]
+    assert ckptools.open(FIXTURES / "torch1.13.1-fsdp1-sharded-dcp-w3" / "ckpt").saved_as == "DCP folder, torch 1.13"
+
+
+# -- which folder is meant --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("inside", [".", ".metadata", "__1_0.distcp"])
+def test_the_folder_and_any_file_of_it_open_the_same(inside):
+    assert ckptools.open(FSDP2 / inside).tree == ckptools.open(FSDP2).tree
+
+
+def test_a_run_folder_with_one_step_is_that_step(tmp_path):
+    save(tmp_path / "run" / "step-11")
+    assert ckptools.open(tmp_path / "run").name == "step-11"
+
+
+def test_a_run_folder_with_several_steps_lists_them():
+    with pytest.raises(UsageError, match=r"holds 2 checkpoints; name the one you mean: step-5, step-6$"):
+        ckptools.open(TITAN / "ckpt")
+
+
+def test_an_interrupted_save_is_one_line(saved):
+    (saved / ".metadata").rename(saved / ".metadata.tmp")
+    with pytest.raises(ReadError, match=r"the save was interrupted: .*; use an earlier checkpoint$"):
+        ckptools.open(saved)
+
+
+def test_data_without_metadata_is_one_line(saved):
+    (saved / ".metadata").unlink()
+    with pytest.raises(ReadError, match=r"1 \.distcp file without \.metadata"):
+        ckptools.open(saved)
+
+
+# -- files ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_a_missing_file_is_named_with_what_it_holds(fsdp2, rank, tmp_path):
+    (fsdp2 / f"__{rank}_0.distcp").unlink()
+    ck = ckptools.open(fsdp2)
+    lost = next(p for p in ck.problems if p.code == "CK001")
+    assert lost.rank == rank and "and" in lost.message and f"__{rank}_0.distcp" in lost.message
+    with pytest.raises(NotWholeError, match=f"rank {rank} missing or cut"):
+        ckptools.consolidate(fsdp2, tmp_path / "model.safetensors")
+
+
+def test_what_is_whole_without_a_missing_file_can_still_be_written(fsdp2, tmp_path):
+    (fsdp2 / "__2_0.distcp").unlink()
+    done = ckptools.consolidate(fsdp2, tmp_path / "model.safetensors", allow_missing=True)
+    assert 0 < done.tensors < 21 and len(done.left_out) == 21 - done.tensors
+
+
+def test_a_cut_file_is_named_with_its_sizes(fsdp2):
+    file = fsdp2 / "__1_0.distcp"
+    file.write_bytes(file.read_bytes()[:60_000])
+    ck = ckptools.open(fsdp2)
+    cut = next(p for p in ck.problems if p.code == "CK002")
+    assert cut.rank == 1 and "cut short: 60000 bytes of at least 120012" in cut.message
+    assert next(f.status for f in ck.files if f.path == file) == "cut"
+
+
+def test_a_lost_object_is_named_and_refused(saved, tmp_path):
+    edit(saved, lambda m: m.storage_data.pop(MetadataIndex("step")))
+    ck = ckptools.open(saved)
+    assert [(p.code, p.tensor) for p in ck.problems] == [("CK005", "step")]
+    with pytest.raises(NotWholeError, match="step"):
+        ckptools.consolidate(saved, tmp_path / "all.pt")
+    assert "step" in ckptools.consolidate(saved, tmp_path / "all.pt", allow_missing=True).left_out
+
+
+def test_a_file_that_the_metadata_does_not_name_is_told(saved):
+    shutil.copy(saved / "__0_0.distcp", saved / "__7_0.distcp")
+    (problem,) = ckptools.open(saved).problems
+    assert (problem.code, problem.severity, problem.rank) == ("CK009", "warning", 7)
+
+
+def test_a_stale_file_of_the_same_size_is_noticed_by_shape_or_dtype(tmp_path):
+    new = save(tmp_path / "new", {"a": torch.ones(8), "b": torch.ones(2, 3)})
+    old = save(tmp_path / "old", {"a": torch.ones(2, 4), "b": torch.ones(6)})
+    size = (new / "__0_0.distcp").stat().st_size
+    assert size == (old / "__0_0.distcp").stat().st_size
+    shutil.copy(old / "__0_0.distcp", new / "__0_0.distcp")
+    ck = ckptools.open(new, all_ranks=True)
+    assert [(p.code, p.tensor) for p in ck.problems] == [("CK106", "a"), ("CK106", "b")]
+    assert "expected float32 [8], found float32 [2, 4]; damaged or stale" in ck.problems[0].message
+    with pytest.raises(NotWholeError, match="stale"):
+        ckptools.consolidate(new, tmp_path / "all.pt")
+
+
+def test_a_damaged_item_does_not_hide_the_others(saved):
+    where = pickle.loads((saved / ".metadata").read_bytes()).storage_data[MetadataIndex("model.w", [0, 0])]
+    data = bytearray((saved / "__0_0.distcp").read_bytes())
+    data[where.offset + where.length - 30 : where.offset + where.length] = bytes(30)
+    (saved / "__0_0.distcp").write_bytes(data)
+    ck = ckptools.open(saved, all_ranks=True)
+    assert [(p.code, p.tensor) for p in ck.problems] == [("CK106", "model.w")]
+    assert same(ck.tree["model"]["half"], STATE["model"]["half"])
+
+
+# -- paths ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["../x.distcp", "/etc/passwd", "a/../../x", "", "s3://bucket/x", "a\0b", "C:\\x", ".", 7]
+)
+def test_a_file_outside_of_the_folder_is_refused(saved, name):
+    edit(saved, lambda m: setattr(next(iter(m.storage_data.values())), "relative_path", name))
+    with pytest.raises(UnsafePathError) as error:
+        ckptools.open(saved)
+    assert "names no file in this folder" in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_link_out_of_the_folder_is_refused_unless_asked_for(saved, tmp_path):
+    (saved / "__0_0.distcp").rename(tmp_path / "elsewhere")
+    (saved / "__0_0.distcp").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UnsafePathError, match="--follow-symlinks"):
+        ckptools.open(saved)
+    assert ckptools.open(saved, follow_symlinks=True, all_ranks=True).whole
+
+
+def test_a_linked_folder_on_the_way_is_refused_too(saved, tmp_path):
+    (tmp_path / "out").mkdir()
+    (saved / "__0_0.distcp").rename(tmp_path / "out" / "__0_0.distcp")
+    (saved / "sub").symlink_to(tmp_path / "out")
+    edit(saved, lambda m: [setattr(i, "relative_path", "sub/__0_0.distcp") for i in m.storage_data.values()])
+    with pytest.raises(UnsafePathError, match="--follow-symlinks"):
+        ckptools.open(saved)
+
+
+def test_a_pipe_is_not_opened(saved):
+    (saved / "__0_0.distcp").unlink()
+    os.mkfifo(saved / "__0_0.distcp")
+    with pytest.raises(UnsafePathError, match="not a regular file"):
+        ckptools.open(saved)
+
+
+# -- metadata that contradicts itself ---------------------------------------------------------------------------
+
+
+def _w(metadata: Metadata) -> Any:
+    return metadata.state_dict_metadata["model.w"]
+
+
+def _chunk(offsets: list[int], sizes: list[int]) -> ChunkStorageMetadata:
+    return ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
+
+
+def _info(metadata: Metadata, fqn: str, offset: list[int]) -> Any:
+    return metadata.storage_data[MetadataIndex(fqn, offset)]
+
+
+def _move(m: Metadata) -> None:
+    _info(m, "model.half", [0]).offset = _info(m, "model.w", [0, 0]).offset + 64
+
+
+def _share(m: Metadata) -> None:
+    m.storage_data[MetadataIndex("model.half", [0])] = _info(m, "model.w", [0, 0])
+
+
+def _grow(m: Metadata) -> None:
+    _w(m).size, _w(m).chunks = torch.Size([1 << 30, 1 << 30]), [_chunk([0, 0], [1 << 30, 1 << 30])]
+
+
+CONTRADICTIONS = {
+    "CK102 a chunk outside": lambda m: setattr(_w(m), "size", torch.Size([4, 7])),
+    "CK101 a gap": lambda m: setattr(_w(m), "size", torch.Size([6, 7])),
+    "CK101 no chunk at all": lambda m: _w(m).chunks.clear(),
+    "CK102 chunks that overlap": lambda m: (
+        _w(m).chunks.append(_chunk([4, 0], [1, 7])),
+        m.storage_data.update({MetadataIndex("model.w", [4, 0]): m.storage_data.pop(MetadataIndex("model.half", [0]))}),
+        m.state_dict_metadata.pop("model.half"),
+    ),
+    "CK106 a chunk that lies nowhere": lambda m: m.storage_data.pop(MetadataIndex("model.w", [0, 0])),
+    "CK106 items that share bytes": _move,
+    "CK106 two names for one item": _share,
+    "CK106 more elements than bytes": _grow,
+}
+
+
+@pytest.mark.parametrize("what", CONTRADICTIONS, ids=lambda w: w[6:])
+def test_a_contradiction_is_told_by_inspect_and_refused_by_consolidate(saved, what, tmp_path):
+    edit(saved, CONTRADICTIONS[what])
+    ck = ckptools.open(saved)
+    assert what[:5] in codes(ck) and not ck.whole
+    assert all("\n" not in str(p) and len(str(p)) < 400 for p in ck.problems)
+    with pytest.raises(NotWholeError, match="w"):
+        ckptools.consolidate(saved, tmp_path / "all.pt")
+    assert not (tmp_path / "all.pt").exists()
+
+
+def test_one_place_described_twice_is_told(saved):
+    edit(saved, lambda m: m.storage_data.update({MetadataIndex("model.w", [77, 77]): _info(m, "model.half", [0])}))
+    data = (saved / ".metadata").read_bytes()
+    (saved / ".metadata").write_bytes(data.replace(b"KMKM", b"K\0K\0"))
+    ck = ckptools.open(saved)
+    assert any(p.tensor == "model.w" and "twice" in p.message for p in ck.problems)
+
+
+DAMAGE = {
+    "size": lambda m: setattr(_w(m), "size", torch.Size([-5, 7])),
+    "offsets": lambda m: setattr(_w(m).chunks[0], "offsets", torch.Size([0, -1])),
+    "dimensions": lambda m: setattr(_w(m).chunks[0], "sizes", torch.Size([35])),
+    "offset and length": lambda m: setattr(next(iter(m.storage_data.values())), "length", -1),
+    "storage_data": lambda m: setattr(m, "storage_data", [1, 2]),
+    "state_dict_metadata": lambda m: setattr(m, "state_dict_metadata", None),
+    "expected a tensor's or bytes'": lambda m: m.state_dict_metadata.update({"model.w": 3}),
+    "planner data": lambda m: m.planner_data.update({"model.w": ("model", 1.5)}),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_metadata_that_makes_no_sense_is_one_line(saved, what):
+    edit(saved, DAMAGE[what])
+    with pytest.raises(ReadError, match=what) as error:
+        ckptools.open(saved)
+    assert "\n" not in str(error.value) and str(error.value).endswith("damaged or forged")
+
+
+PATHS = {
+    "an absurd place in a list": lambda m: m.planner_data.update({"model.w": ("model", "x", 1 << 40)}),
+    "two names for one place": lambda m: m.planner_data.update({"model.w": ("model", "half")}),
+    "a name inside of a value": lambda m: m.planner_data.update({"model.w": ("step", "w")}),
+    "a place before the first": lambda m: m.planner_data.update({"model.w": ("x", -1)}),
+    "a place beside a name": lambda m: m.planner_data.update({"model.w": ("model", 0)}),
+    "very deep": lambda m: m.planner_data.update({"model.w": ("a",) * 5000}),
+}
+
+
+@pytest.mark.parametrize("what", PATHS)
+def test_paths_that_are_no_tree_leave_the_names_flat_and_are_refused(saved, what, tmp_path):
+    edit(saved, PATHS[what])
+    ck = ckptools.open(saved)
+    assert "model.w" in ck.tree and [p.code for p in ck.problems] == ["CK007"]
+    with pytest.raises(NotWholeError, match="contradict themselves"):
+        ckptools.consolidate(saved, tmp_path / "all.pt")
+
+
+def test_another_pickle_is_not_taken_for_metadata(saved):
+    (saved / ".metadata").write_bytes(pickle.dumps({"a": 1}))
+    with pytest.raises(ReadError, match=r"expected torch\.distributed\.checkpoint's Metadata"):
+        ckptools.open(saved)
+
+
+@pytest.mark.parametrize("keep", [0, 1, 700, -1])
+def test_cut_metadata_is_one_line(saved, keep):
+    data = (saved / ".metadata").read_bytes()
+    (saved / ".metadata").write_bytes(data[:keep])
+    with pytest.raises(ReadError, match="metadata"):
+        ckptools.open(saved)
+
+
+def test_metadata_that_would_run_code_runs_none_and_is_told(saved, tmp_path):
+    class Runs:
+        def __reduce__(self) -> Any:
+            return os.system, (f"touch {tmp_path}/ran",)
+
+    edit(saved, lambda m: setattr(m, "planner_data", {**m.planner_data, "x": Runs()}))
+    with pytest.raises(ReadError, match="planner data"):
+        ckptools.open(saved)
+    edit_extra = lambda m: setattr(m, "mcore_data", Runs())  # noqa: E731 - two lines of one test
+    save(saved)
+    edit(saved, edit_extra)
+    ck = ckptools.open(saved)
+    assert any(name.endswith(".system") for name in ck.names)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_attributes_that_torch_does_not_have_are_kept_for_other_formats(saved):
+    from ckptools.formats.dcp import read_folder
+    from ckptools.formats.options import Options
+
+    edit(saved, lambda m: setattr(m, "mcore_data", {"model.w": 3}))
+    found = read_folder(saved, Options())
+    assert found.extra == {"mcore_data": {"model.w": 3}} and "model.w" in found.flat
+
+
+# -- metadata of each rank --------------------------------------------------------------------------------------
+
+
+def of_rank(folder: Path, rank: int, state: dict[str, Any]) -> None:
+    """Write what a rank saves without collectives: its own metadata, its own files."""
+    alone = save(folder.parent / f"alone{rank}", state)
+    (alone / "__0_0.distcp").rename(folder / f"__{rank}_0.distcp")
+    edit(alone, lambda m: [setattr(i, "relative_path", f"__{rank}_0.distcp") for i in m.storage_data.values()])
+    (alone / ".metadata").rename(folder / f"__{rank}.metadata")
+
+
+def test_metadata_of_each_rank_is_one_checkpoint(tmp_path):
+    (tmp_path / "out").mkdir()
+    for rank in (0, 1):
+        of_rank(tmp_path / "out", rank, {"w": torch.ones(3), f"own{rank}": torch.full((2,), float(rank)), "seed": rank})
+    ck = ckptools.open(tmp_path / "out", all_ranks=True)
+    assert [s.rank for s in ck.tree["w"].shards] == [0, 1] and ck.differing == (("seed",),)
+    assert same(ck.tree["own1"], torch.full((2,), 1.0)) and ck.whole
+    assert ckptools.consolidate(tmp_path / "out", tmp_path / "all.pt").tensors == 3
+
+
+def test_copies_of_ranks_that_differ_are_refused(tmp_path):
+    (tmp_path / "out").mkdir()
+    for rank in (0, 1):
+        of_rank(tmp_path / "out", rank, {"model": {"w": torch.full((3,), float(rank)), "v": torch.ones(1)}})
+    with pytest.raises(NotWholeError, match="rank 1 holds other bytes than rank 0"):
+        ckptools.consolidate(tmp_path / "out", tmp_path / "all.pt")
+
+
+def test_ranks_that_disagree_on_a_shape_are_told(tmp_path):
+    (tmp_path / "out").mkdir()
+    for rank in (0, 1):
+        of_rank(tmp_path / "out", rank, {"w": torch.ones(3 + rank)})
+    first, *_ = ckptools.open(tmp_path / "out").problems
+    assert (first.code, first.rank) == ("CK104", 1)
+
+
+def test_the_safetensors_header_must_hold_the_piece_that_is_meant(tmp_path):
+    folder = save(tmp_path / "out", {"a": torch.ones(2, 3)}, serialization_format=_safetensors())
+    data = (folder / "__0_0.distcp").read_bytes()
+    moved = data.replace(
+        json.dumps({"saved_offsets": [0, 0]})[1:-1].replace('"', '\\"').encode(), b'\\"saved_offsets\\": [2, 0]'
+    )
+    assert moved != data
+    (folder / "__0_0.distcp").write_bytes(moved)
+    (problem,) = ckptools.open(folder).problems
+    assert problem.code == "CK106" and "holds the piece at [2, 0], expected the one at [0, 0]" in problem.message
