@@ -21,8 +21,9 @@ Key = Any
 KeyPath = tuple[Key, ...]
 
 TensorKind = Literal[
-    "plain", "sharded_tensor", "dtensor", "chunks", "flat_pieces", "meta", "sparse", "quantized", "unreadable"
-]
+    "plain", "sharded_tensor", "dtensor", "chunks", "tensor_parallel", "flat_pieces", "meta", "sparse", "quantized",
+    "unreadable",
+]  # fmt: skip
 
 
 def fqn_of(path: KeyPath) -> str:
@@ -174,7 +175,7 @@ class Tensor:
     @property
     def sharded(self) -> bool:
         """Whether ranks hold different pieces of it."""
-        return self.kind in ("sharded_tensor", "dtensor", "chunks", "flat_pieces")
+        return self.kind in ("sharded_tensor", "dtensor", "chunks", "tensor_parallel", "flat_pieces")
 
     def on_rank(self, rank: int) -> tuple[Shard, ...]:
         """The pieces that `rank` holds; empty for a rank that owns nothing."""
@@ -242,12 +243,15 @@ PROBLEM_CODES: dict[str, str] = {
     "CK009": "stray or duplicate rank file",
     "CK010": "file name and content disagree",
     "CK011": "one file of several",
+    "CK012": "kept as the framework has it",
+    "CK013": "file beside it that is not read",
     "CK101": "gap in a tensor",
     "CK102": "overlap in a tensor",
     "CK103": "world sizes disagree",
     "CK104": "ranks disagree on layout, shape or dtype",
     "CK105": "copies that should be equal differ",
     "CK106": "tensor that cannot be put together",
+    "CK107": "part of the model missing",
     "CK201": "NaN or infinity",
     "CK203": "no optimizer state for a parameter",
     "CK204": "step counters disagree",

@@ -1,7 +1,8 @@
 """Which part of a tree is the model, an optimizer, a scheduler, the RNG: told from the content.
 
 Names differ from framework to framework, shapes do not: an optimizer is a dict with `state` and `param_groups`, a
-scheduler has `last_epoch`, a model is a dict of tensors. Names only decide where the content does not.
+scheduler has `last_epoch` (Megatron's a decay style), a model is a dict of tensors. Names only decide where the
+content does not.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ RNG_WORDS = (
     "cuda_rng_state",
     "torch_rng_state",
 )
-SCHEDULER_KEYS = ("last_epoch", "_last_lr", "base_lrs", "last_batch_iteration")
+SCHEDULER_KEYS = ("last_epoch", "_last_lr", "base_lrs", "last_batch_iteration", "lr_decay_style", "decay_style")
 MAX_SECTION_DEPTH = 5
 
 

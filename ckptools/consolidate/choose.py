@@ -75,6 +75,7 @@ def select(
     codes = FATAL if allow_missing else (*FATAL, LOST)
     errors = (p for p in checkpoint.problems if p.severity == "error" and p.code in codes)
     picking.problems += [p for p in errors if _concerns(p, sections.values())]
+    picking.problems += _absent(checkpoint, allow_missing)
     trees = {name: picking.copy(s.value, s.path, (name,) if name else ()) for name, s in sections.items()}
     if picking.problems:
         raise NotWholeError(checkpoint.path, _summary(checkpoint, picking.problems), picking.problems)
@@ -89,6 +90,11 @@ def select(
         places = tuple((s, (name,) if name else ()) for name, s in sections.items())
     notes = picking.told(checkpoint, list(sections.values()))
     return Selection(tree, frozenset(picking.model_paths), picking.left_out, notes, places, checkpoint)
+
+
+def _absent(checkpoint: Checkpoint, allow_missing: bool) -> list[Problem]:
+    """Parts of the model of which not even the names are known, so that no tensor has a gap."""
+    return [] if allow_missing else [p for p in checkpoint.problems if p.code == "CK107" and p.severity == "error"]
 
 
 def _sections(checkpoint: Checkpoint, only: str) -> dict[str, Section]:
@@ -239,6 +245,6 @@ def _summary(checkpoint: Checkpoint, problems: list[Problem]) -> str:
     ranks = sorted({p.rank for p in files if p.rank is not None})
     cause = f"rank {spans(ranks)} missing or cut; " if ranks else ""
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-    gaps_only = all(p.code in ("CK101", LOST, "CK106") for p in problems)
+    gaps_only = all(p.code in ("CK101", LOST, "CK106", "CK107") for p in problems)
     way = "; --allow-missing writes what is whole" if gaps_only else ""
     return f"not whole: {cause}{problems[0]}{more}{way}"

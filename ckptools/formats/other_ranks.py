@@ -17,6 +17,9 @@ from ckptools.pickles import reader
 from ckptools.pickles.reader import Saved
 from ckptools.regions import Box
 
+JOINED = ("flat_pieces", "tensor_parallel")
+"""Kinds whose pieces one file alone does not place: the format joins them when it reads every rank."""
+
 
 @lru_cache(maxsize=8)
 def _saved(path: Path, modified: float) -> Saved:
@@ -27,7 +30,7 @@ def _saved(path: Path, modified: float) -> Saved:
 def with_sources(tensor: Tensor, box: Box) -> Tensor:
     """Add the sources of the shards that meet `box`, reading only the rank files that hold them."""
     wanted = {s.rank for s in tensor.shards if s.source is None and (not box.sizes or s.box.intersect(box))}
-    if not tensor.shards or None in wanted or (wanted and tensor.kind == "flat_pieces"):
+    if not tensor.shards or None in wanted or (wanted and tensor.kind in JOINED):
         return _from_all_ranks(tensor)
     for rank in sorted(r for r in wanted if r is not None):
         tensor = with_rank(tensor, rank)
@@ -38,7 +41,7 @@ def with_rank(tensor: Tensor, rank: int) -> Tensor:
     """Add the shards of one rank, from its file if that is here."""
     if tensor.home is None:
         return tensor
-    if tensor.kind == "flat_pieces":
+    if tensor.kind in JOINED:
         return _from_all_ranks(tensor)
     home, key = tensor.home.path, tensor.home.key
     name = only_group(home) if home.is_dir() else parse(home)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckptools.model import Fact, Problem, RankFile, fqn_of
@@ -54,7 +55,7 @@ def _report(report: Report, values: Jsonable) -> dict[str, Any]:
         "saved": {"first": _time(report.saved[0]), "last": _time(report.saved[1])} if report.saved else None,
         "torch": _fact(report.torch),
         "versions": dict(report.writers),
-        "ranks": [_file(f) for f in report.files if report.all_ranks or f.status not in ("read", "seen")],
+        "ranks": [_file(report.folder, f) for f in report.files if report.all_ranks or f.status not in HERE],
         "sections": [_section(section) for section in report.sections],
         "optimizers": [_optimizer(optimizer, values) for optimizer in report.optimizers],
         "schedulers": [
@@ -83,10 +84,14 @@ def _time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _file(file: RankFile) -> dict[str, Any]:
+HERE = ("read", "seen")
+
+
+def _file(folder: Path, file: RankFile) -> dict[str, Any]:
     status = "truncated" if file.status == "cut" else file.status
     part = {"part": file.part} if file.part else {}
-    return {"rank": file.rank, **part, "file": file.path.name, "status": status, "bytes": file.nbytes}
+    name = file.path.relative_to(folder).as_posix()
+    return {"rank": file.rank, **part, "file": name, "status": status, "bytes": file.nbytes}
 
 
 def _section(row: SectionRow) -> dict[str, Any]:

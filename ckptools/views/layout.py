@@ -56,6 +56,7 @@ def sharding_name(ck: Checkpoint) -> str:
         "sharded_tensor": "fsdp1-sharded-tensor",
         "dtensor": "dtensor",
         "chunks": "dcp-chunks",
+        "tensor_parallel": "tensor-parallel",
         "flat_pieces": "fsdp1-flat-pieces",
     }
     return "+".join(name for kind, name in names.items() if kind in kinds) or "none"
@@ -115,6 +116,9 @@ def _how(tensor: Tensor, group: int | None) -> str:
         return "pieces of flattened parameters"
     if tensor.kind == "chunks":
         return f"{_cut(tensor)} in {plural(len(_boxes(tensor)), 'piece')}"
+    if tensor.kind == "tensor_parallel":
+        over = plural(tensor.world_size or len(tensor.shards), "rank")
+        return f"pieces of {over}, not joined" if tensor.note else f"{_cut(tensor)} over {over}"
     if tensor.kind == "sharded_tensor":
         world = tensor.world_size or len(tensor.shards)
         return f"{_cut(tensor)} over {f'groups of {group} of {world} ranks' if group else plural(world, 'rank')}"

@@ -5,6 +5,7 @@ Nothing is escaped or cut here: names are as the file has them.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,7 +151,7 @@ def inspect_report(ck: Checkpoint) -> Report:
     return Report(
         path=ck.path,
         name=ck.name,
-        folder=ck.files[0].path.parent if ck.files else ck.path,
+        folder=_folder(ck),
         format=ck.format,
         saved_as=ck.saved_as,
         sharding=sharding_name(ck),
@@ -177,6 +178,11 @@ def inspect_report(ck: Checkpoint) -> Report:
     )
 
 
+def _folder(ck: Checkpoint) -> Path:
+    """Where its files are: Megatron has a folder for each rank."""
+    return Path(os.path.commonpath([f.path.parent for f in ck.files])) if ck.files else ck.path
+
+
 def _scope(ck: Checkpoint) -> Scope:
     here = [f for f in ck.files if f.status in ("read", "seen")]
     if _alone(ck, here):
@@ -189,8 +195,8 @@ def _scope(ck: Checkpoint) -> Scope:
 def _alone(ck: Checkpoint, here: list[RankFile]) -> bool:
     """Whether one rank's file was opened by name and no other rank's is beside it: nothing is wrong with that file."""
     damaged = any(f.status in ("cut", "bad") for f in ck.files)
-    world = ck.world_size.value or 1
-    return len({f.rank for f in here}) == 1 < world and not damaged and any(f.path == ck.path for f in here)
+    others = any(f.status == "missing" for f in ck.files)
+    return len({f.rank for f in here}) == 1 and others and not damaged and any(f.path == ck.path for f in here)
 
 
 def _own_problems(ck: Checkpoint, scope: Scope) -> list[Problem]:

@@ -51,7 +51,7 @@ def headline(report: Report) -> list[str]:
     if report.scope == "one file":
         rank = next((f.rank for f in report.files if f.rank is not None), None)
         return ["whole: one file holds everything" + ("" if rank is None else f", though its name says rank {rank}")]
-    if ranks.expected is not None and ranks.here < ranks.expected:
+    if any(f.status == "missing" for f in report.files):
         return [f"whole: nothing is sharded; {ranks.here} of {ranks.expected} rank files are here"]
     return [f"whole: {_files(report)}" + (", all read" if report.all_ranks else "")]
 

@@ -166,6 +166,6 @@ def ranks_line(ck: Checkpoint) -> str:
     world, here = ck.world_size.value, len(ck.ranks)
     if len(ck.files) == 1 and ck.whole:
         return "one file"
-    if not isinstance(world, int) or here >= world:
+    if not isinstance(world, int) or here >= world or not any(f.status == "missing" for f in ck.files):
         return f"{plural(here, 'rank')} ({'whole' if ck.whole else 'not whole'})"
     return f"{here} of {world} ranks"

@@ -1,0 +1,236 @@
+"""Megatron-LM's own checkpoints (`--ckpt-format torch`): one file per tensor-, pipeline- and expert-parallel rank.
+
+    <save>/latest_checkpointed_iteration.txt
+    <save>/iter_0000100/mp_rank_00_001/model_optim_rng.pt     (release/ for converted models; model_rng.pt in core 0.2)
+    <save>/iter_0000100/mp_rank_00_001/distrib_optim.pt       (distributed optimizer)
+
+In each: `args` (argparse.Namespace), `checkpoint_version`, `iteration`, `model` (`model0`, `model1`, … of an
+interleaved pipeline), `optimizer`, `opt_param_scheduler` (`lr_scheduler` up to v2.5), `rng_state` (flat RNG keys up to
+v2.5). The files hold plain tensors and not a word about how they belong together: that is in Megatron's code, so it is
+in `megatron_rules` (joining), `megatron_layers` (layer numbers), `megatron_grid` (ranks) and `megatron_optimizer` here.
+What no rule covers is shown and refused.
+
+What stays as it is: the padding of the vocabulary to a multiple of `make_vocab_size_divisible_by` times the
+tensor-parallel size; the order of fused QKV rows (before checkpoint_version 2.0 another one). Extra states of
+Transformer Engine belong to one rank each. Source: megatron/training/checkpointing.py (`generate_state_dict`),
+megatron/checkpointing.py of v1.0 to core 0.5; checked on files of core 0.16.1.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ckptools.checkpoint import Checkpoint, ReadCost
+from ckptools.errors import ReadError
+from ckptools.formats import megatron_checks, megatron_run, rank_checks
+from ckptools.formats.megatron_grid import (
+    FOLDER,
+    MODEL_FILES,
+    Coordinates,
+    Member,
+    arguments,
+    grid_of,
+    holds_members,
+    members,
+)
+from ckptools.formats.megatron_layers import is_chunk
+from ckptools.formats.megatron_model import Model
+from ckptools.formats.megatron_optimizer import HALF, Optimizers, masters_of
+from ckptools.formats.megatron_rules import read_rules
+from ckptools.formats.merge import Merge
+from ckptools.formats.options import Options
+from ckptools.model import Problem, RankFile, Tensor, tensors_in
+from ckptools.pickles import reader
+from ckptools.pickles.reader import Saved
+from ckptools.sections import find_sections
+from ckptools.steps import find_step
+
+NAME = "megatron"
+READS = "Megatron-LM, one file per model-parallel rank: iter_*/mp_rank_00_000/model_optim_rng.pt"
+KNOWN_BY = "mp_rank_* folders with model_optim_rng.pt, in iter_* or release, below latest_checkpointed_iteration.txt"
+
+
+def detect(path: Path) -> bool:
+    """A run, an iteration, a folder of one model-parallel rank, or the file in it."""
+    if path.is_dir() and not FOLDER.fullmatch(path.name):
+        return megatron_run.looks_like_run(path, holds_members)
+    return _iteration_above(path) is not None
+
+
+def read(path: Path, options: Options) -> Checkpoint:
+    """Open the checkpoint that a file, a rank's folder, an iteration or a run leads to.
+
+    Raises:
+        ReadError: the file that was asked for, or the first one, cannot be read.
+        UsageError: the run has several checkpoints and no tracker file, or the rule file is none.
+    """
+    started = time.perf_counter()
+    inside = _iteration_above(path)
+    folder = inside or megatron_run.find(path, holds_members, options.follow_symlinks)
+    found = members(folder, options.follow_symlinks)
+    asked = next((m for m in found if path in (m.path, m.path.parent)), found[0])
+    opening = _Opening(path, folder, [asked] if options.only_this_file and inside else found, asked, options)
+    return opening.checkpoint(started)
+
+
+def _iteration_above(path: Path) -> Path | None:
+    """The iteration's folder, for a rank's folder or the file in it."""
+    folder = path if path.is_dir() else path.parent
+    named = path.is_dir() or path.name in MODEL_FILES
+    here = any((folder / name).is_file() for name in MODEL_FILES)
+    return folder.parent if named and here and FOLDER.fullmatch(folder.name) else None
+
+
+class _Opening:
+    """The steps of opening one checkpoint, with what they find on the way."""
+
+    def __init__(self, path: Path, folder: Path, found: list[Member], asked: Member, options: Options) -> None:
+        self.path, self.folder, self.options = path, folder, options
+        self.problems: list[Problem] = []
+        self.cut: dict[Path, str] = {}
+        self.rules = read_rules(options.rules)
+        first = self._first(asked, found)
+        self.args = arguments(first.tree)
+        self.grid = grid_of(self.args, found)
+        self.places: dict[Coordinates, Member] = {}
+        for member in found:
+            if self.places.setdefault(self.grid.place(member), member) is not member:
+                self.problems.append(Problem("CK009", "error", f"{member.name} and another folder are the same rank"))
+        wanted = {at: m for at, m in sorted(self.places.items()) if options.all_ranks or m is asked or self._leads(at)}
+        self.saved: dict[Coordinates, Saved] = {}
+        for at, member in wanted.items():
+            self._read(at, member, first)
+        self.flat = {name: tree for at in self.saved for name, tree in self._optimizer_files(self.places[at])}
+        self.all_ranks = len(wanted) == len(self.places)
+
+    def _first(self, asked: Member, found: list[Member]) -> Saved:
+        """The file that tells the arguments: the one that was asked for, else the first that can be read."""
+        if asked.path == self.path or asked.path.parent == self.path:
+            return self.options.read_file(asked.path)
+        error: ReadError | None = None
+        for member in found:
+            try:
+                return self.options.read_file(member.path)
+            except ReadError as why:
+                error = error or why
+        raise error or ReadError(self.folder, "holds no file of a model-parallel rank")
+
+    def _leads(self, at: Coordinates) -> bool:
+        """Whether it is the first tensor-parallel rank that its stage has: it tells every name and shape."""
+        return at == min(other for other in self.places if (other.pp, other.ep) == (at.pp, at.ep))
+
+    def _read(self, at: Coordinates, member: Member, first: Saved) -> None:
+        try:
+            saved = first if member.path == first.path else self.options.read_file(member.path)
+            if not isinstance(saved.tree, dict):
+                raise ReadError(member.path, f"expected a dict with a model, found a {type(saved.tree).__name__}")
+            self.saved[at] = saved
+        except ReadError as error:
+            self.cut[member.path] = str(error)
+
+    def _optimizer_files(self, member: Member) -> Iterator[tuple[str, Any]]:
+        for path in member.optimizer:
+            try:
+                yield f"{member.name}/{path.name}", self.options.read_file(path).tree
+            except ReadError as error:
+                self.cut[path] = str(error)
+
+    def checkpoint(self, started: float) -> Checkpoint:
+        """Put everything together."""
+        merge = Merge()
+        tree = self._tree(merge)
+        files = tuple(self._files())
+        sections = find_sections(tree)
+        self.problems += megatron_checks.of_files(files, self.cut, self.grid, self.places, self.options)
+        self.problems += megatron_checks.of_arguments(self.grid, {at: s.tree for at, s in self.saved.items()})
+        self.problems += megatron_checks.of_values(self.args, tree, self.grid)
+        self.problems += [*merge.problems, *rank_checks.of_values(merge.differing, sections)]
+        self.problems += rank_checks.of_tensors(list(tensors_in(tree)))
+        read = sum(s.bytes_read for s in self.saved.values())
+        return Checkpoint(
+            path=self.path,
+            name=self.folder.name,
+            format=NAME,
+            saved_as=f"Megatron-LM, {self._sizes()}",
+            tree=tree,
+            files=files,
+            world_size=self.grid.world,
+            step=find_step(self.folder, sections),
+            problems=tuple(sorted(self.problems, key=lambda p: ("error", "warning", "note").index(p.severity))),
+            names=tuple(dict.fromkeys(n for s in self.saved.values() for n in s.names)),
+            all_ranks=self.all_ranks,
+            differing=rank_checks.per_rank(merge.differing, sections),
+            bytes_expected=rank_checks.expected_bytes(files),
+            cost=ReadCost(len(self.saved), time.perf_counter() - started, read),
+        )
+
+    def _sizes(self) -> str:
+        expert = f" x expert {self.grid.ep}" if self.grid.ep > 1 else ""
+        return f"tensor parallel {self.grid.tp} x pipeline {self.grid.pp}{expert}"
+
+    def _tree(self, merge: Merge) -> dict[Any, Any]:
+        trees = {at: saved.tree for at, saved in sorted(self.saved.items())}
+        model = Model(self.grid, trees, self.rules, self.args)
+        optimizers = Optimizers(model, {at: t["optimizer"] for at, t in trees.items() if "optimizer" in t}, self.flat)
+        weights, extra = model.tree()
+        optimizer = optimizers.tree()
+        tree: dict[Any, Any] = {}
+        for key in dict.fromkeys(k for t in trees.values() for k in t):
+            if is_chunk(key):
+                tree["model"] = self._chosen(model, weights, masters_of(optimizer))
+            elif key == "optimizer":
+                tree[key] = optimizer
+            elif key != "args":
+                tree[key] = merge.trees([(self.grid.rank(at), t[key]) for at, t in trees.items() if key in t], (key,))
+            else:
+                tree[key] = next(t[key] for t in trees.values() if key in t)
+        tree.update({"extra_state": extra} if extra else {})
+        tree.update({"optimizer": optimizer} if self.flat else {})
+        self.problems += [*model.problems, *optimizers.problems, *optimizers.merge.problems]
+        return tree
+
+    def _chosen(self, model: Model, weights: dict[str, Any], masters: Mapping[str, Tensor]) -> dict[str, Any]:
+        """The weights that were asked for: the optimizer's master copies where it has one of every half weight."""
+        half = [n for n, t in weights.items() if isinstance(t, Tensor) and t.dtype in HALF]
+        if not half:
+            return weights
+        whole = all(n in masters and not masters[n].note for n in half)
+        self.problems.append(megatron_checks.of_weights(self.options.weights, whole, len(half)))
+        if self.options.weights == "module" or not whole:
+            return weights
+        return model.tied({n: masters.get(n, t) for n, t in weights.items()})
+
+    def _files(self) -> Iterator[RankFile]:
+        """Every file that is here or should be, in rank order."""
+        for at in sorted({*self.places, *self.grid.every()}):
+            member = self.places.get(at)
+            if member is None:
+                if not self.options.only_this_file:
+                    missing = self.folder / self.grid.folder(at) / MODEL_FILES[0]
+                    yield RankFile(missing, self.grid.rank(at), "", "missing", 0, None)
+                continue
+            yield self._file(at, member.path, "", at in self.saved)
+            for path in member.optimizer:
+                yield self._file(at, path, "optim", at in self.saved)
+
+    def _file(self, at: Coordinates, path: Path, part: str, read: bool) -> RankFile:
+        status = path.stat()
+        why = self.cut.get(path) or ("" if read else _glance(path))
+        if why:
+            self.cut[path] = why
+            state = "cut" if "cut short" in why or not status.st_size else "bad"
+            return RankFile(path, self.grid.rank(at), part, state, status.st_size, status.st_mtime)  # type: ignore[arg-type]
+        shown = "read" if read else "seen"
+        return RankFile(path, self.grid.rank(at), part, shown, status.st_size, status.st_mtime)  # type: ignore[arg-type]
+
+
+def _glance(path: Path) -> str:
+    """Look at the end of a file that is not read; return what is wrong with it, or nothing."""
+    try:
+        reader.glance(path)
+    except ReadError as error:
+        return str(error)
+    return ""

@@ -1,0 +1,118 @@
+"""What is wrong with the files of a Megatron checkpoint, and what its user should know of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ckptools.formats.megatron_grid import Coordinates, Grid, Member, arguments, setting
+from ckptools.formats.megatron_model import INPUT
+from ckptools.formats.megatron_rules import QKV
+from ckptools.formats.options import Options, Weights
+from ckptools.model import Problem, RankFile, Tensor
+
+NOTE = "CK012"
+
+
+def of_files(
+    files: Sequence[RankFile],
+    why: Mapping[Path, str],
+    grid: Grid,
+    places: Mapping[Coordinates, Member],
+    options: Options,
+) -> Iterator[Problem]:
+    """Missing, cut and stray files, and stages of which nothing is here."""
+    for file in files:
+        name = f"{file.path.parent.name}/{file.path.name}"
+        if file.status == "missing":
+            yield Problem("CK001", "error", f"no file {name}", file.rank)
+        elif file.status in ("cut", "bad"):
+            yield Problem("CK002", "error", f"{name} {why[file.path].removeprefix(f'{file.path}: ')}", file.rank)
+    for at, member in places.items():
+        if at.tp >= grid.tp or at.pp >= grid.pp or at.ep >= grid.ep:
+            text = f"{member.name} is outside of the grid of {_sizes(grid)} that args tell"
+            yield Problem("CK009", "error", text, grid.rank(at))
+    yield from _of_stages(files, grid, options)
+
+
+def _of_stages(files: Sequence[RankFile], grid: Grid, options: Options) -> Iterator[Problem]:
+    """A stage without a readable file leaves no gap in any tensor: whole layers are absent."""
+    here = {file.rank for file in files if file.status in ("read", "seen") and not file.part}
+    alone = " with --only-this-file" if options.only_this_file else ""
+    for stage in range(min(grid.pp, 1 << 16)):
+        ranks = {grid.rank(Coordinates(stage, e, t)) for e in range(grid.ep) for t in range(grid.tp)}
+        if not ranks & here:
+            text = f"pipeline stage {stage} of {grid.pp}: none of its files is read{alone}, so its layers are missing"
+            yield Problem("CK107", "error", text, min(ranks))
+
+
+def _sizes(grid: Grid) -> str:
+    return f"tensor parallel {grid.tp} x pipeline {grid.pp}" + (f" x expert {grid.ep}" if grid.ep > 1 else "")
+
+
+SAME = (
+    "tensor_model_parallel_size", "model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size",
+    "num_layers", "hidden_size", "padded_vocab_size",
+)  # fmt: skip
+
+
+def of_arguments(grid: Grid, trees: Mapping[Coordinates, Any]) -> Iterator[Problem]:
+    """Files whose arguments are of another run, or whose rank is not that of their folder."""
+    args = {at: arguments(tree) for at, tree in trees.items()}
+    first = next(iter(args.values()), {})
+    for at, own in args.items():
+        odd = next((name for name in SAME if setting(own, name) != setting(first, name)), None)
+        if odd is not None:
+            text = f"{grid.folder(at)}: args.{odd} is {setting(own, odd)}, the first file's is {setting(first, odd)}"
+            yield Problem("CK103", "error", f"{text}; the files are not of one run", grid.rank(at))
+    yield from _of_ranks(grid, {at: own.get("rank") for at, own in args.items()})
+
+
+def _of_ranks(grid: Grid, stated: Mapping[Coordinates, Any]) -> Iterator[Problem]:
+    """Folders that other tensor-parallel ranks wrote than they are named for."""
+    ranks = {at: rank for at, rank in stated.items() if type(rank) is int}
+    # A converter writes every file from one process, so equal ranks tell nothing.
+    if len(set(ranks.values())) < len(stated) or len(ranks) < 2:
+        return
+    for at, rank in ranks.items():
+        if rank % grid.tp != at.tp:
+            text = f"{grid.folder(at)} was written by rank {rank} (args.rank), another tensor-parallel rank"
+            yield Problem("CK009", "error", f"{text} than its name says", grid.rank(at))
+
+
+def of_weights(wanted: Weights, whole: bool, count: int) -> Problem:
+    """Which of the two copies of half-precision weights the model section holds."""
+    if not whole:
+        text = f"{count} half-precision weights have no fp32 master copy here that is sure; the module's own are taken"
+    elif wanted == "module":
+        text = f"{count} half-precision weights as the module had them; --weights fp32 takes the master copies"
+    else:
+        text = f"{count} half-precision weights in their fp32 master copies; --weights module takes the module's own"
+    return Problem(NOTE, "note", text)
+
+
+def of_values(args: Mapping[str, Any], tree: Mapping[Any, Any], grid: Grid) -> Iterator[Problem]:
+    """What stays as Megatron has it, and what contradicts the arguments."""
+    model = tree.get("model")
+    model = model if isinstance(model, dict) else {}
+    rows = next((model[n].shape[0] for n in INPUT if isinstance(model.get(n), Tensor) and not model[n].note), None)
+    padded = setting(args, "padded_vocab_size")
+    if rows is not None and padded is not None:
+        if rows != padded:
+            text = f"{rows} rows, args.padded_vocab_size is {padded}"
+            yield Problem("CK104", "error", text, None, f"model.{next(n for n in INPUT if n in model)}")
+        text = f"embedding and output layer keep the padded vocabulary of {rows} rows (args.padded_vocab_size)"
+        yield Problem(NOTE, "note", text)
+    if any(isinstance(name, str) and QKV.fullmatch(name) for name in model):
+        yield Problem(NOTE, "note", _order(tree.get("checkpoint_version", 0)))
+    if grid.ep > 1:
+        text = f"expert parallel {grid.ep}: the experts' weights are shown and not joined, everything else is"
+        yield Problem(NOTE, "note", text)
+
+
+def _order(version: Any) -> str:
+    if isinstance(version, (int, float)) and version >= 2:
+        return "fused QKV weights keep Megatron's row order: for each query group its queries, key and value"
+    how = "all queries, all keys, all values of each rank" if not version else "per head, with q, k and v interleaved"
+    return f"checkpoint_version {version}: fused QKV weights keep that version's row order ({how})"

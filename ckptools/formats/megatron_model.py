@@ -1,0 +1,192 @@
+"""The model of a Megatron checkpoint, put together from what its model-parallel ranks saved."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ckptools.formats.megatron_grid import Coordinates, Grid, setting
+from ckptools.formats.megatron_join import Piece, UnlikeError, join
+from ckptools.formats.megatron_layers import LAYER, Layers, chunks_of
+from ckptools.formats.megatron_rules import REPLICATED, Rule, Rules
+from ckptools.formats.merge import same_value
+from ckptools.model import Problem, Tensor
+
+EXPERT = re.compile(r"(?:.*\.)?(?:local_)?experts\..*", re.DOTALL)
+EXPERTS = "weights of experts that are spread over expert-parallel ranks are not joined"
+EXTRA_STATE = "_extra_state"
+INPUT = ("embedding.word_embeddings.weight", "language_model.embedding.word_embeddings.weight")
+HEADS = ("output_layer.weight", "word_embeddings_for_head.weight")
+
+Held = list[tuple[Coordinates, Any]]
+"""What ranks have under one name."""
+
+
+class Model:
+    """Names and pieces of the whole model.
+
+    Args:
+        grid: the model-parallel grid.
+        trees: what each rank that was read saved.
+        rules: how pieces are joined.
+        args: the saved arguments.
+
+    Attributes:
+        local: value by whole-model name, on each rank that was read.
+        problems: where ranks contradict each other.
+        odd_layers: why layers have no sure number, by name.
+    """
+
+    def __init__(
+        self, grid: Grid, trees: Mapping[Coordinates, Mapping[Any, Any]], rules: Rules, args: Mapping[str, Any]
+    ) -> None:
+        self.grid, self.rules, self.args = grid, rules, args
+        self.problems: list[Problem] = []
+        self.odd_layers: dict[str, str] = {}
+        chunks = {at: chunks_of(tree) for at, tree in sorted(trees.items())}
+        self._check_chunks({at: len(c) for at, c in chunks.items()})
+        first = {(v, at.pp): chunk for at, c in reversed(chunks.items()) for v, chunk in enumerate(c)}
+        self.layers = Layers(first, grid.pp, setting(args, "num_layers"))
+        self.local = {at: list(self._named(at, c)) for at, c in chunks.items()}
+        self._check_number()
+
+    def _check_chunks(self, counts: Mapping[Coordinates, int]) -> None:
+        if len(set(counts.values())) > 1:
+            text = f"stages have different numbers of model chunks: {sorted(set(counts.values()))}"
+            self.problems.append(Problem("CK104", "error", text))
+
+    def _check_number(self) -> None:
+        """Layers that are counted against layers that the arguments tell, where there is one kind of them."""
+        blocks = [b for b in self.layers.counts if not b.startswith("mtp.")]
+        stated = setting(self.args, "num_layers")
+        if len(blocks) != 1 or stated is None or self.layers.absent or self.layers.total(blocks[0]) == stated:
+            return
+        text = f"the stages hold {self.layers.total(blocks[0])} layers, args.num_layers is {stated}"
+        self.problems.append(Problem("CK104", "error", text, None, f"model.{blocks[0]}"))
+
+    def _named(self, at: Coordinates, chunks: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Any]]:
+        for number, chunk in enumerate(chunks):
+            for name, value in chunk.items():
+                fqn, why = self.layers.name(name, (number, at.pp))
+                if why:
+                    self.odd_layers[fqn] = why
+                yield fqn, value
+
+    def names(self) -> list[str]:
+        """Every name, layer by layer."""
+        found: dict[str, None] = {}
+        for at in self.local:
+            found.update(dict.fromkeys(fqn for fqn, _ in self.local[at]))
+        return sorted(found, key=_layer_order(found))
+
+    def held(self) -> dict[str, Held]:
+        """What ranks hold, by name."""
+        gathered: dict[str, Held] = {fqn: [] for fqn in self.names()}
+        for at, values in self.local.items():
+            for fqn, value in values:
+                gathered[fqn].append((at, value))
+        return gathered
+
+    def tensors(self, at: Coordinates) -> dict[str, Tensor]:
+        """One rank's own pieces, by name."""
+        return {fqn: v for fqn, v in self.local[at] if isinstance(v, Tensor)}
+
+    def tree(self) -> tuple[dict[str, Any], dict[str, list[Any]]]:
+        """The state dict, and the extra states of the ranks, which belong to each rank alone."""
+        whole: dict[str, Any] = {}
+        extra: dict[str, list[Any]] = {}
+        for fqn, held in self.held().items():
+            if fqn.endswith(EXTRA_STATE) and len(held) > 1 and any(v is not None for _, v in held):
+                extra[fqn] = [v for _, v in held]
+            elif any(isinstance(v, Tensor) for _, v in held):
+                whole[fqn] = self.whole(fqn, held)
+            else:
+                whole[fqn] = self.value(f"model.{fqn}", held)
+        return self.tied(whole), extra
+
+    def whole(self, fqn: str, held: Held, slot: str = "") -> Tensor:
+        """Join what ranks hold of a weight, or of its optimizer state; with a note where that cannot be done."""
+        tensors = [(at, v) for at, v in held if isinstance(v, Tensor)]
+        first = tensors[0][1]
+        rule = self.rule(fqn, tensors[0][0]) if len(tensors) == len(held) else "ranks hold it and something else"
+        if not isinstance(rule, str) and any(t.note or t.kind != "plain" for _, t in tensors):
+            rule = first.note or f"a {first.kind} tensor, whose pieces are not joined"
+        if isinstance(rule, str):
+            return _apart(tensors, self.grid, rule)
+        try:
+            return join(list(self._pieces(tensors, rule)), rule, self.grid.tp)
+        except UnlikeError as error:
+            about = f"optimizer.{slot}.{fqn}" if slot else f"model.{fqn}"
+            self.problems.append(Problem("CK104", "error", str(error), None, about))
+            return _apart(tensors, self.grid, str(error))
+
+    def rule(self, fqn: str, at: Coordinates) -> Rule | str:
+        """How a weight is joined, or why it is not."""
+        if fqn in self.odd_layers:
+            return self.odd_layers[fqn]
+        if EXPERT.fullmatch(fqn) and (self.grid.ep > 1 or self._experts_differ()):
+            return EXPERTS
+        return REPLICATED if self.grid.tp == 1 else self.rules.of(fqn, dict(self.local[at]))
+
+    def _experts_differ(self) -> bool:
+        return setting(self.args, "expert_tensor_parallel_size") not in (None, self.grid.tp)
+
+    def _pieces(self, tensors: Sequence[tuple[Coordinates, Tensor]], rule: Rule) -> Iterator[Piece]:
+        """The pieces that were read, and, of a weight that is cut, those that others hold."""
+        for at, tensor in tensors:
+            yield Piece(at.tp, self.grid.rank(at), tensor)
+        here = {(at.pp, at.tp) for at, _ in tensors}
+        ep = tensors[0][0].ep
+        for stage in dict.fromkeys(at.pp for at, _ in tensors) if rule.dim is not None else ():
+            for tp in range(self.grid.tp):
+                if (stage, tp) not in here:
+                    yield Piece(tp, self.grid.rank(Coordinates(stage, ep, tp)), None)
+
+    def value(self, path: str, held: Held) -> Any:
+        """The value that ranks agree on."""
+        odd = next((at for at, v in held if not same_value(v, held[0][1])), None)
+        if odd is not None:
+            text = f"rank {self.grid.rank(odd)} has another value than the lowest rank"
+            self.problems.append(Problem("CK105", "error", text, None, path))
+        return held[0][1]
+
+    def tied(self, whole: dict[str, Any]) -> dict[str, Any]:
+        """Lay the input embedding beside an output layer that is tied to it: consolidating compares the two."""
+        source = next((whole[n] for n in INPUT if isinstance(whole.get(n), Tensor)), None)
+        for head in HEADS:
+            tied = head == "word_embeddings_for_head.weight" or (
+                self.args.get("untie_embeddings_and_output_weights") is False
+            )
+            own = whole.get(head)
+            if tied and source is not None and isinstance(own, Tensor) and not (own.note or source.note):
+                whole[head] = self._with_copies(head, own, source)
+        return whole
+
+    def _with_copies(self, head: str, own: Tensor, source: Tensor) -> Tensor:
+        if (own.shape, own.dtype) == (source.shape, source.dtype):
+            return replace(own, shards=(*own.shards, *source.shards))
+        text = f"{own.dtype} {list(own.shape)}, but tied to the embedding of {source.dtype} {list(source.shape)}"
+        self.problems.append(Problem("CK104", "error", text, None, f"model.{head}"))
+        return own
+
+
+def _apart(tensors: Iterable[tuple[Coordinates, Tensor]], grid: Grid, why: str) -> Tensor:
+    """Pieces that are shown and not joined."""
+    held = list(tensors)
+    shards = tuple(replace(s, rank=grid.rank(at)) for at, t in held for s in t.shards)
+    return replace(held[0][1], shards=shards, kind="tensor_parallel", note=why)
+
+
+def _layer_order(found: Iterable[str]) -> Any:
+    """Names as ranks list them, but each block's layers in the order of their numbers."""
+    place: dict[str, tuple[int, int, int]] = {}
+    blocks: dict[str, int] = {}
+    for n, fqn in enumerate(found):
+        layer = LAYER.fullmatch(fqn)
+        if layer:
+            place[fqn] = (blocks.setdefault(layer["block"], n), int(layer["index"]), n)
+        else:
+            place[fqn] = (n, -1, n)
+    return place.__getitem__

@@ -1,0 +1,252 @@
+"""The optimizer of a legacy Megatron checkpoint, by parameter name where that is sure.
+
+Without the distributed optimizer each model-parallel rank saves a plain `optimizer.state_dict()` keyed by number: under
+`optimizer` itself (FP32Optimizer), or under `optimizer.optimizer` beside `fp32_from_fp16_params`, the fp32 copies of
+each group's half-precision parameters in the group's order (Float16OptimizerWithFloat16Params; `optimizer_state_dict`
+and `fp32_from_fp16` up to v1.1). Several chained optimizers are a list. A group lists its parameters in the order of
+`named_parameters()`, which is that of the model's state dict, so names follow by order and shapes as everywhere
+(`ckptools.optimizers`). Source: megatron/core/optimizer/{__init__,optimizer}.py; megatron/optimizer/optimizer.py.
+
+The distributed optimizer keeps its state in `distrib_optim.pt`: for each gradient buffer flat tensors `param`,
+`exp_avg`, `exp_avg_sq` of all parameters in the reverse order of their use, aligned and padded, without names. They are
+shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ckptools.formats.megatron_grid import Coordinates
+from ckptools.formats.megatron_join import Piece, UnlikeError, join
+from ckptools.formats.megatron_model import Held, Model
+from ckptools.formats.megatron_rules import REPLICATED
+from ckptools.formats.merge import Merge
+from ckptools.model import Problem, Tensor, fqn_of, tensors_in
+from ckptools.optimizers import name_parameters
+
+MASTER = "fp32_param"
+"""Slot of the master copy: what Megatron's own distributed checkpoints call it."""
+
+HALF = ("float16", "bfloat16")
+STRIDE = 10_000_000
+"""Ids of chained optimizers are told apart by so much."""
+
+UNNAMED = "its number could be more than one parameter's, or none's; --only model writes the model"
+UNLIKE = "its shape is not its parameter's, so nothing tells how its pieces are joined; --only model writes the model"
+FLAT = "distributed optimizer: flat buffers without names or shapes, not joined; --only model writes the model"
+
+
+@dataclass(frozen=True)
+class Inner:
+    """One optimizer of one rank.
+
+    Attributes:
+        state: by number.
+        groups: param groups.
+        masters: fp32 copies of each group's half-precision parameters.
+        rest: what its wrapper saves beside it, such as `grad_scaler`; None when there is no wrapper.
+    """
+
+    state: Mapping[Any, Any]
+    groups: list[Mapping[str, Any]]
+    masters: list[list[Tensor]]
+    rest: dict[str, Any] | None
+
+
+def inner_of(value: Any) -> Inner | None:
+    """Take an optimizer's saved state apart; None when it is none that is known."""
+    if not isinstance(value, Mapping):
+        return None
+    key = next((k for k in ("optimizer", "optimizer_state_dict") if isinstance(value.get(k), Mapping)), None)
+    inner = value if key is None else value[key]
+    groups, state = inner.get("param_groups"), inner.get("state", {})
+    if (
+        not isinstance(groups, list)
+        or not all(isinstance(g, Mapping) for g in groups)
+        or not isinstance(state, Mapping)
+    ):
+        return None
+    masters: Any = next((value[k] for k in ("fp32_from_fp16_params", "fp32_from_fp16") if k in value), [])
+    kept = [[t for t in group if isinstance(t, Tensor)] for group in _list(masters) if isinstance(group, list)]
+    if key is None:
+        return Inner(state, groups, [], None)
+    rest = {k: v for k, v in value.items() if k not in (key, "fp32_from_fp16_params", "fp32_from_fp16")}
+    return Inner(state, groups, kept, rest)
+
+
+class Optimizers:
+    """The optimizers of all ranks that were read.
+
+    Args:
+        model: the model, for names, rules and shapes.
+        saved: what each rank has under `optimizer`.
+        flat: what each rank's file of the distributed optimizer holds, by file.
+
+    Attributes:
+        problems: where ranks contradict each other.
+    """
+
+    def __init__(self, model: Model, saved: Mapping[Coordinates, Any], flat: Mapping[str, Any]) -> None:
+        self.model, self.flat = model, flat
+        self.merge = Merge()
+        self.problems: list[Problem] = []
+        self.chained = any(isinstance(v, list) for v in saved.values())
+        self.saved = {at: v if isinstance(v, list) else [v] for at, v in sorted(saved.items())}
+        self.inner = {at: [inner_of(one) for one in every] for at, every in self.saved.items()}
+        self.names = {at: self._names(at, inners) for at, inners in self.inner.items()}
+
+    def _names(self, at: Coordinates, inners: Sequence[Inner | None]) -> dict[tuple[int, Any], str]:
+        """Name of each parameter of one rank, by optimizer and number."""
+        state: dict[Any, Any] = {}
+        groups: list[dict[str, Any]] = []
+        for k, inner in enumerate(inners):
+            for g, ids in enumerate(_ids(group) for group in inner.groups) if inner else ():
+                groups.append({"params": [k * STRIDE + i for i in ids]})
+                masters = inner.masters[g] if inner and g < len(inner.masters) else []
+                shapes: Sequence[Tensor | None] = masters if len(masters) == len(ids) else [None] * len(ids)
+                for i, master in zip(ids, shapes, strict=True):
+                    entry = inner.state.get(i) if inner else None
+                    known = entry if isinstance(entry, Mapping) and entry else {}
+                    state[k * STRIDE + i] = {MASTER: master, **known} if master is not None else known
+        naming = name_parameters({"state": state, "param_groups": groups}, self.model.tensors(at))
+        return {divmod(i, STRIDE): fqn for i, fqn in naming.names.items()}
+
+    def tree(self) -> Any:
+        """The merged optimizer, or a list of chained ones; None when no rank has one."""
+        count = max(map(len, self.saved.values()), default=0)
+        trees = [self._one(k) for k in range(count)]
+        if not trees and not self.flat:
+            return None
+        if self.flat:
+            trees = trees or [{}]
+            trees[0] = self._with_flat(trees[0])
+        return trees if self.chained else trees[0]
+
+    def _one(self, k: int) -> Any:
+        inners = {at: every[k] for at, every in self.inner.items() if k < len(every)}
+        known = {at: inner for at, inner in inners.items() if inner is not None}
+        if len(known) < len(inners):
+            return self.merge.trees([(self.model.grid.rank(at), v[k]) for at, v in self.saved.items() if k < len(v)])
+        state = {"state": self._state(k, known), "param_groups": self._groups(k, known)}
+        rests = [(self.model.grid.rank(at), i.rest) for at, i in known.items() if i.rest is not None]
+        return {"optimizer": state, **self.merge.trees(rests, ("optimizer",))} if rests else state
+
+    def _state(self, k: int, inners: Mapping[Coordinates, Inner]) -> dict[str, dict[str, Any]]:
+        gathered: dict[str, dict[str, Held]] = {fqn: {} for fqn in self.model.names()}
+        for at, inner in inners.items():
+            for fqn, slot, value in self._entries(k, at, inner):
+                gathered.setdefault(fqn, {}).setdefault(slot, []).append((at, value))
+        state: dict[str, dict[str, Any]] = {}
+        for fqn, slots in gathered.items():
+            if slots:
+                state[fqn] = {slot: self._slot(fqn, slot, held) for slot, held in slots.items()}
+        return state
+
+    def _entries(self, k: int, at: Coordinates, inner: Inner) -> Iterator[tuple[str, str, Any]]:
+        masters = self._masters(k, at, inner)
+        ids = [i for group in inner.groups for i in _ids(group)]
+        for i in dict.fromkeys([*ids, *(key for key in inner.state if type(key) is int)]):
+            fqn = self._name(k, at, i)
+            if i in masters:
+                yield fqn, MASTER, masters[i]
+            entry = inner.state.get(i)
+            for slot, value in entry.items() if isinstance(entry, Mapping) else ():
+                yield fqn, slot, value
+
+    def _name(self, k: int, at: Coordinates, number: Any) -> str:
+        known = self.names[at].get((k, number))
+        return known or f"?{number} of {self.model.grid.folder(at)}" + (f", optimizer {k}" if k else "")
+
+    def _masters(self, k: int, at: Coordinates, inner: Inner) -> dict[Any, Tensor]:
+        """The master copy of each number: those of a group are of its half-precision parameters, in order."""
+        model = self.model.tensors(at)
+        found: dict[Any, Tensor] = {}
+        for group, masters in zip(inner.groups, inner.masters, strict=False):
+            names = [(i, self.names[at].get((k, i))) for i in _ids(group)]
+            half = [(i, model[n]) for i, n in names if n is not None and model[n].dtype in HALF]
+            named = all(n is not None for _, n in names)
+            if named and [t.shape for _, t in half] == [t.shape for t in masters]:
+                found.update({i: master for (i, _), master in zip(half, masters, strict=True)})
+        return found
+
+    def _slot(self, fqn: str, slot: str, held: Held) -> Any:
+        if not any(isinstance(v, Tensor) for _, v in held):
+            return self.model.value(f"optimizer.{fqn}.{slot}", held)
+        tensors = [v for _, v in held if isinstance(v, Tensor)]
+        if fqn.startswith("?"):
+            return replace(tensors[0], note=UNNAMED)
+        own = [self.model.tensors(at).get(fqn) for at, _ in held]
+        if all(p is not None and p.shape == t.shape for p, t in zip(own, tensors, strict=False)):
+            return self.model.whole(fqn, held, slot)
+        return self._scalar(held) if all(t.numel == 1 for t in tensors) else replace(tensors[0], note=UNLIKE)
+
+    def _scalar(self, held: Held) -> Tensor:
+        """A value such as `step` that every rank has for itself."""
+        pieces = [Piece(at.tp, self.model.grid.rank(at), v) for at, v in held if isinstance(v, Tensor)]
+        try:
+            return join(pieces, REPLICATED, self.model.grid.tp)
+        except UnlikeError as error:
+            return replace(next(v for _, v in held if isinstance(v, Tensor)), note=str(error))
+
+    def _groups(self, k: int, inners: Mapping[Coordinates, Inner]) -> list[dict[str, Any]]:
+        """Param groups by their settings: stages hold different parameters of one group."""
+        found: dict[str, dict[str, Any]] = {}
+        order = {fqn: n for n, fqn in enumerate(self.model.names())}
+        for at, inner in inners.items():
+            for group in inner.groups:
+                settings = {key: v for key, v in group.items() if key != "params"}
+                merged = found.setdefault(repr(settings), {**settings, "params": {}})
+                merged["params"].update(dict.fromkeys(self._name(k, at, i) for i in _ids(group)))
+        self._check_groups(inners)
+        for group in found.values():
+            group["params"] = sorted(group["params"], key=lambda fqn: order.get(fqn, len(order)))
+        return list(found.values())
+
+    def _check_groups(self, inners: Mapping[Coordinates, Inner]) -> None:
+        """Tensor-parallel ranks of a stage hold the same parameters in the same groups."""
+        first: dict[int, str] = {}
+        for at, inner in inners.items():
+            told = repr([dict(g) for g in inner.groups])
+            if first.setdefault(at.pp, told) != told and self.model.grid.ep == 1:
+                text = f"{self.model.grid.folder(at)} has other param groups than the stage's first rank"
+                self.problems.append(Problem("CK105", "error", text, self.model.grid.rank(at), "optimizer"))
+
+    def _with_flat(self, tree: Any) -> Any:
+        """Put the flat buffers where the state would be, so that nobody takes the optimizer for one without a state."""
+        state = {name: {str(k): t for k, t in buffers.items()} for name, buffers in self._buffers()}
+        if isinstance(tree, Mapping) and isinstance(tree.get("optimizer"), Mapping):
+            return {**tree, "optimizer": {**tree["optimizer"], "state": state}}
+        return {**(tree if isinstance(tree, Mapping) else {}), "state": state, "param_groups": []}
+
+    def _buffers(self) -> Iterator[tuple[str, dict[Any, Tensor]]]:
+        found: dict[str, dict[Any, Tensor]] = {}
+        for file, tree in self.flat.items():
+            for path, tensor in tensors_in(tree):
+                name = ": ".join([file, fqn_of(path[:-1])] if path[:-1] else [file])
+                found.setdefault(name, {})[path[-1]] = replace(tensor, kind="flat_pieces", note=FLAT)
+        yield from found.items()
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _ids(group: Mapping[str, Any]) -> list[Any]:
+    params = group.get("params")
+    listed = list(params) if isinstance(params, (list, tuple)) else []
+    return listed if all(type(i) is int and 0 <= i < STRIDE for i in listed) else []
+
+
+def masters_of(tree: Any) -> dict[str, Tensor]:
+    """The joined master copies in a merged optimizer, by parameter."""
+    found: dict[str, Tensor] = {}
+    for one in tree if isinstance(tree, list) else [tree]:
+        inner = one.get("optimizer", one) if isinstance(one, Mapping) else {}
+        state = inner.get("state", {}) if isinstance(inner, Mapping) else {}
+        for fqn, slots in state.items():
+            master = slots.get(MASTER) if isinstance(slots, Mapping) else None
+            if isinstance(master, Tensor):
+                found[fqn] = master
+    return found

@@ -1,0 +1,162 @@
+"""How the tensor-parallel pieces of a weight are joined: the rules for GPT-style models, and rules that a user gives.
+
+A column-parallel layer cuts its output rows (dim 0), a row-parallel one its input columns (dim 1); norms, position
+embeddings and the biases of row-parallel layers are the same on every rank. Source: megatron/core/tensor_parallel/
+layers.py, megatron/core/transformer/{attention,mlp}.py, and the `mpu` layers of v1.0 to v3.0.
+
+A fused QKV weight holds, for each query group, the rows of its queries, then of its key, then of its value; a rank
+holds whole groups (with fewer groups than ranks, a plain part of the same rows), so the ranks one behind the other are
+the order of a run without tensor parallelism. A gated first MLP layer (SwiGLU, GeGLU) is `[gate; up]` on every rank,
+and is joined half by half into `[all gates; all ups]`, as torch_dist stores it too (`apply_swiglu_sharded_factory`).
+
+A rule file is one JSON object: a glob pattern for the name as `inspect` shows it, to `"replicated"`, `{"dim": 0}` or
+`{"dim": 0, "halves": 2}` (the piece of each rank is that many blocks along `dim`, which are joined block by block). The
+first pattern that matches wins, before every built-in rule; `*` also matches dots.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from ckptools.errors import UsageError
+from ckptools.files import File
+from ckptools.model import Tensor
+from ckptools.pickles.told import told
+
+MAX_RULES = 1 << 20
+"""Bytes of a rule file."""
+
+MAX_DIM = 8
+MAX_HALVES = 64
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How the pieces of one weight are joined.
+
+    Attributes:
+        dim: dimension along which they follow each other in rank order; None when every rank has the same.
+        halves: how many blocks the piece of each rank is made of, each joined for itself.
+        given: pattern of the rule file that says so; "" for a built-in rule.
+    """
+
+    dim: int | None
+    halves: int = 1
+    given: str = ""
+
+
+REPLICATED, ROWS, COLUMNS, GATED = Rule(None), Rule(0), Rule(1), Rule(0, 2)
+
+_MODEL = r"(?:language_model\.)?"
+_LAYER = _MODEL + r"(?:encoder|decoder|transformer)\.layers\.\d+\."
+_ATTENTION = r"(?:self_attention|attention|cross_attention|inter_attention)\."
+_WB = r"(?:weight|bias)"
+
+BUILT_IN: tuple[tuple[str, Rule], ...] = (
+    (_MODEL + r"embedding\.word_embeddings\.weight|word_embeddings_for_head\.weight", ROWS),
+    (_MODEL + r"output_layer\." + _WB + r"|lm_head\.bias", ROWS),
+    (_LAYER + r"(?:self_attention|attention)\.(?:linear_qkv|query_key_value)\." + _WB, ROWS),
+    (_LAYER + r"cross_attention\.(?:linear_q|linear_kv)\." + _WB, ROWS),
+    (_LAYER + r"inter_attention\.(?:query|key_value)\." + _WB, ROWS),
+    (_LAYER + _ATTENTION + r"(?:linear_proj|dense)\.weight", COLUMNS),
+    (_LAYER + r"mlp\.(?:linear_fc2|dense_4h_to_h)\.weight", COLUMNS),
+    (_LAYER + _ATTENTION + r"(?:linear_proj|dense)\.bias", REPLICATED),
+    (_LAYER + r"mlp\.(?:linear_fc2|dense_4h_to_h)\.bias", REPLICATED),
+    (_LAYER + r"(?:input|post_attention|post_inter_attention)_(?:layer)?norm\." + _WB, REPLICATED),
+    (_LAYER + r"(?:pre_mlp|pre_cross_attn|post_self_attn|post_mlp)_layernorm\." + _WB, REPLICATED),
+    (_LAYER + _ATTENTION + r"(?:linear_qkv|linear_q)\.layer_norm_" + _WB, REPLICATED),
+    (_LAYER + r"mlp\.linear_fc1\.layer_norm_" + _WB, REPLICATED),
+    (_LAYER + _ATTENTION + r"[qk]_layernorm\." + _WB, REPLICATED),
+    (_MODEL + r"embedding\.(?:position|tokentype)_embeddings\.weight", REPLICATED),
+    (_MODEL + r"(?:encoder|decoder|transformer)\.final_(?:layer)?norm\." + _WB, REPLICATED),
+    (_MODEL + r"pooler\.dense\." + _WB + r"|binary_head\." + _WB, REPLICATED),
+    (r"lm_head\.(?:dense|layernorm|layer_norm)\." + _WB + r"|rotary_pos_emb\.inv_freq", REPLICATED),
+)
+FC1 = re.compile(rf"(?P<mlp>{_LAYER}mlp\.)(?P<name>linear_fc1|dense_h_to_4h)\.{_WB}")
+FC2 = {"linear_fc1": "linear_fc2", "dense_h_to_4h": "dense_4h_to_h"}
+QKV = re.compile(r".*\.(?:linear_qkv|query_key_value|linear_kv|key_value)\.(?:weight|bias)")
+
+_COMPILED = [(re.compile(pattern), rule) for pattern, rule in BUILT_IN]
+
+
+class Rules:
+    """The rules of one checkpoint.
+
+    Args:
+        given: pattern and rule pairs of a rule file, which come first.
+    """
+
+    def __init__(self, given: tuple[tuple[str, Rule], ...] = ()) -> None:
+        self.given = given
+
+    def of(self, fqn: str, pieces: Mapping[str, Any]) -> Rule | str:
+        """The rule for a weight, or why there is none.
+
+        Args:
+            fqn: its name.
+            pieces: what one rank holds of the model, by name: the shapes of a gated layer tell that it is one.
+        """
+        for pattern, rule in self.given:
+            if fnmatchcase(fqn, pattern):
+                return rule
+        found = FC1.fullmatch(fqn)
+        if found:
+            return _first_layer(fqn, found["mlp"] + FC2[found["name"]] + ".weight", pieces)
+        built_in = next((rule for pattern, rule in _COMPILED if pattern.fullmatch(fqn)), None)
+        return built_in or "no rule says how its tensor-parallel pieces are joined; give one with --rules FILE"
+
+
+def _first_layer(fqn: str, second: str, pieces: Mapping[str, Any]) -> Rule | str:
+    """The rule of an MLP's first layer: it has as many rows as the second has columns, or twice as many when gated."""
+    first, after = pieces.get(fqn), pieces.get(second)
+    if isinstance(first, Tensor) and isinstance(after, Tensor) and first.shape and len(after.shape) == 2:
+        rows, columns = first.shape[0], after.shape[1]
+        if rows == 2 * columns and rows:
+            return GATED
+        if rows == columns:
+            return ROWS
+    return "its rows do not tell, with the columns of the second layer, whether it is gated; say it with --rules FILE"
+
+
+def read_rules(path: Path | None) -> Rules:
+    """Read a rule file.
+
+    Raises:
+        UsageError: it is none.
+        ReadError: it cannot be read.
+    """
+    if path is None:
+        return Rules()
+    with File(path) as file:
+        if file.size > MAX_RULES:
+            raise UsageError(path, f"has {file.size} bytes; a rule file has at most {MAX_RULES}")
+        data = file.read(0, file.size)
+    try:
+        pairs = json.loads(data, object_pairs_hook=_Pairs)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(path, "is no JSON; expected an object of pattern to rule") from error
+    if not isinstance(pairs, _Pairs):
+        raise UsageError(path, 'expected an object of pattern to rule, such as {"*.experts.*": {"dim": 0}}')
+    return Rules(tuple((pattern, _rule(path, pattern, value)) for pattern, value in pairs))
+
+
+class _Pairs(list[tuple[str, Any]]):
+    """The members of a JSON object in the order of the file, none lost."""
+
+
+def _rule(path: Path, pattern: str, value: Any) -> Rule:
+    if value == "replicated":
+        return Rule(None, 1, pattern)
+    keys = dict(value) if isinstance(value, _Pairs) else {}
+    dim, halves = keys.get("dim"), keys.get("halves", 1)
+    whole = type(dim) is int and 0 <= dim < MAX_DIM and type(halves) is int and 1 <= halves <= MAX_HALVES
+    if not whole or set(keys) - {"dim", "halves"} or len(keys) != len(value):
+        text = f'{told(pattern)}: expected "replicated", {{"dim": 0}} or {{"dim": 0, "halves": 2}}'
+        raise UsageError(path, text)
+    return Rule(dim, halves, pattern)

@@ -1,0 +1,538 @@
+"""Megatron's own checkpoints: pieces joined by rule, layers counted, optimizer named, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+import ckptools
+from ckptools.cli import app
+from ckptools.errors import CkptoolsError, NotWholeError, ReadError, UnsafePathError, UsageError
+from ckptools.formats.megatron_join import Piece, UnlikeError, join
+from ckptools.formats.megatron_layers import Layers
+from ckptools.formats.megatron_rules import GATED, ROWS, Rule, Rules
+from ckptools.model import Shard, Source, Tensor
+from ckptools.regions import Box, contiguous_strides, cover
+from tests.formats.megatron_runs import Run, full_model, master, moments_of, save
+from tests.truth import FIXTURES
+
+LEGACY = FIXTURES / "megatron-tp2pp2-fp32" / "legacy"
+
+
+def codes(ck: ckptools.Checkpoint, severity: str = "error") -> list[str]:
+    return [p.code for p in ck.problems if p.severity == severity]
+
+
+def same_model(ck: ckptools.Checkpoint, full: dict[str, torch.Tensor]) -> bool:
+    model = {k: v for k, v in ck.model.items() if isinstance(v, Tensor)}
+    return set(model) <= set(full) and all(torch.equal(t.load(), full[k]) for k, t in model.items())
+
+
+RUNS = {
+    "one rank": Run(),
+    "tp2": Run(tp=2),
+    "tp4, grouped queries": Run(tp=4, heads=8, groups=4),
+    "tp4, fewer groups than ranks": Run(tp=4, groups=2),
+    "tp2 pp2": Run(tp=2, layers=[[1, 1]]),
+    "tp2, gated, biases": Run(tp=2, gated=True, bias=True),
+    "tp4 pp2, gated": Run(tp=4, layers=[[1, 2]], gated=True, bias=True),
+    "uneven pipeline": Run(tp=2, layers=[[1, 3, 0, 2]]),
+    "virtual pipeline": Run(layers=[[1, 2], [2, 1]]),
+    "virtual pipeline, tp2": Run(tp=2, layers=[[1, 1, 1], [1, 1, 1]], gated=True),
+    "tied across stages": Run(tp=2, layers=[[1, 1]], untied=False),
+    "odd padding": Run(tp=2, vocab=22, args={"vocab_size": 19}),
+}
+
+
+@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS.keys())
+def test_every_weight_is_joined_bit_for_bit(run, tmp_path):
+    save(run, tmp_path)
+    ck = ckptools.open(tmp_path, all_ranks=True)
+    full = full_model(run)
+    assert ck.whole and same_model(ck, full)
+    assert set(full) - set(ck.model) <= ({"output_layer.weight"} if not run.untied else set())
+
+
+@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS.keys())
+def test_moments_have_their_parameters_names_and_are_joined_like_them(run, tmp_path):
+    save(run, tmp_path)
+    (optimizer,) = ckptools.open(tmp_path, all_ranks=True).optimizers.values()
+    for slot, full in moments_of(full_model(run)).items():
+        assert all(torch.equal(state[slot].load(), full[fqn]) for fqn, state in optimizer.state.items())
+    decayed, rest = optimizer.param_groups
+    assert all("norm" not in n and "bias" not in n for n in decayed.names)
+    assert {*decayed.names, *rest.names} == set(optimizer.state)
+
+
+@pytest.mark.parametrize("run", [RUNS["tp4 pp2, gated"], RUNS["virtual pipeline, tp2"]], ids=["pp", "vp"])
+def test_one_rank_per_stage_tells_every_name_and_shape(run, tmp_path):
+    save(run, tmp_path)
+    ck, full = ckptools.open(tmp_path), full_model(run)
+    assert (ck.cost.files, ck.all_ranks, ck.whole) == (run.pp, False, True)
+    assert {k: v.shape for k, v in ck.model.items()} == {k: tuple(v.shape) for k, v in full.items()}
+    assert same_model(ck, full)
+
+
+@given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 3), st.integers(1, 3), st.integers(0, 1), st.integers(1, 3))
+def test_joined_pieces_cover_exactly_and_each_rank_finds_its_own(ranks, rows, columns, halves, dim, extra):
+    shape = tuple(n * (halves if d == dim else 1) for d, n in enumerate((rows, columns)))
+    whole = Box.whole(shape)
+    source = Source(Path("x"), 0, "float32", shape, contiguous_strides(shape), "r", (0, 4))
+    local = Tensor(shape, "float32", (Shard(whole, None, source),))
+    joined = join([Piece(r, r * extra, local) for r in range(ranks)], Rule(dim, halves), ranks)
+    assert cover(joined.shape, [s.box for s in joined.shards]).exact
+    assert joined.numel == ranks * local.numel and len(joined.shards) == ranks * halves
+
+
+@given(st.lists(st.lists(st.integers(0, 3), min_size=2, max_size=2), min_size=1, max_size=3))
+def test_layers_are_counted_chunk_by_chunk_and_stage_by_stage(counts):
+    chunks = {
+        (c, s): {f"decoder.layers.{i}.w": 0 for i in range(n)}
+        for c, row in enumerate(counts)
+        for s, n in enumerate(row)
+    }
+    layers = Layers(chunks, 2, None)
+    named = [layers.name(name, place)[0] for place in layers.order for name in chunks[place]]
+    assert named == [f"decoder.layers.{i}.w" for i in range(sum(map(sum, counts)))]
+
+
+# -- rules -------------------------------------------------------------------------------------------------------
+
+
+NAMES = {
+    "language_model.embedding.word_embeddings.weight": 0,
+    "language_model.transformer.layers.3.attention.query_key_value.bias": 0,
+    "language_model.encoder.layers.3.self_attention.dense.weight": 1,
+    "language_model.encoder.layers.3.self_attention.dense.bias": None,
+    "language_model.encoder.layers.0.mlp.dense_4h_to_h.weight": 1,
+    "language_model.encoder.layers.0.mlp.dense_4h_to_h.bias": None,
+    "language_model.encoder.layers.0.post_attention_layernorm.weight": None,
+    "language_model.encoder.final_norm.weight": None,
+    "language_model.decoder.layers.1.inter_attention.key_value.weight": 0,
+    "language_model.output_layer.weight": 0,
+    "word_embeddings_for_head.weight": 0,
+    "decoder.layers.1.self_attention.linear_qkv.layer_norm_weight": None,
+    "decoder.layers.1.mlp.linear_fc1.layer_norm_bias": None,
+    "decoder.layers.1.self_attention.q_layernorm.weight": None,
+    "lm_head.bias": 0,
+    "lm_head.dense.weight": None,
+}
+
+
+@pytest.mark.parametrize(("fqn", "dim"), NAMES.items())
+def test_the_names_of_all_versions_have_a_rule(fqn, dim):
+    rule = Rules().of(fqn, {})
+    assert isinstance(rule, Rule) and rule.dim == dim
+
+
+@pytest.mark.parametrize(
+    "fqn",
+    [
+        "decoder.layers.0.mlp.experts.local_experts.0.linear_fc1.weight",
+        "decoder.layers.0.mlp.router.weight",
+        "decoder.layers.0.mixer.in_proj.weight",
+        "vision_model.decoder.layers.0.mlp.linear_fc2.weight",
+        "decoder.layers.0.self_attention.linear_kv_down_proj.weight",
+    ],
+)
+def test_other_names_have_none_and_are_told_the_way_out(fqn):
+    assert "--rules" in str(Rules().of(fqn, {}))
+
+
+@pytest.mark.parametrize(("rows", "expected"), [(24, GATED), (12, ROWS)])
+def test_the_second_layers_columns_tell_a_gated_first_layer(rows, expected):
+    shapes = {"decoder.layers.0.mlp.linear_fc1.weight": (rows, 8), "decoder.layers.0.mlp.linear_fc2.weight": (8, 12)}
+    pieces = {k: Tensor(shape, "float32", ()) for k, shape in shapes.items()}
+    assert Rules().of("decoder.layers.0.mlp.linear_fc1.weight", pieces) == expected
+
+
+def with_router(run: Run, to: Path) -> Path:
+    """A run whose files also hold a weight that no rule knows."""
+    folder = save(run, to)
+    for file in folder.glob("*/*.pt"):
+        tree = torch.load(file, weights_only=False)
+        tree["model"]["decoder.layers.0.mlp.special.weight"] = torch.arange(8.0).reshape(4, 2) + run.tp
+        torch.save(tree, file)
+    return to
+
+
+def test_a_weight_without_a_rule_is_refused_by_name_and_the_rest_can_be_written(tmp_path):
+    run = with_router(Run(tp=2), tmp_path / "run")
+    with pytest.raises(NotWholeError, match=r"mlp\.special\.weight.*--rules FILE"):
+        ckptools.consolidate(run, tmp_path / "m.safetensors")
+    done = ckptools.consolidate(run, tmp_path / "m.safetensors", allow_missing=True)
+    assert [*done.left_out] == ["decoder.layers.0.mlp.special.weight"]
+
+
+@pytest.mark.parametrize(
+    ("rule", "shape"), [("replicated", (4, 2)), ({"dim": 1}, (4, 4)), ({"dim": 0, "halves": 2}, (8, 2))]
+)
+def test_a_rule_file_says_how_it_is_joined(rule, shape, tmp_path):
+    run = with_router(Run(tp=2), tmp_path / "run")
+    (tmp_path / "rules.json").write_text(json.dumps({"*.special.*": rule, "*": "replicated"}))
+    ck = ckptools.open(run, all_ranks=True, rules=tmp_path / "rules.json")
+    special = ck.model["decoder.layers.0.mlp.special.weight"]
+    assert (special.shape, special.note) == (shape, "")
+    if shape == (8, 2):
+        assert special.load()[:, 0].tolist() == [2, 4, 2, 4, 6, 8, 6, 8]
+
+
+def test_a_rule_file_comes_before_the_built_in_rules(tmp_path):
+    save(Run(tp=2), tmp_path / "run")
+    (tmp_path / "rules.json").write_text('{"output_layer.weight": {"dim": 1}}')
+    assert ckptools.open(tmp_path / "run", rules=tmp_path / "rules.json").model["output_layer.weight"].shape == (8, 16)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "[]", "no json", '{"*": 0}', '{"*": "joined"}', '{"*": {}}', '{"*": {"dim": -1}}', '{"*": {"dim": true}}',
+        '{"*": {"dim": 0, "halves": 0}}', '{"*": {"dim": 0, "half": 2}}', '{"*": {"dim": 0, "dim": 1}}', "[" * 9999,
+        '{"*": {"dim": 1e99}}',
+    ],
+)  # fmt: skip
+def test_a_bad_rule_file_is_one_line(text, tmp_path):
+    (tmp_path / "rules.json").write_text(text)
+    with pytest.raises(UsageError) as error:
+        ckptools.open(LEGACY, rules=tmp_path / "rules.json")
+    assert str(error.value).startswith(str(tmp_path / "rules.json")) and "\n" not in str(error.value)
+
+
+def test_a_rule_that_does_not_fit_its_tensor_is_refused(tmp_path):
+    (tmp_path / "rules.json").write_text('{"decoder.final_layernorm.*": {"dim": 1}}')
+    with pytest.raises(NotWholeError, match=r"final_layernorm.*rule .*says dim 1, but it has 1 dimensions"):
+        ckptools.open(LEGACY, rules=tmp_path / "rules.json").consolidate(tmp_path / "m.pt")
+
+
+def test_pieces_of_different_shapes_are_not_joined():
+    pieces = [Piece(r, r, Tensor((2 + r,), "float32", ())) for r in range(2)]
+    with pytest.raises(UnlikeError, match="not pieces of one weight"):
+        join(pieces, ROWS, 2)
+
+
+# -- paths -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def legacy(tmp_path) -> Path:
+    return Path(shutil.copytree(LEGACY, tmp_path / "run"))
+
+
+@pytest.mark.parametrize(
+    "inside", ["", "iter_0000005", "iter_0000005/mp_rank_01_001", "iter_0000005/mp_rank_00_001/model_optim_rng.pt"]
+)
+def test_any_path_into_a_run_leads_to_the_checkpoint(inside):
+    ck = ckptools.open(LEGACY / inside)
+    assert (ck.format, ck.name, ck.whole, ck.ranks) == ("megatron", "iter_0000005", True, (0, 1, 2, 3))
+    assert (ck.world_size.value, ck.step.value) == (4, 5)
+
+
+def test_the_tracker_chooses_the_iteration(tmp_path):
+    save(Run(), tmp_path, 20)
+    save(Run(layers=[[3]]), tmp_path, 10)
+    assert ckptools.open(tmp_path).step.value == 10
+    (tmp_path / "iter_0000020").rename(tmp_path / "release")
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("release\n")
+    assert ckptools.open(tmp_path).name == "release"
+
+
+def test_without_a_tracker_several_iterations_are_listed(tmp_path):
+    for iteration in (10, 20):
+        save(Run(), tmp_path, iteration)
+    (tmp_path / "latest_checkpointed_iteration.txt").unlink()
+    with pytest.raises(UsageError, match=r"2 checkpoints.*iter_0000010, iter_0000020"):
+        ckptools.open(tmp_path)
+    shutil.rmtree(tmp_path / "iter_0000010")
+    assert ckptools.open(tmp_path).step.value == 20
+
+
+@pytest.mark.parametrize("text", ["../../etc", "5 6", "", "-1", "0x5", "releases", "9" * 40, "\x1b[31m5", "٥"])
+def test_a_tracker_must_hold_a_plain_number_or_release(text, legacy):
+    (legacy / "latest_checkpointed_iteration.txt").write_text(text)
+    with pytest.raises(ReadError, match="expected a plain number or release") as error:
+        ckptools.open(legacy)
+    assert "\n" not in str(error.value) and "\x1b" not in str(error.value)
+
+
+def test_a_tracker_that_names_what_is_not_here_is_told(legacy):
+    (legacy / "latest_checkpointed_iteration.txt").write_text("6")
+    with pytest.raises(ReadError, match="names iter_0000006, which is not here"):
+        ckptools.open(legacy)
+
+
+@pytest.mark.parametrize("name", ["mp_rank_01_001", "mp_rank_01_001/model_optim_rng.pt"])
+def test_links_out_of_the_checkpoint_are_refused_unless_asked_for(name, legacy, tmp_path):
+    inside = legacy / "iter_0000005" / name
+    inside.rename(tmp_path / "elsewhere")
+    inside.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UnsafePathError, match="--follow-symlinks"):
+        ckptools.open(legacy)
+    assert ckptools.open(legacy, follow_symlinks=True).whole
+
+
+# -- what is missing or does not belong together ----------------------------------------------------------------------
+
+
+def test_a_missing_tensor_parallel_rank_is_a_gap(legacy, tmp_path):
+    shutil.rmtree(legacy / "iter_0000005" / "mp_rank_01_001")
+    ck = ckptools.open(legacy, all_ranks=True)
+    assert [(p.code, p.rank, p.message) for p in ck.problems if p.severity == "error"] == [
+        ("CK001", 3, "no file mp_rank_01_001/model_optim_rng.pt")
+    ]
+    with pytest.raises(NotWholeError, match=r"rank 3 missing or cut.*decoder\.layers\.1.*held by rank 3"):
+        ck.consolidate(tmp_path / "m.pt")
+
+
+@pytest.mark.parametrize("only", ["model", "optimizer", "all"])
+def test_a_missing_stage_is_refused_although_no_tensor_has_a_gap(only, legacy, tmp_path):
+    for rank in (0, 1):
+        shutil.rmtree(legacy / "iter_0000005" / f"mp_rank_0{rank}_001")
+    with pytest.raises(NotWholeError, match="pipeline stage 1 of 2: none of its files is read"):
+        ckptools.consolidate(legacy, tmp_path / "m.pt", only=only)
+    done = ckptools.consolidate(legacy, tmp_path / "m.pt", only="model", allow_missing=True)
+    assert "decoder.layers.0.mlp.linear_fc1.weight" in torch.load(done.files[0])
+
+
+def test_layers_behind_a_missing_stage_keep_their_numbers_where_the_pipeline_is_even(tmp_path):
+    folder = save(Run(layers=[[2, 2, 2]]), tmp_path)
+    shutil.rmtree(folder / "mp_rank_00_001")
+    names = ckptools.open(tmp_path, all_ranks=True).model
+    assert {n.split(".")[2] for n in names if "layers" in n} == {"0", "1", "4", "5"}
+
+
+def test_layers_behind_a_missing_stage_have_no_number_where_it_is_not(tmp_path):
+    folder = save(Run(layers=[[2, 1, 2]]), tmp_path)
+    shutil.rmtree(folder / "mp_rank_00_001")
+    ck = ckptools.open(tmp_path, all_ranks=True)
+    unsure = ck.model["decoder.layers.?0 of stage 2.mlp.linear_fc1.weight"]
+    assert "cannot be counted" in unsure.note and "CK107" in codes(ck)
+
+
+def test_a_cut_file_is_named_with_its_folder(legacy):
+    cut = legacy / "iter_0000005" / "mp_rank_01_000" / "model_optim_rng.pt"
+    cut.write_bytes(cut.read_bytes()[:20_000])
+    for all_ranks in (False, True):
+        (problem,) = [p for p in ckptools.open(legacy, all_ranks=all_ranks).problems if p.severity == "error"]
+        assert (problem.code, problem.rank) == ("CK002", 1) and "mp_rank_01_000/model_optim_rng.pt" in problem.message
+
+
+def test_a_rank_outside_of_the_grid_is_stray(legacy):
+    shutil.copytree(legacy / "iter_0000005" / "mp_rank_01_000", legacy / "iter_0000005" / "mp_rank_02_000")
+    assert "CK009" in codes(ckptools.open(legacy))
+
+
+def test_swapped_folders_are_noticed_by_the_rank_in_the_arguments(tmp_path):
+    folder = save(Run(tp=2), tmp_path)
+    (folder / "mp_rank_00").rename(folder / "x")
+    (folder / "mp_rank_01").rename(folder / "mp_rank_00")
+    (folder / "x").rename(folder / "mp_rank_01")
+    ck = ckptools.open(tmp_path, all_ranks=True)
+    assert codes(ck) == ["CK009", "CK009"] and "another tensor-parallel rank" in ck.problems[0].message
+
+
+def test_a_file_of_another_step_is_refused(legacy, tmp_path):
+    other = legacy / "iter_0000005" / "mp_rank_01_001" / "model_optim_rng.pt"
+    tree = torch.load(other, weights_only=False)
+    torch.save({**tree, "iteration": 6}, other)
+    with pytest.raises(NotWholeError, match="not of one step"):
+        ckptools.consolidate(legacy, tmp_path / "m.pt")
+
+
+def test_a_file_of_another_run_is_refused(legacy):
+    other = legacy / "iter_0000005" / "mp_rank_01_001" / "model_optim_rng.pt"
+    tree = torch.load(other, weights_only=False)
+    tree["args"].hidden_size = 24
+    torch.save(tree, other)
+    ck = ckptools.open(legacy, all_ranks=True)
+    assert codes(ck) == ["CK103"] and "args.hidden_size is 24, the first file's is 20" in ck.problems[0].message
+
+
+def test_replicated_weights_that_differ_are_refused(tmp_path):
+    folder = save(Run(tp=2), tmp_path)
+    file = folder / "mp_rank_01" / "model_optim_rng.pt"
+    tree = torch.load(file, weights_only=False)
+    tree["model"]["decoder.final_layernorm.weight"][3] += 1
+    torch.save(tree, file)
+    with pytest.raises(NotWholeError, match=r"final_layernorm\.weight.*other bytes"):
+        ckptools.consolidate(tmp_path, tmp_path / "m.safetensors")
+
+
+def test_tied_embeddings_that_differ_are_refused_and_equal_ones_are_written_once(tmp_path):
+    run = Run(tp=2, layers=[[1, 1]], untied=False)
+    folder = save(run, tmp_path / "run")
+    done = ckptools.consolidate(tmp_path / "run", tmp_path / "m.safetensors")
+    assert done.tied == {"output_layer.weight": "embedding.word_embeddings.weight"}
+    file = folder / "mp_rank_01_001" / "model_optim_rng.pt"
+    tree = torch.load(file, weights_only=False)
+    tree["model"]["output_layer.weight"][3] += 1
+    torch.save(tree, file)
+    with pytest.raises(NotWholeError, match=r"output_layer\.weight.*other bytes"):
+        ckptools.consolidate(tmp_path / "run", tmp_path / "n.safetensors")
+
+
+def test_more_or_fewer_layers_than_the_arguments_tell_are_refused(tmp_path):
+    save(Run(layers=[[1, 1]], args={"num_layers": 3}), tmp_path)
+    ck = ckptools.open(tmp_path)
+    assert codes(ck) == ["CK104"] and "2 layers, args.num_layers is 3" in ck.problems[0].message
+
+
+def test_a_vocabulary_that_is_not_the_arguments_is_refused(tmp_path):
+    save(Run(tp=2, args={"padded_vocab_size": 32}), tmp_path)
+    assert codes(ckptools.open(tmp_path)) == ["CK104"]
+
+
+# -- what differs between versions and options ------------------------------------------------------------------------
+
+
+def test_older_nested_names_are_joined_too(tmp_path):
+    weight = torch.randn(12, 4)
+    for rank in range(2):
+        layer = {"layers.0.attention.query_key_value.weight": weight.chunk(2)[rank]}
+        embedding = {"word_embeddings": {"weight": weight.chunk(2)[rank]}}
+        model = {"language_model": {"embedding": embedding, "transformer": layer}}
+        file = tmp_path / "iter_0000003" / f"mp_rank_0{rank}" / "model_optim_rng.pt"
+        file.parent.mkdir(parents=True)
+        torch.save({"args": Namespace(model_parallel_size=2), "model": model, "iteration": 3}, file)
+    ck = ckptools.open(tmp_path, all_ranks=True)
+    for name in ("embedding.word_embeddings.weight", "transformer.layers.0.attention.query_key_value.weight"):
+        assert torch.equal(ck.model[f"language_model.{name}"].load(), weight)
+    assert any(
+        "checkpoint_version 0: fused QKV weights keep that version's row order" in p.message for p in ck.problems
+    )
+
+
+def test_half_weights_come_from_their_master_copies_unless_the_modules_are_asked_for(tmp_path):
+    run = Run(tp=2, layers=[[1, 1]], gated=True, half=True)
+    save(run, tmp_path)
+    full = full_model(run)
+    module = ckptools.open(tmp_path, all_ranks=True, weights="module")
+    fp32 = ckptools.open(tmp_path, all_ranks=True)
+    assert all(torch.equal(module.model[k].load(), v) for k, v in full.items())
+    assert all(torch.equal(fp32.model[k].load(), master(k, full)) for k in full)
+    assert "CK012" in codes(fp32, "note") and set(fp32.model) == set(full)
+    (optimizer,) = module.optimizers.values()
+    assert torch.equal(
+        optimizer.state["output_layer.weight"]["fp32_param"].load(), fp32.model["output_layer.weight"].load()
+    )
+
+
+def test_half_weights_without_sure_master_copies_are_the_modules_own(tmp_path):
+    folder = save(Run(half=True), tmp_path)
+    file = folder / "mp_rank_00" / "model_optim_rng.pt"
+    tree = torch.load(file, weights_only=False)
+    tree["optimizer"]["fp32_from_fp16_params"][0].pop()
+    torch.save(tree, file)
+    ck = ckptools.open(tmp_path)
+    assert ck.model["output_layer.weight"].dtype == "bfloat16"
+    assert any("no fp32 master copy here that is sure" in p.message for p in ck.problems)
+
+
+def test_numbers_that_could_be_several_parameters_are_refused_and_the_model_can_be_written(tmp_path):
+    folder = save(Run(), tmp_path / "run")
+    file = folder / "mp_rank_00" / "model_optim_rng.pt"
+    tree = torch.load(file, weights_only=False)
+    tree["optimizer"]["param_groups"][1]["params"].pop(0)
+    torch.save(tree, file)
+    with pytest.raises(NotWholeError, match=r"\?\d+ of mp_rank_00.*--only model"):
+        ckptools.consolidate(tmp_path / "run", tmp_path / "all.pt")
+    ckptools.consolidate(tmp_path / "run", tmp_path / "model.pt", only="model")
+
+
+def with_flat_buffers(run: Run, to: Path) -> Path:
+    """A run with the distributed optimizer."""
+    folder = save(run, to)
+    for file in folder.glob("*/model_optim_rng.pt"):
+        tree = torch.load(file, weights_only=False)
+        groups = [{k: v for k, v in g.items() if k != "params"} for g in tree["optimizer"]["param_groups"]]
+        torch.save({**tree, "optimizer": {"optimizer": {"param_groups": groups}}}, file)
+        buffers = {k: torch.zeros(64) for k in ("param", "exp_avg", "exp_avg_sq")}
+        flat = {0: {(torch.bfloat16, torch.float32): {**buffers, "numel_unpadded": 60}}, "buckets_coalesced": True}
+        torch.save(flat, file.with_name("distrib_optim.pt"))
+    return to
+
+
+def test_the_distributed_optimizers_buffers_are_shown_and_not_joined(tmp_path):
+    run = with_flat_buffers(Run(tp=2), tmp_path / "run")
+    ck = ckptools.open(run, all_ranks=True)
+    (optimizer,) = ck.optimizers.values()
+    assert len(optimizer.state) == 2 and {len(slots) for slots in optimizer.state.values()} == {3}
+    assert [g.lr for g in optimizer.param_groups] == [1e-3, 1e-3]
+    with pytest.raises(NotWholeError, match=r"flat buffers without names.*--only model"):
+        ck.consolidate(tmp_path / "all.pt")
+    ck.consolidate(tmp_path / "model.pt", only="model")
+
+
+def test_expert_ranks_are_named_and_their_experts_are_not_joined(tmp_path):
+    for expert in range(2):
+        model = {"decoder.final_layernorm.weight": torch.ones(4), "decoder.layers.0.mlp.experts.w": torch.ones(3)}
+        args = Namespace(
+            tensor_model_parallel_size=1, pipeline_model_parallel_size=1, expert_model_parallel_size=2, world_size=2
+        )
+        file = tmp_path / "run" / "iter_0000003" / f"mp_rank_00_00{expert}" / "model_optim_rng.pt"
+        file.parent.mkdir(parents=True)
+        torch.save({"args": args, "model": model}, file)
+    ck = ckptools.open(tmp_path / "run", all_ranks=True)
+    assert ck.saved_as == "Megatron-LM, tensor parallel 1 x pipeline 1 x expert 2" and ck.ranks == (0, 1)
+    with pytest.raises(NotWholeError, match=r"mlp\.experts\.w.*expert-parallel"):
+        ck.consolidate(tmp_path / "m.pt")
+    assert torch.equal(ck.model["decoder.final_layernorm.weight"].load(), torch.ones(4))
+
+
+def test_extra_states_of_several_ranks_are_kept_for_each(tmp_path):
+    folder = save(Run(tp=2), tmp_path)
+    for rank in range(2):
+        file = folder / f"mp_rank_0{rank}" / "model_optim_rng.pt"
+        tree = torch.load(file, weights_only=False)
+        tree["model"]["decoder.layers.0.mlp.linear_fc1._extra_state"] = torch.full((3,), rank, dtype=torch.uint8)
+        torch.save(tree, file)
+    ck = ckptools.open(tmp_path, all_ranks=True)
+    states = ck.raw["extra_state"]["decoder.layers.0.mlp.linear_fc1._extra_state"]
+    assert [t.load().tolist() for t in states] == [[0, 0, 0], [1, 1, 1]]
+    assert len(ck.of_kind("model")) == 1 and not any("_extra" in n for n in ck.model)
+
+
+def test_data_parallel_replicas_have_no_files_and_are_not_missed(tmp_path):
+    save(Run(tp=2, layers=[[1, 1]], args={"world_size": 16, "rank": None}), tmp_path)
+    ck = ckptools.open(tmp_path)
+    assert (ck.world_size.value, ck.ranks, ck.whole) == (16, (0, 1, 8, 9), True)
+    shown = CliRunner().invoke(app, ["inspect", str(tmp_path)]).stdout
+    assert "whole: all 4 rank files are here" in shown and "world size  16" in shown
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    tp=st.sampled_from([1, 2, 4]), layers=st.lists(st.integers(0, 2), min_size=1, max_size=3).filter(any),
+    gated=st.booleans(), bias=st.booleans(), untied=st.booleans(), half=st.booleans(),
+)  # fmt: skip
+def test_any_grid_gives_the_model_back(tmp_path_factory, tp, layers, gated, bias, untied, half):
+    run = Run(tp=tp, layers=[layers], gated=gated, bias=bias, untied=untied, half=half)
+    folder = tmp_path_factory.mktemp("grid")
+    save(run, folder)
+    ck = ckptools.open(folder, all_ranks=True, weights="module")
+    assert ck.whole and same_model(ck, full_model(run))
+    assert len(ck.model) >= len(full_model(run)) - (not untied)
+
+
+@pytest.mark.parametrize("name", ["model_optim_rng.pt", "distrib_optim.pt"])
+def test_a_damaged_file_is_one_line(name, tmp_path):
+    run = with_flat_buffers(Run(), tmp_path / "run")
+    (run / "iter_0000005" / "mp_rank_00" / name).write_bytes(b"PK\3\4 and no more")
+    try:
+        ck = ckptools.open(run)
+        assert "CK002" in codes(ck)
+    except CkptoolsError as error:
+        assert "\n" not in str(error)
+
+
+def test_one_stage_alone_can_be_looked_at(legacy):
+    ck = ckptools.open(legacy / "iter_0000005" / "mp_rank_00_000" / "model_optim_rng.pt", only_this_file=True)
+    assert codes(ck) == ["CK107"] and ck.cost.files == 1
+    assert ck.model["decoder.layers.0.mlp.linear_fc1.weight"].shape == (68, 20)
