@@ -81,6 +81,10 @@ WHOLE = (
     Known("deepspeed-z1-fp32", "universal", "", 4, 5, DEEPSPEED),
     Known("deepspeed-z3-bf16", "ckpt/global_step5", "", 4, 5, DEEPSPEED),
     Known("deepspeed-pipe-fp32", "ckpt", "", 4, 3, ("lowp/",)),
+    Known("hf-llama-safetensors-bf16", "ckpt", "", 1, None),
+    Known("hf-gpt2-bin-tied-fp32", "ckpt/pytorch_model-00003-of-00004.bin", "", 1, None),
+    # The model only; of a buffer that differs per rank DCP keeps rank 1's copy.
+    Known("dcp-hf", "ckpt", "", 4, None, ("optim/", "rank", "model/stats.running_mean")),
 )
 
 # Flat parameters: whole when their shapes are told.

@@ -158,7 +158,7 @@ class _Opening:
             self.problems.append(Problem("CK002", "error", f"{named.path.name} {why}", named.rank))
             self.files.append(_file(named, part, "cut" if "cut short" in why else "bad"))
             return
-        self.bytes_read += file.bytes_read
+        self.bytes_read += header.size
         self.files.append(_file(named, part, "read"))
 
     def _add(self, name: str, shard: Shard) -> None:

@@ -28,31 +28,41 @@ def read_json(path: Path) -> Any:
         if file.size > MAX_JSON:
             raise ReadError(path, f"has {file.size} bytes; at most {MAX_JSON} of JSON are read")
         data = file.read(0, file.size)
-    if sum(map(data.count, (b"{", b"[", b","))) > MAX_VALUES:
-        raise ReadError(path, f"holds more than {MAX_VALUES} values")
     try:
-        found = json.loads(data.decode("utf-8"), object_pairs_hook=_object)
+        return parse_json(data.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise ReadError(path, "is no JSON that can be read: not UTF-8") from error
+    except JsonError as error:
+        raise ReadError(path, f"is no JSON that can be read: {error}") from error
+
+
+class JsonError(ValueError):
+    """What is wrong with a JSON text."""
+
+
+def parse_json(text: str) -> Any:
+    """Parse JSON within the same bounds.
+
+    Raises:
+        JsonError: it is none, or beyond the bounds.
+    """
+    if sum(map(text.count, "{[,")) > MAX_VALUES:
+        raise JsonError(f"more than {MAX_VALUES} values")
+    try:
+        found = json.loads(text, object_pairs_hook=_object)
         check_budget(found)
-    except (ValueError, RecursionError, PickleError) as error:
-        raise ReadError(path, f"is no JSON that can be read: {_why(error)}") from error
+    except json.JSONDecodeError as error:
+        raise JsonError(f"{error.msg.lower()} in line {error.lineno}") from error
+    except (JsonError, PickleError) as error:
+        raise JsonError(str(error)) from error
+    except (RecursionError, ValueError) as error:
+        raise JsonError("nested too deep" if isinstance(error, RecursionError) else "a number too long") from error
     return found
-
-
-class TwiceError(ValueError):
-    """One name is twice in an object."""
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         twice = {name for name in found if sum(name == other for other, _ in pairs) > 1}
-        raise TwiceError(f"{told(min(twice))} is twice in one object")
+        raise JsonError(f"{told(min(twice))} is twice in one object")
     return found
-
-
-def _why(error: Exception) -> str:
-    if isinstance(error, json.JSONDecodeError):
-        return f"{error.msg.lower()} in line {error.lineno}"
-    if isinstance(error, (TwiceError, PickleError)):
-        return str(error)
-    return {UnicodeDecodeError: "not UTF-8", RecursionError: "nested too deep"}.get(type(error), "a number too long")

@@ -1,0 +1,116 @@
+"""The index beside a model in several files: which tensor is in which.
+
+    {"metadata": {"total_size": 132960, "total_parameters": 66480},
+     "weight_map": {"lm_head.weight": "model-00004-of-00004.safetensors", …}}
+
+`total_size` counts the bytes of the tensors, tied ones once, and a bool as an eighth of a byte. Source:
+transformers/modeling_utils.py, huggingface_hub/serialization, torch/distributed/checkpoint/hf_storage.py.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ckptools.errors import ReadError, UnsafePathError
+from ckptools.formats.json_file import read_json
+from ckptools.model import Problem, Tensor
+from ckptools.pickles.told import told
+from ckptools.sections import storage_identity
+from ckptools.views.words import plural
+
+MAX_NAMED = 3
+MAX_SIZE = 1 << 62
+
+
+@dataclass(frozen=True)
+class Index:
+    """What an index says.
+
+    Attributes:
+        path: the file.
+        weight_map: tensor to the name of its file.
+        total_size: bytes of all tensors; None when it does not say.
+    """
+
+    path: Path
+    weight_map: Mapping[str, str]
+    total_size: int | None
+
+    @property
+    def files(self) -> list[str]:
+        """The names of its files, sorted."""
+        return sorted(set(self.weight_map.values()))
+
+
+def read_index(path: Path) -> Index:
+    """Read an index; its names must be plain names of files beside it.
+
+    Raises:
+        ReadError: it is no index.
+        UnsafePathError: it names a file elsewhere.
+    """
+    found = read_json(path)
+    weight_map = found.get("weight_map") if isinstance(found, dict) else None
+    if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(v, str) for v in weight_map.values()):
+        raise ReadError(path, "expected a `weight_map` of tensor names to file names; no index of a model")
+    for name in sorted(set(weight_map.values())):
+        if not is_plain_name(name):
+            raise UnsafePathError(path, f"names the file {told(name)}; only files beside it are read")
+    return Index(path, weight_map, _total_size(found.get("metadata")))
+
+
+def _total_size(metadata: Any) -> int | None:
+    total = metadata.get("total_size") if isinstance(metadata, dict) else None
+    return int(total) if isinstance(total, (int, float)) and 0 <= total < MAX_SIZE else None
+
+
+def is_plain_name(name: str) -> bool:
+    """Whether a name is that of a file in the same folder, on any system."""
+    return name not in ("", ".", "..") and not {"/", "\\", "\0", os.sep} & set(name)
+
+
+def compare(index: Index, held: Mapping[str, Mapping[str, Any]]) -> list[Problem]:
+    """What an index says against what its files hold.
+
+    Args:
+        index: the index.
+        held: of every file that was read, its tensors by name.
+    """
+    where = {name: file for file, tensors in held.items() for name in tensors}
+    read = {name: file for name, file in index.weight_map.items() if file in held}
+    lacking = [name for name in read if name not in where]
+    moved = [name for name, file in read.items() if where.get(name, file) != file]
+    unlisted = [name for name in where if name not in index.weight_map]
+    told_by = index.path.name
+    problems = []
+    if lacking:
+        text = f"{told_by} names {_some(lacking)}, not in {index.weight_map[lacking[0]]} nor in another file"
+        problems.append(Problem("CK107", "error", text))
+    if moved:
+        text = f"{told_by} says {index.weight_map[moved[0]]} holds {_some(moved)}, found in {where[moved[0]]}"
+        problems.append(Problem("CK010", "warning", text))
+    if unlisted:
+        text = f"{_some(unlisted)} in {where[unlisted[0]]}, and {told_by} does not name it; read all the same"
+        problems.append(Problem("CK010", "warning", text))
+    return problems
+
+
+def _some(names: list[str]) -> str:
+    listed = ", ".join(told(name) for name in names[:MAX_NAMED])
+    return f"{plural(len(names), 'tensor')} ({listed}{', …' if len(names) > MAX_NAMED else ''})"
+
+
+def compare_size(index: Index, tensors: Iterable[Tensor]) -> list[Problem]:
+    """The `total_size` of an index against its tensors, tied ones counted once or each."""
+    every = list(tensors)
+    most = sum(t.nbytes for t in every)
+    once = {storage_identity(t) or id(t): t for t in every}.values()
+    least = sum(-(-t.nbytes // 8) if t.dtype == "bool" else t.nbytes for t in once)
+    if index.total_size is None or least <= index.total_size <= most:
+        return []
+    text = f"{index.path.name} says total_size {index.total_size}, and the tensors have {most} bytes"
+    return [Problem("CK010", "warning", text)]
