@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
 from ckptools.checkpoint import Checkpoint
-from ckptools.errors import ReadError, UnknownFormatError, UsageError
+from ckptools.errors import CkptoolsError, ReadError, UnknownFormatError, UsageError
 from ckptools.files import reading
 from ckptools.formats import dcp, dcp_safetensors, deepspeed, hugging_face, megatron, rank_files, torch_file
 from ckptools.formats.options import Options, Reader, Weights
 from ckptools.formats.outside import formats_from_outside
 from ckptools.pickles import reader
 from ckptools.pickles.contents import HEAD, what_is
+
+MAX_BELOW = 1000
+"""Entries of a folder that are looked at for checkpoints below it."""
+
+MAX_NAMED = 8
 
 
 class Format(Protocol):
@@ -97,6 +103,9 @@ def _path(given: str | Path | None) -> Path | None:
 def _unknown(path: Path) -> str:
     known = "; ".join(f.READS for f in FORMATS)
     if path.is_dir():
+        inside = _checkpoints_in(path)
+        if inside:
+            return f"no checkpoint itself, but these folders in it hold one; open one of them: {', '.join(inside)}"
         return f"no checkpoint that ckptools knows in this folder; it reads {known}"
     if path.is_file():
         with reading(path), path.open("rb") as file:
@@ -104,3 +113,17 @@ def _unknown(path: Path) -> str:
         if what:
             return f"is {what}"
     return f"not a checkpoint that ckptools knows; it reads {known}"
+
+
+def _checkpoints_in(folder: Path) -> list[str]:
+    """Names of folders right below that hold a checkpoint: verl's `actor`, OLMo's `model`, the steps of a run."""
+    with reading(folder):
+        folders = sorted(p for p in islice(folder.iterdir(), MAX_BELOW) if p.is_dir() and not p.is_symlink())
+        return [p.name for p in folders if _holds_one(p)][:MAX_NAMED]
+
+
+def _holds_one(folder: Path) -> bool:
+    try:
+        return any(f.detect(folder) for f in FORMATS)
+    except CkptoolsError:
+        return True  # it holds several

@@ -20,6 +20,14 @@ NAMES = [
     ("x.rank-2.ckpt", 2, "", None),
     ("other_world_size_2_rank_1.pt", 1, "", 2),
     ("a\nrank1.pt", 1, "", None),
+    ("ep0-ba5-rank3.pt.gz", 3, "", None),
+    ("rank3.pt.zst", 3, "", None),
+    ("model_world_size_8_rank_7.pt.lz4", 7, "model", 8),
+    ("ep0-ba5-rank2.tar", 2, "", None),
+    ("ep0-ba5-rank2.tar.lzma", 2, "", None),
+    ("ep0-ba5-rank2.tgz", 2, "", None),
+    ("ep0-ba5-rank2", 2, "", None),
+    ("run-ep12-ba345-rank21", 21, "", None),
 ]
 
 
@@ -41,6 +49,12 @@ def test_a_name_proposes_rank_part_and_world_size(name, rank, part, world):
         "rank12345678.pt",
         "Rank0.pt",
         "rank0_x.pt",
+        "rank0.gz",
+        "rank0.pt.zip",
+        "rank0.txt.gz",
+        "latest-rank0",
+        "ep0-rank0",
+        "ep0-ba5-rank0.json",
     ],
 )
 def test_other_names_have_none(name):

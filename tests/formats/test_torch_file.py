@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gzip
+
 import pytest
 import torch
 
 import ckptools
+from ckptools.errors import UnknownFormatError
+from ckptools.formats import torch_file
 
 
-@pytest.mark.parametrize("name", ["pytorch_model-00001-of-00004.bin", "mp_rank_00_model_states.pt"])
+@pytest.mark.parametrize("name", ["pytorch_model-00001-of-00004.bin", "my_rank_00_part.pt"])
 def test_one_file_of_several_is_not_called_whole(tmp_path, name):
     torch.save({"w": torch.ones(3)}, tmp_path / name)
     ck = ckptools.open(tmp_path / name)
@@ -26,3 +30,43 @@ def test_a_bare_state_dict_is_one_model_section(tmp_path):
     ck = ckptools.open(tmp_path / "m.pt")
     assert [s.kind for s in ck.sections] == ["model"]
     assert {k: t.shape for k, t in ck.model.items()} == {"a.weight": (2, 3), "a.bias": (2,)}
+
+
+FORMS = {
+    "model.pt": True, "model.pth": True, "pytorch_model.bin": True, "epoch=0-step=10.ckpt": True, "no suffix": True,
+    "old.pt": False, "old.pth": False, "old.pth.tar": False,
+}  # fmt: skip
+"""Names that a file may have, and whether it is a zip archive."""
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_one_file_of_any_name_and_age_is_opened(name, tmp_path):
+    path = tmp_path / name
+    saved = {"epoch": 3, "state_dict": {"w": torch.arange(6.0)}, "optimizer": {"state": {}, "param_groups": []}}
+    torch.save(saved, path, _use_new_zipfile_serialization=FORMS[name])
+    ck = ckptools.open(path)
+    assert (ck.format, ck.whole, ck.model["w"].load().tolist()) == ("torch_file", True, list(range(6)))
+    assert ("before torch 1.6" in ck.saved_as) != FORMS[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "stem"), [("a.pt", "a"), ("a.pt.gz", "a"), ("a.b.pth.zst", "a.b"), ("a.tar.bz2", "a"), ("a", "a")]
+)
+def test_a_checkpoint_is_called_by_its_file_without_suffixes(name, stem):
+    assert torch_file.stem(name) == stem
+
+
+def test_one_compressed_file_of_several_is_not_called_whole(tmp_path):
+    torch.save({"w": torch.ones(3)}, tmp_path / "x")
+    path = tmp_path / "pytorch_model-00001-of-00004.bin.gz"
+    path.write_bytes(gzip.compress((tmp_path / "x").read_bytes()))
+    assert [p.code for p in ckptools.open(path).problems] == ["CK011"]
+
+
+def test_a_folder_that_holds_others_names_them(tmp_path):
+    for name in ("actor", "critic", "logs"):
+        (tmp_path / name).mkdir()
+    for name in ("actor", "critic"):
+        torch.save({"w": torch.ones(1)}, tmp_path / name / "rank0.pt")
+    with pytest.raises(UnknownFormatError, match="open one of them: actor, critic"):
+        ckptools.open(tmp_path)
