@@ -245,7 +245,6 @@ PROBLEM_CODES: dict[str, str] = {
     "CK011": "one file of several",
     "CK012": "kept as the framework has it",
     "CK013": "file beside it that is not read",
-    "CK013": "file beside it that is not read",
     "CK101": "gap in a tensor",
     "CK102": "overlap in a tensor",
     "CK103": "world sizes disagree",
