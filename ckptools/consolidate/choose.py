@@ -17,6 +17,7 @@ from ckptools.errors import NotWholeError, RefusedError, UsageError
 from ckptools.files import OpenFiles
 from ckptools.formats.merge import like
 from ckptools.model import KeyPath, Problem, Shard, Tensor, fqn_of, walk
+from ckptools.pickles.told import told
 from ckptools.regions import Box
 from ckptools.sections import Section
 from ckptools.values import Global, NumpyArray, Opaque
@@ -29,6 +30,13 @@ FATAL = ("CK006", "CK007", "CK009", "CK103", "CK104", "CK105")
 
 LOST = "CK005"
 """A plain value that is missing or damaged: tensors have gaps instead."""
+
+ABSENT = ("CK011", "CK107")
+"""Problems that tell of parts without leaving a gap in any tensor; `--allow-missing` goes on without them."""
+
+
+MAX_TENSOR = 1 << 60
+"""Bytes of one tensor. A few bytes that are expanded, with strides of 0, can claim any number."""
 
 
 @dataclass
@@ -94,7 +102,8 @@ def select(
 
 def _absent(checkpoint: Checkpoint, allow_missing: bool) -> list[Problem]:
     """Parts of the model of which not even the names are known, so that no tensor has a gap."""
-    return [] if allow_missing else [p for p in checkpoint.problems if p.code == "CK107" and p.severity == "error"]
+    absent = (p for p in checkpoint.problems if p.code in ABSENT and p.severity == "error")
+    return [] if allow_missing else list(absent)
 
 
 def _sections(checkpoint: Checkpoint, only: str) -> dict[str, Section]:
@@ -105,7 +114,7 @@ def _sections(checkpoint: Checkpoint, only: str) -> dict[str, Section]:
         raise UsageError(None, f"--only {only}: choose one of {', '.join(ONLY)}")
     found = checkpoint.of_kind(only)
     if not found:
-        here = ", ".join(sorted({s.kind for s in checkpoint.sections}))
+        here = ", ".join(sorted({s.kind for s in checkpoint.sections})) or "nothing"
         raise UsageError(checkpoint.path, f"holds no {only}; it holds {here}")
     return {"": found[0]} if len(found) == 1 else {s.name: s for s in found}
 
@@ -122,7 +131,7 @@ class _Picking:
     """Copies a tree for writing: one source per region, foreign objects left out, problems collected."""
 
     def __init__(self, checkpoint: Checkpoint, allow_missing: bool, prefer_rank: int | None, files: OpenFiles) -> None:
-        self.files = files
+        self.path, self.files = checkpoint.path, files
         self.allow_missing, self.prefer_rank = allow_missing, prefer_rank
         self.problems: list[Problem] = []
         self.left_out: dict[KeyPath, str] = {}
@@ -181,6 +190,8 @@ class _Picking:
         if tensor.kind == "meta":
             self.left_out[at] = tensor.note
             return _LEFT_OUT
+        if tensor.nbytes > MAX_TENSOR:
+            raise RefusedError(self.path, f"{fqn} would take {told(tensor.nbytes)} bytes; no disk holds that")
         problem = cover_problem(tensor, fqn)
         if problem is not None:
             if not self.allow_missing:
@@ -245,6 +256,6 @@ def _summary(checkpoint: Checkpoint, problems: list[Problem]) -> str:
     ranks = sorted({p.rank for p in files if p.rank is not None})
     cause = f"rank {spans(ranks)} missing or cut; " if ranks else ""
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-    gaps_only = all(p.code in ("CK101", LOST, "CK106", "CK107") for p in problems)
+    gaps_only = all(p.code in ("CK101", LOST, "CK106", *ABSENT) for p in problems)
     way = "; --allow-missing writes what is whole" if gaps_only else ""
     return f"not whole: {cause}{problems[0]}{more}{way}"

@@ -60,10 +60,16 @@ def _where(group: Sequence[Problem]) -> str:
 def verdict(problems: Sequence[Problem]) -> str:
     """What is wrong, in a few words: `1 rank missing, 1 rank cut short, 3 other errors`."""
     errors = [p for p in problems if p.severity == "error"]
-    missing = len({p.rank for p in errors if p.code == "CK001"})
-    cut = len({p.rank for p in errors if p.code == "CK002"})
+    told = _counted("missing", [p for p in errors if p.code == "CK001"])
+    told += _counted("cut short or damaged", [p for p in errors if p.code == "CK002"])
     others = sum(p.code not in ("CK001", "CK002") for p in errors)
-    told = [f"{plural(missing, 'rank')} missing"] if missing else []
-    told += [f"{plural(cut, 'rank')} cut short or damaged"] if cut else []
     told += [plural(others, "other error" if told else "error")] if others else []
     return ", ".join(told)
+
+
+def _counted(what: str, problems: Sequence[Problem]) -> list[str]:
+    """How many ranks, and how many files that are no rank's, share a fate."""
+    ranks = {p.rank for p in problems if p.rank is not None}
+    files = sum(p.rank is None for p in problems)
+    counts = [(len(ranks), "rank"), (files, "file")]
+    return [f"{plural(n, name)} {what}" for n, name in counts if n]

@@ -196,7 +196,8 @@ def _alone(ck: Checkpoint, here: list[RankFile]) -> bool:
     """Whether one rank's file was opened by name and no other rank's is beside it: nothing is wrong with that file."""
     damaged = any(f.status in ("cut", "bad") for f in ck.files)
     others = any(f.status == "missing" for f in ck.files)
-    return len({f.rank for f in here}) == 1 and others and not damaged and any(f.path == ck.path for f in here)
+    one = len({f.rank for f in here}) == 1 and here[0].rank is not None
+    return one and others and not damaged and any(f.path == ck.path for f in here)
 
 
 def _own_problems(ck: Checkpoint, scope: Scope) -> list[Problem]:
@@ -215,7 +216,7 @@ def _own_problems(ck: Checkpoint, scope: Scope) -> list[Problem]:
 
 
 def _rank_count(ck: Checkpoint, scope: Scope) -> RankCount:
-    read = {f.rank for f in ck.files if f.status == "read"}
+    read = {f.rank for f in ck.files if f.status == "read" and (f.rank is not None or not ck.ranks)}
     files = sum(f.status != "missing" for f in ck.files)
     if scope == "one file":
         return RankCount(None, 1, 1, files)

@@ -58,6 +58,8 @@ def headline(report: Report) -> list[str]:
 
 def _files(report: Report) -> str:
     ranks, files = report.ranks.here, report.ranks.files
+    if not ranks:
+        return f"all {files} files are here"
     return f"all {ranks} rank files are here" if files == ranks else f"all {files} files of {ranks} ranks are here"
 
 
@@ -211,7 +213,8 @@ def _differing(report: Report, screen: Screen) -> list[str]:
 
 def read_line(report: Report) -> str:
     """What was read to say this, and what was not."""
-    read = f"read the metadata of {plural(report.ranks.read, 'rank')} in {words.duration(report.cost.seconds)}"
+    what = plural(report.ranks.read, "rank") if report.ranks.here else plural(report.cost.files, "file")
+    read = f"read the metadata of {what} in {words.duration(report.cost.seconds)}"
     if report.scope == "one file":
         return f"read the metadata of one file in {words.duration(report.cost.seconds)}; no tensor values"
     others = report.ranks.here - report.ranks.read

@@ -167,5 +167,6 @@ def ranks_line(ck: Checkpoint) -> str:
     if len(ck.files) == 1 and ck.whole:
         return "one file"
     if not isinstance(world, int) or here >= world or not any(f.status == "missing" for f in ck.files):
-        return f"{plural(here, 'rank')} ({'whole' if ck.whole else 'not whole'})"
+        parts = plural(here, "rank") if here else plural(len(ck.files), "file")
+        return f"{parts} ({'whole' if ck.whole else 'not whole'})"
     return f"{here} of {world} ranks"
