@@ -61,7 +61,9 @@ class Executor:
             ReadError: a source cannot be read, or is not what its checksum says.
             WriteError: the output cannot be written.
         """
-        return in_threads(self._job, jobs, threads, self._stop.set)
+        crcs = in_threads(self._job, jobs, threads, self._stop.set)
+        self._records.compare()
+        return crcs
 
     def _job(self, job: Job) -> int:
         crc = 0

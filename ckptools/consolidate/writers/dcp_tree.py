@@ -28,6 +28,10 @@ WRAPPERS = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod")
 """Modules that wrap one other and are no part of a name; DDP's is `module`, which others use as well."""
 
 
+OF_ADAM = ("foreach", "maximize", "capturable", "differentiable", "fused", "decoupled_weight_decay")
+"""Hyperparameters that torch/optim/adam.py got over the years; `dcp.load` misses what a folder does not hold."""
+
+
 @dataclass(frozen=True)
 class Leaf:
     """One value of the flattened tree.
@@ -205,6 +209,7 @@ def _without_wrappers(name: str) -> str:
 
 
 def _told_of_moves(moves: Iterable[_Move], leaves: Iterable[Leaf]) -> Iterator[str]:
+    moves = sorted(moves, key=lambda m: m.top)
     moved = [f"{m.top} is {fqn_of(m.section.path)}" for m in moves if m.section.path not in ((), (m.top,))]
     if moved:
         yield f"arranged for torch's state_dict API: {', '.join(moved)}"
@@ -235,4 +240,15 @@ def _told_of_optimizer(move: _Move, leaves: Iterable[Leaf]) -> Iterator[str]:
         yield f"optimizer: {plural(len(unnamed), 'parameter')} without a sure name kept as numbers"
     steps = [leaf for leaf in leaves if leaf.path[-1] == "step" and not isinstance(leaf.value, Tensor)]
     if steps:
-        yield f"optimizer: step is a plain number, as the source has it, for {plural(len(steps), 'parameter')}"
+        yield f"optimizer: step is a plain number for {plural(len(steps), 'parameter')}; torch makes tensors of them"
+    yield from _told_of_groups(move.section.value["param_groups"])
+
+
+def _told_of_groups(groups: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    adams = [group for group in groups if "betas" in group]
+    lacking = [key for key in OF_ADAM if any(key not in group for group in adams)]
+    if lacking:
+        yield (
+            f"optimizer: param groups lack {', '.join(lacking)}, which torch's Adam has by now: "
+            "load with DefaultLoadPlanner(allow_partial_load=True)"
+        )

@@ -1,0 +1,287 @@
+"""DCP folders that consolidate writes, loaded by torch.distributed.checkpoint itself, at several world sizes."""
+
+from __future__ import annotations
+
+import json
+import pickletools
+from collections import OrderedDict
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint import DefaultLoadPlanner, FileSystemReader
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+
+import ckptools
+from ckptools.consolidate.writers import dcp as writer
+from ckptools.model import tensors_in
+from tests.consolidate import dcp_resume
+from tests.consolidate.test_outputs import load_fully, raw
+from tests.truth import WHOLE, Known, load_truth
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+
+def number(fixture: Known) -> int:
+    """A name for its output; some samples are there in two forms."""
+    return WHOLE.index(fixture)
+
+
+def known(name: str) -> Known:
+    return next(k for k in WHOLE if k.name.startswith(name))
+
+
+COMPOSER, DDP = known("composer-0.13"), known("torch2.13.0-ddp")
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory) -> Path:
+    """A DCP of every fixture, and beside each what three ranks loaded from it; one start of the ranks for all."""
+    folder = tmp_path_factory.mktemp("dcp")
+    for fixture in WHOLE:
+        ckptools.consolidate(fixture.open(all_ranks=True), folder / f"{number(fixture)}.dcp")
+    with mock.patch.object(writer, "ITEM_BYTES", 100):
+        ckptools.consolidate(COMPOSER.file, folder / "cut.dcp", max_shard_size=40_000)
+    assert dcp_resume.start(folder) == [0] * dcp_resume.RANKS
+    return folder
+
+
+def read(path: Path) -> dict[str, object]:
+    return torch.load(path, weights_only=False)
+
+
+def truth_of(fixture: Known) -> dict[str, tuple[str, bytes, tuple[int, ...]]]:
+    """The truth under the names that a DCP has."""
+    kept = {k: v for k, v in load_truth(fixture.name).items() if not k.startswith((*fixture.absent, "buffer/"))}
+    names = {k: k.replace("model/", "model.", 1) for k in kept if k.startswith("model/")}
+    names |= {k: "optimizer.state." + ".".join(k.split("/")[1:]) for k in kept if k.startswith("optim/")}
+    return {name: kept[k] for k, name in names.items()}
+
+
+def wrong(found: dict[str, object], truth: dict[str, tuple[str, bytes, tuple[int, ...]]]) -> list[str]:
+    return [k for k, v in truth.items() if k not in found or not same(found[k], v)]
+
+
+def same(value: object, truth: tuple[str, bytes, tuple[int, ...]]) -> bool:
+    if isinstance(value, torch.Tensor):
+        return raw(value) == truth
+    return value == int.from_bytes(truth[1], "little", signed=True)
+
+
+def equal(a: object, b: object) -> bool:
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return len(a) == len(b) and all(map(equal, a, b))
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        return raw(a) == raw(b)
+    return np.array_equal(a, b) if isinstance(a, np.ndarray) else type(a) is type(b) and a == b
+
+
+@pytest.mark.parametrize("fixture", WHOLE, ids=lambda k: k.name)
+def test_three_ranks_load_every_value_bit_for_bit(fixture, loaded):
+    truth = truth_of(fixture)
+    assert wrong(read(loaded / f"{number(fixture)}.pt"), truth) == []
+    assert len(truth) > 10
+
+
+def test_two_ranks_and_one_load_the_same(loaded):
+    truth = truth_of(WHOLE[0])
+    assert wrong(read(loaded / "two ranks.pt"), truth) == []
+    assert wrong(dcp_resume.load_sharded(loaded / "0.dcp", None), truth) == []
+
+
+def test_tensors_cut_into_many_items_in_several_files_are_joined_by_every_rank(loaded):
+    assert wrong(read(loaded / "cut.pt"), truth_of(COMPOSER)) == []
+    described = FileSystemReader(loaded / "cut.dcp").read_metadata().state_dict_metadata
+    assert len(described["model.model.emb.weight"].chunks) > 10
+    files = sorted((loaded / "cut.dcp").glob("*.distcp"))
+    assert len(files) > 3 and all(f.stat().st_size <= 40_000 for f in files)
+
+
+def test_a_run_goes_on_as_if_nothing_had_happened(loaded):
+    resumed = json.loads((loaded / "resumed.json").read_text())
+    assert resumed["differ"] == []
+    assert resumed["losses"][0] == resumed["losses"][1]
+    assert resumed["lrs"][0] == resumed["lrs"][1]
+
+
+@pytest.mark.parametrize("name", ["composer-0.13", "lightning-trainer", "verl-fsdp1", "torch2.13.0-ddp"])
+def test_everything_else_is_flattened_as_torch_flattens_it(name, loaded, tmp_path):
+    ck = ckptools.open(known(name).file, all_ranks=True)
+    ckptools.consolidate(ck, tmp_path / "all.pt")
+    flat, _ = flatten_state_dict(load_fully(tmp_path / "all.pt"))
+    moved = tuple(".".join(map(str, s.path)) + "." for s in ck.sections if s.kind in ("model", "optimizer"))
+    expected = {k: v for k, v in flat.items() if not k.startswith(moved)}
+    found = read(loaded / f"{number(known(name))}.pt")
+    others = {k: v for k, v in found.items() if not k.startswith(("model.", "optimizer."))}
+    assert list(others) == list(expected)
+    assert [k for k, v in expected.items() if not equal(v, others[k])] == []
+
+
+def test_torchs_own_converter_gives_the_tree_of_the_state_dict_api(loaded, tmp_path):
+    dcp_to_torch_save(loaded / f"{number(DDP)}.dcp", tmp_path / "all.pt")
+    tree = torch.load(tmp_path / "all.pt", weights_only=False)
+    names = [n for group in tree["optimizer"]["param_groups"] for n in group["params"]]
+    assert sorted(names) == sorted(tree["optimizer"]["state"]) and set(names) <= set(tree["model"])
+    assert tree["optimizer"]["param_groups"][1]["lr"] == ckptools.open(DDP.file).tree["SCHEDULER"]["_last_lr"][1]
+
+
+@pytest.mark.parametrize("fixture", WHOLE, ids=lambda k: k.name)
+def test_ckptools_opens_it_again_and_finds_the_same(fixture, loaded):
+    before, after = fixture.open(all_ranks=True), ckptools.open(loaded / f"{number(fixture)}.dcp", all_ranks=True)
+    assert (after.format, after.problems) == ("dcp", ())
+    assert sum(1 for _ in tensors_in(before.tree)) == sum(1 for _ in tensors_in(after.tree))
+    assert sorted(s.kind for s in before.sections if s.kind in ("model", "optimizer")) == sorted(
+        s.kind for s in after.sections if s.kind in ("model", "optimizer")
+    )
+
+
+def test_only_the_model_or_only_the_optimizer_under_their_keys(tmp_path):
+    ckptools.consolidate(DDP.file, tmp_path / "m.dcp", only="model")
+    ckptools.consolidate(DDP.file, tmp_path / "o.dcp", only="optimizer")
+    model, optimizer = (dcp_resume.load_sharded(tmp_path / name, None) for name in ("m.dcp", "o.dcp"))
+    assert {k.split(".")[0] for k in model} == {"model"} and {k.split(".")[0] for k in optimizer} == {"optimizer"}
+    assert wrong(model | optimizer, truth_of(DDP)) == []
+
+
+def test_a_dtype_is_for_the_model_alone(tmp_path):
+    ckptools.consolidate(COMPOSER.file, tmp_path / "x.dcp", dtype="bf16")
+    found = dcp_resume.load_sharded(tmp_path / "x.dcp", None)
+    full = load_truth(COMPOSER.name)["model/model.emb.weight"]
+    expected = torch.frombuffer(bytearray(full[1]), dtype=torch.float32).to(torch.bfloat16).reshape(full[2])
+    assert raw(found["model.model.emb.weight"]) == raw(expected)
+    assert found["optimizer.state.model.emb.weight.exp_avg"].dtype == torch.float32
+
+
+def save(path: Path, model: dict[str, torch.Tensor], **more: object) -> Path:
+    torch.save({"model": model, **more}, path)
+    return path
+
+
+def adam(*ids: object) -> dict[str, object]:
+    """The state of an optimizer over parameters of shapes (1,), (2,) …"""
+    state = {p: {"step": torch.tensor(3.0), "exp_avg": torch.ones(i + 1)} for i, p in enumerate(ids)}
+    return {"state": state, "param_groups": [{"lr": 0.1, "params": list(ids)}]}
+
+
+def flat(path: Path) -> dict[str, object]:
+    return dcp_resume.load_sharded(path, None)
+
+
+def test_names_of_wrappers_are_taken_out_where_torchs_api_takes_them_out(tmp_path):
+    wrapped = {"module._orig_mod.a.weight": torch.ones(1), "module.b._checkpoint_wrapped_module.bias": torch.ones(2)}
+    done = ckptools.consolidate(save(tmp_path / "x.pt", wrapped, optim=adam(0, 1)), tmp_path / "x.dcp")
+    found = flat(tmp_path / "x.dcp")
+    assert {"model.a.weight", "model.b.bias", "optimizer.state.b.bias.exp_avg"} <= set(found)
+    assert found["optimizer.param_groups.0.params"] == ["a.weight", "b.bias"]
+    assert any("module._orig_mod.a.weight is a.weight" in note for note in done.notes)
+
+
+def test_a_module_that_is_called_module_keeps_its_name(tmp_path):
+    save(tmp_path / "x.pt", {"module.weight": torch.ones(1), "head.module.weight": torch.ones(2)})
+    ckptools.consolidate(tmp_path / "x.pt", tmp_path / "x.dcp")
+    assert set(flat(tmp_path / "x.dcp")) == {"model.module.weight", "model.head.module.weight"}
+
+
+def test_parameters_without_a_sure_name_keep_their_numbers(tmp_path):
+    model = {"a": torch.ones(1), "b": torch.ones(1), "c": torch.ones(2)}
+    done = ckptools.consolidate(save(tmp_path / "x.pt", model, optim=adam(0, 1)), tmp_path / "x.dcp")
+    found = flat(tmp_path / "x.dcp")
+    assert found["optimizer.param_groups.0.params"] == [0, "c"]
+    assert {"optimizer.state.0.exp_avg", "optimizer.state.c.exp_avg"} <= set(found)
+    assert any("1 parameter without a sure name" in note for note in done.notes)
+
+
+def test_several_models_keep_their_own_places(tmp_path):
+    states = {"actor": {"w": torch.ones(2), "b": torch.ones(1)}, "critic": {"w": torch.ones(3), "b": torch.ones(1)}}
+    torch.save(states, tmp_path / "x.pt")
+    ckptools.consolidate(tmp_path / "x.pt", tmp_path / "x.dcp")
+    assert set(flat(tmp_path / "x.dcp")) == {"actor.w", "actor.b", "critic.w", "critic.b"}
+
+
+def test_a_bare_state_dict_is_the_model(tmp_path):
+    torch.save(OrderedDict(w=torch.ones(2, 3), empty=torch.ones(0, 3), zero=torch.tensor(5)), tmp_path / "x.pt")
+    ckptools.consolidate(tmp_path / "x.pt", tmp_path / "x.dcp")
+    found = flat(tmp_path / "x.dcp")
+    assert {k: tuple(v.shape) for k, v in found.items()} == {"model.w": (2, 3), "model.empty": (0, 3), "model.zero": ()}
+    assert found["model.zero"] == 5
+
+
+def test_tensors_in_a_tuple_stay_in_one_value_with_it(tmp_path):
+    save(tmp_path / "x.pt", {"w": torch.ones(1)}, pair=(torch.arange(3), "x"), listed=[torch.arange(4), {}])
+    done = ckptools.consolidate(tmp_path / "x.pt", tmp_path / "x.dcp")
+    found = flat(tmp_path / "x.dcp")
+    assert found["pair"][0].tolist() == [0, 1, 2] and found["listed.0"].tolist() == [0, 1, 2, 3]
+    assert any(note.startswith("1 empty dict left out") for note in done.notes)
+
+
+def test_every_dtype_survives(tmp_path):
+    kinds = [torch.float8_e4m3fn, torch.bfloat16, torch.complex64, torch.uint16, torch.bool, torch.int8, torch.float64]
+    model = {str(k): torch.arange(6).to(k).reshape(2, 3) for k in kinds}
+    ckptools.consolidate(save(tmp_path / "x.pt", model), tmp_path / "x.dcp")
+    found = flat(tmp_path / "x.dcp")
+    assert {k: raw(found[f"model.{k}"]) for k in model} == {k: raw(v) for k, v in model.items()}
+
+
+def test_a_step_that_was_a_plain_number_is_a_tensor_again_in_todays_adam(tmp_path):
+    ckptools.consolidate(COMPOSER.file, tmp_path / "x.dcp")
+    model = nn.ParameterDict({"model": nn.ParameterDict({"gate": nn.Parameter(torch.zeros(3))})})
+    optimizer = torch.optim.AdamW(model.parameters())
+    state = {"optimizer": get_optimizer_state_dict(model, optimizer)}
+    # Hyperparameters that torch 1.13 did not have stay what the new optimizer says.
+    dcp.load(state, checkpoint_id=tmp_path / "x.dcp", planner=DefaultLoadPlanner(allow_partial_load=True), no_dist=True)
+    state["optimizer"]["param_groups"][0]["params"] = ["model.gate"]
+    set_optimizer_state_dict(model, optimizer, state["optimizer"])
+    slots = optimizer.state[model["model"]["gate"]]
+    assert torch.equal(slots["step"], torch.tensor(5.0)) and slots["exp_avg"].any()
+
+
+def test_the_metadata_names_dataclasses_of_torch_and_nothing_else(tmp_path):
+    ckptools.consolidate(COMPOSER.file, tmp_path / "x.dcp")
+    pickle = (tmp_path / "x.dcp" / ".metadata").read_bytes()
+    names = {arg for op, arg, _ in pickletools.genops(pickle) if op.name == "GLOBAL"}
+    classes = ("ChunkStorageMetadata", "TensorStorageMetadata", "BytesStorageMetadata", "Metadata", "MetadataIndex")
+    metadata = {f"torch.distributed.checkpoint.metadata {c}" for c in (*classes, "TensorProperties")}
+    assert names == metadata | {
+        "torch.distributed.checkpoint.metadata _MEM_FORMAT_ENCODING",
+        "torch.distributed.checkpoint.filesystem _StorageInfo",
+        "torch Size",
+        "torch float32",
+        "torch int64",
+        "torch uint8",
+        "torch.serialization _get_layout",
+    }
+
+
+def test_the_metadata_is_what_torch_would_have_written(tmp_path):
+    tree = {"model": {"w": torch.ones(2, 3), "n": torch.tensor(1)}, "step": 5}
+    torch.save(tree, tmp_path / "x.pt")
+    ckptools.consolidate(tmp_path / "x.pt", tmp_path / "x.dcp")
+    dcp.save(tree, checkpoint_id=tmp_path / "theirs", no_dist=True)
+    ours, theirs = (FileSystemReader(tmp_path / name).read_metadata() for name in ("x.dcp", "theirs"))
+    assert ours.state_dict_metadata == theirs.state_dict_metadata
+    assert (ours.planner_data, ours.version) == (theirs.planner_data, theirs.version)
+    assert set(ours.storage_data) == set(theirs.storage_data)
+
+
+def test_items_follow_each_other_without_gaps(tmp_path):
+    ckptools.consolidate(COMPOSER.file, tmp_path / "x.dcp")
+    places = FileSystemReader(tmp_path / "x.dcp").read_metadata().storage_data.values()
+    at = 0
+    for place in sorted(places, key=lambda p: p.offset):
+        assert place.offset == at
+        at += place.length
+    assert at == (tmp_path / "x.dcp" / "__0_0.distcp").stat().st_size
+
+
+def test_what_changed_on_the_way_is_said():
+    notes = ckptools.consolidate(COMPOSER.file, "never.dcp", dry_run=True).notes
+    moved = "model is state.model, optimizer is state.optimizers.DecoupledAdamW"
+    assert f"arranged for torch's state_dict API: {moved}" in notes
+    assert any("step is a plain number" in note for note in notes)
+    assert any("lack differentiable, fused, decoupled_weight_decay" in note for note in notes)
