@@ -19,6 +19,7 @@ parameters that have their own ranks are taken from the experts' files with `--w
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
@@ -155,10 +156,12 @@ class _Opening:
         sections = find_sections(tree)
         differing = {**joining.differing, **self.merge.differing}
         self.problems += rank_checks.of_files(files, self.files.why, self.world, True)
-        self.problems += [p for placed in self.placed.values() for p in placed.problems]
+        for mp, placed in self.placed.items():
+            ranked = ((p, None if p.rank is None else self.rank_of(mp, p.rank)) for p in placed.problems)
+            self.problems += (replace(p, rank=rank) for p, rank in ranked)
         self.problems += [*joining.problems, *self.merge.problems]
         self.problems += rank_checks.of_values(differing, sections)
-        self.problems += same_file_twice(self.optims, self.rank_of)
+        self.problems += same_file_twice(self.optims, self._held(), self.rank_of)
         told = {p.message for p in self.problems}
         notes = ((path, t) for path, t in tensors_in(tree) if t.note not in told)
         self.problems += rank_checks.of_tensors(notes)
@@ -180,6 +183,14 @@ class _Opening:
             bytes_expected=_expected_bytes(files),
             cost=cost,
         )
+
+    def _held(self) -> dict[tuple[int, int], int]:
+        """How many elements of parameters each rank holds."""
+        held: Counter[tuple[int, int]] = Counter()
+        for placed in self.placed.values():
+            for run in (run for runs in placed.runs.values() for run in runs):
+                held[run.where[:2]] += run.length
+        return held
 
     def _tree(self, joining: Joining) -> dict[Any, Any]:
         rest = self._rest()
@@ -236,6 +247,7 @@ class _Opening:
         for name in self.files.of("layer"):
             tree = self.files.tree(name) or {}
             layers.setdefault(name.layer or 0, {k: v for k, v in tree.items() if isinstance(k, str)})
+        self.problems += deepspeed_pipeline.unsure(layers, joining.shapes)
         if low:
             return deepspeed_pipeline.module_pipeline(layers, joining.shapes)
         return deepspeed_pipeline.fp32_pipeline(layers, joining.masters_by_name())

@@ -18,6 +18,10 @@ from ckptools.pickles import container
 from ckptools.pickles.reader import Saved
 
 ZEROS = 1 << 20
+"""Bytes whose checksum is computed at a time."""
+
+MIN_HELD = 16
+"""Elements below which equal files may be chance."""
 
 
 @dataclass
@@ -128,17 +132,26 @@ def _glance(path: Path) -> str:
 
 
 def same_file_twice(
-    optims: Mapping[tuple[int, int], OptimStates], rank_of: Callable[[int, int], int]
+    optims: Mapping[tuple[int, int], OptimStates],
+    held: Mapping[tuple[int, int], int],
+    rank_of: Callable[[int, int], int],
 ) -> Iterator[Problem]:
     """Ranks whose optimizer states have the same checksums throughout: one rank's file under two names.
 
-    ZeRO-3 files do not say whose they are. State that is all zeros proves nothing: nobody has trained.
+    ZeRO-3 files do not say whose they are. A few elements may be equal by chance, padding is, and state that is all
+    zeros proves nothing: nobody has trained.
+
+    Args:
+        optims: what was read, by `(mp, dp)`.
+        held: elements of parameters that each of them holds.
+        rank_of: the global rank.
     """
     seen: dict[tuple[Any, ...], tuple[int, int]] = {}
     for place, optim in sorted(optims.items()):
         sums = [_checksum(t) for _, t in tensors_in([optim.masters, optim.slots])]
         told = tuple(s for s in sums if s is not None)
-        if len(told) < len(sums) or not any(n > 1 and crc != _zeros(n * 4) for crc, n in told[len(optim.masters) :]):
+        trained = any(n > 1 and crc != _zeros(n * 4) for crc, n in told[len(optim.masters) :])
+        if len(told) < len(sums) or held.get(place, 0) < MIN_HELD or not trained:
             continue
         twin = seen.setdefault((place[0], *told), place)
         if twin != place:

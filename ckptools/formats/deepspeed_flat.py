@@ -76,7 +76,20 @@ class Group:
                 done += length
 
 
-def partition_length(group: Group, master: Mapping[int, int], state: Mapping[int, set[int]]) -> int | str:
+@dataclass(frozen=True)
+class Refusal:
+    """Why a group cannot be put together.
+
+    Attributes:
+        rank: in whose file it shows.
+        why: one line.
+    """
+
+    rank: int
+    why: str
+
+
+def partition_length(group: Group, master: Mapping[int, int], state: Mapping[int, set[int]]) -> int | Refusal:
     """The length of a partition, proven by the lengths of what is stored; or why there is none.
 
     Args:
@@ -93,10 +106,11 @@ def partition_length(group: Group, master: Mapping[int, int], state: Mapping[int
         return fitting[0]
     p = next(iter(candidates))
     rank, length = next((r, k) for r, k in sorted(master.items()) if not group.held(r, p) <= k <= p)
-    return (
+    text = (
         f"group {group.index}, rank {rank}: {length} elements are stored, expected {group.held(rank, p)} to {p} of "
         f"{n} in {len(group.shapes)} parameters over {world} ranks; the files are not of one run, or damaged"
     )
+    return Refusal(rank, text)
 
 
 def mapped(mapping: Any) -> dict[str, tuple[int, int]] | None:
@@ -114,7 +128,7 @@ def mapped(mapping: Any) -> dict[str, tuple[int, int]] | None:
     return found
 
 
-def contradiction(group: Group, partition: int, said: Mapping[int, Mapping[str, tuple[int, int]]]) -> str | None:
+def contradiction(group: Group, partition: int, said: Mapping[int, Mapping[str, tuple[int, int]]]) -> Refusal | None:
     """How `param_slice_mappings` of the ranks contradicts the layout; None when they agree."""
     expected: dict[int, dict[str, tuple[int, int]]] = {}
     for run in group.runs(partition):
@@ -123,10 +137,11 @@ def contradiction(group: Group, partition: int, said: Mapping[int, Mapping[str, 
         here = expected.get(rank, {})
         odd = next((f for f in (*addresses, *here) if addresses.get(f) != here.get(f)), None)
         if odd is not None:
-            return (
+            text = (
                 f"group {group.index}, rank {rank}: param_slice_mappings has {_told(addresses.get(odd))} of {odd}, "
                 f"expected {_told(here.get(odd))}; the file is another rank's or of another run"
             )
+            return Refusal(rank, text)
     return None
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ckptools.formats import deepspeed_flat, deepspeed_stage3
-from ckptools.formats.deepspeed_flat import Group
+from ckptools.formats.deepspeed_flat import Group, Refusal
 from ckptools.formats.deepspeed_runs import Run, flat_source
 from ckptools.formats.deepspeed_states import ModelStates, OptimStates, Shapes
 from ckptools.model import Problem, Tensor
@@ -41,7 +41,7 @@ class Placed:
         lengths: elements of each flat tensor, padding included.
         world: ranks that it is cut over; 0 when nothing tells.
         refused: why a parameter has no place.
-        problems: what is wrong with the layout.
+        problems: what is wrong with the layout; their ranks are those in the ZeRO group.
     """
 
     mp: int
@@ -114,6 +114,7 @@ def _worlds(placed: Placed, optims: Mapping[int, OptimStates]) -> bool:
     if placed.world > MAX_WORLD:
         text = f"partition_count {placed.world} is more than any cluster has"
         placed.problems.append(Problem("CK103", "error", text, first))
+        placed.world = 0
     return not placed.problems
 
 
@@ -133,7 +134,7 @@ def _lay_pieces(placed: Placed, groups: list[Shapes], optims: Mapping[int, Optim
             why = "swapped out to offloaded_tensors" if swapped else "the files are not of one run, or damaged"
             placed.refuse(placed.shapes, f"{text}; {why}", rank=dp)
             return
-    if _other_state(placed, optims, len(lengths)):
+    if _other_state(placed, optims, len(lengths)) or not lengths:
         return
     placed.lengths = lengths
     names: list[dict[str, None]] = [dict.fromkeys(g) for g in placed.groups] if len(groups) == len(lengths) else []
@@ -177,7 +178,7 @@ def _lay_partitions(
     odd = next((dp for dp, found in sorted(masters.items()) if len(found) != len(groups)), None)
     if odd is not None:
         text = f"rank {odd}: {len(masters[odd])} flat groups, expected {len(groups)} as param_shapes has"
-        placed.refuse(placed.shapes, text)
+        placed.refuse(placed.shapes, text, rank=odd)
         return
     if _other_state(placed, optims, len(groups)):
         return
@@ -195,14 +196,16 @@ def _lay_group(placed: Placed, group: Group, model: ModelStates | None, optims: 
     rows = {dp: flat_source(optim.masters[group.index]) for dp, optim in optims.items()}
     if None in rows.values():
         dp = next(dp for dp, row in sorted(rows.items()) if row is None)
-        placed.refuse(group.shapes, f"group {group.index}, rank {dp}: no flat fp32 tensor in {optims[dp].path.name}")
+        placed.refuse(
+            group.shapes, f"group {group.index}, rank {dp}: no flat fp32 tensor in {optims[dp].path.name}", rank=dp
+        )
         return
     lengths = {dp: row.shape[0] for dp, row in rows.items() if row is not None}
     state = {dp: set(_state_lengths(optim, group.index)) for dp, optim in optims.items()}
     partition = deepspeed_flat.partition_length(group, lengths, state)
-    why = partition if isinstance(partition, str) else _unlike_the_mappings(placed, group, partition, model, optims)
-    if isinstance(partition, str) or why is not None:
-        placed.refuse(group.shapes, str(why))
+    odd = partition if isinstance(partition, Refusal) else _unlike_mappings(placed, group, partition, model, optims)
+    if isinstance(partition, Refusal) or odd is not None:
+        placed.refuse(group.shapes, odd.why if odd else "", rank=odd.rank if odd else None)
         return
     placed.lengths[group.index] = partition
     for run in group.runs(partition):
@@ -217,15 +220,16 @@ def _state_lengths(optim: OptimStates, group: int) -> Iterator[int]:
             yield source.shape[0]
 
 
-def _unlike_the_mappings(
+def _unlike_mappings(
     placed: Placed, group: Group, partition: int, model: ModelStates | None, optims: Mapping[int, OptimStates]
-) -> str | None:
+) -> Refusal | None:
     """Hold the layout against `param_slice_mappings`, where there are any; return how they disagree."""
     found = {dp: optim.mappings() for dp, optim in optims.items()}
     said = {dp: m for dp, maps in found.items() if group.index < len(maps) and (m := maps[group.index]) is not None}
     odd = deepspeed_flat.contradiction(group, partition, said)
     if odd is None:
-        return None if said or not any(group.paddings) else "padding between parameters, and nothing that confirms it"
+        confirmed = said or not any(group.paddings)
+        return None if confirmed else Refusal(min(optims), "padding between parameters, and nothing that confirms it")
     if model is not None and model.config("zero_optimization", "round_robin_gradients") is True:
         if len(said) < group.world:
             # Only all mappings together tell the order before the shuffle; until then nothing is wrong.

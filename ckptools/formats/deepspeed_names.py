@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -92,8 +93,10 @@ def names_in(folder: Path, follow_symlinks: bool = False) -> list[StateName]:
 
 
 def is_tag_folder(folder: Path) -> bool:
-    """Whether a folder itself holds files that DeepSpeed writes."""
-    return folder.is_dir() and any(parse(p) is not None for p in folder.iterdir())
+    """Whether a folder itself holds files that DeepSpeed writes; one that cannot be looked into does not."""
+    with suppress(OSError):
+        return folder.is_dir() and any(parse(p) is not None for p in folder.iterdir())
+    return False
 
 
 def looks_like(path: Path) -> bool:

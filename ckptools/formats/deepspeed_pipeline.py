@@ -10,10 +10,10 @@ real files of 0.19.8.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ckptools.model import Shard, Tensor
+from ckptools.model import Problem, Shard, Tensor
 from ckptools.regions import Box, Ints
 
 TIED = "tied_modules."
@@ -39,6 +39,17 @@ def layer_names(layers: Layers, shapes: Mapping[str, Ints]) -> dict[tuple[int, s
             whole = f"{TIED}{tied.get(n)}.{key}"
             named[n, key] = whole if n in tied else f"{n}.{key}"
     return named
+
+
+def unsure(layers: Layers, shapes: Mapping[str, Ints]) -> Iterator[Problem]:
+    """Tied modules of which it is not sure which layer's file is theirs."""
+    named = set(layer_names(layers, shapes).values())
+    for name, parameters in _tied(shapes).items():
+        if not any(f"{TIED}{name}.{key}" in named for key in parameters):
+            fitting = [str(n) for n, state in layers.items() if _holds(state, parameters)]
+            which = f"layers {', '.join(fitting[:8])} all fit it" if fitting else "none fits it"
+            text = f"it is not sure which layer's file holds it: {which}; the files keep their layers' names"
+            yield Problem("CK104", "warning", text, None, f"{TIED}{name}")
 
 
 def _tied(shapes: Mapping[str, Ints]) -> dict[str, dict[str, Ints]]:

@@ -53,8 +53,10 @@ def runs(mp: int, shapes: Mapping[str, Ints], world: int, groups: Sequence[int],
 
 
 def _cut(run: Run, borders: Sequence[int], group: int) -> Iterator[Run]:
-    """Cut a piece, placed in the row of all sub-groups, at their borders."""
+    """Cut a piece, placed in the row of all sub-groups, at their borders; one without elements stays one."""
     mp, rank, _ = run.where
+    if not run.length:
+        yield Run(run.fqn, run.start, 0, run.where, 0)
     done = 0
     while done < run.length:
         at = run.at + done

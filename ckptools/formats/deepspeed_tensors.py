@@ -132,11 +132,11 @@ class Joining:
 
     def _slot(self, fqn: str, name: str, slot: Slot, holders: Sequence[Holder], shared: dict[Holder, Any]) -> Any:
         odd = next((h for h in holders if h in slot.others), None)
-        if odd is not None:
+        if odd is not None and fqn not in self.refused:
             tensor, length = slot.others[odd], self.placed[odd[0]].lengths[odd[1]]
-            note = self.refused.get(fqn) or NOT_PER_ELEMENT.format(numel=tensor.numel, length=length)
+            note = NOT_PER_ELEMENT.format(numel=tensor.numel, length=length)
             return Tensor(tensor.shape, tensor.dtype, (), note=note)
-        if any(h in slot.divided for h in holders):
+        if odd is not None or any(h in slot.divided for h in holders):
             return self.tensor(fqn, slot.flats)
         first = next((h for h in holders if h in slot.scalars), None)
         if first is not None and first not in shared:

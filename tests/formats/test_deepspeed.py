@@ -1,0 +1,269 @@
+"""DeepSpeed: every stage, layout and precision, written as DeepSpeed writes it, read back bit for bit."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import ckptools
+from ckptools.arrays import read_box
+from ckptools.errors import NotWholeError
+from ckptools.model import Tensor
+from ckptools.regions import Box
+from tests.formats.deepspeed_writer import SLOTS, Run, deepspeed_classes, values
+from tests.truth import FIXTURES, load_truth
+
+SHAPES = {"embed": (33, 17), "up": (29, 17), "bias": (29,), "scale": (), "norm": (5,), "down": (17, 29), "none": (0, 4)}
+GROUPS = [["embed", "up", "down"], ["bias", "scale", "norm", "none"]]
+
+
+def raw(tensor: Tensor) -> tuple[str, tuple[int, ...], bytes]:
+    return tensor.dtype, tensor.shape, read_box(tensor, Box.whole(tensor.shape)).tobytes()
+
+
+def of_torch(tensor: torch.Tensor) -> tuple[str, tuple[int, ...], bytes]:
+    flat = tensor.contiguous().reshape(-1)
+    return str(tensor.dtype)[6:], tuple(tensor.shape), flat.view(torch.uint8).numpy().tobytes() if len(flat) else b""
+
+
+def wrong(run: Run, ck: ckptools.Checkpoint) -> list[str]:
+    """Names of everything that is not what was saved."""
+    (optimizer,) = ck.optimizers.values()
+    expected = {f"model/{n}": t for n, t in {**run.master, **run.buffers}.items()}
+    expected |= {f"model/{n}": t.to(run.low) for n, t in run.frozen.items()}
+    expected |= {f"model/{alias}": run.master[n] for alias, n in run.shared.items()}
+    names = [n for group in run.groups for n in group]
+    expected |= {f"{n}/{slot}": run.slot(n, slot) for n in names for slot in SLOTS}
+    if not run.elastic:
+        expected |= {f"{n}/step": torch.tensor(float(run.step)) for n in names}
+    found = {f"model/{n}": t for n, t in ck.model.items()}
+    found |= {f"{n}/{slot}": t for n, entry in optimizer.state.items() for slot, t in entry.items()}
+    odd = sorted(set(expected) ^ set(found))
+    return odd + [n for n in expected if n in found and raw(found[n]) != of_torch(expected[n])]
+
+
+def opened(run: Run, folder: Path, **options: object) -> ckptools.Checkpoint:
+    run.save(folder)
+    return ckptools.open(folder, all_ranks=True, **options)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("low", [torch.float32, torch.bfloat16, torch.float16])
+def test_every_stage_and_precision_gives_back_the_fp32_copy(tmp_path, stage, low):
+    run = Run(values(SHAPES), GROUPS, 3, stage, low)
+    run.buffers = {"seen": torch.tensor(5), "mean": torch.ones(7, dtype=low), "mask": torch.tensor([True, False])}
+    run.frozen = {"frozen": torch.full((3, 5), 2.5), "fixed": torch.tensor(1.5)}
+    run.shared = {"head": "embed"}
+    ck = opened(run, tmp_path)
+    assert (wrong(run, ck), ck.problems, ck.step.value, ck.world_size.value) == ([], (), 7, 3)
+    assert [g.names for g in ck.optimizers["optimizer"].param_groups] == [tuple(g) for g in GROUPS]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mappings": False},
+        {"padding_on_last_rank_only": True},
+        {"round_robin": True},
+        {"elastic": True},
+        {"alignment": 8},
+        {"alignment": 4, "round_robin": True},
+        {"bf16_optimizer": True, "low": torch.bfloat16},
+        {"bf16_optimizer": True, "world": 7},
+    ],
+    ids=str,
+)
+def test_variants_of_the_flat_buffer(tmp_path, options):
+    run = Run(values(SHAPES), GROUPS, **{"world": 4, "stage": 2, **options})
+    if run.bf16_optimizer:
+        # Without param_shapes a parameter without elements is in no mapping; it is then known from module alone.
+        del run.master["none"]
+        run.groups = [GROUPS[0], GROUPS[1][:-1]]
+    ck = opened(run, tmp_path)
+    assert (wrong(run, ck), [p for p in ck.problems if p.severity != "note"]) == ([], [])
+
+
+@pytest.mark.parametrize("options", [{"sub_group_size": 200}, {"sub_group_size": 1}, {"straddle": (100, 1, 7)}])
+def test_sub_groups_of_stage_3(tmp_path, options):
+    groups = GROUPS if "straddle" not in options else [[n for g in GROUPS for n in g]]
+    run = Run(values(SHAPES), groups, 4, 3, torch.bfloat16, **options)
+    ck = opened(run, tmp_path)
+    assert (wrong(run, ck), ck.problems) == ([], ())
+
+
+def test_parameters_smaller_than_the_world_leave_ranks_empty(tmp_path):
+    for stage in (1, 3):
+        run = Run(values({"a": (3,), "b": ()}), [["a", "b"]], 8, stage)
+        ck = opened(run, tmp_path / str(stage))
+        assert (wrong(run, ck), ck.problems) == ([], ())
+
+
+shapes = st.lists(st.lists(st.integers(0, 5), max_size=3).map(tuple), min_size=1, max_size=7)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(shapes, st.data(), st.integers(1, 6), st.integers(1, 3))
+def test_any_shapes_groups_and_world_give_back_every_element(tmp_path, shapes, data, world, stage):
+    master = values({f"p{i}": shape for i, shape in enumerate(shapes)})
+    count = data.draw(st.integers(1, min(3, len(shapes))))
+    groups = [[f"p{i}" for i in range(len(shapes)) if i % count == g] for g in range(count)]
+    run = Run(master, groups, world, stage, data.draw(st.sampled_from([torch.float32, torch.bfloat16])))
+    run.sub_group_size = data.draw(st.sampled_from([1, 10, 1000]))
+    if stage < 3:
+        run.alignment = data.draw(st.sampled_from([1, 1, 4, 8]))
+        run.round_robin = data.draw(st.booleans())
+        run.padding_on_last_rank_only = data.draw(st.booleans())
+        run.mappings = run.alignment > 1 or data.draw(st.booleans())
+        run.elastic = data.draw(st.booleans())
+    shutil.rmtree(tmp_path / "run", ignore_errors=True)
+    ck = opened(run, tmp_path / "run")
+    assert (wrong(run, ck), [p for p in ck.problems if p.severity != "note"]) == ([], [])
+
+
+@pytest.mark.parametrize("folder", ["deepspeed-z1-fp32", "deepspeed-z3-bf16"])
+def test_buffers_and_frozen_parameters_are_untouched(folder):
+    ck, truth = ckptools.open(FIXTURES / folder / "ckpt", all_ranks=True), load_truth(folder)
+    for fqn in ("stats.running_mean", "stats.num_batches_tracked"):
+        dtype, data, shape = truth[f"buffer/{fqn}"]
+        assert raw(ck.model[fqn]) == (dtype, shape, data)
+    assert ck.model["frozen.weight"].dtype == truth["lowp/frozen.weight"][0]
+
+
+def test_a_buffer_that_differs_between_ranks_is_told_and_rank_0s_is_taken():
+    ck = ckptools.open(FIXTURES / "deepspeed-z3-bf16" / "ckpt", all_ranks=True)
+    assert [(p.code, p.severity, p.tensor) for p in ck.problems] == [("CK105", "warning", "model.stats.running_mean")]
+
+
+@pytest.mark.parametrize("folder", ["deepspeed-z1-fp32", "deepspeed-pipe-fp32"])
+def test_the_modules_own_weights_are_given_when_they_are_asked_for(folder):
+    ck = ckptools.open(FIXTURES / folder / "ckpt", all_ranks=True, weights="module")
+    low = {k.removeprefix("lowp/"): v for k, v in load_truth(folder).items() if k.startswith("lowp/")}
+    assert {k: raw(ck.model[k]) for k in low} == {k: (dtype, shape, data) for k, (dtype, data, shape) in low.items()}
+    assert len(low) > 6 and ck.whole
+
+
+def test_tied_weights_are_one_storage_in_every_mode():
+    for folder, weights in (("z1-fp32", "fp32"), ("z1-fp32", "module"), ("z3-bf16", "fp32")):
+        ck = ckptools.open(FIXTURES / f"deepspeed-{folder}" / "ckpt", all_ranks=True, weights=weights)
+        assert ck.model["lm_head.weight"].shards == ck.model["embed.weight"].shards
+
+
+def test_zero_3_has_no_module_weights_and_says_so(tmp_path):
+    folder = FIXTURES / "deepspeed-z3-bf16" / "ckpt"
+    ck = ckptools.open(folder, weights="module", all_ranks=True)
+    assert (ck.model["embed.weight"].shape, ck.model["embed.weight"].dtype) == ((33, 17), "bfloat16")
+    with pytest.raises(NotWholeError, match="placeholder"):
+        ckptools.consolidate(ck, tmp_path / "out.pt", only="model")
+
+
+def test_a_placeholder_that_nothing_explains_is_refused(tmp_path):
+    run = Run(values({"a": (7, 3)}), [["a"]], 2, 3, extra={"frozen_param_shapes": None})
+    run.frozen = {"lost": torch.ones(4)}
+    ck = opened(run, tmp_path)
+    assert "neither param_shapes nor frozen_param_shapes" in ck.model["lost"].note
+
+
+def test_ties_are_seen_by_their_bytes_where_shared_params_is_older_than_the_file(tmp_path):
+    run = Run(values({"a": (7, 3)}), [["a"]], 2, 2)
+    run.shared = {"b": "a"}
+    run.extra = {"shared_params": None}
+    assert wrong(run, opened(run, tmp_path)) == []
+
+
+def test_lengths_that_do_not_add_up_are_refused_with_rank_group_and_numbers(tmp_path):
+    for stage, text in (
+        (1, "group 0, rank 0: 14 elements are stored, expected 18 to 18 of 35"),
+        (3, "rank 0: 13 elements"),
+    ):
+        run = Run(values({"a": (7, 3), "b": (4,)}), [["a", "b"]], 2, stage, mappings=False)
+        shapes = [{"a": torch.Size((7, 3)), "b": torch.Size((14,))}]
+        run.extra = {"param_shapes": shapes}
+        ck = opened(run, tmp_path / str(stage))
+        assert next(p.message for p in ck.problems if p.severity == "error").startswith(text)
+        with pytest.raises(NotWholeError):
+            ckptools.consolidate(tmp_path / str(stage), tmp_path / "out.pt")
+
+
+def test_padding_between_parameters_needs_something_that_confirms_it(tmp_path):
+    run = Run(values(SHAPES), GROUPS, 2, 1, alignment=8, mappings=False)
+    ck = opened(run, tmp_path)
+    assert any("nothing that confirms it" in p.message for p in ck.problems)
+
+
+def test_optimizer_state_that_is_not_per_element_is_not_split(tmp_path):
+    run = Run(values(SHAPES), GROUPS, 2, 1)
+    tag = run.save(tmp_path)
+    for rank in range(2):
+        path = tag / run.optim_name(rank)
+        with deepspeed_classes():
+            tree = torch.load(path, weights_only=False)
+            tree["optimizer_state_dict"]["base_optimizer_state"]["state"][0]["absmax1"] = torch.ones(3)
+            torch.save(tree, path)
+    with pytest.raises(NotWholeError, match="not one value per element"):
+        ckptools.consolidate(tag, tmp_path / "all.pt")
+    ckptools.consolidate(tag, tmp_path / "model.pt", only="model")
+
+
+def test_a_step_that_the_param_group_counts_stays_there(tmp_path):
+    run = Run(values(SHAPES), GROUPS, 2, 2)
+    tag = run.save(tmp_path)
+    for rank in range(2):
+        path = tag / run.optim_name(rank)
+        with deepspeed_classes():
+            tree = torch.load(path, weights_only=False)
+            base = tree["optimizer_state_dict"]["base_optimizer_state"]
+            base["param_groups"][0]["step"] = 7
+            for entry in base["state"].values():
+                entry["step"] = 7
+            torch.save(tree, path)
+    ck = ckptools.open(tag, all_ranks=True)
+    assert ck.whole and ck.optimizers["optimizer"].state["embed"]["step"] == 7
+    assert ck.optimizers["optimizer"].param_groups[0]["step"] == 7
+
+
+def test_an_optimizer_that_has_not_stepped_has_groups_and_no_state(tmp_path):
+    run = Run(values(SHAPES), GROUPS, 2, 1)
+    tag = run.save(tmp_path)
+    for rank in range(2):
+        path = tag / run.optim_name(rank)
+        with deepspeed_classes():
+            tree = torch.load(path, weights_only=False)
+            tree["optimizer_state_dict"]["base_optimizer_state"]["state"] = {}
+            torch.save(tree, path)
+    ck = ckptools.open(tag, all_ranks=True)
+    assert ck.whole and ck.optimizers["optimizer"].state == {}
+    assert len(ck.optimizers["optimizer"].param_groups) == 2
+
+
+def test_client_state_keeps_its_own_names(tmp_path):
+    run = Run(values(SHAPES), GROUPS, 2, 1, extra={"my_epoch": 3, "model": "theirs", "rng": torch.arange(3)})
+    ck = opened(run, tmp_path)
+    assert (ck.tree["my_epoch"], ck.tree["client_state"], wrong(run, ck)) == (3, {"model": "theirs"}, [])
+    assert [s.kind for s in ck.sections if s.name in ("lr_scheduler", "rng")] == ["scheduler", "rng"]
+
+
+def test_without_zero_the_optimizer_stays_as_torch_saved_it(tmp_path):
+    model = torch.nn.Linear(5, 3)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(2, 5)).sum().backward()
+    optimizer.step()
+    run = Run({}, [], 2, 0, module=model.state_dict(), extra={"optimizer": optimizer.state_dict()})
+    run.save(tmp_path)
+    ck = ckptools.open(tmp_path)
+    assert (ck.whole, ck.world_size.value, list(ck.model)) == (True, 2, ["weight", "bias"])
+    (found,) = ck.optimizers.values()
+    assert raw(found.state["bias"]["exp_avg"]) == of_torch(optimizer.state[model.bias]["exp_avg"])
+
+
+def test_without_zero_a_nameless_fp32_copy_is_told_and_not_used(tmp_path):
+    module = {"w": torch.ones(3, dtype=torch.float16)}
+    run = Run({}, [], 1, 0, torch.float16, module=module, extra={"optimizer": {"fp32_groups_flat": [torch.ones(3)]}})
+    run.save(tmp_path)
+    ck = ckptools.open(tmp_path)
+    assert ck.model["w"].dtype == "float16"
+    assert any("has no names and is not used" in p.message and p.severity == "note" for p in ck.problems)

@@ -1,0 +1,212 @@
+"""DeepSpeed beside data parallelism: pipelines, tensor parallelism, experts; and universal checkpoints."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import ckptools
+from ckptools.errors import NotWholeError, ReadError
+from tests.formats.deepspeed_writer import SLOTS, Run, deepspeed_classes, values
+from tests.formats.test_deepspeed import of_torch, raw
+from tests.truth import FIXTURES, load_truth
+
+PIPE = FIXTURES / "deepspeed-pipe-fp32" / "ckpt"
+UNIVERSAL = FIXTURES / "deepspeed-z1-fp32" / "universal"
+STAGES = (
+    {"tied_modules.embed.weight": (33, 7), "1.weight": (5, 7), "1.bias": (5,)},
+    {"3.weight": (9, 5), "tied_modules.embed.weight": (33, 7)},
+)
+
+
+def pipeline(folder: Path, world: int = 3, **options: object) -> dict[str, torch.Tensor]:
+    """Save a pipeline of two stages; return the full values."""
+    full = values({**STAGES[0], **STAGES[1]})
+    for mp, shapes in enumerate(STAGES):
+        dims = {"pp_degree": 2, "tp_degree": 1}
+        run = Run({n: full[n] for n in shapes}, [list(shapes)], world, 1, mp=mp, mp_world=2, dims=dims, module=None)
+        for key, value in options.items():
+            setattr(run, key, value)
+        tag = run.save(folder)
+    layers = {0: {"weight": full["tied_modules.embed.weight"]}, 3: {"weight": full["3.weight"]}}
+    layers[1] = {"weight": full["1.weight"], "bias": full["1.bias"], "mean": torch.ones(4), "seen": torch.tensor(3)}
+    for n, state in layers.items():
+        torch.save({k: v.to(run.low) for k, v in state.items()}, tag / f"layer_{n:02d}-model_states.pt")
+    return full
+
+
+def edited(path: Path, change: object) -> None:
+    with deepspeed_classes():
+        tree = torch.load(path, weights_only=False)
+        change(tree)  # type: ignore[operator]
+        torch.save(tree, path)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 5])
+def test_a_pipelines_stages_are_put_together(tmp_path, world):
+    full = pipeline(tmp_path, world)
+    ck = ckptools.open(tmp_path, all_ranks=True)
+    assert {n: raw(ck.model[n]) for n in full} == {n: of_torch(t) for n, t in full.items()}
+    state = ck.optimizers["optimizer"].state
+    for n, t in full.items():
+        expected = [of_torch(t * (3 if slot == "exp_avg" else 5) + 0.5) for slot in SLOTS]
+        assert [raw(state[n][slot]) for slot in SLOTS] == expected
+    assert (ck.whole, ck.world_size.value, "pipeline of 2 stages" in ck.saved_as) == (True, 2 * world, True)
+    (group,) = ck.optimizers["optimizer"].param_groups
+    assert set(group.names) == set(full) and len(group.names) == 4
+
+
+def test_buffers_of_a_pipeline_come_from_the_layers_files(tmp_path):
+    pipeline(tmp_path, low=torch.bfloat16)
+    ck = ckptools.open(tmp_path, all_ranks=True)
+    assert sorted(ck.model) == ["1.bias", "1.mean", "1.seen", "1.weight", "3.weight", "tied_modules.embed.weight"]
+    assert (ck.model["1.mean"].dtype, ck.model["1.weight"].dtype) == ("bfloat16", "float32")
+
+
+def test_a_tied_layer_is_consolidated_once_and_must_be_equal_in_all_stages(tmp_path):
+    pipeline(tmp_path / "good")
+    ckptools.consolidate(tmp_path / "good", tmp_path / "good.safetensors", only="model")
+    pipeline(tmp_path / "bad")
+    path = tmp_path / "bad" / "global_step7" / "zero_pp_rank_1_mp_rank_01_optim_states.pt"
+    edited(path, lambda t: t["optimizer_state_dict"]["single_partition_of_fp32_groups"][0].add_(1))
+    with pytest.raises(NotWholeError, match=r"tied_modules\.embed\.weight.*rank 4 holds other bytes than rank"):
+        ckptools.consolidate(tmp_path / "bad", tmp_path / "bad.safetensors", only="model")
+
+
+def test_a_missing_file_of_a_later_stage_names_the_global_rank(tmp_path):
+    pipeline(tmp_path)
+    (tmp_path / "global_step7" / "zero_pp_rank_2_mp_rank_01_optim_states.pt").unlink()
+    assert [(p.code, p.rank) for p in ckptools.open(tmp_path).problems] == [("CK001", 5)]
+
+
+def test_a_missing_stage_is_named(tmp_path):
+    pipeline(tmp_path)
+    for file in (tmp_path / "global_step7").glob("*mp_rank_01*"):
+        file.unlink()
+    ck = ckptools.open(tmp_path)
+    assert [(p.code, p.rank) for p in ck.problems] == [("CK001", 3), ("CK001", 3), ("CK001", 4), ("CK001", 5)]
+
+
+def test_a_missing_layer_file_is_a_gap_in_the_modules_own_weights(tmp_path):
+    pipeline(tmp_path)
+    (tmp_path / "global_step7" / "layer_03-model_states.pt").unlink()
+    assert ckptools.open(tmp_path, all_ranks=True).model["3.weight"].found
+    low = ckptools.open(tmp_path, weights="module", all_ranks=True)
+    with pytest.raises(NotWholeError, match=r"3\.weight"):
+        ckptools.consolidate(low, tmp_path / "out.pt", only="model")
+
+
+def test_two_layers_that_could_both_be_the_tied_one_keep_their_own_names(tmp_path):
+    pipeline(tmp_path)
+    torch.save({"weight": torch.ones(33, 7)}, tmp_path / "global_step7" / "layer_04-model_states.pt")
+    ck = ckptools.open(tmp_path, weights="module", all_ranks=True)
+    assert {"0.weight", "4.weight"} <= set(ck.model)
+    assert [(p.tensor, "layers 0, 4 all fit it" in p.message) for p in ck.problems] == [("tied_modules.embed", True)]
+
+
+def test_the_real_pipelines_layers_have_the_names_of_its_state_dict():
+    ck = ckptools.open(PIPE, weights="module", all_ranks=True)
+    names = [k.removeprefix("lowp/") for k in load_truth("deepspeed-pipe-fp32") if k.startswith("lowp/")]
+    assert sorted(ck.model) == sorted(names)
+
+
+def test_tensor_parallel_weights_are_shown_and_not_joined(tmp_path):
+    for mp in range(2):
+        Run(values({"w": (4, 6)}), [["w"]], 2, 1, mp=mp, mp_world=2).save(tmp_path)
+    ck = ckptools.open(tmp_path)
+    assert (ck.world_size.value, ck.model["w"].shape, "tensor parallel over 2" in ck.saved_as) == (4, (4, 6), True)
+    for only in ("model", "optimizer"):
+        with pytest.raises(NotWholeError, match="along which dimension"):
+            ckptools.consolidate(tmp_path, tmp_path / "out.pt", only=only)
+
+
+def test_layers_of_several_tensor_parallel_ranks_are_not_joined_either(tmp_path):
+    pipeline(tmp_path)
+    tag = tmp_path / "global_step7"
+    for layer in tag.glob("layer_*"):
+        shutil.copy(layer, tag / layer.name.replace("-", "-model_01-", 1))
+        layer.rename(tag / layer.name.replace("-", "-model_00-", 1))
+    with pytest.raises(NotWholeError, match="along which dimension"):
+        ckptools.consolidate(tmp_path, tmp_path / "out.pt", only="model")
+
+
+def experts(folder: Path) -> Path:
+    """A model with an expert group that is cut over one rank, and two experts in files of their own."""
+    run = Run(values({"dense": (6, 5), "moe.experts.0.w": (4, 3)}), [["dense"], ["moe.experts.0.w"]], 2, 1)
+    tag = run.save(folder)
+    edited(tag / "mp_rank_00_model_states.pt", lambda t: t["module"].pop("moe.experts.0.w"))
+    for rank in range(2):
+        edited(tag / run.optim_name(rank), lambda t: t["optimizer_state_dict"].update(partition_count=[2, 1]))
+    for expert in range(2):
+        name = f"layer_0_expert_{expert}_mp_rank_00_model_states.pt"
+        torch.save({f"moe.experts.{expert}.w": torch.full((4, 3), float(expert))}, tag / name)
+    return tag
+
+
+def test_experts_are_named_and_refused_in_fp32(tmp_path):
+    ck = ckptools.open(experts(tmp_path))
+    assert set(ck.model) == {"dense", "moe.experts.0.w", "moe.experts.1.w"}
+    with pytest.raises(NotWholeError, match="expert parameters are cut over fewer ranks") as error:
+        ckptools.consolidate(tmp_path, tmp_path / "out.pt", only="model")
+    assert {p.tensor for p in error.value.problems} == {"model.moe.experts.0.w", "model.moe.experts.1.w"}
+
+
+def test_experts_come_from_their_own_files_with_the_modules_weights(tmp_path):
+    experts(tmp_path)
+    ck = ckptools.open(tmp_path, weights="module", all_ranks=True)
+    ckptools.consolidate(ck, tmp_path / "out.pt", only="model")
+    saved = torch.load(tmp_path / "out.pt", weights_only=True)
+    assert saved["moe.experts.1.w"].tolist() == [[1.0] * 3] * 4 and saved["dense"].shape == (6, 5)
+
+
+@pytest.fixture
+def universal(tmp_path) -> Path:
+    shutil.copytree(UNIVERSAL, tmp_path / "u")
+    return tmp_path / "u" / "global_step5_universal"
+
+
+@pytest.mark.parametrize("path", ["", "global_step5_universal", "global_step5_universal/zero/embed.weight/exp_avg.pt"])
+def test_every_way_into_a_universal_checkpoint(path):
+    ck = ckptools.open(UNIVERSAL / path)
+    assert (ck.format, ck.name, ck.whole) == ("deepspeed", "global_step5_universal", True)
+    assert [g.names[0] for g in ck.optimizers["optimizer"].param_groups] == ["embed.weight", "scale"]
+
+
+def test_buffers_of_a_universal_checkpoint_come_from_the_model_states():
+    ck, truth = ckptools.open(UNIVERSAL), load_truth("deepspeed-z1-fp32")
+    for fqn in ("stats.running_mean", "stats.num_batches_tracked"):
+        dtype, data, shape = truth[f"buffer/{fqn}"]
+        assert raw(ck.model[fqn]) == (dtype, shape, data)
+
+
+def test_a_universal_checkpoint_that_lacks_a_parameter_is_not_whole(universal, tmp_path):
+    shutil.rmtree(universal / "zero" / "block.up.weight")
+    ck = ckptools.open(universal)
+    assert [p.code for p in ck.problems if p.severity == "error"] == ["CK001"]
+    with pytest.raises(NotWholeError, match=r"block\.up\.weight"):
+        ckptools.consolidate(universal, tmp_path / "out.pt", only="model")
+
+
+def test_a_cut_file_of_a_universal_checkpoint_is_named(universal):
+    cut = universal / "zero" / "scale" / "exp_avg.pt"
+    cut.write_bytes(cut.read_bytes()[:300])
+    ck = ckptools.open(universal)
+    assert not ck.whole and any("exp_avg.pt is cut short" in p.message for p in ck.problems)
+    with pytest.raises(ReadError, match="cut short"):
+        ckptools.open(cut)
+
+
+def test_a_parameter_that_came_flat_from_zero_3_gets_its_shape(universal):
+    path = universal / "zero" / "embed.weight" / "fp32.pt"
+    edited(path, lambda t: t.update(param=t["param"].reshape(-1)))
+    before = ckptools.open(UNIVERSAL).model["embed.weight"]
+    assert raw(ckptools.open(universal).model["embed.weight"]) == raw(before)
+
+
+def test_a_parameter_of_another_shape_is_refused(universal, tmp_path):
+    edited(universal / "zero" / "embed.weight" / "fp32.pt", lambda t: t.update(param=torch.ones(4, 4)))
+    with pytest.raises(NotWholeError, match=r"holds \[4, 4\], param_shapes has \[33, 17\]"):
+        ckptools.consolidate(universal, tmp_path / "out.pt", only="model")
