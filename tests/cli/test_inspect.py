@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 import ckptools
 from ckptools.cli import app
+from ckptools.model import tensors_in
 from ckptools.views.report import inspect_report
 from ckptools.views.text import report_text
 from tests.truth import FIXTURES, LOCAL, WHOLE, Known, load_truth
@@ -66,7 +67,8 @@ def write_pt(file: Path, tree: Any) -> Path:
 def test_every_sample_is_shown(known):
     code, out, err = run(known.file)
     assert code == 0, err
-    assert "\nwhole: " in out and re.search(rf"\n  step +{known.step} ", out)
+    step = "not found" if known.step is None else known.step
+    assert "\nwhole: " in out and re.search(rf"\n  step +{step}\s", out)
     assert err.splitlines()[1].startswith("read the metadata of ")
 
 
@@ -83,10 +85,15 @@ def test_json_agrees_with_the_truth(known):
     made = as_json(known.file, "--all-ranks")
     told, params = truth_of(known)
     assert made["step"]["value"] == known.step
-    assert made["world_size"]["value"] == (told["world_size"] if known.world_size > 1 else None)
+    assert made["world_size"]["value"] in ((told["world_size"],) if known.world_size > 1 else (1, None))
     (model,) = [s for s in made["sections"] if s["kind"] == "model"]
     assert model["params"] == params
-    (optimizer,) = made["optimizers"]
+    assert len(made["optimizers"]) == ("param_groups" in told and "optim/" not in known.absent)
+    for optimizer in made["optimizers"]:
+        check_optimizer(optimizer, made, told)
+
+
+def check_optimizer(optimizer: dict[str, Any], made: dict[str, Any], told: dict[str, Any]) -> None:
     groups = told["param_groups"]
     assert [g["lr"] for g in optimizer["param_groups"]] == [g["lr"] for g in groups]
     assert [g["weight_decay"] for g in optimizer["param_groups"]] == [g["weight_decay"] for g in groups]
@@ -97,31 +104,28 @@ def test_json_agrees_with_the_truth(known):
 @pytest.mark.parametrize("known", SAMPLES, ids=lambda known: known.name)
 def test_no_tensor_bytes_are_read(known, tmp_path):
     """The report of a copy whose tensor bytes are all wrong is the same, byte for byte."""
-    folder = tmp_path / known.file.parent.parent.name / known.file.parent.name
-    shutil.copytree(known.file.parent, folder)
+    original = FIXTURES / known.name
+    folder = tmp_path / "fixtures" / known.name
+    shutil.copytree(original, folder)
     ck = ckptools.open(known.file, all_ranks=True)
     before = report_text(inspect_report(ck))
-    for file in ck.files:
-        overwrite_payloads(folder / file.path.name)
-    again = ckptools.open(folder / known.file.name, all_ranks=True)
+    for source in (s.source for _, t in tensors_in(ck.tree) for s in t.found):
+        overwrite(folder / source.path.relative_to(original), *source.record_span)
+    again = ckptools.open(folder / known.path, all_ranks=True)
     assert without_places(report_text(inspect_report(again))) == without_places(before)
     assert again.cost.nbytes < sum(f.nbytes for f in again.files)
 
 
-def overwrite_payloads(file: Path) -> None:
-    with zipfile.ZipFile(file) as archive:
-        spans = [(i.header_offset, i.file_size) for i in archive.infolist() if "/data/" in i.filename]
+def overwrite(file: Path, start: int, size: int) -> None:
     with file.open("r+b") as raw:
-        for header, size in spans:
-            raw.seek(header + 26)
-            names = int.from_bytes(raw.read(2), "little") + int.from_bytes(raw.read(2), "little")
-            raw.seek(header + 30 + names)
-            raw.write(b"\xff" * size)
+        raw.seek(start)
+        raw.write(b"\xff" * size)
 
 
 def without_places(report: str) -> list[str]:
     """All but the lines that a copy has of its own: its folder and its time."""
-    return [line for line in report.splitlines()[1:] if not line.startswith("  saved")]
+    # Columns are as wide as the times need.
+    return [" ".join(line.split()) for line in report.splitlines()[1:] if not line.startswith("  saved")]
 
 
 def test_little_of_a_large_file_is_read(tmp_path):
