@@ -10,7 +10,7 @@ from typing import Protocol
 from ckptools.checkpoint import Checkpoint
 from ckptools.errors import CkptoolsError, ReadError, UnknownFormatError, UsageError
 from ckptools.files import reading
-from ckptools.formats import dcp, dcp_safetensors, deepspeed, hugging_face, megatron, rank_files, torch_file
+from ckptools.formats import dcp, dcp_safetensors, deepspeed, hugging_face, megatron, olmo_local, rank_files, torch_file
 from ckptools.formats.options import Options, Reader, Weights
 from ckptools.formats.outside import formats_from_outside
 from ckptools.pickles import reader
@@ -43,7 +43,16 @@ class Format(Protocol):
 
 
 # Most specific first: any rank file is a torch file too, so the plain file comes last.
-FORMATS: tuple[Format, ...] = (deepspeed, megatron, dcp, dcp_safetensors, hugging_face, rank_files, torch_file)
+FORMATS: tuple[Format, ...] = (
+    deepspeed,
+    megatron,
+    dcp,
+    dcp_safetensors,
+    hugging_face,
+    olmo_local,
+    rank_files,
+    torch_file,
+)
 
 
 def open_checkpoint(

@@ -97,6 +97,15 @@ def glance(path: Path) -> None:
             container.glance(file)
 
 
+def look(path: Path) -> str:
+    """Look at a file as `glance` does; return what is wrong with it, or nothing."""
+    try:
+        glance(path)
+    except ReadError as error:
+        return str(error)
+    return ""
+
+
 @contextmanager
 def plain(file: File) -> Iterator[tuple[File, tuple[str, ...]]]:
     """The file itself, or where it is compressed a temporary file with what it holds; and what contents that makes.

@@ -1,0 +1,184 @@
+"""OLMo's local checkpoints: folders `model`, `optim` and `train` with a file for each rank, and a `metadata.yaml`.
+
+What is in them is in `olmo_flat`. `metadata.yaml` says `world_size: N`. Folders of the same names that hold ordinary
+state dicts are put side by side all the same: each part is merged as rank files are.
+
+OLMo's other checkpoints: `rank3.pt` (`torch_legacy`) is read by `rank_files`, `model_and_optim/` (`torch_new`) is DCP.
+Source: olmo/checkpoint.py (`LocalShardedCheckpointer`).
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ckptools.checkpoint import Checkpoint, ReadCost
+from ckptools.errors import ReadError
+from ckptools.files import File, check_stays_inside
+from ckptools.formats import olmo_flat, rank_checks
+from ckptools.formats.merge import Merge
+from ckptools.formats.olmo_flat import Piece
+from ckptools.formats.options import Options
+from ckptools.formats.rank_names import RankName, names_in, parse, siblings
+from ckptools.model import Fact, RankFile, tensors_in
+from ckptools.pickles import reader
+from ckptools.pickles.reader import Saved
+from ckptools.sections import find_sections
+from ckptools.steps import find_step
+
+NAME = "olmo_local"
+READS = "OLMo's local checkpoints: model/rankN.pt, optim/rankN.pt, train/rankN.pt"
+KNOWN_BY = "folders model and optim with one rankN.pt per rank in each"
+
+PARTS = ("model", "optim", "train")
+METADATA = "metadata.yaml"
+WORLD = re.compile(rb"(?m)^world_size:\s*(\d{1,7})\s*$")
+MAX_METADATA = 1 << 16
+MAX_WORLD = 1 << 16
+
+
+def detect(path: Path) -> bool:
+    """A folder with rank files in its `model` and in its `optim`, or one of those folders or files."""
+    return _root(path) is not None
+
+
+def _root(path: Path) -> Path | None:
+    """The folder that holds the parts."""
+    below = path.parent if path.is_file() and parse(path) else path
+    for folder in (path, below.parent) if below.name in PARTS else (path,):
+        if all((folder / part / "rank0.pt").is_file() for part in PARTS[:2]):
+            return folder
+    return None
+
+
+def read(path: Path, options: Options) -> Checkpoint:
+    """Open the checkpoint that a folder or a file of it belongs to.
+
+    Raises:
+        ReadError: the file that is read first cannot be, or is not what OLMo writes.
+    """
+    started = time.perf_counter()
+    root = _root(path)
+    if root is None:
+        raise ReadError(path, "no folders model and optim with rank files")
+    return _Opening(path, root, options).checkpoint(started)
+
+
+class _Opening:
+    """The steps of opening one checkpoint, with what they find on the way."""
+
+    def __init__(self, path: Path, root: Path, options: Options) -> None:
+        self.path, self.root, self.options = path, root, options
+        self.files = dict(self._found())
+        self.found = tuple(dict.fromkeys(part for part, _ in self.files))
+        ranks = sorted({rank for _, rank in self.files})
+        named = parse(path) if path.is_file() else None
+        asked = named.rank if named else ranks[0]
+        self.all_ranks = options.all_ranks or len(ranks) == 1
+        self.saved: dict[tuple[str, int], Saved] = {}
+        self.cut: dict[Path, str] = {}
+        for key, name in self.files.items():
+            if options.all_ranks or key[1] == asked:
+                self._read(key, name, must=key[1] == asked)
+
+    def _found(self) -> Iterator[tuple[tuple[str, int], RankName]]:
+        for part in PARTS:
+            folder = self.root / part
+            if not self.options.follow_symlinks:
+                check_stays_inside(folder, self.root)
+            first = next((n for n in names_in(folder) if n.path.name == "rank0.pt"), None) if folder.is_dir() else None
+            for name in siblings(first, self.options.follow_symlinks) if first else ():
+                yield (part, name.rank), name
+
+    def _read(self, key: tuple[str, int], name: RankName, must: bool) -> None:
+        try:
+            self.saved[key] = self.options.read_file(name.path)
+        except ReadError as error:
+            if must:
+                raise
+            self.cut[name.path] = str(error)
+
+    def checkpoint(self, started: float) -> Checkpoint:
+        """Put everything together."""
+        merge, world = Merge(), self._world_size()
+        placed = {rank: self._of_rank(rank) for rank in sorted({rank for _, rank in self.saved})}
+        tree = {p: merge.trees([(r, t[p]) for r, t in placed.items() if p in t], (p,)) for p in self.found}
+        sections, tensors = find_sections(tree), list(tensors_in(tree))
+        files = tuple(self._rank_files(world.value))
+        flat = any(t.kind == "flat_pieces" for _, t in tensors)
+        problems = [
+            *rank_checks.of_files(files, self.cut, world.value, flat),
+            *merge.problems,
+            *rank_checks.of_values(merge.differing, sections),
+            *rank_checks.of_tensors(tensors),
+        ]
+        saved = self.saved.values()
+        return Checkpoint(
+            path=self.path,
+            name=self.root.name or "checkpoint",
+            format=NAME,
+            saved_as=f"OLMo local, {'FSDP flat parameters and their shapes' if flat else 'every tensor whole'}",
+            tree=tree,
+            files=files,
+            world_size=world,
+            step=find_step(self.root, sections),
+            problems=tuple(sorted(problems, key=lambda p: ("error", "warning", "note").index(p.severity))),
+            names=tuple(dict.fromkeys(n for s in saved for n in s.names)),
+            all_ranks=self.all_ranks,
+            differing=rank_checks.per_rank(merge.differing, sections),
+            bytes_expected=rank_checks.expected_bytes(files),
+            cost=ReadCost(len(self.saved), time.perf_counter() - started, sum(s.bytes_read for s in saved)),
+        )
+
+    def _of_rank(self, rank: int) -> dict[str, Any]:
+        """A rank's parts, with the model's and the optimizer's runs in their places."""
+        trees = {part: self.saved[part, rank].tree for part in self.found if (part, rank) in self.saved}
+        model = trees.get("model")
+        if not olmo_flat.is_flat_model(model):
+            return trees
+        path = self.files["model", rank].path
+        try:
+            pieces: dict[str, Piece] = {fqn: piece for fqn, piece, _ in olmo_flat.pieces_of(model)}
+            trees["model"] = olmo_flat.model(model, rank, self.all_ranks)
+            optim = trees.get("optim")
+            if isinstance(optim, dict) and {"state", "param_groups"} <= optim.keys():
+                path = self.files["optim", rank].path
+                trees["optim"] = olmo_flat.optimizer(optim, pieces, rank, self.all_ranks)
+        except (ValueError, TypeError) as error:
+            raise ReadError(path, f"is not what OLMo writes: {error}") from error
+        return trees
+
+    def _world_size(self) -> Fact:
+        found = len({rank for _, rank in self.files})
+        stated = self._stated()
+        if stated is None:
+            return Fact(found, ("files found",))
+        return Fact(stated, (METADATA,))
+
+    def _stated(self) -> int | None:
+        path = self.root / METADATA
+        if not path.is_file():
+            return None
+        with File(path) as file:
+            said = WORLD.search(file.read(0, min(file.size, MAX_METADATA)))
+        return int(said[1]) if said and int(said[1]) > 0 else None
+
+    def _rank_files(self, world: int) -> Iterator[RankFile]:
+        for rank in sorted({*range(min(world, MAX_WORLD)), *(r for _, r in self.files)}):
+            for part in self.found:
+                yield self._file(part, rank)
+
+    def _file(self, part: str, rank: int) -> RankFile:
+        name, saved = self.files.get((part, rank)), self.saved.get((part, rank))
+        if saved is not None:
+            return RankFile(saved.path, rank, part, "read", saved.nbytes, saved.modified)
+        if name is None:
+            return RankFile(self.root / part / f"rank{rank}.pt", rank, part, "missing", 0, None)
+        status = name.path.stat()
+        why = self.cut.get(name.path) or reader.look(name.path)
+        if why:
+            self.cut[name.path] = why
+        return RankFile(name.path, rank, part, "bad" if why else "seen", status.st_size, status.st_mtime)
