@@ -83,6 +83,8 @@ def compare(work: Path, rounds: int) -> Iterator[Row]:
     ours = [*CKPTOOLS, "consolidate", ranks, "-o", str(out / "a.pt")]
     pt = in_turn(ours, cp, rounds, clear)
     yield row("consolidate to .pt / cp", pt, both(pt), "(t - 0.5 s) / cp <= 2; <= 200 MiB")
+    folder = in_turn([*CKPTOOLS, "consolidate", ranks, "-o", str(out / "a.dcp")], cp, rounds, clear)
+    yield row("consolidate to DCP / cp", folder, both(folder), "(t - 0.5 s) / cp <= 2; <= 200 MiB")
     merge = in_turn(ours, [*PEER, "merge", ranks, str(out / "b.pt")], max(2, rounds // 2), clear)
     yield row("consolidate to .pt / load-all script", merge, f"{merge.ratio:.3f}", "<= 0.25; memory <= 1/10")
     dcp = in_turn(ours, [*PEER, "dcp", str(work / "dcp"), str(out / "c.pt")], max(2, rounds // 2), clear)
