@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckptools.errors import UsageError, WriteError
+from ckptools.errors import RefusedError, UsageError, WriteError
 from ckptools.formats import open_again, open_checkpoint
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def consolidate(
     options = WriteOptions(_dtype(dtype), max_shard_size, _choice(tied))
     whole = _with_all_ranks(checkpoint)
     with OpenFiles() as files:
-        selection = select(whole, only or writer.ONLY, allow_missing, prefer_rank, files)
+        selection = select(whole, only or _usual_part(whole, writer), allow_missing, prefer_rank, files)
         layout = writer.lay_out(selection, target, options)
         texts = _texts(selection, layout, target)
         _check(whole, layout, texts, force)
@@ -113,6 +113,18 @@ def consolidate(
 def _target(out: Path, writer: Writer) -> Path:
     """A folder as output means a Hugging Face style `model.safetensors` in it."""
     return out / "model.safetensors" if out.is_dir() and writer.NAME == "safetensors" else out
+
+
+def _usual_part(checkpoint: Checkpoint, writer: Writer) -> str:
+    """What is written when the caller does not say.
+
+    Raises:
+        RefusedError: that is the model, and there is none.
+    """
+    if writer.ONLY == "model" and not checkpoint.of_kind("model"):
+        text = f"holds no model, which {writer.NAME} is written of; --only all writes every tensor there is"
+        raise RefusedError(checkpoint.path, text)
+    return writer.ONLY
 
 
 def _check(checkpoint: Checkpoint, layout: Layout, texts: dict[Path, str], force: bool) -> None:

@@ -10,7 +10,20 @@ from typing import Protocol
 from ckptools.checkpoint import Checkpoint
 from ckptools.errors import CkptoolsError, ReadError, UnknownFormatError, UsageError
 from ckptools.files import reading
-from ckptools.formats import dcp, dcp_safetensors, deepspeed, hugging_face, megatron, olmo_local, rank_files, torch_file
+from ckptools.formats import (
+    accelerate,
+    composer_folder,
+    dcp,
+    dcp_safetensors,
+    deepspeed,
+    hugging_face,
+    megatron,
+    megatron_dist,
+    olmo_core,
+    olmo_local,
+    rank_files,
+    torch_file,
+)
 from ckptools.formats.options import Options, Reader, Weights
 from ckptools.formats.outside import formats_from_outside
 from ckptools.pickles import reader
@@ -46,6 +59,10 @@ class Format(Protocol):
 FORMATS: tuple[Format, ...] = (
     deepspeed,
     megatron,
+    megatron_dist,
+    accelerate,
+    olmo_core,
+    composer_folder,
     dcp,
     dcp_safetensors,
     hugging_face,
@@ -110,18 +127,17 @@ def _path(given: str | Path | None) -> Path | None:
 
 
 def _unknown(path: Path) -> str:
-    known = "; ".join(f.READS for f in FORMATS)
     if path.is_dir():
         inside = _checkpoints_in(path)
         if inside:
             return f"no checkpoint itself, but these folders in it hold one; open one of them: {', '.join(inside)}"
-        return f"no checkpoint that ckptools knows in this folder; it reads {known}"
+        return "no checkpoint that ckptools knows in this folder; `ckptools formats` lists what it reads"
     if path.is_file():
         with reading(path), path.open("rb") as file:
             what = what_is(file.read(HEAD))
         if what:
             return f"is {what}"
-    return f"not a checkpoint that ckptools knows; it reads {known}"
+    return "not a checkpoint that ckptools knows; `ckptools formats` lists what it reads"
 
 
 def _checkpoints_in(folder: Path) -> list[str]:

@@ -5,7 +5,7 @@ Nothing of it was run to open the checkpoint. It is said so that a user knows wh
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ckptools.checkpoint import Checkpoint
@@ -64,25 +64,29 @@ def foreign_classes(tree: Any) -> dict[str, list[KeyPath]]:
 
 
 def _foreign(tree: Any) -> Iterator[tuple[KeyPath, Opaque]]:
-    """Walk everything once, however often it is shared; a foreign object's parts are at its own path."""
+    """Walk everything once, however often it is shared.
+
+    Whatever a foreign object holds is at the object's own path: a tree has a bounded depth, and what lies inside of
+    such objects has none.
+    """
     seen: set[int] = set()
-    stack: list[tuple[KeyPath, Any]] = [((), tree)]
+    stack: list[tuple[KeyPath, Any, bool]] = [((), tree, False)]
     while stack and len(seen) < MAX_VISITED:
-        path, node = stack.pop()
+        path, node, inside = stack.pop()
         if not isinstance(node, (Mapping, list, tuple, Opaque)) or id(node) in seen:
             continue
         seen.add(id(node))
         if isinstance(node, Opaque):
             yield path, node
-        stack += reversed(list(_inside(path, node)))
+            inside = True
+        children = ((path if inside else (*path, key), child, inside) for key, child in _children(node))
+        stack += reversed([child for child in children if not isinstance(child[1], Tensor)])
 
 
-def _inside(path: KeyPath, node: Any) -> Iterator[tuple[KeyPath, Any]]:
+def _children(node: Any) -> Iterable[tuple[Any, Any]]:
     if isinstance(node, Opaque):
-        return ((path, part) for part in node.parts())
-    if isinstance(node, Mapping):
-        return (((*path, key), child) for key, child in node.items() if not isinstance(child, Tensor))
-    return (((*path, index), child) for index, child in enumerate(node) if not isinstance(child, Tensor))
+        return ((None, part) for part in node.parts())
+    return node.items() if isinstance(node, Mapping) else enumerate(node)
 
 
 def suspicious_names(ck: Checkpoint, foreign: Mapping[str, Any]) -> tuple[str, ...]:

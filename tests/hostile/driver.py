@@ -1,0 +1,138 @@
+"""Runs every case of the corpus through the commands, in one process that is watched; prints one JSON object.
+
+An audit hook sees every file that Python opens and everything that it starts, for as long as the process lives, so the
+watching cannot be switched off by what it watches.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from typer.testing import CliRunner
+
+import ckptools
+from ckptools.cli import app
+from tests.hostile.cases import CASES, TRAP
+
+STARTS = ("os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty", "subprocess.Popen", "socket.connect")
+"""Audit events of starting something."""
+
+OURS = (
+    sys.prefix,
+    sys.base_prefix,
+    str(Path(ckptools.__file__).parent),
+    "/dev/null",
+    "/proc/self",
+    "/usr/share/zoneinfo",
+)
+"""Where Python finds what it needs itself."""
+
+
+ADDRESS_SPACE = 6 << 30
+"""Bytes; torch alone maps two thirds of them without touching most."""
+
+
+class Watch:
+    """What happened since `begin`.
+
+    Attributes:
+        opened: files outside of the case's folder and of Python's own.
+        started: what was started or imported.
+    """
+
+    def __init__(self, allowed: tuple[str, ...]) -> None:
+        self.folder, self.allowed = "", allowed
+        self.opened: list[str] = []
+        self.started: list[str] = []
+        sys.addaudithook(self._see)
+
+    def begin(self, folder: Path) -> None:
+        self.folder, self.opened, self.started = str(folder), [], []
+
+    def _see(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if not self.folder:
+            return
+        if event in STARTS or (event == "import" and arguments[0] == TRAP):
+            self.started.append(f"{event} {arguments[0]}")
+        if event == "open" and isinstance(arguments[0], (str, bytes)):
+            path = os.path.realpath(os.fsdecode(arguments[0]))
+            if not path.startswith((self.folder, *self.allowed)):
+                self.opened.append(path)
+
+
+def own_temporary_folder(root: Path) -> None:
+    """Compressed files are unpacked where TMPDIR says; let that be inside of what is watched."""
+    (root / "tmp").mkdir()
+    tempfile.tempdir = str(root / "tmp")
+
+
+def peak() -> int:
+    """Most memory in KiB since `forget_peak`; Linux tells it of a process."""
+    status = Path("/proc/self/status").read_text()
+    return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")))
+
+
+def forget_peak() -> None:
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def commands(name: str, path: Path, folder: Path) -> dict[str, list[str]]:
+    """What is tried on every case; what takes a reader seconds goes through two doors, not five."""
+    out = folder / "written"
+    every = {
+        "inspect": ["inspect", str(path), "--all-ranks"],
+        "json": ["inspect", str(path), "--json"],
+        "verify": ["verify", str(path), "--deep", "--values"],
+        "consolidate": ["consolidate", str(path), "-o", str(out / "out.pt")],
+        "safetensors": ["consolidate", str(path), "-o", str(out / "out.safetensors")],
+    }
+    return {k: every[k] for k in ("inspect", "consolidate")} if name.startswith("bomb: ") else every
+
+
+def main(root: Path) -> None:
+    """Build and run every case below `root`."""
+    # A case that would take all of the machine's memory fails alone, and not the machine with it.
+    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
+    own_temporary_folder(root)
+    watch, told = Watch((str(root / "tmp"), *OURS)), {}
+    sys.path.insert(0, str(root))
+    (root / f"{TRAP}.py").write_text(
+        f"open({str(root / 'ran')!r}, 'w')\ndef run(*a): open({str(root / 'ran')!r}, 'w')\n"
+    )
+    for number, (name, build) in enumerate(CASES.items()):
+        folder = root / f"case{number}"
+        (folder / "written").mkdir(parents=True)
+        path = build(folder)
+        told[name] = {}
+        print(name, file=sys.stderr)
+        for command, arguments in commands(name, path, folder).items():
+            forget_peak()
+            before = peak()
+            watch.begin(folder)
+            started = time.perf_counter()
+            result = CliRunner().invoke(app, arguments)
+            seconds, watch.folder = time.perf_counter() - started, ""
+            told[name][command] = {
+                "code": result.exit_code,
+                "stdout": result.stdout,
+                "stderr": result.stderr,
+                "seconds": seconds,
+                "memory_kib": peak() - before,
+                "opened": watch.opened,
+                "started": watch.started,
+                "written": sorted(p.name for p in (folder / "written").iterdir()),
+            }
+            for left in (folder / "written").iterdir():
+                left.unlink()
+    print(json.dumps({"cases": told, "ran": (root / "ran").exists() or TRAP in sys.modules}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

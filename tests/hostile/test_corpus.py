@@ -1,0 +1,57 @@
+"""The hostile corpus through the commands: nothing runs, nothing outside is opened, nothing hangs, nothing lies."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.hostile.cases import CASES, REFUSED
+
+SECONDS = 10
+MEMORY_KIB = 1 << 20
+FINE = {0: "done", 1: "problems found", 3: "unreadable", 4: "refused"}
+"""Exit codes that a hostile input may have; 2 would blame the caller, 70 is a bug."""
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    root = tmp_path_factory.mktemp("corpus")
+    command = [sys.executable, "-m", "tests.hostile.driver", str(root)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=Path(__file__).parent.parent.parent)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_there_are_at_least_150_cases():
+    assert len(CASES) >= 150
+
+
+def test_nothing_that_any_case_names_was_imported_or_run(told):
+    assert not told["ran"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_case_is_read_or_refused_in_the_way_that_every_command_promises(name, told):
+    for command, result in told["cases"][name].items():
+        assert result["code"] in FINE, (command, result["stderr"])
+        assert result["opened"] == result["started"] == [], command
+        assert result["seconds"] < SECONDS and result["memory_kib"] < MEMORY_KIB, command
+        lines = [*result["stdout"].splitlines(), *result["stderr"].splitlines()]
+        assert all(line.isprintable() for line in lines), (command, lines)
+        if result["code"] in (3, 4):
+            assert result["stderr"].startswith("error: ") and result["stdout"] == "", command
+            assert result["stderr"].count("\nerror: ") == 0 and "Traceback" not in result["stderr"]
+        if result["code"] != 0:
+            assert [n for n in result["written"] if not n.endswith(".json")] == [], command
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_contradicts_itself_is_never_written(name, told):
+    codes = {command: told["cases"][name][command]["code"] for command in ("consolidate", "safetensors")}
+    assert 0 not in codes.values(), codes
