@@ -50,6 +50,10 @@ class Known:
 VERL = "ckpt/global_step_3/actor/model_world_size_4_rank_0.pt"
 DEEPSPEED = ("lowp/", "buffer/", "optim/lm_head.weight/")
 
+# Norms have the names of fused layers there, and a tied output layer is not stored; a test of its own compares them.
+FUSED = [f"decoder.layers.{n}.{norm}_layernorm." for n in (0, 1) for norm in ("input", "pre_mlp")]
+MEGATRON_DIST = ("stored/", *(f"{what}/{name}" for what in ("model", "optim") for name in ("output_layer.", *FUSED)))
+
 WHOLE = (
     Known("composer-0.13.5-torch1.13.1-sharded-w4", "ep0-ba5-rank0.pt", "", 4, 5),
     Known("torch1.13.1-fsdp1-sharded-w3", "rank2.pt", "", 3, 5),
@@ -81,10 +85,15 @@ WHOLE = (
     Known("deepspeed-z1-fp32", "universal", "", 4, 5, DEEPSPEED),
     Known("deepspeed-z3-bf16", "ckpt/global_step5", "", 4, 5, DEEPSPEED),
     Known("deepspeed-pipe-fp32", "ckpt", "", 4, 3, ("lowp/",)),
+    # `stored/` are the names of the other form, which stacks the layers.
+    Known("megatron-tp2pp2-fp32", "legacy", "", 4, 5, ("stored/",)),
+    Known("megatron-tp2pp2-fp32", "ckpt", "", 4, 5, MEGATRON_DIST),
     Known("hf-llama-safetensors-bf16", "ckpt", "", 1, None),
     Known("hf-gpt2-bin-tied-fp32", "ckpt/pytorch_model-00003-of-00004.bin", "", 1, None),
     # The model only; of a buffer that differs per rank DCP keeps rank 1's copy.
     Known("dcp-hf", "ckpt", "", 4, None, ("optim/", "rank", "model/stats.running_mean")),
+    # The scheduler counts every process; the counters do not tell the step.
+    Known("accelerate-fsdp2", "ckpt", "", 4, None, ("rank", "model/stats.running_mean")),
 )
 
 # Flat parameters: whole when their shapes are told.

@@ -47,7 +47,11 @@ def read_objects(
         twice = (fqn, None) in metadata[at].twice
         rank = metadata[at].rank
         values.setdefault(fqn, []).append((rank or 0, reading.value(fqn, stored, twice)))
-    joined = {fqn: merge.trees(sorted(ranked, key=lambda r: r[0]), (fqn,)) for fqn, ranked in values.items()}
+    # An object of which there is one copy is nobody's in particular: merging would say that it is rank 0's.
+    joined = {
+        fqn: merge.trees(sorted(ranked, key=lambda r: r[0]), (fqn,)) if len(ranked) > 1 else ranked[0][1]
+        for fqn, ranked in values.items()
+    }
     return joined, reading.problems()
 
 

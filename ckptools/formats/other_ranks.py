@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ckptools.checkpoint import leaf_at
 from ckptools.formats import open_again
-from ckptools.formats.rank_names import only_group, parse, siblings
+from ckptools.formats.rank_names import RankName, only_group, parse, siblings
 from ckptools.model import Shard, Tensor
 from ckptools.pickles import reader
 from ckptools.pickles.reader import Saved
@@ -30,7 +30,7 @@ def _saved(path: Path, modified: float) -> Saved:
 def with_sources(tensor: Tensor, box: Box) -> Tensor:
     """Add the sources of the shards that meet `box`, reading only the rank files that hold them."""
     wanted = {s.rank for s in tensor.shards if s.source is None and (not box.sizes or s.box.intersect(box))}
-    if not tensor.shards or None in wanted or (wanted and tensor.kind in JOINED):
+    if not tensor.shards or None in wanted or (wanted and _rank_file(tensor) is None):
         return _from_all_ranks(tensor)
     for rank in sorted(r for r in wanted if r is not None):
         tensor = with_rank(tensor, rank)
@@ -41,11 +41,10 @@ def with_rank(tensor: Tensor, rank: int) -> Tensor:
     """Add the shards of one rank, from its file if that is here."""
     if tensor.home is None:
         return tensor
-    if tensor.kind in JOINED:
+    name, key = _rank_file(tensor), tensor.home.key
+    if name is None:
         return _from_all_ranks(tensor)
-    home, key = tensor.home.path, tensor.home.key
-    name = only_group(home) if home.is_dir() else parse(home)
-    for member in siblings(name, tensor.home.options.follow_symlinks) if name else ():
+    for member in siblings(name, tensor.home.options.follow_symlinks):
         if member.rank == rank and member.part == (key[0] if member.part else ""):
             saved = _saved(member.path, member.path.stat().st_mtime)
             other = leaf_at(saved.tree, key[1:] if member.part else key)
@@ -54,6 +53,13 @@ def with_rank(tensor: Tensor, rank: int) -> Tensor:
             kept = [s for s in tensor.shards if s.rank != rank and (s.source or s.box not in boxes)]
             return replace(tensor, shards=(*kept, *found))
     return tensor
+
+
+def _rank_file(tensor: Tensor) -> RankName | None:
+    """A rank file of its checkpoint; None where one file alone does not place its pieces, but the format does."""
+    if tensor.home is None or tensor.kind in JOINED:
+        return None
+    return only_group(tensor.home.path) if tensor.home.path.is_dir() else parse(tensor.home.path)
 
 
 def _from_all_ranks(tensor: Tensor) -> Tensor:

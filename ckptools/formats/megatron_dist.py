@@ -1,0 +1,164 @@
+"""Megatron's distributed checkpoints (`--ckpt-format torch_dist`): a DCP folder, and what is common beside it.
+
+    <save>/iter_0000100/.metadata, __0_0.distcp, …   a torch.distributed.checkpoint folder without nested paths
+    <save>/iter_0000100/metadata.json                {"sharded_backend": "torch_dist", …}: what makes it Megatron's
+    <save>/iter_0000100/common.pt                    args, iteration, param groups, scheduler: equal on every rank
+                                                     (newer: an object `common_state` in the DCP itself)
+
+Names are those of the whole model, so no rule is needed: weights are stored whole, gated layers as [all gates; all
+ups], a tied output layer not at all. Layers that are alike are stored as one tensor with the layer as first dimension
+(`decoder.layers.mlp.linear_fc1.weight`); they are shown layer by layer here, as newer versions store them. Open the
+`.metadata` file itself for the names as stored. Norms in front of a linear layer have the names of Transformer Engine's
+fused layers (`linear_qkv.layer_norm_weight`) whichever the model used. Objects of single ranks are
+`<name>/shard_<offset>_<shape>`.
+
+Optimizer: `optimizer.state.<slot>.<weight>` like the weights. The older distributed optimizer
+(`fully_sharded_model_space`) cuts each rank's piece of a weight further as a flat run: a tensor of shape
+[pieces along each dimension …, elements of a piece], whose true shape `mcore_data` in the metadata tells. The present
+default (`dp_reshardable`) and `dp_zero_gather_scatter` save gradient buffers of all parameters as flat tensors without
+names, which are shown and not joined. Source: megatron/core/dist_checkpointing/{serialization,mapping,core}.py,
+strategies/torch.py and strategies/resharding.py (core 0.11), optimizer/distrib_optimizer.py; checked on files of core
+0.16.1. The `zarr` backend is not read.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ckptools.checkpoint import Checkpoint, ReadCost
+from ckptools.errors import ReadError
+from ckptools.files import check_stays_inside
+from ckptools.formats import megatron_run, rank_checks
+from ckptools.formats.dcp_files import looks_like_dcp
+from ckptools.formats.dcp_folder import Folder, read_folder
+from ckptools.formats.json_file import read_json
+from ckptools.formats.megatron_grid import arguments, setting
+from ckptools.formats.megatron_stored import Stored
+from ckptools.formats.options import Options
+from ckptools.model import Fact, Problem, RankFile, tensors_in
+from ckptools.pickles.reader import Saved
+from ckptools.pickles.told import told
+from ckptools.sections import find_sections
+from ckptools.steps import find_step
+
+NAME = "megatron_dist"
+READS = "Megatron-LM's torch_dist checkpoints: iter_* with .metadata, metadata.json and common.pt"
+KNOWN_BY = "metadata.json with sharded_backend beside .metadata, in iter_* below latest_checkpointed_iteration.txt"
+
+CONFIG, COMMON = "metadata.json", "common.pt"
+COMMON_KEY = "common_state/shard_0_1"
+TORCH_DIST = "torch_dist"
+BACKEND = b'"sharded_backend"'
+MAX_CONFIG = 4096
+
+
+def detect(path: Path) -> bool:
+    """A run, an iteration, or `metadata.json` or `common.pt` in one."""
+    if not path.is_dir():
+        return path.name in (CONFIG, COMMON) and _holds_config(path.parent)
+    tracked = (path / megatron_run.TRACKER).is_file()
+    return megatron_run.looks_like_run(path, _holds_dcp if tracked else _holds_config)
+
+
+def _holds_config(folder: Path) -> bool:
+    config = folder / CONFIG
+    if not config.is_file():
+        return False
+    with config.open("rb") as file:
+        return BACKEND in file.read(MAX_CONFIG)
+
+
+def _holds_dcp(folder: Path) -> bool:
+    """In a folder that a tracker names, `--ckpt-format torch_dcp` has no `metadata.json`."""
+    return _holds_config(folder) or looks_like_dcp(folder)
+
+
+def read(path: Path, options: Options) -> Checkpoint:
+    """Open the checkpoint that an iteration or a run leads to.
+
+    Raises:
+        ReadError: it has no metadata, that is damaged, or another backend wrote it.
+        UsageError: the run has several checkpoints and no tracker file.
+    """
+    started = time.perf_counter()
+    inside = path if path.is_dir() else path.parent
+    holds = _holds_dcp if (inside / megatron_run.TRACKER).is_file() else _holds_config
+    folder = megatron_run.find(inside, holds, options.follow_symlinks)
+    backend = _backend(folder, options)
+    found = read_folder(folder, options)
+    common, problems = _common(found, options)
+    tree = found.tree
+    if backend == TORCH_DIST:
+        named = common.tree if common else found.flat.get(COMMON_KEY)
+        stored = Stored(found.flat, found.extra.get("mcore_data"), named)
+        tree = stored.tree(options.weights)
+        problems += [*stored.problems, *rank_checks.of_tensors(list(tensors_in(tree)))]
+    problems = [*found.problems, *problems]
+    files = (*found.files, *([_rank_file(common)] if common else []))
+    return Checkpoint(
+        path=path,
+        name=folder.resolve().name,
+        format=NAME,
+        saved_as=f"Megatron-LM {backend}, {found.writer}",
+        tree=tree,
+        files=files,
+        world_size=_world(tree, found),
+        step=find_step(folder, find_sections(tree)),
+        problems=tuple(sorted(problems, key=lambda p: ("error", "warning", "note").index(p.severity))),
+        names=tuple(dict.fromkeys((*found.names, *(common.names if common else ())))),
+        all_ranks=options.all_ranks,
+        differing=tuple(found.differing),
+        bytes_expected=found.bytes_expected + (common.nbytes if common else 0),
+        cost=ReadCost(
+            found.files_read + bool(common),
+            time.perf_counter() - started,
+            found.bytes_read + (common.bytes_read if common else 0),
+        ),
+    )
+
+
+def _backend(folder: Path, options: Options) -> str:
+    """What wrote it, by its configuration."""
+    if not (folder / CONFIG).is_file():
+        return "without metadata.json"
+    if not options.follow_symlinks:
+        check_stays_inside(folder / CONFIG, folder)
+    config = read_json(folder / CONFIG)
+    backend = config.get("sharded_backend") if isinstance(config, dict) else None
+    if backend != TORCH_DIST:
+        text = f"sharded_backend is {told(backend)}, which is not read; save it again with --ckpt-format {TORCH_DIST}"
+        raise ReadError(folder / CONFIG, text)
+    return TORCH_DIST
+
+
+def _common(found: Folder, options: Options) -> tuple[Saved | None, list[Problem]]:
+    """What is equal on every rank, where a file of its own has it."""
+    path = found.path / COMMON
+    if not path.exists():
+        text = f"no file {COMMON}: args, iteration, param groups and scheduler are missing; weights are not in it"
+        absent = (found.path / CONFIG).is_file() and COMMON_KEY not in found.flat
+        return None, [Problem("CK001", "warning", text)] if absent else []
+    if not options.follow_symlinks:
+        check_stays_inside(path, found.path)
+    try:
+        saved = options.read_file(path)
+    except ReadError as error:
+        return None, [Problem("CK002", "error", str(error).removeprefix(f"{found.path}/"))]
+    if isinstance(saved.tree, dict):
+        return saved, []
+    return None, [Problem("CK002", "error", f"{COMMON} holds a {type(saved.tree).__name__}, expected a dict")]
+
+
+def _world(tree: Mapping[Any, Any], found: Folder) -> Fact:
+    """Ranks of the run by its arguments; without them only who wrote a file is known."""
+    stated = setting(arguments(tree), "world_size")
+    if stated and stated > max(found.ranks, default=0):
+        return Fact(stated, ("args.world_size",))
+    return Fact(max(len(found.ranks), 1), ("files found",))
+
+
+def _rank_file(saved: Saved) -> RankFile:
+    return RankFile(saved.path, None, "", "read", saved.nbytes, saved.modified)

@@ -1,0 +1,295 @@
+"""The state in a Megatron torch_dist folder, from the names that it is stored under."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+from ckptools.formats import spans
+from ckptools.formats.megatron_checks import NOTE, of_weights
+from ckptools.formats.megatron_grid import arguments, setting
+from ckptools.formats.megatron_optimizer import FLAT, HALF
+from ckptools.formats.megatron_rules import QKV
+from ckptools.formats.options import Weights
+from ckptools.model import Problem, Shard, Source, Tensor, fqn_of, tensors_in
+from ckptools.regions import Box, Ints, span_boxes
+
+STACKED = re.compile(r"(?P<block>(?:.*?\.)?layers)\.(?P<rest>(?!\d+\.).+)", re.DOTALL)
+OBJECT = re.compile(r"(?P<key>[^/]+)/shard_(?P<offset>\d+(?:\.\d+)*)_(?P<shape>\d+(?:\.\d+)*)", re.DOTALL)
+OPTIMIZER = re.compile(r"(?:chained_\d+\.)?optimizer\.(?P<rest>.+)", re.DOTALL)
+DISTRIBUTED = "distributed."
+STATE = "state."
+MASTERS = ("fp32_param", "param")
+"""Slots of the master copy: of Float16Optimizer and older distributed optimizers, of `fully_reshardable`."""
+
+SHAPES = "its stored form is not its weight's shape: flat runs that nothing places; --only model writes the model"
+ND = "flat runs whose pieces do not follow from the metadata; --only model writes the model"
+MAX_LAYERS = 1 << 16
+
+
+class Stored:
+    """What a folder holds, taken apart.
+
+    Args:
+        flat: tensors and objects by stored name.
+        mcore_data: Megatron's own part of the metadata: the true shapes of flat runs.
+        common: what is equal on every rank; None when that is not here.
+
+    Attributes:
+        problems: what its user should know.
+    """
+
+    def __init__(self, flat: Mapping[str, Any], mcore_data: Any, common: Any) -> None:
+        self.common: Mapping[Any, Any] = common if isinstance(common, Mapping) else {}
+        self.runs: Mapping[Any, Any] = mcore_data if isinstance(mcore_data, Mapping) else {}
+        self.problems: list[Problem] = []
+        self.weights: dict[str, Tensor] = {}
+        self.state: dict[str, dict[str, Tensor]] = {}
+        self.buffers: dict[str, Any] = {}
+        self.objects: dict[str, Any] = {}
+        for name, value in flat.items():
+            self._sort(name, value)
+        self.layers = self._layers()
+
+    def _sort(self, name: str, value: Any) -> None:
+        of_optimizer = OPTIMIZER.fullmatch(name)
+        rest = of_optimizer["rest"] if of_optimizer else ""
+        if rest.startswith(STATE) and isinstance(value, Tensor):
+            slot, _, weight = rest.removeprefix(STATE).partition(".")
+            self.state.setdefault(weight, {})[slot] = self._placed(name, value)
+        elif rest.startswith(DISTRIBUTED):
+            self.buffers[name] = value
+        elif isinstance(value, Tensor):
+            self.weights[name] = self._placed(name, value)
+        elif name != "common_state/shard_0_1":
+            self.objects[name] = value
+
+    def _layers(self) -> dict[str, int]:
+        """Number of layers of each block whose layers are stored as one tensor, where all agree on it."""
+        found: dict[str, set[int]] = {}
+        for name, tensor in self.weights.items():
+            stacked = STACKED.fullmatch(name)
+            if stacked:
+                found.setdefault(stacked["block"], set()).add(tensor.shape[0] if tensor.shape else 0)
+        stated = setting(arguments(self.common), "num_layers")
+        layers = {block: n for block, (n, *more) in found.items() if not more and 0 < n < MAX_LAYERS}
+        if len(found) == 1 and stated is not None and stated not in layers.values():
+            layers = {}
+        for block in found.keys() - layers.keys():
+            text = f"{block}: their first dimension does not tell the number of layers; names are as stored"
+            self.problems.append(Problem(NOTE, "note", text))
+        return layers
+
+    def tree(self, weights: Weights) -> dict[Any, Any]:
+        """The state as a user expects it."""
+        model = self._unstacked(self.weights)
+        state = self._optimizer_state(model)
+        extra = dict(self._extra_states(model))
+        optimizer = self._optimizer(state)
+        tree: dict[Any, Any] = {"model": {**self._chosen(model, state, weights), **extra}}
+        tree |= {"optimizer": optimizer} if optimizer is not None else {}
+        tree |= {k: v for k, v in self.common.items() if k != "optimizer"}
+        tree |= self._other_objects()
+        if any(QKV.fullmatch(name) for name in model):
+            text = "fused QKV weights keep Megatron's row order: for each query group its queries, key and value"
+            self.problems.append(Problem(NOTE, "note", text))
+        return tree
+
+    # -- names ---------------------------------------------------------------------------------------------------
+
+    def _unstacked(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Tensors by the names of single layers, layer by layer where a block begins."""
+        whole: dict[str, Tensor] = {}
+        done: set[str] = set()
+        for name, tensor in tensors.items():
+            stacked = STACKED.fullmatch(name)
+            if not stacked or stacked["block"] not in self.layers:
+                whole[name] = tensor
+            elif stacked["block"] not in done:
+                done.add(stacked["block"])
+                whole |= dict(self._block(stacked["block"], tensors))
+        return whole
+
+    def _block(self, block: str, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        named = {m["rest"]: t for n, t in tensors.items() if (m := STACKED.fullmatch(n)) and m["block"] == block}
+        number = self.layers[block]
+        # State that does not count the same layers stays as it is stored.
+        layers = {rest: _layers(t) for rest, t in named.items() if t.shape[:1] == (number,)}
+        yield from ((f"{block}.{rest}", t) for rest, t in named.items() if rest not in layers)
+        for n in range(number):
+            yield from ((f"{block}.{n}.{rest}", every[n]) for rest, every in layers.items())
+
+    def _extra_states(self, model: Mapping[str, Tensor]) -> Iterator[tuple[str, Any]]:
+        """Extra states of single layers, taken out of the objects."""
+        for name in list(self.objects):
+            found = OBJECT.fullmatch(name)
+            if not found or not found["key"].endswith("_extra_state"):
+                continue
+            stacked = STACKED.fullmatch(found["key"])
+            single = "." not in found["offset"]
+            if stacked and single and int(found["shape"]) == self.layers.get(stacked["block"]):
+                yield f"{stacked['block']}.{found['offset']}.{stacked['rest']}", self.objects.pop(name)
+            elif not stacked and (found["offset"], found["shape"]) == ("0", "1") and found["key"] not in model:
+                yield found["key"], self.objects.pop(name)
+
+    def _other_objects(self) -> dict[str, Any]:
+        """Objects of single ranks, those of one name together."""
+        found: dict[str, Any] = {}
+        for name, value in self.objects.items():
+            match = OBJECT.fullmatch(name)
+            if match is None or match["key"] in self.common:
+                found[name] = value
+            else:
+                shard = f"shard_{match['offset']}_{match['shape']}"
+                found.setdefault(match["key"], {})[shard] = value
+        return {k: v["shard_0_1"] if isinstance(v, dict) and list(v) == ["shard_0_1"] else v for k, v in found.items()}
+
+    # -- weights -------------------------------------------------------------------------------------------------
+
+    def _placed(self, name: str, tensor: Tensor) -> Tensor:
+        """The tensor in its true shape, where it is stored as flat runs."""
+        told = self.runs.get(name)
+        shape = told.get("nd_reformulated_orig_global_shape") if isinstance(told, Mapping) else None
+        if shape is None or tensor.note:
+            return tensor
+        whole = tuple(shape) if isinstance(shape, (list, tuple)) else ()
+        local = _local_shape(whole, tensor.shape)
+        if local is None or any(_run(s.box) is None for s in tensor.shards):
+            return replace(tensor, note=ND)
+        shards = tuple(piece for s in tensor.shards for piece in _pieces(s, local))
+        return replace(tensor, shape=whole, shards=shards, kind="chunks")
+
+    def _chosen(
+        self, model: dict[str, Tensor], state: Mapping[str, Mapping[str, Any]], weights: Weights
+    ) -> dict[str, Any]:
+        """The weights that were asked for: the optimizer's master copies where it has one of every half weight."""
+        half = [name for name, tensor in model.items() if tensor.dtype in HALF]
+        if not half:
+            return {**model}
+        masters = {n: t for n in model for slot in MASTERS if (t := state.get(n, {}).get(slot)) is not None}
+        whole = all(n in masters and not masters[n].note for n in half)
+        self.problems.append(of_weights(weights, whole, len(half)))
+        return {n: masters.get(n, t) for n, t in model.items()} if whole and weights == "fp32" else {**model}
+
+    # -- optimizer -----------------------------------------------------------------------------------------------
+
+    def _optimizer_state(self, model: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
+        """The state of each weight, in the model's order."""
+        slots = dict.fromkeys(slot for entry in self.state.values() for slot in entry)
+        by_slot = {slot: self._unstacked({n: e[slot] for n, e in self.state.items() if slot in e}) for slot in slots}
+        names = dict.fromkeys([*model, *(n for tensors in by_slot.values() for n in tensors)])
+        found: dict[str, dict[str, Any]] = {}
+        for name in names:
+            entry = {slot: tensors[name] for slot, tensors in by_slot.items() if name in tensors}
+            if entry:
+                found[name] = {slot: _checked(t, model.get(name)) for slot, t in entry.items()}
+        return found
+
+    def _optimizer(self, state: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
+        """The optimizer with its param groups, and the flat buffers of the distributed one where its state would be."""
+        saved = self.common.get("optimizer")
+        if saved is None and not state and not self.buffers:
+            return None
+        inner = list(_inner(saved)) or list(self._groups_of_ranks())
+        steps = {k: v for one in inner for k, v in (one.get("state") or {}).items() if isinstance(k, str)}
+        more = {k: v for k, v in saved.items() if isinstance(k, str)} if isinstance(saved, Mapping) else {}
+        objects = {name: v for name, v in self.buffers.items() if not any(tensors_in(v))}
+        optimizer = {
+            "state": {**state, **dict(self._flat_buffers())},
+            "param_groups": [group for one in inner for group in one["param_groups"]],
+            **steps,
+            **{k: v for k, v in more.items() if k not in ("optimizer", "state", "param_groups")},
+        }
+        return {**optimizer, "distributed": objects} if objects else optimizer
+
+    def _groups_of_ranks(self) -> Iterator[Mapping[str, Any]]:
+        """What the first model-parallel rank saved of its distributed optimizer; every rank has the same groups."""
+        seen: set[str] = set()
+        for name, value in self.buffers.items():
+            chained = name.partition("optimizer.")[0]
+            if isinstance(value, Mapping) and isinstance(value.get("param_groups"), list) and chained not in seen:
+                seen.add(chained)
+                yield value
+
+    def _flat_buffers(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
+        """The gradient buffers, slot by slot."""
+        found: dict[str, dict[str, Tensor]] = {}
+        for name, value in self.buffers.items():
+            for path, tensor in tensors_in(value):
+                buffer, _, slot = fqn_of((name, *path)).rpartition(".")
+                found.setdefault(buffer, {})[slot] = replace(tensor, note=FLAT)
+        yield from found.items()
+
+
+def _inner(saved: Any) -> Iterator[Mapping[str, Any]]:
+    """The torch-like state dicts in what is common of an optimizer: itself, under `optimizer`, or of chained ones."""
+    if not isinstance(saved, Mapping):
+        return
+    if isinstance(saved.get("param_groups"), list):
+        yield saved
+    elif isinstance(saved.get("optimizer"), Mapping):
+        yield from _inner(saved["optimizer"])
+    else:
+        for key, one in saved.items():
+            if type(key) is int:
+                yield from _inner(one)
+
+
+def _layers(tensor: Tensor) -> list[Tensor]:
+    """The layers of a tensor whose first dimension counts them."""
+    shards: list[list[Shard]] = [[] for _ in range(tensor.shape[0])]
+    for shard in tensor.shards:
+        first, box = shard.box.offsets[0], Box(shard.box.offsets[1:], shard.box.sizes[1:])
+        for n in range(first, min(first + shard.box.sizes[0], len(shards))):
+            source = _row(shard.source, n - first) if shard.source else None
+            shards[n].append(Shard(box, shard.rank, source))
+    return [_layer(tensor, mine) for mine in shards]
+
+
+def _layer(tensor: Tensor, shards: list[Shard]) -> Tensor:
+    shape = tensor.shape[1:]
+    plain = tensor.kind == "chunks" and all(s.box == Box.whole(shape) for s in shards)
+    return replace(tensor, shape=shape, shards=tuple(shards), kind="plain" if plain else tensor.kind)
+
+
+def _row(source: Source, at: int) -> Source:
+    first = source.part(Box((at, *(0,) * (len(source.shape) - 1)), (1, *source.shape[1:])))
+    return replace(first, shape=source.shape[1:], strides=source.strides[1:])
+
+
+def _local_shape(whole: Ints, stored: Ints) -> Ints | None:
+    """Shape of the pieces that flat runs are cut from: stored is [pieces along each dimension …, their elements]."""
+    cuts = stored[:-1]
+    if len(cuts) != len(whole) or not all(type(n) is int and n >= 0 for n in whole) or 0 in cuts:
+        return None
+    local = tuple(n // cut for n, cut in zip(whole, cuts, strict=True))
+    divides = all(n % cut == 0 for n, cut in zip(whole, cuts, strict=True))
+    return local if divides and prod(local) == stored[-1] else None
+
+
+def _run(box: Box) -> Box | None:
+    """The box itself, if it is a run of one piece."""
+    return box if all(n == 1 for n in box.sizes[:-1]) else None
+
+
+def _pieces(shard: Shard, local: Ints) -> Iterable[Shard]:
+    """The boxes of a run of one piece, in the whole tensor."""
+    at = tuple(i * n for i, n in zip(shard.box.offsets[:-1], local, strict=True))
+    start, length = shard.box.offsets[-1], shard.box.sizes[-1]
+    if shard.source is not None and shard.source.contiguous:
+        placed = spans.place(local, start, shard.source.reshaped((length,)), shard.rank)
+    else:
+        placed = [Shard(box, shard.rank, None) for box, _ in span_boxes(local, start, length)]
+    for piece in placed:
+        offsets = tuple(a + o for a, o in zip(at, piece.box.offsets, strict=True))
+        yield replace(piece, box=Box(offsets, piece.box.sizes))
+
+
+def _checked(tensor: Tensor, weight: Tensor | None) -> Tensor:
+    """The state of a weight, marked where it has neither its shape nor one element."""
+    if weight is None or tensor.note or tensor.shape == weight.shape or tensor.numel == 1:
+        return tensor
+    return replace(tensor, note=SHAPES)
