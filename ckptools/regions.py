@@ -62,6 +62,10 @@ class Box:
             return None
         return Box(offsets, tuple(b - a for a, b in zip(offsets, ends, strict=True)))
 
+    def seen_from(self, other: Box) -> Box:
+        """The same region with its place in `other`."""
+        return Box(tuple(a - b for a, b in zip(self.offsets, other.offsets, strict=True)), self.sizes)
+
     def __str__(self) -> str:
         return "[" + ", ".join(f"{o}:{e}" for o, e in zip(self.offsets, self.ends, strict=True)) + "]"
 
@@ -208,6 +212,9 @@ def cover(shape: Sequence[int], boxes: Iterable[Box]) -> Cover:
     Raises:
         TangledLayoutError: when that cannot be told in reasonable time.
     """
+    boxes = list(boxes)
+    if _in_a_row(shape, boxes):
+        return Cover(0, (), (), ())
     filled = [b for b in boxes if b.numel or not b.inside(shape)]
     outside = tuple(b for b in filled if not b.inside(shape))[:MAX_NAMED]
     inside = [b for b in filled if b.inside(shape)]
@@ -218,6 +225,23 @@ def cover(shape: Sequence[int], boxes: Iterable[Box]) -> Cover:
         return Cover(missing, gaps, (), outside)
     gaps = _named_gaps(shape, inside)
     return Cover(sum(g.numel for g in gaps), gaps[:MAX_NAMED], overlaps, outside)
+
+
+def _in_a_row(shape: Sequence[int], boxes: Sequence[Box]) -> bool:
+    """Whether boxes follow each other along one dimension and span the others, which is how most tensors are cut."""
+    whole = tuple(shape)
+    if not boxes or any(len(b.sizes) != len(whole) or len(b.offsets) != len(whole) for b in boxes):
+        return False
+    dim = next((d for d, n in enumerate(whole) if boxes[0].sizes[d] != n), None)
+    if dim is None:
+        return len(boxes) == 1 and not any(boxes[0].offsets)
+    at, before, behind = 0, whole[:dim], whole[dim + 1 :]
+    for box in sorted(boxes, key=lambda b: b.offsets[dim]):
+        o, n = box.offsets, box.sizes
+        if o[dim] != at or n[dim] <= 0 or n[:dim] != before or n[dim + 1 :] != behind or any(o[:dim] + o[dim + 1 :]):
+            return False
+        at += n[dim]
+    return at == whole[dim]
 
 
 def _overlapping(boxes: list[Box], ndim: int) -> Iterator[tuple[Box, Box]]:

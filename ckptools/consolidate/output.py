@@ -174,8 +174,7 @@ class PartialFiles:
         """Remove what has not got its name, and what was replaced."""
         self._close()
         for path, aside in self._replaced.items():
-            if aside.exists() and not path.exists():
-                aside.rename(path)
+            _put_back(aside, path)
             shutil.rmtree(aside, ignore_errors=True)
         for partial in self._folders.values():
             shutil.rmtree(partial, ignore_errors=True)
@@ -192,6 +191,16 @@ class PartialFiles:
 
     def __exit__(self, *_: object) -> None:
         self.discard()
+
+
+def _put_back(aside: Path, path: Path) -> None:
+    """Give a folder that stepped aside its name again, unless another one has it by now."""
+    if path.exists() or not aside.exists():
+        return
+    try:
+        aside.rename(path)
+    except OSError as error:
+        raise WriteError(path, f"could not be put back; what it held is in {aside}") from error
 
 
 def _hidden(path: Path, why: str) -> Path:

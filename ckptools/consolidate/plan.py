@@ -90,18 +90,26 @@ class Job:
         return parts_of(self.tensor, self.dtype)
 
 
-def rows(tensor: Tensor, first: int, count: int) -> Tensor:
-    """The part of a tensor that is `count` rows of its first dimension, as a tensor of its own."""
-    shape = (count, *tensor.shape[1:])
-    window = Box((first, *[0] * (len(shape) - 1)), shape)
-    shards = []
+def row_pieces(tensor: Tensor, count: int) -> Iterator[tuple[Box, Tensor]]:
+    """Cut a tensor along its first dimension into pieces of `count` rows; yield each one's box, and it as a tensor."""
+    total, rest = tensor.shape[0], tensor.shape[1:]
+    shards: list[list[Shard]] = [[] for _ in range(0, total, count)]
+    boxes = [Box((n, *[0] * len(rest)), (min(count, total - n), *rest)) for n in range(0, total, count)]
     for shard in tensor.shards:
-        common = shard.box.intersect(window)
-        if common is not None and shard.source is not None:
-            local = Box(tuple(a - b for a, b in zip(common.offsets, shard.box.offsets, strict=True)), common.sizes)
-            box = Box((common.offsets[0] - first, *common.offsets[1:]), common.sizes)
-            shards.append(replace(shard, box=box, source=shard.source.part(local)))
-    return replace(tensor, shape=shape, shards=tuple(shards))
+        # A shard is looked at by the pieces that it is in, not by all: both may be hundreds.
+        for number in range(shard.box.offsets[0] // count, -(-shard.box.ends[0] // count)):
+            shards[number] += _part(shard, boxes[number])
+    for box, found in zip(boxes, shards, strict=True):
+        yield box, replace(tensor, shape=box.sizes, shards=tuple(found))
+
+
+def _part(shard: Shard, window: Box) -> list[Shard]:
+    """What of a shard lies in a box, with its place there; nothing when nothing does."""
+    common = shard.box.intersect(window)
+    if common is None or shard.source is None:
+        return []
+    in_shard, in_window = common.seen_from(shard.box), common.seen_from(window)
+    return [replace(shard, box=in_window, source=shard.source.part(in_shard))]
 
 
 def parts_of(tensor: Tensor, dtype: str) -> Iterable[Copy | Band]:

@@ -23,13 +23,13 @@ def summary(done: Consolidated, dry_run: bool) -> Iterator[str]:
     took = f" in {duration(done.seconds)}" if not dry_run else ""
     files = f" in {len(data)} files" if len(data) > 1 else ""
     yield f"{plural(done.tensors, 'tensor')}, {size(done.nbytes)}{files}{took}"
-    changed: dict[tuple[str, str], int] = {}
+    changed: dict[tuple[str, str], set[str]] = {}
     for job in done.layout.jobs:
         if job.dtype != job.tensor.dtype:
             key = (short(job.tensor.dtype), short(job.dtype))
-            changed[key] = changed.get(key, 0) + 1
-    for (old, new), n in changed.items():
-        yield f"dtype {old} -> {new}, to nearest even: {plural(n, 'tensor')}"
+            changed.setdefault(key, set()).add(job.fqn)
+    for (old, new), names in changed.items():
+        yield f"dtype {old} -> {new}, to nearest even: {plural(len(names), 'tensor')}"
     if dry_run:
         yield _reads(done)
 

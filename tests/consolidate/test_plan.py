@@ -66,6 +66,21 @@ def test_the_parts_write_every_byte_once_and_in_order(cut, min_run, few):
     assert at == full.nbytes and bytes(out) == full.tobytes()
 
 
+@given(cut_tensors(), st.integers(1, 4))
+@settings(max_examples=200)
+def test_pieces_of_rows_are_the_rows(cut, count):
+    tensor, full, files = cut
+    if not full.ndim:
+        return
+    at = 0
+    for box, piece in plan.row_pieces(tensor, count):
+        rows = full[at : at + count]
+        out = b"".join(_bytes(part, rows, files) for part in parts_of(piece, "int32"))
+        assert (box.offsets[0], box.sizes, out) == (at, rows.shape, rows.tobytes())
+        at += len(rows)
+    assert at == len(full)
+
+
 def _bytes(part: Copy | Band, full: np.ndarray, files: dict[int, np.ndarray]) -> bytes:
     if isinstance(part, Copy):
         data = files[int(part.source.name)].tobytes()

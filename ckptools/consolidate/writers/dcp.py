@@ -16,7 +16,7 @@ from typing import Any
 
 from ckptools.consolidate.choose import Selection
 from ckptools.consolidate.output import write_at
-from ckptools.consolidate.plan import Job, rows
+from ckptools.consolidate.plan import Job, row_pieces
 from ckptools.consolidate.writers.dcp_metadata import FILE_NAME, Entry, ItemPlace, metadata
 from ckptools.consolidate.writers.dcp_tree import Leaf, arrange
 from ckptools.consolidate.writers.layout import Layout, WriteOptions, output_dtype
@@ -125,11 +125,8 @@ class _Items:
 def _cut(tensor: Tensor, width: int) -> Iterator[tuple[Box, Tensor]]:
     """Cut a tensor into equal runs of rows with about `ITEM_BYTES` each; one that is small stays in one piece."""
     nbytes = tensor.numel * width
-    if nbytes <= ITEM_BYTES or tensor.shape[0] == 1:
+    if nbytes <= ITEM_BYTES or not tensor.shape:
         yield Box.whole(tensor.shape), tensor
         return
     pieces = min(tensor.shape[0], -(-nbytes // ITEM_BYTES))
-    count = -(-tensor.shape[0] // pieces)
-    for first in range(0, tensor.shape[0], count):
-        part = rows(tensor, first, min(count, tensor.shape[0] - first))
-        yield Box((first, *[0] * (len(tensor.shape) - 1)), part.shape), part
+    yield from row_pieces(tensor, -(-tensor.shape[0] // pieces))
