@@ -102,5 +102,5 @@ def test_nothing_is_opened_to_show_it():
 @pytest.mark.parametrize("known", WHOLE, ids=lambda known: known.name)
 def test_every_real_checkpoint_has_a_line_and_a_table(known):
     ck = ckptools.open(known.file)
-    assert repr(ck).startswith("<Checkpoint ") and f"step {known.step}" in repr(ck)
+    assert repr(ck).startswith("<Checkpoint ") and (known.step is None or f"step {known.step}" in repr(ck))
     assert Reader(ck._repr_html_()).open == []

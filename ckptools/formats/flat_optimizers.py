@@ -26,19 +26,24 @@ UNPLACED = (
 )
 
 
-def shapes_by_name(optimizer: Mapping[str, Any]) -> Shapes | None:
-    """The shapes that an optimizer state keyed by name tells: those of its moments; None when it tells none."""
+def shapes_by_name(optimizer: Mapping[str, Any], of_dcp: bool = False) -> Shapes | None:
+    """The shapes that an optimizer state keyed by name tells: those of its moments; None when it tells none.
+
+    In a DCP every tensor is whole, and the order of its keys is not that of the state dict.
+    """
     if is_flat_optimizer(optimizer) or not all(isinstance(k, str) for k in optimizer["state"]):
         return None
     found: dict[str, Ints] = {}
     for fqn, entry in optimizer["state"].items():
         tensors = [t for t in entry.values() if isinstance(t, Tensor)] if isinstance(entry, Mapping) else []
-        shapes = {t.shape for t in tensors if t.sharded and not t.note}
+        shapes = {t.shape for t in tensors if (t.sharded or (of_dcp and t.shape)) and not t.note}
         if len(shapes) == 1:
             found[fqn] = shapes.pop()
     listed = [fqn for group in group_ids(optimizer) for fqn in group]
-    names = listed if set(listed) == set(found) and len(listed) == len(found) else list(found)
-    return Shapes("the optimizer state", {fqn: found[fqn] for fqn in names}, {}, True) if found else None
+    complete = set(listed) == set(found) and len(listed) == len(found)
+    names = listed if complete else list(found)
+    ordered = complete or not of_dcp
+    return Shapes("the optimizer state", {fqn: found[fqn] for fqn in names}, {}, ordered) if found else None
 
 
 def settle(optimizer: MutableMapping[str, Any], model: Mapping[str, Any], units: Sequence[Unit]) -> None:

@@ -37,7 +37,7 @@ UNPLACED = (
 )
 
 
-def settle(tree: Any, all_ranks: bool, shapes: Shapes | None = None) -> bool:
+def settle(tree: Any, all_ranks: bool, shapes: Shapes | None = None, by_name: Shapes | None = None) -> bool:
     """Place the pieces of a merged tree that can be placed, and mark the others; changes the tree's dicts.
 
     Without all ranks a piece's place is not known yet; its tensor then has the parameter's shape and no shards.
@@ -46,6 +46,7 @@ def settle(tree: Any, all_ranks: bool, shapes: Shapes | None = None) -> bool:
         tree: of all ranks, or of one.
         all_ranks: whether it is of all.
         shapes: of the model's parameters, as told from outside.
+        by_name: what an optimizer state tells that is not in the tree.
 
     Returns:
         Whether the model was saved as flat parameters.
@@ -54,7 +55,7 @@ def settle(tree: Any, all_ranks: bool, shapes: Shapes | None = None) -> bool:
     models = [s.value for s in sections if s.kind == "model"]
     optimizers = [s.value for s in sections if s.kind == "optimizer"]
     local = [m for m in models if any(map(flat_units.is_flat, m))]
-    if len(local) == 1 and _take_apart(local[0], optimizers, shapes, all_ranks):
+    if len(local) == 1 and _take_apart(local[0], optimizers, shapes, by_name, all_ranks):
         return True
     for model in local:
         _mark_local(model, NO_SHAPES)
@@ -68,12 +69,13 @@ def _take_apart(
     model: MutableMapping[str, Any],
     optimizers: Sequence[MutableMapping[str, Any]],
     shapes: Shapes | None,
+    by_name: Shapes | None,
     all_ranks: bool,
 ) -> bool:
     """Take a local state dict apart; if that is not possible, mark it with the reason, when shapes were told."""
-    by_name = [told for o in optimizers if (told := flat_optimizers.shapes_by_name(o)) is not None]
+    found = [told for o in optimizers if (told := flat_optimizers.shapes_by_name(o)) is not None]
     try:
-        units = flat_units.explain(model, shapes, by_name[0] if len(by_name) == 1 else None)
+        units = flat_units.explain(model, shapes, found[0] if len(found) == 1 else by_name)
     except flat_units.UnexplainedError as error:
         if shapes is not None:
             _mark_local(model, f"{LOCAL}; {error}{'' if all_ranks else ' (so far as one rank tells; try --all-ranks)'}")

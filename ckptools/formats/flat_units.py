@@ -276,7 +276,8 @@ class _Explaining:
     def _in_order(self, key: str, names: list[str]) -> list[str]:
         """The names in the order in which they were flattened."""
         assert self.told is not None
-        known = [n for n in self.by_name.shapes if n in set(names)] if self.by_name else []
+        by_name = self.by_name if self.by_name and self.by_name.ordered else None
+        known = [n for n in by_name.shapes if n in set(names)] if by_name else []
         if len(known) == len(names):
             if self.told.ordered and known != names:
                 raise UnexplainedError(f"{self.told.told_by}: names {key} in another order than the optimizer state")

@@ -23,6 +23,7 @@ from ckptools.formats import flat_pieces, rank_checks, shapes
 from ckptools.formats.merge import Merge
 from ckptools.formats.options import Options
 from ckptools.formats.rank_names import RankName, only_group, parse, siblings
+from ckptools.formats.shapes import Shapes
 from ckptools.formats.torch_file import in_form
 from ckptools.model import Fact, Problem, RankFile, Tensor, tensors_in
 from ckptools.pickles import reader
@@ -47,8 +48,13 @@ def detect(path: Path) -> bool:
     return parse(path) is not None
 
 
-def read(path: Path, options: Options) -> Checkpoint:
+def read(path: Path, options: Options, by_name: Shapes | None = None) -> Checkpoint:
     """Open the checkpoint that a rank file, or a folder of them, belongs to.
+
+    Args:
+        path: the file or folder.
+        options: how.
+        by_name: shapes that an optimizer state tells which lies elsewhere, for flat parameters.
 
     Raises:
         ReadError: the file itself cannot be read.
@@ -59,7 +65,7 @@ def read(path: Path, options: Options) -> Checkpoint:
     if name is None:
         raise ReadError(path, "no rank in this name, and no rank files in this folder")
     group = [name] if options.only_this_file else siblings(name, options.follow_symlinks)
-    return _Opening(path, name, group, options).checkpoint(started)
+    return _Opening(path, name, group, options).checkpoint(started, by_name)
 
 
 class _Opening:
@@ -95,14 +101,14 @@ class _Opening:
             return int(rank or 0)
         return name.rank
 
-    def checkpoint(self, started: float) -> Checkpoint:
+    def checkpoint(self, started: float, by_name: Shapes | None) -> Checkpoint:
         """Put everything together."""
         world = self._world_size()
         merge = Merge()
         tree = self._tree(merge)
         shapes_from = self.options.shapes
         told = shapes.read(shapes_from, self.options.follow_symlinks) if shapes_from else None
-        local = flat_pieces.settle(tree, self.all_ranks, told)
+        local = flat_pieces.settle(tree, self.all_ranks, told, by_name)
         files = tuple(self._files(world.value))
         tensors = list(tensors_in(tree))
         sharded = [t for _, t in tensors if t.sharded]
@@ -185,7 +191,7 @@ class _Opening:
         if name.path in self.saved:
             saved = self.saved[name.path]
             return RankFile(name.path, rank, name.part, "read", saved.nbytes, saved.modified)
-        why = self.cut.get(name.path) or _glance(name.path)
+        why = self.cut.get(name.path) or reader.look(name.path)
         status = name.path.stat() if name.path.exists() else None
         size, modified = (status.st_size, status.st_mtime) if status else (0, None)
         if why:
@@ -194,15 +200,6 @@ class _Opening:
                 name.path, rank, name.part, "cut" if "cut short" in why or not size else "bad", size, modified
             )
         return RankFile(name.path, rank, name.part, "seen", size, modified)
-
-
-def _glance(path: Path) -> str:
-    """Look at a sibling without reading all of it; return what is wrong with it, or nothing."""
-    try:
-        reader.glance(path)
-    except ReadError as error:
-        return str(error)
-    return ""
 
 
 def _stated_world_size(saved: Iterable[Saved]) -> int | None:

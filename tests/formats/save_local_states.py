@@ -1,7 +1,7 @@
 """`python save_local_states.py OUT`: real LOCAL_STATE_DICT checkpoints of FSDP1, four ranks each, and their values.
 
 Writes `OUT/<variant>/rank{R}.pt`, and of the same moment `OUT/<variant>.pt`, the full state dict, and
-`OUT/<variant>-moments.pt`, `{fqn: {slot: values}}`.
+`OUT/<variant>-moments.pt`, `{fqn: {slot: values}}`. `OUT/accelerate/` holds `flat_named` as Accelerate lays it out.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.fsdp import (
     FullStateDictConfig,
@@ -117,6 +118,8 @@ def save(out: Path, name: str, rank: int) -> None:
         optim = FullyShardedDataParallel.optim_state_dict(model, optimizer) if named else optimizer.state_dict()
         state = {"model": model.state_dict(), "optim": optim, "step": 2}
         torch.save(state, out / name / f"rank{rank}.pt")
+        if name == "flat_named":
+            as_accelerate(out / "accelerate", state, rank)
     with FullyShardedDataParallel.state_dict_type(model, StateDictType.FULL_STATE_DICT, FullStateDictConfig()):
         weights = model.state_dict()
         moments = FullyShardedDataParallel.optim_state_dict(model, optimizer)["state"]
@@ -125,6 +128,13 @@ def save(out: Path, name: str, rank: int) -> None:
     if rank == 0:
         torch.save(weights, out / f"{name}.pt")
         torch.save(moments, out / f"{name}-moments.pt")
+
+
+def as_accelerate(folder: Path, state: dict[str, Any], rank: int) -> None:
+    """What `accelerator.save_state` writes under LOCAL_STATE_DICT."""
+    torch.save(state["model"], folder / f"pytorch_model_fsdp_rank{rank}.bin")
+    dcp.save({"optimizer": state["optim"]}, storage_writer=dcp.FileSystemWriter(folder / "optimizer_0"))
+    torch.save({"step": 0, "torch_manual_seed": torch.get_rng_state()}, folder / f"random_states_{rank}.pkl")
 
 
 def joined(model: nn.Module, optimizer: torch.optim.Optimizer, weights: dict[str, torch.Tensor]) -> Moments:
@@ -157,7 +167,7 @@ def main(out: Path) -> int:
     """Fork the ranks, so that torch is imported once."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    for name in VARIANTS:
+    for name in (*VARIANTS, "accelerate"):
         (out / name).mkdir(parents=True)
     children = []
     for rank in range(WORLD):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -31,14 +29,11 @@ COMPOSER = next(k for k in WHOLE if "local" in k.name)
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory) -> Path:
+def saved(local_states) -> Path:
     """Every variant of `save_local_states`, with a JSON of shapes beside each."""
-    out = tmp_path_factory.mktemp("local") / "out"
-    out.mkdir()
-    subprocess.run([sys.executable, save_local_states.__file__, str(out)], check=True, timeout=120)
     for name, options in save_local_states.VARIANTS.items():
-        write_json(out / f"{name}.json", shapes_of(out, name) | (TIED if options.get("tied") else {}))
-    return out
+        write_json(local_states / f"{name}.json", shapes_of(local_states, name) | (TIED if options.get("tied") else {}))
+    return local_states
 
 
 def shapes_of(out: Path, name: str) -> dict[str, object]:

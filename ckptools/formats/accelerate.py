@@ -1,0 +1,135 @@
+"""Accelerate under FSDP, and transformers' Trainer with it: `accelerator.save_state`, `checkpoint-500/`.
+
+    pytorch_model_fsdp_0/               SHARDED_STATE_DICT: a DCP whose only top is `model`; `_1` is the second model
+    pytorch_model_fsdp_rank{R}.bin      LOCAL_STATE_DICT: FSDP1's flat parameters; `pytorch_model_fsdp_1_rank{R}.bin`
+    pytorch_model_fsdp.bin              FULL_STATE_DICT, from rank 0; `pytorch_model_fsdp_1.bin`
+    optimizer_0/                        a DCP whose only top is `optimizer`, under SHARDED and LOCAL
+    optimizer.bin                       under FULL
+    scheduler.bin, random_states_{R}.pkl, sampler.bin, trainer_state.json, …     see `beside`
+
+Under LOCAL the optimizer state is keyed by name and has full shapes, so that it tells those of the flat parameters.
+An `AcceleratedScheduler` counts the steps of all processes, so it does not tell the training step. A folder
+called `pytorch_model_0` is taken for a model too. The folders of model and optimizer open as plain DCP too.
+
+Source: accelerate/utils/fsdp_utils.py, utils/constants.py, checkpointing.py; checked on files of Accelerate 1.15
+(FSDP2); LOCAL and FULL on folders of this layout that torch wrote.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ckptools.checkpoint import Checkpoint
+from ckptools.files import reading
+from ckptools.formats import flat_optimizers, rank_files
+from ckptools.formats.beside import read_beside
+from ckptools.formats.options import Options
+from ckptools.formats.parts import Parts, is_dcp
+from ckptools.formats.shapes import Shapes
+from ckptools.sections import is_optimizer
+
+NAME = "accelerate"
+READS = "Accelerate's save_state and transformers' Trainer under FSDP: a folder with DCP folders or rank files in it"
+KNOWN_BY = "a folder with pytorch_model_fsdp_0/, pytorch_model_fsdp_rank0.bin or pytorch_model_fsdp.bin"
+
+MODEL = re.compile(r"pytorch_model(?:_fsdp)?_(\d{1,4})")
+OPTIMIZER = re.compile(r"optimizer_(\d{1,4})")
+RANK_FILE = re.compile(r"pytorch_model_fsdp(?:_(\d{1,4}))?_rank(\d{1,7})\.bin")
+FULL = re.compile(r"pytorch_model_fsdp(?:_(\d{1,4}))?\.bin")
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A model or an optimizer in the folder.
+
+    Attributes:
+        path: a DCP folder, one rank's file, or a whole file.
+        kind: `dcp`, `rank files` or `full`.
+        what: `model` or `optimizer`.
+        index: which of several.
+    """
+
+    path: Path
+    kind: str
+    what: str
+    index: int
+
+    @property
+    def key(self) -> str:
+        """What it is called in the tree."""
+        return f"{self.what}_{self.index}" if self.index else self.what
+
+
+def detect(path: Path) -> bool:
+    """A folder with a model that FSDP saved through Accelerate."""
+    return path.is_dir() and any(p.what == "model" for p in _parts(path))
+
+
+def _parts(folder: Path) -> Iterator[_Part]:
+    """The models and optimizers of a folder, each once."""
+    with reading(folder):
+        entries = sorted(folder.iterdir(), key=lambda p: (len(p.name), p.name))
+    seen: set[tuple[str, int]] = set()
+    for part in filter(None, map(_part, entries)):
+        if (part.what, part.index) not in seen:
+            seen.add((part.what, part.index))
+            yield part
+
+
+def _part(path: Path) -> _Part | None:
+    for pattern, what in ((MODEL, "model"), (OPTIMIZER, "optimizer")):
+        if (found := pattern.fullmatch(path.name)) and is_dcp(path):
+            return _Part(path, "dcp", what, int(found[1]))
+    for pattern, kind in ((RANK_FILE, "rank files"), (FULL, "full")):
+        if (found := pattern.fullmatch(path.name)) and path.is_file():
+            return _Part(path, kind, "model", int(found[1] or 0))
+    return None
+
+
+def read(path: Path, options: Options) -> Checkpoint:
+    """Open a folder that Accelerate saved under FSDP.
+
+    Raises:
+        ReadError: a DCP folder in it cannot be read.
+        UnsafePathError: a part is a link out of the folder.
+    """
+    found = sorted(_parts(path), key=lambda p: (p.what, p.index))
+    parts, optimizers = Parts(path, options), Parts(path, options)
+    for part in found:
+        if part.what == "optimizer":
+            optimizers.dcp(part.path, part.key, "optimizer")
+    for part in found:
+        if part.what == "model":
+            _add_model(parts, part, optimizers.tree.get(replace(part, what="optimizer").key))
+    parts.take(optimizers)
+    beside = read_beside(path, options)
+    parts.companions(beside)
+    counting = [key for key in parts.tree if not key.startswith("scheduler")]
+    return parts.checkpoint(NAME, f"Accelerate, {_saved_as(found, parts)}", beside.world_size, counting)
+
+
+def _add_model(parts: Parts, part: _Part, optimizer: Any) -> None:
+    if part.kind == "dcp":
+        parts.dcp(part.path, part.key, "model")
+    elif part.kind == "full":
+        parts.file(part.path, part.key)
+    else:
+        told = _shapes_by_name(optimizer)
+        # All of them, so that no tensor has to look for the rest of it from inside of this folder.
+        parts.whole_checkpoint(rank_files.read(part.path, replace(parts.options, all_ranks=True), told), part.key)
+
+
+def _shapes_by_name(optimizer: Any) -> Shapes | None:
+    if not isinstance(optimizer, Mapping) or not is_optimizer(optimizer):
+        return None
+    return flat_optimizers.shapes_by_name(optimizer, of_dcp=True)
+
+
+def _saved_as(found: list[_Part], parts: Parts) -> str:
+    kinds = {p.kind for p in found if p.what == "model"}
+    said = {"dcp": f"DCP folders, {parts.writer}", "rank files": "rank files", "full": "the model whole"}
+    return " and ".join(said[k] for k in said if k in kinds)

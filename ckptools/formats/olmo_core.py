@@ -1,0 +1,79 @@
+"""OLMo-core: `step1000/` with a DCP for model and optimizer, and a file per rank for the trainer.
+
+    model_and_optim/            DCP; tops `model` and `optim`, the optimizer state flattened unless asked otherwise
+    train/rank{R}.pt            trainer state: global_step, epoch, world_size, data_loader, rng, callbacks
+    .metadata.json              version of OLMo-core
+
+The DCP is written by OLMo-core's own writer, whose classes have torch's names. A rank whose trainer state is missing
+resumes from that of rank 0. `model_and_optim/` opens as plain DCP too. Source: allenai/OLMo-core
+src/olmo_core/train/checkpoint.py, train/trainer.py, distributed/checkpoint/filesystem.py,
+train/train_module/transformer/train_module.py; checked on a folder of this layout that torch wrote, not on one of
+OLMo-core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ckptools.checkpoint import Checkpoint
+from ckptools.formats import rank_files
+from ckptools.formats.options import Options
+from ckptools.formats.parts import Parts, is_dcp
+from ckptools.formats.rank_names import parse
+from ckptools.model import Fact, Problem
+
+NAME = "olmo_core"
+READS = "OLMo-core: a step folder with model_and_optim/ (DCP) and the trainer's state of each rank"
+KNOWN_BY = "a folder with model_and_optim/.metadata"
+
+MODEL_AND_OPTIM = "model_and_optim"
+TRAIN = "train"
+VERSION = ".metadata.json"
+
+
+def detect(path: Path) -> bool:
+    """A folder with model and optimizer in a DCP folder of OLMo-core's name."""
+    return path.is_dir() and is_dcp(path / MODEL_AND_OPTIM)
+
+
+def read(path: Path, options: Options) -> Checkpoint:
+    """Open a checkpoint of OLMo-core.
+
+    Raises:
+        ReadError: its DCP folder or rank 0's trainer state cannot be read.
+        UnsafePathError: a part is a link out of the folder.
+    """
+    parts = Parts(path, options)
+    parts.spread(path / MODEL_AND_OPTIM)
+    world = _add_trainer(parts)
+    if (path / VERSION).is_file():
+        parts.file(path / VERSION, "metadata")
+    return parts.checkpoint(NAME, f"OLMo-core, DCP folder, {parts.writer}", world)
+
+
+def _add_trainer(parts: Parts) -> Fact:
+    """Add the ranks' trainer states; return the world size as they tell it."""
+    folder = parts.path / TRAIN
+    if not folder.is_dir():
+        parts.problems.append(Problem("CK001", "warning", f"no folder {TRAIN}, which holds the trainer's state"))
+        return Fact(None)
+    parts.check_link(folder)
+    ranks = sorted(n.rank for n in map(parse, folder.iterdir()) if n is not None)
+    if not ranks:
+        parts.problems.append(Problem("CK001", "warning", f"no file rank0.pt in {TRAIN}"))
+        return Fact(None)
+    parts.whole_checkpoint(rank_files.read(folder / f"rank{ranks[0]}.pt", parts.options), TRAIN)
+    world = _stated(parts.tree[TRAIN])
+    if world is None:
+        return Fact(None)
+    for rank in sorted(set(range(min(world, rank_files.MAX_WORLD))) - set(ranks)):
+        text = f"no file {TRAIN}/rank{rank}.pt; it would resume from rank 0's"
+        parts.problems.append(Problem("CK001", "warning", text, rank))
+    return Fact(world, (f"{TRAIN}.world_size",))
+
+
+def _stated(train: Any) -> int | None:
+    stated = train.get("world_size") if isinstance(train, Mapping) else None
+    return stated if type(stated) is int and stated > 0 else None

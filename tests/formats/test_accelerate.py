@@ -1,0 +1,177 @@
+"""Folders of Accelerate and the Trainer under FSDP: their parts, and what is wrong with one of them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+import ckptools
+from ckptools.errors import NotWholeError, UnsafePathError
+from ckptools.formats import accelerate
+from tests.truth import FIXTURES
+
+SAMPLE = FIXTURES / "accelerate-fsdp2" / "ckpt"
+MODEL = {"w": torch.arange(12.0).reshape(4, 3), "b": torch.arange(3, dtype=torch.int64)}
+OPTIMIZER = {
+    "state": {"w": {"step": torch.tensor(3.0), "exp_avg": torch.ones(4, 3)}},
+    "param_groups": [{"lr": 0.1, "params": ["w"]}],
+}
+
+
+def save(folder: Path, state: dict[str, Any]) -> Path:
+    """Let torch write a DCP folder in this process."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.save(state, storage_writer=dcp.FileSystemWriter(folder, sync_files=False), no_dist=True)
+    return folder
+
+
+@pytest.fixture
+def sample(tmp_path) -> Path:
+    return Path(shutil.copytree(SAMPLE, tmp_path / "ckpt"))
+
+
+def raw(tensor: torch.Tensor) -> tuple[torch.dtype, tuple[int, ...], bytes]:
+    return tensor.dtype, tuple(tensor.shape), tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def test_the_parts_stand_side_by_side():
+    ck = ckptools.open(SAMPLE)
+    assert list(ck.tree) == ["model", "optimizer", "scheduler", "rng", "custom_checkpoint_0"]
+    assert [s.kind for s in ck.sections] == ["model", "optimizer", "scheduler", "rng", "other"]
+    assert (ck.world_size.value, ck.world_size.sources) == (4, ("RNG files",))
+    assert list(ck.tree["rng"]) == [0, 1, 2, 3] and ck.tree["custom_checkpoint_0"]["n"] == 7
+
+
+def test_the_scheduler_of_all_processes_does_not_tell_the_step():
+    ck = ckptools.open(SAMPLE)
+    assert (ck.schedulers["scheduler"]["last_epoch"], ck.step.value) == (20, None)
+
+
+def test_the_param_groups_are_those_of_the_truth():
+    (optimizer,) = ckptools.open(SAMPLE).optimizers.values()
+    groups = json.loads((SAMPLE.parent / "truth.json").read_text())["param_groups"]
+    assert [(g.lr, list(g.names)) for g in optimizer.param_groups] == [(g["lr"], g["params"]) for g in groups]
+
+
+def test_the_folders_inside_open_as_plain_dcp():
+    for name, key in (("pytorch_model_fsdp_0", "model"), ("optimizer_0", "optimizer")):
+        ck = ckptools.open(SAMPLE / name)
+        assert (ck.format, list(ck.tree)) == ("dcp", [key])
+
+
+@pytest.mark.parametrize("folder", ["pytorch_model_fsdp_0", "optimizer_0"])
+def test_a_missing_file_is_told_with_its_folder(sample, folder):
+    (sample / folder / "__2_0.distcp").unlink()
+    ck = ckptools.open(sample)
+    assert [p.rank for p in ck.problems if p.code == "CK001"] == [2]
+    assert all(p.message.startswith(f"{folder}: ") for p in ck.problems) and not ck.whole
+    with pytest.raises(NotWholeError):
+        ck.consolidate(sample / "out.pt")
+
+
+def test_a_missing_optimizer_does_not_keep_the_model_from_being_written(sample, tmp_path):
+    (sample / "optimizer_0" / "__2_0.distcp").unlink()
+    ckptools.open(sample).consolidate(tmp_path / "m.pt", only="model")
+    assert torch.load(tmp_path / "m.pt")["embed.weight"].shape == ckptools.open(SAMPLE).model["embed.weight"].shape
+
+
+def test_a_missing_rng_state_is_a_warning(sample):
+    (sample / "random_states_1.pkl").unlink()
+    ck = ckptools.open(sample)
+    assert [(p.code, p.severity, p.rank) for p in ck.problems] == [("CK001", "warning", 1)] and ck.whole
+
+
+def test_a_damaged_companion_is_named(sample):
+    (sample / "scheduler.bin").write_bytes(b"PK\3\4")
+    (problem,) = ckptools.open(sample).problems
+    assert problem.code == "CK002" and "scheduler.bin" in problem.message
+
+
+def test_a_part_that_is_a_link_out_is_refused_unless_asked_for(sample, tmp_path):
+    (sample / "optimizer_0").rename(tmp_path / "elsewhere")
+    (sample / "optimizer_0").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UnsafePathError, match="--follow-symlinks"):
+        ckptools.open(sample)
+    assert ckptools.open(sample, follow_symlinks=True).whole
+
+
+def test_a_second_model_has_a_number(tmp_path):
+    for index in (0, 1):
+        save(tmp_path / f"pytorch_model_fsdp_{index}", {"model": {"w": torch.full((2,), float(index))}})
+        save(tmp_path / f"optimizer_{index}", {"optimizer": OPTIMIZER})
+    ck = ckptools.open(tmp_path, all_ranks=True)
+    assert list(ck.tree) == ["model", "model_1", "optimizer", "optimizer_1"] and ck.whole
+    assert ck.model["model_1.w"].load().tolist() == [1.0, 1.0]
+
+
+def test_the_trainers_counters_tell_the_step(tmp_path):
+    folder = tmp_path / "checkpoint-30"
+    save(folder / "pytorch_model_fsdp_0", {"model": MODEL})
+    save(folder / "optimizer_0", {"optimizer": OPTIMIZER})
+    (folder / "trainer_state.json").write_text(json.dumps({"global_step": 30, "epoch": 0.5}))
+    torch.save({"last_epoch": 30, "base_lrs": [0.1]}, folder / "scheduler.pt")
+    ck = ckptools.open(folder)
+    assert (ck.step.value, ck.step.agree, ck.format) == (30, True, "accelerate")
+    assert ck.step.sources[0] == "file name" and "trainer_state.global_step" in ck.step.sources
+
+
+def test_a_full_state_dict_is_read_with_the_optimizer_beside(tmp_path):
+    torch.save(MODEL, tmp_path / "pytorch_model_fsdp.bin")
+    torch.save(OPTIMIZER, tmp_path / "optimizer.bin")
+    torch.save({"step": 0, "torch_manual_seed": torch.get_rng_state()}, tmp_path / "random_states_0.pkl")
+    ck = ckptools.open(tmp_path)
+    assert [s.kind for s in ck.sections] == ["model", "optimizer", "rng"]
+    assert raw(ck.model["w"].load()) == raw(MODEL["w"]) and ck.optimizers["optimizer"].state["w"]["exp_avg"].shape == (
+        4,
+        3,
+    )
+
+
+def test_a_local_state_dict_takes_its_shapes_from_the_optimizer(local_states, tmp_path):
+    folder = local_states / "accelerate"
+    ck = ckptools.open(folder, all_ranks=True)
+    weights = torch.load(local_states / "flat_named.pt")
+    moments = torch.load(local_states / "flat_named-moments.pt")
+    assert {k: raw(t.load()) for k, t in ck.model.items()} == {k: raw(t) for k, t in weights.items()}
+    found = {(k, s): raw(t.load()) for k, slots in ck.optimizers["optimizer"].state.items() for s, t in slots.items()}
+    assert found == {(k, s): raw(t) for k, slots in moments.items() for s, t in slots.items()}
+    ck.consolidate(tmp_path / "m.safetensors")
+    assert (ck.whole, ck.world_size.value) == (True, 4)
+
+
+def test_a_tensor_of_a_local_state_dict_is_loaded_without_all_ranks(local_states):
+    ck = ckptools.open(local_states / "accelerate")
+    weights = torch.load(local_states / "flat_named.pt")
+    assert raw(ck.model["head.weight"].load()) == raw(weights["head.weight"])
+
+
+def test_a_local_state_dict_without_an_optimizer_asks_for_shapes(local_states, tmp_path):
+    for rank in range(4):
+        shutil.copy(local_states / "accelerate" / f"pytorch_model_fsdp_rank{rank}.bin", tmp_path)
+    ck = ckptools.open(tmp_path)
+    assert any("--shapes" in p.message for p in ck.problems)
+    told = ckptools.open(tmp_path, shapes=local_states / "flat_named.pt")
+    assert told.problems == () and told.model["head.weight"].shape == (11, 7)
+
+
+def test_a_missing_rank_of_a_local_state_dict_is_named(local_states, tmp_path):
+    folder = Path(shutil.copytree(local_states / "accelerate", tmp_path / "x"))
+    (folder / "pytorch_model_fsdp_rank3.bin").unlink()
+    ck = ckptools.open(folder)
+    assert [(p.code, p.rank) for p in ck.problems if p.severity == "error"] == [("CK001", 3)]
+    with pytest.raises(NotWholeError, match="rank 3"):
+        ck.consolidate(tmp_path / "m.pt", only="model")
+
+
+@pytest.mark.parametrize("name", ["pytorch_model_fsdp_0", "pytorch_model_0", "optimizer_0", "pytorch_model"])
+def test_an_empty_folder_of_such_a_name_is_no_part(tmp_path, name):
+    (tmp_path / name).mkdir()
+    assert not accelerate.detect(tmp_path)
