@@ -112,6 +112,8 @@ def consolidate(
 
 def _target(out: Path, writer: Writer) -> Path:
     """A folder as output means a Hugging Face style `model.safetensors` in it."""
+    if out.name in ("", "..") and writer.NAME != "safetensors":
+        raise UsageError(out, "is no name for an output")
     return out / "model.safetensors" if out.is_dir() and writer.NAME == "safetensors" else out
 
 
