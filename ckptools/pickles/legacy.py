@@ -57,16 +57,31 @@ class View(Storage):
         self.first = first
 
 
+class MoreNeeded(Exception):  # noqa: N818 - it is no error
+    """A pickle goes on behind what has been read of its file."""
+
+
 class LegacyMachine(Machine):
     """A machine that knows the persistent ids of these files.
 
     Attributes:
         views: views of storages, by their own key.
+        more: whether the file goes on behind the data, so that a pickle that is cut is no reason to try it otherwise.
     """
+
+    more = False
 
     def _start(self, fast: bool) -> None:
         super()._start(fast)
         self.views: dict[str, View] = {}
+
+    def _load(self, at: int) -> Any:
+        try:
+            return super()._load(at)
+        except CutError as error:
+            if self.more:
+                raise MoreNeeded from error
+            raise
 
     def persistent(self, pid: Any) -> Any:
         """Return the storage, view or class that a persistent id describes."""
@@ -104,14 +119,14 @@ class Stream:
         self._from = 0
         self._data = b""
 
-    def _read_more(self) -> bool:
-        """Read on from what is there; False when that is all, or all that is read."""
+    def _end(self) -> int:
+        """Where reading on ends: with the file, or with as much as is read of any pickle."""
+        return min(self.file.size, self._from + MAX_PICKLE)
+
+    def _read_more(self) -> None:
         have = len(self._data)
-        wanted = min(max(FRONT, GROWTH * have), self.file.size - self._from, MAX_PICKLE)
-        if wanted <= have:
-            return False
+        wanted = min(max(FRONT, GROWTH * have), self._end() - self._from)
         self._data += self.file.read(self._from + have, wanted - have)
-        return True
 
     def read(self, at: int, length: int) -> bytes:
         """Read bytes of the file, from what was read already where they are in that."""
@@ -150,12 +165,14 @@ class Stream:
             self._from, self._data = self.at, b""
         while True:
             machine = LegacyMachine(self._data, _nowhere)
+            machine.more = self._end() > self._from + len(self._data)
             try:
                 with no_collections():
                     value = machine.load(self.at - self._from)
+            except MoreNeeded:
+                self._read_more()
+                continue
             except CutError as error:
-                if self._read_more():
-                    continue
                 raise ReadError(self.file.path, self._cut(what)) from error
             except PickleError as error:
                 raise ReadError(self.file.path, f"{what}: {error}") from error
@@ -163,7 +180,7 @@ class Stream:
             return machine, value
 
     def _cut(self, what: str) -> str:
-        if self._from + len(self._data) < self.file.size:
+        if self._end() < self.file.size:
             return f"{what} has more than {MAX_PICKLE} bytes; no more are read"
         return f"is cut short: it ends at byte {self.file.size}, in {what}"
 
