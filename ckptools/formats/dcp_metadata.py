@@ -22,6 +22,7 @@ from typing import Any
 from ckptools.errors import ReadError, UnsafePathError
 from ckptools.files import File
 from ckptools.model import KeyPath
+from ckptools.pickles.chunk_runs import ChunkReader, ChunkRecord, IndexRecord, PlaceRecord
 from ckptools.pickles.machine import Machine
 from ckptools.pickles.reader import load_checked
 from ckptools.pickles.rebuild import dtype_of
@@ -119,7 +120,7 @@ def read_metadata(path: Path, rank: int | None = None) -> Metadata:
     with File(path) as file:
         if file.size > MAX_METADATA:
             raise ReadError(path, f"has {file.size} bytes; at most {MAX_METADATA} are read")
-        machine = Machine(file.read(0, file.size))
+        machine = Machine(file.read(0, file.size), reader=ChunkReader)
         tree = load_checked(machine, path, "DCP metadata")
         names = tuple(g.dotted for g in machine.globals.values())
         return _Reading(path, tree).metadata(rank, names, file)
@@ -186,9 +187,16 @@ class _Reading:
         return Described(dtype_of(dtype), said, layout, shape, tuple(boxes), grad)
 
     def _box(self, fqn: str, chunk: Any, ndim: int) -> Box:
-        fields = attributes(chunk)
-        offsets = self._ints(fields.get("offsets"), fqn, "offsets of a chunk")
-        sizes = self._ints(fields.get("sizes"), fqn, "sizes of a chunk")
+        if isinstance(chunk, ChunkRecord):
+            box = chunk.box
+            if len(box.offsets) == len(box.sizes) == ndim and min(box.offsets + box.sizes, default=0) >= 0:
+                return box
+            given: tuple[Any, Any] = box.offsets, box.sizes
+        else:
+            fields = attributes(chunk)
+            given = fields.get("offsets"), fields.get("sizes")
+        offsets = self._ints(given[0], fqn, "offsets of a chunk")
+        sizes = self._ints(given[1], fqn, "sizes of a chunk")
         if not len(offsets) == len(sizes) == ndim:
             raise self._bad(f"{told(fqn)} has {ndim} dimensions and a chunk at {told(offsets)} of {told(sizes)}")
         return Box(offsets, sizes)
@@ -204,23 +212,27 @@ class _Reading:
             raise self._bad(f"storage_data is {told_class(listed)}; expected a dict")
         seen: dict[tuple[str, Ints | None], Stored] = {}
         for index, info in listed.items():
-            fields = attributes(index)
-            fqn, offset = fields.get("fqn"), fields.get("offset")
+            fqn, offset = _index(index)
             if not isinstance(fqn, str):
                 raise self._bad(f"an item's name is {told(fqn)}")
             key = (fqn, None if offset is None else self._ints(offset, fqn, "offset of a chunk"))
-            stored = self._where(fqn, attributes(info))
+            stored = self._where(fqn, info)
             if seen.setdefault(key, stored) != stored:
                 self.twice.add(key)
             yield key, stored
 
-    def _where(self, fqn: str, info: dict[str, Any]) -> Stored:
-        file, offset, length = info.get("relative_path"), info.get("offset"), info.get("length")
-        self._ints((offset, length), fqn, "offset and length of an item")
-        transforms = info.get("transform_descriptors") or ()
+    def _where(self, fqn: str, info: Any) -> Stored:
+        if isinstance(info, PlaceRecord) and info.offset >= 0 and info.length >= 0:
+            return Stored(self._inside(fqn, info.file), info.offset, info.length)
+        if isinstance(info, PlaceRecord):
+            raise self._bad(f"{told(fqn)}: offset and length of an item {told((info.offset, info.length))}")
+        fields = attributes(info)
+        file, offset, length = fields.get("relative_path"), fields.get("offset"), fields.get("length")
+        offset, length = self._ints((offset, length), fqn, "offset and length of an item")
+        transforms = fields.get("transform_descriptors") or ()
         if not isinstance(transforms, (list, tuple)) or not all(isinstance(t, str) for t in transforms):
             raise self._bad(f"{told(fqn)}: transform descriptors {told(transforms)}")
-        return Stored(self._inside(fqn, file), int(offset or 0), int(length or 0), tuple(transforms))
+        return Stored(self._inside(fqn, file), offset, length, tuple(transforms))
 
     def _inside(self, fqn: str, file: Any) -> str:
         known = self.files.get(file) if isinstance(file, str) else None
@@ -241,6 +253,14 @@ class _Reading:
 
 
 BYTES = "BytesStorageMetadata"
+
+
+def _index(index: Any) -> tuple[Any, Any]:
+    """Fqn and offset of a `MetadataIndex`."""
+    if isinstance(index, IndexRecord):
+        return index.fqn, index.offset
+    fields = attributes(index)
+    return fields.get("fqn"), fields.get("offset")
 
 
 def class_of(value: Any) -> str:

@@ -31,9 +31,10 @@ from ckptools.pickles.budgets import (
     CutError,
     PickleError,
 )
+from ckptools.pickles.chunk_runs import ChunkReader, IndexRecord
 from ckptools.pickles.opcodes import DISPATCH, Stop
 from ckptools.pickles.rebuild import Storage, call
-from ckptools.pickles.shard_runs import Placement, RunReader, ShardRecord, UnusualError, leaks
+from ckptools.pickles.shard_runs import Placement, RunReader, ShardRecord, UnusualError
 from ckptools.pickles.told import told
 from ckptools.values import Global, NumpyScalar, Opaque
 
@@ -54,16 +55,23 @@ class Machine:
         storages: every storage that it mentions, by key.
         claims: `(rank, world size)` that sharded tensors in it say they were saved with; the rank may be None.
         layouts: what DTensors of one layout have in common.
-        runs: reads the shard lists of ShardedTensors.
+        runs: reads what repeats itself: the shard lists of ShardedTensors, or the entries of DCP metadata.
         work: how many more elements calls may go through: a call may name a big list again and again.
         tuple_keys: tuples that are keys.
         locate: tells where a storage's bytes are: `(file, byte offset, record name, CRC-32)`. None when it has none.
         stopped_at: offset behind STOP; None while it was not met.
     """
 
-    def __init__(self, data: bytes, locate: Locate | None = None, fast: bool = True) -> None:
+    def __init__(
+        self,
+        data: bytes,
+        locate: Locate | None = None,
+        fast: bool = True,
+        reader: type[RunReader] | type[ChunkReader] = RunReader,
+    ) -> None:
         self.data = data
         self.locate = locate
+        self.reader = reader
         self._start(fast)
 
     def _start(self, fast: bool) -> None:
@@ -75,7 +83,7 @@ class Machine:
         self.storages: dict[str, Storage] = {}
         self.claims: set[tuple[int | None, int]] = set()
         self.layouts: dict[Any, Any] = {}
-        self.runs = RunReader(self, fast)
+        self.runs: RunReader | ChunkReader = self.reader(self, fast)
         self.work = FREE_WORK + WORK_PER_BYTE * len(self.data)
         self.tuple_keys = 0
         self.stopped_at: int | None = None
@@ -88,7 +96,7 @@ class Machine:
         """
         try:
             tree = self._load(at)
-            if not (self.runs.runs and leaks(tree)):
+            if not self.runs.leaks(tree):
                 return tree
         except (PickleError, UnusualError):
             if not self.runs.runs:
@@ -197,7 +205,7 @@ class Machine:
             self.tuple_keys += 1
             if self.tuple_keys <= MAX_TUPLE_KEYS:
                 return key
-        if isinstance(key, (Global, Opaque, NumpyScalar, ShardRecord, Placement)):
+        if isinstance(key, (Global, Opaque, NumpyScalar, ShardRecord, Placement, IndexRecord)):
             return key
         odd = Opaque(f"a {type(key).__name__} used as a key")
         odd.state = key

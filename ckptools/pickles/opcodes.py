@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ckptools.pickles.budgets import MAX_INT_BYTES, MAX_INT_DIGITS, MAX_STACK, PickleError
+from ckptools.pickles.chunk_runs import RECORDS
 from ckptools.pickles.rebuild import build, call
 from ckptools.pickles.shard_runs import Placement, ShardRecord, UnusualError
 from ckptools.values import Global, Opaque
@@ -28,6 +29,8 @@ class Stop(Exception):  # noqa: N818 - it is no error
 
 
 Handler = Callable[["Machine", int], int]
+
+_SKIPPED = (ShardRecord, Placement, *RECORDS)
 
 
 def _unknown(m: Machine, at: int) -> int:
@@ -201,9 +204,7 @@ def _put(m: Machine, at: int) -> int:
 
 @opcode(b"\x94")
 def _memoize(m: Machine, at: int) -> int:
-    if m.runs.runs:
-        raise UnusualError("numbers by counting, and skipped records were not counted")
-    m.put(len(m.memo))
+    m.put(len(m.memo) + m.runs.uncounted())
     return at
 
 
@@ -463,7 +464,7 @@ def _obj(m: Machine, at: int) -> int:
 @opcode(b"b")
 def _build(m: Machine, at: int) -> int:
     state = m.pop()
-    if isinstance(m.stack[-1], (ShardRecord, Placement)):
+    if isinstance(m.stack[-1], _SKIPPED):
         raise UnusualError("a skipped record gets another state")
     build(m.stack[-1], state)
     return at

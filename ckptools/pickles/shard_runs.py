@@ -135,7 +135,7 @@ class RunReader:
             numbers.append(b"".join((n0, n1, n2, n3, n4, n5, n6, n7, n8, n9)))
             record = known.get((offsets, sizes, rank))
             if record is None:
-                record = known[offsets, sizes, rank] = ShardRecord(_ints(offsets), _ints(sizes), _ints(rank)[0])
+                record = known[offsets, sizes, rank] = ShardRecord(ints_of(offsets), ints_of(sizes), ints_of(rank)[0])
             records.append(record)
             end = found.end()
         first = self._first_number(numbers) if records else None
@@ -156,6 +156,20 @@ class RunReader:
             return None
         self.machine.next_number = past
         return first
+
+    def uncounted(self) -> int:
+        """How many memo numbers were given to what is not kept: none, or nobody knows.
+
+        Raises:
+            UnusualError: something has been skipped.
+        """
+        if self.runs:
+            raise UnusualError("numbers by counting, and skipped records were not counted")
+        return 0
+
+    def leaks(self, tree: Any) -> bool:
+        """Whether a skipped record stands anywhere but in a ShardedTensor, where nobody knows what it is."""
+        return bool(self.runs) and _leaks(tree)
 
     def fetch(self, number: int, at: int) -> int:
         """Push what a skipped record gave the memo number `number`, fetched by the opcode that ends at `at`.
@@ -228,7 +242,7 @@ def _get(number: int) -> bytes:
     return re.escape(b"h" + bytes([number])) if number < 256 else re.escape(wide)
 
 
-def _ints(data: bytes) -> Ints:
+def ints_of(data: bytes) -> Ints:
     """The ints of a list body or a single int opcode."""
     values: list[int] = []
     at, end = 0, len(data)
@@ -253,8 +267,7 @@ def _ints(data: bytes) -> Ints:
 _WIDTHS = {0x4D: 2, 0x4A: 4}
 
 
-def leaks(tree: Any) -> bool:
-    """Whether a skipped record stands anywhere but in a ShardedTensor, where nobody knows what it is."""
+def _leaks(tree: Any) -> bool:
     seen: set[int] = set()
     stack = [tree]
     while stack:

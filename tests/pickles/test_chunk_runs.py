@@ -1,0 +1,148 @@
+"""Entries of DCP metadata, read in runs: the same as opcode by opcode, whatever the pickle does."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+from ckptools.errors import ReadError
+from ckptools.formats import dcp_metadata
+from ckptools.pickles.chunk_runs import ChunkReader
+from ckptools.pickles.machine import Machine
+from ckptools.pickles.shard_runs import RunReader
+from tests.truth import FIXTURES
+
+REAL = sorted(FIXTURES.glob("*/**/.metadata"))
+
+
+def described(ranks: int, fqns: list[str], ndim: int = 2) -> Metadata:
+    """Metadata of tensors cut along dim 0, with the names of each rank as it sent them."""
+    rest = [7] * (ndim - 1)
+    plans = [
+        {
+            MetadataIndex(fqn, [r * 300, *[0] * (ndim - 1)], r): _StorageInfo(f"__{r}_0.distcp", r << 33, 70_000)
+            for fqn in fqns
+        }
+        for r in range(ranks)
+    ]
+    tensors = {
+        fqn: TensorStorageMetadata(
+            TensorProperties(dtype=torch.float32),
+            torch.Size([300 * ranks, *rest]),
+            [
+                ChunkStorageMetadata(torch.Size([r * 300, *[0] * (ndim - 1)]), torch.Size([300, *rest]))
+                for r in range(ranks)
+            ],
+        )
+        for fqn in fqns
+    }
+    sent = [pickle.loads(pickle.dumps(plan)) for plan in plans]
+    return Metadata(tensors, None, {k: v for plan in sent for k, v in plan.items()})
+
+
+def write(folder: Path, metadata: Any, protocol: int = 4) -> Path:
+    path = folder / ".metadata"
+    path.write_bytes(pickle.dumps(metadata, protocol))
+    return path
+
+
+def both(path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dcp_metadata.Metadata]:
+    """Read it in runs and opcode by opcode."""
+    fast = dcp_metadata.read_metadata(path)
+    monkeypatch.setattr(dcp_metadata, "ChunkReader", RunReader)
+    return [fast, dcp_metadata.read_metadata(path)]
+
+
+def in_runs(path: Path) -> bool:
+    machine = Machine(path.read_bytes(), reader=ChunkReader)
+    machine.load()
+    return machine.runs.runs is True
+
+
+@pytest.mark.parametrize("path", REAL, ids=lambda p: str(p.relative_to(FIXTURES).parent))
+def test_real_metadata_is_read_the_same_both_ways(path, monkeypatch):
+    fast, slow = both(path, monkeypatch)
+    # Megatron adds plans, which refer into the entries, and whose objects are equal to themselves only.
+    assert replace(fast, extra={}) == replace(slow, extra={}) and list(fast.extra) == list(slow.extra)
+    assert in_runs(path) == ("all_local_plans" not in fast.extra)
+
+
+@pytest.mark.parametrize(("ndim", "protocol"), [(1, 4), (2, 5), (3, 4), (5, 4)])
+def test_large_metadata_is_read_the_same_both_ways(tmp_path, monkeypatch, ndim, protocol):
+    path = write(tmp_path, described(300, ["a", "b.weight", "offset", "x" * 300], ndim), protocol)
+    fast, slow = both(path, monkeypatch)
+    assert fast == slow and in_runs(path)
+    assert len(fast.stored) == 1200 and fast.stored["a", (299 * 300, *[0] * (ndim - 1))].offset == 299 << 33
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_other_protocols_are_read_opcode_by_opcode(tmp_path, monkeypatch, protocol):
+    path = write(tmp_path, described(20, ["a", "b"]), protocol)
+    fast, slow = both(path, monkeypatch)
+    assert fast == slow and not in_runs(path)
+
+
+def test_values_that_entries_share_are_found(tmp_path, monkeypatch):
+    metadata = described(50, ["a", "b"])
+    size = metadata.state_dict_metadata["a"].chunks[30].sizes
+    metadata.state_dict_metadata["b"].chunks[40].sizes = size
+    metadata.storage_data[MetadataIndex("a", [300, 0])] = metadata.storage_data[MetadataIndex("b", [600, 0])]
+    fast, slow = both(write(tmp_path, metadata), monkeypatch)
+    assert fast == slow
+    assert fast.stored["a", (300, 0)] == fast.stored["b", (600, 0)]
+
+
+def test_entries_with_transforms_and_objects_lie_between_the_others(tmp_path, monkeypatch):
+    metadata = described(50, ["a"])
+    metadata.storage_data[MetadataIndex("a", [3000, 0])].transform_descriptors = ["stream.zstd/1"]
+    metadata.storage_data[MetadataIndex("lr")] = _StorageInfo("__0_0.distcp", 5, 6)
+    fast, slow = both(write(tmp_path, metadata), monkeypatch)
+    assert fast == slow and fast.stored["lr", None].length == 6
+    assert fast.stored["a", (3000, 0)].transforms == ("stream.zstd/1",)
+
+
+@pytest.mark.parametrize("field", ["offset", "length"])
+def test_a_negative_number_in_a_run_is_refused(tmp_path, field):
+    metadata = described(50, ["a"])
+    setattr(metadata.storage_data[MetadataIndex("a", [3000, 0])], field, -1)
+    with pytest.raises(ReadError, match="offset and length of an item"):
+        dcp_metadata.read_metadata(write(tmp_path, metadata))
+
+
+def test_a_chunk_before_the_tensor_is_refused(tmp_path):
+    metadata = described(50, ["a"])
+    metadata.state_dict_metadata["a"].chunks[30].offsets = torch.Size([-300, 0])
+    with pytest.raises(ReadError, match="offsets of a chunk"):
+        dcp_metadata.read_metadata(write(tmp_path, metadata))
+
+
+def test_a_state_set_on_an_entry_again_counts(tmp_path):
+    data = write(tmp_path, described(50, ["a"])).read_bytes()
+    end, frame = data.index(b"ube") + 2, data.index(b"\x95")
+    path = tmp_path / ".metadata"
+    path.write_bytes(data[:frame] + data[frame + 9 : end] + b"}b" + data[end:])
+    with pytest.raises(ReadError, match="'a': offsets of a chunk None"):
+        dcp_metadata.read_metadata(path)
+
+
+@pytest.mark.parametrize("keep", [0.3, 0.5, 0.8, 0.99])
+def test_a_cut_run_is_one_line(tmp_path, keep):
+    path = write(tmp_path, described(300, ["a", "b"]))
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * keep)])
+    with pytest.raises(ReadError, match="DCP metadata") as error:
+        dcp_metadata.read_metadata(path)
+    assert "\n" not in str(error.value)
