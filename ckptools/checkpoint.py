@@ -148,7 +148,7 @@ class Checkpoint:
         return verify(self, **options)
 
     def consolidate(self, out: str | Path, **options: Any) -> Any:
-        """Write one `.pt` or `.safetensors`; see `ckptools.consolidate`."""
+        """Write a `.pt`, `.safetensors` or DCP folder; see `ckptools.consolidate`."""
         from ckptools.consolidate import consolidate
 
         return consolidate(self, out, **options)
