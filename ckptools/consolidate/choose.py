@@ -34,6 +34,9 @@ LOST = "CK005"
 ABSENT = ("CK011", "CK107")
 """Problems that tell of parts without leaving a gap in any tensor; `--allow-missing` goes on without them."""
 
+FILES = ("CK001", "CK002")
+"""Files that are missing or damaged."""
+
 
 MAX_TENSOR = 1 << 60
 """Bytes of one tensor. A few bytes that are expanded, with strides of 0, can claim any number."""
@@ -83,7 +86,7 @@ def select(
     codes = FATAL if allow_missing else (*FATAL, LOST)
     errors = (p for p in checkpoint.problems if p.severity == "error" and p.code in codes)
     picking.problems += [p for p in errors if _concerns(p, sections.values())]
-    picking.problems += _absent(checkpoint, allow_missing)
+    picking.problems += [] if allow_missing else _absent(checkpoint, sections.values())
     trees = {name: picking.copy(s.value, s.path, (name,) if name else ()) for name, s in sections.items()}
     if picking.problems:
         raise NotWholeError(checkpoint.path, _summary(checkpoint, picking.problems), picking.problems)
@@ -100,10 +103,10 @@ def select(
     return Selection(tree, frozenset(picking.model_paths), picking.left_out, notes, places, checkpoint)
 
 
-def _absent(checkpoint: Checkpoint, allow_missing: bool) -> list[Problem]:
-    """Parts of the model of which not even the names are known, so that no tensor has a gap."""
-    absent = (p for p in checkpoint.problems if p.code in ABSENT and p.severity == "error")
-    return [] if allow_missing else list(absent)
+def _absent(checkpoint: Checkpoint, parts: Iterable[Section]) -> list[Problem]:
+    """Parts of which not even the names are known, so that no tensor has a gap; a rank's pieces leave gaps."""
+    errors = [p for p in checkpoint.problems if p.severity == "error" and _concerns(p, parts)]
+    return [p for p in errors if p.code in ABSENT or (p.code in FILES and p.rank is None)]
 
 
 def _sections(checkpoint: Checkpoint, only: str) -> dict[str, Section]:
@@ -252,10 +255,10 @@ def _is_plain(tree: Any) -> bool:
 
 def _summary(checkpoint: Checkpoint, problems: list[Problem]) -> str:
     """One line: what is wrong first, how much more, and what to do."""
-    files = [p for p in checkpoint.problems if p.code in ("CK001", "CK002")]
+    files = [p for p in checkpoint.problems if p.code in FILES]
     ranks = sorted({p.rank for p in files if p.rank is not None})
     cause = f"rank {spans(ranks)} missing or cut; " if ranks else ""
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-    gaps_only = all(p.code in ("CK101", LOST, "CK106", *ABSENT) for p in problems)
+    gaps_only = all(p.code in ("CK101", LOST, "CK106", *ABSENT, *FILES) for p in problems)
     way = "; --allow-missing writes what is whole" if gaps_only else ""
     return f"not whole: {cause}{problems[0]}{more}{way}"

@@ -12,25 +12,21 @@ Checked on files of transformers 4.56 (`.bin`) and 5.23 (safetensors), and of to
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ckptools.checkpoint import Checkpoint, ReadCost
-from ckptools.errors import ReadError
-from ckptools.files import check_stays_inside
 from ckptools.formats.beside import Beside, read_beside
 from ckptools.formats.options import Options
-from ckptools.formats.weight_files import Weights, absent, chosen, few, of_file, parse_index, weights_in
-from ckptools.formats.weight_index import Index, compare, compare_size, read_index
-from ckptools.formats.weight_tensors import Held, is_safetensors, read_weights
-from ckptools.model import Fact, Problem, RankFile, Tensor
+from ckptools.formats.weight_files import Weights, chosen, few, of_file, parse_index, weights_in
+from ckptools.formats.weight_index import read_index
+from ckptools.formats.weight_model import WeightModel
+from ckptools.formats.weight_tensors import is_safetensors
+from ckptools.model import Fact, Problem
 from ckptools.pickles.contents import HEAD, content_of
-from ckptools.pickles.told import told
 from ckptools.sections import find_sections
 from ckptools.steps import find_step
-from ckptools.views.words import plural
 
 NAME = "hugging_face"
 READS = "Hugging Face models: safetensors or .bin, one file or several, with the state of Trainer or Accelerate"
@@ -60,196 +56,76 @@ def read(path: Path, options: Options) -> Checkpoint:
         UnsafePathError: a file is a link out of the folder, or the index names one elsewhere.
     """
     started = time.perf_counter()
-    opening = _Opening(path, options)
-    models = opening.folder() if path.is_dir() else {"model": opening.model(opening.asked_for())}
-    beside = read_beside(path, options) if path.is_dir() else Beside()
-    tree = {**models, **beside.tree} if beside.files or len(models) > 1 else models["model"]
-    return opening.checkpoint(tree, beside, started)
+    if not path.is_dir():
+        weights, problems = _asked_for(path, options)
+        model = WeightModel(weights, path, options).read()
+        return _checkpoint(path, weights.base, {"model": model}, Beside(), problems, started)
+    found = weights_in(path)
+    models = {name: WeightModel(w, path, options).read() for name, w in chosen(path, found).items()}
+    problems = _others(found, list(models.values()))
+    return _checkpoint(path, path.absolute().name, models, read_beside(path, options), problems, started)
 
 
-@dataclass
-class _Opening:
-    """The steps of opening one checkpoint, with what they find on the way.
+def _asked_for(path: Path, options: Options) -> tuple[Weights, list[Problem]]:
+    """The set that a file or an index is of; a file that an index does not name stands without it."""
+    key = parse_index(path)
+    if key is not None:
+        return Weights(*key, (), path), []
+    weights = of_file(path)
+    if weights.files[0].number is None:
+        return weights, []
+    if options.only_this_file:
+        alone = replace(weights, files=tuple(f for f in weights.files if f.path == path), index=None)
+        text = f"{path.name} is one file of several, and only this one is read"
+        return alone, [Problem("CK011", "error", text)]
+    named = weights.index is None or path.name in read_index(weights.index).files
+    return weights if named else replace(weights, index=None), []
 
-    Attributes:
-        path: what was asked for.
-        options: how.
-        name: of the checkpoint.
-        files: the model's files, found or missing.
-        problems: what is wrong with them.
-        names: dotted names in pickles.
-        bytes_read: how much was read.
-        saved_as: how each model was saved.
-    """
 
-    path: Path
-    options: Options
-    name: str = ""
-    files: list[RankFile] = field(default_factory=list)
-    problems: list[Problem] = field(default_factory=list)
-    names: list[str] = field(default_factory=list)
-    bytes_read: int = 0
-    saved_as: list[str] = field(default_factory=list)
+def _others(found: Sequence[Weights], models: Sequence[WeightModel]) -> list[Problem]:
+    """Weights in the folder that are not read: other spellings of the model, other models, left-overs."""
+    read = {file.path for model in models for file in model.files}
+    others = {f.path.name: (w.base, w.kind) for w in found for f in w.files if f.path not in read}
+    if not others:
+        return []
+    # One name for a file and for several: one of the two is left over, and nothing tells which.
+    doubtful = not {(m.weights.base, m.weights.kind) for m in models}.isdisjoint(others.values())
+    text = f"not read, since {models[0].weights.shown} is here: {few(sorted(others))}; name a file to open it"
+    return [Problem("CK013", "warning" if doubtful else "note", text)]
 
-    def folder(self) -> dict[str, Any]:
-        """Every model of the folder that is read, by its name in the tree."""
-        found = weights_in(self.path)
-        read = chosen(self.path, found)
-        models = {name: self.model(weights) for name, weights in read.items()}
-        self.name = self.path.absolute().name or "checkpoint"
-        self._tell_of_others(found, {(w.base, w.kind) for w in read.values()})
-        return models
 
-    def asked_for(self) -> Weights:
-        """The set that a file or an index is of."""
-        key = parse_index(self.path)
-        weights = Weights(*key, (), self.path) if key else of_file(self.path)
-        if key or weights.files[0].number is None:
-            return weights
-        if self.options.only_this_file:
-            text = f"{self.path.name} is one file of several, and only this one is read"
-            self.problems.append(Problem("CK011", "error", text))
-            return replace(weights, files=tuple(f for f in weights.files if f.path == self.path), index=None)
-        listed = weights.index is None or self.path.name in read_index(weights.index).files
-        return weights if listed else replace(weights, index=None)
+def _checkpoint(
+    path: Path, name: str, models: Mapping[str, WeightModel], beside: Beside, problems: list[Problem], started: float
+) -> Checkpoint:
+    """Put everything together."""
+    trees = {name: model.tree for name, model in models.items()}
+    tree = {**trees, **beside.tree} if beside.files or len(trees) > 1 else trees["model"]
+    files = (*(f for m in models.values() for f in m.files), *beside.files)
+    problems = [*problems, *(p for m in models.values() for p in m.problems), *beside.problems]
+    pickled = (n for m in models.values() for h in m.held for n in h.names)
+    whole = not any(f.status in ("missing", "cut", "bad") for f in files)
+    saved_as = "; ".join(dict.fromkeys(m.saved_as for m in models.values()))
+    nbytes = sum(m.bytes_read for m in models.values()) + beside.bytes_read
+    return Checkpoint(
+        path=path,
+        name=name or "checkpoint",
+        format=NAME,
+        saved_as=saved_as + ("; training state beside it" if beside.tree else ""),
+        tree=tree,
+        files=files,
+        world_size=_world_size(beside, len(files)),
+        step=find_step(files[0].path, find_sections(tree)),
+        problems=tuple(sorted(problems, key=lambda p: ("error", "warning", "note").index(p.severity))),
+        names=tuple(dict.fromkeys([*pickled, *beside.names])),
+        bytes_expected=sum(f.nbytes for f in files) if whole else None,
+        cost=ReadCost(sum(f.status == "read" for f in files), time.perf_counter() - started, nbytes),
+        # safetensors are sorted by dtype and name.
+        module_order=not any(h.safetensors for m in models.values() for h in m.held),
+    )
 
-    def model(self, weights: Weights) -> Any:
-        """Read the files of one model and put their tensors into one dict."""
-        self.name = weights.base
-        index = None if weights.index is None else self._index(weights.index)
-        paths = [weights.index.with_name(n) for n in index.files] if index and weights.index else []
-        missing = [p for p in paths if not p.exists()] if index else self._gaps(weights)
-        self._missing(missing, index)
-        here = [p for p in paths if p not in missing] if index else [f.path for f in weights.files]
-        held = self._read_all(here)
-        self._describe(held, len(here) + len(missing), index)
-        if index:
-            tensors = {h.path.name: h.tree for h in held if isinstance(h.tree, dict)}
-            self.problems += compare(index, tensors)
-        if len(held) == 1 and not missing:
-            return held[0].tree
-        tree = self._joined(held)
-        if index and len(held) == len(index.files):
-            self.problems += compare_size(index, (t for t in tree.values() if isinstance(t, Tensor)))
-        return tree
 
-    def _index(self, path: Path) -> Index:
-        self._check_link(path)
-        index = read_index(path)
-        status = path.stat()
-        self.bytes_read += status.st_size
-        self.files.append(RankFile(path, None, "index", "read", status.st_size, status.st_mtime))
-        return index
-
-    def _check_link(self, path: Path) -> None:
-        if not self.options.follow_symlinks and path != self.path:
-            check_stays_inside(path, self.path if self.path.is_dir() else self.path.parent)
-
-    def _gaps(self, weights: Weights) -> list[Path]:
-        return [] if self.options.only_this_file else absent(weights.files)
-
-    def _missing(self, paths: Sequence[Path], index: Index | None) -> None:
-        for path in paths:
-            self.files.append(RankFile(path, None, "", "missing", 0, None))
-        if not paths:
-            return
-        names = [path.name for path in paths]
-        lost = [name for name, file in index.weight_map.items() if file in names] if index else []
-        told_by = (
-            f"; {plural(len(lost), 'tensor')} are in no other file: {few(sorted(map(told, lost)))}" if lost else ""
-        )
-        self.problems.append(Problem("CK001", "error", f"no file {few(names)}{told_by}"))
-
-    def _read_all(self, paths: Sequence[Path]) -> list[Held]:
-        """Read what can be read; the only file, or the one that was asked for, must be."""
-        errors: list[ReadError] = []
-        held: list[Held] = []
-        for path in paths:
-            self._check_link(path)
-            try:
-                held.append(read_weights(path, self.options))
-            except ReadError as error:
-                if path == self.path:
-                    raise
-                errors.append(error)
-                self._bad(path, error)
-        if errors and not held:
-            raise errors[0]
-        for one in held:
-            self.files.append(RankFile(one.path, None, "", "read", one.nbytes, one.modified))
-            self.bytes_read += one.bytes_read
-            self.names += one.names
-        return held
-
-    def _bad(self, path: Path, error: ReadError) -> None:
-        why = str(error).removeprefix(f"{path}: ")
-        self.problems.append(Problem("CK002", "error", f"{path.name} {why}"))
-        status = path.stat()
-        cut = "cut short" in why or "is empty" in why
-        self.files.append(RankFile(path, None, "", "cut" if cut else "bad", status.st_size, status.st_mtime))
-
-    def _joined(self, held: Sequence[Held]) -> dict[Any, Any]:
-        """The tensors of several files in one dict; each must be in one of them only."""
-        tree: dict[Any, Any] = {}
-        where: dict[Any, str] = {}
-        for one in held:
-            if not isinstance(one.tree, dict):
-                raise ReadError(one.path, f"holds a {type(one.tree).__name__}, not the names and tensors of a model")
-            for name, value in one.tree.items():
-                if name in where:
-                    text = f"is in {where[name]} and in {one.path.name}; the first is shown"
-                    self.problems.append(Problem("CK009", "error", text, None, str(name)))
-                    continue
-                tree[name], where[name] = value, one.path.name
-        return tree
-
-    def _describe(self, held: Sequence[Held], files: int, index: Index | None) -> None:
-        """How it was saved, and which files are not what their names say."""
-        kinds = sorted({".safetensors" if h.safetensors else ".bin" for h in held})
-        count = "one" if files == 1 else str(files)
-        self.saved_as.append(f"{count} {' and '.join(kinds)}{' and an index' if index else ''}, every tensor whole")
-        for one in held:
-            if one.safetensors != (one.path.suffix == ".safetensors"):
-                what = "safetensors" if one.safetensors else "a torch.save file"
-                self.problems.append(Problem("CK010", "warning", f"{one.path.name} is {what} by its content"))
-            if one.sharded:
-                text = f"{one.path.name} holds pieces of larger tensors: DCP wrote it, and its name does not say so"
-                self.problems.append(Problem("CK011", "error", text))
-
-    def _tell_of_others(self, found: Sequence[Weights], bases: set[tuple[str, str]]) -> None:
-        """Weights in the folder that are not read: other spellings of the model, other models, left-overs."""
-        read = {file.path for file in self.files}
-        others = {f.path.name: (w.base, w.kind) for w in found for f in w.files if f.path not in read}
-        if not others:
-            return
-        # One name for a file and for several: one of the two is left over, and nothing tells which.
-        doubtful = not bases.isdisjoint(others.values())
-        text = f"not read, since {self.files[0].path.name} is here: {few(sorted(others))}; name a file to open it"
-        self.problems.append(Problem("CK013", "warning" if doubtful else "note", text))
-
-    def checkpoint(self, tree: Any, beside: Beside, started: float) -> Checkpoint:
-        """Put everything together."""
-        sections = find_sections(tree)
-        files = (*self.files, *beside.files)
-        order = ("error", "warning", "note")
-        problems = sorted([*self.problems, *beside.problems], key=lambda p: order.index(p.severity))
-        whole = not any(f.status in ("missing", "cut", "bad") for f in files)
-        read = sum(f.status == "read" for f in files)
-        with_state = "; training state beside it" if beside.tree else ""
-        world = beside.world_size if beside.world_size.value else Fact(1, ("every tensor whole",))
-        return Checkpoint(
-            path=self.path,
-            name=self.name,
-            format=NAME,
-            saved_as="; ".join(dict.fromkeys(self.saved_as)) + with_state,
-            tree=tree,
-            files=files,
-            world_size=world if len(files) > 1 else Fact(1, ("one file",)),
-            step=find_step(files[0].path, sections),
-            problems=tuple(problems),
-            names=tuple(dict.fromkeys([*self.names, *beside.names])),
-            bytes_expected=sum(f.nbytes for f in files) if whole else None,
-            cost=ReadCost(read, time.perf_counter() - started, self.bytes_read + beside.bytes_read),
-            # safetensors are sorted by dtype and name.
-            module_order=not any(f.path.suffix == ".safetensors" for f in self.files),
-        )
+def _world_size(beside: Beside, files: int) -> Fact:
+    """Ranks that left RNG states; a model alone was written by one, whatever it was trained on."""
+    if beside.world_size.value is not None:
+        return beside.world_size
+    return Fact(1, ("one file" if files == 1 else "every tensor whole",))

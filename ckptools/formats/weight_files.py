@@ -26,11 +26,11 @@ from ckptools.files import reading
 Kind = Literal["safetensors", "bin"]
 
 FILE = re.compile(
-    r"(?P<head>[^/]*?)(?:-(?P<number>\d{1,6})-of-(?P<total>\d{1,6}))?(?P<variant>\.[^./]+)?\.(?P<kind>safetensors|bin)",
+    r"(?P<head>[^/]*?)(?:-(?P<number>\d{1,6})-of-(?P<total>\d{1,6}))?(?P<variant>\.(?![^./]*-of-\d)[^./]+)?\.(?P<kind>safetensors|bin)",
     re.DOTALL,
 )
 NUMBER = re.compile(r"-(\d{1,6})-of-(?=\d{1,6}\.)")
-MAX_FILES = 1 << 16
+MAX_FILES = 10_000
 INDEX = re.compile(r"(?P<head>[^/]*)\.(?P<kind>safetensors|bin)\.index(?P<variant>\.[^./]+)?\.json", re.DOTALL)
 
 KNOWN = (

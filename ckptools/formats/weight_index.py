@@ -81,17 +81,18 @@ def compare(index: Index, held: Mapping[str, Mapping[str, Any]]) -> list[Problem
         held: of every file that was read, its tensors by name.
     """
     where = {name: file for file, tensors in held.items() for name in tensors}
-    read = {name: file for name, file in index.weight_map.items() if file in held}
-    lacking = [name for name in read if name not in where]
-    moved = [name for name, file in read.items() if where.get(name, file) != file]
+    lacking = [name for name in index.weight_map if name not in where]
+    moved = [name for name, file in index.weight_map.items() if where.get(name, file) != file]
     unlisted = [name for name in where if name not in index.weight_map]
     told_by = index.path.name
     problems = []
     if lacking:
-        text = f"{told_by} names {_some(lacking)}, not in {index.weight_map[lacking[0]]} nor in another file"
+        file = index.weight_map[lacking[0]]
+        why = f"and {file} holds no such tensor" if file in held else f"and {file} is not here or damaged"
+        text = f"{told_by} names {_some(lacking)}, {why}"
         problems.append(Problem("CK107", "error", text))
     if moved:
-        text = f"{told_by} says {index.weight_map[moved[0]]} holds {_some(moved)}, found in {where[moved[0]]}"
+        text = f"{told_by} says that {_some(moved)} is in {index.weight_map[moved[0]]}, found in {where[moved[0]]}"
         problems.append(Problem("CK010", "warning", text))
     if unlisted:
         text = f"{_some(unlisted)} in {where[unlisted[0]]}, and {told_by} does not name it; read all the same"

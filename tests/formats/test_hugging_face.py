@@ -1,0 +1,463 @@
+"""Hugging Face folders: sets of files, their index, what lies beside them, and which model of a folder is meant."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import struct
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import ckptools
+from ckptools.errors import NotWholeError, ReadError, UnknownFormatError, UnsafePathError, UsageError
+from ckptools.formats.weight_files import parse, parse_index
+from tests.formats.trainer_folder import trainer_folder
+from tests.truth import FIXTURES
+
+LLAMA = FIXTURES / "hf-llama-safetensors-bf16" / "ckpt"
+GPT2 = FIXTURES / "hf-gpt2-bin-tied-fp32" / "ckpt"
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.fixture
+def llama(tmp_path) -> Path:
+    return Path(shutil.copytree(LLAMA, tmp_path / "llama"))
+
+
+@pytest.fixture
+def gpt2(tmp_path) -> Path:
+    return Path(shutil.copytree(GPT2, tmp_path / "gpt2"))
+
+
+def part(number: int, of: int = 4) -> str:
+    return f"model-{number:05d}-of-{of:05d}.safetensors"
+
+
+def codes(ck: ckptools.Checkpoint) -> list[str]:
+    return [p.code for p in ck.problems]
+
+
+def edit(index: Path, **changes: str | None) -> None:
+    """Change the files that an index names for tensors; None takes a tensor out."""
+    told = json.loads(index.read_text())
+    for name, file in changes.items():
+        told["weight_map"][name] = file
+        if file is None:
+            del told["weight_map"][name]
+    index.write_text(json.dumps(told))
+
+
+def one(folder: Path, name: str, *names: str) -> Path:
+    """Write one weight file with a small tensor under each name."""
+    folder.mkdir(exist_ok=True, parents=True)
+    tensors = {n: torch.arange(6.0).reshape(2, 3) for n in names or ("w",)}
+    if name.endswith(".safetensors"):
+        save_file({n: t.clone() for n, t in tensors.items()}, folder / name)
+    else:
+        torch.save(tensors, folder / name)
+    return folder / name
+
+
+# -- names -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "base", "kind", "number", "total"),
+    [
+        ("model.safetensors", "model", "safetensors", None, None),
+        ("model-00002-of-00004.safetensors", "model", "safetensors", 2, "00004"),
+        ("pytorch_model-00002-of-00004.bin", "pytorch_model", "bin", 2, "00004"),
+        ("model.fp16.safetensors", "model.fp16", "safetensors", None, None),
+        ("model.fp16-00001-of-00002.safetensors", "model.fp16", "safetensors", 1, "00002"),
+        ("unet-00001-of-00002.fp16.safetensors", "unet.fp16", "safetensors", 1, "00002"),
+        ("my-7b-of-mine.safetensors", "my-7b-of-mine", "safetensors", None, None),
+    ],
+)
+def test_a_name_tells_model_kind_and_number(name, base, kind, number, total):
+    found = parse(Path(name))
+    assert found is not None
+    assert (found.base, found.kind, found.number, found.total) == (base, kind, number, total)
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        (INDEX, ("model", "safetensors")),
+        ("pytorch_model.bin.index.json", ("pytorch_model", "bin")),
+        ("model.safetensors.index.fp16.json", ("model.fp16", "safetensors")),
+        ("config.json", None),
+        (".safetensors.index.json", None),
+    ],
+)
+def test_an_index_tells_which_model_it_is_for(name, found):
+    assert parse_index(Path(name)) == found
+
+
+# -- sets of files -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["", INDEX, part(1), part(3)])
+def test_the_folder_the_index_and_any_file_open_the_same_model(llama, name):
+    ck = ckptools.open(llama / name)
+    assert (ck.format, ck.whole, ck.problems, len(ck.model)) == ("hugging_face", True, (), 30)
+    assert ck.saved_as == "4 .safetensors and an index, every tensor whole"
+
+
+@pytest.mark.parametrize("name", ["", "pytorch_model.bin.index.json", "pytorch_model-00001-of-00004.bin"])
+def test_bin_files_are_joined_in_module_order(gpt2, name):
+    ck = ckptools.open(gpt2 / name)
+    assert (ck.format, ck.whole, len(ck.model), ck.module_order) == ("hugging_face", True, 29, True)
+
+
+def test_tied_weights_of_a_bin_share_their_bytes():
+    model = ckptools.open(GPT2).model
+    one, two = model["lm_head.weight"].shards[0].source, model["transformer.wte.weight"].shards[0].source
+    assert (one.offset, one.path) == (two.offset, two.path)
+
+
+@pytest.mark.parametrize("index", [True, False])
+@pytest.mark.parametrize("number", [1, 2, 4])
+def test_a_missing_file_is_named_and_nothing_is_written_as_if_it_were_whole(llama, tmp_path, number, index):
+    (llama / part(number)).unlink()
+    if not index:
+        (llama / INDEX).unlink()
+    ck = ckptools.open(llama)
+    assert (codes(ck), ck.problems[0].message) == (["CK001", "CK107"], f"no file {part(number)}")
+    assert [f.path.name for f in ck.files if f.status == "missing"] == [part(number)]
+    with pytest.raises(NotWholeError, match="--allow-missing"):
+        ck.consolidate(tmp_path / "out.safetensors")
+    ck.consolidate(tmp_path / "out.safetensors", allow_missing=True)
+    assert 15 < len(load_file(tmp_path / "out.safetensors")) < 30
+
+
+def test_the_index_tells_what_the_missing_file_held(llama):
+    (llama / part(4)).unlink()
+    told = ckptools.open(llama).problems[1].message
+    assert "8 tensors ('lm_head.weight'" in told or "'lm_head.weight'" in told
+    assert told.endswith(f"and {part(4)} is not here or damaged")
+
+
+def test_one_file_without_the_others_is_not_whole(llama, tmp_path):
+    alone = one(tmp_path / "alone", part(3))
+    ck = ckptools.open(alone)
+    assert codes(ck) == ["CK001", "CK001", "CK001", "CK107"]
+    assert codes(ckptools.open(alone, only_this_file=True)) == ["CK011"]
+
+
+def test_only_this_file_is_not_called_whole(llama, tmp_path):
+    ck = ckptools.open(llama / part(2), only_this_file=True)
+    assert (codes(ck), len(ck.files), len(ck.model)) == (["CK011"], 1, 9)
+    with pytest.raises(NotWholeError, match="one file of several"):
+        ck.consolidate(tmp_path / "out.safetensors")
+
+
+def test_numbers_may_begin_at_zero_and_a_number_beyond_them_is_stray(tmp_path):
+    for number in (0, 1):
+        one(tmp_path, part(number, of=2), f"w{number}")
+    assert ckptools.open(tmp_path).problems == ()
+    one(tmp_path, part(3, of=2), "w3")
+    assert codes(ckptools.open(tmp_path)) == ["CK009"]
+
+
+def test_many_missing_files_are_one_line(tmp_path):
+    one(tmp_path, part(7, of=99_999))
+    missing, _ = ckptools.open(tmp_path).problems
+    assert missing.message.endswith("and 9993 more") and len(missing.message) < 400
+
+
+def test_a_cut_file_is_named_and_the_others_are_read(llama):
+    (llama / part(2)).write_bytes((llama / part(2)).read_bytes()[:-1])
+    ck = ckptools.open(llama)
+    assert codes(ck) == ["CK002", "CK107"] and f"{part(2)} safetensors header" in ck.problems[0].message
+    assert "cut short" in ck.problems[0].message and len(ck.model) == 21
+    with pytest.raises(ReadError, match="cut short"):
+        ckptools.open(llama / part(2))
+
+
+def test_a_model_whose_every_file_is_damaged_cannot_be_read(llama):
+    for number in range(1, 5):
+        (llama / part(number)).write_bytes(b"")
+    with pytest.raises(ReadError, match=r"is cut short|is empty"):
+        ckptools.open(llama)
+    for number in range(1, 5):
+        (llama / part(number)).unlink()
+    with pytest.raises(ReadError, match="nothing of the model is here"):
+        ckptools.open(llama)
+
+
+def test_the_same_tensor_in_two_files_is_refused(llama, tmp_path):
+    one(llama, part(4), "lm_head.weight", "model.embed_tokens.weight")
+    ck = ckptools.open(llama)
+    assert ("CK009", "model.embed_tokens.weight") in [(p.code, p.tensor) for p in ck.problems]
+    with pytest.raises(NotWholeError):
+        ck.consolidate(tmp_path / "out.safetensors", allow_missing=True)
+
+
+# -- the index ---------------------------------------------------------------------------------------------------
+
+
+def test_a_tensor_that_the_index_names_and_no_file_has_is_an_error(llama, tmp_path):
+    edit(llama / INDEX, **{"model.lost": part(2)})
+    (problem,) = ckptools.open(llama).problems
+    assert (problem.code, problem.severity) == ("CK107", "error")
+    assert problem.message == f"{INDEX} names 1 tensor ('model.lost'), and {part(2)} holds no such tensor"
+    with pytest.raises(NotWholeError, match=r"model\.lost"):
+        ckptools.consolidate(llama, tmp_path / "out.safetensors")
+
+
+def test_a_tensor_in_another_file_than_the_index_says_is_read_and_told(llama):
+    edit(llama / INDEX, **{"lm_head.weight": part(1)})
+    ck = ckptools.open(llama)
+    assert (codes(ck), ck.whole, len(ck.model)) == (["CK010"], True, 30)
+
+
+def test_a_tensor_that_the_index_does_not_name_is_read_and_told(llama):
+    edit(llama / INDEX, **{"lm_head.weight": None})
+    ck = ckptools.open(llama)
+    assert codes(ck) == ["CK010"] and "lm_head.weight" in ck.model
+    assert "does not name it" in ck.problems[0].message
+
+
+def test_a_total_size_that_is_not_that_of_the_tensors_is_told(llama):
+    told = json.loads((llama / INDEX).read_text())
+    told["metadata"]["total_size"] *= 2
+    (llama / INDEX).write_text(json.dumps(told))
+    assert codes(ckptools.open(llama)) == ["CK010"]
+
+
+def test_a_total_size_may_count_tied_weights_once_or_twice_and_bools_as_bits(gpt2):
+    path = gpt2 / "pytorch_model.bin.index.json"
+    told = json.loads(path.read_text())
+    for total in (147_024, 147_024 + 97 * 36 * 4):
+        told["metadata"]["total_size"] = total
+        path.write_text(json.dumps(told))
+        assert ckptools.open(gpt2).problems == ()
+
+
+@pytest.mark.parametrize("name", ["../model.safetensors", "/etc/passwd", "a/b.safetensors", "a\\b", "..", "", "a\0b"])
+def test_an_index_that_names_a_file_elsewhere_is_refused(llama, name):
+    edit(llama / INDEX, **{"lm_head.weight": name})
+    with pytest.raises(UnsafePathError, match="only files beside it are read"):
+        ckptools.open(llama)
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"weight_map": []}', '{"weight_map": {}}', '{"weight_map": {"a": 1}}'])
+def test_a_json_without_a_weight_map_is_no_index(llama, text):
+    (llama / INDEX).write_text(text)
+    with pytest.raises(ReadError, match="no index of a model"):
+        ckptools.open(llama)
+
+
+def test_a_file_that_the_index_does_not_name_stands_without_it(llama):
+    stale = one(llama, part(9, of=9), "w")
+    ck = ckptools.open(stale)
+    assert list(ck.model) == ["w"] and codes(ck)[0] == "CK001"
+    assert [(p.code, p.severity) for p in ckptools.open(llama).problems] == [("CK013", "warning")]
+
+
+# -- links and odd files -----------------------------------------------------------------------------------------
+
+
+def test_the_links_of_a_hugging_face_cache_need_to_be_allowed(llama, tmp_path):
+    snapshot = tmp_path / "models--x" / "snapshots" / "c0ffee"
+    (tmp_path / "models--x" / "blobs").mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    for n, file in enumerate(sorted(llama.iterdir())):
+        file.rename(tmp_path / "models--x" / "blobs" / f"{n}")
+        (snapshot / file.name).symlink_to(f"../../blobs/{n}")
+    with pytest.raises(UnsafePathError, match="--follow-symlinks"):
+        ckptools.open(snapshot)
+    with pytest.raises(UnsafePathError, match="--follow-symlinks"):
+        ckptools.open(snapshot / part(1))
+    assert ckptools.open(snapshot, follow_symlinks=True).whole
+    assert len(ckptools.open(snapshot / part(1), only_this_file=True).model) == 6
+
+
+def test_a_fifo_in_place_of_a_file_is_told_and_not_waited_for(llama):
+    (llama / part(2)).unlink()
+    os.mkfifo(llama / part(2))
+    assert "not a regular file" in ckptools.open(llama).problems[0].message
+
+
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n", "Git LFS pointer"),
+        (b"<!DOCTYPE html><html>", "web page"),
+        (bytes(4096), "zeros"),
+        (b"GGUF" + bytes(60), "GGUF"),
+        (b"", "cut short|empty"),
+        (struct.pack("<Q", 50) + b"{", "cut short"),
+    ],
+)
+def test_what_is_no_safetensors_is_told_for_what_it_is(tmp_path, data, what):
+    (tmp_path / "model.safetensors").write_bytes(data)
+    for path in (tmp_path, tmp_path / "model.safetensors"):
+        with pytest.raises(ReadError, match=what):
+            ckptools.open(path)
+
+
+def test_the_content_decides_and_a_name_that_disagrees_is_told(tmp_path):
+    one(tmp_path, "x.safetensors").rename(tmp_path / "pytorch_model.bin")
+    ck = ckptools.open(tmp_path)
+    assert (codes(ck), ck.saved_as) == (["CK010"], "one .safetensors, every tensor whole")
+    (tmp_path / "pytorch_model.bin").unlink()
+    one(tmp_path, "x.bin").rename(tmp_path / "model.safetensors")
+    assert codes(ckptools.open(tmp_path)) == ["CK010"]
+    assert ckptools.open(tmp_path / "model.safetensors").format == "torch_file"
+
+
+def test_a_zip_polyglot_under_a_safetensors_name_is_read_as_one_of_them_only(tmp_path):
+    path = one(tmp_path, "model.safetensors")
+    path.write_bytes(path.read_bytes() + b"PK\5\6" + bytes(18))
+    with pytest.raises(ReadError, match="bytes were added"):
+        ckptools.open(path)
+
+
+# -- which model of a folder -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.safetensors",
+        "pytorch_model.bin",
+        "diffusion_pytorch_model.safetensors",
+        "diffusion_pytorch_model.bin",
+        "adapter_model.safetensors",
+        "adapter_model.bin",
+        "consolidated.safetensors",
+        "model.fp16.safetensors",
+        "anything.safetensors",
+    ],
+)
+def test_a_folder_with_one_model_is_opened(tmp_path, name):
+    one(tmp_path, name)
+    (tmp_path / "config.json").write_text("{}")
+    ck = ckptools.open(tmp_path)
+    assert (ck.format, ck.whole, ck.problems, list(ck.model)) == ("hugging_face", True, (), ["w"])
+
+
+def test_several_models_are_listed_and_none_is_taken(tmp_path):
+    one(tmp_path, "a.safetensors")
+    one(tmp_path, "b.safetensors")
+    with pytest.raises(UsageError, match=r"holds 2 models; name the one you mean: a\.safetensors, b\.safetensors"):
+        ckptools.open(tmp_path)
+    assert list(ckptools.open(tmp_path / "b.safetensors").model) == ["w"]
+
+
+@pytest.mark.parametrize(
+    ("taken", "left", "severity"),
+    [
+        ("model.safetensors", "consolidated.safetensors", "note"),
+        ("model.safetensors", "pytorch_model.bin", "note"),
+        ("model.safetensors", "model.fp16.safetensors", "note"),
+        ("model.safetensors", "adapter_model.safetensors", "note"),
+        ("model.safetensors", "vision.safetensors", "note"),
+        ("model.safetensors", "model-00001-of-00001.safetensors", "warning"),
+        ("diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.fp16.safetensors", "note"),
+    ],
+)
+def test_of_several_spellings_one_is_taken_and_the_other_is_told(tmp_path, taken, left, severity):
+    one(tmp_path, taken, "taken")
+    one(tmp_path, left, "left")
+    ck = ckptools.open(tmp_path)
+    (problem,) = ck.problems
+    assert (list(ck.model), ck.whole, problem.code, problem.severity) == (["taken"], True, "CK013", severity)
+    assert left in problem.message and taken in problem.message
+
+
+def test_an_index_goes_before_a_single_file_which_is_told(llama):
+    one(llama, "model.safetensors", "old")
+    ck = ckptools.open(llama)
+    assert "old" not in ck.model
+    assert [(p.code, p.severity) for p in ck.problems] == [("CK013", "warning")]
+
+
+def test_two_variants_or_two_sets_of_numbers_are_for_the_user_to_choose(tmp_path):
+    one(tmp_path / "a", "model.fp16.safetensors")
+    one(tmp_path / "a", "model.bf16.safetensors")
+    one(tmp_path / "b", part(1, of=1))
+    one(tmp_path / "b", part(1, of=2))
+    for folder in ("a", "b"):
+        with pytest.raises(UsageError, match="holds 2 models"):
+            ckptools.open(tmp_path / folder)
+
+
+def test_the_models_of_one_accelerate_run_are_read_side_by_side(tmp_path):
+    one(tmp_path, "model.safetensors", "w")
+    one(tmp_path, "model_1.safetensors", "v")
+    ck = ckptools.open(tmp_path)
+    assert list(ck.tree) == ["model", "model_1"] and list(ck.model) == ["model.w", "model_1.v"]
+
+
+@pytest.mark.parametrize("name", ["optimizer.bin", "training_args.bin", "tokenizer.bin", "shard.bin"])
+def test_other_bin_files_make_no_model(tmp_path, name):
+    one(tmp_path, name)
+    with pytest.raises(UnknownFormatError):
+        ckptools.open(tmp_path)
+
+
+def test_numbered_bins_without_an_index_are_joined(gpt2):
+    (gpt2 / "pytorch_model.bin.index.json").unlink()
+    ck = ckptools.open(gpt2 / "pytorch_model-00002-of-00004.bin")
+    assert (ck.whole, len(ck.model), ck.saved_as) == (True, 29, "4 .bin, every tensor whole")
+
+
+def test_a_file_that_holds_no_names_cannot_be_joined(gpt2):
+    torch.save([1, 2], gpt2 / "pytorch_model-00002-of-00004.bin")
+    with pytest.raises(ReadError, match="holds a list, not the names and tensors"):
+        ckptools.open(gpt2)
+
+
+# -- with the state of a training ------------------------------------------------------------------------------------
+
+
+def test_a_trainer_folder_is_one_checkpoint_with_its_companions(tmp_path):
+    ck = ckptools.open(trainer_folder(tmp_path / "checkpoint-3", world=4))
+    assert [(s.name, s.kind) for s in ck.sections] == [
+        ("model", "model"),
+        ("optimizer", "optimizer"),
+        ("scheduler", "scheduler"),
+        ("rng", "rng"),
+        ("trainer_state", "other"),
+    ]
+    assert (ck.name, ck.step.value, ck.world_size.value, ck.whole) == ("checkpoint-3", 3, 4, True)
+    assert ck.saved_as == "one .safetensors, every tensor whole; training state beside it"
+
+
+def test_parameters_are_not_named_by_an_order_that_safetensors_have_lost(tmp_path):
+    ck = ckptools.open(trainer_folder(tmp_path, world=1))
+    naming = ck.optimizers["optimizer"].naming
+    assert (naming.by, naming.names) == ("shape", {0: "0.weight", 4: "2.weight", 5: "2.bias"})
+
+
+def test_a_file_opened_by_name_is_the_model_alone(tmp_path):
+    folder = trainer_folder(tmp_path, world=1)
+    assert set(ckptools.open(folder / "model.safetensors").tree) == set(load_file(folder / "model.safetensors"))
+
+
+def test_everything_is_consolidated_with_its_values(tmp_path):
+    folder = trainer_folder(tmp_path / "in", world=2)
+    ckptools.consolidate(folder, tmp_path / "all.pt")
+    tree = torch.load(tmp_path / "all.pt", weights_only=True)
+    assert tree["trainer_state"]["global_step"] == 3 and list(tree["rng"]) == [0, 1]
+    moments = torch.load(folder / "optimizer.pt", weights_only=True)["state"]
+    assert torch.equal(tree["optimizer"]["state"][2]["exp_avg"], moments[2]["exp_avg"])
+    model = load_file(folder / "model.safetensors")
+    assert all(torch.equal(tree["model"][k], t) for k, t in model.items())
+
+
+def test_a_damaged_optimizer_does_not_keep_the_model_from_being_written(tmp_path):
+    folder = trainer_folder(tmp_path / "in", world=1)
+    (folder / "optimizer.pt").write_bytes((folder / "optimizer.pt").read_bytes()[:500])
+    ck = ckptools.open(folder)
+    assert not ck.whole and [(p.code, p.tensor) for p in ck.problems] == [("CK002", "optimizer")]
+    ck.consolidate(tmp_path / "m.safetensors")
+    assert set(load_file(tmp_path / "m.safetensors")) == set(load_file(folder / "model.safetensors"))
+    with pytest.raises(NotWholeError, match=r"optimizer\.pt"):
+        ck.consolidate(tmp_path / "all.pt")
