@@ -39,12 +39,13 @@ from ckptools.formats import (
 from ckptools.formats.deepspeed_files import Files, same_file_twice
 from ckptools.formats.deepspeed_layout import EXPERTS, MAX_WORLD, Placed, lay
 from ckptools.formats.deepspeed_names import find_tag, looks_like, names_in
-from ckptools.formats.deepspeed_runs import Run
+from ckptools.formats.deepspeed_ranks import Ranks, expected_bytes, listed, model_parallel
+from ckptools.formats.deepspeed_runs import Run, Where
 from ckptools.formats.deepspeed_states import LAYOUT
 from ckptools.formats.deepspeed_tensors import Joining, pieces_of_frozen
 from ckptools.formats.merge import Merge
 from ckptools.formats.options import Options
-from ckptools.model import Fact, Problem, RankFile, Tensor, tensors_in
+from ckptools.model import Fact, Problem, Tensor, tensors_in
 from ckptools.sections import find_sections
 from ckptools.steps import find_step
 
@@ -76,29 +77,29 @@ def read(path: Path, options: Options) -> Checkpoint:
     folder = find_tag(path, options.follow_symlinks)
     if (folder / "zero").is_dir():
         return deepspeed_universal.read(path, folder, options, started)
-    files = Files(names_in(folder, options.follow_symlinks), options, path)
-    return _Opening(path, folder, files).checkpoint(started)
+    files = Files(folder, names_in(folder, options.follow_symlinks), options, path)
+    return _Opening(path, files).checkpoint(started)
 
 
 class _Opening:
     """The steps of opening one tag folder, with what they find on the way."""
 
-    def __init__(self, path: Path, folder: Path, files: Files) -> None:
-        self.path, self.folder, self.files = path, folder, files
+    def __init__(self, path: Path, files: Files) -> None:
+        self.path, self.files = path, files
         self.all_ranks = files.options.all_ranks
         self.problems: list[Problem] = []
         self.merge = Merge()
         self._read()
         self.models, self.optims = files.models(), files.optims()
         if not self.models:
-            first = next((n.path for n in files.of("model")), folder)
+            first = next((n.path for n in files.of("model")), files.folder)
             raise ReadError(first, files.why.get(first, "").removeprefix(f"{first}: ") or NO_MODEL)
         self.base = self.models[min(self.models)]
         self.sharded = any(o.sharded for o in self.optims.values()) or any(n.dp is not None for n in files.of("model"))
-        self.tp, self.mps = self._tensor_parallel(), self._model_parallel()
-        self.placed = {mp: self._lay(mp) for mp in range(self.mps)}
-        self.dp = max([self.base.number("dp_world_size") or 1, *(p.world for p in self.placed.values())])
-        self.world = self.dp * self.mps
+        mps, tp = model_parallel(files, self.models)
+        self.placed = {mp: self._lay(mp) for mp in range(mps)}
+        dp = max([self.base.number("dp_world_size") or 1, *(p.world for p in self.placed.values())])
+        self.ranks = Ranks(min(dp, MAX_WORLD), mps, tp)
 
     def _read(self) -> None:
         """One file of each kind and model-parallel rank, or all of them; and every layer."""
@@ -113,26 +114,6 @@ class _Opening:
             # Without param_shapes only the mappings of all ranks together tell the order of the parameters.
             files.read(files.of("optim"))
 
-    def _tensor_parallel(self) -> int:
-        """Over how many ranks each weight is cut, beside ZeRO's own cutting."""
-        layers = self.files.of("layer")
-        stated = self.base.tree.get("checkpoint_parallel_dimensions")
-        degree = stated.get("tp_degree") if isinstance(stated, dict) else None
-        if layers or self.base.module is None:
-            degree = max(len({n.axes for n in layers}), degree if type(degree) is int else 1)
-        elif type(degree) is not int:
-            degree = self._found_model_parallel()
-        return max(1, min(degree, MAX_WORLD))
-
-    def _found_model_parallel(self) -> int:
-        found = [n.mp for n in (*self.files.of("model"), *self.files.of("optim")) if n.mp is not None]
-        return max(found, default=0) + 1
-
-    def _model_parallel(self) -> int:
-        """Pipeline stages times tensor-parallel ranks."""
-        stated = max((m.number("mp_world_size") or 1 for m in self.models.values()), default=1)
-        return min(max(stated, self._found_model_parallel()), MAX_WORLD)
-
     def _lay(self, mp: int) -> Placed:
         optims = {dp: o for (m, dp), o in self.optims.items() if m == mp}
         model = next((m for (of, _), m in sorted(self.models.items()) if of == mp), None)
@@ -141,27 +122,25 @@ class _Opening:
         absent = [dp for dp in range(min(max(counts), MAX_WORLD)) if dp not in here][:MAX_ABSENT]
         return lay(mp, model, optims, sorted({d for d in here if d < max(counts)} | set(absent)))
 
-    def rank_of(self, mp: int, dp: int) -> int:
-        """The global rank: tensor-parallel ranks next to each other, then ZeRO's, then pipeline stages."""
-        stage, slice_ = divmod(mp, self.tp)
-        return (stage * self.dp + dp) * self.tp + slice_
-
     def checkpoint(self, started: float) -> Checkpoint:
         """Put everything together."""
-        joining = Joining(self.placed, self.optims, lambda where: self.rank_of(*where[:2]), self.world)
-        if self.tp > 1:
-            joining.refused = dict.fromkeys(joining.shapes, TENSOR_PARALLEL.format(self.tp))
+        joining = Joining(self.placed, self.optims, self._rank_of, self.ranks.world)
+        if self.ranks.tp > 1:
+            joining.refused = dict.fromkeys(joining.shapes, TENSOR_PARALLEL.format(self.ranks.tp))
+        else:
+            joining.check_shapes()
         tree = self._tree(joining)
-        files = tuple(self._files())
+        files = tuple(listed(self.files, self.ranks, self._worlds(), self.sharded, self._prefix()))
         sections = find_sections(tree)
         differing = {**joining.differing, **self.merge.differing}
-        self.problems += rank_checks.of_files(files, self.files.why, self.world, True)
+        self.problems += rank_checks.of_files(files, self.files.why, self.ranks.world, True)
         for mp, placed in self.placed.items():
-            ranked = ((p, None if p.rank is None else self.rank_of(mp, p.rank)) for p in placed.problems)
+            ranked = ((p, None if p.rank is None else self.ranks.of(mp, p.rank)) for p in placed.problems)
             self.problems += (replace(p, rank=rank) for p, rank in ranked)
         self.problems += [*joining.problems, *self.merge.problems]
         self.problems += rank_checks.of_values(differing, sections)
-        self.problems += same_file_twice(self.optims, self._held(), self.rank_of)
+        self.problems += self._beyond()
+        self.problems += same_file_twice(self.optims, self._held(), self.ranks.of)
         told = {p.message for p in self.problems}
         notes = ((path, t) for path, t in tensors_in(tree) if t.note not in told)
         self.problems += rank_checks.of_tensors(notes)
@@ -169,20 +148,28 @@ class _Opening:
         cost = ReadCost(len(saved), time.perf_counter() - started, sum(s.bytes_read for s in saved))
         return Checkpoint(
             path=self.path,
-            name=self.folder.name,
+            name=self.files.folder.name,
             format=NAME,
             saved_as=self._saved_as(),
             tree=tree,
             files=files,
             world_size=self._world_size(),
-            step=find_step(self.folder, tuple(s for s in sections if s.path == ("global_steps",))),
+            step=find_step(self.files.folder, tuple(s for s in sections if s.path == ("global_steps",))),
             problems=tuple(sorted(self.problems, key=lambda p: ("error", "warning", "note").index(p.severity))),
             names=tuple(dict.fromkeys(n for s in saved for n in s.names)),
             all_ranks=self.all_ranks,
             differing=rank_checks.per_rank(differing, sections),
-            bytes_expected=_expected_bytes(files),
+            bytes_expected=expected_bytes(files),
             cost=cost,
         )
+
+    def _beyond(self) -> Iterator[Problem]:
+        """Optimizer states of more ranks than the parameters are cut over, which are left from another save."""
+        for name in self.files.of("optim"):
+            mp, dp, world = name.mp or 0, name.dp or 0, self._worlds().get(name.mp or 0, 0)
+            if world <= dp < self.ranks.dp:
+                text = f"{name.path.name} is rank {dp} of a group of {world}"
+                yield Problem("CK009", "error", text, self.ranks.of(mp, dp))
 
     def _held(self) -> dict[tuple[int, int], int]:
         """How many elements of parameters each rank holds."""
@@ -203,7 +190,7 @@ class _Opening:
         if clashing:
             tree["client_state"] = clashing
         if self.optims:
-            ranked = [(self.rank_of(*place), optim.others()) for place, optim in self.optims.items()]
+            ranked = [(self.ranks.of(*place), optim.others()) for place, optim in self.optims.items()]
             tree["zero_optimizer"] = self.merge.trees(sorted(ranked, key=lambda r: r[0]), ("zero_optimizer",))
         return tree
 
@@ -214,7 +201,7 @@ class _Opening:
         for place, model in sorted(self.models.items()):
             own = ("buffer_names", "shared_params") if model is not self.base else ()
             kept = {k: v for k, v in model.tree.items() if k not in (*LAYOUT, "optimizer", *own)}
-            ranked.append((self.rank_of(*place), kept))
+            ranked.append((self.ranks.of(*place), kept))
         rest = self.merge.trees(sorted(ranked, key=lambda r: r[0]))
         if optimizers:
             rest["optimizer"] = optimizers[0] if list(optimizers) == [0] else _by_stage(optimizers)
@@ -227,18 +214,18 @@ class _Opening:
         if self.base.module is None:
             model = self._pipeline(joining, low)
         else:
-            modules = [(self.rank_of(*p), m.module or {}) for p, m in sorted(self.models.items()) if p[0] == 0]
+            modules = [(self.ranks.of(*p), m.module or {}) for p, m in sorted(self.models.items()) if p[0] == 0]
             self.problems += deepspeed_module.differing(modules)
+            self.problems += deepspeed_module.other_shapes(self.base, joining.shapes, self.sharded)
             shapes = {**joining.shapes, **self.base.frozen}
             masters = joining.masters_by_name() if not low else {}
-            model = (
-                deepspeed_module.module_model(self.base, shapes, self.sharded)
-                if low
-                else deepspeed_module.fp32_model(self.base, masters, self._frozen(), self.sharded)
-            )
+            if low:
+                model = deepspeed_module.module_model(self.base, shapes, self.sharded)
+            else:
+                model = deepspeed_module.fp32_model(self.base, masters, self._frozen(), self.sharded)
         model |= {fqn: t if low else replace(t, shards=(), note=EXPERTS) for fqn, t in self._experts(model)}
-        if self.tp > 1:
-            why = TENSOR_PARALLEL.format(self.tp)
+        if self.ranks.tp > 1:
+            why = TENSOR_PARALLEL.format(self.ranks.tp)
             return {k: replace(v, shards=(), note=why) if isinstance(v, Tensor) else v for k, v in model.items()}
         return model
 
@@ -256,13 +243,13 @@ class _Opening:
         """Frozen parameters of ZeRO-3, from the pieces in every rank's model states."""
         if not self.sharded:
             return {}
-        world, found = self.placed[0].world or self.dp, {}
+        world, found = self.placed[0].world or self.ranks.dp, {}
         pieces = {dp: m.fragments for (mp, dp), m in self.models.items() if mp == 0}
         for fqn, shape in self.base.frozen.items():
             held = {(0, dp, 0): of_one[fqn] for dp, of_one in pieces.items() if fqn in of_one}
             cut = ((dp, deepspeed_stage3.piece(prod(shape), world, dp)) for dp in range(min(world, MAX_WORLD)))
             runs = (Run(fqn, start, n, (0, dp, 0), 0) for dp, (start, n) in cut if n)
-            found[fqn] = pieces_of_frozen(shape, held, runs, lambda w: self.rank_of(*w[:2]), self.world)
+            found[fqn] = pieces_of_frozen(shape, held, runs, self._rank_of, self.ranks.world)
         return found
 
     def _experts(self, model: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
@@ -279,36 +266,18 @@ class _Opening:
             text = "the fp32 copy in optimizer has no names and is not used; the model is the module's own weights"
             yield Problem("CK106", "note", text)
 
-    def _files(self) -> Iterator[RankFile]:
-        """Every file, found or missing."""
-        parts: set[tuple[str, int, int]] = set()
-        for name in self.files.names:
-            by_rank = name.part in ("model", "optim")
-            rank = self.rank_of(name.mp or 0, name.dp or 0) if by_rank else None
-            parts.add((name.part, name.mp or 0, name.dp or 0))
-            yield self.files.status(name.path, rank, name.part if by_rank else name.path.name.partition("-model_st")[0])
-        for part, mp, dp, path in self._expected():
-            if (part, mp, dp) not in parts:
-                yield RankFile(path, self.rank_of(mp, dp), part, "missing", 0, None)
+    def _rank_of(self, where: Where) -> int:
+        return self.ranks.of(*where[:2])
 
-    def _expected(self) -> Iterator[tuple[str, int, int, Path]]:
-        """`(part, mp, dp, path)` of the files that must be there."""
-        zero = self.optims or any(m.groups is not None for m in self.models.values())
-        for mp in range(self.mps):
-            world = self.placed[mp].world or self.placed[0].world or self.dp
-            for dp in range(min(world, MAX_WORLD)):
-                if dp == 0 or self.sharded:
-                    head = f"zero_pp_rank_{dp}_" if self.sharded else ""
-                    yield "model", mp, dp, self.folder / f"{head}mp_rank_{mp:02d}_model_states.pt"
-                if zero:
-                    yield (
-                        "optim",
-                        mp,
-                        dp,
-                        self.folder / f"{self._prefix()}zero_pp_rank_{dp}_mp_rank_{mp:02d}_optim_states.pt",
-                    )
+    def _worlds(self) -> dict[int, int]:
+        """How many ranks each model-parallel rank's parameters are cut over; a missing one's like the others'."""
+        usual = next((p.world for p in self.placed.values() if p.world), self.ranks.dp)
+        return {mp: placed.world or usual for mp, placed in self.placed.items()}
 
-    def _prefix(self) -> str:
+    def _prefix(self) -> str | None:
+        """What the names of the optimizer states begin with; None without ZeRO."""
+        if not self.optims and all(m.groups is None for m in self.models.values()):
+            return None
         named = next((n.path.name.partition("zero_pp")[0] for n in self.files.of("optim")), None)
         return named if named is not None else "bf16_" if self._precision() == "bf16" else ""
 
@@ -321,18 +290,18 @@ class _Opening:
         stage = self.base.config("zero_optimization", "stage") if stage is None else stage
         stage = stage if type(stage) is int else 0
         told = [f"DeepSpeed ZeRO-{stage}", self._precision()]
-        told += [f"pipeline of {self.mps // self.tp} stages"] if self.base.module is None else []
-        told += [f"tensor parallel over {self.tp}"] if self.tp > 1 else []
+        told += [f"pipeline of {self.ranks.stages} stages"] if self.base.module is None else []
+        told += [f"tensor parallel over {self.ranks.tp}"] if self.ranks.tp > 1 else []
         told += ["experts in files of their own"] if self.files.of("expert") else []
         return ", ".join(told)
 
     def _world_size(self) -> Fact:
-        counts = {p.world * self.mps for p in self.placed.values() if p.world}
-        stated = (self.base.number("dp_world_size") or 0) * self.mps
-        sources = (["partition_count"] if self.world in counts else []) + (["dp_world_size"] if stated else [])
-        return Fact(
-            self.world, tuple(sources) or ("files found",), agree=max(counts, default=0) <= (stated or self.world)
-        )
+        world = self.ranks.world
+        cut = {p.world * self.ranks.mps for p in self.placed.values() if p.world}
+        stated = (self.base.number("dp_world_size") or 0) * self.ranks.mps
+        sources = (["partition_count"] if world in cut else []) + (["dp_world_size"] if stated else [])
+        agree = not stated or max(cut, default=0) <= stated
+        return Fact(world, tuple(sources) or ("files found",), agree)
 
 
 NO_MODEL = "holds no model states (*_model_states.pt), and only they tell the names and shapes of the parameters"
@@ -342,13 +311,3 @@ MAX_ABSENT = 256
 
 def _by_stage(optimizers: dict[int, Any]) -> dict[str, Any]:
     return {f"mp_rank_{mp:02d}": optimizer for mp, optimizer in sorted(optimizers.items())}
-
-
-def _expected_bytes(files: tuple[RankFile, ...]) -> int | None:
-    """Bytes of all files, if every missing or cut one were as large as the others of its part."""
-    sizes: dict[str, list[int]] = {}
-    for file in files:
-        if file.status in ("read", "seen"):
-            sizes.setdefault(file.part, []).append(file.nbytes)
-    absent = (sorted(sizes[f.part]) for f in files if f.status not in ("read", "seen") and f.part in sizes)
-    return sum(map(sum, sizes.values())) + sum(of_part[len(of_part) // 2] for of_part in absent)

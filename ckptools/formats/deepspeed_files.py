@@ -29,6 +29,7 @@ class Files:
     """The files of a tag folder.
 
     Attributes:
+        folder: the tag folder.
         names: all of them.
         options: how they are opened.
         must: the file that a caller named; an error in it is the caller's.
@@ -36,6 +37,7 @@ class Files:
         why: what is wrong with those that could not be.
     """
 
+    folder: Path
     names: list[StateName]
     options: Options
     must: Path
@@ -150,7 +152,7 @@ def same_file_twice(
     for place, optim in sorted(optims.items()):
         sums = [_checksum(t) for _, t in tensors_in([optim.masters, optim.slots])]
         told = tuple(s for s in sums if s is not None)
-        trained = any(n > 1 and crc != _zeros(n * 4) for crc, n in told[len(optim.masters) :])
+        trained = any(nbytes > 8 and crc != _zeros(nbytes) for crc, nbytes in told[len(optim.masters) :])
         if len(told) < len(sums) or held.get(place, 0) < MIN_HELD or not trained:
             continue
         twin = seen.setdefault((place[0], *told), place)
@@ -161,7 +163,7 @@ def same_file_twice(
 
 def _checksum(tensor: Tensor) -> tuple[int, int] | None:
     source = tensor.shards[0].source if len(tensor.shards) == 1 else None
-    return (source.crc, tensor.numel) if source is not None and source.crc else None
+    return (source.crc, tensor.nbytes) if source is not None and source.crc else None
 
 
 def _zeros(nbytes: int) -> int:

@@ -32,7 +32,7 @@ def aliases(model: ModelStates, stored: Mapping[str, Any]) -> dict[str, str]:
 
     Args:
         model: model states of rank 0, the only one whose `shared_params` is filled in.
-        stored: the parameters that the optimizer has.
+        stored: the parameters that are stored elsewhere than in `module`.
     """
     told = {alias: name for alias, name in model.shared.items() if name in stored and alias not in stored}
     module = model.module or {}
@@ -58,17 +58,18 @@ def fp32_model(
         frozen: frozen parameters that were put together from pieces.
         sharded: whether `module` may hold placeholders (ZeRO-3).
     """
-    other_names = aliases(model, masters)
+    stored = {**frozen, **masters}
+    other_names = aliases(model, stored)
     found: dict[str, Any] = {}
     for fqn, value in (model.module or {}).items():
         name = other_names.get(fqn, fqn)
-        if name in masters or name in frozen:
-            found[fqn] = masters[name] if name in masters else frozen[name]
+        if name in stored:
+            found[fqn] = stored[name]
         elif sharded and _is_placeholder(fqn, value, model):
             found[fqn] = replace(value, shards=(), note=UNKNOWN)
         else:
             found[fqn] = value
-    rest = {**masters, **frozen, **{alias: masters[name] for alias, name in other_names.items()}}
+    rest = {**stored, **{alias: stored[name] for alias, name in other_names.items()}}
     return found | {fqn: tensor for fqn, tensor in rest.items() if fqn not in found}
 
 
@@ -96,6 +97,14 @@ def differing(modules: Sequence[tuple[int, Mapping[str, Any]]]) -> Iterator[Prob
         if odd is not None:
             text = f"differs between ranks; rank {first}'s copy is taken, the only one that stages 0 to 2 save"
             yield Problem("CK105", "warning", text, odd, f"model.{fqn}")
+
+
+def other_shapes(model: ModelStates, shapes: Mapping[str, Ints], sharded: bool) -> Iterator[Problem]:
+    """Parameters whose shape in `module` is not the one that the optimizer was told."""
+    for fqn, value in (model.module or {}).items() if not sharded else ():
+        if isinstance(value, Tensor) and value.shape != shapes.get(fqn, value.shape):
+            text = f"shape {list(value.shape)} in module, {list(shapes[fqn])} in param_shapes"
+            yield Problem("CK104", "error", text, None, f"model.{fqn}")
 
 
 def _checksum(value: Any) -> tuple[int, int, int] | None:

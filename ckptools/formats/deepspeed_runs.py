@@ -14,9 +14,9 @@ from itertools import pairwise
 from math import prod
 from typing import Any
 
-from ckptools.formats import spans
+from ckptools.dtypes import ITEMSIZE
 from ckptools.model import Shard, Source, Tensor
-from ckptools.regions import Box, Ints, span_boxes
+from ckptools.regions import Box, Ints, contiguous_strides, span_boxes
 
 Where = tuple[int, int, int]
 """`(mp, dp, group)`: whose flat tensor, and which of them."""
@@ -49,33 +49,54 @@ def flat_source(value: Any) -> Source | None:
     return source if source is not None and source.contiguous else None
 
 
-def joined(
-    shape: Ints, runs: Sequence[Run], flats: Mapping[Where, Source], rank_of: Callable[[Where], int]
-) -> tuple[Shard, ...]:
-    """The shards of one parameter; those whose flat tensor was not read have no source.
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A box of a parameter, and where its elements follow each other in a flat tensor.
+
+    Attributes:
+        where: the flat tensor.
+        at: index of the box's first element in it.
+        strides: of the box, packed.
+        unread: the shard as long as nobody has read the flat tensor.
+    """
+
+    where: Where
+    at: int
+    strides: Ints
+    unread: Shard
+
+
+def places(shape: Ints, runs: Sequence[Run], rank_of: Callable[[Where], int]) -> list[Place]:
+    """The boxes of all runs of a parameter.
 
     Runs that several pipeline stages hold of a tied parameter are cut at the same places, so that they are replicas.
+    A parameter without elements lies nowhere; it is placed in the first flat tensor, whose dtype it has.
     """
     if not prod(shape):
-        return tuple(_empty(shape, flats, runs, rank_of))
-    shards: list[Shard] = []
+        first = runs[0].where if runs else (0, 0, 0)
+        return [Place(first, 0, contiguous_strides(shape), Shard(Box.whole(shape), rank_of(first), None))]
+    found = []
     for run in _cut_alike(runs):
-        source, rank = flats.get(run.where), rank_of(run.where)
-        if source is None:
-            shards += (Shard(box, rank, None) for box, _ in span_boxes(shape, run.start, run.length))
-        else:
-            shards += spans.place(shape, run.start, source.part(Box((run.at,), (run.length,))), rank)
+        rank = rank_of(run.where)
+        for box, at in span_boxes(shape, run.start, run.length):
+            found.append(Place(run.where, run.at + at, contiguous_strides(box.sizes), Shard(box, rank, None)))
+    return found
+
+
+def joined(placed: Iterable[Place], flats: Mapping[Where, Source]) -> tuple[Shard, ...]:
+    """The shards of a parameter, or of one slot of its state; without a source where the flat tensor was not read."""
+    shards = []
+    for place in placed:
+        flat = flats.get(place.where)
+        shards.append(place.unread if flat is None else _found(place, flat))
     return tuple(shards)
 
 
-def _empty(
-    shape: Ints, flats: Mapping[Where, Source], runs: Sequence[Run], rank_of: Callable[[Where], int]
-) -> Iterator[Shard]:
-    """A parameter without elements lies nowhere; any flat tensor says its dtype."""
-    where = next((run.where for run in runs if run.where in flats), None)
-    where = next(iter(flats), None) if where is None else where
-    if where is not None:
-        yield Shard(Box.whole(shape), rank_of(where), flats[where].part(Box((0,), (0,))).reshaped(shape))
+def _found(place: Place, flat: Source) -> Shard:
+    # Made without dataclasses.replace: ZeRO-3 has a hundred thousand of them.
+    offset, box = flat.offset + place.at * ITEMSIZE[flat.dtype], place.unread.box
+    source = Source(flat.path, offset, flat.dtype, box.sizes, place.strides, flat.record, flat.record_span, flat.crc)
+    return Shard(box, place.unread.rank, source)
 
 
 def _cut_alike(runs: Sequence[Run]) -> Iterable[Run]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckptools.formats.deepspeed_layout import Placed
-from ckptools.formats.deepspeed_runs import Run, Where, flat_source, joined
+from ckptools.formats.deepspeed_runs import Place, Run, Where, flat_source, joined, places
 from ckptools.formats.deepspeed_states import OptimStates, group_of_ids
 from ckptools.formats.merge import Merge, same_value
 from ckptools.model import KeyPath, Problem, Source, Tensor
@@ -67,8 +67,11 @@ class Joining:
             self._take(placed[mp], mp, dp, optim)
         self.shapes: dict[str, Ints] = {}
         self.refused: dict[str, str] = {}
+        self._known: dict[str, list[Place]] = {}
         for one in placed.values():
-            self._add_shapes(one)
+            for fqn, shape in one.shapes.items():
+                self.shapes.setdefault(fqn, shape)
+            self.refused |= one.refused
 
     def _take(self, placed: Placed, mp: int, dp: int, optim: OptimStates) -> None:
         """Sort what one rank's file holds by group and slot."""
@@ -81,12 +84,14 @@ class Joining:
             for name, value in entry.items():
                 _sort(self.slots.setdefault(str(name), Slot()), str(name), (mp, dp, k), value, {length, stored})
 
-    def _add_shapes(self, placed: Placed) -> None:
-        for fqn, shape in placed.shapes.items():
-            if self.shapes.setdefault(fqn, shape) != shape:
-                text = f"shape {list(shape)} on model-parallel rank {placed.mp}, {list(self.shapes[fqn])} on another"
-                self.problems.append(Problem("CK104", "error", text, None, fqn))
-        self.refused |= placed.refused
+    def check_shapes(self) -> None:
+        """Pipeline stages that hold one parameter must agree on its shape; tensor-parallel ranks need not."""
+        for one in self.placed.values():
+            for fqn, shape in one.shapes.items():
+                if shape != self.shapes[fqn]:
+                    text = f"shape {list(shape)} on model-parallel rank {one.mp}, {list(self.shapes[fqn])} on another"
+                    self.problems.append(Problem("CK104", "error", text, None, f"model.{fqn}"))
+                    self.refused[fqn] = text
 
     def masters_by_name(self) -> dict[str, Tensor]:
         """The fp32 copy of every trainable parameter."""
@@ -95,14 +100,19 @@ class Joining:
     def tensor(self, fqn: str, flats: Mapping[Where, Source]) -> Tensor:
         """One parameter, or one slot of its state, from the flat tensors that hold it."""
         shape, note = self.shapes[fqn], self.refused.get(fqn, "")
-        runs = [] if note else [run for one in self.placed.values() for run in one.runs.get(fqn, ())]
-        dtype = self._dtype(fqn, runs, flats)
-        shards = () if note else joined(shape, runs, flats, self.rank_of)
-        return Tensor(shape, dtype, shards, "flat_pieces", world_size=self.world, note=note)
+        listed = [] if note else self._places(fqn)
+        dtype = self._dtype(fqn, listed, flats)
+        return Tensor(shape, dtype, joined(listed, flats), "flat_pieces", world_size=self.world, note=note)
 
-    def _dtype(self, fqn: str, runs: Sequence[Run], flats: Mapping[Where, Source]) -> str:
-        sources = {run.where: flats[run.where] for run in runs if run.where in flats}
-        dtypes = {source.dtype: where for where, source in sources.items()}
+    def _places(self, fqn: str) -> list[Place]:
+        """Where a parameter lies; the same for its fp32 copy and every slot of its state."""
+        if fqn not in self._known:
+            runs = [run for one in self.placed.values() for run in one.runs.get(fqn, ())]
+            self._known[fqn] = places(self.shapes[fqn], runs, self.rank_of)
+        return self._known[fqn]
+
+    def _dtype(self, fqn: str, listed: Sequence[Place], flats: Mapping[Where, Source]) -> str:
+        dtypes = {flats[p.where].dtype: p.where for p in listed if p.where in flats}
         if len(dtypes) > 1:
             a, b = list(dtypes)[:2]
             rank = self.rank_of(dtypes[b])
@@ -228,4 +238,4 @@ def pieces_of_frozen(
     if short is not None:
         note = f"rank {short.where[1]}: {flats[short.where].shape[0]} elements of a piece of {short.length}; damaged"
         return Tensor(shape, dtype, (), "flat_pieces", note=note)
-    return Tensor(shape, dtype, joined(shape, listed, flats, rank_of), "flat_pieces", world_size=world)
+    return Tensor(shape, dtype, joined(places(shape, listed, rank_of), flats), "flat_pieces", world_size=world)

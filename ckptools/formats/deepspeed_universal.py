@@ -58,7 +58,7 @@ def read(path: Path, folder: Path, options: Options, started: float) -> Checkpoi
         ReadError: the file that was named cannot be read.
         UnsafePathError: a file is a link out of the folder.
     """
-    files = Files(names_in(folder, options.follow_symlinks), options, path)
+    files = Files(folder, names_in(folder, options.follow_symlinks), options, path)
     return _Opening(path, folder, files, _atoms(folder, options.follow_symlinks)).checkpoint(started)
 
 
@@ -107,7 +107,7 @@ class _Opening:
         tree = self._tree()
         files = tuple(self._files())
         sections = find_sections(tree)
-        self.problems += rank_checks.of_files(files, self.files.why, 1, True)
+        self.problems += self._of_files(files)
         self.problems += rank_checks.of_tensors(tensors_in(tree))
         saved = self.files.saved.values()
         world = (self.base.number("dp_world_size") or 1) * (self.base.number("mp_world_size") or 1)
@@ -126,6 +126,16 @@ class _Opening:
             bytes_expected=rank_checks.expected_bytes(files),
             cost=ReadCost(len(saved), time.perf_counter() - started, sum(s.bytes_read for s in saved)),
         )
+
+    def _of_files(self, files: tuple[RankFile, ...]) -> Iterator[Problem]:
+        """Missing and damaged files, by their path in the folder: many are called the same."""
+        for file in files:
+            name = file.path.relative_to(self.folder)
+            if file.status == "missing":
+                yield Problem("CK001", "error", f"no file {name}", None, f"model.{name.parent.name}")
+            elif file.status in ("cut", "bad"):
+                why = self.files.why[file.path].removeprefix(f"{file.path}: ")
+                yield Problem("CK002", "error", f"{name} {why}")
 
     def _tree(self) -> dict[Any, Any]:
         common = self.files.saved[self.common].tree if self.common in self.files.saved else {}
