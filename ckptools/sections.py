@@ -22,6 +22,9 @@ RNG_WORDS = (
     "random_states",
     "rng_state",
     "rng_states",
+    "random_rng_state",
+    "np_rng_state",
+    "rng_tracker_states",
     "cuda_rng_state",
     "torch_rng_state",
 )

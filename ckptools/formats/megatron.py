@@ -28,6 +28,7 @@ from ckptools.errors import ReadError
 from ckptools.formats import megatron_checks, megatron_run, rank_checks
 from ckptools.formats.megatron_grid import (
     FOLDER,
+    MAX_RANKS,
     MODEL_FILES,
     Coordinates,
     Member,
@@ -54,10 +55,10 @@ KNOWN_BY = "mp_rank_* folders with model_optim_rng.pt, in iter_* or release, bel
 
 
 def detect(path: Path) -> bool:
-    """A run, an iteration, a folder of one model-parallel rank, or the file in it."""
+    """A run, an iteration, a folder of one model-parallel rank, or the file in it, wherever that lies."""
     if path.is_dir() and not FOLDER.fullmatch(path.name):
         return megatron_run.looks_like_run(path, holds_members)
-    return _iteration_above(path) is not None
+    return _iteration_above(path) is not None or _lone(path)
 
 
 def read(path: Path, options: Options) -> Checkpoint:
@@ -69,11 +70,19 @@ def read(path: Path, options: Options) -> Checkpoint:
     """
     started = time.perf_counter()
     inside = _iteration_above(path)
+    if inside is None and _lone(path):
+        alone = Member(path, (0,))
+        return _Opening(path, path.parent, [alone], alone, options).checkpoint(started)
     folder = inside or megatron_run.find(path, holds_members, options.follow_symlinks)
     found = members(folder, options.follow_symlinks)
     asked = next((m for m in found if path in (m.path, m.path.parent)), found[0])
     opening = _Opening(path, folder, [asked] if options.only_this_file and inside else found, asked, options)
     return opening.checkpoint(started)
+
+
+def _lone(path: Path) -> bool:
+    """Whether it is the file of a rank, taken out of its folder."""
+    return path.name in MODEL_FILES and path.is_file()
 
 
 def _iteration_above(path: Path) -> Path | None:
@@ -95,6 +104,13 @@ class _Opening:
         first = self._first(asked, found)
         self.args = arguments(first.tree)
         self.grid = grid_of(self.args, found)
+        if self.grid.size > MAX_RANKS:
+            raise ReadError(first.path, f"args tell of {self.grid.size} model-parallel ranks; no cluster has so many")
+        if self.grid.size > 1 and not FOLDER.fullmatch(asked.path.parent.name):
+            text = (
+                f"one of {self.grid.size} ranks' files; which one, its folder's name mp_rank_* tells: put it back there"
+            )
+            self.problems.append(Problem("CK009", "error", text))
         self.places: dict[Coordinates, Member] = {}
         for member in found:
             if self.places.setdefault(self.grid.place(member), member) is not member:

@@ -24,7 +24,7 @@ strategies/torch.py and strategies/resharding.py (core 0.11), optimizer/distrib_
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,9 @@ READS = "Megatron-LM's torch_dist checkpoints: iter_* with .metadata, metadata.j
 KNOWN_BY = "metadata.json with sharded_backend beside .metadata, in iter_* below latest_checkpointed_iteration.txt"
 
 CONFIG, COMMON = "metadata.json", "common.pt"
+WITHOUT = "optimizer"
+"""What cannot be written without what is common; the weights can."""
+
 COMMON_KEY = "common_state/shard_0_1"
 TORCH_DIST = "torch_dist"
 BACKEND = b'"sharded_backend"'
@@ -87,11 +90,11 @@ def read(path: Path, options: Options) -> Checkpoint:
     inside = path if path.is_dir() else path.parent
     holds = _holds_dcp if (inside / megatron_run.TRACKER).is_file() else _holds_config
     folder = megatron_run.find(inside, holds, options.follow_symlinks)
-    backend = _backend(folder, options)
+    config = _config(folder, options)
     found = read_folder(folder, options)
-    common, problems = _common(found, options)
+    common, problems = _common(found, config, options)
     tree = found.tree
-    if backend == TORCH_DIST:
+    if config:
         named = common.tree if common else found.flat.get(COMMON_KEY)
         stored = Stored(found.flat, found.extra.get("mcore_data"), named)
         tree = stored.tree(options.weights)
@@ -102,7 +105,7 @@ def read(path: Path, options: Options) -> Checkpoint:
         path=path,
         name=folder.resolve().name,
         format=NAME,
-        saved_as=f"Megatron-LM {backend}, {found.writer}",
+        saved_as=f"Megatron-LM {TORCH_DIST if config else 'torch_dcp'}, {found.writer}",
         tree=tree,
         files=files,
         world_size=_world(tree, found),
@@ -120,10 +123,14 @@ def read(path: Path, options: Options) -> Checkpoint:
     )
 
 
-def _backend(folder: Path, options: Options) -> str:
-    """What wrote it, by its configuration."""
+def _config(folder: Path, options: Options) -> Mapping[str, Any]:
+    """What says which backend wrote it; empty for `--ckpt-format torch_dcp`, which has none.
+
+    Raises:
+        ReadError: another backend did.
+    """
     if not (folder / CONFIG).is_file():
-        return "without metadata.json"
+        return {}
     if not options.follow_symlinks:
         check_stays_inside(folder / CONFIG, folder)
     config = read_json(folder / CONFIG)
@@ -131,25 +138,30 @@ def _backend(folder: Path, options: Options) -> str:
     if backend != TORCH_DIST:
         text = f"sharded_backend is {told(backend)}, which is not read; save it again with --ckpt-format {TORCH_DIST}"
         raise ReadError(folder / CONFIG, text)
-    return TORCH_DIST
+    return dict(config)
 
 
-def _common(found: Folder, options: Options) -> tuple[Saved | None, list[Problem]]:
+def _common(found: Folder, config: Mapping[str, Any], options: Options) -> tuple[Saved | None, list[Problem]]:
     """What is equal on every rank, where a file of its own has it."""
     path = found.path / COMMON
     if not path.exists():
-        text = f"no file {COMMON}: args, iteration, param groups and scheduler are missing; weights are not in it"
-        absent = (found.path / CONFIG).is_file() and COMMON_KEY not in found.flat
-        return None, [Problem("CK001", "warning", text)] if absent else []
+        return None, list(_without_common(found, config))
     if not options.follow_symlinks:
         check_stays_inside(path, found.path)
     try:
         saved = options.read_file(path)
     except ReadError as error:
-        return None, [Problem("CK002", "error", str(error).removeprefix(f"{found.path}/"))]
+        return None, [Problem("CK002", "error", str(error).removeprefix(f"{found.path}/"), None, WITHOUT)]
     if isinstance(saved.tree, dict):
         return saved, []
-    return None, [Problem("CK002", "error", f"{COMMON} holds a {type(saved.tree).__name__}, expected a dict")]
+    text = f"{COMMON} holds a {type(saved.tree).__name__}, expected a dict"
+    return None, [Problem("CK002", "error", text, None, WITHOUT)]
+
+
+def _without_common(found: Folder, config: Mapping[str, Any]) -> Iterator[Problem]:
+    if config and COMMON_KEY not in found.flat:
+        text = f"no file {COMMON}, which holds args, iteration, param groups and scheduler, but no weights"
+        yield Problem("CK001", "error" if "common_backend" in config else "warning", text, None, WITHOUT)
 
 
 def _world(tree: Mapping[Any, Any], found: Folder) -> Fact:

@@ -25,6 +25,7 @@ OPTIMIZER_FILES = ("distrib_optim.pt", "optim.pt")
 """Of the distributed optimizer; `optim.pt` and `model_rng.pt` are core 0.2's names."""
 
 MAX_RANKS = 1 << 16
+"""Model-parallel ranks; arguments that tell of more are not from any cluster there is."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,11 @@ class Grid:
     stage: int
     pipelined: bool
 
+    @property
+    def size(self) -> int:
+        """Model-parallel ranks."""
+        return self.tp * self.pp * self.ep
+
     def place(self, member: Member) -> Coordinates:
         """Which model-parallel rank a folder's name says."""
         tp, *rest = member.numbers
@@ -102,9 +108,7 @@ class Grid:
         return f"mp_rank_{at.tp:02d}{stage}" + (f"_{at.ep:03d}" if self.ep > 1 else "")
 
     def every(self) -> list[Coordinates]:
-        """All places; none when there are more than any cluster has."""
-        if self.tp * self.pp * self.ep > MAX_RANKS:
-            return []
+        """All places."""
         return [Coordinates(p, e, t) for p in range(self.pp) for e in range(self.ep) for t in range(self.tp)]
 
 

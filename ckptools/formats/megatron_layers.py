@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from itertools import product
 from typing import Any
 
 Chunk = Mapping[str, Any]
@@ -58,14 +59,13 @@ class Layers:
         number: number of layers of the whole model where something tells it.
 
     Attributes:
-        counts: layers per place and block, such as `decoder.layers`.
-        absent: places that no file here tells of.
+        counts: layers per block, such as `decoder.layers`, and place.
+        complete: whether the files here tell of every place.
     """
 
     def __init__(self, chunks: Mapping[Place, Chunk], stages: int, number: int | None) -> None:
-        virtual = 1 + max((chunk for chunk, _ in chunks), default=0)
-        self.order = [(chunk, stage) for chunk in range(virtual) for stage in range(stages)]
-        self.absent = [place for place in self.order if place not in chunks]
+        self.virtual, self.stages = 1 + max((chunk for chunk, _ in chunks), default=0), stages
+        self.complete = len(chunks) == self.virtual * stages
         found = {place: _indices(names) for place, names in chunks.items()}
         blocks = dict.fromkeys(b for place in found.values() for b in place)
         self.counts = {b: {place: found[place].get(b, set()) for place in found} for b in blocks}
@@ -75,9 +75,9 @@ class Layers:
         """The first number at each place; none from where on it cannot be told."""
         even = {len(indices) for indices in counts.values()}
         (each,) = even if len(even) == 1 else (None,)
-        told = each is not None and number == each * len(self.order)
+        told = each is not None and number == each * self.virtual * self.stages
         start = 0
-        for place in self.order:
+        for place in product(range(self.virtual), range(self.stages)):
             if counts.get(place, set()) != set(range(len(counts.get(place, ())))):
                 return
             yield place, start

@@ -34,7 +34,9 @@ class Model:
         args: the saved arguments.
 
     Attributes:
-        local: value by whole-model name, on each rank that was read.
+        local: name in the whole model and value, on each rank that was read.
+        pieces: its tensors, by name.
+        names: every name, layer by layer.
         problems: where ranks contradict each other.
         odd_layers: why layers have no sure number, by name.
     """
@@ -50,6 +52,8 @@ class Model:
         first = {(v, at.pp): chunk for at, c in reversed(chunks.items()) for v, chunk in enumerate(c)}
         self.layers = Layers(first, grid.pp, setting(args, "num_layers"))
         self.local = {at: list(self._named(at, c)) for at, c in chunks.items()}
+        self.pieces = {at: {n: v for n, v in c if isinstance(v, Tensor)} for at, c in self.local.items()}
+        self.names = self._names()
         self._check_number()
 
     def _check_chunks(self, counts: Mapping[Coordinates, int]) -> None:
@@ -61,7 +65,7 @@ class Model:
         """Layers that are counted against layers that the arguments tell, where there is one kind of them."""
         blocks = [b for b in self.layers.counts if not b.startswith("mtp.")]
         stated = setting(self.args, "num_layers")
-        if len(blocks) != 1 or stated is None or self.layers.absent or self.layers.total(blocks[0]) == stated:
+        if len(blocks) != 1 or stated is None or not self.layers.complete or self.layers.total(blocks[0]) == stated:
             return
         text = f"the stages hold {self.layers.total(blocks[0])} layers, args.num_layers is {stated}"
         self.problems.append(Problem("CK104", "error", text, None, f"model.{blocks[0]}"))
@@ -74,8 +78,7 @@ class Model:
                     self.odd_layers[fqn] = why
                 yield fqn, value
 
-    def names(self) -> list[str]:
-        """Every name, layer by layer."""
+    def _names(self) -> list[str]:
         found: dict[str, None] = {}
         for at in self.local:
             found.update(dict.fromkeys(fqn for fqn, _ in self.local[at]))
@@ -83,15 +86,11 @@ class Model:
 
     def held(self) -> dict[str, Held]:
         """What ranks hold, by name."""
-        gathered: dict[str, Held] = {fqn: [] for fqn in self.names()}
+        gathered: dict[str, Held] = {fqn: [] for fqn in self.names}
         for at, values in self.local.items():
             for fqn, value in values:
                 gathered[fqn].append((at, value))
         return gathered
-
-    def tensors(self, at: Coordinates) -> dict[str, Tensor]:
-        """One rank's own pieces, by name."""
-        return {fqn: v for fqn, v in self.local[at] if isinstance(v, Tensor)}
 
     def tree(self) -> tuple[dict[str, Any], dict[str, list[Any]]]:
         """The state dict, and the extra states of the ranks, which belong to each rank alone."""
@@ -128,7 +127,7 @@ class Model:
             return self.odd_layers[fqn]
         if EXPERT.fullmatch(fqn) and (self.grid.ep > 1 or self._experts_differ()):
             return EXPERTS
-        return REPLICATED if self.grid.tp == 1 else self.rules.of(fqn, dict(self.local[at]))
+        return REPLICATED if self.grid.tp == 1 else self.rules.of(fqn, self.pieces[at])
 
     def _experts_differ(self) -> bool:
         return setting(self.args, "expert_tensor_parallel_size") not in (None, self.grid.tp)

@@ -110,7 +110,7 @@ class Optimizers:
                     entry = inner.state.get(i) if inner else None
                     known = entry if isinstance(entry, Mapping) and entry else {}
                     state[k * STRIDE + i] = {MASTER: master, **known} if master is not None else known
-        naming = name_parameters({"state": state, "param_groups": groups}, self.model.tensors(at))
+        naming = name_parameters({"state": state, "param_groups": groups}, self.model.pieces[at])
         return {divmod(i, STRIDE): fqn for i, fqn in naming.names.items()}
 
     def tree(self) -> Any:
@@ -134,7 +134,7 @@ class Optimizers:
         return {"optimizer": state, **self.merge.trees(rests, ("optimizer",))} if rests else state
 
     def _state(self, k: int, inners: Mapping[Coordinates, Inner]) -> dict[str, dict[str, Any]]:
-        gathered: dict[str, dict[str, Held]] = {fqn: {} for fqn in self.model.names()}
+        gathered: dict[str, dict[str, Held]] = {fqn: {} for fqn in self.model.names}
         for at, inner in inners.items():
             for fqn, slot, value in self._entries(k, at, inner):
                 gathered.setdefault(fqn, {}).setdefault(slot, []).append((at, value))
@@ -161,7 +161,7 @@ class Optimizers:
 
     def _masters(self, k: int, at: Coordinates, inner: Inner) -> dict[Any, Tensor]:
         """The master copy of each number: those of a group are of its half-precision parameters, in order."""
-        model = self.model.tensors(at)
+        model = self.model.pieces[at]
         found: dict[Any, Tensor] = {}
         for group, masters in zip(inner.groups, inner.masters, strict=False):
             names = [(i, self.names[at].get((k, i))) for i in _ids(group)]
@@ -177,7 +177,7 @@ class Optimizers:
         tensors = [v for _, v in held if isinstance(v, Tensor)]
         if fqn.startswith("?"):
             return replace(tensors[0], note=UNNAMED)
-        own = [self.model.tensors(at).get(fqn) for at, _ in held]
+        own = [self.model.pieces[at].get(fqn) for at, _ in held]
         if all(p is not None and p.shape == t.shape for p, t in zip(own, tensors, strict=False)):
             return self.model.whole(fqn, held, slot)
         return self._scalar(held) if all(t.numel == 1 for t in tensors) else replace(tensors[0], note=UNLIKE)
@@ -193,7 +193,7 @@ class Optimizers:
     def _groups(self, k: int, inners: Mapping[Coordinates, Inner]) -> list[dict[str, Any]]:
         """Param groups by their settings: stages hold different parameters of one group."""
         found: dict[str, dict[str, Any]] = {}
-        order = {fqn: n for n, fqn in enumerate(self.model.names())}
+        order = {fqn: n for n, fqn in enumerate(self.model.names)}
         for at, inner in inners.items():
             for group in inner.groups:
                 settings = {key: v for key, v in group.items() if key != "params"}

@@ -16,7 +16,6 @@ first pattern that matches wins, before every built-in rule; `*` also matches do
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,12 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from ckptools.errors import UsageError
-from ckptools.files import File
+from ckptools.formats.json_file import read_json
 from ckptools.model import Tensor
 from ckptools.pickles.told import told
-
-MAX_RULES = 1 << 20
-"""Bytes of a rule file."""
 
 MAX_DIM = 8
 MAX_HALVES = 64
@@ -128,35 +124,24 @@ def read_rules(path: Path | None) -> Rules:
     """Read a rule file.
 
     Raises:
-        UsageError: it is none.
-        ReadError: it cannot be read.
+        UsageError: it holds something else than rules.
+        ReadError: it is no JSON, or cannot be read.
     """
     if path is None:
         return Rules()
-    with File(path) as file:
-        if file.size > MAX_RULES:
-            raise UsageError(path, f"has {file.size} bytes; a rule file has at most {MAX_RULES}")
-        data = file.read(0, file.size)
-    try:
-        pairs = json.loads(data, object_pairs_hook=_Pairs)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(path, "is no JSON; expected an object of pattern to rule") from error
-    if not isinstance(pairs, _Pairs):
+    found = read_json(path)
+    if not isinstance(found, dict):
         raise UsageError(path, 'expected an object of pattern to rule, such as {"*.experts.*": {"dim": 0}}')
-    return Rules(tuple((pattern, _rule(path, pattern, value)) for pattern, value in pairs))
-
-
-class _Pairs(list[tuple[str, Any]]):
-    """The members of a JSON object in the order of the file, none lost."""
+    return Rules(tuple((pattern, _rule(path, pattern, value)) for pattern, value in found.items()))
 
 
 def _rule(path: Path, pattern: str, value: Any) -> Rule:
     if value == "replicated":
         return Rule(None, 1, pattern)
-    keys = dict(value) if isinstance(value, _Pairs) else {}
-    dim, halves = keys.get("dim"), keys.get("halves", 1)
+    told_keys = value if isinstance(value, dict) else {}
+    dim, halves = told_keys.get("dim"), told_keys.get("halves", 1)
     whole = type(dim) is int and 0 <= dim < MAX_DIM and type(halves) is int and 1 <= halves <= MAX_HALVES
-    if not whole or set(keys) - {"dim", "halves"} or len(keys) != len(value):
+    if not whole or set(told_keys) - {"dim", "halves"}:
         text = f'{told(pattern)}: expected "replicated", {{"dim": 0}} or {{"dim": 0, "halves": 2}}'
         raise UsageError(path, text)
     return Rule(dim, halves, pattern)

@@ -18,7 +18,9 @@ from ckptools.model import Problem, Shard, Source, Tensor, fqn_of, tensors_in
 from ckptools.regions import Box, Ints, span_boxes
 
 STACKED = re.compile(r"(?P<block>(?:.*?\.)?layers)\.(?P<rest>(?!\d+\.).+)", re.DOTALL)
-OBJECT = re.compile(r"(?P<key>[^/]+)/shard_(?P<offset>\d+(?:\.\d+)*)_(?P<shape>\d+(?:\.\d+)*)", re.DOTALL)
+OBJECT = re.compile(
+    r"(?P<key>[^/]+)/shard_(?P<offset>\d{1,9}(?:\.\d{1,9})*)_(?P<shape>\d{1,9}(?:\.\d{1,9})*)", re.DOTALL
+)
 OPTIMIZER = re.compile(r"(?:chained_\d+\.)?optimizer\.(?P<rest>.+)", re.DOTALL)
 DISTRIBUTED = "distributed."
 STATE = "state."
@@ -28,6 +30,8 @@ MASTERS = ("fp32_param", "param")
 SHAPES = "its stored form is not its weight's shape: flat runs that nothing places; --only model writes the model"
 ND = "flat runs whose pieces do not follow from the metadata; --only model writes the model"
 MAX_LAYERS = 1 << 16
+MAX_MADE = 1_000_000
+"""Tensors that stacked ones come apart into; a forged first dimension asks for more."""
 
 
 class Stored:
@@ -76,6 +80,8 @@ class Stored:
                 found.setdefault(stacked["block"], set()).add(tensor.shape[0] if tensor.shape else 0)
         stated = setting(arguments(self.common), "num_layers")
         layers = {block: n for block, (n, *more) in found.items() if not more and 0 < n < MAX_LAYERS}
+        if sum(layers.values()) * len(self.weights) > MAX_MADE:
+            layers = {}
         if len(found) == 1 and stated is not None and stated not in layers.values():
             layers = {}
         for block in found.keys() - layers.keys():

@@ -100,7 +100,7 @@ def test_layers_are_counted_chunk_by_chunk_and_stage_by_stage(counts):
         for s, n in enumerate(row)
     }
     layers = Layers(chunks, 2, None)
-    named = [layers.name(name, place)[0] for place in layers.order for name in chunks[place]]
+    named = [layers.name(name, place)[0] for place in sorted(chunks) for name in chunks[place]]
     assert named == [f"decoder.layers.{i}.w" for i in range(sum(map(sum, counts)))]
 
 
@@ -201,7 +201,7 @@ def test_a_rule_file_comes_before_the_built_in_rules(tmp_path):
 )  # fmt: skip
 def test_a_bad_rule_file_is_one_line(text, tmp_path):
     (tmp_path / "rules.json").write_text(text)
-    with pytest.raises(UsageError) as error:
+    with pytest.raises((UsageError, ReadError)) as error:
         ckptools.open(LEGACY, rules=tmp_path / "rules.json")
     assert str(error.value).startswith(str(tmp_path / "rules.json")) and "\n" not in str(error.value)
 
@@ -536,3 +536,42 @@ def test_one_stage_alone_can_be_looked_at(legacy):
     ck = ckptools.open(legacy / "iter_0000005" / "mp_rank_00_000" / "model_optim_rng.pt", only_this_file=True)
     assert codes(ck) == ["CK107"] and ck.cost.files == 1
     assert ck.model["decoder.layers.0.mlp.linear_fc1.weight"].shape == (68, 20)
+
+
+@pytest.mark.parametrize("run", [Run(), Run(tp=2)], ids=["one rank", "tp2"])
+def test_a_file_without_its_folder_is_whole_only_when_it_is_the_only_one(run, tmp_path):
+    folder = save(run, tmp_path / "run")
+    lone = Path(shutil.copy(folder / "mp_rank_00" / "model_optim_rng.pt", tmp_path))
+    ck = ckptools.open(lone, all_ranks=True)
+    assert (ck.format, ck.whole) == ("megatron", run.tp == 1)
+    if run.tp == 2:
+        with pytest.raises(NotWholeError, match="one of 2 ranks' files"):
+            ck.consolidate(tmp_path / "m.pt", allow_missing=True)
+
+
+@pytest.mark.parametrize("name", ["tensor_model_parallel_size", "pipeline_model_parallel_size"])
+@pytest.mark.parametrize("size", [1 << 30, 1 << 70, 0, -2, "2", None, 2.0])
+def test_absurd_sizes_in_the_arguments_cost_nothing(name, size, tmp_path):
+    save(Run(args={name: size}), tmp_path)
+    try:
+        assert ckptools.open(tmp_path, all_ranks=True).model
+    except ReadError as error:
+        assert "no cluster has so many" in str(error)
+
+
+def test_chained_optimizers_stay_a_list_and_are_named_together(tmp_path):
+    folder = save(Run(tp=2), tmp_path)
+    for file in folder.glob("*/*.pt"):
+        tree = torch.load(file, weights_only=False)
+        whole = tree["optimizer"]
+        first, second = ({**whole, "param_groups": [g], "state": {}} for g in whole["param_groups"])
+        for one in (first, second):
+            ids = one["param_groups"][0]["params"]
+            one["state"] = {n: whole["state"][i] for n, i in enumerate(ids)}
+            one["param_groups"][0]["params"] = list(range(len(ids)))
+        torch.save({**tree, "optimizer": [first, {"optimizer": second, "grad_scaler": {"scale": 2.0}}]}, file)
+    ck = ckptools.open(tmp_path, all_ranks=True)
+    full = moments_of(full_model(Run(tp=2)))["exp_avg"]
+    states = {k: v for one in ck.optimizers.values() for k, v in one.state.items()}
+    assert set(states) == set(full) and all(torch.equal(v["exp_avg"].load(), full[k]) for k, v in states.items())
+    assert ck.raw["optimizer"][1]["grad_scaler"] == {"scale": 2.0}

@@ -134,9 +134,10 @@ def test_what_is_common_may_lie_in_the_folder_itself(tmp_path):
     assert next(iter(ck.optimizers.values())).param_groups[0].lr == 0.1
 
 
-def test_a_missing_common_file_is_told_and_the_weights_are_read(tmp_path):
-    ck = ckptools.open(write(tmp_path / "out", {"w": torch.ones(2)}, None))
-    assert [(p.code, p.severity) for p in ck.problems] == [("CK001", "warning")] and ck.model["w"].shape == (2,)
+@pytest.mark.parametrize(("config", "severity"), [({}, "warning"), ({"common_backend": "torch"}, "error")])
+def test_a_missing_common_file_is_told_and_the_weights_are_read(config, severity, tmp_path):
+    ck = ckptools.open(write(tmp_path / "out", {"w": torch.ones(2)}, None, **config))
+    assert [(p.code, p.severity) for p in ck.problems] == [("CK001", severity)] and ck.model["w"].shape == (2,)
 
 
 def test_a_cut_common_file_is_told_and_the_weights_can_be_written(sample, tmp_path):
@@ -144,6 +145,8 @@ def test_a_cut_common_file_is_told_and_the_weights_can_be_written(sample, tmp_pa
     common.write_bytes(common.read_bytes()[:500])
     ck = ckptools.open(sample)
     assert not ck.whole and ck.problems[0].code == "CK002" and "common.pt" in ck.problems[0].message
+    with pytest.raises(NotWholeError, match=r"common\.pt"):
+        ck.consolidate(tmp_path / "all.pt")
     ck.consolidate(tmp_path / "m.safetensors")
 
 
