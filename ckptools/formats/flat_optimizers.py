@@ -12,8 +12,9 @@ from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ckptools.formats.flat_layout import Member, Piece
 from ckptools.formats.flat_parameters import held_by, pieces_of, placed
-from ckptools.formats.flat_units import Member, Piece, Unit
+from ckptools.formats.flat_units import Unit
 from ckptools.formats.shapes import Shapes
 from ckptools.model import Shard, Tensor
 from ckptools.optimizers import group_ids, name_parameters

@@ -19,6 +19,7 @@ from math import prod
 from typing import Any
 
 from ckptools.formats import flat_optimizers, flat_units, spans
+from ckptools.formats.flat_layout import is_ragged
 from ckptools.formats.flat_parameters import take_apart
 from ckptools.formats.shapes import Shapes
 from ckptools.model import Shard, Tensor
@@ -93,7 +94,7 @@ def _mark_local(model: MutableMapping[str, Any], note: str) -> None:
         if not isinstance(tensor, Tensor) or tensor.note:
             continue
         views = any(s.source and (s.source.path, s.source.record) in storages for s in tensor.shards)
-        run = tensor.kind == "plain" and len(tensor.shape) == 1 and (views or flat_units.is_ragged(tensor))
+        run = tensor.kind == "plain" and len(tensor.shape) == 1 and (views or is_ragged(tensor))
         if key in flat or run:
             model[key] = replace(tensor, kind="flat_pieces", note=note)
 
@@ -112,7 +113,7 @@ def _settle_optimizer(optimizer: Mapping[str, Any], model: Mapping[str, Any] | N
 
 
 def _placed(tensor: Tensor, shape: Ints | None, sharded: bool, all_ranks: bool) -> Tensor:
-    if not flat_units.is_ragged(tensor) and (tensor.shape == shape or not sharded or len(tensor.shape) != 1):
+    if not is_ragged(tensor) and (tensor.shape == shape or not sharded or len(tensor.shape) != 1):
         return tensor
     if shape is not None and not all_ranks and tensor.numel <= prod(shape):
         return replace(tensor, shape=shape, shards=(), kind="flat_pieces")

@@ -13,17 +13,14 @@ from itertools import product
 from math import prod
 from typing import Any
 
-from ckptools.dtypes import ITEMSIZE
+from ckptools.formats.flat_layout import Member, count, filled, is_ragged, layouts, runs_agree, storage_of
 from ckptools.formats.shapes import Shapes
-from ckptools.model import Shard, Source, Tensor
+from ckptools.model import Tensor
 from ckptools.regions import Ints
 
 LEAVES = ("_flat_param", "flat_param")
 WRAPPERS = ("_fsdp_wrapped_module", "_fpw_module", "_checkpoint_wrapped_module", "_orig_mod")
 """Modules that wrap another and are no part of its name."""
-
-ALIGNMENTS = (2, 4, 8, 16)
-"""Elements that 16 bytes may hold."""
 
 MAX_DEPTH = 100
 MAX_OUTER = 4
@@ -32,25 +29,6 @@ MAX_OUTER = 4
 
 class UnexplainedError(ValueError):
     """Why the flat parameters of a model cannot be taken apart, in words for people."""
-
-
-@dataclass(frozen=True)
-class Member:
-    """A parameter in a flat parameter.
-
-    Attributes:
-        key: its name in the model.
-        numel: its elements.
-        shape: its sizes; None when nothing tells them.
-        start: index of its first element in the flat parameter.
-        runs: what each rank holds of it under its own name; empty without `use_orig_params`.
-    """
-
-    key: str
-    numel: int
-    shape: Ints | None
-    start: int = 0
-    runs: tuple[Shard, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -70,23 +48,6 @@ class Unit:
     members: tuple[Member, ...]
     tied: Mapping[str, str]
     original: bool
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A run of a flattened tensor.
-
-    Attributes:
-        start: index of its first element there.
-        length: elements.
-        source: where its bytes are; None when they are in a file that was not read.
-        rank: who holds it.
-    """
-
-    start: int
-    length: int
-    source: Source | None
-    rank: int | None
 
 
 # -- names -----------------------------------------------------------------------------------------------------
@@ -194,6 +155,7 @@ class _Explaining:
         self.told, self.by_name = told, by_name
         self.flats: dict[str, Tensor] = {k: t for k, t in model.items() if is_flat(k) and isinstance(t, Tensor)}
         self.paths = {_path(k): k for k in self.flats}
+        self.storages = {k: {storage_of(s) for s in flat.found} for k, flat in self.flats.items()}
         self.runs: dict[str, dict[str, Tensor]] = {k: {} for k in self.flats}
         self.whole: set[str] = set()
         for key, value in model.items():
@@ -203,16 +165,16 @@ class _Explaining:
     def _sort_in(self, key: str, value: Any) -> None:
         name = clean(key)
         path = _unit_of(name, self.paths)
-        if path is not None and isinstance(value, Tensor) and self._is_run(name, value, self.flats[self.paths[path]]):
+        if path is not None and isinstance(value, Tensor) and self._is_run(name, value, self.paths[path]):
             self.runs[self.paths[path]][key] = value
         else:
             self.whole.add(name)
 
-    def _is_run(self, name: str, tensor: Tensor, flat: Tensor) -> bool:
+    def _is_run(self, name: str, tensor: Tensor, flat: str) -> bool:
         """Whether a 1-D tensor is what ranks hold of a flattened parameter, and no buffer or parameter left alone."""
-        if tensor.kind != "plain" or len(tensor.shape) != 1 or tensor.dtype != flat.dtype:
+        if tensor.kind != "plain" or len(tensor.shape) != 1 or tensor.dtype != self.flats[flat].dtype:
             return False
-        if is_ragged(tensor) or any(_storage(s) in map(_storage, flat.found) for s in tensor.found):
+        if is_ragged(tensor) or any(storage_of(s) in self.storages[flat] for s in tensor.found):
             return True
         shape = self.told.shapes.get(name) if self.told else None
         return shape is not None and prod(shape) != tensor.numel
@@ -230,17 +192,17 @@ class _Explaining:
             raise UnexplainedError(f"{key} is no 1-D tensor of consecutive elements")
         runs = self.runs[key]
         members, tied = self._named(flat, runs) if runs else self._listed(key)
-        layouts = {tuple(m.start for m in laid): laid for laid in _layouts(members, flat, bool(runs))}
-        fitting = [laid for laid in layouts.values() if all(_runs_agree(m, flat) for m in laid)]
+        ways = {tuple(m.start for m in laid): laid for laid in layouts(members, flat, bool(runs))}
+        fitting = [laid for laid in ways.values() if all(runs_agree(m, flat) for m in laid)]
         if len(fitting) != 1:
-            raise UnexplainedError(self._misfit(key, flat, members, len(layouts), len(fitting)))
+            raise UnexplainedError(self._misfit(key, flat, members, len(ways), len(fitting)))
         return Unit(key, flat, fitting[0], tied, bool(runs))
 
-    def _misfit(self, key: str, flat: Tensor, members: Sequence[Member], layouts: int, fitting: int) -> str:
+    def _misfit(self, key: str, flat: Tensor, members: Sequence[Member], ways: int, fitting: int) -> str:
         told_by = self.told.told_by if self.told else "the file"
         if fitting:
             return f"{told_by}: the parameters of {key} fit in {fitting} ways"
-        if layouts:
+        if ways:
             return f"{told_by}: the parameters of {key} do not lie where the ranks hold them"
         total = sum(m.numel for m in members)
         tied = "; of tied ones it must say so (a .pt that shares them, or in JSON the other's name for a shape)"
@@ -255,12 +217,12 @@ class _Explaining:
         tied: dict[str, str] = {}
         first: dict[Any, str] = {}
         for key, tensor in runs.items():
-            held = tuple((s.rank, _storage(s), s.source and s.source.offset, s.box.numel) for s in filled(tensor))
+            held = tuple((s.rank, storage_of(s), s.source and s.source.offset, s.box.numel) for s in filled(tensor))
             if held and first.setdefault(held, key) != key:
                 tied[key] = first[held]
                 continue
             shape = self._shape(clean(key))
-            numel = _count(tensor, flat) if shape is None else prod(shape)
+            numel = count(tensor, flat) if shape is None else prod(shape)
             members.append(Member(key, numel, shape, 0, tensor.found))
         return members, tied
 
@@ -296,81 +258,3 @@ class _Explaining:
             told_by = self.told.told_by if self.told else ""
             raise UnexplainedError(f"{told_by}: {name} has shape {list(shape)}, its optimizer state {list(other)}")
         return other if shape is None else shape
-
-
-def is_ragged(tensor: Tensor) -> bool:
-    """Whether ranks hold different lengths under one key, so that it cannot be one replicated value."""
-    return len({s.box for s in tensor.shards}) > 1
-
-
-def filled(tensor: Tensor) -> list[Shard]:
-    """The shards that were found and hold something."""
-    return [s for s in tensor.found if s.box.numel]
-
-
-def _storage(shard: Shard) -> Any:
-    return shard.source and (shard.source.path, shard.source.record)
-
-
-def _count(tensor: Tensor, flat: Tensor) -> int:
-    """Elements of a parameter: its runs, each region of the flat parameter counted once (HSDP repeats them)."""
-    lengths = {s.rank: s.box.numel for s in tensor.found}
-    by_region = {s.box: lengths.get(s.rank, 0) for s in flat.found}
-    return sum(by_region.values())
-
-
-def _layouts(members: Sequence[Member], flat: Tensor, original: bool) -> Iterator[tuple[Member, ...]]:
-    """Lay the members behind each other by every rule that torch has had; those that end where the parameter does."""
-    laid, total = _laid(members, 1)
-    if total == flat.numel:
-        yield laid
-    for alignment in ALIGNMENTS if original else ():
-        laid, total = _laid(members, alignment)
-        ranks = len({s.box for s in flat.shards}) or 1
-        if -(-total // ranks) * ranks == flat.numel:
-            yield laid
-
-
-def _laid(members: Sequence[Member], alignment: int) -> tuple[tuple[Member, ...], int]:
-    at = 0
-    laid = []
-    for member in members:
-        at = -(-at // alignment) * alignment
-        laid.append(replace(member, start=at))
-        at += member.numel
-    return tuple(laid), at
-
-
-def piece_of(shard: Shard) -> Piece:
-    """A shard of a flat parameter as a run of it."""
-    return Piece(shard.box.offsets[0], shard.box.sizes[0], shard.source, shard.rank)
-
-
-def overlap(member: Member, piece: Piece) -> tuple[int, int]:
-    """First and one past the last index of the flat parameter that both hold; equal when nothing is."""
-    low, high = max(member.start, piece.start), min(member.start + member.numel, piece.start + piece.length)
-    return low, max(low, high)
-
-
-def _runs_agree(member: Member, flat: Tensor) -> bool:
-    """Whether every rank whose file was read holds the run that the member's place demands, at its place."""
-    if not member.runs:
-        return True
-    held = {s.rank: s for s in member.runs}
-    regions = {s.rank: s for s in flat.found}
-    for rank in held.keys() | regions.keys():
-        low, high = overlap(member, piece_of(regions[rank])) if rank in regions else (0, 0)
-        run = held.get(rank)
-        if (run.box.numel if run else 0) != high - low:
-            return False
-        if run and high > low and not _at(run, regions[rank], low):
-            return False
-    return True
-
-
-def _at(run: Shard, region: Shard, start: int) -> bool:
-    """Whether a run begins at an index of the flat parameter; true where it has a storage of its own."""
-    if run.source is None or region.source is None or _storage(run) != _storage(region):
-        return True
-    at = region.source.offset + (start - region.box.offsets[0]) * ITEMSIZE[region.source.dtype]
-    return run.source.offset == at
