@@ -461,3 +461,9 @@ def test_a_damaged_optimizer_does_not_keep_the_model_from_being_written(tmp_path
     assert set(load_file(tmp_path / "m.safetensors")) == set(load_file(folder / "model.safetensors"))
     with pytest.raises(NotWholeError, match=r"optimizer\.pt"):
         ck.consolidate(tmp_path / "all.pt")
+
+
+def test_verify_fails_for_a_tensor_that_no_file_has(llama):
+    assert ckptools.verify(llama).ok
+    edit(llama / INDEX, **{"model.lost": part(2)})
+    assert not ckptools.verify(llama).ok
