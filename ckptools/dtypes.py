@@ -106,3 +106,16 @@ def is_floating(dtype: str) -> bool:
 def short(dtype: str) -> str:
     """Return the short name of `dtype` for tables: `fp32`, `bf16`, `int64`."""
     return SHORT.get(dtype, dtype)
+
+
+NAN_BITS = {
+    "float64": 0x7FF8_0000_0000_0000, "float32": 0x7FC0_0000, "float16": 0x7E00, "bfloat16": 0x7FC0,
+    "float8_e4m3fn": 0x7F, "float8_e5m2": 0x7F, "float8_e4m3fnuz": 0x80, "float8_e5m2fnuz": 0x80,
+    "float8_e8m0fnu": 0xFF,
+}  # fmt: skip
+"""The bits of a quiet NaN, by torch's name of the dtype."""
+
+
+def can_be_nan(dtype: str) -> bool:
+    """Whether a dtype has a NaN that ckptools can write."""
+    return dtype in NAN_BITS

@@ -138,6 +138,7 @@ class Tensor:
         requires_grad: as saved.
         parameter: whether it was saved as an `nn.Parameter`.
         world_size: number of ranks that share it; None when the file does not tell.
+        fill: in an output, what stands where no shard is: `nan` or `zero`; empty where nothing may be missing.
         note: why it cannot be loaded, when it cannot: what is in the way and what to do.
         home: where it was read from, so that shards in other ranks' files can be
             looked up when they are needed; None when every shard has its source.
@@ -153,6 +154,7 @@ class Tensor:
     requires_grad: bool = False
     parameter: bool = False
     world_size: int | None = None
+    fill: str = ""
     note: str = ""
     home: Home | None = field(default=None, compare=False, repr=False)
     detail: Any = field(default=None, compare=False, repr=False)
@@ -245,6 +247,7 @@ PROBLEM_CODES: dict[str, str] = {
     "CK011": "one file of several",
     "CK012": "kept as the framework has it",
     "CK013": "file beside it that is not read",
+    "CK014": "differs from the manifest",
     "CK101": "gap in a tensor",
     "CK102": "overlap in a tensor",
     "CK103": "world sizes disagree",

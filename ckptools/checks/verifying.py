@@ -27,6 +27,7 @@ def verify(
     *,
     deep: bool = False,
     values: bool = False,
+    manifest: str | Path | None = None,
     ignore: Iterable[str] = (),
     jobs: int | None = None,
     progress: Progress | None = None,
@@ -37,6 +38,7 @@ def verify(
         checkpoint: an opened checkpoint, or its path; every rank is read.
         deep: read every tensor's bytes and compare the CRC-32 that the container carries.
         values: look for NaN and infinities.
+        manifest: a JSON that `consolidate(manifest=True)` wrote; every tensor and file in it is compared.
         ignore: codes of problems that are not counted.
         jobs: threads.
         progress: called with bytes read and the file they are in.
@@ -50,7 +52,9 @@ def verify(
     ck = _with_all_ranks(checkpoint)
     with OpenFiles() as files:
         reading = _Reading(files, jobs or min(8, os.cpu_count() or 1), progress or (lambda _, __: None))
-        checks = [*_structure(ck), *reading.bytes_of(ck, deep, values), reading.copies(ck), *_state(ck), _pickles(ck)]
+        checks = [*_structure(ck), *reading.bytes_of(ck, deep, values), reading.copies(ck)]
+        checks += [reading.manifest(ck, Path(manifest))] if manifest is not None else []
+        checks += [*_state(ck), _pickles(ck)]
     kept, ignored = without(checks, codes)
     return Verification(ck.path, kept, ignored, reading.nbytes, time.perf_counter() - started)
 
@@ -122,6 +126,24 @@ class _Reading:
         if not pairs and not problems:
             return skipped("copies equal", "nothing is stored twice")
         return judged("copies equal", problems, f"{plural(len(pairs), 'tensor')} stored more than once")
+
+    def manifest(self, ck: Checkpoint, path: Path) -> Check:
+        """Digests of tensors and files, against those of a manifest."""
+        from ckptools.checks import digests
+        from ckptools.consolidate.manifest import read_manifest
+
+        said = read_manifest(path)
+        tensors = dict(digests.whole_tensors(ck))
+
+        def tensor(name: str) -> list[Problem]:
+            nbytes = tensors[name].nbytes if name in tensors else 0
+            self.progress(nbytes, name)
+            return list(digests.of_tensor(name, said.tensors[name], tensors.get(name), self.files))
+
+        found = in_threads(tensor, list(said.tensors), self.jobs)
+        found += in_threads(lambda name: list(digests.of_file(path, name, said.files[name])), said.files, self.jobs)
+        detail = f"{plural(len(said.tensors), 'tensor')} and {plural(len(said.files), 'file')} as {path.name} says"
+        return judged("manifest (sha256)", [p for problems in found for p in problems], detail)
 
 
 def _checksums(found: Sequence[records.Record], findings: Sequence[records.Findings], deep: bool) -> Check:

@@ -41,6 +41,15 @@ def consolidate(
     allow_missing: Annotated[
         bool, typer.Option("--allow-missing", help="Leave out and list what is not whole, instead of refusing.")
     ] = False,
+    fill: Annotated[
+        str | None, typer.Option(help="With --allow-missing: nan or zero in the place of holes, which are listed.")
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Read the output back and compare it with the shards, byte for byte.")
+    ] = False,
+    manifest: Annotated[
+        bool, typer.Option("--manifest", help="Write sha256 of every tensor and file into OUT.manifest.json.")
+    ] = False,
     prefer_rank: Annotated[
         int | None, typer.Option(help="Where ranks hold different copies of one tensor, take this rank's.")
     ] = None,
@@ -80,6 +89,9 @@ def consolidate(
         tied=tied,
         force=force,
         allow_missing=allow_missing,
+        fill=fill,
+        check=check,
+        manifest=manifest,
         prefer_rank=prefer_rank,
         dry_run=dry_run,
         jobs=jobs,

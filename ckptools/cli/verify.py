@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ckptools.cli.inspect import AsJson, CheckpointPath, FollowSymlinks, OnlyThisFile, RulesFile, Weights, WhichWeights
+from ckptools.cli.inspect import (
+    AsJson,
+    CheckpointPath,
+    FollowSymlinks,
+    OnlyThisFile,
+    RulesFile,
+    ShapesFrom,
+    Weights,
+    WhichWeights,
+)
 
 
 def verify(
@@ -16,6 +26,9 @@ def verify(
         bool, typer.Option("--deep", help="Read every tensor; compare the CRC-32 that files carry.")
     ] = False,
     values: Annotated[bool, typer.Option("--values", help="Read every tensor; look for NaN and infinities.")] = False,
+    manifest: Annotated[
+        Path | None, typer.Option(help="A JSON that consolidate --manifest wrote: compare every digest in it.")
+    ] = None,
     ignore: Annotated[
         list[str] | None, typer.Option(help="A problem code that does not count, such as CK206; may be repeated.")
     ] = None,
@@ -25,6 +38,7 @@ def verify(
     follow_symlinks: FollowSymlinks = False,
     weights: WhichWeights = Weights.fp32,
     rules: RulesFile = None,
+    shapes: ShapesFrom = None,
 ) -> None:
     """Check that a checkpoint is whole, unharmed and coherent; every rank is read.
 
@@ -46,9 +60,12 @@ def verify(
         follow_symlinks=follow_symlinks,
         weights=weights.value,
         rules=rules,
+        shapes=shapes,
     )
     line = ProgressLine(sum(f.nbytes for f in checkpoint.files))
-    found = check(checkpoint, deep=deep, values=values, ignore=ignore or (), jobs=jobs, progress=line)
+    found = check(
+        checkpoint, deep=deep, values=values, manifest=manifest, ignore=ignore or (), jobs=jobs, progress=line
+    )
     line.clear()
     shown = verification_json(found) if json else verification_text(found, screen())
     typer.echo(encodable(shown, sys.stdout.encoding))

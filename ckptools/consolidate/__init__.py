@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,6 +33,7 @@ class Consolidated:
         tensors: number of tensors.
         seconds: wall time; 0 for a dry run.
         left_out: names that were not written, with the reason.
+        missing: names of tensors with holes, left out or filled, with the regions that no file holds.
         needs: classes in a `.pt` that `torch.load(weights_only=True)` does not accept, because the source held them.
         tied: names that share the bytes of an earlier name, with that name.
         notes: what the user should know.
@@ -43,6 +45,7 @@ class Consolidated:
     tensors: int
     seconds: float
     left_out: dict[str, str]
+    missing: dict[str, tuple[str, ...]]
     needs: tuple[str, ...]
     tied: dict[str, str]
     notes: tuple[str, ...]
@@ -60,7 +63,10 @@ def consolidate(
     tied: str = "keep",
     force: bool = False,
     allow_missing: bool = False,
+    fill: str | None = None,
     prefer_rank: int | None = None,
+    check: bool = False,
+    manifest: bool = False,
     dry_run: bool = False,
     jobs: int | None = None,
     progress: Progress | None = None,
@@ -78,6 +84,10 @@ def consolidate(
         tied: for safetensors: `keep` writes a tied weight under each name, `drop` only under the first.
         force: overwrite an existing output.
         allow_missing: leave out tensors that are not whole, and list them, instead of refusing.
+        fill: with `allow_missing`: `nan` or `zero` to put into holes, which are listed; without it a tensor with a hole
+            is left out.
+        check: read the output back and compare it with the shards before it gets its name.
+        manifest: write sha256 of every tensor and file into a JSON beside the output.
         prefer_rank: where ranks hold different copies of a tensor that should be equal, take this rank's.
         dry_run: plan and check, write nothing.
         jobs: threads.
@@ -100,14 +110,16 @@ def consolidate(
     options = WriteOptions(_dtype(dtype), max_shard_size, _choice(tied))
     whole = _with_all_ranks(checkpoint)
     with OpenFiles() as files:
-        selection = select(whole, only or _usual_part(whole, writer), allow_missing, prefer_rank, files)
+        part = only or _usual_part(whole, writer)
+        selection = select(whole, part, _missing(allow_missing, fill), prefer_rank, files)
         layout = writer.lay_out(selection, target, options)
         texts = _texts(selection, layout, target)
-        _check(whole, layout, texts, force)
+        proofs = Proofs(check, target.with_name(f"{target.name}.manifest.json") if manifest else None)
+        _check(whole, layout, [*texts, *proofs.paths], force)
         check_space(target.parent, layout.nbytes)
         if not dry_run:
-            _write(layout, texts, files, jobs or min(4, os.cpu_count() or 1), progress)
-    return _result(selection, layout, texts, 0.0 if dry_run else time.perf_counter() - started)
+            _write(layout, texts, files, proofs, jobs or min(4, os.cpu_count() or 1), progress)
+    return _result(selection, layout, [*texts, *proofs.paths], 0.0 if dry_run else time.perf_counter() - started)
 
 
 def _target(out: Path, writer: Writer) -> Path:
@@ -129,7 +141,7 @@ def _usual_part(checkpoint: Checkpoint, writer: Writer) -> str:
     return writer.ONLY
 
 
-def _check(checkpoint: Checkpoint, layout: Layout, texts: dict[Path, str], force: bool) -> None:
+def _check(checkpoint: Checkpoint, layout: Layout, texts: Sequence[Path], force: bool) -> None:
     """Refuse an output that is in the way of something."""
     from ckptools.consolidate.output import check_folder, check_place
 
@@ -151,6 +163,15 @@ def _dtype(name: str | None) -> str | None:
     return full
 
 
+def _missing(allow: bool, fill: str | None) -> str | None:
+    """What becomes of a tensor with a hole: None to refuse it, `leave` to leave it out, or what fills the hole."""
+    if fill is not None and fill not in ("nan", "zero"):
+        raise UsageError(None, f"--fill {fill}: choose nan or zero")
+    if fill is not None and not allow:
+        raise UsageError(None, "--fill needs --allow-missing; without it nothing that has a hole is written")
+    return fill or ("leave" if allow else None)
+
+
 def _choice(tied: str) -> str:
     if tied not in ("keep", "drop"):
         raise UsageError(None, f"--tied {tied}: choose keep or drop")
@@ -169,12 +190,33 @@ def _texts(selection: Selection, layout: Layout, target: Path) -> dict[Path, str
     from ckptools.consolidate.writers.sidecar import left_out_json
 
     texts = dict(layout.texts)
-    if selection.left_out:
-        texts[target.with_name(f"{target.name}.left-out.json")] = left_out_json(selection.left_out)
+    if selection.left_out or selection.missing:
+        told = left_out_json(selection.left_out, selection.missing, selection.filled)
+        texts[target.with_name(f"{target.name}.left-out.json")] = told
     return texts
 
 
-def _write(layout: Layout, texts: dict[Path, str], files: OpenFiles, jobs: int, progress: Progress | None) -> None:
+@dataclass(frozen=True)
+class Proofs:
+    """What is done to an output before it gets its name.
+
+    Attributes:
+        compare: read it back and compare it with the shards.
+        manifest: where its digests go; None for nowhere.
+    """
+
+    compare: bool
+    manifest: Path | None
+
+    @property
+    def paths(self) -> list[Path]:
+        """Files that this adds."""
+        return [self.manifest] if self.manifest is not None else []
+
+
+def _write(
+    layout: Layout, texts: dict[Path, str], files: OpenFiles, proofs: Proofs, jobs: int, progress: Progress | None
+) -> None:
     from ckptools.consolidate.execute import Executor
     from ckptools.consolidate.output import PartialFiles
 
@@ -185,14 +227,29 @@ def _write(layout: Layout, texts: dict[Path, str], files: OpenFiles, jobs: int, 
         crcs = Executor(targets, files, layout.checksums, progress).run(layout.jobs, jobs)
         try:
             layout.finish(targets, crcs)
-            for path, text in texts.items():
+            for path, text in (texts | _proven(layout, targets, files, proofs, jobs, progress)).items():
                 partial.add_text(path, text)
         except OSError as error:
             raise WriteError(layout.files[0][0], f"cannot write: {(error.strerror or '').lower()}") from error
         partial.publish()
 
 
-def _result(selection: Selection, layout: Layout, texts: dict[Path, str], seconds: float) -> Consolidated:
+def _proven(
+    layout: Layout, targets: list[int], files: OpenFiles, proofs: Proofs, jobs: int, progress: Progress | None
+) -> dict[Path, str]:
+    """Compare the output if asked to, and return its manifest if asked to."""
+    if proofs.compare:
+        from ckptools.consolidate.read_back import compare
+
+        compare(layout, targets, files, jobs, progress or (lambda _, __: None))
+    if proofs.manifest is None:
+        return {}
+    from ckptools.consolidate.manifest import manifest_json
+
+    return {proofs.manifest: manifest_json(layout, targets, jobs)}
+
+
+def _result(selection: Selection, layout: Layout, texts: Sequence[Path], seconds: float) -> Consolidated:
     from ckptools.model import fqn_of
 
     return Consolidated(
@@ -201,6 +258,7 @@ def _result(selection: Selection, layout: Layout, texts: dict[Path, str], second
         tensors=len(layout.jobs) if layout.tensors is None else layout.tensors,
         seconds=seconds,
         left_out={fqn_of(p): why for p, why in selection.left_out.items()},
+        missing={fqn_of(p): tuple(map(str, boxes)) for p, boxes in selection.missing.items()},
         needs=layout.needs,
         tied=dict(layout.tied),
         notes=(*selection.notes, *layout.notes),

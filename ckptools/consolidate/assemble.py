@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ckptools.dtypes import NAN_BITS
 from ckptools.model import Tensor
 from ckptools.regions import Box
 
@@ -20,7 +21,9 @@ def assemble(tensor: Tensor, box: Box, dtype: str, files: OpenFiles) -> memoryvi
 
     from ckptools.arrays import fill, raw_dtype
 
-    raw = np.empty(box.sizes, raw_dtype(tensor.dtype))
+    raw = np.zeros(box.sizes, raw_dtype(tensor.dtype))
+    if tensor.fill == "nan":
+        raw.fill(NAN_BITS[tensor.dtype])
     fill(raw, box, tensor.shards, files)
     as_bytes = raw.reshape(-1).view("u1") if raw.size else np.empty(0, "u1")
     if dtype == tensor.dtype:

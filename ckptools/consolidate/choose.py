@@ -12,15 +12,15 @@ from typing import Any
 from ckptools.checkpoint import Checkpoint
 from ckptools.checks.layout import cover_problem
 from ckptools.consolidate.replicas import differing_boxes
-from ckptools.dtypes import ITEMSIZE
+from ckptools.dtypes import ITEMSIZE, can_be_nan
 from ckptools.errors import NotWholeError, RefusedError, UsageError
 from ckptools.files import OpenFiles
 from ckptools.formats.merge import like
 from ckptools.model import KeyPath, Problem, Shard, Tensor, fqn_of, walk
 from ckptools.pickles.told import told
-from ckptools.regions import Box
+from ckptools.regions import Box, cover
 from ckptools.sections import Section
-from ckptools.values import Global, NumpyArray, Opaque
+from ckptools.values import Global, Lost, NumpyArray, Opaque
 from ckptools.views.words import plural, spans
 
 ONLY = ("model", "optimizer", "all")
@@ -38,6 +38,9 @@ FILES = ("CK001", "CK002")
 """Files that are missing or damaged."""
 
 
+FILLS = ("nan", "zero")
+"""What may stand in a hole."""
+
 MAX_TENSOR = 1 << 60
 """Bytes of one tensor. A few bytes that are expanded, with strides of 0, can claim any number."""
 
@@ -50,6 +53,8 @@ class Selection:
         tree: the subtree to write; its tensors have exactly one shard per region.
         model_paths: key paths of the tensors that belong to a model, for `--dtype`.
         left_out: what is not written, by key path: why.
+        missing: tensors with holes, by key path: the regions that no file holds.
+        filled: `nan` or `zero` where holes are filled with that; empty where such tensors are left out.
         notes: things to tell the user that are no problem.
         places: every section that is written, with its key path in `tree`.
         source: the checkpoint that it was chosen from.
@@ -58,20 +63,22 @@ class Selection:
     tree: Any
     model_paths: frozenset[KeyPath] = frozenset()
     left_out: dict[KeyPath, str] = field(default_factory=dict)
+    missing: dict[KeyPath, tuple[Box, ...]] = field(default_factory=dict)
+    filled: str = ""
     notes: list[str] = field(default_factory=list)
     places: tuple[tuple[Section, KeyPath], ...] = ()
     source: Checkpoint | None = None
 
 
 def select(
-    checkpoint: Checkpoint, only: str, allow_missing: bool, prefer_rank: int | None, files: OpenFiles
+    checkpoint: Checkpoint, only: str, holes: str | None, prefer_rank: int | None, files: OpenFiles
 ) -> Selection:
     """Choose what `only` names of a checkpoint whose ranks have all been read.
 
     Args:
         checkpoint: opened with all ranks.
         only: `model` (the bare state dict), `optimizer` (the bare optimizer state), or `all` (the same tree).
-        allow_missing: leave out tensors that are not whole instead of refusing.
+        holes: None to refuse what is not whole, `leave` to leave such tensors out, `nan` or `zero` to fill their holes.
         prefer_rank: where copies of a tensor differ that should be equal, take this rank's.
         files: where source files are opened.
 
@@ -82,11 +89,13 @@ def select(
     sections = _sections(checkpoint, only)
     if prefer_rank is not None and prefer_rank not in checkpoint.ranks:
         raise UsageError(checkpoint.path, f"--prefer-rank {prefer_rank}: there is no file of that rank here")
-    picking = _Picking(checkpoint, allow_missing, prefer_rank, files)
-    codes = FATAL if allow_missing else (*FATAL, LOST)
+    picking = _Picking(checkpoint, holes, prefer_rank, files)
+    codes = FATAL if holes else (*FATAL, LOST)
     errors = (p for p in checkpoint.problems if p.severity == "error" and p.code in codes)
     picking.problems += [p for p in errors if _concerns(p, sections.values())]
-    picking.problems += [] if allow_missing else _absent(checkpoint, sections.values())
+    absent = _absent(checkpoint, sections.values())
+    picking.problems += [] if holes else absent
+    picking.left_out |= {(p.tensor or p.code,): p.message for p in absent}
     trees = {name: picking.copy(s.value, s.path, (name,) if name else ()) for name, s in sections.items()}
     if picking.problems:
         raise NotWholeError(checkpoint.path, _summary(checkpoint, picking.problems), picking.problems)
@@ -100,7 +109,10 @@ def select(
     else:
         places = tuple((s, (name,) if name else ()) for name, s in sections.items())
     notes = picking.told(checkpoint, list(sections.values()))
-    return Selection(tree, frozenset(picking.model_paths), picking.left_out, notes, places, checkpoint)
+    filled = holes if holes in FILLS else ""
+    return Selection(
+        tree, frozenset(picking.model_paths), picking.left_out, picking.missing, filled, notes, places, checkpoint
+    )
 
 
 def _absent(checkpoint: Checkpoint, parts: Iterable[Section]) -> list[Problem]:
@@ -133,11 +145,12 @@ def _concerns(problem: Problem, parts: Iterable[Section]) -> bool:
 class _Picking:
     """Copies a tree for writing: one source per region, foreign objects left out, problems collected."""
 
-    def __init__(self, checkpoint: Checkpoint, allow_missing: bool, prefer_rank: int | None, files: OpenFiles) -> None:
+    def __init__(self, checkpoint: Checkpoint, holes: str | None, prefer_rank: int | None, files: OpenFiles) -> None:
         self.path, self.files = checkpoint.path, files
-        self.allow_missing, self.prefer_rank = allow_missing, prefer_rank
+        self.holes, self.prefer_rank = holes, prefer_rank
         self.problems: list[Problem] = []
         self.left_out: dict[KeyPath, str] = {}
+        self.missing: dict[KeyPath, tuple[Box, ...]] = {}
         self.per_rank: list[KeyPath] = []
         self.model_paths: list[KeyPath] = []
         self.strict = [s for s in checkpoint.sections if s.kind in ("model", "optimizer", "scheduler")]
@@ -172,7 +185,7 @@ class _Picking:
 
     def _value(self, node: Any, at: KeyPath) -> Any:
         if isinstance(node, Opaque):
-            self.left_out[at] = f"an object of class {node.name}"
+            self.left_out[at] = node.name if isinstance(node, Lost) else f"an object of class {node.name}"
             return _LEFT_OUT
         if isinstance(node, (set, frozenset)) and any(isinstance(item, Opaque) for item in node):
             self.left_out[at] = "a set of foreign objects"
@@ -196,15 +209,27 @@ class _Picking:
         if tensor.nbytes > MAX_TENSOR:
             raise RefusedError(self.path, f"{fqn} would take {told(tensor.nbytes)} bytes; no disk holds that")
         problem = cover_problem(tensor, fqn)
-        if problem is not None:
-            if not self.allow_missing:
-                self.problems.append(problem)
-            self.left_out[at] = problem.message
+        if problem is not None and not self._may_fill(tensor, problem, at):
             return _LEFT_OUT
         chosen = self._replicas(tensor, source, fqn)
         if self._kind_at(source) == "model":
             self.model_paths.append(at)
-        return replace(tensor, shards=tuple(chosen))
+        fill = self.holes or "" if problem is not None else ""
+        return replace(tensor, shards=tuple(chosen), fill=fill)
+
+    def _may_fill(self, tensor: Tensor, problem: Problem, at: KeyPath) -> bool:
+        """Note what is wrong with a tensor; whether it is written all the same, with its holes filled."""
+        if problem.code == "CK101":
+            self.missing[at] = cover(tensor.shape, {s.box for s in tensor.found}).gaps
+        if self.holes is None:
+            self.problems.append(problem)
+        elif problem.code == "CK101" and self.holes in FILLS:
+            if self.holes == "zero" or can_be_nan(tensor.dtype):
+                return True
+            self.left_out[at] = f"{problem.message}; there is no NaN in {tensor.dtype}"
+            return False
+        self.left_out[at] = problem.message
+        return False
 
     def _replicas(self, tensor: Tensor, source: KeyPath, fqn: str) -> list[Shard]:
         """One shard per region. Copies are compared; where only one rank's state is meant, the lowest is taken."""

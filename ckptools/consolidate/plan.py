@@ -116,7 +116,7 @@ def parts_of(tensor: Tensor, dtype: str) -> Iterable[Copy | Band]:
     """Plan the bytes of one tensor whose shards cover it exactly once."""
     if not tensor.numel:
         return ()
-    if dtype == tensor.dtype:
+    if dtype == tensor.dtype and not tensor.fill:
         copies = _copies(tensor)
         if copies is not None:
             return sorted(copies, key=lambda c: c.offset)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptools.dtypes import short
@@ -59,13 +60,30 @@ def copies(done: Consolidated) -> Iterator[str]:
     yield from tabulate(rows, headers, disable_numparse=True).splitlines()
 
 
+def _listed_in(done: Consolidated) -> Path:
+    """The file that lists what is not there."""
+    return next(path for path in done.files if path.name.endswith(".left-out.json"))
+
+
+def _filled(done: Consolidated) -> Iterator[str]:
+    """Tensors that were written although no file holds some of them."""
+    names = [name for name in done.missing if name not in done.left_out]
+    for name in names[:MAX_NAMED]:
+        regions = done.missing[name]
+        more = f" and {len(regions) - 3} more" if len(regions) > 3 else ""
+        yield f"filled: {name}: {', '.join(regions[:3])}{more}"
+    if len(names) > MAX_NAMED:
+        yield f"filled: {len(names) - MAX_NAMED} more; all regions are in {_listed_in(done)}"
+
+
 def remarks(done: Consolidated) -> Iterator[str]:
     """The lines for stderr: what the user should know although it went well."""
     yield from (f"note: {note}" for note in done.notes)
     for name, why in list(done.left_out.items())[:MAX_NAMED]:
         yield f"left out: {name}: {why}"
+    yield from _filled(done)
     if len(done.left_out) > MAX_NAMED:
-        yield f"left out: {len(done.left_out) - MAX_NAMED} more; all are in {done.files[-1]}"
+        yield f"left out: {len(done.left_out) - MAX_NAMED} more; all are in {_listed_in(done)}"
     if done.tied:
         name, first = next(iter(done.tied.items()))
         more = f" and {len(done.tied) - 1} more" if len(done.tied) > 1 else ""

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import date, datetime, timedelta
 from math import isfinite
 from typing import Any
 
 from ckptools.model import KeyPath, Tensor, fqn_of
+from ckptools.regions import Box
 from ckptools.values import Device, Global, NumpyArray, NumpyDtype, NumpyScalar, Size, TorchName
 
 _TENSOR = object()
@@ -27,10 +28,22 @@ def values_json(tree: Any) -> str | None:
     return json.dumps({"schema": "ckptools/values/1", "values": pruned}, indent=2, allow_nan=False) + "\n"
 
 
-def left_out_json(left_out: Mapping[KeyPath, str]) -> str:
-    """What was not written: key path, name and reason."""
-    rows = [{"path": [str(k) for k in path], "name": fqn_of(path), "why": why} for path, why in left_out.items()]
-    return json.dumps({"schema": "ckptools/left-out/1", "left_out": rows}, indent=2) + "\n"
+def left_out_json(left_out: Mapping[KeyPath, str], missing: Mapping[KeyPath, Sequence[Box]], filled: str) -> str:
+    """What was not written: key path, name and reason; and every hole, with what it was filled with, if it was."""
+    rows = [{**_named(path), "why": why} for path, why in left_out.items()]
+    holes = [
+        {
+            **_named(path),
+            "filled_with": filled if filled and path not in left_out else None,
+            "regions": [{"offsets": list(b.offsets), "sizes": list(b.sizes)} for b in boxes],
+        }
+        for path, boxes in missing.items()
+    ]
+    return json.dumps({"schema": "ckptools/left-out/1", "left_out": rows, "missing": holes}, indent=2) + "\n"
+
+
+def _named(path: KeyPath) -> dict[str, object]:
+    return {"path": [str(k) for k in path], "name": fqn_of(path)}
 
 
 def _hollow(node: Any) -> bool:

@@ -1,0 +1,33 @@
+"""The bytes of a whole tensor, in row-major order, from wherever its shards lie; a few megabytes at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ckptools.consolidate.plan import Copy, parts_of
+from ckptools.files import OpenFiles
+from ckptools.model import Tensor
+
+PIECE = 4 << 20
+"""Bytes read at a time."""
+
+
+def tensor_bytes(tensor: Tensor, dtype: str, files: OpenFiles) -> Iterator[bytes | memoryview]:
+    """Yield the bytes of a tensor whose shards cover it exactly once, converted to `dtype`.
+
+    Raises:
+        ReadError: a file cannot be read.
+    """
+    for part in parts_of(tensor, dtype):
+        if isinstance(part, Copy):
+            yield from _copied(part, files)
+        else:
+            from ckptools.consolidate.assemble import assemble
+
+            yield assemble(tensor, part.box, dtype, files)
+
+
+def _copied(copy: Copy, files: OpenFiles) -> Iterator[bytes]:
+    with files.open(copy.source) as file:
+        for at in range(0, copy.nbytes, PIECE):
+            yield file.read(copy.source_offset + at, min(PIECE, copy.nbytes - at))

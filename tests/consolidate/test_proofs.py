@@ -1,0 +1,134 @@
+"""Reading back, manifests, and holes that are filled on request: what is said of an output is true."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+import ckptools
+from ckptools.cli import app
+from ckptools.consolidate import read_back
+from ckptools.errors import ReadError, UsageError, WriteError
+from tests.truth import FIXTURES, WHOLE, Known, load_truth
+
+SOURCE = FIXTURES / "torch2.4.1-fsdp2-w3"
+OUTPUTS = ("out.pt", "out.safetensors", "out.dcp")
+
+
+@pytest.fixture
+def holed(tmp_path):
+    """A checkpoint whose second rank is missing."""
+    folder = Path(shutil.copytree(SOURCE, tmp_path / "run"))
+    (folder / "rank1.pt").unlink()
+    return folder
+
+
+@pytest.mark.parametrize("out", OUTPUTS)
+def test_an_output_that_is_read_back_equals_its_shards(out, tmp_path):
+    done = ckptools.consolidate(SOURCE, tmp_path / out, check=True)
+    assert done.tensors > 10 and (tmp_path / out).exists()
+
+
+@pytest.mark.parametrize("out", OUTPUTS)
+def test_a_disk_that_gives_back_other_bytes_leaves_no_output(out, tmp_path, monkeypatch):
+    """The one thing that no disk here does on its own: a byte that changes between writing and reading."""
+    forget = read_back._forget
+
+    def rot(descriptor: int) -> None:
+        forget(descriptor)
+        size = os.fstat(descriptor).st_size
+        for at in range(0, size, 512):
+            os.pwrite(descriptor, b"\xa5", at)
+
+    monkeypatch.setattr(read_back, "_forget", rot)
+    with pytest.raises(WriteError, match="read back from byte"):
+        ckptools.consolidate(SOURCE, tmp_path / out, check=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("out", OUTPUTS)
+def test_a_manifest_fits_its_output_and_the_shards_that_it_was_made_of(out, tmp_path):
+    ckptools.consolidate(SOURCE, tmp_path / out, only="model", manifest=True)
+    manifest = tmp_path / f"{out}.manifest.json"
+    told = json.loads(manifest.read_text())
+    assert len(told["tensors"]) >= 21 and len(told["files"]) == (2 if out.endswith("dcp") else 1)
+    if not out.endswith("dcp"):
+        assert check(ckptools.verify(SOURCE, manifest=manifest)) == "ok"
+    assert check(ckptools.verify(tmp_path / out, manifest=manifest)) == "ok"
+
+
+def check(found) -> str:
+    return next(c.result for c in found.checks if c.name.startswith("manifest"))
+
+
+@pytest.mark.parametrize("known", [k for k in WHOLE if "hsdp" in k.name or "titan" in k.name], ids=lambda k: k.name)
+def test_a_manifest_fits_replicas_and_flattened_optimizers_too(known: Known, tmp_path):
+    ckptools.consolidate(known.file, tmp_path / "out.pt", manifest=True)
+    assert check(ckptools.verify(known.file, manifest=tmp_path / "out.pt.manifest.json")) == "ok"
+
+
+def test_a_changed_value_is_found_by_the_manifest_though_the_format_has_no_checksum(tmp_path):
+    out = tmp_path / "out.safetensors"
+    ckptools.consolidate(SOURCE, out, manifest=True)
+    data = bytearray(out.read_bytes())
+    data[-1] ^= 1
+    out.write_bytes(data)
+    found = ckptools.verify(out, manifest=tmp_path / "out.safetensors.manifest.json")
+    assert {(p.code, p.tensor is None) for p in found.problems} == {("CK014", True), ("CK014", False)}
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "{", '{"schema": "other/1", "tensors": {}, "files": {}}', '{"tensors": {"a": 1}}']
+)
+def test_what_is_no_manifest_is_refused_in_one_line(text, tmp_path):
+    (tmp_path / "m.json").write_text(text)
+    with pytest.raises(ReadError, match="is no manifest"):
+        ckptools.verify(SOURCE, manifest=tmp_path / "m.json")
+
+
+def test_a_tensor_with_a_hole_is_left_out_and_its_hole_is_listed(holed, tmp_path):
+    done = ckptools.consolidate(holed, tmp_path / "out.pt", allow_missing=True)
+    told = json.loads((tmp_path / "out.pt.left-out.json").read_text())
+    rows = {row["name"]: row for row in told["missing"]}
+    assert rows["model.up.weight" if "model.up.weight" in rows else next(iter(rows))]["filled_with"] is None
+    assert set(rows) <= set(done.left_out) and all(row["regions"][0]["sizes"] for row in rows.values())
+
+
+@pytest.mark.parametrize(("fill", "value"), [("nan", float("nan")), ("zero", 0.0)])
+@pytest.mark.parametrize("out", ["out.pt", "out.safetensors"])
+def test_holes_are_filled_when_that_is_asked_for_and_nothing_else_changes(fill, value, out, holed, tmp_path):
+    done = ckptools.consolidate(holed, tmp_path / out, only="model", allow_missing=True, fill=fill, check=True)
+    written = load_file(tmp_path / out) if out.endswith("s") else torch.load(tmp_path / out, weights_only=True)
+    truth = {k[6:]: v for k, v in load_truth(SOURCE.name).items() if k.startswith("model/")}
+    regions = {r["name"]: r["regions"] for r in json.loads((tmp_path / f"{out}.left-out.json").read_text())["missing"]}
+    assert len(regions) > 10 and set(regions) == set(done.missing)
+    for name, boxes in regions.items():
+        dtype, data, shape = truth[name]
+        if dtype == "float32":
+            expected = np.frombuffer(data, "f4").reshape(shape).copy()
+            for box in boxes:
+                expected[tuple(slice(o, o + n) for o, n in zip(box["offsets"], box["sizes"], strict=True))] = value
+            np.testing.assert_array_equal(written[name].numpy(), expected)
+
+
+def test_filling_is_refused_where_nothing_may_be_missing_and_for_other_words(tmp_path):
+    with pytest.raises(UsageError, match="--fill needs --allow-missing"):
+        ckptools.consolidate(SOURCE, tmp_path / "out.pt", fill="zero")
+    with pytest.raises(UsageError, match="choose nan or zero"):
+        ckptools.consolidate(SOURCE, tmp_path / "out.pt", allow_missing=True, fill="ones")
+
+
+def test_the_command_says_what_was_filled(holed, tmp_path):
+    arguments = ["consolidate", str(holed), "-o", str(tmp_path / "o.pt"), "--allow-missing", "--fill", "zero"]
+    result = CliRunner().invoke(app, [*arguments, "--check", "--manifest"])
+    assert result.exit_code == 0, result.stderr
+    assert "filled: model." in result.stderr and "o.pt.left-out.json" in result.stderr
+    assert (tmp_path / "o.pt.manifest.json").exists()
