@@ -99,9 +99,11 @@ def _checkpoint(
 ) -> Checkpoint:
     """Put everything together."""
     trees = {name: model.tree for name, model in models.items()}
-    tree = {**trees, **beside.tree} if beside.files or len(trees) > 1 else trees["model"]
+    nested = bool(beside.files) or len(trees) > 1
+    tree = {**trees, **beside.tree} if nested else trees["model"]
     files = (*(f for m in models.values() for f in m.files), *beside.files)
-    problems = [*problems, *(p for m in models.values() for p in m.problems), *beside.problems]
+    own = (_placed(p, name if nested else "") for name, m in models.items() for p in m.problems)
+    problems = [*problems, *own, *beside.problems]
     pickled = (n for m in models.values() for h in m.held for n in h.names)
     whole = not any(f.status in ("missing", "cut", "bad") for f in files)
     saved_as = "; ".join(dict.fromkeys(m.saved_as for m in models.values()))
@@ -122,6 +124,12 @@ def _checkpoint(
         # safetensors are sorted by dtype and name.
         module_order=not any(h.safetensors for m in models.values() for h in m.held),
     )
+
+
+def _placed(problem: Problem, section: str) -> Problem:
+    """A problem of a tensor, with the tensor's place in the tree."""
+    inside = problem.tensor is not None and section
+    return replace(problem, tensor=f"{section}.{problem.tensor}") if inside else problem
 
 
 def _world_size(beside: Beside, files: int) -> Fact:

@@ -85,12 +85,7 @@ def compare(index: Index, held: Mapping[str, Mapping[str, Any]]) -> list[Problem
     moved = [name for name, file in index.weight_map.items() if where.get(name, file) != file]
     unlisted = [name for name in where if name not in index.weight_map]
     told_by = index.path.name
-    problems = []
-    if lacking:
-        file = index.weight_map[lacking[0]]
-        why = f"and {file} holds no such tensor" if file in held else f"and {file} is not here or damaged"
-        text = f"{told_by} names {_some(lacking)}, {why}"
-        problems.append(Problem("CK107", "error", text))
+    problems = [Problem("CK107", "error", _why_lacking(index, name, held), None, name) for name in lacking]
     if moved:
         text = f"{told_by} says that {_some(moved)} is in {index.weight_map[moved[0]]}, found in {where[moved[0]]}"
         problems.append(Problem("CK010", "warning", text))
@@ -98,6 +93,12 @@ def compare(index: Index, held: Mapping[str, Mapping[str, Any]]) -> list[Problem
         text = f"{_some(unlisted)} in {where[unlisted[0]]}, and {told_by} does not name it; read all the same"
         problems.append(Problem("CK010", "warning", text))
     return problems
+
+
+def _why_lacking(index: Index, name: str, held: Mapping[str, Any]) -> str:
+    file = index.weight_map[name]
+    why = "which holds no such tensor" if file in held else "which is not here or damaged"
+    return f"{index.path.name} says that it is in {file}, {why}"
 
 
 def _some(names: list[str]) -> str:
