@@ -64,6 +64,16 @@ class Opaque:
         yield self.keywords
 
 
+class Lost(Opaque):
+    """Stands where a value was that could not be read; a problem of the checkpoint says why.
+
+    Attributes:
+        name: `lost`, or `not read` where it was too large for a first look.
+    """
+
+    __slots__ = ()
+
+
 class Size(tuple[int, ...]):
     """A `torch.Size`."""
 

@@ -128,11 +128,11 @@ class FileHere:
         """Whether it is here and reaches to byte `end`."""
         return self.size is not None and end <= self.size
 
-    def rank_file(self, read: bool) -> RankFile:
-        """The file for the checkpoint's list."""
+    def rank_file(self) -> RankFile:
+        """The file for the checkpoint's list. What there is to know of one that is here, the metadata knows."""
         if self.size is None:
             return RankFile(self.path, self.rank, "", "missing", 0, None)
-        status: Literal["read", "seen", "cut"] = "cut" if self.size < self.needed else "read" if read else "seen"
+        status: Literal["read", "cut"] = "cut" if self.size < self.needed else "read"
         return RankFile(self.path, self.rank, "", status, self.size, self.modified)
 
 

@@ -84,7 +84,7 @@ def read_folder(folder: Path, options: Options) -> Folder:
         path=folder,
         tree=tree,
         flat=flat,
-        files=tuple(_files(metadata, here, items)),
+        files=tuple(_files(metadata, here)),
         problems=(*problems, *strays(folder, here)),
         names=tuple(dict.fromkeys(n for one in metadata for n in one.names) | items.names),
         writer=metadata[0].writer,
@@ -98,11 +98,11 @@ def read_folder(folder: Path, options: Options) -> Folder:
 
 
 def _holds(metadata: Sequence[Metadata]) -> dict[str, list[str]]:
-    """The fqns of what each file holds, the files in rank order."""
+    """The fqns of what each file holds, tensors first; the files in rank order."""
     holds: dict[str, dict[str, None]] = {}
-    for one in metadata:
-        for (fqn, _), stored in one.stored.items():
-            holds.setdefault(stored.file, {})[fqn] = None
+    everything = [item for one in metadata for item in one.stored.items()]
+    for (fqn, _), stored in sorted(everything, key=lambda item: item[0][1] is None):
+        holds.setdefault(stored.file, {})[fqn] = None
     return {file: list(holds[file]) for file in sorted(holds, key=by_rank)}
 
 
@@ -133,8 +133,7 @@ def _nested(flat: dict[str, Any], metadata: Sequence[Metadata]) -> tuple[dict[st
     return tree, [Problem("CK007", "note", f"{places} None here: DCP saves no empty containers")]
 
 
-def _files(metadata: Sequence[Metadata], here: Mapping[str, FileHere], items: Items) -> Iterator[RankFile]:
+def _files(metadata: Sequence[Metadata], here: Mapping[str, FileHere]) -> Iterator[RankFile]:
     for one in metadata:
         yield RankFile(one.path, one.rank, "metadata" if one.rank is not None else "", "read", one.nbytes, one.modified)
-    for file in here.values():
-        yield file.rank_file(file.path in items.files_read)
+    yield from (file.rank_file() for file in here.values())

@@ -1,7 +1,7 @@
 """The pickled objects of a DCP folder: hyperparameters, schedulers, RNG states, data loaders.
 
 Each is a torch.save archive of one value (a planner of one's own may have written a bare pickle), and thousands of
-them are the same number. They are read inertly; what cannot be read leaves an `Opaque` in its place and a problem.
+them are the same number. They are read inertly; what cannot be read leaves a `Lost` in its place and a problem.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ckptools.formats.dcp_items import Items
 from ckptools.formats.dcp_metadata import Metadata, Stored
 from ckptools.formats.merge import Merge
 from ckptools.model import Problem
-from ckptools.values import Opaque
+from ckptools.values import Lost
 
 MAX_SEEN = 64 << 20
 """Bytes of objects that are read where not everything was asked for."""
@@ -79,15 +79,15 @@ class _Objects:
             self.budget -= stored.length
             if self.budget < 0:
                 self.unread += 1
-                return Opaque(f"an object of {stored.length} bytes, not read")
+                return Lost("not read")
         try:
             return self.items.value(file.path, stored.offset, stored.length)
         except ReadError as error:
             return self._lost(fqn, self.items.why(error), file.rank)
 
-    def _lost(self, fqn: str, why: str, rank: int | None) -> Opaque:
+    def _lost(self, fqn: str, why: str, rank: int | None) -> Lost:
         self.lost.append(Problem("CK005", "error", why, rank, fqn))
-        return Opaque("an object that is lost")
+        return Lost("lost")
 
     def problems(self) -> list[Problem]:
         """The lost objects, and a note where some were not read."""

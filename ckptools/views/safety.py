@@ -10,7 +10,7 @@ from typing import Any
 
 from ckptools.checkpoint import Checkpoint
 from ckptools.model import KeyPath, Problem, Tensor, fqn_of
-from ckptools.values import Opaque
+from ckptools.values import Lost, Opaque
 
 MAX_VISITED = 2_000_000
 """Containers and foreign objects that are looked at; what a foreign object holds has no other limit."""
@@ -59,7 +59,8 @@ def foreign_classes(tree: Any) -> dict[str, list[KeyPath]]:
     """Names of the objects of foreign classes, and where they are, also inside one another."""
     found: dict[str, list[KeyPath]] = {}
     for path, value in _foreign(tree):
-        found.setdefault(value.name, []).append(path)
+        if not isinstance(value, Lost):
+            found.setdefault(value.name, []).append(path)
     return found
 
 

@@ -122,6 +122,8 @@ def _whole_words(report: Report) -> str:
     """Tensors that are not cut: on every rank, as FSDP leaves buffers, where there is more than one."""
     if not any(one.sharded for one in report.layout):
         return "every tensor whole"
+    if "dcp-chunks" in report.sharding:
+        return "whole, one copy kept"
     # Of flattened parameters a rank may hold all or nothing, so one rank does not tell of the others.
     pieces = any(one.how.startswith("pieces") for one in report.layout)
     return "whole on this rank, others not read" if pieces and not report.all_ranks else "whole on every rank"

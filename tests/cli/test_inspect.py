@@ -104,6 +104,8 @@ def check_optimizer(optimizer: dict[str, Any], made: dict[str, Any], told: dict[
     groups = told["param_groups"]
     assert [g["lr"] for g in optimizer["param_groups"]] == [g["lr"] for g in groups]
     assert [g["weight_decay"] for g in optimizer["param_groups"]] == [g["weight_decay"] for g in groups]
+    if not told.get("scheduler"):
+        return
     scheduler = told["scheduler"].get("LambdaLR", told["scheduler"])
     step = "last_epoch" if "last_epoch" in scheduler else "num_steps"
     assert made["schedulers"][0]["state"][step] == scheduler[step]

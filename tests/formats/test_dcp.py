@@ -21,7 +21,7 @@ from ckptools.arrays import read_box
 from ckptools.errors import NotWholeError, ReadError, RefusedError, UnsafePathError, UsageError
 from ckptools.model import Tensor, tensors_in
 from ckptools.regions import Box
-from ckptools.values import Opaque
+from ckptools.values import Lost, Opaque
 from tests.truth import FIXTURES, load_truth
 
 FSDP2 = FIXTURES / "torch2.13.0-fsdp2-dcp-w3" / "ckpt"
@@ -278,7 +278,7 @@ def test_a_cut_file_is_named_with_its_sizes(fsdp2):
 def test_a_lost_object_is_named_and_refused(saved, tmp_path):
     edit(saved, lambda m: m.storage_data.pop(MetadataIndex("step")))
     ck = ckptools.open(saved)
-    assert [(p.code, p.tensor) for p in ck.problems] == [("CK005", "step")]
+    assert [(p.code, p.tensor) for p in ck.problems] == [("CK005", "step")] and isinstance(ck.tree["step"], Lost)
     with pytest.raises(NotWholeError, match="step"):
         ckptools.consolidate(saved, tmp_path / "all.pt")
     assert "step" in ckptools.consolidate(saved, tmp_path / "all.pt", allow_missing=True).left_out
