@@ -13,6 +13,7 @@ from ckptools.formats.options import Options
 from ckptools.formats.safetensors_header import Header, read_header, source_of
 from ckptools.model import Shard, Tensor
 from ckptools.pickles.contents import content_of, head_of, what_is
+from ckptools.pickles.reader import no_collections
 from ckptools.regions import Box
 
 SHARDING_INFO = "DCP_SHARDING_INFO"
@@ -68,8 +69,9 @@ def _of_safetensors(file: File, head: bytes) -> Held:
     what = "" if is_safetensors(head) else what_is(head)
     if what:
         raise ReadError(file.path, f"is {what}")
-    header = read_header(file)
-    tree = {name: _tensor(file, header, name) for name in header.tensors}
+    with no_collections():
+        header = read_header(file)
+        tree = {name: _tensor(file, header, name) for name in header.tensors}
     return Held(file.path, tree, file.size, file.modified, header.size, True, _says_pieces(header))
 
 

@@ -110,6 +110,8 @@ def test_a_header_inside_a_window_gives_offsets_of_the_file(tmp_path):
         (b'{"a": ' + b"[" * 90_000 + b"]" * 90_000 + b"}", b"", "nested too deep"),
         (b'{"a": ' + b"9" * 5000 + b"}", b"", "no size"),
         (b'{"a": NaN}', b"", "no size"),
+        (b'{"x":{"dtype":"F32","shape":[1],"data_offsets":[-0,4]}}', b"1234", "no size"),
+        (b'{"x":{"dtype":"F32","shape":[1e0],"data_offsets":[0,4]}}', b"1234", "no size"),
     ],
     ids=lambda v: str(v)[:40],
 )
