@@ -48,7 +48,7 @@ class Known:
 
 
 VERL = "ckpt/global_step_3/actor/model_world_size_4_rank_0.pt"
-DEEPSPEED = ("lowp/", "buffer/", "optim/lm_head.weight/")
+DEEPSPEED = ("lowp/", "buffer/stats.mask", "optim/lm_head.weight/")
 
 # Norms have the names of fused layers there, and a tied output layer is not stored; a test of its own compares them.
 FUSED = [f"decoder.layers.{n}.{norm}_layernorm." for n in (0, 1) for norm in ("input", "pre_mlp")]
@@ -80,7 +80,7 @@ WHOLE = (
     Known("torch1.13.1-fsdp1-sharded-dcp-w3", "ckpt/__0_0.distcp", "", 3, None, ("optim/",)),
     Known("lightning-fabric-fsdp2", "ckpt", "", 4, 5, ("rank", "model/stats.running_mean")),
     Known("torchtitan-fsdp-tp", "ckpt/step-5", "", 4, 5),
-    # `lowp/` is the module's copy, `buffer/` what the truth keeps apart; a tied name has no state of its own.
+    # `lowp/` is the module's copy; the mask is not persistent, and a tied name has no state of its own.
     Known("deepspeed-z1-fp32", "ckpt", "", 4, 5, DEEPSPEED),
     Known("deepspeed-z1-fp32", "universal", "", 4, 5, DEEPSPEED),
     Known("deepspeed-z3-bf16", "ckpt/global_step5", "", 4, 5, DEEPSPEED),

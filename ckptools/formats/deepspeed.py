@@ -22,7 +22,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,6 @@ from ckptools.errors import ReadError
 from ckptools.formats import (
     deepspeed_module,
     deepspeed_pipeline,
-    deepspeed_stage3,
     deepspeed_universal,
     rank_checks,
     torch_file,
@@ -40,9 +38,9 @@ from ckptools.formats.deepspeed_files import Files, same_file_twice
 from ckptools.formats.deepspeed_layout import EXPERTS, MAX_WORLD, Placed, lay
 from ckptools.formats.deepspeed_names import find_tag, looks_like, names_in
 from ckptools.formats.deepspeed_ranks import Ranks, expected_bytes, listed, model_parallel
-from ckptools.formats.deepspeed_runs import Run, Where
+from ckptools.formats.deepspeed_runs import Where
 from ckptools.formats.deepspeed_states import LAYOUT
-from ckptools.formats.deepspeed_tensors import Joining, pieces_of_frozen
+from ckptools.formats.deepspeed_tensors import Joining, frozen_parameters
 from ckptools.formats.merge import Merge
 from ckptools.formats.options import Options
 from ckptools.model import Fact, Problem, Tensor, tensors_in
@@ -240,17 +238,10 @@ class _Opening:
         return deepspeed_pipeline.fp32_pipeline(layers, joining.masters_by_name())
 
     def _frozen(self) -> dict[str, Tensor]:
-        """Frozen parameters of ZeRO-3, from the pieces in every rank's model states."""
         if not self.sharded:
             return {}
-        world, found = self.placed[0].world or self.ranks.dp, {}
-        pieces = {dp: m.fragments for (mp, dp), m in self.models.items() if mp == 0}
-        for fqn, shape in self.base.frozen.items():
-            held = {(0, dp, 0): of_one[fqn] for dp, of_one in pieces.items() if fqn in of_one}
-            cut = ((dp, deepspeed_stage3.piece(prod(shape), world, dp)) for dp in range(min(world, MAX_WORLD)))
-            runs = (Run(fqn, start, n, (0, dp, 0), 0) for dp, (start, n) in cut if n)
-            found[fqn] = pieces_of_frozen(shape, held, runs, self._rank_of, self.ranks.world)
-        return found
+        models = [m for (mp, _), m in sorted(self.models.items()) if mp == 0]
+        return frozen_parameters(models, min(self._worlds()[0], MAX_WORLD), self._rank_of, self.ranks.world)
 
     def _experts(self, model: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
         """The tensors in the experts' own files that are not in the model yet."""

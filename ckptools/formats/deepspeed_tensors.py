@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 from ckptools.formats.deepspeed_layout import Placed
 from ckptools.formats.deepspeed_runs import Place, Run, Where, flat_source, joined, places
-from ckptools.formats.deepspeed_states import OptimStates, group_of_ids
+from ckptools.formats.deepspeed_stage3 import piece
+from ckptools.formats.deepspeed_states import ModelStates, OptimStates, group_of_ids
 from ckptools.formats.merge import Merge, same_value
 from ckptools.model import KeyPath, Problem, Source, Tensor
 from ckptools.regions import Ints
@@ -227,15 +229,37 @@ def _same_settings(group: Mapping[Any, Any], settings: Mapping[Any, Any]) -> boo
     return set(group) - {"params"} == set(settings) and all(same_value(group[k], v) for k, v in settings.items())
 
 
-def pieces_of_frozen(
-    shape: Ints, fragments: Mapping[Where, Any], runs: Iterator[Run], rank_of: Callable[[Where], int], world: int
+def frozen_parameters(
+    models: Iterable[ModelStates], cut: int, rank_of: Callable[[Where], int], world: int
+) -> dict[str, Tensor]:
+    """Frozen parameters of ZeRO-3, from every rank's piece, each a tensor of its own in its model states.
+
+    Args:
+        models: the model states of one model-parallel rank, the lowest first.
+        cut: ranks that parameters are cut over.
+        rank_of: the global rank.
+        world: how many ranks there are.
+    """
+    listed = list(models)
+    pieces = {(m.mp, m.dp, 0): m.fragments for m in listed}
+    found = {}
+    for fqn, shape in listed[0].frozen.items():
+        flats = {w: s for w, held in pieces.items() if fqn in held and (s := flat_source(held[fqn])) is not None}
+        ends = ((dp, piece(prod(shape), cut, dp)) for dp in range(cut))
+        runs = [Run(fqn, start, n, (listed[0].mp, dp, 0), 0) for dp, (start, n) in ends if n]
+        found[fqn] = _from_pieces(shape, runs, flats, rank_of, world)
+    return found
+
+
+def _from_pieces(
+    shape: Ints, runs: Sequence[Run], flats: Mapping[Where, Source], rank_of: Callable[[Where], int], world: int
 ) -> Tensor:
-    """A frozen parameter of ZeRO-3 from every rank's piece, each a tensor of its own."""
-    flats = {where: source for where, t in fragments.items() if (source := flat_source(t)) is not None}
-    listed = list(runs)
-    short = next((r for r in listed if r.where in flats and flats[r.where].shape[0] < r.length), None)
-    dtype = next((s.dtype for s in flats.values()), "float32")
+    short = next((r for r in runs if r.where in flats and flats[r.where].shape[0] < r.length), None)
+    dtypes = {s.dtype for s in flats.values()}
+    note = ""
     if short is not None:
         note = f"rank {short.where[1]}: {flats[short.where].shape[0]} elements of a piece of {short.length}; damaged"
-        return Tensor(shape, dtype, (), "flat_pieces", note=note)
-    return Tensor(shape, dtype, joined(places(shape, listed, rank_of), flats), "flat_pieces", world_size=world)
+    if len(dtypes) > 1:
+        note = f"ranks hold it as {' and '.join(sorted(dtypes))}; the files are not of one run"
+    shards = () if note else joined(places(shape, runs, rank_of), flats)
+    return Tensor(shape, min(dtypes, default="float32"), shards, "flat_pieces", world_size=world, note=note)

@@ -21,9 +21,10 @@ from ckptools.checkpoint import Checkpoint, ReadCost
 from ckptools.files import check_stays_inside, reading
 from ckptools.formats import deepspeed_module, rank_checks
 from ckptools.formats.deepspeed_files import Files
+from ckptools.formats.deepspeed_layout import MAX_WORLD
 from ckptools.formats.deepspeed_names import StateName, names_in
-from ckptools.formats.deepspeed_states import FLAT, LAYOUT, ModelStates, Shapes, stage_of
-from ckptools.formats.deepspeed_tensors import names_by_param_group
+from ckptools.formats.deepspeed_states import FLAT, LAYOUT, ModelStates, OptimStates, Shapes, stage_of
+from ckptools.formats.deepspeed_tensors import frozen_parameters, names_by_param_group
 from ckptools.formats.options import Options
 from ckptools.model import Fact, Problem, RankFile, Shard, Tensor, tensors_in
 from ckptools.regions import Box, Ints
@@ -80,9 +81,11 @@ class _Opening:
         self.path, self.folder, self.files, self.atoms = path, folder, files, atoms
         self.common = folder / "zero" / "optimizer_state.pt"
         self.problems: list[Problem] = []
-        files.read_one_of_each("model")
+        # Frozen parameters of ZeRO-3 are in pieces, one in every rank's model states.
+        files.read(files.of("model"))
         files.read(StateName(p, "model", None) for p in self._own_files())
-        self.models = list(files.models().values())
+        read = files.models()
+        self.models = [read[place] for place in sorted(read)]
         self.base = self.models[0] if self.models else ModelStates(folder, 0, 0, {})
         self.sharded = any(n.dp is not None for n in files.of("model"))
         self.groups = self._groups()
@@ -138,13 +141,17 @@ class _Opening:
                 yield Problem("CK002", "error", f"{name} {why}")
 
     def _tree(self) -> dict[Any, Any]:
-        common = self.files.saved[self.common].tree if self.common in self.files.saved else {}
-        common = common if isinstance(common, dict) else {}
+        common = self._common()
         rest = {k: v for k, v in self.base.tree.items() if k not in (*LAYOUT, "optimizer", "model", "zero_optimizer")}
         kept = {k: v for k, v in common.items() if k not in (*FLAT, "param_groups")}
         kept |= {"zero_stage": stage_of(common)} if stage_of(common) is not None else {}
         optimizer = {"state": self._state(), "param_groups": self._param_groups(common)}
         return {"model": self._model(), "optimizer": optimizer, **rest, **({"zero_optimizer": kept} if kept else {})}
+
+    def _common(self) -> dict[Any, Any]:
+        """What the optimizer has beside the state of each parameter."""
+        tree = self.files.saved[self.common].tree if self.common in self.files.saved else {}
+        return tree if isinstance(tree, dict) else {}
 
     def _model(self) -> dict[str, Any]:
         module = self.base.module
@@ -154,9 +161,16 @@ class _Opening:
             return {fqn: replace(t, shards=(), note=NO_MODULE) for fqn, t in self._stored(MASTER).items()}
         stored = self._stored(MASTER)
         trained = {fqn: t for fqn, t in stored.items() if fqn in self.shapes or module is None}
-        others = {fqn: t for fqn, t in stored.items() if fqn not in trained and self._only_here(fqn)}
+        others = self._frozen()
+        others |= {fqn: t for fqn, t in stored.items() if fqn not in trained | others and self._only_here(fqn)}
         absent = {fqn: _absent(shape) for fqn, shape in self.shapes.items() if fqn not in stored}
         return deepspeed_module.fp32_model(self.base, {**trained, **absent}, others, self.sharded)
+
+    def _frozen(self) -> dict[str, Tensor]:
+        counts = [OptimStates(self.common, 0, 0, t).counts[0] for t in [self._common()] if "partition_count" in t]
+        cut = min(counts[0] if counts else self.base.number("dp_world_size") or 1, MAX_WORLD)
+        models = [m for m in self.models if m.mp == self.base.mp]
+        return frozen_parameters(models, cut, lambda where: where[1], cut) if self.sharded and models else {}
 
     def _only_here(self, fqn: str) -> bool:
         """Whether the model states have no copy of a tensor that is no trained parameter."""

@@ -143,7 +143,7 @@ def inspect_report(ck: Checkpoint) -> Report:
     """Collect what `inspect` tells. Reads nothing but the model in memory."""
     foreign = safety.foreign_classes(ck.tree)
     suspicious = safety.suspicious_names(ck, foreign)
-    scope = _scope(ck)
+    scope, alone = _scope(ck), ck.world_size.value in (None, 1)
     problems = [*_own_problems(ck, scope), *safety.safety_problems(ck, foreign, suspicious)]
     versions = dict(_versions(ck))
     times = [f.modified for f in ck.files if f.modified is not None]
@@ -158,7 +158,7 @@ def inspect_report(ck: Checkpoint) -> Report:
         scope=scope,
         problems=tuple(sorted(problems, key=lambda p: ("error", "warning", "note").index(p.severity))),
         step=ck.step,
-        world_size=Fact(None, ck.world_size.sources) if scope == "one file" else ck.world_size,
+        world_size=Fact(None, ck.world_size.sources) if scope == "one file" and alone else ck.world_size,
         ranks=_rank_count(ck, scope),
         layout=layouts(ck),
         bytes_found=sum(f.nbytes for f in ck.files),

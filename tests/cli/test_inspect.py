@@ -78,9 +78,9 @@ def truth_of(known: Known) -> tuple[dict[str, Any], set[int]]:
     DCP writes a tied tensor under each of its names, so the other number is right as well.
     """
     told = json.loads((FIXTURES / known.name / "truth.json").read_text())
-    # In Megatron's own form both stages hold their copy, and these arguments do not say that the two are tied.
-    twice = tuple(name for tied in told.get("tied", []) for name in tied[1:] if known.path != "legacy")
-    shapes = {k: shape for k, (_, _, shape) in load_truth(known.name).items() if k.startswith("model/")}
+    twice = tuple(name for tied in told.get("tied", []) for name in tied[1:])
+    buffers = [k for k in load_truth(known.name) if k.startswith("buffer/") and not k.startswith(known.absent or "-")]
+    shapes = {k: shape for k, (_, _, shape) in load_truth(known.name).items() if k.startswith(("model/", *buffers))}
     once = sum(prod(shape) for name, shape in shapes.items() if not name.endswith(twice or "/"))
     return told, {once, sum(map(prod, shapes.values()))}
 
@@ -107,7 +107,7 @@ def check_optimizer(optimizer: dict[str, Any], made: dict[str, Any], told: dict[
     if not told.get("scheduler"):
         return
     scheduler = told["scheduler"].get("LambdaLR", told["scheduler"])
-    step = "last_epoch" if "last_epoch" in scheduler else "num_steps"
+    step = next(k for k in ("last_epoch", "num_steps", "last_batch_iteration") if k in scheduler)
     assert made["schedulers"][0]["state"][step] == scheduler[step]
 
 

@@ -210,3 +210,19 @@ def test_a_parameter_of_another_shape_is_refused(universal, tmp_path):
     edited(universal / "zero" / "embed.weight" / "fp32.pt", lambda t: t.update(param=torch.ones(4, 4)))
     with pytest.raises(NotWholeError, match=r"holds \[4, 4\], param_shapes has \[33, 17\]"):
         ckptools.consolidate(universal, tmp_path / "out.pt", only="model")
+
+
+def test_frozen_parameters_of_zero_3_stay_in_pieces_in_a_universal_checkpoint(tmp_path):
+    run = Run(values({"w": (4, 3)}), [["w"]], 3, 3, torch.bfloat16, frozen={"still": torch.full((5, 2), 0.5)})
+    tag = run.save(tmp_path)
+    for rank in range(3):
+        (tag / run.optim_name(rank)).unlink()
+    (tag / "zero" / "w").mkdir(parents=True)
+    torch.save({"param": run.master["w"].reshape(-1)}, tag / "zero" / "w" / "fp32.pt")
+    torch.save(
+        {"partition_count": 3, "param_groups": [{"lr": 0.1, "params": [0]}]}, tag / "zero" / "optimizer_state.pt"
+    )
+    ck = ckptools.open(tag)
+    assert raw(ck.model["w"]) == of_torch(run.master["w"])
+    assert raw(ck.model["still"]) == of_torch(run.frozen["still"].bfloat16())
+    assert (ck.whole, ck.optimizers["optimizer"].param_groups[0].names) == (True, ("w",))

@@ -19,7 +19,8 @@ def raw(tensor: Tensor) -> tuple[str, bytes, tuple[int, ...]]:
 def values(known: Known) -> dict[str, object]:
     """What ckptools reads, under the truth's names; plain numbers as they are."""
     ck = known.open(all_ranks=True)
-    found: dict[str, object] = {f"model/{k.removeprefix(known.prefix)}": v for k, v in ck.model.items()}
+    model = {k.removeprefix(known.prefix): v for k, v in ck.model.items()}
+    found: dict[str, object] = {f"{kind}/{k}": v for k, v in model.items() for kind in ("model", "buffer")}
     for fqn, slots in ((fqn, slots) for o in ck.optimizers.values() for fqn, slots in o.state.items()):
         found |= {f"optim/{str(fqn).removeprefix(known.prefix)}/{slot}": v for slot, v in slots.items()}
     return found
