@@ -100,7 +100,7 @@ class Items:
         return value
 
     def why(self, error: ReadError) -> str:
-        """What went wrong, without the path of the folder."""
+        """What went wrong, with the path as it is in the folder."""
         return str(error).removeprefix(f"{self.folder}{os.sep}")
 
     def _open(self, path: Path) -> File:

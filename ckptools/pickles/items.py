@@ -55,7 +55,10 @@ def locate(file: File, item: Item) -> Source:
 
 
 def _source(window: Window, item: Item) -> Source:
-    _, tree = read_zip(window)
+    try:
+        _, tree = read_zip(window)
+    except ReadError as error:
+        raise ReadError(item.path, f"item at byte {item.offset}: {_reason(error)}") from error
     sources = [s.source for s in tree.shards] if isinstance(tree, Tensor) else []
     found = sources[0] if len(sources) == 1 else None
     if found is None or (found.dtype, found.shape) != (item.dtype, item.shape):
@@ -63,6 +66,10 @@ def _source(window: Window, item: Item) -> Source:
         text = f"item at byte {item.offset}: expected {item.dtype} {list(item.shape)}, found {held}; damaged or stale"
         raise ReadError(item.path, text)
     return found
+
+
+def _reason(error: ReadError) -> str:
+    return str(error).removeprefix(f"{error.path}: ")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,8 @@ import json
 import os
 import pickle
 import shutil
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -310,6 +312,7 @@ def test_a_damaged_item_does_not_hide_the_others(saved):
     (saved / "__0_0.distcp").write_bytes(data)
     ck = ckptools.open(saved, all_ranks=True)
     assert [(p.code, p.tensor) for p in ck.problems] == [("CK106", "model.w")]
+    assert ck.problems[0].message.startswith(f"__0_0.distcp: item at byte {where.offset}: ")
     assert same(ck.tree["model"]["half"], STATE["model"]["half"])
 
 
@@ -488,6 +491,22 @@ def test_attributes_that_torch_does_not_have_are_kept_for_other_formats(saved):
     edit(saved, lambda m: setattr(m, "mcore_data", {"model.w": 3}))
     found = read_folder(saved, Options())
     assert found.extra == {"mcore_data": {"model.w": 3}} and "model.w" in found.flat
+
+
+def test_chunks_that_take_long_to_compare_are_refused_in_time(saved):
+    def tangle(m: Metadata) -> None:
+        _w(m).size = torch.Size([6000, 6000])
+        _w(m).chunks = [_chunk([i, 0], [3000, 1]) for i in range(3000)]
+        info = _info(m, "model.w", [0, 0])
+        m.storage_data |= {MetadataIndex("model.w", [i, 0]): info for i in range(3000)}
+
+    assert "CK106" in codes(ckptools.open(edit(saved, tangle)))
+
+
+def test_a_name_that_would_drive_a_terminal_is_printed_harmlessly(saved):
+    edit(saved, lambda m: m.state_dict_metadata.update({"a\x1b[31m\n": m.state_dict_metadata["model.w"]}))
+    told = subprocess.run([sys.executable, "-m", "ckptools", "inspect", saved], capture_output=True, check=False)
+    assert b"\x1b" not in told.stdout + told.stderr and b"31m" in told.stdout
 
 
 # -- metadata of each rank --------------------------------------------------------------------------------------
