@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ckptools.model import KeyPath, Tensor, children_of, fqn_of, nodes_in
-from ckptools.values import Opaque
+from ckptools.values import Lost, Opaque
 
 SectionKind = Literal["model", "optimizer", "scheduler", "rng", "other"]
 
@@ -181,7 +181,7 @@ def measure(value: Any) -> SectionSize:
     tensors = params = nbytes = 0
     opaque: dict[str, None] = {}
     for _, leaf in nodes_in(value, (Tensor, Opaque)):
-        if isinstance(leaf, Opaque):
+        if isinstance(leaf, Opaque) and not isinstance(leaf, Lost):
             opaque[leaf.name] = None
         if not isinstance(leaf, Tensor):
             continue
