@@ -308,3 +308,19 @@ def test_consolidating_gives_the_full_values(tmp_path):
     entry = saved["optimizer"]["state"]["down"]
     assert all(torch.equal(entry[slot], run.slot("down", slot)) for slot in SLOTS)
     assert saved["zero_optimizer"]["zero_stage"] == 2 and saved["global_steps"] == 7
+
+
+def test_a_parameter_that_module_does_not_name_is_in_the_model_all_the_same(tmp_path):
+    run = Run(values({"a": (7, 3), "b": (4,)}), [["a", "b"]], 2, 1, module={"a": torch.ones(7, 3)})
+    assert wrong(run, opened(run, tmp_path)) == []
+
+
+def test_swapped_files_are_seen_under_round_robin_too(tmp_path):
+    run = Run(values(SHAPES), GROUPS, 4, 2, round_robin=True)
+    tag = run.save(tmp_path)
+    one, two = tag / run.optim_name(1), tag / run.optim_name(2)
+    one.rename(tag / "x")
+    two.rename(one)
+    (tag / "x").rename(two)
+    ck = ckptools.open(tag, all_ranks=True)
+    assert [p.code for p in ck.problems if p.severity == "error"][:1] == ["CK104"]
