@@ -18,7 +18,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # From the bottom up: a file imports nothing from the layers above it, at the top of the file.
 LAYERS = (
     ("errors", "dtypes", "regions", "values"),
-    ("model", "files", "interrupts", "threads"),
+    ("model", "files", "interrupts", "threads", "coverage"),
     ("pickles", "sections", "optimizers", "steps", "arrays", "offline", "loaded", "loaded_tensors", "allowed"),
     ("checkpoint", "formats"),
     ("consolidate", "views", "training", "checks"),

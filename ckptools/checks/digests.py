@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from ckptools.checkpoint import Checkpoint
-from ckptools.checks.layout import cover_problem
 from ckptools.consolidate.manifest import file_digest, tensor_digest
+from ckptools.coverage import cover_problem
 from ckptools.dtypes import short
 from ckptools.files import OpenFiles
 from ckptools.model import Problem, Tensor, fqn_of, tensors_in

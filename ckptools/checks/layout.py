@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ckptools.checkpoint import Checkpoint
 from ckptools.checks.results import Check, judged, skipped
-from ckptools.model import Problem, Tensor, fqn_of, tensors_in
-from ckptools.regions import TangledLayoutError, cover
+from ckptools.coverage import cover_problem
+from ckptools.model import fqn_of, tensors_in
 from ckptools.views.words import plural
 
 AGREEMENT = ("CK103", "CK104")
@@ -28,25 +28,3 @@ def agreement(ck: Checkpoint) -> Check:
     if ranks < 2 and not problems:
         return skipped("ranks agree on layout", "one file read")
     return judged("ranks agree on layout", problems, f"{ranks} of {ranks}")
-
-
-def cover_problem(tensor: Tensor, fqn: str) -> Problem | None:
-    """Why a tensor cannot be put together whole, or None."""
-    if tensor.note:
-        return Problem("CK106", "error", tensor.note, None, fqn)
-    try:
-        told = cover(tensor.shape, {s.box for s in tensor.found})
-    except TangledLayoutError as error:
-        return Problem("CK106", "error", str(error), None, fqn)
-    if told.exact:
-        return None
-    if told.outside:
-        return Problem("CK102", "error", f"a shard at {told.outside[0]} outside of {list(tensor.shape)}", None, fqn)
-    if told.overlaps:
-        a, b = told.overlaps[0]
-        return Problem("CK102", "error", f"shards {a} and {b} overlap", None, fqn)
-    ranks = sorted({s.rank for s in tensor.shards if s.source is None and s.rank is not None})
-    whose = f", held by rank {', '.join(map(str, ranks[:8]))}" if ranks else ""
-    where = ", ".join(map(str, told.gaps[:3])) + (" …" if len(told.gaps) > 3 else "")
-    text = f"gap {where}: {told.missing} of {tensor.numel} elements are in no file here{whose}"
-    return Problem("CK101", "error", text, ranks[0] if ranks else None, fqn)

@@ -55,6 +55,7 @@ def verify(
         checks = [*_structure(ck), *reading.bytes_of(ck, deep, values), reading.copies(ck)]
         checks += [reading.manifest(ck, Path(manifest))] if manifest is not None else []
         checks += [*_state(ck), _pickles(ck)]
+        checks += _others(ck, checks)
     kept, ignored = without(checks, codes)
     return Verification(ck.path, kept, ignored, reading.nbytes, time.perf_counter() - started)
 
@@ -79,6 +80,13 @@ def _structure(ck: Checkpoint) -> list[Check]:
 
 def _state(ck: Checkpoint) -> list[Check]:
     return [state.optimizer_covers(ck), state.step_counters(ck), state.learning_rates(ck), state.rng(ck)]
+
+
+def _others(ck: Checkpoint, checks: Sequence[Check]) -> list[Check]:
+    """What opening it found and no check has told: nothing that is wrong goes unsaid."""
+    known = {problem.code for check in checks for problem in check.problems} | {"CK106"}
+    left = [p for p in ck.problems if p.code not in known and p.severity != "note"]
+    return [judged("anything else", left, "")] if left else []
 
 
 def _pickles(ck: Checkpoint) -> Check:

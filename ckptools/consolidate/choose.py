@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ckptools.checkpoint import Checkpoint
-from ckptools.checks.layout import cover_problem
 from ckptools.consolidate.replicas import differing_boxes
+from ckptools.coverage import cover_problem
 from ckptools.dtypes import ITEMSIZE, can_be_nan
 from ckptools.errors import NotWholeError, RefusedError, UsageError
 from ckptools.files import OpenFiles
@@ -21,7 +21,7 @@ from ckptools.pickles.told import told
 from ckptools.regions import Box, cover
 from ckptools.sections import Section
 from ckptools.values import Global, Lost, NumpyArray, Opaque
-from ckptools.views.words import plural, spans
+from ckptools.views.words import plural, printable, spans
 
 ONLY = ("model", "optimizer", "all")
 
@@ -286,4 +286,4 @@ def _summary(checkpoint: Checkpoint, problems: list[Problem]) -> str:
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     gaps_only = all(p.code in ("CK101", LOST, "CK106", *ABSENT, *FILES) for p in problems)
     way = "; --allow-missing writes what is whole" if gaps_only else ""
-    return f"not whole: {cause}{problems[0]}{more}{way}"
+    return f"not whole: {cause}{printable(str(problems[0]))}{more}{way}"

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ckptools.checkpoint import Checkpoint, ReadCost
-from ckptools.checks.layout import cover_problem
+from ckptools.coverage import cover_problem
 from ckptools.errors import CkptoolsError, ReadError, UsageError
 from ckptools.files import File, check_stays_inside, reading
 from ckptools.formats import shapes

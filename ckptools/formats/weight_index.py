@@ -20,7 +20,6 @@ from ckptools.formats.json_file import read_json
 from ckptools.model import Problem, Tensor
 from ckptools.pickles.told import told
 from ckptools.sections import storage_identity
-from ckptools.views.words import plural
 
 MAX_NAMED = 3
 MAX_SIZE = 1 << 62
@@ -103,7 +102,7 @@ def _why_lacking(index: Index, name: str, held: Mapping[str, Any]) -> str:
 
 def _some(names: list[str]) -> str:
     listed = ", ".join(told(name) for name in names[:MAX_NAMED])
-    return f"{plural(len(names), 'tensor')} ({listed}{', …' if len(names) > MAX_NAMED else ''})"
+    return f"{len(names)} tensor{'' if len(names) == 1 else 's'} ({listed}{', …' if len(names) > MAX_NAMED else ''})"
 
 
 def compare_size(index: Index, tensors: Iterable[Tensor]) -> list[Problem]:

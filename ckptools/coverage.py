@@ -1,0 +1,28 @@
+"""Why a tensor cannot be put together whole, told in the words of a problem."""
+
+from __future__ import annotations
+
+from ckptools.model import Problem, Tensor
+from ckptools.regions import TangledLayoutError, cover
+
+
+def cover_problem(tensor: Tensor, fqn: str) -> Problem | None:
+    """Why a tensor cannot be put together whole, or None."""
+    if tensor.note:
+        return Problem("CK106", "error", tensor.note, None, fqn)
+    try:
+        told = cover(tensor.shape, {s.box for s in tensor.found})
+    except TangledLayoutError as error:
+        return Problem("CK106", "error", str(error), None, fqn)
+    if told.exact:
+        return None
+    if told.outside:
+        return Problem("CK102", "error", f"a shard at {told.outside[0]} outside of {list(tensor.shape)}", None, fqn)
+    if told.overlaps:
+        a, b = told.overlaps[0]
+        return Problem("CK102", "error", f"shards {a} and {b} overlap", None, fqn)
+    ranks = sorted({s.rank for s in tensor.shards if s.source is None and s.rank is not None})
+    whose = f", held by rank {', '.join(map(str, ranks[:8]))}" if ranks else ""
+    where = ", ".join(map(str, told.gaps[:3])) + (" …" if len(told.gaps) > 3 else "")
+    text = f"gap {where}: {told.missing} of {tensor.numel} elements are in no file here{whose}"
+    return Problem("CK101", "error", text, ranks[0] if ranks else None, fqn)
