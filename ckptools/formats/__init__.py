@@ -1,30 +1,16 @@
-"""The formats that are read: one file each, and the visible tuple that orders them."""
+"""The formats that are read: one file each; `order` has the visible tuple that orders them."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Protocol
 
 from ckptools.checkpoint import Checkpoint
 from ckptools.errors import CkptoolsError, ReadError, UnknownFormatError, UsageError
 from ckptools.files import reading
-from ckptools.formats import (
-    accelerate,
-    composer_folder,
-    dcp,
-    dcp_safetensors,
-    deepspeed,
-    hugging_face,
-    megatron,
-    megatron_dist,
-    olmo_core,
-    olmo_local,
-    rank_files,
-    torch_file,
-)
 from ckptools.formats.options import Options, Reader, Weights
+from ckptools.formats.order import FORMATS, Format, recognised
 from ckptools.formats.outside import formats_from_outside
 from ckptools.pickles import reader
 from ckptools.pickles.contents import HEAD, what_is
@@ -34,42 +20,7 @@ MAX_BELOW = 1000
 
 MAX_NAMED = 8
 
-
-class Format(Protocol):
-    """What every module in this folder that reads a format provides.
-
-    Attributes:
-        NAME: an identifier.
-        READS: what it reads, in one line.
-        KNOWN_BY: by what it is recognised, in one line.
-    """
-
-    NAME: str
-    READS: str
-    KNOWN_BY: str
-
-    def detect(self, path: Path) -> bool:
-        """Whether `path` looks like this format, by names and a few bytes; never by its pickles."""
-
-    def read(self, path: Path, options: Options) -> Checkpoint:
-        """Read the structure."""
-
-
-# Most specific first: any rank file is a torch file too, so the plain file comes last.
-FORMATS: tuple[Format, ...] = (
-    deepspeed,
-    megatron,
-    megatron_dist,
-    accelerate,
-    olmo_core,
-    composer_folder,
-    dcp,
-    dcp_safetensors,
-    hugging_face,
-    olmo_local,
-    rank_files,
-    torch_file,
-)
+__all__ = ["FORMATS", "Format", "open_again", "open_checkpoint"]
 
 
 def open_checkpoint(
@@ -116,7 +67,7 @@ def _open(path: Path, options: Options) -> Checkpoint:
     with reading(path):
         if not path.exists():
             raise ReadError(path, "no such file or folder")
-        format_ = next((f for f in (*formats_from_outside(), *FORMATS) if f.detect(path)), None)
+        format_ = recognised(path, (*formats_from_outside(), *FORMATS))
     if format_ is not None:
         return replace(format_.read(path, options), options=options)
     raise UnknownFormatError(path, _unknown(path))
@@ -149,6 +100,6 @@ def _checkpoints_in(folder: Path) -> list[str]:
 
 def _holds_one(folder: Path) -> bool:
     try:
-        return any(f.detect(folder) for f in FORMATS)
+        return recognised(folder, FORMATS) is not None
     except CkptoolsError:
         return True  # it holds several

@@ -53,11 +53,6 @@ class Piece:
     rank: int | None
 
 
-def is_ragged(tensor: Tensor) -> bool:
-    """Whether ranks hold different lengths under one key, so that it cannot be one replicated value."""
-    return len({s.box for s in tensor.shards}) > 1
-
-
 def filled(tensor: Tensor) -> list[Shard]:
     """The shards that were found and hold something."""
     return [s for s in tensor.found if s.box.numel]

@@ -16,16 +16,17 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ckptools.formats import flat_optimizers, flat_units, spans
-from ckptools.formats.flat_layout import is_ragged
-from ckptools.formats.flat_parameters import take_apart
-from ckptools.formats.shapes import Shapes
+from ckptools.formats import spans
+from ckptools.formats.flat_names import is_flat, is_ragged
 from ckptools.model import Shard, Tensor
 from ckptools.optimizers import name_parameters
 from ckptools.regions import Ints
 from ckptools.sections import find_sections, is_flat_optimizer
+
+if TYPE_CHECKING:
+    from ckptools.formats.shapes import Shapes
 
 LOCAL = "FSDP1 local state: a piece of a flattened parameter"
 NO_SHAPES = (
@@ -55,7 +56,7 @@ def settle(tree: Any, all_ranks: bool, shapes: Shapes | None = None, by_name: Sh
     sections = find_sections(tree)
     models = [s.value for s in sections if s.kind == "model"]
     optimizers = [s.value for s in sections if s.kind == "optimizer"]
-    local = [m for m in models if any(map(flat_units.is_flat, m))]
+    local = [m for m in models if any(map(is_flat, m))]
     if len(local) == 1 and _take_apart(local[0], optimizers, shapes, by_name, all_ranks):
         return True
     for model in local:
@@ -74,6 +75,10 @@ def _take_apart(
     all_ranks: bool,
 ) -> bool:
     """Take a local state dict apart; if that is not possible, mark it with the reason, when shapes were told."""
+    # Most rank files have no flat parameters, and need none of this.
+    from ckptools.formats import flat_optimizers, flat_units
+    from ckptools.formats.flat_parameters import take_apart
+
     found = [told for o in optimizers if (told := flat_optimizers.shapes_by_name(o)) is not None]
     try:
         units = flat_units.explain(model, shapes, found[0] if len(found) == 1 else by_name)
@@ -88,7 +93,7 @@ def _take_apart(
 
 
 def _mark_local(model: MutableMapping[str, Any], note: str) -> None:
-    flat = {k: t for k, t in model.items() if flat_units.is_flat(k) and isinstance(t, Tensor)}
+    flat = {k: t for k, t in model.items() if is_flat(k) and isinstance(t, Tensor)}
     storages = {(s.source.path, s.source.record) for t in flat.values() for s in t.shards if s.source}
     for key, tensor in model.items():
         if not isinstance(tensor, Tensor) or tensor.note:

@@ -13,12 +13,12 @@ from itertools import product
 from math import prod
 from typing import Any
 
-from ckptools.formats.flat_layout import Member, count, filled, is_ragged, layouts, runs_agree, storage_of
+from ckptools.formats.flat_layout import Member, count, filled, layouts, runs_agree, storage_of
+from ckptools.formats.flat_names import is_flat, is_ragged
 from ckptools.formats.shapes import Shapes
 from ckptools.model import Tensor
 from ckptools.regions import Ints
 
-LEAVES = ("_flat_param", "flat_param")
 WRAPPERS = ("_fsdp_wrapped_module", "_fpw_module", "_checkpoint_wrapped_module", "_orig_mod")
 """Modules that wrap another and are no part of its name."""
 
@@ -51,11 +51,6 @@ class Unit:
 
 
 # -- names -----------------------------------------------------------------------------------------------------
-
-
-def is_flat(key: Any) -> bool:
-    """Whether a key of a model is a flat parameter's."""
-    return str(key).rpartition(".")[2] in LEAVES
 
 
 def clean(name: str) -> str:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
     from ckptools.checkpoint import Checkpoint
-    from ckptools.formats import Format
     from ckptools.formats.options import Options
+    from ckptools.formats.order import Format
 
 GROUP = "ckptools.formats"
 NEEDS = ("NAME", "READS", "KNOWN_BY", "detect", "read")

@@ -15,21 +15,23 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckptools.checkpoint import Checkpoint, ReadCost
 from ckptools.errors import ReadError
-from ckptools.formats import flat_pieces, rank_checks, shapes
+from ckptools.formats import flat_pieces, rank_checks
 from ckptools.formats.merge import Merge
 from ckptools.formats.options import Options
 from ckptools.formats.rank_names import RankName, only_group, parse, siblings
-from ckptools.formats.shapes import Shapes
 from ckptools.formats.torch_file import in_form
 from ckptools.model import Fact, Problem, RankFile, Tensor, tensors_in
 from ckptools.pickles import reader
 from ckptools.pickles.reader import Saved
 from ckptools.sections import find_sections
 from ckptools.steps import find_step
+
+if TYPE_CHECKING:
+    from ckptools.formats.shapes import Shapes
 
 NAME = "rank_files"
 READS = "one torch.save file per rank: Composer, verl, OLMo, Accelerate (FSDP1, FSDP2, HSDP, TP)"
@@ -106,9 +108,7 @@ class _Opening:
         world = self._world_size()
         merge = Merge()
         tree = self._tree(merge)
-        shapes_from = self.options.shapes
-        told = shapes.read(shapes_from, self.options.follow_symlinks) if shapes_from else None
-        local = flat_pieces.settle(tree, self.all_ranks, told, by_name)
+        local = flat_pieces.settle(tree, self.all_ranks, _shapes_told(self.options), by_name)
         files = tuple(self._files(world.value))
         tensors = list(tensors_in(tree))
         sharded = [t for _, t in tensors if t.sharded]
@@ -200,6 +200,15 @@ class _Opening:
                 name.path, rank, name.part, "cut" if "cut short" in why or not size else "bad", size, modified
             )
         return RankFile(name.path, rank, name.part, "seen", size, modified)
+
+
+def _shapes_told(options: Options) -> Shapes | None:
+    """The shapes that the caller has for us."""
+    if options.shapes is None:
+        return None
+    from ckptools.formats import shapes
+
+    return shapes.read(options.shapes, options.follow_symlinks)
 
 
 def _stated_world_size(saved: Iterable[Saved]) -> int | None:

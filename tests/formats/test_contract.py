@@ -9,8 +9,9 @@ import pytest
 
 import ckptools
 from ckptools.arrays import read_box
-from ckptools.errors import UnknownFormatError
+from ckptools.errors import UnknownFormatError, UsageError
 from ckptools.formats import FORMATS
+from ckptools.formats.order import recognised
 from ckptools.model import Tensor, children_of, tensors_in, walk
 from ckptools.regions import Box
 from ckptools.values import Opaque
@@ -43,6 +44,17 @@ def test_an_empty_folder_is_unknown_and_told_in_one_line(tmp_path):
 def test_the_first_format_that_detects_it_reads_it(known):
     first = next(f for f in FORMATS if f.detect(known.file))
     assert ckptools.open(known.file).format == first.NAME
+
+
+@pytest.mark.parametrize("known", EVERY, ids=ids)
+def test_no_format_is_passed_over_because_of_its_names(known):
+    for path in (known.file, known.file.parent):
+        try:
+            first = next((f.NAME for f in FORMATS if f.detect(path)), None)
+        except UsageError:
+            continue  # the folder holds several
+        found = recognised(path, FORMATS)
+        assert (found and found.NAME) == first
 
 
 @pytest.mark.parametrize("known", EVERY, ids=ids)

@@ -5,6 +5,8 @@ Anything but a CkptoolsError with one line is a finding; so are ten seconds and 
 
 from __future__ import annotations
 
+import atexit
+import shutil
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -23,6 +25,7 @@ MAX_SEED = 64 << 10
 
 MEMORY = Path("/dev/shm")
 _SCRATCH = Path(tempfile.mkdtemp(prefix="ckptools-fuzz-", dir=MEMORY if MEMORY.is_dir() else None))
+atexit.register(shutil.rmtree, _SCRATCH, ignore_errors=True)
 
 
 def one_line(error: Exception) -> None:
