@@ -25,8 +25,9 @@ from typing import Any
 
 from ckptools.checkpoint import Checkpoint
 from ckptools.files import reading
-from ckptools.formats import flat_optimizers, rank_files
+from ckptools.formats import rank_files
 from ckptools.formats.beside import read_beside
+from ckptools.formats.flat import optimizers as flat_optimizers
 from ckptools.formats.options import Options
 from ckptools.formats.parts import Parts, is_dcp
 from ckptools.formats.shapes import Shapes

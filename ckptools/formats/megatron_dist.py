@@ -32,8 +32,8 @@ from ckptools.checkpoint import Checkpoint, ReadCost
 from ckptools.errors import ReadError
 from ckptools.files import check_stays_inside
 from ckptools.formats import megatron_run, rank_checks
-from ckptools.formats.dcp_files import looks_like_dcp
-from ckptools.formats.dcp_folder import Folder, read_folder
+from ckptools.formats.dcp.files import looks_like_dcp
+from ckptools.formats.dcp.folder import Folder, read_folder
 from ckptools.formats.json_file import read_json
 from ckptools.formats.megatron_grid import arguments, setting
 from ckptools.formats.megatron_stored import Stored

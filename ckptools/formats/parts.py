@@ -15,8 +15,8 @@ from ckptools.checkpoint import Checkpoint, ReadCost
 from ckptools.errors import ReadError
 from ckptools.files import File, check_stays_inside, reading
 from ckptools.formats.beside import Beside
-from ckptools.formats.dcp_files import METADATA
-from ckptools.formats.dcp_folder import Folder, read_folder
+from ckptools.formats.dcp.files import METADATA
+from ckptools.formats.dcp.folder import Folder, read_folder
 from ckptools.formats.json_file import read_json
 from ckptools.formats.options import Options
 from ckptools.model import Fact, KeyPath, Problem, RankFile

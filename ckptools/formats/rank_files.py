@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from ckptools.checkpoint import Checkpoint, ReadCost
 from ckptools.errors import ReadError
-from ckptools.formats import flat_pieces, rank_checks
+from ckptools.formats import rank_checks
+from ckptools.formats.flat import pieces as flat_pieces
 from ckptools.formats.merge import Merge
 from ckptools.formats.options import Options
 from ckptools.formats.rank_names import RankName, only_group, parse, siblings

@@ -11,7 +11,7 @@ import torch
 import ckptools
 from ckptools.errors import NotWholeError, ReadError, UnsafePathError, UsageError
 from ckptools.formats import deepspeed
-from ckptools.formats.deepspeed_names import parse
+from ckptools.formats.deepspeed.names import parse
 from tests.formats.deepspeed_writer import Run, deepspeed_classes, values
 from tests.truth import FIXTURES
 

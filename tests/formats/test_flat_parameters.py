@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 import ckptools
 from ckptools.cli import app
 from ckptools.errors import NotWholeError, ReadError
-from ckptools.formats.flat_parameters import take_apart
-from ckptools.formats.flat_units import UnexplainedError, explain
+from ckptools.formats.flat.parameters import take_apart
+from ckptools.formats.flat.units import UnexplainedError, explain
 from ckptools.formats.shapes import Shapes
 from ckptools.model import Shard, Source, Tensor
 from ckptools.regions import Box

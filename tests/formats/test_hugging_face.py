@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 import ckptools
 from ckptools.errors import NotWholeError, ReadError, UnknownFormatError, UnsafePathError, UsageError
-from ckptools.formats.weight_files import parse, parse_index
+from ckptools.formats.hugging_face.files import parse, parse_index
 from tests.formats.trainer_folder import trainer_folder
 from tests.truth import FIXTURES
 

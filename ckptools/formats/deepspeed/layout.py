@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from ckptools.formats import deepspeed_flat, deepspeed_stage3
-from ckptools.formats.deepspeed_flat import Group, Refusal
-from ckptools.formats.deepspeed_runs import Run, flat_source
-from ckptools.formats.deepspeed_states import ModelStates, OptimStates, Shapes
+from ckptools.formats.deepspeed import flat as deepspeed_flat
+from ckptools.formats.deepspeed import stage3 as deepspeed_stage3
+from ckptools.formats.deepspeed.flat import Group, Refusal
+from ckptools.formats.deepspeed.runs import Run, flat_source
+from ckptools.formats.deepspeed.states import ModelStates, OptimStates, Shapes
 from ckptools.model import Problem, Tensor
 
 MAX_WORLD = 1 << 16

@@ -19,8 +19,8 @@ from typing import Any
 from ckptools.checkpoint import Checkpoint, ReadCost
 from ckptools.errors import ReadError
 from ckptools.files import check_stays_inside
-from ckptools.formats.dcp_files import dcp_folder_of
-from ckptools.formats.dcp_folder import Folder, read_folder
+from ckptools.formats.dcp.files import dcp_folder_of
+from ckptools.formats.dcp.folder import Folder, read_folder
 from ckptools.formats.options import Options
 from ckptools.model import Fact, Problem, RankFile
 from ckptools.pickles.reader import Saved

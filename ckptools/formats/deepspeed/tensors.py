@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-from ckptools.formats.deepspeed_layout import Placed
-from ckptools.formats.deepspeed_runs import Place, Run, Where, flat_source, joined, places
-from ckptools.formats.deepspeed_stage3 import piece
-from ckptools.formats.deepspeed_states import ModelStates, OptimStates, group_of_ids
+from ckptools.formats.deepspeed.layout import Placed
+from ckptools.formats.deepspeed.runs import Place, Run, Where, flat_source, joined, places
+from ckptools.formats.deepspeed.stage3 import piece
+from ckptools.formats.deepspeed.states import ModelStates, OptimStates, group_of_ids
 from ckptools.formats.merge import Merge, same_value
 from ckptools.model import KeyPath, Problem, Source, Tensor
 from ckptools.regions import Ints

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ckptools.errors import ReadError
-from ckptools.formats.dcp_files import FileHere
-from ckptools.formats.dcp_items import Items
-from ckptools.formats.dcp_metadata import Metadata, Stored
+from ckptools.formats.dcp.files import FileHere
+from ckptools.formats.dcp.items import Items
+from ckptools.formats.dcp.metadata import Metadata, Stored
 from ckptools.formats.merge import Merge
 from ckptools.model import Problem
 from ckptools.values import Lost

@@ -15,7 +15,7 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from ckptools.formats.deepspeed_states import ModelStates
+from ckptools.formats.deepspeed.states import ModelStates
 from ckptools.model import Problem, Tensor
 from ckptools.regions import Ints
 from ckptools.sections import storage_identity

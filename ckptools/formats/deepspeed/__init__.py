@@ -1,8 +1,8 @@
 """DeepSpeed checkpoints: ZeRO stages 0 to 3, pipelines, experts, and universal checkpoints.
 
-A tag folder holds model states and one optimizer states file per rank; see `deepspeed_names` for the files,
-`deepspeed_states` for what is in them, `deepspeed_flat` (stages 1 and 2) and `deepspeed_stage3` for how parameters are
-cut over the ranks, `deepspeed_module` and `deepspeed_pipeline` for where the model is, `deepspeed_universal` for
+A tag folder holds model states and one optimizer states file per rank; see `deepspeed.names` for the files,
+`deepspeed.states` for what is in them, `deepspeed.flat` (stages 1 and 2) and `deepspeed.stage3` for how parameters are
+cut over the ranks, `deepspeed.module` and `deepspeed.pipeline` for where the model is, `deepspeed.universal` for
 checkpoints that were converted. Checked on real files of 0.19.8, and against the sources of 0.6 to 0.19.8.
 
 Of each model-parallel rank one model states and one optimizer states file tell every name, shape, and slot, and how
@@ -27,20 +27,17 @@ from typing import Any
 
 from ckptools.checkpoint import Checkpoint, ReadCost
 from ckptools.errors import ReadError
-from ckptools.formats import (
-    deepspeed_module,
-    deepspeed_pipeline,
-    deepspeed_universal,
-    rank_checks,
-    torch_file,
-)
-from ckptools.formats.deepspeed_files import Files, same_file_twice
-from ckptools.formats.deepspeed_layout import EXPERTS, MAX_WORLD, Placed, lay
-from ckptools.formats.deepspeed_names import find_tag, looks_like, names_in
-from ckptools.formats.deepspeed_ranks import Ranks, expected_bytes, listed, model_parallel
-from ckptools.formats.deepspeed_runs import Where
-from ckptools.formats.deepspeed_states import LAYOUT
-from ckptools.formats.deepspeed_tensors import Joining, frozen_parameters
+from ckptools.formats import rank_checks, torch_file
+from ckptools.formats.deepspeed import module as deepspeed_module
+from ckptools.formats.deepspeed import pipeline as deepspeed_pipeline
+from ckptools.formats.deepspeed import universal as deepspeed_universal
+from ckptools.formats.deepspeed.files import Files, same_file_twice
+from ckptools.formats.deepspeed.layout import EXPERTS, MAX_WORLD, Placed, lay
+from ckptools.formats.deepspeed.names import find_tag, looks_like, names_in
+from ckptools.formats.deepspeed.ranks import Ranks, expected_bytes, listed, model_parallel
+from ckptools.formats.deepspeed.runs import Where
+from ckptools.formats.deepspeed.states import LAYOUT
+from ckptools.formats.deepspeed.tensors import Joining, frozen_parameters
 from ckptools.formats.merge import Merge
 from ckptools.formats.options import Options
 from ckptools.model import Fact, Problem, Tensor, tensors_in

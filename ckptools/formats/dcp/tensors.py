@@ -14,9 +14,9 @@ from typing import Any
 
 from ckptools.dtypes import ITEMSIZE, QUANTIZED
 from ckptools.errors import ReadError
-from ckptools.formats.dcp_files import FileHere
-from ckptools.formats.dcp_items import Items, in_safetensors
-from ckptools.formats.dcp_metadata import Described, Metadata, Stored
+from ckptools.formats.dcp.files import FileHere
+from ckptools.formats.dcp.items import Items, in_safetensors
+from ckptools.formats.dcp.metadata import Described, Metadata, Stored
 from ckptools.model import Item, Problem, Shard, Tensor, TensorKind
 from ckptools.pickles.tensors import WHY_NOT
 from ckptools.pickles.told import told

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ckptools.formats.dcp_files import FileHere, by_rank, look, metadata_files, problems_of, strays
-from ckptools.formats.dcp_items import Items
-from ckptools.formats.dcp_metadata import Metadata, read_metadata
-from ckptools.formats.dcp_objects import read_objects
-from ckptools.formats.dcp_tensors import read_tensors
-from ckptools.formats.dcp_tree import ContradictionError, nest
+from ckptools.formats.dcp.files import FileHere, by_rank, look, metadata_files, problems_of, strays
+from ckptools.formats.dcp.items import Items
+from ckptools.formats.dcp.metadata import Metadata, read_metadata
+from ckptools.formats.dcp.objects import read_objects
+from ckptools.formats.dcp.tensors import read_tensors
+from ckptools.formats.dcp.tree import ContradictionError, nest
 from ckptools.formats.merge import Merge
 from ckptools.formats.options import Options
 from ckptools.model import KeyPath, Problem, RankFile

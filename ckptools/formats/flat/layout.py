@@ -1,6 +1,6 @@
 """Where the parameters of an FSDP1 flat parameter lie in it: torch's rules, and what the ranks' runs say of them.
 
-The rules are in `flat_parameters`.
+The rules are in `flat.parameters`.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from math import prod
 
-from ckptools.formats.deepspeed_runs import Run
+from ckptools.formats.deepspeed.runs import Run
 from ckptools.regions import Ints
 
 

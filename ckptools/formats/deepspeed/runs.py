@@ -1,7 +1,7 @@
 """Runs: which consecutive elements of which parameter a rank's flat tensors hold, and tensors put together of them.
 
 ZeRO cuts flattened parameters over the ranks. Where each piece belongs follows from names, shapes and lengths alone:
-for stages 1 and 2 in `deepspeed_flat`, for stage 3 in `deepspeed_stage3`. What they find are `Run`s; here runs and
+for stages 1 and 2 in `deepspeed.flat`, for stage 3 in `deepspeed.stage3`. What they find are `Run`s; here runs and
 the flat tensors that hold them become shards.
 """
 

@@ -2,7 +2,7 @@
 
 A shape list is believed when, laid in order by one of torch's rules, it ends at the last element of every flat
 parameter, and when each run that a file holds under a parameter's own name lies where the list puts it. The rules are
-in `flat_parameters`.
+in `flat.parameters`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from itertools import product
 from math import prod
 from typing import Any
 
-from ckptools.formats.flat_layout import Member, count, filled, layouts, runs_agree, storage_of
-from ckptools.formats.flat_names import is_flat, is_ragged
+from ckptools.formats.flat.layout import Member, count, filled, layouts, runs_agree, storage_of
+from ckptools.formats.flat.names import is_flat, is_ragged
 from ckptools.formats.shapes import Shapes
 from ckptools.model import Tensor
 from ckptools.regions import Ints

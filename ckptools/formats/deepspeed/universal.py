@@ -19,12 +19,13 @@ from typing import Any
 
 from ckptools.checkpoint import Checkpoint, ReadCost
 from ckptools.files import check_stays_inside, reading
-from ckptools.formats import deepspeed_module, rank_checks
-from ckptools.formats.deepspeed_files import Files
-from ckptools.formats.deepspeed_layout import MAX_WORLD
-from ckptools.formats.deepspeed_names import StateName, names_in
-from ckptools.formats.deepspeed_states import FLAT, LAYOUT, ModelStates, OptimStates, Shapes, stage_of
-from ckptools.formats.deepspeed_tensors import frozen_parameters, names_by_param_group
+from ckptools.formats import rank_checks
+from ckptools.formats.deepspeed import module as deepspeed_module
+from ckptools.formats.deepspeed.files import Files
+from ckptools.formats.deepspeed.layout import MAX_WORLD
+from ckptools.formats.deepspeed.names import StateName, names_in
+from ckptools.formats.deepspeed.states import FLAT, LAYOUT, ModelStates, OptimStates, Shapes, stage_of
+from ckptools.formats.deepspeed.tensors import frozen_parameters, names_by_param_group
 from ckptools.formats.options import Options
 from ckptools.model import Fact, Problem, RankFile, Shard, Tensor, tensors_in
 from ckptools.regions import Box, Ints

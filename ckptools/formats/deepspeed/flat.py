@@ -23,7 +23,7 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
-from ckptools.formats.deepspeed_runs import Run
+from ckptools.formats.deepspeed.runs import Run
 from ckptools.regions import Ints
 from ckptools.values import Opaque
 

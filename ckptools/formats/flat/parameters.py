@@ -25,8 +25,8 @@ from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequenc
 from dataclasses import replace
 from typing import Any
 
-from ckptools.formats.flat_layout import Member, Piece, overlap, piece_of
-from ckptools.formats.flat_units import Unit, clean
+from ckptools.formats.flat.layout import Member, Piece, overlap, piece_of
+from ckptools.formats.flat.units import Unit, clean
 from ckptools.model import Shard, Tensor
 from ckptools.regions import Box, Ints, span_boxes
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from ckptools.errors import ReadError
 from ckptools.files import File
-from ckptools.formats.deepspeed_names import StateName
-from ckptools.formats.deepspeed_states import ModelStates, OptimStates
+from ckptools.formats.deepspeed.names import StateName
+from ckptools.formats.deepspeed.states import ModelStates, OptimStates
 from ckptools.formats.options import Options
 from ckptools.model import Problem, RankFile, Tensor, tensors_in
 from ckptools.pickles import container

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptools.errors import ReadError
-from ckptools.formats.deepspeed_flat import mapped
+from ckptools.formats.deepspeed.flat import mapped
 from ckptools.model import Tensor
 from ckptools.regions import Ints
 from ckptools.values import Opaque

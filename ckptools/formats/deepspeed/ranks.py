@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from ckptools.formats.deepspeed_files import Files
-from ckptools.formats.deepspeed_layout import MAX_WORLD
-from ckptools.formats.deepspeed_states import ModelStates
+from ckptools.formats.deepspeed.files import Files
+from ckptools.formats.deepspeed.layout import MAX_WORLD
+from ckptools.formats.deepspeed.states import ModelStates
 from ckptools.model import RankFile
 
 

@@ -1,10 +1,11 @@
 """Hugging Face folders: safetensors or `.bin` files, one or several with an index, and what training left beside them.
 
-transformers, diffusers, PEFT and Accelerate write a model as names and tensors, every tensor whole; `weight_files`
-tells the names of the files, `weight_index` the index, `beside` the companions. A lone model is the bare state dict;
-with companions the tree is `{"model": …, "optimizer": …, …}`. Of tied weights safetensors hold one name, the others
-are absent; in `.bin` they share a storage of one file. torch's `HuggingFaceStorageWriter` writes the same, from rank 0
-or by `consolidate_safetensors_files`; what its ranks write on their own is `dcp_safetensors`' matter.
+transformers, diffusers, PEFT and Accelerate write a model as names and tensors, every tensor whole;
+`hugging_face.files` tells the names of the files, `hugging_face.index` the index, `beside` the companions. A lone
+model is the bare state dict; with companions the tree is `{"model": …, "optimizer": …, …}`. Of tied weights
+safetensors hold one name, the others are absent; in `.bin` they share a storage of one file. torch's
+`HuggingFaceStorageWriter` writes the same, from rank 0 or by `consolidate_safetensors_files`; what its ranks write on
+their own is `dcp_safetensors`' matter.
 
 Checked on files of transformers 4.56 (`.bin`) and 5.23 (safetensors), and of torch 2.13.
 """
@@ -18,11 +19,11 @@ from pathlib import Path
 
 from ckptools.checkpoint import Checkpoint, ReadCost
 from ckptools.formats.beside import Beside, read_beside
+from ckptools.formats.hugging_face.files import Weights, chosen, few, of_file, parse_index, weights_in
+from ckptools.formats.hugging_face.index import read_index
+from ckptools.formats.hugging_face.model import WeightModel
+from ckptools.formats.hugging_face.tensors import is_safetensors
 from ckptools.formats.options import Options
-from ckptools.formats.weight_files import Weights, chosen, few, of_file, parse_index, weights_in
-from ckptools.formats.weight_index import read_index
-from ckptools.formats.weight_model import WeightModel
-from ckptools.formats.weight_tensors import is_safetensors
 from ckptools.model import Fact, Problem
 from ckptools.pickles.contents import HEAD, content_of
 from ckptools.sections import find_sections

@@ -7,7 +7,7 @@ beside it, as verl does): in rank order they follow each other and together have
 Where nothing tells the shape, or where equal lengths leave open whether they are pieces or replicas, they stay
 unplaced: never joined by guessing. Source: torch/distributed/fsdp/_flat_param.py; checked on verl 0.9.1 files.
 
-A local state dict holds the model itself so; `flat_parameters` takes it apart when its shapes are told from outside, or
+A local state dict holds the model itself so; `flat.parameters` takes it apart when its shapes are told from outside, or
 by an optimizer state that was saved by name.
 """
 
@@ -19,7 +19,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from ckptools.formats import spans
-from ckptools.formats.flat_names import is_flat, is_ragged
+from ckptools.formats.flat.names import is_flat, is_ragged
 from ckptools.model import Shard, Tensor
 from ckptools.optimizers import name_parameters
 from ckptools.regions import Ints
@@ -76,8 +76,9 @@ def _take_apart(
 ) -> bool:
     """Take a local state dict apart; if that is not possible, mark it with the reason, when shapes were told."""
     # Most rank files have no flat parameters, and need none of this.
-    from ckptools.formats import flat_optimizers, flat_units
-    from ckptools.formats.flat_parameters import take_apart
+    from ckptools.formats.flat import optimizers as flat_optimizers
+    from ckptools.formats.flat import units as flat_units
+    from ckptools.formats.flat.parameters import take_apart
 
     found = [told for o in optimizers if (told := flat_optimizers.shapes_by_name(o)) is not None]
     try:

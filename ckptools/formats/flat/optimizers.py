@@ -3,7 +3,7 @@
 Without `use_orig_params` a number is a flat parameter, and its moments are every rank's chunk with the padding that
 the saved parameter does not have; they are taken apart like the flat parameter, so one number becomes its parameters'
 names. With it a number is a parameter, and its moments are the runs that the ranks hold; numbers stay. See
-`flat_parameters` for the rules.
+`flat.parameters` for the rules.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ckptools.formats.flat_layout import Member, Piece
-from ckptools.formats.flat_parameters import held_by, pieces_of, placed
-from ckptools.formats.flat_units import Unit
+from ckptools.formats.flat.layout import Member, Piece
+from ckptools.formats.flat.parameters import held_by, pieces_of, placed
+from ckptools.formats.flat.units import Unit
 from ckptools.formats.shapes import Shapes
 from ckptools.model import Shard, Tensor
 from ckptools.optimizers import group_ids, name_parameters

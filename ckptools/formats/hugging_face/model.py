@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 from ckptools.errors import ReadError
 from ckptools.files import check_stays_inside, reading
+from ckptools.formats.hugging_face.files import Weights, absent, few
+from ckptools.formats.hugging_face.index import Index, compare, compare_size, read_index
+from ckptools.formats.hugging_face.tensors import Held, read_weights
 from ckptools.formats.options import Options
-from ckptools.formats.weight_files import Weights, absent, few
-from ckptools.formats.weight_index import Index, compare, compare_size, read_index
-from ckptools.formats.weight_tensors import Held, read_weights
 from ckptools.model import Problem, RankFile, Tensor
 
 MAX_LINES = 6
