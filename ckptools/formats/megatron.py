@@ -13,7 +13,7 @@ What no rule covers is shown and refused.
 What stays as it is: the padding of the vocabulary to a multiple of `make_vocab_size_divisible_by` times the
 tensor-parallel size; the order of fused QKV rows (before checkpoint_version 2.0 another one). Extra states of
 Transformer Engine belong to one rank each. Source: megatron/training/checkpointing.py (`generate_state_dict`),
-megatron/checkpointing.py of v1.0 to core 0.5; checked on files of core 0.16.1.
+megatron/checkpointing.py of v1.0 to core 0.5; checked on files of core 0.12.1 and 0.16.1.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptools.formats.megatron_grid import Coordinates, Grid, Member, arguments, setting
-from ckptools.formats.megatron_model import INPUT
+from ckptools.formats.megatron_model import HEADS, INPUT
 from ckptools.formats.megatron_rules import QKV
 from ckptools.formats.options import Options, Weights
 from ckptools.model import Problem, RankFile, Tensor
@@ -104,10 +104,20 @@ def of_values(args: Mapping[str, Any], tree: Mapping[Any, Any], grid: Grid) -> I
             yield Problem("CK104", "error", text, None, f"model.{next(n for n in INPUT if n in model)}")
         text = f"embedding and output layer keep the padded vocabulary of {rows} rows (args.padded_vocab_size)"
         yield Problem(NOTE, "note", text)
+    yield from of_tied(args, model)
     if any(isinstance(name, str) and QKV.fullmatch(name) for name in model):
         yield Problem(NOTE, "note", _order(tree.get("checkpoint_version", 0)))
     if grid.ep > 1:
         text = f"expert parallel {grid.ep}: the experts' weights are shown and not joined, everything else is"
+        yield Problem(NOTE, "note", text)
+
+
+def of_tied(args: Mapping[str, Any], model: Mapping[str, Any]) -> Iterator[Problem]:
+    """A tied output layer that has no name of its own."""
+    embedding = next((name for name in INPUT if name in model), None)
+    stored = any(name.endswith("output_layer.weight") or name in HEADS for name in model)
+    if args.get("untie_embeddings_and_output_weights") is False and embedding is not None and not stored:
+        text = f"the output layer is tied to {embedding} and stored under that name only"
         yield Problem(NOTE, "note", text)
 
 

@@ -10,7 +10,7 @@ ups], a tied output layer not at all. Layers that are alike are stored as one te
 (`decoder.layers.mlp.linear_fc1.weight`); they are shown layer by layer here, as newer versions store them. Open the
 `.metadata` file itself for the names as stored. Norms in front of a linear layer have the names of Transformer Engine's
 fused layers (`linear_qkv.layer_norm_weight`) whichever the model used. Objects of single ranks are
-`<name>/shard_<offset>_<shape>`.
+`<name>/shard_<offset>_<shape>`, each in a list of its own.
 
 Optimizer: `optimizer.state.<slot>.<weight>` like the weights. The older distributed optimizer
 (`fully_sharded_model_space`) cuts each rank's piece of a weight further as a flat run: a tensor of shape
@@ -18,7 +18,7 @@ Optimizer: `optimizer.state.<slot>.<weight>` like the weights. The older distrib
 default (`dp_reshardable`) and `dp_zero_gather_scatter` save gradient buffers of all parameters as flat tensors without
 names, which are shown and not joined. Source: megatron/core/dist_checkpointing/{serialization,mapping,core}.py,
 strategies/torch.py and strategies/resharding.py (core 0.11), optimizer/distrib_optimizer.py; checked on files of core
-0.16.1. The `zarr` backend is not read.
+0.12.1 and 0.16.1. The `zarr` backend is not read.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from ckptools.formats.dcp.files import looks_like_dcp
 from ckptools.formats.dcp.folder import Folder, read_folder
 from ckptools.formats.json_file import read_json
 from ckptools.formats.megatron_grid import arguments, setting
-from ckptools.formats.megatron_stored import Stored
+from ckptools.formats.megatron_stored import COMMON_KEY, Stored
 from ckptools.formats.options import Options
 from ckptools.model import Fact, Problem, RankFile, tensors_in
 from ckptools.pickles.reader import Saved
@@ -52,7 +52,6 @@ CONFIG, COMMON = "metadata.json", "common.pt"
 WITHOUT = "optimizer"
 """What cannot be written without what is common; the weights can."""
 
-COMMON_KEY = "common_state/shard_0_1"
 TORCH_DIST = "torch_dist"
 BACKEND = b'"sharded_backend"'
 MAX_CONFIG = 4096
@@ -95,8 +94,7 @@ def read(path: Path, options: Options) -> Checkpoint:
     common, problems = _common(found, config, options)
     tree = found.tree
     if config:
-        named = common.tree if common else found.flat.get(COMMON_KEY)
-        stored = Stored(found.flat, found.extra.get("mcore_data"), named)
+        stored = Stored(found.flat, found.extra.get("mcore_data"), common.tree if common else None)
         tree = stored.tree(options.weights)
         problems += [*stored.problems, *rank_checks.of_tensors(list(tensors_in(tree)))]
     problems = [*found.problems, *problems]

@@ -152,7 +152,7 @@ class Model:
         return held[0][1]
 
     def tied(self, whole: dict[str, Any]) -> dict[str, Any]:
-        """Lay the input embedding in front of an output layer that is tied to it: consolidating compares the two."""
+        """Lay the input embedding beside an output layer that is tied to it: consolidating compares the two."""
         source = next((whole[n] for n in INPUT if isinstance(whole.get(n), Tensor)), None)
         for head in HEADS:
             tied = head == "word_embeddings_for_head.weight" or (
@@ -165,7 +165,7 @@ class Model:
 
     def _with_copies(self, head: str, own: Tensor, source: Tensor) -> Tensor:
         if (own.shape, own.dtype) == (source.shape, source.dtype):
-            return replace(own, shards=(*source.shards, *own.shards))
+            return replace(own, shards=(*own.shards, *source.shards))
         text = f"{own.dtype} {list(own.shape)}, but tied to the embedding of {source.dtype} {list(source.shape)}"
         self.problems.append(Problem("CK104", "error", text, None, f"model.{head}"))
         return own

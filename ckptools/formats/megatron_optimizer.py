@@ -23,8 +23,10 @@ from ckptools.formats.megatron_join import Piece, UnlikeError, join
 from ckptools.formats.megatron_model import Held, Model
 from ckptools.formats.megatron_rules import REPLICATED
 from ckptools.formats.merge import Merge
-from ckptools.model import Problem, Tensor, fqn_of, tensors_in
+from ckptools.model import KeyPath, Problem, Tensor, fqn_of, tensors_in
 from ckptools.optimizers import name_parameters
+from ckptools.pickles.told import told
+from ckptools.values import Opaque
 
 MASTER = "fp32_param"
 """Slot of the master copy: what Megatron's own distributed checkpoints call it."""
@@ -224,7 +226,7 @@ class Optimizers:
         found: dict[str, dict[Any, Tensor]] = {}
         for file, tree in self.flat.items():
             for path, tensor in tensors_in(tree):
-                name = ": ".join([file, fqn_of(path[:-1])] if path[:-1] else [file])
+                name = ": ".join([file, words(path[:-1])] if path[:-1] else [file])
                 found.setdefault(name, {})[path[-1]] = replace(tensor, kind="flat_pieces", note=FLAT)
         yield from found.items()
 
@@ -237,6 +239,11 @@ def _ids(group: Mapping[str, Any]) -> list[Any]:
     params = group.get("params")
     listed = list(params) if isinstance(params, (list, tuple)) else []
     return listed if all(type(i) is int and 0 <= i < STRIDE for i in listed) else []
+
+
+def words(path: KeyPath) -> str:
+    """A key path for people, also where a pair of dtypes is a key."""
+    return fqn_of(tuple(told(k.state) if isinstance(k, Opaque) else k for k in path))
 
 
 def masters_of(tree: Any) -> dict[str, Tensor]:

@@ -9,12 +9,12 @@ from math import prod
 from typing import Any
 
 from ckptools.formats import spans
-from ckptools.formats.megatron_checks import NOTE, of_weights
+from ckptools.formats.megatron_checks import NOTE, of_tied, of_weights
 from ckptools.formats.megatron_grid import arguments, setting
-from ckptools.formats.megatron_optimizer import FLAT, HALF
+from ckptools.formats.megatron_optimizer import FLAT, HALF, words
 from ckptools.formats.megatron_rules import QKV
 from ckptools.formats.options import Weights
-from ckptools.model import Problem, Shard, Source, Tensor, fqn_of, tensors_in
+from ckptools.model import Problem, Shard, Source, Tensor, tensors_in
 from ckptools.regions import Box, Ints, span_boxes
 
 STACKED = re.compile(r"(?P<block>(?:.*?\.)?layers)\.(?P<rest>(?!\d+\.).+)", re.DOTALL)
@@ -22,6 +22,7 @@ OBJECT = re.compile(
     r"(?P<key>[^/]+)/shard_(?P<offset>\d{1,9}(?:\.\d{1,9})*)_(?P<shape>\d{1,9}(?:\.\d{1,9})*)", re.DOTALL
 )
 OPTIMIZER = re.compile(r"(?:chained_\d+\.)?optimizer\.(?P<rest>.+)", re.DOTALL)
+COMMON_KEY = "common_state/shard_0_1"
 DISTRIBUTED = "distributed."
 STATE = "state."
 MASTERS = ("fp32_param", "param")
@@ -40,13 +41,14 @@ class Stored:
     Args:
         flat: tensors and objects by stored name.
         mcore_data: Megatron's own part of the metadata: the true shapes of flat runs.
-        common: what is equal on every rank; None when that is not here.
+        common: what is equal on every rank; None when no file of its own has it.
 
     Attributes:
         problems: what its user should know.
     """
 
     def __init__(self, flat: Mapping[str, Any], mcore_data: Any, common: Any) -> None:
+        common = common if common is not None else _held(flat.get(COMMON_KEY))
         self.common: Mapping[Any, Any] = common if isinstance(common, Mapping) else {}
         self.runs: Mapping[Any, Any] = mcore_data if isinstance(mcore_data, Mapping) else {}
         self.problems: list[Problem] = []
@@ -65,11 +67,11 @@ class Stored:
             slot, _, weight = rest.removeprefix(STATE).partition(".")
             self.state.setdefault(weight, {})[slot] = self._placed(name, value)
         elif rest.startswith(DISTRIBUTED):
-            self.buffers[name] = value
+            self.buffers[name] = _held(value)
         elif isinstance(value, Tensor):
             self.weights[name] = self._placed(name, value)
-        elif name != "common_state/shard_0_1":
-            self.objects[name] = value
+        elif name != COMMON_KEY:
+            self.objects[name] = _held(value)
 
     def _layers(self) -> dict[str, int]:
         """Number of layers of each block whose layers are stored as one tensor, where all agree on it."""
@@ -99,6 +101,7 @@ class Stored:
         tree |= {"optimizer": optimizer} if optimizer is not None else {}
         tree |= {k: v for k, v in self.common.items() if k != "optimizer"}
         tree |= self._other_objects()
+        self.problems += of_tied(arguments(self.common), model)
         if any(QKV.fullmatch(name) for name in model):
             text = "fused QKV weights keep Megatron's row order: for each query group its queries, key and value"
             self.problems.append(Problem(NOTE, "note", text))
@@ -225,9 +228,14 @@ class Stored:
         found: dict[str, dict[str, Tensor]] = {}
         for name, value in self.buffers.items():
             for path, tensor in tensors_in(value):
-                buffer, _, slot = fqn_of((name, *path)).rpartition(".")
+                buffer, _, slot = words((name, *path)).rpartition(".")
                 found.setdefault(buffer, {})[slot] = replace(tensor, note=FLAT)
         yield from found.items()
+
+
+def _held(value: Any) -> Any:
+    """An object as its rank had it: each is stored as the list of those of one key, which are always one."""
+    return value[0] if isinstance(value, list) and len(value) == 1 else value
 
 
 def _inner(saved: Any) -> Iterator[Mapping[str, Any]]:

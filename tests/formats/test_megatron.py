@@ -463,6 +463,7 @@ def test_the_distributed_optimizers_buffers_are_shown_and_not_joined(tmp_path):
     run = with_flat_buffers(Run(tp=2), tmp_path / "run")
     ck = ckptools.open(run, all_ranks=True)
     (optimizer,) = ck.optimizers.values()
+    assert next(iter(optimizer.state)) == "mp_rank_00/distrib_optim.pt: 0.['torch.bfloat16', 'torch.float32']"
     assert len(optimizer.state) == 2 and {len(slots) for slots in optimizer.state.values()} == {3}
     assert [g.lr for g in optimizer.param_groups] == [1e-3, 1e-3]
     with pytest.raises(NotWholeError, match=r"flat buffers without names.*--only model"):
@@ -575,3 +576,10 @@ def test_chained_optimizers_stay_a_list_and_are_named_together(tmp_path):
     states = {k: v for one in ck.optimizers.values() for k, v in one.state.items()}
     assert set(states) == set(full) and all(torch.equal(v["exp_avg"].load(), full[k]) for k, v in states.items())
     assert ck.raw["optimizer"][1]["grad_scaler"] == {"scale": 2.0}
+
+
+@pytest.mark.parametrize(("stages", "said"), [([[2]], True), ([[1, 1]], False)])
+def test_a_tied_output_layer_without_a_name_of_its_own_is_told(stages, said, tmp_path):
+    save(Run(layers=stages, untied=False), tmp_path)
+    told = [p.message for p in ckptools.open(tmp_path).problems if "tied to embedding" in p.message]
+    assert bool(told) == said
