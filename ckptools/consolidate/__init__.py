@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckptools.errors import RefusedError, UsageError, WriteError
+from ckptools.errors import RefusedError, UsageError
 from ckptools.formats import open_again, open_checkpoint
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from ckptools.consolidate.choose import Selection
     from ckptools.consolidate.execute import Progress
     from ckptools.consolidate.writers.layout import Layout, Writer
-    from ckptools.files import OpenFiles
 
 
 @dataclass(frozen=True)
@@ -100,9 +99,9 @@ def consolidate(
     """
     from ckptools.consolidate.choose import select
     from ckptools.consolidate.output import check_space
+    from ckptools.consolidate.publish import Proofs, write
     from ckptools.consolidate.writers import writer_for
     from ckptools.consolidate.writers.layout import WriteOptions
-    from ckptools.files import OpenFiles
 
     started = time.perf_counter()
     writer = writer_for(Path(out), format)
@@ -118,7 +117,7 @@ def consolidate(
         _check(whole, layout, [*texts, *proofs.paths], force)
         check_space(target.parent, layout.nbytes)
         if not dry_run:
-            _write(layout, texts, files, proofs, jobs or min(4, os.cpu_count() or 1), progress)
+            write(whole, layout, texts, files, proofs, jobs or min(4, os.cpu_count() or 1), progress)
     return _result(selection, layout, [*texts, *proofs.paths], 0.0 if dry_run else time.perf_counter() - started)
 
 
@@ -194,59 +193,6 @@ def _texts(selection: Selection, layout: Layout, target: Path) -> dict[Path, str
         told = left_out_json(selection.left_out, selection.missing, selection.filled)
         texts[target.with_name(f"{target.name}.left-out.json")] = told
     return texts
-
-
-@dataclass(frozen=True)
-class Proofs:
-    """What is done to an output before it gets its name.
-
-    Attributes:
-        compare: read it back and compare it with the shards.
-        manifest: where its digests go; None for nowhere.
-    """
-
-    compare: bool
-    manifest: Path | None
-
-    @property
-    def paths(self) -> list[Path]:
-        """Files that this adds."""
-        return [self.manifest] if self.manifest is not None else []
-
-
-def _write(
-    layout: Layout, texts: dict[Path, str], files: OpenFiles, proofs: Proofs, jobs: int, progress: Progress | None
-) -> None:
-    from ckptools.consolidate.execute import Executor
-    from ckptools.consolidate.output import PartialFiles
-
-    with PartialFiles() as partial:
-        if layout.folder is not None:
-            partial.create_folder(layout.folder)
-        targets = [partial.create(path, size) for path, size in layout.files]
-        crcs = Executor(targets, files, layout.checksums, progress).run(layout.jobs, jobs)
-        try:
-            layout.finish(targets, crcs)
-            for path, text in (texts | _proven(layout, targets, files, proofs, jobs, progress)).items():
-                partial.add_text(path, text)
-        except OSError as error:
-            raise WriteError(layout.files[0][0], f"cannot write: {(error.strerror or '').lower()}") from error
-        partial.publish()
-
-
-def _proven(
-    layout: Layout, targets: list[int], files: OpenFiles, proofs: Proofs, jobs: int, progress: Progress | None
-) -> dict[Path, str]:
-    """Compare the output if asked to, and return its manifest if asked to."""
-    if proofs.compare:
-        from ckptools.consolidate.read_back import compare
-
-        compare(layout, targets, files, jobs, progress or (lambda _, __: None))
-    if proofs.manifest is None:
-        return {}
-    from ckptools.consolidate.manifest import manifest_json
-
-    return {proofs.manifest: manifest_json(layout, targets, jobs)}
 
 
 def _result(selection: Selection, layout: Layout, texts: Sequence[Path], seconds: float) -> Consolidated:

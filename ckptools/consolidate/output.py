@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ckptools.checkpoint import Checkpoint
-from ckptools.errors import NoSpaceError, OutputExistsError, UsageError, WriteError
+from ckptools.errors import NoSpaceError, OutputExistsError, ReadError, UsageError, WriteError
 from ckptools.formats.rank_names import parse
 from ckptools.pickles.told import told
 
@@ -83,6 +83,24 @@ def check_space(folder: Path, nbytes: int) -> None:
     free = shutil.disk_usage(folder).free
     if nbytes + HEADROOM > free:
         raise NoSpaceError(folder, f"has {free} bytes free; the output needs {nbytes}")
+
+
+def check_unchanged(checkpoint: Checkpoint) -> None:
+    """Refuse to publish what was made of files that are not any more what they were when they were opened.
+
+    Raises:
+        ReadError: one has another size or time, or is gone.
+    """
+    for file in checkpoint.files:
+        if file.status not in ("read", "seen"):
+            continue
+        try:
+            now = file.path.stat()
+        except OSError as error:
+            raise ReadError(file.path, "is gone since it was opened; nothing was written") from error
+        if (now.st_size, now.st_mtime) != (file.nbytes, file.modified):
+            what = f"{file.nbytes} bytes then, {now.st_size} now" if now.st_size != file.nbytes else "it was written to"
+            raise ReadError(file.path, f"changed since it was opened: {what}; nothing was written")
 
 
 def write_at(descriptor: int, offset: int, data: bytes | memoryview) -> None:

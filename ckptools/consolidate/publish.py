@@ -1,0 +1,82 @@
+"""Running a plan to its end: copy, prove, and only then give the output its name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ckptools.checkpoint import Checkpoint
+from ckptools.consolidate.execute import Executor, Progress
+from ckptools.consolidate.output import PartialFiles, check_unchanged
+from ckptools.consolidate.writers.layout import Layout
+from ckptools.errors import WriteError
+from ckptools.files import OpenFiles
+
+
+@dataclass(frozen=True)
+class Proofs:
+    """What is done to an output before it gets its name.
+
+    Attributes:
+        compare: read it back and compare it with the shards.
+        manifest: where its digests go; None for nowhere.
+    """
+
+    compare: bool
+    manifest: Path | None
+
+    @property
+    def paths(self) -> list[Path]:
+        """Files that this adds."""
+        return [self.manifest] if self.manifest is not None else []
+
+
+def write(
+    checkpoint: Checkpoint,
+    layout: Layout,
+    texts: Mapping[Path, str],
+    files: OpenFiles,
+    proofs: Proofs,
+    jobs: int,
+    progress: Progress | None,
+) -> None:
+    """Write a planned output; it appears whole, or not at all.
+
+    Raises:
+        ReadError: a source cannot be read, is damaged, or changed meanwhile.
+        WriteError: the output cannot be written, or is not what was written.
+    """
+    with PartialFiles() as partial:
+        if layout.folder is not None:
+            partial.create_folder(layout.folder)
+        targets = [partial.create(path, size) for path, size in layout.files]
+        crcs = Executor(targets, files, layout.checksums, progress).run(layout.jobs, jobs)
+        try:
+            layout.finish(targets, crcs)
+            for path, text in {**texts, **_proven(layout, targets, files, proofs, jobs, progress)}.items():
+                partial.add_text(path, text)
+        except OSError as error:
+            raise WriteError(layout.files[0][0], f"cannot write: {(error.strerror or '').lower()}") from error
+        check_unchanged(checkpoint)
+        partial.publish()
+
+
+def _proven(
+    layout: Layout,
+    targets: Sequence[int],
+    files: OpenFiles,
+    proofs: Proofs,
+    jobs: int,
+    progress: Progress | None,
+) -> dict[Path, str]:
+    """Compare the output if asked to, and return its manifest if asked to."""
+    if proofs.compare:
+        from ckptools.consolidate.read_back import compare
+
+        compare(layout, targets, files, jobs, progress or (lambda _, __: None))
+    if proofs.manifest is None:
+        return {}
+    from ckptools.consolidate.manifest import manifest_json
+
+    return {proofs.manifest: manifest_json(layout, targets, jobs)}

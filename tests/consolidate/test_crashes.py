@@ -1,0 +1,151 @@
+"""Whatever happens while consolidate works, nothing looks finished that is not, and no source is touched."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import ckptools
+from ckptools.errors import ReadError, WriteError
+
+ROOT = Path(__file__).parent.parent.parent
+KILLS = 50
+"""For each of three outputs."""
+
+
+@pytest.fixture
+def run(tmp_path) -> Path:
+    """Two files of one checkpoint, of a few megabytes, in one folder."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for part in (1, 2):
+        tensors = {f"w{part}{i}": torch.full((64, 1024), float(i)) for i in range(40)}
+        torch.save(tensors, folder / f"pytorch_model-0000{part}-of-00002.bin")
+    return folder
+
+
+def sums(folder: Path) -> dict[str, str]:
+    return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in folder.iterdir()}
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors", ".dcp"])
+def test_a_kill_at_any_moment_leaves_nothing_that_looks_finished(suffix, run, tmp_path):
+    before = sums(run)
+    command = [sys.executable, "-m", "tests.consolidate.crashes", str(run), str(tmp_path / f"out{suffix}"), str(KILLS)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    told = json.loads(done.stdout)
+    assert told["wrong"] == 0 and sum(told.values()) == KILLS
+    assert told["midway"] >= KILLS // 4, told
+    assert sums(run) == before
+
+
+def after(nbytes: int, happen) -> object:
+    """A progress that makes something happen once, when some bytes are written."""
+    seen = [0]
+
+    def progress(n: int, _: str) -> None:
+        seen[0] += n
+        if seen[0] >= nbytes > seen[0] - n:
+            happen()
+
+    return progress
+
+
+def nothing_left(folder: Path) -> bool:
+    return sorted(p.name for p in folder.iterdir()) == ["run"]
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors", ".dcp"])
+def test_a_source_that_shrinks_meanwhile_is_named(suffix, run, tmp_path):
+    last = run / "pytorch_model-00002-of-00002.bin"
+    with pytest.raises(ReadError, match=last.name):
+        ckptools.consolidate(run, tmp_path / f"out{suffix}", progress=after(2 << 20, lambda: os.truncate(last, 5000)))
+    assert nothing_left(tmp_path)
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors", ".dcp"])
+def test_a_source_that_is_replaced_or_written_to_meanwhile_is_named(suffix, run, tmp_path):
+    first = run / "pytorch_model-00001-of-00002.bin"
+
+    def replace() -> None:
+        shutil.copy(first, tmp_path / "run" / "x")
+        os.utime(run / "x", (1, 1))
+        (run / "x").replace(first)
+
+    with pytest.raises(ReadError, match=r"changed since it was opened: it was written to; nothing was written"):
+        ckptools.consolidate(run, tmp_path / f"out{suffix}", progress=after(1 << 20, replace))
+    assert nothing_left(tmp_path)
+
+
+def test_a_source_that_is_deleted_meanwhile_is_named(run, tmp_path):
+    first = run / "pytorch_model-00001-of-00002.bin"
+    with pytest.raises(ReadError, match=r"gone since it was opened|no such file"):
+        ckptools.consolidate(run, tmp_path / "out.pt", progress=after(1 << 20, first.unlink))
+    assert nothing_left(tmp_path)
+
+
+FULL_DISK = """
+import sys, pathlib, subprocess
+subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40M", "none", sys.argv[2]], check=True)
+import ckptools
+out, seen = pathlib.Path(sys.argv[2]), []
+def fill(n, _):
+    seen.append(n)
+    if sum(seen) > 4 << 20 and not (out / "other").exists():
+        try:
+            (out / "other").write_bytes(bytes(40 << 20))
+        except OSError:
+            pass
+try:
+    ckptools.consolidate(sys.argv[1], out / sys.argv[3], progress=fill)
+except ckptools.CkptoolsError as error:
+    print(type(error).__name__, error)
+print(sorted(p.name for p in out.iterdir()))
+"""
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors", ".dcp"])
+def test_a_disk_that_really_fills_up_meanwhile_is_one_line_and_no_output(suffix, run, tmp_path):
+    (tmp_path / "disk").mkdir()
+    command = ["unshare", "--user", "--map-root-user", "--mount", sys.executable, "-c", FULL_DISK]
+    done = subprocess.run([*command, str(run), str(tmp_path / "disk"), f"out{suffix}"], capture_output=True, text=True)
+    if "unshare" in done.stderr or "mount" in done.stderr:
+        pytest.skip("this machine lets nobody mount a small disk")
+    error, left = done.stdout.splitlines()
+    assert error.startswith("WriteError ") and "no space left on device" in error
+    assert left == "['other']"
+
+
+def test_too_few_file_descriptors_are_one_line(run, tmp_path):
+    code = (
+        "import sys, resource, ckptools\n"
+        "ck = ckptools.open(sys.argv[1], all_ranks=True)\n"
+        "import ckptools.consolidate.publish, ckptools.consolidate.writers\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (4, 4))\n"
+        "try: ck.consolidate(sys.argv[2])\n"
+        "except ckptools.CkptoolsError as error: print(error)\n"
+    )
+    command = [sys.executable, "-c", code, str(run), str(tmp_path / "out.pt")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert "too many open files" in done.stdout and done.stdout.count("\n") == 1, done.stderr
+    assert nothing_left(tmp_path)
+
+
+def test_a_limit_of_the_file_size_is_one_line(run, tmp_path):
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+
+    command = [sys.executable, "-m", "ckptools", "consolidate", str(run), "-o", str(tmp_path / "o.pt")]
+    done = subprocess.run(command, capture_output=True, text=True, preexec_fn=limit)
+    assert (done.returncode, done.stderr.count("\n")) == (WriteError.exit_code, 1)
+    assert nothing_left(tmp_path)
