@@ -102,6 +102,7 @@ def consolidate(
     from ckptools.consolidate.publish import Proofs, write
     from ckptools.consolidate.writers import writer_for
     from ckptools.consolidate.writers.layout import WriteOptions
+    from ckptools.files import OpenFiles
 
     started = time.perf_counter()
     writer = writer_for(Path(out), format)
