@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 import ckptools
 from ckptools.cli import app
 from ckptools.errors import CkptoolsError, NotWholeError, ReadError, UnsafePathError, UsageError
-from ckptools.formats.megatron_join import Piece, UnlikeError, join
-from ckptools.formats.megatron_layers import Layers
-from ckptools.formats.megatron_rules import GATED, ROWS, Rule, Rules
+from ckptools.formats.megatron.join import Piece, UnlikeError, join
+from ckptools.formats.megatron.layers import Layers
+from ckptools.formats.megatron.rules import GATED, ROWS, Rule, Rules
 from ckptools.model import Shard, Source, Tensor
 from ckptools.regions import Box, contiguous_strides, cover
 from tests.formats.megatron_runs import Run, full_model, master, moments_of, save

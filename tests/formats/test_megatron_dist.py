@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import ckptools
 from ckptools.errors import NotWholeError, ReadError, UnsafePathError, UsageError
-from ckptools.formats.megatron_stored import Stored
+from ckptools.formats.megatron_dist.stored import Stored
 from ckptools.model import Shard, Source, Tensor
 from ckptools.regions import Box, contiguous_strides
 from tests.formats.test_truth import same

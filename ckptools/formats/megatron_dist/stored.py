@@ -9,10 +9,10 @@ from math import prod
 from typing import Any
 
 from ckptools.formats import spans
-from ckptools.formats.megatron_checks import NOTE, of_tied, of_weights
-from ckptools.formats.megatron_grid import arguments, setting
-from ckptools.formats.megatron_optimizer import FLAT, HALF, words
-from ckptools.formats.megatron_rules import QKV
+from ckptools.formats.megatron.checks import NOTE, of_tied, of_weights
+from ckptools.formats.megatron.grid import arguments, setting
+from ckptools.formats.megatron.optimizer import FLAT, HALF, words
+from ckptools.formats.megatron.rules import QKV
 from ckptools.formats.options import Weights
 from ckptools.model import Problem, Shard, Source, Tensor, tensors_in
 from ckptools.regions import Box, Ints, span_boxes

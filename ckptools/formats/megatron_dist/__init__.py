@@ -31,12 +31,13 @@ from typing import Any
 from ckptools.checkpoint import Checkpoint, ReadCost
 from ckptools.errors import ReadError
 from ckptools.files import check_stays_inside
-from ckptools.formats import megatron_run, rank_checks
+from ckptools.formats import rank_checks
 from ckptools.formats.dcp.files import looks_like_dcp
 from ckptools.formats.dcp.folder import Folder, read_folder
 from ckptools.formats.json_file import read_json
-from ckptools.formats.megatron_grid import arguments, setting
-from ckptools.formats.megatron_stored import COMMON_KEY, Stored
+from ckptools.formats.megatron import run
+from ckptools.formats.megatron.grid import arguments, setting
+from ckptools.formats.megatron_dist.stored import COMMON_KEY, Stored
 from ckptools.formats.options import Options
 from ckptools.model import Fact, Problem, RankFile, tensors_in
 from ckptools.pickles.reader import Saved
@@ -61,8 +62,8 @@ def detect(path: Path) -> bool:
     """A run, an iteration, or `metadata.json` or `common.pt` in one."""
     if not path.is_dir():
         return path.name in (CONFIG, COMMON) and _holds_config(path.parent)
-    tracked = (path / megatron_run.TRACKER).is_file()
-    return megatron_run.looks_like_run(path, _holds_dcp if tracked else _holds_config)
+    tracked = (path / run.TRACKER).is_file()
+    return run.looks_like_run(path, _holds_dcp if tracked else _holds_config)
 
 
 def _holds_config(folder: Path) -> bool:
@@ -87,8 +88,8 @@ def read(path: Path, options: Options) -> Checkpoint:
     """
     started = time.perf_counter()
     inside = path if path.is_dir() else path.parent
-    holds = _holds_dcp if (inside / megatron_run.TRACKER).is_file() else _holds_config
-    folder = megatron_run.find(inside, holds, options.follow_symlinks)
+    holds = _holds_dcp if (inside / run.TRACKER).is_file() else _holds_config
+    folder = run.find(inside, holds, options.follow_symlinks)
     config = _config(folder, options)
     found = read_folder(folder, options)
     common, problems = _common(found, config, options)
@@ -97,27 +98,23 @@ def read(path: Path, options: Options) -> Checkpoint:
         stored = Stored(found.flat, found.extra.get("mcore_data"), common.tree if common else None)
         tree = stored.tree(options.weights)
         problems += [*stored.problems, *rank_checks.of_tensors(list(tensors_in(tree)))]
-    problems = [*found.problems, *problems]
-    files = (*found.files, *([_rank_file(common)] if common else []))
+    problems = sorted([*found.problems, *problems], key=lambda p: ("error", "warning", "note").index(p.severity))
+    nread = found.bytes_read + (common.bytes_read if common else 0)
     return Checkpoint(
         path=path,
         name=folder.resolve().name,
         format=NAME,
         saved_as=f"Megatron-LM {TORCH_DIST if config else 'torch_dcp'}, {found.writer}",
         tree=tree,
-        files=files,
+        files=(*found.files, *([_rank_file(common)] if common else [])),
         world_size=_world(tree, found),
         step=find_step(folder, find_sections(tree)),
-        problems=tuple(sorted(problems, key=lambda p: ("error", "warning", "note").index(p.severity))),
+        problems=tuple(problems),
         names=tuple(dict.fromkeys((*found.names, *(common.names if common else ())))),
         all_ranks=options.all_ranks,
         differing=tuple(found.differing),
         bytes_expected=found.bytes_expected + (common.nbytes if common else 0),
-        cost=ReadCost(
-            found.files_read + bool(common),
-            time.perf_counter() - started,
-            found.bytes_read + (common.bytes_read if common else 0),
-        ),
+        cost=ReadCost(found.files_read + bool(common), time.perf_counter() - started, nread),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ckptools.formats.megatron_rules import Rule
+from ckptools.formats.megatron.rules import Rule
 from ckptools.model import Shard, Source, Tensor
 from ckptools.pickles.told import told
 from ckptools.regions import Box, Ints

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ckptools.formats.megatron_grid import Coordinates, Grid, setting
-from ckptools.formats.megatron_join import Piece, UnlikeError, join
-from ckptools.formats.megatron_layers import LAYER, Layers, chunks_of
-from ckptools.formats.megatron_rules import REPLICATED, Rule, Rules
+from ckptools.formats.megatron.grid import Coordinates, Grid, setting
+from ckptools.formats.megatron.join import Piece, UnlikeError, join
+from ckptools.formats.megatron.layers import LAYER, Layers, chunks_of
+from ckptools.formats.megatron.rules import REPLICATED, Rule, Rules
 from ckptools.formats.merge import same_value
 from ckptools.model import Problem, Tensor
 

@@ -7,7 +7,7 @@
 In each: `args` (argparse.Namespace), `checkpoint_version`, `iteration`, `model` (`model0`, `model1`, … of an
 interleaved pipeline), `optimizer`, `opt_param_scheduler` (`lr_scheduler` up to v2.5), `rng_state` (flat RNG keys up to
 v2.5). The files hold plain tensors and not a word about how they belong together: that is in Megatron's code, so it is
-in `megatron_rules` (joining), `megatron_layers` (layer numbers), `megatron_grid` (ranks) and `megatron_optimizer` here.
+in `rules` (joining), `layers` (layer numbers), `grid` (ranks) and `optimizer` here.
 What no rule covers is shown and refused.
 
 What stays as it is: the padding of the vocabulary to a multiple of `make_vocab_size_divisible_by` times the
@@ -25,8 +25,9 @@ from typing import Any
 
 from ckptools.checkpoint import Checkpoint, ReadCost
 from ckptools.errors import ReadError
-from ckptools.formats import megatron_checks, megatron_run, rank_checks
-from ckptools.formats.megatron_grid import (
+from ckptools.formats import rank_checks
+from ckptools.formats.megatron import checks, run
+from ckptools.formats.megatron.grid import (
     FOLDER,
     MAX_RANKS,
     MODEL_FILES,
@@ -37,10 +38,10 @@ from ckptools.formats.megatron_grid import (
     holds_members,
     members,
 )
-from ckptools.formats.megatron_layers import is_chunk
-from ckptools.formats.megatron_model import Model
-from ckptools.formats.megatron_optimizer import HALF, Optimizers, masters_of
-from ckptools.formats.megatron_rules import read_rules
+from ckptools.formats.megatron.layers import is_chunk
+from ckptools.formats.megatron.model import Model
+from ckptools.formats.megatron.optimizer import HALF, Optimizers, masters_of
+from ckptools.formats.megatron.rules import read_rules
 from ckptools.formats.merge import Merge
 from ckptools.formats.options import Options
 from ckptools.model import Problem, RankFile, Tensor, tensors_in
@@ -57,7 +58,7 @@ KNOWN_BY = "mp_rank_* folders with model_optim_rng.pt, in iter_* or release, bel
 def detect(path: Path) -> bool:
     """A run, an iteration, a folder of one model-parallel rank, or the file in it, wherever that lies."""
     if path.is_dir() and not FOLDER.fullmatch(path.name):
-        return megatron_run.looks_like_run(path, holds_members)
+        return run.looks_like_run(path, holds_members)
     return _iteration_above(path) is not None or _lone(path)
 
 
@@ -73,7 +74,7 @@ def read(path: Path, options: Options) -> Checkpoint:
     if inside is None and _lone(path):
         alone = Member(path, (0,))
         return _Opening(path, path.parent, [alone], alone, options).checkpoint(started)
-    folder = inside or megatron_run.find(path, holds_members, options.follow_symlinks)
+    folder = inside or run.find(path, holds_members, options.follow_symlinks)
     found = members(folder, options.follow_symlinks)
     asked = next((m for m in found if path in (m.path, m.path.parent)), found[0])
     opening = _Opening(path, folder, [asked] if options.only_this_file and inside else found, asked, options)
@@ -160,9 +161,9 @@ class _Opening:
         tree = self._tree(merge)
         files = tuple(self._files())
         sections = find_sections(tree)
-        self.problems += megatron_checks.of_files(files, self.cut, self.grid, self.places, self.options)
-        self.problems += megatron_checks.of_arguments(self.grid, {at: s.tree for at, s in self.saved.items()})
-        self.problems += megatron_checks.of_values(self.args, tree, self.grid)
+        self.problems += checks.of_files(files, self.cut, self.grid, self.places, self.options)
+        self.problems += checks.of_arguments(self.grid, {at: s.tree for at, s in self.saved.items()})
+        self.problems += checks.of_values(self.args, tree, self.grid)
         self.problems += [*merge.problems, *rank_checks.of_values(merge.differing, sections)]
         self.problems += rank_checks.of_tensors(list(tensors_in(tree)))
         read = sum(s.bytes_read for s in self.saved.values())
@@ -214,7 +215,7 @@ class _Opening:
         if not half:
             return weights
         whole = all(n in masters and not masters[n].note for n in half)
-        self.problems.append(megatron_checks.of_weights(self.options.weights, whole, len(half)))
+        self.problems.append(checks.of_weights(self.options.weights, whole, len(half)))
         if self.options.weights == "module" or not whole:
             return weights
         return model.tied({n: masters.get(n, t) for n, t in weights.items()})

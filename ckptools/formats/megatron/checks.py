@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ckptools.formats.megatron_grid import Coordinates, Grid, Member, arguments, setting
-from ckptools.formats.megatron_model import HEADS, INPUT
-from ckptools.formats.megatron_rules import QKV
+from ckptools.formats.megatron.grid import Coordinates, Grid, Member, arguments, setting
+from ckptools.formats.megatron.model import HEADS, INPUT
+from ckptools.formats.megatron.rules import QKV
 from ckptools.formats.options import Options, Weights
 from ckptools.model import Problem, RankFile, Tensor
 

@@ -18,10 +18,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ckptools.formats.megatron_grid import Coordinates
-from ckptools.formats.megatron_join import Piece, UnlikeError, join
-from ckptools.formats.megatron_model import Held, Model
-from ckptools.formats.megatron_rules import REPLICATED
+from ckptools.formats.megatron.grid import Coordinates
+from ckptools.formats.megatron.join import Piece, UnlikeError, join
+from ckptools.formats.megatron.model import Held, Model
+from ckptools.formats.megatron.rules import REPLICATED
 from ckptools.formats.merge import Merge
 from ckptools.model import KeyPath, Problem, Tensor, fqn_of, tensors_in
 from ckptools.optimizers import name_parameters
