@@ -72,5 +72,21 @@ def dcp(folder: str, out: str) -> None:
     dcp_to_torch_save(folder, out)
 
 
+def crc(folder: str) -> None:
+    """Read every byte of a folder and take its CRC-32, a file per thread."""
+    import zlib
+    from concurrent.futures import ThreadPoolExecutor
+
+    def one(path: Path) -> int:
+        total = 0
+        with path.open("rb", buffering=0) as file:
+            while piece := file.read(4 << 20):
+                total = zlib.crc32(piece, total)
+        return total
+
+    with ThreadPoolExecutor() as pool:
+        print(list(pool.map(one, sorted(Path(folder).iterdir()))))
+
+
 if __name__ == "__main__":
-    {"look": look, "merge": merge, "dcp": dcp}[sys.argv[1]](*sys.argv[2:])
+    {"look": look, "merge": merge, "dcp": dcp, "crc": crc}[sys.argv[1]](*sys.argv[2:])
