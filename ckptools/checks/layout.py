@@ -23,8 +23,8 @@ def layout(ck: Checkpoint) -> Check:
 
 def agreement(ck: Checkpoint) -> Check:
     """World size by name, content and count; shapes, dtypes and shard maps across ranks."""
-    ranks = len({f.rank for f in ck.files if f.status == "read"})
+    ranks = len({f.rank for f in ck.files if f.status == "read" and f.rank is not None})
     problems = [p for p in ck.problems if p.code in AGREEMENT]
     if ranks < 2 and not problems:
-        return skipped("ranks agree on layout", "one file read")
+        return skipped("ranks agree on layout", "no two ranks to compare")
     return judged("ranks agree on layout", problems, f"{ranks} of {ranks}")

@@ -60,7 +60,9 @@ def _files(report: Report) -> str:
     ranks, files = report.ranks.here, report.ranks.files
     if not ranks:
         return f"all {files} files are here"
-    return f"all {ranks} rank files are here" if files == ranks else f"all {files} files of {ranks} ranks are here"
+    if files == ranks:
+        return f"all {ranks} rank files are here"
+    return f"all {files} files of {plural(ranks, 'rank')} are here"
 
 
 def problem_lines(report: Report, severities: Sequence[str], screen: Screen) -> list[str]:
