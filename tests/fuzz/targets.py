@@ -13,6 +13,8 @@ from pathlib import Path
 
 from ckptools.errors import CkptoolsError
 from ckptools.files import File
+from ckptools.formats.options import Options
+from ckptools.formats.safetensors_header import read_header
 from ckptools.pickles import container, reader
 from ckptools.pickles.budgets import PickleError
 from ckptools.pickles.machine import Machine
@@ -61,6 +63,29 @@ def archive(data: bytes) -> None:
         one_line(error)
 
 
+def header(data: bytes) -> None:
+    """The header of a safetensors file."""
+    try:
+        with File(as_file(data, "x.safetensors")) as file:
+            read_header(file)
+    except CkptoolsError as error:
+        one_line(error)
+
+
+def metadata(data: bytes) -> None:
+    """The `.metadata` of a DCP folder, and the folder that it describes, with whatever it says beside it."""
+    from ckptools.formats.dcp.folder import read_folder
+
+    folder = _SCRATCH / "dcp"
+    folder.mkdir(exist_ok=True)
+    as_file(data, "dcp/.metadata")
+    as_file(bytes(4096), "dcp/__0_0.distcp")
+    try:
+        read_folder(folder, Options(all_ranks=True))
+    except CkptoolsError as error:
+        one_line(error)
+
+
 def opening(data: bytes) -> None:
     """A file that is opened as whatever format recognises it, and reported on."""
     import ckptools
@@ -82,9 +107,20 @@ def _pickles() -> Iterable[bytes]:
             continue
 
 
+def _headers() -> Iterable[bytes]:
+    for path in sorted(FIXTURES.rglob("*.safetensors")):
+        data = path.read_bytes()
+        yield data[: 8 + int.from_bytes(data[:8], "little")]
+        yield data
+
+
+def _metadata() -> Iterable[bytes]:
+    return (path.read_bytes() for path in sorted(FIXTURES.rglob(".metadata")))
+
+
 def _files() -> Iterable[bytes]:
     for path in sorted(FIXTURES.rglob("*")):
-        if path.suffix in (".pt", ".distcp", ".safetensors", ".bin", ".ckpt") and path.stat().st_size <= MAX_SEED:
+        if path.suffix in (".pt", ".pkl", ".safetensors", ".bin", ".ckpt") and path.stat().st_size <= MAX_SEED:
             yield path.read_bytes()
 
 
@@ -93,6 +129,8 @@ Target = Callable[[bytes], None]
 TARGETS: dict[str, tuple[Target, Callable[[], Iterable[bytes]]]] = {
     "pickle": (pickle, _pickles),
     "archive": (archive, _files),
+    "header": (header, _headers),
+    "metadata": (metadata, _metadata),
     "opening": (opening, _files),
 }
 """Each with what its seeds are made of."""

@@ -18,7 +18,7 @@ def test_a_target_takes_its_seeds_and_their_pieces(name):
     for data in found[:: max(len(found) // 8, 1)]:
         target(data)
         target(data[: len(data) // 2])
-    assert len(found) > 10
+    assert len(found) > 5
 
 
 @pytest.mark.parametrize("path", sorted(REGRESSIONS.glob("*/*")), ids=lambda p: f"{p.parent.name}-{p.name}")
