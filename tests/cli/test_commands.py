@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ckptools.cli import COMMANDS, app
+from ckptools.model import PROBLEM_CODES
 from tests.truth import FIXTURES
 
 README = Path(__file__).parent.parent.parent / "README.md"
@@ -30,7 +31,12 @@ def test_every_command_has_help_and_a_line_in_the_readme(name):
     assert f"ckptools {name}" in README.read_text()
 
 
-@pytest.mark.parametrize("name", ["inspect", "consolidate", "shell"])
+def test_every_problem_code_is_explained_in_the_readme():
+    told = README.read_text()
+    assert [c for c, meaning in PROBLEM_CODES.items() if f"| {c} | {meaning} |" not in told] == []
+
+
+@pytest.mark.parametrize("name", ["inspect", "consolidate", "shell", "verify"])
 def test_a_wrong_path_is_one_line_and_code_3(name, tmp_path):
     more = ["-o", str(tmp_path / "x.pt")] if name == "consolidate" else []
     code, stdout, stderr = run(name, str(tmp_path / "nowhere.pt"), *more)
