@@ -235,7 +235,8 @@ def _told_of_optimizer(move: _Move, leaves: Iterable[Leaf]) -> Iterator[str]:
     ids = [i for i in move.section.value["state"] if not isinstance(i, str)]
     unnamed = [i for i in ids if not isinstance(move.name(i), str)]
     if len(unnamed) < len(ids):
-        yield "optimizer: numbers became names through the parameter order; shapes agree"
+        named = len(ids) - len(unnamed)
+        yield f"optimizer: {named} of {plural(len(ids), 'number')} became names, where order and shapes allow one only"
     if unnamed:
         yield f"optimizer: {plural(len(unnamed), 'parameter')} without a sure name kept as numbers"
     steps = [leaf for leaf in leaves if leaf.path[-1] == "step" and not isinstance(leaf.value, Tensor)]
