@@ -19,8 +19,12 @@ from ckptools.views.words import plural
 MAX_WORDS = 8
 """Names or values that a cell shows."""
 
-STREAMS = {"torch": "torch", "cpu": "torch", "cuda": "cuda", "numpy": "numpy", "python": "python", "random": "python"}
-"""What the keys of RNG states stand for."""
+STREAMS = {
+    "torch": "torch", "cpu": "torch", "cuda": "cuda", "numpy": "numpy", "python": "python", "random": "python",
+    "random_state": "python", "numpy_random_seed": "numpy",
+    "torch_manual_seed": "torch", "torch_cuda_manual_seed": "cuda",
+}  # fmt: skip
+"""What the keys of RNG states stand for; the long ones are Accelerate's."""
 
 
 def holds(ck: Checkpoint, section: Section, size: SectionSize) -> str:
