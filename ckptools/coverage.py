@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ckptools.model import Problem, Tensor
-from ckptools.regions import TangledLayoutError, cover
+from ckptools.regions import Box, TangledLayoutError, cover
 
 
 def cover_problem(tensor: Tensor, fqn: str) -> Problem | None:
@@ -17,12 +17,20 @@ def cover_problem(tensor: Tensor, fqn: str) -> Problem | None:
     if told.exact:
         return None
     if told.outside:
-        return Problem("CK102", "error", f"a shard at {told.outside[0]} outside of {list(tensor.shape)}", None, fqn)
+        box = told.outside[0]
+        text = f"a shard at {box}{_whose(tensor, box)} outside of {list(tensor.shape)}"
+        return Problem("CK102", "error", text, None, fqn)
     if told.overlaps:
         a, b = told.overlaps[0]
-        return Problem("CK102", "error", f"shards {a} and {b} overlap", None, fqn)
+        text = f"shards {a}{_whose(tensor, a)} and {b}{_whose(tensor, b)} overlap"
+        return Problem("CK102", "error", text, None, fqn)
     ranks = sorted({s.rank for s in tensor.shards if s.source is None and s.rank is not None})
     whose = f", held by rank {', '.join(map(str, ranks[:8]))}" if ranks else ""
     where = ", ".join(map(str, told.gaps[:3])) + (" …" if len(told.gaps) > 3 else "")
     text = f"gap {where}: {told.missing} of {tensor.numel} elements are in no file here{whose}"
     return Problem("CK101", "error", text, ranks[0] if ranks else None, fqn)
+
+
+def _whose(tensor: Tensor, box: Box) -> str:
+    ranks = sorted({s.rank for s in tensor.shards if s.box == box and s.rank is not None})
+    return f" (rank {', '.join(map(str, ranks[:8]))})" if ranks else ""

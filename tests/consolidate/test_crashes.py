@@ -94,6 +94,24 @@ def test_a_source_that_is_deleted_meanwhile_is_named(run, tmp_path):
     assert nothing_left(tmp_path)
 
 
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors", ".dcp"])
+def test_a_read_that_fails_meanwhile_is_one_line_with_the_file(suffix, run, tmp_path):
+    """No disk here fails on request; a descriptor that may not be read any more makes the same system call fail."""
+    last = run / "pytorch_model-00002-of-00002.bin"
+    blocked = os.open(tmp_path / "run" / "blocked", os.O_WRONLY | os.O_CREAT)
+
+    def block() -> None:
+        for link in list(Path("/proc/self/fd").iterdir()):
+            if os.path.realpath(link) == str(last):
+                os.dup2(blocked, int(link.name))
+
+    with pytest.raises(ReadError, match=last.name) as error:
+        ckptools.consolidate(run, tmp_path / f"out{suffix}", jobs=1, progress=after(12 << 20, block))
+    os.close(blocked)
+    assert "bad file descriptor" in str(error.value) and "\n" not in str(error.value)
+    assert nothing_left(tmp_path)
+
+
 FULL_DISK = """
 import sys, pathlib, subprocess
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40M", "none", sys.argv[2]], check=True)
