@@ -6,7 +6,7 @@ printed, compared, pickled. Nothing here opens a file, and torch is not needed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
@@ -231,6 +231,11 @@ class Problem:
         where = [f"rank {self.rank}"] if self.rank is not None else []
         where += [self.tensor] if self.tensor is not None else []
         return "  ".join([self.code, *where, self.message])
+
+
+def worst_first(problems: Iterable[Problem]) -> tuple[Problem, ...]:
+    """Errors, then warnings, then notes, each in the order in which they were found."""
+    return tuple(sorted(problems, key=lambda p: ("error", "warning", "note").index(p.severity)))
 
 
 PROBLEM_CODES: dict[str, str] = {

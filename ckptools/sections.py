@@ -155,6 +155,19 @@ def section_name(path: KeyPath) -> str:
     return fqn_of(shown) or "checkpoint"
 
 
+STREAMS = {
+    "torch": "torch", "cpu": "torch", "cuda": "cuda", "numpy": "numpy", "python": "python", "random": "python",
+    "random_state": "python", "numpy_random_seed": "numpy",
+    "torch_manual_seed": "torch", "torch_cuda_manual_seed": "cuda",
+}  # fmt: skip
+"""What the keys of RNG states stand for; the long ones are Accelerate's."""
+
+
+def stream_of(path: KeyPath) -> str:
+    """Which generator a piece of RNG state is of: the first known word on its path; empty where none is."""
+    return next((STREAMS[str(key).lower()] for key in path if str(key).lower() in STREAMS), "")
+
+
 @dataclass(frozen=True)
 class SectionSize:
     """What a section holds.

@@ -38,6 +38,11 @@ def find_step(path: Path, sections: tuple[Section, ...]) -> Fact:
     return Fact(value, sources, agree=not contradicts)
 
 
+def contradiction(step: Fact) -> str:
+    """What to say of a step whose sources do not agree."""
+    return f"the name of the file or folder tells another step than {step.sources[0]} ({step.value})"
+
+
 def _counts(section: Section) -> bool:
     return (
         section.kind == "scheduler"

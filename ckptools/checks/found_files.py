@@ -27,7 +27,8 @@ def presence(ck: Checkpoint) -> Check:
 
 def one_save(ck: Checkpoint) -> Check:
     """Sizes, times and steps that fit together."""
-    sizes = sorted({f.nbytes for f in ck.files if f.status in ("read", "seen")})
+    here = [f for f in ck.files if f.status in ("read", "seen")]
+    sizes = sorted({f.nbytes for f in here})
     times = [f.modified for f in ck.files if f.modified is not None]
     apart = max(times) - min(times) if times else 0.0
     problems = [p for p in ck.problems if p.code in ONE_SAVE]
@@ -35,7 +36,7 @@ def one_save(ck: Checkpoint) -> Check:
         text = f"files were written {apart / 3600:.1f} hours apart; they may be of two saves, or copied one by one"
         problems.append(Problem("CK006", "warning", text))
     span = f"{size(sizes[0])} to {size(sizes[-1])}" if len(sizes) > 1 else size(sizes[0]) if sizes else "no size"
-    return judged("one save", problems, f"{plural(len(ck.files), 'file')} of {span}, written within {apart:.0f} s")
+    return judged("one save", problems, f"{plural(len(here), 'file')} of {span}, written within {apart:.0f} s")
 
 
 def _left_over(ck: Checkpoint) -> Iterator[Problem]:

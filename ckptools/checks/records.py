@@ -9,7 +9,6 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -189,7 +188,7 @@ def _nans(data: bytes, dtype: str, mask: Any) -> int:
 
 def _index(flat: int, sizes: tuple[int, ...]) -> list[int]:
     index: list[int] = []
-    for dim in range(len(sizes)):
-        flat, place = flat % prod(sizes[dim:]), flat // max(prod(sizes[dim + 1 :]), 1)
-        index.append(place % max(sizes[dim], 1))
+    for n in reversed(sizes):
+        flat, place = divmod(flat, n)
+        index.insert(0, place)
     return index

@@ -10,6 +10,8 @@ from ckptools.checkpoint import Checkpoint
 from ckptools.checks.results import Check, judged, skipped
 from ckptools.model import KeyPath, Problem, Tensor, nodes_in
 from ckptools.optimizers import Optimizer
+from ckptools.sections import stream_of
+from ckptools.steps import contradiction
 from ckptools.values import NumpyArray
 from ckptools.views.groups import optimizer_rows, scheduler_rows
 from ckptools.views.words import plural
@@ -74,8 +76,7 @@ def step_counters(ck: Checkpoint) -> Check:
         text = f"the optimizer counts {values[0]} steps, {ck.step.sources[0]} says {ck.step.value}"
         problems.append(Problem("CK204", "warning", text))
     if not ck.step.agree:
-        text = f"the name of the file or folder tells another step than {ck.step.sources[0]} ({ck.step.value})"
-        problems.append(Problem("CK204", "warning", text))
+        problems.append(Problem("CK204", "warning", contradiction(ck.step)))
     if ck.step.value is None and not counted:
         return skipped(name, "nothing counts steps")
     where = [*ck.step.sources, *([f"{plural(len(counted), 'optimizer step')}"] if counted else [])]
@@ -124,15 +125,21 @@ def rng(ck: Checkpoint) -> Check:
 def _states(tree: Any) -> Iterator[tuple[str, Any, int]]:
     """`(stream, rank, digest)` of every piece of state: by place in a list, by a key that is a rank, or by shard."""
     for path, leaf in nodes_in(tree, (Tensor, NumpyArray)):
-        listed = [key for key in path[:2] if _is_rank(key)]
-        stream = next((str(key) for key in path if not _is_rank(key)), "torch")
         for rank, digest in _digests(leaf):
-            yield stream, listed[0] if listed else rank, digest
+            yield _stream(path, "torch"), _listed(path, rank), digest
     for path, numbers in _runs(tree):
-        listed = [key for key in path[:2] if _is_rank(key)]
-        stream = next((str(key) for key in path if not _is_rank(key)), "python")
-        if listed:
-            yield stream, listed[0], zlib.crc32(repr(numbers).encode())
+        rank = _listed(path, None)
+        if rank is not None:
+            yield _stream(path, "python"), rank, zlib.crc32(repr(numbers).encode())
+
+
+def _stream(path: KeyPath, otherwise: str) -> str:
+    return stream_of(path) or next((str(key) for key in path if not _is_rank(key)), otherwise)
+
+
+def _listed(path: KeyPath, otherwise: Any) -> Any:
+    """The rank that the first keys of a path name."""
+    return next((key for key in path[:2] if _is_rank(key)), otherwise)
 
 
 def _is_rank(key: Any) -> bool:

@@ -82,10 +82,14 @@ def _state(ck: Checkpoint) -> list[Check]:
     return [state.optimizer_covers(ck), state.step_counters(ck), state.learning_rates(ck), state.rng(ck)]
 
 
+ELSEWHERE = ("CK101", "CK102", "CK106")
+"""What opening says of tensors, and the check of the layout says of each again."""
+
+
 def _others(ck: Checkpoint, checks: Sequence[Check]) -> list[Check]:
     """What opening it found and no check has told: nothing that is wrong goes unsaid."""
-    known = {problem.code for check in checks for problem in check.problems} | {"CK106"}
-    left = [p for p in ck.problems if p.code not in known and p.severity != "note"]
+    told = {problem for check in checks for problem in check.problems}
+    left = [p for p in ck.problems if p not in told and p.code not in ELSEWHERE and p.severity != "note"]
     return [judged("anything else", left, "")] if left else []
 
 
@@ -100,7 +104,7 @@ class _Reading:
     """The checks that read bytes, in threads.
 
     Attributes:
-        nbytes: bytes read so far.
+        nbytes: bytes read so far for checksums and values.
     """
 
     def __init__(self, files: OpenFiles, jobs: int, progress: Progress) -> None:
@@ -109,15 +113,14 @@ class _Reading:
 
     def bytes_of(self, ck: Checkpoint, deep: bool, values: bool) -> list[Check]:
         """Checksums and finite values, in one pass over the storages."""
-        found = records.records_of(ck)
-        wanted = found if deep or values else []
+        found = records.records_of(ck) if deep or values else []
 
         def read(record: records.Record) -> records.Findings:
             findings = records.read_record(record, self.files, deep, values)
             self.progress(findings.nbytes, record.path.name)
             return findings
 
-        findings = in_threads(read, wanted, self.jobs)
+        findings = in_threads(read, found, self.jobs)
         self.nbytes += sum(f.nbytes for f in findings)
         return [_checksums(found, findings, deep), _finite(findings, values)]
 

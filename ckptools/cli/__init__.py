@@ -53,6 +53,16 @@ def say(message: str) -> None:
         typer.echo(printable(message), err=True)
 
 
+def _more_of(error: CkptoolsError) -> list[str]:
+    """What else is wrong, behind the first problem, which the error itself tells."""
+    problems = getattr(error, "problems", ())[1:]
+    if not problems:
+        return []
+    from ckptools.views.problems import error_lines
+
+    return error_lines(problems)[: MAX_PROBLEMS - 1]
+
+
 def _say_warning(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
     """Print our own warnings as a line, and nobody else's."""
     if category.__module__.startswith("ckptools"):
@@ -69,8 +79,8 @@ def one_line_errors(function: Callable[..., None]) -> Callable[..., None]:
             function(*args, **kwargs)
         except CkptoolsError as error:
             say(f"error: {error}")
-            for problem in getattr(error, "problems", ())[1:MAX_PROBLEMS]:
-                say(f"       {problem}")
+            for line in _more_of(error):
+                say(f"       {line}")
             raise typer.Exit(error.exit_code) from error
         except KeyboardInterrupt:
             say("interrupted; nothing was left behind")

@@ -121,7 +121,7 @@ def read_manifest(path: Path) -> Manifest:
         tensors = {k: (str(v["dtype"]), tuple(v["shape"]), str(v["sha256"])) for k, v in told["tensors"].items()}
         files = {k: (int(v["bytes"]), str(v["sha256"])) for k, v in told["files"].items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ReadError(path, f"is no manifest of ckptools: {type(error).__name__}") from error
+        raise ReadError(path, "is no manifest of ckptools, which has tensors and files with their sha256") from error
     if told.get("schema") != SCHEMA:
         raise ReadError(path, f"is no manifest that this version reads; expected schema {SCHEMA}")
     return Manifest(tensors, files)

@@ -31,7 +31,7 @@ from ckptools.formats import shapes
 from ckptools.formats.json_file import JsonError, parse_json
 from ckptools.formats.options import Options
 from ckptools.formats.safetensors_header import Header, read_header, source_of
-from ckptools.model import Fact, Problem, RankFile, Shard, Tensor
+from ckptools.model import Fact, Problem, RankFile, Shard, Tensor, worst_first
 from ckptools.pickles.contents import content_of, head_of
 from ckptools.pickles.told import told
 from ckptools.regions import Box, Ints
@@ -222,7 +222,6 @@ class _Opening:
         tree = {name: self._tensor(name, whole) for name, whole in self.wholes.items()}
         self._check_files(files)
         self._check_names()
-        order = ("error", "warning", "note")
         per_rank = f", {files[0].parts} files per rank" if files[0].parts > 1 else ""
         return Checkpoint(
             path=self.path,
@@ -233,7 +232,7 @@ class _Opening:
             files=tuple(self.files),
             world_size=Fact(self.world, ("shard numbers",)),
             step=find_step(files[0].path, find_sections(tree)),
-            problems=tuple(sorted(self.problems, key=lambda p: order.index(p.severity))),
+            problems=worst_first(self.problems),
             bytes_expected=None if self.problems else sum(f.nbytes for f in self.files),
             cost=ReadCost(len(self.files), time.perf_counter() - started, self.bytes_read),
             module_order=False,

@@ -21,10 +21,10 @@ from ckptools.files import File, check_stays_inside
 from ckptools.formats import olmo_flat, rank_checks
 from ckptools.formats.merge import Merge
 from ckptools.formats.olmo_flat import Piece
+from ckptools.formats.on_disk import looked_at, was_read
 from ckptools.formats.options import Options
 from ckptools.formats.rank_names import RankName, names_in, parse, siblings
-from ckptools.model import Fact, RankFile, tensors_in
-from ckptools.pickles import reader
+from ckptools.model import Fact, RankFile, tensors_in, worst_first
 from ckptools.pickles.reader import Saved
 from ckptools.sections import find_sections
 from ckptools.steps import find_step
@@ -125,7 +125,7 @@ class _Opening:
             files=files,
             world_size=world,
             step=find_step(self.root, sections),
-            problems=tuple(sorted(problems, key=lambda p: ("error", "warning", "note").index(p.severity))),
+            problems=worst_first(problems),
             names=tuple(dict.fromkeys(n for s in saved for n in s.names)),
             all_ranks=self.all_ranks,
             differing=rank_checks.per_rank(merge.differing, sections),
@@ -174,11 +174,7 @@ class _Opening:
     def _file(self, part: str, rank: int) -> RankFile:
         name, saved = self.files.get((part, rank)), self.saved.get((part, rank))
         if saved is not None:
-            return RankFile(saved.path, rank, part, "read", saved.nbytes, saved.modified)
+            return was_read(saved, rank, part)
         if name is None:
             return RankFile(self.root / part / f"rank{rank}.pt", rank, part, "missing", 0, None)
-        status = name.path.stat()
-        why = self.cut.get(name.path) or reader.look(name.path)
-        if why:
-            self.cut[name.path] = why
-        return RankFile(name.path, rank, part, "bad" if why else "seen", status.st_size, status.st_mtime)
+        return looked_at(name.path, rank, part, self.cut)

@@ -19,7 +19,7 @@ from ckptools.formats.dcp.files import METADATA
 from ckptools.formats.dcp.folder import Folder, read_folder
 from ckptools.formats.json_file import read_json
 from ckptools.formats.options import Options
-from ckptools.model import Fact, KeyPath, Problem, RankFile
+from ckptools.model import Fact, KeyPath, Problem, RankFile, worst_first
 from ckptools.pickles.container import MAX_PICKLE
 from ckptools.pickles.contents import content_of, head_of
 from ckptools.pickles.machine import Machine
@@ -227,7 +227,6 @@ class Parts:
         """
         if world_size.value is None:
             world_size = Fact(max(len(self.ranks), 1), ("files found",))
-        order = ("error", "warning", "note")
         made = Checkpoint(
             path=self.path,
             name=self.path.absolute().name,
@@ -237,7 +236,7 @@ class Parts:
             files=tuple(self.files),
             world_size=world_size,
             step=Fact(None),
-            problems=tuple(sorted(self.problems, key=lambda p: order.index(p.severity))),
+            problems=worst_first(self.problems),
             names=tuple(dict.fromkeys(self.names)),
             all_ranks=self.options.all_ranks,
             differing=tuple(self.differing),

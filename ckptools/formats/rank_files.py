@@ -22,11 +22,11 @@ from ckptools.errors import ReadError
 from ckptools.formats import rank_checks
 from ckptools.formats.flat import pieces as flat_pieces
 from ckptools.formats.merge import Merge
+from ckptools.formats.on_disk import looked_at, was_read
 from ckptools.formats.options import Options
 from ckptools.formats.rank_names import RankName, only_group, parse, siblings
 from ckptools.formats.torch_file import in_form
-from ckptools.model import Fact, Problem, RankFile, Tensor, tensors_in
-from ckptools.pickles import reader
+from ckptools.model import Fact, Problem, RankFile, Tensor, tensors_in, worst_first
 from ckptools.pickles.reader import Saved
 from ckptools.sections import find_sections
 from ckptools.steps import find_step
@@ -128,7 +128,7 @@ class _Opening:
             files=files,
             world_size=world,
             step=find_step(self.name.path, sections),
-            problems=tuple(sorted(self.problems, key=lambda p: ("error", "warning", "note").index(p.severity))),
+            problems=worst_first(self.problems),
             names=tuple(dict.fromkeys(n for s in self.saved.values() for n in s.names)),
             all_ranks=self.all_ranks,
             differing=rank_checks.per_rank(merge.differing, sections),
@@ -190,17 +190,8 @@ class _Opening:
     def _file(self, name: RankName) -> RankFile:
         rank = self.ranks[name.path]
         if name.path in self.saved:
-            saved = self.saved[name.path]
-            return RankFile(name.path, rank, name.part, "read", saved.nbytes, saved.modified)
-        why = self.cut.get(name.path) or reader.look(name.path)
-        status = name.path.stat() if name.path.exists() else None
-        size, modified = (status.st_size, status.st_mtime) if status else (0, None)
-        if why:
-            self.cut[name.path] = why
-            return RankFile(
-                name.path, rank, name.part, "cut" if "cut short" in why or not size else "bad", size, modified
-            )
-        return RankFile(name.path, rank, name.part, "seen", size, modified)
+            return was_read(self.saved[name.path], rank, name.part)
+        return looked_at(name.path, rank, name.part, self.cut)
 
 
 def _shapes_told(options: Options) -> Shapes | None:

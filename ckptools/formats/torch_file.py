@@ -14,9 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ckptools.checkpoint import Checkpoint, ReadCost
+from ckptools.formats.on_disk import was_read
 from ckptools.formats.options import Options
 from ckptools.formats.rank_names import COMPRESSED
-from ckptools.model import Fact, Problem, RankFile, tensors_in
+from ckptools.model import Fact, Problem, tensors_in
 from ckptools.pickles.contents import HEAD, content_of
 from ckptools.sections import find_sections
 from ckptools.steps import find_step
@@ -54,7 +55,7 @@ def read(path: Path, options: Options) -> Checkpoint:
         format=NAME,
         saved_as=in_form("one .pt with shards of one rank" if sharded else "one .pt, every tensor whole", saved.form),
         tree=saved.tree,
-        files=(RankFile(path, None, "", "read", saved.nbytes, saved.modified),),
+        files=(was_read(saved),),
         world_size=Fact(claims[-1], ("layout",)) if claims else Fact(1, ("one file",)),
         step=find_step(path, sections),
         problems=tuple(_part_of_more(path)),

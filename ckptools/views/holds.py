@@ -10,7 +10,7 @@ from typing import Any
 from ckptools.checkpoint import Checkpoint
 from ckptools.model import Tensor, nodes_in, tensors_in, walk
 from ckptools.optimizers import nested
-from ckptools.sections import Section, SectionSize, storage_identity
+from ckptools.sections import Section, SectionSize, storage_identity, stream_of
 from ckptools.steps import COUNTERS, EPOCH_COUNTERS
 from ckptools.values import NumpyArray
 from ckptools.views.shown import key_name, scalar, shown
@@ -18,13 +18,6 @@ from ckptools.views.words import plural
 
 MAX_WORDS = 8
 """Names or values that a cell shows."""
-
-STREAMS = {
-    "torch": "torch", "cpu": "torch", "cuda": "cuda", "numpy": "numpy", "python": "python", "random": "python",
-    "random_state": "python", "numpy_random_seed": "numpy",
-    "torch_manual_seed": "torch", "torch_cuda_manual_seed": "cuda",
-}  # fmt: skip
-"""What the keys of RNG states stand for; the long ones are Accelerate's."""
 
 
 def holds(ck: Checkpoint, section: Section, size: SectionSize) -> str:
@@ -92,8 +85,8 @@ def _streams(value: Any) -> Iterable[str]:
     """Which generators have a state in here: the first known word on each path; a nameless tensor is torch's."""
     for path, node in nodes_in(value, (Tensor, NumpyArray, list, tuple)):
         if isinstance(node, (Tensor, NumpyArray)) or any(isinstance(v, int) for v in node[:2]):
-            known = [STREAMS[str(key).lower()] for key in path if str(key).lower() in STREAMS]
-            yield from known[:1] or (["torch"] if isinstance(node, Tensor) else [])
+            known = stream_of(path) or ("torch" if isinstance(node, Tensor) else "")
+            yield from [known] if known else []
 
 
 def _values(value: Any) -> str:

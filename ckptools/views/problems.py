@@ -58,6 +58,14 @@ def _where(group: Sequence[Problem]) -> str:
     return ", ".join(words)
 
 
+def error_lines(problems: Iterable[Problem]) -> list[str]:
+    """A line for each problem; those that say the same word for word, of several tensors or ranks, share one."""
+    groups: dict[tuple[str, str, str], list[Problem]] = {}
+    for problem in problems:
+        groups.setdefault((problem.code, problem.severity, problem.message), []).append(problem)
+    return [str(g[0]) if len(g) == 1 else "  ".join([g[0].code, _where(g), g[0].message]) for g in groups.values()]
+
+
 def verdict(problems: Sequence[Problem]) -> str:
     """What is wrong, in a few words: `1 rank missing, 1 rank cut short, 3 other errors`."""
     errors = [p for p in problems if p.severity == "error"]

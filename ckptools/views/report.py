@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ckptools.checkpoint import Checkpoint, ReadCost
-from ckptools.model import Fact, Problem, RankFile, fqn_of, walk
+from ckptools.model import Fact, Problem, RankFile, fqn_of, walk, worst_first
 from ckptools.sections import Section, SectionKind, SectionSize, measure
+from ckptools.steps import contradiction
 from ckptools.views import safety
 from ckptools.views.groups import OptimizerRow, SchedulerRow, optimizer_rows, scheduler_rows
 from ckptools.views.holds import holds
@@ -156,7 +157,7 @@ def inspect_report(ck: Checkpoint) -> Report:
         saved_as=ck.saved_as,
         sharding=sharding_name(ck),
         scope=scope,
-        problems=tuple(sorted(problems, key=lambda p: ("error", "warning", "note").index(p.severity))),
+        problems=worst_first(problems),
         step=ck.step,
         world_size=Fact(None, ck.world_size.sources) if scope == "one file" and alone else ck.world_size,
         ranks=_rank_count(ck, scope),
@@ -210,8 +211,7 @@ def _own_problems(ck: Checkpoint, scope: Scope) -> list[Problem]:
             text = f"1 of {world} ranks; what is inside is told from its layout, {len(missing)} others hold the rest"
             problems.append(Problem("CK001", "note", text))
     if not ck.step.agree:
-        text = f"the name of the file or folder tells another step than {ck.step.sources[0]} ({ck.step.value})"
-        problems.append(Problem("CK010", "warning", text))
+        problems.append(Problem("CK010", "warning", contradiction(ck.step)))
     return problems
 
 

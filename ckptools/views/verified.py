@@ -37,7 +37,7 @@ def summary(found: Verification) -> str:
     told = [f"{plural(failed, 'check')} failed" if failed else "no check failed"]
     told += [plural(warned, "warning")] if warned else []
     told += [f"{plural(found.ignored, 'problem')} ignored"] if found.ignored else []
-    return f"{', '.join(told)}; {size(found.bytes_read)} of tensors read in {found.seconds:.2f} s"
+    return f"{', '.join(told)}; {size(found.bytes_read)} read for checksums and values, {found.seconds:.2f} s"
 
 
 def verification_json(found: Verification) -> str:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from tabulate import tabulate
 
 import ckptools
-from tests.benchmarks.measure import Pair, in_turn, peak, run, seconds
+from tests.benchmarks.measure import Pair, in_turn, peak, run, seconds, workplace
 
 PYTHON = [sys.executable, "-m"]
 CKPTOOLS = [*PYTHON, "ckptools"]
@@ -32,16 +31,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="counted pairs of runs")
     parser.add_argument("--keep", type=Path, help="folder for the inputs, kept for the next run")
     options = parser.parse_args()
-    memory_disk = Path("/dev/shm")
-    place = memory_disk if memory_disk.is_dir() else None
-    work = options.keep or Path(tempfile.mkdtemp(prefix="ckptools-bench-", dir=place))
-    work.mkdir(exist_ok=True)
-    try:
+    with workplace(options.keep) as work:
         make_inputs(work, SMALL if options.small else LARGE)
         rows = list(compare(work, options.rounds))
-    finally:
-        if not options.keep:
-            shutil.rmtree(work)
     headers = ("what", "ours", "theirs", "ratio", "peak ours / theirs", "to reach")
     print(tabulate(rows, headers, disable_numparse=True))
 

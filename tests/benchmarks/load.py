@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tabulate import tabulate
 
-from tests.benchmarks.measure import run
+from tests.benchmarks.measure import run, workplace
 
 CKPTOOLS = [sys.executable, "-m", "ckptools"]
 WORLD = 1024
@@ -38,16 +36,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.load", description=__doc__)
     parser.add_argument("--keep", type=Path, help="folder for the inputs, kept for the next run")
     options = parser.parse_args()
-    memory_disk = Path("/dev/shm")
-    place = memory_disk if memory_disk.is_dir() else None
-    work = options.keep or Path(tempfile.mkdtemp(prefix="ckptools-load-", dir=place))
-    work.mkdir(exist_ok=True)
-    try:
+    with workplace(options.keep) as work:
         make_inputs(work)
         rows = list(measured(work))
-    finally:
-        if not options.keep:
-            shutil.rmtree(work)
     print(tabulate(rows, ("what", "seconds", "peak MiB", "most open files"), disable_numparse=True))
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
 import statistics
 import subprocess
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -85,3 +89,16 @@ def seconds(runs: Sequence[Run]) -> float:
 def peak(runs: Sequence[Run]) -> float:
     """Largest peak memory, in MiB."""
     return max(r.peak for r in runs) / 2**20
+
+
+@contextmanager
+def workplace(keep: Path | None) -> Iterator[Path]:
+    """A folder for inputs, in memory where that can be; removed at the end unless the caller has one to keep."""
+    memory_disk = Path("/dev/shm")
+    work = keep or Path(tempfile.mkdtemp(prefix="ckptools-bench-", dir=memory_disk if memory_disk.is_dir() else None))
+    work.mkdir(exist_ok=True)
+    try:
+        yield work
+    finally:
+        if not keep:
+            shutil.rmtree(work)

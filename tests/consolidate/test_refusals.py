@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -264,7 +263,8 @@ def test_a_kill_leaves_no_file_under_the_final_name(big_run, tmp_path):
     assert not (tmp_path / "out.pt").exists() or ckptools.open(tmp_path / "out.pt").whole
 
 
-def test_every_refusal_is_one_line():
-    with pytest.raises(CkptoolsError) as error:
-        ckptools.consolidate(FIXTURES / "composer-0.14.1-torch2.0.1-local-w4", os.devnull + ".pt")
+def test_local_pieces_without_their_shapes_are_refused_in_one_line(tmp_path):
+    with pytest.raises(CkptoolsError, match="shapes") as error:
+        ckptools.consolidate(FIXTURES / "torch2.6.0-fsdp1-local-w4", tmp_path / "out.pt")
     assert "\n" not in str(error.value)
+    assert leftovers(tmp_path) == []

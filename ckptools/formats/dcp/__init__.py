@@ -21,8 +21,9 @@ from ckptools.errors import ReadError
 from ckptools.files import check_stays_inside
 from ckptools.formats.dcp.files import dcp_folder_of
 from ckptools.formats.dcp.folder import Folder, read_folder
+from ckptools.formats.on_disk import was_read
 from ckptools.formats.options import Options
-from ckptools.model import Fact, Problem, RankFile
+from ckptools.model import Fact, Problem, worst_first
 from ckptools.pickles.reader import Saved
 from ckptools.pickles.told import told
 from ckptools.sections import find_sections
@@ -56,9 +57,8 @@ def read(path: Path, options: Options) -> Checkpoint:
         raise ReadError(path, "neither .metadata nor .distcp files in this folder")
     found = read_folder(folder, options)
     tree, companion, problems = _with_companion(found, options)
-    files = (*found.files, *([_rank_file(companion)] if companion else []))
+    files = (*found.files, *([was_read(companion)] if companion else []))
     nbytes = found.bytes_read + (companion.bytes_read if companion else 0)
-    order = ("error", "warning", "note")
     return Checkpoint(
         path=path,
         name=folder.resolve().name,
@@ -68,7 +68,7 @@ def read(path: Path, options: Options) -> Checkpoint:
         files=files,
         world_size=Fact(max(len(found.ranks), 1), ("files found",)),
         step=find_step(folder, find_sections(tree)),
-        problems=tuple(sorted((*found.problems, *problems), key=lambda p: order.index(p.severity))),
+        problems=worst_first([*found.problems, *problems]),
         names=tuple(dict.fromkeys((*found.names, *(companion.names if companion else ())))),
         all_ranks=options.all_ranks,
         differing=tuple(found.differing),
@@ -97,7 +97,3 @@ def _with_companion(found: Folder, options: Options) -> tuple[dict[str, Any], Sa
         saved,
         [Problem("CK007", "warning", text) for _ in both[:1]],
     )
-
-
-def _rank_file(saved: Saved) -> RankFile:
-    return RankFile(saved.path, None, "", "read", saved.nbytes, saved.modified)

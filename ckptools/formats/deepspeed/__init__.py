@@ -40,7 +40,7 @@ from ckptools.formats.deepspeed.states import LAYOUT
 from ckptools.formats.deepspeed.tensors import Joining, frozen_parameters
 from ckptools.formats.merge import Merge
 from ckptools.formats.options import Options
-from ckptools.model import Fact, Problem, Tensor, tensors_in
+from ckptools.model import Fact, Problem, Tensor, tensors_in, worst_first
 from ckptools.sections import find_sections
 from ckptools.steps import find_step
 
@@ -150,7 +150,7 @@ class _Opening:
             files=files,
             world_size=self._world_size(),
             step=find_step(self.files.folder, tuple(s for s in sections if s.path == ("global_steps",))),
-            problems=tuple(sorted(self.problems, key=lambda p: ("error", "warning", "note").index(p.severity))),
+            problems=worst_first(self.problems),
             names=tuple(dict.fromkeys(n for s in saved for n in s.names)),
             all_ranks=self.all_ranks,
             differing=rank_checks.per_rank(differing, sections),

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from ckptools.errors import ReadError
-from ckptools.files import File
 from ckptools.formats.deepspeed.names import StateName
 from ckptools.formats.deepspeed.states import ModelStates, OptimStates
+from ckptools.formats.on_disk import looked_at, was_read
 from ckptools.formats.options import Options
 from ckptools.model import Problem, RankFile, Tensor, tensors_in
-from ckptools.pickles import container
 from ckptools.pickles.reader import Saved
 
 ZEROS = 1 << 20
@@ -113,24 +112,8 @@ class Files:
     def status(self, path: Path, rank: int | None, part: str) -> RankFile:
         """What became of a file that is there; one that was not read is looked at from its end."""
         if path in self.saved:
-            saved = self.saved[path]
-            return RankFile(path, rank, part, "read", saved.nbytes, saved.modified)
-        why = self.why.get(path) or _glance(path)
-        status = path.stat() if path.exists() else None
-        size, modified = (status.st_size, status.st_mtime) if status else (0, None)
-        if why:
-            self.why[path] = why
-            return RankFile(path, rank, part, "cut" if "cut short" in why or not size else "bad", size, modified)
-        return RankFile(path, rank, part, "seen", size, modified)
-
-
-def _glance(path: Path) -> str:
-    try:
-        with File(path) as file:
-            container.glance(file)
-    except ReadError as error:
-        return str(error)
-    return ""
+            return was_read(self.saved[path], rank, part)
+        return looked_at(path, rank, part, self.why)
 
 
 def same_file_twice(

@@ -27,7 +27,7 @@ from ckptools.formats.deepspeed.names import StateName, names_in
 from ckptools.formats.deepspeed.states import FLAT, LAYOUT, ModelStates, OptimStates, Shapes, stage_of
 from ckptools.formats.deepspeed.tensors import frozen_parameters, names_by_param_group
 from ckptools.formats.options import Options
-from ckptools.model import Fact, Problem, RankFile, Shard, Tensor, tensors_in
+from ckptools.model import Fact, Problem, RankFile, Shard, Tensor, tensors_in, worst_first
 from ckptools.regions import Box, Ints
 from ckptools.sections import find_sections
 from ckptools.steps import find_step
@@ -124,7 +124,7 @@ class _Opening:
             files=files,
             world_size=Fact(world, ("dp_world_size",) if "dp_world_size" in self.base.tree else ()),
             step=find_step(self.folder, tuple(s for s in sections if s.path == ("global_steps",))),
-            problems=tuple(sorted(self.problems, key=lambda p: ("error", "warning", "note").index(p.severity))),
+            problems=worst_first(self.problems),
             names=tuple(dict.fromkeys(n for s in saved for n in s.names)),
             all_ranks=True,
             bytes_expected=rank_checks.expected_bytes(files),

@@ -24,7 +24,7 @@ from ckptools.formats.hugging_face.index import read_index
 from ckptools.formats.hugging_face.model import WeightModel
 from ckptools.formats.hugging_face.tensors import is_safetensors
 from ckptools.formats.options import Options
-from ckptools.model import Fact, Problem
+from ckptools.model import Fact, Problem, worst_first
 from ckptools.pickles.contents import HEAD, content_of
 from ckptools.sections import find_sections
 from ckptools.steps import find_step
@@ -118,7 +118,7 @@ def _checkpoint(
         files=files,
         world_size=_world_size(beside, len(files)),
         step=find_step(files[0].path, find_sections(tree)),
-        problems=tuple(sorted(problems, key=lambda p: ("error", "warning", "note").index(p.severity))),
+        problems=worst_first(problems),
         names=tuple(dict.fromkeys([*pickled, *beside.names])),
         bytes_expected=sum(f.nbytes for f in files) if whole else None,
         cost=ReadCost(sum(f.status == "read" for f in files), time.perf_counter() - started, nbytes),

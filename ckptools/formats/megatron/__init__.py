@@ -43,9 +43,9 @@ from ckptools.formats.megatron.model import Model
 from ckptools.formats.megatron.optimizer import HALF, Optimizers, masters_of
 from ckptools.formats.megatron.rules import read_rules
 from ckptools.formats.merge import Merge
+from ckptools.formats.on_disk import looked_at
 from ckptools.formats.options import Options
-from ckptools.model import Problem, RankFile, Tensor, tensors_in
-from ckptools.pickles import reader
+from ckptools.model import Problem, RankFile, Tensor, tensors_in, worst_first
 from ckptools.pickles.reader import Saved
 from ckptools.sections import find_sections
 from ckptools.steps import find_step
@@ -176,7 +176,7 @@ class _Opening:
             files=files,
             world_size=self.grid.world,
             step=find_step(self.folder, sections),
-            problems=tuple(sorted(self.problems, key=lambda p: ("error", "warning", "note").index(p.severity))),
+            problems=worst_first(self.problems),
             names=tuple(dict.fromkeys(n for s in self.saved.values() for n in s.names)),
             all_ranks=self.all_ranks,
             differing=rank_checks.per_rank(merge.differing, sections),
@@ -234,20 +234,4 @@ class _Opening:
                 yield self._file(at, path, "optim", at in self.saved)
 
     def _file(self, at: Coordinates, path: Path, part: str, read: bool) -> RankFile:
-        status = path.stat()
-        why = self.cut.get(path) or ("" if read else _glance(path))
-        if why:
-            self.cut[path] = why
-            state = "cut" if "cut short" in why or not status.st_size else "bad"
-            return RankFile(path, self.grid.rank(at), part, state, status.st_size, status.st_mtime)  # type: ignore[arg-type]
-        shown = "read" if read else "seen"
-        return RankFile(path, self.grid.rank(at), part, shown, status.st_size, status.st_mtime)  # type: ignore[arg-type]
-
-
-def _glance(path: Path) -> str:
-    """Look at the end of a file that is not read; return what is wrong with it, or nothing."""
-    try:
-        reader.glance(path)
-    except ReadError as error:
-        return str(error)
-    return ""
+        return looked_at(path, self.grid.rank(at), part, self.cut, read)

@@ -38,8 +38,9 @@ from ckptools.formats.json_file import read_json
 from ckptools.formats.megatron import run
 from ckptools.formats.megatron.grid import arguments, setting
 from ckptools.formats.megatron_dist.stored import COMMON_KEY, Stored
+from ckptools.formats.on_disk import was_read
 from ckptools.formats.options import Options
-from ckptools.model import Fact, Problem, RankFile, tensors_in
+from ckptools.model import Fact, Problem, tensors_in, worst_first
 from ckptools.pickles.reader import Saved
 from ckptools.pickles.told import told
 from ckptools.sections import find_sections
@@ -98,7 +99,6 @@ def read(path: Path, options: Options) -> Checkpoint:
         stored = Stored(found.flat, found.extra.get("mcore_data"), common.tree if common else None)
         tree = stored.tree(options.weights)
         problems += [*stored.problems, *rank_checks.of_tensors(list(tensors_in(tree)))]
-    problems = sorted([*found.problems, *problems], key=lambda p: ("error", "warning", "note").index(p.severity))
     nread = found.bytes_read + (common.bytes_read if common else 0)
     return Checkpoint(
         path=path,
@@ -106,10 +106,10 @@ def read(path: Path, options: Options) -> Checkpoint:
         format=NAME,
         saved_as=f"Megatron-LM {TORCH_DIST if config else 'torch_dcp'}, {found.writer}",
         tree=tree,
-        files=(*found.files, *([_rank_file(common)] if common else [])),
+        files=(*found.files, *([was_read(common)] if common else [])),
         world_size=_world(tree, found),
         step=find_step(folder, find_sections(tree)),
-        problems=tuple(problems),
+        problems=worst_first([*found.problems, *problems]),
         names=tuple(dict.fromkeys((*found.names, *(common.names if common else ())))),
         all_ranks=options.all_ranks,
         differing=tuple(found.differing),
@@ -165,7 +165,3 @@ def _world(tree: Mapping[Any, Any], found: Folder) -> Fact:
     if stated and stated > max(found.ranks, default=0):
         return Fact(stated, ("args.world_size",))
     return Fact(max(len(found.ranks), 1), ("files found",))
-
-
-def _rank_file(saved: Saved) -> RankFile:
-    return RankFile(saved.path, None, "", "read", saved.nbytes, saved.modified)
