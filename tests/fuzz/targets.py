@@ -8,12 +8,12 @@ from __future__ import annotations
 import atexit
 import shutil
 import tempfile
+import zipfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from ckptools.errors import CkptoolsError
 from ckptools.files import File
-from ckptools.formats.options import Options
 from ckptools.formats.safetensors_header import read_header
 from ckptools.pickles import container, reader
 from ckptools.pickles.budgets import PickleError
@@ -24,6 +24,9 @@ from ckptools.views.words import printable
 FIXTURES = Path(__file__).parent.parent.parent / "fixtures"
 MAX_SEED = 64 << 10
 """Bytes; mutations of larger seeds are too slow to learn from."""
+
+MAX_OUTPUT = 1 << 20
+"""Bytes that a consolidation may write; larger ones are planned only."""
 
 MEMORY = Path("/dev/shm")
 _SCRATCH = Path(tempfile.mkdtemp(prefix="ckptools-fuzz-", dir=MEMORY if MEMORY.is_dir() else None))
@@ -74,28 +77,52 @@ def header(data: bytes) -> None:
 
 def metadata(data: bytes) -> None:
     """The `.metadata` of a DCP folder, and the folder that it describes, with whatever it says beside it."""
-    from ckptools.formats.dcp.folder import read_folder
-
     folder = _SCRATCH / "dcp"
     folder.mkdir(exist_ok=True)
     as_file(data, "dcp/.metadata")
     as_file(bytes(4096), "dcp/__0_0.distcp")
-    try:
-        read_folder(folder, Options(all_ranks=True))
-    except CkptoolsError as error:
-        one_line(error)
+    used(folder)
+
+
+def used(path: Path) -> None:
+    """Every command on a file or folder: each does its work or says one line why not."""
+    import ckptools
+    from ckptools.views import report, text, verified
+
+    out = _SCRATCH / "out.safetensors"
+
+    def inspect() -> None:
+        text.report_text(report.inspect_report(ckptools.open(path, all_ranks=True)))
+
+    def verify() -> None:
+        verified.verification_text(ckptools.verify(path, deep=True, values=True, jobs=1))
+
+    def consolidate() -> None:
+        planned = ckptools.consolidate(path, out, allow_missing=True, force=True, dry_run=True, jobs=1)
+        if planned.nbytes < MAX_OUTPUT:
+            ckptools.consolidate(path, out, allow_missing=True, force=True, check=True, jobs=1)
+
+    for command in (inspect, verify, consolidate):
+        try:
+            command()
+        except CkptoolsError as error:
+            one_line(error)
 
 
 def opening(data: bytes) -> None:
-    """A file that is opened as whatever format recognises it, and reported on."""
-    import ckptools
-    from ckptools.views.report import inspect_report
-    from ckptools.views.text import report_text
+    """A file that is used as whatever format recognises it."""
+    used(as_file(data, "x"))
 
-    try:
-        report_text(inspect_report(ckptools.open(as_file(data, "x"), all_ranks=True)))
-    except CkptoolsError as error:
-        one_line(error)
+
+def tree(data: bytes) -> None:
+    """A whole file of torch around any pickle, with ten small storages."""
+    path = _SCRATCH / "tree.pt"
+    with zipfile.ZipFile(path, "w") as file:
+        for name, content in {"data.pkl": data, "byteorder": b"little", "version": b"3\n"}.items():
+            file.writestr(f"archive/{name}", content)
+        for key in range(10):
+            file.writestr(f"archive/data/{key}", bytes(range(256)) * 4)
+    used(path)
 
 
 def _pickles() -> Iterable[bytes]:
@@ -132,6 +159,7 @@ TARGETS: dict[str, tuple[Target, Callable[[], Iterable[bytes]]]] = {
     "header": (header, _headers),
     "metadata": (metadata, _metadata),
     "opening": (opening, _files),
+    "tree": (tree, _pickles),
 }
 """Each with what its seeds are made of."""
 
