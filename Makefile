@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Parallel tests each start their own ranks: more threads than cores only slows them down.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test check bench fuzz clean
+.PHONY: demo test check bench load fuzz clean
 
 .venv/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -25,6 +25,9 @@ check: .venv/.installed
 
 bench: .venv/.installed
 	$(BIN)/python -m tests.benchmarks
+
+load: .venv/.installed
+	$(BIN)/python -m tests.benchmarks.load
 
 # Seconds for all targets together; what it finds is kept in .fuzz, so that the next run goes on from there.
 SECONDS ?= 600

@@ -124,8 +124,10 @@ def rng(ck: Checkpoint) -> Check:
 
 def _states(tree: Any) -> Iterator[tuple[str, Any, int]]:
     """`(stream, rank, digest)` of every piece of state: by place in a list, by a key that is a rank, or by shard."""
+    # A list of all ranks' states is the same in every file: one copy tells, and N files have N × N of them.
+    gathered = isinstance(tree, (list, tuple)) and len(tree) > 1
     for path, leaf in nodes_in(tree, (Tensor, NumpyArray)):
-        for rank, digest in _digests(leaf):
+        for rank, digest in _digests(leaf, 1 if gathered else None):
             yield _stream(path, "torch"), _listed(path, rank), digest
     for path, numbers in _runs(tree):
         rank = _listed(path, None)
@@ -146,12 +148,12 @@ def _is_rank(key: Any) -> bool:
     return isinstance(key, int) or (isinstance(key, str) and key.isdigit())
 
 
-def _digests(leaf: Tensor | NumpyArray) -> Iterable[tuple[Any, int]]:
+def _digests(leaf: Tensor | NumpyArray, copies: int | None) -> Iterable[tuple[Any, int]]:
     if isinstance(leaf, NumpyArray):
         return [(None, zlib.crc32(leaf.data))]
     from ckptools.arrays import read_shard
 
-    return [(shard.rank, zlib.crc32(read_shard(shard).tobytes())) for shard in leaf.found]
+    return [(shard.rank, zlib.crc32(read_shard(shard).tobytes())) for shard in leaf.found[:copies]]
 
 
 def _runs(tree: Any) -> Iterator[tuple[KeyPath, Any]]:

@@ -69,7 +69,8 @@ def _open(path: Path, options: Options) -> Checkpoint:
             raise ReadError(path, "no such file or folder")
         format_ = recognised(path, (*formats_from_outside(), *FORMATS))
     if format_ is not None:
-        return replace(format_.read(path, options), options=options)
+        with reader.no_collections():
+            return replace(format_.read(path, options), options=options)
     raise UnknownFormatError(path, _unknown(path))
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, Any
+from weakref import proxy
 
 from ckptools.pickles.shard_runs import INT, UnusualError, ints_of
 from ckptools.regions import Box, Ints
@@ -100,7 +101,7 @@ class ChunkReader:
     """
 
     def __init__(self, machine: Machine, fast: bool) -> None:
-        self.machine = machine
+        self.machine: Machine = proxy(machine)  # no cycle: a machine goes when its file has been read
         self.trigger: Global | None = None
         self.runs = False
         self._uncounted = 0

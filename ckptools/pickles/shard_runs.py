@@ -17,6 +17,7 @@ import re
 import struct
 from bisect import bisect_right
 from typing import TYPE_CHECKING, Any
+from weakref import proxy
 
 from ckptools.model import Shard
 from ckptools.regions import Box, Ints
@@ -97,7 +98,7 @@ class RunReader:
     """
 
     def __init__(self, machine: Machine, fast: bool) -> None:
-        self.machine = machine
+        self.machine: Machine = proxy(machine)  # no cycle: a machine goes when its file has been read
         self.trigger: Global | None = None
         self.runs: list[Run] = []
         self._attempts = MAX_ATTEMPTS if fast else 0

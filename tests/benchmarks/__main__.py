@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import sys
 from collections.abc import Iterator
@@ -81,6 +82,9 @@ def compare(work: Path, rounds: int) -> Iterator[Row]:
     yield row("consolidate to .pt with --check / without", checked, f"{checked.ratio:.2f}", "")
     deep = in_turn([*CKPTOOLS, "verify", ranks, "--deep"], [*PEER, "crc", ranks], rounds, clear)
     yield row("verify --deep / read and CRC-32 in C", deep, both(deep), "the speed of reading plus CRC-32")
+    for name, command in (("consolidate to .pt", ours), ("verify --deep", [*CKPTOOLS, "verify", ranks, "--deep"])):
+        scaled = in_turn([*command, "-j", str(os.cpu_count())], [*command, "-j", "1"], rounds, clear)
+        yield row(f"{name} -j {os.cpu_count()} / -j 1", scaled, both(scaled), "scales over cores")
     merge = in_turn(ours, [*PEER, "merge", ranks, str(out / "b.pt")], max(2, rounds // 2), clear)
     yield row("consolidate to .pt / load-all script", merge, f"{merge.ratio:.3f}", "<= 0.25; memory <= 1/10")
     dcp = in_turn(ours, [*PEER, "dcp", str(work / "dcp"), str(out / "c.pt")], max(2, rounds // 2), clear)

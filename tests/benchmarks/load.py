@@ -1,7 +1,7 @@
-"""What big inputs cost: wall seconds, peak memory, open files. `python -m tests.benchmarks.load`, some minutes.
+"""`make load`: what big inputs cost, against something run in the same minute; five minutes to make them, five to run.
 
 1,024 rank files     real FSDP1 files of torch's fake process group, one for each rank
-200 MB pickle        one rank of 1,024 with 580 parameters and their moments: 1.8 million shard records
+200 MB pickle        one rank of 1,024: torch's ShardedTensors for 580 parameters and their moments, 1.8 million records
 5,000 tensors        one torch.save file
 10 GB sparse file    a safetensors file that is nearly all hole
 """
@@ -9,18 +9,18 @@
 from __future__ import annotations
 
 import argparse
-import os
-import subprocess
+import shutil
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tabulate import tabulate
 
+from ckptools.threads import in_threads
 from tests.benchmarks.measure import run, workplace
 
 CKPTOOLS = [sys.executable, "-m", "ckptools"]
+PEER = [sys.executable, "-m", "tests.benchmarks.peers"]
 WORLD = 1024
 PARAMETERS = 580
 """Of the one rank whose pickle is 200 MB."""
@@ -28,7 +28,7 @@ PARAMETERS = 580
 RANKS_AT_ONCE = 64
 """Ranks that one process makes; each leaves some of torch's caches behind."""
 
-Row = tuple[str, str, str, str]
+Row = tuple[str, str, str, str, str, str]
 
 
 def main() -> None:
@@ -39,7 +39,8 @@ def main() -> None:
     with workplace(options.keep) as work:
         make_inputs(work)
         rows = list(measured(work))
-    print(tabulate(rows, ("what", "seconds", "peak MiB", "most open files"), disable_numparse=True))
+    headers = ("what", "ours", "theirs", "ratio", "peak ours / theirs", "files open at once")
+    print(tabulate(rows, headers, disable_numparse=True))
 
 
 def make_inputs(work: Path) -> None:
@@ -47,8 +48,11 @@ def make_inputs(work: Path) -> None:
     many, big = work / "many", work / "big"
     if not many.exists():
         print(f"{WORLD} rank files ...", file=sys.stderr)
-        for first in range(0, WORLD, RANKS_AT_ONCE):
-            python(MANY, many, first, min(first + RANKS_AT_ONCE, WORLD), WORLD)
+        new = work / "many.new"
+        new.mkdir(exist_ok=True)
+        firsts = range(0, WORLD, RANKS_AT_ONCE)
+        in_threads(lambda first: python(MANY, new, first, first + RANKS_AT_ONCE, WORLD), firsts, 2)
+        new.rename(many)
     if not big.exists():
         print("one rank with a pickle of 200 MB ...", file=sys.stderr)
         python(BIG, big, WORLD, PARAMETERS)
@@ -68,10 +72,24 @@ for rank in range(first, last):
 """
 
 BIG = """
-import sys
+import sys, torch
 from pathlib import Path
-from ckptools.training.fake_world import create_rank
-create_rank(Path(sys.argv[1]), int(sys.argv[2]), 0, int(sys.argv[3]))
+from torch.distributed._shard.metadata import ShardMetadata
+from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor, ShardedTensorMetadata
+from torch.distributed._shard.sharded_tensor.metadata import TensorProperties
+from ckptools.training.fake_world import fake_group
+out, world, count = Path(sys.argv[1]), *map(int, sys.argv[2:])
+def sharded():
+    pieces = [ShardMetadata([2 * r, 0], [2, 3], f"rank:{r}/cpu") for r in range(world)]
+    whole = ShardedTensorMetadata(pieces, torch.Size([2 * world, 3]), TensorProperties(torch.float32))
+    return ShardedTensor._init_from_local_shards_and_global_metadata([Shard(torch.ones(2, 3), pieces[0])], whole)
+with fake_group(0, world):
+    names = [f"layer{i}.weight" for i in range(count)]
+    state = {name: {"exp_avg": sharded(), "exp_avg_sq": sharded()} for name in names}
+    optimizer = {"state": state, "param_groups": [{"params": names, "lr": 0.1}]}
+    tree = {"model": {name: sharded() for name in names}, "optimizers": {"AdamW": optimizer}}
+    out.mkdir()
+    torch.save({"state": tree}, out / "ep0-ba1-rank0.pt")
 """
 
 TENSORS = """
@@ -82,7 +100,7 @@ torch.save({f"layer{i}.weight": torch.full((64, 64), float(i)) for i in range(50
 SPARSE = """
 import json, os, sys
 size = 10_000_000_000
-header = json.dumps({"w": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
+header = json.dumps({"w": {"dtype": "F32", "shape": [size // 4], "data_offsets": [0, size]}}).encode()
 with open(sys.argv[1], "wb") as file:
     file.write(len(header).to_bytes(8, "little") + header)
     file.truncate(8 + len(header) + size)
@@ -95,56 +113,32 @@ def python(code: str, *arguments: object) -> None:
 
 
 def measured(work: Path) -> Iterator[Row]:
-    """Every command on every input."""
-    one = str(next((work / "many").glob("*-rank7.pt")))
-    many, big, out = str(work / "many"), str(next((work / "big").iterdir())), str(work / "out")
-    size = Path(big).stat().st_size
-    yield row(f"inspect one of {WORLD} rank files", ["inspect", one])
-    yield row("inspect --all-ranks of them", ["inspect", many, "--all-ranks"])
-    yield row("verify --deep of them, -j 1", ["verify", many, "--deep", "-j", "1"])
-    yield row("verify --deep of them, -j 2", ["verify", many, "--deep", "-j", "2"])
-    yield row("consolidate them to .pt", ["consolidate", many, "-o", f"{out}.pt", "--force"])
-    yield row(f"inspect a rank file of {size >> 20} MiB, nearly all pickle", ["inspect", big, "--only-this-file"])
-    yield row("inspect 5,000 tensors", ["inspect", str(work / "5000.pt")])
-    yield row(
-        "consolidate 5,000 tensors to safetensors",
-        ["consolidate", str(work / "5000.pt"), "-o", f"{out}.safetensors", "--force"],
-    )
-    sparse = str(work / "sparse.safetensors")
-    yield row("inspect a sparse file of 10 GB", ["inspect", sparse])
-    yield row("verify --values of it", ["verify", sparse, "--values"])
-    for left in work.glob("out.*"):
-        left.unlink()
+    """Every command on every input, once, and what it is compared with in the same minute."""
+    many, out = str(work / "many"), work / "out"
+    one, big = (str(next((work / name).glob("*rank0.pt"))) for name in ("many", "big"))
+    tensors, sparse = str(work / "5000.pt"), str(work / "sparse.safetensors")
+    inspect, verify, consolidate = ([*CKPTOOLS, name] for name in ("inspect", "verify", "consolidate"))
+    out.mkdir(exist_ok=True)
+    yield row(f"inspect one of {WORLD} rank files / torch.load", [*inspect, one], [*PEER, "load", one])
+    yield row(f"inspect --all-ranks of {WORLD} / torch.load", [*inspect, many, "--all-ranks"], [*PEER, "load", many])
+    yield row(f"verify --deep of {WORLD} / torch.load", [*verify, many, "--deep"], [*PEER, "load", many])
+    to_pt = [*consolidate, many, "-o", str(out / "many.pt")]
+    yield row(f"consolidate {WORLD} to .pt / torch.load", to_pt, [*PEER, "load", many])
+    size = Path(big).stat().st_size >> 20
+    yield row(f"inspect a pickle of {size} MiB / torch.load", [*inspect, big, "--only-this-file"], [*PEER, "load", big])
+    yield row("inspect 5,000 tensors / torch.load", [*inspect, tensors], [*PEER, "load", tensors])
+    to_safetensors = [*consolidate, tensors, "-o", str(out / "5000.safetensors")]
+    yield row("consolidate 5,000 tensors to safetensors / cp", to_safetensors, ["cp", tensors, str(out / "copy.pt")])
+    yield row("inspect a sparse file of 10 GB / cat", [*inspect, sparse], ["cat", sparse])
+    yield row("verify --values of it / cat", [*verify, sparse, "--values"], ["cat", sparse])
+    shutil.rmtree(out)
 
 
-def row(what: str, arguments: Sequence[str]) -> Row:
-    """Run a command and take its figures; exit code 1 says only that a check failed."""
-    started = time.perf_counter()
-    process = subprocess.Popen([*CKPTOOLS, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    most = 0
-    while (usage := _ended(process.pid)) is None:
-        most = max(most, _open_files(process.pid))
-        time.sleep(0.005)
-    seconds = time.perf_counter() - started
-    told = process.stderr.read().decode(errors="replace") if process.stderr else ""
-    status, peak = usage
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode not in (0, 1):
-        raise RuntimeError(f"{' '.join(arguments)}\n{told}")
-    return what, f"{seconds:.2f}", f"{peak // 1024}", str(most)
-
-
-def _ended(pid: int) -> tuple[int, int] | None:
-    """Exit status and peak memory in KiB of a process that has ended."""
-    ended, status, usage = os.wait4(pid, os.WNOHANG)
-    return (status, usage.ru_maxrss) if ended else None
-
-
-def _open_files(pid: int) -> int:
-    try:
-        return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
-    except OSError:
-        return 0
+def row(what: str, ours: Sequence[str], theirs: Sequence[str]) -> Row:
+    """Run both and compare."""
+    a, b = run(ours, watch=True), run(theirs, watch=True)
+    memory = f"{a.peak >> 20} / {b.peak >> 20} MiB"
+    return what, f"{a.seconds:.2f} s", f"{b.seconds:.2f} s", f"{a.seconds / b.seconds:.2f}", memory, str(a.files)
 
 
 if __name__ == "__main__":

@@ -40,6 +40,14 @@ def look(path: str) -> None:
         print(fqn, tuple(tensor.shape), tensor.dtype)
 
 
+def load(*paths: str) -> None:
+    """Load files one after the other, and keep none."""
+    _gloo()
+    for path in paths:
+        for file in sorted(Path(path).iterdir()) if Path(path).is_dir() else [path]:
+            _load(str(file))
+
+
 def merge(folder: str, out: str) -> None:
     """The script that loads all ranks and joins their shards."""
     import torch
@@ -89,4 +97,4 @@ def crc(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    {"look": look, "merge": merge, "dcp": dcp, "crc": crc}[sys.argv[1]](*sys.argv[2:])
+    {"look": look, "load": load, "merge": merge, "dcp": dcp, "crc": crc}[sys.argv[1]](*sys.argv[2:])
