@@ -191,7 +191,8 @@ class OpenFiles:
 
 
 def _why(error: OSError) -> str:
-    return (error.strerror or type(error).__name__).lower()
+    why = (error.strerror or type(error).__name__).lower()
+    return why if isinstance(error, FileNotFoundError) else f"cannot be read: {why}"
 
 
 @contextmanager

@@ -19,6 +19,9 @@ from ckptools.views.words import plural
 ELEMENTWISE = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "exp_inf", "square_avg", "acc_delta")
 """Slots that have one number for each number of the parameter, in every optimizer that uses the name."""
 
+MAX_RATES = 4
+"""Learning rates that a line names."""
+
 
 def optimizer_covers(ck: Checkpoint) -> Check:
     """State for every parameter in a group, each in one group, moments of the parameter's shape."""
@@ -28,9 +31,10 @@ def optimizer_covers(ck: Checkpoint) -> Check:
         return skipped(name, "no optimizer state")
     problems = [p for o in optimizers for p in (*_grouped(o), *_shaped(ck, o))]
     with_state = sum(len(o.state) for o in optimizers)
+    grouped = sum(len({n for group in o.param_groups for n in group.names}) for o in optimizers)
     unnamed = sum(len(o.naming.unnamed) for o in optimizers)
     more = f"; {unnamed} could not be named, so their shapes are not compared" if unnamed else ""
-    return judged(name, problems, f"{with_state} with state{more}")
+    return judged(name, problems, f"{with_state} of {max(grouped, with_state)} have state{more}")
 
 
 def _grouped(optimizer: Optimizer) -> Iterator[Problem]:
@@ -95,13 +99,21 @@ def _steps(optimizer: Optimizer) -> Iterator[tuple[Any, int]]:
 
 def learning_rates(ck: Checkpoint) -> Check:
     """The rates that the schedulers computed last, against those in the param groups."""
-    rows = [r for r in scheduler_rows(ck, optimizer_rows(ck)) if r.agrees is not None]
-    if not rows:
-        return skipped("lr: scheduler = groups", "no scheduler whose rates could be compared")
-    wrong = [r.section for r in rows if not r.agrees]
-    text = "its last learning rates are not those of the param groups"
-    problems = [Problem("CK205", "warning", text, None, section) for section in wrong]
-    return judged("lr: scheduler = groups", problems, plural(len(rows), "scheduler"))
+    name, rates, problems = "lr: scheduler = groups", set[float](), []
+    for row in scheduler_rows(ck, optimizer_rows(ck)):
+        last, groups = row.rates or ([], [])
+        rates.update(last)
+        if not row.agrees and row.rates:
+            text = f"its last learning rates are {_rates(last)}, those of the param groups {_rates(groups)}"
+            problems.append(Problem("CK205", "warning", text, None, row.section))
+    return (
+        judged(name, problems, _rates(rates)) if rates else skipped(name, "no scheduler whose rates could be compared")
+    )
+
+
+def _rates(rates: Iterable[float]) -> str:
+    told = sorted(set(rates))
+    return ", ".join(f"{rate:.4g}" for rate in told[:MAX_RATES]) + (", ..." if len(told) > MAX_RATES else "")
 
 
 def rng(ck: Checkpoint) -> Check:

@@ -7,16 +7,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ckptools.cli.inspect import RulesFile, ShapesFrom, Weights, WhichWeights
+from ckptools.cli.inspect import CheckpointPath, RulesFile, ShapesFrom, Weights, WhichWeights
 
 if TYPE_CHECKING:
     from ckptools.consolidate import Consolidated
 
 
 def consolidate(
-    path: Annotated[Path, typer.Argument(help="A rank file (its siblings are found), a folder of them, or a .pt.")],
+    path: CheckpointPath,
     out: Annotated[
-        Path, typer.Option("--out", "-o", help="What to write; .pt, .safetensors or .dcp (a folder) says how.")
+        Path,
+        typer.Option(
+            "--out", "-o", readable=False, help="What to write; .pt, .safetensors or .dcp (a folder) says how."
+        ),
     ],
     format: Annotated[
         str | None, typer.Option(help="pt, safetensors, or dcp (a folder to resume from); default: by the suffix.")

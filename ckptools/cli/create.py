@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 # The number of the rank in a name: `-rank3.pt`, `_rank_3.pt`, `__3_0.distcp`.
 _RANK = re.compile(r"(?<=rank)\d+|(?<=rank_)\d+|(?<=^__)\d+")
 
-Out = Annotated[Path, typer.Argument(help="Folder for the checkpoint.")]
+Out = Annotated[Path, typer.Argument(readable=False, help="Folder for the checkpoint.")]
 Strategy = Annotated[str, typer.Option(help="How the model is spread: ddp, fsdp1, fsdp2.")]
 WorldSize = Annotated[int | None, typer.Option("--world-size", help="Ranks. [default: 4, or what torchrun started]")]
 Steps = Annotated[int, typer.Option(help="Optimizer steps before it is saved.")]

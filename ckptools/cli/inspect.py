@@ -38,7 +38,10 @@ class Weights(str, Enum):
     module = "module"
 
 
-CheckpointPath = Annotated[Path, typer.Argument(help="A rank file (its siblings are found), a folder, or a .pt file.")]
+# readable=False everywhere: what cannot be read is our own line with exit code 3, not typer's usage error.
+CheckpointPath = Annotated[
+    Path, typer.Argument(readable=False, help="A rank file (its siblings are found), a folder, or a .pt file.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object for other programs.")]
 SectionName = Annotated[
     str | None,
@@ -51,12 +54,14 @@ WhichWeights = Annotated[
     Weights, typer.Option(help="Where the model is held twice (DeepSpeed, Megatron): fp32 master copy, or module.")
 ]
 RulesFile = Annotated[
-    Path | None, typer.Option("--rules", help="JSON that says how tensor-parallel weights are joined (Megatron).")
+    Path | None,
+    typer.Option("--rules", readable=False, help="JSON that says how tensor-parallel weights are joined (Megatron)."),
 ]
 ShapesFrom = Annotated[
     Path | None,
     typer.Option(
         "--shapes",
+        readable=False,
         metavar="FROM",
         help="For FSDP1 flat parameters: what tells their shapes, another checkpoint or a JSON of name to shape.",
     ),

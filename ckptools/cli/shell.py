@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-ShardPath = Annotated[Path, typer.Argument(help="One rank's file.", show_default=False)]
+ShardPath = Annotated[Path, typer.Argument(readable=False, help="One rank's file.", show_default=False)]
 Command = Annotated[
     str | None,
     typer.Option("--command", "-c", help="Run this and leave; prints an expression.", show_default=False),

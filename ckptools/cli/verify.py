@@ -27,7 +27,8 @@ def verify(
     ] = False,
     values: Annotated[bool, typer.Option("--values", help="Read every tensor; look for NaN and infinities.")] = False,
     manifest: Annotated[
-        Path | None, typer.Option(help="A JSON that consolidate --manifest wrote: compare every digest in it.")
+        Path | None,
+        typer.Option(readable=False, help="A JSON that consolidate --manifest wrote: compare every digest in it."),
     ] = None,
     ignore: Annotated[
         list[str] | None, typer.Option(help="A problem code that does not count, such as CK206; may be repeated.")

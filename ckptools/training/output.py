@@ -60,7 +60,7 @@ def growing(out: Path, run_id: str) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
     except OSError as error:
-        raise WriteError(out, f"cannot be made: {error.strerror}") from error
+        raise WriteError(out, f"cannot be made: {(error.strerror or '').lower()}") from error
     try:
         yield partial
     finally:

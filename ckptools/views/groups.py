@@ -63,13 +63,18 @@ class SchedulerRow:
         name: class name or key.
         section: name of its section.
         state: its state as the file has it.
-        agrees: whether its last learning rates are those of the param groups; None when they cannot be compared.
+        rates: its last learning rates, and those of the param groups, where they can be compared.
     """
 
     name: str
     section: str
     state: Any
-    agrees: bool | None
+    rates: tuple[list[float], list[float]] | None
+
+    @property
+    def agrees(self) -> bool | None:
+        """Whether its last learning rates are those of the param groups; None when they cannot be compared."""
+        return None if self.rates is None else self.rates[0] == self.rates[1]
 
 
 def optimizer_rows(ck: Checkpoint) -> tuple[OptimizerRow, ...]:
@@ -132,15 +137,16 @@ def scheduler_rows(ck: Checkpoint, optimizers: tuple[OptimizerRow, ...]) -> tupl
     # With several schedulers nothing tells which optimizer each one drives.
     comparable = rates if len(sections) == len(optimizers) == 1 else None
     rows = zip(sections, ck.schedulers, strict=True)
-    return tuple(SchedulerRow(name, s.name, s.value, _agrees(s.value, comparable)) for s, name in rows)
+    return tuple(SchedulerRow(name, s.name, s.value, _compared(s.value, comparable)) for s, name in rows)
 
 
-def _agrees(state: Any, rates: list[float | None] | None) -> bool | None:
+def _compared(state: Any, rates: list[float | None] | None) -> tuple[list[float], list[float]] | None:
     last = state.get("_last_lr") if isinstance(state, Mapping) else None
-    if rates is None or None in rates or not isinstance(last, (list, tuple)) or len(last) != len(rates):
+    if rates is None or not isinstance(last, (list, tuple)) or len(last) != len(rates):
         return None
-    told = [_rate(value) for value in last]
-    return None if None in told else told == rates
+    told = [rate for value in last if (rate := _rate(value)) is not None]
+    known = [rate for rate in rates if rate is not None]
+    return (told, known) if len(told) == len(known) == len(rates) else None
 
 
 def _rate(value: Any) -> float | None:

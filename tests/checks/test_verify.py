@@ -176,6 +176,7 @@ def test_step_counters_that_disagree_are_named(tmp_path):
 def test_a_learning_rate_that_the_scheduler_did_not_set_is_a_warning(tmp_path):
     found = snapshot(tmp_path, lambda state: state["opt"]["param_groups"][0].update(lr=0.5))
     assert problems(found) == [("CK205", "sched")]
+    assert "are 0.09755, those of the param groups 0.5" in found.problems[0].message
 
 
 def test_rng_states_are_counted_and_equal_ones_told():

@@ -51,6 +51,12 @@ def test_a_case_is_read_or_refused_in_the_way_that_every_command_promises(name, 
             assert [n for n in result["written"] if not n.endswith(".json")] == [], command
 
 
+def test_json_is_strict_whatever_the_file_says(told):
+    found = [results["json"] for results in told["cases"].values() if "json" in results]
+    shown = [json.loads(r["stdout"], parse_constant=pytest.fail) for r in found if r["code"] in (0, 1)]
+    assert len(shown) > 100 and all(report["schema"] for report in shown)
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_contradicts_itself_is_never_written(name, told):
     codes = {command: told["cases"][name][command]["code"] for command in ("consolidate", "safetensors")}

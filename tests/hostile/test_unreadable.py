@@ -1,0 +1,97 @@
+"""Files and folders that the user may not read: one line, exit code 3, or a rank that is told to be bad."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FIXTURES = Path(__file__).parent.parent.parent / "fixtures"
+
+# Root reads everything; a process without these two capabilities is refused like anybody else.
+PLAIN_USER = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
+pytestmark = pytest.mark.skipif(
+    bool(PLAIN_USER) and shutil.which("setpriv") is None, reason="root, and no setpriv to be less"
+)
+
+
+@pytest.fixture
+def ranks(tmp_path):
+    shutil.copytree(FIXTURES / "torch2.13.0-fsdp1-sharded-w4", tmp_path / "ranks")
+    (tmp_path / "ranks" / "rank1.pt").chmod(0)
+    return tmp_path / "ranks"
+
+
+@pytest.fixture
+def dcp(tmp_path):
+    return Path(shutil.copytree(FIXTURES / "torch2.13.0-fsdp2-dcp-w3" / "ckpt", tmp_path / "dcp"))
+
+
+def ckptools(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [*PLAIN_USER, sys.executable, "-m", "ckptools", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify", "shell", "consolidate"])
+def test_a_file_that_may_not_be_read_is_one_line(ranks, tmp_path, command):
+    more = ["-o", tmp_path / "out.pt"] if command == "consolidate" else []
+    done = ckptools(command, ranks / "rank1.pt", *more)
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr == f"error: {ranks / 'rank1.pt'}: cannot be read: permission denied\n"
+    assert not (tmp_path / "out.pt").exists()
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify"])
+def test_a_rank_that_may_not_be_read_is_named(ranks, command):
+    done = ckptools(command, ranks / "rank0.pt")
+    assert done.returncode == 1
+    assert "CK002  rank 1  rank1.pt cannot be read: permission denied" in done.stdout
+
+
+def test_consolidation_refuses_what_it_may_not_read(ranks, tmp_path):
+    done = ckptools("consolidate", ranks, "-o", tmp_path / "out.pt")
+    assert done.returncode == 4 and "rank 1 missing or cut" in done.stderr
+    assert [p.name for p in tmp_path.iterdir()] == ["ranks"]
+
+
+@pytest.mark.parametrize(("name", "code"), [(".metadata", 3), ("__1_0.distcp", 1)])
+def test_a_file_of_a_dcp_that_may_not_be_read_is_named(dcp, name, code):
+    (dcp / name).chmod(0)
+    done = ckptools("verify", dcp, "--deep")
+    assert done.returncode == code
+    assert "permission denied" in done.stdout + done.stderr and name in done.stdout + done.stderr
+
+
+def test_a_folder_that_may_not_be_entered_is_one_line(dcp):
+    dcp.chmod(0)
+    done = ckptools("inspect", dcp)
+    dcp.chmod(0o700)
+    assert (done.returncode, done.stderr) == (3, f"error: {dcp}: cannot be read: permission denied\n")
+
+
+def test_an_output_folder_that_may_not_be_written_is_one_line(dcp, tmp_path):
+    closed = tmp_path / "closed"
+    closed.mkdir(0o500)
+    done = ckptools("consolidate", dcp, "-o", closed / "out.safetensors")
+    expected = f"error: {closed / 'out.safetensors'}: cannot be created: permission denied\n"
+    assert (done.returncode, done.stderr) == (3, expected)
+
+
+@pytest.mark.parametrize(
+    ("option", "checkpoint"),
+    [
+        ("--shapes", "torch2.6.0-fsdp1-local-w4/rank0.pt"),
+        ("--rules", "megatron-tp2pp2-fp32/legacy"),
+        ("--manifest", "torch2.13.0-fsdp2-dcp-w3/ckpt"),
+    ],
+)
+def test_an_option_s_file_that_may_not_be_read_is_one_line(tmp_path, option, checkpoint):
+    secret = tmp_path / "secret.json"
+    secret.write_text("{}")
+    secret.chmod(0)
+    done = ckptools("verify", FIXTURES / checkpoint, option, secret)
+    assert (done.returncode, done.stderr) == (3, f"error: {secret}: cannot be read: permission denied\n")
