@@ -6,7 +6,7 @@ that numpy does not have. torch is imported only by `load` and `load_slice`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from operator import index
 from typing import Any
@@ -114,11 +114,25 @@ def read_box(tensor: Tensor, box: Box) -> Raw:
     return out
 
 
-def fill(out: Raw, box: Box, shards: Sequence[Shard], files: OpenFiles | None = None) -> None:
-    """Copy what `shards` hold of `box` into `out`, which has the box's shape; `files` keeps sources open."""
+def fill(
+    out: Raw,
+    box: Box,
+    shards: Sequence[Shard],
+    files: OpenFiles | None = None,
+    seen: Callable[[Source, bytes], None] | None = None,
+) -> None:
+    """Copy what `shards` hold of `box` into `out`, which has the box's shape.
+
+    Args:
+        out: where to.
+        box: the region.
+        shards: what may hold some of it.
+        files: keeps sources open.
+        seen: called with the bytes that are read, and the source that begins with the first of them.
+    """
     if files is None:
         with OpenFiles() as opened:
-            fill(out, box, shards, opened)
+            fill(out, box, shards, opened, seen)
         return
     for shard in shards:
         common = shard.box.intersect(box) if box.sizes else shard.box
@@ -133,7 +147,7 @@ def fill(out: Raw, box: Box, shards: Sequence[Shard], files: OpenFiles | None = 
                 place = tuple(
                     slice(t.start + o, t.start + o + n) for t, o, n in zip(target, at, part.shape, strict=True)
                 )
-                out[place] = _strided(file, part)
+                out[place] = _strided(file, part, seen)
 
 
 def _bounded(source: Source, limit: int) -> Iterator[tuple[Source, tuple[int, ...]]]:
@@ -159,9 +173,11 @@ def _extent(source: Source) -> int:
     return (last + 1) * ITEMSIZE[source.dtype] if prod(source.shape) else 0
 
 
-def _strided(file: File, source: Source) -> Raw:
+def _strided(file: File, source: Source, seen: Callable[[Source, bytes], None] | None) -> Raw:
     width = ITEMSIZE[source.dtype]
     data = file.read(source.offset, _extent(source))
+    if seen is not None:
+        seen(source, data)
     strides = tuple(s * width for s in source.strides)
     view: Raw = np.ndarray(source.shape, raw_dtype(source.dtype), data, strides=strides)
     return view

@@ -48,7 +48,11 @@ def consolidate(
         str | None, typer.Option(help="With --allow-missing: nan or zero in the place of holes, which are listed.")
     ] = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Read the output back and compare it with the shards, byte for byte.")
+        bool,
+        typer.Option(
+            "--check",
+            help="Read the output back and compare it with the shards, byte for byte, and those with their checksums.",
+        ),
     ] = False,
     manifest: Annotated[
         bool, typer.Option("--manifest", help="Write sha256 of every tensor and file into OUT.manifest.json.")

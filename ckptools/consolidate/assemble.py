@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ckptools.dtypes import NAN_BITS
-from ckptools.model import Tensor
+from ckptools.model import Source, Tensor
 from ckptools.regions import Box
 
 if TYPE_CHECKING:
     from ckptools.files import OpenFiles
 
 
-def assemble(tensor: Tensor, box: Box, dtype: str, files: OpenFiles) -> memoryview:
+def assemble(
+    tensor: Tensor, box: Box, dtype: str, files: OpenFiles, seen: Callable[[Source, bytes], None] | None = None
+) -> memoryview:
     """Return the bytes of a region, row-major, converted to `dtype`.
 
-    Conversion is torch's own, so that rounding is what a training script would get (to nearest even).
+    Conversion is torch's own, so that rounding is what a training script would get (to nearest even). `seen` is called
+    with all that is read on the way.
     """
     import numpy as np
 
@@ -24,7 +28,7 @@ def assemble(tensor: Tensor, box: Box, dtype: str, files: OpenFiles) -> memoryvi
     raw = np.zeros(box.sizes, raw_dtype(tensor.dtype))
     if tensor.fill == "nan":
         raw.fill(NAN_BITS[tensor.dtype])
-    fill(raw, box, tensor.shards, files)
+    fill(raw, box, tensor.shards, files, seen)
     as_bytes = raw.reshape(-1).view("u1") if raw.size else np.empty(0, "u1")
     if dtype == tensor.dtype:
         return as_bytes.data

@@ -1,8 +1,8 @@
 """Running a plan: bytes move from file to file in a few threads, memory stays flat, checksums are kept on the way.
 
 Where the kernel can copy between two files it does; the bytes then never enter this process. Where a checksum is
-needed (the `.pt` container has a CRC-32 per tensor) they pass through one small buffer per thread, and a source
-record that is read whole, in one piece or several, is compared with its own checksum at no further cost.
+needed (the `.pt` container has a CRC-32 per tensor) they pass through one small buffer per thread, and every source
+record is compared with its own checksum on the way.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import errno
 import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from functools import partial
 from threading import Event, local
 
 from ckptools.consolidate.crc import combine
 from ckptools.consolidate.output import write_at
 from ckptools.consolidate.plan import Band, Copy, Job
+from ckptools.consolidate.source_records import Piece, SourceRecords
 from ckptools.errors import CkptoolsError, ReadError, WriteError
 from ckptools.files import OpenFiles
 from ckptools.threads import in_threads
@@ -52,7 +53,7 @@ class Executor:
         self._stop = Event()
         self._buffers = local()
         self._kernel = hasattr(os, "copy_file_range")
-        self._records = _Records()
+        self._records = SourceRecords(files)
 
     def run(self, jobs: Sequence[Job], threads: int) -> list[int]:
         """Run every job and return the CRC-32 of each tensor's bytes (0 when checksums are off).
@@ -109,8 +110,7 @@ class Executor:
             crc = zlib.crc32(piece, crc)
             self._write(job, copy.offset + done, piece)
             done += len(piece)
-        if copy.crc:
-            self._records.add(job.fqn, copy, crc)
+        self._records.add(copy.source, copy.record, copy.crc, copy.source_offset, Piece(copy.nbytes, crc, job.fqn))
         return crc
 
     def _pieces(self, copy: Copy) -> Iterator[memoryview]:
@@ -130,7 +130,7 @@ class Executor:
         """Put a region together in memory, change its dtype if asked, write it; return its CRC-32."""
         from ckptools.consolidate.assemble import assemble
 
-        data = assemble(job.tensor, band.box, job.dtype, self.files)
+        data = assemble(job.tensor, band.box, job.dtype, self.files, partial(self._records.saw, job.fqn))
         self._write(job, band.offset, data)
         return zlib.crc32(data) if self.checksums else 0
 
@@ -145,43 +145,6 @@ class Executor:
         if self._stop.is_set():
             raise Stopped
         self._progress(nbytes, fqn)
-
-
-class _Records:
-    """Source records with a checksum of their own, and the CRC-32s of what was read of them."""
-
-    def __init__(self) -> None:
-        self._pieces: dict[tuple[Path, tuple[int, int], int], dict[int, tuple[int, int, str]]] = {}
-
-    def add(self, fqn: str, copy: Copy, crc: int) -> None:
-        """Note a piece that was read; one that is its whole record is compared at once."""
-        key = (copy.source, copy.record, copy.crc)
-        piece = {copy.source_offset: (copy.nbytes, crc, fqn)}
-        if (copy.source_offset, copy.nbytes) == copy.record:
-            self._compare(*key, piece)
-        else:
-            self._pieces.setdefault(key, {}).update(piece)
-
-    def compare(self) -> None:
-        """Compare the records that were read whole, in several pieces.
-
-        Raises:
-            ReadError: one is not what its checksum says.
-        """
-        for key, pieces in self._pieces.items():
-            self._compare(*key, pieces)
-
-    def _compare(
-        self, path: Path, record: tuple[int, int], stated: int, pieces: dict[int, tuple[int, int, str]]
-    ) -> None:
-        at, crc = record[0], 0
-        for start, (nbytes, piece, _) in sorted(pieces.items()):
-            if start != at:
-                return  # something was not read, so nothing can be said
-            crc, at = combine(crc, piece, nbytes), at + nbytes
-        if at == sum(record) and crc != stated:
-            *_, fqn = next(iter(pieces.values()))
-            raise ReadError(path, f"{fqn}: CRC-32 of the record at byte {record[0]} is wrong; the file is damaged")
 
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)

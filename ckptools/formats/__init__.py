@@ -82,7 +82,7 @@ def _unknown(path: Path) -> str:
     if path.is_dir():
         inside = _checkpoints_in(path)
         if inside:
-            return f"no checkpoint itself, but these folders in it hold one; open one of them: {', '.join(inside)}"
+            return f"no checkpoint itself, but there are some in it; open one of them: {', '.join(inside)}"
         return "no checkpoint that ckptools knows in this folder; `ckptools formats` lists what it reads"
     if path.is_file():
         with reading(path), path.open("rb") as file:
@@ -93,14 +93,14 @@ def _unknown(path: Path) -> str:
 
 
 def _checkpoints_in(folder: Path) -> list[str]:
-    """Names of folders right below that hold a checkpoint: verl's `actor`, OLMo's `model`, the steps of a run."""
+    """Names of what right below is a checkpoint: verl's `actor`, OLMo's `model`, the steps of a run, `last.ckpt`."""
     with reading(folder):
-        folders = sorted(p for p in islice(folder.iterdir(), MAX_BELOW) if p.is_dir() and not p.is_symlink())
-        return [p.name for p in folders if _holds_one(p)][:MAX_NAMED]
+        below = sorted(p for p in islice(folder.iterdir(), MAX_BELOW) if not p.is_symlink())
+        return list(islice((p.name for p in below if _holds_one(p)), MAX_NAMED))
 
 
-def _holds_one(folder: Path) -> bool:
+def _holds_one(path: Path) -> bool:
     try:
-        return recognised(folder, FORMATS) is not None
+        return recognised(path, FORMATS) is not None
     except CkptoolsError:
         return True  # it holds several

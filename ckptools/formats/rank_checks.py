@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from ckptools.model import KeyPath, Problem, RankFile, Severity, Tensor, fqn_of
+from ckptools.model import KeyPath, Problem, RankFile, Severity, Tensor, fqn_of, tensors_in
 from ckptools.sections import Section
 from ckptools.steps import COUNTERS
 
@@ -39,6 +40,10 @@ def _of_file(file: RankFile, why: Mapping[Path, str], world: int, sharded: bool,
         yield Problem("CK003", "warning", f"{name} has {file.nbytes} bytes, others {usual}", file.rank)
 
 
+RUN_NAMES = ("run_name", "run_id", "rank_zero_seed")
+"""What is one for a run and all of its ranks; the last is Composer's."""
+
+
 def of_values(differing: Mapping[KeyPath, Sequence[int]], sections: Sequence[Section]) -> Iterator[Problem]:
     """Plain values that should be equal on all ranks and are not."""
     for path, ranks in differing.items():
@@ -46,9 +51,41 @@ def of_values(differing: Mapping[KeyPath, Sequence[int]], sections: Sequence[Sec
         if _counts_steps(path):
             text = f"differs between ranks (rank {listed} against the lowest rank); they are not of one step"
             yield Problem("CK006", "error", text, None, fqn_of(path))
+        elif path[-1:] and path[-1] in RUN_NAMES:
+            text = f"differs between ranks (rank {listed} against the lowest rank); they are not of one run"
+            yield Problem("CK006", "error", text, None, fqn_of(path))
         elif not _is_per_rank(path, sections):
             text = f"rank {listed} has another value than the lowest rank"
             yield Problem("CK105", "error", text, None, fqn_of(path))
+
+
+def of_gathered(sections: Sequence[Section], differing: Mapping[KeyPath, Sequence[int]]) -> Iterator[Problem]:
+    """RNG states of all ranks that every rank's file lists: files of one save list the same ones.
+
+    Composer gathers them while it saves, so they tell two runs apart that are at the same step. Tensors are compared
+    by the checksums of their records, so that nothing is read. Source: composer/utils/reproducibility.py.
+    """
+    for section in sections:
+        if section.kind != "rng" or not _is_gathered(section.value):
+            continue
+        odd = {rank for path, ranks in differing.items() if section.holds(path) for rank in ranks}
+        odd.update(rank for _, tensor in tensors_in(section.value) for rank in _other_records(tensor))
+        for rank in sorted(odd):
+            text = "lists other RNG states of the ranks than the lowest rank does; it is of another run or save"
+            yield Problem("CK006", "error", text, rank, section.name)
+
+
+def _is_gathered(states: Any) -> bool:
+    return isinstance(states, (list, tuple)) and len(states) > 1 and all(isinstance(s, Mapping) for s in states)
+
+
+def _other_records(tensor: Tensor) -> Iterator[int]:
+    """The ranks whose record has another checksum or length than the first one's."""
+    records = [(s.rank, s.source.crc, s.source.record_span[1]) for s in tensor.shards if s.source is not None]
+    for rank, crc, nbytes in records[1:]:
+        _, first_crc, first_nbytes = records[0]
+        if rank is not None and crc and first_crc and (crc, nbytes) != (first_crc, first_nbytes):
+            yield rank
 
 
 def per_rank(differing: Iterable[KeyPath], sections: Sequence[Section]) -> tuple[KeyPath, ...]:

@@ -117,6 +117,7 @@ class _Opening:
         self.problems += rank_checks.of_files(files, self.cut, world.value, bool(sharded))
         self.problems += merge.problems
         self.problems += rank_checks.of_values(merge.differing, sections)
+        self.problems += rank_checks.of_gathered(sections, merge.differing)
         self.problems += rank_checks.of_tensors(tensors)
         cost = ReadCost(len(self.saved), time.perf_counter() - started, sum(s.bytes_read for s in self.saved.values()))
         return Checkpoint(

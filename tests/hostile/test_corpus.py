@@ -28,8 +28,8 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found
 
 
-def test_there_are_at_least_150_cases():
-    assert len(CASES) >= 150
+def test_there_are_at_least_400_cases():
+    assert len(CASES) >= 400
 
 
 def test_nothing_that_any_case_names_was_imported_or_run(told):

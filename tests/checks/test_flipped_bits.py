@@ -1,0 +1,116 @@
+"""One flipped bit, anywhere in a file that has checksums: `verify --deep` says so, or nothing that counts changed."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import ckptools
+from ckptools.errors import CkptoolsError
+from ckptools.model import Tensor, walk
+from tests.truth import FIXTURES
+
+CHECKPOINTS = {
+    "one file of Lightning": ("lightning-trainer-ddp/ckpt", "last.ckpt"),
+    "rank files": ("torch2.4.1-fsdp2-w3", ""),
+    "rank files of ShardedTensors": ("torch2.13.0-fsdp1-sharded-w4", ""),
+    "rank files of DTensors on a 2-D mesh": ("torch2.13.0-fsdp2-tp2x2-w4", ""),
+    "a DCP": ("torch2.13.0-fsdp2-dcp-w3/ckpt", ""),
+}
+"""Folder among the fixtures, and what to open in it."""
+
+FORMS: dict[str, dict[str, Any]] = {
+    "out.pt": {},
+    "bf16.pt": {"dtype": "bfloat16", "only": "model"},
+    "out.safetensors": {"check": True},
+    "out.dcp": {},
+}
+"""Outputs that must not take over a flipped bit, and the options for each."""
+
+CHECKED = (".pt", ".ckpt", ".distcp")
+"""Files whose bytes all have a checksum; a `.metadata` has none, and says less than its items do."""
+
+
+def content(path: Path) -> list[tuple[str, Any]]:
+    """Everything that a checkpoint holds: values of tensors as bytes, anything else as text."""
+    ck = ckptools.open(path, all_ranks=True)
+    return [(repr(p), v.numpy().tobytes() if isinstance(v, Tensor) else repr(v)) for p, v in walk(ck.tree)]
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A copy of a checkpoint, with what it holds and what comes out of it."""
+
+    path: Path
+    content: list[tuple[str, Any]]
+    consolidated: dict[str, list[tuple[str, Any]]]
+
+    @property
+    def files(self) -> list[Path]:
+        folder = self.path if self.path.is_dir() else self.path.parent
+        return sorted(p for p in folder.iterdir() if p.suffix in CHECKED)
+
+
+@pytest.fixture(scope="module", params=CHECKPOINTS)
+def copied(request, tmp_path_factory):
+    folder, file = CHECKPOINTS[request.param]
+    place = tmp_path_factory.mktemp("flipped")
+    path = Path(shutil.copytree(FIXTURES / folder, place / "ckpt")) / file
+    assert ckptools.verify(path, deep=True).ok
+    consolidated = {}
+    for form, options in FORMS.items():
+        ckptools.consolidate(path, place / form, **options)
+        consolidated[form] = content(place / form)
+    return Copy(path, content(path), consolidated)
+
+
+FLIPS = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@contextmanager
+def flipped(copied: Copy, data: st.DataObject) -> Iterator[None]:
+    """Flip one bit of one file, and put it back."""
+    file = data.draw(st.sampled_from(copied.files), "file")
+    before = file.read_bytes()
+    at, bit = data.draw(st.integers(0, len(before) - 1), "byte"), data.draw(st.integers(0, 7), "bit")
+    file.write_bytes(before[:at] + bytes([before[at] ^ 1 << bit]) + before[at + 1 :])
+    try:
+        yield
+    finally:
+        file.write_bytes(before)
+
+
+@FLIPS
+@given(data=st.data())
+def test_verify_finds_it_or_nothing_has_changed(copied, data):
+    with flipped(copied, data):
+        assert found(copied.path) or content(copied.path) == copied.content
+
+
+@pytest.mark.parametrize("form", FORMS)
+@FLIPS
+@given(data=st.data())
+def test_consolidation_refuses_it_or_writes_the_same(copied, form, tmp_path_factory, data):
+    out = tmp_path_factory.getbasetemp() / f"again-{form}"
+    with flipped(copied, data):
+        try:
+            ckptools.consolidate(copied.path, out, force=True, **FORMS[form])
+        except CkptoolsError:
+            return
+        assert content(out) == copied.consolidated[form]
+
+
+def found(path: Path) -> bool:
+    """Whether verify finds an error."""
+    try:
+        return not ckptools.verify(path, deep=True).ok
+    except CkptoolsError:
+        return True
