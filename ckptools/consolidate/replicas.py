@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ckptools.agreement import odd_ranks
 from ckptools.dtypes import ITEMSIZE
 from ckptools.files import OpenFiles
 from ckptools.model import Shard, Source
@@ -14,7 +15,7 @@ CHUNK = 4 << 20
 
 
 def differing_boxes(shards: Iterable[Shard], files: OpenFiles) -> dict[Box, tuple[int, int]]:
-    """The regions whose copies differ, each with the first rank and one that has other bytes.
+    """The regions whose copies differ, each with a rank that has what most have, and one that has other bytes.
 
     Raises:
         ReadError: a file cannot be read.
@@ -24,9 +25,10 @@ def differing_boxes(shards: Iterable[Shard], files: OpenFiles) -> dict[Box, tupl
         groups.setdefault(shard.box, []).append(shard)
     found: dict[Box, tuple[int, int]] = {}
     for box, copies in groups.items():
-        for other in copies[1:]:
-            if box not in found and not _equal(copies[0], other, files):
-                found[box] = (copies[0].rank or 0, other.rank or 0)
+        if not all(_equal(copies[0], other, files) for other in copies[1:]):
+            odd = odd_ranks(list(enumerate(copies)), lambda a, b: _equal(a, b, files))
+            usual = next(i for i in range(len(copies)) if i not in odd)
+            found[box] = (copies[usual].rank or 0, copies[odd[0]].rank or 0)
     return found
 
 

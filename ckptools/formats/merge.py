@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ckptools.agreement import odd_ranks
 from ckptools.model import KeyPath, Problem, Shard, Tensor, fqn_of
 from ckptools.regions import Box
 from ckptools.values import Device, Global, NumpyArray, NumpyDtype, NumpyScalar, Opaque, Size, TorchName
@@ -25,7 +26,7 @@ class Merge:
 
     Attributes:
         problems: ranks that disagree on the shape, dtype or layout of a tensor.
-        differing: key paths of plain values that differ, with the ranks that differ from the lowest one.
+        differing: key paths of plain values that differ, with the ranks that do not have what most have.
     """
 
     problems: list[Problem] = field(default_factory=list)
@@ -67,18 +68,15 @@ class Merge:
         return items if isinstance(first, list) else tuple(items)
 
     def _compare(self, ranked: Ranked, path: KeyPath) -> None:
-        odd = [r for r, v in ranked[1:] if not same_value(v, ranked[0][1])]
+        odd = odd_ranks(ranked, same_value)
         if odd:
             self.differing[path] = odd
 
     def _tensors(self, ranked: Ranked, path: KeyPath) -> Any:
-        first_rank, first = next((r, v) for r, v in ranked if isinstance(v, Tensor))
-        for rank, other in ranked:
-            told = difference(first, other)
-            if told:
-                text = f"{told[0]}, rank {first_rank} has {told[1]}; the ranks are not of one run"
-                self.problems.append(Problem("CK104", "error", text, rank, fqn_of(path)))
-                return first
+        first = next(v for _, v in ranked if isinstance(v, Tensor))
+        if any(difference(first, other) for _, other in ranked):
+            self.problems.append(_disagreement(ranked, path))
+            return first
         return replace(first, shards=tuple(_joined([(r, v) for r, v in ranked])), home=None)
 
 
@@ -132,6 +130,25 @@ def difference(a: Tensor, b: Any) -> tuple[str, str] | None:
     return None
 
 
+def _disagreement(ranked: Ranked, path: KeyPath) -> Problem:
+    """Name a rank that says another thing of a tensor than most do."""
+    odd = odd_ranks(ranked, lambda a, b: _either_way(a, b) is None)
+    rank, value = next((r, v) for r, v in ranked if r in odd)
+    usual_rank, usual = next((r, v) for r, v in ranked if r not in odd)
+    told = _either_way(usual, value)
+    assert told is not None
+    text = f"{told[0]}, rank {usual_rank} has {told[1]}; the ranks are not of one run"
+    return Problem("CK104", "error", text, rank, fqn_of(path))
+
+
+def _either_way(a: Any, b: Any) -> tuple[str, str] | None:
+    """`difference` where only one of the two may be a tensor, or none."""
+    if isinstance(a, Tensor):
+        return difference(a, b)
+    found = difference(b, a) if isinstance(b, Tensor) else None
+    return (found[1], found[0]) if found else None
+
+
 def _same_layout(a: Tensor, b: Tensor) -> bool:
     return [s.box for s in a.shards] == [s.box for s in b.shards]
 
@@ -148,12 +165,18 @@ def _joined(ranked: Sequence[tuple[int, Tensor]]) -> Iterable[Shard]:
     yield from (s for _, shards in sorted(found.items(), key=lambda i: i[0].offsets) for s in shards)
 
 
+def same_records(shards: Iterable[Shard]) -> bool:
+    """Whether the records that shards lie in have one checksum and length, as far as they state any."""
+    stated = {(s.source.crc, s.source.record_span[1]) for s in shards if s.source is not None and s.source.crc}
+    return len(stated) < 2
+
+
 def _plain(value: Any) -> bool:
     return not isinstance(value, (dict, list, tuple, Tensor))
 
 
 def same_value(a: Any, b: Any) -> bool:
-    """Whether two plain values are the same, NaN included. Foreign objects are compared by name only."""
+    """Whether two values are the same, NaN included; foreign objects by name, tensors by what is stated of them."""
     if type(a) is not type(b):
         return False
     if isinstance(a, float):
@@ -168,4 +191,8 @@ def same_value(a: Any, b: Any) -> bool:
         return bool(a.name == b.name)
     if isinstance(a, (list, tuple)) and not isinstance(a, Size):
         return len(a) == len(b) and all(same_value(x, y) for x, y in zip(a, b, strict=True))
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same_value(value, b[key]) for key, value in a.items())
+    if isinstance(a, Tensor):
+        return difference(a, b) is None and same_records([*a.shards, *b.shards])
     return bool(a == b)

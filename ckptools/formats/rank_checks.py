@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ckptools.agreement import odd_ranks
+from ckptools.formats.merge import same_records
 from ckptools.model import KeyPath, Problem, RankFile, Severity, Tensor, fqn_of, tensors_in
 from ckptools.sections import Section
 from ckptools.steps import COUNTERS
@@ -49,13 +51,13 @@ def of_values(differing: Mapping[KeyPath, Sequence[int]], sections: Sequence[Sec
     for path, ranks in differing.items():
         listed = ", ".join(map(str, ranks[:8])) + (" …" if len(ranks) > 8 else "")
         if _counts_steps(path):
-            text = f"differs between ranks (rank {listed} against the lowest rank); they are not of one step"
+            text = f"differs between ranks (rank {listed} from the others); they are not of one step"
             yield Problem("CK006", "error", text, None, fqn_of(path))
         elif path[-1:] and path[-1] in RUN_NAMES:
-            text = f"differs between ranks (rank {listed} against the lowest rank); they are not of one run"
+            text = f"differs between ranks (rank {listed} from the others); they are not of one run"
             yield Problem("CK006", "error", text, None, fqn_of(path))
         elif not _is_per_rank(path, sections):
-            text = f"rank {listed} has another value than the lowest rank"
+            text = f"rank {listed} has another value than the others"
             yield Problem("CK105", "error", text, None, fqn_of(path))
 
 
@@ -69,23 +71,17 @@ def of_gathered(sections: Sequence[Section], differing: Mapping[KeyPath, Sequenc
         if section.kind != "rng" or not _is_gathered(section.value):
             continue
         odd = {rank for path, ranks in differing.items() if section.holds(path) for rank in ranks}
-        odd.update(rank for _, tensor in tensors_in(section.value) for rank in _other_records(tensor))
+        tensors = [tensor for _, tensor in tensors_in(section.value)]
+        for tensor in tensors:
+            ranked = [(s.rank, s) for s in tensor.shards if s.rank is not None]
+            odd.update(odd_ranks(ranked, lambda a, b: same_records((a, b))))
         for rank in sorted(odd):
-            text = "lists other RNG states of the ranks than the lowest rank does; it is of another run or save"
+            text = "lists other RNG states of the ranks than the other files do; it is of another run or save"
             yield Problem("CK006", "error", text, rank, section.name)
 
 
 def _is_gathered(states: Any) -> bool:
     return isinstance(states, (list, tuple)) and len(states) > 1 and all(isinstance(s, Mapping) for s in states)
-
-
-def _other_records(tensor: Tensor) -> Iterator[int]:
-    """The ranks whose record has another checksum or length than the first one's."""
-    records = [(s.rank, s.source.crc, s.source.record_span[1]) for s in tensor.shards if s.source is not None]
-    for rank, crc, nbytes in records[1:]:
-        _, first_crc, first_nbytes = records[0]
-        if rank is not None and crc and first_crc and (crc, nbytes) != (first_crc, first_nbytes):
-            yield rank
 
 
 def per_rank(differing: Iterable[KeyPath], sections: Sequence[Section]) -> tuple[KeyPath, ...]:

@@ -60,6 +60,22 @@ def test_a_file_of_another_name_or_seed_is_refused(tmp_path, key, value):
         ckptools.consolidate(tmp_path, tmp_path / "out.pt", only="model")
 
 
+def test_the_file_that_most_others_contradict_is_named_though_it_is_the_lowest_rank_s(tmp_path):
+    def change(tree, rank):
+        if rank == 0:
+            tree["rng"][1]["torch"] = state_of(99)["torch"]
+
+    assert of_two_runs(save(tmp_path, change)) == [(0, "rng")]
+
+
+def test_a_file_that_lists_another_number_of_ranks_is_named_alone(tmp_path):
+    def change(tree, rank):
+        if rank == 1:
+            tree["rng"].append(state_of(99))
+
+    assert of_two_runs(save(tmp_path, change)) == [(1, "rng")]
+
+
 def test_each_rank_s_own_rng_states_may_differ(tmp_path):
     assert of_two_runs(save(tmp_path, lambda tree, rank: tree.update(rng=state_of(rank)))) == []
 

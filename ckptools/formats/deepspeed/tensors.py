@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
+from operator import eq
 from typing import Any
 
+from ckptools.agreement import odd_ranks
 from ckptools.formats.deepspeed.layout import Placed
 from ckptools.formats.deepspeed.runs import Place, Run, Where, flat_source, joined, places
 from ckptools.formats.deepspeed.stage3 import piece
@@ -164,7 +166,7 @@ class Joining:
         self.problems += merge.problems
         self.differing |= merge.differing
         if len(set(sums.values()) - {None}) > 1:
-            self.differing[path] = [rank for rank, crc in sums.items() if crc != sums[ranked[0][0]]]
+            self.differing[path] = odd_ranks(list(sums.items()), eq)
         return merged
 
     def param_groups(self) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ckptools.agreement import odd_ranks
 from ckptools.formats.megatron.grid import Coordinates, Grid, setting
 from ckptools.formats.megatron.join import Piece, UnlikeError, join
 from ckptools.formats.megatron.layers import LAYER, Layers, chunks_of
@@ -145,9 +146,9 @@ class Model:
 
     def value(self, path: str, held: Held) -> Any:
         """The value that ranks agree on."""
-        odd = next((at for at, v in held if not same_value(v, held[0][1])), None)
-        if odd is not None:
-            text = f"rank {self.grid.rank(odd)} has another value than the lowest rank"
+        odd = odd_ranks([(self.grid.rank(at), value) for at, value in held], same_value)
+        if odd:
+            text = f"rank {', '.join(map(str, odd))} has another value than the others"
             self.problems.append(Problem("CK105", "error", text, None, path))
         return held[0][1]
 
