@@ -38,7 +38,7 @@ class Verification:
         checks: each check's result, in a fixed order.
         ignored: how many problems were left out because their code was to be ignored.
         bytes_read: bytes of tensors that were read for checksums and values.
-        seconds: wall time.
+        seconds: wall time, opening included.
     """
 
     path: Path

@@ -57,7 +57,8 @@ def verify(
         checks += [*_state(ck), _pickles(ck)]
         checks += _others(ck, checks)
     kept, ignored = without(checks, codes)
-    return Verification(ck.path, kept, ignored, reading.nbytes, time.perf_counter() - started)
+    opened = ck.cost.seconds if ck is checkpoint else 0.0
+    return Verification(ck.path, kept, ignored, reading.nbytes, opened + time.perf_counter() - started)
 
 
 def _codes(ignore: Iterable[str]) -> list[str]:

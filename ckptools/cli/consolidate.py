@@ -72,39 +72,42 @@ def consolidate(
     ] = False,
 ) -> None:
     """Write the full tensors of a sharded checkpoint: a .pt, .safetensors, or a DCP folder to resume from anywhere."""
-    from ckptools.cli.progress import ProgressLine
+    from ckptools.cli.progress import ProgressLine, ReadingLine
     from ckptools.consolidate import consolidate as write
     from ckptools.formats import open_checkpoint
+    from ckptools.pickles import reader
 
-    checkpoint = open_checkpoint(
-        path,
-        all_ranks=True,
-        only_this_file=only_this_file,
-        follow_symlinks=follow_symlinks,
-        weights=weights.value,
-        rules=rules,
-        shapes=shapes,
-    )
-    line = ProgressLine(0)
-    done = write(
-        checkpoint,
-        out,
-        format=format,
-        only=only,
-        dtype=dtype,
-        max_shard_size=_bytes(max_shard_size),
-        tied=tied,
-        force=force,
-        allow_missing=allow_missing,
-        fill=fill,
-        check=check,
-        manifest=manifest,
-        prefer_rank=prefer_rank,
-        dry_run=dry_run,
-        jobs=jobs,
-        progress=line,
-    )
-    line.clear()
+    with ReadingLine(reader.read) as read:
+        checkpoint = open_checkpoint(
+            path,
+            all_ranks=True,
+            only_this_file=only_this_file,
+            follow_symlinks=follow_symlinks,
+            read_file=read,
+            weights=weights.value,
+            rules=rules,
+            shapes=shapes,
+        )
+    with ProgressLine() as line:
+        done = write(
+            checkpoint,
+            out,
+            format=format,
+            only=only,
+            dtype=dtype,
+            max_shard_size=_bytes(max_shard_size),
+            tied=tied,
+            force=force,
+            allow_missing=allow_missing,
+            fill=fill,
+            check=check,
+            manifest=manifest,
+            prefer_rank=prefer_rank,
+            dry_run=dry_run,
+            jobs=jobs,
+            progress=line,
+            planned=line.expect,
+        )
     _tell(done, dry_run, copies)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -97,16 +98,17 @@ def inspect(
     from ckptools.formats import open_checkpoint
     from ckptools.views.report import inspect_report
 
-    checkpoint = open_checkpoint(
-        path,
-        all_ranks=all_ranks,
-        only_this_file=only_this_file,
-        follow_symlinks=follow_symlinks,
-        read_file=reader_of(engine, trust),
-        weights=weights.value,
-        rules=rules,
-        shapes=shapes,
-    )
+    with _reading(reader_of(engine, trust), all_ranks) as read:
+        checkpoint = open_checkpoint(
+            path,
+            all_ranks=all_ranks,
+            only_this_file=only_this_file,
+            follow_symlinks=follow_symlinks,
+            read_file=read,
+            weights=weights.value,
+            rules=rules,
+            shapes=shapes,
+        )
     report = inspect_report(checkpoint)
     details = details_of(checkpoint, section)
     if json:
@@ -115,6 +117,15 @@ def inspect(
         show_text(report, details)
     if report.errors:
         raise typer.Exit(1)
+
+
+def _reading(read: Reader, all_ranks: bool) -> AbstractContextManager[Reader]:
+    """The reader, with a line that says how far it is where there may be a thousand files."""
+    if not all_ranks:
+        return nullcontext(read)
+    from ckptools.cli.progress import ReadingLine
+
+    return ReadingLine(read)
 
 
 def reader_of(engine: Engine, trust: bool) -> Reader:

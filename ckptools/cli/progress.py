@@ -1,57 +1,116 @@
-"""How far a long copy is: one line that is redrawn on a terminal, a line every ten seconds elsewhere; on stderr."""
+"""How far something long is: one line that is redrawn on a terminal, a line every ten seconds elsewhere; on stderr."""
 
 from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
 from threading import Lock
+from typing import TYPE_CHECKING
 
-from ckptools.views.words import clip, printable, size
+from ckptools.views.words import clip, plural, printable, size
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from ckptools.formats.options import Reader
+    from ckptools.pickles.reader import Saved
 
 TERMINAL_SECONDS = 0.2
 LOG_SECONDS = 10.0
 
 
-class ProgressLine:
-    """Counts bytes and says how many there are to go.
+class Line:
+    """A line on stderr that says how far something is; it goes when the `with` ends, so that an error has its own.
 
     Attributes:
-        total: bytes that will be written.
         shown: whether anything has been printed.
     """
 
-    def __init__(self, total: int) -> None:
-        self.total = total
+    def __init__(self) -> None:
         self.shown = False
+        self._terminal = sys.stderr.isatty()
+        self._started = self._last = time.monotonic()
+
+    def due(self) -> bool:
+        """Whether it is time to print again."""
+        now = time.monotonic()
+        if now - self._last < (TERMINAL_SECONDS if self._terminal else LOG_SECONDS):
+            return False
+        self._last = now
+        return True
+
+    @property
+    def seconds(self) -> float:
+        """Since it began."""
+        return self._last - self._started
+
+    def print(self, line: str, name: str) -> None:
+        """Show how far it is; on a terminal also what it is at."""
+        if self._terminal:
+            sys.stderr.write(f"\r\x1b[K{line}  {clip(printable(name), 40)}")
+        else:
+            seconds = int(self.seconds)
+            sys.stderr.write(f"[{seconds // 60:02d}:{seconds % 60:02d}] {line}\n")
+        sys.stderr.flush()
+        self.shown = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._terminal and self.shown:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+
+class ProgressLine(Line):
+    """Counts bytes and says how many there are to go.
+
+    Attributes:
+        total: bytes that will be counted.
+    """
+
+    def __init__(self, total: int = 0) -> None:
+        super().__init__()
+        self.total = total
         self._done = 0
         self._lock = Lock()
-        self._terminal = sys.stderr.isatty()
-        self._started = time.monotonic()
-        self._last = self._started
+
+    def expect(self, total: int) -> None:
+        """Take note of how many bytes there will be."""
+        self.total = total
 
     def __call__(self, nbytes: int, fqn: str) -> None:
         """Count `nbytes` of the tensor `fqn`."""
         with self._lock:
             self._done += nbytes
-            now = time.monotonic()
-            if now - self._last >= (TERMINAL_SECONDS if self._terminal else LOG_SECONDS):
-                self._last = now
-                self._print(now, fqn)
+            if self.due():
+                rate = self._done / self.seconds if self.seconds else 0.0
+                percent = 100 * self._done // max(self.total, 1)
+                self.print(f"{percent:3d}%  {size(self._done)} of {size(self.total)}  {size(int(rate))}/s", fqn)
 
-    def _print(self, now: float, fqn: str) -> None:
-        seconds = now - self._started
-        rate = self._done / seconds if seconds else 0.0
-        percent = 100 * self._done // max(self.total, 1)
-        line = f"{percent:3d}%  {size(self._done)} of {size(self.total)}  {size(int(rate))}/s"
-        if self._terminal:
-            sys.stderr.write(f"\r\x1b[K{line}  {clip(printable(fqn), 40)}")
-        else:
-            sys.stderr.write(f"[{int(seconds) // 60:02d}:{int(seconds) % 60:02d}] {line}\n")
-        sys.stderr.flush()
-        self.shown = True
 
-    def clear(self) -> None:
-        """Take the line off a terminal."""
-        if self._terminal and self.shown:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
+class ReadingLine(Line):
+    """Reads the structure of files and says how many have been read: a thousand ranks take a while.
+
+    Attributes:
+        read: what reads one file.
+    """
+
+    def __init__(self, read: Reader) -> None:
+        super().__init__()
+        self.read = read
+        self._files = 0
+
+    def __call__(self, path: Path) -> Saved:
+        """Read a file.
+
+        Raises:
+            ReadError: it cannot be read.
+        """
+        saved = self.read(path)
+        self._files += 1
+        if self.due():
+            self.print(f"read the structure of {plural(self._files, 'file')}", path.name)
+        return saved

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -69,6 +69,7 @@ def consolidate(
     dry_run: bool = False,
     jobs: int | None = None,
     progress: Progress | None = None,
+    planned: Callable[[int], None] = lambda _: None,
 ) -> Consolidated:
     """Write a checkpoint's full tensors into one `.pt`, one or several `.safetensors`, or a DCP folder to resume from.
 
@@ -90,7 +91,8 @@ def consolidate(
         prefer_rank: where ranks hold different copies of a tensor that should be equal, take this rank's.
         dry_run: plan and check, write nothing.
         jobs: threads.
-        progress: called with bytes written and the tensor they belong to.
+        progress: called with bytes written, or read back, and the tensor they belong to.
+        planned: called once before that, with how many bytes they will be.
 
     Raises:
         NotWholeError: something is missing, overlaps or contradicts.
@@ -118,6 +120,7 @@ def consolidate(
         _check(whole, layout, [*texts, *proofs.paths], force)
         check_space(target.parent, layout.nbytes)
         if not dry_run:
+            planned(sum(job.nbytes for job in layout.jobs) * (2 if check else 1))
             write(whole, layout, texts, files, proofs, jobs or min(4, os.cpu_count() or 1), progress)
     return _result(selection, layout, [*texts, *proofs.paths], 0.0 if dry_run else time.perf_counter() - started)
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from typer.testing import CliRunner
 
 from ckptools.cli import app
 from ckptools.cli.consolidate import _bytes
-from ckptools.cli.progress import ProgressLine
-from ckptools.errors import UsageError
+from ckptools.cli.progress import ProgressLine, ReadingLine
+from ckptools.errors import ReadError, UsageError
+from ckptools.pickles import reader
 from tests.truth import FIXTURES
 
 COMPOSER = str(FIXTURES / "composer-0.13.5-torch1.13.1-sharded-w4")
@@ -72,6 +75,26 @@ def test_sizes_are_read_as_people_write_them(text, nbytes):
 def test_a_size_that_is_none_is_a_usage_error(text):
     with pytest.raises(UsageError, match="5GB"):
         _bytes(text)
+
+
+def test_a_terminal_s_line_is_gone_before_an_error_is_printed(capsys, monkeypatch):
+    monkeypatch.setattr("ckptools.cli.progress.TERMINAL_SECONDS", 0.0)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    with pytest.raises(ReadError), ReadingLine(reader.read) as read:
+        read(FIXTURES / "torch2.4.1-fsdp2-w3" / "rank0.pt")
+        read(FIXTURES / "nothing.pt")
+    shown = capsys.readouterr().err
+    assert "read the structure of 1 file  rank0.pt" in shown and shown.endswith("\r\x1b[K")
+
+
+@pytest.mark.parametrize("options", [[], ["--check"], ["--dtype", "bf16"]], ids=str)
+@pytest.mark.parametrize("out", ["m.pt", "m.safetensors", "m.dcp"])
+def test_progress_ends_at_a_hundred_percent(tmp_path, monkeypatch, out, options):
+    monkeypatch.setattr("ckptools.cli.progress.LOG_SECONDS", 0.0)
+    code, _, stderr = run(COMPOSER, "-o", tmp_path / out, "--only", "model", *options)
+    percents = [int(found[1]) for line in stderr.splitlines() if (found := re.match(r"\[\d\d:\d\d\] +(\d+)%", line))]
+    assert code == 0 and len(percents) > 10
+    assert percents == sorted(percents) and percents[-1] == 100
 
 
 def test_progress_in_a_log_is_a_line_now_and_then(capsys, monkeypatch):
