@@ -6,7 +6,7 @@ that numpy does not have. torch is imported only by `load` and `load_slice`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
 from operator import index
 from typing import Any
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import NotWholeError, ReadError, UsageError
 from ckptools.files import File, OpenFiles
-from ckptools.model import Shard, Source, Tensor
+from ckptools.model import Seen, Shard, Source, Tensor
 from ckptools.pickles import items
 from ckptools.regions import Box, cover
 
@@ -119,7 +119,7 @@ def fill(
     box: Box,
     shards: Sequence[Shard],
     files: OpenFiles | None = None,
-    seen: Callable[[Source, bytes], None] | None = None,
+    seen: Seen | None = None,
 ) -> None:
     """Copy what `shards` hold of `box` into `out`, which has the box's shape.
 
@@ -128,7 +128,7 @@ def fill(
         box: the region.
         shards: what may hold some of it.
         files: keeps sources open.
-        seen: called with the bytes that are read, and the source that begins with the first of them.
+        seen: called with all that is read on the way.
     """
     if files is None:
         with OpenFiles() as opened:
@@ -173,7 +173,7 @@ def _extent(source: Source) -> int:
     return (last + 1) * ITEMSIZE[source.dtype] if prod(source.shape) else 0
 
 
-def _strided(file: File, source: Source, seen: Callable[[Source, bytes], None] | None) -> Raw:
+def _strided(file: File, source: Source, seen: Seen | None) -> Raw:
     width = ITEMSIZE[source.dtype]
     data = file.read(source.offset, _extent(source))
     if seen is not None:

@@ -6,7 +6,7 @@ printed, compared, pickled. Nothing here opens a file, and torch is not needed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
@@ -69,6 +69,10 @@ class Source:
         """Whether the elements follow each other in row-major order."""
         pairs = zip(self.shape, self.strides, contiguous_strides(self.shape), strict=True)
         return not prod(self.shape) or all(n == 1 or s == c for n, s, c in pairs)
+
+
+Seen = Callable[[Source, bytes], None]
+"""Called with bytes that were read, and a source that begins with the first of them."""
 
 
 @dataclass(frozen=True, slots=True)

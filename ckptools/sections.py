@@ -168,6 +168,11 @@ def stream_of(path: KeyPath) -> str:
     return next((STREAMS[str(key).lower()] for key in path if str(key).lower() in STREAMS), "")
 
 
+def is_gathered(states: Any) -> bool:
+    """Whether RNG states are a list of every rank's, as Composer gathers them, and not one of a rank's devices."""
+    return isinstance(states, (list, tuple)) and len(states) > 1 and all(isinstance(s, Mapping) for s in states)
+
+
 @dataclass(frozen=True)
 class SectionSize:
     """What a section holds.

@@ -10,7 +10,7 @@ from ckptools.checkpoint import Checkpoint
 from ckptools.checks.results import Check, judged, skipped
 from ckptools.model import KeyPath, Problem, Tensor, nodes_in
 from ckptools.optimizers import Optimizer
-from ckptools.sections import stream_of
+from ckptools.sections import is_gathered, stream_of
 from ckptools.steps import contradiction
 from ckptools.values import NumpyArray
 from ckptools.views.groups import optimizer_rows, scheduler_rows
@@ -103,12 +103,12 @@ def learning_rates(ck: Checkpoint) -> Check:
     for row in scheduler_rows(ck, optimizer_rows(ck)):
         last, groups = row.rates or ([], [])
         rates.update(last)
-        if not row.agrees and row.rates:
+        if row.agrees is False:
             text = f"its last learning rates are {_rates(last)}, those of the param groups {_rates(groups)}"
             problems.append(Problem("CK205", "warning", text, None, row.section))
-    return (
-        judged(name, problems, _rates(rates)) if rates else skipped(name, "no scheduler whose rates could be compared")
-    )
+    if not rates:
+        return skipped(name, "no scheduler whose rates could be compared")
+    return judged(name, problems, _rates(rates))
 
 
 def _rates(rates: Iterable[float]) -> str:
@@ -137,9 +137,9 @@ def rng(ck: Checkpoint) -> Check:
 def _states(tree: Any) -> Iterator[tuple[str, Any, int]]:
     """`(stream, rank, digest)` of every piece of state: by place in a list, by a key that is a rank, or by shard."""
     # A list of all ranks' states is the same in every file: one copy tells, and N files have N × N of them.
-    gathered = isinstance(tree, (list, tuple)) and len(tree) > 1
+    copies = 1 if is_gathered(tree) else None
     for path, leaf in nodes_in(tree, (Tensor, NumpyArray)):
-        for rank, digest in _digests(leaf, 1 if gathered else None):
+        for rank, digest in _digests(leaf, copies):
             yield _stream(path, "torch"), _listed(path, rank), digest
     for path, numbers in _runs(tree):
         rank = _listed(path, None)

@@ -72,22 +72,11 @@ def consolidate(
     ] = False,
 ) -> None:
     """Write the full tensors of a sharded checkpoint: a .pt, .safetensors, or a DCP folder to resume from anywhere."""
-    from ckptools.cli.progress import ProgressLine, ReadingLine
+    from ckptools.cli.opening import opened
+    from ckptools.cli.progress import ProgressLine
     from ckptools.consolidate import consolidate as write
-    from ckptools.formats import open_checkpoint
-    from ckptools.pickles import reader
 
-    with ReadingLine(reader.read) as read:
-        checkpoint = open_checkpoint(
-            path,
-            all_ranks=True,
-            only_this_file=only_this_file,
-            follow_symlinks=follow_symlinks,
-            read_file=read,
-            weights=weights.value,
-            rules=rules,
-            shapes=shapes,
-        )
+    checkpoint = opened(path, only_this_file, follow_symlinks, weights, rules, shapes)
     with ProgressLine() as line:
         done = write(
             checkpoint,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -95,20 +94,11 @@ def inspect(
 
     Exit code: 0 shown and nothing wrong (also for one rank's file alone), 1 problems found, 3 unreadable.
     """
-    from ckptools.formats import open_checkpoint
+    from ckptools.cli.opening import opened
     from ckptools.views.report import inspect_report
 
-    with _reading(reader_of(engine, trust), all_ranks) as read:
-        checkpoint = open_checkpoint(
-            path,
-            all_ranks=all_ranks,
-            only_this_file=only_this_file,
-            follow_symlinks=follow_symlinks,
-            read_file=read,
-            weights=weights.value,
-            rules=rules,
-            shapes=shapes,
-        )
+    read = reader_of(engine, trust)
+    checkpoint = opened(path, only_this_file, follow_symlinks, weights, rules, shapes, all_ranks, read)
     report = inspect_report(checkpoint)
     details = details_of(checkpoint, section)
     if json:
@@ -117,15 +107,6 @@ def inspect(
         show_text(report, details)
     if report.errors:
         raise typer.Exit(1)
-
-
-def _reading(read: Reader, all_ranks: bool) -> AbstractContextManager[Reader]:
-    """The reader, with a line that says how far it is where there may be a thousand files."""
-    if not all_ranks:
-        return nullcontext(read)
-    from ckptools.cli.progress import ReadingLine
-
-    return ReadingLine(read)
 
 
 def reader_of(engine: Engine, trust: bool) -> Reader:

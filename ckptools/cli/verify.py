@@ -49,23 +49,12 @@ def verify(
     """
     from ckptools.checks.verifying import verify as check
     from ckptools.cli.inspect import screen
-    from ckptools.cli.progress import ProgressLine, ReadingLine
-    from ckptools.formats import open_checkpoint
-    from ckptools.pickles import reader
+    from ckptools.cli.opening import opened
+    from ckptools.cli.progress import ProgressLine
     from ckptools.views.verified import verification_json, verification_text
     from ckptools.views.words import encodable
 
-    with ReadingLine(reader.read) as read:
-        checkpoint = open_checkpoint(
-            path,
-            all_ranks=True,
-            only_this_file=only_this_file,
-            follow_symlinks=follow_symlinks,
-            read_file=read,
-            weights=weights.value,
-            rules=rules,
-            shapes=shapes,
-        )
+    checkpoint = opened(path, only_this_file, follow_symlinks, weights, rules, shapes)
     with ProgressLine(sum(f.nbytes for f in checkpoint.files)) as line:
         found = check(
             checkpoint, deep=deep, values=values, manifest=manifest, ignore=ignore or (), jobs=jobs, progress=line

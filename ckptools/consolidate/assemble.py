@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ckptools.dtypes import NAN_BITS
-from ckptools.model import Source, Tensor
+from ckptools.model import Seen, Tensor
 from ckptools.regions import Box
 
 if TYPE_CHECKING:
     from ckptools.files import OpenFiles
 
 
-def assemble(
-    tensor: Tensor, box: Box, dtype: str, files: OpenFiles, seen: Callable[[Source, bytes], None] | None = None
-) -> memoryview:
+def assemble(tensor: Tensor, box: Box, dtype: str, files: OpenFiles, seen: Seen | None = None) -> memoryview:
     """Return the bytes of a region, row-major, converted to `dtype`.
 
     Conversion is torch's own, so that rounding is what a training script would get (to nearest even). `seen` is called

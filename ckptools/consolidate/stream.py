@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from ckptools.consolidate.plan import Copy, parts_of
 from ckptools.files import OpenFiles
-from ckptools.model import Source, Tensor
+from ckptools.model import Seen, Source, Tensor
 
 PIECE = 4 << 20
 """Bytes read at a time."""
 
 
 def tensor_bytes(
-    tensor: Tensor, dtype: str, files: OpenFiles, seen: Callable[[Source, bytes], None] | None = None
+    tensor: Tensor, dtype: str, files: OpenFiles, seen: Seen | None = None
 ) -> Iterator[bytes | memoryview]:
     """Yield the bytes of a tensor whose shards cover it exactly once, converted to `dtype`.
 
@@ -21,7 +21,7 @@ def tensor_bytes(
         tensor: the tensor.
         dtype: of the bytes that are wanted.
         files: keeps sources open.
-        seen: called with the bytes that are read, and a source that begins with the first of them.
+        seen: called with all that is read on the way.
 
     Raises:
         ReadError: a file cannot be read.
@@ -35,7 +35,7 @@ def tensor_bytes(
             yield assemble(tensor, part.box, dtype, files, seen)
 
 
-def _copied(copy: Copy, files: OpenFiles, seen: Callable[[Source, bytes], None] | None) -> Iterator[bytes]:
+def _copied(copy: Copy, files: OpenFiles, seen: Seen | None) -> Iterator[bytes]:
     with files.open(copy.source) as file:
         for at in range(0, copy.nbytes, PIECE):
             data = file.read(copy.source_offset + at, min(PIECE, copy.nbytes - at))

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from ckptools.agreement import odd_ranks
+from ckptools.agreement import named, odd_ranks
 from ckptools.formats.merge import same_records
 from ckptools.model import KeyPath, Problem, RankFile, Severity, Tensor, fqn_of, tensors_in
-from ckptools.sections import Section
+from ckptools.sections import Section, is_gathered
 from ckptools.steps import COUNTERS
 
 ODD_SIZE = 0.5
@@ -49,7 +48,7 @@ RUN_NAMES = ("run_name", "run_id", "rank_zero_seed")
 def of_values(differing: Mapping[KeyPath, Sequence[int]], sections: Sequence[Section]) -> Iterator[Problem]:
     """Plain values that should be equal on all ranks and are not."""
     for path, ranks in differing.items():
-        listed = ", ".join(map(str, ranks[:8])) + (" …" if len(ranks) > 8 else "")
+        listed = named(ranks)
         if _counts_steps(path):
             text = f"differs between ranks (rank {listed} from the others); they are not of one step"
             yield Problem("CK006", "error", text, None, fqn_of(path))
@@ -68,7 +67,7 @@ def of_gathered(sections: Sequence[Section], differing: Mapping[KeyPath, Sequenc
     by the checksums of their records, so that nothing is read. Source: composer/utils/reproducibility.py.
     """
     for section in sections:
-        if section.kind != "rng" or not _is_gathered(section.value):
+        if section.kind != "rng" or not is_gathered(section.value):
             continue
         odd = {rank for path, ranks in differing.items() if section.holds(path) for rank in ranks}
         tensors = [tensor for _, tensor in tensors_in(section.value)]
@@ -78,10 +77,6 @@ def of_gathered(sections: Sequence[Section], differing: Mapping[KeyPath, Sequenc
         for rank in sorted(odd):
             text = "lists other RNG states of the ranks than the other files do; it is of another run or save"
             yield Problem("CK006", "error", text, rank, section.name)
-
-
-def _is_gathered(states: Any) -> bool:
-    return isinstance(states, (list, tuple)) and len(states) > 1 and all(isinstance(s, Mapping) for s in states)
 
 
 def per_rank(differing: Iterable[KeyPath], sections: Sequence[Section]) -> tuple[KeyPath, ...]:

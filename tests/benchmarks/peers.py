@@ -40,12 +40,11 @@ def look(path: str) -> None:
         print(fqn, tuple(tensor.shape), tensor.dtype)
 
 
-def load(*paths: str) -> None:
-    """Load files one after the other, and keep none."""
+def load(path: str) -> None:
+    """Load a file, or those of a folder one after the other, and keep none."""
     _gloo()
-    for path in paths:
-        for file in sorted(Path(path).iterdir()) if Path(path).is_dir() else [path]:
-            _load(str(file))
+    for file in sorted(Path(path).iterdir()) if Path(path).is_dir() else [path]:
+        _load(str(file))
 
 
 def merge(folder: str, out: str) -> None:

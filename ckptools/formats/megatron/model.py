@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ckptools.agreement import odd_ranks
+from ckptools.agreement import named, odd_ranks
 from ckptools.formats.megatron.grid import Coordinates, Grid, setting
 from ckptools.formats.megatron.join import Piece, UnlikeError, join
 from ckptools.formats.megatron.layers import LAYER, Layers, chunks_of
@@ -148,7 +148,7 @@ class Model:
         """The value that ranks agree on."""
         odd = odd_ranks([(self.grid.rank(at), value) for at, value in held], same_value)
         if odd:
-            text = f"rank {', '.join(map(str, odd))} has another value than the others"
+            text = f"rank {named(odd)} has another value than the others"
             self.problems.append(Problem("CK105", "error", text, None, path))
         return held[0][1]
 
