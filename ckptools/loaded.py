@@ -21,6 +21,7 @@ from ckptools.errors import ReadError
 from ckptools.files import File
 from ckptools.loaded_tensors import Tensors, dtype_name
 from ckptools.offline import load_named
+from ckptools.pickles.dtensor import claims_of
 from ckptools.pickles.reader import Saved
 from ckptools.values import Device, Global, NumpyArray, NumpyDtype, NumpyScalar, Opaque, Size, TorchName
 
@@ -49,7 +50,8 @@ def read(path: Path, trust: bool = False) -> Saved:
             tree = described.value(load_named(path, names, trust=trust))
     except RecursionError as error:
         raise ReadError(path, "its values are nested too deep to be described") from error
-    return Saved(path, tree, frozenset(described.tensors.claims), names, nbytes, modified, nbytes)
+    claims, at_least = claims_of(described.tensors.claims, described.tensors.meshes)
+    return Saved(path, tree, claims, names, nbytes, modified, nbytes, at_least=at_least)
 
 
 class Description:

@@ -14,8 +14,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from ckptools.model import Shard, Source, Tensor
-from ckptools.pickles.dtensor import Mesh, Placement, local_runs
+from ckptools.model import Shard, Source, Tensor, in_rank_order
+from ckptools.pickles.dtensor import Mesh, Placement, local_runs, note_mesh, worlds
 from ckptools.pickles.tensors import WHY_NOT
 from ckptools.regions import Box, Ints, grid_boxes
 
@@ -29,11 +29,13 @@ class Tensors:
     Attributes:
         path: the file.
         claims: `(rank, world size)` as the sharded ones say, so far.
+        meshes: device meshes that may be slices of larger ones.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.claims: set[tuple[int | None, int]] = set()
+        self.meshes: set[Mesh] = set()
         self._storages: dict[int, str] = {}
 
     def describe(self, tensor: Any) -> Tensor:
@@ -99,7 +101,7 @@ class Tensors:
 
     def _dtensor(self, tensor: Any) -> Tensor:
         mesh = mesh_of(tensor.device_mesh)
-        self.claims.add((mesh.rank, mesh.world_size))
+        note_mesh(mesh, self.claims, self.meshes)
         shape, dtype = tuple(tensor.shape), dtype_name(tensor.dtype)
         placements = tuple(map(placement_of, tensor.placements))
         words = tuple(map(str, placements))
@@ -107,7 +109,7 @@ class Tensors:
         if strange:
             note = f"placement {strange[0]}: the ranks hold terms that must be reduced; ckptools does not guess how"
             return Tensor(shape, dtype, (), "unreadable", words, mesh.sizes, world_size=mesh.world_size, note=note)
-        shards = tuple(self._dtensor_shards(shape, mesh, placements, tensor.to_local()))
+        shards = in_rank_order(self._dtensor_shards(shape, mesh, placements, tensor.to_local()))
         return Tensor(shape, dtype, shards, "dtensor", words, mesh.sizes, world_size=mesh.world_size)
 
     def _dtensor_shards(
@@ -129,14 +131,16 @@ def mesh_of(device_mesh: Any) -> Mesh:
     """Describe a DeviceMesh that `offline()` has let in."""
     from ckptools.torch_patches import mesh_ranks
 
-    ranks = mesh_ranks(vars(device_mesh))
-    coordinate = device_mesh.get_coordinate()
+    found = mesh_ranks(vars(device_mesh))
+    ranks = None if found is None else tuple(found.flatten().tolist())
+    coordinate, root = device_mesh.get_coordinate(), device_mesh._ckptools_names_root
     return Mesh(
         tuple(device_mesh.shape),
         None if coordinate is None else tuple(coordinate),
         device_mesh._ckptools_rank,
-        None if ranks is None else tuple(ranks.flatten().tolist()),
-        device_mesh._ckptools_world_size,
+        ranks,
+        *worlds(device_mesh._ckptools_world_size, ranks, root),
+        root,
     )
 
 

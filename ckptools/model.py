@@ -111,6 +111,11 @@ class Shard:
     item: Item | None = None
 
 
+def in_rank_order(shards: Iterable[Shard]) -> tuple[Shard, ...]:
+    """Shards sorted by rank, those of one rank by their place; nobody's come first."""
+    return tuple(sorted(shards, key=lambda s: (-1 if s.rank is None else s.rank, s.box.offsets)))
+
+
 @dataclass(frozen=True, slots=True)
 class Home:
     """Where a tensor of one rank's file was found.

@@ -87,6 +87,7 @@ def set_mesh(mesh: Any, state: State) -> None:
     mesh._dim_group_names = [NO_GROUP] * (0 if ranks is None else ranks.ndim)
     mesh._ckptools_rank = rank
     mesh._ckptools_world_size = _world_size(state, ranks)
+    mesh._ckptools_names_root = "_layout" in state
 
 
 def mesh_ranks(state: State) -> Any:

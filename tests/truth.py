@@ -63,6 +63,7 @@ WHOLE = (
     Known("torch2.2.2-fsdp1-dtensor-w3", "rank0.pt", "", 3, 5),
     Known("torch2.4.1-fsdp2-w3", "rank1.pt", "", 3, 5),
     Known("torch2.6.0-fsdp1-hsdp2x2-w4", "rank0.pt", "", 4, 5),
+    Known("torch2.6.0-fsdp2-tp2x2-w4", "rank2.pt", "", 4, 5),
     # Buffers that the model does not save.
     Known("verl-fsdp1-orig", VERL, "", 4, 3, ("buffer/",)),
     Known("verl-fsdp2-bf16", VERL, "", 4, 3),

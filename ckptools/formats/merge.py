@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ckptools.agreement import odd_ranks
-from ckptools.model import KeyPath, Problem, Shard, Tensor, fqn_of
+from ckptools.model import KeyPath, Problem, Shard, Tensor, fqn_of, in_rank_order
 from ckptools.regions import Box
 from ckptools.values import Device, Global, NumpyArray, NumpyDtype, NumpyScalar, Opaque, Size, TorchName
 
@@ -77,7 +77,7 @@ class Merge:
         if any(difference(first, other) for _, other in ranked):
             self.problems.append(_disagreement(ranked, path))
             return first
-        return replace(first, shards=tuple(_joined([(r, v) for r, v in ranked])), home=None)
+        return replace(first, shards=in_rank_order(_joined([(r, v) for r, v in ranked])), home=None)
 
 
 _NAMES = (Global, TorchName, Device)
@@ -162,7 +162,7 @@ def _joined(ranked: Sequence[tuple[int, Tensor]]) -> Iterable[Shard]:
                 found.setdefault(shard.box, []).append(Shard(shard.box, rank, shard.source))
     listed = {s.box: s for s in ranked[0][1].shards if s.source is None and s.box.numel}
     yield from (s for box, s in listed.items() if box not in found)
-    yield from (s for _, shards in sorted(found.items(), key=lambda i: i[0].offsets) for s in shards)
+    yield from (s for shards in found.values() for s in shards)
 
 
 def same_records(shards: Iterable[Shard]) -> bool:

@@ -147,11 +147,14 @@ class _Opening:
         return merged[""] if list(merged) == [""] else merged
 
     def _world_size(self) -> Fact:
-        claimed = sorted({w for s in self.saved.values() for _, w in s.claims})
+        at_least = {w for s in self.saved.values() if s.at_least for _, w in s.claims}
+        claimed = sorted({w for s in self.saved.values() if not s.at_least for _, w in s.claims})
         named = self.name.world_size
         found = len({self.ranks[n.path] for n in self.group})
         if len(claimed) > 1:
             self.problems.append(Problem("CK103", "error", f"sharded tensors speak of world sizes {claimed}"))
+        if at_least and max(at_least) > max(claimed, default=0):
+            return self._world_of_slices(max(at_least), named, found)
         if claimed:
             agrees = named in (None, claimed[-1]) and len(claimed) == 1
             if named not in (None, claimed[-1]):
@@ -164,6 +167,12 @@ class _Opening:
         if stated is not None and found > 1:
             return Fact(stated, ("metadata",))
         return Fact(found, ("files found",))
+
+    def _world_of_slices(self, at_least: int, named: int | None, found: int) -> Fact:
+        """The world where files tell of slices of its mesh only: what is named, or else what is here."""
+        if named is not None and named >= at_least:
+            return Fact(named, ("file name",))
+        return Fact(found, ("files found",)) if found >= at_least else Fact(at_least, ("at least, by its layout",))
 
     def _files(self, world: int) -> Iterable[RankFile]:
         parts = dict.fromkeys(n.part for n in self.group)

@@ -16,12 +16,13 @@ on files of torch 2.2.2, 2.4.1, 2.6.0 and 2.13.0, and with torch's own full tens
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from ckptools.model import Shard, Source, Tensor
+from ckptools.model import Shard, Source, Tensor, in_rank_order
 from ckptools.pickles.sharded import attributes
 from ckptools.pickles.told import told
 from ckptools.regions import Ints, Run, chunk_runs, contiguous_strides, grid_boxes, strided_chunk_runs
@@ -49,14 +50,18 @@ class Mesh:
         coordinate: this rank's place in it; None on a rank that is not in the mesh.
         rank: this rank, when the file tells.
         ranks: rank of every coordinate in row-major order; None when the file does not tell.
-        world_size: ranks of the root mesh.
+        world_size: ranks of the world; None when the file does not tell.
+        at_least: ranks that the world has at least.
+        names_root: whether a slice would name the mesh that it was cut from; older ones do not.
     """
 
     sizes: Ints
     coordinate: Ints | None
     rank: int | None
     ranks: Ints | None
-    world_size: int
+    world_size: int | None
+    at_least: int
+    names_root: bool
 
 
 @dataclass(frozen=True)
@@ -98,8 +103,16 @@ def describe(m: Machine, shape: Ints, dtype: str, state: Any) -> Tensor:
     placements = tuple(_placement(p, len(shape)) for p in (listed if isinstance(listed, (list, tuple)) else ())[:99])
     if len(placements) != len(mesh.sizes):
         raise ValueError(f"a DTensor with {len(placements)} placements on a mesh of {len(mesh.sizes)} dimensions")
-    m.claims.add((mesh.rank, mesh.world_size))
+    note_mesh(mesh, m.claims, m.meshes)
     return _placed(m, shape, dtype, local, mesh, placements)
+
+
+def note_mesh(mesh: Mesh, claims: set[Claim], meshes: set[Mesh]) -> None:
+    """Note what a mesh says of the world: as a claim where it names its root, else among the meshes that may not."""
+    if mesh.names_root and mesh.world_size is not None:
+        claims.add((mesh.rank, mesh.world_size))
+    else:
+        meshes.add(mesh)
 
 
 def _placed(
@@ -115,7 +128,9 @@ def _placed(
         raise ValueError(f"a DTensor scattered over {told(scatter)} runs")
     own = _own_shards(shape, dtype, local, mesh, placements)
     others = _other_shards(m, shape, mesh, placements, scatter)
-    return Tensor(shape, dtype, (*own, *others), "dtensor", names, mesh.sizes, world_size=mesh.world_size)
+    return Tensor(
+        shape, dtype, in_rank_order((*own, *others)), "dtensor", names, mesh.sizes, world_size=mesh.world_size
+    )
 
 
 def _own_shards(shape: Ints, dtype: str, local: Tensor, mesh: Mesh, placements: tuple[Placement, ...]) -> list[Shard]:
@@ -198,12 +213,42 @@ def _mesh(value: Any) -> Mesh:
         raise ValueError(f"a mesh coordinate {told(place)} outside {told(sizes)}")
     known = _rank_list(fields.get("_flatten_rank_map") or fields.get("_flatten_mesh_list"))
     rank = fields.get("_rank") if type(fields.get("_rank")) is int else None
-    ranks = _ranks(known, sizes, strides, place, rank)
+    ranks, root = _ranks(known, sizes, strides, place, rank), layout is not None
     if rank is None and ranks is not None and place is not None:
         rank = ranks[_flat_index(sizes, place)]
-    # A slice of an older mesh does not name the mesh it was cut from; its ranks are at least in that world.
-    world = max(_world_size(fields, sizes), max(ranks or (0,)) + 1)
-    return Mesh(sizes, place, rank, ranks, world)
+    return Mesh(sizes, place, rank, ranks, *worlds(_world_size(fields, sizes), ranks, root), root)
+
+
+def worlds(outermost: int, ranks: Ints | None, names_root: bool) -> tuple[int | None, int]:
+    """Ranks of the world, and ranks that it has at least.
+
+    Args:
+        outermost: ranks of the outermost mesh that is known.
+        ranks: of the mesh itself; None when the file does not tell.
+        names_root: whether a slice would name the mesh that it was cut from. Older ones do not, and then the largest
+            rank of a slice is no world size.
+    """
+    at_least = max(outermost, max(ranks or (0,)) + 1)
+    whole = names_root or ranks is None or sorted(ranks) == list(range(at_least))
+    return at_least if whole else None, at_least
+
+
+Claim = tuple[int | None, int]
+"""Rank, which may be None, and world size."""
+
+
+def claims_of(told: Iterable[Claim], meshes: Iterable[Mesh]) -> tuple[frozenset[Claim], bool]:
+    """What a file claims, and whether its world sizes are only what the world has at least.
+
+    Args:
+        told: what ShardedTensors say, and meshes that name the one that they were cut from.
+        meshes: the others. Several in one file may be slices of one world: the one with the most ranks speaks for all.
+    """
+    listed, sure = list(meshes), max((world for _, world in told), default=0)
+    most = max((mesh.at_least for mesh in listed), default=0)
+    known = max((mesh.world_size or 0 for mesh in listed), default=0)
+    world = max(most, sure)
+    return frozenset(told) | {(mesh.rank, world) for mesh in listed}, world > max(known, sure)
 
 
 def _ranks(known: Ints | None, sizes: Ints, strides: Ints | None, place: Ints | None, rank: int | None) -> Ints | None:

@@ -32,6 +32,7 @@ from ckptools.pickles.budgets import (
     PickleError,
 )
 from ckptools.pickles.chunk_runs import ChunkReader, IndexRecord
+from ckptools.pickles.dtensor import Mesh
 from ckptools.pickles.opcodes import DISPATCH, Stop
 from ckptools.pickles.rebuild import Storage, call
 from ckptools.pickles.shard_runs import Placement, RunReader, ShardRecord, UnusualError
@@ -54,6 +55,7 @@ class Machine:
         next_number: one more than the highest number given; picklers count upwards.
         storages: every storage that it mentions, by key.
         claims: `(rank, world size)` that sharded tensors in it say they were saved with; the rank may be None.
+        meshes: device meshes that may be slices of larger ones.
         layouts: what DTensors of one layout have in common.
         runs: reads what repeats itself: the shard lists of ShardedTensors, or the entries of DCP metadata.
         work: how many more elements calls may go through: a call may name a big list again and again.
@@ -82,6 +84,7 @@ class Machine:
         self.globals: dict[tuple[str, str], Global] = {}
         self.storages: dict[str, Storage] = {}
         self.claims: set[tuple[int | None, int]] = set()
+        self.meshes: set[Mesh] = set()
         self.layouts: dict[Any, Any] = {}
         self.runs: RunReader | ChunkReader = self.reader(self, fast)
         self.work = FREE_WORK + WORK_PER_BYTE * len(self.data)

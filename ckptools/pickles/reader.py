@@ -16,6 +16,7 @@ from ckptools.pickles import container
 from ckptools.pickles.budgets import PickleError
 from ckptools.pickles.container import Container
 from ckptools.pickles.contents import COMPRESSIONS, content_of, head_of
+from ckptools.pickles.dtensor import claims_of
 from ckptools.pickles.machine import Locate, Machine
 from ckptools.pickles.rebuild import Storage
 from ckptools.pickles.told import told
@@ -44,6 +45,7 @@ class Saved:
         modified: file time, seconds since 1970.
         bytes_read: how much of it was read.
         form: what it is beside a zip archive, in words: `gzip`, `tar`, `pickle stream`; "" for nothing else.
+        at_least: whether the world sizes in `claims` are only what the world has at least, by a slice of its mesh.
     """
 
     path: Path
@@ -54,6 +56,7 @@ class Saved:
     modified: float
     bytes_read: int
     form: str = ""
+    at_least: bool = False
 
 
 def read(path: Path) -> Saved:
@@ -74,7 +77,8 @@ def read(path: Path) -> Saved:
         names = tuple(g.dotted for g in machine.globals.values())
         nread = opened.bytes_read if opened is file else file.bytes_read + opened.bytes_read
         form = ", ".join(filter(None, map(FORMS.get, forms, forms)))
-        return Saved(path, tree, frozenset(machine.claims), names, file.size, file.modified, nread, form)
+        claims, at_least = claims_of(machine.claims, machine.meshes)
+        return Saved(path, tree, claims, names, file.size, file.modified, nread, form, at_least)
 
 
 def glance(path: Path) -> None:

@@ -40,6 +40,14 @@ def test_an_empty_folder_is_unknown_and_told_in_one_line(tmp_path):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("every", [False, True], ids=["one rank", "all ranks"])
+@pytest.mark.parametrize("known", EVERY, ids=ids)
+def test_the_shards_of_a_tensor_are_in_rank_order(known, every):
+    for _, tensor in tensors_in(known.open(all_ranks=every).tree):
+        ranks = [-1 if s.rank is None else s.rank for s in tensor.shards]
+        assert ranks == sorted(ranks)
+
+
 @pytest.mark.parametrize("known", EVERY, ids=ids)
 def test_the_first_format_that_detects_it_reads_it(known):
     first = next(f for f in FORMATS if f.detect(known.file))

@@ -61,7 +61,7 @@ def test_shards_that_nobody_has_stay_listed():
     mine = Source("rank0", 0, "float32", (1,), (1,), "data/0", (0, 4))
     first = Tensor((2,), "float32", (Shard(whole[0].box, 0, mine), whole[1]), "sharded_tensor")
     tree, _ = merged({"w": first})
-    assert [(s.rank, s.source is None) for s in tree["w"].shards] == [(1, True), (0, False)]
+    assert [(s.rank, s.source is None) for s in tree["w"].shards] == [(0, False), (1, True)]
 
 
 EQUAL = [

@@ -250,6 +250,35 @@ def test_a_hand_made_dtensor_is_read(tmp_path):
     assert [(s.box.offsets, s.box.sizes, s.rank) for s in found.shards] == [((0,), (2,), 0), ((2,), (2,), 1)]
 
 
+OLD = {"mesh": tensor((2,), of=storage("1", kind="IntStorage")), "_coordinate_on_dim": ints(1)}
+"""A mesh as torch wrote it up to 2.8."""
+
+
+@pytest.mark.parametrize(
+    ("ranks", "world", "at_least"), [((0, 1), 2, False), ((0, 2), 3, True), ((5, 1), 6, True), ((1, 0), 2, False)]
+)
+def test_the_largest_rank_of_an_older_slice_is_no_world_size(tmp_path, ranks, world, at_least):
+    mesh = thing("DeviceMesh", **OLD, _flatten_mesh_list=ints(*ranks))
+    saved = reader.read(with_pickle(tmp_path / "d.pt", made(mesh=mesh), bytes(16), bytes(16)))
+    assert (saved.claims, saved.at_least) == ({(ranks[1], world)}, at_least)
+    assert saved.tree.world_size == (None if at_least else world)
+
+
+@pytest.mark.parametrize("slices", [((2, 0), (1, 3)), ((1, 0), (2, 3))], ids=str)
+def test_rank_files_of_slices_alone_do_not_contradict_each_other(tmp_path, slices):
+    for rank, ranks in zip((0, 3), slices, strict=True):
+        mesh = thing("DeviceMesh", **OLD, _flatten_mesh_list=ints(*ranks))
+        with_pickle(tmp_path / f"rank{rank}.pt", made(mesh=mesh), bytes(16), bytes(16))
+    ck = ckptools.open(tmp_path, all_ranks=True)
+    assert (ck.world_size.value, [p.code for p in ck.problems]) == (4, ["CK001", "CK001"])
+
+
+def test_a_slice_that_reaches_beyond_what_is_here_tells_what_the_world_has_at_least(tmp_path):
+    mesh = thing("DeviceMesh", **OLD, _flatten_mesh_list=ints(0, 6))
+    world = ckptools.open(with_pickle(tmp_path / "rank6.pt", made(mesh=mesh), bytes(16), bytes(16))).world_size
+    assert (world.value, world.sources) == (7, ("at least, by its layout",))
+
+
 def test_an_unknown_placement_is_named_and_its_text_stays_on_one_line(tmp_path):
     strange = made(placements=thing("Spiral\x1b[2J"))
     found = reader.read(with_pickle(tmp_path / "d.pt", strange, bytes(16))).tree

@@ -17,7 +17,7 @@ from ckptools.errors import ReadError
 from ckptools.formats.dcp.files import FileHere
 from ckptools.formats.dcp.items import Items, in_safetensors
 from ckptools.formats.dcp.metadata import Described, Metadata, Stored
-from ckptools.model import Item, Problem, Shard, Tensor, TensorKind
+from ckptools.model import Item, Problem, Shard, Tensor, TensorKind, in_rank_order
 from ckptools.pickles.tensors import WHY_NOT
 from ckptools.pickles.told import told
 from ckptools.regions import Box, TangledLayoutError, cover
@@ -156,10 +156,8 @@ def _tensor(fqn: str, found: _Found) -> Any:
     kind: TensorKind = "chunks" if len(described.boxes) > 1 else "plain"
     if described.dtype in QUANTIZED or described.layout != "strided":
         kind = "quantized" if described.dtype in QUANTIZED else "sparse"
-    shards = sorted(found.shards, key=lambda s: (s.box.offsets, -1 if s.rank is None else s.rank))
-    return Tensor(
-        described.shape, described.dtype, tuple(shards), kind, requires_grad=described.requires_grad, note=note
-    )
+    shards, grad = in_rank_order(found.shards), described.requires_grad
+    return Tensor(described.shape, described.dtype, shards, kind, requires_grad=grad, note=note)
 
 
 def _problems(found: Mapping[str, _Found]) -> Iterator[Problem]:
