@@ -15,6 +15,9 @@ from threading import Lock
 
 from ckptools.errors import ReadError, UnsafePathError
 
+NO_ACCESS = "cannot be read: "
+"""How a message begins, behind the file, when the system did not let us read; nothing is known of the content then."""
+
 # O_NONBLOCK: opening a FIFO must not wait for a writer.
 _FLAGS = os.O_RDONLY | os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0)
 
@@ -192,7 +195,7 @@ class OpenFiles:
 
 def _why(error: OSError) -> str:
     why = (error.strerror or type(error).__name__).lower()
-    return why if isinstance(error, FileNotFoundError) else f"cannot be read: {why}"
+    return why if isinstance(error, FileNotFoundError) else NO_ACCESS + why
 
 
 @contextmanager

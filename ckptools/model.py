@@ -262,6 +262,7 @@ PROBLEM_CODES: dict[str, str] = {
     "CK012": "kept as the framework has it",
     "CK013": "file beside it that is not read",
     "CK014": "differs from the manifest",
+    "CK015": "file that may not be read, or whose disk fails",
     "CK101": "gap in a tensor",
     "CK102": "overlap in a tensor",
     "CK103": "world sizes disagree",

@@ -70,7 +70,7 @@ def test_problems_come_first_and_are_open():
 def test_a_large_checkpoint_is_cut_and_says_so():
     html = checkpoint_html(checkpoint({"model": {f"w{n}": plain(2, record=str(n)) for n in range(1000)}}))
     assert html.count("<tr>") <= MAX_ROWS + 5 and len(html) < MAX_LENGTH
-    assert re.search(r"\d+ rows left out; ckptools inspect shows all of them", html)
+    assert re.search(r"\d+ rows left out; all of them: ckptools inspect \S+model.pt --section model<", html)
 
 
 def test_long_names_do_not_make_it_long():

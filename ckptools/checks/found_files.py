@@ -11,7 +11,7 @@ from ckptools.files import reading
 from ckptools.model import Problem
 from ckptools.views.words import plural, size
 
-PRESENCE = ("CK001", "CK002", "CK005", "CK009", "CK010", "CK011", "CK013", "CK107")
+PRESENCE = ("CK001", "CK002", "CK005", "CK009", "CK010", "CK011", "CK013", "CK015", "CK107")
 ONE_SAVE = ("CK003", "CK006")
 
 FAR_APART = 3600.0

@@ -1,6 +1,7 @@
 """The command line: one thin file per command, one place where errors become a line and an exit code.
 
-Exit codes: 0 done; 1 problems found; 2 usage; 3 unreadable; 4 refused; 70 a bug of ours; 130 interrupted.
+Exit codes: 0 done; 1 problems found; 2 usage; 3 unreadable; 4 refused; 70 a bug of ours; 130 interrupted. A reader that
+closes the pipe early does not change them.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from ckptools.cli.consolidate import consolidate
 from ckptools.cli.create import create
 from ckptools.cli.formats import formats
 from ckptools.cli.inspect import inspect
+from ckptools.cli.printing import discard_stdout
 from ckptools.cli.shell import shell
 from ckptools.cli.verify import verify
 from ckptools.errors import CkptoolsError
@@ -86,8 +88,8 @@ def one_line_errors(function: Callable[..., None]) -> Callable[..., None]:
             say("interrupted; nothing was left behind")
             raise typer.Exit(INTERRUPTED_EXIT) from None
         except BrokenPipeError:
-            # `ckptools inspect … | head` is no failure; keep Python from complaining while it shuts down.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            # Only what the user's code prints in a shell comes here; ending it is what its reader wanted.
+            discard_stdout()
             raise typer.Exit(0) from None
         except OSError as error:
             # What a format or writer meets is a CkptoolsError by now; this is the output of the command itself.

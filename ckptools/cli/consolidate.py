@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ckptools.cli.inspect import CheckpointPath, RulesFile, ShapesFrom, Weights, WhichWeights
+from ckptools.cli.printing import show
 
 if TYPE_CHECKING:
     from ckptools.consolidate import Consolidated
@@ -125,9 +126,9 @@ def _tell(done: Consolidated, dry_run: bool, copies: bool) -> None:
     from ckptools.views import written
 
     for row in written.summary(done, dry_run):
-        typer.echo(row)
+        show(row)
     if dry_run and copies:
         for row in written.copies(done):
-            typer.echo(row)
+            show(row)
     for row in written.remarks(done):
         say(row)

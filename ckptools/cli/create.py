@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ckptools.cli.printing import show
+
 if TYPE_CHECKING:
     from ckptools.training import Created
 
@@ -78,7 +80,7 @@ def _tell(created: Created) -> None:
     """Say what was saved and, on stderr, what to do with it."""
     names = [path.name for path in created.files]
     saved = ", ".join(f"{created.out}/{kind}" for kind in fold(names))
-    typer.echo(f"saved {saved} ({created.nbytes / 2**20:.1f} MiB)")
+    show(f"saved {saved} ({created.nbytes / 2**20:.1f} MiB)")
     typer.echo(f"try: ckptools inspect {created.first}", err=True)
 
 

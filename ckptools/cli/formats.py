@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from ckptools.cli.printing import show
+
 
 def formats(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object for other programs.")] = False,
@@ -16,4 +18,4 @@ def formats(
     """
     from ckptools.views.known_formats import known_formats_json, known_formats_text
 
-    typer.echo(known_formats_json() if json else known_formats_text())
+    show(known_formats_json() if json else known_formats_text())

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ckptools.cli.printing import show
 from ckptools.views.tables import Screen
 from ckptools.views.words import encodable
 
@@ -145,7 +146,7 @@ def show_json(report: Report, details: Sequence[Detail]) -> None:
     """Print one JSON object."""
     from ckptools.views.json import report_json
 
-    typer.echo(report_json(report, details))
+    show(report_json(report, details))
 
 
 def show_text(report: Report, details: Sequence[Detail]) -> None:
@@ -158,7 +159,7 @@ def show_text(report: Report, details: Sequence[Detail]) -> None:
         shown = detail_text(report, details, screen())
     else:
         shown = text.report_text(report, screen())
-    typer.echo(encodable(shown, sys.stdout.encoding))
+    show(encodable(shown, sys.stdout.encoding))
     typer.echo(encodable(f"\n{text.read_line(report)}\n{text.next_line(report)}", sys.stderr.encoding), err=True)
 
 

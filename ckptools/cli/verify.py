@@ -18,6 +18,7 @@ from ckptools.cli.inspect import (
     Weights,
     WhichWeights,
 )
+from ckptools.cli.printing import show
 
 
 def verify(
@@ -60,6 +61,6 @@ def verify(
             checkpoint, deep=deep, values=values, manifest=manifest, ignore=ignore or (), jobs=jobs, progress=line
         )
     shown = verification_json(found) if json else verification_text(found, screen())
-    typer.echo(encodable(shown, sys.stdout.encoding))
+    show(encodable(shown, sys.stdout.encoding))
     if not found.ok:
         raise typer.Exit(1)

@@ -34,7 +34,7 @@ LOST = "CK005"
 ABSENT = ("CK011", "CK107")
 """Problems that tell of parts without leaving a gap in any tensor; `--allow-missing` goes on without them."""
 
-FILES = ("CK001", "CK002")
+FILES = ("CK001", "CK002", "CK015")
 """Files that are missing or damaged."""
 
 

@@ -26,6 +26,7 @@ from typing import Any, Literal
 from ckptools.errors import ReadError
 from ckptools.files import check_stays_inside, reading
 from ckptools.formats.json_file import read_json
+from ckptools.formats.on_disk import fault
 from ckptools.formats.options import Options
 from ckptools.model import Fact, Problem, RankFile
 
@@ -79,7 +80,7 @@ class Beside:
             tree = self._tree(path, options)
         except ReadError as error:
             why = str(error).removeprefix(f"{path}: ")
-            self.problems.append(Problem("CK002", "error", f"{path.name} {why}", companion.rank, companion.key))
+            self.problems.append(Problem(fault(why), "error", f"{path.name} {why}", companion.rank, companion.key))
             self._add(companion, "cut" if "cut short" in why or "is empty" in why else "bad")
             return None
         self._add(companion, "read")

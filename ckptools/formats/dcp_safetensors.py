@@ -29,6 +29,7 @@ from ckptools.errors import CkptoolsError, ReadError, UsageError
 from ckptools.files import File, check_stays_inside, reading
 from ckptools.formats import shapes
 from ckptools.formats.json_file import JsonError, parse_json
+from ckptools.formats.on_disk import fault
 from ckptools.formats.options import Options
 from ckptools.formats.safetensors_header import Header, read_header, source_of
 from ckptools.model import Fact, Problem, RankFile, Shard, Tensor, worst_first
@@ -155,7 +156,7 @@ class _Opening:
             if named.path == self.path:
                 raise
             why = str(error).removeprefix(f"{named.path}: ")
-            self.problems.append(Problem("CK002", "error", f"{named.path.name} {why}", named.rank))
+            self.problems.append(Problem(fault(why), "error", f"{named.path.name} {why}", named.rank))
             self.files.append(_file(named, part, "cut" if "cut short" in why else "bad"))
             return
         self.bytes_read += header.size

@@ -18,6 +18,7 @@ from ckptools.formats.beside import Beside
 from ckptools.formats.dcp.files import METADATA
 from ckptools.formats.dcp.folder import Folder, read_folder
 from ckptools.formats.json_file import read_json
+from ckptools.formats.on_disk import fault
 from ckptools.formats.options import Options
 from ckptools.model import Fact, KeyPath, Problem, RankFile, worst_first
 from ckptools.pickles.container import MAX_PICKLE
@@ -145,7 +146,7 @@ class Parts:
             found = self._read(path)
         except ReadError as error:
             why = str(error).removeprefix(f"{path}: ")
-            self.problems.append(Problem("CK002", "error", f"{path.name} {why}", None, key))
+            self.problems.append(Problem(fault(why), "error", f"{path.name} {why}", None, key))
             self.files.append(RankFile(path, None, key, "bad", status.st_size, status.st_mtime))
             return
         self.tree[key] = found

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ckptools.agreement import named, odd_ranks
 from ckptools.formats.merge import same_records
+from ckptools.formats.on_disk import fault
 from ckptools.model import KeyPath, Problem, RankFile, Severity, Tensor, fqn_of, tensors_in
 from ckptools.sections import Section, is_gathered
 from ckptools.steps import COUNTERS
@@ -34,7 +35,8 @@ def _of_file(file: RankFile, why: Mapping[Path, str], world: int, sharded: bool,
         severity: Severity = "error" if sharded or file.part else "warning"
         yield Problem("CK001", severity, f"no file {name}", file.rank)
     elif file.status in ("cut", "bad"):
-        yield Problem("CK002", "error", f"{name} {why[file.path].removeprefix(f'{file.path}: ')}", file.rank)
+        text = f"{name} {why[file.path].removeprefix(f'{file.path}: ')}"
+        yield Problem(fault(text), "error", text, file.rank)
     elif file.rank is not None and file.rank >= world and sharded:
         yield Problem("CK009", "error", f"{name} is rank {file.rank} of a world of {world}", file.rank)
     elif not file.part and file.nbytes < usual * ODD_SIZE:

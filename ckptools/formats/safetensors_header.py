@@ -205,7 +205,12 @@ def _fields(name: str, entry: Any) -> tuple[str, list[int], int, int]:
 
 
 def _sizes(value: Any) -> bool:
-    return isinstance(value, list) and set(map(type, value)) <= {int} and min(value, default=0) >= 0
+    """Whether it is a list of what the library takes for a u64, each by itself: beside a zero no product shows it."""
+    return isinstance(value, list) and set(map(type, value)) <= {int} and _between(value)
+
+
+def _between(sizes: list[int]) -> bool:
+    return not sizes or (min(sizes) >= 0 and max(sizes) <= MAX_U64)
 
 
 Spelled = tuple[str, str, list[int], int, int]

@@ -36,6 +36,10 @@ _KNOWN: tuple[tuple[bytes, str], ...] = (
     (b"PAR1", "a Parquet table, not a checkpoint"),
     (b"\x7fELF", "a program or library, not a checkpoint"),
     (b"%PDF", "a PDF, not a checkpoint"),
+    (b"\x89PNG\r\n\x1a\n", "a picture (PNG), not a checkpoint"),
+    (b"\xff\xd8\xff", "a picture (JPEG), not a checkpoint"),
+    (b"GIF8", "a picture (GIF), not a checkpoint"),
+    (b"SQLite format 3\0", "an SQLite database, not a checkpoint"),
     (b"7z\xbc\xaf\x27\x1c", "a 7z archive: unpack it first"),
     (b"Rar!", "a RAR archive: unpack it first"),
 )

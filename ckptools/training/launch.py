@@ -44,7 +44,8 @@ def create(options: CreateOptions, verbose: bool = False) -> Created:
     """
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         return _be_a_rank(options, verbose)
-    options = dataclasses.replace(options, world_size=options.world_size or DEFAULT_WORLD_SIZE)
+    if options.world_size is None:
+        options = dataclasses.replace(options, world_size=DEFAULT_WORLD_SIZE)
     _check(options)
     run_id = uuid.uuid4().hex
     with output.growing(options.out, run_id) as partial:

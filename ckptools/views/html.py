@@ -5,7 +5,8 @@ Every text is made printable and then escaped here, also our own. Nothing is rea
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -44,12 +45,15 @@ class _Page:
         blocks: pieces of HTML.
         rows: rows that still fit.
         left_out: rows that did not.
+        rest: how to see them, by the title of the table that lost some first.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, rest: Callable[[str], str]) -> None:
         self.blocks = [STYLE]
         self.rows = MAX_ROWS
         self.left_out = 0
+        self.rest = rest
+        self._cut = ""
 
     def line(self, text: str, bad: bool = False) -> None:
         """One line of text."""
@@ -67,7 +71,9 @@ class _Page:
                 break
             kept.append(f"<tr>{cells}</tr>")
         self.rows -= len(kept)
-        self.left_out += (len(rows) if total is None else total) - len(kept)
+        lost = (len(rows) if total is None else total) - len(kept)
+        self._cut = self._cut or (title if lost else "")
+        self.left_out += lost
         head = "".join(f"<th>{safe(header)}</th>" for header in headers)
         body = f"<table><tr>{head}</tr>{''.join(kept)}</table>" if kept else ""
         self.blocks.append(f"<details{' open' if opened else ''}><summary>{safe(title)}</summary>{body}</details>")
@@ -75,7 +81,7 @@ class _Page:
     def html(self) -> str:
         """Everything, with a line about what was left out."""
         if self.left_out:
-            self.line(f"{plural(self.left_out, 'row')} left out; ckptools inspect shows all of them")
+            self.line(f"{plural(self.left_out, 'row')} left out; all of them: {self.rest(self._cut)}")
         return f'<div class="ckpt">{"".join(self.blocks)}</div>'
 
 
@@ -89,7 +95,8 @@ def checkpoint_html(ck: Checkpoint) -> str:
     from ckptools.views import text
 
     report = inspect_report(ck)
-    page = _Page()
+    models = {section.name for section in ck.of_kind("model")}
+    page = _Page(lambda title: _command(report, title if title in models else ""))
     page.line(words.checkpoint_line(ck))
     for line in text.headline(report):
         page.line(line, bad=not report.whole)
@@ -103,6 +110,12 @@ def checkpoint_html(ck: Checkpoint) -> str:
         total = next(s.size.tensors for s in report.sections if s.path == section.path)
         page.table(section.name, ("tensor", "shape", "dtype", "size", "placement"), rows, total)
     return page.html()
+
+
+def _command(report: Report, section: str) -> str:
+    """What shows every row, of a section in full or of the tables that `inspect` prints."""
+    more = f" --section {shlex.quote(section)}" if section else ""
+    return f"ckptools inspect {shlex.quote(str(report.path))}{more}"
 
 
 def _problems(page: _Page, report: Report) -> None:
@@ -135,7 +148,7 @@ def _tensor_cells(row: Any) -> tuple[str, ...]:
 
 def values_html(values: Mapping[Any, Any]) -> str:
     """A part of the tree: its keys, and of each value its shape or its words."""
-    page = _Page()
+    page = _Page(lambda _: "dict(...) of this")
     rows = [_value_cells(key, value) for key, value in _some(values)]
     page.table(f"{len(values)} entries", ("key", "value", "dtype", "size"), rows, len(values), opened=True)
     return page.html()

@@ -71,7 +71,8 @@ def verdict(problems: Sequence[Problem]) -> str:
     errors = [p for p in problems if p.severity == "error"]
     told = _counted("missing", [p for p in errors if p.code == "CK001"])
     told += _counted("cut short or damaged", [p for p in errors if p.code == "CK002"])
-    others = sum(p.code not in ("CK001", "CK002") for p in errors)
+    told += _counted("not readable", [p for p in errors if p.code == "CK015"])
+    others = sum(p.code not in ("CK001", "CK002", "CK015") for p in errors)
     told += [plural(others, "other error" if told else "error")] if others else []
     return ", ".join(told)
 

@@ -49,7 +49,12 @@ def test_a_file_that_may_not_be_read_is_one_line(ranks, tmp_path, command):
 def test_a_rank_that_may_not_be_read_is_named(ranks, command):
     done = ckptools(command, ranks / "rank0.pt")
     assert done.returncode == 1
-    assert "CK002  rank 1  rank1.pt cannot be read: permission denied" in done.stdout
+    assert "CK015  rank 1  rank1.pt cannot be read: permission denied" in done.stdout
+
+
+def test_permission_is_not_told_as_damage(ranks):
+    done = ckptools("inspect", ranks)
+    assert "NOT WHOLE: 1 rank not readable\n" in done.stdout and "cut" not in done.stdout and "CK002" not in done.stdout
 
 
 def test_consolidation_refuses_what_it_may_not_read(ranks, tmp_path):

@@ -514,6 +514,8 @@ KNOWN = {
     "plain Python pickle": b"\x80\x04\x95\x05\0\0\0\0\0\0\0}\x94.",
     "msgpack": b"\x82\xa6params\x81\xa1w\xc7\x10\x01",
     ".npz": npz(),
+    "PNG": b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + bytes(range(40)),
+    "JPEG": b"\xff\xd8\xff\xe0\0\x10JFIF" + bytes(range(40)),
 }
 
 

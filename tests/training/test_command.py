@@ -48,6 +48,7 @@ def test_nothing_but_the_checkpoint_is_in_the_folder(fsdp1: Command, torchrun: C
         (("--strategy", "fsdp2", "--layout", "snapshot"), "choose from composer, verl, dcp"),
         (("--strategy", "fsdp3"), "--strategy fsdp3 is not known; choose from ddp, fsdp1, fsdp2"),
         (("--width", "7"), "--width 7 does not divide by --heads 5"),
+        (("--world-size", "0"), "--world-size is 0, must be at least 1"),
     ],
 )
 def test_what_does_not_fit_together_is_one_line(arguments: tuple[str, ...], says: str, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from ckptools.errors import ReadError
 from ckptools.files import check_stays_inside
 from ckptools.formats.dcp.files import dcp_folder_of
 from ckptools.formats.dcp.folder import Folder, read_folder
-from ckptools.formats.on_disk import was_read
+from ckptools.formats.on_disk import fault, was_read
 from ckptools.formats.options import Options
 from ckptools.model import Fact, Problem, worst_first
 from ckptools.pickles.reader import Saved
@@ -87,7 +87,7 @@ def _with_companion(found: Folder, options: Options) -> tuple[dict[str, Any], Sa
     try:
         saved = options.read_file(path)
     except ReadError as error:
-        return found.tree, None, [Problem("CK002", "error", str(error).removeprefix(f"{found.path}/"))]
+        return found.tree, None, [Problem(fault(str(error)), "error", str(error).removeprefix(f"{found.path}/"))]
     if not isinstance(saved.tree, dict):
         return found.tree, saved, [Problem("CK007", "warning", f"{COMPANION} holds a {type(saved.tree).__name__}")]
     both = [k for k in saved.tree if k in found.tree]

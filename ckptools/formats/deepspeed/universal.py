@@ -26,6 +26,7 @@ from ckptools.formats.deepspeed.layout import MAX_WORLD
 from ckptools.formats.deepspeed.names import StateName, names_in
 from ckptools.formats.deepspeed.states import FLAT, LAYOUT, ModelStates, OptimStates, Shapes, stage_of
 from ckptools.formats.deepspeed.tensors import frozen_parameters, names_by_param_group
+from ckptools.formats.on_disk import fault
 from ckptools.formats.options import Options
 from ckptools.model import Fact, Problem, RankFile, Shard, Tensor, tensors_in, worst_first
 from ckptools.regions import Box, Ints
@@ -139,7 +140,7 @@ class _Opening:
                 yield Problem("CK001", "error", f"no file {name}", None, f"model.{name.parent.name}")
             elif file.status in ("cut", "bad"):
                 why = self.files.why[file.path].removeprefix(f"{file.path}: ")
-                yield Problem("CK002", "error", f"{name} {why}")
+                yield Problem(fault(why), "error", f"{name} {why}")
 
     def _tree(self) -> dict[Any, Any]:
         common = self._common()

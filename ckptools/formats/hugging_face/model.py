@@ -12,6 +12,7 @@ from ckptools.files import check_stays_inside, reading
 from ckptools.formats.hugging_face.files import Weights, absent, few
 from ckptools.formats.hugging_face.index import Index, compare, compare_size, read_index
 from ckptools.formats.hugging_face.tensors import Held, read_weights
+from ckptools.formats.on_disk import fault
 from ckptools.formats.options import Options
 from ckptools.model import Problem, RankFile, Tensor
 
@@ -120,7 +121,7 @@ class WeightModel:
             if path == self.asked:
                 raise
             why = str(error).removeprefix(f"{path}: ")
-            self.problems.append(Problem("CK002", "error", f"{path.name} {why}"))
+            self.problems.append(Problem(fault(why), "error", f"{path.name} {why}"))
             self.files.append(_file(path, "", "cut" if "cut short" in why or "is empty" in why else "bad"))
             return error
         self.held.append(held)

@@ -9,6 +9,7 @@ from typing import Any
 from ckptools.formats.megatron.grid import Coordinates, Grid, Member, arguments, setting
 from ckptools.formats.megatron.model import HEADS, INPUT
 from ckptools.formats.megatron.rules import QKV
+from ckptools.formats.on_disk import fault
 from ckptools.formats.options import Options, Weights
 from ckptools.model import Problem, RankFile, Tensor
 
@@ -28,7 +29,8 @@ def of_files(
         if file.status == "missing":
             yield Problem("CK001", "error", f"no file {name}", file.rank)
         elif file.status in ("cut", "bad"):
-            yield Problem("CK002", "error", f"{name} {why[file.path].removeprefix(f'{file.path}: ')}", file.rank)
+            text = f"{name} {why[file.path].removeprefix(f'{file.path}: ')}"
+            yield Problem(fault(text), "error", text, file.rank)
     for at, member in places.items():
         if at.tp >= grid.tp or at.pp >= grid.pp or at.ep >= grid.ep:
             text = f"{member.name} is outside of the grid of {_sizes(grid)} that args tell"

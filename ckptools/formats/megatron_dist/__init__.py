@@ -38,7 +38,7 @@ from ckptools.formats.json_file import read_json
 from ckptools.formats.megatron import run
 from ckptools.formats.megatron.grid import arguments, setting
 from ckptools.formats.megatron_dist.stored import COMMON_KEY, Stored
-from ckptools.formats.on_disk import was_read
+from ckptools.formats.on_disk import fault, was_read
 from ckptools.formats.options import Options
 from ckptools.model import Fact, Problem, tensors_in, worst_first
 from ckptools.pickles.reader import Saved
@@ -146,7 +146,7 @@ def _common(found: Folder, config: Mapping[str, Any], options: Options) -> tuple
     try:
         saved = options.read_file(path)
     except ReadError as error:
-        return None, [Problem("CK002", "error", str(error).removeprefix(f"{found.path}/"), None, WITHOUT)]
+        return None, [Problem(fault(str(error)), "error", str(error).removeprefix(f"{found.path}/"), None, WITHOUT)]
     if isinstance(saved.tree, dict):
         return saved, []
     text = f"{COMMON} holds a {type(saved.tree).__name__}, expected a dict"
