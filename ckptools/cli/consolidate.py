@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,13 +16,17 @@ if TYPE_CHECKING:
 def consolidate(
     path: CheckpointPath,
     out: Annotated[
-        Path,
+        str,
         typer.Option(
-            "--out", "-o", readable=False, help="What to write; .pt, .safetensors or .dcp (a folder) says how."
+            "--out",
+            "-o",
+            metavar="PATH",
+            help="What to write: .pt, .safetensors or .dcp (a folder) says how; DIR/ gets model.safetensors in it.",
         ),
     ],
     format: Annotated[
-        str | None, typer.Option(help="pt, safetensors, or dcp (a folder to resume from); default: by the suffix.")
+        str | None,
+        typer.Option(help="pt, safetensors or dcp, for a name without suffix (a file gets that suffix) or DIR/."),
     ] = None,
     only: Annotated[
         str | None,
@@ -130,5 +133,5 @@ def _tell(done: Consolidated, dry_run: bool, copies: bool) -> None:
     if dry_run and copies:
         for row in written.copies(done):
             show(row)
-    for row in written.remarks(done):
+    for row in written.remarks(done, dry_run):
         say(row)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,6 +37,7 @@ class Consolidated:
         tied: names that share the bytes of an earlier name, with that name.
         notes: what the user should know.
         layout: the plan: every tensor with its place, and every copy.
+        not_asked: sections that were not written because nobody asked for them, with how many tensors each has.
     """
 
     files: tuple[Path, ...]
@@ -49,6 +50,12 @@ class Consolidated:
     tied: dict[str, str]
     notes: tuple[str, ...]
     layout: Layout
+    not_asked: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def load(self) -> str:
+        """The line of Python that loads the output."""
+        return self.layout.load
 
 
 def consolidate(
@@ -75,8 +82,9 @@ def consolidate(
 
     Args:
         checkpoint: an opened checkpoint, or its path.
-        out: the file or folder to write; its suffix (`.dcp` for a folder) says the format.
-        format: `pt`, `safetensors` or `dcp`, where the suffix does not say it.
+        out: the file or folder to write; its suffix (`.dcp` for a folder) says the format. With a `/` at its end, or
+            where it is a folder, `model.safetensors` or `model.pt` in it.
+        format: `pt`, `safetensors` or `dcp`, where no suffix says it; a file gets that suffix.
         only: `model` (the bare state dict), `optimizer`, or `all` (the same tree). Default: `model` for
             `.safetensors`, else `all`.
         dtype: torch dtype for the floating-point tensors of the model, such as `bfloat16`.
@@ -100,15 +108,15 @@ def consolidate(
         ReadError, WriteError: a file cannot be read or written; nothing that looks finished is left.
     """
     from ckptools.consolidate.choose import select
+    from ckptools.consolidate.naming import output_of
     from ckptools.consolidate.output import check_space
     from ckptools.consolidate.publish import Proofs, write
-    from ckptools.consolidate.writers import writer_for
-    from ckptools.consolidate.writers.layout import WriteOptions
+    from ckptools.consolidate.writers.layout import WriteOptions, beside
     from ckptools.files import OpenFiles
 
     started = time.perf_counter()
-    writer = writer_for(Path(out), format)
-    target = _target(Path(out), writer)
+    output = output_of(out, format)
+    writer, target = output.writer, output.path
     options = WriteOptions(_dtype(dtype), max_shard_size, _choice(tied))
     whole = _with_all_ranks(checkpoint)
     with OpenFiles() as files:
@@ -116,20 +124,14 @@ def consolidate(
         selection = select(whole, part, _missing(allow_missing, fill), prefer_rank, files)
         layout = writer.lay_out(selection, target, options)
         texts = _texts(selection, layout, target)
-        proofs = Proofs(check, target.with_name(f"{target.name}.manifest.json") if manifest else None)
-        _check(whole, layout, [*texts, *proofs.paths], force)
-        check_space(target.parent, layout.nbytes)
+        proofs = Proofs(check, beside(target, "manifest.") if manifest else None)
+        _check(whole, layout, [*texts, *proofs.paths], force, output.new_folder)
+        check_space(target.parent if output.new_folder is None else output.new_folder.parent, layout.nbytes)
         if not dry_run:
             planned(sum(job.nbytes for job in layout.jobs) * (2 if check else 1))
-            write(whole, layout, texts, files, proofs, jobs or min(4, os.cpu_count() or 1), progress)
-    return _result(selection, layout, [*texts, *proofs.paths], 0.0 if dry_run else time.perf_counter() - started)
-
-
-def _target(out: Path, writer: Writer) -> Path:
-    """A folder as output means a Hugging Face style `model.safetensors` in it."""
-    if out.name in ("", "..") and writer.NAME != "safetensors":
-        raise UsageError(out, "is no name for an output")
-    return out / "model.safetensors" if out.is_dir() and writer.NAME == "safetensors" else out
+            write(whole, layout, output.new_folder, texts, files, proofs, jobs or min(4, os.cpu_count() or 1), progress)
+    done = _result(selection, layout, [*texts, *proofs.paths], 0.0 if dry_run else time.perf_counter() - started)
+    return done if only else replace(done, not_asked=_not_asked(whole, part))
 
 
 def _usual_part(checkpoint: Checkpoint, writer: Writer) -> str:
@@ -144,15 +146,15 @@ def _usual_part(checkpoint: Checkpoint, writer: Writer) -> str:
     return writer.ONLY
 
 
-def _check(checkpoint: Checkpoint, layout: Layout, texts: Sequence[Path], force: bool) -> None:
-    """Refuse an output that is in the way of something."""
+def _check(checkpoint: Checkpoint, layout: Layout, texts: Sequence[Path], force: bool, new: Path | None) -> None:
+    """Refuse an output that is in the way of something; `new` is the folder that will be made for it."""
     from ckptools.consolidate.output import check_folder, check_place
 
     if layout.folder is not None:
         check_folder(checkpoint, layout.folder, force)
         check_place(checkpoint, texts, force)
     else:
-        check_place(checkpoint, [*(p for p, _ in layout.files), *texts], force)
+        check_place(checkpoint, [*(p for p, _ in layout.files), *texts], force, new)
 
 
 def _dtype(name: str | None) -> str | None:
@@ -190,13 +192,22 @@ def _with_all_ranks(checkpoint: Checkpoint | str | Path) -> Checkpoint:
 
 
 def _texts(selection: Selection, layout: Layout, target: Path) -> dict[Path, str]:
+    from ckptools.consolidate.writers.layout import beside
     from ckptools.consolidate.writers.sidecar import left_out_json
 
     texts = dict(layout.texts)
     if selection.left_out or selection.missing:
         told = left_out_json(selection.left_out, selection.missing, selection.filled)
-        texts[target.with_name(f"{target.name}.left-out.json")] = told
+        texts[beside(target, "left-out.")] = told
     return texts
+
+
+def _not_asked(checkpoint: Checkpoint, part: str) -> dict[str, int]:
+    """The sections that are not of the kind that is written, and how many tensors each has."""
+    from ckptools.model import tensors_in
+
+    others = [s for s in checkpoint.sections if part not in ("all", s.kind)]
+    return {s.name: sum(1 for _ in tensors_in(s.value)) for s in others}
 
 
 def _result(selection: Selection, layout: Layout, texts: Sequence[Path], seconds: float) -> Consolidated:

@@ -6,6 +6,7 @@ temporary is removed. A killed process may leave it behind, but never under the 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
@@ -22,8 +23,10 @@ HEADROOM = 1 << 20
 """Bytes that the disk keeps free beside the output."""
 
 
-def check_place(checkpoint: Checkpoint, paths: Iterable[Path], force: bool) -> None:
+def check_place(checkpoint: Checkpoint, paths: Iterable[Path], force: bool, new: Path | None = None) -> None:
     """Refuse an output that would overwrite something, a source above all, or pass for a rank file.
+
+    `new` is a folder that is made for it.
 
     Raises:
         OutputExistsError: it is in the way of something.
@@ -33,8 +36,9 @@ def check_place(checkpoint: Checkpoint, paths: Iterable[Path], force: bool) -> N
     taken = {p.resolve() for p in sources}
     groups = {(p.parent.resolve(), n.group) for p in sources if (n := parse(p)) is not None}
     for path in paths:
-        if not path.parent.is_dir():
-            raise UsageError(path, f"there is no folder {path.parent}")
+        folder = path.parent if path.parent != new else path.parent.parent
+        if not folder.is_dir():
+            raise UsageError(path, f"there is no folder {folder}")
         if path.resolve() in taken:
             raise OutputExistsError(path, "is a file of the checkpoint itself; choose another name")
         name = parse(path)
@@ -120,8 +124,21 @@ class PartialFiles:
     def __init__(self) -> None:
         self._pairs: list[tuple[Path, Path]] = []
         self._folders: dict[Path, Path] = {}
+        self._made: list[Path] = []
         self._replaced: dict[Path, Path] = {}
         self._descriptors: list[int] = []
+
+    def make_folder(self, path: Path) -> None:
+        """Make the folder that the output files will be in; it goes again if they do not come.
+
+        Raises:
+            WriteError: the disk does not let us.
+        """
+        self._made.append(path)
+        try:
+            path.mkdir()
+        except OSError as error:
+            raise WriteError(path, f"cannot be created: {(error.strerror or '').lower()}") from error
 
     def create_folder(self, path: Path) -> None:
         """Make a folder that will be called `path`; files created in `path` from now on are in it.
@@ -198,7 +215,10 @@ class PartialFiles:
             shutil.rmtree(partial, ignore_errors=True)
         for partial, _ in self._pairs:
             partial.unlink(missing_ok=True)
-        self._pairs, self._folders, self._replaced = [], {}, {}
+        for folder in self._made:
+            with contextlib.suppress(OSError):
+                folder.rmdir()  # only while it is empty
+        self._pairs, self._folders, self._replaced, self._made = [], {}, {}, []
 
     def _close(self) -> None:
         while self._descriptors:

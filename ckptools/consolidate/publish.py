@@ -35,19 +35,22 @@ class Proofs:
 def write(
     checkpoint: Checkpoint,
     layout: Layout,
+    new_folder: Path | None,
     texts: Mapping[Path, str],
     files: OpenFiles,
     proofs: Proofs,
     jobs: int,
     progress: Progress | None,
 ) -> None:
-    """Write a planned output; it appears whole, or not at all.
+    """Write a planned output; it appears whole, or not at all. `new_folder` is made for it.
 
     Raises:
         ReadError: a source cannot be read, is damaged, or changed meanwhile.
         WriteError: the output cannot be written, or is not what was written.
     """
     with PartialFiles() as partial:
+        if new_folder is not None:
+            partial.make_folder(new_folder)
         if layout.folder is not None:
             partial.create_folder(layout.folder)
         targets = [partial.create(path, size) for path, size in layout.files]

@@ -76,8 +76,8 @@ def _filled(done: Consolidated) -> Iterator[str]:
         yield f"filled: {len(names) - MAX_NAMED} more; all regions are in {_listed_in(done)}"
 
 
-def remarks(done: Consolidated) -> Iterator[str]:
-    """The lines for stderr: what the user should know although it went well."""
+def remarks(done: Consolidated, dry_run: bool) -> Iterator[str]:
+    """The lines for stderr: what the user should know although it went well, and how to load it."""
     yield from (f"note: {note}" for note in done.notes)
     for name, why in list(done.left_out.items())[:MAX_NAMED]:
         yield f"left out: {name}: {why}"
@@ -93,3 +93,23 @@ def remarks(done: Consolidated) -> Iterator[str]:
             f"note: torch.load(weights_only=True) does not accept {', '.join(done.needs)}, which the source held; "
             "--only model is free of them, torch.serialization.safe_globals lets them in"
         )
+    yield from _not_asked(done)
+    if not dry_run:
+        yield f"load: {done.load}"
+
+
+def _not_asked(done: Consolidated) -> Iterator[str]:
+    """What the checkpoint holds beside the part that is written by default."""
+    if not done.not_asked:
+        return
+    tensors = [f"{count} in {clip(name, 60)}" for name, count in done.not_asked.items() if count]
+    plain = [clip(name, 60) for name, count in done.not_asked.items() if not count]
+    told = [f"{plural(sum(done.not_asked.values()), 'tensor')} ({_first(tensors)})"] if tensors else []
+    told += [f"what is no tensor ({_first(plain)})"] if plain else []
+    yield f"note: the model alone is written, without {' and '.join(told)}; --only all writes everything"
+
+
+def _first(names: list[str]) -> str:
+    """A few names, and how many more there are."""
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return ", ".join(names[:MAX_NAMED]) + more

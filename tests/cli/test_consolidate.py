@@ -24,10 +24,21 @@ def run(*arguments: object) -> tuple[int, str, str]:
 
 
 def test_it_says_what_it_wrote_on_stdout_and_nothing_else(tmp_path):
-    code, stdout, stderr = run(COMPOSER, "-o", tmp_path / "m.safetensors")
-    assert (code, stderr) == (0, "")
-    assert stdout.splitlines()[0] == f"wrote {tmp_path / 'm.safetensors'}"
-    assert stdout.splitlines()[1].startswith("18 tensors, ")
+    code, stdout, stderr = run(COMPOSER, "-o", tmp_path / "m.safetensors", "--only", "model")
+    wrote, tensors = stdout.splitlines()
+    assert (code, wrote) == (0, f"wrote {tmp_path / 'm.safetensors'}")
+    assert tensors.startswith("18 tensors, ")
+    assert [line.split(":")[0] for line in stderr.splitlines()] == ["load"]
+
+
+def test_what_is_not_written_by_default_is_counted_and_named(tmp_path):
+    _, _, stderr = run(COMPOSER, "-o", tmp_path / "m.safetensors")
+    note, load = stderr.splitlines()
+    assert note.startswith(
+        "note: the model alone is written, without 36 tensors (32 in optimizers.DecoupledAdamW, 4 in"
+    )
+    assert "what is no tensor (schedulers.LambdaLR, " in note and note.endswith("; --only all writes everything")
+    assert load.startswith("load: ")
 
 
 def test_what_is_left_out_is_said_on_stderr(tmp_path):

@@ -159,7 +159,7 @@ def test_a_dtype_is_torchs_own_conversion_of_the_model_alone(tmp_path):
 
 def test_what_is_not_a_tensor_goes_to_a_json_beside_safetensors(tmp_path):
     ckptools.consolidate(known("composer-0.13").file, tmp_path / "all.safetensors", only="all")
-    beside = json.loads((tmp_path / "all.json").read_text(), parse_constant=pytest.fail)
+    beside = json.loads((tmp_path / "all.safetensors.json").read_text(), parse_constant=pytest.fail)
     state = beside["values"]["state"]
     assert state["timestamp"]["Timestamp"]["batch"] == 5
     assert state["timestamp"]["Timestamp"]["batch_wct"]["$type"] == "timedelta"

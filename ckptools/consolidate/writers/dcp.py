@@ -9,7 +9,7 @@ Source: torch/distributed/checkpoint/{filesystem,planner_helpers}.py of torch 2.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from ckptools.consolidate.output import write_at
 from ckptools.consolidate.plan import Job, row_pieces
 from ckptools.consolidate.writers.dcp_metadata import FILE_NAME, Entry, ItemPlace, metadata
 from ckptools.consolidate.writers.dcp_tree import Leaf, arrange
-from ckptools.consolidate.writers.layout import Layout, WriteOptions, output_dtype
+from ckptools.consolidate.writers.layout import Layout, WriteOptions, output_dtype, quoted
 from ckptools.consolidate.writers.pt import Packed, pack
 from ckptools.dtypes import ITEMSIZE
 from ckptools.model import Tensor
@@ -29,12 +29,17 @@ NAME = "dcp"
 WRITES = "a torch.distributed.checkpoint folder to resume from at any world size: model, optimizer and the rest"
 SUFFIXES: tuple[str, ...] = (".dcp",)
 ONLY = "all"
+FILE = ""
 
 ITEM_BYTES = 8 << 20
 """Tensors that are larger are cut into items of about this size. Measured with 0.9 GB on 2 cores: 8 ranks that load
 their rows took 9.0 s without cutting, 4.0 s with items of 64 MiB, 1.0 s with 16, 0.6 s with 4; writing is equally fast
 down to 8, and slower below.
 """
+
+
+MAX_KEYS = 6
+"""Keys of the state dict that the loading line names."""
 
 
 def lay_out(selection: Selection, out: Path, options: WriteOptions) -> Layout:
@@ -61,7 +66,16 @@ def lay_out(selection: Selection, out: Path, options: WriteOptions) -> Layout:
         folder=out,
         notes=tuple(arranged.notes),
         tensors=items.tensors,
+        load=_load(out, arranged.leaves),
     )
+
+
+def _load(out: Path, leaves: Iterable[Leaf]) -> str:
+    """The line that fills a state dict, which is the caller's, and what that has to be."""
+    tops = list(dict.fromkeys(str(leaf.path[0]) for leaf in leaves))
+    keys = ", ".join(map(quoted, tops[:MAX_KEYS])) + (", …" if len(tops) > MAX_KEYS else "")
+    what = f"  # state: a dict with what you want of {keys}" if tops else ""
+    return f"import torch.distributed.checkpoint as dcp; dcp.load(state, checkpoint_id={quoted(out)}){what}"
 
 
 def _file_name(number: int) -> str:

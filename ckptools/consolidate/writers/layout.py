@@ -31,6 +31,7 @@ class Layout:
         folder: the folder that all files are in, when they get their names together as one folder.
         notes: what the user should know of the output.
         tensors: how many tensors have bytes of their own; None for one per job.
+        load: the line of Python that loads the output.
     """
 
     files: tuple[tuple[Path, int], ...]
@@ -43,6 +44,7 @@ class Layout:
     folder: Path | None = None
     notes: tuple[str, ...] = ()
     tensors: int | None = None
+    load: str = ""
 
     @property
     def nbytes(self) -> int:
@@ -73,15 +75,28 @@ class Writer(Protocol):
         WRITES: what it writes, in one line.
         SUFFIXES: of the output names that ask for it.
         ONLY: what is written when the caller does not say: `model`, `optimizer` or `all`.
+        FILE: what the output is called in a folder that the caller named; empty where it is a folder itself.
     """
 
     NAME: str
     WRITES: str
     SUFFIXES: tuple[str, ...]
     ONLY: str
+    FILE: str
 
     def lay_out(self, selection: Selection, out: Path, options: WriteOptions) -> Layout:
         """Plan the output."""
+
+
+def quoted(text: str | Path) -> str:
+    """A text as Python spells it, in double quotes where it needs no escapes."""
+    spelled = repr(str(text))
+    return f'"{text}"' if spelled == f"'{text}'" and '"' not in spelled else spelled
+
+
+def beside(out: Path, what: str) -> Path:
+    """The JSON file beside an output: `OUT.json`, or `OUT.index.json` for what is `index.`."""
+    return out.with_name(f"{out.name}.{what}json")
 
 
 def identity(tensor: Tensor) -> Any:

@@ -11,7 +11,7 @@ from ckptools.consolidate.choose import Selection
 from ckptools.consolidate.plan import Job
 from ckptools.consolidate.writers.archive import Archive
 from ckptools.consolidate.writers.emit import Emitter
-from ckptools.consolidate.writers.layout import Layout, WriteOptions, identity, output_dtype
+from ckptools.consolidate.writers.layout import Layout, WriteOptions, identity, output_dtype, quoted
 from ckptools.dtypes import ITEMSIZE
 from ckptools.formats.merge import like
 from ckptools.model import KeyPath, Tensor, fqn_of
@@ -20,6 +20,7 @@ NAME = "pt"
 WRITES = "one torch.save file that torch.load(weights_only=True, mmap=True) accepts; the same tree with full tensors"
 SUFFIXES: tuple[str, ...] = (".pt", ".pth", ".bin", ".ckpt")
 ONLY = "all"
+FILE = "model.pt"
 
 
 def lay_out(selection: Selection, out: Path, options: WriteOptions) -> Layout:
@@ -36,6 +37,7 @@ def lay_out(selection: Selection, out: Path, options: WriteOptions) -> Layout:
         checksums=True,
         needs=packed.needs,
         tied={fqn_of(path): first for path, first in packed.tied.items() if path in selection.model_paths},
+        load=f"import torch; state = torch.load({quoted(out)}{', weights_only=False' if packed.needs else ''})",
     )
 
 

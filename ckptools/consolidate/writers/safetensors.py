@@ -15,7 +15,7 @@ from pathlib import Path
 from ckptools.consolidate.choose import Selection
 from ckptools.consolidate.output import write_at
 from ckptools.consolidate.plan import Job
-from ckptools.consolidate.writers.layout import Layout, WriteOptions, identity, output_dtype
+from ckptools.consolidate.writers.layout import Layout, WriteOptions, beside, identity, output_dtype, quoted
 from ckptools.consolidate.writers.sidecar import values_json
 from ckptools.dtypes import ITEMSIZE, SAFETENSORS
 from ckptools.errors import RefusedError
@@ -25,6 +25,7 @@ NAME = "safetensors"
 WRITES = "one .safetensors, or several with a Hugging Face index; the model"
 SUFFIXES: tuple[str, ...] = (".safetensors",)
 ONLY = "model"
+FILE = "model.safetensors"
 
 MAX_HEADER = 100_000_000
 """Bytes; the format's own library reads no longer header."""
@@ -66,7 +67,8 @@ def lay_out(selection: Selection, out: Path, options: WriteOptions) -> Layout:
             write_at(target, 0, header)
 
     texts = _texts(selection, out, groups, paths)
-    return Layout(tuple(zip(paths, sizes, strict=True)), tuple(jobs), finish, texts, tied=tied)
+    files = tuple(zip(paths, sizes, strict=True))
+    return Layout(files, tuple(jobs), finish, texts, tied=tied, load=_load(paths))
 
 
 def _entries(selection: Selection, out: Path, options: WriteOptions) -> tuple[list[_Entry], dict[str, str]]:
@@ -116,6 +118,16 @@ def _paths(out: Path, count: int) -> list[Path]:
     return [out.with_name(f"{out.stem}-{i + 1:05d}-of-{count:05d}{out.suffix}") for i in range(count)]
 
 
+def _load(paths: Sequence[Path]) -> str:
+    """The line of Python that reads all files into one dict."""
+    if len(paths) == 1:
+        return f"from safetensors.torch import load_file; state = load_file({quoted(paths[0])})"
+    every = f"{len(paths):05d}.safetensors"
+    file = quoted(str(paths[0]).replace("%", "%%").removesuffix(f"00001-of-{every}") + f"%05d-of-{every}")
+    loop = f"for i in range(1, {len(paths) + 1}) for k, v in load_file({file} % i).items()"
+    return f"from safetensors.torch import load_file; state = {{k: v {loop}}}"
+
+
 def _header(group: Sequence[_Entry]) -> bytes:
     at = 0
     table: dict[str, object] = {"__metadata__": {"format": "pt"}}
@@ -141,10 +153,10 @@ def _texts(
     texts: dict[Path, str] = {}
     others = values_json(selection.tree)
     if others is not None:
-        texts[out.with_suffix(".json")] = others
+        texts[beside(out, "")] = others
     if len(groups) > 1:
         weight_map = {e.name: p.name for g, p in zip(groups, paths, strict=True) for e in g}
         total = sum(e.nbytes for g in groups for e in g)
         index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
-        texts[out.with_name(f"{out.name}.index.json")] = json.dumps(index, indent=2) + "\n"
+        texts[beside(out, "index.")] = json.dumps(index, indent=2) + "\n"
     return texts
