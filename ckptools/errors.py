@@ -33,6 +33,11 @@ def stands_for(temporary: Path, original: Path) -> None:
     _ORIGINALS[temporary] = original
 
 
+def original_of(path: Path) -> Path:
+    """The file that a temporary one was made from; any other file itself."""
+    return _ORIGINALS.get(path, path)
+
+
 class CkptoolsError(Exception):
     """Root of the tree.
 
@@ -44,7 +49,7 @@ class CkptoolsError(Exception):
     exit_code = 3
 
     def __init__(self, path: str | Path | None, message: str) -> None:
-        path = path if path is None else _ORIGINALS.get(Path(path), path)
+        path = path if path is None else original_of(Path(path))
         super().__init__(message if path is None else f"{path}: {message}")
         self.path = None if path is None else Path(path)
 

@@ -85,6 +85,7 @@ class Item:
         length: bytes of the archive.
         dtype: torch's name for what it must hold.
         shape: sizes that it must have.
+        zstd: whether the archive was compressed by zstd before it was written there.
     """
 
     path: Path
@@ -92,6 +93,7 @@ class Item:
     length: int
     dtype: str
     shape: Ints
+    zstd: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,6 +74,7 @@ WHOLE = (
     Known("composer-0.14.1-torch2.0.1-local-w4", "ep0-ba5-rank0.pt", "", 4, 5),
     Known("torch2.13.0-fsdp2-dcp-w3", "ckpt", "", 3, 5),
     # DCP keeps one rank's copy of a buffer that differs per rank, not the one of rank 0.
+    Known("dcp-zstd", "ckpt", "", 4, 5, ("rank", "model/stats.running_mean")),
     Known("dcp-multifile", "ckpt", "", 4, 5, ("rank", "model/stats.running_mean")),
     Known("dcp-objects", "ckpt/.metadata", "", 3, 5, ("rank", "model/stats.running_mean")),
     Known("composer-0.16.4-torch2.0.1-elastic-w4", "ep0-ba5", "", 4, 5),

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptools.checkpoint import Checkpoint
+from ckptools.errors import original_of
 from ckptools.files import OpenFiles
 from ckptools.model import Problem, Shard, Tensor, fqn_of, tensors_in
 
@@ -108,7 +109,8 @@ def _pieces(record: Record, files: OpenFiles) -> Iterator[bytes]:
 def _wrong_checksum(record: Record, crc: int) -> Problem:
     fqn, shard = record.owners[0]
     more = f" and {len(record.owners) - 1} more" if len(record.owners) > 1 else ""
-    text = f"{record.path.name} {record.name} {shard.box}{more}: CRC-32 is {crc:08x}, expected {record.crc:08x}"
+    file = original_of(record.path).name
+    text = f"{file} {record.name} {shard.box}{more}: CRC-32 is {crc:08x}, expected {record.crc:08x}"
     return Problem("CK004", "error", text, shard.rank, fqn)
 
 

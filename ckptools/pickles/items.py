@@ -11,12 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from math import prod
 
+from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import ReadError
 from ckptools.files import File, Window
 from ckptools.model import Item, Shard, Source, Tensor
+from ckptools.pickles import unpacked_items
 from ckptools.pickles.container import CENTRAL, Container
 from ckptools.pickles.reader import read_zip
+from ckptools.pickles.unpacked_items import ARCHIVE, Packed
 from ckptools.regions import Ints
 
 MAX_HEAD = 64 << 10
@@ -51,7 +55,19 @@ def locate(file: File, item: Item) -> Source:
     Raises:
         ReadError: the item is damaged, or holds something else than its checkpoint says.
     """
-    return _source(Window(file, item.offset, item.length), item)
+    if not item.zstd:
+        return _source(Window(file, item.offset, item.length), item)
+    try:
+        opened, window = unpacked_items.window(file, packed(item))
+    except ReadError as error:
+        raise ReadError(item.path, f"item at byte {item.offset}: {_reason(error)}") from error
+    with opened:
+        return _source(window, item)
+
+
+def packed(item: Item) -> Packed:
+    """A compressed item as a part of its file, with the bytes that its tensor and an archive take."""
+    return Packed(item.offset, item.length, prod(item.shape) * ITEMSIZE[item.dtype] + ARCHIVE)
 
 
 def _source(window: Window, item: Item) -> Source:
@@ -104,6 +120,8 @@ class Locator:
         Raises:
             ReadError: the item is damaged, or holds something else than its checkpoint says.
         """
+        if item.zstd:
+            return locate(file, item)
         kind = item.length, item.dtype, item.shape
         like = self._known.get(kind)
         if like is not None:

@@ -23,12 +23,13 @@ import tempfile
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any, cast
 
 from ckptools.errors import NoSpaceError, ReadError, stands_for
-from ckptools.files import File
+from ckptools.files import File, Window
 from ckptools.pickles.contents import HEAD, content_of, what_is
 
 PIECE = 4 << 20
@@ -75,24 +76,48 @@ def unpacked(file: File, content: str) -> Path:
 
 
 def _unpack(file: File, content: str) -> Path:
-    target = _temporary_folder() / f"{next(_numbers)}-{file.path.name[-200:].removesuffix(file.path.suffix)}"
+    target = temporary_file(file.path.with_suffix(""))
     stands_for(target, file.path)
-    pieces = _pieces(file, content)
-    first = b"".join(islice(pieces, 1))
+    found = pieces(file, content)
+    first = b"".join(islice(found, 1))
     inside = content_of(first[:HEAD])
     if inside not in ("zip", "legacy", "tar"):
-        found = what_is(first[:HEAD]) or inside or "something else"
-        raise ReadError(file.path, f"is compressed by {content}, and no torch.save file is inside but {found}")
+        what = what_is(first[:HEAD]) or inside or "something else"
+        raise ReadError(file.path, f"is compressed by {content}, and no torch.save file is inside but {what}")
+    with room_in(target, file.path):
+        _write(target, file, chain((first,), found))
+    return target
+
+
+def temporary_file(original: Path) -> Path:
+    """A new name in the temporary folder for what is unpacked of a file."""
+    target = _temporary_folder() / f"{next(_numbers)}-{original.name[-200:]}"
+    stands_for(target, original)
+    return target
+
+
+@contextmanager
+def room_in(target: Path, original: Path, nbytes: int = 0) -> Iterator[None]:
+    """Remove a temporary file that could not be finished, and say so where the disk is full.
+
+    Args:
+        target: the temporary file.
+        original: what it is made of.
+        nbytes: bytes that there must be room for from the first.
+
+    Raises:
+        NoSpaceError: the disk has less room than is needed.
+    """
     try:
-        _write(target, file, chain((first,), pieces))
+        _check_room(target.parent, nbytes)
+        yield
     except BaseException as error:
         target.unlink(missing_ok=True)
         if isinstance(error, OSError):
             why = (error.strerror or "").lower()
-            text = f"no room to unpack {file.path.name} ({why}); set TMPDIR to a folder with more"
+            text = f"no room to unpack {original.name} ({why}); set TMPDIR to a folder with more"
             raise NoSpaceError(target.parent, text) from error
         raise
-    return target
 
 
 def _write(target: Path, file: File, pieces: Iterable[bytes]) -> None:
@@ -110,8 +135,8 @@ def _write(target: Path, file: File, pieces: Iterable[bytes]) -> None:
                 raise ReadError(file.path, f"{text}; if you trust it, unpack it first")
 
 
-def _check_room(folder: Path) -> None:
-    if shutil.disk_usage(folder).free < LOOK_EVERY + RESERVE:
+def _check_room(folder: Path, nbytes: int = 0) -> None:
+    if shutil.disk_usage(folder).free < max(nbytes, LOOK_EVERY) + RESERVE:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
@@ -142,7 +167,7 @@ def _remove(folder: Path, made_by: int) -> None:
 class _Sequential:
     """A file, or its rest, for readers that want to read on and on."""
 
-    def __init__(self, file: File) -> None:
+    def __init__(self, file: File | Window) -> None:
         self._file = file
         self._at = 0
 
@@ -153,7 +178,19 @@ class _Sequential:
         return data
 
 
-def _pieces(file: File, content: str) -> Iterator[bytes]:
+def has_zstd() -> bool:
+    """Whether what unpacks zstd is installed."""
+    try:
+        if sys.version_info >= (3, 14):
+            from compression import zstd  # noqa: F401
+        else:
+            import zstandard  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def pieces(file: File | Window, content: str) -> Iterator[bytes]:
     """What the file unpacks to, in pieces of at most `PIECE` bytes.
 
     Raises:
@@ -185,7 +222,7 @@ def _by_reading(reader: Any) -> Iterator[bytes]:
         yield piece
 
 
-def _by_steps(file: File, new: Callable[[], Any]) -> Iterator[bytes]:
+def _by_steps(file: File | Window, new: Callable[[], Any]) -> Iterator[bytes]:
     """One decompressor per stream; a file may hold several, and zeros behind them."""
     source = _Sequential(file)
     data, stream = source.read(PIECE), new()
@@ -204,15 +241,15 @@ def _by_steps(file: File, new: Callable[[], Any]) -> Iterator[bytes]:
             raise EOFError
 
 
-def _gzip(file: File) -> Iterator[bytes]:
+def _gzip(file: File | Window) -> Iterator[bytes]:
     return _by_reading(gzip.GzipFile(fileobj=cast("Any", _Sequential(file)), mode="rb"))
 
 
-def _lzma(file: File) -> Iterator[bytes]:
+def _lzma(file: File | Window) -> Iterator[bytes]:
     return _by_steps(file, lambda: lzma.LZMADecompressor(lzma.FORMAT_AUTO, memlimit=MAX_MEMORY))
 
 
-def _zstd(file: File) -> Iterator[bytes]:
+def _zstd(file: File | Window) -> Iterator[bytes]:
     if sys.version_info >= (3, 14):
         from compression import zstd
 
@@ -231,17 +268,17 @@ def _zstd(file: File) -> Iterator[bytes]:
         raise EOFError
 
 
-def _lz4(file: File) -> Iterator[bytes]:
+def _lz4(file: File | Window) -> Iterator[bytes]:
     from lz4.frame import LZ4FrameDecompressor  # type: ignore[import-untyped,import-not-found,unused-ignore]
 
     return _by_steps(file, LZ4FrameDecompressor)
 
 
-def _lzop(file: File) -> Iterator[bytes]:
+def _lzop(file: File | Window) -> Iterator[bytes]:
     raise ReadError(file.path, "is compressed by lzop, which ckptools does not read; unpack it with `lzop -d` first")
 
 
-_UNPACK: dict[str, Callable[[File], Iterator[bytes]]] = {
+_UNPACK: dict[str, Callable[[File | Window], Iterator[bytes]]] = {
     "gzip": _gzip,
     "bzip2": lambda file: _by_steps(file, bz2.BZ2Decompressor),
     "xz": _lzma,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pickle
@@ -11,11 +12,12 @@ import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint._extension import StreamTransformExtension, ZStandard
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex
 
 import ckptools
@@ -158,15 +160,90 @@ def _safetensors() -> Any:
     return dcp.filesystem.SerializationFormat.SAFETENSORS
 
 
-def test_compressed_items_are_named_and_refused(tmp_path):
-    pytest.importorskip("zstandard")
-    from torch.distributed.checkpoint._extension import ZStandard
+class Mirror(StreamTransformExtension):
+    """A transform of one's own: every byte with its bits the other way."""
 
-    folder = save(tmp_path / "out", {"w": torch.ones(9), "lr": 0.5}, _extensions=[ZStandard()])
+    @staticmethod
+    def registry_name() -> str:
+        return "stream.mirror"
+
+    @staticmethod
+    def from_descriptor(version: str) -> Mirror:
+        return Mirror()
+
+    def get_descriptor(self) -> str:
+        return "stream.mirror/1"
+
+    def transform_to(self, output: IO[bytes]) -> IO[bytes]:
+        class Writer(io.RawIOBase):
+            def write(self, data: Any) -> int:
+                return output.write(bytes(b ^ 0xFF for b in memoryview(data).cast("B")))
+
+        return cast("IO[bytes]", Writer())
+
+    def transform_from(self, input: IO[bytes]) -> IO[bytes]:
+        return io.BytesIO(bytes(b ^ 0xFF for b in input.read()))
+
+
+def compressed(folder: Path, state: dict[str, Any] | None = None) -> Path:
+    return save(folder, state, _extensions=[ZStandard()])
+
+
+def test_compressed_items_are_read_and_consolidated(tmp_path):
+    folder = compressed(tmp_path / "out")
     ck = ckptools.open(folder)
-    assert "stream.zstd" in ck.tree["w"].note and not ck.whole
-    with pytest.raises(NotWholeError, match=r"stream\.zstd"):
+    assert ck.whole and all(same(ck.tree["model"][k], v) for k, v in STATE["model"].items())
+    assert (ck.tree["step"], ck.tree["nested"][1][1]) == (11, 3)
+    ckptools.consolidate(folder, tmp_path / "all.pt")
+    again = torch.load(tmp_path / "all.pt", weights_only=False)
+    assert all(torch.equal(again["model"][k], v) for k, v in STATE["model"].items() if k != "fp8")
+
+
+def test_looking_at_compressed_items_unpacks_objects_only(tmp_path):
+    folder = compressed(tmp_path / "out", {"w": torch.zeros(1 << 20), "lr": 0.5})
+    ck = ckptools.open(folder)
+    assert (ck.tree["lr"], ck.tree["w"].found) == (0.5, ())
+    assert ck.tree["w"][5:7].tolist() == [0.0, 0.0]
+
+
+def test_a_flipped_bit_in_a_compressed_item_is_told(tmp_path):
+    noise = torch.randint(0, 256, (5000,), dtype=torch.uint8)
+    file = compressed(tmp_path / "out", {"w": noise, "x": torch.ones(3)}) / "__0_0.distcp"
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 4
+    file.write_bytes(data)
+    ck = ckptools.open(tmp_path / "out", all_ranks=True)
+    told = [*ck.problems, *ck.verify(deep=True).problems]
+    assert {(p.severity, p.tensor) for p in told} == {("error", "w")}
+    assert all("out/" not in str(p) and "__0_0.distcp" in str(p) for p in told)
+
+
+def test_a_compressed_item_that_unpacks_to_more_than_its_tensor_is_refused(tmp_path):
+    def shrink(m: Metadata) -> None:
+        entry: Any = m.state_dict_metadata["w"]
+        entry.size, entry.chunks[0].sizes = torch.Size([4]), torch.Size([4])
+
+    folder = edit(compressed(tmp_path / "out", {"w": torch.zeros(1 << 20)}), shrink)
+    (problem,) = ckptools.open(folder, all_ranks=True).problems
+    assert "unpack to more than the 65552 that it may hold" in problem.message
+    with pytest.raises(ReadError, match=r"__0_0\.distcp: item at byte 0: .*unpack to more"):
+        ckptools.open(folder).tree["w"].load()
+
+
+def test_a_transform_of_ones_own_is_named_and_refused(tmp_path):
+    folder = save(tmp_path / "out", {"w": torch.ones(9), "lr": 0.5}, _extensions=[Mirror()])
+    ck = ckptools.open(folder)
+    assert "went through stream.mirror/1" in ck.tree["w"].note and isinstance(ck.tree["lr"], Lost)
+    with pytest.raises(NotWholeError, match=r"stream\.mirror"):
         ckptools.consolidate(folder, tmp_path / "all.pt")
+
+
+def test_the_package_that_compressed_items_need_is_named(tmp_path, monkeypatch):
+    folder = compressed(tmp_path / "out", {"w": torch.ones(9), "lr": 0.5})
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    ck = ckptools.open(folder)
+    assert {p.code for p in ck.problems} == {"CK005", "CK106"}
+    assert all("pip install 'ckptools[compressed]'" in p.message for p in ck.problems)
 
 
 # -- real folders -----------------------------------------------------------------------------------------------

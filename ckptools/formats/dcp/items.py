@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,13 @@ from ckptools.files import File, Window
 from ckptools.formats import safetensors_header
 from ckptools.formats.safetensors_header import Header
 from ckptools.model import Shard, Source
+from ckptools.pickles import unpacked_items
 from ckptools.pickles.contents import content_of, head_of
 from ckptools.pickles.items import Held, Locator
 from ckptools.pickles.machine import Machine
 from ckptools.pickles.reader import load_checked, read_archive
 from ckptools.pickles.told import told
+from ckptools.pickles.unpacked_items import Packed
 
 SMALL = 4 << 10
 """Bytes of an object that is looked up among those that were read: thousands are the same number."""
@@ -35,7 +38,7 @@ SHARDING_INFO = "DCP_SHARDING_INFO"
 def in_safetensors(shard: Shard) -> bool:
     """Whether a shard lies in a safetensors blob: an archive is longer than what it holds."""
     item = shard.item
-    return item is not None and item.length == shard.box.numel * ITEMSIZE[item.dtype]
+    return item is not None and not item.zstd and item.length == shard.box.numel * ITEMSIZE[item.dtype]
 
 
 class Items:
@@ -69,6 +72,28 @@ class Items:
         inside = in_safetensors(shard)
         source = self._in_safetensors(file, fqn, shard) if inside else self._locator.locate(file, shard.item)
         return Shard(shard.box, shard.rank, source)
+
+    def unpack(self, path: Path, parts: Iterable[Packed], most: int) -> None:
+        """Unpack compressed items of a file together, to `most` bytes, so that each is at hand when it is wanted.
+
+        Raises:
+            ReadError: the file cannot be opened.
+            NoSpaceError: there is no room for them.
+        """
+        unpacked_items.unpack(self._open(path), parts, most)
+
+    def unpacked_value(self, path: Path, part: Packed) -> Any:
+        """The object that a compressed item holds.
+
+        Raises:
+            ReadError: it is damaged, or larger than it may be.
+        """
+        try:
+            opened, window = unpacked_items.window(self._open(path), part)
+        except ReadError as error:
+            raise ReadError(path, f"object at byte {part.offset}: {str(error).removeprefix(f'{path}: ')}") from error
+        with opened:
+            return self._value(window)
 
     def value(self, path: Path, offset: int, length: int) -> Any:
         """The object that an item holds.

@@ -28,6 +28,8 @@ from ckptools.pickles.reader import load_checked
 from ckptools.pickles.rebuild import dtype_of
 from ckptools.pickles.sharded import attributes
 from ckptools.pickles.told import told
+from ckptools.pickles.unpacked import has_zstd
+from ckptools.pickles.unpacked_items import is_zstd
 from ckptools.regions import Box, Ints
 from ckptools.values import Global, Opaque, TorchName
 
@@ -52,6 +54,21 @@ class Stored:
     offset: int
     length: int
     transforms: tuple[str, ...] = ()
+
+    @property
+    def zstd(self) -> bool:
+        """Whether it was compressed, in the way that ckptools unpacks."""
+        return is_zstd(self.transforms)
+
+    @property
+    def unreadable(self) -> str:
+        """Why its bytes cannot be read as they are stored; empty when they can."""
+        if not self.transforms or (self.zstd and has_zstd()):
+            return ""
+        if self.zstd:
+            return "compressed by zstd when it was saved; to read it: pip install 'ckptools[compressed]'"
+        how = ", ".join(told(t).strip("'") for t in self.transforms[:4])
+        return f"went through {how} when it was saved, which ckptools does not undo; save it again without"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ them are the same number. They are read inertly; what cannot be read leaves a `L
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ckptools.errors import ReadError
@@ -15,10 +15,14 @@ from ckptools.formats.dcp.items import Items
 from ckptools.formats.dcp.metadata import Metadata, Stored
 from ckptools.formats.merge import Merge
 from ckptools.model import Problem
+from ckptools.pickles.unpacked_items import Packed
 from ckptools.values import Lost
 
 MAX_SEEN = 64 << 20
 """Bytes of objects that are read where not everything was asked for."""
+
+MAX_UNPACKED = 256 << 20
+"""Bytes that compressed objects may unpack to, those of one file; what they hold stays in memory."""
 
 MAX_LOST = 100
 """Lost objects that are named one by one before they are counted."""
@@ -43,6 +47,7 @@ def read_objects(
         for fqn in one.objects
     ]
     values: dict[str, list[tuple[int, Any]]] = {}
+    reading.unpack(stored for stored, _, _ in wanted)
     for stored, fqn, at in sorted(wanted, key=lambda w: (w[0].file, w[0].offset)):
         twice = (fqn, None) in metadata[at].twice
         rank = metadata[at].rank
@@ -53,6 +58,10 @@ def read_objects(
         for fqn, ranked in values.items()
     }
     return joined, reading.problems()
+
+
+def _packed(stored: Stored) -> Packed:
+    return Packed(stored.offset, stored.length, MAX_UNPACKED)
 
 
 _NOWHERE = Stored("", 0, 0)
@@ -66,6 +75,16 @@ class _Objects:
         self.lost: list[Problem] = []
         self.unread = 0
 
+    def unpack(self, wanted: Iterable[Stored]) -> None:
+        """Unpack the compressed objects of each file together."""
+        packed: dict[str, list[Packed]] = {}
+        for stored in wanted:
+            file = self.here.get(stored.file)
+            if stored.zstd and not stored.unreadable and file is not None and file.holds(stored.offset + stored.length):
+                packed.setdefault(stored.file, []).append(_packed(stored))
+        for name, parts in packed.items():
+            self.items.unpack(self.here[name].path, parts, MAX_UNPACKED)
+
     def value(self, fqn: str, stored: Stored, twice: bool) -> Any:
         """An object, or what stands for it."""
         file = self.here.get(stored.file)
@@ -73,14 +92,16 @@ class _Objects:
             return self._lost(fqn, f"the metadata says {'twice' if twice else 'nowhere'} where it lies", None)
         if not file.holds(stored.offset + stored.length):
             return self._lost(fqn, f"lies in {stored.file}, which is missing or cut", file.rank)
-        if stored.transforms:
-            return self._lost(fqn, f"went through {stored.transforms[0][:60]} when it was saved", file.rank)
+        if stored.unreadable:
+            return self._lost(fqn, stored.unreadable, file.rank)
         if self.budget is not None:
             self.budget -= stored.length
             if self.budget < 0:
                 self.unread += 1
                 return Lost("not read")
         try:
+            if stored.zstd:
+                return self.items.unpacked_value(file.path, _packed(stored))
             return self.items.value(file.path, stored.offset, stored.length)
         except ReadError as error:
             return self._lost(fqn, self.items.why(error), file.rank)

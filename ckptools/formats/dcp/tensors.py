@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from ckptools.dtypes import ITEMSIZE, QUANTIZED
@@ -18,8 +19,10 @@ from ckptools.formats.dcp.files import FileHere
 from ckptools.formats.dcp.items import Items, in_safetensors
 from ckptools.formats.dcp.metadata import Described, Metadata, Stored
 from ckptools.model import Item, Problem, Shard, Tensor, TensorKind, in_rank_order
+from ckptools.pickles.items import packed
 from ckptools.pickles.tensors import WHY_NOT
 from ckptools.pickles.told import told
+from ckptools.pickles.unpacked_items import Packed
 from ckptools.regions import Box, TangledLayoutError, cover
 from ckptools.values import Opaque
 
@@ -84,11 +87,16 @@ def _place(tensor: _Found, fqn: str, described: Described, metadata: Metadata, h
             tensor.bad = f"the metadata says {'twice' if stored else 'nowhere'} where its chunk {box} lies"
             continue
         file = here[stored.file]
-        tensor.why_not = tensor.why_not or _transformed(stored)
+        tensor.why_not = tensor.why_not or stored.unreadable
         tensor.bad = tensor.bad or _too_short(described, box, stored)
-        readable = file.holds(stored.offset + stored.length) and described.dtype and not stored.transforms
-        item = Item(file.path, stored.offset, stored.length, described.dtype or "", box.sizes) if readable else None
-        tensor.shards.append(Shard(box, file.rank, None, item))
+        tensor.shards.append(Shard(box, file.rank, None, _item(described, box, stored, file)))
+
+
+def _item(described: Described, box: Box, stored: Stored, file: FileHere) -> Item | None:
+    """What to read for a chunk; None when that cannot be."""
+    if described.dtype is None or stored.unreadable or not file.holds(stored.offset + stored.length):
+        return None
+    return Item(file.path, stored.offset, stored.length, described.dtype, box.sizes, stored.zstd)
 
 
 def _why_not(described: Described) -> str:
@@ -97,13 +105,6 @@ def _why_not(described: Described) -> str:
     if described.dtype in QUANTIZED:
         return WHY_NOT["quantized"]
     return "" if described.layout == "strided" else WHY_NOT["sparse"]
-
-
-def _transformed(stored: Stored) -> str:
-    if not stored.transforms:
-        return ""
-    how = ", ".join(told(t).strip("'") for t in stored.transforms[:4])
-    return f"its items went through {how} when they were saved; ckptools reads plain ones only, save it again without"
 
 
 def _too_short(described: Described, box: Box, stored: Stored) -> str:
@@ -140,12 +141,23 @@ def _locate(found: Mapping[str, _Found], items: Items, everything: bool) -> None
         for i, shard in enumerate(tensor.shards)
         if shard.item is not None and not tensor.why_not and (everything or in_safetensors(shard))
     ]
-    for _, _, fqn, i in sorted(wanted):
+    unpacked: set[Path] = set()
+    for path, _, fqn, i in sorted(wanted):
         tensor = found[fqn]
         try:
+            if path not in unpacked:
+                unpacked.add(path)
+                parts = _packed_in(path, found, wanted)
+                items.unpack(path, parts, sum(part.limit for part in parts))
             tensor.shards[i] = items.locate(fqn, tensor.shards[i])
         except ReadError as error:
             tensor.bad = tensor.bad or items.why(error)
+
+
+def _packed_in(path: Path, found: Mapping[str, _Found], wanted: Sequence[tuple[Path, int, str, int]]) -> list[Packed]:
+    """The compressed items of one file."""
+    here = (found[fqn].shards[i].item for where, _, fqn, i in wanted if where == path)
+    return [packed(item) for item in here if item is not None and item.zstd]
 
 
 def _tensor(fqn: str, found: _Found) -> Any:
