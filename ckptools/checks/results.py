@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
+from ckptools.errors import CkptoolsError, NotWholeError, ReadError
 from ckptools.model import Problem
+
+if TYPE_CHECKING:
+    from ckptools.checkpoint import Checkpoint
 
 Result = Literal["ok", "FAIL", "warn", "skip"]
 
@@ -69,6 +73,19 @@ def judged(name: str, problems: Iterable[Problem], detail: str) -> Check:
 def skipped(name: str, why: str) -> Check:
     """A check that had nothing to look at, or was not asked for."""
     return Check(name, "skip", why)
+
+
+def attempt(name: str, check: Callable[[Checkpoint], Check], ck: Checkpoint) -> Check:
+    """What a check says; where it meets something that cannot be read, that is what it found."""
+    try:
+        return check(ck)
+    except (ReadError, NotWholeError) as error:
+        return judged(name, [unreadable(error)], "")
+
+
+def unreadable(error: CkptoolsError, rank: int | None = None, fqn: str | None = None) -> Problem:
+    """A file, or a part of one, that could not be read while it was checked."""
+    return Problem("CK002", "error", str(error), rank, fqn)
 
 
 def without(checks: Sequence[Check], codes: Iterable[str]) -> tuple[tuple[Check, ...], int]:

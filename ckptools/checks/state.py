@@ -8,6 +8,7 @@ from typing import Any
 
 from ckptools.checkpoint import Checkpoint
 from ckptools.checks.results import Check, judged, skipped
+from ckptools.coverage import cover_problem
 from ckptools.model import KeyPath, Problem, Tensor, nodes_in
 from ckptools.optimizers import Optimizer
 from ckptools.sections import is_gathered, stream_of
@@ -88,10 +89,13 @@ def step_counters(ck: Checkpoint) -> Check:
 
 
 def _steps(optimizer: Optimizer) -> Iterator[tuple[Any, int]]:
-    """What the optimizer counts for each parameter: a number, or a tensor with one; its bytes are few."""
+    """What the optimizer counts for each parameter: a number, or a tensor with one; its bytes are few.
+
+    One that is in no file here is told by the check of the layout.
+    """
     for fqn, slots in optimizer.state.items():
         step = slots.get("step") if isinstance(slots, Mapping) else None
-        if isinstance(step, Tensor) and step.numel == 1 and not step.note and len(step.shards) > 0:
+        if isinstance(step, Tensor) and step.numel == 1 and cover_problem(step, "") is None:
             yield fqn, int(step.numpy().reshape(-1)[0])
         elif type(step) is int:
             yield fqn, step

@@ -10,8 +10,8 @@ from typing import Any
 
 from ckptools.checkpoint import Checkpoint
 from ckptools.checks import copies, found_files, layout, records, state
-from ckptools.checks.results import Check, Verification, judged, skipped, without
-from ckptools.errors import UsageError
+from ckptools.checks.results import Check, Verification, attempt, judged, skipped, unreadable, without
+from ckptools.errors import NotWholeError, ReadError, UsageError
 from ckptools.files import OpenFiles
 from ckptools.formats import open_again, open_checkpoint
 from ckptools.model import PROBLEM_CODES, Problem
@@ -32,7 +32,7 @@ def verify(
     jobs: int | None = None,
     progress: Progress | None = None,
 ) -> Verification:
-    """Check whether a checkpoint is whole, unharmed and coherent.
+    """Check whether a checkpoint is whole, unharmed and coherent. What cannot be read on the way is a problem found.
 
     Args:
         checkpoint: an opened checkpoint, or its path; every rank is read.
@@ -44,7 +44,7 @@ def verify(
         progress: called with bytes read and the file they are in.
 
     Raises:
-        ReadError: the file that was named, or the disk, cannot be read.
+        ReadError: it cannot be opened, or the manifest cannot be read.
         UsageError: a code that does not exist.
     """
     started = time.perf_counter()
@@ -76,11 +76,23 @@ def _with_all_ranks(checkpoint: Checkpoint | str | Path) -> Checkpoint:
 
 
 def _structure(ck: Checkpoint) -> list[Check]:
-    return [found_files.presence(ck), found_files.one_save(ck), layout.layout(ck), layout.agreement(ck)]
+    checks = {
+        "files": found_files.presence,
+        "one save": found_files.one_save,
+        "layout": layout.layout,
+        "ranks agree on layout": layout.agreement,
+    }
+    return [attempt(name, check, ck) for name, check in checks.items()]
 
 
 def _state(ck: Checkpoint) -> list[Check]:
-    return [state.optimizer_covers(ck), state.step_counters(ck), state.learning_rates(ck), state.rng(ck)]
+    checks = {
+        "optimizer covers params": state.optimizer_covers,
+        "step counters": state.step_counters,
+        "lr: scheduler = groups": state.learning_rates,
+        "rng": state.rng,
+    }
+    return [attempt(name, check, ck) for name, check in checks.items()]
 
 
 ELSEWHERE = ("CK101", "CK102", "CK106")
@@ -117,7 +129,12 @@ class _Reading:
         found = records.records_of(ck) if deep or values else []
 
         def read(record: records.Record) -> records.Findings:
-            findings = records.read_record(record, self.files, deep, values)
+            try:
+                findings = records.read_record(record, self.files, deep, values)
+            except ReadError as error:
+                fqn, shard = record.owners[0]
+                problem = unreadable(error, shard.rank, fqn)
+                return records.Findings((problem,), (), 0) if deep else records.Findings((), (problem,), 0)
             self.progress(findings.nbytes, record.path.name)
             return findings
 
@@ -132,7 +149,10 @@ class _Reading:
 
         def compare(pair: tuple[str, Any]) -> list[Problem]:
             self.progress(0, pair[0])
-            return list(copies.unequal(*pair, self.files))
+            try:
+                return list(copies.unequal(*pair, self.files))
+            except ReadError as error:
+                return [unreadable(error, None, pair[0])]
 
         problems += [p for found in in_threads(compare, pairs, self.jobs) for p in found]
         if not pairs and not problems:
@@ -150,10 +170,19 @@ class _Reading:
         def tensor(name: str) -> list[Problem]:
             nbytes = tensors[name].nbytes if name in tensors else 0
             self.progress(nbytes, name)
-            return list(digests.of_tensor(name, said.tensors[name], tensors.get(name), self.files))
+            try:
+                return list(digests.of_tensor(name, said.tensors[name], tensors.get(name), self.files))
+            except (ReadError, NotWholeError) as error:
+                return [unreadable(error, None, name)]
+
+        def file(name: str) -> list[Problem]:
+            try:
+                return list(digests.of_file(path, name, said.files[name]))
+            except ReadError as error:
+                return [unreadable(error, None, None)]
 
         found = in_threads(tensor, list(said.tensors), self.jobs)
-        found += in_threads(lambda name: list(digests.of_file(path, name, said.files[name])), said.files, self.jobs)
+        found += in_threads(file, said.files, self.jobs)
         detail = f"{plural(len(said.tensors), 'tensor')} and {plural(len(said.files), 'file')} as {path.name} says"
         return judged("manifest (sha256)", [p for problems in found for p in problems], detail)
 
@@ -163,11 +192,12 @@ def _checksums(found: Sequence[records.Record], findings: Sequence[records.Findi
     carrying = sum(r.crc != 0 for r in found)
     if not deep:
         return skipped(name, "not asked for; --deep reads every byte")
-    if not carrying:
+    problems = [p for f in findings for p in f.checksum]
+    if not carrying and not problems:
         return skipped(name, "no checksum in this format" if found else "no tensors")
     without_one = len(found) - carrying
     more = f"; {without_one} have no checksum" if without_one else ""
-    return judged(name, [p for f in findings for p in f.checksum], f"{plural(carrying, 'record')} right{more}")
+    return judged(name, problems, f"{plural(carrying, 'record')} right{more}")
 
 
 def _finite(findings: Sequence[records.Findings], values: bool) -> Check:

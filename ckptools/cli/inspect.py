@@ -95,11 +95,12 @@ def inspect(
 
     Exit code: 0 shown and nothing wrong (also for one rank's file alone), 1 problems found, 3 unreadable.
     """
-    from ckptools.cli.opening import opened
+    from ckptools.cli.opening import answered_in_json, opened
     from ckptools.views.report import inspect_report
 
-    read = reader_of(engine, trust)
-    checkpoint = opened(path, only_this_file, follow_symlinks, weights, rules, shapes, all_ranks, read)
+    with answered_in_json(json, "ckptools/inspect/1", "whole", path):
+        read = reader_of(engine, trust)
+        checkpoint = opened(path, only_this_file, follow_symlinks, weights, rules, shapes, all_ranks, read)
     report = inspect_report(checkpoint)
     details = details_of(checkpoint, section)
     if json:

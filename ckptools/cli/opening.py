@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import typer
+
+from ckptools.errors import CkptoolsError
 
 if TYPE_CHECKING:
     from ckptools.checkpoint import Checkpoint
@@ -37,3 +43,25 @@ def opened(
             rules=rules,
             shapes=shapes,
         )
+
+
+@contextmanager
+def answered_in_json(wanted: bool, schema: str, verdict: str, path: Path) -> Iterator[None]:
+    """Where JSON is wanted, print an object also when nothing can be opened; the error goes on to its line on stderr.
+
+    Args:
+        wanted: whether the caller asked for JSON.
+        schema: of the object that would have been printed.
+        verdict: its key that says whether all is well: false for what cannot be read, null where nothing was looked at.
+        path: what was to be opened.
+    """
+    try:
+        yield
+    except CkptoolsError as error:
+        if wanted:
+            import json
+
+            answer = False if error.exit_code == CkptoolsError.exit_code else None
+            told = {"schema": schema, "path": str(path), verdict: answer, "error": str(error)}
+            typer.echo(json.dumps({**told, "exit_code": error.exit_code}, indent=1))
+        raise

@@ -50,12 +50,13 @@ def verify(
     """
     from ckptools.checks.verifying import verify as check
     from ckptools.cli.inspect import screen
-    from ckptools.cli.opening import opened
+    from ckptools.cli.opening import answered_in_json, opened
     from ckptools.cli.progress import ProgressLine
     from ckptools.views.verified import verification_json, verification_text
     from ckptools.views.words import encodable
 
-    checkpoint = opened(path, only_this_file, follow_symlinks, weights, rules, shapes)
+    with answered_in_json(json, "ckptools/verify/1", "ok", path):
+        checkpoint = opened(path, only_this_file, follow_symlinks, weights, rules, shapes)
     with ProgressLine(sum(f.nbytes for f in checkpoint.files)) as line:
         found = check(
             checkpoint, deep=deep, values=values, manifest=manifest, ignore=ignore or (), jobs=jobs, progress=line

@@ -73,6 +73,28 @@ def test_a_cut_file_is_named(composer):
     assert [(p.code, p.rank) for p in check(ckptools.verify(composer), "files").problems] == [("CK002", 1)]
 
 
+@pytest.mark.parametrize("damage", ["missing", "cut"])
+def test_a_dcp_without_the_file_that_counts_steps_ends_with_its_verdict(tmp_path, damage):
+    folder = Path(shutil.copytree(FIXTURES / "torch2.13.0-fsdp2-dcp-w3" / "ckpt", tmp_path / "run"))
+    file = folder / "__1_0.distcp"
+    file.unlink() if damage == "missing" else file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    done = CliRunner().invoke(app, ["verify", str(folder), "--deep", "--json"])
+    told = json.loads(done.stdout)
+    assert (done.exit_code, told["ok"], len(told["checks"])) == (1, False, 12)
+    assert {p["rank"] for c in told["checks"][:3] for p in c["problems"]} == {1}
+
+
+@pytest.mark.parametrize("option", ["deep", "values"])
+def test_a_file_that_shrinks_while_it_is_checked_is_a_problem_and_the_checks_go_on(composer, option):
+    ck = ckptools.open(composer, all_ranks=True)
+    file = composer / "ep0-ba5-rank1.pt"
+    file.write_bytes(file.read_bytes()[:50_000])
+    found = ckptools.verify(ck, **{option: True})
+    problems = check(found, "checksums" if option == "deep" else "finite").problems
+    assert {(p.code, p.rank) for p in problems} == {("CK002", 1)}
+    assert found.checks[-1].name == "names in pickles"
+
+
 def test_a_flipped_bit_is_found_by_its_checksum_and_only_when_every_byte_is_read(composer):
     path, offset, length = tensor_bytes(composer / "ep0-ba5-rank1.pt", "model.conv.weight")
     byte = path.read_bytes()[offset + length // 2]
@@ -190,6 +212,14 @@ def test_a_code_can_be_ignored_and_a_wrong_one_is_refused(composer):
     assert found.ok and found.ignored > 20
     with pytest.raises(UsageError, match="CK999: there is no such code"):
         ckptools.verify(composer, ignore=["CK999"])
+
+
+@pytest.mark.parametrize(("command", "verdict"), [("inspect", "whole"), ("verify", "ok")])
+def test_what_cannot_be_opened_has_its_verdict_in_json_and_its_line_on_stderr(tmp_path, command, verdict):
+    done = CliRunner().invoke(app, [command, str(tmp_path / "nowhere.pt"), "--json"])
+    told = json.loads(done.stdout)
+    assert (done.exit_code, told[verdict], told["exit_code"]) == (3, False, 3)
+    assert done.stderr == f"error: {told['error']}\n"
 
 
 def test_the_command_says_it_in_words_and_in_its_exit_code(composer):
