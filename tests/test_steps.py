@@ -37,7 +37,7 @@ def test_a_name_that_says_another_step_is_a_contradiction():
     ],
 )
 def test_without_counters_the_name_tells(path, value):
-    assert step({"x": 1}, f"/tmp/folder/{path}").value == value
+    assert step({"x": 1}, f"/runs/folder/{path}").value == value
 
 
 def test_the_file_s_own_name_comes_before_its_folders():

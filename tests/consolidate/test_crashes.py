@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import resource
+import shlex
 import shutil
 import subprocess
 import sys
@@ -112,9 +113,11 @@ def test_a_read_that_fails_meanwhile_is_one_line_with_the_file(suffix, run, tmp_
     assert nothing_left(tmp_path)
 
 
+OWN_MOUNTS = ["unshare", "--user", "--map-root-user", "--mount"]
+SMALL_DISK = ["mount", "-t", "tmpfs", "-o", "size=40M", "none"]
 FULL_DISK = """
 import sys, pathlib, subprocess
-subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40M", "none", sys.argv[2]], check=True)
+subprocess.run([*sys.argv[4:], sys.argv[2]], check=True)
 import ckptools
 out, seen = pathlib.Path(sys.argv[2]), []
 def fill(n, _):
@@ -132,13 +135,21 @@ print(sorted(p.name for p in out.iterdir()))
 """
 
 
+@pytest.fixture(scope="module")
+def small_disk(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Skip where a process may not mount a disk of its own, which is asked without ckptools."""
+    mount = shlex.join([*SMALL_DISK, str(tmp_path_factory.mktemp("disk"))])
+    if subprocess.run([*OWN_MOUNTS, "sh", "-c", mount], capture_output=True).returncode:
+        pytest.skip("this machine lets nobody mount a small disk")
+
+
+@pytest.mark.usefixtures("small_disk")
 @pytest.mark.parametrize("suffix", [".pt", ".safetensors", ".dcp"])
 def test_a_disk_that_really_fills_up_meanwhile_is_one_line_and_no_output(suffix, run, tmp_path):
     (tmp_path / "disk").mkdir()
-    command = ["unshare", "--user", "--map-root-user", "--mount", sys.executable, "-c", FULL_DISK]
-    done = subprocess.run([*command, str(run), str(tmp_path / "disk"), f"out{suffix}"], capture_output=True, text=True)
-    if "unshare" in done.stderr or "mount" in done.stderr:
-        pytest.skip("this machine lets nobody mount a small disk")
+    command = [*OWN_MOUNTS, sys.executable, "-c", FULL_DISK, str(run), str(tmp_path / "disk"), f"out{suffix}"]
+    done = subprocess.run([*command, *SMALL_DISK], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
     error, left = done.stdout.splitlines()
     assert error.startswith("WriteError ") and "no space left on device" in error
     assert left == "['other']"

@@ -12,11 +12,16 @@ import pytest
 
 FIXTURES = Path(__file__).parent.parent.parent / "fixtures"
 
-# Root reads everything; a process without these two capabilities is refused like anybody else.
-PLAIN_USER = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
-pytestmark = pytest.mark.skipif(
-    bool(PLAIN_USER) and shutil.which("setpriv") is None, reason="root, and no setpriv to be less"
-)
+LESS_THAN_ROOT = """
+import ctypes, os, sys
+PR_CAPBSET_DROP, CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH = 24, 1, 2
+for capability in (CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH):
+    assert ctypes.CDLL(None, use_errno=True).prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) == 0, ctypes.get_errno()
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+"""Root reads everything; a process that was started without these two capabilities is refused like anybody else."""
+
+PLAIN_USER = [sys.executable, "-c", LESS_THAN_ROOT] if os.geteuid() == 0 else []
 
 
 @pytest.fixture

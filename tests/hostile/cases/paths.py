@@ -26,7 +26,7 @@ def cases() -> Iterator[tuple[str, Build]]:
         yield f"Megatron's tracker: {name!r}", _tracker(MEGATRON, name, "iter_0000005/mp_rank_00/model_optim_rng.pt")
     for index in (b"[]", b"{", b'{"weight_map": []}', b'{"weight_map": {"a": 1}}', b"\xff", b'{"weight_map": {}}'):
         yield f"index: {index!r}", _index(index)
-    for name in ("../secret.pt", "/tmp/secret.pt", "a/../../composer_states.pt"):
+    for name in ("../secret.pt", "/secret.pt", "a/../../composer_states.pt"):
         yield f"tar member called {name!r}", _tar_leading_out(name)
     for value in ("NaN", "Infinity", "1e999", "-0", "9" * 5000):
         yield f"JSON with the number {value[:9]}", _number_in_index(value)

@@ -1,0 +1,59 @@
+"""A test that was skipped tested nothing: skips are counted, and one that nobody gave a reason for fails the run."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+import pytest
+
+SKIPS = {
+    "needs a device that is always full": "/dev/full is Linux's",
+    "this machine lets nobody mount a small disk": "mounting needs user namespaces, which a container may forbid",
+    r"no (gzip|bzip2|xz|lzma|zstd|lz4) here": "the packers' own command lines are no Python packages",
+}
+"""Patterns of reasons to skip that a machine may give, and why the tests cannot bring along what is missing."""
+
+COUNTED = pytest.StashKey[Counter[str]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[COUNTED] = Counter()
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item):
+    outcome = yield
+    report = outcome.get_result()
+    if report.skipped:
+        item.config.stash[COUNTED][_reason(report)] += 1
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    """A module that skips itself as a whole is worse than a test that does: it is not even counted."""
+    if report.skipped:
+        pytest.fail(f"{report.nodeid} skips itself as a whole: {_reason(report)}")
+
+
+def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
+    text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    return str(text).removeprefix("Skipped: ")
+
+
+def unlisted(reasons: Counter[str]) -> list[str]:
+    """Reasons of tests that were skipped and that `SKIPS` does not have."""
+    return sorted(reason for reason in reasons if not any(re.fullmatch(pattern, reason) for pattern in SKIPS))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    if exitstatus == pytest.ExitCode.OK and unlisted(session.config.stash[COUNTED]):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    counted = config.stash[COUNTED]
+    bad = unlisted(counted)
+    for reason, count in sorted(counted.items()):
+        verdict = "FAILED: not among the reasons in tests/conftest.py" if reason in bad else "listed"
+        terminalreporter.write_line(f"skipped {count}: {reason} ({verdict})")
