@@ -12,6 +12,8 @@ from ckptools import optimizers
 from ckptools.model import Fact, Home, KeyPath, Problem, RankFile, Tensor, children_of, fqn_of
 from ckptools.optimizers import Optimizer
 from ckptools.sections import Section, find_sections, is_flat_optimizer
+from ckptools.training_state.module_order import ModuleOrder, believed
+from ckptools.training_state.optimizer_names import named_when_read
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class Checkpoint:
         files: every rank file, found or missing, in rank order.
         world_size: ranks it was saved by, and what says so.
         step: training step, and what says so.
+        module_order: whether the format keeps the order in which the module has its parameters, and why.
         problems: what is wrong, the worst first; `PROBLEM_CODES` explains the codes.
         names: dotted names of every class and function that the files mention.
         all_ranks: whether every rank's file was read, so that `tree` holds everybody's shards.
@@ -49,7 +52,8 @@ class Checkpoint:
             tree holds the lowest rank's.
         bytes_expected: bytes that all files together should have; None when nothing tells.
         cost: what opening it cost.
-        module_order: whether the model's names come in the order of the module, as in a torch.save file.
+        assumed_names: parameters whose optimizer state has a number in the files, and got its name by order when it
+            was read.
         options: how it was opened, so that it can be opened again with all ranks.
     """
 
@@ -61,13 +65,14 @@ class Checkpoint:
     files: tuple[RankFile, ...] = field(repr=False)
     world_size: Fact
     step: Fact
+    module_order: ModuleOrder = field(repr=False)
     problems: tuple[Problem, ...] = ()
     names: tuple[str, ...] = field(default=(), repr=False)
     all_ranks: bool = True
     differing: tuple[KeyPath, ...] = ()
     bytes_expected: int | None = None
     cost: ReadCost = ReadCost(0, 0.0, 0)
-    module_order: bool = True
+    assumed_names: frozenset[str] = field(default=frozenset(), repr=False)
     options: Any = field(default=None, repr=False, compare=False)
 
     @property
@@ -111,7 +116,9 @@ class Checkpoint:
         found: dict[str, Optimizer] = {}
         for section in self.of_kind("optimizer"):
             name = fqn_of(section.path[-1:]) or "optimizer"
-            optimizer = optimizers.describe(name, section.path, section.value, model, self.module_order)
+            order = believed(self.module_order, model or {})
+            optimizer = optimizers.describe(name, section.path, section.value, model, order)
+            optimizer = replace(optimizer, naming=named_when_read(optimizer.naming, self.assumed_names))
             found[_free(found, optimizer.name)] = replace(optimizer, state=self._bound_state(section, optimizer))
         return found
 

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from itertools import combinations
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ckptools import optimizers
 from ckptools.model import Shard, Source, Tensor
-from ckptools.optimizers import describe, name_parameters
 from ckptools.regions import Box
+from ckptools.training_state.module_order import CONFIRMED, ModuleOrder
+from ckptools.training_state.optimizer_names import Naming
+from ckptools.training_state.optimizer_names import name_parameters as name_by
+
+LOST = ModuleOrder(False, "safetensors are sorted")
 
 
 def tensor(*shape: int, kind: str = "plain", at: int | None = None, dtype: str = "float32") -> Tensor:
@@ -17,6 +23,14 @@ def tensor(*shape: int, kind: str = "plain", at: int | None = None, dtype: str =
         return Tensor(shape, dtype, (), kind)  # type: ignore[arg-type]
     source = Source("f", at, dtype, shape, (1,) * len(shape), "r", (at, 1))  # type: ignore[arg-type]
     return Tensor(shape, dtype, (Shard(Box.whole(shape), 0, source),), kind)  # type: ignore[arg-type]
+
+
+def name_parameters(value: Any, state_dict: Any, order: ModuleOrder = CONFIRMED) -> Naming:
+    return name_by(value, state_dict, order)
+
+
+def describe(*args: Any) -> optimizers.Optimizer:
+    return optimizers.describe(*args, CONFIRMED)
 
 
 def optimizer(*groups: list[tuple[int, tuple[int, ...]]]) -> dict[str, object]:
@@ -42,9 +56,9 @@ def test_a_flattened_state_dict_is_the_nested_one_again():
     assert [(g.lr, g.names) for g in told.param_groups] == [(0.1, ("a.w", "c.w")), (0.2, ("a.b",))]
 
 
-def test_one_group_in_module_order_is_named():
+def test_parameters_of_different_shapes_are_named_by_them():
     naming = name_parameters(optimizer([(0, (2, 3)), (1, (2,))]), model(w=(2, 3), b=(2,)))
-    assert (naming.by, naming.names, naming.unnamed) == ("order", {0: "w", 1: "b"}, ())
+    assert (naming.by, naming.names, naming.unnamed) == ("shape", {0: "w", 1: "b"}, ())
 
 
 def test_a_buffer_of_another_shape_between_them_does_not_matter():
@@ -55,7 +69,7 @@ def test_a_buffer_of_another_shape_between_them_does_not_matter():
 def test_a_buffer_of_the_same_shape_leaves_the_name_open():
     naming = name_parameters(optimizer([(0, (2, 3)), (1, (2,))]), model(w=(2, 3), b=(2,), mean=(2,)))
     assert naming.names == {0: "w"} and naming.unnamed == (1,)
-    assert "1 of 2 could not be named" in naming.note
+    assert "1 of 2 without a name" in naming.note
 
 
 def test_two_groups_share_the_parameters_out():
@@ -87,22 +101,22 @@ def test_integer_buffers_are_never_parameters():
 
 def test_without_a_model_nothing_is_named_and_it_is_said():
     naming = name_parameters(optimizer([(0, (2,))]), None)
-    assert naming.names == {} and "no model" in naming.note
+    assert naming.names == {} and "no one model" in naming.note
 
 
 def test_where_the_module_order_is_lost_only_a_shape_that_is_there_once_names_a_parameter():
     value = optimizer([(0, (4, 4)), (1, (4, 4)), (2, (2, 3)), (3, (7,))])
     state_dict = model(alpha=(4, 4), beta=(7,), mean=(7,), zeta=(4, 4), eta=(2, 3))
-    naming = name_parameters(value, state_dict, ordered=False)
+    naming = name_parameters(value, state_dict, LOST)
     assert (naming.names, naming.by, naming.unnamed) == ({2: "eta"}, "shape", (0, 1, 3))
-    assert "lost their order" in naming.note
+    assert "safetensors are sorted" in naming.note and "--names" in naming.note
 
 
 def test_factored_moments_and_a_model_that_lacks_parameters_name_nothing_without_order():
     factored = optimizer([(0, (4, 5)), (1, (9,))])
     factored["state"][0]["row"] = tensor(4)  # type: ignore[index]
-    assert name_parameters(factored, model(w=(4, 5), b=(9,)), ordered=False).names == {1: "b"}
-    assert name_parameters(optimizer([(0, (4, 5)), (1, (9,))]), model(w=(4, 5)), ordered=False).names == {}
+    assert name_parameters(factored, model(w=(4, 5), b=(9,)), LOST).names == {1: "b"}
+    assert name_parameters(optimizer([(0, (4, 5)), (1, (9,))]), model(w=(4, 5)), LOST).names == {}
 
 
 def test_groups_show_names_and_hyperparameters():

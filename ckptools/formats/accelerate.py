@@ -27,11 +27,13 @@ from ckptools.checkpoint import Checkpoint
 from ckptools.files import reading
 from ckptools.formats import rank_files
 from ckptools.formats.beside import read_beside
+from ckptools.formats.dcp.folder import PLANNED
 from ckptools.formats.flat import optimizers as flat_optimizers
 from ckptools.formats.options import Options
 from ckptools.formats.parts import Parts, is_dcp
 from ckptools.formats.shapes import Shapes
 from ckptools.sections import is_optimizer
+from ckptools.training_state.module_order import AS_SAVED, ModuleOrder
 
 NAME = "accelerate"
 READS = "Accelerate's save_state and transformers' Trainer under FSDP: a folder with DCP folders or rank files in it"
@@ -110,7 +112,7 @@ def read(path: Path, options: Options) -> Checkpoint:
     beside = read_beside(path, options)
     parts.companions(beside)
     counting = [key for key in parts.tree if not key.startswith("scheduler")]
-    return parts.checkpoint(NAME, f"Accelerate, {_saved_as(found, parts)}", beside.world_size, counting)
+    return parts.checkpoint(NAME, f"Accelerate, {_saved_as(found, parts)}", beside.world_size, _order(found), counting)
 
 
 def _add_model(parts: Parts, part: _Part, optimizer: Any) -> None:
@@ -128,6 +130,10 @@ def _shapes_by_name(optimizer: Any) -> Shapes | None:
     if not isinstance(optimizer, Mapping) or not is_optimizer(optimizer):
         return None
     return flat_optimizers.shapes_by_name(optimizer, of_dcp=True)
+
+
+def _order(found: list[_Part]) -> ModuleOrder:
+    return PLANNED if any(p.what == "model" and p.kind == "dcp" for p in found) else AS_SAVED
 
 
 def _saved_as(found: list[_Part], parts: Parts) -> str:

@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from ckptools.checkpoint import Checkpoint
+from ckptools.formats.dcp.folder import PLANNED
 from ckptools.formats.options import Options
 from ckptools.formats.parts import Parts, is_dcp
 from ckptools.model import Fact, Problem
+from ckptools.training_state.module_order import AS_SAVED, ModuleOrder
 
 NAME = "composer_folder"
 READS = "Composer's composer.checkpoint: a folder with model/, optim/, resumption.pkl and composer_metadata.json"
@@ -57,7 +59,13 @@ def read(path: Path, options: Options) -> Checkpoint:
         parts.file(path / RESUMPTION, "resumption")
     if (path / METADATA).is_file():
         parts.file(path / METADATA, "metadata")
-    return parts.checkpoint(NAME, f"Composer, {_saved_as(parts)}", _world_size(parts.tree.get("metadata")))
+    return parts.checkpoint(
+        NAME, f"Composer, {_saved_as(parts)}", _world_size(parts.tree.get("metadata")), _order(path)
+    )
+
+
+def _order(path: Path) -> ModuleOrder:
+    return PLANNED if is_dcp(path / "model") else AS_SAVED
 
 
 def _saved_as(parts: Parts) -> str:

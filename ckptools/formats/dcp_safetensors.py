@@ -31,7 +31,7 @@ from ckptools.formats import shapes
 from ckptools.formats.json_file import JsonError, parse_json
 from ckptools.formats.on_disk import fault
 from ckptools.formats.options import Options
-from ckptools.formats.safetensors_header import Header, read_header, source_of
+from ckptools.formats.safetensors_header import SORTED, Header, read_header, source_of
 from ckptools.model import Fact, Problem, RankFile, Shard, Tensor, worst_first
 from ckptools.pickles.contents import content_of, head_of
 from ckptools.pickles.told import told
@@ -233,10 +233,10 @@ class _Opening:
             files=tuple(self.files),
             world_size=Fact(self.world, ("shard numbers",)),
             step=find_step(files[0].path, find_sections(tree)),
+            module_order=SORTED,
             problems=worst_first(self.problems),
             bytes_expected=None if self.problems else sum(f.nbytes for f in self.files),
             cost=ReadCost(len(self.files), time.perf_counter() - started, self.bytes_read),
-            module_order=False,
         )
 
 

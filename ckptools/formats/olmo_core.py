@@ -19,6 +19,7 @@ from typing import Any
 
 from ckptools.checkpoint import Checkpoint
 from ckptools.formats import rank_files
+from ckptools.formats.dcp.folder import PLANNED
 from ckptools.formats.options import Options
 from ckptools.formats.parts import Parts, is_dcp
 from ckptools.formats.rank_names import parse
@@ -50,7 +51,7 @@ def read(path: Path, options: Options) -> Checkpoint:
     world = _add_trainer(parts)
     if (path / VERSION).is_file():
         parts.file(path / VERSION, "metadata")
-    return parts.checkpoint(NAME, f"OLMo-core, DCP folder, {parts.writer}", world)
+    return parts.checkpoint(NAME, f"OLMo-core, DCP folder, {parts.writer}", world, PLANNED)
 
 
 def _add_trainer(parts: Parts) -> Fact:

@@ -28,10 +28,13 @@ from ckptools.model import Fact, RankFile, tensors_in, worst_first
 from ckptools.pickles.reader import Saved
 from ckptools.sections import find_sections
 from ckptools.steps import find_step
+from ckptools.training_state.module_order import AS_SAVED, ModuleOrder
 
 NAME = "olmo_local"
 READS = "OLMo's local checkpoints: model/rankN.pt, optim/rankN.pt, train/rankN.pt"
 KNOWN_BY = "folders model and optim with one rankN.pt per rank in each"
+
+BY_UNIT = ModuleOrder(False, "parameters of flat ones stand together by FSDP unit")
 
 PARTS = ("model", "optim", "train")
 METADATA = "metadata.yaml"
@@ -125,6 +128,7 @@ class _Opening:
             files=files,
             world_size=world,
             step=find_step(self.root, sections),
+            module_order=BY_UNIT if flat else AS_SAVED,
             problems=worst_first(problems),
             names=tuple(dict.fromkeys(n for s in saved for n in s.names)),
             all_ranks=self.all_ranks,

@@ -26,6 +26,7 @@ from ckptools.pickles.contents import content_of, head_of
 from ckptools.pickles.machine import Machine
 from ckptools.pickles.reader import load_checked
 from ckptools.steps import find_step
+from ckptools.training_state.module_order import ModuleOrder
 
 PROTO = b"\x80"
 """How a pickle of protocol 2 or later begins."""
@@ -216,7 +217,12 @@ class Parts:
         self.bytes_read += other.cost.nbytes
 
     def checkpoint(
-        self, format: str, saved_as: str, world_size: Fact, steps: Iterable[str] | None = None
+        self,
+        format: str,
+        saved_as: str,
+        world_size: Fact,
+        order: ModuleOrder,
+        steps: Iterable[str] | None = None,
     ) -> Checkpoint:
         """Put everything together.
 
@@ -224,6 +230,7 @@ class Parts:
             format: name of the format.
             saved_as: for people.
             world_size: as the parts that tell it say; the DCP files tell it where it has no value.
+            order: whether the model's names come in the order of the module, and why.
             steps: keys of the tree that may count steps; None for all.
         """
         if world_size.value is None:
@@ -237,6 +244,7 @@ class Parts:
             files=tuple(self.files),
             world_size=world_size,
             step=Fact(None),
+            module_order=order,
             problems=worst_first(self.problems),
             names=tuple(dict.fromkeys(self.names)),
             all_ranks=self.options.all_ranks,

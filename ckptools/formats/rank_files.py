@@ -30,6 +30,7 @@ from ckptools.model import Fact, Problem, RankFile, Tensor, tensors_in, worst_fi
 from ckptools.pickles.reader import Saved
 from ckptools.sections import find_sections
 from ckptools.steps import find_step
+from ckptools.training_state.module_order import AS_SAVED
 
 if TYPE_CHECKING:
     from ckptools.formats.shapes import Shapes
@@ -129,6 +130,7 @@ class _Opening:
             files=files,
             world_size=world,
             step=find_step(self.name.path, sections),
+            module_order=AS_SAVED,
             problems=worst_first(self.problems),
             names=tuple(dict.fromkeys(n for s in self.saved.values() for n in s.names)),
             all_ranks=self.all_ranks,

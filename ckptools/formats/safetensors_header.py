@@ -26,6 +26,10 @@ from ckptools.files import File, Window
 from ckptools.model import Source
 from ckptools.pickles.told import told
 from ckptools.regions import Ints, contiguous_strides
+from ckptools.training_state.module_order import ModuleOrder
+
+SORTED = ModuleOrder(False, "safetensors are sorted by dtype and name")
+"""As the format's own library writes them (`prepare`)."""
 
 MAX_HEADER = 100_000_000
 """Bytes; the format's own library reads no longer header."""

@@ -21,6 +21,7 @@ from ckptools.model import Fact, Problem, tensors_in
 from ckptools.pickles.contents import HEAD, content_of
 from ckptools.sections import find_sections
 from ckptools.steps import find_step
+from ckptools.training_state.module_order import AS_SAVED
 
 NAME = "torch_file"
 READS = "one torch.save file: .pt, .pth, .bin, .ckpt (DDP snapshots, Lightning, plain state dicts)"
@@ -58,6 +59,7 @@ def read(path: Path, options: Options) -> Checkpoint:
         files=(was_read(saved),),
         world_size=Fact(claims[-1], ("layout",)) if claims else Fact(1, ("one file",)),
         step=find_step(path, sections),
+        module_order=AS_SAVED,
         problems=tuple(_part_of_more(path)),
         names=saved.names,
         bytes_expected=saved.nbytes,

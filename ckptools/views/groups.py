@@ -8,8 +8,9 @@ from typing import Any
 
 from ckptools.checkpoint import Checkpoint
 from ckptools.model import Tensor
-from ckptools.optimizers import Optimizer, ParamGroup, group_ids, nested
+from ckptools.optimizers import Optimizer, ParamGroup, nested
 from ckptools.sections import section_name
+from ckptools.training_state.optimizer_names import group_ids
 from ckptools.views.shown import scalar
 
 
@@ -41,6 +42,7 @@ class OptimizerRow:
         slots: names of the state per parameter, such as `exp_avg`.
         entries: parameters that have state.
         named_by: `fqn`, `order`, `shape` or `none`: how parameters got their names.
+        assumed: how many have a name that holds only if the groups list parameters in the order of the module.
         unnamed: how many have none.
         note: a line about the naming; empty when the file has the names.
     """
@@ -51,6 +53,7 @@ class OptimizerRow:
     slots: tuple[str, ...]
     entries: int
     named_by: str
+    assumed: int
     unnamed: int
     note: str
 
@@ -96,6 +99,7 @@ def _optimizer_row(ck: Checkpoint, optimizer: Optimizer) -> OptimizerRow:
         slots=tuple(map(str, slots)),
         entries=len(optimizer.state),
         named_by=naming.by,
+        assumed=len(naming.assumed),
         unnamed=len(naming.unnamed),
         note=naming.note,
     )

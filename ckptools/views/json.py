@@ -115,6 +115,7 @@ def _optimizer(row: OptimizerRow, values: Jsonable) -> dict[str, Any]:
         "parameters": row.entries,
         "slots": list(row.slots),
         "named_by": row.named_by,
+        "assumed": row.assumed,
         "unnamed": row.unnamed,
         "note": row.note,
         "param_groups": [_group(group, values) for group in row.groups],

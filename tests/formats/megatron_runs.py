@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from tests.state_dicts import state_dict
+
 Tensors = dict[str, torch.Tensor]
 
 
@@ -57,14 +59,18 @@ def full_model(run: Run) -> Tensors:
         shapes[layer + "pre_mlp_layernorm.weight"] = (HIDDEN,)
         shapes[layer + "mlp.linear_fc1.weight"] = (FFN * (2 if run.gated else 1), HIDDEN)
         shapes[layer + "mlp.linear_fc2.weight"] = (HIDDEN, FFN)
-        if run.bias:
-            shapes |= {k[:-6] + "bias": (v[0],) for k, v in shapes.items() if k.startswith(layer) and "linear" in k}
     shapes["decoder.final_layernorm.weight"] = (HIDDEN,)
     shapes["output_layer.weight"] = (run.vocab, HIDDEN)
+    if run.bias:
+        shapes = {n: s for k, v in shapes.items() for n, s in ((k, v), *_bias_of(k, v))}
     made = {k: torch.randn(s, generator=torch.Generator().manual_seed(n)) for n, (k, s) in enumerate(shapes.items())}
     if not run.untied:
         made["output_layer.weight"] = made["embedding.word_embeddings.weight"]
     return {k: v.bfloat16() if run.half else v for k, v in made.items()}
+
+
+def _bias_of(name: str, shape: tuple[int, ...]) -> list[tuple[str, tuple[int, ...]]]:
+    return [(name[:-6] + "bias", shape[:1])] if ".linear_" in name else []
 
 
 def piece(name: str, tensor: torch.Tensor, tp: int, rank: int, gated: bool) -> torch.Tensor:
@@ -148,7 +154,7 @@ def file_tree(run: Run, full: Tensors, stage: int, rank: int) -> dict[str, Any]:
     for chunk in range(len(run.layers)):
         mine = stage_names(run, chunk, stage)
         names |= {f"{chunk}:{k}": v for k, v in mine.items()}
-        model = {k: piece(v, full[v], run.tp, rank, run.gated) for k, v in mine.items()}
+        model = state_dict({k: piece(v, full[v], run.tp, rank, run.gated) for k, v in mine.items()})
         tree["model" if len(run.layers) == 1 else f"model{chunk}"] = model
     inner = optimizer_of(names, moments_of(full), run, rank)
     tree["optimizer"] = (

@@ -11,6 +11,7 @@ from ckptools.model import Fact, Problem, RankFile, Shard, Source, Tensor
 from ckptools.regions import Box, contiguous_strides
 from ckptools.sections import find_sections
 from ckptools.steps import find_step
+from ckptools.training_state.module_order import AS_SAVED
 from ckptools.values import Opaque
 
 RUN = Path("/ckpt/run7")
@@ -65,6 +66,7 @@ def checkpoint(tree: Any, **facts: Any) -> Checkpoint:
         "files": (RankFile(path, None, "", "read", 4096, SAVED),),
         "world_size": Fact(1, ("one file",)),
         "step": find_step(path, find_sections(tree)),
+        "module_order": AS_SAVED,
         "bytes_expected": None,
         "cost": ReadCost(1, 0.012, 900),
     }

@@ -5,6 +5,7 @@ import pytest
 from ckptools.model import Fact, Problem
 from ckptools.values import NumpyScalar
 from ckptools.views.report import inspect_report
+from tests.state_dicts import state_dict
 from tests.views.made import alone, broken_run7, checkpoint, composer_tree, group, missing, plain, run7, snapshot
 
 
@@ -77,10 +78,18 @@ def test_param_groups_count_their_parameters():
     assert "params" not in optimizer.groups[0].values
 
 
-def test_parameters_named_by_their_order_are_said_to_be():
+def test_parameters_named_by_their_shape_are_said_to_be():
     (optimizer,) = inspect_report(snapshot()).optimizers
-    assert optimizer.named_by == "order" and "parameter order" in optimizer.note
+    assert optimizer.named_by == "shape" and "2 named by a shape" in optimizer.note
     assert optimizer.groups[0].names == ("module.w", "module.b")
+
+
+def test_parameters_named_by_their_order_are_said_to_be_assumed():
+    state = {i: {"exp_avg": plain(4)} for i in (0, 1)}
+    model = state_dict({"a.w": plain(4), "b.w": plain(4)})
+    tree = {"model": model, "optim": {"state": state, "param_groups": [group(0.1, 0, [0, 1])]}}
+    (optimizer,) = inspect_report(checkpoint(tree)).optimizers
+    assert (optimizer.named_by, optimizer.assumed) == ("order", 2) and "assumed" in optimizer.note
 
 
 def test_parameters_without_a_name_are_counted_by_their_moments():

@@ -20,13 +20,10 @@ from ckptools.consolidate.choose import Selection
 from ckptools.consolidate.writers.dcp_metadata import ObjectPath
 from ckptools.errors import RefusedError
 from ckptools.model import KeyPath, Tensor, fqn_of
-from ckptools.optimizers import Naming
 from ckptools.sections import GROUPS, STATE, Section, is_flat_optimizer
+from ckptools.training_state.optimizer_names import Naming
+from ckptools.training_state.wrappers import without_wrappers
 from ckptools.views.words import plural
-
-WRAPPERS = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod")
-"""Modules that wrap one other and are no part of a name; DDP's is `module`, which others use as well."""
-
 
 OF_ADAM = ("foreach", "maximize", "capturable", "differentiable", "fused", "decoupled_weight_decay")
 """Hyperparameters that torch/optim/adam.py got over the years; `dcp.load` misses what a folder does not hold."""
@@ -190,7 +187,7 @@ def _moves(selection: Selection) -> list[_Move]:
 
 def _naming(selection: Selection, section: Section) -> Naming:
     optimizers = selection.source.optimizers.values() if selection.source is not None else ()
-    return next((o.naming for o in optimizers if o.path == section.path), Naming({}, "none", (), ""))
+    return next((o.naming for o in optimizers if o.path == section.path), Naming({}, "none", (), (), ""))
 
 
 def _unwrapping(selection: Selection, section: Section) -> Callable[[str], str]:
@@ -199,13 +196,9 @@ def _unwrapping(selection: Selection, section: Section) -> Callable[[str], str]:
     names: Iterable[Any] = models[0].value if len(models) == 1 else ()
     if not names and section.kind == "optimizer":
         names = _naming(selection, section).names.values()
-    inner = [_without_wrappers(str(n)) for n in names]
+    inner = [without_wrappers(str(n)) for n in names]
     leading = "module." if inner and all(n.startswith("module.") for n in inner) else ""
-    return lambda name: _without_wrappers(name).removeprefix(leading)
-
-
-def _without_wrappers(name: str) -> str:
-    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
+    return lambda name: without_wrappers(name).removeprefix(leading)
 
 
 def _told_of_moves(moves: Iterable[_Move], leaves: Iterable[Leaf]) -> Iterator[str]:

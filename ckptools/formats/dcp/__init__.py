@@ -20,7 +20,7 @@ from ckptools.checkpoint import Checkpoint, ReadCost
 from ckptools.errors import ReadError
 from ckptools.files import check_stays_inside
 from ckptools.formats.dcp.files import dcp_folder_of
-from ckptools.formats.dcp.folder import Folder, read_folder
+from ckptools.formats.dcp.folder import PLANNED, Folder, read_folder
 from ckptools.formats.on_disk import fault, was_read
 from ckptools.formats.options import Options
 from ckptools.model import Fact, Problem, worst_first
@@ -68,6 +68,7 @@ def read(path: Path, options: Options) -> Checkpoint:
         files=files,
         world_size=Fact(max(len(found.ranks), 1), ("files found",)),
         step=find_step(folder, find_sections(tree)),
+        module_order=PLANNED,
         problems=worst_first([*found.problems, *problems]),
         names=tuple(dict.fromkeys((*found.names, *(companion.names if companion else ())))),
         all_ranks=options.all_ranks,

@@ -22,6 +22,10 @@ from ckptools.formats.dcp.tree import ContradictionError, nest
 from ckptools.formats.merge import Merge
 from ckptools.formats.options import Options
 from ckptools.model import KeyPath, Problem, RankFile
+from ckptools.training_state.module_order import ModuleOrder
+
+PLANNED = ModuleOrder(False, "DCP lists tensors as the plans of its ranks met")
+"""Rank 0 puts the ranks' plans together; who saves a replica is chosen by size (`dedup_save_plans`)."""
 
 
 @dataclass(frozen=True)

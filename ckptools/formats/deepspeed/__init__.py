@@ -31,7 +31,7 @@ from ckptools.formats import rank_checks, torch_file
 from ckptools.formats.deepspeed import module as deepspeed_module
 from ckptools.formats.deepspeed import pipeline as deepspeed_pipeline
 from ckptools.formats.deepspeed import universal as deepspeed_universal
-from ckptools.formats.deepspeed.files import Files, same_file_twice
+from ckptools.formats.deepspeed.files import GROUPED, Files, same_file_twice
 from ckptools.formats.deepspeed.layout import EXPERTS, MAX_WORLD, Placed, lay
 from ckptools.formats.deepspeed.names import find_tag, looks_like, names_in
 from ckptools.formats.deepspeed.ranks import Ranks, expected_bytes, listed, model_parallel
@@ -150,6 +150,7 @@ class _Opening:
             files=files,
             world_size=self._world_size(),
             step=find_step(self.files.folder, tuple(s for s in sections if s.path == ("global_steps",))),
+            module_order=GROUPED,
             problems=worst_first(self.problems),
             names=tuple(dict.fromkeys(n for s in saved for n in s.names)),
             all_ranks=self.all_ranks,

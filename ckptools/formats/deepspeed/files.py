@@ -15,6 +15,10 @@ from ckptools.formats.on_disk import looked_at, was_read
 from ckptools.formats.options import Options
 from ckptools.model import Problem, RankFile, Tensor, tensors_in
 from ckptools.pickles.reader import Saved
+from ckptools.training_state.module_order import ModuleOrder
+
+GROUPED = ModuleOrder(False, "DeepSpeed lists parameters by group, which round robin may have reordered")
+"""Its files name what is in the flat groups (`param_shapes`), so no order is needed."""
 
 ZEROS = 1 << 20
 """Bytes whose checksum is computed at a time."""

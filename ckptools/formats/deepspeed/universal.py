@@ -21,7 +21,7 @@ from ckptools.checkpoint import Checkpoint, ReadCost
 from ckptools.files import check_stays_inside, reading
 from ckptools.formats import rank_checks
 from ckptools.formats.deepspeed import module as deepspeed_module
-from ckptools.formats.deepspeed.files import Files
+from ckptools.formats.deepspeed.files import GROUPED, Files
 from ckptools.formats.deepspeed.layout import MAX_WORLD
 from ckptools.formats.deepspeed.names import StateName, names_in
 from ckptools.formats.deepspeed.states import FLAT, LAYOUT, ModelStates, OptimStates, Shapes, stage_of
@@ -125,6 +125,7 @@ class _Opening:
             files=files,
             world_size=Fact(world, ("dp_world_size",) if "dp_world_size" in self.base.tree else ()),
             step=find_step(self.folder, tuple(s for s in sections if s.path == ("global_steps",))),
+            module_order=GROUPED,
             problems=worst_first(self.problems),
             names=tuple(dict.fromkeys(n for s in saved for n in s.names)),
             all_ranks=True,

@@ -17,9 +17,10 @@ from ckptools.formats.flat.parameters import held_by, pieces_of, placed
 from ckptools.formats.flat.units import Unit
 from ckptools.formats.shapes import Shapes
 from ckptools.model import Shard, Tensor
-from ckptools.optimizers import group_ids, name_parameters
 from ckptools.regions import Box, Ints
 from ckptools.sections import is_flat_optimizer
+from ckptools.training_state.module_order import AS_SAVED, believed, order_of
+from ckptools.training_state.optimizer_names import group_ids, name_parameters
 
 UNPLACED = (
     "a run of a flattened parameter, and more than one parameter may be the one, or none; "
@@ -61,7 +62,7 @@ def settle(optimizer: MutableMapping[str, Any], model: Mapping[str, Any], units:
     if originals == {True}:
         _settle_parameters(optimizer, model, units)
     elif originals == {False}:
-        _settle_units(optimizer, units)
+        _settle_units(optimizer, units, getattr(model, "_metadata", None))
     else:
         _leave(optimizer["state"].values())
 
@@ -85,7 +86,7 @@ def _unplaced(tensor: Tensor) -> Tensor:
 
 
 def _settle_parameters(optimizer: MutableMapping[str, Any], model: Mapping[str, Any], units: Sequence[Unit]) -> None:
-    names = name_parameters(optimizer, model).names
+    names = name_parameters(optimizer, model, believed(AS_SAVED, model)).names
     members = {m.key: (m, u) for u in units for m in u.members}
     for number, entry in optimizer["state"].items():
         member, unit = members.get(names.get(number, ""), (None, None))
@@ -114,9 +115,10 @@ def _run_of(moment: Tensor, member: Member, unit: Unit) -> Tensor | None:
 # -- numbers that are flat parameters --------------------------------------------------------------------------
 
 
-def _settle_units(optimizer: MutableMapping[str, Any], units: Sequence[Unit]) -> None:
+def _settle_units(optimizer: MutableMapping[str, Any], units: Sequence[Unit], modules: Any) -> None:
     by_key = {u.key: u for u in units}
-    names = name_parameters(optimizer, {u.key: _as_moment(u) for u in units}).names
+    flat = {u.key: _as_moment(u) for u in units}
+    names = name_parameters(optimizer, flat, order_of(flat, modules)).names
     state: dict[Any, Any] = {}
     for number, entry in optimizer["state"].items():
         unit = by_key.get(names.get(number, ""))

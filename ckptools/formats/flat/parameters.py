@@ -26,9 +26,10 @@ from dataclasses import replace
 from typing import Any
 
 from ckptools.formats.flat.layout import Member, Piece, overlap, piece_of
-from ckptools.formats.flat.units import Unit, clean
+from ckptools.formats.flat.units import Unit
 from ckptools.model import Shard, Tensor
 from ckptools.regions import Box, Ints, span_boxes
+from ckptools.training_state.wrappers import without_wrappers
 
 
 def held_by(member: Member, pieces: Iterable[Piece]) -> Iterator[Piece]:
@@ -76,7 +77,7 @@ def take_apart(model: MutableMapping[str, Any], units: Sequence[Unit], note: str
     last = -1
     at: dict[str, int] = {}
     for key in made:
-        at[key] = last = places.get(clean(key), last)
+        at[key] = last = places.get(without_wrappers(key), last)
     model.clear()
     model.update((key, made[key]) for key in sorted(made, key=at.__getitem__))
 

@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any
 from ckptools.formats import spans
 from ckptools.formats.flat.names import is_flat, is_ragged
 from ckptools.model import Shard, Tensor
-from ckptools.optimizers import name_parameters
 from ckptools.regions import Ints
 from ckptools.sections import find_sections, is_flat_optimizer
+from ckptools.training_state.module_order import AS_SAVED, believed
+from ckptools.training_state.optimizer_names import name_parameters
 
 if TYPE_CHECKING:
     from ckptools.formats.shapes import Shapes
@@ -108,7 +109,7 @@ def _mark_local(model: MutableMapping[str, Any], note: str) -> None:
 def _settle_optimizer(optimizer: Mapping[str, Any], model: Mapping[str, Any] | None, all_ranks: bool) -> None:
     if is_flat_optimizer(optimizer):
         return
-    naming = name_parameters(optimizer, model)
+    naming = name_parameters(optimizer, model, believed(AS_SAVED, model or {}))
     sharded = model is None or any(isinstance(t, Tensor) and t.sharded for t in model.values())
     for key, entry in optimizer["state"].items():
         parameter = model.get(naming.names[key]) if model is not None and key in naming.names else None

@@ -18,9 +18,7 @@ from ckptools.formats.flat.names import is_flat, is_ragged
 from ckptools.formats.shapes import Shapes
 from ckptools.model import Tensor
 from ckptools.regions import Ints
-
-WRAPPERS = ("_fsdp_wrapped_module", "_fpw_module", "_checkpoint_wrapped_module", "_orig_mod")
-"""Modules that wrap another and are no part of its name."""
+from ckptools.training_state.wrappers import without_wrappers
 
 MAX_DEPTH = 100
 MAX_OUTER = 4
@@ -53,14 +51,9 @@ class Unit:
 # -- names -----------------------------------------------------------------------------------------------------
 
 
-def clean(name: str) -> str:
-    """A name without the modules that only wrap another."""
-    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
-
-
 def _path(key: str) -> str:
     """Path of the unit that a flat parameter belongs to; empty for the root."""
-    return clean(key.rpartition(".")[0])
+    return without_wrappers(key.rpartition(".")[0])
 
 
 def _unit_of(name: str, paths: Container[str]) -> str | None:
@@ -117,8 +110,8 @@ def explain(model: Mapping[str, Any], told: Shapes | None, by_name: Shapes | Non
         if by_name is None:
             raise UnexplainedError("nothing tells shapes")
         return _some_shape(_Explaining(model, by_name, by_name).units(), by_name)
-    cleaned = replace(told, shapes={clean(k): v for k, v in told.shapes.items()})
-    keys = [clean(k) for k in model]
+    cleaned = replace(told, shapes={without_wrappers(k): v for k, v in told.shapes.items()})
+    keys = [without_wrappers(k) for k in model]
     first: UnexplainedError | None = None
     found: dict[str, list[Unit]] = {}
     for position, renamed in enumerate(_renamings(cleaned, keys)):
@@ -158,7 +151,7 @@ class _Explaining:
                 self._sort_in(key, value)
 
     def _sort_in(self, key: str, value: Any) -> None:
-        name = clean(key)
+        name = without_wrappers(key)
         path = _unit_of(name, self.paths)
         if path is not None and isinstance(value, Tensor) and self._is_run(name, value, self.paths[path]):
             self.runs[self.paths[path]][key] = value
@@ -216,7 +209,7 @@ class _Explaining:
             if held and first.setdefault(held, key) != key:
                 tied[key] = first[held]
                 continue
-            shape = self._shape(clean(key))
+            shape = self._shape(without_wrappers(key))
             numel = count(tensor, flat) if shape is None else prod(shape)
             members.append(Member(key, numel, shape, 0, tensor.found))
         return members, tied

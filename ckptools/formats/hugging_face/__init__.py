@@ -24,10 +24,12 @@ from ckptools.formats.hugging_face.index import read_index
 from ckptools.formats.hugging_face.model import WeightModel
 from ckptools.formats.hugging_face.tensors import is_safetensors
 from ckptools.formats.options import Options
+from ckptools.formats.safetensors_header import SORTED
 from ckptools.model import Fact, Problem, worst_first
 from ckptools.pickles.contents import HEAD, content_of
 from ckptools.sections import find_sections
 from ckptools.steps import find_step
+from ckptools.training_state.module_order import AS_SAVED
 
 NAME = "hugging_face"
 READS = "Hugging Face models: safetensors or .bin, one file or several, with the state of Trainer or Accelerate"
@@ -118,12 +120,11 @@ def _checkpoint(
         files=files,
         world_size=_world_size(beside, len(files)),
         step=find_step(files[0].path, find_sections(tree)),
+        module_order=SORTED if any(h.safetensors for m in models.values() for h in m.held) else AS_SAVED,
         problems=worst_first(problems),
         names=tuple(dict.fromkeys([*pickled, *beside.names])),
         bytes_expected=sum(f.nbytes for f in files) if whole else None,
         cost=ReadCost(sum(f.status == "read" for f in files), time.perf_counter() - started, nbytes),
-        # safetensors are sorted by dtype and name.
-        module_order=not any(h.safetensors for m in models.values() for h in m.held),
     )
 
 

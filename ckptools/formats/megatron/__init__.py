@@ -49,10 +49,14 @@ from ckptools.model import Problem, RankFile, Tensor, tensors_in, worst_first
 from ckptools.pickles.reader import Saved
 from ckptools.sections import find_sections
 from ckptools.steps import find_step
+from ckptools.training_state.module_order import ModuleOrder
 
 NAME = "megatron"
 READS = "Megatron-LM, one file per model-parallel rank: iter_*/mp_rank_00_000/model_optim_rng.pt"
 KNOWN_BY = "mp_rank_* folders with model_optim_rng.pt, in iter_* or release, below latest_checkpointed_iteration.txt"
+
+JOINED = ModuleOrder(False, "the model is joined from the files of its ranks, layer by layer")
+"""Each file's own order names its optimizer state before that (`megatron.optimizer`)."""
 
 
 def detect(path: Path) -> bool:
@@ -100,6 +104,7 @@ class _Opening:
     def __init__(self, path: Path, folder: Path, found: list[Member], asked: Member, options: Options) -> None:
         self.path, self.folder, self.options = path, folder, options
         self.problems: list[Problem] = []
+        self.assumed_names: frozenset[str] = frozenset()
         self.cut: dict[Path, str] = {}
         self.rules = read_rules(options.rules)
         first = self._first(asked, found)
@@ -176,9 +181,11 @@ class _Opening:
             files=files,
             world_size=self.grid.world,
             step=find_step(self.folder, sections),
+            module_order=JOINED,
             problems=worst_first(self.problems),
             names=tuple(dict.fromkeys(n for s in self.saved.values() for n in s.names)),
             all_ranks=self.all_ranks,
+            assumed_names=self.assumed_names,
             differing=rank_checks.per_rank(merge.differing, sections),
             bytes_expected=rank_checks.expected_bytes(files),
             cost=ReadCost(len(self.saved), time.perf_counter() - started, read),
@@ -206,6 +213,7 @@ class _Opening:
                 tree[key] = next(t[key] for t in trees.values() if key in t)
         tree.update({"extra_state": extra} if extra else {})
         tree.update({"optimizer": optimizer} if self.flat else {})
+        self.assumed_names = frozenset(optimizers.assumed)
         self.problems += [*model.problems, *optimizers.problems, *optimizers.merge.problems]
         return tree
 

@@ -17,6 +17,8 @@ from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import Any
 
+from ckptools.training_state.module_order import CONFIRMED, ModuleOrder, order_of
+
 Chunk = Mapping[str, Any]
 """Part of the model on one rank: value by name as that rank has it."""
 
@@ -43,6 +45,26 @@ def _flat(node: Any, prefix: str) -> Iterator[tuple[str, Any]]:
             yield from _flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
+
+
+def order_in(tree: Mapping[Any, Any]) -> ModuleOrder:
+    """Whether the model in one file has the order of its modules, chunk by chunk.
+
+    Older versions put the state dicts of embedding, encoder and output layer into dicts by hand, in that order.
+    """
+    parts = [tree["model"]] if isinstance(tree.get("model"), dict) else [tree[k] for k in tree if is_chunk(k)]
+    orders = [order_of(dict(_flat(part, "")), dict(_modules(part, ""))) for part in parts if isinstance(part, dict)]
+    return next((order for order in orders if not order.kept), CONFIRMED)
+
+
+def _modules(node: Any, prefix: str) -> Iterator[tuple[str, None]]:
+    """Every module that the state dicts in a part of the model list."""
+    listed = getattr(node, "_metadata", None)
+    for module in listed if isinstance(listed, dict) else ():
+        yield f"{prefix}{module}".removesuffix("."), None
+    for key, value in node.items() if listed is None else ():
+        if isinstance(value, dict):
+            yield from _modules(value, f"{prefix}{key}.")
 
 
 def is_chunk(key: Any) -> bool:

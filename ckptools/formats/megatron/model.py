@@ -10,7 +10,7 @@ from typing import Any
 from ckptools.agreement import named, odd_ranks
 from ckptools.formats.megatron.grid import Coordinates, Grid, setting
 from ckptools.formats.megatron.join import Piece, UnlikeError, join
-from ckptools.formats.megatron.layers import LAYER, Layers, chunks_of
+from ckptools.formats.megatron.layers import LAYER, Layers, chunks_of, order_in
 from ckptools.formats.megatron.rules import REPLICATED, Rule, Rules
 from ckptools.formats.merge import same_value
 from ckptools.model import Problem, Tensor
@@ -37,6 +37,7 @@ class Model:
     Attributes:
         local: name in the whole model and value, on each rank that was read.
         pieces: its tensors, by name.
+        orders: whether each rank's file has its names in the order of the module.
         names: every name, layer by layer.
         problems: where ranks contradict each other.
         odd_layers: why layers have no sure number, by name.
@@ -54,6 +55,7 @@ class Model:
         self.layers = Layers(first, grid.pp, setting(args, "num_layers"))
         self.local = {at: list(self._named(at, c)) for at, c in chunks.items()}
         self.pieces = {at: {n: v for n, v in c if isinstance(v, Tensor)} for at, c in self.local.items()}
+        self.orders = {at: order_in(tree) for at, tree in trees.items()}
         self.names = self._names()
         self._check_number()
 

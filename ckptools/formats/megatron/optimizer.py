@@ -24,8 +24,8 @@ from ckptools.formats.megatron.model import Held, Model
 from ckptools.formats.megatron.rules import REPLICATED
 from ckptools.formats.merge import Merge
 from ckptools.model import KeyPath, Problem, Tensor, fqn_of, tensors_in
-from ckptools.optimizers import name_parameters
 from ckptools.pickles.told import told
+from ckptools.training_state.optimizer_names import name_parameters
 from ckptools.values import Opaque
 
 MASTER = "fp32_param"
@@ -88,12 +88,14 @@ class Optimizers:
 
     Attributes:
         problems: where ranks contradict each other.
+        assumed: parameters whose state got its name by order.
     """
 
     def __init__(self, model: Model, saved: Mapping[Coordinates, Any], flat: Mapping[str, Any]) -> None:
         self.model, self.flat = model, flat
         self.merge = Merge()
         self.problems: list[Problem] = []
+        self.assumed: set[str] = set()
         self.chained = any(isinstance(v, list) for v in saved.values())
         self.saved = {at: v if isinstance(v, list) else [v] for at, v in sorted(saved.items())}
         self.inner = {at: [inner_of(one) for one in every] for at, every in self.saved.items()}
@@ -112,7 +114,8 @@ class Optimizers:
                     entry = inner.state.get(i) if inner else None
                     known = entry if isinstance(entry, Mapping) and entry else {}
                     state[k * STRIDE + i] = {MASTER: master, **known} if master is not None else known
-        naming = name_parameters({"state": state, "param_groups": groups}, self.model.pieces[at])
+        naming = name_parameters({"state": state, "param_groups": groups}, self.model.pieces[at], self.model.orders[at])
+        self.assumed |= {naming.names[i] for i in naming.assumed}
         return {divmod(i, STRIDE): fqn for i, fqn in naming.names.items()}
 
     def tree(self) -> Any:

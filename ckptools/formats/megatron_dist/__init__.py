@@ -33,7 +33,7 @@ from ckptools.errors import ReadError
 from ckptools.files import check_stays_inside
 from ckptools.formats import rank_checks
 from ckptools.formats.dcp.files import looks_like_dcp
-from ckptools.formats.dcp.folder import Folder, read_folder
+from ckptools.formats.dcp.folder import PLANNED, Folder, read_folder
 from ckptools.formats.json_file import read_json
 from ckptools.formats.megatron import run
 from ckptools.formats.megatron.grid import arguments, setting
@@ -109,6 +109,7 @@ def read(path: Path, options: Options) -> Checkpoint:
         files=(*found.files, *([was_read(common)] if common else [])),
         world_size=_world(tree, found),
         step=find_step(folder, find_sections(tree)),
+        module_order=PLANNED,
         problems=worst_first([*found.problems, *problems]),
         names=tuple(dict.fromkeys((*found.names, *(common.names if common else ())))),
         all_ranks=options.all_ranks,

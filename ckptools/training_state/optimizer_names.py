@@ -1,0 +1,295 @@
+"""Which parameter each entry of an optimizer's state is, where the file keeps it by number.
+
+A plain `optimizer.state_dict()` numbers its parameters through all param groups. A name for a number is
+
+- said by the file: the ids are names, or groups have `param_names` (`AdamW(model.named_parameters())`, torch 2.6 on);
+- proven by its shape: one number has moments of that shape, and one parameter of the model has it;
+- assumed from the order: groups are made from `model.parameters()`, or from those that some test lets through, so that
+  each lists its parameters in the order of the module. Where the model's own order is the module's (`module_order`)
+  and the shapes leave one way to lay every group there, that is the name, and it is called assumed: two parameters of
+  one shape that were put into a group the other way round look the same;
+- or it is not given, and the number stays.
+
+Source: torch/optim/optimizer.py (`state_dict`, `add_param_group`), and formats seen in DDP, FSDP2 and verl files.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ckptools.dtypes import is_floating
+from ckptools.model import Tensor
+from ckptools.regions import Ints
+from ckptools.sections import storage_identity
+from ckptools.training_state.module_order import ModuleOrder
+from ckptools.training_state.wrappers import without_wrappers
+
+Id = Any
+"""What an optimizer calls a parameter: an int, or the fqn itself."""
+
+Parameters = Sequence[tuple[str, Tensor]]
+
+TELL = "tell them with --names FROM"
+
+MAX_STEPS = 10_000_000
+"""Parameters that are looked at while groups are laid over the model; a forged file has as many groups as it likes."""
+
+MAX_ROUNDS = 16
+
+UNNAMED = "?"
+"""How a format that joins ranks by name calls a number that has none."""
+
+
+@dataclass(frozen=True)
+class Naming:
+    """Which parameter each id of an optimizer is.
+
+    Attributes:
+        names: fqn by id, for the ids that have a name.
+        by: the weakest of what names were given by: `fqn` (the file says them), `shape` (only one parameter has it),
+            `order` (assumed: groups list parameters in the order of the module), `none`.
+        assumed: ids whose names hold only if their group has the order of the module.
+        unnamed: ids without a name.
+        note: one line for people, empty when the file has the names.
+    """
+
+    names: Mapping[Id, str]
+    by: Literal["fqn", "shape", "order", "none"]
+    assumed: tuple[Id, ...]
+    unnamed: tuple[Id, ...]
+    note: str
+
+
+def group_ids(optimizer: Mapping[str, Any]) -> list[list[Id]]:
+    """The ids of each param group; empty lists where a group has none (torch 1.13's sharded form), or no such ids."""
+    return [_ids(group.get("params")) for group in optimizer["param_groups"]]
+
+
+def _ids(params: Any) -> list[Id]:
+    listed = list(params) if isinstance(params, (list, tuple)) else []
+    return listed if all(isinstance(i, (int, str)) for i in listed) else []
+
+
+def name_parameters(optimizer: Mapping[str, Any], model: Mapping[str, Any] | None, order: ModuleOrder) -> Naming:
+    """Name the parameters of an optimizer, as far as that can be done.
+
+    Args:
+        optimizer: with `state` and `param_groups`.
+        model: the state dict; None when there is none, or nothing says which of several.
+        order: whether that has the order of the module.
+    """
+    state = optimizer["state"]
+    groups = group_ids(optimizer)
+    ids = [i for group in groups for i in group] or list(state)
+    said = _said(optimizer, ids, model)
+    if said is not None:
+        return Naming(said, "fqn", (), tuple(i for i in ids if str(i).startswith(UNNAMED)), "")
+    if model is None:
+        return Naming({}, "none", (), tuple(ids), f"keyed by number, and no one model is beside it; {TELL}")
+    candidates = [(fqn, t) for fqn, t in model.items() if isinstance(t, Tensor) and is_floating(t.dtype)]
+    params = _parameters(candidates, len(ids))
+    pieces = any(t.sharded for _, t in candidates)
+    proven = by_shape({i: state.get(i) for i in ids}, params, pieces)
+    laid: Mapping[Id, str] = {}
+    if order.kept and _are_in_order(optimizer, ids):
+        laid = by_order(groups if any(groups) else [sorted(ids)], state, params, pieces)
+    return _naming(ids, proven, laid, order)
+
+
+def _are_in_order(optimizer: Mapping[str, Any], ids: Sequence[Id]) -> bool:
+    """Whether the ids are numbers, each once, and their groups are known."""
+    numbers = all(type(i) is int for i in ids) and len(set(ids)) == len(ids)
+    return numbers and (any(group_ids(optimizer)) or len(optimizer["param_groups"]) == 1)
+
+
+def _naming(ids: Sequence[Id], proven: Mapping[Id, str], laid: Mapping[Id, str], order: ModuleOrder) -> Naming:
+    """What shapes prove, and what the order suggests beyond that."""
+    names = {**laid, **proven}
+    assumed = tuple(i for i in ids if i in laid and i not in proven)
+    unnamed = tuple(i for i in ids if i not in names)
+    why = FITS if order.kept else f"several fit, or none, and {order.why}"
+    by: Literal["order", "shape", "none"] = "order" if assumed else "shape" if proven else "none"
+    return Naming(names, by, assumed, unnamed, _told(len(proven), len(assumed), len(unnamed), why))
+
+
+FITS = "more than one parameter fits, or none"
+
+
+def _told(proven: int, assumed: int, unnamed: int, why: str) -> str:
+    """What people should know of names that the file does not have."""
+    told = ["keyed by number"]
+    told += [f"{proven} named by a shape that no other has"] if proven else []
+    told += [f"{assumed} named by order, which is assumed (shapes agree)"] if assumed else []
+    told += [f"{unnamed} of {proven + assumed + unnamed} without a name ({why}): {TELL}"] if unnamed else []
+    return "; ".join(told)
+
+
+def named_when_read(naming: Naming, assumed: Collection[str]) -> Naming:
+    """The naming of an optimizer in which a format's reader already put names for numbers, `assumed` ones by order."""
+    mine = tuple(i for i in naming.names if i in assumed)
+    if naming.by != "fqn" or not (mine or naming.unnamed):
+        return naming
+    names = {i: fqn for i, fqn in naming.names.items() if i not in naming.unnamed}
+    by: Literal["fqn", "order"] = "order" if mine else "fqn"
+    return Naming(names, by, mine, naming.unnamed, _told(len(names) - len(mine), len(mine), len(naming.unnamed), FITS))
+
+
+# -- what the file says ----------------------------------------------------------------------------------------
+
+
+def _said(optimizer: Mapping[str, Any], ids: Sequence[Id], model: Mapping[str, Any] | None) -> dict[Id, str] | None:
+    """The names that the file has for the ids; None when it has none."""
+    listed = aligned(_param_names(optimizer), model)
+    if listed:
+        return listed
+    # A dict with `str(number)` for keys; a parameter of an nn.ParameterList is called so as well.
+    numbers = all(str(i).isdecimal() for i in ids) and (model is None or not all(i in model for i in ids))
+    return {i: i for i in ids} if all(isinstance(i, str) for i in ids) and not (ids and numbers) else None
+
+
+def _param_names(optimizer: Mapping[str, Any]) -> dict[Id, str]:
+    """Name by id as the param groups say them; nothing where one does not, or two have one name.
+
+    Groups that were made of two modules' own `named_parameters()` have each module's `weight`.
+    """
+    found: dict[Id, str] = {}
+    for group, ids in zip(optimizer["param_groups"], group_ids(optimizer), strict=True):
+        names = group.get("param_names", [] if not ids else None)
+        if not isinstance(names, (list, tuple)) or len(names) != len(ids):
+            return {}
+        found |= dict(zip(ids, names, strict=True))
+    good = all(isinstance(n, str) for n in found.values()) and len(set(found.values())) == len(found)
+    return found if good else {}
+
+
+def aligned(names: Mapping[Id, str], model: Mapping[str, Any] | None) -> dict[Id, str]:
+    """Names as the model has them: the same but for wrappers and DDP's leading `module`; nothing where one is not."""
+    if model is None:
+        return dict(names)
+    known = {_bare(str(fqn)): str(fqn) for fqn in model}
+    found = {i: name if name in model else known.get(_bare(name), "") for i, name in names.items()}
+    return found if all(found.values()) and len(set(found.values())) == len(found) else {}
+
+
+def _bare(name: str) -> str:
+    return without_wrappers(name).removeprefix("module.")
+
+
+# -- what shapes prove -----------------------------------------------------------------------------------------
+
+
+def by_shape(entries: Mapping[Id, Any], params: Parameters, pieces: bool = False) -> dict[Id, str]:
+    """Name the ids whose shape one id and one parameter have.
+
+    Nothing is named where more ids than parameters have a shape: then the model lacks parameters, or the moments are
+    not laid out as the parameters are (low-rank projections). With `pieces`, plain 1-D moments may be runs of a
+    flattened parameter, whose length is nobody's shape.
+    """
+    shapes = {i: shape for i, entry in entries.items() if (shape := _only_shape(entry, pieces)) is not None}
+    ids = Counter(shapes.values())
+    fqns = Counter(t.shape for _, t in params)
+    if len(params) < len(entries) or any(count > fqns[shape] for shape, count in ids.items()):
+        return {}
+    of_shape = {t.shape: fqn for fqn, t in params if fqns[t.shape] == 1}
+    return {i: of_shape[shape] for i, shape in shapes.items() if shape in of_shape}
+
+
+def _only_shape(entry: Any, pieces: bool) -> Ints | None:
+    """The shape that all moments of a parameter have; factored ones (Adafactor) differ, and tell nothing.
+
+    Pieces of flattened parameters got their shape from a name, so that it cannot prove one.
+    """
+    slots = entry.items() if isinstance(entry, Mapping) else ()
+    moments = [t for slot, t in slots if isinstance(t, Tensor) and slot != "step" and t.shape]
+    runs = any(t.kind == "flat_pieces" or (pieces and not t.sharded and len(t.shape) == 1) for t in moments)
+    shapes = {t.shape for t in moments}
+    return shapes.pop() if len(shapes) == 1 and not runs else None
+
+
+def _parameters(candidates: list[tuple[str, Tensor]], wanted: int) -> list[tuple[str, Tensor]]:
+    """Drop what is surely no parameter of its own: a name tied to an earlier one, and, where FSDP sharded the
+    model, what it did not shard, for it shards every parameter and no buffer.
+    """
+    seen: set[Any] = set()
+    own: list[tuple[str, Tensor]] = []
+    for fqn, tensor in candidates:
+        identity = storage_identity(tensor)
+        if identity is None or identity not in seen:
+            own.append((fqn, tensor))
+        seen.add(identity)
+    sharded = [c for c in own if c[1].sharded]
+    return next((c for c in (sharded, own) if len(c) >= wanted), candidates)
+
+
+# -- what the order suggests -----------------------------------------------------------------------------------
+
+
+def by_order(groups: Sequence[list[Id]], state: Mapping[Id, Any], params: Parameters, pieces: bool) -> dict[Id, str]:
+    """Lay every group over the parameters; an id whose first and last possible place are the same is named.
+
+    What one group surely takes is no longer free for another, so this is repeated until nothing changes. Nothing is
+    named when a group finds no place at all: then the groups do not have the order of the module. With `pieces`, plain
+    1-D moments may be runs of a flattened parameter, whose length tells nothing of its shape.
+    """
+    moments = {i: _moment(state.get(i)) for group in groups for i in group}
+    taken: dict[int, Id] = {}
+    if len(groups) * len(params) > MAX_STEPS:
+        return {}
+    for _ in range(MAX_ROUNDS):
+        before = len(taken)
+        for ids in groups:
+            mine = set(ids)
+            free = [k for k in range(len(params)) if k not in taken or taken[k] in mine]
+            first = _lay(ids, moments, params, free, pieces)
+            last = _lay(ids[::-1], moments, params, free[::-1], pieces)
+            if first is None or last is None:
+                return {}
+            taken |= {first[i]: i for i in ids if first[i] == last[i]}
+        if len(taken) == before:
+            break
+    return {i: params[k][0] for k, i in taken.items()}
+
+
+def _lay(
+    ids: Sequence[Id], moments: Mapping[Id, Tensor | None], params: Parameters, free: Sequence[int], pieces: bool
+) -> dict[Id, int] | None:
+    """Place each id at the first parameter that fits and is behind the one before; None when one finds no place."""
+    placed: dict[Id, int] = {}
+    positions = iter(free)
+    for i in ids:
+        for k in positions:
+            if _fits(moments[i], params[k][1], pieces):
+                placed[i] = k
+                break
+        else:
+            return None
+    return placed
+
+
+def _moment(entry: Any) -> Tensor | None:
+    """A tensor of a parameter's state that is laid out as the parameter is; None when the state has none."""
+    slots = entry.items() if isinstance(entry, Mapping) else ()
+    moments = [t for slot, t in slots if isinstance(t, Tensor) and slot != "step"]
+    # Some optimizers keep 0-d counters of other names beside their moments.
+    return min(moments, key=lambda t: (not t.sharded, -len(t.shape)), default=None)
+
+
+def _fits(moment: Tensor | None, parameter: Tensor, pieces: bool) -> bool:
+    if moment is None:
+        return True
+    if parameter.kind == "flat_pieces" and not parameter.note and _held(moment) != _held(parameter):
+        return False
+    run = pieces and not moment.sharded and len(moment.shape) == 1
+    return run or moment.shape == parameter.shape
+
+
+def _held(tensor: Tensor) -> dict[int | None, int]:
+    """Elements of a flattened tensor on each rank whose file was read: a moment is cut as its parameter is."""
+    held: dict[int | None, int] = {}
+    for shard in tensor.found:
+        if shard.box.numel:
+            held[shard.rank] = held.get(shard.rank, 0) + shard.box.numel
+    return held
