@@ -5,6 +5,7 @@ CkptoolsError               exit code
     UnknownFormatError      3   no format recognises the path
     UnsafePathError         3   a name or link leads out of the checkpoint, or is no regular file
   UsageError                2   the caller asks for something that does not fit together
+    SeveralError            2   a folder holds several checkpoints
   RefusedError              4   ckptools could go on, but the result would be wrong, unsafe or in the way
     NotWholeError           4   parts are missing, overlap or disagree; `.problems` lists them all
     ForeignClassError       4   the torch loader would need a class that is not on its allow-list
@@ -70,6 +71,10 @@ class UsageError(CkptoolsError):
     """The arguments do not fit together."""
 
     exit_code = 2
+
+
+class SeveralError(UsageError):
+    """A folder holds several checkpoints, and which one is meant is not known."""
 
 
 class RefusedError(CkptoolsError):

@@ -15,7 +15,7 @@ COUNTERS = (
 """Keys of plain counters outside model and optimizer, the surest first."""
 
 EPOCH_COUNTERS = ("EPOCHS_RUN", "epoch", "epochs")
-NAMES = re.compile(r"(?:ba|global_step|step|iter|iteration|checkpoint)[-_]?(\d{1,12})(?!\d)")
+NAMES = re.compile(r"(?:ba|global_step|step|iter|iteration|checkpoint)[-_=]?(\d{1,12})(?!\d)")
 
 
 def find_step(path: Path, sections: tuple[Section, ...]) -> Fact:
@@ -36,6 +36,12 @@ def find_step(path: Path, sections: tuple[Section, ...]) -> Fact:
     sources = tuple(name for name, found in everything.items() if found == value)
     contradicts = any(v != value for v in named.values()) if content else False
     return Fact(value, sources, agree=not contradicts)
+
+
+def step_in(name: str) -> int | None:
+    """The step that a file or folder name tells; None when it tells none."""
+    found = NAMES.findall(name)
+    return int(found[-1]) if found else None
 
 
 def contradiction(step: Fact) -> str:

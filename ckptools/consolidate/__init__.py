@@ -109,7 +109,7 @@ def consolidate(
     """
     from ckptools.consolidate.choose import select
     from ckptools.consolidate.naming import output_of
-    from ckptools.consolidate.output import check_space
+    from ckptools.consolidate.output import check_not_among, check_space
     from ckptools.consolidate.publish import Proofs, write
     from ckptools.consolidate.writers.layout import WriteOptions, beside
     from ckptools.files import OpenFiles
@@ -119,6 +119,8 @@ def consolidate(
     writer, target = output.writer, output.path
     options = WriteOptions(_dtype(dtype), max_shard_size, _choice(tied))
     whole = _with_all_ranks(checkpoint)
+    if not output.named:
+        check_not_among(whole, target)
     with OpenFiles() as files:
         part = only or _usual_part(whole, writer)
         selection = select(whole, part, _missing(allow_missing, fill), prefer_rank, files)

@@ -1,9 +1,10 @@
 """What an output and the files beside it are called: one rule.
 
-The suffix of the name says the format. A name without one needs `format`, and a file gets that format's suffix. A name
-that ends with `/`, or that a folder has, is a folder: `model.safetensors` goes into it, or `model.pt`, as `format`
-says. A DCP is a folder itself and is called exactly as it is told. Everything else that is written lies beside the
-output under its whole name and one word more: `OUT.json`, `OUT.left-out.json`, `OUT.manifest.json`, `OUT.index.json`.
+The suffix of the name says the format. A name without one needs `format`, and a file gets that format's suffix. A
+name that ends with `/`, or that a folder has, is a folder: `model.safetensors` goes into it, or `model.pt`, as
+`format` says; never into a folder of the source, where it could pass for the checkpoint, unless it is named. A DCP is
+a folder itself and is called exactly as it is told. Everything else that is written lies beside the output under its
+whole name and one word more: `OUT.json`, `OUT.left-out.json`, `OUT.manifest.json`, `OUT.index.json`.
 """
 
 from __future__ import annotations
@@ -25,11 +26,13 @@ class Output:
         path: the file, or the folder of a format that is one.
         writer: what writes it.
         new_folder: the folder that has to be made for it; None where it is there, or was not asked for.
+        named: whether the user gave the file's name, not only a folder for it.
     """
 
     path: Path
     writer: Writer
     new_folder: Path | None = None
+    named: bool = True
 
 
 def output_of(out: str | Path, format: str | None = None) -> Output:
@@ -50,7 +53,7 @@ def output_of(out: str | Path, format: str | None = None) -> Output:
             raise UsageError(path, "is no name for an output")
         return Output(path, writer)
     if folder:
-        return Output(path / writer.FILE, writer, None if path.is_dir() else path)
+        return Output(path / writer.FILE, writer, None if path.is_dir() else path, named=False)
     named = path.suffix.lower() in writer.SUFFIXES
     return Output(path if named else path.with_name(path.name + writer.SUFFIXES[0]), writer)
 

@@ -50,6 +50,18 @@ def check_place(checkpoint: Checkpoint, paths: Iterable[Path], force: bool, new:
             raise OutputExistsError(path, "exists; --force overwrites it")
 
 
+def check_not_among(checkpoint: Checkpoint, output: Path) -> None:
+    """Refuse an output whose name is ours in a folder that holds the source: found there later, it passes for it.
+
+    Raises:
+        OutputExistsError: it would lie there.
+    """
+    folder = output.parent.resolve()
+    if any(f.path.resolve().is_relative_to(folder) for f in checkpoint.files):
+        text = f"holds the checkpoint itself; to write beside its files, give the file's name: -o {output}"
+        raise OutputExistsError(output.parent, text)
+
+
 def check_folder(checkpoint: Checkpoint, folder: Path, force: bool) -> None:
     """Refuse a folder that would replace something other than an earlier output, a source above all.
 

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 
 from ckptools.checkpoint import Checkpoint
-from ckptools.errors import CkptoolsError, ReadError, UnknownFormatError, UsageError
+from ckptools.errors import ReadError, SeveralError, UnknownFormatError, UsageError
 from ckptools.files import reading
+from ckptools.formats import folder_search, several
 from ckptools.formats.options import Options, Reader, Weights
 from ckptools.formats.order import FORMATS, Format, recognised
 from ckptools.formats.outside import formats_from_outside
+from ckptools.formats.trackers import tracker_in
+from ckptools.model import Problem
 from ckptools.pickles import reader
 from ckptools.pickles.contents import HEAD, what_is
 
-MAX_BELOW = 1000
-"""Entries of a folder that are looked at for checkpoints below it."""
-
-MAX_NAMED = 8
+BESIDE = "CK013"
+"""Problem code for what lies beside a checkpoint and is not read."""
 
 __all__ = ["FORMATS", "Format", "open_again", "open_checkpoint"]
 
@@ -67,11 +68,35 @@ def _open(path: Path, options: Options) -> Checkpoint:
     with reading(path):
         if not path.exists():
             raise ReadError(path, "no such file or folder")
-        format_ = recognised(path, (*formats_from_outside(), *FORMATS))
-    if format_ is not None:
-        with reader.no_collections():
-            return replace(format_.read(path, options), options=options)
-    raise UnknownFormatError(path, _unknown(path))
+    formats = (*formats_from_outside(), *FORMATS)
+    try:
+        with reading(path):
+            format_ = recognised(path, formats)
+        if format_ is not None:
+            with reader.no_collections():
+                return _beside_others(replace(format_.read(path, options), options=options), path, formats)
+    except SeveralError:
+        tracker = tracker_in(path, options.follow_symlinks)
+        if tracker is None or tracker.target is None:
+            raise
+        return _open(tracker.target, options)
+    found = folder_search.find(path, formats, options.follow_symlinks) if path.is_dir() else None
+    if found is None:
+        raise UnknownFormatError(path, _unknown(path))
+    return _open(found, options)
+
+
+def _beside_others(checkpoint: Checkpoint, path: Path, formats: Sequence[Format]) -> Checkpoint:
+    """A checkpoint that was opened by its folder, with a note that names what else the folder holds."""
+    if not path.is_dir():
+        return checkpoint
+    told_already = " ".join(p.message for p in checkpoint.problems if p.code == BESIDE)
+    found = folder_search.others_in(path, formats, (f.path for f in checkpoint.files))
+    others = [p for p in found if p.name not in told_already]
+    if not others:
+        return checkpoint
+    text = f"also here, and not read: {several.names(path, others)}; open it by its name"
+    return replace(checkpoint, problems=(*checkpoint.problems, Problem(BESIDE, "note", text)))
 
 
 def _path(given: str | Path | None) -> Path | None:
@@ -80,9 +105,6 @@ def _path(given: str | Path | None) -> Path | None:
 
 def _unknown(path: Path) -> str:
     if path.is_dir():
-        inside = _checkpoints_in(path)
-        if inside:
-            return f"no checkpoint itself, but there are some in it; open one of them: {', '.join(inside)}"
         return "no checkpoint that ckptools knows in this folder; `ckptools formats` lists what it reads"
     if path.is_file():
         with reading(path), path.open("rb") as file:
@@ -90,17 +112,3 @@ def _unknown(path: Path) -> str:
         if what:
             return f"is {what}"
     return "not a checkpoint that ckptools knows; `ckptools formats` lists what it reads"
-
-
-def _checkpoints_in(folder: Path) -> list[str]:
-    """Names of what right below is a checkpoint: verl's `actor`, OLMo's `model`, the steps of a run, `last.ckpt`."""
-    with reading(folder):
-        below = sorted(p for p in islice(folder.iterdir(), MAX_BELOW) if not p.is_symlink())
-        return list(islice((p.name for p in below if _holds_one(p)), MAX_NAMED))
-
-
-def _holds_one(path: Path) -> bool:
-    try:
-        return recognised(path, FORMATS) is not None
-    except CkptoolsError:
-        return True  # it holds several

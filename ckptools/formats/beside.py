@@ -121,6 +121,11 @@ def _companion(path: Path) -> Companion | None:
     return Companion(path, one[one.lastindex or 0], None) if one else None
 
 
+def is_companion(path: Path) -> bool:
+    """Whether a file name is that of a companion: no checkpoint of its own."""
+    return _companion(path) is not None
+
+
 def _called_by_name(companion: Companion) -> Companion:
     return replace(companion, key=companion.path.name, rank=None)
 

@@ -163,7 +163,8 @@ def _torch_file() -> Format:
     return torch_file
 
 
-# Most specific first: any rank file is a torch file too, so the plain file comes last.
+# Most specific first: any rank file is a torch file too, so the plain file comes last. What training leaves goes before
+# Hugging Face's names, which an export into the same folder has.
 FORMATS: tuple[Format, ...] = (
     OnDemand(_deepspeed, r"_states\.pt$|^latest|^global_step|(^|/)zero(/|$)|zero_to_fp32"),
     OnDemand(_megatron, r"latest_checkpointed|(^|/)(iter_\d+|release)$|mp_rank_\d|_optim_rng\.pt|model_rng\.pt"),
@@ -173,8 +174,8 @@ FORMATS: tuple[Format, ...] = (
     OnDemand(_composer_folder, r"^(composer_metadata\.json|resumption\.pkl)$"),
     OnDemand(_dcp, r"\.metadata|\.distcp$|(ba|step|iter|iteration|checkpoint)[-_]?\d+$"),
     OnDemand(_dcp_safetensors, r"(^|/)shard-\d.*\.safetensors$"),
-    OnDemand(_hugging_face, r"\.safetensors|\.bin|^adapter|^diffusion"),
     OnDemand(_olmo_local, r"(^|/)(model|optim|train)(/|$)"),
     OnDemand(_rank_files, r"rank"),
+    OnDemand(_hugging_face, r"\.safetensors|\.bin|^adapter|^diffusion"),
     OnDemand(_torch_file, r""),
 )

@@ -7,13 +7,14 @@ proposes: rank and world size are taken from the content where that tells.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckptools.errors import UsageError
 from ckptools.files import check_stays_inside, reading
+from ckptools.formats.several import several
 
 COMPRESSED = (".gz", ".bz2", ".xz", ".lzma", ".zst", ".lz4", ".lzo")
 RANKED = re.compile(
@@ -90,6 +91,14 @@ def names_in(folder: Path) -> Iterable[RankName]:
     return (name for name in map(parse, entries) if name is not None)
 
 
+def _is_other_name(path: Path) -> bool:
+    """Whether a file is a link to another rank file of its folder, such as Composer's `latest-rank0.pt`."""
+    if not path.is_symlink():
+        return False
+    target = Path(os.path.realpath(path))
+    return target.parent == Path(os.path.realpath(path.parent)) and parse(target) is not None
+
+
 def only_group(folder: Path) -> RankName | None:
     """A file of the one checkpoint that a folder of rank files holds; None when it holds none.
 
@@ -98,8 +107,9 @@ def only_group(folder: Path) -> RankName | None:
     """
     groups: dict[tuple[tuple[str, str], int | None], RankName] = {}
     for name in names_in(folder):
+        if _is_other_name(name.path):
+            continue
         groups.setdefault((name.group, name.world_size), name)
     if len(groups) > 1:
-        listed = ", ".join(sorted(n.path.name for n in groups.values())[:6])
-        raise UsageError(folder, f"holds {len(groups)} checkpoints; name a file of the one you mean: {listed}")
+        raise several(folder, [name.path for name in groups.values()])
     return next(iter(groups.values()), None)

@@ -310,7 +310,10 @@ def test_a_run_folder_with_one_step_is_that_step(tmp_path):
 
 
 def test_a_run_folder_with_several_steps_lists_them():
-    with pytest.raises(UsageError, match=r"holds 2 checkpoints; name the one you mean: step-5, step-6$"):
+    with pytest.raises(
+        UsageError,
+        match=r"holds 2 checkpoints; name the one .*the newest first, by the step in the name\): step-6, step-5$",
+    ):
         ckptools.open(TITAN / "ckpt")
 
 

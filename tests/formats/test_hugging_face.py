@@ -402,11 +402,18 @@ def test_the_models_of_one_accelerate_run_are_read_side_by_side(tmp_path):
     assert list(ck.tree) == ["model", "model_1"] and list(ck.model) == ["model.w", "model_1.v"]
 
 
-@pytest.mark.parametrize("name", ["optimizer.bin", "training_args.bin", "tokenizer.bin", "shard.bin"])
-def test_other_bin_files_make_no_model(tmp_path, name):
+@pytest.mark.parametrize("name", ["optimizer.bin", "training_args.bin"])
+def test_companions_alone_make_no_checkpoint(tmp_path, name):
     one(tmp_path, name)
     with pytest.raises(UnknownFormatError):
         ckptools.open(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.bin", "shard.bin"])
+def test_other_bin_files_make_no_hugging_face_model(tmp_path, name):
+    one(tmp_path, name)
+    ck = ckptools.open(tmp_path)
+    assert (ck.format, ck.path) == ("torch_file", tmp_path / name)
 
 
 def test_numbered_bins_without_an_index_are_joined(gpt2):

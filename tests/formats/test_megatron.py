@@ -248,7 +248,7 @@ def test_without_a_tracker_several_iterations_are_listed(tmp_path):
     for iteration in (10, 20):
         save(Run(), tmp_path, iteration)
     (tmp_path / "latest_checkpointed_iteration.txt").unlink()
-    with pytest.raises(UsageError, match=r"2 checkpoints.*iter_0000010, iter_0000020"):
+    with pytest.raises(UsageError, match=r"2 checkpoints.*iter_0000020, iter_0000010"):
         ckptools.open(tmp_path)
     shutil.rmtree(tmp_path / "iter_0000010")
     assert ckptools.open(tmp_path).step.value == 20

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ckptools.errors import ReadError, UnsafePathError, UsageError
+from ckptools.errors import ReadError, UnsafePathError
 from ckptools.files import check_stays_inside, reading
+from ckptools.formats.several import several
 from ckptools.model import Problem, RankFile
 from ckptools.steps import NAMES
 
@@ -94,8 +95,7 @@ def dcp_folder_of(path: Path) -> Path | None:
         return path
     steps = [child for child in _steps(path) if looks_like_dcp(child)]
     if len(steps) > 1:
-        listed = ", ".join(child.name for child in steps[:6]) + (" …" if len(steps) > 6 else "")
-        raise UsageError(path, f"holds {len(steps)} checkpoints; name the one you mean: {listed}")
+        raise several(path, steps)
     return steps[0] if steps else None
 
 

@@ -20,8 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ckptools.errors import ReadError, UnsafePathError, UsageError
+from ckptools.errors import ReadError, UnsafePathError
 from ckptools.files import File, check_stays_inside, reading
+from ckptools.formats.several import several
 from ckptools.pickles.told import told
 
 Part = Literal["model", "optim", "layer", "expert", "expert optim"]
@@ -146,8 +147,7 @@ def find_tag(path: Path, follow_symlinks: bool = False) -> Path:
         return _pointed(pointer, follow_symlinks)
     tags = _tags(path)
     if len(tags) > 1:
-        listed = _listed(tags)
-        raise UsageError(path, f"holds {len(tags)} checkpoints and no file latest; name the one you mean: {listed}")
+        raise several(path, tags, " and no file latest")
     return tags[0]
 
 

@@ -11,8 +11,9 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from ckptools.errors import ReadError, UsageError
+from ckptools.errors import ReadError
 from ckptools.files import File, check_stays_inside, reading
+from ckptools.formats.several import several
 from ckptools.pickles.told import told
 
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -53,8 +54,7 @@ def find(path: Path, holds: Holds, follow_symlinks: bool) -> Path:
 def _only(path: Path, found: list[Path]) -> Path:
     if len(found) == 1:
         return found[0]
-    listed = ", ".join(f.name for f in found[:6]) + (" …" if len(found) > 6 else "")
-    raise UsageError(path, f"holds {len(found)} checkpoints and no {TRACKER}; open the one you mean: {listed}")
+    raise several(path, found, f" and no {TRACKER}")
 
 
 def _tracked(path: Path) -> Path:
