@@ -9,6 +9,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from numpy._core import multiarray
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -152,7 +153,7 @@ def forged_array(code="V8", fields=("a", ("O", 0)), data=b"A" * 8, shape=(1,)):
     name, place = fields
     state = (3, "|", None, (name,), {name: (np.dtype(place[0]), place[1])}, 8, 1, 0)
     dtype = Reduces(np.dtype, code, False, True, state=state)
-    return Reduces(np._core.multiarray._reconstruct, np.ndarray, (0,), b"b", state=(1, shape, dtype, False, data))
+    return Reduces(multiarray._reconstruct, np.ndarray, (0,), b"b", state=(1, shape, dtype, False, data))
 
 
 def test_a_forged_numpy_dtype_is_refused(tmp_path):
@@ -165,7 +166,7 @@ def test_a_forged_numpy_dtype_is_refused(tmp_path):
     [
         np.array([{}, None], dtype=object),
         np.zeros(2, dtype=[("a", "i4")]),
-        Reduces(np._core.multiarray.scalar, np.dtype("f8"), b"1234"),
+        Reduces(multiarray.scalar, np.dtype("f8"), b"1234"),
         Reduces(np.ndarray, (4,), "O", state=(1, (1,), None, False, [1])),
     ],
     ids=["objects", "records", "a short scalar", "no dtype"],
@@ -175,9 +176,7 @@ def test_an_array_that_is_not_plain_is_refused(tmp_path, value):
 
 
 def test_an_array_with_too_few_bytes_is_refused_before_torch_sees_it(tmp_path):
-    forged = Reduces(
-        np._core.multiarray._reconstruct, np.ndarray, (1 << 40,), b"b", state=(1, (9,), np.dtype("f8"), False, b"")
-    )
+    forged = Reduces(multiarray._reconstruct, np.ndarray, (1 << 40,), b"b", state=(1, (9,), np.dtype("f8"), False, b""))
     torch.save(forged, tmp_path / "a.pt")
     with pytest.raises(ReadError, match="a numpy array of shape"):
         load_shard(tmp_path / "a.pt")

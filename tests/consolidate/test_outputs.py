@@ -11,6 +11,7 @@ from collections import OrderedDict
 
 import pytest
 import torch
+from numpy._core import multiarray
 from safetensors import safe_open
 
 import ckptools
@@ -38,7 +39,7 @@ def load_fully(path):
     """With the classes that the sources themselves held let in, and nothing else."""
     import numpy as np
 
-    classes = [datetime.timedelta, datetime.datetime, np._core.multiarray._reconstruct, np._core.multiarray.scalar]
+    classes = [datetime.timedelta, datetime.datetime, multiarray._reconstruct, multiarray.scalar]
     classes += [np.ndarray, np.dtype, np.dtypes.UInt32DType, np.dtypes.Int16DType, np.dtypes.Float64DType]
     with torch.serialization.safe_globals(classes):
         return torch.load(path, weights_only=True, mmap=True)
