@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from itertools import product
+from collections import Counter
+from itertools import combinations_with_replacement, product
 from math import prod
 
 import pytest
@@ -37,6 +38,62 @@ def test_what_is_missing_is_counted_and_named_also_where_boxes_overlap(shape, da
     named = [c for g in told.gaps for c in cells(g)]
     assert len(named) == len(set(named)) and not set(named) & set(held)
     assert len(named) == told.missing or len(told.gaps) == MAX_NAMED
+
+
+def every_box(shape, beyond=0):
+    """Every box in a tensor of `shape`, and those that reach `beyond` its end."""
+    runs = [[(o, m) for o in range(n + 1) for m in range(n + beyond - o + 1)] for n in shape]
+    return [Box(tuple(o for o, _ in cell), tuple(m for _, m in cell)) for cell in product(*runs)]
+
+
+def counted(shape, boxes):
+    """Elements that no box holds, whether one is held twice, and the boxes that reach outside, by counting."""
+    inside = [b for b in boxes if all(o + n <= most for o, n, most in zip(b.offsets, b.sizes, shape, strict=True))]
+    held = Counter(c for b in inside for c in cells(b))
+    twice = any(n > 1 for n in held.values())
+    return prod(shape) - len(held), twice, tuple(b for b in boxes if b not in inside)
+
+
+SMALL = [
+    ((), 0, 3),
+    ((0,), 2, 2),
+    ((1,), 1, 4),
+    ((4,), 2, 3),
+    ((6,), 0, 3),
+    ((2, 2), 1, 2),
+    ((4, 3), 0, 2),
+    ((2, 2, 2), 0, 2),
+]
+"""Shapes, how far boxes reach beyond them, and how many boxes at most."""
+
+
+@pytest.mark.parametrize(("shape", "beyond", "most"), SMALL, ids=str)
+def test_every_small_set_of_boxes_is_judged_as_counting_judges_it(shape, beyond, most):
+    for count in range(most + 1):
+        for boxes in combinations_with_replacement(every_box(shape, beyond), count):
+            told = cover(shape, boxes)
+            assert (told.missing, bool(told.overlaps), told.outside) == counted(shape, boxes), boxes
+            assert told.exact == ((told.missing, told.overlaps, told.outside) == (0, (), ())), boxes
+
+
+@pytest.mark.parametrize(
+    ("shape", "boxes"),
+    [
+        ((4, 3), [((0, 0), (2, 3)), ((2, 0), (2, 1))]),
+        ((3, 4), [((0, 0), (3, 2)), ((0, 2), (1, 2))]),
+        ((2, 4, 3), [((0, 0, 0), (2, 2, 3)), ((0, 2, 0), (1, 2, 3))]),
+        ((4, 3), [((0, 0), (2, 3)), ((2, 1), (2, 3))]),
+        ((4,), [((0,), (5,))]),
+        ((4, 3), [((0, 0), (3, 3)), ((3, 0), (3, 3))]),
+        ((4,), [((0,), (2,)), ((3,), (1,))]),
+        ((4,), [((0,), (3,)), ((2,), (2,))]),
+        ((4, 3), [((0, 1), (4, 3))]),
+        ((4, 3), [((0, 0), (4, 3)), ((0, 0), (4, 3))]),
+    ],
+)
+def test_pieces_that_only_nearly_follow_each_other_are_no_exact_cover(shape, boxes):
+    assert not cover(shape, [Box(*b) for b in boxes]).exact
+    assert not cover(shape, [Box(*b) for b in reversed(boxes)]).exact
 
 
 def test_boxes_outside_are_named_also_when_they_are_empty_or_of_other_dimensions():

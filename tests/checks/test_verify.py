@@ -125,6 +125,15 @@ def test_nan_is_found_in_every_floating_dtype_and_large_numbers_are_not_taken_fo
     assert (problem.tensor, problem.message) == ("bad", "1 NaN, first at [2]")
 
 
+@pytest.mark.parametrize("at", [0, 7, (4 << 20) // 4 - 1, (4 << 20) // 4, 3_000_000 - 1])
+def test_nan_is_found_wherever_in_a_large_tensor_it_is(at, tmp_path):
+    values = torch.zeros(1000, 3000)
+    values.view(-1)[at] = float("nan")
+    torch.save({"w": values}, tmp_path / "a.pt")
+    (problem,) = ckptools.verify(tmp_path / "a.pt", values=True).problems
+    assert (problem.code, problem.message) == ("CK201", f"1 NaN, first at {[at // 3000, at % 3000]}")
+
+
 def test_nan_in_padding_that_no_tensor_sees_is_not_reported(tmp_path):
     storage = torch.tensor([1.0, 2.0, float("nan")])
     torch.save({"w": storage[:2], "b": storage[:1]}, tmp_path / "a.pt")
@@ -136,6 +145,15 @@ def test_a_replica_with_other_bytes_is_named(hsdp):
     overwrite(path, offset, bytes(length))
     (problem,) = check(ckptools.verify(hsdp), "copies").problems
     assert (problem.code, problem.rank, problem.tensor) == ("CK105", 2, "model.conv.weight")
+
+
+def test_an_optimizer_s_replica_with_other_bytes_is_named(hsdp):
+    moments = ckptools.open(hsdp / "rank2.pt", only_this_file=True).optimizers["optim"].state["conv.weight"]
+    source = moments["exp_avg_sq"].found[0].source
+    overwrite(source.path, source.record_span[0], b"\xff\xff\xff\x00")
+    (problem,) = check(ckptools.verify(hsdp), "copies").problems
+    assert (problem.code, problem.rank) == ("CK105", 2)
+    assert problem.tensor.startswith("optim.") and problem.tensor.endswith("conv.weight.exp_avg_sq")
 
 
 def test_ranks_of_different_steps_are_an_error(hsdp, tmp_path):

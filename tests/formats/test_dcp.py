@@ -623,10 +623,11 @@ def test_copies_of_ranks_that_differ_are_refused(tmp_path):
         ckptools.consolidate(tmp_path / "out", tmp_path / "all.pt")
 
 
-def test_ranks_that_disagree_on_a_shape_are_told(tmp_path):
+@pytest.mark.parametrize("other", [torch.ones(4), torch.ones(3, dtype=torch.int32)], ids=["shape", "dtype only"])
+def test_ranks_that_disagree_on_a_tensor_are_told(other, tmp_path):
     (tmp_path / "out").mkdir()
-    for rank in (0, 1):
-        of_rank(tmp_path / "out", rank, {"w": torch.ones(3 + rank)})
+    for rank, tensor in enumerate((torch.ones(3), other)):
+        of_rank(tmp_path / "out", rank, {"w": tensor})
     first, *_ = ckptools.open(tmp_path / "out").problems
     assert (first.code, first.rank) == ("CK104", 1)
 
