@@ -4,6 +4,7 @@ CkptoolsError               exit code
   ReadError                 3   a file cannot be read as what it claims to be
     UnknownFormatError      3   no format recognises the path
     UnsafePathError         3   a name or link leads out of the checkpoint, or is no regular file
+    DamagedError            4   a record is not what its checksum says
   UsageError                2   the caller asks for something that does not fit together
     SeveralError            2   a folder holds several checkpoints
   RefusedError              4   ckptools could go on, but the result would be wrong, unsafe or in the way
@@ -65,6 +66,21 @@ class UnknownFormatError(ReadError):
 
 class UnsafePathError(ReadError):
     """A name leads out of the checkpoint's folder, or to something that is not a regular file."""
+
+
+class DamagedError(ReadError):
+    """A record is not what its container's checksum says.
+
+    Attributes:
+        fqn: a tensor that lies in it.
+    """
+
+    exit_code = 4
+
+    def __init__(self, path: str | Path, fqn: str, damage: str) -> None:
+        way = "take another copy of the file, or leave out what it holds with --allow-missing"
+        super().__init__(path, f"{fqn}: {damage}; the file is damaged: {way}")
+        self.fqn = fqn
 
 
 class UsageError(CkptoolsError):

@@ -15,6 +15,7 @@ from ckptools.errors import NotWholeError, ReadError, UsageError
 from ckptools.files import OpenFiles
 from ckptools.formats import open_again, open_checkpoint
 from ckptools.model import PROBLEM_CODES, Problem
+from ckptools.tensor_io.records import Stored
 from ckptools.threads import in_threads
 from ckptools.views import safety
 from ckptools.views.words import plural
@@ -128,14 +129,14 @@ class _Reading:
         """Checksums and finite values, in one pass over the storages."""
         found = records.records_of(ck) if deep or values else []
 
-        def read(record: records.Record) -> records.Findings:
+        def read(found: Stored) -> records.Findings:
             try:
-                findings = records.read_record(record, self.files, deep, values)
+                findings = records.read_record(found, self.files, deep, values)
             except ReadError as error:
-                fqn, shard = record.owners[0]
+                fqn, shard = found.owners[0]
                 problem = unreadable(error, shard.rank, fqn)
                 return records.Findings((problem,), (), 0) if deep else records.Findings((), (problem,), 0)
-            self.progress(findings.nbytes, record.path.name)
+            self.progress(findings.nbytes, found.record.path.name)
             return findings
 
         findings = in_threads(read, found, self.jobs)
@@ -187,9 +188,9 @@ class _Reading:
         return judged("manifest (sha256)", [p for problems in found for p in problems], detail)
 
 
-def _checksums(found: Sequence[records.Record], findings: Sequence[records.Findings], deep: bool) -> Check:
+def _checksums(found: Sequence[Stored], findings: Sequence[records.Findings], deep: bool) -> Check:
     name = "checksums (CRC-32)"
-    carrying = sum(r.crc != 0 for r in found)
+    carrying = sum(f.record.crc != 0 for f in found)
     if not deep:
         return skipped(name, "not asked for; --deep reads every byte")
     problems = [p for f in findings for p in f.checksum]

@@ -55,8 +55,12 @@ def consolidate(
         bool,
         typer.Option(
             "--check",
-            help="Read the output back and compare it with the shards, byte for byte, and those with their checksums.",
+            help="Read the output back and compare it with the shards, byte for byte; with --dry-run: compare the "
+            "source with its checksums.",
         ),
+    ] = False,
+    unchecked: Annotated[
+        bool, typer.Option("--unchecked", help="Do not compare the source with the checksums that it states.")
     ] = False,
     manifest: Annotated[
         bool, typer.Option("--manifest", help="Write sha256 of every tensor and file into OUT.manifest.json.")
@@ -94,6 +98,7 @@ def consolidate(
             allow_missing=allow_missing,
             fill=fill,
             check=check,
+            unchecked=unchecked,
             manifest=manifest,
             prefer_rank=prefer_rank,
             dry_run=dry_run,

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from ckptools.checkpoint import Checkpoint
     from ckptools.consolidate.choose import Selection
     from ckptools.consolidate.execute import Progress
+    from ckptools.consolidate.publish import Seen
+    from ckptools.consolidate.sources import SourceChecksums
     from ckptools.consolidate.writers.layout import Layout, Writer
 
 
@@ -38,6 +40,8 @@ class Consolidated:
         notes: what the user should know.
         layout: the plan: every tensor with its place, and every copy.
         not_asked: sections that were not written because nobody asked for them, with how many tensors each has.
+        checksums: how the source's checksums were compared; None when they were not.
+        odd: names of tensors in which NaN or infinity was seen on the way.
     """
 
     files: tuple[Path, ...]
@@ -50,6 +54,8 @@ class Consolidated:
     tied: dict[str, str]
     notes: tuple[str, ...]
     layout: Layout
+    checksums: SourceChecksums | None = None
+    odd: tuple[str, ...] = ()
     not_asked: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -72,6 +78,7 @@ def consolidate(
     fill: str | None = None,
     prefer_rank: int | None = None,
     check: bool = False,
+    unchecked: bool = False,
     manifest: bool = False,
     dry_run: bool = False,
     jobs: int | None = None,
@@ -94,23 +101,27 @@ def consolidate(
         allow_missing: leave out tensors that are not whole, and list them, instead of refusing.
         fill: with `allow_missing`: `nan` or `zero` to put into holes, which are listed; without it a tensor with a hole
             is left out.
-        check: read the output back and compare it with the shards before it gets its name.
+        check: read the output back and compare it with the shards before it gets its name; for a dry run, compare the
+            source with its checksums.
+        unchecked: do not compare the source with the checksums that it states.
         manifest: write sha256 of every tensor and file into a JSON beside the output.
         prefer_rank: where ranks hold different copies of a tensor that should be equal, take this rank's.
         dry_run: plan and check, write nothing.
         jobs: threads.
         progress: called with bytes written, or read back, and the tensor they belong to.
-        planned: called once before that, with how many bytes they will be.
+        planned: called before that with how many bytes they will be, and again when more is known.
 
     Raises:
-        NotWholeError: something is missing, overlaps or contradicts.
+        NotWholeError: something is missing, overlaps, contradicts, or was found damaged before anything was written.
+        DamagedError: a record is not what its checksum says.
         OutputExistsError, NoSpaceError: the output is in the way or does not fit.
         ReadError, WriteError: a file cannot be read or written; nothing that looks finished is left.
     """
-    from ckptools.consolidate.choose import select
+    from ckptools.consolidate.choose import select, tensors_of
     from ckptools.consolidate.naming import output_of
     from ckptools.consolidate.output import check_not_among, check_space
-    from ckptools.consolidate.publish import Proofs, write
+    from ckptools.consolidate.publish import Proofs, Seen, write
+    from ckptools.consolidate.sources import compare
     from ckptools.consolidate.writers.layout import WriteOptions, beside
     from ckptools.files import OpenFiles
 
@@ -123,16 +134,23 @@ def consolidate(
         check_not_among(whole, target)
     with OpenFiles() as files:
         part = only or _usual_part(whole, writer)
-        selection = select(whole, part, _missing(allow_missing, fill), prefer_rank, files)
+        holes, threads = _missing(allow_missing, fill), jobs or min(4, os.cpu_count() or 1)
+        first = None
+        if not unchecked and (holes or (check and dry_run)):
+            first = compare(tensors_of(whole, part), files, threads, progress or (lambda _, __: None), planned)
+        selection = select(whole, part, holes, prefer_rank, files, first.damaged if first else {})
         layout = writer.lay_out(selection, target, options)
         texts = _texts(selection, layout, target)
-        proofs = Proofs(check, beside(target, "manifest.") if manifest else None)
+        proofs = Proofs(not unchecked, check, beside(target, "manifest.") if manifest else None)
         _check(whole, layout, [*texts, *proofs.paths], force, output.new_folder)
         check_space(target.parent if output.new_folder is None else output.new_folder.parent, layout.nbytes)
+        seen = Seen(first.right if first else None)
         if not dry_run:
-            planned(sum(job.nbytes for job in layout.jobs) * (2 if check else 1))
-            write(whole, layout, output.new_folder, texts, files, proofs, jobs or min(4, os.cpu_count() or 1), progress)
-    done = _result(selection, layout, [*texts, *proofs.paths], 0.0 if dry_run else time.perf_counter() - started)
+            before = sum(record.nbytes for record in first.right) if first else 0
+            planned(before + sum(job.nbytes for job in layout.jobs) * (2 if check else 1))
+            seen = write(whole, layout, output.new_folder, texts, files, proofs, threads, progress)
+    seconds = 0.0 if dry_run else time.perf_counter() - started
+    done = _result(selection, layout, [*texts, *proofs.paths], seconds, seen)
     return done if only else replace(done, not_asked=_not_asked(whole, part))
 
 
@@ -212,7 +230,8 @@ def _not_asked(checkpoint: Checkpoint, part: str) -> dict[str, int]:
     return {s.name: sum(1 for _ in tensors_in(s.value)) for s in others}
 
 
-def _result(selection: Selection, layout: Layout, texts: Sequence[Path], seconds: float) -> Consolidated:
+def _result(selection: Selection, layout: Layout, texts: Sequence[Path], seconds: float, seen: Seen) -> Consolidated:
+    from ckptools.consolidate.sources import count
     from ckptools.model import fqn_of
 
     return Consolidated(
@@ -226,4 +245,6 @@ def _result(selection: Selection, layout: Layout, texts: Sequence[Path], seconds
         tied=dict(layout.tied),
         notes=(*selection.notes, *layout.notes),
         layout=layout,
+        checksums=None if seen.right is None else count(layout.jobs, seen.right),
+        odd=seen.odd,
     )

@@ -5,7 +5,7 @@ Everything is checked here, before the first byte is written, and everything tha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,13 +13,14 @@ from ckptools.checkpoint import Checkpoint
 from ckptools.consolidate.replicas import differing_boxes
 from ckptools.coverage import cover_problem
 from ckptools.dtypes import ITEMSIZE, can_be_nan
-from ckptools.errors import NotWholeError, RefusedError, UsageError
+from ckptools.errors import NotWholeError, RefusedError, UsageError, original_of
 from ckptools.files import OpenFiles
 from ckptools.formats.merge import like
-from ckptools.model import KeyPath, Problem, Shard, Tensor, fqn_of, walk
+from ckptools.model import KeyPath, Problem, Shard, Tensor, fqn_of, tensors_in, walk
 from ckptools.pickles.told import told
 from ckptools.regions import Box, cover
 from ckptools.sections import Section
+from ckptools.tensor_io.records import Record, damaged
 from ckptools.values import Global, Lost, NumpyArray, Opaque
 from ckptools.views.words import plural, printable, spans
 
@@ -27,6 +28,9 @@ ONLY = ("model", "optimizer", "all")
 
 FATAL = ("CK006", "CK007", "CK009", "CK103", "CK104", "CK105")
 """Problems that no option talks away: the files are not of one checkpoint, or contradict each other."""
+
+HOLES = ("CK101", "CK004")
+"""Parts of a tensor that no file holds, or none that is right; they are left out, or filled."""
 
 LOST = "CK005"
 """A plain value that is missing or damaged: tensors have gaps instead."""
@@ -71,7 +75,12 @@ class Selection:
 
 
 def select(
-    checkpoint: Checkpoint, only: str, holes: str | None, prefer_rank: int | None, files: OpenFiles
+    checkpoint: Checkpoint,
+    only: str,
+    holes: str | None,
+    prefer_rank: int | None,
+    files: OpenFiles,
+    damage: Mapping[Record, int],
 ) -> Selection:
     """Choose what `only` names of a checkpoint whose ranks have all been read.
 
@@ -81,6 +90,8 @@ def select(
         holes: None to refuse what is not whole, `leave` to leave such tensors out, `nan` or `zero` to fill their holes.
         prefer_rank: where copies of a tensor differ that should be equal, take this rank's.
         files: where source files are opened.
+        damage: records that are not what their checksums say, with the CRC-32 that they have; what lies in them is
+            missing.
 
     Raises:
         NotWholeError: something is missing, overlaps or contradicts; lists everything.
@@ -89,7 +100,7 @@ def select(
     sections = _sections(checkpoint, only)
     if prefer_rank is not None and prefer_rank not in checkpoint.ranks:
         raise UsageError(checkpoint.path, f"--prefer-rank {prefer_rank}: there is no file of that rank here")
-    picking = _Picking(checkpoint, holes, prefer_rank, files)
+    picking = _Picking(checkpoint, holes, prefer_rank, files, damage)
     codes = FATAL if holes else (*FATAL, LOST)
     errors = (p for p in checkpoint.problems if p.severity == "error" and p.code in codes)
     picking.problems += [p for p in errors if _concerns(p, sections.values())]
@@ -113,6 +124,39 @@ def select(
     return Selection(
         tree, frozenset(picking.model_paths), picking.left_out, picking.missing, filled, notes, places, checkpoint
     )
+
+
+def tensors_of(checkpoint: Checkpoint, only: str) -> Iterator[tuple[str, Tensor]]:
+    """Fqn and tensor of all that `only` names, as `select` does.
+
+    Raises:
+        UsageError: there is no such section.
+    """
+    for section in _sections(checkpoint, only).values():
+        yield from ((fqn_of((*section.path, *path)), tensor) for path, tensor in tensors_in(section.value))
+
+
+def without_damaged(
+    tensor: Tensor, fqn: str, damage: Mapping[Record, int], copies: bool
+) -> tuple[Tensor, Problem | None]:
+    """The tensor without the bytes that lie in damaged records, and the first of these; None when there is none.
+
+    Args:
+        tensor: the tensor.
+        fqn: its name.
+        damage: records, with the CRC-32 that they have.
+        copies: whether what ranks hold of one region should be equal, so that one may serve for another.
+    """
+    wrong = [(s, Record.of(s.source)) for s in tensor.found if s.source is not None]
+    wrong = [(shard, record) for shard, record in wrong if record in damage]
+    if not wrong:
+        return tensor, None
+    first, record = wrong[0]
+    gone, boxes = {id(s) for s, _ in wrong}, set() if copies else {s.box for s, _ in wrong}
+    shards = tuple(replace(s, source=None, item=None) if id(s) in gone or s.box in boxes else s for s in tensor.shards)
+    more = f" and {plural(len(wrong) - 1, 'more shard')}" if len(wrong) > 1 else ""
+    text = f"{first.box}{more}: {original_of(record.path).name} is damaged: {record.damage(damage[record])}"
+    return replace(tensor, shards=shards), Problem("CK004", "error", text, first.rank, fqn)
 
 
 def _absent(checkpoint: Checkpoint, parts: Iterable[Section]) -> list[Problem]:
@@ -145,13 +189,21 @@ def _concerns(problem: Problem, parts: Iterable[Section]) -> bool:
 class _Picking:
     """Copies a tree for writing: one source per region, foreign objects left out, problems collected."""
 
-    def __init__(self, checkpoint: Checkpoint, holes: str | None, prefer_rank: int | None, files: OpenFiles) -> None:
-        self.path, self.files = checkpoint.path, files
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        holes: str | None,
+        prefer_rank: int | None,
+        files: OpenFiles,
+        damage: Mapping[Record, int],
+    ) -> None:
+        self.path, self.files, self.damage = checkpoint.path, files, damage
         self.holes, self.prefer_rank = holes, prefer_rank
         self.problems: list[Problem] = []
         self.left_out: dict[KeyPath, str] = {}
         self.missing: dict[KeyPath, tuple[Box, ...]] = {}
         self.per_rank: list[KeyPath] = []
+        self.spared: list[Problem] = []
         self.model_paths: list[KeyPath] = []
         self.strict = [s for s in checkpoint.sections if s.kind in ("model", "optimizer", "scheduler")]
 
@@ -208,22 +260,28 @@ class _Picking:
             return _LEFT_OUT
         if tensor.nbytes > MAX_TENSOR:
             raise RefusedError(self.path, f"{fqn} would take {told(tensor.nbytes)} bytes; no disk holds that")
+        kind = self._kind_at(source)
+        tensor, damage = without_damaged(tensor, fqn, self.damage, kind != "other")
         problem = cover_problem(tensor, fqn)
+        if damage is not None and problem is None:
+            self.spared.append(damage)  # another rank's copy is right
+        elif damage is not None and problem is not None and problem.code == "CK101":
+            problem = damage
         if problem is not None and not self._may_fill(tensor, problem, at):
             return _LEFT_OUT
         chosen = self._replicas(tensor, source, fqn)
-        if self._kind_at(source) == "model":
+        if kind == "model":
             self.model_paths.append(at)
         fill = self.holes or "" if problem is not None else ""
         return replace(tensor, shards=tuple(chosen), fill=fill)
 
     def _may_fill(self, tensor: Tensor, problem: Problem, at: KeyPath) -> bool:
         """Note what is wrong with a tensor; whether it is written all the same, with its holes filled."""
-        if problem.code == "CK101":
+        if problem.code in HOLES:
             self.missing[at] = cover(tensor.shape, {s.box for s in tensor.found}).gaps
         if self.holes is None:
             self.problems.append(problem)
-        elif problem.code == "CK101" and self.holes in FILLS:
+        elif problem.code in HOLES and self.holes in FILLS:
             if self.holes == "zero" or can_be_nan(tensor.dtype):
                 return True
             self.left_out[at] = f"{problem.message}; there is no NaN in {tensor.dtype}"
@@ -238,18 +296,31 @@ class _Picking:
             self.per_rank.append(source)
         elif differing and self.prefer_rank is None:
             box, ranks = next(iter(differing.items()))
-            text = f"{box}: rank {ranks[1]} holds other bytes than rank {ranks[0]}; take one with --prefer-rank"
+            way = self._damage_at(tensor, box) or "take one with --prefer-rank"
+            text = f"{box}: rank {ranks[1]} holds other bytes than rank {ranks[0]}; {way}"
             self.problems.append(Problem("CK105", "error", text, ranks[1], fqn))
         by_box: dict[Box, Shard] = {}
         for shard in sorted(tensor.found, key=self._preference):
             by_box.setdefault(shard.box, shard)
         return sorted(by_box.values(), key=lambda s: s.box.offsets)
 
+    def _damage_at(self, tensor: Tensor, box: Box) -> str:
+        """Whose copy of a region is damaged by its checksum, and what to do; empty when no checksum tells."""
+        records = {Record.of(s.source) for s in tensor.found if s.box == box and s.source is not None}
+        wrong = damaged(records, self.files, 1, lambda _, __: None)
+        if not wrong or len(wrong) == len(records):
+            return ""
+        record, crc = next(iter(wrong.items()))
+        return f"{original_of(record.path).name} is damaged: {record.damage(crc)}; --allow-missing takes the right copy"
+
     def _preference(self, shard: Shard) -> tuple[bool, int]:
         return (shard.rank != self.prefer_rank, -1 if shard.rank is None else shard.rank)
 
     def told(self, checkpoint: Checkpoint, parts: Iterable[Section]) -> list[str]:
-        """What the user should know although nothing is wrong."""
+        """What the user should know although nothing is missing."""
+        return [*_spared(self.spared), *self._of_one_rank(checkpoint, parts)]
+
+    def _of_one_rank(self, checkpoint: Checkpoint, parts: Iterable[Section]) -> list[str]:
         written = [p for p in checkpoint.differing if any(part.holds(p) for part in parts)]
         if self.prefer_rank is None:
             return _one_rank_each([*written, *self.per_rank], "the lowest rank")
@@ -259,6 +330,14 @@ class _Picking:
 
 
 _LEFT_OUT = Opaque("left out")
+
+
+def _spared(damage: Sequence[Problem]) -> list[str]:
+    """The note that a right copy was taken in the place of a damaged one."""
+    if not damage:
+        return []
+    more = f" (and {len(damage) - 1} more)" if len(damage) > 1 else ""
+    return [f"{damage[0]}{more}; another rank's copy is right, and is written"]
 
 
 def _one_rank_each(differing: Sequence[KeyPath], taken: str) -> list[str]:
@@ -284,6 +363,6 @@ def _summary(checkpoint: Checkpoint, problems: list[Problem]) -> str:
     ranks = sorted({p.rank for p in files if p.rank is not None})
     cause = f"rank {spans(ranks)} missing or cut; " if ranks else ""
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-    gaps_only = all(p.code in ("CK101", LOST, "CK106", *ABSENT, *FILES) for p in problems)
+    gaps_only = all(p.code in (*HOLES, LOST, "CK106", *ABSENT, *FILES) for p in problems)
     way = "; --allow-missing writes what is whole" if gaps_only else ""
     return f"not whole: {cause}{printable(str(problems[0]))}{more}{way}"

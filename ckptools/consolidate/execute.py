@@ -1,28 +1,28 @@
 """Running a plan: bytes move from file to file in a few threads, memory stays flat, checksums are kept on the way.
 
-Where the kernel can copy between two files it does; the bytes then never enter this process. Where a checksum is
-needed (the `.pt` container has a CRC-32 per tensor) they pass through one small buffer per thread, and every source
-record is compared with its own checksum on the way.
+Where a checksum is needed, because the source states one that is to be compared or the output has one (`.pt`), bytes
+pass through one small buffer per thread, and are looked at for NaN and infinity on the way. Else the kernel copies
+between the files where it can, and the bytes never enter this process.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from threading import Event, local
 
-from ckptools.consolidate.crc import combine
 from ckptools.consolidate.output import write_at
 from ckptools.consolidate.plan import Band, Copy, Job
 from ckptools.consolidate.source_records import Piece, SourceRecords
 from ckptools.errors import CkptoolsError, ReadError, WriteError
 from ckptools.files import OpenFiles
+from ckptools.tensor_io.checksums import combine, crc32
+from ckptools.tensor_io.finite import has_odd
+from ckptools.tensor_io.records import CHUNK, pieces
 from ckptools.threads import in_threads
 
-BUFFER = 1 << 20
 KERNEL_CHUNK = 64 << 20
 
 Progress = Callable[[int, str], None]
@@ -43,27 +43,37 @@ class Executor:
         targets: descriptors of the output files.
         files: where source files are opened.
         checksums: whether the CRC-32 of every tensor is wanted.
+        records: what was read of the sources, to be compared with their checksums; None for no comparison.
+        odd: fqns of the tensors in whose output NaN or infinity was seen; those with filled holes are not looked at.
     """
 
     def __init__(
-        self, targets: Sequence[int], files: OpenFiles, checksums: bool, progress: Progress | None = None
+        self,
+        targets: Sequence[int],
+        files: OpenFiles,
+        checksums: bool,
+        compare: bool = True,
+        progress: Progress | None = None,
     ) -> None:
         self.targets, self.files, self.checksums = targets, files, checksums
+        self.records = SourceRecords(files) if compare else None
+        self.odd: set[str] = set()
         self._progress = progress or (lambda _, __: None)
         self._stop = Event()
         self._buffers = local()
         self._kernel = hasattr(os, "copy_file_range")
-        self._records = SourceRecords(files)
 
     def run(self, jobs: Sequence[Job], threads: int) -> list[int]:
         """Run every job and return the CRC-32 of each tensor's bytes (0 when checksums are off).
 
         Raises:
-            ReadError: a source cannot be read, or is not what its checksum says.
+            DamagedError: a source is not what its checksum says.
+            ReadError: a source cannot be read.
             WriteError: the output cannot be written.
         """
         crcs = in_threads(self._job, jobs, threads, self._stop.set)
-        self._records.compare()
+        if self.records is not None:
+            self.records.compare()
         return crcs
 
     def _job(self, job: Job) -> int:
@@ -73,13 +83,16 @@ class Executor:
                 raise Stopped
             if isinstance(part, Band):
                 piece = self._assemble(job, part)
-            elif self.checksums:
+            elif self.checksums or self._compares(part):
                 piece = self._copy_checked(job, part)
             else:
                 self._copy(job, part)
                 continue
             crc = combine(crc, piece, part.nbytes)
         return crc
+
+    def _compares(self, copy: Copy) -> bool:
+        return self.records is not None and copy.record is not None and copy.record.crc != 0
 
     def _copy(self, job: Job, copy: Copy) -> None:
         """Let the kernel move the bytes, or move them ourselves where it cannot."""
@@ -107,34 +120,35 @@ class Executor:
         """Move the bytes through a buffer; return their CRC-32."""
         crc, done = 0, 0
         for piece in self._pieces(copy):
-            crc = zlib.crc32(piece, crc)
+            crc = crc32(piece, crc)
             self._write(job, copy.offset + done, piece)
             done += len(piece)
-        self._records.add(copy.source, copy.record, copy.crc, copy.source_offset, Piece(copy.nbytes, crc, job.fqn))
+        if self.records is not None and copy.record is not None:
+            self.records.add(copy.record, copy.source_offset, Piece(copy.nbytes, crc, job.fqn))
         return crc
 
     def _pieces(self, copy: Copy) -> Iterator[memoryview]:
         buffer = getattr(self._buffers, "bytes", None)
         if buffer is None:
-            buffer = self._buffers.bytes = memoryview(bytearray(BUFFER))
-        done = 0
+            buffer = self._buffers.bytes = memoryview(bytearray(CHUNK))
         with self.files.open(copy.source) as source:
-            while done < copy.nbytes:
+            for piece in pieces(source, copy.source_offset, copy.nbytes, buffer):
                 if self._stop.is_set():
                     raise Stopped
-                n = source.read_into(copy.source_offset + done, buffer[: min(BUFFER, copy.nbytes - done)])
-                yield buffer[:n]
-                done += n
+                yield piece
 
     def _assemble(self, job: Job, band: Band) -> int:
         """Put a region together in memory, change its dtype if asked, write it; return its CRC-32."""
         from ckptools.consolidate.assemble import assemble
 
-        data = assemble(job.tensor, band.box, job.dtype, self.files, partial(self._records.saw, job.fqn))
+        seen = None if self.records is None else partial(self.records.saw, job.fqn)
+        data = assemble(job.tensor, band.box, job.dtype, self.files, seen)
         self._write(job, band.offset, data)
-        return zlib.crc32(data) if self.checksums else 0
+        return crc32(data) if self.checksums else 0
 
     def _write(self, job: Job, offset: int, data: memoryview) -> None:
+        if not job.tensor.fill and job.fqn not in self.odd and has_odd(data, job.dtype):
+            self.odd.add(job.fqn)
         try:
             write_at(self.targets[job.file], job.offset + offset, data)
         except OSError as error:

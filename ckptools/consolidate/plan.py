@@ -15,6 +15,7 @@ from pathlib import Path
 from ckptools.dtypes import ITEMSIZE
 from ckptools.model import Shard, Source, Tensor
 from ckptools.regions import Box, contiguous_strides
+from ckptools.tensor_io.records import Record
 
 MIN_RUN = 64 << 10
 """Bytes: shorter runs cost more as system calls than as copies in memory."""
@@ -35,16 +36,14 @@ class Copy:
         source_offset: byte offset there.
         offset: byte offset in the tensor's own bytes in the output.
         nbytes: how many.
-        record: `(offset, length)` in the source of the record that they are part of.
-        crc: CRC-32 that the whole record must have; 0 when nothing tells.
+        record: what they are part of in the source; None when nothing tells.
     """
 
     source: Path
     source_offset: int
     offset: int
     nbytes: int
-    record: tuple[int, int] = (0, 0)
-    crc: int = 0
+    record: Record | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,9 +151,10 @@ def _run_length(shard: Shard, tensor: Tensor) -> tuple[int, int]:
 def _copies_of(shard: Shard, source: Source, tensor: Tensor, run: int) -> Iterator[Copy]:
     width, packed = ITEMSIZE[tensor.dtype], contiguous_strides(tensor.shape)
     start = sum(o * s for o, s in zip(shard.box.offsets, packed, strict=True))
+    record = Record.of(source)
     for read, write in _starts(shard.box.sizes, source.strides, packed, run):
         at, nbytes = source.offset + read * width, run * width
-        yield Copy(source.path, at, (start + write) * width, nbytes, source.record_span, source.crc)
+        yield Copy(source.path, at, (start + write) * width, nbytes, record)
 
 
 def _starts(sizes: Sequence[int], strides: Sequence[int], packed: Sequence[int], run: int) -> Iterator[tuple[int, int]]:

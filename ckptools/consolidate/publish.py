@@ -12,6 +12,7 @@ from ckptools.consolidate.output import PartialFiles, check_unchanged
 from ckptools.consolidate.writers.layout import Layout
 from ckptools.errors import WriteError
 from ckptools.files import OpenFiles
+from ckptools.tensor_io.records import Record
 
 
 @dataclass(frozen=True)
@@ -19,10 +20,12 @@ class Proofs:
     """What is done to an output before it gets its name.
 
     Attributes:
+        sources: compare the sources with the checksums that they state, on the way.
         compare: read it back and compare it with the shards.
         manifest: where its digests go; None for nowhere.
     """
 
+    sources: bool
     compare: bool
     manifest: Path | None
 
@@ -30,6 +33,19 @@ class Proofs:
     def paths(self) -> list[Path]:
         """Files that this adds."""
         return [self.manifest] if self.manifest is not None else []
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What was seen while an output was written.
+
+    Attributes:
+        right: source records that have the CRC-32 that they state; None when they were not compared.
+        odd: fqns of tensors in which NaN or infinity was seen, in order.
+    """
+
+    right: frozenset[Record] | None
+    odd: tuple[str, ...] = ()
 
 
 def write(
@@ -41,11 +57,12 @@ def write(
     proofs: Proofs,
     jobs: int,
     progress: Progress | None,
-) -> None:
+) -> Seen:
     """Write a planned output; it appears whole, or not at all. `new_folder` is made for it.
 
     Raises:
-        ReadError: a source cannot be read, is damaged, or changed meanwhile.
+        DamagedError: a source is not what its checksum says.
+        ReadError: a source cannot be read, or changed meanwhile.
         WriteError: the output cannot be written, or is not what was written.
     """
     with PartialFiles() as partial:
@@ -54,7 +71,8 @@ def write(
         if layout.folder is not None:
             partial.create_folder(layout.folder)
         targets = [partial.create(path, size) for path, size in layout.files]
-        crcs = Executor(targets, files, layout.checksums, progress).run(layout.jobs, jobs)
+        executor = Executor(targets, files, layout.checksums, proofs.sources, progress)
+        crcs = executor.run(layout.jobs, jobs)
         try:
             layout.finish(targets, crcs)
             for path, text in {**texts, **_proven(layout, targets, files, proofs, jobs, progress)}.items():
@@ -63,6 +81,8 @@ def write(
             raise WriteError(layout.files[0][0], f"cannot write: {(error.strerror or '').lower()}") from error
         check_unchanged(checkpoint)
         partial.publish()
+    right = None if executor.records is None else frozenset(executor.records.right)
+    return Seen(right, tuple(dict.fromkeys(job.fqn for job in layout.jobs if job.fqn in executor.odd)))
 
 
 def _proven(

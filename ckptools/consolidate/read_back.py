@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from ckptools.consolidate.plan import Job
-from ckptools.consolidate.source_records import SourceRecords
 from ckptools.consolidate.stream import tensor_bytes
 from ckptools.consolidate.writers.layout import Layout
 from ckptools.errors import WriteError
@@ -18,7 +16,7 @@ Progress = Callable[[int, str], None]
 
 
 def compare(layout: Layout, targets: Sequence[int], files: OpenFiles, threads: int, progress: Progress) -> None:
-    """Compare every tensor of the output with the shards that it was made of, byte for byte, and those with checksums.
+    """Compare every tensor of the output with the shards that it was made of.
 
     Args:
         layout: what was written.
@@ -29,18 +27,14 @@ def compare(layout: Layout, targets: Sequence[int], files: OpenFiles, threads: i
 
     Raises:
         WriteError: a tensor differs.
-        ReadError: a source cannot be read any more, or is not what its checksum says.
+        ReadError: a source cannot be read any more.
     """
     for target in targets:
         _forget(target)
 
-    # What was written with checksums was compared with those of its sources on the way.
-    records = None if layout.checksums else SourceRecords(files)
-
     def work(job: Job) -> None:
         at = job.offset
-        seen = None if records is None else partial(records.saw, job.fqn)
-        for piece in tensor_bytes(job.tensor, job.dtype, files, seen):
+        for piece in tensor_bytes(job.tensor, job.dtype, files):
             if os.pread(targets[job.file], len(piece), at) != piece:
                 text = f"{job.fqn}: read back from byte {at}, it is not what was written; nothing was kept"
                 raise WriteError(layout.files[job.file][0], text)
@@ -48,8 +42,6 @@ def compare(layout: Layout, targets: Sequence[int], files: OpenFiles, threads: i
             progress(len(piece), job.fqn)
 
     in_threads(work, layout.jobs, threads)
-    if records is not None:
-        records.compare()
 
 
 def _forget(descriptor: int) -> None:

@@ -6,40 +6,33 @@ from collections.abc import Iterator
 
 from ckptools.consolidate.plan import Copy, parts_of
 from ckptools.files import OpenFiles
-from ckptools.model import Seen, Source, Tensor
+from ckptools.model import Tensor
 
 PIECE = 4 << 20
 """Bytes read at a time."""
 
 
-def tensor_bytes(
-    tensor: Tensor, dtype: str, files: OpenFiles, seen: Seen | None = None
-) -> Iterator[bytes | memoryview]:
+def tensor_bytes(tensor: Tensor, dtype: str, files: OpenFiles) -> Iterator[bytes | memoryview]:
     """Yield the bytes of a tensor whose shards cover it exactly once, converted to `dtype`.
 
     Args:
         tensor: the tensor.
         dtype: of the bytes that are wanted.
         files: keeps sources open.
-        seen: called with all that is read on the way.
 
     Raises:
         ReadError: a file cannot be read.
     """
     for part in parts_of(tensor, dtype):
         if isinstance(part, Copy):
-            yield from _copied(part, files, seen)
+            yield from _copied(part, files)
         else:
             from ckptools.consolidate.assemble import assemble
 
-            yield assemble(tensor, part.box, dtype, files, seen)
+            yield assemble(tensor, part.box, dtype, files)
 
 
-def _copied(copy: Copy, files: OpenFiles, seen: Seen | None) -> Iterator[bytes]:
+def _copied(copy: Copy, files: OpenFiles) -> Iterator[bytes]:
     with files.open(copy.source) as file:
         for at in range(0, copy.nbytes, PIECE):
-            data = file.read(copy.source_offset + at, min(PIECE, copy.nbytes - at))
-            if seen is not None:
-                start = copy.source_offset + at
-                seen(Source(copy.source, start, "uint8", (len(data),), (1,), "", copy.record, copy.crc), data)
-            yield data
+            yield file.read(copy.source_offset + at, min(PIECE, copy.nbytes - at))

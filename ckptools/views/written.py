@@ -11,6 +11,7 @@ from ckptools.views.words import clip, duration, plural, printable, size
 
 if TYPE_CHECKING:
     from ckptools.consolidate import Consolidated
+    from ckptools.consolidate.sources import SourceChecksums
 
 MAX_NAMED = 5
 
@@ -33,6 +34,17 @@ def summary(done: Consolidated, dry_run: bool) -> Iterator[str]:
         yield f"dtype {old} -> {new}, to nearest even: {plural(len(names), 'tensor')}"
     if dry_run:
         yield _reads(done)
+    yield f"source checksums: {_checksums(done.checksums, dry_run)}"
+
+
+def _checksums(found: SourceChecksums | None, dry_run: bool) -> str:
+    """Whether the source's checksums were compared, and how many there are."""
+    if found is None:
+        return "not compared; --check compares them" if dry_run else "not compared (--unchecked)"
+    if not found.right:
+        return "there are none in the source"
+    without = f", {found.without} have none" if found.without else ""
+    return f"{plural(found.right, 'record')} right{without}"
 
 
 def _reads(done: Consolidated) -> str:
@@ -84,6 +96,9 @@ def remarks(done: Consolidated, dry_run: bool) -> Iterator[str]:
     yield from _filled(done)
     if len(done.left_out) > MAX_NAMED:
         yield f"left out: {len(done.left_out) - MAX_NAMED} more; all are in {_listed_in(done)}"
+    if done.odd:
+        names = ", ".join(clip(name, 60) for name in done.odd[:3]) + (" …" if len(done.odd) > 3 else "")
+        yield f"note: NaN or infinity seen in {plural(len(done.odd), 'tensor')}: {names}"
     if done.tied:
         name, first = next(iter(done.tied.items()))
         more = f" and {len(done.tied) - 1} more" if len(done.tied) > 1 else ""

@@ -8,13 +8,13 @@ Source: caffe2/serialize/inline_container.cc; zip64 by APPNOTE.TXT 4.5.3.
 from __future__ import annotations
 
 import struct
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 from ckptools.consolidate.output import write_at
 from ckptools.pickles.container import CENTRAL, EOCD, EOCD64, EOCD64_LOCATOR, LOCAL, MAX_32
+from ckptools.tensor_io.checksums import crc32
 
 ALIGNMENT = 64
 ROOT = "archive"
@@ -75,7 +75,7 @@ class Archive:
     def write(self, target: int, at: int, storage_crcs: Sequence[int]) -> None:
         """Write headers, small records and the directory around the tensors' bytes, into a file at byte `at`."""
         pending = iter(storage_crcs)
-        crcs = [next(pending) if r.data is None else zlib.crc32(r.data) for r in self.records]
+        crcs = [next(pending) if r.data is None else crc32(r.data) for r in self.records]
         for start, data in _joined(self.records, crcs):
             write_at(target, at + start, memoryview(data))
 

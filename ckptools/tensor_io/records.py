@@ -1,0 +1,132 @@
+"""Records: the consecutive bytes in a file that have one checksum, and the shards that lie in them.
+
+A record is what its container stores in one piece: a storage of a torch.save archive, so also the tensor in an item
+of a DCP; a tensor of safetensors. Only archives state a CRC-32. torch never compares it, so a flipped bit loads in
+silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ckptools.files import File, OpenFiles
+from ckptools.model import Shard, Source, Tensor
+from ckptools.tensor_io.checksums import crc32
+from ckptools.threads import in_threads
+
+CHUNK = 1 << 20
+"""Bytes held at a time, a multiple of every element's width; more would not stay in the processor's cache."""
+
+Progress = Callable[[int, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Consecutive bytes with one checksum.
+
+    Attributes:
+        path: the file.
+        name: the container's name for it.
+        offset: byte offset of its first byte.
+        nbytes: how long it is.
+        crc: CRC-32 that the container states; 0 when it states none.
+    """
+
+    path: Path
+    name: str
+    offset: int
+    nbytes: int
+    crc: int = 0
+
+    @classmethod
+    def of(cls, source: Source) -> Record:
+        """The record that a source lies in."""
+        return cls(source.path, source.record, *source.record_span, source.crc)
+
+    @property
+    def end(self) -> int:
+        """One past its last byte."""
+        return self.offset + self.nbytes
+
+    def damage(self, found: int) -> str:
+        """What is wrong with it, when its bytes have the CRC-32 `found`."""
+        return f"record {self.name or f'at byte {self.offset}'}: CRC-32 is {found:08x}, expected {self.crc:08x}"
+
+
+@dataclass
+class Stored:
+    """A record and the shards in it.
+
+    Attributes:
+        record: where it is.
+        owners: fqn and shard of every tensor that lies in it.
+    """
+
+    record: Record
+    owners: list[tuple[str, Shard]] = field(default_factory=list)
+
+
+def stored(tensors: Iterable[tuple[str, Tensor]]) -> list[Stored]:
+    """Every record that a shard of some tensors, given with their fqns, lies in; in file order."""
+    found: dict[Record, Stored] = {}
+    for fqn, tensor in tensors:
+        for shard in () if tensor.kind == "meta" else tensor.found:
+            if shard.source is not None:
+                record = Record.of(shard.source)
+                found.setdefault(record, Stored(record)).owners.append((fqn, shard))
+    return [found[key] for key in sorted(found, key=lambda r: (str(r.path), r.offset))]
+
+
+def damaged(records: Iterable[Record], files: OpenFiles, threads: int, progress: Progress) -> dict[Record, int]:
+    """The records that do not have the CRC-32 that their container states, with the one that they have.
+
+    Raises:
+        ReadError: a file cannot be read.
+    """
+
+    def check(record: Record) -> int:
+        crc = crc_of(record, files)
+        progress(record.nbytes, record.name)
+        return crc
+
+    checked = [record for record in records if record.crc]
+    crcs = zip(checked, in_threads(check, checked, threads), strict=True)
+    return {record: crc for record, crc in crcs if crc != record.crc}
+
+
+def crc_of(record: Record, files: OpenFiles) -> int:
+    """CRC-32 of the bytes of a record.
+
+    Raises:
+        ReadError: the file cannot be read.
+    """
+    crc = 0
+    with files.open(record.path) as file:
+        for piece in pieces(file, record.offset, record.nbytes):
+            crc = crc32(piece, crc)
+    return crc
+
+
+def pieces(file: File, offset: int, nbytes: int, buffer: memoryview | None = None) -> Iterator[memoryview]:
+    """Read consecutive bytes piece by piece; each is gone when the next one is read.
+
+    Args:
+        file: to read.
+        offset: byte offset of the first.
+        nbytes: how many.
+        buffer: where they go; one is made when it is None.
+
+    Raises:
+        ReadError: the file cannot be read, or became shorter.
+    """
+    buffer = memoryview(bytearray(min(CHUNK, nbytes))) if buffer is None else buffer
+    end = offset + nbytes
+    while offset < end:
+        wanted = buffer[: min(len(buffer), end - offset)]
+        done = 0
+        while done < len(wanted):
+            done += file.read_into(offset + done, wanted[done:])
+        yield wanted
+        offset += len(wanted)
