@@ -25,9 +25,9 @@ def run(*arguments: object) -> tuple[int, str, str]:
 
 def test_it_says_what_it_wrote_on_stdout_and_nothing_else(tmp_path):
     code, stdout, stderr = run(COMPOSER, "-o", tmp_path / "m.safetensors", "--only", "model")
-    wrote, tensors = stdout.splitlines()
+    wrote, tensors, checksums = stdout.splitlines()
     assert (code, wrote) == (0, f"wrote {tmp_path / 'm.safetensors'}")
-    assert tensors.startswith("18 tensors, ")
+    assert tensors.startswith("18 tensors, ") and checksums == "source checksums: 63 records right"
     assert [line.split(":")[0] for line in stderr.splitlines()] == ["load"]
 
 
