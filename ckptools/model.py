@@ -272,6 +272,7 @@ PROBLEM_CODES: dict[str, str] = {
     "CK105": "copies that should be equal differ",
     "CK106": "tensor that cannot be put together",
     "CK107": "part of the model missing",
+    "CK108": "layout that the files do not state, found as the only one that fits",
     "CK201": "NaN or infinity",
     "CK203": "no optimizer state for a parameter",
     "CK204": "step counters disagree",

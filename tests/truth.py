@@ -66,6 +66,7 @@ WHOLE = (
     Known("torch2.6.0-fsdp2-tp2x2-w4", "rank2.pt", "", 4, 5),
     # Buffers that the model does not save.
     Known("verl-fsdp1-orig", VERL, "", 4, 3, ("buffer/",)),
+    Known("verl-fsdp1", VERL, "", 4, 3, ("buffer/",)),
     Known("verl-fsdp2-bf16", VERL, "", 4, 3),
     Known("torch2.13.0-ddp-w4", "snapshot.pt", "module.", 1, 5),
     # The last id could be three parameters of one shape, and buffers that differ per rank were saved by rank 0.

@@ -26,7 +26,7 @@ from ckptools.formats.on_disk import looked_at, was_read
 from ckptools.formats.options import Options
 from ckptools.formats.rank_names import RankName, only_group, parse, siblings
 from ckptools.formats.torch_file import in_form
-from ckptools.model import Fact, Problem, RankFile, Tensor, tensors_in, worst_first
+from ckptools.model import Fact, Problem, RankFile, Tensor, fqn_of, tensors_in, worst_first
 from ckptools.pickles.reader import Saved
 from ckptools.sections import find_sections
 from ckptools.steps import find_step
@@ -110,7 +110,7 @@ class _Opening:
         world = self._world_size()
         merge = Merge()
         tree = self._tree(merge)
-        local = flat_pieces.settle(tree, self.all_ranks, _shapes_told(self.options), by_name)
+        settled = flat_pieces.settle(tree, self.all_ranks, _shapes_told(self.options), by_name)
         files = tuple(self._files(world.value))
         tensors = list(tensors_in(tree))
         sharded = [t for _, t in tensors if t.sharded]
@@ -120,12 +120,13 @@ class _Opening:
         self.problems += rank_checks.of_values(merge.differing, sections)
         self.problems += rank_checks.of_gathered(sections, merge.differing)
         self.problems += rank_checks.of_tensors(tensors)
+        self.problems += (Problem("CK108", "note", note, None, fqn_of(path)) for path, note in settled.notes.items())
         cost = ReadCost(len(self.saved), time.perf_counter() - started, sum(s.bytes_read for s in self.saved.values()))
         return Checkpoint(
             path=self.path,
             name=_checkpoint_name(self.name),
             format=NAME,
-            saved_as=in_form(LOCAL if local else _saved_as(sharded, len(self.group)), self._form()),
+            saved_as=in_form(LOCAL if settled.local else _saved_as(sharded, len(self.group)), self._form()),
             tree=tree,
             files=files,
             world_size=world,
@@ -137,6 +138,7 @@ class _Opening:
             differing=rank_checks.per_rank(merge.differing, sections),
             bytes_expected=rank_checks.expected_bytes(files),
             cost=cost,
+            assumed_names=frozenset(settled.assumed),
         )
 
     def _tree(self, merge: Merge) -> Any:

@@ -119,9 +119,19 @@ def _settle_units(optimizer: MutableMapping[str, Any], units: Sequence[Unit], mo
     by_key = {u.key: u for u in units}
     flat = {u.key: _as_moment(u) for u in units}
     names = name_parameters(optimizer, flat, order_of(flat, modules)).names
+    name_units(optimizer, {number: by_key[key] for number, key in names.items() if key in by_key})
+
+
+def name_units(optimizer: MutableMapping[str, Any], units: Mapping[Any, Unit]) -> None:
+    """Give an optimizer that numbers flat parameters the parameters in their place; changed in place.
+
+    Args:
+        optimizer: its state dict.
+        units: what each number is; those that are not here are left, and their runs marked.
+    """
     state: dict[Any, Any] = {}
     for number, entry in optimizer["state"].items():
-        unit = by_key.get(names.get(number, ""))
+        unit = units.get(number)
         if unit is None or not isinstance(entry, Mapping):
             _leave([entry])
             state[number] = entry
@@ -131,7 +141,7 @@ def _settle_units(optimizer: MutableMapping[str, Any], units: Sequence[Unit], mo
     optimizer["state"].update(state)
     for group, ids in zip(optimizer["param_groups"], group_ids(optimizer), strict=True):
         if ids and isinstance(group, MutableMapping):
-            group["params"] = [fqn for i in ids for fqn in _fqns(by_key.get(names.get(i, "")), i)]
+            group["params"] = [fqn for i in ids for fqn in _fqns(units.get(i), i)]
 
 
 def _fqns(unit: Unit | None, number: Any) -> list[Any]:

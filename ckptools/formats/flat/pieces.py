@@ -14,17 +14,17 @@ by an optimizer state that was saved by name.
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 from ckptools.formats import spans
 from ckptools.formats.flat.names import is_flat, is_ragged
-from ckptools.model import Shard, Tensor
+from ckptools.model import KeyPath, Shard, Tensor
 from ckptools.regions import Ints
 from ckptools.sections import find_sections, is_flat_optimizer
 from ckptools.training_state.module_order import AS_SAVED, believed
-from ckptools.training_state.optimizer_names import name_parameters
+from ckptools.training_state.optimizer_names import group_ids, name_parameters
 
 if TYPE_CHECKING:
     from ckptools.formats.shapes import Shapes
@@ -40,7 +40,22 @@ UNPLACED = (
 )
 
 
-def settle(tree: Any, all_ranks: bool, shapes: Shapes | None = None, by_name: Shapes | None = None) -> bool:
+@dataclass
+class Settled:
+    """What became of pieces.
+
+    Attributes:
+        local: whether the model was saved as flat parameters.
+        notes: what its user should know, by the key path of an optimizer.
+        assumed: parameters that stand in the place of a number, by the model's order.
+    """
+
+    local: bool = False
+    notes: dict[KeyPath, str] = field(default_factory=dict)
+    assumed: set[str] = field(default_factory=set)
+
+
+def settle(tree: Any, all_ranks: bool, shapes: Shapes | None = None, by_name: Shapes | None = None) -> Settled:
     """Place the pieces of a merged tree that can be placed, and mark the others; changes the tree's dicts.
 
     Without all ranks a piece's place is not known yet; its tensor then has the parameter's shape and no shards.
@@ -50,22 +65,23 @@ def settle(tree: Any, all_ranks: bool, shapes: Shapes | None = None, by_name: Sh
         all_ranks: whether it is of all.
         shapes: of the model's parameters, as told from outside.
         by_name: what an optimizer state tells that is not in the tree.
-
-    Returns:
-        Whether the model was saved as flat parameters.
     """
     sections = find_sections(tree)
     models = [s.value for s in sections if s.kind == "model"]
-    optimizers = [s.value for s in sections if s.kind == "optimizer"]
+    optimizers = {s.path: s.value for s in sections if s.kind == "optimizer"}
     local = [m for m in models if any(map(is_flat, m))]
-    if len(local) == 1 and _take_apart(local[0], optimizers, shapes, by_name, all_ranks):
-        return True
+    if len(local) == 1 and _take_apart(local[0], list(optimizers.values()), shapes, by_name, all_ranks):
+        return Settled(local=True)
     for model in local:
         _mark_local(model, NO_SHAPES)
+    settled = Settled(bool(local))
     model = models[0] if len(models) == 1 else None
-    for optimizer in optimizers:
-        _settle_optimizer(optimizer, model, all_ranks)
-    return bool(local)
+    for path, optimizer in optimizers.items():
+        note = _settle_optimizer(optimizer, model, all_ranks)
+        if note:
+            settled.notes[path] = note
+            settled.assumed |= {name for names in group_ids(optimizer) for name in names}
+    return settled
 
 
 def _take_apart(
@@ -106,17 +122,41 @@ def _mark_local(model: MutableMapping[str, Any], note: str) -> None:
             model[key] = replace(tensor, kind="flat_pieces", note=note)
 
 
-def _settle_optimizer(optimizer: Mapping[str, Any], model: Mapping[str, Any] | None, all_ranks: bool) -> None:
+def _settle_optimizer(optimizer: Any, model: Mapping[str, Any] | None, all_ranks: bool) -> str | None:
+    """Place the pieces of one optimizer, or mark them; return what is to be told of it."""
     if is_flat_optimizer(optimizer):
-        return
+        return None
     naming = name_parameters(optimizer, model, believed(AS_SAVED, model or {}))
     sharded = model is None or any(isinstance(t, Tensor) and t.sharded for t in model.values())
+    if model is not None and sharded and naming.by != "fqn":
+        note, settled = _settle_wrapped(optimizer, model, all_ranks)
+        if settled:
+            return note
     for key, entry in optimizer["state"].items():
         parameter = model.get(naming.names[key]) if model is not None and key in naming.names else None
         shape = parameter.shape if isinstance(parameter, Tensor) and not parameter.note else None
         for slot, tensor in entry.items() if isinstance(entry, MutableMapping) else ():
             if isinstance(tensor, Tensor) and tensor.kind == "plain" and tensor.shape:
                 entry[slot] = _placed(tensor, shape, sharded, all_ranks)
+    return None
+
+
+def _settle_wrapped(
+    optimizer: MutableMapping[str, Any], model: Mapping[str, Any], all_ranks: bool
+) -> tuple[str | None, bool]:
+    """Take an optimizer of flat parameters apart, or mark it; whether it was one, and what is to be told of it."""
+    from ckptools.formats.flat import wrapped
+    from ckptools.formats.flat.units import UnexplainedError
+
+    try:
+        note = wrapped.take_apart(optimizer, model, all_ranks)
+    except UnexplainedError as error:
+        for entry in optimizer["state"].values():
+            for slot, tensor in entry.items() if isinstance(entry, MutableMapping) else ():
+                if isinstance(tensor, Tensor) and tensor.kind == "plain" and tensor.shape:
+                    entry[slot] = replace(tensor, kind="flat_pieces", note=wrapped.REFUSED.format(why=error))
+        return None, True
+    return note, note is not None
 
 
 def _placed(tensor: Tensor, shape: Ints | None, sharded: bool, all_ranks: bool) -> Tensor:
