@@ -44,6 +44,12 @@ def consolidate(
     tied: Annotated[
         str, typer.Option(help="safetensors: keep writes a tied weight under each name, drop only under the first.")
     ] = "keep",
+    keep_types: Annotated[
+        bool,
+        typer.Option(
+            "--keep-types", help="Keep timedeltas, numpy arrays and the like, which plain torch.load refuses."
+        ),
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an output that exists.")] = False,
     allow_missing: Annotated[
         bool, typer.Option("--allow-missing", help="Leave out and list what is not whole, instead of refusing.")
@@ -94,6 +100,7 @@ def consolidate(
             dtype=dtype,
             max_shard_size=_bytes(max_shard_size),
             tied=tied,
+            keep_types=keep_types,
             force=force,
             allow_missing=allow_missing,
             fill=fill,

@@ -35,7 +35,7 @@ class Consolidated:
         seconds: wall time; 0 for a dry run.
         left_out: names that were not written, with the reason.
         missing: names of tensors with holes, left out or filled, with the regions that no file holds.
-        needs: classes in a `.pt` that `torch.load(weights_only=True)` does not accept, because the source held them.
+        needs: classes in a `.pt` that plain `torch.load` does not make; none without `keep_types`.
         tied: names that share the bytes of an earlier name, with that name.
         notes: what the user should know.
         layout: the plan: every tensor with its place, and every copy.
@@ -73,6 +73,7 @@ def consolidate(
     dtype: str | None = None,
     max_shard_size: int | None = None,
     tied: str = "keep",
+    keep_types: bool = False,
     force: bool = False,
     allow_missing: bool = False,
     fill: str | None = None,
@@ -97,6 +98,8 @@ def consolidate(
         dtype: torch dtype for the floating-point tensors of the model, such as `bfloat16`.
         max_shard_size: bytes of tensors per file of safetensors (which get a Hugging Face index) or of a DCP.
         tied: for safetensors: `keep` writes a tied weight under each name, `drop` only under the first.
+        keep_types: keep what plain `torch.load` does not make (timedeltas, numpy's values …) in a `.pt`, instead of
+            the nearest that it does.
         force: overwrite an existing output.
         allow_missing: leave out tensors that are not whole, and list them, instead of refusing.
         fill: with `allow_missing`: `nan` or `zero` to put into holes, which are listed; without it a tensor with a hole
@@ -128,7 +131,7 @@ def consolidate(
     started = time.perf_counter()
     output = output_of(out, format)
     writer, target = output.writer, output.path
-    options = WriteOptions(_dtype(dtype), max_shard_size, _choice(tied))
+    options = WriteOptions(_dtype(dtype), max_shard_size, _choice(tied), keep_types)
     whole = _with_all_ranks(checkpoint)
     if not output.named:
         check_not_among(whole, target)
@@ -140,6 +143,7 @@ def consolidate(
             first = compare(tensors_of(whole, part), files, threads, progress or (lambda _, __: None), planned)
         selection = select(whole, part, holes, prefer_rank, files, first.damaged if first else {})
         layout = writer.lay_out(selection, target, options)
+        selection.left_out |= layout.left_out
         texts = _texts(selection, layout, target)
         proofs = Proofs(not unchecked, check, beside(target, "manifest.") if manifest else None)
         _check(whole, layout, [*texts, *proofs.paths], force, output.new_folder)

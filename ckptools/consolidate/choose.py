@@ -227,8 +227,8 @@ class _Picking:
             del copied._metadata
         for key, value in node.items():
             place = (*at, key)
-            if isinstance(key, (Opaque, Global)):
-                self.left_out[place] = f"its key is {key!r}"
+            if isinstance(key, Global) or _is_foreign(key):
+                self.left_out[place] = f"its key is {key!r:.80}"
                 continue
             kept = self.copy(value, (*source, key), place)
             if kept is not _LEFT_OUT:
@@ -239,7 +239,7 @@ class _Picking:
         if isinstance(node, Opaque):
             self.left_out[at] = node.name if isinstance(node, Lost) else f"an object of class {node.name}"
             return _LEFT_OUT
-        if isinstance(node, (set, frozenset)) and any(isinstance(item, Opaque) for item in node):
+        if isinstance(node, (set, frozenset)) and _is_foreign(node):
             self.left_out[at] = "a set of foreign objects"
             return _LEFT_OUT
         if isinstance(node, NumpyArray) and node.dtype == "|O":
@@ -346,6 +346,13 @@ def _one_rank_each(differing: Sequence[KeyPath], taken: str) -> list[str]:
         return []
     names = ", ".join(fqn_of(p) for p in differing[:3]) + (" …" if len(differing) > 3 else "")
     return [f"{plural(len(differing), 'value')} of one rank each ({names}); {taken}'s are written"]
+
+
+def _is_foreign(node: Any) -> bool:
+    """Whether a key, or a set, is or holds an object that is not rebuilt."""
+    if isinstance(node, (tuple, set, frozenset)):
+        return any(map(_is_foreign, node))
+    return isinstance(node, Opaque)
 
 
 def _is_plain(tree: Any) -> bool:

@@ -105,8 +105,8 @@ def remarks(done: Consolidated, dry_run: bool) -> Iterator[str]:
         yield f"note: tied weights: {clip(name, 60)} has the bytes of {clip(first, 60)}{more}"
     if done.needs:
         yield (
-            f"note: torch.load(weights_only=True) does not accept {', '.join(done.needs)}, which the source held; "
-            "--only model is free of them, torch.serialization.safe_globals lets them in"
+            f"note: plain torch.load does not make {', '.join(done.needs)}, which --keep-types keeps: it needs "
+            "weights_only=False, or these in torch.serialization.safe_globals"
         )
     yield from _not_asked(done)
     if not dry_run:

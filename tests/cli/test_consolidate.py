@@ -47,9 +47,18 @@ def test_what_is_left_out_is_said_on_stderr(tmp_path):
     assert "left out: args: an object of class argparse.Namespace" in stderr
 
 
-def test_what_torch_would_not_accept_is_named(tmp_path):
+def test_what_became_something_else_is_said_in_one_line(tmp_path):
     _, _, stderr = run(COMPOSER, "-o", tmp_path / "all.pt")
-    assert "weights_only=True" in stderr and "datetime.timedelta" in stderr
+    note, _ = stderr.splitlines()
+    assert "3 timedeltas became seconds (state.timestamp.Timestamp.total_wct …)" in note
+    assert "4 numpy arrays became tensors (rng.0.numpy.1 …); --keep-types keeps them" in note
+
+
+def test_what_keep_types_keeps_is_named_with_the_way_to_load_it(tmp_path):
+    _, _, stderr = run(COMPOSER, "-o", tmp_path / "all.pt", "--keep-types")
+    note, load = stderr.splitlines()
+    assert "does not make datetime.timedelta, " in note and "weights_only=False" in note
+    assert load.endswith('all.pt", weights_only=False)')
 
 
 def test_a_dry_run_prints_the_plan_and_writes_nothing(tmp_path):

@@ -25,6 +25,10 @@ DOS_DATE = (1 << 5) | 1
 """1980-01-01, the earliest a zip can say: the same input gives the same bytes."""
 
 
+Storage = int | bytes
+"""The size of a storage whose bytes are copied, or the bytes themselves."""
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
     """A member of the archive: its name, where its header is, where its payload begins, and its bytes.
@@ -57,19 +61,19 @@ class Archive:
     nbytes: int
 
     @classmethod
-    def of(cls, pickle: bytes, sizes: Sequence[int]) -> Archive:
+    def of(cls, pickle: bytes, storages: Sequence[Storage]) -> Archive:
         """Plan the archive of a pickle and its storages, whose keys are 0, 1, 2 and so on."""
         # The items of a DCP are many and alike.
-        return _planned(pickle, tuple(sizes)) if len(pickle) < SMALL else cls._plan(pickle, sizes)
+        return _planned(pickle, tuple(storages)) if len(pickle) < SMALL else cls._plan(pickle, storages)
 
     @classmethod
-    def _plan(cls, pickle: bytes, sizes: Sequence[int]) -> Archive:
-        records = tuple(_place([("data.pkl", pickle), ("byteorder", b"little")], sizes))
+    def _plan(cls, pickle: bytes, storages: Sequence[Storage]) -> Archive:
+        records = tuple(_place([("data.pkl", pickle), ("byteorder", b"little")], storages))
         return cls(records, records[-1].end + len(_directory(records, [0] * len(records))))
 
     @property
     def starts(self) -> tuple[int, ...]:
-        """Where the bytes of each storage begin."""
+        """Where the bytes of each storage begin that are copied."""
         return tuple(r.start for r in self.records if r.data is None)
 
     def write(self, target: int, at: int, storage_crcs: Sequence[int]) -> None:
@@ -81,8 +85,8 @@ class Archive:
 
 
 @lru_cache(maxsize=256)
-def _planned(pickle: bytes, sizes: tuple[int, ...]) -> Archive:
-    return Archive._plan(pickle, sizes)
+def _planned(pickle: bytes, storages: tuple[Storage, ...]) -> Archive:
+    return Archive._plan(pickle, storages)
 
 
 def _joined(records: Sequence[Record], crcs: Sequence[int]) -> list[tuple[int, bytearray]]:
@@ -96,10 +100,11 @@ def _joined(records: Sequence[Record], crcs: Sequence[int]) -> list[tuple[int, b
     return pieces
 
 
-def _place(small: Sequence[tuple[str, bytes]], sizes: Sequence[int]) -> list[Record]:
+def _place(small: Sequence[tuple[str, bytes]], storages: Sequence[Storage]) -> list[Record]:
     """Lay the records behind each other, every payload at a multiple of `ALIGNMENT`."""
     named: list[tuple[str, int, bytes | None]] = [(n, len(d), d) for n, d in small]
-    named += [(f"data/{i}", size, None) for i, size in enumerate(sizes)]
+    for i, one in enumerate(storages):
+        named.append((f"data/{i}", one, None) if isinstance(one, int) else (f"data/{i}", len(one), one))
     named.append(("version", 2, b"3\n"))
     placed: list[Record] = []
     at = 0

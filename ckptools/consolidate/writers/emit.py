@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from typing import Any
 
+from ckptools.consolidate.writers.numpy_values import HeldTensor
 from ckptools.dtypes import ITEMSIZE, LEGACY_STORAGE
 from ckptools.model import Tensor
 from ckptools.regions import contiguous_strides
@@ -24,7 +25,7 @@ ALLOWED_BY_TORCH = frozenset(
 )
 """Names outside torch that `torch.load(weights_only=True)` accepts; source: torch/_weights_only_unpickler.py."""
 
-StorageKey = Callable[[Tensor], str]
+StorageKey = Callable[[Tensor | HeldTensor], str]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -240,7 +241,10 @@ class Emitter:
         else:
             self._plain_tensor(tensor, tensor.requires_grad)
 
-    def _plain_tensor(self, tensor: Tensor, requires_grad: bool) -> None:
+    def _held_tensor(self, tensor: HeldTensor) -> None:
+        self._plain_tensor(tensor, False)
+
+    def _plain_tensor(self, tensor: Tensor | HeldTensor, requires_grad: bool) -> None:
         typed = tensor.dtype in LEGACY_STORAGE
         self._name("torch._utils", "_rebuild_tensor_v2" if typed else "_rebuild_tensor_v3")
         self._out += b"("
@@ -252,7 +256,7 @@ class Emitter:
             self._name("torch", tensor.dtype)
         self._out += b"tR"
 
-    def _storage(self, tensor: Tensor, typed: bool) -> None:
+    def _storage(self, tensor: Tensor | HeldTensor, typed: bool) -> None:
         """Write torch's persistent id: `('storage', storage class, key, location, numel)`; bytes when it is untyped."""
         self._out += b"("
         self._text("storage")
@@ -263,7 +267,7 @@ class Emitter:
         self._out += b"tQ"
 
 
-def _no_tensors(_: Tensor) -> str:
+def _no_tensors(_: Tensor | HeldTensor) -> str:
     raise TypeError("a tensor in a pickle that has no storages")
 
 
@@ -275,6 +279,7 @@ _WRITERS: tuple[tuple[type, Callable[[Emitter, Any], None]], ...] = (
     (float, Emitter._float),
     (str, Emitter._text),
     (Tensor, Emitter._tensor),
+    (HeldTensor, Emitter._held_tensor),
     (Size, Emitter._size),
     (tuple, Emitter._tuple),
     (list, Emitter._list),

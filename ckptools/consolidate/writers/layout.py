@@ -32,6 +32,7 @@ class Layout:
         notes: what the user should know of the output.
         tensors: how many tensors have bytes of their own; None for one per job.
         load: the line of Python that loads the output.
+        left_out: what of the selection the format has no place for, by key path: why.
     """
 
     files: tuple[tuple[Path, int], ...]
@@ -45,6 +46,7 @@ class Layout:
     notes: tuple[str, ...] = ()
     tensors: int | None = None
     load: str = ""
+    left_out: Mapping[KeyPath, str] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
@@ -60,11 +62,13 @@ class WriteOptions:
         dtype: dtype for the floating-point tensors of the model; None to keep each one's own.
         max_shard_size: bytes of tensors per file; None for one file.
         tied: `keep` writes a tied weight under each name, `drop` under the first only (where a format cannot share).
+        keep_types: keep values in a `.pt` that plain torch.load does not make, instead of the nearest that it does.
     """
 
     dtype: str | None = None
     max_shard_size: int | None = None
     tied: str = "keep"
+    keep_types: bool = False
 
 
 class Writer(Protocol):

@@ -1,4 +1,4 @@
-"""`.pt`: a torch.save zip archive that `torch.load(weights_only=True, mmap=True)` accepts."""
+"""`.pt`: a torch.save zip archive that plain `torch.load(path)` reads, with `mmap=True` too."""
 
 from __future__ import annotations
 
@@ -9,23 +9,34 @@ from typing import Any
 
 from ckptools.consolidate.choose import Selection
 from ckptools.consolidate.plan import Job
-from ckptools.consolidate.writers.archive import Archive
+from ckptools.consolidate.writers.archive import Archive, Storage
 from ckptools.consolidate.writers.emit import Emitter
 from ckptools.consolidate.writers.layout import Layout, WriteOptions, identity, output_dtype, quoted
+from ckptools.consolidate.writers.loadable import LEFT_OUT, Loadable
+from ckptools.consolidate.writers.numpy_values import HeldTensor
 from ckptools.dtypes import ITEMSIZE
+from ckptools.errors import RefusedError
 from ckptools.formats.merge import like
 from ckptools.model import KeyPath, Tensor, fqn_of
 
 NAME = "pt"
-WRITES = "one torch.save file that torch.load(weights_only=True, mmap=True) accepts; the same tree with full tensors"
+WRITES = "one torch.save file that plain torch.load reads (mmap=True too); the same tree with full tensors"
 SUFFIXES: tuple[str, ...] = (".pt", ".pth", ".bin", ".ckpt")
 ONLY = "all"
 FILE = "model.pt"
 
 
 def lay_out(selection: Selection, out: Path, options: WriteOptions) -> Layout:
-    """Plan a `.pt` with the selection's tree; tied weights share one storage."""
-    packed = pack(selection.tree, (), selection, options)
+    """Plan a `.pt` with the selection's tree; tied weights share one storage.
+
+    Raises:
+        RefusedError: there is nothing in it that plain torch.load makes.
+    """
+    loadable = Loadable()
+    tree = selection.tree if options.keep_types else loadable.value(selection.tree)
+    if tree is LEFT_OUT:
+        raise RefusedError(out, f"would hold nothing but {loadable.left_out[()]}")
+    packed = pack(tree, (), selection, options)
 
     def finish(targets: Sequence[int], crcs: Sequence[int]) -> None:
         packed.archive.write(targets[0], 0, crcs)
@@ -36,6 +47,8 @@ def lay_out(selection: Selection, out: Path, options: WriteOptions) -> Layout:
         finish=finish,
         checksums=True,
         needs=packed.needs,
+        notes=(loadable.told(),) if loadable.told() else (),
+        left_out=loadable.left_out,
         tied={fqn_of(path): first for path, first in packed.tied.items() if path in selection.model_paths},
         load=f"import torch; state = torch.load({quoted(out)}{', weights_only=False' if packed.needs else ''})",
     )
@@ -47,7 +60,7 @@ class Packed:
 
     Attributes:
         archive: where everything goes in it.
-        stored: fqn, tensor and dtype of every storage, in order.
+        stored: fqn, tensor and dtype of every storage that is copied, in order.
         tied: key paths of tensors that share the storage of an earlier one, with its fqn.
         needs: names in the pickle that `torch.load(weights_only=True)` does not accept.
     """
@@ -68,8 +81,7 @@ def pack(tree: Any, path: KeyPath, selection: Selection, options: WriteOptions) 
     storages = _Storages(tree, path, selection, options)
     emitter = Emitter(storages.key)
     pickle = emitter.dump(storages.tree)
-    sizes = [tensor.numel * ITEMSIZE[dtype] for _, tensor, dtype in storages.stored]
-    return Packed(Archive.of(pickle, sizes), tuple(storages.stored), storages.tied, tuple(emitter.needs))
+    return Packed(Archive.of(pickle, storages.sizes), tuple(storages.stored), storages.tied, tuple(emitter.needs))
 
 
 class _Storages:
@@ -77,6 +89,7 @@ class _Storages:
 
     def __init__(self, tree: Any, path: KeyPath, selection: Selection, options: WriteOptions) -> None:
         self.stored: list[tuple[str, Tensor, str]] = []
+        self.sizes: list[Storage] = []
         self.tied: dict[KeyPath, str] = {}
         self._keys: dict[Any, tuple[str, str]] = {}
         self._by_object: dict[int, str] = {}
@@ -86,6 +99,8 @@ class _Storages:
         """Copy the tree with the tensors that will be in it: output dtype, own storage."""
         if isinstance(node, Tensor):
             return self._store(node, path, output_dtype(path, node, selection, options.dtype))
+        if isinstance(node, HeldTensor):
+            self._by_object[id(node)] = self._new(node.data)
         if isinstance(node, dict):
             copied = like(node)
             for key, value in node.items():
@@ -102,12 +117,16 @@ class _Storages:
         if key:
             self.tied[path] = first
         else:
-            key = str(len(self.stored))
+            key = self._new(tensor.numel * ITEMSIZE[dtype])
             self._keys[same, dtype] = (key, fqn_of(path))
             self.stored.append((fqn_of(path), tensor, dtype))
         self._by_object[id(written)] = key
         return written
 
-    def key(self, tensor: Tensor) -> str:
+    def _new(self, storage: Storage) -> str:
+        self.sizes.append(storage)
+        return str(len(self.sizes) - 1)
+
+    def key(self, tensor: Tensor | HeldTensor) -> str:
         """The storage key of a tensor of `tree`."""
         return self._by_object[id(tensor)]
