@@ -48,6 +48,7 @@ class Checkpoint:
         problems: what is wrong, the worst first; `PROBLEM_CODES` explains the codes.
         names: dotted names of every class and function that the files mention.
         all_ranks: whether every rank's file was read, so that `tree` holds everybody's shards.
+        compared: whether of files that were only looked at (`seen`) what tells rank, world size and step was compared.
         differing: key paths of values outside model, optimizer and scheduler that differ between the ranks; the
             tree holds the lowest rank's.
         bytes_expected: bytes that all files together should have; None when nothing tells.
@@ -69,6 +70,7 @@ class Checkpoint:
     problems: tuple[Problem, ...] = ()
     names: tuple[str, ...] = field(default=(), repr=False)
     all_ranks: bool = True
+    compared: bool = False
     differing: tuple[KeyPath, ...] = ()
     bytes_expected: int | None = None
     cost: ReadCost = ReadCost(0, 0.0, 0)
@@ -76,9 +78,12 @@ class Checkpoint:
     options: Any = field(default=None, repr=False, compare=False)
 
     @property
-    def whole(self) -> bool:
-        """Whether nothing is known to be missing or wrong."""
-        return not any(p.severity == "error" for p in self.problems)
+    def whole(self) -> bool | None:
+        """Whether all of it is here and of one save; None where nothing wrong was seen, but not every file compared."""
+        if any(p.severity == "error" for p in self.problems):
+            return False
+        looked_into = self.all_ranks or self.compared or not any(f.status == "seen" for f in self.files)
+        return True if looked_into else None
 
     @property
     def raw(self) -> Any:

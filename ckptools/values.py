@@ -53,8 +53,28 @@ class Opaque:
         self.items: list[Any] = []
         self.keywords = keywords
 
+    @property
+    def fields(self) -> dict[Any, Any]:
+        """What the file says of the object, as data: attributes by name, items by key or place, arguments by place.
+
+        A container of OmegaConf is shown by what a user put into it; the values in it are `plain` ones.
+        """
+        state = _attributes(self.state)
+        if self.name.startswith(OMEGACONF) and "_content" in state:
+            content = state["_content"]
+            held = content if isinstance(content, dict) else _by_place(content)
+            return {key: plain(value) for key, value in held.items()}
+        pairs = all(isinstance(item, tuple) and len(item) == 2 for item in self.items)
+        items = dict(self.items) if pairs else _by_place(self.items)
+        keywords = self.keywords if isinstance(self.keywords, dict) else {}
+        found = {**_by_place(self.args), **keywords, **items, **state}
+        return {key: plain(value) for key, value in found.items()}
+
     def __repr__(self) -> str:
-        return f"Opaque({self.name!r})"
+        inside = list(self.fields.items())
+        told = [_brief(v) if type(k) is int else f"{_word(k)}={_brief(v)}" for k, v in inside[:MAX_FIELDS]]
+        more = [f"… {len(inside) - MAX_FIELDS} more"] if len(inside) > MAX_FIELDS else []
+        return f"Opaque({', '.join([repr(self.name), *told, *more])})"
 
     def parts(self) -> Iterator[Any]:
         """Everything the file put into the object, for walks that look for tensors and names."""
@@ -64,12 +84,61 @@ class Opaque:
         yield self.keywords
 
 
+OMEGACONF = "omegaconf."
+"""Its containers hold values in `_content`, and each value in `_val` of a node. Source: omegaconf/base.py of 2.3."""
+
+MAX_FIELDS = 6
+"""Fields that a line shows."""
+
+MAX_BRIEF = 40
+"""Characters of a text, and bits of a number, that a line shows."""
+
+
+def plain(value: Any) -> Any:
+    """The value that a foreign object does nothing but hold: a node of OmegaConf; any other value as it is."""
+    state = value.state if isinstance(value, Opaque) and value.name.startswith(OMEGACONF) else None
+    return state["_val"] if isinstance(state, dict) and "_val" in state else value
+
+
+def _attributes(state: Any) -> dict[Any, Any]:
+    """The attributes in an object's state: a dict, or `(dict, dict of slots)`; of a state without names, by place."""
+    parts = state if isinstance(state, tuple) and len(state) == 2 else (state,)
+    if all(isinstance(part, dict) or part is None for part in parts):
+        return {key: value for part in parts if part for key, value in part.items()}
+    return _by_place(state if isinstance(state, (list, tuple)) else [state])
+
+
+def _by_place(values: Any) -> dict[Any, Any]:
+    return dict(enumerate(values)) if isinstance(values, (list, tuple)) else {}
+
+
+def _brief(value: Any) -> str:
+    """A value in a few characters, in time that its maker cannot choose."""
+    if isinstance(value, (Opaque, Global)):
+        return f"<{(value.name if isinstance(value, Opaque) else value.dotted)[:MAX_BRIEF]}>"
+    if isinstance(value, (str, bytes)):
+        return repr(value[:MAX_BRIEF]) + ("…" if len(value) > MAX_BRIEF else "")
+    if value is None or isinstance(value, (bool, float)) or (isinstance(value, int) and value.bit_length() < MAX_BRIEF):
+        return repr(value)
+    return f"<{type(value).__name__}>"
+
+
+def _word(key: Any) -> str:
+    return key if isinstance(key, str) and len(key) < MAX_BRIEF and key.isidentifier() else _brief(key)
+
+
 class Lost(Opaque):
     """Stands where a value was that could not be read; a problem of the checkpoint says why.
 
     Attributes:
         name: `lost`, or `not read` where it was too large for a first look.
     """
+
+    __slots__ = ()
+
+
+class Cycle(Lost):
+    """Stands in a container where the container itself was."""
 
     __slots__ = ()
 

@@ -90,8 +90,8 @@ def inspect(
 ) -> None:
     """Show what a checkpoint is, whether it is whole, and what is inside.
 
-    Reads no tensor values and runs nothing that the file names; torch is not needed. Of the other ranks only the
-    ends of their files are looked at, unless --all-ranks asks for more.
+    Reads no tensor values and runs nothing that the file names; torch is not needed. Of up to 32 other ranks it reads
+    what tells rank, world size and step, of more that their files end well; --all-ranks reads and compares all.
 
     Exit code: 0 shown and nothing wrong (also for one rank's file alone), 1 problems found, 3 unreadable.
     """
@@ -129,9 +129,9 @@ def reader_of(engine: Engine, trust: bool) -> Reader:
         raise UsageError(
             None, "--trust needs --engine torch; the inert reader runs nothing, so there is nothing to trust"
         )
-    from ckptools.pickles import reader
+    from ckptools.training_state import modules
 
-    return reader.read
+    return modules.read_file
 
 
 def details_of(checkpoint: Checkpoint, section: str | None) -> tuple[Detail, ...]:

@@ -30,9 +30,9 @@ def opened(
     """Open a checkpoint as `open_checkpoint` does; `read` reads one file, by default the inert reader."""
     from ckptools.cli.progress import ReadingLine
     from ckptools.formats import open_checkpoint
-    from ckptools.pickles import reader
+    from ckptools.training_state import modules
 
-    with ReadingLine(read or reader.read) as line:
+    with ReadingLine(read or modules.read_file) as line:
         return open_checkpoint(
             path,
             all_ranks=all_ranks,

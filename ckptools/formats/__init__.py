@@ -9,7 +9,7 @@ from pathlib import Path
 from ckptools.checkpoint import Checkpoint
 from ckptools.errors import ReadError, SeveralError, UnknownFormatError, UsageError
 from ckptools.files import reading
-from ckptools.formats import folder_search, several
+from ckptools.formats import folder_search, rank_signs, several
 from ckptools.formats.options import Options, Reader, Weights
 from ckptools.formats.order import FORMATS, Format, recognised
 from ckptools.formats.outside import formats_from_outside
@@ -17,6 +17,7 @@ from ckptools.formats.trackers import tracker_in
 from ckptools.model import Problem
 from ckptools.pickles import reader
 from ckptools.pickles.contents import HEAD, what_is
+from ckptools.training_state import modules
 
 BESIDE = "CK013"
 """Problem code for what lies beside a checkpoint and is not read."""
@@ -30,7 +31,7 @@ def open_checkpoint(
     all_ranks: bool = False,
     only_this_file: bool = False,
     follow_symlinks: bool = False,
-    read_file: Reader = reader.read,
+    read_file: Reader = modules.read_file,
     shapes: str | Path | None = None,
     weights: Weights = "fp32",
     rules: str | Path | None = None,
@@ -74,7 +75,10 @@ def _open(path: Path, options: Options) -> Checkpoint:
             format_ = recognised(path, formats)
         if format_ is not None:
             with reader.no_collections():
-                return _beside_others(replace(format_.read(path, options), options=options), path, formats)
+                made = format_.read(path, options)
+                if made.whole is None and _cheap(made):
+                    made = format_.read(path, replace(options, all_ranks=True))
+                return _beside_others(replace(made, options=options), path, formats)
     except SeveralError:
         tracker = tracker_in(path, options.follow_symlinks)
         if tracker is None or tracker.target is None:
@@ -97,6 +101,13 @@ def _beside_others(checkpoint: Checkpoint, path: Path, formats: Sequence[Format]
         return checkpoint
     text = f"also here, and not read: {several.names(path, others)}; open it by its name"
     return replace(checkpoint, problems=(*checkpoint.problems, Problem(BESIDE, "note", text)))
+
+
+def _cheap(opened: Checkpoint) -> bool:
+    """Whether reading every file in full, and not only what was read, takes no longer than a first look may."""
+    ranks = len({f.rank for f in opened.files})
+    seconds = opened.cost.seconds * len(opened.files) / max(opened.cost.files, 1)
+    return ranks <= rank_signs.MAX_RANKS and seconds <= rank_signs.MAX_SECONDS
 
 
 def _path(given: str | Path | None) -> Path | None:

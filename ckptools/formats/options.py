@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ckptools.pickles import reader
 from ckptools.pickles.reader import Saved
+from ckptools.training_state import modules
 
 Reader = Callable[[Path], Saved]
 Weights = Literal["fp32", "module"]
@@ -33,7 +33,7 @@ class Options:
     all_ranks: bool = False
     only_this_file: bool = False
     follow_symlinks: bool = False
-    read_file: Reader = reader.read
+    read_file: Reader = modules.read_file
     shapes: Path | None = None
     weights: Weights = "fp32"
     rules: Path | None = None

@@ -13,9 +13,9 @@ from ckptools.checkpoint import leaf_at
 from ckptools.formats import open_again
 from ckptools.formats.rank_names import RankName, only_group, parse, siblings
 from ckptools.model import Shard, Tensor
-from ckptools.pickles import reader
 from ckptools.pickles.reader import Saved
 from ckptools.regions import Box
+from ckptools.training_state import modules
 
 JOINED = ("flat_pieces", "tensor_parallel")
 """Kinds whose pieces one file alone does not place: the format joins them when it reads every rank."""
@@ -24,7 +24,7 @@ JOINED = ("flat_pieces", "tensor_parallel")
 @lru_cache(maxsize=8)
 def _saved(path: Path, modified: float) -> Saved:
     """The structure of one rank file; a few are kept, for a tensor's neighbours are usually asked for next."""
-    return reader.read(path)
+    return modules.read_file(path)
 
 
 def with_sources(tensor: Tensor, box: Box) -> Tensor:

@@ -7,7 +7,8 @@ world size, and plain values that every rank repeats. A lone `…-rank0.pt` with
 checkpoint: only rank 0 wrote (Composer's default; DDP).
 
 Reading one file is enough to know every shape and who holds what. Its siblings' directories are looked at, so that
-a missing or cut rank is known; their pickles are read only when all ranks are asked for.
+a missing or cut rank is known, and of a few ranks also what their pickles say of rank, world size and step; they are
+read in full when all ranks are asked for, or when those do not fit together.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckptools.checkpoint import Checkpoint, ReadCost
-from ckptools.errors import ReadError
+from ckptools.errors import ReadError, UnsafePathError
 from ckptools.formats import rank_checks
 from ckptools.formats.flat import pieces as flat_pieces
 from ckptools.formats.merge import Merge
 from ckptools.formats.on_disk import looked_at, was_read
 from ckptools.formats.options import Options
 from ckptools.formats.rank_names import RankName, only_group, parse, siblings
+from ckptools.formats.rank_signs import tell_one_checkpoint
 from ckptools.formats.torch_file import in_form
 from ckptools.model import Fact, Problem, RankFile, Tensor, fqn_of, tensors_in, worst_first
 from ckptools.pickles.reader import Saved
@@ -69,7 +71,24 @@ def read(path: Path, options: Options, by_name: Shapes | None = None) -> Checkpo
     if name is None:
         raise ReadError(path, "no rank in this name, and no rank files in this folder")
     group = [name] if options.only_this_file else siblings(name, options.follow_symlinks)
-    return _Opening(path, name, group, options).checkpoint(started, by_name)
+    return _opening(path, name, group, options).checkpoint(started, by_name)
+
+
+def _opening(path: Path, name: RankName, group: Sequence[RankName], options: Options) -> _Opening:
+    """Read the file that was named; of a folder the first that can be read, so that a damaged one is a problem of it.
+
+    Raises:
+        ReadError: the file, or every file of the folder, cannot be read.
+    """
+    errors: list[ReadError] = []
+    for member in group if path.is_dir() else [name]:
+        try:
+            return _Opening(path, member, group, options)
+        except UnsafePathError:
+            raise
+        except ReadError as error:
+            errors.append(error)
+    raise errors[0]
 
 
 class _Opening:
@@ -82,8 +101,10 @@ class _Opening:
         self.cut: dict[Path, str] = {}
         wanted = group if options.all_ranks else [n for n in group if n.rank == name.rank]
         self.all_ranks = options.all_ranks or len(wanted) == len(group)
+        self.compared = self.all_ranks or tell_one_checkpoint(group)
         for member in sorted(wanted, key=lambda n: n.path != name.path):
             self._read(member, must=member.path == name.path)
+        self._read_namesakes(name)
         self.ranks = {n.path: self._rank_of(n) for n in group}
 
     def _read(self, member: RankName, must: bool) -> None:
@@ -94,16 +115,30 @@ class _Opening:
                 raise
             self.cut[member.path] = str(error)
 
+    def _read_namesakes(self, name: RankName) -> None:
+        """Where the content says another rank than the name, read the file of that name too: they may be swapped."""
+        rank = self._said(name)
+        while rank is not None:
+            others = [n for n in self.group if n.rank == rank and n.part == name.part]
+            if not others or others[0].path in {*self.saved, *self.cut}:
+                return
+            self._read(others[0], must=False)
+            rank = self._said(others[0])
+
+    def _said(self, name: RankName) -> int | None:
+        """The one rank that a file's content says; None where it says none, several, or was not read."""
+        claims = {rank for rank, _ in self.saved[name.path].claims} if name.path in self.saved else set()
+        said = [rank for rank in claims if rank is not None]
+        return said[0] if len(said) == 1 else None
+
     def _rank_of(self, name: RankName) -> int:
         """The rank that a file's content says; its name's where the content says nothing."""
-        claims = {rank for rank, _ in self.saved[name.path].claims} if name.path in self.saved else set()
-        said = claims - {None}
-        if len(said) == 1 and said != {name.rank}:
-            (rank,) = said
-            text = f"{name.path.name} holds rank {rank}; the content is believed"
-            self.problems.append(Problem("CK010", "warning", text, name.rank))
-            return int(rank or 0)
-        return name.rank
+        rank = self._said(name)
+        if rank is None or rank == name.rank:
+            return name.rank
+        text = f"{name.path.name} holds rank {rank}; the content is believed"
+        self.problems.append(Problem("CK010", "warning", text, name.rank))
+        return rank
 
     def checkpoint(self, started: float, by_name: Shapes | None) -> Checkpoint:
         """Put everything together."""
@@ -135,6 +170,7 @@ class _Opening:
             problems=worst_first(self.problems),
             names=tuple(dict.fromkeys(n for s in self.saved.values() for n in s.names)),
             all_ranks=self.all_ranks,
+            compared=self.compared,
             differing=rank_checks.per_rank(merge.differing, sections),
             bytes_expected=rank_checks.expected_bytes(files),
             cost=cost,

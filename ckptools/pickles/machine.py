@@ -55,6 +55,7 @@ class Machine:
         next_number: one more than the highest number given; picklers count upwards.
         storages: every storage that it mentions, by key.
         claims: `(rank, world size)` that sharded tensors in it say they were saved with; the rank may be None.
+        modules: whether an object has the state of an `nn.Module`.
         meshes: device meshes that may be slices of larger ones.
         layouts: what DTensors of one layout have in common.
         runs: reads what repeats itself: the shard lists of ShardedTensors, or the entries of DCP metadata.
@@ -84,6 +85,7 @@ class Machine:
         self.globals: dict[tuple[str, str], Global] = {}
         self.storages: dict[str, Storage] = {}
         self.claims: set[tuple[int | None, int]] = set()
+        self.modules = False
         self.meshes: set[Mesh] = set()
         self.layouts: dict[Any, Any] = {}
         self.runs: RunReader | ChunkReader = self.reader(self, fast)

@@ -467,6 +467,8 @@ def _build(m: Machine, at: int) -> int:
     if isinstance(m.stack[-1], _SKIPPED):
         raise UnusualError("a skipped record gets another state")
     build(m.stack[-1], state)
+    if type(state) is dict and "_modules" in state:
+        m.modules = True
     return at
 
 

@@ -13,9 +13,10 @@ from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import ReadError
 from ckptools.files import File, Window
 from ckptools.pickles import container
-from ckptools.pickles.budgets import PickleError
+from ckptools.pickles.budgets import CycleError, PickleError
 from ckptools.pickles.container import Container
 from ckptools.pickles.contents import COMPRESSIONS, content_of, head_of
+from ckptools.pickles.cycles import without_cycles
 from ckptools.pickles.dtensor import claims_of
 from ckptools.pickles.machine import Locate, Machine
 from ckptools.pickles.rebuild import Storage
@@ -46,6 +47,7 @@ class Saved:
         bytes_read: how much of it was read.
         form: what it is beside a zip archive, in words: `gzip`, `tar`, `pickle stream`; "" for nothing else.
         at_least: whether the world sizes in `claims` are only what the world has at least, by a slice of its mesh.
+        modules: whether an object in it has the state of an `nn.Module`.
     """
 
     path: Path
@@ -57,6 +59,7 @@ class Saved:
     bytes_read: int
     form: str = ""
     at_least: bool = False
+    modules: bool = False
 
 
 def read(path: Path) -> Saved:
@@ -78,7 +81,7 @@ def read(path: Path) -> Saved:
         nread = opened.bytes_read if opened is file else file.bytes_read + opened.bytes_read
         form = ", ".join(filter(None, map(FORMS.get, forms, forms)))
         claims, at_least = claims_of(machine.claims, machine.meshes)
-        return Saved(path, tree, claims, names, file.size, file.modified, nread, form, at_least)
+        return Saved(path, tree, claims, names, file.size, file.modified, nread, form, at_least, machine.modules)
 
 
 def glance(path: Path) -> None:
@@ -157,9 +160,19 @@ def load_checked(machine: Machine, path: Path, what: str) -> Any:
     try:
         with no_collections():
             tree = machine.load()
-        check_budget(tree)
+        tree = _checked(tree)
     except PickleError as error:
         raise ReadError(path, f"{what}: {error}") from error
+    return tree
+
+
+def _checked(tree: Any) -> Any:
+    """The tree, within the budgets; where containers lie inside of themselves, cut there."""
+    try:
+        check_budget(tree)
+    except CycleError:
+        tree = without_cycles(tree)
+        check_budget(tree)
     return tree
 
 
@@ -212,7 +225,8 @@ def check_budget(tree: Any) -> None:
     and its count multiplied. Iterative, so that depth costs nothing.
 
     Raises:
-        PickleError: the tree is beyond the budgets or contains itself.
+        PickleError: the tree is beyond the budgets.
+        CycleError: it contains itself.
     """
     leaves: dict[int, int] = {}
     depth: dict[int, int] = {}
@@ -224,7 +238,7 @@ def check_budget(tree: Any) -> None:
             if leaves.get(id(node), 0) or not isinstance(node, (dict, list, tuple)):
                 continue
             if id(node) in leaves:
-                raise PickleError("a container that contains itself")
+                raise CycleError("a container that contains itself")
             values = [v for v in (node.values() if isinstance(node, dict) else node) if isinstance(v, _CONTAINERS)]
             if hasattr(node, "_metadata"):
                 values.append(node._metadata)

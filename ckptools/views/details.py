@@ -11,13 +11,16 @@ from ckptools.checkpoint import Checkpoint
 from ckptools.errors import UsageError
 from ckptools.model import Key, KeyPath, Tensor, children_of, fqn_of
 from ckptools.sections import Section
-from ckptools.values import Opaque
+from ckptools.values import NumpyArray, Opaque, plain
 from ckptools.views.layout import placement
-from ckptools.views.shown import described, is_plain
+from ckptools.views.shown import described, is_brief, is_plain
 
 KINDS = ("model", "optimizer", "scheduler", "rng", "other")
 MAX_VALUES = 10_000
 """Rows of values of one section. Containers can be shared, so a small file may unfold to millions."""
+
+MAX_DEPTH = 250
+"""Levels that rows go down; a tree has fewer, what lies in foreign objects may have any number."""
 
 LONG = 8
 """A sequence of more plain values than this is one row."""
@@ -154,20 +157,19 @@ def _leaves(tree: Any) -> Iterator[tuple[KeyPath, Any]]:
     stack: list[tuple[KeyPath, Any, frozenset[int]]] = [((), tree, frozenset())]
     while stack:
         path, node, above = stack.pop()
-        if isinstance(node, Opaque):
+        node = plain(node)
+        children = [] if len(path) >= MAX_DEPTH or id(node) in above or _is_run(node) else _inside(node)
+        if isinstance(node, Opaque) or not children:
             yield path, node
-            children = _attributes(node) if id(node) not in above else []
-            above = above | {id(node)}
-        else:
-            children = [] if _is_run(node) else children_of(node) or []
-            if not children:
-                yield path, node
+        above = above | {id(node)} if isinstance(node, Opaque) else above
         stack += [((*path, key), child, above) for key, child in reversed(children)]
 
 
-def _attributes(value: Opaque) -> list[tuple[Key, Any]]:
-    """What the file says of an object of a foreign class, where that is attributes, as of `argparse.Namespace`."""
-    return list(value.state.items()) if isinstance(value.state, Mapping) else []
+def _inside(node: Any) -> list[tuple[Key, Any]]:
+    """What a container holds, or the file says of an object of a foreign class beyond what its own line has."""
+    if isinstance(node, Opaque):
+        return [] if is_brief(node) else list(node.fields.items())
+    return children_of(node) or []
 
 
 def _is_run(node: Any) -> bool:
@@ -176,7 +178,7 @@ def _is_run(node: Any) -> bool:
 
 
 def _fingerprint(value: Any) -> int | None:
-    data = getattr(value, "data", None)
+    data = value.data if isinstance(value, NumpyArray) else None
     if isinstance(data, bytes):
         return zlib.crc32(data)
     if isinstance(value, (list, tuple)) and len(value) > LONG and all(type(v) is int for v in value):

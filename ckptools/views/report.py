@@ -65,7 +65,7 @@ class SectionRow:
     plain: bool
 
 
-Scope = Literal["whole", "one file", "alone", "not whole"]
+Scope = Literal["whole", "one file", "alone", "not compared", "not whole"]
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Report:
         saved_as: how it was saved, for people.
         sharding: the same, for programs.
         scope: `whole`; `one file` that holds everything; `alone` for one rank's file without its siblings;
-            `not whole`.
+            `not compared` where all files are here, but were not looked into; `not whole`.
         problems: what is wrong, errors first, then warnings and notes.
         step: training step.
         world_size: ranks that saved it; no value when one file holds everything and does not tell.
@@ -98,6 +98,7 @@ class Report:
         suspicious: names that could run code.
         files: every file, found or missing.
         all_ranks: whether every rank's file was read.
+        compared: whether of the others what tells rank, world size and step was compared.
         differing: names of values that are not the same on all ranks, as they may be.
         cost: what reading it cost.
     """
@@ -126,13 +127,14 @@ class Report:
     suspicious: tuple[str, ...]
     files: tuple[RankFile, ...]
     all_ranks: bool
+    compared: bool
     differing: tuple[str, ...]
     cost: ReadCost
 
     @property
-    def whole(self) -> bool:
-        """Whether everything that was saved is here, as far as can be told without reading it all."""
-        return self.scope in ("whole", "one file")
+    def whole(self) -> bool | None:
+        """Whether everything that was saved is here and of one save; None where the files were not compared."""
+        return None if self.scope == "not compared" else self.scope in ("whole", "one file")
 
     @property
     def errors(self) -> bool:
@@ -174,6 +176,7 @@ def inspect_report(ck: Checkpoint) -> Report:
         suspicious=suspicious,
         files=ck.files,
         all_ranks=ck.all_ranks,
+        compared=ck.compared,
         differing=tuple(fqn_of(path) for path in ck.differing),
         cost=ck.cost,
     )
@@ -189,7 +192,7 @@ def _scope(ck: Checkpoint) -> Scope:
     if _alone(ck, here):
         return "alone"
     if not ck.whole:
-        return "not whole"
+        return "not compared" if ck.whole is None else "not whole"
     return "one file" if len(ck.files) == 1 else "whole"
 
 

@@ -6,11 +6,14 @@ Nothing of it was run to open the checkpoint. It is said so that a user knows wh
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from ckptools.checkpoint import Checkpoint
-from ckptools.model import KeyPath, Problem, Tensor, fqn_of
+from ckptools.model import KeyPath, Problem, Tensor, fqn_of, nodes_in
+from ckptools.training_state.modules import ModuleState
 from ckptools.values import Lost, Opaque
+from ckptools.views.words import plural
 
 MAX_VISITED = 2_000_000
 """Containers and foreign objects that are looked at; what a foreign object holds has no other limit."""
@@ -50,7 +53,7 @@ CALLS = (
 
 HARMLESS = frozenset((
     "set", "frozenset", "dict", "list", "tuple", "int", "float", "complex", "bool", "str", "bytes", "bytearray",
-    "object", "slice", "range", "type", "Ellipsis", "NotImplemented",
+    "long", "unicode", "object", "slice", "range", "type", "Ellipsis", "NotImplemented",
 ))  # fmt: skip
 """Builtins that hold values."""
 
@@ -114,13 +117,42 @@ def _of_torch(name: str, names: Sequence[str], foreign: Mapping[str, Any]) -> bo
 
 
 def safety_problems(ck: Checkpoint, foreign: Mapping[str, list[KeyPath]], suspicious: tuple[str, ...]) -> list[Problem]:
-    """One warning per suspicious name, one note per foreign class."""
+    """One warning per suspicious name, one note for all foreign classes, one for each whole module."""
     found = [
         Problem("CK302", "warning", f"the pickle names {name}, which could run code; ckptools ran nothing")
         for name in suspicious
     ]
-    for name, paths in foreign.items():
-        where = fqn_of(paths[0]) or "the top"
-        more = f" and {len(paths) - 1} more places" if len(paths) > 1 else ""
-        found.append(Problem("CK301", "note", f"{name} at {where}{more}: a foreign class, kept as a name"))
-    return found
+    return found + list(_of_foreign(foreign)) + list(_of_modules(ck.tree))
+
+
+MAX_NAMED = 3
+"""Classes that a line names."""
+
+
+def _of_foreign(foreign: Mapping[str, list[KeyPath]]) -> Iterator[Problem]:
+    """One line for all foreign classes."""
+    if foreign:
+        which = "a foreign class" if len(foreign) == 1 else f"{len(foreign)} foreign classes"
+        yield Problem("CK301", "note", f"{which}, kept as data and not loaded: {_listed(foreign)}")
+
+
+def _of_modules(tree: Any) -> Iterator[Problem]:
+    """One line for all whole modules: their classes may know more of them than their parameters and buffers."""
+    modules: dict[str, list[KeyPath]] = {}
+    for path, state in nodes_in(tree, (ModuleState,)):
+        modules.setdefault(state.module.name, []).append(path)
+    if modules:
+        text = (
+            f"a whole module is read as its parameters and buffers, without what its class may add: {_listed(modules)}"
+        )
+        yield Problem("CK303", "note", text)
+
+
+def _listed(classes: Mapping[str, list[KeyPath]]) -> str:
+    named = ", ".join(f"{name} at {_where(paths)}" for name, paths in islice(classes.items(), MAX_NAMED))
+    return named + (f" and {len(classes) - MAX_NAMED} more" if len(classes) > MAX_NAMED else "")
+
+
+def _where(paths: Sequence[KeyPath]) -> str:
+    more = f" and {plural(len(paths) - 1, 'more place')}" if len(paths) > 1 else ""
+    return (fqn_of(paths[0]) or "the top") + more

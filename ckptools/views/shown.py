@@ -10,7 +10,7 @@ from typing import Any
 
 from ckptools.dtypes import short
 from ckptools.model import Tensor
-from ckptools.values import Device, Global, NumpyArray, NumpyDtype, NumpyScalar, Opaque, TorchName
+from ckptools.values import Device, Global, NumpyArray, NumpyDtype, NumpyScalar, Opaque, TorchName, plain
 from ckptools.views import words
 
 MAX_ITEMS = 6
@@ -24,6 +24,9 @@ MAX_JSON_VALUES = 10_000
 
 MAX_JSON_TEXT = 10_000
 
+MAX_JSON_DEPTH = 240
+"""Levels of containers; trees have fewer, foreign objects may have any number inside."""
+
 NUMPY_CODES = {
     "f8": "d", "f4": "f", "f2": "e", "i8": "q", "i4": "i", "i2": "h", "i1": "b",
     "u8": "Q", "u4": "I", "u2": "H", "u1": "B", "b1": "?",
@@ -32,9 +35,12 @@ NUMPY_CODES = {
 
 
 def scalar(value: Any) -> Any:
-    """The Python number that a numpy scalar is; any other value as it is."""
+    """The Python number or text that a numpy scalar or a node of OmegaConf is; any other value as it is."""
+    value = plain(value)
     if not isinstance(value, NumpyScalar):
         return value
+    if value.dtype[:2] in ("<U", ">U"):
+        return value.data.decode(f"utf-32-{'le' if value.dtype[0] == '<' else 'be'}", "replace").rstrip("\0")
     code = NUMPY_CODES.get(value.dtype.lstrip("<>|="))
     order = ">" if value.dtype.startswith(">") else "<"
     fits = code is not None and struct.calcsize(order + code) == len(value.data)
@@ -56,7 +62,7 @@ def described(value: Any) -> str | None:
     if isinstance(value, (bytes, bytearray)):
         return words.plural(len(value), "byte")
     if isinstance(value, Opaque):
-        return f"<{value.name}>"
+        return f"<{value.name}{_arguments(value)}>"
     if isinstance(value, Global):
         return f"<{value.dotted}>"
     if isinstance(value, (TorchName, Device, NumpyDtype)):
@@ -64,6 +70,16 @@ def described(value: Any) -> str | None:
     if type(value) is int and value.bit_length() > MAX_BITS:
         return f"an integer of {value.bit_length()} bits"
     return None
+
+
+def is_brief(value: Opaque) -> bool:
+    """Whether all that the file says of a foreign object is a few plain arguments, as of an enum, a path, a pair."""
+    bare = value.state is None and not value.items and not value.keywords and isinstance(value.args, tuple)
+    return bare and len(value.args) <= MAX_ITEMS and all(is_plain(a) or isinstance(a, Global) for a in value.args)
+
+
+def _arguments(value: Opaque) -> str:
+    return f"({', '.join(shown(a, 40) for a in value.args)})" if value.args and is_brief(value) else ""
 
 
 def shown(value: Any, width: int = 80, depth: int = 2) -> str:
@@ -121,6 +137,7 @@ class Jsonable:
         self.nonfinite = 0
         self.left_out = 0
         self._budget = MAX_JSON_VALUES
+        self._depth = 0
 
     def of(self, value: Any) -> Any:
         """Convert one subtree; each call has its own budget."""
@@ -137,16 +154,29 @@ class Jsonable:
             return self._finite(value)
         if isinstance(value, str):
             return words.clip(value, MAX_JSON_TEXT)
+        if isinstance(value, Opaque) and self._depth and value.fields and not is_brief(value):
+            return {"class": described(value), "fields": self._inside(value.fields)}
         told = described(value)
         if told is not None:
             return told
         if value is None or isinstance(value, (bool, int)):
             return value
-        if isinstance(value, Mapping):
-            return self._object(value)
-        if isinstance(value, (list, tuple, set, frozenset)):
-            return [self._convert(item) for item in self._some(value)]
+        if isinstance(value, (Mapping, list, tuple, set, frozenset)):
+            return self._inside(value)
         return value.total_seconds() if isinstance(value, timedelta) else str(value)
+
+    def _inside(self, value: Any) -> Any:
+        """A container; what lies too deep in foreign objects, which may hold themselves, is left out."""
+        self._depth += 1
+        if self._depth > MAX_JSON_DEPTH:
+            self.left_out += len(value)
+            made: Any = None
+        elif isinstance(value, Mapping):
+            made = self._object(value)
+        else:
+            made = [self._convert(item) for item in self._some(value)]
+        self._depth -= 1
+        return made
 
     def _finite(self, value: float) -> float | None:
         if value - value == 0:

@@ -51,9 +51,12 @@ def headline(report: Report) -> list[str]:
     if report.scope == "one file":
         rank = next((f.rank for f in report.files if f.rank is not None), None)
         return ["whole: one file holds everything" + ("" if rank is None else f", though its name says rank {rank}")]
+    if report.scope == "not compared":
+        return [f"{plural(report.ranks.files, 'file')} present, contents not compared (verify)"]
     if any(f.status == "missing" for f in report.files):
         return [f"whole: nothing is sharded; {ranks.here} of {ranks.expected} rank files are here"]
-    return [f"whole: {_files(report)}" + (", all read" if report.all_ranks else "")]
+    told = ", all read" if report.all_ranks else ", of one world size and step" if report.compared else ""
+    return [f"whole: {_files(report)}{told}"]
 
 
 def _files(report: Report) -> str:
@@ -223,9 +226,8 @@ def read_line(report: Report) -> str:
         return f"read the metadata of one file in {words.duration(report.cost.seconds)}; no tensor values"
     others = report.ranks.here - report.ranks.read
     if others > 0:
-        return (
-            f"{read}, of {plural(others, 'other')} only that the file is there and ends well (--all-ranks: all of them)"
-        )
+        what = "its rank, world size and step" if report.compared else "that the file is there and ends well"
+        return f"{read}, of {plural(others, 'other')} only {what} (--all-ranks: all of them)"
     return f"{read}; no tensor values"
 
 
@@ -234,6 +236,8 @@ def next_line(report: Report) -> str:
     path = printable(shlex.quote(str(report.path)))
     if report.scope == "alone":
         return f"next: ckptools inspect {path} --section model     to consolidate, put the other rank files beside it"
+    if report.scope == "not compared":
+        return f"next: ckptools verify {path}"
     if report.scope == "not whole":
         return (
             f"next: ckptools consolidate {path} -o OUT.safetensors --allow-missing     what is there; lists the holes"

@@ -111,7 +111,11 @@ def check_optimizer(optimizer: dict[str, Any], made: dict[str, Any], told: dict[
     assert made["schedulers"][0]["state"][step] == scheduler[step]
 
 
-@pytest.mark.parametrize("known", SAMPLES, ids=lambda known: known.name)
+# Of compressed items no bytes are a tensor's own; that they are not unpacked is a test of DCP.
+PLAIN = [known for known in SAMPLES if known.name != "dcp-zstd"]
+
+
+@pytest.mark.parametrize("known", PLAIN, ids=lambda known: known.name)
 def test_no_tensor_bytes_are_read(known, tmp_path):
     """The report of a copy whose tensor bytes are all wrong is the same, byte for byte."""
     original = FIXTURES / known.name
@@ -185,7 +189,7 @@ def test_a_monolithic_file_is_whole_though_its_name_has_a_rank(tmp_path):
 
 def test_what_was_not_read_is_said():
     assert "read the metadata of 1 rank in" in run(RANK_0)[2]
-    assert "of 3 others only that the file is there and ends well" in run(RANK_0)[2]
+    assert "of 3 others only its rank, world size and step" in run(RANK_0)[2]
     assert "read the metadata of 4 ranks in" in run(RANK_0, "--all-ranks")[2]
 
 

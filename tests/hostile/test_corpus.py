@@ -59,7 +59,8 @@ def test_a_case_is_read_or_refused_in_the_way_that_every_command_promises(name, 
         lines = [*result["stdout"].splitlines(), *result["stderr"].splitlines()]
         assert all(line.isprintable() for line in lines), (command, lines)
         if result["code"] in (3, 4):
-            assert result["stderr"].startswith("error: ") and result["stdout"] == "", command
+            assert result["stderr"].startswith("error: "), command
+            assert command == "json" or result["stdout"] == "", command
             assert result["stderr"].count("\nerror: ") == 0 and "Traceback" not in result["stderr"]
         if result["code"] != 0:
             assert [n for n in result["written"] if not n.endswith(".json")] == [], command
@@ -69,6 +70,13 @@ def test_json_is_strict_whatever_the_file_says(told):
     found = [results["json"] for results in told["cases"].values() if "json" in results]
     shown = [json.loads(r["stdout"], parse_constant=pytest.fail) for r in found if r["code"] in (0, 1)]
     assert len(shown) > 100 and all(report["schema"] for report in shown)
+
+
+def test_what_cannot_be_opened_is_not_whole_in_json_either(told):
+    found = [results["json"] for results in told["cases"].values() if "json" in results]
+    refused = [(json.loads(r["stdout"], parse_constant=pytest.fail), r["code"]) for r in found if r["code"] in (3, 4)]
+    assert len(refused) > 100
+    assert all(not report["whole"] and report["exit_code"] == code for report, code in refused)
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -247,7 +247,8 @@ BOMBS = {
 ACCEPTED = {
     "a memo number of 2^32", "an int of 300 kB", "a text of an int of 300 kB", "an int of 300 kB as a key",
     "ints that collide", "negative ints that collide", "tuple keys", "a key of 1 MB", "a name of 1 MB",
-    "a float of 1 MB", "an object in itself", "a tuple key of 2^40 steps", "a set item of 2^40 steps",
+    "a float of 1 MB", "an object in itself", "a list in itself", "a dict in itself", "a tuple in itself",
+    "a tuple key of 2^40 steps", "a set item of 2^40 steps",
     "a frozenset item of 2^40 steps", "a size of 2^40 steps", "shard classes without records", "100 000 calls deep",
     "marks and values", "many frames", "a dtype of 2^40 steps",
 }  # fmt: skip

@@ -16,6 +16,11 @@ def test_a_whole_checkpoint_is_whole():
     assert report.saved is not None and report.saved[0] < report.saved[1]
 
 
+def test_what_was_not_compared_is_neither_whole_nor_wrong():
+    report = inspect_report(run7(compared=False))
+    assert (report.scope, report.whole, report.errors) == ("not compared", None, False)
+
+
 def test_missing_ranks_make_it_not_whole():
     report = inspect_report(broken_run7())
     assert (report.scope, report.whole, report.errors) == ("not whole", False, True)

@@ -54,8 +54,16 @@ def test_a_foreign_object_that_holds_itself_ends():
     assert set(foreign_classes([loop, loop])) == {"pkg.Loop"}
 
 
+def test_many_foreign_classes_are_one_calm_line():
+    tree = {str(n): Opaque(f"pkg.Class{n}") for n in range(500)}
+    (problem,) = inspect_report(checkpoint(tree)).problems
+    assert "500 foreign classes, kept as data" in problem.message and len(problem.message) < 200
+    assert problem.message.endswith("pkg.Class2 at 2 and 497 more")
+
+
 def test_what_was_found_is_a_problem_with_a_code():
     report = inspect_report(checkpoint({"a": Opaque("pkg.A"), "b": Opaque("pkg.A")}, names=("os.system", "pkg.A")))
     assert [(p.code, p.severity) for p in report.problems] == [("CK302", "warning"), ("CK301", "note")]
-    assert "pkg.A at a and 1 more places" in report.problems[1].message
+    assert "a foreign class" in report.problems[1].message
+    assert report.problems[1].message.endswith("pkg.A at a and 1 more place")
     assert report.whole and not report.errors

@@ -77,6 +77,13 @@ def test_all_files_of_ranks_that_have_several_are_counted():
     assert text.headline(report) == ["whole: all 8 files of 4 ranks are here, all read"]
 
 
+def test_files_that_were_not_looked_into_are_not_called_whole():
+    report = inspect_report(run7(compared=False))
+    assert text.headline(report) == ["256 files present, contents not compared (verify)"]
+    assert "of 255 others only that the file is there and ends well" in text.read_line(report)
+    assert text.next_line(report).startswith("next: ckptools verify ")
+
+
 def test_missing_replicas_of_whole_tensors_are_told():
     warned = tuple(replace(p, severity="warning") for p in missing(3))
     report = inspect_report(run7(here=range(4), world_size=replace(run7().world_size, value=5), problems=warned))
@@ -91,7 +98,7 @@ def test_a_lone_rank_with_an_error_says_so():
 
 
 def test_what_was_not_read_is_said():
-    assert "of 255 others only that the file is there" in text.read_line(inspect_report(run7()))
+    assert "of 255 others only that the file is there" in text.read_line(inspect_report(run7(compared=False)))
     assert "others" not in text.read_line(inspect_report(snapshot()))
 
 
