@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from safetensors import safe_open
@@ -27,6 +27,7 @@ class Known:
         step: training step; None when the file does not tell.
         absent: truths that the file does not hold, or not under a name that is sure.
         shapes: what tells the shapes that the checkpoint lacks, in the same folder.
+        weights: which of two copies of the model the truth is of.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Known:
     step: int | None
     absent: tuple[str, ...] = ()
     shapes: str | None = None
+    weights: Literal["fp32", "module"] = "fp32"
 
     @property
     def file(self) -> Path:
@@ -44,7 +46,7 @@ class Known:
     def open(self, **options: Any) -> ckptools.Checkpoint:
         """Open it with what a user would say."""
         shapes = FIXTURES / self.name / self.shapes if self.shapes else None
-        return ckptools.open(self.file, shapes=shapes, **options)
+        return ckptools.open(self.file, **{"shapes": shapes, "weights": self.weights, **options})
 
 
 VERL = "ckpt/global_step_3/actor/model_world_size_4_rank_0.pt"
@@ -91,6 +93,7 @@ WHOLE = (
     # `stored/` are the names of the other form, which stacks the layers.
     Known("megatron-tp2pp2-fp32", "legacy", "", 4, 5, ("stored/",)),
     Known("megatron-tp2pp2-fp32", "ckpt", "", 4, 5, MEGATRON_DIST),
+    Known("megatron-tp2dp2-distopt", "ckpt", "", 4, 5, MEGATRON_DIST, weights="module"),
     Known("hf-llama-safetensors-bf16", "ckpt", "", 1, None),
     Known("hf-gpt2-bin-tied-fp32", "ckpt/pytorch_model-00003-of-00004.bin", "", 1, None),
     # The model only; of a buffer that differs per rank DCP keeps rank 1's copy.

@@ -22,7 +22,9 @@ def values(known: Known) -> dict[str, object]:
     model = {k.removeprefix(known.prefix): v for k, v in ck.model.items()}
     found: dict[str, object] = {f"{kind}/{k}": v for k, v in model.items() for kind in ("model", "buffer")}
     for fqn, slots in ((fqn, slots) for o in ck.optimizers.values() for fqn, slots in o.state.items()):
-        found |= {f"optim/{str(fqn).removeprefix(known.prefix)}/{slot}": v for slot, v in slots.items()}
+        # Megatron's distributed optimizer calls its master copies `param`.
+        named = {"fp32_param" if slot == "param" else slot: v for slot, v in slots.items()}
+        found |= {f"optim/{str(fqn).removeprefix(known.prefix)}/{slot}": v for slot, v in named.items()}
     return found
 
 

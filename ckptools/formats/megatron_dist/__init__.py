@@ -15,10 +15,10 @@ fused layers (`linear_qkv.layer_norm_weight`) whichever the model used. Objects 
 Optimizer: `optimizer.state.<slot>.<weight>` like the weights. The older distributed optimizer
 (`fully_sharded_model_space`) cuts each rank's piece of a weight further as a flat run: a tensor of shape
 [pieces along each dimension …, elements of a piece], whose true shape `mcore_data` in the metadata tells. The present
-default (`dp_reshardable`) and `dp_zero_gather_scatter` save gradient buffers of all parameters as flat tensors without
-names, which are shown and not joined. Source: megatron/core/dist_checkpointing/{serialization,mapping,core}.py,
-strategies/torch.py and strategies/resharding.py (core 0.11), optimizer/distrib_optimizer.py; checked on files of core
-0.12.1 and 0.16.1. The `zarr` backend is not read.
+default (`dp_reshardable`) saves gradient buckets of all parameters as flat tensors without names, which `buckets` takes
+apart where one layout only fits; those of `dp_zero_gather_scatter` are shown and not joined. Source:
+megatron/core/dist_checkpointing/{serialization,mapping,core}.py, strategies/torch.py and strategies/resharding.py (core
+0.11), optimizer/distrib_optimizer.py; checked on files of core 0.12.1 and 0.16.1. The `zarr` backend is not read.
 """
 
 from __future__ import annotations
@@ -95,9 +95,11 @@ def read(path: Path, options: Options) -> Checkpoint:
     found = read_folder(folder, options)
     common, problems = _common(found, config, options)
     tree = found.tree
+    by_order: frozenset[str] = frozenset()
     if config:
         stored = Stored(found.flat, found.extra.get("mcore_data"), common.tree if common else None)
         tree = stored.tree(options.weights)
+        by_order = stored.by_order
         problems += [*stored.problems, *rank_checks.of_tensors(list(tensors_in(tree)))]
     nread = found.bytes_read + (common.bytes_read if common else 0)
     return Checkpoint(
@@ -116,6 +118,7 @@ def read(path: Path, options: Options) -> Checkpoint:
         differing=tuple(found.differing),
         bytes_expected=found.bytes_expected + (common.nbytes if common else 0),
         cost=ReadCost(found.files_read + bool(common), time.perf_counter() - started, nread),
+        assumed_names=by_order,
     )
 
 

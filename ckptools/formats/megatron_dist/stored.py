@@ -11,8 +11,9 @@ from typing import Any
 from ckptools.formats import spans
 from ckptools.formats.megatron.checks import NOTE, of_tied, of_weights
 from ckptools.formats.megatron.grid import arguments, setting
-from ckptools.formats.megatron.optimizer import FLAT, HALF, words
+from ckptools.formats.megatron.optimizer import HALF, words
 from ckptools.formats.megatron.rules import QKV
+from ckptools.formats.megatron_dist.buckets import UnjoinedError, join
 from ckptools.formats.options import Weights
 from ckptools.model import Problem, Shard, Source, Tensor, tensors_in
 from ckptools.regions import Box, Ints, span_boxes
@@ -22,6 +23,9 @@ OBJECT = re.compile(
     r"(?P<key>[^/]+)/shard_(?P<offset>\d{1,9}(?:\.\d{1,9})*)_(?P<shape>\d{1,9}(?:\.\d{1,9})*)", re.DOTALL
 )
 OPTIMIZER = re.compile(r"(?:chained_\d+\.)?optimizer\.(?P<rest>.+)", re.DOTALL)
+SIZES = re.compile(r".*\.per_bucket_numel(?:_unpadded)?(?:/shard_0_1)?", re.DOTALL)
+"""What says how long each bucket is; without buckets it says nothing."""
+
 COMMON_KEY = "common_state/shard_0_1"
 DISTRIBUTED = "distributed."
 STATE = "state."
@@ -29,6 +33,12 @@ MASTERS = ("fp32_param", "param")
 """Slots of the master copy: of Float16Optimizer and older distributed optimizers, of `fully_reshardable`."""
 
 SHAPES = "its stored form is not its weight's shape: flat runs that nothing places; --only model writes the model"
+UNJOINED = "distributed optimizer: flat buffers without names, not joined ({why}); --only model writes the model"
+JOINED = (
+    "saved as flat buckets without names; joined in Megatron's order of parameters, the only one in which starts, "
+    "lengths and the edges of the ranks' pieces fit (assumed: parameters of one size stand in that order); what "
+    "tells the sizes of buckets (per_bucket_numel) is left out with them"
+)
 ND = "flat runs whose pieces do not follow from the metadata; --only model writes the model"
 MAX_LAYERS = 1 << 16
 MAX_MADE = 1_000_000
@@ -45,6 +55,7 @@ class Stored:
 
     Attributes:
         problems: what its user should know.
+        by_order: weights whose state has its name by their order.
     """
 
     def __init__(self, flat: Mapping[str, Any], mcore_data: Any, common: Any) -> None:
@@ -52,6 +63,8 @@ class Stored:
         self.common: Mapping[Any, Any] = common if isinstance(common, Mapping) else {}
         self.runs: Mapping[Any, Any] = mcore_data if isinstance(mcore_data, Mapping) else {}
         self.problems: list[Problem] = []
+        self.by_order: frozenset[str] = frozenset()
+        self.unjoined = "beside state by name"
         self.weights: dict[str, Tensor] = {}
         self.state: dict[str, dict[str, Tensor]] = {}
         self.buffers: dict[str, Any] = {}
@@ -95,6 +108,7 @@ class Stored:
         """The state as a user expects it."""
         model = self._unstacked(self.weights)
         state = self._optimizer_state(model)
+        state |= self._joined(model) if self.buffers and not state else {}
         extra = dict(self._extra_states(model))
         optimizer = self._optimizer(state)
         tree: dict[Any, Any] = {"model": {**self._chosen(model, state, weights), **extra}}
@@ -223,13 +237,25 @@ class Stored:
                 seen.add(chained)
                 yield value
 
+    def _joined(self, model: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
+        """The state of each weight out of the buckets of the distributed optimizer, where that is sure."""
+        try:
+            joined = join(self.buffers, model)
+        except UnjoinedError as error:
+            self.unjoined = str(error)
+            return {}
+        self.buffers = {n: v for n, v in self.buffers.items() if not any(tensors_in(v)) and not SIZES.fullmatch(n)}
+        self.by_order = frozenset(joined)
+        self.problems.append(Problem("CK108", "note", JOINED, None, "optimizer"))
+        return dict(joined)
+
     def _flat_buffers(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
         """The gradient buffers, slot by slot."""
         found: dict[str, dict[str, Tensor]] = {}
         for name, value in self.buffers.items():
             for path, tensor in tensors_in(value):
                 buffer, _, slot = words((name, *path)).rpartition(".")
-                found.setdefault(buffer, {})[slot] = replace(tensor, note=FLAT)
+                found.setdefault(buffer, {})[slot] = replace(tensor, note=UNJOINED.format(why=self.unjoined))
         yield from found.items()
 
 

@@ -1,0 +1,298 @@
+"""The gradient buckets in which Megatron's distributed optimizer saves its state (`dp_reshardable`), taken apart.
+
+    optimizer.distributed.dp_group_idx_0.gbuf_idx_0.dtype_(torch.bfloat16, torch.float32).bucket_idx_0.exp_avg
+
+Each tensor-parallel rank is a group of its own (`dp_group_idx`), which holds its piece of every weight of one dtype,
+one behind the other, in flat buckets:
+
+- The parameters of the model in reverse order, each beginning at a multiple of 64 elements. A bucket ends with its last
+  parameter; the next begins at 0 again. How much goes into one is a setting.
+- The ranks of the group have equal parts of the padded bucket. Each writes the run of each parameter in its part, and
+  each gap between two, as a chunk of its own, so the edges of chunks are the edges of parameters, or of parts.
+
+So lengths and edges tell the order of the parameters, but for neighbours of one size. That order is Megatron's own
+(ORDERS), as its modules make their parameters; names that are not in it are refused, and so is everything else that
+leaves not exactly one layout. Who wrote a piece of a weight says whose piece it is. Source: megatron/core/distributed/
+param_and_grad_buffer.py, optimizer/distrib_optimizer.py (`sharded_param_state_dp_reshardable`), models/gpt/
+gpt_model.py, transformer/{transformer_layer,attention,mlp}.py (core 0.16.1; rules since 0.9).
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+from ckptools.formats import spans
+from ckptools.formats.megatron.rules import FC1
+from ckptools.model import Shard, Tensor, tensors_in
+from ckptools.pickles.told import told
+from ckptools.regions import Box, Ints, span_boxes
+
+KEY = re.compile(
+    r"(?:chained_0\.)?optimizer\.distributed\.dp_group_idx_(?P<group>\d{1,6})\.gbuf_idx_(?P<buffer>\d{1,4})\."
+    r"dtype_\(torch\.(?P<dtype>\w+), torch\.\w+\)\.bucket_idx_(?P<bucket>\d{1,6})\.(?P<slot>\w+)"
+)
+ALIGNMENT = 64
+"""Elements that a parameter begins at a multiple of (`_pad_start_of_param_if_needed`)."""
+
+_LAYER = re.compile(r"decoder\.layers\.(?P<layer>\d{1,6})\.(?P<rest>.+)", re.DOTALL)
+_BEFORE = tuple(f"embedding.{what}_embeddings.weight" for what in ("word", "position", "tokentype"))
+_AFTER = ("decoder.final_layernorm.weight", "decoder.final_layernorm.bias", "output_layer.weight", "output_layer.bias")
+
+
+def _both(*modules: str) -> tuple[str, ...]:
+    return tuple(f"{module}{last}" for module in modules for last in ("weight", "bias"))
+
+
+_INPUT, _PROJ = _both("input_layernorm."), _both("self_attention.linear_proj.")
+_QKV_NORM, _QKV = _both("self_attention.linear_qkv.layer_norm_"), _both("self_attention.linear_qkv.")
+_QK_NORMS, _PRE_MLP = _both("self_attention.q_layernorm.", "self_attention.k_layernorm."), _both("pre_mlp_layernorm.")
+_FC1_NORM, _FC1, _FC2 = _both("mlp.linear_fc1.layer_norm_"), _both("mlp.linear_fc1."), _both("mlp.linear_fc2.")
+
+ORDERS = (
+    # Norms that are modules of their own, which are stored under the names of fused ones.
+    (*_INPUT, *_QKV_NORM, *_PROJ, *_QKV, *_QK_NORMS, *_PRE_MLP, *_FC1_NORM, *_FC1, *_FC2),
+    # Transformer Engine's fused layers, which make the norm's parameters first; and the other way round.
+    (*_INPUT, *_PROJ, *_QKV_NORM, *_QKV, *_QK_NORMS, *_PRE_MLP, *_FC1_NORM, *_FC1, *_FC2),
+    (*_INPUT, *_PROJ, *_QKV, *_QKV_NORM, *_QK_NORMS, *_PRE_MLP, *_FC1, *_FC1_NORM, *_FC2),
+)
+"""Parameters of a layer in the order in which its modules make them."""
+
+
+class UnjoinedError(ValueError):
+    """Why buckets cannot be taken apart, in words for people."""
+
+
+Bucket = Mapping[str, Tensor]
+"""A bucket's slots, `param` and the moments, which lie alike."""
+
+Pieces = Mapping[str, tuple[Box, ...]]
+"""What one tensor-parallel rank has of each weight; two boxes, one behind the other, of a gated layer."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a piece of a weight lies.
+
+    Attributes:
+        name: the weight.
+        bucket: number of the bucket.
+        start: index of its first element there.
+        end: one past its last.
+    """
+
+    name: str
+    bucket: int
+    start: int
+    end: int
+
+
+def join(buffers: Mapping[str, Any], weights: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """The optimizer's state by weight and slot, from the buckets of all groups.
+
+    Args:
+        buffers: what the distributed optimizer saved, by stored name; objects in it are left.
+        weights: the model's, by name.
+
+    Raises:
+        UnjoinedError: there is not exactly one way, or a part is missing.
+    """
+    found = _by_group(buffers)
+    ranks = {group: _writers(buckets) for group, buckets in found.items()}
+    state: dict[str, dict[str, list[Tensor]]] = {}
+    for dtype in dict.fromkeys(dtype for _, dtype in found):
+        own = {name: t for name, t in weights.items() if t.dtype == dtype}
+        groups = [(buckets, _pieces(own, ranks, at)) for at, buckets in found.items() if at[1] == dtype]
+        order = _order(groups, own)
+        for buckets, pieces in groups:
+            for name, slots in _taken(buckets, pieces, _laid(order, pieces, buckets)):
+                for slot, tensor in slots.items():
+                    state.setdefault(name, {}).setdefault(slot, []).append(tensor)
+    absent = [name for name in weights if name not in state]
+    if absent:
+        raise UnjoinedError(f"no bucket is for {told(weights[absent[0]].dtype)}, which {told(absent[0])} has")
+    return {name: {slot: _whole(weights[name], parts) for slot, parts in state[name].items()} for name in weights}
+
+
+# -- what is there -----------------------------------------------------------------------------------------------
+
+
+def _by_group(buffers: Mapping[str, Any]) -> dict[tuple[int, str], list[Bucket]]:
+    """The buckets of each group and dtype, in order."""
+    found: dict[tuple[int, str], dict[int, dict[str, Tensor]]] = {}
+    places: dict[tuple[int, str], str] = {}
+    for name, value in buffers.items():
+        if not any(tensors_in(value)):
+            continue
+        key = KEY.fullmatch(name)
+        if key is None or not isinstance(value, Tensor):
+            raise UnjoinedError(f"{told(name)} is no bucket of dp_reshardable")
+        at = int(key["group"]), key["dtype"]
+        if places.setdefault(at, key["buffer"]) != key["buffer"]:
+            raise UnjoinedError(f"group {at[0]} has several buffers of {told(at[1])}: several parts of a model")
+        found.setdefault(at, {}).setdefault(int(key["bucket"]), {})[key["slot"]] = value
+    if len({tuple(sorted(dtype for g, dtype in found if g == group)) for group, _ in found}) != 1:
+        raise UnjoinedError("its groups do not have buckets of the same dtypes")
+    return {at: _in_order(at[0], buckets) for at, buckets in found.items()}
+
+
+def _in_order(group: int, buckets: Mapping[int, Bucket]) -> list[Bucket]:
+    if sorted(buckets) != list(range(len(buckets))):
+        raise UnjoinedError(f"group {group} lacks a bucket")
+    slots = {tuple(sorted(bucket)) for bucket in buckets.values()}
+    for bucket in buckets.values():
+        layouts = {
+            (t.shape, t.note, tuple(sorted(s.box.offsets + s.box.sizes for s in t.shards))) for t in bucket.values()
+        }
+        if len(layouts) != 1 or len(slots) != 1 or any(t.note or len(t.shape) != 1 for t in bucket.values()):
+            raise UnjoinedError(f"the slots of a bucket of group {group} do not lie alike")
+    return [buckets[n] for n in range(len(buckets))]
+
+
+def _writers(buckets: Sequence[Bucket]) -> set[int]:
+    ranks = {s.rank for bucket in buckets for t in bucket.values() for s in t.shards}
+    if None in ranks:
+        raise UnjoinedError("nothing says which rank wrote a bucket")
+    return {rank for rank in ranks if rank is not None}
+
+
+def _pieces(
+    weights: Mapping[str, Tensor], ranks: Mapping[tuple[int, str], set[int]], at: tuple[int, str]
+) -> dict[str, tuple[Box, ...]]:
+    """What a group's ranks have of each weight: what they wrote of it, or all of one that is not cut."""
+    others = set().union(*(found for (group, _), found in ranks.items() if group != at[0]))
+    if ranks[at] & others:
+        raise UnjoinedError(f"rank {min(ranks[at] & others)} wrote buckets of several groups")
+    return {name: _piece(name, tensor, ranks[at], ranks[at] | others) for name, tensor in weights.items()}
+
+
+def _piece(name: str, tensor: Tensor, mine: set[int], everyone: set[int]) -> tuple[Box, ...]:
+    boxes = {s.box: s.rank for s in tensor.shards}
+    if set(boxes) == {Box.whole(tensor.shape)}:
+        return tuple(boxes)
+    if not set(boxes.values()) <= everyone:
+        raise UnjoinedError(f"a piece of {told(name)} was written by a rank that wrote no bucket")
+    own = sorted((box for box, rank in boxes.items() if rank in mine), key=lambda b: b.offsets)
+    # A gated layer is two blocks of rows on every rank.
+    gated = len(own) == 2 and FC1.fullmatch(name) is not None and own[0].sizes == own[1].sizes
+    if len(own) != 1 and not gated:
+        raise UnjoinedError(f"its ranks have {len(own)} pieces of {told(name)}")
+    return tuple(own)
+
+
+# -- where it lies -----------------------------------------------------------------------------------------------
+
+
+def _order(groups: Sequence[tuple[list[Bucket], Pieces]], weights: Mapping[str, Tensor]) -> list[str]:
+    """The weights in the order of their module that gives every group's buckets, which must be one."""
+    fitting: dict[tuple[Place, ...], list[str]] = {}
+    why = ""
+    for of_layer in ORDERS:
+        order = sorted(weights, key=lambda name, rest=of_layer: _rank_of(name, rest))  # type: ignore[misc]
+        try:
+            laid = tuple(place for buckets, pieces in groups for place in _laid(order, pieces, buckets))
+        except UnjoinedError as error:
+            why = why or str(error)
+            continue
+        fitting.setdefault(laid, order)
+    if len(fitting) != 1:
+        raise UnjoinedError(why if not fitting else "its parameters fit in more than one order")
+    return next(iter(fitting.values()))
+
+
+def _rank_of(name: str, of_layer: Sequence[str]) -> tuple[int, int, int]:
+    """Where a weight comes in a GPT model."""
+    layer = _LAYER.fullmatch(name)
+    if name in _BEFORE:
+        return 0, 0, _BEFORE.index(name)
+    if layer and layer["rest"] in of_layer:
+        return 1, int(layer["layer"]), of_layer.index(layer["rest"])
+    if name in _AFTER:
+        return 2, 0, _AFTER.index(name)
+    raise UnjoinedError(f"nothing says where {told(name)} comes in the order of parameters")
+
+
+def _laid(order: Sequence[str], pieces: Pieces, buckets: Sequence[Bucket]) -> list[Place]:
+    """The pieces of one group behind each other, the last weight first."""
+    lengths = [next(iter(bucket.values())).numel for bucket in buckets]
+    places: list[Place] = []
+    bucket = at = 0
+    for name in reversed(order):
+        start = -(-at // ALIGNMENT) * ALIGNMENT
+        at = start + sum(box.numel for box in pieces[name])
+        if bucket == len(lengths) or at > lengths[bucket]:
+            raise UnjoinedError(f"the lengths of its buckets are not those of its parameters, from {told(name)} on")
+        places.append(Place(name, bucket, start, at))
+        if at == lengths[bucket]:
+            bucket, at = bucket + 1, 0
+    if bucket != len(lengths):
+        raise UnjoinedError("its buckets have more elements than its parameters")
+    for number, one in enumerate(buckets):
+        _check_edges([p for p in places if p.bucket == number], next(iter(one.values())))
+    return places
+
+
+def _check_edges(places: Sequence[Place], bucket: Tensor) -> None:
+    """Every parameter begins and ends where a chunk does, and no other chunk does but where a rank's part ends."""
+    chunks = sorted(bucket.shards, key=lambda s: s.box.offsets)
+    starts = [s.box.offsets[0] for s in chunks]
+    ends = [0, *(s.box.ends[0] for s in chunks)]
+    if starts != ends[:-1] or ends[-1] != bucket.numel:
+        raise UnjoinedError("a part of a bucket is missing")
+    edges = {edge for place in places for edge in (place.start, place.end)}
+    parts = {b.box.offsets[0] for a, b in pairwise(chunks) if a.rank != b.rank}
+    odd = edges - set(ends) or set(starts[1:]) - edges - parts
+    if odd:
+        raise UnjoinedError(
+            f"no parameter begins or ends at {min(odd)} of a bucket, where a chunk does, or the reverse"
+        )
+
+
+# -- taken apart -------------------------------------------------------------------------------------------------
+
+
+def _taken(
+    buckets: Sequence[Bucket], pieces: Pieces, places: Sequence[Place]
+) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    """Each weight's slots, with what one group has of them."""
+    for number, bucket in enumerate(buckets):
+        own = [p for p in places if p.bucket == number]
+        for slot, tensor in bucket.items():
+            shards: dict[str, list[Shard]] = {p.name: [] for p in own}
+            for chunk in tensor.shards:
+                place = own[bisect_right([p.start for p in own], chunk.box.offsets[0]) - 1]
+                if chunk.box.offsets[0] < place.end:
+                    run = chunk.box.offsets[0] - place.start
+                    shards[place.name] += _boxes(pieces[place.name], run, chunk)
+            yield from ((name, {slot: replace(tensor, shards=tuple(found))}) for name, found in shards.items())
+
+
+def _boxes(piece: Sequence[Box], start: int, chunk: Shard) -> Iterator[Shard]:
+    """A run of a flattened piece as boxes of the weight."""
+    for box in piece:
+        low, high = max(start, 0), min(start + chunk.box.numel, box.numel)
+        if low < high:
+            yield from _shifted(box, _run(box.sizes, low, low - start, high - low, chunk))
+        start -= box.numel
+
+
+def _run(shape: Ints, start: int, at: int, length: int, chunk: Shard) -> list[Shard]:
+    """`length` elements from element `at` of a chunk, as boxes of a tensor of `shape` from element `start` on."""
+    if chunk.source is None:
+        return [Shard(box, chunk.rank, None) for box, _ in span_boxes(shape, start, length)]
+    return spans.place(shape, start, chunk.source.part(Box((at,), (length,))), chunk.rank)
+
+
+def _shifted(box: Box, shards: Sequence[Shard]) -> Iterator[Shard]:
+    for shard in shards:
+        offsets = tuple(a + b for a, b in zip(box.offsets, shard.box.offsets, strict=True))
+        yield replace(shard, box=Box(offsets, shard.box.sizes))
+
+
+def _whole(weight: Tensor, parts: Sequence[Tensor]) -> Tensor:
+    shards = sorted((s for part in parts for s in part.shards), key=lambda s: -1 if s.rank is None else s.rank)
+    return replace(parts[0], shape=weight.shape, shards=tuple(shards), kind="chunks")
