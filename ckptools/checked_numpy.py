@@ -31,8 +31,9 @@ class Dtype:
     __slots__ = ("code", "order")
 
     def __init__(self, code: Any = "", align: Any = False, copy: Any = True) -> None:
-        self.code = code.decode("latin1") if isinstance(code, bytes) else str(code)
-        self.order = "|"
+        text = code.decode("latin1") if isinstance(code, bytes) else str(code)
+        self.code = text.lstrip("<>|=")
+        self.order = text[0] if text[:1] in ("<", ">") else "|"
         if not PLAIN.fullmatch(self.code):
             _refuse(f"numpy.dtype({self.code!r:.40})")
 

@@ -142,6 +142,15 @@ def load_named(path: Path, names: Sequence[str], map_location: MapLocation = "cp
             return checked_numpy.finished(_load(path, map_location, zipped, weights_only=True))
 
 
+def load_plain(path: Path) -> Any:
+    """Load a zip archive as plain `torch.load(path, mmap=True)` does, which makes only what is on torch's own list.
+
+    Raises:
+        ReadError: it is damaged, or needs more than that.
+    """
+    return _load(path, "cpu", True, weights_only=True)
+
+
 def loadable(path: Path) -> tuple[Path, bool]:
     """What torch can load: the file, or a temporary one where it is compressed; and whether that is a zip archive.
 

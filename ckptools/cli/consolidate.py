@@ -61,8 +61,8 @@ def consolidate(
         bool,
         typer.Option(
             "--check",
-            help="Read the output back and compare it with the shards, byte for byte; with --dry-run: compare the "
-            "source with its checksums.",
+            help="Let torch or safetensors read the output back, and compare it with the shards, byte for byte; "
+            "with --dry-run: compare the source with its checksums.",
         ),
     ] = False,
     unchecked: Annotated[

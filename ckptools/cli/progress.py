@@ -87,7 +87,7 @@ class ProgressLine(Line):
             self._done += nbytes
             if self.due():
                 rate = self._done / self.seconds if self.seconds else 0.0
-                percent = 100 * self._done // max(self.total, 1)
+                percent = min(100, 100 * self._done // max(self.total, 1))  # tied weights are read back twice
                 self.print(f"{percent:3d}%  {size(self._done)} of {size(self.total)}  {size(int(rate))}/s", fqn)
 
 

@@ -42,6 +42,7 @@ class Consolidated:
         not_asked: sections that were not written because nobody asked for them, with how many tensors each has.
         checksums: how the source's checksums were compared; None when they were not.
         odd: names of tensors in which NaN or infinity was seen on the way.
+        read_back: how the output was read back and compared; empty when it was not.
     """
 
     files: tuple[Path, ...]
@@ -56,6 +57,7 @@ class Consolidated:
     layout: Layout
     checksums: SourceChecksums | None = None
     odd: tuple[str, ...] = ()
+    read_back: str = ""
     not_asked: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -104,7 +106,8 @@ def consolidate(
         allow_missing: leave out tensors that are not whole, and list them, instead of refusing.
         fill: with `allow_missing`: `nan` or `zero` to put into holes, which are listed; without it a tensor with a hole
             is left out.
-        check: read the output back and compare it with the shards before it gets its name; for a dry run, compare the
+        check: let the format's own library read the output back before it gets its name, and compare it with the
+            shards; for a dry run, compare the
             source with its checksums.
         unchecked: do not compare the source with the checksums that it states.
         manifest: write sha256 of every tensor and file into a JSON beside the output.
@@ -251,4 +254,5 @@ def _result(selection: Selection, layout: Layout, texts: Sequence[Path], seconds
         layout=layout,
         checksums=None if seen.right is None else count(layout.jobs, seen.right),
         odd=seen.odd,
+        read_back=seen.read_back,
     )

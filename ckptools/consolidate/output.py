@@ -182,6 +182,11 @@ class PartialFiles:
             raise WriteError(path, f"cannot be created: {(error.strerror or '').lower()}") from error
         return descriptor
 
+    def place(self, path: Path) -> Path:
+        """Where the file is now that will be called `path`."""
+        folder = self._folders.get(path.parent)
+        return next(p for p, final in self._pairs if final == path) if folder is None else folder / path.name
+
     def add_text(self, path: Path, text: str) -> None:
         """Add a small file; it gets its name after the ones before it."""
         descriptor, data = self.create(path, 0), text.encode("utf-8")

@@ -42,10 +42,12 @@ class Seen:
     Attributes:
         right: source records that have the CRC-32 that they state; None when they were not compared.
         odd: fqns of tensors in which NaN or infinity was seen, in order.
+        read_back: how the output was read back and compared; empty when it was not.
     """
 
     right: frozenset[Record] | None
     odd: tuple[str, ...] = ()
+    read_back: str = ""
 
 
 def write(
@@ -75,29 +77,24 @@ def write(
         crcs = executor.run(layout.jobs, jobs)
         try:
             layout.finish(targets, crcs)
-            for path, text in {**texts, **_proven(layout, targets, files, proofs, jobs, progress)}.items():
+            told = ""
+            if proofs.compare:
+                from ckptools.consolidate.read_back import compare
+
+                paths = [partial.place(path) for path, _ in layout.files]
+                told = compare(layout, targets, paths, files, jobs, progress or (lambda _, __: None))
+            for path, text in {**texts, **_manifest(layout, targets, proofs, jobs)}.items():
                 partial.add_text(path, text)
         except OSError as error:
             raise WriteError(layout.files[0][0], f"cannot write: {(error.strerror or '').lower()}") from error
         check_unchanged(checkpoint)
         partial.publish()
     right = None if executor.records is None else frozenset(executor.records.right)
-    return Seen(right, tuple(dict.fromkeys(job.fqn for job in layout.jobs if job.fqn in executor.odd)))
+    return Seen(right, tuple(dict.fromkeys(job.fqn for job in layout.jobs if job.fqn in executor.odd)), told)
 
 
-def _proven(
-    layout: Layout,
-    targets: Sequence[int],
-    files: OpenFiles,
-    proofs: Proofs,
-    jobs: int,
-    progress: Progress | None,
-) -> dict[Path, str]:
-    """Compare the output if asked to, and return its manifest if asked to."""
-    if proofs.compare:
-        from ckptools.consolidate.read_back import compare
-
-        compare(layout, targets, files, jobs, progress or (lambda _, __: None))
+def _manifest(layout: Layout, targets: Sequence[int], proofs: Proofs, jobs: int) -> dict[Path, str]:
+    """The output's manifest, if it is asked for."""
     if proofs.manifest is None:
         return {}
     from ckptools.consolidate.manifest import manifest_json

@@ -1,47 +1,101 @@
-"""The output, read back from the disk before it gets its name: is every tensor what its shards are?"""
+"""The output, read back from the disk by its format's own library before it gets its name, and compared with shards."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
-from ckptools.consolidate.plan import Job
 from ckptools.consolidate.stream import tensor_bytes
-from ckptools.consolidate.writers.layout import Layout
-from ckptools.errors import WriteError
+from ckptools.consolidate.writers.layout import Layout, ReadBack, ReadTensor
+from ckptools.errors import CkptoolsError, WriteError
 from ckptools.files import OpenFiles
 from ckptools.threads import in_threads
+from ckptools.views.words import plural
 
 Progress = Callable[[int, str], None]
 
+AT_ONCE = 512 << 20
+"""Bytes of tensors after which the output is opened anew: what a library has mapped stays in memory until then."""
 
-def compare(layout: Layout, targets: Sequence[int], files: OpenFiles, threads: int, progress: Progress) -> None:
-    """Compare every tensor of the output with the shards that it was made of.
+
+def compare(
+    layout: Layout, targets: Sequence[int], paths: Sequence[Path], files: OpenFiles, threads: int, progress: Progress
+) -> str:
+    """Compare every tensor of the output with the shards that it was made of, byte for byte; return what was done.
+
+    Memory is bounded by `AT_ONCE` and the largest tensor.
 
     Args:
         layout: what was written.
         targets: descriptors of the output files.
+        paths: where they are now.
         files: where source files are opened.
         threads: how many tensors at once.
         progress: called with bytes compared and the tensor they belong to.
 
     Raises:
-        WriteError: a tensor differs.
+        WriteError: the library does not read it, or a tensor differs.
         ReadError: a source cannot be read any more.
     """
     for target in targets:
         _forget(target)
+    done, by, names = 0, "", set()
+    while True:
+        try:
+            with layout.read_back(paths) as found:
+                by, total = found.by, len(found.tensors)
+                some = _some(found.tensors[done:])
+                names |= {tensor.fqn for tensor in some}
+                in_threads(lambda tensor: _compare(tensor, found, files, progress), some, threads)
+        except MemoryError:
+            raise
+        except Exception as error:  # whatever a library says of a file that it does not read
+            if isinstance(error, CkptoolsError) and error.path not in paths:
+                raise
+            cause = f"{error}".partition("\n")[0].removeprefix(f"{paths[0]}: ") or type(error).__name__
+            raise WriteError(layout.files[0][0], f"cannot be read back: {cause:.200}; nothing was kept") from error
+        done += len(some)
+        if done == total:
+            return f"{plural(len(names), 'tensor')} read back by {by}, all equal"
 
-    def work(job: Job) -> None:
-        at = job.offset
-        for piece in tensor_bytes(job.tensor, job.dtype, files):
-            if os.pread(targets[job.file], len(piece), at) != piece:
-                text = f"{job.fqn}: read back from byte {at}, it is not what was written; nothing was kept"
-                raise WriteError(layout.files[job.file][0], text)
-            at += len(piece)
-            progress(len(piece), job.fqn)
 
-    in_threads(work, layout.jobs, threads)
+def _some(tensors: Sequence[ReadTensor]) -> Sequence[ReadTensor]:
+    """The first tensors, as many as are looked at before the output is opened anew."""
+    nbytes = 0
+    for count, tensor in enumerate(tensors):
+        nbytes += tensor.tensor.nbytes
+        if nbytes >= AT_ONCE:
+            return tensors[: count + 1]
+    return tensors
+
+
+def _compare(expected: ReadTensor, found: ReadBack, files: OpenFiles, progress: Progress) -> None:
+    import numpy as np
+
+    tensor = expected.read()
+    told = (f"{tensor.dtype}".removeprefix("torch."), tuple(tensor.shape))
+    if told != (expected.dtype, expected.tensor.shape):
+        raise _wrong(expected, found, f"as {told[0]} {list(told[1])}")
+    data, at = _bytes(tensor), 0
+    for piece in tensor_bytes(expected.tensor, expected.dtype, files):
+        if not np.array_equal(data[at : at + len(piece)], np.frombuffer(piece, "u1")):
+            raise _wrong(expected, found, f"with other values from byte {at} on")
+        at += len(piece)
+        progress(len(piece), expected.fqn)
+
+
+def _bytes(tensor: Any) -> Any:
+    """The bytes of a torch tensor, as a numpy array that shares them."""
+    import torch
+
+    return tensor.detach().reshape(-1).view(torch.uint8).numpy()
+
+
+def _wrong(expected: ReadTensor, found: ReadBack, how: str) -> CkptoolsError:
+    text = f"{expected.fqn}: read back by {found.by} {how}; it is not what was written, nothing was kept"
+    return WriteError(None, text)
 
 
 def _forget(descriptor: int) -> None:

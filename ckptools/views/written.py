@@ -35,6 +35,8 @@ def summary(done: Consolidated, dry_run: bool) -> Iterator[str]:
     if dry_run:
         yield _reads(done)
     yield f"source checksums: {_checksums(done.checksums, dry_run)}"
+    if done.read_back:
+        yield f"checked: {done.read_back}"
 
 
 def _checksums(found: SourceChecksums | None, dry_run: bool) -> str:

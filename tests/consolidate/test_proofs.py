@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -21,6 +22,13 @@ from tests.truth import FIXTURES, WHOLE, Known, load_truth
 
 SOURCE = FIXTURES / "torch2.4.1-fsdp2-w3"
 OUTPUTS = ("out.pt", "out.safetensors", "out.dcp")
+CHECKED = (
+    "torch2.4.1-fsdp2-w3",
+    "composer-0.13.5-torch1.13.1-sharded-w4",
+    "torch2.6.0-fsdp1-hsdp2x2-w4",
+    "lightning-trainer-ddp",
+    "hf-gpt2-bin-tied-fp32",
+)
 
 
 @pytest.fixture
@@ -31,27 +39,65 @@ def holed(tmp_path):
     return folder
 
 
-@pytest.mark.parametrize("out", OUTPUTS)
-def test_an_output_that_is_read_back_equals_its_shards(out, tmp_path):
-    done = ckptools.consolidate(SOURCE, tmp_path / out, check=True)
-    assert done.tensors > 10 and (tmp_path / out).exists()
+LIBRARIES = {"out.pt": "torch 2", "out.safetensors": "safetensors 0", "out.dcp": "torch.distributed.checkpoint 2"}
 
 
 @pytest.mark.parametrize("out", OUTPUTS)
-def test_a_disk_that_gives_back_other_bytes_leaves_no_output(out, tmp_path, monkeypatch):
-    """The one thing that no disk here does on its own: a byte that changes between writing and reading."""
+@pytest.mark.parametrize("run", CHECKED)
+def test_an_output_is_read_back_by_its_formats_own_library_and_equals_its_shards(out, run, tmp_path):
+    done = ckptools.consolidate(FIXTURES / run, tmp_path / out, check=True)
+    assert re.match(rf"\d+ tensors read back by {re.escape(LIBRARIES[out])}[^ ]*, all equal$", done.read_back)
+    assert int(done.read_back.split()[0]) >= done.tensors > 10 and (tmp_path / out).exists()
+
+
+def test_a_read_back_output_keeps_tied_weights_scalars_and_empty_tensors(tmp_path):
+    weight = torch.randn(5, 3)
+    state = {
+        "a": weight,
+        "b": weight,
+        "one": torch.tensor(1.5),
+        "none": torch.zeros(0, 4),
+        "flag": torch.tensor([True]),
+    }
+    torch.save(state, tmp_path / "x.pt")
+    for out in OUTPUTS:
+        done = ckptools.consolidate(tmp_path / "x.pt", tmp_path / out, check=True)
+        assert done.read_back.startswith("5 tensors read back by ")
+
+
+@pytest.mark.parametrize("out", OUTPUTS)
+def test_a_large_output_is_read_back_in_several_turns(out, tmp_path, monkeypatch):
+    monkeypatch.setattr(read_back, "AT_ONCE", 5000)
+    assert ckptools.consolidate(SOURCE, tmp_path / out, check=True).read_back.endswith("all equal")
+
+
+def rot_when_read(monkeypatch, harm) -> None:
+    """The one thing that no disk here does on its own: bytes that change between writing and reading."""
     forget = read_back._forget
 
     def rot(descriptor: int) -> None:
         forget(descriptor)
-        size = os.fstat(descriptor).st_size
-        for at in range(0, size, 512):
+        for at in harm(os.pread(descriptor, os.fstat(descriptor).st_size, 0)):
             os.pwrite(descriptor, b"\xa5", at)
 
     monkeypatch.setattr(read_back, "_forget", rot)
-    with pytest.raises(WriteError, match="read back from byte"):
+
+
+@pytest.mark.parametrize("out", OUTPUTS)
+def test_a_disk_that_gives_back_other_values_leaves_no_output(out, tmp_path, monkeypatch):
+    _, values, _ = load_truth(SOURCE.name)["model/emb.weight"]
+    rot_when_read(monkeypatch, lambda data: [data.index(values) + 100] if values in data else [])
+    with pytest.raises(WriteError, match=r"emb\.weight: read back by .* with other values from byte 0 on"):
         ckptools.consolidate(SOURCE, tmp_path / out, check=True)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("out", OUTPUTS)
+def test_a_disk_that_gives_back_what_no_library_reads_leaves_no_output(out, tmp_path, monkeypatch):
+    rot_when_read(monkeypatch, lambda data: range(0, len(data), 7))
+    with pytest.raises(WriteError, match="cannot be read back: ") as error:
+        ckptools.consolidate(SOURCE, tmp_path / out, check=True)
+    assert list(tmp_path.iterdir()) == [] and "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("out", OUTPUTS)

@@ -10,7 +10,9 @@ Source: torch/distributed/checkpoint/{filesystem,planner_helpers}.py of torch 2.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from ckptools.consolidate.output import write_at
 from ckptools.consolidate.plan import Job, row_pieces
 from ckptools.consolidate.writers.dcp_metadata import FILE_NAME, Entry, ItemPlace, metadata
 from ckptools.consolidate.writers.dcp_tree import Leaf, arrange
-from ckptools.consolidate.writers.layout import Layout, WriteOptions, output_dtype, quoted
+from ckptools.consolidate.writers.layout import Layout, ReadBack, ReadTensor, WriteOptions, output_dtype, quoted
 from ckptools.consolidate.writers.pt import Packed, pack
 from ckptools.dtypes import ITEMSIZE
 from ckptools.model import Tensor
@@ -62,12 +64,53 @@ def lay_out(selection: Selection, out: Path, options: WriteOptions) -> Layout:
         files=(*((out / _file_name(i), size) for i, size in enumerate(items.sizes)), (out / FILE_NAME, len(table))),
         jobs=tuple(items.jobs),
         finish=finish,
+        read_back=partial(_read_back, items.parts),
         checksums=True,
         folder=out,
         notes=tuple(arranged.notes),
         tensors=items.tensors,
         load=_load(out, arranged.leaves),
     )
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A run of rows of a tensor, which is an item: the name and number that it has in the folder, and its place."""
+
+    fqn: str
+    number: int
+    box: Box
+    tensor: Tensor
+    dtype: str
+
+
+@contextmanager
+def _read_back(parts: Sequence[_Part], paths: Sequence[Path]) -> Iterator[ReadBack]:
+    """Let torch's reader read the `.metadata`, and then every item for itself."""
+    import torch
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+
+    reader = FileSystemReader(paths[-1].parent)
+    metadata = reader.read_metadata()
+    reader.set_up_storage_reader(metadata, True)
+    tensors = [ReadTensor(p.fqn, p.tensor, p.dtype, partial(_read_item, reader, metadata, p)) for p in parts]
+    yield ReadBack(f"torch.distributed.checkpoint {torch.__version__}", tensors)
+
+
+def _read_item(reader: Any, metadata: Any, part: _Part) -> Any:
+    import torch
+    from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+    from torch.distributed.checkpoint.metadata import MetadataIndex
+    from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
+
+    target = torch.empty(part.box.sizes, dtype=getattr(torch, part.dtype))
+    planner = DefaultLoadPlanner()
+    planner.set_up_planner({part.fqn: target}, metadata, is_coordinator=True)
+    index = MetadataIndex(part.fqn, torch.Size(part.box.offsets), part.number)
+    begin, sizes = torch.Size([0] * len(part.box.sizes)), torch.Size(part.box.sizes)
+    item = ReadItem(LoadItemType.TENSOR, MetadataIndex(part.fqn), begin, index, begin, sizes)
+    reader.read_data(LoadPlan([item]), planner).wait()
+    return target
 
 
 def _load(out: Path, leaves: Iterable[Leaf]) -> str:
@@ -101,6 +144,7 @@ class _Items:
         placed: every item.
         jobs: every copy of a tensor, or a part of one.
         tensors: how many there are.
+        parts: what torch will find of them, item by item.
     """
 
     def __init__(self, selection: Selection, options: WriteOptions) -> None:
@@ -108,6 +152,7 @@ class _Items:
         self.placed: list[_Placed] = []
         self.jobs: list[Job] = []
         self.tensors = 0
+        self.parts: list[_Part] = []
         self._selection, self._options = selection, options
 
     def add(self, leaf: Leaf) -> Entry:
@@ -120,6 +165,7 @@ class _Items:
         # An item is what torch saves of a state dict: no parameter, and nothing of autograd.
         plain = replace(leaf.value, parameter=False, requires_grad=False)
         for box, part in _cut(plain, ITEMSIZE[dtype]):
+            self.parts.append(_Part(entry.fqn, len(entry.items), box, part, dtype))
             entry.items.append((box, self._place(part, leaf)))
         return entry
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,6 +18,40 @@ Finish = Callable[[Sequence[int], Sequence[int]], None]
 
 
 @dataclass(frozen=True)
+class ReadTensor:
+    """A tensor of an output, or a part of one, to be read by the format's own library.
+
+    Attributes:
+        fqn: for messages.
+        tensor: what it was made of; one shard per region.
+        dtype: dtype in the output.
+        read: returns it as a `torch.Tensor`.
+    """
+
+    fqn: str
+    tensor: Tensor
+    dtype: str
+    read: Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class ReadBack:
+    """An output, opened by its format's own library.
+
+    Attributes:
+        by: the library and its version.
+        tensors: everything in it that has bytes of its own.
+    """
+
+    by: str
+    tensors: Sequence[ReadTensor]
+
+
+OpenBack = Callable[[Sequence[Path]], AbstractContextManager[ReadBack]]
+"""Opens an output, given where its files are now. Errors are the library's own."""
+
+
+@dataclass(frozen=True)
 class Layout:
     """A planned output.
 
@@ -24,6 +59,7 @@ class Layout:
         files: path and size in bytes of every file with tensors, in the order in which they get their names.
         jobs: every tensor, with its place.
         finish: writes what is not tensors: headers, pickle, directory.
+        read_back: opens the finished output with the format's own library.
         texts: small files beside them, by path, which get their names after them.
         checksums: whether `finish` needs the CRC-32 of every tensor.
         needs: names in the output that `torch.load(weights_only=True)` does not accept.
@@ -38,6 +74,7 @@ class Layout:
     files: tuple[tuple[Path, int], ...]
     jobs: tuple[Job, ...]
     finish: Finish
+    read_back: OpenBack
     texts: Mapping[Path, str] = field(default_factory=dict)
     checksums: bool = False
     needs: tuple[str, ...] = ()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +13,22 @@ from ckptools.consolidate.choose import Selection
 from ckptools.consolidate.plan import Job
 from ckptools.consolidate.writers.archive import Archive, Storage
 from ckptools.consolidate.writers.emit import Emitter
-from ckptools.consolidate.writers.layout import Layout, WriteOptions, identity, output_dtype, quoted
+from ckptools.consolidate.writers.layout import (
+    Layout,
+    ReadBack,
+    ReadTensor,
+    WriteOptions,
+    identity,
+    output_dtype,
+    quoted,
+)
 from ckptools.consolidate.writers.loadable import LEFT_OUT, Loadable
 from ckptools.consolidate.writers.numpy_values import HeldTensor
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import RefusedError
 from ckptools.formats.merge import like
 from ckptools.model import KeyPath, Tensor, fqn_of
+from ckptools.offline import load_plain, load_shard
 
 NAME = "pt"
 WRITES = "one torch.save file that plain torch.load reads (mmap=True too); the same tree with full tensors"
@@ -45,6 +56,7 @@ def lay_out(selection: Selection, out: Path, options: WriteOptions) -> Layout:
         files=((out, packed.archive.nbytes),),
         jobs=packed.jobs(0, 0),
         finish=finish,
+        read_back=packed.read_back,
         checksums=True,
         needs=packed.needs,
         notes=(loadable.told(),) if loadable.told() else (),
@@ -63,17 +75,52 @@ class Packed:
         stored: fqn, tensor and dtype of every storage that is copied, in order.
         tied: key paths of tensors that share the storage of an earlier one, with its fqn.
         needs: names in the pickle that `torch.load(weights_only=True)` does not accept.
+        tree: what is in it; a tensor is there once for every name.
+        made_of: what each tensor of the tree was made of, and its dtype in the output, by its key path.
     """
 
     archive: Archive
     stored: tuple[tuple[str, Tensor, str], ...]
     tied: Mapping[KeyPath, str]
     needs: tuple[str, ...]
+    tree: Any
+    made_of: Mapping[KeyPath, tuple[Tensor, str]]
 
     def jobs(self, file: int, at: int) -> tuple[Job, ...]:
         """The tensors' bytes, when the archive begins at byte `at` of an output file."""
         pairs = zip(self.stored, self.archive.starts, strict=True)
         return tuple(Job(fqn, tensor, dtype, file, at + start) for (fqn, tensor, dtype), start in pairs)
+
+    @contextmanager
+    def read_back(self, paths: Sequence[Path]) -> Iterator[ReadBack]:
+        """Open the archive with plain `torch.load`; where that does not accept it, with what is harmless allowed."""
+        import torch
+
+        loaded = load_shard(paths[0]) if self.needs else load_plain(paths[0])
+        tensors = []
+        for path, value in _side_by_side(self.tree, loaded, ()):
+            tensors.append(ReadTensor(fqn_of(path), *self.made_of[path], partial(_itself, value)))
+        yield ReadBack(f"torch {torch.__version__}", tensors)
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+def _side_by_side(tree: Any, loaded: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
+    """Every tensor's key path, with what was loaded in its place.
+
+    Raises:
+        ValueError: there is more, or less, than was written.
+    """
+    if isinstance(tree, Tensor):
+        yield path, loaded
+    elif isinstance(tree, dict):
+        for (key, node), value in zip(tree.items(), loaded.values(), strict=True):
+            yield from _side_by_side(node, value, (*path, key))
+    elif type(tree) in (list, tuple):
+        for number, (node, value) in enumerate(zip(tree, loaded, strict=True)):
+            yield from _side_by_side(node, value, (*path, number))
 
 
 def pack(tree: Any, path: KeyPath, selection: Selection, options: WriteOptions) -> Packed:
@@ -81,7 +128,9 @@ def pack(tree: Any, path: KeyPath, selection: Selection, options: WriteOptions) 
     storages = _Storages(tree, path, selection, options)
     emitter = Emitter(storages.key)
     pickle = emitter.dump(storages.tree)
-    return Packed(Archive.of(pickle, storages.sizes), tuple(storages.stored), storages.tied, tuple(emitter.needs))
+    archive = Archive.of(pickle, storages.sizes)
+    needs = tuple(emitter.needs)
+    return Packed(archive, tuple(storages.stored), storages.tied, needs, storages.tree, storages.made_of)
 
 
 class _Storages:
@@ -91,6 +140,7 @@ class _Storages:
         self.stored: list[tuple[str, Tensor, str]] = []
         self.sizes: list[Storage] = []
         self.tied: dict[KeyPath, str] = {}
+        self.made_of: dict[KeyPath, tuple[Tensor, str]] = {}
         self._keys: dict[Any, tuple[str, str]] = {}
         self._by_object: dict[int, str] = {}
         self.tree = self._typed(tree, path, selection, options)
@@ -121,6 +171,7 @@ class _Storages:
             self._keys[same, dtype] = (key, fqn_of(path))
             self.stored.append((fqn_of(path), tensor, dtype))
         self._by_object[id(written)] = key
+        self.made_of[path] = (tensor, dtype)
         return written
 
     def _new(self, storage: Storage) -> str:

@@ -8,14 +8,25 @@ format's README and its Rust implementation.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from ckptools.consolidate.choose import Selection
 from ckptools.consolidate.output import write_at
 from ckptools.consolidate.plan import Job
-from ckptools.consolidate.writers.layout import Layout, WriteOptions, beside, identity, output_dtype, quoted
+from ckptools.consolidate.writers.layout import (
+    Layout,
+    ReadBack,
+    ReadTensor,
+    WriteOptions,
+    beside,
+    identity,
+    output_dtype,
+    quoted,
+)
 from ckptools.consolidate.writers.sidecar import values_json
 from ckptools.dtypes import ITEMSIZE, SAFETENSORS
 from ckptools.errors import RefusedError
@@ -68,7 +79,19 @@ def lay_out(selection: Selection, out: Path, options: WriteOptions) -> Layout:
 
     texts = _texts(selection, out, groups, paths)
     files = tuple(zip(paths, sizes, strict=True))
-    return Layout(files, tuple(jobs), finish, texts, tied=tied, load=_load(paths))
+    return Layout(files, tuple(jobs), finish, partial(_read_back, jobs), texts, tied=tied, load=_load(paths))
+
+
+@contextmanager
+def _read_back(jobs: Sequence[Job], paths: Sequence[Path]) -> Iterator[ReadBack]:
+    from safetensors import __version__, safe_open
+
+    with ExitStack() as stack:
+        handles = [stack.enter_context(safe_open(path, "pt")) for path in paths]
+        tensors = [
+            ReadTensor(job.fqn, job.tensor, job.dtype, partial(handles[job.file].get_tensor, job.fqn)) for job in jobs
+        ]
+        yield ReadBack(f"safetensors {__version__}", tensors)
 
 
 def _entries(selection: Selection, out: Path, options: WriteOptions) -> tuple[list[_Entry], dict[str, str]]:
