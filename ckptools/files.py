@@ -6,6 +6,7 @@ A descriptor is opened once and kept, so that what was checked is what is read.
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -20,6 +21,9 @@ NO_ACCESS = "cannot be read: "
 
 # O_NONBLOCK: opening a FIFO must not wait for a writer.
 _FLAGS = os.O_RDONLY | os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0)
+
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 
 
 class File:
@@ -191,6 +195,11 @@ class OpenFiles:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def is_remote(path: str | Path) -> bool:
+    """Whether a path as the user gave it is the URL of something elsewhere, such as `s3://bucket/run7`."""
+    return bool(_URL.match(str(path))) and not Path(path).exists()
 
 
 def _why(error: OSError) -> str:

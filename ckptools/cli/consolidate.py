@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ckptools.cli.inspect import CheckpointPath, RulesFile, ShapesFrom, Weights, WhichWeights
+from ckptools.cli.inspect import CheckpointPaths, RanksPattern, RulesFile, ShapesFrom, Weights, WhichWeights
 from ckptools.cli.printing import show
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def consolidate(
-    path: CheckpointPath,
+    paths: CheckpointPaths,
     out: Annotated[
         str,
         typer.Option(
@@ -80,6 +80,7 @@ def consolidate(
     weights: WhichWeights = Weights.fp32,
     rules: RulesFile = None,
     shapes: ShapesFrom = None,
+    ranks: RanksPattern = None,
     only_this_file: Annotated[bool, typer.Option("--only-this-file", help="Do not look for other ranks.")] = False,
     follow_symlinks: Annotated[
         bool, typer.Option("--follow-symlinks", help="Accept rank files that are links out of the folder.")
@@ -90,7 +91,7 @@ def consolidate(
     from ckptools.cli.progress import ProgressLine
     from ckptools.consolidate import consolidate as write
 
-    checkpoint = opened(path, only_this_file, follow_symlinks, weights, rules, shapes)
+    checkpoint = opened(paths, ranks, only_this_file, follow_symlinks, weights, rules, shapes)
     with ProgressLine() as line:
         done = write(
             checkpoint,

@@ -40,8 +40,21 @@ class Weights(str, Enum):
 
 
 # readable=False everywhere: what cannot be read is our own line with exit code 3, not typer's usage error.
-CheckpointPath = Annotated[
-    Path, typer.Argument(readable=False, help="A rank file (its siblings are found), a folder, or a .pt file.")
+CheckpointPaths = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="PATH...",
+        show_default=False,
+        help="A rank file (its siblings are found), a folder, or a .pt file; or several rank files, by any name.",
+    ),
+]
+RanksPattern = Annotated[
+    str | None,
+    typer.Option(
+        "--ranks",
+        metavar="PATTERN",
+        help="What the rank files in the folder PATH are called, such as 'model-{rank}-of-{world}.pt'.",
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object for other programs.")]
 SectionName = Annotated[
@@ -76,10 +89,11 @@ Trust = Annotated[
 
 
 def inspect(
-    path: CheckpointPath,
+    paths: CheckpointPaths,
     json: AsJson = False,
     section: SectionName = None,
     all_ranks: AllRanks = False,
+    ranks: RanksPattern = None,
     only_this_file: OnlyThisFile = False,
     follow_symlinks: FollowSymlinks = False,
     weights: WhichWeights = Weights.fp32,
@@ -98,9 +112,9 @@ def inspect(
     from ckptools.cli.opening import answered_in_json, opened
     from ckptools.views.report import inspect_report
 
-    with answered_in_json(json, "ckptools/inspect/1", "whole", path):
+    with answered_in_json(json, "ckptools/inspect/1", "whole", paths):
         read = reader_of(engine, trust)
-        checkpoint = opened(path, only_this_file, follow_symlinks, weights, rules, shapes, all_ranks, read)
+        checkpoint = opened(paths, ranks, only_this_file, follow_symlinks, weights, rules, shapes, all_ranks, read)
     report = inspect_report(checkpoint)
     details = details_of(checkpoint, section)
     if json:

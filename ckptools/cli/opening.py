@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 
 def opened(
-    path: Path,
+    paths: Sequence[str],
+    ranks: str | None,
     only_this_file: bool,
     follow_symlinks: bool,
     weights: Weights,
@@ -34,7 +35,7 @@ def opened(
 
     with ReadingLine(read or modules.read_file) as line:
         return open_checkpoint(
-            path,
+            paths,
             all_ranks=all_ranks,
             only_this_file=only_this_file,
             follow_symlinks=follow_symlinks,
@@ -42,18 +43,19 @@ def opened(
             weights=weights.value,
             rules=rules,
             shapes=shapes,
+            ranks=ranks,
         )
 
 
 @contextmanager
-def answered_in_json(wanted: bool, schema: str, verdict: str, path: Path) -> Iterator[None]:
+def answered_in_json(wanted: bool, schema: str, verdict: str, paths: Sequence[str]) -> Iterator[None]:
     """Where JSON is wanted, print an object also when nothing can be opened; the error goes on to its line on stderr.
 
     Args:
         wanted: whether the caller asked for JSON.
         schema: of the object that would have been printed.
         verdict: its key that says whether all is well: false for what cannot be read, null where nothing was looked at.
-        path: what was to be opened.
+        paths: what was to be opened.
     """
     try:
         yield
@@ -62,6 +64,6 @@ def answered_in_json(wanted: bool, schema: str, verdict: str, path: Path) -> Ite
             import json
 
             answer = False if error.exit_code == CkptoolsError.exit_code else None
-            told = {"schema": schema, "path": str(path), verdict: answer, "error": str(error)}
+            told = {"schema": schema, "path": " ".join(paths), verdict: answer, "error": str(error)}
             typer.echo(json.dumps({**told, "exit_code": error.exit_code}, indent=1))
         raise

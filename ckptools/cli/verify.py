@@ -10,9 +10,10 @@ import typer
 
 from ckptools.cli.inspect import (
     AsJson,
-    CheckpointPath,
+    CheckpointPaths,
     FollowSymlinks,
     OnlyThisFile,
+    RanksPattern,
     RulesFile,
     ShapesFrom,
     Weights,
@@ -22,7 +23,7 @@ from ckptools.cli.printing import show
 
 
 def verify(
-    path: CheckpointPath,
+    paths: CheckpointPaths,
     deep: Annotated[
         bool, typer.Option("--deep", help="Read every tensor; compare the CRC-32 that files carry.")
     ] = False,
@@ -36,6 +37,7 @@ def verify(
     ] = None,
     json: AsJson = False,
     jobs: Annotated[int | None, typer.Option("--jobs", "-j", help="Threads.")] = None,
+    ranks: RanksPattern = None,
     only_this_file: OnlyThisFile = False,
     follow_symlinks: FollowSymlinks = False,
     weights: WhichWeights = Weights.fp32,
@@ -55,8 +57,8 @@ def verify(
     from ckptools.views.verified import verification_json, verification_text
     from ckptools.views.words import encodable
 
-    with answered_in_json(json, "ckptools/verify/1", "ok", path):
-        checkpoint = opened(path, only_this_file, follow_symlinks, weights, rules, shapes)
+    with answered_in_json(json, "ckptools/verify/1", "ok", paths):
+        checkpoint = opened(paths, ranks, only_this_file, follow_symlinks, weights, rules, shapes)
     with ProgressLine(sum(f.nbytes for f in checkpoint.files)) as line:
         found = check(
             checkpoint, deep=deep, values=values, manifest=manifest, ignore=ignore or (), jobs=jobs, progress=line

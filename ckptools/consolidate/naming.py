@@ -16,6 +16,7 @@ from pathlib import Path
 from ckptools.consolidate.writers import FOLDER_HOLDS, WRITERS
 from ckptools.consolidate.writers.layout import Writer
 from ckptools.errors import UsageError
+from ckptools.files import is_remote
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,8 @@ def output_of(out: str | Path, format: str | None = None) -> Output:
     Raises:
         UsageError: the name says no format, or another one than `format`, or is none.
     """
+    if is_remote(out):
+        raise UsageError(None, f"{out}: is remote; an output is written to this machine, copy it from here")
     path = Path(out)
     folder = str(out).endswith(("/", os.sep)) or path.is_dir()
     writer = _writer(path, folder, format)

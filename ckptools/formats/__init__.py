@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from ckptools.checkpoint import Checkpoint
 from ckptools.errors import ReadError, SeveralError, UnknownFormatError, UsageError
-from ckptools.files import reading
+from ckptools.files import is_remote, reading
 from ckptools.formats import folder_search, rank_signs, several
 from ckptools.formats.options import Options, Reader, Weights
 from ckptools.formats.order import FORMATS, Format, recognised
@@ -26,7 +27,7 @@ __all__ = ["FORMATS", "Format", "open_again", "open_checkpoint"]
 
 
 def open_checkpoint(
-    path: str | Path,
+    path: str | Path | Sequence[str | Path],
     *,
     all_ranks: bool = False,
     only_this_file: bool = False,
@@ -35,11 +36,13 @@ def open_checkpoint(
     shapes: str | Path | None = None,
     weights: Weights = "fp32",
     rules: str | Path | None = None,
+    ranks: str | None = None,
 ) -> Checkpoint:
     """Open a checkpoint: its structure, none of its tensor values. Runs nothing that the file names.
 
     Args:
-        path: a rank file (its siblings are found), a folder of rank files, or any torch.save file.
+        path: a rank file (its siblings are found), a folder of rank files, any torch.save file; or several rank
+            files, by any name, which together are the checkpoint.
         all_ranks: read every rank's structure now; otherwise the others are read when something needs them.
         only_this_file: do not look for siblings.
         follow_symlinks: accept siblings that are links out of the folder.
@@ -48,6 +51,7 @@ def open_checkpoint(
             of safetensors, or a JSON of name to shape.
         weights: where the model is held twice, `fp32` (master copy) or `module`.
         rules: a JSON file that says how tensor-parallel weights are joined (Megatron).
+        ranks: what the rank files in the folder `path` are called, such as `model-{rank}-of-{world}.pt`.
 
     Raises:
         ReadError: it cannot be read as what it claims to be.
@@ -57,7 +61,9 @@ def open_checkpoint(
     if weights not in ("fp32", "module"):
         raise UsageError(None, f"--weights {weights}: choose fp32 or module")
     options = Options(all_ranks, only_this_file, follow_symlinks, read_file, _path(shapes), weights, _path(rules))
-    return _open(Path(path), options)
+    if isinstance(path, (str, Path)):
+        return _open(_local(path), replace(options, ranks=ranks))
+    return _open_files([_local(one) for one in path], options, ranks)
 
 
 def open_again(path: Path, options: Options | None) -> Checkpoint:
@@ -65,20 +71,73 @@ def open_again(path: Path, options: Options | None) -> Checkpoint:
     return _open(path, replace(options or Options(), all_ranks=True))
 
 
-def _open(path: Path, options: Options) -> Checkpoint:
+def _open_files(paths: Sequence[Path], options: Options, ranks: str | None) -> Checkpoint:
+    """Open one path, or several rank files as one checkpoint."""
+    if len(paths) == 1:
+        return _open(paths[0], replace(options, ranks=ranks))
+    _check_files(paths, options, ranks)
+    above = Path(os.path.commonpath([path.absolute().parent for path in paths]))
+    folder = next((p for p in (paths[0].parent, *paths[0].parent.parents) if p.absolute() == above), above)
+    return _open_rank_files(folder, replace(options, files=tuple(paths)))
+
+
+def _check_files(paths: Sequence[Path], options: Options, ranks: str | None) -> None:
+    """Refuse several paths that are not, by what is recognised of the first, rank files of one checkpoint."""
+    if not paths:
+        raise UsageError(None, "no path was given")
+    if ranks is not None or options.only_this_file:
+        word = "--ranks" if ranks is not None else "--only-this-file"
+        raise UsageError(None, f"{word} goes with one path, and {len(paths)} were given")
+    seen: set[str] = set()
+    for path in paths:
+        _check_here(path)
+        if path.is_dir():
+            raise UsageError(path, "is a folder; of several paths each must be a rank file")
+        if os.path.realpath(path) in seen:
+            raise UsageError(path, "was given twice")
+        seen.add(os.path.realpath(path))
+    with reading(paths[0]):
+        first = recognised(paths[0], FORMATS)
+    if first is not None and not first.per_rank:
+        text = f"several files are read as rank files, and this is {first.NAME}; open it alone, or the folder it is in"
+        raise UsageError(paths[0], text)
+
+
+def _open_rank_files(path: Path, options: Options) -> Checkpoint:
+    from ckptools.formats import rank_files
+
+    with reader.no_collections():
+        return _read(rank_files, path, options)
+
+
+def _check_here(path: Path) -> None:
     with reading(path):
         if not path.exists():
             raise ReadError(path, "no such file or folder")
+
+
+def _local(path: str | Path) -> Path:
+    """A path of this machine.
+
+    Raises:
+        ReadError: it is a URL.
+    """
+    if is_remote(path):
+        raise ReadError(None, f"{path}: is remote; only local files are read: copy it to this machine first")
+    return Path(path)
+
+
+def _open(path: Path, options: Options) -> Checkpoint:
+    _check_here(path)
+    if options.files or options.ranks is not None:
+        return _open_rank_files(path, options)
     formats = (*formats_from_outside(), *FORMATS)
     try:
         with reading(path):
             format_ = recognised(path, formats)
         if format_ is not None:
             with reader.no_collections():
-                made = format_.read(path, options)
-                if made.whole is None and _cheap(made):
-                    made = format_.read(path, replace(options, all_ranks=True))
-                return _beside_others(replace(made, options=options), path, formats)
+                return _beside_others(_read(format_, path, options), path, formats)
     except SeveralError:
         tracker = tracker_in(path, options.follow_symlinks)
         if tracker is None or tracker.target is None:
@@ -88,6 +147,14 @@ def _open(path: Path, options: Options) -> Checkpoint:
     if found is None:
         raise UnknownFormatError(path, _unknown(path))
     return _open(found, options)
+
+
+def _read(format_: Format, path: Path, options: Options) -> Checkpoint:
+    """Read a checkpoint, and all of it where that alone tells whether its files fit together and costs little."""
+    made = format_.read(path, options)
+    if made.whole is None and _cheap(made):
+        made = format_.read(path, replace(options, all_ranks=True))
+    return replace(made, options=options)
 
 
 def _beside_others(checkpoint: Checkpoint, path: Path, formats: Sequence[Format]) -> Checkpoint:

@@ -28,6 +28,8 @@ class Options:
         weights: where a checkpoint holds the model twice (DeepSpeed, Megatron): `fp32` for the optimizer's master
             copy where it has one, `module` for the weights that the forward pass used.
         rules: a JSON file with the dimension along which each tensor-parallel weight is joined (Megatron).
+        files: rank files that the caller named one by one, which are the checkpoint; empty to look for siblings.
+        ranks: what the rank files of a folder are called, such as `model-{rank}-of-{world}.pt`.
     """
 
     all_ranks: bool = False
@@ -37,3 +39,5 @@ class Options:
     shapes: Path | None = None
     weights: Weights = "fp32"
     rules: Path | None = None
+    files: tuple[Path, ...] = ()
+    ranks: str | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from ckptools.checkpoint import Checkpoint
@@ -38,16 +38,21 @@ class Format(Protocol):
         """Read the structure."""
 
 
+AnyFormat = TypeVar("AnyFormat", bound=Format)
+
+
 class OnDemand:
     """A format that is imported when it is asked something.
 
     Attributes:
         names: what is found in a name that suggests it.
+        per_rank: whether its files are torch.save files of a rank each, which a caller may name one by one.
     """
 
-    def __init__(self, load: Callable[[], Format], names: str) -> None:
+    def __init__(self, load: Callable[[], Format], names: str, per_rank: bool = False) -> None:
         self._load = load
         self.names = re.compile(names)
+        self.per_rank = per_rank
 
     def suits(self, names: Sequence[str]) -> bool:
         """Whether one of some names suggests it."""
@@ -83,7 +88,7 @@ def names_of(path: Path) -> list[str]:
     return [above, *(entry.name for entry in path.iterdir())] if path.is_dir() else [above]
 
 
-def recognised(path: Path, formats: Sequence[Format]) -> Format | None:
+def recognised(path: Path, formats: Sequence[AnyFormat]) -> AnyFormat | None:
     """The first format that detects `path`: of those that its names suggest, then of all others."""
     names = names_of(path)
     suited = [f for f in formats if not isinstance(f, OnDemand) or f.suits(names)]
@@ -165,7 +170,7 @@ def _torch_file() -> Format:
 
 # Most specific first: any rank file is a torch file too, so the plain file comes last. What training leaves goes before
 # Hugging Face's names, which an export into the same folder has.
-FORMATS: tuple[Format, ...] = (
+FORMATS: tuple[OnDemand, ...] = (
     OnDemand(_deepspeed, r"_states\.pt$|^latest|^global_step|(^|/)zero(/|$)|zero_to_fp32"),
     OnDemand(_megatron, r"latest_checkpointed|(^|/)(iter_\d+|release)$|mp_rank_\d|_optim_rng\.pt|model_rng\.pt"),
     OnDemand(_megatron_dist, r"latest_checkpointed|(^|/)(iter_\d+|release)$|metadata\.json|common\.pt"),
@@ -175,7 +180,7 @@ FORMATS: tuple[Format, ...] = (
     OnDemand(_dcp, r"\.metadata|\.distcp$|(ba|step|iter|iteration|checkpoint)[-_]?\d+$"),
     OnDemand(_dcp_safetensors, r"(^|/)shard-\d.*\.safetensors$"),
     OnDemand(_olmo_local, r"(^|/)(model|optim|train)(/|$)"),
-    OnDemand(_rank_files, r"rank"),
+    OnDemand(_rank_files, r"rank", per_rank=True),
     OnDemand(_hugging_face, r"\.safetensors|\.bin|^adapter|^diffusion"),
-    OnDemand(_torch_file, r""),
+    OnDemand(_torch_file, r"", per_rank=True),
 )

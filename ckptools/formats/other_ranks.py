@@ -11,7 +11,8 @@ from pathlib import Path
 
 from ckptools.checkpoint import leaf_at
 from ckptools.formats import open_again
-from ckptools.formats.rank_names import RankName, only_group, parse, siblings
+from ckptools.formats.rank_groups import rank_group
+from ckptools.formats.rank_names import RankName
 from ckptools.model import Shard, Tensor
 from ckptools.pickles.reader import Saved
 from ckptools.regions import Box
@@ -30,7 +31,7 @@ def _saved(path: Path, modified: float) -> Saved:
 def with_sources(tensor: Tensor, box: Box) -> Tensor:
     """Add the sources of the shards that meet `box`, reading only the rank files that hold them."""
     wanted = {s.rank for s in tensor.shards if s.source is None and (not box.sizes or s.box.intersect(box))}
-    if not tensor.shards or None in wanted or (wanted and _rank_file(tensor) is None):
+    if not tensor.shards or None in wanted or (wanted and not _rank_files(tensor)):
         return _from_all_ranks(tensor)
     for rank in sorted(r for r in wanted if r is not None):
         tensor = with_rank(tensor, rank)
@@ -41,10 +42,10 @@ def with_rank(tensor: Tensor, rank: int) -> Tensor:
     """Add the shards of one rank, from its file if that is here."""
     if tensor.home is None:
         return tensor
-    name, key = _rank_file(tensor), tensor.home.key
-    if name is None:
+    members, key = _rank_files(tensor), tensor.home.key
+    if not members:
         return _from_all_ranks(tensor)
-    for member in siblings(name, tensor.home.options.follow_symlinks):
+    for member in members:
         if member.rank == rank and member.part == (key[0] if member.part else ""):
             saved = _saved(member.path, member.path.stat().st_mtime)
             other = leaf_at(saved.tree, key[1:] if member.part else key)
@@ -55,11 +56,15 @@ def with_rank(tensor: Tensor, rank: int) -> Tensor:
     return tensor
 
 
-def _rank_file(tensor: Tensor) -> RankName | None:
-    """A rank file of its checkpoint; None where one file alone does not place its pieces, but the format does."""
+def _rank_files(tensor: Tensor) -> list[RankName]:
+    """The rank files of its checkpoint; none where one file alone does not place its pieces, but the format does."""
     if tensor.home is None or tensor.kind in JOINED:
-        return None
-    return only_group(tensor.home.path) if tensor.home.path.is_dir() else parse(tensor.home.path)
+        return []
+    found = rank_group(tensor.home.path, replace(tensor.home.options, only_this_file=False))
+    members = found[1] if found else []
+    # Where only the content tells the ranks, each file has to be read to know whose it is.
+    told = all(n.told_by_name for n in members) and (any(not n.rank for n in members) or not members[0].spelled)
+    return members if members and told else []
 
 
 def _from_all_ranks(tensor: Tensor) -> Tensor:

@@ -17,6 +17,10 @@ ODD_SIZE = 0.5
 """A rank file of less than this fraction of the median is named; uneven shards alone do not make one so small."""
 
 
+UNNAMED = "?"
+"""What a missing file is called where the caller named the others one by one."""
+
+
 def of_files(files: Sequence[RankFile], why: Mapping[Path, str], world: int, sharded: bool) -> Iterator[Problem]:
     """Missing, cut, odd, stray and duplicate files; `why` says what is wrong with those that cannot be read."""
     sizes = sorted(f.nbytes for f in files if f.status in ("read", "seen"))
@@ -33,7 +37,8 @@ def _of_file(file: RankFile, why: Mapping[Path, str], world: int, sharded: bool,
     name = file.path.name
     if file.status == "missing":
         severity: Severity = "error" if sharded or file.part else "warning"
-        yield Problem("CK001", severity, f"no file {name}", file.rank)
+        text = f"no file {name}" if name != UNNAMED else "none of the named files is of this rank"
+        yield Problem("CK001", severity, text, file.rank)
     elif file.status in ("cut", "bad"):
         text = f"{name} {why[file.path].removeprefix(f'{file.path}: ')}"
         yield Problem(fault(text), "error", text, file.rank)

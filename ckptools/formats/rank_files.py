@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckptools.checkpoint import Checkpoint, ReadCost
-from ckptools.errors import ReadError, UnsafePathError
+from ckptools.errors import ReadError, UnsafePathError, UsageError
 from ckptools.formats import rank_checks
 from ckptools.formats.flat import pieces as flat_pieces
 from ckptools.formats.merge import Merge
 from ckptools.formats.on_disk import looked_at, was_read
 from ckptools.formats.options import Options
-from ckptools.formats.rank_names import RankName, only_group, parse, siblings
+from ckptools.formats.rank_groups import rank_group
+from ckptools.formats.rank_names import RankName, only_group, parse
 from ckptools.formats.rank_signs import tell_one_checkpoint
 from ckptools.formats.torch_file import in_form
 from ckptools.model import Fact, Problem, RankFile, Tensor, fqn_of, tensors_in, worst_first
@@ -67,10 +68,10 @@ def read(path: Path, options: Options, by_name: Shapes | None = None) -> Checkpo
         UsageError: the folder holds several checkpoints.
     """
     started = time.perf_counter()
-    name = only_group(path) if path.is_dir() else parse(path)
-    if name is None:
+    found = rank_group(path, options)
+    if found is None:
         raise ReadError(path, "no rank in this name, and no rank files in this folder")
-    group = [name] if options.only_this_file else siblings(name, options.follow_symlinks)
+    name, group = found
     return _opening(path, name, group, options).checkpoint(started, by_name)
 
 
@@ -99,13 +100,16 @@ class _Opening:
         self.problems: list[Problem] = []
         self.saved: dict[Path, Saved] = {}
         self.cut: dict[Path, str] = {}
-        wanted = group if options.all_ranks else [n for n in group if n.rank == name.rank]
-        self.all_ranks = options.all_ranks or len(wanted) == len(group)
-        self.compared = self.all_ranks or tell_one_checkpoint(group)
+        every = options.all_ranks or not name.told_by_name
+        wanted = group if every else [n for n in group if n.rank == name.rank]
+        self.all_ranks = every or len(wanted) == len(group)
         for member in sorted(wanted, key=lambda n: n.path != name.path):
-            self._read(member, must=member.path == name.path)
-        self._read_namesakes(name)
-        self.ranks = {n.path: self._rank_of(n) for n in group}
+            self._read(member, must=member.path == name.path or not member.told_by_name)
+        if all(map(self._counts_from_one, group)) and any(self._said(n) is not None for n in group):
+            self.group, self.name = [n.from_one() for n in group], name.from_one()
+        self.compared = self.all_ranks or tell_one_checkpoint(self.group)
+        self._read_namesakes(self.name)
+        self.ranks = {n.path: self._rank_of(n) for n in self.group}
 
     def _read(self, member: RankName, must: bool) -> None:
         try:
@@ -131,9 +135,17 @@ class _Opening:
         said = [rank for rank in claims if rank is not None]
         return said[0] if len(said) == 1 else None
 
+    def _counts_from_one(self, name: RankName) -> bool:
+        """Whether a name of the caller's choice has one more than the rank, as far as the content was read."""
+        return bool(name.spelled) and not name.first and name.rank > 0 and self._said(name) in (None, name.rank - 1)
+
     def _rank_of(self, name: RankName) -> int:
         """The rank that a file's content says; its name's where the content says nothing."""
         rank = self._said(name)
+        if not name.told_by_name:
+            if rank is None:
+                raise UsageError(name.path, "neither name nor content tells its rank; say it with --ranks PATTERN")
+            return rank
         if rank is None or rank == name.rank:
             return name.rank
         text = f"{name.path.name} holds rank {rank}; the content is believed"
@@ -225,17 +237,10 @@ class _Opening:
         for rank in range(min(world, MAX_WORLD)):
             for part in parts:
                 if (rank, part) not in here:
-                    path = self.name.path.with_name(f"{part or ''}{self._head(part)}{rank}{self.name.tail}")
-                    yield RankFile(path, rank, part, "missing", 0, None)
+                    yield RankFile(self.name.of_rank(rank, part), rank, part, "missing", 0, None)
 
     def _form(self) -> str:
         return self.saved[self.name.path].form
-
-    def _head(self, part: str) -> str:
-        middle = self.name.path.name[: -len(self.name.tail)]
-        digits = len(middle) - len(middle.rstrip("0123456789"))
-        head = middle[:-digits]
-        return head[len(self.name.part) :] if part else head
 
     def _file(self, name: RankName) -> RankFile:
         rank = self.ranks[name.path]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckptools.files import check_stays_inside, reading
@@ -40,6 +40,10 @@ class RankName:
         tail: text behind the rank.
         part: which part of a rank's state it holds, where a rank has several files; else "".
         world_size: as the name says; None when it does not.
+        spelled: for names of the caller's choice: how the path of any rank is spelled, with `{rank}`, or `?`.
+        width: digits of the rank in it.
+        first: the number that rank 0 has in it.
+        told_by_name: whether the name tells the rank; else it is only a place in a list.
     """
 
     path: Path
@@ -48,11 +52,27 @@ class RankName:
     tail: str
     part: str
     world_size: int | None
+    spelled: str = ""
+    width: int = 1
+    first: int = 0
+    told_by_name: bool = True
 
     @property
     def group(self) -> tuple[str, str]:
         """What all files of one checkpoint have in common."""
         return ("", self.tail) if self.part else (self.head, self.tail)
+
+    def of_rank(self, rank: int, part: str) -> Path:
+        """The file of another rank, or of another part, of the same checkpoint."""
+        if self.spelled:
+            return Path(self.spelled.replace("{rank}", str(rank + self.first).zfill(self.width)))
+        head = f"{part}{self.head[len(self.part) :]}" if part else self.head
+        middle = self.path.name[len(self.head) : len(self.path.name) - len(self.tail)].rstrip("0123456789")
+        return self.path.with_name(f"{head}{middle}{rank}{self.tail}")
+
+    def from_one(self) -> RankName:
+        """The same file where numbers in names begin at 1."""
+        return replace(self, rank=self.rank - 1, first=1)
 
 
 def parse(path: Path) -> RankName | None:

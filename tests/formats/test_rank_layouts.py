@@ -157,7 +157,7 @@ def test_what_verl_puts_beside_its_rank_files_is_in_nobodys_way(actor):
 def test_the_step_folder_of_verl_names_actor_and_critic(actor):
     shutil.copytree(actor, actor.parent / "critic")
     torch.save({}, actor.parent / "data.pt")
-    with pytest.raises(ckptools.CkptoolsError, match="open one of them: actor, critic"):
+    with pytest.raises(ckptools.CkptoolsError, match="name the one you mean: actor, critic"):
         ckptools.open(actor.parent)
 
 

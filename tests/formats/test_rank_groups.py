@@ -1,0 +1,232 @@
+"""Rank files by names of the user's choice: several that are named together, or those that fit a pattern."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+import ckptools
+from ckptools.cli import app
+from ckptools.errors import NotWholeError, ReadError, UnsafePathError, UsageError
+from ckptools.formats.rank_groups import fitting, named_together
+from tests.truth import FIXTURES
+
+RANKS = FIXTURES / "torch2.4.1-fsdp2-w3"
+WORLD = 3
+
+
+def copies(folder: Path, *names: str, order: tuple[int, ...] = (0, 1, 2)) -> list[Path]:
+    """The three ranks' files under other names; `order` says whose content each gets."""
+    for name, rank in zip(names, order, strict=True):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(RANKS / f"rank{rank}.pt", folder / name)
+    return [folder / name for name in names]
+
+
+def as_usual(ck: ckptools.Checkpoint) -> bool:
+    """Whether it is what the same files are under their own names."""
+    usual = ckptools.open(RANKS, all_ranks=True)
+    same = all(t.load().equal(usual.model[name].load()) for name, t in ck.model.items())
+    return same and list(ck.model) == list(usual.model) and ck.ranks == usual.ranks == (0, 1, 2)
+
+
+NAMES = {
+    "a number": ("node0.state", "node1.state", "node2.state"),
+    "from one": ("part1.pt", "part2.pt", "part3.pt"),
+    "of world": ("model-1-of-3.pt", "model-2-of-3.pt", "model-3-of-3.pt"),
+    "padded": ("model-00001-of-00003.pt", "model-00002-of-00003.pt", "model-00003-of-00003.pt"),
+    "folders": ("p0/model.pt", "p1/model.pt", "p2/model.pt"),
+    "nodes": ("a/rank0.pt", "b/rank1.pt", "c/rank2.pt"),
+    "no number": ("alpha.pt", "beta.pt", "gamma"),
+}
+
+
+@pytest.mark.parametrize("all_ranks", [False, True])
+@pytest.mark.parametrize("names", NAMES.values(), ids=NAMES)
+def test_several_files_are_one_checkpoint_by_whatever_name(tmp_path, names, all_ranks):
+    ck = ckptools.open(copies(tmp_path, *names), all_ranks=all_ranks)
+    assert as_usual(ck) and ck.problems == () and ck.world_size.value == WORLD and ck.path.is_dir()
+    assert {f.path for f in ck.files} == {tmp_path / name for name in names}
+
+
+@pytest.mark.parametrize("order", [(2, 0, 1), (1, 0, 2)])
+def test_content_decides_which_rank_a_file_is(tmp_path, order):
+    ck = ckptools.open(copies(tmp_path, "alpha.pt", "beta.pt", "gamma.pt", order=order))
+    assert as_usual(ck) and ck.problems == ()
+    ck = ckptools.open(copies(tmp_path, "n0.pt", "n1.pt", "n2.pt", order=order), all_ranks=True)
+    assert as_usual(ck) and {p.code for p in ck.problems} == {"CK010"}
+
+
+def test_a_lazy_tensor_finds_the_rest_of_it_in_the_files_that_were_named(tmp_path):
+    files = copies(tmp_path, "p0/x.pt", "p1/x.pt", "p2/x.pt")
+    ck = ckptools.open(files)
+    assert ck.cost.files == 1 and as_usual(ck)
+    files[2].unlink()
+    with pytest.raises((NotWholeError, ReadError)):
+        ckptools.consolidate(ck, tmp_path / "out.safetensors")
+
+
+@pytest.mark.parametrize("names", NAMES.values(), ids=NAMES)
+def test_they_are_consolidated_as_their_own_names_are(tmp_path, names):
+    ckptools.consolidate(RANKS, tmp_path / "usual.safetensors")
+    found = copies(tmp_path / "x", *names)
+    done = CliRunner().invoke(app, ["consolidate", *map(str, found), "-o", str(tmp_path / "any.safetensors")])
+    assert done.exit_code == 0
+    assert (tmp_path / "any.safetensors").read_bytes() == (tmp_path / "usual.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("names", NAMES.values(), ids=NAMES)
+def test_a_rank_that_is_not_named_is_missing(tmp_path, names):
+    found = copies(tmp_path, *names)
+    done = CliRunner().invoke(app, ["inspect", str(found[0]), str(found[2])])
+    assert done.exit_code == 1 and "CK001  rank 1  none of the named files is of this rank" in done.stdout
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify"])
+def test_two_files_of_one_rank_are_told(tmp_path, command):
+    found = copies(tmp_path, "a.pt", "b.pt", "c.pt", order=(0, 1, 1))
+    done = CliRunner().invoke(app, [command, *map(str, found)])
+    assert done.exit_code == 1 and "2 files say they are rank 1" in done.stdout
+
+
+def test_files_that_nothing_tells_apart_are_refused(tmp_path):
+    for name in ("a.pt", "b.pt"):
+        torch.save({"model": {"w": torch.ones(3)}}, tmp_path / name)
+    with pytest.raises(UsageError, match="neither name nor content tells its rank; say it with --ranks"):
+        ckptools.open([tmp_path / "a.pt", tmp_path / "b.pt"])
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ([], "no path was given"),
+        (["a.pt", "a.pt"], r"a\.pt: was given twice"),
+        (["a.pt", "link.pt"], r"link\.pt: was given twice"),
+        (["a.pt", "folder"], "is a folder"),
+        (["w.safetensors", "a.pt"], "this is hugging_face"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_one_checkpoint_is_one_line(tmp_path, given, why):
+    copies(tmp_path, "a.pt", "b.pt", "folder/c.pt")
+    (tmp_path / "link.pt").symlink_to("a.pt")
+    ckptools.consolidate(RANKS, tmp_path / "w.safetensors")
+    with pytest.raises(UsageError, match=why):
+        ckptools.open([tmp_path / name for name in given])
+
+
+def test_options_that_need_one_path_say_so(tmp_path):
+    files = copies(tmp_path, "a.pt", "b.pt", "c.pt")
+    with pytest.raises(UsageError, match="--only-this-file goes with one path, and 3 were given"):
+        ckptools.open(files, only_this_file=True)
+    with pytest.raises(UsageError, match="--ranks goes with one path"):
+        ckptools.open(files, ranks="{rank}.pt")
+    with pytest.raises(UsageError, match="--ranks goes with a folder"):
+        ckptools.open(files[0], ranks="{rank}.pt")
+
+
+# -- patterns ------------------------------------------------------------------------------------------------------
+
+PATTERNS = {
+    "a number": "node{rank}.state",
+    "from one": "part{rank}.pt",
+    "of world": "model-{rank}-of-{world}.pt",
+    "padded": "model-{rank}-of-{world}.pt",
+    "folders": "p{rank}/model.pt",
+    "twice": "p{rank}/rank_{rank}[x].pt",
+}
+
+
+@pytest.mark.parametrize("what", PATTERNS)
+def test_a_pattern_says_what_rank_files_are_called(tmp_path, what):
+    copies(tmp_path, *NAMES.get(what, [f"p{n}/rank_{n}[x].pt" for n in range(WORLD)]))
+    (tmp_path / "notes.txt").write_text("x")
+    ck = ckptools.open(tmp_path, ranks=PATTERNS[what])
+    assert as_usual(ck) and ck.problems == () and ck.path == tmp_path
+    assert ckptools.verify(ckptools.open(tmp_path, ranks=PATTERNS[what])).ok
+
+
+@pytest.mark.parametrize(
+    ("what", "missing"),
+    [("a number", "node1.state"), ("of world", "model-2-of-3.pt"), ("padded", "model-00002-of-00003.pt")],
+)
+def test_a_missing_file_is_called_as_the_pattern_says(tmp_path, what, missing):
+    copies(tmp_path, *NAMES[what])
+    (tmp_path / missing).unlink()
+    (problem,) = ckptools.open(tmp_path, ranks=PATTERNS[what]).problems
+    assert (problem.code, problem.rank, problem.message) == ("CK001", 1, f"no file {missing}")
+
+
+@pytest.mark.parametrize("pattern", ["model.pt", "../{rank}", "/{rank}", "", "{rank", "a/../{rank}", "{world}"])
+def test_a_pattern_that_is_none_is_one_line(tmp_path, pattern):
+    with pytest.raises(UsageError, match=r"with \{rank\} in it"):
+        ckptools.open(tmp_path, ranks=pattern)
+
+
+def test_a_pattern_that_nothing_fits_says_what_is_here(tmp_path):
+    copies(tmp_path, "a.pt", "b.pt", "c.pt")
+    with pytest.raises(ReadError, match=r"no file fits --ranks 'x\{rank\}'; here are 'a.pt', 'b.pt', 'c.pt'"):
+        ckptools.open(tmp_path, ranks="x{rank}")
+
+
+def test_a_file_behind_a_link_out_of_the_folder_is_refused(tmp_path):
+    copies(tmp_path, "far/n0.pt", "run/p1/n1.pt", "run/p2/n2.pt")
+    (tmp_path / "run" / "p0").symlink_to(tmp_path / "far")
+    with pytest.raises(UnsafePathError, match="--follow-symlinks"):
+        ckptools.open(tmp_path / "run", ranks="p{rank}/n{rank}.pt")
+    assert as_usual(ckptools.open(tmp_path / "run", ranks="p{rank}/n{rank}.pt", follow_symlinks=True))
+
+
+@given(st.sets(st.integers(0, 40), min_size=2, max_size=8), st.sampled_from(["a{}b", "x-{:05d}-of-3", "r{}/m"]))
+def test_the_one_number_that_differs_is_the_rank(numbers, spelled):
+    files = [Path(spelled.format(n)) for n in numbers]
+    assert [(n.rank + n.first, n.path) for n in named_together(files)] == sorted(
+        (n, Path(spelled.format(n))) for n in numbers
+    )
+
+
+@given(st.permutations(range(1, 6)))
+def test_numbers_up_to_the_world_size_begin_at_one(numbers):
+    ranks = [n.rank for n in named_together([Path(f"m-{n}-of-5.pt") for n in numbers])]
+    assert ranks == [0, 1, 2, 3, 4]
+
+
+def test_a_pattern_finds_exactly_what_fits_it(tmp_path):
+    for name in ("r1-1.pt", "r2-2.pt", "r3-4.pt", "r4-4.pt.bak", "xr5-5.pt"):
+        (tmp_path / name).touch()
+    assert [n.path.name for n in fitting(tmp_path, "r{rank}-{rank}.pt", False)] == ["r1-1.pt", "r2-2.pt"]
+
+
+# -- what is not here --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("url", ["s3://b/x", "gs://bucket/run7/ep0-rank0.pt", "https://host/x.pt", "hf://a/b"])
+def test_a_remote_path_is_told_to_be_one(url):
+    for command in ("inspect", "verify"):
+        done = CliRunner().invoke(app, [command, url])
+        assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (3, "", 1)
+        assert done.stderr.startswith(f"error: {url}: is remote;")
+
+
+def test_a_remote_output_is_told_to_be_one(tmp_path):
+    done = CliRunner().invoke(app, ["consolidate", str(RANKS), "-o", "s3://b/x.pt"])
+    assert done.exit_code == 2 and done.stderr.startswith("error: s3://b/x.pt: is remote;")
+
+
+def test_a_local_folder_may_be_called_like_a_url(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    copies(Path("s3:/b"), "rank0.pt", "rank1.pt", "rank2.pt")
+    assert ckptools.open("s3://b").ranks == (0, 1, 2)
+
+
+def test_json_of_several_files_names_every_one(tmp_path):
+    files = copies(tmp_path, "p0/x.pt", "p1/x.pt", "p2/x.pt")
+    shown = json.loads(CliRunner().invoke(app, ["inspect", *map(str, files), "--json", "--all-ranks"]).stdout)
+    assert shown["path"] == str(tmp_path) and shown["world_size"]["value"] == WORLD
