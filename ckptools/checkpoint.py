@@ -12,6 +12,7 @@ from ckptools import optimizers
 from ckptools.model import Fact, Home, KeyPath, Problem, RankFile, Tensor, children_of, fqn_of
 from ckptools.optimizers import Optimizer
 from ckptools.sections import Section, find_sections, is_flat_optimizer
+from ckptools.training_state.given_names import GivenNames
 from ckptools.training_state.module_order import ModuleOrder, believed
 from ckptools.training_state.optimizer_names import named_when_read
 
@@ -55,6 +56,7 @@ class Checkpoint:
         cost: what opening it cost.
         assumed_names: parameters whose optimizer state has a number in the files, and got its name by order when it
             was read.
+        names_given: names for optimizer state that is keyed by number, which the user told.
         options: how it was opened, so that it can be opened again with all ranks.
     """
 
@@ -75,6 +77,7 @@ class Checkpoint:
     bytes_expected: int | None = None
     cost: ReadCost = ReadCost(0, 0.0, 0)
     assumed_names: frozenset[str] = field(default=frozenset(), repr=False)
+    names_given: GivenNames | None = field(default=None, repr=False, compare=False)
     options: Any = field(default=None, repr=False, compare=False)
 
     @property
@@ -122,7 +125,7 @@ class Checkpoint:
         for section in self.of_kind("optimizer"):
             name = fqn_of(section.path[-1:]) or "optimizer"
             order = believed(self.module_order, model or {})
-            optimizer = optimizers.describe(name, section.path, section.value, model, order)
+            optimizer = optimizers.describe(name, section.path, section.value, model, order, self.names_given)
             optimizer = replace(optimizer, naming=named_when_read(optimizer.naming, self.assumed_names))
             found[_free(found, optimizer.name)] = replace(optimizer, state=self._bound_state(section, optimizer))
         return found

@@ -8,8 +8,9 @@ from typing import Any
 
 from ckptools.model import KeyPath
 from ckptools.sections import GROUPS, STATE, is_flat_optimizer
+from ckptools.training_state.given_names import GivenNames, name_with
 from ckptools.training_state.module_order import ModuleOrder
-from ckptools.training_state.optimizer_names import Naming, group_ids, name_parameters
+from ckptools.training_state.optimizer_names import Naming, group_ids
 
 
 def nested(value: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -86,11 +87,28 @@ class Optimizer:
 
 
 def describe(
-    name: str, path: KeyPath, value: Mapping[str, Any], model: Mapping[str, Any] | None, order: ModuleOrder
+    name: str,
+    path: KeyPath,
+    value: Mapping[str, Any],
+    model: Mapping[str, Any] | None,
+    order: ModuleOrder,
+    given: GivenNames | None = None,
 ) -> Optimizer:
-    """Describe the optimizer at `path`; `order` says whether `model` has the order of the module."""
+    """Describe the optimizer at `path`.
+
+    Args:
+        name: what to call it.
+        path: where it is in the tree.
+        value: its state dict, nested or flattened.
+        model: the model's state dict, where there is one.
+        order: whether that has the order of the module.
+        given: names for numbers that something beside the checkpoint tells.
+
+    Raises:
+        RefusedError: the names that were given do not fit.
+    """
     value = nested(value)
-    naming = name_parameters(value, model, order)
+    naming = name_with(value, model, order, given)
     state = {naming.names.get(i, i): entry for i, entry in value["state"].items()}
     groups = [
         ParamGroup(group, tuple(naming.names.get(i, f"?{i}") for i in ids))

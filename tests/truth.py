@@ -28,6 +28,7 @@ class Known:
         absent: truths that the file does not hold, or not under a name that is sure.
         shapes: what tells the shapes that the checkpoint lacks, in the same folder.
         weights: which of two copies of the model the truth is of.
+        names: what tells the names that its optimizer lacks, in the same folder.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Known:
     absent: tuple[str, ...] = ()
     shapes: str | None = None
     weights: Literal["fp32", "module"] = "fp32"
+    names: str | None = None
 
     @property
     def file(self) -> Path:
@@ -46,7 +48,8 @@ class Known:
     def open(self, **options: Any) -> ckptools.Checkpoint:
         """Open it with what a user would say."""
         shapes = FIXTURES / self.name / self.shapes if self.shapes else None
-        return ckptools.open(self.file, **{"shapes": shapes, "weights": self.weights, **options})
+        names = FIXTURES / self.name / self.names if self.names else None
+        return ckptools.open(self.file, **{"shapes": shapes, "names": names, "weights": self.weights, **options})
 
 
 VERL = "ckpt/global_step_3/actor/model_world_size_4_rank_0.pt"
@@ -98,6 +101,8 @@ WHOLE = (
     Known("hf-gpt2-bin-tied-fp32", "ckpt/pytorch_model-00003-of-00004.bin", "", 1, None),
     # The model only; of a buffer that differs per rank DCP keeps rank 1's copy.
     Known("dcp-hf", "ckpt", "", 4, None, ("optim/", "rank", "model/stats.running_mean")),
+    # The optimizer is keyed by number, its four moments have one shape, and DCP has lost the order.
+    Known("dcp-ddp-number-plain-w2", "ckpt", "", 2, 3, names="names.json"),
     # The scheduler counts every process; the counters do not tell the step.
     Known("accelerate-fsdp2", "ckpt", "", 4, None, ("rank", "model/stats.running_mean")),
 )
@@ -117,7 +122,7 @@ def load_truth(name: str) -> dict[str, tuple[str, bytes, tuple[int, ...]]]:
             k: (str(t.dtype)[6:], t.contiguous().reshape(-1).view(_uint8()).numpy().tobytes(), tuple(t.shape))
             for k, t in tensors.items()
         }
-    dtypes = json.loads((folder / "truth.json").read_text())["dtypes"]
+    dtypes = json.loads((folder / "truth.json").read_text()).get("dtypes", {})
     values = np.load(folder / "truth.npz")
     return {k: (dtypes.get(k, str(values[k].dtype)), values[k].tobytes(), values[k].shape) for k in values.files}
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ckptools.cli.inspect import CheckpointPaths, RanksPattern, RulesFile, ShapesFrom, Weights, WhichWeights
+from ckptools.cli.inspect import CheckpointPaths, NamesFrom, RanksPattern, RulesFile, ShapesFrom, Weights, WhichWeights
 from ckptools.cli.printing import show
 
 if TYPE_CHECKING:
@@ -81,6 +81,7 @@ def consolidate(
     rules: RulesFile = None,
     shapes: ShapesFrom = None,
     ranks: RanksPattern = None,
+    names: NamesFrom = None,
     only_this_file: Annotated[bool, typer.Option("--only-this-file", help="Do not look for other ranks.")] = False,
     follow_symlinks: Annotated[
         bool, typer.Option("--follow-symlinks", help="Accept rank files that are links out of the folder.")
@@ -91,7 +92,7 @@ def consolidate(
     from ckptools.cli.progress import ProgressLine
     from ckptools.consolidate import consolidate as write
 
-    checkpoint = opened(paths, ranks, only_this_file, follow_symlinks, weights, rules, shapes)
+    checkpoint = opened(paths, ranks, only_this_file, follow_symlinks, weights, rules, shapes, names)
     with ProgressLine() as line:
         done = write(
             checkpoint,

@@ -80,6 +80,16 @@ ShapesFrom = Annotated[
         help="For FSDP1 flat parameters: what tells their shapes, another checkpoint or a JSON of name to shape.",
     ),
 ]
+NamesFrom = Annotated[
+    Path | None,
+    typer.Option(
+        "--names",
+        readable=False,
+        metavar="FROM",
+        help="For an optimizer keyed by number: what names its parameters, a checkpoint that keeps the module's order "
+        "or a JSON list in the optimizer's order.",
+    ),
+]
 EngineName = Annotated[
     Engine, typer.Option(help="inert: names are only names, nothing is run. torch: through torch.load, as a check.")
 ]
@@ -99,6 +109,7 @@ def inspect(
     weights: WhichWeights = Weights.fp32,
     rules: RulesFile = None,
     shapes: ShapesFrom = None,
+    names: NamesFrom = None,
     engine: EngineName = Engine.inert,
     trust: Trust = False,
 ) -> None:
@@ -114,7 +125,8 @@ def inspect(
 
     with answered_in_json(json, "ckptools/inspect/1", "whole", paths):
         read = reader_of(engine, trust)
-        checkpoint = opened(paths, ranks, only_this_file, follow_symlinks, weights, rules, shapes, all_ranks, read)
+        told = (weights, rules, shapes, names)
+        checkpoint = opened(paths, ranks, only_this_file, follow_symlinks, *told, all_ranks, read)
     report = inspect_report(checkpoint)
     details = details_of(checkpoint, section)
     if json:

@@ -25,6 +25,7 @@ def opened(
     weights: Weights,
     rules: Path | None,
     shapes: Path | None,
+    names: Path | None,
     all_ranks: bool = True,
     read: Reader | None = None,
 ) -> Checkpoint:
@@ -44,6 +45,7 @@ def opened(
             rules=rules,
             shapes=shapes,
             ranks=ranks,
+            names=names,
         )
 
 

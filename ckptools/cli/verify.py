@@ -12,6 +12,7 @@ from ckptools.cli.inspect import (
     AsJson,
     CheckpointPaths,
     FollowSymlinks,
+    NamesFrom,
     OnlyThisFile,
     RanksPattern,
     RulesFile,
@@ -43,6 +44,7 @@ def verify(
     weights: WhichWeights = Weights.fp32,
     rules: RulesFile = None,
     shapes: ShapesFrom = None,
+    names: NamesFrom = None,
 ) -> None:
     """Check that a checkpoint is whole, unharmed and coherent; every rank is read.
 
@@ -58,7 +60,7 @@ def verify(
     from ckptools.views.words import encodable
 
     with answered_in_json(json, "ckptools/verify/1", "ok", paths):
-        checkpoint = opened(paths, ranks, only_this_file, follow_symlinks, weights, rules, shapes)
+        checkpoint = opened(paths, ranks, only_this_file, follow_symlinks, weights, rules, shapes, names)
     with ProgressLine(sum(f.nbytes for f in checkpoint.files)) as line:
         found = check(
             checkpoint, deep=deep, values=values, manifest=manifest, ignore=ignore or (), jobs=jobs, progress=line

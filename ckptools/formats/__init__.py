@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ckptools.checkpoint import Checkpoint
 from ckptools.errors import ReadError, SeveralError, UnknownFormatError, UsageError
@@ -19,6 +20,10 @@ from ckptools.model import Problem
 from ckptools.pickles import reader
 from ckptools.pickles.contents import HEAD, what_is
 from ckptools.training_state import modules
+from ckptools.training_state.given_names import GivenNames
+
+if TYPE_CHECKING:
+    from ckptools.formats.given_names import NamesFrom
 
 BESIDE = "CK013"
 """Problem code for what lies beside a checkpoint and is not read."""
@@ -37,6 +42,7 @@ def open_checkpoint(
     weights: Weights = "fp32",
     rules: str | Path | None = None,
     ranks: str | None = None,
+    names: NamesFrom | None = None,
 ) -> Checkpoint:
     """Open a checkpoint: its structure, none of its tensor values. Runs nothing that the file names.
 
@@ -52,23 +58,29 @@ def open_checkpoint(
         weights: where the model is held twice, `fp32` (master copy) or `module`.
         rules: a JSON file that says how tensor-parallel weights are joined (Megatron).
         ranks: what the rank files in the folder `path` are called, such as `model-{rank}-of-{world}.pt`.
+        names: what names the parameters of an optimizer that is keyed by number: a checkpoint that keeps the module's
+            order, a JSON list in the optimizer's order, such a list itself, or the `nn.Module`.
 
     Raises:
         ReadError: it cannot be read as what it claims to be.
         UnknownFormatError: no format recognises it.
-        UsageError: a folder holds several checkpoints.
+        UsageError: a folder holds several checkpoints; or names are given that nothing here needs.
+        RefusedError: names are given that do not fit.
     """
     if weights not in ("fp32", "module"):
         raise UsageError(None, f"--weights {weights}: choose fp32 or module")
+    given = _names(names, follow_symlinks)
     options = Options(all_ranks, only_this_file, follow_symlinks, read_file, _path(shapes), weights, _path(rules))
+    options = replace(options, names=given)
     if isinstance(path, (str, Path)):
-        return _open(_local(path), replace(options, ranks=ranks))
-    return _open_files([_local(one) for one in path], options, ranks)
+        return _named(_open(_local(path), replace(options, ranks=ranks)), given)
+    return _named(_open_files([_local(one) for one in path], options, ranks), given)
 
 
 def open_again(path: Path, options: Options | None) -> Checkpoint:
     """Open what was opened before with `options` once more, this time with every rank."""
-    return _open(path, replace(options or Options(), all_ranks=True))
+    options = options or Options()
+    return _named(_open(path, replace(options, all_ranks=True)), options.names)
 
 
 def _open_files(paths: Sequence[Path], options: Options, ranks: str | None) -> Checkpoint:
@@ -175,6 +187,26 @@ def _cheap(opened: Checkpoint) -> bool:
     ranks = len({f.rank for f in opened.files})
     seconds = opened.cost.seconds * len(opened.files) / max(opened.cost.files, 1)
     return ranks <= rank_signs.MAX_RANKS and seconds <= rank_signs.MAX_SECONDS
+
+
+def _names(given: NamesFrom | None, follow_symlinks: bool) -> GivenNames | None:
+    if given is None:
+        return None
+    from ckptools.formats import given_names
+
+    return given_names.read(given, follow_symlinks)
+
+
+def _named(checkpoint: Checkpoint, given: GivenNames | None) -> Checkpoint:
+    """The checkpoint with names for its one optimizer that is keyed by number, once they are seen to fit."""
+    if given is None:
+        return checkpoint
+    numbered = [o.name for o in checkpoint.optimizers.values() if o.naming.by != "fqn"]
+    if len(numbered) != 1:
+        here = ", ".join(numbered) or "no optimizer here"
+        raise UsageError(checkpoint.path, f"--names tells the names of one optimizer, and {here} is keyed by number")
+    named = replace(checkpoint, names_given=given)
+    return named if named.optimizers else checkpoint
 
 
 def _path(given: str | Path | None) -> Path | None:

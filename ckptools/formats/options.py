@@ -9,6 +9,7 @@ from typing import Literal
 
 from ckptools.pickles.reader import Saved
 from ckptools.training_state import modules
+from ckptools.training_state.given_names import GivenNames
 
 Reader = Callable[[Path], Saved]
 Weights = Literal["fp32", "module"]
@@ -27,6 +28,7 @@ class Options:
             a folder of safetensors, or a JSON of name to shape.
         weights: where a checkpoint holds the model twice (DeepSpeed, Megatron): `fp32` for the optimizer's master
             copy where it has one, `module` for the weights that the forward pass used.
+        names: names for an optimizer that is keyed by number.
         rules: a JSON file with the dimension along which each tensor-parallel weight is joined (Megatron).
         files: rank files that the caller named one by one, which are the checkpoint; empty to look for siblings.
         ranks: what the rank files of a folder are called, such as `model-{rank}-of-{world}.pt`.
@@ -41,3 +43,4 @@ class Options:
     rules: Path | None = None
     files: tuple[Path, ...] = ()
     ranks: str | None = None
+    names: GivenNames | None = None

@@ -157,7 +157,7 @@ class _Opening:
         world = self._world_size()
         merge = Merge()
         tree = self._tree(merge)
-        settled = flat_pieces.settle(tree, self.all_ranks, _shapes_told(self.options), by_name)
+        settled = flat_pieces.settle(tree, self.all_ranks, _shapes_told(self.options), by_name, self.options.names)
         files = tuple(self._files(world.value))
         tensors = list(tensors_in(tree))
         sharded = [t for _, t in tensors if t.sharded]

@@ -1,9 +1,8 @@
 """Shapes told from outside: `--shapes FROM` for checkpoints that hold flattened parameters and not their shapes.
 
 FROM is a JSON that maps names to shapes, or anything that ckptools opens: its model's names, shapes and ties are taken,
-no values. An order is taken only from where it is the module's: a torch.save file keeps that of the state dict, a JSON
-is written in the order that its author means. safetensors sorts names (safetensors' `prepare`: by dtype, then name),
-transformers sorts its index, and DCP lists tensors as the ranks' plans meet.
+no values. An order is taken only from where it is the module's: a torch.save file whose state dict lists its modules in
+that order (`ckptools.training_state.module_order`), a JSON, which is written in the order that its author means.
 
     {"emb.weight": [33, 17], "head.weight": "emb.weight"}
 
@@ -24,12 +23,10 @@ from ckptools.model import Tensor
 from ckptools.pickles.told import told
 from ckptools.regions import Ints
 from ckptools.sections import storage_identity
+from ckptools.training_state.module_order import ModuleOrder, believed
 
 MAX_DIMS = 64
 MAX_SIZE = (1 << 63) - 1
-
-KEEP_ORDER = ("rank_files", "torch_file")
-"""Formats whose trees have the order of the state dict that was saved."""
 
 
 @dataclass(frozen=True)
@@ -40,13 +37,22 @@ class Shapes:
         told_by: what told them, for messages.
         shapes: by name.
         tied: names that are another parameter under a second name, with the first.
-        ordered: whether the names are in module order.
+        order: whether the names are in the order of the module.
     """
 
     told_by: str
     shapes: Mapping[str, Ints]
     tied: Mapping[str, str]
-    ordered: bool
+    order: ModuleOrder
+
+    @property
+    def ordered(self) -> bool:
+        """Whether the names are in the order of the module."""
+        return self.order.kept
+
+
+WRITTEN = ModuleOrder(True, "a JSON is written in the order that its author means")
+BY_UNIT = ModuleOrder(False, "parameters that were taken out of flat ones stand together by unit")
 
 
 def read(path: Path, follow_symlinks: bool = False) -> Shapes:
@@ -72,12 +78,12 @@ def _from_checkpoint(path: Path, follow_symlinks: bool) -> Shapes:
     whole = {k: t for k, t in tensors.items() if not t.note or t.kind == "meta"}
     if any(t.kind == "flat_pieces" and t.note for t in tensors.values()):
         raise UsageError(path, "tells no shapes either; --shapes needs a checkpoint with whole tensors, or a JSON")
-    # Parameters that were taken out of flat ones stand together by unit.
-    ordered = checkpoint.format in KEEP_ORDER and not any(t.kind == "flat_pieces" for t in whole.values())
-    return Shapes(str(path), {k: t.shape for k, t in whole.items()}, _ties(whole), ordered)
+    pieces = any(t.kind == "flat_pieces" for t in whole.values())
+    order = BY_UNIT if pieces else believed(checkpoint.module_order, models[0].value)
+    return Shapes(str(path), {k: t.shape for k, t in whole.items()}, ties(whole), order)
 
 
-def _ties(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+def ties(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     """Names that see the same bytes as an earlier one."""
     first: dict[Any, str] = {}
     tied: dict[str, str] = {}
@@ -105,7 +111,7 @@ def _from_json(path: Path) -> Shapes:
                 path,
                 f"{told(name)}: expected a list of sizes, or the earlier name that it is tied to; found {told(value)}",
             )
-    return Shapes(str(path), shapes, tied, True)
+    return Shapes(str(path), shapes, tied, WRITTEN)
 
 
 def _is_shape(value: Any) -> bool:

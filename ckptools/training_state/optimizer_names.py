@@ -50,14 +50,14 @@ class Naming:
     Attributes:
         names: fqn by id, for the ids that have a name.
         by: the weakest of what names were given by: `fqn` (the file says them), `shape` (only one parameter has it),
-            `order` (assumed: groups list parameters in the order of the module), `none`.
+            `order` (assumed: groups list parameters in the order of the module), `told` (by the user), `none`.
         assumed: ids whose names hold only if their group has the order of the module.
         unnamed: ids without a name.
         note: one line for people, empty when the file has the names.
     """
 
     names: Mapping[Id, str]
-    by: Literal["fqn", "shape", "order", "none"]
+    by: Literal["fqn", "told", "shape", "order", "none"]
     assumed: tuple[Id, ...]
     unnamed: tuple[Id, ...]
     note: str
@@ -73,56 +73,65 @@ def _ids(params: Any) -> list[Id]:
     return listed if all(isinstance(i, (int, str)) for i in listed) else []
 
 
-def name_parameters(optimizer: Mapping[str, Any], model: Mapping[str, Any] | None, order: ModuleOrder) -> Naming:
+def name_parameters(
+    optimizer: Mapping[str, Any], model: Mapping[str, Any] | None, order: ModuleOrder, whose: str = "the model"
+) -> Naming:
     """Name the parameters of an optimizer, as far as that can be done.
 
     Args:
         optimizer: with `state` and `param_groups`.
         model: the state dict; None when there is none, or nothing says which of several.
         order: whether that has the order of the module.
+        whose: what the order is of, for people.
     """
     state = optimizer["state"]
-    groups = group_ids(optimizer)
-    ids = [i for group in groups for i in group] or list(state)
+    groups = numbered_groups(optimizer)
+    ids = [i for group in groups for i in group]
     said = _said(optimizer, ids, model)
     if said is not None:
         return Naming(said, "fqn", (), tuple(i for i in ids if str(i).startswith(UNNAMED)), "")
     if model is None:
         return Naming({}, "none", (), tuple(ids), f"keyed by number, and no one model is beside it; {TELL}")
-    candidates = [(fqn, t) for fqn, t in model.items() if isinstance(t, Tensor) and is_floating(t.dtype)]
-    params = _parameters(candidates, len(ids))
-    pieces = any(t.sharded for _, t in candidates)
+    params, pieces = _parameters(model, len(ids))
     proven = by_shape({i: state.get(i) for i in ids}, params, pieces)
-    laid: Mapping[Id, str] = {}
-    if order.kept and _are_in_order(optimizer, ids):
-        laid = by_order(groups if any(groups) else [sorted(ids)], state, params, pieces)
-    return _naming(ids, proven, laid, order)
+    ordered = order.kept and _are_in_order(optimizer, ids)
+    return _naming(ids, proven, by_order(groups, state, params, pieces) if ordered else {}, order, whose)
+
+
+def numbered_groups(optimizer: Mapping[str, Any]) -> list[list[Id]]:
+    """The ids of each param group; where groups list none, those that have state, in the order of the numbers."""
+    groups = group_ids(optimizer)
+    state = list(optimizer["state"])
+    return groups if any(groups) else [sorted(state) if all(type(i) is int for i in state) else state]
 
 
 def _are_in_order(optimizer: Mapping[str, Any], ids: Sequence[Id]) -> bool:
-    """Whether the ids are numbers, each once, and their groups are known."""
+    """Whether the ids are numbers, each once, and it is known which group they are in."""
     numbers = all(type(i) is int for i in ids) and len(set(ids)) == len(ids)
-    return numbers and (any(group_ids(optimizer)) or len(optimizer["param_groups"]) == 1)
+    return numbers and (any(group_ids(optimizer)) or len(optimizer["param_groups"]) < 2)
 
 
-def _naming(ids: Sequence[Id], proven: Mapping[Id, str], laid: Mapping[Id, str], order: ModuleOrder) -> Naming:
+def _naming(
+    ids: Sequence[Id], proven: Mapping[Id, str], laid: Mapping[Id, str], order: ModuleOrder, whose: str
+) -> Naming:
     """What shapes prove, and what the order suggests beyond that."""
     names = {**laid, **proven}
     assumed = tuple(i for i in ids if i in laid and i not in proven)
     unnamed = tuple(i for i in ids if i not in names)
-    why = FITS if order.kept else f"several fit, or none, and {order.why}"
+    why = FITS if order.kept else f"their shapes fit several or none, and {order.why}"
     by: Literal["order", "shape", "none"] = "order" if assumed else "shape" if proven else "none"
-    return Naming(names, by, assumed, unnamed, _told(len(proven), len(assumed), len(unnamed), why))
+    return Naming(names, by, assumed, unnamed, _told(len(proven), len(assumed), len(unnamed), why, whose))
 
 
 FITS = "more than one parameter fits, or none"
 
 
-def _told(proven: int, assumed: int, unnamed: int, why: str) -> str:
+def _told(proven: int, assumed: int, unnamed: int, why: str, whose: str = "the model") -> str:
     """What people should know of names that the file does not have."""
     told = ["keyed by number"]
-    told += [f"{proven} named by a shape that no other has"] if proven else []
-    told += [f"{assumed} named by order, which is assumed (shapes agree)"] if assumed else []
+    told += [f"{proven} named by a shape that only one parameter has"] if proven else []
+    order = f"named in the order of {whose}, assumed to be that of the groups (shapes agree)"
+    told += [f"{assumed} {order}"] if assumed else []
     told += [f"{unnamed} of {proven + assumed + unnamed} without a name ({why}): {TELL}"] if unnamed else []
     return "; ".join(told)
 
@@ -188,7 +197,7 @@ def by_shape(entries: Mapping[Id, Any], params: Parameters, pieces: bool = False
     not laid out as the parameters are (low-rank projections). With `pieces`, plain 1-D moments may be runs of a
     flattened parameter, whose length is nobody's shape.
     """
-    shapes = {i: shape for i, entry in entries.items() if (shape := _only_shape(entry, pieces)) is not None}
+    shapes = {i: shape for i, entry in entries.items() if (shape := only_shape(entry, pieces)) is not None}
     ids = Counter(shapes.values())
     fqns = Counter(t.shape for _, t in params)
     if len(params) < len(entries) or any(count > fqns[shape] for shape, count in ids.items()):
@@ -197,7 +206,7 @@ def by_shape(entries: Mapping[Id, Any], params: Parameters, pieces: bool = False
     return {i: of_shape[shape] for i, shape in shapes.items() if shape in of_shape}
 
 
-def _only_shape(entry: Any, pieces: bool) -> Ints | None:
+def only_shape(entry: Any, pieces: bool) -> Ints | None:
     """The shape that all moments of a parameter have; factored ones (Adafactor) differ, and tell nothing.
 
     Pieces of flattened parameters got their shape from a name, so that it cannot prove one.
@@ -209,10 +218,13 @@ def _only_shape(entry: Any, pieces: bool) -> Ints | None:
     return shapes.pop() if len(shapes) == 1 and not runs else None
 
 
-def _parameters(candidates: list[tuple[str, Tensor]], wanted: int) -> list[tuple[str, Tensor]]:
-    """Drop what is surely no parameter of its own: a name tied to an earlier one, and, where FSDP sharded the
-    model, what it did not shard, for it shards every parameter and no buffer.
+def _parameters(model: Mapping[str, Any], wanted: int) -> tuple[Parameters, bool]:
+    """What may be parameters, and whether ranks hold pieces of them.
+
+    Left out is what surely is none of its own: a name tied to an earlier one, and, where FSDP sharded the model, what
+    it did not shard, for it shards every parameter and no buffer.
     """
+    candidates = [(fqn, t) for fqn, t in model.items() if isinstance(t, Tensor) and is_floating(t.dtype)]
     seen: set[Any] = set()
     own: list[tuple[str, Tensor]] = []
     for fqn, tensor in candidates:
@@ -221,7 +233,7 @@ def _parameters(candidates: list[tuple[str, Tensor]], wanted: int) -> list[tuple
             own.append((fqn, tensor))
         seen.add(identity)
     sharded = [c for c in own if c[1].sharded]
-    return next((c for c in (sharded, own) if len(c) >= wanted), candidates)
+    return next((c for c in (sharded, own) if len(c) >= wanted), candidates), bool(sharded)
 
 
 # -- what the order suggests -----------------------------------------------------------------------------------
@@ -251,6 +263,19 @@ def by_order(groups: Sequence[list[Id]], state: Mapping[Id, Any], params: Parame
         if len(taken) == before:
             break
     return {i: params[k][0] for k, i in taken.items()}
+
+
+def misfit(optimizer: Mapping[str, Any], model: Mapping[str, Any]) -> Id | None:
+    """The first id that finds no place when its group is laid over a model in order; None when all do."""
+    groups = numbered_groups(optimizer)
+    params, pieces = _parameters(model, sum(map(len, groups)))
+    for ids in groups:
+        positions = iter(params)
+        for i in ids:
+            moment = _moment(optimizer["state"].get(i))
+            if not any(_fits(moment, parameter, pieces) for _, parameter in positions):
+                return i
+    return None
 
 
 def _lay(

@@ -16,7 +16,7 @@ from ckptools.cli import app
 from ckptools.errors import NotWholeError, ReadError
 from ckptools.formats.flat.parameters import take_apart
 from ckptools.formats.flat.units import UnexplainedError, explain
-from ckptools.formats.shapes import Shapes
+from ckptools.formats.shapes import WRITTEN, Shapes
 from ckptools.model import Shard, Source, Tensor
 from ckptools.regions import Box
 from tests.formats import save_local_states
@@ -245,7 +245,7 @@ def flat(total: int, *regions: tuple[int, int, int]) -> Tensor:
 
 
 def told(**shapes: tuple[int, ...]) -> Shapes:
-    return Shapes("told", shapes, {}, True)
+    return Shapes("told", shapes, {}, WRITTEN)
 
 
 def test_groups_that_repeat_the_parameters_are_told_apart_by_their_regions():
@@ -263,7 +263,7 @@ def test_a_unit_in_a_unit_is_not_part_of_the_outer_one():
         "a.b.flat_param": flat(1, (0, 0, 1)),
     }
     shapes = {"w": (3,), "a.w": (2,), "a.b.w": (1,)}
-    units = explain(model, Shapes("told", shapes, {}, True), None)
+    units = explain(model, Shapes("told", shapes, {}, WRITTEN), None)
     assert [[m.key for m in u.members] for u in units] == [["w"], ["a.w"], ["a.b.w"]]
 
 
@@ -275,10 +275,10 @@ def test_a_buffer_that_is_told_as_well_is_no_parameter():
 
 def test_wrappers_in_the_names_do_not_matter():
     model = {"a._checkpoint_wrapped_module._flat_param": flat(3, (0, 0, 3))}
-    (unit,) = explain(model, Shapes("told", {"a._orig_mod.w": (3,)}, {}, True), None)
+    (unit,) = explain(model, Shapes("told", {"a._orig_mod.w": (3,)}, {}, WRITTEN), None)
     assert [m.key for m in unit.members] == ["a.w"]
 
 
 def test_a_name_of_very_many_modules_is_refused():
     with pytest.raises(UnexplainedError, match="more than 100 modules"):
-        explain({"x._flat_param": flat(3, (0, 0, 3))}, Shapes("told", {"a." * 200 + "w": (3,)}, {}, True), None)
+        explain({"x._flat_param": flat(3, (0, 0, 3))}, Shapes("told", {"a." * 200 + "w": (3,)}, {}, WRITTEN), None)

@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 
 from ckptools.errors import CkptoolsError, ReadError, UsageError
 from ckptools.formats import shapes
+from tests.state_dicts import state_dict
 from tests.truth import FIXTURES, LOCAL
 
 
@@ -49,10 +50,17 @@ def test_a_damaged_json_is_refused_in_one_line(text, tmp_path):
 
 def test_a_torch_file_tells_shapes_order_and_ties(tmp_path):
     weight = torch.zeros(2, 3)
-    torch.save({"model": {"z": weight, "a": torch.zeros(2), "head": weight}}, tmp_path / "m.pt")
+    model = state_dict({"z": weight, "a": torch.zeros(2), "head": weight})
+    torch.save({"model": model}, tmp_path / "m.pt")
     found = shapes.read(tmp_path / "m.pt")
     assert list(found.shapes.items()) == [("z", (2, 3)), ("a", (2,)), ("head", (2, 3))]
     assert (found.tied, found.ordered) == ({"head": "z"}, True)
+
+
+def test_a_torch_file_whose_state_dict_does_not_list_its_modules_tells_no_order(tmp_path):
+    torch.save({"z": torch.zeros(2, 3), "a": torch.zeros(2)}, tmp_path / "m.pt")
+    found = shapes.read(tmp_path / "m.pt")
+    assert not found.ordered and "_metadata" in found.order.why
 
 
 def test_a_model_without_values_tells_shapes(tmp_path):

@@ -19,7 +19,8 @@ from ckptools.formats.shapes import Shapes
 from ckptools.model import Shard, Tensor
 from ckptools.regions import Box, Ints
 from ckptools.sections import is_flat_optimizer
-from ckptools.training_state.module_order import AS_SAVED, believed, order_of
+from ckptools.training_state.given_names import GivenNames, name_with
+from ckptools.training_state.module_order import AS_SAVED, ModuleOrder, believed, order_of
 from ckptools.training_state.optimizer_names import group_ids, name_parameters
 
 UNPLACED = (
@@ -44,23 +45,29 @@ def shapes_by_name(optimizer: Mapping[str, Any], of_dcp: bool = False) -> Shapes
     listed = [fqn for group in group_ids(optimizer) for fqn in group]
     complete = set(listed) == set(found) and len(listed) == len(found)
     names = listed if complete else list(found)
-    ordered = complete or not of_dcp
-    return Shapes("the optimizer state", {fqn: found[fqn] for fqn in names}, {}, ordered) if found else None
+    order = ModuleOrder(complete or not of_dcp, "FSDP lists what it flattened in order")
+    return Shapes("the optimizer state", {fqn: found[fqn] for fqn in names}, {}, order) if found else None
 
 
-def settle(optimizer: MutableMapping[str, Any], model: Mapping[str, Any], units: Sequence[Unit]) -> None:
+def settle(
+    optimizer: MutableMapping[str, Any], model: Mapping[str, Any], units: Sequence[Unit], given: GivenNames | None
+) -> None:
     """Place the moments of an optimizer; changed in place.
 
     Args:
         optimizer: its state dict.
         model: with the parameters in place of the flat ones.
         units: what they were.
+        given: names for numbers that are parameters.
+
+    Raises:
+        RefusedError: the names that were given do not fit.
     """
     if is_flat_optimizer(optimizer) or any(isinstance(k, str) for k in optimizer["state"]):
         return
     originals = {u.original for u in units}
     if originals == {True}:
-        _settle_parameters(optimizer, model, units)
+        _settle_parameters(optimizer, model, units, given)
     elif originals == {False}:
         _settle_units(optimizer, units, getattr(model, "_metadata", None))
     else:
@@ -85,8 +92,10 @@ def _unplaced(tensor: Tensor) -> Tensor:
 # -- numbers that are parameters -------------------------------------------------------------------------------
 
 
-def _settle_parameters(optimizer: MutableMapping[str, Any], model: Mapping[str, Any], units: Sequence[Unit]) -> None:
-    names = name_parameters(optimizer, model, believed(AS_SAVED, model)).names
+def _settle_parameters(
+    optimizer: MutableMapping[str, Any], model: Mapping[str, Any], units: Sequence[Unit], given: GivenNames | None
+) -> None:
+    names = name_with(optimizer, model, believed(AS_SAVED, model), given).names
     members = {m.key: (m, u) for u in units for m in u.members}
     for number, entry in optimizer["state"].items():
         member, unit = members.get(names.get(number, ""), (None, None))

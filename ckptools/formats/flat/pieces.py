@@ -23,8 +23,9 @@ from ckptools.formats.flat.names import is_flat, is_ragged
 from ckptools.model import KeyPath, Shard, Tensor
 from ckptools.regions import Ints
 from ckptools.sections import find_sections, is_flat_optimizer
+from ckptools.training_state.given_names import GivenNames, name_with
 from ckptools.training_state.module_order import AS_SAVED, believed
-from ckptools.training_state.optimizer_names import group_ids, name_parameters
+from ckptools.training_state.optimizer_names import group_ids
 
 if TYPE_CHECKING:
     from ckptools.formats.shapes import Shapes
@@ -55,7 +56,13 @@ class Settled:
     assumed: set[str] = field(default_factory=set)
 
 
-def settle(tree: Any, all_ranks: bool, shapes: Shapes | None = None, by_name: Shapes | None = None) -> Settled:
+def settle(
+    tree: Any,
+    all_ranks: bool,
+    shapes: Shapes | None = None,
+    by_name: Shapes | None = None,
+    given: GivenNames | None = None,
+) -> Settled:
     """Place the pieces of a merged tree that can be placed, and mark the others; changes the tree's dicts.
 
     Without all ranks a piece's place is not known yet; its tensor then has the parameter's shape and no shards.
@@ -65,19 +72,23 @@ def settle(tree: Any, all_ranks: bool, shapes: Shapes | None = None, by_name: Sh
         all_ranks: whether it is of all.
         shapes: of the model's parameters, as told from outside.
         by_name: what an optimizer state tells that is not in the tree.
+        given: names for optimizer state that is keyed by number.
+
+    Raises:
+        RefusedError: the names that were given do not fit.
     """
     sections = find_sections(tree)
     models = [s.value for s in sections if s.kind == "model"]
     optimizers = {s.path: s.value for s in sections if s.kind == "optimizer"}
     local = [m for m in models if any(map(is_flat, m))]
-    if len(local) == 1 and _take_apart(local[0], list(optimizers.values()), shapes, by_name, all_ranks):
+    if len(local) == 1 and _take_apart(local[0], list(optimizers.values()), shapes, by_name, all_ranks, given):
         return Settled(local=True)
     for model in local:
         _mark_local(model, NO_SHAPES)
     settled = Settled(bool(local))
     model = models[0] if len(models) == 1 else None
     for path, optimizer in optimizers.items():
-        note = _settle_optimizer(optimizer, model, all_ranks)
+        note = _settle_optimizer(optimizer, model, all_ranks, given)
         if note:
             settled.notes[path] = note
             settled.assumed |= {name for names in group_ids(optimizer) for name in names}
@@ -90,6 +101,7 @@ def _take_apart(
     shapes: Shapes | None,
     by_name: Shapes | None,
     all_ranks: bool,
+    given: GivenNames | None,
 ) -> bool:
     """Take a local state dict apart; if that is not possible, mark it with the reason, when shapes were told."""
     # Most rank files have no flat parameters, and need none of this.
@@ -106,7 +118,7 @@ def _take_apart(
         return False
     take_apart(model, units, NO_SHAPES, shapes.shapes if shapes and shapes.ordered else ())
     for optimizer in optimizers:
-        flat_optimizers.settle(optimizer, model, units)
+        flat_optimizers.settle(optimizer, model, units, given)
     return True
 
 
@@ -122,11 +134,13 @@ def _mark_local(model: MutableMapping[str, Any], note: str) -> None:
             model[key] = replace(tensor, kind="flat_pieces", note=note)
 
 
-def _settle_optimizer(optimizer: Any, model: Mapping[str, Any] | None, all_ranks: bool) -> str | None:
+def _settle_optimizer(
+    optimizer: Any, model: Mapping[str, Any] | None, all_ranks: bool, given: GivenNames | None
+) -> str | None:
     """Place the pieces of one optimizer, or mark them; return what is to be told of it."""
     if is_flat_optimizer(optimizer):
         return None
-    naming = name_parameters(optimizer, model, believed(AS_SAVED, model or {}))
+    naming = name_with(optimizer, model, believed(AS_SAVED, model or {}), given)
     sharded = model is None or any(isinstance(t, Tensor) and t.sharded for t in model.values())
     if model is not None and sharded and naming.by != "fqn":
         note, settled = _settle_wrapped(optimizer, model, all_ranks)

@@ -79,7 +79,7 @@ def _renamings(shapes: Shapes, keys: Sequence[str]) -> Iterator[Shapes]:
                 shapes.told_by,
                 {add + k.removeprefix(strip): v for k, v in shapes.shapes.items()},
                 {add + k.removeprefix(strip): add + v.removeprefix(strip) for k, v in shapes.tied.items()},
-                shapes.ordered,
+                shapes.order,
             )
 
 
@@ -234,8 +234,8 @@ class _Explaining:
             return known
         if not self.told.ordered and len(names) > 1:
             raise UnexplainedError(
-                f"{self.told.told_by}: tells the shapes and not the order of the parameters, for its names are sorted; "
-                "give a .pt of such a model, or a JSON of name to shape in module order"
+                f"{self.told.told_by}: tells the shapes and not the order of the parameters: {self.told.order.why}; "
+                "give a .pt of the module's own state dict, or a JSON of name to shape in module order"
             )
         return names
 

@@ -1,0 +1,95 @@
+"""Whether a state dict has the order of its module, told by the list of modules that torch puts on it."""
+
+from __future__ import annotations
+
+import io
+from collections import OrderedDict
+
+import pytest
+import torch
+from torch import nn
+
+from ckptools.model import Tensor
+from ckptools.training_state.module_order import AS_SAVED, ModuleOrder, believed
+from tests.state_dicts import state_dict
+from tests.truth import WHOLE
+
+W = Tensor((2, 2), "float32", ())
+B = Tensor((2,), "float32", ())
+
+
+class Model(nn.Module):
+    """A parameter of its own, a nested block, norms with weight and bias of one shape, a tied head, a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.emb = nn.Embedding(5, 4)
+        self.blocks = nn.Sequential(*(nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 4)) for _ in range(12)))
+        self.head = nn.Linear(4, 5, bias=False)
+        self.head.weight = self.emb.weight
+        self.scale = nn.Parameter(torch.ones(()))
+        self.register_buffer("mean", torch.zeros(4))
+
+
+def described(values: OrderedDict[str, torch.Tensor]) -> OrderedDict[str, Tensor]:
+    found = OrderedDict((k, Tensor(tuple(v.shape), "float32", ())) for k, v in values.items())
+    if hasattr(values, "_metadata"):
+        found._metadata = values._metadata  # type: ignore[attr-defined]
+    return found
+
+
+def order(values: OrderedDict[str, torch.Tensor]) -> ModuleOrder:
+    return believed(AS_SAVED, described(values))
+
+
+def test_what_a_module_gives_is_believed_also_from_a_file_and_under_ddp():
+    assert order(Model().state_dict()).kept
+    assert order(nn.ModuleDict({"module": Model()}).state_dict()).kept
+    file = io.BytesIO()
+    torch.save(Model().state_dict(), file)
+    file.seek(0)
+    assert order(torch.load(file)).kept
+
+
+@pytest.mark.parametrize("rebuilt", [dict, OrderedDict, lambda d: {k: v.cpu() for k, v in d.items()}], ids=str)
+def test_a_dict_that_was_built_anew_says_nothing_of_its_order(rebuilt):
+    found = order(rebuilt(Model().state_dict()))
+    assert not found.kept and "_metadata" in found.why
+
+
+def test_names_that_were_sorted_under_the_same_list_of_modules_contradict_it():
+    values = Model().state_dict()
+    for name in sorted(values):
+        values.move_to_end(name)
+    assert not order(values).kept
+
+
+def test_a_bias_before_its_weight_is_believed_only_where_their_shapes_tell_them_apart():
+    assert not believed(AS_SAVED, state_dict({"n.bias": B, "n.weight": B})).kept
+    assert believed(AS_SAVED, state_dict({"n.bias": B, "n.weight": W})).kept
+
+
+def test_a_name_in_no_listed_module_makes_the_order_doubtful():
+    values = state_dict({"a.w": W})
+    values["b.w"] = W
+    assert "b.w" in believed(AS_SAVED, values).why
+
+
+def test_wrappers_are_no_modules():
+    values = OrderedDict({"a.w": W, "b.w": W})
+    names = ("", "_fsdp_wrapped_module", "_fsdp_wrapped_module.a", "_fsdp_wrapped_module.b._orig_mod")
+    values._metadata = OrderedDict.fromkeys(names)  # type: ignore[attr-defined]
+    assert believed(AS_SAVED, values).kept
+
+
+@pytest.mark.parametrize("odd", [3, "a", [""], {}, {1: 2}], ids=repr)
+def test_a_list_of_modules_that_is_none_is_not_believed(odd):
+    values = OrderedDict({"a.w": W})
+    values._metadata = odd  # type: ignore[attr-defined]
+    assert not believed(AS_SAVED, values).kept
+
+
+@pytest.mark.parametrize("known", WHOLE, ids=lambda k: k.name)
+def test_every_format_states_its_order_and_why(known):
+    stated = known.open().module_order
+    assert isinstance(stated, ModuleOrder) and len(stated.why) > 20
