@@ -52,6 +52,8 @@ class Checkpoint:
         compared: whether of files that were only looked at (`seen`) what tells rank, world size and step was compared.
         differing: key paths of values outside model, optimizer and scheduler that differ between the ranks; the
             tree holds the lowest rank's.
+        per_rank: what each rank has at a key path, where the tree holds the lowest rank's: random states, positions in
+            the data and what else differs outside model, optimizer and scheduler; tensors as that rank's file has them.
         bytes_expected: bytes that all files together should have; None when nothing tells.
         cost: what opening it cost.
         assumed_names: parameters whose optimizer state has a number in the files, and got its name by order when it
@@ -74,6 +76,7 @@ class Checkpoint:
     all_ranks: bool = True
     compared: bool = False
     differing: tuple[KeyPath, ...] = ()
+    per_rank: Mapping[KeyPath, Mapping[int, Any]] = field(default_factory=dict, repr=False, compare=False)
     bytes_expected: int | None = None
     cost: ReadCost = ReadCost(0, 0.0, 0)
     assumed_names: frozenset[str] = field(default=frozenset(), repr=False)

@@ -5,19 +5,35 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ckptools.checkpoint import Checkpoint
+from ckptools.consolidate.rank_values import RankValues
 from ckptools.consolidate.replicas import differing_boxes
 from ckptools.files import OpenFiles
 from ckptools.model import Problem, Tensor, fqn_of, tensors_in
+from ckptools.training_state.rank_own import Shared
+
+MAX_NAMED = 5
 
 
 def replicated(ck: Checkpoint) -> list[tuple[str, Tensor]]:
-    """Tensors of model and optimizers of which a region is held more than once."""
-    found = []
+    """Tensors that ranks should share, of which a region is held more than once."""
+    found, shared = [], Shared(ck.sections)
     for section in ck.sections:
-        for path, tensor in tensors_in(section.value) if section.kind in ("model", "optimizer") else ():
-            if len({s.box for s in tensor.found}) < len(tensor.found):
-                found.append((fqn_of((*section.path, *path)), tensor))
+        for path, tensor in tensors_in(section.value):
+            full = (*section.path, *path)
+            if len({s.box for s in tensor.found}) < len(tensor.found) and shared.holds(full):
+                found.append((fqn_of(full), tensor))
     return found
+
+
+def own(ck: Checkpoint, files: OpenFiles) -> str:
+    """The note on what ranks have for themselves and differ in; empty where there is nothing.
+
+    Raises:
+        ReadError: a file cannot be read.
+    """
+    names = [fqn_of(path) for path in RankValues(ck, files).own()]
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return f"each rank has its own: {', '.join(names[:MAX_NAMED])}{more}" if names else ""
 
 
 def unequal(fqn: str, tensor: Tensor, files: OpenFiles) -> Iterator[Problem]:

@@ -156,9 +156,14 @@ class _Reading:
                 return [unreadable(error, None, pair[0])]
 
         problems += [p for found in in_threads(compare, pairs, self.jobs) for p in found]
-        if not pairs and not problems:
+        try:
+            own = copies.own(ck, self.files)
+        except ReadError as error:
+            problems, own = [*problems, unreadable(error)], ""
+        if not pairs and not problems and not own:
             return skipped("copies equal", "nothing is stored twice")
-        return judged("copies equal", problems, f"{plural(len(pairs), 'tensor')} stored more than once")
+        told = f"{plural(len(pairs), 'tensor')} stored more than once{'; ' if own else ''}{own}"
+        return judged("copies equal", problems, told)
 
     def manifest(self, ck: Checkpoint, path: Path) -> Check:
         """Digests of tensors and files, against those of a manifest."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ckptools.checkpoint import Checkpoint
+from ckptools.consolidate.rank_values import NOTHING, RankValues
 from ckptools.consolidate.replicas import differing_boxes
 from ckptools.coverage import cover_problem
 from ckptools.dtypes import ITEMSIZE, can_be_nan
@@ -44,6 +45,9 @@ FILES = ("CK001", "CK002", "CK015")
 
 FILLS = ("nan", "zero")
 """What may stand in a hole."""
+
+MAX_NAMED = 5
+"""Names in a note."""
 
 MAX_TENSOR = 1 << 60
 """Bytes of one tensor. A few bytes that are expanded, with strides of 0, can claim any number."""
@@ -136,24 +140,21 @@ def tensors_of(checkpoint: Checkpoint, only: str) -> Iterator[tuple[str, Tensor]
         yield from ((fqn_of((*section.path, *path)), tensor) for path, tensor in tensors_in(section.value))
 
 
-def without_damaged(
-    tensor: Tensor, fqn: str, damage: Mapping[Record, int], copies: bool
-) -> tuple[Tensor, Problem | None]:
+def without_damaged(tensor: Tensor, fqn: str, damage: Mapping[Record, int]) -> tuple[Tensor, Problem | None]:
     """The tensor without the bytes that lie in damaged records, and the first of these; None when there is none.
 
     Args:
         tensor: the tensor.
         fqn: its name.
         damage: records, with the CRC-32 that they have.
-        copies: whether what ranks hold of one region should be equal, so that one may serve for another.
     """
     wrong = [(s, Record.of(s.source)) for s in tensor.found if s.source is not None]
     wrong = [(shard, record) for shard, record in wrong if record in damage]
     if not wrong:
         return tensor, None
     first, record = wrong[0]
-    gone, boxes = {id(s) for s, _ in wrong}, set() if copies else {s.box for s, _ in wrong}
-    shards = tuple(replace(s, source=None, item=None) if id(s) in gone or s.box in boxes else s for s in tensor.shards)
+    gone = {id(s) for s, _ in wrong}
+    shards = tuple(replace(s, source=None, item=None) if id(s) in gone else s for s in tensor.shards)
     more = f" and {plural(len(wrong) - 1, 'more shard')}" if len(wrong) > 1 else ""
     text = f"{first.box}{more}: {original_of(record.path).name} is damaged: {record.damage(damage[record])}"
     return replace(tensor, shards=shards), Problem("CK004", "error", text, first.rank, fqn)
@@ -202,15 +203,19 @@ class _Picking:
         self.problems: list[Problem] = []
         self.left_out: dict[KeyPath, str] = {}
         self.missing: dict[KeyPath, tuple[Box, ...]] = {}
-        self.per_rank: list[KeyPath] = []
+        self.ranks = RankValues(checkpoint, files)
+        self.listed: list[KeyPath] = []
         self.spared: list[Problem] = []
         self.model_paths: list[KeyPath] = []
-        self.strict = [s for s in checkpoint.sections if s.kind in ("model", "optimizer", "scheduler")]
+        self.models = checkpoint.of_kind("model")
 
     def copy(self, node: Any, source: KeyPath, at: KeyPath) -> Any:
         """Copy what is at `source` in the checkpoint to `at` in the output; `_LEFT_OUT` when it is not written."""
+        if (values := self.ranks.at(source)) is not None:
+            return self._by_rank(values, source, at)
         if isinstance(node, Tensor):
-            return self._tensor(node, source, at)
+            own = self.ranks.of_tensor(node, source)
+            return self._tensor(node, source, at) if own is None else self._by_rank(own, source, at)
         if isinstance(node, dict):
             return self._dict(node, source, at)
         if type(node) in (list, tuple):
@@ -218,6 +223,15 @@ class _Picking:
             # A place in a sequence has a meaning, so what is left out leaves None there.
             return type(node)(None if v is _LEFT_OUT else v for v in items)
         return self._value(node, at)
+
+    def _by_rank(self, values: Mapping[int, Any], source: KeyPath, at: KeyPath) -> list[Any]:
+        """What each rank has for itself, as a list; None where a rank has nothing, or what it has is not written."""
+        self.listed.append(source)
+        kept = [
+            _LEFT_OUT if value is NOTHING else self.copy(value, (*source, rank), (*at, rank))
+            for rank, value in enumerate(self.ranks.listed(values))
+        ]
+        return [None if value is _LEFT_OUT else value for value in kept]
 
     def _dict(self, node: dict[Any, Any], source: KeyPath, at: KeyPath) -> Any:
         copied = like(node)
@@ -250,9 +264,6 @@ class _Picking:
             return _LEFT_OUT
         return node
 
-    def _kind_at(self, source: KeyPath) -> str:
-        return next((s.kind for s in self.strict if s.holds(source)), "other")
-
     def _tensor(self, tensor: Tensor, source: KeyPath, at: KeyPath) -> Any:
         fqn = fqn_of(source)
         if tensor.kind == "meta":
@@ -260,8 +271,7 @@ class _Picking:
             return _LEFT_OUT
         if tensor.nbytes > MAX_TENSOR:
             raise RefusedError(self.path, f"{fqn} would take {told(tensor.nbytes)} bytes; no disk holds that")
-        kind = self._kind_at(source)
-        tensor, damage = without_damaged(tensor, fqn, self.damage, kind != "other")
+        tensor, damage = without_damaged(tensor, fqn, self.damage)
         problem = cover_problem(tensor, fqn)
         if damage is not None and problem is None:
             self.spared.append(damage)  # another rank's copy is right
@@ -269,8 +279,8 @@ class _Picking:
             problem = damage
         if problem is not None and not self._may_fill(tensor, problem, at):
             return _LEFT_OUT
-        chosen = self._replicas(tensor, source, fqn)
-        if kind == "model":
+        chosen = self._replicas(tensor, fqn)
+        if any(s.holds(source) for s in self.models):
             self.model_paths.append(at)
         fill = self.holes or "" if problem is not None else ""
         return replace(tensor, shards=tuple(chosen), fill=fill)
@@ -289,12 +299,10 @@ class _Picking:
         self.left_out[at] = problem.message
         return False
 
-    def _replicas(self, tensor: Tensor, source: KeyPath, fqn: str) -> list[Shard]:
-        """One shard per region. Copies are compared; where only one rank's state is meant, the lowest is taken."""
+    def _replicas(self, tensor: Tensor, fqn: str) -> list[Shard]:
+        """One shard per region; the copies of it should be equal."""
         differing = differing_boxes(tensor.found, self.files)
-        if differing and self._kind_at(source) == "other":
-            self.per_rank.append(source)
-        elif differing and self.prefer_rank is None:
+        if differing and self.prefer_rank is None:
             box, ranks = next(iter(differing.items()))
             way = self._damage_at(tensor, box) or "take one with --prefer-rank"
             text = f"{box}: rank {ranks[1]} holds other bytes than rank {ranks[0]}; {way}"
@@ -321,12 +329,14 @@ class _Picking:
         return [*_spared(self.spared), *self._of_one_rank(checkpoint, parts)]
 
     def _of_one_rank(self, checkpoint: Checkpoint, parts: Iterable[Section]) -> list[str]:
-        written = [p for p in checkpoint.differing if any(part.holds(p) for part in parts)]
-        if self.prefer_rank is None:
-            return _one_rank_each([*written, *self.per_rank], "the lowest rank")
-        # The tree holds the lowest rank's plain values; only tensors have every rank's copy to choose from.
-        tensors = _one_rank_each(self.per_rank, f"rank {self.prefer_rank}")
-        return [*_one_rank_each(written, "the lowest rank"), *tensors]
+        """What each rank has for itself: what is kept of every rank, and what only of the lowest."""
+        rest = [p for p in checkpoint.differing if not any(p[: len(kept)] == kept for kept in self.listed)]
+        return [
+            *_each_rank_s(self.listed, f"kept for each of {plural(self.ranks.count, 'rank')}, as a list by rank"),
+            *_each_rank_s(
+                [p for p in rest if any(part.holds(p) for part in parts)], "only the lowest rank's is written"
+            ),
+        ]
 
 
 _LEFT_OUT = Opaque("left out")
@@ -340,12 +350,10 @@ def _spared(damage: Sequence[Problem]) -> list[str]:
     return [f"{damage[0]}{more}; another rank's copy is right, and is written"]
 
 
-def _one_rank_each(differing: Sequence[KeyPath], taken: str) -> list[str]:
-    """The note that values differ between ranks by nature, and whose are written."""
-    if not differing:
-        return []
-    names = ", ".join(fqn_of(p) for p in differing[:3]) + (" …" if len(differing) > 3 else "")
-    return [f"{plural(len(differing), 'value')} of one rank each ({names}); {taken}'s are written"]
+def _each_rank_s(paths: Sequence[KeyPath], what: str) -> list[str]:
+    """The note on values that ranks have for themselves."""
+    names = ", ".join(fqn_of(p) for p in paths[:MAX_NAMED]) + (" …" if len(paths) > MAX_NAMED else "")
+    return [f"{plural(len(paths), 'value')} that ranks have for themselves ({names}): {what}"] if paths else []
 
 
 def _is_foreign(node: Any) -> bool:

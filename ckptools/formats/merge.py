@@ -25,15 +25,36 @@ class Merge:
     """What merging found beside the tree.
 
     Attributes:
-        problems: ranks that disagree on the shape, dtype or layout of a tensor.
+        disagreeing: key paths of tensors of whose shape, dtype or layout ranks say different things.
+        uneven: key paths of 1-D tensors of different lengths, which may be pieces of a flattened parameter.
         differing: key paths of plain values that differ, with the ranks that do not have what most have.
+        roots: what was merged, by the key path where it was put.
     """
 
-    problems: list[Problem] = field(default_factory=list)
+    disagreeing: dict[KeyPath, Problem] = field(default_factory=dict)
+    uneven: list[KeyPath] = field(default_factory=list)
     differing: dict[KeyPath, list[int]] = field(default_factory=dict)
+    roots: dict[KeyPath, Ranked] = field(default_factory=dict)
+
+    @property
+    def problems(self) -> list[Problem]:
+        """Ranks that disagree on the shape, dtype or layout of a tensor."""
+        return list(self.disagreeing.values())
 
     def trees(self, ranked: Ranked, path: KeyPath = ()) -> Any:
         """Merge the subtrees that the ranks have at `path`. Recursion is bounded by the reader's depth budget."""
+        self.roots[path] = ranked
+        return self._merged(ranked, path)
+
+    def values(self, path: KeyPath) -> dict[int, Any]:
+        """What each rank itself had at a key path, without the ranks that had nothing there."""
+        above = (root for root in self.roots if path[: len(root)] == root)
+        root = max(above, key=len, default=None)
+        ranked = self.roots[root] if root is not None else ()
+        found = ((rank, _at(tree, path[len(root or ()) :])) for rank, tree in ranked)
+        return {rank: value for rank, value in found if value is not _NOTHING}
+
+    def _merged(self, ranked: Ranked, path: KeyPath) -> Any:
         first = ranked[0][1]
         if any(isinstance(v, Tensor) for _, v in ranked):
             return self._tensors(ranked, path)
@@ -56,7 +77,7 @@ class Merge:
             keys = dict.fromkeys(sorted(keys))
         merged = like(first)
         for key in keys:
-            merged[key] = self.trees([(r, v[key]) for r, v in ranked if key in v], (*path, key))
+            merged[key] = self._merged([(r, v[key]) for r, v in ranked if key in v], (*path, key))
         return merged
 
     def _sequences(self, ranked: Ranked, path: KeyPath) -> Any:
@@ -64,7 +85,7 @@ class Merge:
         if all(_plain(x) for x in first):
             self._compare(ranked, path)
             return first
-        items = [self.trees([(r, v[i]) for r, v in ranked], (*path, i)) for i in range(len(first))]
+        items = [self._merged([(r, v[i]) for r, v in ranked], (*path, i)) for i in range(len(first))]
         return items if isinstance(first, list) else tuple(items)
 
     def _compare(self, ranked: Ranked, path: KeyPath) -> None:
@@ -75,9 +96,38 @@ class Merge:
     def _tensors(self, ranked: Ranked, path: KeyPath) -> Any:
         first = next(v for _, v in ranked if isinstance(v, Tensor))
         if any(difference(first, other) for _, other in ranked):
-            self.problems.append(_disagreement(ranked, path))
+            self.disagreeing[path] = _disagreement(ranked, path)
             return first
+        if any(other.shape != first.shape for _, other in ranked):
+            self.uneven.append(path)
         return replace(first, shards=in_rank_order(_joined([(r, v) for r, v in ranked])), home=None)
+
+
+_NOTHING = object()
+
+
+def _at(tree: Any, path: KeyPath) -> Any:
+    """What is at a key path; `_NOTHING` when nothing is."""
+    for key in path:
+        if isinstance(tree, dict) and isinstance(key, _NAMES):
+            tree = next((v for k, v in tree.items() if repr(k) == repr(key)), _NOTHING)
+        elif isinstance(tree, dict):
+            tree = tree.get(key, _NOTHING)
+        else:
+            ok = isinstance(tree, (list, tuple)) and type(key) is int and key < len(tree)
+            tree = tree[key] if ok else _NOTHING
+    return tree
+
+
+def put(tree: Any, path: KeyPath, value: Any) -> Any:
+    """Put a value at a key path of a tree; its dicts and lists are changed, its tuples are new in what comes back."""
+    if not path:
+        return value
+    child = put(tree[path[0]], path[1:], value)
+    if isinstance(tree, tuple):
+        return (*tree[: path[0]], child, *tree[path[0] + 1 :])
+    tree[path[0]] = child
+    return tree
 
 
 _NAMES = (Global, TorchName, Device)

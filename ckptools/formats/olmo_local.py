@@ -109,13 +109,14 @@ class _Opening:
         merge, world = Merge(), self._world_size()
         placed = {rank: self._of_rank(rank) for rank in sorted({rank for _, rank in self.saved})}
         tree = {p: merge.trees([(r, t[p]) for r, t in placed.items() if p in t], (p,)) for p in self.found}
+        found = rank_checks.of_ranks(merge, tree)
+        tree = found.tree
         sections, tensors = find_sections(tree), list(tensors_in(tree))
         files = tuple(self._rank_files(world.value))
         flat = any(t.kind == "flat_pieces" for _, t in tensors)
         problems = [
             *rank_checks.of_files(files, self.cut, world.value, flat),
-            *merge.problems,
-            *rank_checks.of_values(merge.differing, sections),
+            *found.problems,
             *rank_checks.of_tensors(tensors),
         ]
         saved = self.saved.values()
@@ -132,7 +133,8 @@ class _Opening:
             problems=worst_first(problems),
             names=tuple(dict.fromkeys(n for s in saved for n in s.names)),
             all_ranks=self.all_ranks,
-            differing=rank_checks.per_rank(merge.differing, sections),
+            differing=found.differing,
+            per_rank=found.per_rank,
             bytes_expected=rank_checks.expected_bytes(files),
             cost=ReadCost(len(self.saved), time.perf_counter() - started, sum(s.bytes_read for s in saved)),
         )

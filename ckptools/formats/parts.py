@@ -6,7 +6,7 @@ Each part is read by what reads it alone, and its problems say in which part the
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,7 @@ class Parts:
         problems: of all parts.
         names: dotted names in pickles.
         differing: key paths of values that differ between ranks.
+        per_rank: what each rank has at a key path.
         ranks: who wrote a DCP file.
         writer: what wrote the DCP folders.
         nbytes: bytes that the files should have.
@@ -69,6 +70,7 @@ class Parts:
     problems: list[Problem] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     differing: list[KeyPath] = field(default_factory=list)
+    per_rank: dict[KeyPath, Mapping[int, Any]] = field(default_factory=dict)
     ranks: set[int] = field(default_factory=set)
     writer: str = ""
     nbytes: int = 0
@@ -184,6 +186,7 @@ class Parts:
         self.problems += other.problems
         self.names += other.names
         self.differing += other.differing
+        self.per_rank |= other.per_rank
         self.ranks |= other.ranks
         self.writer = self.writer or other.writer
         self.nbytes += other.nbytes
@@ -211,6 +214,7 @@ class Parts:
         self.files += (replace(f, part=key) for f in other.files)
         self.names += other.names
         self.differing += ((key, *path) for path in other.differing)
+        self.per_rank |= {(key, *path): values for path, values in other.per_rank.items()}
         self.ranks |= set(range(other.world_size.value or 0))
         self.nbytes += other.bytes_expected or 0
         self.files_read += other.cost.files
@@ -249,6 +253,7 @@ class Parts:
             names=tuple(dict.fromkeys(self.names)),
             all_ranks=self.options.all_ranks,
             differing=tuple(self.differing),
+            per_rank=self.per_rank,
             bytes_expected=self.nbytes,
             cost=ReadCost(self.files_read, time.perf_counter() - self.started, self.bytes_read),
         )

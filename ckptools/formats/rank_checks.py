@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ckptools.agreement import named, odd_ranks
-from ckptools.formats.merge import same_records
+from ckptools.formats.merge import Merge, put, same_records
 from ckptools.formats.on_disk import fault
 from ckptools.model import KeyPath, Problem, RankFile, Severity, Tensor, fqn_of, tensors_in
-from ckptools.sections import Section, is_gathered
-from ckptools.steps import COUNTERS
+from ckptools.sections import Section, find_sections, is_gathered
+from ckptools.training_state.rank_own import RUN_NAMES, Shared, counts_steps, is_own
 
 ODD_SIZE = 0.5
 """A rank file of less than this fraction of the median is named; uneven shards alone do not make one so small."""
@@ -48,21 +50,68 @@ def _of_file(file: RankFile, why: Mapping[Path, str], world: int, sharded: bool,
         yield Problem("CK003", "warning", f"{name} has {file.nbytes} bytes, others {usual}", file.rank)
 
 
-RUN_NAMES = ("run_name", "run_id", "rank_zero_seed")
-"""What is one for a run and all of its ranks; the last is Composer's."""
+@dataclass(frozen=True)
+class RankValues:
+    """What ranks have for themselves, and what they should not.
+
+    Attributes:
+        tree: the ranks' tree, with the lowest rank's tensor where each rank has its own.
+        problems: values and tensors that should be the same on all ranks and are not.
+        differing: key paths of plain values and tensors that may differ, and do.
+        per_rank: by key path what each rank has there: sections that are each rank's own, and what differs elsewhere.
+    """
+
+    tree: Any
+    problems: tuple[Problem, ...]
+    differing: tuple[KeyPath, ...]
+    per_rank: Mapping[KeyPath, Mapping[int, Any]]
 
 
-def of_values(differing: Mapping[KeyPath, Sequence[int]], sections: Sequence[Section]) -> Iterator[Problem]:
+def of_ranks(merge: Merge, tree: Any, more: Mapping[KeyPath, Sequence[int]] | None = None) -> RankValues:
+    """Judge what differs between ranks.
+
+    Args:
+        merge: how the ranks' trees were merged.
+        tree: what came of it.
+        more: key paths of further values that differ, with the ranks that do not have what most have.
+    """
+    if not more and all(len(ranked) < 2 for ranked in merge.roots.values()):
+        return RankValues(tree, (), (), {})
+    sections = find_sections(tree)
+    shared = Shared(sections)
+    differing = {**(more or {}), **merge.differing}
+    problems = [p for path, p in merge.disagreeing.items() if shared.holds(path)]
+    problems += _of_values(differing, shared)
+    apart = [path for path in (*merge.disagreeing, *merge.uneven) if not shared.holds(path)]
+    own = [p for p in (*differing, *apart) if not (shared.holds(p) or counts_steps(p) or p[-1:] in _OF_A_RUN)]
+    for path in apart:
+        tree = put(tree, path, next(iter(merge.values(path).values())))
+    per_rank = {s.path: merge.values(s.path) for s in sections if _is_listed(s, own)}
+    per_rank |= {p: merge.values(p) for p in own if not any(p[: len(s)] == s for s in per_rank)}
+    return RankValues(tree, tuple(problems), tuple(own), {p: v for p, v in per_rank.items() if len(v) > 1})
+
+
+_OF_A_RUN = tuple((name,) for name in RUN_NAMES)
+
+
+def _is_listed(section: Section, own: Iterable[KeyPath]) -> bool:
+    """Whether a section is kept as a whole for every rank, unless ranks have gathered it themselves."""
+    if not is_own(section) or any(t.sharded for _, t in tensors_in(section.value)):
+        return False
+    return not is_gathered(section.value) or any(map(section.holds, own))
+
+
+def _of_values(differing: Mapping[KeyPath, Sequence[int]], shared: Shared) -> Iterator[Problem]:
     """Plain values that should be equal on all ranks and are not."""
     for path, ranks in differing.items():
         listed = named(ranks)
-        if _counts_steps(path):
+        if counts_steps(path):
             text = f"differs between ranks (rank {listed} from the others); they are not of one step"
             yield Problem("CK006", "error", text, None, fqn_of(path))
         elif path[-1:] and path[-1] in RUN_NAMES:
             text = f"differs between ranks (rank {listed} from the others); they are not of one run"
             yield Problem("CK006", "error", text, None, fqn_of(path))
-        elif not _is_per_rank(path, sections):
+        elif shared.holds(path):
             text = f"rank {listed} has another value than the others"
             yield Problem("CK105", "error", text, None, fqn_of(path))
 
@@ -84,19 +133,6 @@ def of_gathered(sections: Sequence[Section], differing: Mapping[KeyPath, Sequenc
         for rank in sorted(odd):
             text = "lists other RNG states of the ranks than the other files do; it is of another run or save"
             yield Problem("CK006", "error", text, rank, section.name)
-
-
-def per_rank(differing: Iterable[KeyPath], sections: Sequence[Section]) -> tuple[KeyPath, ...]:
-    """The values that differ between ranks by nature: RNG, wall-clock times, data loaders."""
-    return tuple(p for p in differing if _is_per_rank(p, sections) and not _counts_steps(p))
-
-
-def _counts_steps(path: KeyPath) -> bool:
-    return bool(path) and path[-1] in (*COUNTERS, "last_epoch", "_step_count")
-
-
-def _is_per_rank(path: KeyPath, sections: Sequence[Section]) -> bool:
-    return not any(s.holds(path) for s in sections if s.kind in ("model", "optimizer", "scheduler"))
 
 
 def of_tensors(tensors: Iterable[tuple[KeyPath, Tensor]]) -> list[Problem]:

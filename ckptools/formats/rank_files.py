@@ -158,13 +158,14 @@ class _Opening:
         merge = Merge()
         tree = self._tree(merge)
         settled = flat_pieces.settle(tree, self.all_ranks, _shapes_told(self.options), by_name, self.options.names)
+        found = rank_checks.of_ranks(merge, tree)
+        tree = found.tree
         files = tuple(self._files(world.value))
         tensors = list(tensors_in(tree))
         sharded = [t for _, t in tensors if t.sharded]
         sections = find_sections(tree)
         self.problems += rank_checks.of_files(files, self.cut, world.value, bool(sharded))
-        self.problems += merge.problems
-        self.problems += rank_checks.of_values(merge.differing, sections)
+        self.problems += found.problems
         self.problems += rank_checks.of_gathered(sections, merge.differing)
         self.problems += rank_checks.of_tensors(tensors)
         self.problems += (Problem("CK108", "note", note, None, fqn_of(path)) for path, note in settled.notes.items())
@@ -183,7 +184,8 @@ class _Opening:
             names=tuple(dict.fromkeys(n for s in self.saved.values() for n in s.names)),
             all_ranks=self.all_ranks,
             compared=self.compared,
-            differing=rank_checks.per_rank(merge.differing, sections),
+            differing=found.differing,
+            per_rank=found.per_rank,
             bytes_expected=rank_checks.expected_bytes(files),
             cost=cost,
             assumed_names=frozenset(settled.assumed),

@@ -131,11 +131,15 @@ def test_torchs_own_converter_gives_the_tree_of_the_state_dict_api(loaded, tmp_p
     assert tree["optimizer"]["param_groups"][1]["lr"] == ckptools.open(DDP.file).tree["SCHEDULER"]["_last_lr"][1]
 
 
+def tensors_that_ranks_share(ck: ckptools.Checkpoint) -> int:
+    return sum(1 for s in ck.sections if s.kind != "rng" for _ in tensors_in(s.value))
+
+
 @pytest.mark.parametrize("fixture", WHOLE, ids=lambda k: k.name)
 def test_ckptools_opens_it_again_and_finds_the_same(fixture, loaded):
     before, after = fixture.open(all_ranks=True), ckptools.open(loaded / f"{number(fixture)}.dcp", all_ranks=True)
     assert (after.format, after.problems) == ("dcp", ())
-    assert sum(1 for _ in tensors_in(before.tree)) == sum(1 for _ in tensors_in(after.tree))
+    assert tensors_that_ranks_share(before) == tensors_that_ranks_share(after)
     assert sorted(s.kind for s in before.sections if s.kind in ("model", "optimizer")) == sorted(
         s.kind for s in after.sections if s.kind in ("model", "optimizer")
     )

@@ -126,14 +126,14 @@ class _Opening:
             joining.check_shapes()
         tree = self._tree(joining)
         files = tuple(listed(self.files, self.ranks, self._worlds(), self.sharded, self._prefix()))
+        found = rank_checks.of_ranks(self.merge, tree, joining.differing)
+        tree = found.tree
         sections = find_sections(tree)
-        differing = {**joining.differing, **self.merge.differing}
         self.problems += rank_checks.of_files(files, self.files.why, self.ranks.world, True)
         for mp, placed in self.placed.items():
             ranked = ((p, None if p.rank is None else self.ranks.of(mp, p.rank)) for p in placed.problems)
             self.problems += (replace(p, rank=rank) for p, rank in ranked)
-        self.problems += [*joining.problems, *self.merge.problems]
-        self.problems += rank_checks.of_values(differing, sections)
+        self.problems += [*joining.problems, *found.problems]
         self.problems += self._beyond()
         self.problems += same_file_twice(self.optims, self._held(), self.ranks.of)
         told = {p.message for p in self.problems}
@@ -154,7 +154,8 @@ class _Opening:
             problems=worst_first(self.problems),
             names=tuple(dict.fromkeys(n for s in saved for n in s.names)),
             all_ranks=self.all_ranks,
-            differing=rank_checks.per_rank(differing, sections),
+            differing=found.differing,
+            per_rank=found.per_rank,
             bytes_expected=expected_bytes(files),
             cost=cost,
         )

@@ -164,12 +164,14 @@ class _Opening:
         """Put everything together."""
         merge = Merge()
         tree = self._tree(merge)
+        found = rank_checks.of_ranks(merge, tree)
+        tree = found.tree
         files = tuple(self._files())
         sections = find_sections(tree)
         self.problems += checks.of_files(files, self.cut, self.grid, self.places, self.options)
         self.problems += checks.of_arguments(self.grid, {at: s.tree for at, s in self.saved.items()})
         self.problems += checks.of_values(self.args, tree, self.grid)
-        self.problems += [*merge.problems, *rank_checks.of_values(merge.differing, sections)]
+        self.problems += found.problems
         self.problems += rank_checks.of_tensors(list(tensors_in(tree)))
         read = sum(s.bytes_read for s in self.saved.values())
         return Checkpoint(
@@ -186,7 +188,8 @@ class _Opening:
             names=tuple(dict.fromkeys(n for s in self.saved.values() for n in s.names)),
             all_ranks=self.all_ranks,
             assumed_names=self.assumed_names,
-            differing=rank_checks.per_rank(merge.differing, sections),
+            differing=found.differing,
+            per_rank=found.per_rank,
             bytes_expected=rank_checks.expected_bytes(files),
             cost=ReadCost(len(self.saved), time.perf_counter() - started, read),
         )

@@ -1,0 +1,68 @@
+"""What each rank has for itself: which of it differs, and how it is laid side by side, as a list by rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from ckptools.checkpoint import Checkpoint, leaf_at
+from ckptools.consolidate.replicas import differing_boxes
+from ckptools.files import OpenFiles
+from ckptools.model import KeyPath, Tensor, tensors_in
+from ckptools.training_state.rank_own import Shared
+
+NOTHING = object()
+"""Stands where a rank has nothing."""
+
+
+class RankValues:
+    """What ranks of one checkpoint have for themselves.
+
+    Attributes:
+        count: ranks that a list by rank has room for, missing ones included.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, files: OpenFiles) -> None:
+        self._checkpoint, self._files = checkpoint, files
+        self._shared = Shared(checkpoint.sections)
+        ranks = [f.rank for f in checkpoint.files if f.rank is not None]
+        self.count = 1 + max([*ranks, *(r for values in checkpoint.per_rank.values() for r in values)], default=0)
+        self._known: dict[KeyPath, bool] = {}
+
+    def at(self, path: KeyPath) -> Mapping[int, Any] | None:
+        """What each rank has at a key path of the tree, where they differ; None where they do not."""
+        values = self._checkpoint.per_rank.get(path)
+        if values is None:
+            return None
+        if path not in self._known:
+            self._known[path] = self._differs(path)
+        return values if self._known[path] else None
+
+    def _differs(self, path: KeyPath) -> bool:
+        """Whether a plain value does, or else a tensor."""
+        if any(p[: len(path)] == path for p in self._checkpoint.differing):
+            return True
+        merged = leaf_at(self._checkpoint.tree, path)
+        return any(differing_boxes(tensor.found, self._files) for _, tensor in tensors_in(merged))
+
+    def of_tensor(self, tensor: Tensor, path: KeyPath) -> Mapping[int, Tensor] | None:
+        """Each rank's own copy of a tensor that ranks need not share; None where all have the same, or should."""
+        if self._shared.holds(path) or tensor.kind != "plain" or not differing_boxes(tensor.found, self._files):
+            return None
+        ranks = {s.rank for s in tensor.found if s.rank is not None}
+        return {rank: replace(tensor, shards=tensor.on_rank(rank)) for rank in sorted(ranks)}
+
+    def listed(self, values: Mapping[int, Any]) -> list[Any]:
+        """The values by rank; `NOTHING` where a rank has none."""
+        return [values.get(rank, NOTHING) for rank in range(self.count)]
+
+    def own(self) -> Iterator[KeyPath]:
+        """Every key path where ranks have something of their own."""
+        yield from (path for path in self._checkpoint.per_rank if self.at(path) is not None)
+        for section in self._checkpoint.sections:
+            for path, tensor in tensors_in(section.value):
+                full = (*section.path, *path)
+                above = any(full[: len(p)] == p for p in self._checkpoint.per_rank)
+                if not above and self.of_tensor(tensor, full) is not None:
+                    yield full
