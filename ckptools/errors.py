@@ -111,6 +111,13 @@ class NotWholeError(RefusedError):
         self.problems = tuple(problems)
 
 
+MAX_NAMES = 8
+"""Classes that a message lists."""
+
+MAX_NAME = 100
+"""Characters of the name of a class that a message has."""
+
+
 class ForeignClassError(RefusedError):
     """The torch loader would have to import a class that is not on its allow-list.
 
@@ -119,7 +126,8 @@ class ForeignClassError(RefusedError):
     """
 
     def __init__(self, path: str | Path, names: Sequence[str]) -> None:
-        listed = ", ".join(names)
+        more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+        listed = ", ".join(name[:MAX_NAME] for name in names[:MAX_NAMES]) + more
         super().__init__(
             path,
             f"needs {listed}, not on the allow-list of the torch loader; if you trust this file, load it with "

@@ -206,6 +206,17 @@ class Tensor:
 
         return arrays.to_numpy(self)
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        """Read the values for `np.asarray(tensor)`, as `numpy()` does.
+
+        Raises:
+            ValueError: the values were asked for without a copy; they are on disk.
+        """
+        if copy is False:
+            raise ValueError("the values are in a file: an array of them is always a copy")
+        values = self.numpy()
+        return values if dtype is None else values.astype(dtype)
+
     def __getitem__(self, index: Any) -> Any:
         """Read a slice as a `torch.Tensor`: only the shards, and only the bytes, that it needs."""
         from ckptools import arrays

@@ -56,6 +56,35 @@ def test_a_view_is_read_in_pieces_of_bounded_span(numbers, view, span):
     assert out.view("<f4").tolist() == expected.tolist()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn", "int64", "bool"])
+def test_numpy_gets_the_values_and_never_an_object(tmp_path, dtype):
+    value = torch.tensor([[0, 1, 2], [3, 0, 1]]).to(getattr(torch, dtype))
+    torch.save({"w": value}, tmp_path / "m.pt")
+    tensor = ckptools.open(tmp_path / "m.pt").model["w"]
+    array = np.asarray(tensor)
+    assert array.dtype == tensor.numpy().dtype != object and array.tolist() == value.float().tolist()
+    assert np.asarray(tensor, dtype="float64").dtype == np.float64
+    assert np.allclose(np.stack([tensor, tensor]).sum(), 2 * value.float().sum())
+
+
+def test_numpy_is_refused_an_array_without_a_copy(numbers):
+    with pytest.raises(ValueError, match="always a copy"):
+        whole(numbers, (2,), (1,)).__array__(copy=False)
+
+
+def test_numpy_asked_for_a_scalar_gets_one(numbers):
+    assert np.asarray(whole(numbers, (), (), 7)).item() == 7.0
+
+
+def test_an_index_beyond_the_end_raises_so_that_a_loop_over_rows_ends(numbers):
+    tensor = whole(numbers, (3, 2), (2, 1))
+    for index in (3, -4, (0, 2), (2, -3)):
+        with pytest.raises(IndexError, match="out of range"):
+            tensor[index]
+    assert [row.tolist() for row in tensor] == [[0, 1], [2, 3], [4, 5]]
+    assert tensor[-3].tolist() == [0, 1]
+
+
 @settings(deadline=None)
 @given(rows=st.integers(1, 9), columns=st.integers(1, 5), cuts=st.lists(st.integers(0, 45), max_size=4))
 def test_runs_of_a_flattened_tensor_are_put_back_into_its_shape(numbers, rows, columns, cuts):

@@ -65,6 +65,17 @@ def _more_of(error: CkptoolsError) -> list[str]:
     return error_lines(problems)[: MAX_PROBLEMS - 1]
 
 
+MAX_LINE = 1000
+"""Characters of an error; names from files have any number."""
+
+
+def _clipped(line: str) -> str:
+    """The line without the middle of what is too long: it begins with the file and ends with what to do."""
+    from ckptools.views.words import clip_middle
+
+    return clip_middle(line, MAX_LINE)
+
+
 def _say_warning(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
     """Print our own warnings as a line, and nobody else's."""
     if category.__module__.startswith("ckptools"):
@@ -80,9 +91,9 @@ def one_line_errors(function: Callable[..., None]) -> Callable[..., None]:
         try:
             function(*args, **kwargs)
         except CkptoolsError as error:
-            say(f"error: {error}")
+            say(f"error: {_clipped(str(error))}")
             for line in _more_of(error):
-                say(f"       {line}")
+                say(f"       {_clipped(line)}")
             raise typer.Exit(error.exit_code) from error
         except KeyboardInterrupt:
             say("interrupted; nothing was left behind")

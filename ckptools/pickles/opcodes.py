@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from ckptools.pickles.machine import Machine
 
 
+NEWEST_PROTOCOL = 5
+"""Since Python 3.8. Source: Lib/pickletools.py."""
+
+
 class Stop(Exception):  # noqa: N818 - it is no error
     """The STOP opcode."""
 
@@ -136,6 +140,8 @@ def _empty_set(m: Machine, at: int) -> int:
 
 @opcode(b"\x80")
 def _proto(m: Machine, at: int) -> int:
+    if m.data[at] > NEWEST_PROTOCOL:
+        raise PickleError(f"an odd pickle: of protocol {m.data[at]}, and {NEWEST_PROTOCOL} is the newest that there is")
     return at + 1
 
 

@@ -12,12 +12,16 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from ckptools.dtypes import ITEMSIZE, STORAGE_CLASS
+from ckptools.pickles.budgets import PickleError
 from ckptools.pickles.told import told
 from ckptools.values import Device, Global, NumpyArray, NumpyDtype, NumpyScalar, Opaque, Size, TorchName
 
 if TYPE_CHECKING:
     from ckptools.pickles.machine import Machine
 
+
+STATELESS = (int, float, complex, str, bytes, type(None))
+"""What has no `__setstate__` and no attributes, so that no pickler gives it any; Python's refuses it too."""
 
 MAX_NDIM = 64
 """Dimensions of a tensor or array; numpy and torch stop here too."""
@@ -85,6 +89,8 @@ def build(target: Any, state: Any) -> None:
         metadata = state.get("_metadata")
         if isinstance(metadata, dict):
             target._metadata = metadata  # type: ignore[attr-defined]
+    elif isinstance(target, STATELESS):
+        raise PickleError(f"an odd pickle: it gives a state to a value of type {type(target).__name__}")
     # Any other state (of a dict or list subclass, say) has no place in what we build; the values are whole.
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from ckptools.checkpoint import Checkpoint
@@ -36,16 +36,24 @@ class Layout:
 def layouts(ck: Checkpoint) -> tuple[Layout, ...]:
     """The ways in which the model's tensors are spread, the most frequent first.
 
-    Where nothing in the model is sharded, the other sections are looked at too.
+    Where nothing in it is sharded, what is sharded elsewhere is told behind it (an optimizer's partitions); where
+    there is no model, all tensors are counted.
     """
     model = [t for s in ck.of_kind("model") for _, t in tensors_in(s.value)]
-    if not any(t.sharded for t in model):
-        model = [t for _, t in tensors_in(ck.tree)]
-    group = _group(model)
+    if not model:
+        return _ways([t for _, t in tensors_in(ck.tree)])
+    if any(t.sharded for t in model):
+        return _ways(model)
+    others = _ways([t for _, t in tensors_in(ck.tree) if t.sharded])
+    return (*_ways(model), *(replace(one, how=f"{one.how}, outside the model") for one in others))
+
+
+def _ways(tensors: list[Tensor]) -> tuple[Layout, ...]:
+    group = _group(tensors)
     found: dict[str, list[Tensor]] = {}
-    for tensor in model:
+    for tensor in tensors:
         found.setdefault(_how(tensor, group), []).append(tensor)
-    made = [_layout(how, tensors, group) for how, tensors in found.items()]
+    made = [_layout(how, alike, group) for how, alike in found.items()]
     return tuple(sorted(made, key=lambda one: (not one.sharded, -one.tensors)))
 
 

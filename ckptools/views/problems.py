@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from ckptools.model import Problem, Severity
 from ckptools.views.words import clip_middle, plural, printable, spans
 
+MAX_LINE = 500
+"""Characters of a message; names from files have any number."""
+
 
 @dataclass(frozen=True)
 class Folded:
@@ -44,7 +47,7 @@ def _alike(problem: Problem) -> str:
 def _folded(group: Sequence[Problem]) -> Folded:
     first = group[0]
     more = f" (and {len(group) - 1} more)" if len({p.message for p in group}) > 1 else ""
-    return Folded(first.code, first.severity, _where(group), printable(first.message) + more)
+    return Folded(first.code, first.severity, _where(group), clip_middle(printable(first.message), MAX_LINE) + more)
 
 
 def _where(group: Sequence[Problem]) -> str:

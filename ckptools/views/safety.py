@@ -13,7 +13,7 @@ from ckptools.checkpoint import Checkpoint
 from ckptools.model import KeyPath, Problem, Tensor, fqn_of, nodes_in
 from ckptools.training_state.modules import ModuleState
 from ckptools.values import Lost, Opaque
-from ckptools.views.words import plural
+from ckptools.views.words import clip_middle, plural
 
 MAX_VISITED = 2_000_000
 """Containers and foreign objects that are looked at; what a foreign object holds has no other limit."""
@@ -119,11 +119,18 @@ def _of_torch(name: str, names: Sequence[str], foreign: Mapping[str, Any]) -> bo
 def safety_problems(ck: Checkpoint, foreign: Mapping[str, list[KeyPath]], suspicious: tuple[str, ...]) -> list[Problem]:
     """One warning per suspicious name, one note for all foreign classes, one for each whole module."""
     found = [
-        Problem("CK302", "warning", f"the pickle names {name}, which could run code; ckptools ran nothing")
+        Problem(
+            "CK302",
+            "warning",
+            f"the pickle names {clip_middle(name, MAX_NAME)}, which could run code; ckptools ran nothing",
+        )
         for name in suspicious
     ]
     return found + list(_of_foreign(foreign)) + list(_of_modules(ck.tree))
 
+
+MAX_NAME = 100
+"""Characters of a name in a line."""
 
 MAX_NAMED = 3
 """Classes that a line names."""
@@ -149,10 +156,12 @@ def _of_modules(tree: Any) -> Iterator[Problem]:
 
 
 def _listed(classes: Mapping[str, list[KeyPath]]) -> str:
-    named = ", ".join(f"{name} at {_where(paths)}" for name, paths in islice(classes.items(), MAX_NAMED))
+    named = ", ".join(
+        f"{clip_middle(name, MAX_NAME)} at {_where(paths)}" for name, paths in islice(classes.items(), MAX_NAMED)
+    )
     return named + (f" and {len(classes) - MAX_NAMED} more" if len(classes) > MAX_NAMED else "")
 
 
 def _where(paths: Sequence[KeyPath]) -> str:
     more = f" and {plural(len(paths) - 1, 'more place')}" if len(paths) > 1 else ""
-    return (fqn_of(paths[0]) or "the top") + more
+    return (clip_middle(fqn_of(paths[0]), MAX_NAME) or "the top") + more

@@ -226,6 +226,21 @@ def test_torchs_own_end_records_are_zip64_and_agree(good, tmp_path):
     assert "end records" in one_line(tmp_path / "z.pt")
 
 
+@pytest.mark.parametrize("record", [b"PK\6\6", b"PK\6\7", b"PK\5\6"])
+def test_bytes_between_the_directory_and_an_end_record_are_refused(good, tmp_path, record):
+    at = good.rindex(record)
+    (tmp_path / "z.pt").write_bytes(good[:at] + b"\0" * 7 + good[at:])
+    assert "bytes were added or lost" in one_line(tmp_path / "z.pt")
+    with pytest.raises(ReadError):
+        reader.glance(tmp_path / "z.pt")
+
+
+def test_bytes_between_the_directory_and_a_narrow_end_record_are_refused(members, tmp_path):
+    data = archive(tmp_path / "z.pt", members).read_bytes()
+    (tmp_path / "z.pt").write_bytes(data[:-22] + b"\0" * 7 + data[-22:])
+    assert "zip directory is not where the end record says" in one_line(tmp_path / "z.pt")
+
+
 def test_a_sparse_file_beyond_4_gib_is_read_through_zip64(tmp_path):
     path, far = tmp_path / "big.pt", 5 << 30
     members = members_of({"w": torch.arange(4.0)}, tmp_path / "small.pt")

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ckptools.pickles import machine
 from ckptools.pickles.machine import Machine, PickleError
 from ckptools.values import NumpyArray, NumpyScalar, Opaque
 
@@ -227,3 +228,38 @@ def test_ints_are_kept_while_python_can_print_them():
     data = b"\x8b" + struct.pack("<i", 1024) + b"\x7f" * 1024 + b"."
     assert str(load(data))
     assert load(b"\x8b" + struct.pack("<i", 1025) + b"\x7f" * 1025 + b".").name == "an int of 8200 bits"
+
+
+def test_a_pickle_above_the_memo_budget_is_refused(monkeypatch):
+    monkeypatch.setattr(machine, "MAX_MEMO", 6500)
+    assert load(b"\x80\x04N" + b"\x94" * 6000 + b".") is None
+    with pytest.raises(PickleError, match="more than 6500 memo entries"):
+        load(b"\x80\x04N" + b"\x94" * 8000 + b".")
+
+
+def test_a_pickle_above_the_stack_budget_is_refused(monkeypatch):
+    monkeypatch.setattr(machine, "MAX_STACK", 3000)
+    with pytest.raises(PickleError, match="stack"):
+        load(b"\x80\x04" + b"N" * 5000 + b".")
+
+
+@pytest.mark.parametrize("protocol", [6, 7, 255])
+def test_a_protocol_that_no_python_writes_is_odd(protocol):
+    with pytest.raises(PickleError, match=f"an odd pickle: of protocol {protocol}, and 5 is the newest"):
+        load(bytes([0x80, protocol]) + b"N.")
+
+
+ODD_STATES = {
+    "an int": b"K\x01",
+    "a float": b"F1.5\n",
+    "a text": b"X\0\0\0\0",
+    "bytes": b"C\0",
+    "nothing": b"N",
+    "a flag": b"\x88",
+}
+
+
+@pytest.mark.parametrize("target", ODD_STATES.values(), ids=ODD_STATES)
+def test_a_state_for_a_value_that_has_none_is_odd(target):
+    with pytest.raises(PickleError, match="an odd pickle: it gives a state to a value of type"):
+        load(b"\x80\x04" + target + b"}b.")

@@ -27,6 +27,19 @@ def test_the_most_frequent_way_comes_first_and_whole_tensors_last():
     assert [one.how for one in found] == ["dim 0 over 4 ranks", "whole"]
 
 
+def test_the_models_tensors_are_counted_whether_they_are_sharded_or_whole():
+    moments = {"state": {0: {"exp_avg": plain(3)}}, "param_groups": [{"params": [0], "lr": 0.1}]}
+    for tensor in (plain(3), sharded(8)):
+        (layout,) = layouts(checkpoint({"model": {"w": tensor}, "optim": moments}))
+        assert layout.tensors == 1
+
+
+def test_what_is_sharded_outside_of_a_whole_model_is_told_behind_it():
+    moments = {"state": {0: {"exp_avg": sharded(8)}}, "param_groups": [{"params": [0], "lr": 0.1}]}
+    found = layouts(checkpoint({"model": {"w": plain(8)}, "optim": moments}))
+    assert [(one.how, one.tensors) for one in found] == [("whole", 1), ("dim 0 over 4 ranks, outside the model", 1)]
+
+
 def test_groups_that_hold_replicas_are_named_seen_from_one_rank():
     shards = (Shard(Box((0,), (4,)), 0, None), Shard(Box((4,), (4,)), None, None))
     (layout,) = layout_of(replace(sharded(8), shards=shards), sharded(1))
