@@ -69,7 +69,9 @@ WhichWeights = Annotated[
 ]
 RulesFile = Annotated[
     Path | None,
-    typer.Option("--rules", readable=False, help="JSON that says how tensor-parallel weights are joined (Megatron)."),
+    typer.Option(
+        "--rules", readable=False, help="JSON that says how tensor-parallel weights are joined (Megatron, Meta Llama)."
+    ),
 ]
 ShapesFrom = Annotated[
     Path | None,

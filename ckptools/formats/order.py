@@ -150,6 +150,12 @@ def _hugging_face() -> Format:
     return hugging_face
 
 
+def _meta_llama() -> Format:
+    from ckptools.formats import meta_llama
+
+    return meta_llama
+
+
 def _olmo_local() -> Format:
     from ckptools.formats import olmo_local
 
@@ -179,6 +185,7 @@ FORMATS: tuple[OnDemand, ...] = (
     OnDemand(_composer_folder, r"^(composer_metadata\.json|resumption\.pkl)$"),
     OnDemand(_dcp, r"\.metadata|\.distcp$|(ba|step|iter|iteration|checkpoint)[-_]?\d+$"),
     OnDemand(_dcp_safetensors, r"(^|/)shard-\d.*\.safetensors$"),
+    OnDemand(_meta_llama, r"(^|/)consolidated\.\d+\.pth$"),
     OnDemand(_olmo_local, r"(^|/)(model|optim|train)(/|$)"),
     OnDemand(_rank_files, r"rank", per_rank=True),
     OnDemand(_hugging_face, r"\.safetensors|\.bin|^adapter|^diffusion"),

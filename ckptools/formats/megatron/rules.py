@@ -91,6 +91,10 @@ class Rules:
     def __init__(self, given: tuple[tuple[str, Rule], ...] = ()) -> None:
         self.given = given
 
+    def given_for(self, fqn: str) -> Rule | None:
+        """The rule that the user gave for a weight; None where no pattern of theirs fits."""
+        return next((rule for pattern, rule in self.given if fnmatchcase(fqn, pattern)), None)
+
     def of(self, fqn: str, pieces: Mapping[str, Any]) -> Rule | str:
         """The rule for a weight, or why there is none.
 
@@ -98,9 +102,9 @@ class Rules:
             fqn: its name.
             pieces: what one rank holds of the model, by name: the shapes of a gated layer tell that it is one.
         """
-        for pattern, rule in self.given:
-            if fnmatchcase(fqn, pattern):
-                return rule
+        given = self.given_for(fqn)
+        if given is not None:
+            return given
         found = FC1.fullmatch(fqn)
         if found:
             return _first_layer(fqn, found["mlp"] + FC2[found["name"]] + ".weight", pieces)

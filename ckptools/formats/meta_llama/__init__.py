@@ -1,0 +1,259 @@
+"""Meta's Llama checkpoints: `consolidated.NN.pth`, one file per tensor-parallel rank, with `params.json` beside them.
+
+    params.json             {"dim": 5120, "n_heads": 40, "n_layers": 40, "multiple_of": 256, "vocab_size": -1, …}
+    consolidated.00.pth     names and tensors of rank 0, all of them plain
+    consolidated.01.pth     of rank 1
+
+The files hold plain tensors and not a word about how they belong together, not even their rank, which the name alone
+tells. How the pieces are joined is in `layout`; a weight whose pieces do not make the shape that `params.json` gives it
+is shown and not joined. A lone `consolidated.00.pth` whose weights are whole is a whole checkpoint.
+
+Source: facebookresearch/llama `llama/generation.py` (`Llama.build`); the tests hold it against files of this layout
+that torch wrote, not against Meta's own.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ckptools.checkpoint import Checkpoint, ReadCost
+from ckptools.errors import ReadError
+from ckptools.files import check_stays_inside, reading
+from ckptools.formats import rank_checks
+from ckptools.formats.json_file import read_json
+from ckptools.formats.megatron.join import Piece, UnlikeError, join
+from ckptools.formats.megatron.rules import REPLICATED, Rule, read_rules
+from ckptools.formats.merge import same_records
+from ckptools.formats.meta_llama.layout import (
+    LAYER,
+    NO_PARAMS,
+    NO_RULE,
+    Place,
+    places_of,
+    sizes_of,
+    tensor_parallel_size,
+    vocabulary,
+)
+from ckptools.formats.on_disk import looked_at
+from ckptools.formats.options import Options
+from ckptools.model import Fact, Problem, RankFile, Tensor, tensors_in, worst_first
+from ckptools.pickles.reader import Saved
+from ckptools.training_state.module_order import AS_SAVED
+
+NAME = "meta_llama"
+READS = "Meta's Llama: consolidated.00.pth, consolidated.01.pth …, one per tensor-parallel rank, with params.json"
+KNOWN_BY = "consolidated.NN.pth, or a folder that holds such files"
+
+FILE = re.compile(r"consolidated\.(\d{2,5})\.pth")
+PARAMS = "params.json"
+MAX_RANKS = 1 << 12
+
+
+def detect(path: Path) -> bool:
+    """A file called `consolidated.NN.pth`, or a folder that holds one."""
+    return bool(_files_in(path)) if path.is_dir() else bool(FILE.fullmatch(path.name)) and path.is_file()
+
+
+def _files_in(folder: Path) -> dict[int, Path]:
+    with reading(folder):
+        found = [(m, p) for p in folder.iterdir() if (m := FILE.fullmatch(p.name)) and p.is_file()]
+    return {int(m[1]): p for m, p in sorted(found, key=lambda f: f[1].name)}
+
+
+def read(path: Path, options: Options) -> Checkpoint:
+    """Open the checkpoint that a file, or a folder of them, belongs to.
+
+    Raises:
+        ReadError: the file that was named, or of a folder every one, cannot be read.
+        UnsafePathError: a file is a link out of the folder.
+    """
+    started = time.perf_counter()
+    folder = path if path.is_dir() else path.parent
+    files = _files_in(folder)
+    if options.only_this_file and not path.is_dir():
+        files = {rank: p for rank, p in files.items() if p.name == path.name}
+    for file in files.values() if not options.follow_symlinks else ():
+        if file != path:
+            check_stays_inside(file, folder)
+    return _Opening(path, folder, files, options).checkpoint(started)
+
+
+class _Opening:
+    """The steps of opening one checkpoint, with what they find on the way."""
+
+    def __init__(self, path: Path, folder: Path, files: dict[int, Path], options: Options) -> None:
+        self.path, self.folder, self.files, self.options = path, folder, files, options
+        self.problems: list[Problem] = []
+        self.cut: dict[Path, str] = {}
+        self.saved: dict[int, Saved] = {}
+        self._read_files()
+        self.params = self._params()
+        self.sizes = sizes_of(self.params or {})
+        self.trees = {rank: _state(saved) for rank, saved in sorted(self.saved.items())}
+        self.world = self._world()
+        self.rules = read_rules(options.rules)
+
+    def _read_files(self) -> None:
+        """Read the file that was named, of a folder the first that can be; with all ranks every one."""
+        asked = next((rank for rank, p in self.files.items() if p.name == self.path.name), None)
+        for rank, file in sorted(self.files.items(), key=lambda f: f[0] != asked):
+            if self.saved and not self.options.all_ranks:
+                return
+            try:
+                self.saved[rank] = self.options.read_file(file)
+            except ReadError as error:
+                if rank == asked or len(self.files) == 1:
+                    raise
+                self.cut[file] = str(error)
+        if not self.saved:
+            raise ReadError(self.path, "none of its consolidated.NN.pth files can be read")
+
+    def _params(self) -> dict[str, Any] | None:
+        path = self.folder / PARAMS
+        if not path.is_file():
+            return None
+        if not self.options.follow_symlinks:
+            check_stays_inside(path, self.folder)
+        found = read_json(path)
+        if not isinstance(found, dict):
+            raise ReadError(path, f"holds a {type(found).__name__}, expected the sizes of the model")
+        return found
+
+    def _world(self) -> Fact:
+        told = {tensor_parallel_size(tree, self.sizes) for tree in self.trees.values()} - {None}
+        if len(told) > 1:
+            self.problems.append(Problem("CK103", "error", f"shapes in the files speak of {sorted(told)} ranks"))  # type: ignore[type-var]
+        if len(told) == 1:
+            (world,) = told
+            if world is not None and world > MAX_RANKS:
+                raise ReadError(self.path, f"its shapes speak of {world} tensor-parallel ranks; no model has so many")
+            return Fact(world, ("shapes and params.json" if self.sizes else "shapes",))
+        return Fact(len(self.files), ("files found",), agree=not told)
+
+    def checkpoint(self, started: float) -> Checkpoint:
+        """Put everything together."""
+        model = self._model()
+        tree = model if self.params is None else {"model": model, "params": self.params}
+        files = tuple(self._files())
+        every = len(self.saved) + len(self.cut) == len(self.files)
+        self.problems += rank_checks.of_files(files, self.cut, self.world.value, True)
+        self.problems += rank_checks.of_tensors(list(tensors_in(tree)))
+        self.problems += [*self._of_layers(model), *self._of_twins()]
+        cost = ReadCost(len(self.saved), time.perf_counter() - started, sum(s.bytes_read for s in self.saved.values()))
+        one = self.world.value == 1
+        return Checkpoint(
+            path=self.path,
+            name=self.folder.absolute().name,
+            format=NAME,
+            saved_as="Meta Llama, " + ("every tensor whole" if one else f"tensor parallel {self.world.value}"),
+            tree=tree,
+            files=files,
+            world_size=self.world,
+            step=Fact(None),
+            module_order=AS_SAVED,
+            problems=worst_first(self.problems),
+            names=tuple(dict.fromkeys(n for s in self.saved.values() for n in s.names)),
+            all_ranks=every,
+            bytes_expected=rank_checks.expected_bytes(files),
+            cost=cost,
+        )
+
+    def _model(self) -> dict[Any, Any]:
+        """Every name, its pieces joined where the rules say how and the shapes agree."""
+        first = next(iter(self.trees.values()))
+        vocab = vocabulary(first, self.sizes, self.world.value) if self.sizes else None
+        names = dict.fromkeys(name for tree in self.trees.values() for name in tree)
+        return {name: self._value(name, vocab) for name in names}
+
+    def _value(self, name: Any, vocab: int | None) -> Any:
+        held = {rank: tree[name] for rank, tree in self.trees.items() if name in tree}
+        first = next(iter(held.values()))
+        if not isinstance(first, Tensor):
+            return first
+        tensors = {rank: t for rank, t in held.items() if isinstance(t, Tensor)}
+        rule = self._rule(name, first, vocab)
+        if isinstance(rule, str):
+            return _unjoined(tensors, rule)
+        try:
+            return join(list(self._pieces(tensors, rule)), rule, self.world.value)
+        except UnlikeError as error:
+            self.problems.append(Problem("CK104", "error", str(error), None, str(name)))
+            return _unjoined(tensors, str(error))
+
+    def _rule(self, name: Any, piece: Tensor, vocab: int | None) -> Rule | str:
+        """How a weight is joined, or why it is not."""
+        ranks = self.world.value
+        places = places_of(str(name), self.sizes, vocab) if self.sizes else ()
+        fitting = next((place for place in places if place.accepts(piece.shape, ranks)), None)
+        why = "" if fitting or not places else _unlike(piece, ranks, places[0])
+        if ranks == 1:
+            self.problems += [Problem("CK104", "warning", why, None, str(name))] if why else []
+            return REPLICATED
+        given = self.rules.given_for(str(name))
+        if given or fitting:
+            return given or (fitting.rule if fitting else REPLICATED)
+        return why or (NO_RULE if self.sizes else NO_PARAMS)
+
+    def _pieces(self, tensors: Mapping[int, Tensor], rule: Rule) -> Iterator[Piece]:
+        """The pieces that were read, and of a weight that is cut those of the other ranks."""
+        for rank in range(self.world.value) if rule.dim is not None else tensors:
+            yield Piece(rank, rank, tensors.get(rank))
+
+    def _of_layers(self, model: Mapping[Any, Any]) -> Iterator[Problem]:
+        """Layers that `params.json` counts and no file has, or the other way round."""
+        found = {int(m[1]) for name in model if isinstance(name, str) and (m := LAYER.match(name))}
+        stated = self.sizes.layers if self.sizes else None
+        if stated is not None and found != set(range(stated)):
+            text = f"{PARAMS} tells of {stated} layers, the files hold {len(found)}"
+            yield Problem("CK107", "error", text)
+
+    def _of_twins(self) -> Iterator[Problem]:
+        """A rank's file that is a copy of another's: its name alone says whose it is."""
+        ranks = sorted(self.trees)
+        for n, rank in enumerate(ranks):
+            twin = next((other for other in ranks[:n] if _same_pieces(self.trees[other], self.trees[rank])), None)
+            if twin is not None and self.world.value > 1:
+                yield Problem("CK009", "error", f"{self.files[rank].name} holds what rank {twin}'s file holds", rank)
+
+    def _files(self) -> Iterator[RankFile]:
+        for rank in sorted({*self.files, *range(min(self.world.value, MAX_RANKS))}):
+            file = self.files.get(rank)
+            if file is not None:
+                yield looked_at(file, rank, "", self.cut, rank in self.saved)
+            else:
+                yield RankFile(self.folder / f"consolidated.{rank:02d}.pth", rank, "", "missing", 0, None)
+
+
+def _state(saved: Saved) -> dict[Any, Any]:
+    if not isinstance(saved.tree, dict):
+        raise ReadError(saved.path, f"holds a {type(saved.tree).__name__}, expected the names and tensors of a model")
+    return saved.tree
+
+
+def _unlike(piece: Tensor, ranks: int, place: Place) -> str:
+    whole = " x ".join("?" if n is None else str(n) for n in place.shape)
+    return f"{list(piece.shape)} on each of {ranks} ranks does not make {whole}, which {PARAMS} tells"
+
+
+def _unjoined(tensors: Mapping[int, Tensor], why: str) -> Tensor:
+    """Pieces that are shown and not joined."""
+    first = next(iter(tensors.values()))
+    shards = tuple(replace(s, rank=rank) for rank, t in tensors.items() for s in t.shards)
+    return replace(first, shards=shards, kind="tensor_parallel", note=first.note or why)
+
+
+def _same_pieces(one: Mapping[Any, Any], other: Mapping[Any, Any]) -> bool:
+    """Whether every matrix that two ranks hold has one checksum in both, as far as the files state any."""
+    pairs = [(t, other.get(name)) for name, t in one.items() if isinstance(t, Tensor) and len(t.shape) > 1]
+    sources = [[s.source for s in (*a.shards, *b.shards)] for a, b in pairs if isinstance(b, Tensor)]
+    stated = all(source is not None and source.crc for each in sources for source in each)
+    return (
+        bool(sources)
+        and stated
+        and all(same_records((*a.shards, *b.shards)) for a, b in pairs if isinstance(b, Tensor))
+    )

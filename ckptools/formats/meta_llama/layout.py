@@ -1,0 +1,148 @@
+"""How the weights of Meta's Llama lie on tensor-parallel ranks, and what shapes `params.json` gives the whole ones.
+
+Every linear layer is fairscale's ColumnParallelLinear (rows are cut) or RowParallelLinear (columns are); norms and rope
+frequencies are the same on every rank. The embedding is cut by columns in Llama 1 and 2 (ParallelEmbedding) and by rows
+since Llama 3 (VocabParallelEmbedding), which its shape tells. Source: facebookresearch/llama `llama/model.py`,
+meta-llama/llama-models `models/llama3/model.py`. Mistral's `params.json` has `head_dim` and `hidden_dim` besides.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ckptools.formats.megatron.rules import COLUMNS, REPLICATED, ROWS, Rule
+from ckptools.model import Tensor
+from ckptools.regions import Ints
+
+LAYER = re.compile(r"layers\.(\d{1,6})\.")
+QUERY = re.compile(r"layers\.\d+\.attention\.wq\.weight")
+EMBEDDING = "tok_embeddings.weight"
+HEAD = "output.weight"
+NO_PARAMS = "params.json is not here, which tells the shapes of the whole weights"
+NO_RULE = "no rule says how its tensor-parallel pieces are joined; give one with --rules FILE"
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of a model, as `params.json` tells them.
+
+    Attributes:
+        dim: of the residual stream.
+        queries: rows of all query heads together.
+        keys: rows of all key heads together.
+        hidden: of the feed-forward layers; None where nothing tells.
+        vocab: of the vocabulary; None where only the tokenizer tells.
+        layers: number of layers; None where nothing tells.
+        head: of one head.
+    """
+
+    dim: int
+    queries: int
+    keys: int
+    hidden: int | None
+    vocab: int | None
+    layers: int | None
+    head: int
+
+
+def sizes_of(params: Mapping[str, Any]) -> Sizes | None:
+    """The sizes that `params.json` tells; None where it lacks `dim` or `n_heads`, or they are no sizes."""
+    dim, heads = _size(params, "dim"), _size(params, "n_heads")
+    if dim is None or heads is None:
+        return None
+    head = _size(params, "head_dim") or dim // heads
+    keys = (_size(params, "n_kv_heads") or heads) * head
+    return Sizes(
+        dim, heads * head, keys, _hidden(params, dim), _size(params, "vocab_size"), _size(params, "n_layers"), head
+    )
+
+
+def _size(params: Mapping[str, Any], name: str) -> int | None:
+    value = params.get(name)
+    return value if type(value) is int and 0 < value < 1 << 40 else None
+
+
+def _hidden(params: Mapping[str, Any], dim: int) -> int | None:
+    """Two thirds of `4 * dim`, times a factor, rounded up to a multiple, as `FeedForward.__init__` has it."""
+    stated, multiple = _size(params, "hidden_dim"), _size(params, "multiple_of")
+    if stated is not None or multiple is None:
+        return stated
+    hidden, factor = int(2 * (4 * dim) / 3), params.get("ffn_dim_multiplier")
+    if isinstance(factor, (int, float)) and 0 < factor < 1000:
+        hidden = int(factor * hidden)
+    return multiple * ((hidden + multiple - 1) // multiple)
+
+
+def tensor_parallel_size(tree: Mapping[Any, Any], sizes: Sizes | None) -> int | None:
+    """The number of ranks that a file's shapes tell: whole query rows by the rows that it has; None where they do not.
+
+    Without `params.json` the final norm, which is never cut, has as many elements as there are query rows.
+    """
+    norm = tree.get("norm.weight")
+    whole = sizes.queries if sizes else norm.shape[0] if isinstance(norm, Tensor) and len(norm.shape) == 1 else 0
+    query = next((t for n, t in tree.items() if isinstance(n, str) and QUERY.fullmatch(n)), None)
+    rows = query.shape[0] if isinstance(query, Tensor) and len(query.shape) == 2 else 0
+    return whole // rows if whole and rows and whole % rows == 0 else None
+
+
+@dataclass(frozen=True)
+class Place:
+    """How a weight lies on the ranks.
+
+    Attributes:
+        rule: how its pieces are joined.
+        shape: of the whole weight; None in a dimension that nothing tells.
+    """
+
+    rule: Rule
+    shape: tuple[int | None, ...]
+
+    def accepts(self, piece: Ints, ranks: int) -> bool:
+        """Whether pieces of this shape on `ranks` ranks make the whole weight."""
+        joined = tuple(n * ranks if d == self.rule.dim else n for d, n in enumerate(piece))
+        return len(joined) == len(self.shape) and all(w in (None, n) for w, n in zip(self.shape, joined, strict=True))
+
+
+def places_of(name: str, sizes: Sizes, vocab: int | None) -> tuple[Place, ...]:
+    """The ways in which a weight may lie, one of which its shape must fit; empty for a name without a rule.
+
+    Args:
+        name: of the weight.
+        sizes: of the model.
+        vocab: rows of the vocabulary, where anything tells them.
+    """
+    dim, hidden = sizes.dim, sizes.hidden
+    cut: dict[str, Place] = {
+        "attention.wq": Place(ROWS, (sizes.queries, dim)),
+        "attention.wk": Place(ROWS, (sizes.keys, dim)),
+        "attention.wv": Place(ROWS, (sizes.keys, dim)),
+        "attention.wo": Place(COLUMNS, (dim, sizes.queries)),
+        "feed_forward.w1": Place(ROWS, (hidden, dim)),
+        "feed_forward.w2": Place(COLUMNS, (dim, hidden)),
+        "feed_forward.w3": Place(ROWS, (hidden, dim)),
+        "attention_norm": Place(REPLICATED, (dim,)),
+        "ffn_norm": Place(REPLICATED, (dim,)),
+    }
+    if LAYER.match(name) and name.endswith(".weight"):
+        known = cut.get(LAYER.sub("", name, count=1).removesuffix(".weight"))
+        return (known,) if known else ()
+    whole = {
+        "norm.weight": (Place(REPLICATED, (dim,)),),
+        "rope.freqs": (Place(REPLICATED, (sizes.head // 2,)),),
+        HEAD: (Place(ROWS, (vocab, dim)),),
+        EMBEDDING: (Place(COLUMNS, (vocab, dim)), Place(ROWS, (vocab, dim))),
+    }
+    return whole.get(name, ())
+
+
+def vocabulary(tree: Mapping[Any, Any], sizes: Sizes, ranks: int) -> int | None:
+    """The rows of the vocabulary: stated, or those of an embedding that is cut by columns, else of the output layer."""
+    if sizes.vocab is not None:
+        return sizes.vocab
+    embedding, head = tree.get(EMBEDDING), tree.get(HEAD)
+    if isinstance(embedding, Tensor) and len(embedding.shape) == 2 and embedding.shape[1] * ranks == sizes.dim:
+        return embedding.shape[0]
+    return head.shape[0] * ranks if isinstance(head, Tensor) and head.shape else None
