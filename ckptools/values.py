@@ -85,7 +85,7 @@ class Opaque:
 
 
 OMEGACONF = "omegaconf."
-"""Its containers hold values in `_content`, and each value in `_val` of a node. Source: omegaconf/base.py of 2.3."""
+"""Its containers hold values in `_content`, its nodes one in `_val`. Source: omegaconf/base.py and nodes.py of 2.4."""
 
 MAX_FIELDS = 6
 """Fields that a line shows."""

@@ -155,7 +155,7 @@ class Jsonable:
         if isinstance(value, str):
             return words.clip(value, MAX_JSON_TEXT)
         if isinstance(value, Opaque) and self._depth and value.fields and not is_brief(value):
-            return {"class": described(value), "fields": self._inside(value.fields)}
+            return {"class": words.clip(value.name, MAX_JSON_TEXT), "fields": self._inside(value.fields)}
         told = described(value)
         if told is not None:
             return told
