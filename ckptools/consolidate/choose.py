@@ -5,6 +5,7 @@ Everything is checked here, before the first byte is written, and everything tha
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -239,6 +240,8 @@ class _Picking:
             versions = (*at, "_metadata")
             self.left_out[versions] = "module versions that hold foreign objects"
             del copied._metadata
+        elif hasattr(copied, "_metadata"):
+            copied._metadata = _bare(copied._metadata)
         for key, value in node.items():
             place = (*at, key)
             if isinstance(key, Global) or _is_foreign(key):
@@ -354,6 +357,15 @@ def _each_rank_s(paths: Sequence[KeyPath], what: str) -> list[str]:
     """The note on values that ranks have for themselves."""
     names = ", ".join(fqn_of(p) for p in paths[:MAX_NAMED]) + (" …" if len(paths) > MAX_NAMED else "")
     return [f"{plural(len(paths), 'value')} that ranks have for themselves ({names}): {what}"] if paths else []
+
+
+def _bare(node: Any) -> Any:
+    """A copy of the versions of a state dict without what its dicts in turn carry as theirs."""
+    if isinstance(node, dict):
+        made: dict[Any, Any] = OrderedDict() if isinstance(node, OrderedDict) else {}
+        made.update((key, _bare(value)) for key, value in node.items())
+        return made
+    return type(node)(map(_bare, node)) if type(node) in (list, tuple) else node
 
 
 def _is_foreign(node: Any) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import ckptools
 from ckptools.consolidate.writers.loadable import LEFT_OUT, Loadable
@@ -166,11 +167,16 @@ def test_every_converted_value_of_a_real_checkpoint_is_what_the_source_held(tmp_
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(tree=trees)
-def test_any_tree_that_is_written_is_read_by_plain_torch_load(tmp_path, tree):
-    torch.save(tree, tmp_path / "in.pt")
+@given(ranks=st.lists(trees, min_size=1, max_size=3), more=st.booleans())
+def test_any_trees_that_are_written_are_read_by_plain_torch_load(tmp_path, ranks, more):
+    for old in tmp_path.glob("rank*.pt"):
+        old.unlink()
+    for rank, tree in enumerate(ranks):
+        torch.save(
+            {"model": {"w": torch.ones(2)}, "rng": tree, "x": tree} if more else tree, tmp_path / f"rank{rank}.pt"
+        )
     try:
-        ckptools.consolidate(tmp_path / "in.pt", tmp_path / "out.pt", force=True, only="all")
+        ckptools.consolidate(tmp_path / "rank0.pt", tmp_path / "out.pt", force=True, only="all")
     except CkptoolsError:
         return
     torch.load(tmp_path / "out.pt")

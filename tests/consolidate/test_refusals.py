@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -268,3 +269,27 @@ def test_local_pieces_without_their_shapes_are_refused_in_one_line(tmp_path):
         ckptools.consolidate(FIXTURES / "torch2.6.0-fsdp1-local-w4", tmp_path / "out.pt")
     assert "\n" not in str(error.value)
     assert leftovers(tmp_path) == []
+
+
+def test_a_source_whose_time_alone_changed_is_refused(tmp_path):
+    torch.save({"w": torch.ones(3)}, tmp_path / "x.pt")
+    ck = ckptools.open(tmp_path / "x.pt")
+    os.utime(tmp_path / "x.pt", (1, 1))
+    for out in ("m.pt", "m.safetensors", "m.dcp"):
+        with pytest.raises(ReadError, match="changed since it was opened: it was written to"):
+            ckptools.consolidate(ck, tmp_path / out)
+    assert [p.name for p in tmp_path.iterdir()] == ["x.pt"]
+
+
+def test_what_is_wrong_with_model_ema_does_not_forbid_the_model(tmp_path):
+    for rank in range(2):
+        optimizer = {"state": {0: {"m": torch.ones(2)}}, "param_groups": [{"lr": 0.1, "params": [0]}]}
+        tree = {"model": {"w": torch.ones(2)}, "model_ema": {"w": torch.ones(2), "updates": rank}, "optim": optimizer}
+        tree["optim_ema"] = {"updates": rank}
+        torch.save(tree, tmp_path / f"rank{rank}.pt")
+    found = {p.tensor for p in ckptools.open(tmp_path, all_ranks=True).problems}
+    assert found == {"model_ema.updates", "optim_ema.updates"}
+    for part in ("model", "optimizer"):
+        ckptools.consolidate(tmp_path / "rank0.pt", tmp_path / f"{part}.safetensors", only=part)
+    with pytest.raises(NotWholeError, match="model_ema"):
+        ckptools.consolidate(tmp_path / "rank0.pt", tmp_path / "all.pt", only="all")
