@@ -72,6 +72,11 @@ def test_a_buffer_of_the_same_shape_leaves_the_name_open():
     assert "1 of 2 without a name" in naming.note
 
 
+def test_a_name_tied_to_an_earlier_one_is_no_parameter_of_its_own():
+    tied = {"emb": tensor(2, 3, at=0), "head": tensor(2, 3, at=0), "out": tensor(2, 3, at=24)}
+    assert name_parameters(optimizer([(0, (2, 3)), (1, (2, 3))]), tied).names == {0: "emb", 1: "out"}
+
+
 def test_two_groups_share_the_parameters_out():
     groups = optimizer([(0, (2, 3)), (1, (3, 4))], [(2, (2,)), (3, (3,))])
     naming = name_parameters(groups, model(w0=(2, 3), b0=(2,), w1=(3, 4), b1=(3,)))

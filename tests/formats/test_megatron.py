@@ -214,6 +214,12 @@ def test_a_rule_that_does_not_fit_its_tensor_is_refused(tmp_path):
         ckptools.open(LEGACY, rules=tmp_path / "rules.json").consolidate(tmp_path / "m.pt")
 
 
+def test_rows_that_are_no_two_halves_are_not_joined_half_by_half():
+    local = Tensor((3, 2), "float32", (Shard(Box.whole((3, 2)), None, None),))
+    with pytest.raises(UnlikeError, match=r"rule 'a\*' says 2 halves of dim 0, which has 3 elements"):
+        join([Piece(rank, rank, local) for rank in range(2)], Rule(0, 2, "a*"), 2)
+
+
 def test_pieces_of_different_shapes_are_not_joined():
     pieces = [Piece(r, r, Tensor((2 + r,), "float32", ())) for r in range(2)]
     with pytest.raises(UnlikeError, match="not pieces of one weight"):

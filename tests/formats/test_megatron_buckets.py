@@ -268,6 +268,26 @@ def test_edges_where_no_parameter_ends_are_refused(stored):
     assert "no parameter begins or ends at 3" in refused({k: cut(t) for k, t in buffers.items()}, weights)
 
 
+def test_a_chunk_of_two_parameters_is_refused(stored):
+    buffers, weights = stored
+
+    def joined(tensor: Tensor) -> Tensor:
+        first, second, *rest = tensor.shards
+        both = replace(first, box=Box((0,), (first.box.sizes[0] + second.box.sizes[0],)))
+        return replace(tensor, shards=(both, *rest))
+
+    assert "no parameter begins or ends at" in refused({k: joined(t) for k, t in buffers.items()}, weights)
+
+
+def test_a_rank_with_two_pieces_of_an_ungated_weight_is_refused(stored):
+    buffers, weights = stored
+    name = "decoder.layers.1.self_attention.linear_qkv.weight"
+    first, second = weights[name].shards
+    halves = [replace(first, box=Box((at, 0), (n, 8))) for at, n in ((0, 4), (4, 5))]
+    weights[name] = replace(weights[name], shards=(*halves, second))
+    assert f"2 pieces of '{name}'" in refused(buffers, weights)
+
+
 def test_a_part_that_nobody_wrote_is_refused(stored):
     buffers, weights = stored
     less = {k: replace(t, shards=t.shards[:-1]) for k, t in buffers.items()}

@@ -51,6 +51,22 @@ def test_a_tensor_that_another_rank_describes_differently_is_an_error_with_its_n
     assert [(p.code, p.severity, p.rank, p.tensor) for p in merge.problems] == [("CK104", "error", 2, "m.b")]
 
 
+def cut_at(row: int, rank: int) -> Tensor:
+    """A ShardedTensor of two shards, of which a rank has its own."""
+    source = Source(f"rank{rank}", 0, "float32", (row,), (1,), "data/0", (0, 16))
+    boxes = (Box((0,), (row,)), Box((row,), (4 - row,)))
+    shards = tuple(Shard(box, n, source if n == rank else None) for n, box in enumerate(boxes))
+    return Tensor((4,), "float32", shards, "sharded_tensor", world_size=2)
+
+
+def test_ranks_whose_shard_lists_differ_are_an_error():
+    _, merge = merged({"w": cut_at(2, 0)}, {"w": cut_at(2, 1)}, {"w": cut_at(1, 1)})
+    (problem,) = merge.problems
+    assert (problem.code, problem.rank, problem.tensor) == ("CK104", 2, "w")
+    assert "another shard list" in problem.message
+    assert merged({"w": cut_at(2, 0)}, {"w": cut_at(2, 1)})[1].problems == []
+
+
 def test_a_tensor_on_some_ranks_only_is_kept_with_the_ranks_that_have_it():
     tree, _ = merged({}, {"b": tensor(rank=1)})
     assert [s.rank for s in tree["b"].shards] == [1]
