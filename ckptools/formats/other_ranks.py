@@ -62,9 +62,11 @@ def _rank_files(tensor: Tensor) -> list[RankName]:
         return []
     found = rank_group(tensor.home.path, replace(tensor.home.options, only_this_file=False))
     members = found[1] if found else []
+    if not members:
+        return []
     # Where only the content tells the ranks, each file has to be read to know whose it is.
     told = all(n.told_by_name for n in members) and (any(not n.rank for n in members) or not members[0].spelled)
-    return members if members and told else []
+    return members if told else []
 
 
 def _from_all_ranks(tensor: Tensor) -> Tensor:
