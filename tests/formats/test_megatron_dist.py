@@ -181,7 +181,7 @@ def test_links_out_of_the_folder_are_refused_unless_asked_for(name, sample, tmp_
 def test_the_tracker_chooses_the_iteration(tmp_path):
     for n in (10, 20):
         write(tmp_path / f"iter_00000{n}", {"w": torch.ones(2)}, {"iteration": n})
-    with pytest.raises(UsageError, match=r"2 checkpoints.*iter_0000010, iter_0000020"):
+    with pytest.raises(UsageError, match=r"2 checkpoints.*iter_0000020, iter_0000010"):
         ckptools.open(tmp_path)
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("10")
     assert ckptools.open(tmp_path).step.value == 10

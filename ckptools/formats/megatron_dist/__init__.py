@@ -30,7 +30,7 @@ from typing import Any
 
 from ckptools.checkpoint import Checkpoint, ReadCost
 from ckptools.errors import ReadError
-from ckptools.files import check_stays_inside
+from ckptools.files import check_stays_inside, reading
 from ckptools.formats import rank_checks
 from ckptools.formats.dcp.files import looks_like_dcp
 from ckptools.formats.dcp.folder import PLANNED, Folder, read_folder
@@ -40,7 +40,7 @@ from ckptools.formats.megatron.grid import arguments, setting
 from ckptools.formats.megatron_dist.stored import COMMON_KEY, Stored
 from ckptools.formats.on_disk import fault, was_read
 from ckptools.formats.options import Options
-from ckptools.model import Fact, Problem, tensors_in, worst_first
+from ckptools.model import Fact, Problem, RankFile, tensors_in, worst_first
 from ckptools.pickles.reader import Saved
 from ckptools.pickles.told import told
 from ckptools.sections import find_sections
@@ -108,7 +108,7 @@ def read(path: Path, options: Options) -> Checkpoint:
         format=NAME,
         saved_as=f"Megatron-LM {TORCH_DIST if config else 'torch_dcp'}, {found.writer}",
         tree=tree,
-        files=(*found.files, *([was_read(common)] if common else [])),
+        files=(*found.files, *_config_file(folder, config), *([was_read(common)] if common else [])),
         world_size=_world(tree, found),
         step=find_step(folder, find_sections(tree)),
         module_order=PLANNED,
@@ -138,6 +138,14 @@ def _config(folder: Path, options: Options) -> Mapping[str, Any]:
         text = f"sharded_backend is {told(backend)}, which is not read; save it again with --ckpt-format {TORCH_DIST}"
         raise ReadError(folder / CONFIG, text)
     return dict(config)
+
+
+def _config_file(folder: Path, config: Mapping[str, Any]) -> Iterator[RankFile]:
+    """The file that says which backend wrote the checkpoint."""
+    if config:
+        with reading(folder / CONFIG):
+            status = (folder / CONFIG).stat()
+        yield RankFile(folder / CONFIG, None, "", "read", status.st_size, status.st_mtime)
 
 
 def _common(found: Folder, config: Mapping[str, Any], options: Options) -> tuple[Saved | None, list[Problem]]:
