@@ -107,8 +107,7 @@ def consolidate(
         fill: with `allow_missing`: `nan` or `zero` to put into holes, which are listed; without it a tensor with a hole
             is left out.
         check: let the format's own library read the output back before it gets its name, and compare it with the
-            shards; for a dry run, compare the
-            source with its checksums.
+            shards; for a dry run, compare the source with its checksums.
         unchecked: do not compare the source with the checksums that it states.
         manifest: write sha256 of every tensor and file into a JSON beside the output.
         prefer_rank: where ranks hold different copies of a tensor that should be equal, take this rank's.

@@ -113,6 +113,9 @@ def select(
     picking.problems += [] if holes else absent
     picking.left_out |= {(p.tensor or p.code,): p.message for p in absent}
     trees = {name: picking.copy(s.value, s.path, (name,) if name else ()) for name, s in sections.items()}
+    own = [] if picking.problems else _own_values_lost(checkpoint, sections.values())
+    picking.problems += [] if holes else own
+    picking.left_out |= {(p.code,): p.message for p in own}
     if picking.problems:
         raise NotWholeError(checkpoint.path, _summary(checkpoint, picking.problems), picking.problems)
     if any(t is _LEFT_OUT for t in trees.values()):
@@ -165,6 +168,17 @@ def _absent(checkpoint: Checkpoint, parts: Iterable[Section]) -> list[Problem]:
     """Parts of which not even the names are known, so that no tensor has a gap; a rank's pieces leave gaps."""
     errors = [p for p in checkpoint.problems if p.severity == "error" and _concerns(p, parts)]
     return [p for p in errors if p.code in ABSENT or (p.code in FILES and p.rank is None)]
+
+
+def _own_values_lost(checkpoint: Checkpoint, parts: Iterable[Section]) -> list[Problem]:
+    """What is wrong with the lowest rank's files: where each rank has values of its own, its are those to write.
+
+    Without them another rank's would take their place, though no tensor of the model has a gap.
+    """
+    lowest = min((f.rank for f in checkpoint.files if f.rank is not None), default=None)
+    if lowest is None or all(s.kind in ("model", "optimizer") for s in parts):
+        return []
+    return [p for p in checkpoint.problems if p.severity == "error" and p.code in FILES and p.rank == lowest]
 
 
 def _sections(checkpoint: Checkpoint, only: str) -> dict[str, Section]:

@@ -79,8 +79,8 @@ def dcp(folder: str, out: str) -> None:
     dcp_to_torch_save(folder, out)
 
 
-def crc(folder: str) -> None:
-    """Read every byte of a folder and take its CRC-32, a file per thread."""
+def crc(folder: str, threads: str = "") -> None:
+    """Read every byte of a folder and take its CRC-32 with `zlib`, a file per thread."""
     import zlib
     from concurrent.futures import ThreadPoolExecutor
 
@@ -91,7 +91,7 @@ def crc(folder: str) -> None:
                 total = zlib.crc32(piece, total)
         return total
 
-    with ThreadPoolExecutor() as pool:
+    with ThreadPoolExecutor(int(threads) if threads else None) as pool:
         print(list(pool.map(one, sorted(Path(folder).iterdir()))))
 
 

@@ -138,6 +138,17 @@ def test_a_value_of_one_rank_is_no_copy_of_another_ranks(tmp_path):
     assert list(done.missing) == ["noise"] and list(content(tmp_path / "out.pt")) == ["model.w"]
 
 
+@pytest.mark.parametrize("harm", [Path.unlink, lambda path: flip(path, 4482)], ids=["missing", "damaged"])
+def test_another_ranks_own_values_do_not_take_the_place_of_lost_ones(harm, copied, tmp_path):
+    folder = copied(FIXTURES / "verl-fsdp2-bf16") / "ckpt/global_step_3/actor"
+    harm(folder / "extra_state_world_size_4_rank_0.pt")
+    with pytest.raises(NotWholeError, match=r"CK00[12]  rank 0  .*extra_state_world_size_4_rank_0\.pt"):
+        ckptools.consolidate(folder, tmp_path / "all.pt")
+    done = ckptools.consolidate(folder, tmp_path / "all.pt", allow_missing=True)
+    assert any("extra_state_world_size_4_rank_0.pt" in why for why in done.left_out.values())
+    assert not ckptools.consolidate(folder, tmp_path / "model.safetensors").left_out
+
+
 def test_a_dry_run_with_check_lists_all_that_is_damaged_and_one_without_says_what_it_did_not_do(copied, tmp_path):
     run = copied(FSDP2)
     for fqn, rank in ((EMB, 0), (EMB, 2), ("model.conv.weight", 1)):
