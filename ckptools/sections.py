@@ -103,6 +103,8 @@ def _has_section(path: KeyPath, node: Any) -> bool:
 def _kind(path: KeyPath, node: Any) -> SectionKind | None:
     if is_optimizer(node):
         return "optimizer"
+    if isinstance(node, Mapping) and "state" in node and isinstance(node.get("param_groups"), Lost):
+        return "other"  # an optimizer that cannot be used; above all, its moments are no model
     if isinstance(node, Mapping) and any(k in node for k in SCHEDULER_KEYS):
         return "scheduler"
     if path and str(path[-1]).lower() in RNG_WORDS:

@@ -8,7 +8,7 @@ import ckptools
 from ckptools.model import Shard, Source, Tensor, walk
 from ckptools.regions import Box
 from ckptools.sections import find_sections, is_optimizer, measure, section_name, storage_identity
-from ckptools.values import Opaque
+from ckptools.values import Lost, Opaque
 from tests.truth import FIXTURES
 
 OPTIMIZER = {"state": {}, "param_groups": [{"lr": 0.1, "params": [0]}]}
@@ -35,6 +35,12 @@ def test_nothing_but_tensors_is_a_model():
 def test_a_snapshot_is_told_from_its_content_not_from_its_keys():
     tree = {"MODEL_STATE": MODEL, "OPT": OPTIMIZER, "S": SCHEDULER, "EPOCHS_RUN": 3}
     assert [k for k, _ in kinds(tree)] == ["model", "optimizer", "scheduler", "other"]
+
+
+def test_the_moments_of_an_optimizer_whose_groups_are_lost_are_no_model():
+    moments = {name: {"exp_avg": tensor(), "exp_avg_sq": tensor()} for name in MODEL}
+    tree = {"model": MODEL, "optim": {"state": moments, "param_groups": Lost("lost")}}
+    assert kinds(tree) == [("model", "model"), ("other", "optim")]
 
 
 def test_composers_wrapper_is_left_out_of_the_names():

@@ -113,7 +113,7 @@ def select(
     picking.problems += [] if holes else absent
     picking.left_out |= {(p.tensor or p.code,): p.message for p in absent}
     trees = {name: picking.copy(s.value, s.path, (name,) if name else ()) for name, s in sections.items()}
-    own = [] if picking.problems else _own_values_lost(checkpoint, sections.values())
+    own = [] if picking.problems else _own_values_lost(checkpoint, sections.values(), bool(picking.listed))
     picking.problems += [] if holes else own
     picking.left_out |= {(p.code,): p.message for p in own}
     if picking.problems:
@@ -170,15 +170,17 @@ def _absent(checkpoint: Checkpoint, parts: Iterable[Section]) -> list[Problem]:
     return [p for p in errors if p.code in ABSENT or (p.code in FILES and p.rank is None)]
 
 
-def _own_values_lost(checkpoint: Checkpoint, parts: Iterable[Section]) -> list[Problem]:
-    """What is wrong with the lowest rank's files: where each rank has values of its own, its are those to write.
+def _own_values_lost(checkpoint: Checkpoint, parts: Iterable[Section], listed: bool) -> list[Problem]:
+    """What is wrong with files of ranks that have values for themselves, though no tensor of the model has a gap.
 
-    Without them another rank's would take their place, though no tensor of the model has a gap.
+    Where such values are `listed` for every rank, those of each count; else another rank's would take the place of the
+    lowest's.
     """
     lowest = min((f.rank for f in checkpoint.files if f.rank is not None), default=None)
     if lowest is None or all(s.kind in ("model", "optimizer") for s in parts):
         return []
-    return [p for p in checkpoint.problems if p.severity == "error" and p.code in FILES and p.rank == lowest]
+    errors = [p for p in checkpoint.problems if p.severity == "error" and p.code in FILES and p.rank is not None]
+    return [p for p in errors if listed or p.rank == lowest]
 
 
 def _sections(checkpoint: Checkpoint, only: str) -> dict[str, Section]:

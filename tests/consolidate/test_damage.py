@@ -135,17 +135,18 @@ def test_a_value_of_one_rank_is_no_copy_of_another_ranks(tmp_path):
         torch.save({"model": {"w": torch.ones(2)}, "noise": torch.full((4,), float(rank))}, tmp_path / f"rank{rank}.pt")
     harm(tmp_path, "noise", 0)
     done = ckptools.consolidate(tmp_path, tmp_path / "out.pt", allow_missing=True)
-    assert list(done.missing) == ["noise"] and list(content(tmp_path / "out.pt")) == ["model.w"]
+    assert list(done.missing) == ["noise.0"] and list(content(tmp_path / "out.pt")) == ["model.w", "noise.1"]
 
 
+@pytest.mark.parametrize("rank", [0, 2])
 @pytest.mark.parametrize("harm", [Path.unlink, lambda path: flip(path, 4482)], ids=["missing", "damaged"])
-def test_another_ranks_own_values_do_not_take_the_place_of_lost_ones(harm, copied, tmp_path):
+def test_what_a_rank_has_for_itself_is_not_lost_in_silence(harm, rank, copied, tmp_path):
     folder = copied(FIXTURES / "verl-fsdp2-bf16") / "ckpt/global_step_3/actor"
-    harm(folder / "extra_state_world_size_4_rank_0.pt")
-    with pytest.raises(NotWholeError, match=r"CK00[12]  rank 0  .*extra_state_world_size_4_rank_0\.pt"):
+    harm(folder / f"extra_state_world_size_4_rank_{rank}.pt")
+    with pytest.raises(NotWholeError, match=rf"CK00[12]  rank {rank}  .*extra_state_world_size_4_rank_{rank}\.pt"):
         ckptools.consolidate(folder, tmp_path / "all.pt")
     done = ckptools.consolidate(folder, tmp_path / "all.pt", allow_missing=True)
-    assert any("extra_state_world_size_4_rank_0.pt" in why for why in done.left_out.values())
+    assert any(f"extra_state_world_size_4_rank_{rank}.pt" in why for why in done.left_out.values())
     assert not ckptools.consolidate(folder, tmp_path / "model.safetensors").left_out
 
 
