@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ckptools.model import Problem, Tensor
-from ckptools.regions import Box, TangledLayoutError, cover
+from ckptools.regions import Box, Ints, TangledLayoutError, cover
 
 
 def cover_problem(tensor: Tensor, fqn: str) -> Problem | None:
@@ -29,6 +31,14 @@ def cover_problem(tensor: Tensor, fqn: str) -> Problem | None:
     where = ", ".join(map(str, told.gaps[:3])) + (" …" if len(told.gaps) > 3 else "")
     text = f"gap {where}: {told.missing} of {tensor.numel} elements are in no file here{whose}"
     return Problem("CK101", "error", text, ranks[0] if ranks else None, fqn)
+
+
+def can_be_read(shape: Ints, boxes: Iterable[Box]) -> bool:
+    """Whether boxes make all of a tensor, as far as that can be told in time."""
+    try:
+        return cover(shape, set(boxes)).exact
+    except TangledLayoutError:
+        return False
 
 
 def _whose(tensor: Tensor, box: Box) -> str:

@@ -297,6 +297,10 @@ PROBLEM_CODES: dict[str, str] = {
 }
 
 
+CONTRADICTIONS = ("CK006", "CK007", "CK009", "CK103", "CK104", "CK105")
+"""Problems that no option talks away: the files are not of one checkpoint, or contradict each other."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fact:
     """A value and where it comes from.

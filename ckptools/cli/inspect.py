@@ -189,7 +189,8 @@ def show_text(report: Report, details: Sequence[Detail]) -> None:
     else:
         shown = text.report_text(report, screen())
     show(encodable(shown, sys.stdout.encoding))
-    typer.echo(encodable(f"\n{text.read_line(report)}\n{text.next_line(report)}", sys.stderr.encoding), err=True)
+    told = "\n".join(filter(None, (text.read_line(report), text.next_line(report))))
+    typer.echo(encodable(f"\n{told}", sys.stderr.encoding), err=True)
 
 
 def screen() -> Screen:

@@ -18,7 +18,7 @@ from ckptools.dtypes import ITEMSIZE, can_be_nan
 from ckptools.errors import NotWholeError, RefusedError, UsageError, original_of
 from ckptools.files import OpenFiles
 from ckptools.formats.merge import like
-from ckptools.model import KeyPath, Problem, Shard, Tensor, fqn_of, tensors_in, walk
+from ckptools.model import CONTRADICTIONS, KeyPath, Problem, Shard, Tensor, fqn_of, tensors_in, walk
 from ckptools.pickles.told import told
 from ckptools.regions import Box, cover
 from ckptools.sections import Section
@@ -28,8 +28,6 @@ from ckptools.views.words import plural, printable, spans
 
 ONLY = ("model", "optimizer", "all")
 
-FATAL = ("CK006", "CK007", "CK009", "CK103", "CK104", "CK105")
-"""Problems that no option talks away: the files are not of one checkpoint, or contradict each other."""
 
 HOLES = ("CK101", "CK004")
 """Parts of a tensor that no file holds, or none that is right; they are left out, or filled."""
@@ -106,7 +104,7 @@ def select(
     if prefer_rank is not None and prefer_rank not in checkpoint.ranks:
         raise UsageError(checkpoint.path, f"--prefer-rank {prefer_rank}: there is no file of that rank here")
     picking = _Picking(checkpoint, holes, prefer_rank, files, damage)
-    codes = FATAL if holes else (*FATAL, LOST)
+    codes = CONTRADICTIONS if holes else (*CONTRADICTIONS, LOST)
     errors = (p for p in checkpoint.problems if p.severity == "error" and p.code in codes)
     picking.problems += [p for p in errors if _concerns(p, sections.values())]
     absent = _absent(checkpoint, sections.values())

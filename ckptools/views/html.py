@@ -115,7 +115,7 @@ def checkpoint_html(ck: Checkpoint) -> str:
 def _command(report: Report, section: str) -> str:
     """What shows every row, of a section in full or of the tables that `inspect` prints."""
     more = f" --section {shlex.quote(section)}" if section else ""
-    return f"ckptools inspect {shlex.quote(str(report.path))}{more}"
+    return f"ckptools inspect {report.arguments or 'FILES'}{more}"
 
 
 def _problems(page: _Page, report: Report) -> None:

@@ -15,7 +15,7 @@ from ckptools.checkpoint import Checkpoint, ReadCost
 from ckptools.model import Fact, Problem, RankFile, fqn_of, walk, worst_first
 from ckptools.sections import Section, SectionKind, SectionSize, measure
 from ckptools.steps import contradiction
-from ckptools.views import safety
+from ckptools.views import next_step, safety
 from ckptools.views.groups import OptimizerRow, SchedulerRow, optimizer_rows, scheduler_rows
 from ckptools.views.holds import holds
 from ckptools.views.layout import Layout, layouts, sharding_name
@@ -101,6 +101,8 @@ class Report:
         compared: whether of the others what tells rank, world size and step was compared.
         differing: names of values that are not the same on all ranks, as they may be.
         cost: what reading it cost.
+        arguments: how it is named on the command line again, with the options that it was opened with.
+        next: the command that people want next; "" where none would work.
     """
 
     path: Path
@@ -130,6 +132,8 @@ class Report:
     compared: bool
     differing: tuple[str, ...]
     cost: ReadCost
+    arguments: str
+    next: str
 
     @property
     def whole(self) -> bool | None:
@@ -179,6 +183,8 @@ def inspect_report(ck: Checkpoint) -> Report:
         compared=ck.compared,
         differing=tuple(fqn_of(path) for path in ck.differing),
         cost=ck.cost,
+        arguments=next_step.arguments(ck),
+        next=next_step.next_command(ck, scope == "alone"),
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Iterator, Sequence
 
 from ckptools.views import words
@@ -232,16 +231,5 @@ def read_line(report: Report) -> str:
 
 
 def next_line(report: Report) -> str:
-    """The command that people want next."""
-    path = printable(shlex.quote(str(report.path)))
-    if report.scope == "alone":
-        return f"next: ckptools inspect {path} --section model     to consolidate, put the other rank files beside it"
-    if report.scope == "not compared":
-        return f"next: ckptools verify {path}"
-    if report.scope == "not whole":
-        return (
-            f"next: ckptools consolidate {path} -o OUT.safetensors --allow-missing     what is there; lists the holes"
-        )
-    if any(p.code == "CK106" for p in report.problems):
-        return f"next: ckptools inspect {path} --section model"
-    return f"next: ckptools consolidate {path} -o OUT.safetensors"
+    """The command that people want next; "" where none would work."""
+    return f"next: {report.next}" if report.next else ""

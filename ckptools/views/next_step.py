@@ -1,0 +1,89 @@
+"""The command that people want after `inspect`: one that works, with the options that opened the checkpoint."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from ckptools.checkpoint import Checkpoint
+from ckptools.coverage import can_be_read
+from ckptools.dtypes import can_be_nan
+from ckptools.model import CONTRADICTIONS, Tensor, tensors_in
+from ckptools.regions import Box
+from ckptools.views.words import printable
+
+MAX_FILES = 8
+"""Files that were named one by one and are named again; a longer command is of no use."""
+
+
+def arguments(ck: Checkpoint) -> str:
+    """How a checkpoint is named on the command line, with the options that opened it; "" where that is too long."""
+    options = ck.options
+    files = getattr(options, "files", ())
+    if len(files) > MAX_FILES:
+        return ""
+    words = [str(path) for path in files or (ck.path,)]
+    if options is None:
+        return _quoted(words)
+    words += ["--ranks", options.ranks] if options.ranks is not None else []
+    words += ["--only-this-file"] if options.only_this_file else []
+    words += ["--follow-symlinks"] if options.follow_symlinks else []
+    words += ["--weights", options.weights] if options.weights != "fp32" else []
+    told_by = getattr(options.names, "told_by", "")
+    words += ["--names", told_by] if told_by and Path(told_by).exists() else []
+    for name in ("rules", "shapes"):
+        words += [f"--{name}", str(getattr(options, name))] if getattr(options, name) is not None else []
+    return _quoted(words)
+
+
+def _quoted(words: list[str]) -> str:
+    return " ".join(printable(shlex.quote(word)) for word in words)
+
+
+def next_command(ck: Checkpoint, alone: bool) -> str:
+    """A command that works, and what it does where the name does not say it; "" where there is none.
+
+    Args:
+        ck: what was shown.
+        alone: whether it is one rank's file without the others.
+    """
+    named = arguments(ck)
+    if not named:
+        return ""
+    model = [tensor for section in ck.of_kind("model") for _, tensor in tensors_in(section.value)]
+    if alone:
+        rest = _rest_of(ck)
+        return f"ckptools inspect {named} --section model     to consolidate, {rest}" if model else ""
+    if ck.whole is None or any(p.code in CONTRADICTIONS for p in ck.problems if p.severity == "error"):
+        return f"ckptools verify {named}"
+    if any(tensor.note for tensor in model if tensor.kind != "meta"):
+        return f"ckptools inspect {named} --section model"
+    return _consolidation(ck, named, model)
+
+
+def _rest_of(ck: Checkpoint) -> str:
+    alone = ck.options is not None and ck.options.only_this_file
+    return "leave out --only-this-file" if alone else "put the other rank files beside it"
+
+
+def _consolidation(ck: Checkpoint, named: str, model: list[Tensor]) -> str:
+    tensors = model or [tensor for _, tensor in tensors_in(ck.tree) if not tensor.note]
+    out = "OUT.safetensors" if model else "OUT.pt"
+    if ck.whole:
+        return f"ckptools consolidate {named} -o {out}" if tensors else ""
+    here = [(tensor, _boxes_here(ck, tensor)) for tensor in tensors if not tensor.note]
+    if any(can_be_read(tensor.shape, boxes) for tensor, boxes in here):
+        return f"ckptools consolidate {named} -o {out} --allow-missing     what is there; lists the holes"
+    if any(can_be_nan(tensor.dtype) and any(box.numel for box in boxes) for tensor, boxes in here):
+        return f"ckptools consolidate {named} -o {out} --allow-missing --fill nan     holes as NaN; lists them"
+    return f"ckptools verify {named}"
+
+
+def _boxes_here(ck: Checkpoint, tensor: Tensor) -> set[Box]:
+    """What of a tensor lies, as far as is known, in files that can be read."""
+    return {s.box for s in tensor.shards if s.source is not None or s.item is not None or _may_hold(ck, s.rank)}
+
+
+def _may_hold(ck: Checkpoint, rank: int | None) -> bool:
+    """Whether the rest of a tensor may lie with a rank whose file was not read."""
+    return not ck.all_ranks and (rank is None or rank in ck.ranks)
