@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Parallel tests each start their own ranks: more threads than cores only slows them down.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test check bench load fuzz clean
+.PHONY: demo test check bench load fuzz mutants clean
 
 .venv/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -34,6 +34,11 @@ SECONDS ?= 600
 fuzz: .venv/.installed
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[fuzz]'
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS)
+
+# One fault at a time in a copy of the package: do the tests notice? Half an hour; a word tries those that hold it.
+FAULTS ?=
+mutants: .venv/.installed
+	$(BIN)/python -m tests.mutants $(FAULTS)
 
 clean:
 	rm -rf .venv demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -88,6 +88,9 @@ def test_every_small_set_of_boxes_is_judged_as_counting_judges_it(shape, beyond,
         ((4,), [((0,), (2,)), ((3,), (1,))]),
         ((4,), [((0,), (3,)), ((2,), (2,))]),
         ((4, 3), [((0, 1), (4, 3))]),
+        ((4,), [((0,), (6,)), ((6,), (-2,))]),
+        ((4,), [((0,), (4,)), ((2,), (-1,))]),
+        ((4, 3), [((0, 0), (4, 3)), ((1, 1), (-1, -1))]),
         ((4, 3), [((0, 0), (4, 3)), ((0, 0), (4, 3))]),
     ],
 )
@@ -120,6 +123,13 @@ def test_ten_thousand_holes_are_all_found_quickly():
     told = cover((20_000,), [Box((i,), (1,)) for i in range(0, 20_000, 2)])
     assert (told.missing, len(told.gaps), told.gaps[0]) == (10_000, 10_000, Box((1,), (1,)))
     assert time.perf_counter() - started < 2
+
+
+def test_a_whole_layout_too_tangled_to_compare_is_refused():
+    n = 2500
+    columns = [(Box((0, j), (j + 1, 1)), Box((j + 1, j), (n - j, 1))) for j in range(n)]
+    with pytest.raises(TangledLayoutError, match="whether they overlap"):
+        cover((n + 1, n), [box for column in columns for box in column])
 
 
 @pytest.mark.parametrize("copies", [1, 2])

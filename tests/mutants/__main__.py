@@ -1,0 +1,121 @@
+"""`make mutants`: put one fault at a time into a copy of the package, and see whether the tests notice it.
+
+    python -m tests.mutants regions merge
+
+tries the faults whose file or text holds one of the words. The working tree is only copied. First the tests must pass
+without a fault; a fault whose text is not in its file exactly once fails the run, for it would try nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch  # noqa: F401 - imported once here, and not by each of the processes that are forked
+
+from tests.mutants.faults import FAULTS, Fault
+
+ROOT = Path(__file__).parent.parent.parent
+PACKAGE = "ckptools"
+COPIED = (PACKAGE, "tests", "pyproject.toml", "README.md", "Makefile", "constraints.txt")
+SECONDS = 120
+"""For one test; a fault that makes it hang so long is noticed."""
+
+
+def main(words: Sequence[str]) -> int:
+    wanted = [f for f in FAULTS if not words or any(word in f.file or word in f.old for word in words)]
+    stale = [f for f in wanted if (ROOT / PACKAGE / f.file).read_text().count(f.old) != 1]
+    for fault in stale:
+        print(f"DOES NOT APPLY  {fault}")
+    if stale or not wanted:
+        print(f"{len(stale)} of {len(wanted)} faults are not in their file exactly once; mend tests/mutants/faults.py")
+        return 2
+    with tempfile.TemporaryDirectory(prefix="ckptools-mutants-") as scratch:
+        return judge(copied(Path(scratch) / "tree"), wanted)
+
+
+def copied(tree: Path) -> Path:
+    """A copy of what the tests need; fixtures are read only, so a link will do."""
+    tree.mkdir()
+    for name in COPIED:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, tree)
+    (tree / "fixtures").symlink_to(ROOT / "fixtures")
+    return tree
+
+
+def judge(tree: Path, faults: Sequence[Fault]) -> int:
+    """Try every fault in a tree; tell which survived, and how many were noticed."""
+    for tests in dict.fromkeys(fault.tests for fault in faults):
+        if not passes(tree, tests):
+            print(f"fails without a fault: {' '.join(tests)}\n{_output(tree).read_text()[-3000:]}")
+            return 2
+    survived = 0
+    for fault in faults:
+        started = time.monotonic()
+        found = noticed(tree, fault)
+        survived += not found
+        print(f"{'noticed ' if found else 'SURVIVED'} {time.monotonic() - started:4.0f} s  {fault}", flush=True)
+    print(f"{len(faults) - survived} of {len(faults)} faults noticed")
+    return 1 if survived else 0
+
+
+def noticed(tree: Path, fault: Fault) -> bool:
+    """Whether the fault's tests fail with it in a tree, which is mended afterwards."""
+    file = tree / PACKAGE / fault.file
+    text = file.read_text()
+    try:
+        _write(file, text.replace(fault.old, fault.new))
+        return not passes(tree, fault.tests)
+    finally:
+        _write(file, text)
+
+
+def _write(file: Path, text: str) -> None:
+    """Write a module, and remove its compiled form: one of another text, as long and as old, would be taken for it."""
+    file.write_text(text)
+    for compiled in (file.parent / "__pycache__").glob(f"{file.stem}.*"):
+        compiled.unlink()
+
+
+def passes(tree: Path, tests: Sequence[str]) -> bool:
+    """Whether pytest passes in a tree, in a process of its own; the package that it imports is the tree's."""
+    child = os.fork()
+    if child == 0:
+        try:
+            code = _tested(tree, tests)
+        except BaseException:
+            code = pytest.ExitCode.INTERNAL_ERROR
+        os._exit(int(code))
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status) == pytest.ExitCode.OK
+
+
+def _tested(tree: Path, tests: Sequence[str]) -> int:
+    output = os.open(_output(tree), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.chdir(tree)
+    os.environ["PYTHONPATH"] = str(tree)
+    sys.path[:] = [str(tree), *(p for p in sys.path if p not in ("", str(ROOT)))]
+    for name in [n for n in sys.modules if n.partition(".")[0] in (PACKAGE, "tests")]:
+        del sys.modules[name]
+    options = ["-x", "-q", "-p", "no:cacheprovider", "-o", f"timeout={SECONDS}"]
+    return pytest.main([*options, *tests])
+
+
+def _output(tree: Path) -> Path:
+    return tree.parent / "output"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
