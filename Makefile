@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Parallel tests each start their own ranks: more threads than cores only slows them down.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test check bench load fuzz mutants clean
+.PHONY: demo test check bench load fuzz mutants test-oldest test-newest clean
 
 .venv/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -35,10 +35,24 @@ fuzz: .venv/.installed
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[fuzz]'
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS)
 
+# The oldest versions that pyproject.toml allows, and the newest that there are, each in an environment of its own.
+# Not in every run of the tests: their torch is the one for GPUs, with gigabytes of libraries.
+OLDEST ?= python3.10
+NEWEST ?= $(PYTHON)
+test-oldest:
+	$(OLDEST) -m venv .venv-oldest
+	.venv-oldest/bin/python -m pip install --quiet --constraint constraints-oldest.txt --editable '.[test]'
+	.venv-oldest/bin/python -m pytest
+
+test-newest:
+	$(NEWEST) -m venv .venv-newest
+	.venv-newest/bin/python -m pip install --quiet --upgrade --upgrade-strategy eager --editable '.[test]'
+	.venv-newest/bin/python -m pytest
+
 # One fault at a time in a copy of the package: do the tests notice? Half an hour; a word tries those that hold it.
 FAULTS ?=
 mutants: .venv/.installed
 	$(BIN)/python -m tests.mutants $(FAULTS)
 
 clean:
-	rm -rf .venv demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-oldest .venv-newest demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

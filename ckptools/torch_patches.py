@@ -84,7 +84,9 @@ def set_mesh(mesh: Any, state: State) -> None:
             rank = int(ranks[tuple(place)])
         mesh.__dict__.update(_standalone(type(mesh), state, ranks, rank))
         mesh._coordinate_on_dim = None if place is None else tuple(place)
-    mesh._dim_group_names = [NO_GROUP] * (0 if ranks is None else ranks.ndim)
+    ndim = 0 if ranks is None else ranks.ndim
+    mesh._dim_group_names = [NO_GROUP] * ndim
+    mesh._dim_group_infos = [("", [], NO_GROUP)] * ndim  # torch 2.6: tag, ranks and name of each group
     mesh._ckptools_rank = rank
     mesh._ckptools_world_size = _world_size(state, ranks)
     mesh._ckptools_names_root = "_layout" in state

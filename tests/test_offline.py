@@ -23,6 +23,7 @@ from ckptools.model import tensors_in
 from ckptools.offline import load_shard, offline
 from ckptools.pickles import reader
 from tests.truth import FIXTURES, load_truth
+from tests.versions import TORCH, torch_that_loads
 
 pytestmark = pytest.mark.filterwarnings("ignore:Please use DTensor instead")
 
@@ -186,6 +187,7 @@ def test_a_sharded_tensor_saved_again_says_who_saved_it_first():
 @pytest.mark.parametrize("name", DTENSORS)
 @pytest.mark.parametrize("trust", [False, True])
 def test_a_dtensor_of_any_torch_works_in_this_one(name, trust):
+    torch_that_loads(FIXTURES / name / "rank1.pt")
     dtensors = leaves(load_shard(FIXTURES / name / "rank1.pt", trust=trust), DTensor)
     assert len(dtensors) > 20
     for d in dtensors:
@@ -200,6 +202,7 @@ def test_a_dtensor_of_any_torch_works_in_this_one(name, trust):
 @pytest.mark.parametrize("name", DTENSORS)
 def test_torch_itself_places_a_dtensor_where_the_inert_reader_does(name):
     path = FIXTURES / name / "rank1.pt"
+    torch_that_loads(path)
     loaded = leaves(load_shard(path), DTensor)
     inert = [t for _, t in tensors_in(reader.read(path).tree) if t.kind == "dtensor"]
     assert len(loaded) == len(inert)
@@ -210,6 +213,7 @@ def test_torch_itself_places_a_dtensor_where_the_inert_reader_does(name):
 
 
 def test_a_slice_of_a_larger_mesh_keeps_its_own_ranks():
+    torch_that_loads(FIXTURES / DTENSORS[3] / "rank1.pt")
     meshes = [d.device_mesh for d in leaves(load_shard(FIXTURES / DTENSORS[3] / "rank1.pt"), DTensor)]
     (dp,) = {tuple(m.mesh.tolist()) for m in meshes if m.mesh_dim_names == ("dp",)}
     assert dp == (1, 3)
@@ -223,9 +227,8 @@ def test_what_needs_the_other_ranks_is_refused_in_words():
 
 
 def test_a_mesh_layout_of_shape_and_stride_is_read():
-    from torch.distributed._mesh_layout import _MeshLayout
-
-    layout = _MeshLayout.__new__(_MeshLayout)
+    layouts = pytest.importorskip("torch.distributed._mesh_layout", reason=f"{TORCH} has no _mesh_layout")
+    layout = layouts._MeshLayout.__new__(layouts._MeshLayout)
     layout.__dict__.update(shape=(2, 2), stride=(2, 1))
     state = {"_device_type": "cpu", "_layout": layout, "_flatten_rank_map": (0, 1, 2, 3), "_rank": 2}
     mesh = DeviceMesh.__new__(DeviceMesh)
@@ -247,6 +250,7 @@ def test_the_file_is_mapped_not_read(tmp_path):
 
 
 def test_tensors_go_where_map_location_says():
+    torch_that_loads(FIXTURES / DTENSORS[3] / "rank0.pt")
     shard = load_shard(FIXTURES / DTENSORS[3] / "rank0.pt", map_location="meta")
     d = leaves(shard, DTensor)[0]
     assert (d.to_local().device.type, d.device_mesh.size()) == ("meta", 2)

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from ckptools.cli import app
 from tests.truth import LOCAL, WHOLE, Known
+from tests.versions import torch_that_loads
 
 # DeepSpeed's files name its classes, and torch can make none of a package that is not here.
 LOADABLE = [k for k in (*WHOLE, *LOCAL) if not k.name.startswith(("lightning-trainer", "deepspeed"))]
@@ -29,4 +30,5 @@ def report(known: Known, *options: str) -> dict[str, object]:
 @pytest.mark.parametrize("every", [(), ("--all-ranks",)], ids=["one rank", "all ranks"])
 @pytest.mark.parametrize("known", LOADABLE, ids=lambda k: k.name)
 def test_both_engines_give_the_same_report(known, every):
+    torch_that_loads(known.file)
     assert report(known, *every) == report(known, "--engine", "torch", *every)

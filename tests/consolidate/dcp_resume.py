@@ -40,7 +40,7 @@ def load_sharded(folder: Path, mesh: DeviceMesh | None) -> dict[str, Any]:
     flat = {fqn: _target(described, mesh) for fqn, described in metadata.state_dict_metadata.items()}
     tree = unflatten_state_dict(flat, metadata.planner_data)
     group = None if mesh is None else mesh.get_group()
-    dcp.load(tree, checkpoint_id=folder, process_group=group, no_dist=mesh is None)
+    dcp.load(tree, checkpoint_id=folder, process_group=group)
     return {fqn: _local(_at(tree, path)) for fqn, path in metadata.planner_data.items()}
 
 

@@ -238,7 +238,7 @@ def test_a_step_that_was_a_plain_number_is_a_tensor_again_in_todays_adam(tmp_pat
     optimizer = torch.optim.AdamW(model.parameters())
     state = {"optimizer": get_optimizer_state_dict(model, optimizer)}
     # Hyperparameters that torch 1.13 did not have stay what the new optimizer says.
-    dcp.load(state, checkpoint_id=tmp_path / "x.dcp", planner=DefaultLoadPlanner(allow_partial_load=True), no_dist=True)
+    dcp.load(state, checkpoint_id=tmp_path / "x.dcp", planner=DefaultLoadPlanner(allow_partial_load=True))
     state["optimizer"]["param_groups"][0]["params"] = ["model.gate"]
     set_optimizer_state_dict(model, optimizer, state["optimizer"])
     slots = optimizer.state[model["model"]["gate"]]
@@ -266,7 +266,7 @@ def test_the_metadata_is_what_torch_would_have_written(tmp_path):
     tree = {"model": {"w": torch.ones(2, 3), "n": torch.tensor(1)}, "step": 5}
     torch.save(tree, tmp_path / "x.pt")
     ckptools.consolidate(tmp_path / "x.pt", tmp_path / "x.dcp")
-    dcp.save(tree, checkpoint_id=tmp_path / "theirs", no_dist=True)
+    dcp.save(tree, checkpoint_id=tmp_path / "theirs")
     ours, theirs = (FileSystemReader(tmp_path / name).read_metadata() for name in ("x.dcp", "theirs"))
     assert ours.state_dict_metadata == theirs.state_dict_metadata
     assert (ours.planner_data, ours.version) == (theirs.planner_data, theirs.version)

@@ -29,7 +29,7 @@ def save(folder: Path, state: dict[str, Any]) -> Path:
     """Let torch write a DCP folder in this process."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        dcp.save(state, storage_writer=dcp.FileSystemWriter(folder, sync_files=False), no_dist=True)
+        dcp.save(state, storage_writer=dcp.FileSystemWriter(folder, sync_files=False))
     return folder
 
 

@@ -27,11 +27,11 @@ from ckptools.model import Tensor, tensors_in
 from ckptools.regions import Box
 from ckptools.values import Lost, Opaque
 from tests.truth import FIXTURES, load_truth
+from tests.versions import TORCH
 
 FSDP2 = FIXTURES / "torch2.13.0-fsdp2-dcp-w3" / "ckpt"
 OBJECTS = FIXTURES / "dcp-objects" / "ckpt"
 FABRIC = FIXTURES / "lightning-fabric-fsdp2" / "ckpt"
-TORCH = f"torch {torch.__version__}"
 TITAN = FIXTURES / "torchtitan-fsdp-tp"
 COMPOSER = FIXTURES / "composer-0.16.4-torch2.0.1-elastic-w4"
 
@@ -59,7 +59,7 @@ def save(folder: Path, state: dict[str, Any] | None = None, **options: Any) -> P
         warnings.simplefilter("ignore")
         planner = options.pop("planner", None)
         writer = dcp.FileSystemWriter(folder, sync_files=False, **options)
-        dcp.save(state or STATE, storage_writer=writer, planner=planner, no_dist=True)
+        dcp.save(state or STATE, storage_writer=writer, planner=planner)
     return folder
 
 

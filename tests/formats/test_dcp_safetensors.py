@@ -15,6 +15,7 @@ import ckptools
 from ckptools.errors import NotWholeError, ReadError, UnsafePathError, UsageError
 from ckptools.formats.dcp_safetensors import parse
 from tests.truth import FIXTURES
+from tests.versions import TORCH
 
 DCP_HF = FIXTURES / "dcp-hf" / "ckpt"
 
@@ -225,8 +226,10 @@ def save_with_torch(folder: Path, **options: object) -> dict[str, torch.Tensor]:
     import torch.distributed.checkpoint as dcp
 
     state = {"a.w": torch.arange(12.0).reshape(3, 4), "b": torch.ones(2, dtype=torch.bfloat16), "c": torch.zeros(0, 4)}
+    if not hasattr(dcp, "HuggingFaceStorageWriter"):
+        pytest.skip(f"{TORCH} has no HuggingFaceStorageWriter")
     writer = dcp.HuggingFaceStorageWriter(path=str(folder), **options)  # type: ignore[arg-type]
-    dcp.save(dict(state), storage_writer=writer, no_dist=True)
+    dcp.save(dict(state), storage_writer=writer)
     return state
 
 
@@ -269,15 +272,18 @@ def test_the_consolidated_model_above_tells_of_a_last_rank_that_is_missing(shard
 
 
 def test_torch_and_ckptools_consolidate_the_same_shards_to_the_same_values(shards, tmp_path):
-    from torch.distributed.checkpoint._consolidate_hf_safetensors import consolidate_safetensors_files
-
+    official = pytest.importorskip(
+        "torch.distributed.checkpoint._consolidate_hf_safetensors", reason=f"{TORCH} has no HuggingFaceStorageWriter"
+    )
     # torch 2.13 stops at integer tensors (torch.finfo).
     tensors, info = contents(shards / name(2, 2))
     del tensors["stats.num_batches_tracked"], info["stats.num_batches_tracked"]
     write(shards / name(2, 2), tensors, info)
     (tmp_path / "out").mkdir()
     fqns = list(ckptools.open(shards).model)
-    consolidate_safetensors_files(str(shards), str(tmp_path / "out"), {k: 1 + n % 2 for n, k in enumerate(fqns)})
+    official.consolidate_safetensors_files(
+        str(shards), str(tmp_path / "out"), {k: 1 + n % 2 for n, k in enumerate(fqns)}
+    )
     theirs, ours = ckptools.open(tmp_path / "out"), ckptools.open(shards)
     assert (theirs.format, theirs.problems) == ("hugging_face", ())
     assert set(theirs.model) == set(ours.model)

@@ -97,7 +97,7 @@ def write(folder: Path, flat: dict[str, Any], common: dict[str, Any] | None, **c
     flat = {name: [value] if "/shard_" in name else value for name, value in flat.items()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        dcp.save(flat, checkpoint_id=folder, planner=planner, no_dist=True)
+        dcp.save(flat, checkpoint_id=folder, planner=planner)
     (folder / "metadata.json").write_text(json.dumps({"sharded_backend": "torch_dist", **config}))
     if common is not None:
         torch.save(common, folder / "common.pt")

@@ -16,8 +16,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+# Imported once here, and not by each of the processes that are forked.
+import hypothesis  # noqa: F401
 import pytest
-import torch  # noqa: F401 - imported once here, and not by each of the processes that are forked
+import typer.testing  # noqa: F401
 
 from tests.mutants.faults import FAULTS, Fault
 

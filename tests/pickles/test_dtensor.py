@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from itertools import product
 from math import prod
 
@@ -23,6 +24,7 @@ from ckptools.regions import cover, grid_boxes
 from ckptools.training.fake_world import fake_group
 from tests.pickles.forge import number, one_line, storage, tensor, text, with_pickle
 from tests.truth import FIXTURES
+from tests.versions import TORCH
 
 # -- the rule -----------------------------------------------------------------------------------------------------
 
@@ -77,7 +79,7 @@ def test_plain_shards_are_where_torch_computes_them(layout):
     shape, mesh, placements = layout
     compute = getattr(_utils, "_compute_local_shape_and_global_offset", None)
     if compute is None:
-        pytest.skip(f"torch {torch.__version__} has no _compute_local_shape_and_global_offset")
+        pytest.skip(f"{TORCH} has no _compute_local_shape_and_global_offset")
     theirs = [Shard(p.dim) if p.kind == "Shard" else Replicate() for p in placements]
     for coordinate in product(*map(range, mesh)):
         runs = local_runs(shape, mesh, coordinate, placements)
@@ -123,6 +125,8 @@ def save_ranks(folder, mesh_shape, make):
 
 
 def distributed(mesh, placements):
+    if "src_data_rank" not in signature(distribute_tensor).parameters:
+        pytest.skip(f"{TORCH} has no src_data_rank")
     return distribute_tensor(FULL, mesh, placements, src_data_rank=None)
 
 

@@ -19,6 +19,7 @@ from ckptools.pickles import reader
 from ckptools.sections import measure
 from ckptools.values import Opaque
 from tests.pickles.forge import number, numbers, one_line, storage, tensor, text, with_pickle
+from tests.versions import torch_with
 
 DTYPES = [d for d in ITEMSIZE if d not in QUANTIZED]
 
@@ -44,6 +45,7 @@ def random_bits(dtype, shape=(3, 5)):
     n = int(np.prod(shape)) * ITEMSIZE[dtype]
     if dtype == "bool":
         return torch.randint(0, 2, shape).bool()
+    torch_with(dtype)
     return torch.randint(0, 256, (n,), dtype=torch.uint8).view(getattr(torch, dtype)).reshape(shape)
 
 
@@ -71,6 +73,7 @@ def test_what_numpy_lacks_is_said_in_one_line(tmp_path, dtype):
 
 @pytest.mark.parametrize("dtype", [d for d in DTYPES if d.startswith("float8")])
 def test_all_256_codes_of_fp8_are_torchs_values(dtype):
+    torch_with(dtype)
     codes = torch.arange(256, dtype=torch.uint8).view(getattr(torch, dtype)).float().numpy()
     assert np.array_equal(fp8_table(dtype), codes, equal_nan=True)
     assert np.array_equal(np.signbit(fp8_table(dtype)), np.signbit(codes))

@@ -73,7 +73,7 @@ def cases() -> Iterator[tuple[str, Build]]:
 def _saved(folder: Path) -> Path:
     from torch.distributed import checkpoint as dcp
 
-    dcp.save({"v": torch.zeros(3), "w": torch.arange(4.0), "n": 7}, checkpoint_id=str(folder / "dcp"), no_dist=True)
+    dcp.save({"v": torch.zeros(3), "w": torch.arange(4.0), "n": 7}, checkpoint_id=str(folder / "dcp"))
     return folder / "dcp"
 
 

@@ -68,7 +68,7 @@ def _in_dcp_object(route: bytes) -> Build:
         from torch.distributed import checkpoint as dcp
 
         out = folder / "dcp"
-        dcp.save({"w": torch.ones(4), "note": ["x" * 4000]}, checkpoint_id=str(out), no_dist=True)
+        dcp.save({"w": torch.ones(4), "note": ["x" * 4000]}, checkpoint_id=str(out))
         item = with_pickle(folder / "item.pt", b"\x80\x02" + route + b".").read_bytes()
         file = out / "__0_0.distcp"
         data = file.read_bytes()

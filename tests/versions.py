@@ -1,0 +1,26 @@
+"""What the torch that is here lacks, where tests need more than the oldest one that is promised."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+import ckptools
+
+TORCH = f"torch {torch.__version__}"
+
+
+def torch_with(name: str) -> None:
+    """Skip where torch has no dtype or option of that name; the reason is one that `tests/conftest.py` lists."""
+    if not hasattr(torch, name):
+        pytest.skip(f"{TORCH} has no {name}")
+
+
+def torch_that_loads(path: Path) -> None:
+    """Skip where a file holds device meshes of a newer torch, which has a module of its own for their layout."""
+    module = "torch.distributed._mesh_layout"
+    if find_spec(module) is None and any(name.startswith(module) for name in ckptools.open(path).names):
+        pytest.skip(f"{TORCH} has no _mesh_layout")
