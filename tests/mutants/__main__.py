@@ -111,7 +111,8 @@ def _tested(tree: Path, tests: Sequence[str]) -> int:
     sys.path[:] = [str(tree), *(p for p in sys.path if p not in ("", str(ROOT)))]
     for name in [n for n in sys.modules if n.partition(".")[0] in (PACKAGE, "tests")]:
         del sys.modules[name]
-    options = ["-x", "-q", "-p", "no:cacheprovider", "-o", f"timeout={SECONDS}"]
+    # What interrupts and kills does so after some time, which a busy machine may not take for the same.
+    options = ["-x", "-q", "-p", "no:cacheprovider", "-o", f"timeout={SECONDS}", "-k", "not interrupt and not kill"]
     return pytest.main([*options, *tests])
 
 

@@ -262,13 +262,13 @@ FORMED = [(name, "zip") for name in BOMBS] + [(name, "stream") for name, data in
 @pytest.mark.parametrize(("name", "form"), FORMED)
 def test_a_bomb_is_read_or_refused_quickly_and_in_one_line(name, form, tmp_path):
     path = FORMS[form](tmp_path / "rank0.pt", b"\x80\x02" + BOMBS[name])
-    started = time.perf_counter()
+    started = time.process_time()
     if name in ACCEPTED:
         ck = ckptools.open(path)
         repr(ck), ck.sections, ck.optimizers, ck.model
     else:
         assert one_line(path)
-    assert time.perf_counter() - started < 10
+    assert time.process_time() - started < 10
 
 
 def test_every_bomb_together_stays_below_a_gigabyte(tmp_path):
