@@ -21,8 +21,10 @@ from ckptools.errors import ReadError
 from ckptools.files import File
 from ckptools.loaded_tensors import Tensors, dtype_name
 from ckptools.offline import load_named
+from ckptools.pickles.cycles import without_cycles
 from ckptools.pickles.dtensor import claims_of
 from ckptools.pickles.reader import Saved
+from ckptools.training_state.modules import with_modules
 from ckptools.values import Device, Global, NumpyArray, NumpyDtype, NumpyScalar, Opaque, Size, TorchName
 
 PLAIN_TYPES = (str, int, float, bool, bytes, complex, bytearray, type(None), timedelta, datetime, date)
@@ -47,7 +49,7 @@ def read(path: Path, trust: bool = False) -> Saved:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's advice to whoever trains with ShardedTensor
-            tree = described.value(load_named(path, names, trust=trust))
+            tree = with_modules(without_cycles(described.value(load_named(path, names, trust=trust))))
     except RecursionError as error:
         raise ReadError(path, "its values are nested too deep to be described") from error
     claims, at_least = claims_of(described.tensors.claims, described.tensors.meshes)

@@ -20,7 +20,12 @@ from ckptools.values import Opaque, Size
 from tests.truth import FIXTURES
 from tests.versions import torch_that_loads
 
-FILES = sorted(p for p in FIXTURES.rglob("*") if p.suffix in (".pt", ".ckpt") and "merged" not in p.parts)
+# Classes that nobody here has: torch makes no objects of them, trusted or not.
+FOREIGN = "foreign-objects"
+
+FILES = sorted(
+    p for p in FIXTURES.rglob("*") if p.suffix in (".pt", ".ckpt") and {"merged", FOREIGN}.isdisjoint(p.parts)
+)
 
 
 def comparable(node):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import ckptools
+from ckptools import loaded
 from ckptools.cli import app
 from ckptools.model import walk
 from ckptools.pickles.cycles import without_cycles
@@ -45,6 +46,13 @@ def test_every_command_ends_with_its_answer(tmp_path, command):
     torch.save({"model": {"w": torch.ones(3)}, **circles()}, tmp_path / "m.pt")
     done = CliRunner().invoke(app, [command[0], str(tmp_path / "m.pt"), *command[1:]])
     assert done.exit_code == 0, done.stderr
+
+
+def test_torch_gives_the_same_tree(tmp_path):
+    found = {name: value for name, value in circles().items() if name in ("list", "dict")}
+    torch.save({"model": {"w": torch.ones(3)}, **found}, tmp_path / "m.pt")
+    ours, torchs = ckptools.open(tmp_path / "m.pt"), ckptools.open(tmp_path / "m.pt", read_file=loaded.read)
+    assert repr(ours.raw["list"]) == repr(torchs.raw["list"]) and repr(ours.raw["dict"]) == repr(torchs.raw["dict"])
 
 
 def test_what_lies_in_itself_is_left_out_of_an_output_with_a_line(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,15 @@ def test_a_whole_module_is_told_in_one_line(tmp_path):
     (line,) = [line for line in done.stdout.splitlines() if "CK303" in line]
     assert "tests.training_state.test_modules.Block at model and 1 more place" in line
     assert "CK301" not in done.stdout
+
+
+def test_torch_gives_the_same_state_dict(tmp_path):
+    path = save(tmp_path, {"model": Block(), "step": 3})
+    ours, torchs = (
+        json.loads(CliRunner().invoke(app, ["inspect", str(path), "--json", *more]).stdout)
+        for more in ((), ("--engine", "torch", "--trust"))
+    )
+    assert ours["sections"] == torchs["sections"] and ours["problems"] == torchs["problems"]
 
 
 def test_a_module_among_hyperparameters_is_no_model_beside_a_state_dict(tmp_path):
