@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptools import optimizers
-from ckptools.model import Fact, Home, KeyPath, Problem, RankFile, Tensor, children_of, fqn_of
+from ckptools.model import Fact, Home, KeyPath, Problem, RankFile, Rounded, Tensor, children_of, fqn_of
 from ckptools.optimizers import Optimizer
 from ckptools.sections import Section, find_sections, is_flat_optimizer
 from ckptools.training_state.given_names import GivenNames
@@ -59,6 +59,7 @@ class Checkpoint:
         assumed_names: parameters whose optimizer state has a number in the files, and got its name by order when it
             was read.
         names_given: names for optimizer state that is keyed by number, which the user told.
+        rounded: fp32 copies that round to weights if the layout that was found is right; verify and consolidate look.
         options: how it was opened, so that it can be opened again with all ranks.
     """
 
@@ -81,6 +82,7 @@ class Checkpoint:
     cost: ReadCost = ReadCost(0, 0.0, 0)
     assumed_names: frozenset[str] = field(default=frozenset(), repr=False)
     names_given: GivenNames | None = field(default=None, repr=False, compare=False)
+    rounded: tuple[Rounded, ...] = field(default=(), repr=False)
     options: Any = field(default=None, repr=False, compare=False)
 
     @property

@@ -228,6 +228,21 @@ class Tensor:
         return f"<Tensor {short(self.dtype)} {list(self.shape)}, {self.nbytes:,} bytes, {pieces}, not loaded>"
 
 
+@dataclass(frozen=True, slots=True)
+class Rounded:
+    """A half-precision weight and its fp32 copy, whose place was found and not stated.
+
+    Attributes:
+        fqn: the weight's name.
+        copy: what must round to it, if the place is right.
+        weight: the weight.
+    """
+
+    fqn: str
+    copy: Tensor
+    weight: Tensor
+
+
 Severity = Literal["error", "warning", "note"]
 
 

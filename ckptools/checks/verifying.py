@@ -11,6 +11,7 @@ from typing import Any
 from ckptools.checkpoint import Checkpoint
 from ckptools.checks import copies, found_files, layout, records, state
 from ckptools.checks.results import Check, Verification, attempt, judged, skipped, unreadable, without
+from ckptools.consolidate import rounding
 from ckptools.errors import NotWholeError, ReadError, UsageError
 from ckptools.files import OpenFiles
 from ckptools.formats import open_again, open_checkpoint
@@ -147,6 +148,7 @@ class _Reading:
         """Replicas, byte for byte, and plain values that should be equal."""
         pairs = copies.replicated(ck)
         problems = [p for p in ck.problems if p.code == "CK105"]
+        problems += [p for p in map(rounding.unequal, ck.rounded) if p is not None]
 
         def compare(pair: tuple[str, Any]) -> list[Problem]:
             self.progress(0, pair[0])
@@ -160,10 +162,11 @@ class _Reading:
             own = copies.own(ck, self.files)
         except ReadError as error:
             problems, own = [*problems, unreadable(error)], ""
-        if not pairs and not problems and not own:
+        if not pairs and not problems and not own and not ck.rounded:
             return skipped("copies equal", "nothing is stored twice")
-        told = f"{plural(len(pairs), 'tensor')} stored more than once{'; ' if own else ''}{own}"
-        return judged("copies equal", problems, told)
+        told = [f"{plural(len(pairs), 'tensor')} stored more than once"]
+        told += [f"{plural(len(ck.rounded), 'weight')} beside fp32 copies that round to them"] if ck.rounded else []
+        return judged("copies equal", problems, "; ".join([*told, *([own] if own else [])]))
 
     def manifest(self, ck: Checkpoint, path: Path) -> Check:
         """Digests of tensors and files, against those of a manifest."""

@@ -126,6 +126,7 @@ def consolidate(
     from ckptools.consolidate.naming import output_of
     from ckptools.consolidate.output import check_not_among, check_space
     from ckptools.consolidate.publish import Proofs, Seen, write
+    from ckptools.consolidate.rounding import check as check_rounding
     from ckptools.consolidate.sources import compare
     from ckptools.consolidate.writers.layout import WriteOptions, beside
     from ckptools.files import OpenFiles
@@ -139,6 +140,7 @@ def consolidate(
         check_not_among(whole, target)
     with OpenFiles() as files:
         part = only or _usual_part(whole, writer)
+        check_rounding(whole, part)
         holes, threads = _missing(allow_missing, fill), jobs or min(4, os.cpu_count() or 1)
         first = None
         if not unchecked and (holes or (check and dry_run)):

@@ -23,6 +23,7 @@ from ckptools.formats.megatron_dist.buckets import UnjoinedError, join
 from ckptools.model import Shard, Source, Tensor
 from ckptools.regions import Box, Ints
 from tests.formats.test_megatron_dist import live
+from tests.formats.test_megatron_dist import write as torch_dist
 from tests.formats.test_truth import same
 from tests.truth import FIXTURES, load_truth
 
@@ -82,6 +83,50 @@ def test_consolidating_writes_the_state_by_weight(tmp_path):
     dtype, data, shape = TRUTH["optim/decoder.layers.0.mlp.linear_fc1.weight/exp_avg_sq"]
     held = written["decoder.layers.0.mlp.linear_fc1.weight"]["exp_avg_sq"]
     assert (dtype, data, shape) == ("float32", held.numpy().tobytes(), tuple(held.shape))
+
+
+# -- what the values say ----------------------------------------------------------------------------------------------
+
+NORM = "decoder.final_layernorm.weight"
+
+
+def one_weight(folder: Path, weight: torch.Tensor, copy: torch.Tensor) -> Path:
+    """A checkpoint of one weight, whose place in its bucket leaves no choice."""
+    bucket = f"optimizer.distributed.dp_group_idx_0.gbuf_idx_0.dtype_({weight.dtype}, torch.float32).bucket_idx_0."
+    flat = {NORM: weight, **{f"{bucket}{slot}": copy for slot in ("param", "exp_avg", "exp_avg_sq")}}
+    return torch_dist(folder, flat, {"iteration": 1})
+
+
+def codes(verification: Any) -> list[str]:
+    return [p.code for check in verification.checks if check.result == "FAIL" for p in check.problems]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_copies_that_round_to_their_weights_prove_the_layout(dtype, tmp_path):
+    values = torch.cat([torch.randn(5000), torch.tensor([float("nan"), float("inf"), -0.0, 1 + 2**-8, 3.4e38])])
+    run = one_weight(tmp_path / "run", values.to(dtype), values)
+    assert codes(ckptools.verify(run)) == []
+    ckptools.consolidate(run, tmp_path / "all.pt")
+    assert torch.equal(torch.load(tmp_path / "all.pt")["model"][NORM][:5000], values[:5000])
+
+
+@pytest.mark.parametrize("odd", [0, 1, 4095])
+def test_a_copy_that_does_not_round_to_its_weight_is_refused(odd, tmp_path):
+    values = torch.randn(5000)
+    other = values.clone()
+    other[odd] += 1
+    run = one_weight(tmp_path / "run", values.bfloat16(), other)
+    assert codes(ckptools.verify(run)) == ["CK105"]
+    for out in ({"out": tmp_path / "all.pt"}, {"out": tmp_path / "m.safetensors", "only": "model"}):
+        with pytest.raises(NotWholeError, match="does not round to the bfloat16 weight"):
+            ckptools.consolidate(run, **out)
+    own = ckptools.open(run, weights="module")
+    own.consolidate(tmp_path / "own.pt", only="model")
+    assert torch.equal(torch.load(tmp_path / "own.pt")[NORM], values.bfloat16())
+
+
+def test_every_weight_of_the_sample_has_a_copy_that_is_looked_at():
+    assert len(ckptools.open(SAMPLE, all_ranks=True).rounded) == 20
 
 
 # -- buckets as Megatron lays them out, for any model --------------------------------------------------------------

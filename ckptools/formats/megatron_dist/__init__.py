@@ -40,7 +40,7 @@ from ckptools.formats.megatron.grid import arguments, setting
 from ckptools.formats.megatron_dist.stored import COMMON_KEY, Stored
 from ckptools.formats.on_disk import fault, was_read
 from ckptools.formats.options import Options
-from ckptools.model import Fact, Problem, RankFile, tensors_in, worst_first
+from ckptools.model import Fact, Problem, RankFile, Rounded, tensors_in, worst_first
 from ckptools.pickles.reader import Saved
 from ckptools.pickles.told import told
 from ckptools.sections import find_sections
@@ -96,10 +96,11 @@ def read(path: Path, options: Options) -> Checkpoint:
     common, problems = _common(found, config, options)
     tree = found.tree
     by_order: frozenset[str] = frozenset()
+    rounded: tuple[Rounded, ...] = ()
     if config:
         stored = Stored(found.flat, found.extra.get("mcore_data"), common.tree if common else None)
         tree = stored.tree(options.weights)
-        by_order = stored.by_order
+        by_order, rounded = stored.by_order, stored.rounded
         problems += [*stored.problems, *rank_checks.of_tensors(list(tensors_in(tree)))]
     nread = found.bytes_read + (common.bytes_read if common else 0)
     return Checkpoint(
@@ -119,6 +120,7 @@ def read(path: Path, options: Options) -> Checkpoint:
         bytes_expected=found.bytes_expected + (common.nbytes if common else 0),
         cost=ReadCost(found.files_read + bool(common), time.perf_counter() - started, nread),
         assumed_names=by_order,
+        rounded=rounded,
     )
 
 

@@ -15,7 +15,7 @@ from ckptools.formats.megatron.optimizer import HALF, words
 from ckptools.formats.megatron.rules import QKV
 from ckptools.formats.megatron_dist.buckets import UnjoinedError, join
 from ckptools.formats.options import Weights
-from ckptools.model import Problem, Shard, Source, Tensor, tensors_in
+from ckptools.model import Problem, Rounded, Shard, Source, Tensor, tensors_in
 from ckptools.regions import Box, Ints, span_boxes
 
 STACKED = re.compile(r"(?P<block>(?:.*?\.)?layers)\.(?P<rest>(?!\d+\.).+)", re.DOTALL)
@@ -56,6 +56,7 @@ class Stored:
     Attributes:
         problems: what its user should know.
         by_order: weights whose state has its name by their order.
+        rounded: the fp32 copies among it, which must round to the weights.
     """
 
     def __init__(self, flat: Mapping[str, Any], mcore_data: Any, common: Any) -> None:
@@ -64,6 +65,7 @@ class Stored:
         self.runs: Mapping[Any, Any] = mcore_data if isinstance(mcore_data, Mapping) else {}
         self.problems: list[Problem] = []
         self.by_order: frozenset[str] = frozenset()
+        self.rounded: tuple[Rounded, ...] = ()
         self.unjoined = "beside state by name"
         self.weights: dict[str, Tensor] = {}
         self.state: dict[str, dict[str, Tensor]] = {}
@@ -246,6 +248,8 @@ class Stored:
             return {}
         self.buffers = {n: v for n, v in self.buffers.items() if not any(tensors_in(v)) and not SIZES.fullmatch(n)}
         self.by_order = frozenset(joined)
+        pairs = ((n, entry.get("param"), model[n]) for n, entry in joined.items())
+        self.rounded = tuple(Rounded(n, t, w) for n, t, w in pairs if t and t.dtype == "float32" and w.dtype in HALF)
         self.problems.append(Problem("CK108", "note", JOINED, None, "optimizer"))
         return dict(joined)
 

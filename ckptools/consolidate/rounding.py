@@ -1,0 +1,80 @@
+"""Do fp32 copies of weights round to the half-precision weights beside them? It proves a layout that was found.
+
+An optimizer that keeps fp32 copies rounds them into the model's weights after each step, to the nearest even value.
+Some elements of each piece are compared: enough to tell one parameter from another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from ckptools import arrays
+from ckptools.errors import NotWholeError, ReadError
+from ckptools.model import Problem, Rounded
+from ckptools.regions import Box
+
+if TYPE_CHECKING:
+    from ckptools.checkpoint import Checkpoint
+
+SAMPLE = 4096
+"""Elements of each piece that are compared, or a row of it where that is longer."""
+
+
+def unequal(pair: Rounded) -> Problem | None:
+    """What is wrong with one pair, as far as its bytes are here."""
+    for box in {s.box for s in pair.weight.shards}:
+        try:
+            sample = _first_rows(box)
+            same = _same(arrays.read_box(pair.copy, sample), arrays.read_box(pair.weight, sample), pair.weight.dtype)
+        except (NotWholeError, ReadError):
+            continue
+        if not same:
+            text = (
+                f"{sample}: its fp32 copy does not round to the {pair.weight.dtype} weight, so the layout that was "
+                "found is not the one that was saved, or one of both is damaged; --only model --weights module writes "
+                "the model"
+            )
+            return Problem("CK105", "error", text, None, pair.fqn)
+    return None
+
+
+def check(checkpoint: Checkpoint, part: str) -> None:
+    """Refuse to write what a layout that is contradicted by its values would give.
+
+    Raises:
+        NotWholeError: a copy does not round to its weight.
+    """
+    if part == "model" and getattr(checkpoint.options, "weights", "") == "module":
+        return
+    problems = list(_problems(checkpoint.rounded))
+    if problems:
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise NotWholeError(checkpoint.path, f"{problems[0]}{more}", problems)
+
+
+def _problems(pairs: Iterable[Rounded]) -> Iterator[Problem]:
+    yield from (problem for pair in pairs if (problem := unequal(pair)) is not None)
+
+
+def _first_rows(box: Box) -> Box:
+    if not box.sizes:
+        return box
+    rows = max(1, SAMPLE // max(prod(box.sizes[1:]), 1))
+    return Box(box.offsets, (min(rows, box.sizes[0]), *box.sizes[1:]))
+
+
+def _same(copy: Any, weight: Any, dtype: str) -> bool:
+    """Whether fp32 elements round to those of a weight; NaN is NaN whatever its bits."""
+    import numpy as np
+
+    values = copy.view("<f4")
+    if dtype == "float16":
+        with np.errstate(over="ignore"):
+            rounded, nan = values.astype("<f2").view("<u2"), np.isnan(weight.view("<f2"))
+    else:
+        bits = copy.view("<u4").astype("<u8")
+        rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
+        nan = (weight.view("<u2") & 0x7FFF) > 0x7F80
+    return bool(np.all((rounded == weight.view("<u2")) | (np.isnan(values) & nan)))
