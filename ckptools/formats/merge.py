@@ -46,10 +46,13 @@ class Merge:
         self.roots[path] = ranked
         return self._merged(ranked, path)
 
+    def root_of(self, path: KeyPath) -> KeyPath | None:
+        """The key path where the tree was put that a key path leads into; None where none was."""
+        return max((root for root in self.roots if path[: len(root)] == root), key=len, default=None)
+
     def values(self, path: KeyPath) -> dict[int, Any]:
         """What each rank itself had at a key path, without the ranks that had nothing there."""
-        above = (root for root in self.roots if path[: len(root)] == root)
-        root = max(above, key=len, default=None)
+        root = self.root_of(path)
         ranked = self.roots[root] if root is not None else ()
         found = ((rank, _at(tree, path[len(root or ()) :])) for rank, tree in ranked)
         return {rank: value for rank, value in found if value is not _NOTHING}

@@ -107,6 +107,7 @@ class Parts:
             self.problems.append(replace(problem, tensor=tensor, message=f"{folder.name}: {problem.message}"))
         cut = 1 if prefix else 0
         self.differing += ((key, *path[cut:]) for path in found.differing)
+        self.per_rank |= {(key, *path[cut:]): values for path, values in found.per_rank.items()}
 
     def spread(self, folder: Path) -> None:
         """Add the parts that a DCP folder has at its top.
@@ -118,6 +119,7 @@ class Parts:
         self.tree |= found.tree
         self.problems += (replace(p, message=f"{folder.name}: {p.message}") for p in found.problems)
         self.differing += found.differing
+        self.per_rank |= found.per_rank
 
     def read_dcp(self, folder: Path) -> Folder:
         """Read a DCP folder and note its files and cost.

@@ -86,12 +86,19 @@ def of_ranks(merge: Merge, tree: Any, more: Mapping[KeyPath, Sequence[int]] | No
     own = [p for p in (*differing, *apart) if not (shared.holds(p) or counts_steps(p) or p[-1:] in _OF_A_RUN)]
     for path in apart:
         tree = put(tree, path, next(iter(merge.values(path).values())))
-    per_rank = {s.path: merge.values(s.path) for s in sections if _is_listed(s, own)}
-    per_rank |= {p: merge.values(p) for p in own if not any(p[: len(s)] == s for s in per_rank)}
-    return RankValues(tree, tuple(problems), tuple(own), {p: v for p, v in per_rank.items() if len(v) > 1})
+    per_rank = {s.path: v for s in sections if _is_listed(s, own) and len(v := merge.values(s.path)) > 1}
+    rest = (p for p in own if not any(p[: len(s)] == s for s in per_rank))
+    per_rank |= {p: v for p in (_saved_whole(p, merge, sections) for p in rest) if len(v := merge.values(p)) > 1}
+    return RankValues(tree, tuple(problems), tuple(own), per_rank)
 
 
 _OF_A_RUN = tuple((name,) for name in RUN_NAMES)
+
+
+def _saved_whole(path: KeyPath, merge: Merge, sections: Iterable[Section]) -> KeyPath:
+    """Where the object lies that a value is part of, if each rank saved it by itself in a section of its own."""
+    root = merge.root_of(path) or ()
+    return root if any(is_own(s) and root[: len(s.path)] == s.path for s in sections) else path
 
 
 def _is_listed(section: Section, own: Iterable[KeyPath]) -> bool:

@@ -36,6 +36,14 @@ def _words(key: Any) -> set[str]:
     return set(re.split(r"[^a-z]+", str(key).lower()))
 
 
+def _covers(section: Section, path: KeyPath) -> bool:
+    """Whether a path leads into a section; a state dict at the root holds what else was saved beside its tensors."""
+    if section.path or section.kind != "model" or not path:
+        return section.holds(path)
+    mine = isinstance(section.value.get(path[0]), Tensor) or "_extra_state" in str(path[0])
+    return section.holds(path) and mine
+
+
 class Shared:
     """Tells where in a tree all ranks should have the same."""
 
@@ -52,7 +60,7 @@ class Shared:
 
     def holds(self, path: KeyPath) -> bool:
         """Whether what is at a key path should be the same on all ranks."""
-        if any(s.holds(path) or s.path[: len(path)] == path for s in self._strict) or path in self._copies:
+        if any(_covers(s, path) or s.path[: len(path)] == path for s in self._strict) or path in self._copies:
             return True
         return any(_words(key) & COPY_WORDS for key in path) and not any(_words(key) & DATA_WORDS for key in path)
 

@@ -615,6 +615,26 @@ def test_metadata_of_each_rank_is_one_checkpoint(tmp_path):
     assert ckptools.consolidate(tmp_path / "out", tmp_path / "all.pt").tensors == 3
 
 
+def test_what_ranks_with_metadata_of_their_own_have_for_themselves_is_kept_for_each(tmp_path):
+    (tmp_path / "out").mkdir()
+    for rank in (0, 1):
+        state = {"model": {"w": torch.ones(3)}, "app": {"rng": {"python": (3, (rank, 5), None)}, "pos": 10 * rank}}
+        of_rank(tmp_path / "out", rank, state)
+    done = ckptools.consolidate(tmp_path / "out", tmp_path / "all.pt")
+    state = torch.load(tmp_path / "all.pt")
+    assert state["app"]["rng"] == {"python": [(3, (0, 5), None), (3, (1, 5), None)]}
+    assert state["app"]["pos"] == [0, 10] and "(app.rng.python, app.pos)" in done.notes[0]
+
+
+def test_settings_of_ranks_with_metadata_of_their_own_have_to_agree(tmp_path):
+    (tmp_path / "out").mkdir()
+    for rank in (0, 1):
+        of_rank(
+            tmp_path / "out", rank, {"model": {"w": torch.ones(3)}, "sched": {"last_epoch": 3, "gamma": 0.1 + rank}}
+        )
+    assert [(p.code, p.tensor) for p in ckptools.open(tmp_path / "out").problems] == [("CK105", "sched.gamma")]
+
+
 def test_copies_of_ranks_that_differ_are_refused(tmp_path):
     (tmp_path / "out").mkdir()
     for rank in (0, 1):

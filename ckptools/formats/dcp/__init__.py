@@ -72,7 +72,8 @@ def read(path: Path, options: Options) -> Checkpoint:
         problems=worst_first([*found.problems, *problems]),
         names=tuple(dict.fromkeys((*found.names, *(companion.names if companion else ())))),
         all_ranks=options.all_ranks,
-        differing=tuple(found.differing),
+        differing=found.differing,
+        per_rank=found.per_rank,
         bytes_expected=found.bytes_expected + (companion.nbytes if companion else 0),
         cost=ReadCost(found.files_read + bool(companion), time.perf_counter() - started, nbytes),
     )

@@ -21,6 +21,7 @@ from ckptools.formats.dcp.tensors import read_tensors
 from ckptools.formats.dcp.tree import ContradictionError, nest
 from ckptools.formats.merge import Merge
 from ckptools.formats.options import Options
+from ckptools.formats.rank_checks import RankValues, of_ranks
 from ckptools.model import KeyPath, Problem, RankFile
 from ckptools.training_state.module_order import ModuleOrder
 
@@ -43,6 +44,7 @@ class Folder:
         ranks: who wrote a file.
         extra: attributes of the metadata that torch does not have, such as Megatron's `mcore_data`.
         differing: key paths of objects that differ between ranks, where each wrote its own metadata.
+        per_rank: what each rank has at such a key path, and of random states and positions in the data.
         bytes_expected: bytes that its files together have at least.
         files_read: how many files were opened.
         bytes_read: how much of them was read.
@@ -57,7 +59,8 @@ class Folder:
     writer: str
     ranks: tuple[int, ...]
     extra: Mapping[str, Any] = field(repr=False)
-    differing: Mapping[KeyPath, Sequence[int]]
+    differing: tuple[KeyPath, ...]
+    per_rank: Mapping[KeyPath, Mapping[int, Any]] = field(repr=False)
     bytes_expected: int
     files_read: int
     bytes_read: int
@@ -77,16 +80,20 @@ def read_folder(folder: Path, options: Options) -> Folder:
     merge = Merge()
     try:
         tensors, problems = read_tensors(metadata, here, items, options.all_ranks)
-        objects, lost = read_objects(metadata, here, items, options.all_ranks, merge)
+        paths = {fqn: path for one in metadata for fqn, path in (one.paths or {}).items()}
+        objects, lost = read_objects(metadata, here, items, options.all_ranks, merge, paths)
     finally:
         items.close()
     leaves = {**tensors, **objects}
     flat = {fqn: leaves[fqn] for one in metadata for fqn in one.order}
-    tree, contradiction = _nested(flat, metadata)
-    problems = [*problems_of(here, holds), *problems, *lost, *merge.problems, *contradiction]
+    tree, contradiction = _nested(flat, paths)
+    found = RankValues(tree, tuple(merge.problems), (), {})
+    if not any(p.severity == "error" for p in contradiction):  # else the tree has other paths
+        found = of_ranks(merge, tree)
+    problems = [*problems_of(here, holds), *problems, *lost, *found.problems, *contradiction]
     return Folder(
         path=folder,
-        tree=tree,
+        tree=found.tree,
         flat=flat,
         files=tuple(_files(metadata, here)),
         problems=(*problems, *strays(folder, here)),
@@ -94,7 +101,8 @@ def read_folder(folder: Path, options: Options) -> Folder:
         writer=metadata[0].writer,
         ranks=tuple(sorted({f.rank for f in here.values() if f.rank is not None})),
         extra=metadata[0].extra,
-        differing=merge.differing,
+        differing=found.differing,
+        per_rank=found.per_rank,
         bytes_expected=sum(one.nbytes for one in metadata) + sum(f.needed for f in here.values()),
         files_read=len(metadata) + len(items.files_read),
         bytes_read=sum(one.nbytes for one in metadata) + items.bytes_read,
@@ -119,11 +127,8 @@ def _needed(metadata: Sequence[Metadata], files: Iterable[str]) -> dict[str, int
     return needed
 
 
-def _nested(flat: dict[str, Any], metadata: Sequence[Metadata]) -> tuple[dict[str, Any], list[Problem]]:
+def _nested(flat: dict[str, Any], paths: Mapping[str, KeyPath]) -> tuple[dict[str, Any], list[Problem]]:
     """The nested state, or the flat one with the reason."""
-    paths: dict[str, KeyPath] = {}
-    for one in metadata:
-        paths |= one.paths or {}
     if not paths:
         return flat, []
     try:

@@ -14,7 +14,7 @@ from ckptools.formats.dcp.files import FileHere
 from ckptools.formats.dcp.items import Items
 from ckptools.formats.dcp.metadata import Metadata, Stored
 from ckptools.formats.merge import Merge
-from ckptools.model import Problem
+from ckptools.model import KeyPath, Problem
 from ckptools.pickles.unpacked_items import Packed
 from ckptools.values import Lost
 
@@ -29,7 +29,12 @@ MAX_LOST = 100
 
 
 def read_objects(
-    metadata: Sequence[Metadata], here: Mapping[str, FileHere], items: Items, everything: bool, merge: Merge
+    metadata: Sequence[Metadata],
+    here: Mapping[str, FileHere],
+    items: Items,
+    everything: bool,
+    merge: Merge,
+    paths: Mapping[str, KeyPath],
 ) -> tuple[dict[str, Any], list[Problem]]:
     """The objects by fqn, and those that are lost.
 
@@ -39,6 +44,7 @@ def read_objects(
         items: reads those files.
         everything: also the large ones.
         merge: what several ranks hold of one object is compared, and noted there.
+        paths: where an object lies in the nested state, by fqn.
     """
     reading = _Objects(here, items, None if everything else MAX_SEEN)
     wanted = [
@@ -54,7 +60,9 @@ def read_objects(
         values.setdefault(fqn, []).append((rank or 0, reading.value(fqn, stored, twice)))
     # An object of which there is one copy is nobody's in particular: merging would say that it is rank 0's.
     joined = {
-        fqn: merge.trees(sorted(ranked, key=lambda r: r[0]), (fqn,)) if len(ranked) > 1 else ranked[0][1]
+        fqn: merge.trees(sorted(ranked, key=lambda r: r[0]), paths.get(fqn, (fqn,)))
+        if len(ranked) > 1
+        else ranked[0][1]
         for fqn, ranked in values.items()
     }
     return joined, reading.problems()

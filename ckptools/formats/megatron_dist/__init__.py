@@ -116,7 +116,7 @@ def read(path: Path, options: Options) -> Checkpoint:
         problems=worst_first([*found.problems, *problems]),
         names=tuple(dict.fromkeys((*found.names, *(common.names if common else ())))),
         all_ranks=options.all_ranks,
-        differing=tuple(found.differing),
+        differing=found.differing,
         bytes_expected=found.bytes_expected + (common.nbytes if common else 0),
         cost=ReadCost(found.files_read + bool(common), time.perf_counter() - started, nread),
         assumed_names=by_order,
