@@ -103,8 +103,8 @@ WHOLE = (
     Known("dcp-hf", "ckpt", "", 4, None, ("optim/", "rank", "model/stats.running_mean")),
     # The optimizer is keyed by number, its four moments have one shape, and DCP has lost the order.
     Known("dcp-ddp-number-plain-w2", "ckpt", "", 2, 3, names="names.json"),
-    # The scheduler counts every process; the counters do not tell the step.
-    Known("accelerate-fsdp2", "ckpt", "", 4, None, ("rank", "model/stats.running_mean")),
+    # The scheduler counts every process: 20 steps for 4 of them.
+    Known("accelerate-fsdp2", "ckpt", "", 4, 5, ("rank", "model/stats.running_mean")),
 )
 
 # Flat parameters: whole when their shapes are told.

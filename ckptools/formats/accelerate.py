@@ -8,8 +8,8 @@
     scheduler.bin, random_states_{R}.pkl, sampler.bin, trainer_state.json, …     see `beside`
 
 Under LOCAL the optimizer state is keyed by name and has full shapes, so that it tells those of the flat parameters.
-An `AcceleratedScheduler` counts the steps of all processes, so it does not tell the training step. A folder
-called `pytorch_model_0` is taken for a model too. The folders of model and optimizer open as plain DCP too.
+The step is `beside`'s matter. A folder called `pytorch_model_0` is taken for a model too. The folders of model and
+optimizer open as plain DCP too.
 
 Source: accelerate/utils/fsdp_utils.py, utils/constants.py, checkpointing.py; checked on files of Accelerate 1.15
 (FSDP2); LOCAL and FULL on folders of this layout that torch wrote.
@@ -26,7 +26,7 @@ from typing import Any
 from ckptools.checkpoint import Checkpoint
 from ckptools.files import reading
 from ckptools.formats import rank_files
-from ckptools.formats.beside import read_beside
+from ckptools.formats.beside import read_beside, step_of_accelerate
 from ckptools.formats.dcp.folder import PLANNED
 from ckptools.formats.flat import optimizers as flat_optimizers
 from ckptools.formats.options import Options
@@ -112,7 +112,8 @@ def read(path: Path, options: Options) -> Checkpoint:
     beside = read_beside(path, options)
     parts.companions(beside)
     counting = [key for key in parts.tree if not key.startswith("scheduler")]
-    return parts.checkpoint(NAME, f"Accelerate, {_saved_as(found, parts)}", beside.world_size, _order(found), counting)
+    made = parts.checkpoint(NAME, f"Accelerate, {_saved_as(found, parts)}", beside.world_size, _order(found), counting)
+    return made if made.step.value is not None else replace(made, step=step_of_accelerate(made.tree, made.world_size))
 
 
 def _add_model(parts: Parts, part: _Part, optimizer: Any) -> None:

@@ -10,6 +10,10 @@
     custom_checkpoint_{N}.pkl                           registered objects
     training_args.bin                                   an object of the Trainer's class: told, never made
 
+An `AcceleratedScheduler` is stepped once for every process, unless batches are split, which no file tells: its count
+divided by the processes is assumed to be the training step, and called so. `step` beside Accelerate's random states
+counts what `accumulate` was entered for since the data loader began.
+
 All but the JSON are torch.save files, `.pkl` too. Source: accelerate/checkpointing.py and utils/constants.py,
 transformers/trainer.py; read on files of Accelerate 1.15.
 """
@@ -72,6 +76,11 @@ class Beside:
     names: list[str] = field(default_factory=list)
     world_size: Fact = field(default_factory=lambda: Fact(None))
     bytes_read: int = 0
+
+    @property
+    def of_accelerate(self) -> bool:
+        """Whether Accelerate wrote it, whose scheduler counts for every process."""
+        return any(file.path.name.startswith("random_states_") for file in self.files)
 
     def read(self, companion: Companion, options: Options) -> Any:
         """Read one companion and note what it cost; None, and a problem, when that is not possible."""
@@ -158,6 +167,22 @@ def _put(tree: dict[str, Any], companion: Companion, value: Any) -> None:
         tree[companion.key] = value
     else:
         tree.setdefault(companion.key, {})[companion.rank] = value
+
+
+def step_of_accelerate(tree: Any, world_size: Fact) -> Fact:
+    """The training step that Accelerate's files suggest: by the scheduler, else by the counter at the random states."""
+    tree, world = tree if isinstance(tree, dict) else {}, world_size.value
+    states, scheduler = tree.get("rng"), tree.get("scheduler")
+    counted = {s.get("step") for s in states.values() if isinstance(s, dict)} if isinstance(states, dict) else set()
+    own = next(iter(counted)) if len(counted) == 1 else None
+    total = scheduler.get("last_epoch") if isinstance(scheduler, dict) else None
+    if type(total) is int and type(world) is int and 0 < world <= total and total % world == 0:
+        step = total // world
+        confirmed = ("rng.0.step",) if own == step else ()
+        return Fact(step, (f"scheduler.last_epoch / {world} process{'es' if world > 1 else ''}, assumed", *confirmed))
+    if type(own) is int and own > 0:
+        return Fact(own, ("rng.0.step, assumed to count from the start",))
+    return Fact(None)
 
 
 def _count_ranks(beside: Beside, found: list[Companion]) -> None:

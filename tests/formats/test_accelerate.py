@@ -11,10 +11,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from safetensors.torch import save_file
 
 import ckptools
 from ckptools.errors import NotWholeError, UnsafePathError
 from ckptools.formats import accelerate
+from ckptools.formats.beside import step_of_accelerate
+from ckptools.model import Fact
 from tests.truth import FIXTURES
 
 SAMPLE = FIXTURES / "accelerate-fsdp2" / "ckpt"
@@ -50,9 +53,39 @@ def test_the_parts_stand_side_by_side():
     assert list(ck.tree["rng"]) == [0, 1, 2, 3] and ck.tree["custom_checkpoint_0"]["n"] == 7
 
 
-def test_the_scheduler_of_all_processes_does_not_tell_the_step():
+def test_the_scheduler_of_all_processes_suggests_the_step_which_is_called_assumed():
     ck = ckptools.open(SAMPLE)
-    assert (ck.schedulers["scheduler"]["last_epoch"], ck.step.value) == (20, None)
+    assert (ck.schedulers["scheduler"]["last_epoch"], ck.step.value) == (20, 5)
+    assert ck.step.sources == ("scheduler.last_epoch / 4 processes, assumed",)
+    counted = {int(s["step"].load()) for s in ck.optimizers["optimizer"].state.values()}
+    assert counted == {5}
+
+
+@pytest.mark.parametrize(
+    ("last_epoch", "own", "step", "sources"),
+    [
+        (20, 0, 5, ("scheduler.last_epoch / 4 processes, assumed",)),
+        (20, 5, 5, ("scheduler.last_epoch / 4 processes, assumed", "rng.0.step")),
+        (21, 5, 5, ("rng.0.step, assumed to count from the start",)),
+        (3, 0, None, ()),
+        (0, 0, None, ()),
+        (None, 7, 7, ("rng.0.step, assumed to count from the start",)),
+        (None, None, None, ()),
+    ],
+)
+def test_the_step_is_what_accelerates_files_suggest(last_epoch, own, step, sources):
+    tree = {"rng": {rank: {"step": own} for rank in range(4)}, "scheduler": {"last_epoch": last_epoch}}
+    found = step_of_accelerate(tree, Fact(4, ("RNG files",)))
+    assert (found.value, found.sources) == (step, sources)
+
+
+def test_a_model_of_accelerate_without_fsdp_has_no_step_of_all_processes(tmp_path):
+    save_file({"w": torch.ones(2)}, tmp_path / "model.safetensors")
+    torch.save({"last_epoch": 20, "base_lrs": [0.1], "_step_count": 21}, tmp_path / "scheduler.bin")
+    for rank in range(4):
+        torch.save({"step": 0, "torch_manual_seed": torch.get_rng_state()}, tmp_path / f"random_states_{rank}.pkl")
+    ck = ckptools.open(tmp_path)
+    assert (ck.format, ck.step.value) == ("hugging_face", 5) and "assumed" in ck.step.sources[0]
 
 
 def test_the_param_groups_are_those_of_the_truth():

@@ -16,9 +16,10 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ckptools.checkpoint import Checkpoint, ReadCost
-from ckptools.formats.beside import Beside, read_beside
+from ckptools.formats.beside import Beside, read_beside, step_of_accelerate
 from ckptools.formats.hugging_face.files import Weights, chosen, few, of_file, parse_index, weights_in
 from ckptools.formats.hugging_face.index import read_index
 from ckptools.formats.hugging_face.model import WeightModel
@@ -119,13 +120,21 @@ def _checkpoint(
         tree=tree,
         files=files,
         world_size=_world_size(beside, len(files)),
-        step=find_step(files[0].path, find_sections(tree)),
+        step=_step(files[0].path, tree, beside),
         module_order=SORTED if any(h.safetensors for m in models.values() for h in m.held) else AS_SAVED,
         problems=worst_first(problems),
         names=tuple(dict.fromkeys([*pickled, *beside.names])),
         bytes_expected=sum(f.nbytes for f in files) if whole else None,
         cost=ReadCost(sum(f.status == "read" for f in files), time.perf_counter() - started, nbytes),
     )
+
+
+def _step(path: Path, tree: Any, beside: Beside) -> Fact:
+    sections = find_sections(tree)
+    if not beside.of_accelerate:
+        return find_step(path, sections)
+    told = find_step(path, tuple(s for s in sections if s.kind != "scheduler"))
+    return told if told.value is not None else step_of_accelerate(tree, beside.world_size)
 
 
 def _placed(problem: Problem, section: str) -> Problem:
