@@ -13,16 +13,17 @@ from typing import Any
 from ckptools.checkpoint import Checkpoint
 from ckptools.consolidate.rank_values import NOTHING, RankValues
 from ckptools.consolidate.replicas import differing_boxes
+from ckptools.consolidate.sources import damaged_copy, spared_note, without_damaged
 from ckptools.coverage import cover_problem
 from ckptools.dtypes import ITEMSIZE, can_be_nan
-from ckptools.errors import NotWholeError, RefusedError, UsageError, original_of
+from ckptools.errors import NotWholeError, RefusedError, UsageError
 from ckptools.files import OpenFiles
 from ckptools.formats.merge import like
 from ckptools.model import CONTRADICTIONS, KeyPath, Problem, Shard, Tensor, fqn_of, tensors_in, walk
 from ckptools.pickles.told import told
 from ckptools.regions import Box, cover
 from ckptools.sections import Section
-from ckptools.tensor_io.records import Record, damaged
+from ckptools.tensor_io.records import Record
 from ckptools.values import Global, Lost, NumpyArray, Opaque
 from ckptools.views.words import plural, printable, spans
 
@@ -140,26 +141,6 @@ def tensors_of(checkpoint: Checkpoint, only: str) -> Iterator[tuple[str, Tensor]
     """
     for section in _sections(checkpoint, only).values():
         yield from ((fqn_of((*section.path, *path)), tensor) for path, tensor in tensors_in(section.value))
-
-
-def without_damaged(tensor: Tensor, fqn: str, damage: Mapping[Record, int]) -> tuple[Tensor, Problem | None]:
-    """The tensor without the bytes that lie in damaged records, and the first of these; None when there is none.
-
-    Args:
-        tensor: the tensor.
-        fqn: its name.
-        damage: records, with the CRC-32 that they have.
-    """
-    wrong = [(s, Record.of(s.source)) for s in tensor.found if s.source is not None]
-    wrong = [(shard, record) for shard, record in wrong if record in damage]
-    if not wrong:
-        return tensor, None
-    first, record = wrong[0]
-    gone = {id(s) for s, _ in wrong}
-    shards = tuple(replace(s, source=None, item=None) if id(s) in gone else s for s in tensor.shards)
-    more = f" and {plural(len(wrong) - 1, 'more shard')}" if len(wrong) > 1 else ""
-    text = f"{first.box}{more}: {original_of(record.path).name} is damaged: {record.damage(damage[record])}"
-    return replace(tensor, shards=shards), Problem("CK004", "error", text, first.rank, fqn)
 
 
 def _absent(checkpoint: Checkpoint, parts: Iterable[Section]) -> list[Problem]:
@@ -321,7 +302,7 @@ class _Picking:
         differing = differing_boxes(tensor.found, self.files)
         if differing and self.prefer_rank is None:
             box, ranks = next(iter(differing.items()))
-            way = self._damage_at(tensor, box) or "take one with --prefer-rank"
+            way = damaged_copy(tensor, box, self.files) or "take one with --prefer-rank"
             text = f"{box}: rank {ranks[1]} holds other bytes than rank {ranks[0]}; {way}"
             self.problems.append(Problem("CK105", "error", text, ranks[1], fqn))
         by_box: dict[Box, Shard] = {}
@@ -329,21 +310,12 @@ class _Picking:
             by_box.setdefault(shard.box, shard)
         return sorted(by_box.values(), key=lambda s: s.box.offsets)
 
-    def _damage_at(self, tensor: Tensor, box: Box) -> str:
-        """Whose copy of a region is damaged by its checksum, and what to do; empty when no checksum tells."""
-        records = {Record.of(s.source) for s in tensor.found if s.box == box and s.source is not None}
-        wrong = damaged(records, self.files, 1, lambda _, __: None)
-        if not wrong or len(wrong) == len(records):
-            return ""
-        record, crc = next(iter(wrong.items()))
-        return f"{original_of(record.path).name} is damaged: {record.damage(crc)}; --allow-missing takes the right copy"
-
     def _preference(self, shard: Shard) -> tuple[bool, int]:
         return (shard.rank != self.prefer_rank, -1 if shard.rank is None else shard.rank)
 
     def told(self, checkpoint: Checkpoint, parts: Iterable[Section]) -> list[str]:
         """What the user should know although nothing is missing."""
-        return [*_spared(self.spared), *self._of_one_rank(checkpoint, parts)]
+        return [*spared_note(self.spared), *self._of_one_rank(checkpoint, parts)]
 
     def _of_one_rank(self, checkpoint: Checkpoint, parts: Iterable[Section]) -> list[str]:
         """What each rank has for itself: what is kept of every rank, and what only of the lowest."""
@@ -357,14 +329,6 @@ class _Picking:
 
 
 _LEFT_OUT = Opaque("left out")
-
-
-def _spared(damage: Sequence[Problem]) -> list[str]:
-    """The note that a right copy was taken in the place of a damaged one."""
-    if not damage:
-        return []
-    more = f" (and {len(damage) - 1} more)" if len(damage) > 1 else ""
-    return [f"{damage[0]}{more}; another rank's copy is right, and is written"]
 
 
 def _each_rank_s(paths: Sequence[KeyPath], what: str) -> list[str]:

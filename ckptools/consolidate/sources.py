@@ -1,4 +1,5 @@
-"""The records that an output is made of, compared with their checksums before anything is planned.
+"""The records that an output is made of, compared with their checksums before anything is planned, and tensors without
+those that are damaged.
 
 On the way into an output every record is compared anyway. It is done first, for a second reading of the source, where
 what is damaged is to be left out, and where nothing is to be written.
@@ -6,13 +7,16 @@ what is damaged is to be left out, and where nothing is to be written.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from ckptools.consolidate.plan import Job
+from ckptools.errors import original_of
 from ckptools.files import OpenFiles
-from ckptools.model import Tensor
+from ckptools.model import Problem, Tensor
+from ckptools.regions import Box
 from ckptools.tensor_io.records import Progress, Record, damaged, stored
+from ckptools.views.words import plural
 
 
 @dataclass(frozen=True)
@@ -63,3 +67,43 @@ def count(jobs: Iterable[Job], right: frozenset[Record]) -> SourceChecksums:
     """How many of the records that jobs read are right, and how many state no checksum."""
     records = {found.record for found in stored((job.fqn, job.tensor) for job in jobs) if found.record.nbytes}
     return SourceChecksums(len(records & right), sum(not record.crc for record in records))
+
+
+def without_damaged(tensor: Tensor, fqn: str, damage: Mapping[Record, int]) -> tuple[Tensor, Problem | None]:
+    """The tensor without the bytes that lie in damaged records, and the first of these; None when there is none.
+
+    Args:
+        tensor: the tensor.
+        fqn: its name.
+        damage: records, with the CRC-32 that they have.
+    """
+    if not damage:
+        return tensor, None
+    wrong = [(s, Record.of(s.source)) for s in tensor.found if s.source is not None]
+    wrong = [(shard, record) for shard, record in wrong if record in damage]
+    if not wrong:
+        return tensor, None
+    first, record = wrong[0]
+    gone = {id(s) for s, _ in wrong}
+    shards = tuple(replace(s, source=None, item=None) if id(s) in gone else s for s in tensor.shards)
+    more = f" and {plural(len(wrong) - 1, 'more shard')}" if len(wrong) > 1 else ""
+    text = f"{first.box}{more}: {original_of(record.path).name} is damaged: {record.damage(damage[record])}"
+    return replace(tensor, shards=shards), Problem("CK004", "error", text, first.rank, fqn)
+
+
+def damaged_copy(tensor: Tensor, box: Box, files: OpenFiles) -> str:
+    """Whose copy of a region is damaged by its checksum, and what to do; empty when no checksum tells."""
+    records = {Record.of(s.source) for s in tensor.found if s.box == box and s.source is not None}
+    wrong = damaged(records, files, 1, lambda _, __: None)
+    if not wrong or len(wrong) == len(records):
+        return ""
+    record, crc = next(iter(wrong.items()))
+    return f"{original_of(record.path).name} is damaged: {record.damage(crc)}; --allow-missing takes the right copy"
+
+
+def spared_note(damage: Sequence[Problem]) -> list[str]:
+    """The note that a right copy was taken in the place of a damaged one."""
+    if not damage:
+        return []
+    more = f" (and {len(damage) - 1} more)" if len(damage) > 1 else ""
+    return [f"{damage[0]}{more}; another rank's copy is right, and is written"]
