@@ -27,11 +27,13 @@ from ckptools.checkpoint import Checkpoint
 from ckptools.files import reading
 from ckptools.formats import rank_files
 from ckptools.formats.beside import read_beside, step_of_accelerate
+from ckptools.formats.dcp.files import METADATA, looks_like_dcp
 from ckptools.formats.dcp.folder import PLANNED
 from ckptools.formats.flat import optimizers as flat_optimizers
 from ckptools.formats.options import Options
 from ckptools.formats.parts import Parts, is_dcp
 from ckptools.formats.shapes import Shapes
+from ckptools.model import Problem
 from ckptools.sections import is_optimizer
 from ckptools.training_state.module_order import AS_SAVED, ModuleOrder
 
@@ -69,7 +71,9 @@ class _Part:
 
 def detect(path: Path) -> bool:
     """A folder with a model that FSDP saved through Accelerate."""
-    return path.is_dir() and any(p.what == "model" for p in _parts(path))
+    if not path.is_dir():
+        return False
+    return any(p.what == "model" for p in _parts(path)) or any(MODEL.fullmatch(p.name) for p in _bare_folders(path))
 
 
 def _parts(folder: Path) -> Iterator[_Part]:
@@ -109,11 +113,26 @@ def read(path: Path, options: Options) -> Checkpoint:
         if part.what == "model":
             _add_model(parts, part, optimizers.tree.get(replace(part, what="optimizer").key))
     parts.take(optimizers)
+    parts.problems += _without_metadata(path)
     beside = read_beside(path, options)
     parts.companions(beside)
     counting = [key for key in parts.tree if not key.startswith("scheduler")]
     made = parts.checkpoint(NAME, f"Accelerate, {_saved_as(found, parts)}", beside.world_size, _order(found), counting)
     return made if made.step.value is not None else replace(made, step=step_of_accelerate(made.tree, made.world_size))
+
+
+def _bare_folders(folder: Path) -> list[Path]:
+    """DCP folders of a model or an optimizer that lost the one file that tells what the others hold."""
+    with reading(folder):
+        entries = sorted(folder.iterdir())
+    named = (p for p in entries if MODEL.fullmatch(p.name) or OPTIMIZER.fullmatch(p.name))
+    return [p for p in named if p.is_dir() and not is_dcp(p) and looks_like_dcp(p)]
+
+
+def _without_metadata(folder: Path) -> Iterator[Problem]:
+    for path in _bare_folders(folder):
+        text = f"no file {path.name}/{METADATA}, which alone tells what the .distcp files there hold"
+        yield Problem("CK001", "error", text)
 
 
 def _add_model(parts: Parts, part: _Part, optimizer: Any) -> None:

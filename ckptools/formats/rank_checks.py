@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from ckptools.agreement import named, odd_ranks
 from ckptools.formats.merge import Merge, put, same_records
 from ckptools.formats.on_disk import fault
 from ckptools.model import KeyPath, Problem, RankFile, Severity, Tensor, fqn_of, tensors_in
+from ckptools.regions import Box
 from ckptools.sections import Section, find_sections, is_gathered
 from ckptools.training_state.rank_own import RUN_NAMES, Shared, counts_steps, is_own
 
@@ -140,6 +142,37 @@ def of_gathered(sections: Sequence[Section], differing: Mapping[KeyPath, Sequenc
         for rank in sorted(odd):
             text = "lists other RNG states of the ranks than the other files do; it is of another run or save"
             yield Problem("CK006", "error", text, rank, section.name)
+
+
+def of_copied(tensors: Iterable[tuple[KeyPath, Tensor]]) -> Iterator[Problem]:
+    """Files that hold the same bytes for different places of tensors: one was copied over the other.
+
+    Told by the checksums of their records, so that nothing is read. Replicas have the same places; zeros are no proof.
+    """
+    places: dict[Path, set[tuple[KeyPath, Box]]] = {}
+    records: dict[Path, set[tuple[str, int, int]]] = {}
+    ranks: dict[Path, int] = {}
+    for path, tensor in tensors:
+        for shard in tensor.found if tensor.sharded else ():
+            source = shard.source
+            if source is not None and source.crc and shard.rank is not None and shard.box.numel:
+                ranks[source.path] = shard.rank
+                places.setdefault(source.path, set()).add((path, shard.box))
+                records.setdefault(source.path, set()).add((source.record, source.crc, source.record_span[1]))
+    first: dict[frozenset[tuple[str, int, int]], Path] = {}
+    for file, held in records.items():
+        other = first.setdefault(frozenset(held), file)
+        if other != file and places[file].isdisjoint(places[other]) and not _zeros(held):
+            text = (
+                f"{file.name} has the same bytes as {other.name}, which is another part of the tensors; one is a copy"
+            )
+            yield Problem("CK009", "error", text, ranks[file])
+
+
+def _zeros(records: Iterable[tuple[str, int, int]]) -> bool:
+    """Whether the records are all zeros, such as moments of the first step."""
+    sizes = sorted({(nbytes, crc) for _, crc, nbytes in records})
+    return all(zlib.crc32(bytes(nbytes)) == crc for nbytes, crc in sizes)
 
 
 def of_tensors(tensors: Iterable[tuple[KeyPath, Tensor]]) -> list[Problem]:

@@ -167,6 +167,7 @@ class _Opening:
         self.problems += rank_checks.of_files(files, self.cut, world.value, bool(sharded))
         self.problems += found.problems
         self.problems += rank_checks.of_gathered(sections, merge.differing)
+        self.problems += rank_checks.of_copied(tensors)
         self.problems += rank_checks.of_tensors(tensors)
         self.problems += (Problem("CK108", "note", note, None, fqn_of(path)) for path, note in settled.notes.items())
         cost = ReadCost(len(self.saved), time.perf_counter() - started, sum(s.bytes_read for s in self.saved.values()))

@@ -45,6 +45,17 @@ def raw(tensor: torch.Tensor) -> tuple[torch.dtype, tuple[int, ...], bytes]:
     return tensor.dtype, tuple(tensor.shape), tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
+@pytest.mark.parametrize("part", ["pytorch_model_fsdp_0", "optimizer_0"])
+def test_a_part_without_its_metadata_is_missing_and_nothing_is_written_without_it(sample, tmp_path, part):
+    (sample / part / ".metadata").unlink()
+    ck = ckptools.open(sample)
+    errors = [p.code for p in ck.problems if p.severity == "error"]
+    assert (ck.format, ck.whole, errors) == ("accelerate", False, ["CK001"])
+    assert f"no file {part}/.metadata" in ck.problems[0].message
+    with pytest.raises(NotWholeError, match=part):
+        ckptools.consolidate(sample, tmp_path / "out.pt")
+
+
 def test_the_parts_stand_side_by_side():
     ck = ckptools.open(SAMPLE)
     assert list(ck.tree) == ["model", "optimizer", "scheduler", "rng", "custom_checkpoint_0"]

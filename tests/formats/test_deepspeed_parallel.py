@@ -190,6 +190,16 @@ def test_a_universal_checkpoint_that_lacks_a_parameter_is_not_whole(universal, t
         ckptools.consolidate(universal, tmp_path / "out.pt", only="model")
 
 
+@pytest.mark.parametrize("name", ["scale/exp_avg.pt", "block.up.weight/step.pt", "optimizer_state.pt"])
+def test_a_universal_checkpoint_that_lacks_a_slot_is_not_whole(universal, tmp_path, name):
+    (universal / "zero" / name).unlink()
+    ck = ckptools.open(universal)
+    assert [p.message for p in ck.problems if p.severity == "error"] == [f"no file zero/{name}"]
+    with pytest.raises(NotWholeError, match=name):
+        ckptools.consolidate(universal, tmp_path / "out.pt")
+    ckptools.consolidate(universal, tmp_path / "model.safetensors")
+
+
 def test_a_cut_file_of_a_universal_checkpoint_is_named(universal):
     cut = universal / "zero" / "scale" / "exp_avg.pt"
     cut.write_bytes(cut.read_bytes()[:300])

@@ -99,6 +99,39 @@ def test_the_same_rank_twice_is_an_error(composer):
     assert "CK009" in codes(ck) and "CK001" in codes(ck)
 
 
+@pytest.mark.parametrize("nbytes", [0, 30_000])
+def test_a_folder_whose_first_file_is_damaged_is_told_by_the_others(composer, nbytes):
+    first = composer / "ep0-ba5-rank0.pt"
+    first.write_bytes(first.read_bytes()[:nbytes])
+    ck = ckptools.open(composer)
+    assert (ck.whole, [(p.code, p.rank) for p in ck.problems], ck.step.value) == (False, [("CK002", 0)], 5)
+
+
+def test_a_folder_of_damaged_files_alone_is_unreadable(composer):
+    for file in composer.glob("*.pt"):
+        file.write_bytes(file.read_bytes()[:30_000])
+    with pytest.raises(ReadError, match=r"ep0-ba5-rank0\.pt: is cut short"):
+        ckptools.open(composer)
+
+
+@pytest.mark.parametrize("value", ["trained", "zeros"])
+def test_the_same_bytes_for_different_places_are_a_copy_unless_they_are_zeros(tmp_path, value):
+    actor = copy(FIXTURES / "verl-fsdp1", tmp_path / "run") / "ckpt" / "global_step_3" / "actor"
+    files = [actor / f"optim_world_size_4_rank_{rank}.pt" for rank in range(4)]
+    if value == "zeros":
+        state = torch.load(files[0], weights_only=False)
+        torch.save(_zeroed(state), files[0])
+    shutil.copyfile(files[0], files[1])
+    found = [(p.code, p.rank) for p in ckptools.open(actor, all_ranks=True).problems if "is a copy" in p.message]
+    assert found == ([("CK009", 1)] if value == "trained" else [])
+
+
+def _zeroed(tree):
+    if isinstance(tree, torch.Tensor):
+        return torch.zeros_like(tree) if tree.dim() else tree
+    return {k: _zeroed(v) for k, v in tree.items()} if isinstance(tree, dict) else tree
+
+
 def test_a_rank_beyond_the_world_is_stray(composer):
     shutil.copy(composer / "ep0-ba5-rank1.pt", composer / "ep0-ba5-rank9.pt")
     assert [(p.code, p.rank) for p in ckptools.open(composer).problems] == [("CK009", 9)]

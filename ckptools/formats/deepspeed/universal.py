@@ -138,7 +138,9 @@ class _Opening:
         for file in files:
             name = file.path.relative_to(self.folder)
             if file.status == "missing":
-                yield Problem("CK001", "error", f"no file {name}", None, f"model.{name.parent.name}")
+                part = f"model.{name.parent.name}" if name.stem == MASTER else f"optimizer.state.{name.parent.name}"
+                whose = "optimizer.param_groups" if file.path == self.common else part
+                yield Problem("CK001", "error", f"no file {name}", None, whose)
             elif file.status in ("cut", "bad"):
                 why = self.files.why[file.path].removeprefix(f"{file.path}: ")
                 yield Problem(fault(why), "error", f"{name} {why}")
@@ -228,6 +230,17 @@ class _Opening:
         for fqn in self.shapes:
             if fqn not in stored:
                 yield RankFile(self.folder / "zero" / fqn / "fp32.pt", None, f"{fqn}/{MASTER}", "missing", 0, None)
+        for fqn, slot in self._slots_not_here():
+            yield RankFile(self.folder / "zero" / fqn / f"{slot}.pt", None, f"{fqn}/{slot}", "missing", 0, None)
+        if not self.common.is_file():
+            yield RankFile(self.common, None, self.common.stem, "missing", 0, None)
+
+    def _slots_not_here(self) -> Iterator[tuple[str, str]]:
+        """Slots that other parameters have: the flat state they were cut from has each slot for every one of them."""
+        here = {(atom.fqn, atom.slot) for atom in self.atoms}
+        slots = dict.fromkeys(slot for fqn, slot in here if slot != MASTER and fqn in self.shapes)
+        parameters = [fqn for fqn in self.shapes if (fqn, MASTER) in here]
+        yield from ((fqn, slot) for fqn in parameters for slot in sorted(slots) if (fqn, slot) not in here)
 
 
 def _reshaped(tensor: Tensor, shape: Ints) -> Tensor:

@@ -1,0 +1,64 @@
+"""Damage that nobody can know of from the files alone, with the reason."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from tests.damage.damages import Damage
+
+
+@dataclass(frozen=True)
+class Unknowable:
+    """Damage that goes unnoticed.
+
+    Attributes:
+        checkpoint: pattern of the fixture and the path in it.
+        damage: pattern of the damage, such as `flipped .*\\.metadata`.
+        reason: why nothing in the files tells.
+    """
+
+    checkpoint: str
+    damage: str
+    reason: str
+
+    def holds_for(self, checkpoint: str) -> bool:
+        return re.match(self.checkpoint, checkpoint) is not None
+
+    def covers(self, damage: Damage) -> bool:
+        return re.match(self.damage, str(damage)) is not None
+
+
+METADATA = "a .metadata has no checksum, and a bit of it can make another place that is as good as the first"
+SAFETENSORS = "safetensors have no checksums"
+NO_STEP = "the file holds what has one dtype and shape in every step; a count in it that others contradict is warned of"
+NO_RANK = "nothing in the files says whose they are, and they fit each rank"
+OPTIONAL = "nothing names the file: a run without a scheduler leaves the same folder"
+UNIT_ORDER = (
+    "runs of flattened parameters fit either way where they end at a parameter's end; which parameters share a unit, "
+    "and so which run must come first, no file says"
+)
+LAYERS = "the layers have parameters of the same names and shapes, and the file's name alone says which layer it is"
+
+EXCEPTIONS: tuple[Unknowable, ...] = (
+    Unknowable("composer-0.16.4-torch2.0.1-elastic-w4", r"flipped .*/\.metadata ", METADATA),
+    Unknowable("hf-llama-safetensors-bf16|dcp-hf", r"flipped .*\.safetensors ", SAFETENSORS),
+    Unknowable("verl-", "another step .*/model_world_size", NO_STEP),
+    Unknowable("(torch2.13.0-fsdp2-dcp-w3|dcp-multifile|dcp-objects)/", r"another step .*\.distcp", NO_STEP),
+    Unknowable("(torch1.13.1-fsdp1-sharded-dcp|lightning-fabric|torchtitan)", r"another step .*\.distcp", NO_STEP),
+    Unknowable("composer-0.16.4-torch2.0.1-elastic-w4", r"another step .*\.distcp", NO_STEP),
+    Unknowable("(dcp-ddp-number-plain|accelerate)", r"another step .*\.distcp", NO_STEP),
+    Unknowable("megatron-tp2pp2-fp32/ckpt", r"another step .*\.distcp", NO_STEP),
+    Unknowable("lightning-fabric-fsdp2", r"another step .*/meta\.pt", NO_STEP),
+    Unknowable("deepspeed-z1-fp32/ckpt", "another step .*_model_states", NO_STEP),
+    Unknowable("deepspeed-z1-fp32/universal", "another step .*/(fp32|exp_avg)", NO_STEP),
+    Unknowable("hf-gpt2-bin-tied-fp32", r"another step .*\.bin", NO_STEP),
+    Unknowable("accelerate-fsdp2", "another step .*/random_states", NO_STEP),
+    Unknowable("accelerate-fsdp2", r"deleted .*/scheduler\.bin", OPTIONAL),
+    Unknowable("verl-", "(swapped|copied) .*/extra_state", NO_RANK),
+    Unknowable("verl-fsdp1/", "swapped .*/optim_world_size", NO_RANK),
+    Unknowable("deepspeed-z3-bf16", "swapped .*_optim_states", NO_RANK),
+    Unknowable("deepspeed-z3-bf16", "(swapped|copied) .*_model_states", NO_RANK),
+    Unknowable("verl-fsdp1-orig", "swapped .*/optim_world_size", UNIT_ORDER),
+    Unknowable("deepspeed-pipe-fp32", "(swapped|copied) .*/layer_", LAYERS),
+)

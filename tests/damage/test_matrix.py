@@ -1,0 +1,177 @@
+"""Every kind of damage on every fixture: commands end with a verdict, and what is written is the truth or refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shutil
+import tempfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+import ckptools
+from ckptools.cli import app
+from ckptools.model import Tensor, walk
+from tests.damage.damages import Damage, damages
+from tests.damage.exceptions import EXCEPTIONS, Unknowable
+from tests.truth import FIXTURES, LOCAL, WHOLE, Known
+
+ALIKE = 2
+"""Files that are damaged of those whose names differ in numbers only."""
+
+AT_MOST = 6
+"""Files that are damaged of one checkpoint."""
+
+FORMS = ("pt", "safetensors")
+MEMORY = Path("/dev/shm")
+
+Content = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Sound:
+    """A copy of a fixture that nothing has happened to yet.
+
+    Attributes:
+        folder: where it is.
+        path: what a user opens.
+        options: what a user says to that.
+        files: those that are going to be damaged.
+        written: what consolidation writes of it, by form, as it is opened again; None where nothing can be written.
+    """
+
+    folder: Path
+    path: Path
+    options: tuple[str, ...]
+    files: tuple[Path, ...]
+    written: dict[str, Content | None]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Path]:
+    """A folder that is no disk, where there is one: thousands of small files are written and synced."""
+    if not os.access(MEMORY, os.W_OK):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
+        yield Path(folder)
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(app, list(map(str, arguments)))
+
+
+def content(path: Path) -> Content:
+    """Everything that a checkpoint holds by its key path: tensors as dtype and bytes, anything else as text."""
+    tree = ckptools.open(path, all_ranks=True).tree
+    return {
+        repr(p): (v.dtype, v.shape, v.numpy().tobytes()) if isinstance(v, Tensor) else repr(v) for p, v in walk(tree)
+    }
+
+
+def sound(known: Known, place: Path) -> Sound:
+    folder = place / "run"
+    shutil.copytree(FIXTURES / known.name, folder, ignore=shutil.ignore_patterns("truth*", "HOW.md"))
+    path = folder / known.path
+    options = ("--shapes", str(FIXTURES / known.name / known.shapes)) if known.shapes else ()
+    opened = ckptools.open(path, all_ranks=True, shapes=options[1] if options else None)
+    files = _some(known.name, folder, sorted({f.path.resolve() for f in opened.files}))
+    written = {form: consolidated(path, options, form, place)[1] for form in FORMS}
+    return Sound(folder, path, options, files, written)
+
+
+def _some(name: str, folder: Path, files: list[Path]) -> tuple[Path, ...]:
+    """A few files of each kind, the same ones each time."""
+    kinds: dict[str, list[Path]] = {}
+    for file in files:
+        kinds.setdefault(re.sub(r"\d+", "#", str(file.relative_to(folder))), []).append(file)
+    chosen = random.Random(name)
+    few = [f for kind in kinds.values() for f in chosen.sample(kind, min(ALIKE, len(kind)))]
+    return tuple(sorted(chosen.sample(few, min(AT_MOST, len(few)))))
+
+
+def consolidated(path: Path, options: tuple[str, ...], form: str, place: Path) -> tuple[Result, Content | None]:
+    """What the command said, and what it wrote."""
+    out = place / "out"
+    out.mkdir()
+    done = run("consolidate", path, "-o", out / f"all.{form}", *options)
+    try:
+        assert done.exit_code in (0, 3, 4), done.output
+        if done.exit_code:
+            assert not list(out.iterdir()), "something is left"
+            assert done.stderr.startswith("error: ")
+        return done, content(out / f"all.{form}") if done.exit_code == 0 else None
+    finally:
+        shutil.rmtree(out)
+
+
+@contextmanager
+def suffered(damage: Damage) -> Iterator[bool]:
+    """Do the damage and undo it; false where it changes nothing."""
+    change = damage.make()
+    before = {path: path.read_bytes() for path in change}
+    for path, data in change.items():
+        path.unlink() if data is None else path.write_bytes(data)
+    try:
+        yield any(before[path] != data for path, data in change.items())
+    finally:
+        for path, data in before.items():
+            path.write_bytes(data)
+
+
+def verdicts(case: Sound, in_words_too: bool) -> tuple[bool | None, bool]:
+    """What `inspect` and `verify --deep` say in JSON, and in words, each with the exit code that belongs to it."""
+    told = []
+    for command, key in (("inspect", "whole"), ("verify", "ok")):
+        deep = ["--deep"] if command == "verify" else []
+        in_json = run(command, case.path, *deep, "--json", *case.options)
+        code, verdict = in_json.exit_code, json.loads(in_json.stdout)[key]
+        assert code in (0, 1, 3) and (verdict is False) == (code != 0), (command, code, in_json.output[-500:])
+        if in_words_too:
+            in_words = run(command, case.path, *deep, *case.options)
+            assert in_words.exit_code == code, (command, code, in_words.output[-500:])
+            assert in_words.stdout.count("\n") > 5 if code < 3 else in_words.stderr.startswith("error: ")
+        told.append(verdict)
+    return told[0], told[1]
+
+
+def wrong(case: Sound, damage: Damage, place: Path) -> str:
+    """What is said or written that is not so; empty where all is as it should be."""
+    number = zlib.crc32(str(damage).encode())
+    _, fine = verdicts(case, number % 4 == 0)
+    for form in FORMS if damage.kind == "flipped" else (FORMS[number % 2],):
+        truth = case.written[form]
+        done, found = consolidated(case.path, case.options, form, place)
+        if found is not None and found != truth:
+            keys = sorted(k for k in {*found, *(truth or {})} if found.get(k) != (truth or {}).get(k))
+            return f"{form}: {len(keys)} values are not the truth, {keys[0]}"
+        if fine and found is None and truth is not None:
+            return f"verify finds nothing, and {form} is refused: {done.stderr}"
+    return ""
+
+
+@pytest.mark.parametrize("known", (*WHOLE, *LOCAL), ids=lambda k: f"{k.name}-{k.path.partition('/')[0]}")
+def test_no_damage_is_written_and_every_command_ends_with_a_verdict(known: Known, place: Path):
+    case = sound(known, place)
+    assert None in case.written.values() or all(case.written.values())
+    found: list[tuple[Damage, str]] = []
+    for damage in damages(case.folder, case.files):
+        with suffered(damage) as changed:
+            what = wrong(case, damage, place) if changed else ""
+        found += [(damage, what)] if what else []
+    mine = [e for e in EXCEPTIONS if e.holds_for(f"{known.name}/{known.path}")]
+    assert [f"{damage}: {what}" for damage, what in found if not _excepted(damage, mine)] == []
+    assert [e for e in mine if not any(e.covers(damage) for damage, _ in found)] == []
+
+
+def _excepted(damage: Damage, exceptions: list[Unknowable]) -> bool:
+    return any(e.covers(damage) for e in exceptions)
