@@ -148,7 +148,8 @@ class _Reading:
         """Replicas, byte for byte, and plain values that should be equal."""
         pairs = copies.replicated(ck)
         problems = [p for p in ck.problems if p.code == "CK105"]
-        problems += [p for p in map(rounding.unequal, ck.rounded) if p is not None]
+        contradicted, rounded = rounding.compare(ck.rounded)
+        problems += contradicted
 
         def compare(pair: tuple[str, Any]) -> list[Problem]:
             self.progress(0, pair[0])
@@ -165,7 +166,8 @@ class _Reading:
         if not pairs and not problems and not own and not ck.rounded:
             return skipped("copies equal", "nothing is stored twice")
         told = [f"{plural(len(pairs), 'tensor')} stored more than once"]
-        told += [f"{plural(len(ck.rounded), 'weight')} beside fp32 copies that round to them"] if ck.rounded else []
+        right = rounded - len(contradicted)
+        told += [f"{plural(right, 'weight')} beside fp32 copies that round to them"] if ck.rounded else []
         return judged("copies equal", problems, "; ".join([*told, *([own] if own else [])]))
 
     def manifest(self, ck: Checkpoint, path: Path) -> Check:

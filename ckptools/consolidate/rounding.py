@@ -6,7 +6,7 @@ Some elements of each piece are compared: enough to tell one parameter from anot
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -23,12 +23,18 @@ SAMPLE = 4096
 
 
 def unequal(pair: Rounded) -> Problem | None:
-    """What is wrong with one pair, as far as its bytes are here."""
-    for box in {s.box for s in pair.weight.shards}:
+    """What is wrong with one pair; None when nothing is.
+
+    Raises:
+        NotWholeError, ReadError: nothing that could be compared is, and some of it is in no file that can be read.
+    """
+    unread = None
+    for box in sorted({s.box for s in pair.weight.shards}, key=lambda box: box.offsets):
         try:
             sample = _first_rows(box)
             same = _same(arrays.read_box(pair.copy, sample), arrays.read_box(pair.weight, sample), pair.weight.dtype)
-        except (NotWholeError, ReadError):
+        except (NotWholeError, ReadError) as error:
+            unread = error
             continue
         if not same:
             text = (
@@ -37,7 +43,24 @@ def unequal(pair: Rounded) -> Problem | None:
                 "the model"
             )
             return Problem("CK105", "error", text, None, pair.fqn)
+    if unread is not None:
+        raise unread
     return None
+
+
+def compare(pairs: Iterable[Rounded]) -> tuple[list[Problem], int]:
+    """What is wrong with pairs, and how many of them were compared in full."""
+    problems: list[Problem] = []
+    compared = 0
+    for pair in pairs:
+        try:
+            problem = unequal(pair)
+        except (NotWholeError, ReadError):
+            # What is missing or cannot be read is told by others.
+            continue
+        problems += [problem] if problem else []
+        compared += 1
+    return problems, compared
 
 
 def check(checkpoint: Checkpoint, part: str) -> None:
@@ -48,14 +71,10 @@ def check(checkpoint: Checkpoint, part: str) -> None:
     """
     if part == "model" and getattr(checkpoint.options, "weights", "") == "module":
         return
-    problems = list(_problems(checkpoint.rounded))
+    problems, _ = compare(checkpoint.rounded)
     if problems:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         raise NotWholeError(checkpoint.path, f"{problems[0]}{more}", problems)
-
-
-def _problems(pairs: Iterable[Rounded]) -> Iterator[Problem]:
-    yield from (problem for pair in pairs if (problem := unequal(pair)) is not None)
 
 
 def _first_rows(box: Box) -> Box:

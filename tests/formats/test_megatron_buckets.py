@@ -125,6 +125,13 @@ def test_a_copy_that_does_not_round_to_its_weight_is_refused(odd, tmp_path):
     assert torch.equal(torch.load(tmp_path / "own.pt")[NORM], values.bfloat16())
 
 
+def test_a_copy_of_which_a_part_is_missing_is_not_counted_as_compared(tmp_path):
+    run = Path(shutil.copytree(SAMPLE, tmp_path / "run"))
+    (run / "iter_0000005" / "__2_0.distcp").unlink()
+    (copies,) = (c for c in ckptools.verify(run).checks if c.name == "copies equal")
+    assert "weights beside fp32 copies" in copies.detail and "20 weights beside" not in copies.detail
+
+
 def test_every_weight_of_the_sample_has_a_copy_that_is_looked_at():
     assert len(ckptools.open(SAMPLE, all_ranks=True).rounded) == 20
 

@@ -154,8 +154,9 @@ def test_padding_that_could_hide_a_parameter_is_two_ways():
     assert units_of(model, [4, 5], 1) == [((0, (0, 1)), (1, (2,)))]
 
 
-def test_lengths_that_no_way_gives_are_no_way():
-    assert units_of(TWO, [15, 9, 9], 2) == []
+@pytest.mark.parametrize("lengths", [[15, 9, 9], [17, 9, 9], [16, 8, 9], [16, 10, 9], [16, 9], [16, 9, 9, 1]])
+def test_lengths_that_no_way_gives_are_no_way(lengths):
+    assert units_of(TWO, lengths, 2) == []
 
 
 def test_names_that_do_not_come_in_the_order_of_modules_are_refused():
