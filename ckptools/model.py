@@ -306,6 +306,7 @@ PROBLEM_CODES: dict[str, str] = {
     "CK206": "RNG states equal on all ranks",
     "CK207": "parameter in no param group, or in two",
     "CK209": "optimizer state of another shape than its parameter",
+    "CK210": "optimizer state without a sure name",
     "CK301": "foreign classes, kept as data",
     "CK302": "name that could run code",
     "CK303": "whole module instead of a state dict",

@@ -164,3 +164,19 @@ def test_every_name_that_is_given_is_right_in_every_way_to_give_them(cells):
         assert all(placed[i] == name for i, name in naming.names.items())
     if len(ways) == 1 and len(groups) == 1:
         assert naming.unnamed == ()
+
+
+def test_a_run_of_a_flattened_parameter_has_nobodys_shape():
+    state_dict = {"w": tensor(2, 4, kind="dtensor"), "b": tensor(4, kind="dtensor")}
+    assert name_parameters(optimizer([(0, (4,)), (1, (2,))]), state_dict, LOST).names == {}
+
+
+def test_more_states_than_parameters_of_a_shape_prove_nothing():
+    value = optimizer([(0, (2,)), (1, (2,)), (2, (5,))])
+    assert name_parameters(value, model(w=(2,), b=(5,), c=(9,)), LOST).names == {}
+
+
+def test_a_group_in_another_order_makes_the_order_of_all_doubtful():
+    value = optimizer([(0, (2,)), (1, (2,))], [(2, (4,)), (3, (3,))])
+    naming = name_parameters(value, model(a=(2,), b=(2,), c=(3,), d=(4,)))
+    assert (naming.names, naming.by, naming.unnamed) == ({2: "d", 3: "c"}, "shape", (0, 1))

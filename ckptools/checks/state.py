@@ -30,12 +30,19 @@ def optimizer_covers(ck: Checkpoint) -> Check:
     optimizers = [o for o in ck.optimizers.values() if o.state]
     if not optimizers:
         return skipped(name, "no optimizer state")
-    problems = [p for o in optimizers for p in (*_grouped(o), *_shaped(ck, o))]
+    problems = [p for o in optimizers for p in (*_grouped(o), *_shaped(ck, o), *_unnamed(o))]
     with_state = sum(len(o.state) for o in optimizers)
     grouped = sum(len({n for group in o.param_groups for n in group.names}) for o in optimizers)
-    unnamed = sum(len(o.naming.unnamed) for o in optimizers)
-    more = f"; {unnamed} could not be named, so their shapes are not compared" if unnamed else ""
+    assumed = sum(len(o.naming.assumed) for o in optimizers)
+    more = f"; {assumed} names are assumed by order" if assumed else ""
     return judged(name, problems, f"{with_state} of {max(grouped, with_state)} have state{more}")
+
+
+def _unnamed(optimizer: Optimizer) -> Iterator[Problem]:
+    """States that belong to nobody knows which parameter, so that nothing can be compared."""
+    if optimizer.naming.unnamed:
+        text = f"{optimizer.naming.note}; what has no name is not compared with its parameter"
+        yield Problem("CK210", "warning", text, None, optimizer.name)
 
 
 def _grouped(optimizer: Optimizer) -> Iterator[Problem]:

@@ -123,6 +123,7 @@ def consolidate(
         ReadError, WriteError: a file cannot be read or written; nothing that looks finished is left.
     """
     from ckptools.consolidate.choose import select, tensors_of
+    from ckptools.consolidate.named_state import by_name
     from ckptools.consolidate.naming import output_of
     from ckptools.consolidate.output import check_not_among, check_space
     from ckptools.consolidate.publish import Proofs, Seen, write
@@ -146,6 +147,7 @@ def consolidate(
         if not unchecked and (holes or (check and dry_run)):
             first = compare(tensors_of(whole, part), files, threads, progress or (lambda _, __: None), planned)
         selection = select(whole, part, holes, prefer_rank, files, first.damaged if first else {})
+        selection = by_name(selection) if writer.BY_NAME else selection
         layout = writer.lay_out(selection, target, options)
         selection.left_out |= layout.left_out
         texts = _texts(selection, layout, target)

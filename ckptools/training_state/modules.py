@@ -117,6 +117,8 @@ class _Unfolding:
         """The state dict of a module."""
         made = ModuleState(self._entries(module))
         made.module = module
+        # The walk is that of `nn.Module.state_dict()`, which leaves such a list of modules: their order is known.
+        made._metadata = {name.rpartition(".")[0]: {} for name in made}  # type: ignore[attr-defined]
         return made
 
     def _entries(self, module: Opaque) -> Iterator[tuple[str, Any]]:

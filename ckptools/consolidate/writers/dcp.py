@@ -32,6 +32,8 @@ WRITES = "a torch.distributed.checkpoint folder to resume from at any world size
 SUFFIXES: tuple[str, ...] = (".dcp",)
 ONLY = "all"
 FILE = ""
+BY_NAME = False
+"""The tree is arranged for torch's state_dict API, names included (`dcp_tree`)."""
 
 ITEM_BYTES = 8 << 20
 """Tensors that are larger are cut into items of about this size. Measured with 0.9 GB on 2 cores: 8 ranks that load

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptools.consolidate.choose import Selection
+from ckptools.consolidate.named_state import naming_notes, naming_of
 from ckptools.consolidate.writers.dcp_metadata import ObjectPath
 from ckptools.errors import RefusedError
 from ckptools.model import KeyPath, Tensor, fqn_of
@@ -27,6 +28,9 @@ from ckptools.views.words import plural
 
 OF_ADAM = ("foreach", "maximize", "capturable", "differentiable", "fused", "decoupled_weight_decay")
 """Hyperparameters that torch/optim/adam.py got over the years; `dcp.load` misses what a folder does not hold."""
+
+
+NEEDS_NAMES = "torch's set_optimizer_state_dict takes names only; dcp.load takes numbers into optimizer.state_dict()"
 
 
 @dataclass(frozen=True)
@@ -65,14 +69,14 @@ class _Move:
         section: as the checkpoint has it.
         at: its key path in the selection's tree.
         top: its key in the output.
-        names: fqn by id, for an optimizer that has ids.
+        naming: how an optimizer's parameters are named.
         unwrap: takes the names of wrappers out of an fqn.
     """
 
     section: Section
     at: KeyPath
     top: str
-    names: Mapping[Any, str]
+    naming: Naming
     unwrap: Callable[[str], str]
 
     def holds(self, path: KeyPath) -> bool:
@@ -81,7 +85,7 @@ class _Move:
 
     def name(self, key: Any) -> Any:
         """What the output calls a parameter."""
-        known = self.names.get(key, key)
+        known = self.naming.names.get(key, key)
         return self.unwrap(known) if isinstance(known, str) else known
 
     def apply(self, leaf: Leaf) -> Leaf:
@@ -179,15 +183,10 @@ def _moves(selection: Selection) -> list[_Move]:
     for kind in ("model", "optimizer"):
         places = [(s, at) for s, at in selection.places if s.kind == kind]
         if len(places) == 1:
-            (section, at), naming = places[0], _naming(selection, places[0][0])
-            moves.append(_Move(section, at, kind, naming.names, _unwrapping(selection, section)))
+            section, at = places[0]
+            moves.append(_Move(section, at, kind, naming_of(selection, section), _unwrapping(selection, section)))
     # A model at the root of the tree holds what nobody else does.
     return sorted(moves, key=lambda m: -len(m.at))
-
-
-def _naming(selection: Selection, section: Section) -> Naming:
-    optimizers = selection.source.optimizers.values() if selection.source is not None else ()
-    return next((o.naming for o in optimizers if o.path == section.path), Naming({}, "none", (), (), ""))
 
 
 def _unwrapping(selection: Selection, section: Section) -> Callable[[str], str]:
@@ -195,7 +194,7 @@ def _unwrapping(selection: Selection, section: Section) -> Callable[[str], str]:
     models = selection.source.of_kind("model") if selection.source is not None else ()
     names: Iterable[Any] = models[0].value if len(models) == 1 else ()
     if not names and section.kind == "optimizer":
-        names = _naming(selection, section).names.values()
+        names = naming_of(selection, section).names.values()
     inner = [without_wrappers(str(n)) for n in names]
     leading = "module." if inner and all(n.startswith("module.") for n in inner) else ""
     return lambda name: without_wrappers(name).removeprefix(leading)
@@ -207,7 +206,7 @@ def _told_of_moves(moves: Iterable[_Move], leaves: Iterable[Leaf]) -> Iterator[s
     if moved:
         yield f"arranged for torch's state_dict API: {', '.join(moved)}"
     for move in moves:
-        names = (str(move.names.get(k, k)) for k in _parameters(move.section))
+        names = (str(move.naming.names.get(k, k)) for k in _parameters(move.section))
         changed = next((n for n in names if move.unwrap(n) != n), None)
         if changed is not None:
             yield f"{move.top}: names of wrappers are taken out: {changed} is {move.unwrap(changed)}"
@@ -225,13 +224,9 @@ def _told_of_optimizer(move: _Move, leaves: Iterable[Leaf]) -> Iterator[str]:
     if is_flat_optimizer(move.section.value):
         yield "optimizer is flattened, as the source has it: load it with flatten_optimizer_state_dict=True"
         return
-    ids = [i for i in move.section.value["state"] if not isinstance(i, str)]
-    unnamed = [i for i in ids if not isinstance(move.name(i), str)]
-    if len(unnamed) < len(ids):
-        named = len(ids) - len(unnamed)
-        yield f"optimizer: {named} of {plural(len(ids), 'number')} became names, where order and shapes allow one only"
-    if unnamed:
-        yield f"optimizer: {plural(len(unnamed), 'parameter')} without a sure name kept as numbers"
+    yield from naming_notes(move.naming)
+    if move.naming.unnamed and move.naming.by != "fqn":
+        yield f"optimizer: {NEEDS_NAMES}"
     steps = [leaf for leaf in leaves if leaf.path[-1] == "step" and not isinstance(leaf.value, Tensor)]
     if steps:
         yield f"optimizer: step is a plain number for {plural(len(steps), 'parameter')}; torch makes tensors of them"

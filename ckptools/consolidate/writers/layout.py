@@ -117,6 +117,7 @@ class Writer(Protocol):
         SUFFIXES: of the output names that ask for it.
         ONLY: what is written when the caller does not say: `model`, `optimizer` or `all`.
         FILE: what the output is called in a folder that the caller named; empty where it is a folder itself.
+        BY_NAME: whether optimizer state is to be given to it by name, where the source has numbers.
     """
 
     NAME: str
@@ -124,6 +125,7 @@ class Writer(Protocol):
     SUFFIXES: tuple[str, ...]
     ONLY: str
     FILE: str
+    BY_NAME: bool
 
     def lay_out(self, selection: Selection, out: Path, options: WriteOptions) -> Layout:
         """Plan the output."""

@@ -35,6 +35,7 @@ WRITES = "one torch.save file that plain torch.load reads (mmap=True too); the s
 SUFFIXES: tuple[str, ...] = (".pt", ".pth", ".bin", ".ckpt")
 ONLY = "all"
 FILE = "model.pt"
+BY_NAME = False
 
 
 def lay_out(selection: Selection, out: Path, options: WriteOptions) -> Layout:

@@ -37,6 +37,7 @@ WRITES = "one .safetensors, or several with a Hugging Face index; the model"
 SUFFIXES: tuple[str, ...] = (".safetensors",)
 ONLY = "model"
 FILE = "model.safetensors"
+BY_NAME = True
 
 MAX_HEADER = 100_000_000
 """Bytes; the format's own library reads no longer header."""
