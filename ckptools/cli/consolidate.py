@@ -87,7 +87,10 @@ def consolidate(
         bool, typer.Option("--follow-symlinks", help="Accept rank files that are links out of the folder.")
     ] = False,
 ) -> None:
-    """Write the full tensors of a sharded checkpoint: a .pt, .safetensors, or a DCP folder to resume from anywhere."""
+    """Write full tensors into a .pt, .safetensors or DCP.
+
+    A DCP folder is one to resume from, at any world size.
+    """
     from ckptools.cli.opening import opened
     from ckptools.cli.progress import ProgressLine
     from ckptools.consolidate import consolidate as write

@@ -48,9 +48,9 @@ def create(
     context: Size = 31,
     batch: Size = 8,
 ) -> None:
-    """Train a small transformer for real, on the CPU, and save a distributed checkpoint.
+    """Train a small transformer and save a real checkpoint.
 
-    Starts the ranks itself; inside `torchrun -m ckptools create ...` it is one of them.
+    On the CPU. Starts the ranks itself; inside `torchrun -m ckptools create ...` it is one of them.
 
     Layouts: composer (ep0-ba5-rank0.pt, one file per rank; with ddp one whole file), snapshot (snapshot.pt,
     ddp only), verl (model_world_size_4_rank_0.pt and so on, not ddp), dcp (torch.distributed.checkpoint).

@@ -12,9 +12,10 @@ from ckptools.cli.printing import show
 def formats(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object for other programs.")] = False,
 ) -> None:
-    """List the formats that are read and written, in the order in which they are tried.
+    """List the formats that are read and written.
 
-    Other packages bring more through the entry point group ckptools.formats; theirs are tried first.
+    In the order in which they are tried. Other packages bring more through the entry point group ckptools.formats;
+    theirs are tried first.
     """
     from ckptools.views.known_formats import known_formats_json, known_formats_text
 

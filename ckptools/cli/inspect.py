@@ -45,7 +45,8 @@ CheckpointPaths = Annotated[
     typer.Argument(
         metavar="PATH...",
         show_default=False,
-        help="A rank file (its siblings are found), a folder, or a .pt file; or several rank files, by any name.",
+        help="A rank file (its siblings are found), a folder (of a run: what its tracker names, or the only checkpoint"
+        " in it), any checkpoint file; or several rank files, by any name.",
     ),
 ]
 RanksPattern = Annotated[
@@ -115,12 +116,13 @@ def inspect(
     engine: EngineName = Engine.inert,
     trust: Trust = False,
 ) -> None:
-    """Show what a checkpoint is, whether it is whole, and what is inside.
+    """Show what a checkpoint is, and whether it is whole.
 
     Reads no tensor values and runs nothing that the file names; torch is not needed. Of up to 32 other ranks it reads
     what tells rank, world size and step, of more that their files end well; --all-ranks reads and compares all.
 
-    Exit code: 0 shown and nothing wrong (also for one rank's file alone), 1 problems found, 3 unreadable.
+    Exit code: 0 shown and nothing wrong (also for one rank's file alone), 1 problems found, 2 usage (also a
+    folder with several checkpoints), 3 unreadable.
     """
     from ckptools.cli.opening import answered_in_json, opened
     from ckptools.views.report import inspect_report

@@ -23,9 +23,10 @@ Trust = Annotated[bool, typer.Option("--trust", help="Run whatever code the file
 
 
 def shell(path: ShardPath, command: Command = None, trust: Trust = False) -> None:
-    """Open a Python prompt with PATH loaded as `shard`: real tensors, ShardedTensors and DTensors.
+    """Open a Python prompt with one rank's file loaded.
 
-    No torchrun, no other ranks, no GPU needed. Without a terminal, code is read from stdin.
+    PATH is `shard` there: real tensors, ShardedTensors and DTensors. No torchrun, no other ranks, no GPU needed.
+    Without a terminal, code is read from stdin.
     """
     from ckptools.offline import load_shard, offline
 

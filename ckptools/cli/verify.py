@@ -46,9 +46,10 @@ def verify(
     shapes: ShapesFrom = None,
     names: NamesFrom = None,
 ) -> None:
-    """Check that a checkpoint is whole, unharmed and coherent; every rank is read.
+    """Check that a checkpoint is whole, unharmed and coherent.
 
-    Without options only structure, replicas and counters are read. safetensors carry no checksums, and that is said.
+    Every rank is read. Without options only structure, replicas and counters are read. safetensors carry no
+    checksums, and that is said.
 
     Exit code: 0 no check failed (warnings may be shown), 1 a check failed, 3 unreadable.
     """
