@@ -150,6 +150,15 @@ def test_what_a_rank_has_for_itself_is_not_lost_in_silence(harm, rank, copied, t
     assert not ckptools.consolidate(folder, tmp_path / "model.safetensors").left_out
 
 
+def test_weights_of_half_precision_do_not_take_the_place_of_damaged_master_copies(copied, tmp_path):
+    run = copied(FIXTURES / "megatron-tp2dp2-distopt") / "ckpt"
+    flip(next(run.rglob("__2_0.distcp")), 3800)
+    with pytest.raises(NotWholeError, match=r"the fp32 master copies are lost: .* --weights module"):
+        ckptools.consolidate(run, tmp_path / "out.safetensors")
+    module = ckptools.open(run, all_ranks=True, weights="module")
+    assert ckptools.consolidate(module, tmp_path / "out.safetensors").tensors == 20
+
+
 def test_a_dry_run_with_check_lists_all_that_is_damaged_and_one_without_says_what_it_did_not_do(copied, tmp_path):
     run = copied(FSDP2)
     for fqn, rank in ((EMB, 0), (EMB, 2), ("model.conv.weight", 1)):

@@ -24,7 +24,7 @@ megatron/core/dist_checkpointing/{serialization,mapping,core}.py, strategies/tor
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ from ckptools.formats.megatron import run
 from ckptools.formats.megatron.grid import arguments, setting
 from ckptools.formats.megatron_dist.stored import COMMON_KEY, Stored
 from ckptools.formats.on_disk import fault, was_read
-from ckptools.formats.options import Options
+from ckptools.formats.options import Options, Weights
 from ckptools.model import Fact, Problem, RankFile, Rounded, tensors_in, worst_first
 from ckptools.pickles.reader import Saved
 from ckptools.pickles.told import told
@@ -80,6 +80,14 @@ def _holds_dcp(folder: Path) -> bool:
     return _holds_config(folder) or looks_like_dcp(folder)
 
 
+def _masters_lost(problems: Iterable[Problem], stored: Stored, weights: Weights) -> Iterator[Problem]:
+    """That the fp32 master copies cannot be taken because the optimizer is damaged."""
+    damage = [p for p in problems if p.severity == "error" and (p.tensor or "").startswith("optimizer.")]
+    if damage and weights == "fp32" and not stored.masters_whole:
+        text = f"the fp32 master copies are lost: {damage[0].message}; --weights module takes the module's own"
+        yield Problem("CK005", "error", text, damage[0].rank, "model")
+
+
 def read(path: Path, options: Options) -> Checkpoint:
     """Open the checkpoint that an iteration or a run leads to.
 
@@ -101,6 +109,7 @@ def read(path: Path, options: Options) -> Checkpoint:
         stored = Stored(found.flat, found.extra.get("mcore_data"), common.tree if common else None)
         tree = stored.tree(options.weights)
         by_order, rounded = stored.by_order, stored.rounded
+        problems += _masters_lost(found.problems, stored, options.weights)
         problems += [*stored.problems, *rank_checks.of_tensors(list(tensors_in(tree)))]
     nread = found.bytes_read + (common.bytes_read if common else 0)
     return Checkpoint(

@@ -55,6 +55,7 @@ class Stored:
 
     Attributes:
         problems: what its user should know.
+        masters_whole: whether every half-precision weight has an fp32 master copy.
         by_order: weights whose state has its name by their order.
         rounded: the fp32 copies among it, which must round to the weights.
     """
@@ -64,6 +65,7 @@ class Stored:
         self.common: Mapping[Any, Any] = common if isinstance(common, Mapping) else {}
         self.runs: Mapping[Any, Any] = mcore_data if isinstance(mcore_data, Mapping) else {}
         self.problems: list[Problem] = []
+        self.masters_whole = True
         self.by_order: frozenset[str] = frozenset()
         self.rounded: tuple[Rounded, ...] = ()
         self.unjoined = "beside state by name"
@@ -196,6 +198,7 @@ class Stored:
             return {**model}
         masters = {n: t for n in model for slot in MASTERS if (t := state.get(n, {}).get(slot)) is not None}
         whole = all(n in masters and not masters[n].note for n in half)
+        self.masters_whole = whole
         self.problems.append(of_weights(weights, whole, len(half)))
         return {n: masters.get(n, t) for n, t in model.items()} if whole and weights == "fp32" else {**model}
 
