@@ -2,8 +2,8 @@
 
     python -m tests.mutants regions merge
 
-tries the faults whose file or text holds one of the words. The working tree is only copied. First the tests must pass
-without a fault; a fault whose text is not in its file exactly once fails the run, for it would try nothing.
+tries the faults whose file or text holds one of the words. The working tree is only copied. A fault whose text is not
+in its file exactly once fails the run, for it would try nothing; one whose tests fail without it is not tried.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import shutil
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -57,18 +58,19 @@ def copied(tree: Path) -> Path:
 
 def judge(tree: Path, faults: Sequence[Fault]) -> int:
     """Try every fault in a tree; tell which survived, and how many were noticed."""
-    for tests in dict.fromkeys(fault.tests for fault in faults):
-        if not passes(tree, tests):
-            print(f"fails without a fault: {' '.join(tests)}\n{_output(tree).read_text()[-3000:]}")
-            return 2
-    survived = 0
+    healthy: dict[tuple[str, ...], bool] = {}
+    counted: Counter[str] = Counter()
     for fault in faults:
         started = time.monotonic()
-        found = noticed(tree, fault)
-        survived += not found
-        print(f"{'noticed ' if found else 'SURVIVED'} {time.monotonic() - started:4.0f} s  {fault}", flush=True)
-    print(f"{len(faults) - survived} of {len(faults)} faults noticed")
-    return 1 if survived else 0
+        if fault.tests not in healthy:
+            healthy[fault.tests] = passes(tree, fault.tests)
+            if not healthy[fault.tests]:
+                print(f"fails without a fault: {' '.join(fault.tests)}\n{_output(tree).read_text()[-3000:]}")
+        found = "not tried" if not healthy[fault.tests] else "noticed" if noticed(tree, fault) else "SURVIVED"
+        counted[found] += 1
+        print(f"{found:9} {time.monotonic() - started:4.0f} s  {fault}", flush=True)
+    print(f"{counted['noticed']} of {len(faults)} faults noticed, {counted['not tried']} not tried")
+    return 0 if counted["noticed"] == len(faults) else 2 if counted["not tried"] else 1
 
 
 def noticed(tree: Path, fault: Fault) -> bool:
