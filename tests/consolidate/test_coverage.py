@@ -19,6 +19,7 @@ KINDS = ("sharded_tensor", "dtensor", "chunks")
 WRONG = {
     "overlap": ([((0,), (5,)), ((4,), (4,))], "CK102", "overlap"),
     "outside": ([((0,), (4,)), ((4,), (5,))], "CK102", "outside of [8]"),
+    "outside of a whole one": ([((0,), (8,)), ((8,), (1,))], "CK102", "outside of [8]"),
     "gap": ([((0,), (4,)), ((5,), (3,))], "CK101", "1 of 8 elements"),
     "overlap and gap": ([((0,), (5,)), ((3,), (4,))], "CK102", "overlap"),
 }

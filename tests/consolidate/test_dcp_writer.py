@@ -24,6 +24,7 @@ from ckptools.model import tensors_in
 from tests.consolidate import dcp_resume
 from tests.consolidate.test_outputs import raw
 from tests.truth import WHOLE, Known, load_truth
+from tests.versions import TORCH
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -104,6 +105,8 @@ def test_tensors_cut_into_many_items_in_several_files_are_joined_by_every_rank(l
 
 
 def test_a_run_goes_on_as_if_nothing_had_happened(loaded):
+    if not dcp_resume.CAN_TRAIN:
+        pytest.skip(f"{TORCH} has no record_event")
     resumed = json.loads((loaded / "resumed.json").read_text())
     assert resumed["differ"] == []
     assert resumed["losses"][0] == resumed["losses"][1]
@@ -269,7 +272,8 @@ def test_the_metadata_is_what_torch_would_have_written(tmp_path):
     dcp.save(tree, checkpoint_id=tmp_path / "theirs")
     ours, theirs = (FileSystemReader(tmp_path / name).read_metadata() for name in ("x.dcp", "theirs"))
     assert ours.state_dict_metadata == theirs.state_dict_metadata
-    assert (ours.planner_data, ours.version) == (theirs.planner_data, theirs.version)
+    assert ours.planner_data == theirs.planner_data
+    assert not hasattr(theirs, "version") or ours.version == theirs.version  # torch 2.6 has none
     assert set(ours.storage_data) == set(theirs.storage_data)
 
 
