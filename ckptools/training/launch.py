@@ -54,7 +54,17 @@ def create(options: CreateOptions, verbose: bool = False) -> Created:
 
 def _check(options: CreateOptions) -> None:
     choices.check(options)
+    _check_torch(options)
     output.refuse_existing(options.out, options.force)
+
+
+def _check_torch(options: CreateOptions) -> None:
+    """Refuse FSDP2 where torch can do it on GPUs only: up to 2.6 it asks for streams, which a CPU does not have."""
+    import torch
+
+    if options.strategy == "fsdp2" and not hasattr(torch.cpu.Stream, "record_event"):
+        text = f"--strategy fsdp2 on a CPU needs a later torch than {torch.__version__}; fsdp1 and ddp do not"
+        raise UsageError(None, text)
 
 
 def _be_a_rank(options: CreateOptions, verbose: bool) -> Created:
