@@ -220,8 +220,9 @@ def test_rows_that_are_no_two_halves_are_not_joined_half_by_half():
         join([Piece(rank, rank, local) for rank in range(2)], Rule(0, 2, "a*"), 2)
 
 
-def test_pieces_of_different_shapes_are_not_joined():
-    pieces = [Piece(r, r, Tensor((2 + r,), "float32", ())) for r in range(2)]
+@pytest.mark.parametrize("other", [Tensor((3,), "float32", ()), Tensor((2,), "bfloat16", ())], ids=["shape", "dtype"])
+def test_pieces_of_different_shapes_or_dtypes_are_not_joined(other):
+    pieces = [Piece(r, r, t) for r, t in enumerate((Tensor((2,), "float32", ()), other))]
     with pytest.raises(UnlikeError, match="not pieces of one weight"):
         join(pieces, ROWS, 2)
 

@@ -316,7 +316,7 @@ FAULTS = (
     ),
     *_in(
         "formats/deepspeed/flat.py",
-        "formats/test_deepspeed.py",
+        "formats/test_deepspeed_flat.py formats/test_deepspeed.py",
         (
             "next((f for f in (*addresses, *here) if addresses.get(f) != here.get(f)), None)",
             "next((f for f in addresses if addresses.get(f) != here.get(f)), None)",
