@@ -461,7 +461,7 @@ FAULTS = (
     ),
     *_in(
         "consolidate/choose.py",
-        "consolidate/test_refusals.py consolidate/test_outputs.py",
+        "consolidate/test_damage.py consolidate/test_refusals.py consolidate/test_outputs.py",
         ('if self.holes == "zero" or can_be_nan(tensor.dtype):', "if True:"),
         ('problem.tensor.startswith(p + ".")', "problem.tensor.startswith(p)"),
         ("        if tensor.nbytes > MAX_TENSOR:\n", "        if False:\n"),
