@@ -40,6 +40,8 @@ UNIT_ORDER = (
 )
 LAYERS = "the layers have parameters of the same names and shapes, and the file's name alone says which layer it is"
 
+PLAIN_DCP = "without it the folder is a plain DCP, whose values are right under the names that are stored"
+
 EXCEPTIONS: tuple[Unknowable, ...] = (
     Unknowable("composer-0.16.4-torch2.0.1-elastic-w4", r"flipped .*/\.metadata ", METADATA),
     Unknowable("hf-llama-safetensors-bf16|dcp-hf", r"flipped .*\.safetensors ", SAFETENSORS),
@@ -49,6 +51,7 @@ EXCEPTIONS: tuple[Unknowable, ...] = (
     Unknowable("composer-0.16.4-torch2.0.1-elastic-w4", r"another step .*\.distcp", NO_STEP),
     Unknowable("(dcp-ddp-number-plain|accelerate)", r"another step .*\.distcp", NO_STEP),
     Unknowable("megatron-tp2pp2-fp32/ckpt", r"another step .*\.distcp", NO_STEP),
+    Unknowable("megatron-(tp2pp2-fp32|tp2dp2-distopt)/ckpt", r"deleted .*/metadata\.json", PLAIN_DCP),
     Unknowable("lightning-fabric-fsdp2", r"another step .*/meta\.pt", NO_STEP),
     Unknowable("deepspeed-z1-fp32/ckpt", "another step .*_model_states", NO_STEP),
     Unknowable("deepspeed-z1-fp32/universal", "another step .*/(fp32|exp_avg)", NO_STEP),
