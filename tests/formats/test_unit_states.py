@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import count
 from math import prod
 from pathlib import Path
@@ -284,6 +285,39 @@ def paths(tree: Tree, prefix: str = "") -> Iterator[str]:
     for k, v in tree.items():
         if isinstance(v, dict):
             yield from paths(v, f"{prefix}.{k}".lstrip("."))
+
+
+SMALL: Tree = {"x": (3,), "a": {"y": (4, 2)}}
+
+
+def small(folder: Path) -> tuple[dict[str, Any], OrderedDict[str, Tensor]]:
+    """Two units over two ranks."""
+    optimizer, _ = write(folder, [[("x", (3,))], [("a.y", (4, 2))]], 2, 2)
+    return optimizer, state_dict(SMALL, 2, 2)
+
+
+def test_several_param_groups_leave_the_order_of_units_open(tmp_path):
+    optimizer, model = small(tmp_path)
+    optimizer["param_groups"] = [{"params": [0]}, {"params": [1]}]
+    with pytest.raises(UnexplainedError, match="several param groups"):
+        wrapped.take_apart(optimizer, model, all_ranks=True)
+
+
+def test_ranks_that_hold_each_others_pieces_are_refused(tmp_path):
+    optimizer, model = small(tmp_path)
+    model["a.y"] = replace(model["a.y"], shards=tuple(replace(s, rank=1 - s.rank) for s in model["a.y"].shards))
+    with pytest.raises(UnexplainedError, match=r"does not hold the piece of a\.y"):
+        wrapped.take_apart(optimizer, model, all_ranks=True)
+
+
+def test_moments_of_several_lengths_are_no_chunks(tmp_path):
+    optimizer, _ = small(tmp_path)
+    moment = optimizer["state"][1]["exp_avg"]
+    first, second = moment.shards
+    optimizer["state"][1]["exp_avg"] = replace(moment, shards=(first, replace(second, box=Box((0,), (3,)))))
+    assert wrapped.unit_lengths(optimizer) is None
+    optimizer["state"][1] = {"exp_avg": moment, "absmax": replace(moment, shape=(1,))}
+    assert wrapped.unit_lengths(optimizer) is None
 
 
 @settings(max_examples=200, deadline=None)
