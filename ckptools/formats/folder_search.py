@@ -8,6 +8,7 @@ random states and indices are no checkpoints.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -54,7 +55,11 @@ class Search:
 
     def below(self, folder: Path, depth: int = MAX_DEPTH) -> list[Path]:
         """The checkpoints in a folder and its subfolders; links are other names of what lies elsewhere."""
-        return [p for entry in self._entries(folder) for p in self.at(entry, depth)]
+        found: list[Path] = []
+        for entry in self._entries(folder):
+            with suppress(OSError, ReadError):  # what may not be entered is not in the way of the rest
+                found += self.at(entry, depth)
+        return found
 
     def at(self, path: Path, depth: int = MAX_DEPTH) -> list[Path]:
         """The checkpoint that a path is, or those below it."""

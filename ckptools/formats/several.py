@@ -29,7 +29,7 @@ def several(folder: Path, found: Sequence[Path], why: str = "") -> SeveralError:
 
 def listed(folder: Path, found: Sequence[Path]) -> str:
     """What to open, the newest first; "" where there is nothing."""
-    ordered, how = newest_first(found)
+    ordered, how = newest_first(found) if len(found) > 1 else (found, "")
     return f"name the one you mean{how}: {names(folder, ordered)}" if found else ""
 
 

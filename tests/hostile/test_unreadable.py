@@ -83,6 +83,18 @@ def test_a_folder_that_may_not_be_entered_is_one_line(dcp):
     assert (done.returncode, done.stderr) == (3, f"error: {dcp}: cannot be read: permission denied\n")
 
 
+@pytest.mark.parametrize("opened", ["", "step-5"])
+def test_a_neighbour_that_may_not_be_entered_is_not_in_the_way(dcp, tmp_path, opened):
+    (tmp_path / "run").mkdir()
+    dcp.rename(tmp_path / "run" / "step-5")
+    for folder in (tmp_path / "run" / "lost+found", tmp_path / "run" / "step-5" / "closed"):
+        folder.mkdir(0)
+    done = ckptools("inspect", tmp_path / "run" / opened)
+    for folder in (tmp_path / "run" / "lost+found", tmp_path / "run" / "step-5" / "closed"):
+        folder.chmod(0o700)
+    assert done.returncode == 0 and "DCP folder" in done.stdout
+
+
 def test_an_output_folder_that_may_not_be_written_is_one_line(dcp, tmp_path):
     closed = tmp_path / "closed"
     closed.mkdir(0o500)
