@@ -48,6 +48,8 @@ def output_of(out: str | Path, format: str | None = None) -> Output:
     """
     if is_remote(out):
         raise UsageError(None, f"{out}: is remote; an output is written to this machine, copy it from here")
+    if not str(out):
+        raise UsageError(None, "--out is empty; give a name for the output")
     path = Path(out)
     folder = str(out).endswith(("/", os.sep)) or path.is_dir()
     writer = _writer(path, folder, format)

@@ -28,12 +28,14 @@ class Merge:
         disagreeing: key paths of tensors of whose shape, dtype or layout ranks say different things.
         uneven: key paths of 1-D tensors of different lengths, which may be pieces of a flattened parameter.
         differing: key paths of plain values that differ, with the ranks that do not have what most have.
+        partial: key paths that only some ranks have.
         roots: what was merged, by the key path where it was put.
     """
 
     disagreeing: dict[KeyPath, Problem] = field(default_factory=dict)
     uneven: list[KeyPath] = field(default_factory=list)
     differing: dict[KeyPath, list[int]] = field(default_factory=dict)
+    partial: list[KeyPath] = field(default_factory=list)
     roots: dict[KeyPath, Ranked] = field(default_factory=dict)
 
     @property
@@ -80,7 +82,10 @@ class Merge:
             keys = dict.fromkeys(sorted(keys))
         merged = like(first)
         for key in keys:
-            merged[key] = self._merged([(r, v[key]) for r, v in ranked if key in v], (*path, key))
+            having = [(r, v[key]) for r, v in ranked if key in v]
+            if len(having) < len(ranked):
+                self.partial.append((*path, key))
+            merged[key] = self._merged(having, (*path, key))
         return merged
 
     def _sequences(self, ranked: Ranked, path: KeyPath) -> Any:

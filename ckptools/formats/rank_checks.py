@@ -86,6 +86,9 @@ def of_ranks(merge: Merge, tree: Any, more: Mapping[KeyPath, Sequence[int]] | No
     problems += _of_values(differing, shared)
     apart = [path for path in (*merge.disagreeing, *merge.uneven) if not shared.holds(path)]
     own = [p for p in (*differing, *apart) if not (shared.holds(p) or counts_steps(p) or p[-1:] in _OF_A_RUN)]
+    # What a rank lacks of random states counts as well; elsewhere it has nothing to say.
+    inside = [s for s in sections if is_own(s)]
+    own += [p for p in merge.partial if any(s.holds(p) and len(p) > len(s.path) for s in inside)]
     for path in apart:
         tree = put(tree, path, next(iter(merge.values(path).values())))
     per_rank = {s.path: v for s in sections if _is_listed(s, own) and len(v := merge.values(s.path)) > 1}

@@ -54,6 +54,7 @@ def test_the_suffix_says_the_format_and_the_option_where_there_is_none(given, wr
         ("m", None, "no output format for a name without suffix"),
         ("m", "hdf5", "choose one of pt, safetensors, dcp"),
         ("..", "dcp", "is no name for an output"),
+        ("", None, "--out is empty"),
     ],
 )
 def test_a_name_that_says_no_format_or_another_is_a_usage_error(out, format, told):

@@ -10,12 +10,15 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 import ckptools
 from ckptools.cli import app
 from ckptools.errors import NotWholeError
+from ckptools.sections import is_gathered
 from tests.truth import FIXTURES
 
 VERL = FIXTURES / "verl-fsdp1-orig" / "ckpt" / "global_step_3" / "actor"
@@ -111,6 +114,26 @@ def test_a_rank_whose_file_is_missing_leaves_its_place_empty(run, tmp_path):
     ckptools.consolidate(tmp_path / "run", tmp_path / "all.pt", allow_missing=True)
     state = torch.load(tmp_path / "all.pt")
     assert [s and s["pos"] for s in state["train_sampler"]] == [0, None, 20]
+
+
+plain = st.recursive(
+    st.integers(0, 2) | st.sampled_from(["a", None, True, 0.5]),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from("ab"), inner, max_size=2),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(own=st.lists(plain, min_size=2, max_size=3), name=st.sampled_from(["rng", "train_sampler"]))
+def test_whatever_ranks_have_for_themselves_comes_out_as_it_was(tmp_path, own, name):
+    assume(not any(map(is_gathered, own)))  # a list of all ranks' states, which has to be the same in every file
+    for old in tmp_path.iterdir():
+        old.unlink()
+    for rank, value in enumerate(own):
+        torch.save({"model": WEIGHTS, name: value}, tmp_path / f"rank{rank}.pt")
+    ckptools.consolidate(tmp_path / "rank0.pt", tmp_path / "all.pt")
+    alike = all(json.dumps(value, sort_keys=True) == json.dumps(own[0], sort_keys=True) for value in own)
+    assert json.dumps(torch.load(tmp_path / "all.pt")[name]) == json.dumps(own[0] if alike else own)
 
 
 def test_real_random_states_of_four_ranks_are_all_kept(tmp_path):
