@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import ckptools
@@ -276,7 +277,7 @@ def test_a_hostile_file_is_plain_json(tmp_path):
 
 
 def test_a_stream_that_knows_only_ascii_is_no_problem(tmp_path):
-    path = write_pt(tmp_path / "h\u00e9.pt", {"\u6f22": {"\ud800": 1}, "step": 4})
+    path = write_pt(tmp_path / "h\u00e9.pt", {"model": {"w": torch.ones(2)}, "\u6f22": {"\ud800": 1}, "step": 4})
     done = process(path, env={"PYTHONIOENCODING": "ascii", "PATH": "/usr/bin"})
     assert done.returncode == 0, done.stderr
     assert b"\\u6f22" in done.stdout and b"\\ud800" in done.stdout

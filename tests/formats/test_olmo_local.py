@@ -18,7 +18,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 
 import ckptools
 from ckptools.errors import CkptoolsError, NotWholeError, ReadError
-from ckptools.formats import olmo_flat
+from ckptools.formats import olmo_flat, rank_signs
 from ckptools.model import Shard, Source, Tensor
 from ckptools.regions import Box
 from ckptools.training.fake_world import fake_group
@@ -108,9 +108,15 @@ def test_every_parameter_and_moment_is_put_together(made, opened):
         same_bits(ck.optimizers["optim"].state[fqn]["exp_avg"].load(), 10 * tensor)
 
 
-def test_one_ranks_files_tell_every_shape_and_find_the_others(made):
+def test_the_files_of_few_ranks_are_all_read_for_what_they_do_not_tell_at_a_glance(made):
     ck = ckptools.open(made)
-    assert (ck.all_ranks, ck.whole, ck.cost.files) == (False, True, 3)
+    assert (ck.all_ranks, ck.whole, ck.cost.files) == (True, True, 9)
+
+
+def test_one_ranks_files_tell_every_shape_and_find_the_others(made, monkeypatch):
+    monkeypatch.setattr(rank_signs, "MAX_RANKS", 1)
+    ck = ckptools.open(made)
+    assert (ck.all_ranks, ck.whole, ck.cost.files) == (False, None, 3)
     assert {k: t.shape for k, t in ck.model.items()} == {k: tuple(p.shape) for k, p in net().named_parameters()}
     same_bits(ck.model["emb.weight"].load(), net().emb.weight.detach())
     same_bits(ck.model["emb.weight"][3:5], net().emb.weight.detach()[3:5])
