@@ -48,11 +48,11 @@ app = typer.Typer(
 
 def say(message: str) -> None:
     """Print one line on stderr, with everything in it that a terminal could act on made visible."""
-    from ckptools.views.words import printable
+    from ckptools.views.words import encodable, printable
 
     # Where stderr cannot be written there is nobody to tell; the exit code still says it.
     with contextlib.suppress(OSError):
-        typer.echo(printable(message), err=True)
+        typer.echo(encodable(printable(message), sys.stderr.encoding), err=True)
 
 
 def _more_of(error: CkptoolsError) -> list[str]:

@@ -277,11 +277,17 @@ def test_a_hostile_file_is_plain_json(tmp_path):
 
 
 def test_a_stream_that_knows_only_ascii_is_no_problem(tmp_path):
-    path = write_pt(tmp_path / "h\u00e9.pt", {"model": {"w": torch.ones(2)}, "\u6f22": {"\ud800": 1}, "step": 4})
+    path = tmp_path / "h\u00e9.pt"
+    torch.save({"model": {"w": torch.ones(2)}, "\u6f22": {"\ud800": 1}, "step": 4}, path)
     done = process(path, env={"PYTHONIOENCODING": "ascii", "PATH": "/usr/bin"})
     assert done.returncode == 0, done.stderr
     assert b"\\u6f22" in done.stdout and b"\\ud800" in done.stdout
     assert b"h\\xe9.pt" in done.stderr
+
+
+def test_an_error_is_ascii_on_a_stream_that_knows_only_that(tmp_path):
+    done = process(tmp_path / "h\u00e9.pt", env={"PYTHONIOENCODING": "ascii", "PATH": "/usr/bin"})
+    assert done.returncode == 3 and done.stderr.isascii() and b"h\\xe9.pt: no such file" in done.stderr
 
 
 def test_neither_torch_nor_numpy_is_imported():
