@@ -17,9 +17,9 @@ from ckptools.formats import open_again, open_checkpoint
 
 if TYPE_CHECKING:
     from ckptools.checkpoint import Checkpoint
-    from ckptools.consolidate.choose import Selection
     from ckptools.consolidate.execute import Progress
     from ckptools.consolidate.publish import Seen
+    from ckptools.consolidate.selection import Selection
     from ckptools.consolidate.sources import SourceChecksums
     from ckptools.consolidate.writers.layout import Layout, Writer
 

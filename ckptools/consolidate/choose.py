@@ -5,77 +5,37 @@ Everything is checked here, before the first byte is written, and everything tha
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from ckptools.checkpoint import Checkpoint
+from ckptools.consolidate.foreign import is_foreign, is_plain, why_foreign, without_attributes
 from ckptools.consolidate.rank_values import NOTHING, RankValues
 from ckptools.consolidate.replicas import differing_boxes
+from ckptools.consolidate.selection import FILLS, Selection
+from ckptools.consolidate.shortfall import HOLES, LOST, absent, own_values_lost, summary
 from ckptools.consolidate.sources import damaged_copy, spared_note, without_damaged
 from ckptools.coverage import cover_problem
-from ckptools.dtypes import ITEMSIZE, can_be_nan
+from ckptools.dtypes import can_be_nan
 from ckptools.errors import NotWholeError, RefusedError, UsageError
 from ckptools.files import OpenFiles
 from ckptools.formats.merge import like
-from ckptools.model import CONTRADICTIONS, KeyPath, Problem, Shard, Tensor, fqn_of, tensors_in, walk
+from ckptools.model import CONTRADICTIONS, KeyPath, Problem, Shard, Tensor, fqn_of, tensors_in
 from ckptools.pickles.told import told
 from ckptools.regions import Box, cover
 from ckptools.sections import Section
 from ckptools.tensor_io.records import Record
-from ckptools.values import Global, Lost, NumpyArray, Opaque
-from ckptools.views.words import plural, printable, spans
+from ckptools.values import Global, Opaque
+from ckptools.views.words import plural
 
 ONLY = ("model", "optimizer", "all")
-
-
-HOLES = ("CK101", "CK004")
-"""Parts of a tensor that no file holds, or none that is right; they are left out, or filled."""
-
-LOST = "CK005"
-"""A plain value that is missing or damaged: tensors have gaps instead."""
-
-ABSENT = ("CK011", "CK107")
-"""Problems that tell of parts without leaving a gap in any tensor; `--allow-missing` goes on without them."""
-
-FILES = ("CK001", "CK002", "CK015")
-"""Files that are missing or damaged."""
-
-
-FILLS = ("nan", "zero")
-"""What may stand in a hole."""
 
 MAX_NAMED = 5
 """Names in a note."""
 
 MAX_TENSOR = 1 << 60
 """Bytes of one tensor. A few bytes that are expanded, with strides of 0, can claim any number."""
-
-
-@dataclass
-class Selection:
-    """What is going to be written.
-
-    Attributes:
-        tree: the subtree to write; its tensors have exactly one shard per region.
-        model_paths: key paths of the tensors that belong to a model, for `--dtype`.
-        left_out: what is not written, by key path: why.
-        missing: tensors with holes, by key path: the regions that no file holds.
-        filled: `nan` or `zero` where holes are filled with that; empty where such tensors are left out.
-        notes: things to tell the user that are no problem.
-        places: every section that is written, with its key path in `tree`.
-        source: the checkpoint that it was chosen from.
-    """
-
-    tree: Any
-    model_paths: frozenset[KeyPath] = frozenset()
-    left_out: dict[KeyPath, str] = field(default_factory=dict)
-    missing: dict[KeyPath, tuple[Box, ...]] = field(default_factory=dict)
-    filled: str = ""
-    notes: list[str] = field(default_factory=list)
-    places: tuple[tuple[Section, KeyPath], ...] = ()
-    source: Checkpoint | None = None
 
 
 def select(
@@ -106,17 +66,18 @@ def select(
         raise UsageError(checkpoint.path, f"--prefer-rank {prefer_rank}: there is no file of that rank here")
     picking = _Picking(checkpoint, holes, prefer_rank, files, damage)
     codes = CONTRADICTIONS if holes else (*CONTRADICTIONS, LOST)
-    errors = (p for p in checkpoint.problems if p.severity == "error" and p.code in codes)
-    picking.problems += [p for p in errors if _concerns(p, sections.values())]
-    absent = _absent(checkpoint, sections.values())
-    picking.problems += [] if holes else absent
-    picking.left_out |= {(p.tensor or p.code,): p.message for p in absent}
+    errors = [p for p in checkpoint.problems if p.severity == "error"]
+    concerned = [p for p in errors if _concerns(p, sections.values())]
+    picking.problems += [p for p in concerned if p.code in codes]
+    without = absent(concerned)
+    picking.problems += [] if holes else without
+    picking.left_out |= {(p.tensor or p.code,): p.message for p in without}
     trees = {name: picking.copy(s.value, s.path, (name,) if name else ()) for name, s in sections.items()}
-    own = [] if picking.problems else _own_values_lost(checkpoint, sections.values(), bool(picking.listed))
+    own = [] if picking.problems else own_values_lost(checkpoint, sections.values(), bool(picking.listed))
     picking.problems += [] if holes else own
     picking.left_out |= {(p.code,): p.message for p in own}
     if picking.problems:
-        raise NotWholeError(checkpoint.path, _summary(checkpoint, picking.problems), picking.problems)
+        raise NotWholeError(checkpoint.path, summary(checkpoint, picking.problems), picking.problems)
     if any(t is _LEFT_OUT for t in trees.values()):
         raise RefusedError(
             checkpoint.path, f"is nothing that can be written, but {next(iter(picking.left_out.values()))}"
@@ -141,25 +102,6 @@ def tensors_of(checkpoint: Checkpoint, only: str) -> Iterator[tuple[str, Tensor]
     """
     for section in _sections(checkpoint, only).values():
         yield from ((fqn_of((*section.path, *path)), tensor) for path, tensor in tensors_in(section.value))
-
-
-def _absent(checkpoint: Checkpoint, parts: Iterable[Section]) -> list[Problem]:
-    """Parts of which not even the names are known, so that no tensor has a gap; a rank's pieces leave gaps."""
-    errors = [p for p in checkpoint.problems if p.severity == "error" and _concerns(p, parts)]
-    return [p for p in errors if p.code in ABSENT or (p.code in FILES and p.rank is None)]
-
-
-def _own_values_lost(checkpoint: Checkpoint, parts: Iterable[Section], listed: bool) -> list[Problem]:
-    """What is wrong with files of ranks that have values for themselves, though no tensor of the model has a gap.
-
-    Where such values are `listed` for every rank, those of each count; else another rank's would take the place of the
-    lowest's.
-    """
-    lowest = min((f.rank for f in checkpoint.files if f.rank is not None), default=None)
-    if lowest is None or all(s.kind in ("model", "optimizer") for s in parts):
-        return []
-    errors = [p for p in checkpoint.problems if p.severity == "error" and p.code in FILES and p.rank is not None]
-    return [p for p in errors if listed or p.rank == lowest]
 
 
 def _sections(checkpoint: Checkpoint, only: str) -> dict[str, Section]:
@@ -231,15 +173,15 @@ class _Picking:
 
     def _dict(self, node: dict[Any, Any], source: KeyPath, at: KeyPath) -> Any:
         copied = like(node)
-        if hasattr(copied, "_metadata") and not _is_plain(copied._metadata):
+        if hasattr(copied, "_metadata") and not is_plain(copied._metadata):
             versions = (*at, "_metadata")
             self.left_out[versions] = "module versions that hold foreign objects"
             del copied._metadata
         elif hasattr(copied, "_metadata"):
-            copied._metadata = _bare(copied._metadata)
+            copied._metadata = without_attributes(copied._metadata)
         for key, value in node.items():
             place = (*at, key)
-            if isinstance(key, Global) or _is_foreign(key):
+            if isinstance(key, Global) or is_foreign(key):
                 self.left_out[place] = f"its key is {key!r:.80}"
                 continue
             kept = self.copy(value, (*source, key), place)
@@ -248,17 +190,9 @@ class _Picking:
         return copied
 
     def _value(self, node: Any, at: KeyPath) -> Any:
-        if isinstance(node, Opaque):
-            self.left_out[at] = node.name if isinstance(node, Lost) else f"an object of class {node.name}"
-            return _LEFT_OUT
-        if isinstance(node, (set, frozenset)) and _is_foreign(node):
-            self.left_out[at] = "a set of foreign objects"
-            return _LEFT_OUT
-        if isinstance(node, NumpyArray) and node.dtype == "|O":
-            self.left_out[at] = "a numpy array of Python objects"
-            return _LEFT_OUT
-        if isinstance(node, Global) and not (node.module == "torch" and node.name in ITEMSIZE):
-            self.left_out[at] = f"the name {node.dotted}"
+        why = why_foreign(node)
+        if why:
+            self.left_out[at] = why
             return _LEFT_OUT
         return node
 
@@ -335,39 +269,3 @@ def _each_rank_s(paths: Sequence[KeyPath], what: str) -> list[str]:
     """The note on values that ranks have for themselves."""
     names = ", ".join(fqn_of(p) for p in paths[:MAX_NAMED]) + (" …" if len(paths) > MAX_NAMED else "")
     return [f"{plural(len(paths), 'value')} that ranks have for themselves ({names}): {what}"] if paths else []
-
-
-def _bare(node: Any) -> Any:
-    """A copy of the versions of a state dict without what its dicts in turn carry as theirs."""
-    if isinstance(node, dict):
-        made: dict[Any, Any] = OrderedDict() if isinstance(node, OrderedDict) else {}
-        made.update((key, _bare(value)) for key, value in node.items())
-        return made
-    return type(node)(map(_bare, node)) if type(node) in (list, tuple) else node
-
-
-def _is_foreign(node: Any) -> bool:
-    """Whether a key, or a set, is or holds an object that is not rebuilt."""
-    if isinstance(node, (tuple, set, frozenset)):
-        return any(map(_is_foreign, node))
-    return isinstance(node, Opaque)
-
-
-def _is_plain(tree: Any) -> bool:
-    """Whether a tree holds nothing but values that Python itself has."""
-    return all(
-        isinstance(leaf, (str, bytes, int, float, type(None), dict, list, tuple))
-        and not any(isinstance(key, Opaque) for key in path)
-        for path, leaf in walk(tree)
-    )
-
-
-def _summary(checkpoint: Checkpoint, problems: list[Problem]) -> str:
-    """One line: what is wrong first, how much more, and what to do."""
-    files = [p for p in checkpoint.problems if p.code in FILES]
-    ranks = sorted({p.rank for p in files if p.rank is not None})
-    cause = f"rank {spans(ranks)} missing or cut; " if ranks else ""
-    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-    gaps_only = all(p.code in (*HOLES, LOST, "CK106", *ABSENT, *FILES) for p in problems)
-    way = "; --allow-missing writes what is whole" if gaps_only else ""
-    return f"not whole: {cause}{printable(str(problems[0]))}{more}{way}"

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ckptools.consolidate.choose import Selection
+from ckptools.consolidate.selection import Selection
 from ckptools.model import KeyPath
 from ckptools.sections import Section, is_flat_optimizer
 from ckptools.training_state.optimizer_names import Id, Naming

@@ -16,9 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ckptools.consolidate.choose import Selection
 from ckptools.consolidate.output import write_at
 from ckptools.consolidate.plan import Job, row_pieces
+from ckptools.consolidate.selection import Selection
 from ckptools.consolidate.writers.dcp_metadata import FILE_NAME, Entry, ItemPlace, metadata
 from ckptools.consolidate.writers.dcp_tree import Leaf, arrange
 from ckptools.consolidate.writers.layout import Layout, ReadBack, ReadTensor, WriteOptions, output_dtype, quoted

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ckptools.consolidate.choose import Selection
 from ckptools.consolidate.named_state import naming_notes, naming_of
+from ckptools.consolidate.selection import Selection
 from ckptools.consolidate.writers.dcp_metadata import ObjectPath
 from ckptools.errors import RefusedError
 from ckptools.model import KeyPath, Tensor, fqn_of

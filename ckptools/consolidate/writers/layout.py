@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from ckptools.consolidate.choose import Selection
 from ckptools.consolidate.plan import Job
+from ckptools.consolidate.selection import Selection
 from ckptools.model import KeyPath, Shard, Tensor
 from ckptools.regions import Box
 

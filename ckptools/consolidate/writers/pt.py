@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ckptools.consolidate.choose import Selection
 from ckptools.consolidate.plan import Job
+from ckptools.consolidate.selection import Selection
 from ckptools.consolidate.writers.archive import Archive, Storage
 from ckptools.consolidate.writers.emit import Emitter
 from ckptools.consolidate.writers.layout import (

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from ckptools.consolidate.choose import Selection
 from ckptools.consolidate.output import write_at
 from ckptools.consolidate.plan import Job
+from ckptools.consolidate.selection import Selection
 from ckptools.consolidate.writers.layout import (
     Layout,
     ReadBack,

@@ -1,0 +1,51 @@
+"""What a checkpoint lacks: which problems leave gaps, which tell of parts without any, and the line that says so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ckptools.checkpoint import Checkpoint
+from ckptools.model import Problem
+from ckptools.sections import Section
+from ckptools.views.words import printable, spans
+
+HOLES = ("CK101", "CK004")
+"""Parts of a tensor that no file holds, or none that is right; they are left out, or filled."""
+
+LOST = "CK005"
+"""A plain value that is missing or damaged: tensors have gaps instead."""
+
+ABSENT = ("CK011", "CK107")
+"""Problems that tell of parts without leaving a gap in any tensor; `--allow-missing` goes on without them."""
+
+FILES = ("CK001", "CK002", "CK015")
+"""Files that are missing or damaged."""
+
+
+def absent(errors: Iterable[Problem]) -> list[Problem]:
+    """Parts of which not even the names are known, so that no tensor has a gap; a rank's pieces leave gaps."""
+    return [p for p in errors if p.code in ABSENT or (p.code in FILES and p.rank is None)]
+
+
+def own_values_lost(checkpoint: Checkpoint, parts: Iterable[Section], listed: bool) -> list[Problem]:
+    """What is wrong with files of ranks that have values for themselves, though no tensor of the model has a gap.
+
+    Where such values are `listed` for every rank, those of each count; else another rank's would take the place of the
+    lowest's.
+    """
+    lowest = min((f.rank for f in checkpoint.files if f.rank is not None), default=None)
+    if lowest is None or all(s.kind in ("model", "optimizer") for s in parts):
+        return []
+    errors = [p for p in checkpoint.problems if p.severity == "error" and p.code in FILES and p.rank is not None]
+    return [p for p in errors if listed or p.rank == lowest]
+
+
+def summary(checkpoint: Checkpoint, problems: Sequence[Problem]) -> str:
+    """One line: what is wrong first, how much more, and what to do."""
+    files = [p for p in checkpoint.problems if p.code in FILES]
+    ranks = sorted({p.rank for p in files if p.rank is not None})
+    cause = f"rank {spans(ranks)} missing or cut; " if ranks else ""
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    gaps_only = all(p.code in (*HOLES, LOST, "CK106", *ABSENT, *FILES) for p in problems)
+    way = "; --allow-missing writes what is whole" if gaps_only else ""
+    return f"not whole: {cause}{printable(str(problems[0]))}{more}{way}"
