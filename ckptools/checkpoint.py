@@ -13,7 +13,7 @@ from ckptools.model import Fact, Home, KeyPath, Problem, RankFile, Rounded, Tens
 from ckptools.optimizers import Optimizer
 from ckptools.sections import Section, find_sections, is_flat_optimizer
 from ckptools.training_state.given_names import GivenNames
-from ckptools.training_state.module_order import ModuleOrder, believed
+from ckptools.training_state.module_order import ModuleOrder, believed, model_for_names
 from ckptools.training_state.optimizer_names import named_when_read
 
 
@@ -124,8 +124,7 @@ class Checkpoint:
     @cached_property
     def optimizers(self) -> Mapping[str, Optimizer]:
         """The optimizers by class name or key, their state by fqn where names are known."""
-        models = self.of_kind("model")
-        model = models[0].value if len(models) == 1 else None
+        model = model_for_names([section.value for section in self.of_kind("model")], self.module_order)
         found: dict[str, Optimizer] = {}
         for section in self.of_kind("optimizer"):
             name = fqn_of(section.path[-1:]) or "optimizer"

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import nn
 
+import ckptools
 from ckptools.model import Tensor
-from ckptools.training_state.module_order import AS_SAVED, ModuleOrder, believed
+from ckptools.training_state.module_order import AS_SAVED, ModuleOrder, believed, model_for_names
 from tests.state_dicts import state_dict
 from tests.truth import WHOLE
 
@@ -93,3 +94,27 @@ def test_a_list_of_modules_that_is_none_is_not_believed(odd):
 def test_every_format_states_its_order_and_why(known):
     stated = known.open().module_order
     assert isinstance(stated, ModuleOrder) and len(stated.why) > 20
+
+
+def test_an_average_of_the_weights_beside_the_model_leaves_its_names_to_the_model():
+    own, average = state_dict({"a.w": W, "b.w": W, "b.running_mean": B}), {"b.w": W, "a.w": W}
+    assert model_for_names([average, own], AS_SAVED) is own
+    assert model_for_names([dict(own), own], AS_SAVED) is own
+
+
+@pytest.mark.parametrize("other", [{"c.w": W}, {"a.w": B}], ids=["another name", "another shape"])
+def test_of_two_models_that_are_no_copies_none_names_an_optimizer(other):
+    assert model_for_names([state_dict({"a.w": W, "b.w": W}), other], AS_SAVED) is None
+    assert model_for_names([], AS_SAVED) is None
+
+
+def test_an_optimizer_beside_a_model_and_its_average_is_named(tmp_path):
+    net = Model()
+    optimizer = torch.optim.AdamW(net.parameters())
+    sum(p.sum() for p in net.parameters()).backward()
+    optimizer.step()
+    average = {k: v.clone() for k, v in net.state_dict().items()}
+    torch.save({"ema": average, "model": net.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "both.pt")
+    state = ckptools.open(tmp_path / "both.pt").optimizers["optimizer"].state
+    for name, parameter in net.named_parameters():
+        assert torch.equal(state[name]["exp_avg"].load(), optimizer.state[parameter]["exp_avg"])

@@ -11,7 +11,7 @@ does it), the order is not believed either. Source: torch/nn/modules/module.py (
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +47,17 @@ def believed(stated: ModuleOrder, model: Mapping[str, Any]) -> ModuleOrder:
         model: the state dict, with its `_metadata` where it has one.
     """
     return order_of(model, getattr(model, "_metadata", None)) if stated.kept else stated
+
+
+def model_for_names(models: Sequence[Mapping[str, Any]], stated: ModuleOrder) -> Mapping[str, Any] | None:
+    """The state dict that names an optimizer's parameters: the only one, or the one that all others are copies of.
+
+    A copy (an average of the weights, a teacher) has the same names and shapes, or some of them. Of several that are
+    alike the first is taken whose order is believed.
+    """
+    shapes = [{k: v.shape for k, v in model.items() if isinstance(v, Tensor)} for model in models]
+    whole = [m for m, own in zip(models, shapes, strict=True) if all(o.items() <= own.items() for o in shapes)]
+    return next((m for m in whole if believed(stated, m).kept), whole[0] if whole else None)
 
 
 def order_of(model: Mapping[str, Any], modules: Any) -> ModuleOrder:
