@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptools.checkpoint import Checkpoint
-from ckptools.errors import ReadError, SeveralError, UnknownFormatError, UsageError
+from ckptools.errors import CkptoolsError, ReadError, SeveralError, UnknownFormatError, UsageError
 from ckptools.files import is_remote, reading
 from ckptools.formats import folder_search, rank_signs, several
 from ckptools.formats.options import Options, Reader, Weights
@@ -149,7 +150,7 @@ def _open(path: Path, options: Options) -> Checkpoint:
             format_ = recognised(path, formats)
         if format_ is not None:
             with reader.no_collections():
-                return _beside_others(_read(format_, path, options), path, formats)
+                return _beside_others(_read(format_, path, options), path, options, formats)
     except SeveralError:
         tracker = tracker_in(path, options.follow_symlinks)
         if tracker is None or tracker.target is None:
@@ -169,17 +170,36 @@ def _read(format_: Format, path: Path, options: Options) -> Checkpoint:
     return replace(made, options=options)
 
 
-def _beside_others(checkpoint: Checkpoint, path: Path, formats: Sequence[Format]) -> Checkpoint:
-    """A checkpoint that was opened by its folder, with a note that names what else the folder holds."""
-    if not path.is_dir():
-        return checkpoint
+def _beside_others(checkpoint: Checkpoint, path: Path, options: Options, formats: Sequence[Format]) -> Checkpoint:
+    """A checkpoint that was opened by its folder, with a note that names what else the folder holds.
+
+    Weights alone give way to the one file beside them that holds an optimizer too: they may be an export of it.
+    """
+    others = _others(checkpoint, path, formats)
+    training = None if checkpoint.of_kind("optimizer") else _training_file(path, others, options)
+    if training is not None:
+        checkpoint, others = training, _others(training, path, formats)
     told_already = " ".join(p.message for p in checkpoint.problems if p.code == BESIDE)
-    found = folder_search.others_in(path, formats, (f.path for f in checkpoint.files))
-    others = [p for p in found if p.name not in told_already]
+    others = [p for p in others if p.name not in told_already]
     if not others:
         return checkpoint
     text = f"also here, and not read: {several.names(path, others)}; open it by its name"
     return replace(checkpoint, problems=(*checkpoint.problems, Problem(BESIDE, "note", text)))
+
+
+def _others(checkpoint: Checkpoint, path: Path, formats: Sequence[Format]) -> list[Path]:
+    return folder_search.others_in(path, formats, (f.path for f in checkpoint.files)) if path.is_dir() else []
+
+
+def _training_file(folder: Path, found: Sequence[Path], options: Options) -> Checkpoint | None:
+    """The one file in a folder that holds weights and an optimizer; None where there is none, or several files."""
+    files = [path for path in found if path.parent == folder and path.is_file()]
+    if len(files) != 1:
+        return None
+    with suppress(CkptoolsError):  # a damaged one is named beside the weights
+        opened = _open(files[0], options)
+        return opened if opened.of_kind("optimizer") and opened.of_kind("model") else None
+    return None
 
 
 def _cheap(opened: Checkpoint) -> bool:

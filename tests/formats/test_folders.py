@@ -189,6 +189,20 @@ def test_rank_files_go_before_an_export_of_them_which_is_named(tmp_path):
     assert ckptools.open(run / "model.safetensors").format == "hugging_face"
 
 
+def test_a_file_with_an_optimizer_goes_before_an_export_of_it_which_is_named(tmp_path):
+    shutil.copy(FIXTURES / "torch2.13.0-ddp-w4" / "snapshot.pt", tmp_path)
+    ckptools.consolidate(tmp_path / "snapshot.pt", tmp_path / "model.safetensors")
+    ck = ckptools.open(tmp_path)
+    assert (ck.path.name, ck.format, bool(ck.optimizers)) == ("snapshot.pt", "torch_file", True)
+    assert "model.safetensors" in notes(ck)[0]
+
+
+def test_a_file_of_weights_alone_does_not_go_before_other_weights(tmp_path):
+    one(tmp_path / "old.pt")
+    save_file({"w": torch.ones(2)}, tmp_path / "model.safetensors")
+    assert ckptools.open(tmp_path).format == "hugging_face"
+
+
 def test_an_export_does_not_hide_a_missing_rank(tmp_path):
     run = ranks(tmp_path / "run7")
     ckptools.consolidate(run, run / "model.safetensors")
