@@ -68,7 +68,7 @@ FAULTS = (
     ),
     *_in(
         "coverage.py",
-        "consolidate/test_coverage.py formats/test_rank_files.py",
+        "consolidate/test_coverage.py formats/test_rank_files.py formats/test_dcp.py",
         ("    if told.exact:\n", "    if not told.missing:\n"),
         ("    if told.exact:\n", "    if not (told.missing or told.overlaps):\n"),
         ("    if told.exact:\n", "    if not (told.missing or told.outside):\n"),
@@ -534,11 +534,11 @@ FAULTS = (
         ("if start < 0 or size < 0 or start + size > file.size:", "if start < 0 or size < 0:"),
     ),
     *_in(
-        "cli/__init__.py",
+        "cli/printing.py",
         "cli/test_commands.py",
         (
-            "        except BrokenPipeError:\n            pass\n",
-            "        except BrokenPipeError:\n            code = 1\n",
+            "        discard_stdout()\n",
+            "        discard_stdout()\n        raise SystemExit(0) from None\n",
         ),
     ),
     *_in(

@@ -183,9 +183,32 @@ def test_a_compressed_record_is_refused(tmp_path, members):
     assert "compressed" in one_line(tmp_path / "z.pt")
 
 
-@pytest.mark.parametrize("where", ["flags", "local_flags"])
-def test_an_encrypted_flag_is_refused(members, tmp_path, where):
-    assert one_line(archive(tmp_path / "e.pt", changed(members, b"data.pkl", **{where: 1})))
+@pytest.mark.parametrize("flags", [(1, 1), (1, 0), (0, 1)], ids=["both", "directory", "local header"])
+def test_an_encrypted_flag_is_refused(members, tmp_path, flags):
+    forged = changed(members, b"data.pkl", flags=flags[0], local_flags=flags[1])
+    assert one_line(archive(tmp_path / "e.pt", forged))
+
+
+def test_a_local_header_that_moves_its_payload_into_the_next_record_is_refused(members, tmp_path):
+    path = archive(tmp_path / "e.pt", members)
+    data = bytearray(path.read_bytes())
+    data[28:30] = struct.pack("<H", 8)  # the length of the first record's extra field
+    path.write_bytes(data)
+    with File(path) as file, pytest.raises(ReadError, match="disagree"):
+        Container(file).payload(members[0].name.partition(b"/")[2].decode())
+
+
+def test_an_archive_with_a_comment_is_refused(good, tmp_path):
+    (tmp_path / "c.pt").write_bytes(good[:-2] + b"\x01\0")
+    assert one_line(tmp_path / "c.pt")
+
+
+def test_a_record_larger_than_the_reader_wants_is_refused(members, tmp_path):
+    with File(archive(tmp_path / "a.pt", members)) as file:
+        container = Container(file)
+        assert len(container.read("data/0", at_most=24)) == 24
+        with pytest.raises(ReadError, match="has 24 bytes; at most 23 are read"):
+            container.read("data/0", at_most=23)
 
 
 @pytest.mark.parametrize("count", [0, 1, 65534])
