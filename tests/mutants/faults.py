@@ -83,7 +83,6 @@ FAULTS = (
         ("if step != 1:", "if step < 0:"),
         ("if not told.exact:", "if told.overlaps:"),
         ("if not told.exact:", "if told.missing:"),
-        (" and shard.box not in chosen", ""),
         ("    if len(parts) > len(tensor.shape):\n", "    if False:\n"),
         ("if not isinstance(part, bool) and hasattr", "if hasattr"),
         (
