@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptools.agreement import named, odd_ranks
+from ckptools.dtypes import ITEMSIZE
 from ckptools.formats.merge import Merge, put, same_records
 from ckptools.formats.on_disk import fault
 from ckptools.model import KeyPath, Problem, RankFile, Severity, Tensor, fqn_of, tensors_in
@@ -20,6 +22,20 @@ from ckptools.training_state.rank_own import RUN_NAMES, Shared, counts_steps, is
 ODD_SIZE = 0.5
 """A rank file of less than this fraction of the median is named; uneven shards alone do not make one so small."""
 
+
+MIN_TELLING = 16
+"""Elements below which equal files may be chance."""
+
+BLOCK = 1 << 20
+"""Bytes whose checksum is computed at a time."""
+
+ONES = {
+    "float64": struct.pack("<d", 1),
+    "float32": struct.pack("<f", 1),
+    "float16": struct.pack("<e", 1),
+    "bfloat16": struct.pack("<f", 1)[2:],
+}
+"""The bytes of the number one."""
 
 UNNAMED = "?"
 """What a missing file is called where the caller named the others one by one."""
@@ -150,10 +166,11 @@ def of_gathered(sections: Sequence[Section], differing: Mapping[KeyPath, Sequenc
 def of_copied(tensors: Iterable[tuple[KeyPath, Tensor]]) -> Iterator[Problem]:
     """Files that hold the same bytes for different places of tensors: one was copied over the other.
 
-    Told by the checksums of their records, so that nothing is read. Replicas have the same places; zeros are no proof.
+    Told by the checksums of their records, so that nothing is read. Replicas have the same places; zeros and ones are
+    no proof, and a few elements may be equal by chance.
     """
     places: dict[Path, set[tuple[KeyPath, Box]]] = {}
-    records: dict[Path, set[tuple[str, int, int]]] = {}
+    records: dict[Path, set[tuple[str, str, int, int]]] = {}
     ranks: dict[Path, int] = {}
     for path, tensor in tensors:
         for shard in tensor.found if tensor.sharded else ():
@@ -161,21 +178,40 @@ def of_copied(tensors: Iterable[tuple[KeyPath, Tensor]]) -> Iterator[Problem]:
             if source is not None and source.crc and shard.rank is not None and shard.box.numel:
                 ranks[source.path] = shard.rank
                 places.setdefault(source.path, set()).add((path, shard.box))
-                records.setdefault(source.path, set()).add((source.record, source.crc, source.record_span[1]))
-    first: dict[frozenset[tuple[str, int, int]], Path] = {}
+                record = source.record, source.dtype, source.crc, source.record_span[1]
+                records.setdefault(source.path, set()).add(record)
+    first: dict[frozenset[tuple[str, str, int, int]], Path] = {}
     for file, held in records.items():
         other = first.setdefault(frozenset(held), file)
-        if other != file and places[file].isdisjoint(places[other]) and not _zeros(held):
+        if other != file and places[file].isdisjoint(places[other]) and proves_a_copy(r[1:] for r in held):
             text = (
                 f"{file.name} has the same bytes as {other.name}, which is another part of the tensors; one is a copy"
             )
             yield Problem("CK009", "error", text, ranks[file])
 
 
-def _zeros(records: Iterable[tuple[str, int, int]]) -> bool:
-    """Whether the records are all zeros, such as moments of the first step."""
-    sizes = sorted({(nbytes, crc) for _, crc, nbytes in records})
-    return all(zlib.crc32(bytes(nbytes)) == crc for nbytes, crc in sizes)
+def proves_a_copy(records: Iterable[tuple[str, int, int]]) -> bool:
+    """Whether two files with these records, as dtype, checksum and bytes, must be one file under two names.
+
+    Zeros are moments before the first step, ones the weights of a norm; both are equal wherever they are.
+    """
+    telling = [(crc, nbytes, dtype) for dtype, crc, nbytes in set(records) if not is_constant(dtype, crc, nbytes)]
+    return sum(nbytes // ITEMSIZE[dtype] for _, nbytes, dtype in telling) >= MIN_TELLING
+
+
+def is_constant(dtype: str, crc: int, nbytes: int) -> bool:
+    """Whether bytes of this checksum are all zeros or all ones of a dtype."""
+    patterns = (bytes(ITEMSIZE[dtype]), ONES.get(dtype, b"\0"))
+    return any(_repeated(pattern, nbytes) == crc for pattern in patterns)
+
+
+def _repeated(pattern: bytes, nbytes: int) -> int:
+    """The CRC-32 of so many bytes of a repeated pattern."""
+    block = pattern * (min(nbytes, BLOCK) // len(pattern) + 1)
+    crc, step = 0, BLOCK // len(pattern) * len(pattern)
+    for at in range(0, nbytes, step):
+        crc = zlib.crc32(block[: min(step, nbytes - at)], crc)
+    return crc
 
 
 def of_tensors(tensors: Iterable[tuple[KeyPath, Tensor]]) -> list[Problem]:

@@ -38,7 +38,6 @@ UNIT_ORDER = (
     "runs of flattened parameters fit either way where they end at a parameter's end; which parameters share a unit, "
     "and so which run must come first, no file says"
 )
-LAYERS = "the layers have parameters of the same names and shapes, and the file's name alone says which layer it is"
 
 PLAIN_DCP = "without it the folder is a plain DCP, whose values are right under the names that are stored"
 
@@ -61,7 +60,5 @@ EXCEPTIONS: tuple[Unknowable, ...] = (
     Unknowable("verl-", "(swapped|copied) .*/extra_state", NO_RANK),
     Unknowable("verl-fsdp1/", "swapped .*/optim_world_size", NO_RANK),
     Unknowable("deepspeed-z3-bf16", "swapped .*_optim_states", NO_RANK),
-    Unknowable("deepspeed-z3-bf16", "(swapped|copied) .*_model_states", NO_RANK),
     Unknowable("verl-fsdp1-orig", "swapped .*/optim_world_size", UNIT_ORDER),
-    Unknowable("deepspeed-pipe-fp32", "(swapped|copied) .*/layer_", LAYERS),
 )

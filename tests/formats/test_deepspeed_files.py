@@ -212,6 +212,16 @@ def test_one_ranks_file_under_two_names_is_an_error(tmp_path, stage, code):
         ckptools.consolidate(tag, tmp_path / "out.pt")
 
 
+@pytest.mark.parametrize(
+    ("frozen", "code"), [(torch.arange(99.0), ["CK009"]), (torch.ones(99), []), (torch.zeros(99), [])]
+)
+def test_model_states_with_another_ranks_frozen_pieces_are_a_copy_unless_those_tell_nothing(tmp_path, frozen, code):
+    run = Run(values({"a": (30, 7)}), [["a"]], 3, 3, torch.bfloat16, frozen={"still": frozen})
+    tag = run.save(tmp_path)
+    shutil.copy(tag / "zero_pp_rank_1_mp_rank_00_model_states.pt", tag / "zero_pp_rank_0_mp_rank_00_model_states.pt")
+    assert [p.code for p in ckptools.open(tag, all_ranks=True).problems] == code
+
+
 def test_swapped_files_of_zero_1_contradict_their_mappings(z1):
     one, two = z1 / OPTIM.format(1), z1 / OPTIM.format(2)
     one.rename(z1 / "x")

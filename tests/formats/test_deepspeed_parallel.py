@@ -99,6 +99,25 @@ def test_a_missing_layer_file_is_a_gap_in_the_modules_own_weights(tmp_path):
         ckptools.consolidate(low, tmp_path / "out.pt", only="model")
 
 
+def test_a_layers_file_under_the_name_of_one_of_another_shape_is_an_error(tmp_path):
+    pipeline(tmp_path)
+    tag = tmp_path / "global_step7"
+    shutil.copy(tag / "layer_00-model_states.pt", tag / "layer_03-model_states.pt")
+    assert ("CK104", "model.3.weight") in [(p.code, p.tensor) for p in ckptools.open(tmp_path).problems]
+
+
+@pytest.mark.parametrize(("value", "codes"), [("trained", ["CK009"]), ("ones", [])])
+def test_two_trained_layers_of_the_same_bytes_are_a_copy(tmp_path, value, codes):
+    shapes = {"1.weight": (5, 7), "2.weight": (5, 7)}
+    full = values(shapes)
+    dims = {"pp_degree": 1, "tp_degree": 1}
+    tag = Run(full, [list(shapes)], 2, 1, dims=dims, module=None).save(tmp_path)
+    for n in (1, 2):
+        weight = full["1.weight"] if value == "trained" else torch.ones(5, 7)
+        torch.save({"weight": weight}, tag / f"layer_{n:02d}-model_states.pt")
+    assert [p.code for p in ckptools.open(tmp_path).problems] == codes
+
+
 def test_two_layers_that_could_both_be_the_tied_one_keep_their_own_names(tmp_path):
     pipeline(tmp_path)
     torch.save({"weight": torch.ones(33, 7)}, tmp_path / "global_step7" / "layer_04-model_states.pt")

@@ -114,22 +114,22 @@ def test_a_folder_of_damaged_files_alone_is_unreadable(composer):
         ckptools.open(composer)
 
 
-@pytest.mark.parametrize("value", ["trained", "zeros"])
-def test_the_same_bytes_for_different_places_are_a_copy_unless_they_are_zeros(tmp_path, value):
+@pytest.mark.parametrize("value", ["trained", "zeros", "ones"])
+def test_the_same_bytes_for_different_places_are_a_copy_unless_they_are_zeros_or_ones(tmp_path, value):
     actor = copy(FIXTURES / "verl-fsdp1", tmp_path / "run") / "ckpt" / "global_step_3" / "actor"
     files = [actor / f"optim_world_size_4_rank_{rank}.pt" for rank in range(4)]
-    if value == "zeros":
+    if value != "trained":
         state = torch.load(files[0], weights_only=False)
-        torch.save(_zeroed(state), files[0])
+        torch.save(_filled(state, ("zeros", "ones").index(value)), files[0])
     shutil.copyfile(files[0], files[1])
     found = [(p.code, p.rank) for p in ckptools.open(actor, all_ranks=True).problems if "is a copy" in p.message]
     assert found == ([("CK009", 1)] if value == "trained" else [])
 
 
-def _zeroed(tree):
+def _filled(tree, value):
     if isinstance(tree, torch.Tensor):
-        return torch.zeros_like(tree) if tree.dim() else tree
-    return {k: _zeroed(v) for k, v in tree.items()} if isinstance(tree, dict) else tree
+        return torch.full_like(tree, value) if tree.dim() else tree
+    return {k: _filled(v, value) for k, v in tree.items()} if isinstance(tree, dict) else tree
 
 
 def test_a_rank_beyond_the_world_is_stray(composer):

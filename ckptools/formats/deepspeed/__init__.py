@@ -22,6 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,7 @@ class _Opening:
         self.problems += [*joining.problems, *found.problems]
         self.problems += self._beyond()
         self.problems += same_file_twice(self.optims, self._held(), self.ranks.of)
+        self.problems += rank_checks.of_copied((("model", fqn), t) for fqn, t in self.frozen.items())
         told = {p.message for p in self.problems}
         notes = ((path, t) for path, t in tensors_in(tree) if t.note not in told)
         self.problems += rank_checks.of_tensors(notes)
@@ -219,7 +221,7 @@ class _Opening:
             if low:
                 model = deepspeed_module.module_model(self.base, shapes, self.sharded)
             else:
-                model = deepspeed_module.fp32_model(self.base, masters, self._frozen(), self.sharded)
+                model = deepspeed_module.fp32_model(self.base, masters, self.frozen, self.sharded)
         model |= {fqn: t if low else replace(t, shards=(), note=EXPERTS) for fqn, t in self._experts(model)}
         if self.ranks.tp > 1:
             why = TENSOR_PARALLEL.format(self.ranks.tp)
@@ -232,11 +234,15 @@ class _Opening:
             tree = self.files.tree(name) or {}
             layers.setdefault(name.layer or 0, {k: v for k, v in tree.items() if isinstance(k, str)})
         self.problems += deepspeed_pipeline.unsure(layers, joining.shapes)
+        if self.ranks.tp == 1:
+            self.problems += deepspeed_pipeline.misplaced(layers, joining.shapes)
         if low:
             return deepspeed_pipeline.module_pipeline(layers, joining.shapes)
         return deepspeed_pipeline.fp32_pipeline(layers, joining.masters_by_name())
 
-    def _frozen(self) -> dict[str, Tensor]:
+    @cached_property
+    def frozen(self) -> dict[str, Tensor]:
+        """Frozen parameters that every rank's model states have a piece of."""
         if not self.sharded:
             return {}
         models = [m for (mp, _), m in sorted(self.models.items()) if mp == 0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,18 +12,13 @@ from ckptools.formats.deepspeed.names import StateName
 from ckptools.formats.deepspeed.states import ModelStates, OptimStates
 from ckptools.formats.on_disk import looked_at, was_read
 from ckptools.formats.options import Options
+from ckptools.formats.rank_checks import MIN_TELLING, is_constant
 from ckptools.model import Problem, RankFile, Tensor, tensors_in
 from ckptools.pickles.reader import Saved
 from ckptools.training_state.module_order import ModuleOrder
 
 GROUPED = ModuleOrder(False, "DeepSpeed lists parameters by group, which round robin may have reordered")
 """Its files name what is in the flat groups (`param_shapes`), so no order is needed."""
-
-ZEROS = 1 << 20
-"""Bytes whose checksum is computed at a time."""
-
-MIN_HELD = 16
-"""Elements below which equal files may be chance."""
 
 
 @dataclass
@@ -139,8 +133,10 @@ def same_file_twice(
     for place, optim in sorted(optims.items()):
         sums = [_checksum(t) for _, t in tensors_in([optim.masters, optim.slots])]
         told = tuple(s for s in sums if s is not None)
-        trained = any(nbytes > 8 and crc != _zeros(nbytes) for crc, nbytes in told[len(optim.masters) :])
-        if len(told) < len(sums) or held.get(place, 0) < MIN_HELD or not trained:
+        trained = any(
+            nbytes > 8 and not is_constant(dtype, crc, nbytes) for dtype, crc, nbytes in told[len(optim.masters) :]
+        )
+        if len(told) < len(sums) or held.get(place, 0) < MIN_TELLING or not trained:
             continue
         twin = seen.setdefault((place[0], *told), place)
         if twin != place:
@@ -148,14 +144,6 @@ def same_file_twice(
             yield Problem("CK009", "error", text, rank_of(*place))
 
 
-def _checksum(tensor: Tensor) -> tuple[int, int] | None:
+def _checksum(tensor: Tensor) -> tuple[str, int, int] | None:
     source = tensor.shards[0].source if len(tensor.shards) == 1 else None
-    return (source.crc, tensor.nbytes) if source is not None and source.crc else None
-
-
-def _zeros(nbytes: int) -> int:
-    """The CRC-32 of so many zero bytes."""
-    crc, block = 0, bytes(min(nbytes, ZEROS))
-    for at in range(0, nbytes, ZEROS):
-        crc = zlib.crc32(block[: min(ZEROS, nbytes - at)], crc)
-    return crc
+    return (source.dtype, source.crc, tensor.nbytes) if source is not None and source.crc else None

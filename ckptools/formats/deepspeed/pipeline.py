@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ckptools.model import Problem, Shard, Tensor
+from ckptools.formats.rank_checks import proves_a_copy
+from ckptools.model import Problem, Shard, Source, Tensor
 from ckptools.regions import Box, Ints
 
 TIED = "tied_modules."
@@ -50,6 +51,32 @@ def unsure(layers: Layers, shapes: Mapping[str, Ints]) -> Iterator[Problem]:
             which = f"layers {', '.join(fitting[:8])} all fit it" if fitting else "none fits it"
             text = f"it is not sure which layer's file holds it: {which}; the files keep their layers' names"
             yield Problem("CK104", "warning", text, None, f"{TIED}{name}")
+
+
+def misplaced(layers: Layers, shapes: Mapping[str, Ints]) -> Iterator[Problem]:
+    """Layers whose file cannot be theirs: another shape than the optimizer was told, or the bytes of another layer.
+
+    Layers of one kind have the same shapes, but no two that are trained hold the same values in all of them.
+    """
+    seen: dict[tuple[tuple[str, str, int, int], ...], int] = {}
+    for n, state in sorted(layers.items()):
+        tensors = {key: t for key, t in state.items() if isinstance(t, Tensor)}
+        for key, tensor in tensors.items():
+            told = shapes.get(f"{n}.{key}", tensor.shape)
+            if tensor.shape != told:
+                text = f"shape {list(tensor.shape)} in the file of layer {n}, {list(told)} in param_shapes"
+                yield Problem("CK104", "error", text, None, f"model.{n}.{key}")
+        records = tuple((key, s.dtype, s.crc, t.nbytes) for key, t in tensors.items() if (s := _source(t)) is not None)
+        other = seen.setdefault(records, n) if proves_a_copy(r[1:] for r in records) else n
+        if other != n and any(f"{m}.{key}" in shapes for m in (n, other) for key in tensors):
+            text = f"the file of layer {n} holds what that of layer {other} holds; one is a copy"
+            yield Problem("CK009", "error", text)
+
+
+def _source(tensor: Tensor) -> Source | None:
+    """Where its bytes are, if the file states a checksum of them."""
+    source = tensor.shards[0].source if len(tensor.shards) == 1 else None
+    return source if source is not None and source.crc else None
 
 
 def _tied(shapes: Mapping[str, Ints]) -> dict[str, dict[str, Ints]]:
