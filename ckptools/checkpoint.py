@@ -14,7 +14,7 @@ from ckptools.optimizers import Optimizer
 from ckptools.sections import Section, find_sections, is_flat_optimizer
 from ckptools.training_state.given_names import GivenNames
 from ckptools.training_state.module_order import ModuleOrder, believed, model_for_names
-from ckptools.training_state.optimizer_names import named_when_read
+from ckptools.training_state.naming import named_when_read
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from ckptools.model import KeyPath
 from ckptools.sections import GROUPS, STATE, is_flat_optimizer
 from ckptools.training_state.given_names import GivenNames, name_with
 from ckptools.training_state.module_order import ModuleOrder
-from ckptools.training_state.optimizer_names import Naming, group_ids
+from ckptools.training_state.naming import Naming
+from ckptools.training_state.optimizer_names import group_ids
 
 
 def nested(value: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -12,7 +12,7 @@ from ckptools import optimizers
 from ckptools.model import Shard, Source, Tensor
 from ckptools.regions import Box
 from ckptools.training_state.module_order import CONFIRMED, ModuleOrder
-from ckptools.training_state.optimizer_names import Naming
+from ckptools.training_state.naming import Naming
 from ckptools.training_state.optimizer_names import name_parameters as name_by
 
 LOST = ModuleOrder(False, "safetensors are sorted")

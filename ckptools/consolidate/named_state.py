@@ -13,7 +13,7 @@ from typing import Any
 from ckptools.consolidate.selection import Selection
 from ckptools.model import KeyPath
 from ckptools.sections import Section, is_flat_optimizer
-from ckptools.training_state.optimizer_names import Id, Naming
+from ckptools.training_state.naming import Id, Naming
 
 NOT_NAMED = Naming({}, "fqn", (), (), "")
 

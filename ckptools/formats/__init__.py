@@ -57,7 +57,7 @@ def open_checkpoint(
         shapes: where shapes are told that the checkpoint lacks (FSDP1 flat parameters): another checkpoint, a folder
             of safetensors, or a JSON of name to shape.
         weights: where the model is held twice, `fp32` (master copy) or `module`.
-        rules: a JSON file that says how tensor-parallel weights are joined (Megatron).
+        rules: a JSON file that says how tensor-parallel weights are joined.
         ranks: what the rank files in the folder `path` are called, such as `model-{rank}-of-{world}.pt`.
         names: what names the parameters of an optimizer that is keyed by number: a checkpoint that keeps the module's
             order, a JSON list in the optimizer's order, such a list itself, or the `nn.Module`.

@@ -29,7 +29,7 @@ class Options:
         weights: where a checkpoint holds the model twice (DeepSpeed, Megatron): `fp32` for the optimizer's master
             copy where it has one, `module` for the weights that the forward pass used.
         names: names for an optimizer that is keyed by number.
-        rules: a JSON file with the dimension along which each tensor-parallel weight is joined (Megatron).
+        rules: a JSON file with the dimension along which each tensor-parallel weight is joined.
         files: rank files that the caller named one by one, which are the checkpoint; empty to look for siblings.
         ranks: what the rank files of a folder are called, such as `model-{rank}-of-{world}.pt`.
     """

@@ -59,12 +59,17 @@ def tracker_in(folder: Path, follow_symlinks: bool = False) -> Tracker | None:
             if not follow_symlinks:
                 check_stays_inside(path, folder)
             if not path.is_symlink():
-                return _named(path, _text(path))
+                return _named(path, text_of(path))
     links = dict(_linked(folder))
     return Tracker(*links.popitem()[::-1]) if len(links) == 1 else None
 
 
-def _text(path: Path) -> str:
+def text_of(path: Path) -> str:
+    """What a tracker file holds.
+
+    Raises:
+        ReadError: it cannot be read.
+    """
     with File(path) as file:
         return file.read(0, min(file.size, MAX_TRACKER)).decode("utf-8", "replace").strip()
 

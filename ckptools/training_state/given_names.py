@@ -17,9 +17,8 @@ from ckptools.errors import RefusedError
 from ckptools.model import Tensor
 from ckptools.regions import Ints
 from ckptools.training_state.module_order import ModuleOrder
+from ckptools.training_state.naming import Id, Naming
 from ckptools.training_state.optimizer_names import (
-    Id,
-    Naming,
     aligned,
     misfit,
     name_parameters,

@@ -16,8 +16,7 @@ Source: torch/optim/optimizer.py (`state_dict`, `add_param_group`), and formats 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from ckptools.dtypes import is_floating
@@ -25,42 +24,15 @@ from ckptools.model import Tensor
 from ckptools.regions import Ints
 from ckptools.sections import storage_identity
 from ckptools.training_state.module_order import ModuleOrder
+from ckptools.training_state.naming import FITS, TELL, UNNAMED, Id, Naming, note_of
 from ckptools.training_state.wrappers import without_wrappers
 
-Id = Any
-"""What an optimizer calls a parameter: an int, or the fqn itself."""
-
 Parameters = Sequence[tuple[str, Tensor]]
-
-TELL = "tell them with --names FROM"
 
 MAX_STEPS = 10_000_000
 """Parameters that are looked at while groups are laid over the model; a forged file has as many groups as it likes."""
 
 MAX_ROUNDS = 16
-
-UNNAMED = "?"
-"""How a format that joins ranks by name calls a number that has none."""
-
-
-@dataclass(frozen=True)
-class Naming:
-    """Which parameter each id of an optimizer is.
-
-    Attributes:
-        names: fqn by id, for the ids that have a name.
-        by: the weakest of what names were given by: `fqn` (the file says them), `shape` (only one parameter has it),
-            `order` (assumed: groups list parameters in the order of the module), `told` (by the user), `none`.
-        assumed: ids whose names hold only if their group has the order of the module.
-        unnamed: ids without a name.
-        note: one line for people, empty when the file has the names.
-    """
-
-    names: Mapping[Id, str]
-    by: Literal["fqn", "told", "shape", "order", "none"]
-    assumed: tuple[Id, ...]
-    unnamed: tuple[Id, ...]
-    note: str
 
 
 def group_ids(optimizer: Mapping[str, Any]) -> list[list[Id]]:
@@ -120,30 +92,7 @@ def _naming(
     unnamed = tuple(i for i in ids if i not in names)
     why = FITS if order.kept else f"their shapes fit several or none, and {order.why}"
     by: Literal["order", "shape", "none"] = "order" if assumed else "shape" if proven else "none"
-    return Naming(names, by, assumed, unnamed, _told(len(proven), len(assumed), len(unnamed), why, whose))
-
-
-FITS = "more than one parameter fits, or none"
-
-
-def _told(proven: int, assumed: int, unnamed: int, why: str, whose: str = "the model") -> str:
-    """What people should know of names that the file does not have."""
-    told = ["keyed by number"]
-    told += [f"{proven} named by a shape that only one parameter has"] if proven else []
-    order = f"named in the order of {whose}, assumed to be that of the groups (shapes agree)"
-    told += [f"{assumed} {order}"] if assumed else []
-    told += [f"{unnamed} of {proven + assumed + unnamed} without a name ({why}): {TELL}"] if unnamed else []
-    return "; ".join(told)
-
-
-def named_when_read(naming: Naming, assumed: Collection[str]) -> Naming:
-    """The naming of an optimizer in which a format's reader already put names for numbers, `assumed` ones by order."""
-    mine = tuple(i for i in naming.names if i in assumed)
-    if naming.by != "fqn" or not (mine or naming.unnamed):
-        return naming
-    names = {i: fqn for i, fqn in naming.names.items() if i not in naming.unnamed}
-    by: Literal["fqn", "order"] = "order" if mine else "fqn"
-    return Naming(names, by, mine, naming.unnamed, _told(len(names) - len(mine), len(mine), len(naming.unnamed), FITS))
+    return Naming(names, by, assumed, unnamed, note_of(len(proven), len(assumed), len(unnamed), why, whose))
 
 
 # -- what the file says ----------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from ckptools.consolidate.writers.dcp_metadata import ObjectPath
 from ckptools.errors import RefusedError
 from ckptools.model import KeyPath, Tensor, fqn_of
 from ckptools.sections import GROUPS, STATE, Section, is_flat_optimizer
-from ckptools.training_state.optimizer_names import Naming
+from ckptools.training_state.naming import Naming
 from ckptools.training_state.wrappers import without_wrappers
 from ckptools.views.words import plural
 

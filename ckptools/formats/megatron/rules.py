@@ -28,6 +28,7 @@ from ckptools.formats.json_file import read_json
 from ckptools.model import Tensor
 from ckptools.pickles.told import told
 
+NO_RULE = "no rule says how its tensor-parallel pieces are joined; give one with --rules FILE"
 MAX_DIM = 8
 MAX_HALVES = 64
 
@@ -109,7 +110,7 @@ class Rules:
         if found:
             return _first_layer(fqn, found["mlp"] + FC2[found["name"]] + ".weight", pieces)
         built_in = next((rule for pattern, rule in _COMPILED if pattern.fullmatch(fqn)), None)
-        return built_in or "no rule says how its tensor-parallel pieces are joined; give one with --rules FILE"
+        return built_in or NO_RULE
 
 
 def _first_layer(fqn: str, second: str, pieces: Mapping[str, Any]) -> Rule | str:

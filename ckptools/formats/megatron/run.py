@@ -12,14 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ckptools.errors import ReadError
-from ckptools.files import File, check_stays_inside, reading
+from ckptools.files import check_stays_inside, reading
 from ckptools.formats.several import several
+from ckptools.formats.trackers import text_of
 from ckptools.pickles.told import told
 
 TRACKER = "latest_checkpointed_iteration.txt"
 ITERATION = re.compile(r"iter_\d{1,12}")
-MAX_TRACKER = 64
-"""Bytes: a number or a word, and a newline."""
 
 Holds = Callable[[Path], bool]
 """Whether a folder holds one checkpoint of some format."""
@@ -77,8 +76,7 @@ def _named(path: Path) -> Path | None:
 
 def _tracker_text(path: Path) -> str:
     check_stays_inside(path / TRACKER, path)
-    with File(path / TRACKER) as file:
-        return file.read(0, min(file.size, MAX_TRACKER)).decode("utf-8", "replace").strip()
+    return text_of(path / TRACKER)
 
 
 def _folder(path: Path, text: str) -> Path | None:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from math import prod
 from typing import Any
 
-from ckptools.formats import spans
 from ckptools.formats.megatron.checks import NOTE, of_tied, of_weights
 from ckptools.formats.megatron.grid import arguments, setting
 from ckptools.formats.megatron.optimizer import HALF, words
 from ckptools.formats.megatron.rules import QKV
 from ckptools.formats.megatron_dist.buckets import UnjoinedError, join
+from ckptools.formats.megatron_dist.stored_shapes import in_true_shape, layers_of
 from ckptools.formats.options import Weights
-from ckptools.model import Problem, Rounded, Shard, Source, Tensor, tensors_in
-from ckptools.regions import Box, Ints, span_boxes
+from ckptools.model import Problem, Rounded, Tensor, tensors_in
 
 STACKED = re.compile(r"(?P<block>(?:.*?\.)?layers)\.(?P<rest>(?!\d+\.).+)", re.DOTALL)
 OBJECT = re.compile(
@@ -39,7 +37,6 @@ JOINED = (
     "lengths and the edges of the ranks' pieces fit (assumed: parameters of one size stand in that order); what "
     "tells the sizes of buckets (per_bucket_numel) is left out with them"
 )
-ND = "flat runs whose pieces do not follow from the metadata; --only model writes the model"
 MAX_LAYERS = 1 << 16
 MAX_MADE = 1_000_000
 """Tensors that stacked ones come apart into; a forged first dimension asks for more."""
@@ -144,7 +141,7 @@ class Stored:
         named = {m["rest"]: t for n, t in tensors.items() if (m := STACKED.fullmatch(n)) and m["block"] == block}
         number = self.layers[block]
         # State that does not count the same layers stays as it is stored.
-        layers = {rest: _layers(t) for rest, t in named.items() if t.shape[:1] == (number,)}
+        layers = {rest: layers_of(t) for rest, t in named.items() if t.shape[:1] == (number,)}
         yield from ((f"{block}.{rest}", t) for rest, t in named.items() if rest not in layers)
         for n in range(number):
             yield from ((f"{block}.{n}.{rest}", every[n]) for rest, every in layers.items())
@@ -180,14 +177,7 @@ class Stored:
         """The tensor in its true shape, where it is stored as flat runs."""
         told = self.runs.get(name)
         shape = told.get("nd_reformulated_orig_global_shape") if isinstance(told, Mapping) else None
-        if shape is None or tensor.note:
-            return tensor
-        whole = tuple(shape) if isinstance(shape, (list, tuple)) else ()
-        local = _local_shape(whole, tensor.shape)
-        if local is None or any(_run(s.box) is None for s in tensor.shards):
-            return replace(tensor, note=ND)
-        shards = tuple(piece for s in tensor.shards for piece in _pieces(s, local))
-        return replace(tensor, shape=whole, shards=shards, kind="chunks")
+        return tensor if shape is None or tensor.note else in_true_shape(tensor, shape)
 
     def _chosen(
         self, model: dict[str, Tensor], state: Mapping[str, Mapping[str, Any]], weights: Weights
@@ -283,56 +273,6 @@ def _inner(saved: Any) -> Iterator[Mapping[str, Any]]:
         for key, one in saved.items():
             if type(key) is int:
                 yield from _inner(one)
-
-
-def _layers(tensor: Tensor) -> list[Tensor]:
-    """The layers of a tensor whose first dimension counts them."""
-    shards: list[list[Shard]] = [[] for _ in range(tensor.shape[0])]
-    for shard in tensor.shards:
-        first, box = shard.box.offsets[0], Box(shard.box.offsets[1:], shard.box.sizes[1:])
-        for n in range(first, min(first + shard.box.sizes[0], len(shards))):
-            source = _row(shard.source, n - first) if shard.source else None
-            shards[n].append(Shard(box, shard.rank, source))
-    return [_layer(tensor, mine) for mine in shards]
-
-
-def _layer(tensor: Tensor, shards: list[Shard]) -> Tensor:
-    shape = tensor.shape[1:]
-    plain = tensor.kind == "chunks" and all(s.box == Box.whole(shape) for s in shards)
-    return replace(tensor, shape=shape, shards=tuple(shards), kind="plain" if plain else tensor.kind)
-
-
-def _row(source: Source, at: int) -> Source:
-    first = source.part(Box((at, *(0,) * (len(source.shape) - 1)), (1, *source.shape[1:])))
-    return replace(first, shape=source.shape[1:], strides=source.strides[1:])
-
-
-def _local_shape(whole: Ints, stored: Ints) -> Ints | None:
-    """Shape of the pieces that flat runs are cut from: stored is [pieces along each dimension …, their elements]."""
-    cuts = stored[:-1]
-    if len(cuts) != len(whole) or not all(type(n) is int and n >= 0 for n in whole) or 0 in cuts:
-        return None
-    local = tuple(n // cut for n, cut in zip(whole, cuts, strict=True))
-    divides = all(n % cut == 0 for n, cut in zip(whole, cuts, strict=True))
-    return local if divides and prod(local) == stored[-1] else None
-
-
-def _run(box: Box) -> Box | None:
-    """The box itself, if it is a run of one piece."""
-    return box if all(n == 1 for n in box.sizes[:-1]) else None
-
-
-def _pieces(shard: Shard, local: Ints) -> Iterable[Shard]:
-    """The boxes of a run of one piece, in the whole tensor."""
-    at = tuple(i * n for i, n in zip(shard.box.offsets[:-1], local, strict=True))
-    start, length = shard.box.offsets[-1], shard.box.sizes[-1]
-    if shard.source is not None and shard.source.contiguous:
-        placed = spans.place(local, start, shard.source.reshaped((length,)), shard.rank)
-    else:
-        placed = [Shard(box, shard.rank, None) for box, _ in span_boxes(local, start, length)]
-    for piece in placed:
-        offsets = tuple(a + o for a, o in zip(at, piece.box.offsets, strict=True))
-        yield replace(piece, box=Box(offsets, piece.box.sizes))
 
 
 def _checked(tensor: Tensor, weight: Tensor | None) -> Tensor:

@@ -27,12 +27,11 @@ from ckptools.files import check_stays_inside, reading
 from ckptools.formats import rank_checks
 from ckptools.formats.json_file import read_json
 from ckptools.formats.megatron.join import Piece, UnlikeError, join
-from ckptools.formats.megatron.rules import REPLICATED, Rule, read_rules
+from ckptools.formats.megatron.rules import NO_RULE, REPLICATED, Rule, read_rules
 from ckptools.formats.merge import same_records
 from ckptools.formats.meta_llama.layout import (
     LAYER,
     NO_PARAMS,
-    NO_RULE,
     Place,
     places_of,
     sizes_of,

@@ -22,7 +22,6 @@ QUERY = re.compile(r"layers\.\d+\.attention\.wq\.weight")
 EMBEDDING = "tok_embeddings.weight"
 HEAD = "output.weight"
 NO_PARAMS = "params.json is not here, which tells the shapes of the whole weights"
-NO_RULE = "no rule says how its tensor-parallel pieces are joined; give one with --rules FILE"
 
 
 @dataclass(frozen=True)
