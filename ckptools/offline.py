@@ -10,7 +10,6 @@ Nothing here imports torch before it is needed.
 
 from __future__ import annotations
 
-import pickle
 import sys
 import threading
 import warnings
@@ -184,6 +183,8 @@ def _cause(error: Exception) -> str:
     """The one line of torch's message that says what happened."""
     text = str(error).replace("WeightsUnpickler error:", "\n")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
+    import pickle
+
     if isinstance(error, pickle.UnpicklingError):
         lines = [line for line in lines if not line.startswith(_ADVICE)] or lines
     if lines and lines[0].startswith("Unsupported operand"):  # an opcode of pickle protocol 4, mostly

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import os
 import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import typer
 
@@ -35,15 +34,6 @@ KEPT = frozenset({"torch", "ckptools.pickles.unpacked"})
 BUG_EXIT = 70
 INTERRUPTED_EXIT = 130
 MAX_PROBLEMS = 20
-
-app = typer.Typer(
-    name="ckptools",
-    help="Open, check and consolidate distributed PyTorch checkpoints offline.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-)
 
 
 def say(message: str) -> None:
@@ -121,17 +111,32 @@ def one_line_errors(function: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-for function in COMMANDS:
-    app.command(no_args_is_help=function is not formats)(one_line_errors(function))
+def program(commands: Iterable[Callable[..., None]]) -> typer.Typer:
+    """The command line with these commands."""
+    made = typer.Typer(
+        name="ckptools",
+        help="Open, check and consolidate distributed PyTorch checkpoints offline.",
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+    )
+    made.callback()(lambda: None)  # without it, a single command would not be called by its name
+    for function in commands:
+        made.command(no_args_is_help=function is not formats)(one_line_errors(function))
+    return made
+
+
+app = program(COMMANDS)
 
 
 def run() -> None:
     """Entry point of the `ckptools` command. A polite kill ends it as Ctrl-C does, so that nothing is left behind."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    # A short command makes many small objects and no cycles; looking for cycles so often costs it some percent.
-    gc.set_threshold(200_000)
+    # The options of the other commands take longer to put together than reading a small file.
+    named = [function for function in COMMANDS if sys.argv[1:2] == [function.__name__]]
     try:
-        app()
+        program(named or COMMANDS)()
     except SystemExit as done:
         if KEPT.isdisjoint(sys.modules) and isinstance(done.code, int | None):
             _leave(done.code or 0)

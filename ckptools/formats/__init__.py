@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 from ckptools.checkpoint import Checkpoint
 from ckptools.errors import CkptoolsError, ReadError, SeveralError, UnknownFormatError, UsageError
 from ckptools.files import is_remote, reading
-from ckptools.formats import folder_search, rank_signs, several
+from ckptools.formats import rank_signs
 from ckptools.formats.options import Options, Reader, Weights
 from ckptools.formats.order import FORMATS, Format, recognised
 from ckptools.formats.outside import formats_from_outside
-from ckptools.formats.trackers import tracker_in
 from ckptools.model import Problem
 from ckptools.pickles import reader
 from ckptools.pickles.contents import HEAD, what_is
@@ -152,14 +151,29 @@ def _open(path: Path, options: Options) -> Checkpoint:
             with reader.no_collections():
                 return _beside_others(_read(format_, path, options), path, options, formats)
     except SeveralError:
+        from ckptools.formats.trackers import tracker_in
+
         tracker = tracker_in(path, options.follow_symlinks)
         if tracker is None or tracker.target is None:
             raise
         return _open(tracker.target, options)
-    found = folder_search.find(path, formats, options.follow_symlinks) if path.is_dir() else None
+    return _open(_only_one_in(path, formats, options), options)
+
+
+def _only_one_in(path: Path, formats: Sequence[Format], options: Options) -> Path:
+    """The one checkpoint in a folder that is none itself.
+
+    Raises:
+        UnknownFormatError: it is no folder, or none is in it.
+    """
+    found = None
+    if path.is_dir():
+        from ckptools.formats import folder_search
+
+        found = folder_search.find(path, formats, options.follow_symlinks)
     if found is None:
         raise UnknownFormatError(path, _unknown(path))
-    return _open(found, options)
+    return found
 
 
 def _read(format_: Format, path: Path, options: Options) -> Checkpoint:
@@ -183,12 +197,18 @@ def _beside_others(checkpoint: Checkpoint, path: Path, options: Options, formats
     others = [p for p in others if p.name not in told_already]
     if not others:
         return checkpoint
+    from ckptools.formats import several
+
     text = f"also here, and not read: {several.names(path, others)}; open it by its name"
     return replace(checkpoint, problems=(*checkpoint.problems, Problem(BESIDE, "note", text)))
 
 
 def _others(checkpoint: Checkpoint, path: Path, formats: Sequence[Format]) -> list[Path]:
-    return folder_search.others_in(path, formats, (f.path for f in checkpoint.files)) if path.is_dir() else []
+    if not path.is_dir():
+        return []
+    from ckptools.formats import folder_search
+
+    return folder_search.others_in(path, formats, (f.path for f in checkpoint.files))
 
 
 def _training_file(folder: Path, found: Sequence[Path], options: Options) -> Checkpoint | None:

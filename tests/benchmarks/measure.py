@@ -37,7 +37,7 @@ def run(command: Sequence[str], watch: bool = False) -> Run:
         RuntimeError: it failed; with what it printed.
     """
     started = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    process = subprocess.Popen(command, env=_as_installed(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     files = [0]
     if watch:
         Thread(target=_watch, args=(process.pid, files), daemon=True).start()
@@ -50,6 +50,11 @@ def run(command: Sequence[str], watch: bool = False) -> Run:
     if process.returncode:
         raise RuntimeError(f"{' '.join(command)}\n{told.decode(errors='replace')}")
     return Run(seconds, usage.ru_maxrss * 1024, max(files))
+
+
+def _as_installed() -> dict[str, str]:
+    """The environment, with leave to keep bytecode: installed packages have it, and a work tree after its first run."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 def _watch(pid: int, files: list[int]) -> None:
