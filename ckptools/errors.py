@@ -23,6 +23,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ckptools.text import few
+
 if TYPE_CHECKING:
     from ckptools.model import Problem
 
@@ -126,8 +128,7 @@ class ForeignClassError(RefusedError):
     """
 
     def __init__(self, path: str | Path, names: Sequence[str]) -> None:
-        more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-        listed = ", ".join(name[:MAX_NAME] for name in names[:MAX_NAMES]) + more
+        listed = few([name[:MAX_NAME] for name in names], MAX_NAMES)
         super().__init__(
             path,
             f"needs {listed}, not on the allow-list of the torch loader; if you trust this file, load it with "

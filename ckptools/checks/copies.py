@@ -9,6 +9,7 @@ from ckptools.consolidate.rank_values import RankValues
 from ckptools.consolidate.replicas import differing_boxes
 from ckptools.files import OpenFiles
 from ckptools.model import Problem, Tensor, fqn_of, tensors_in
+from ckptools.text import few
 from ckptools.training_state.rank_own import Shared
 
 MAX_NAMED = 5
@@ -32,8 +33,7 @@ def own(ck: Checkpoint, files: OpenFiles) -> str:
         ReadError: a file cannot be read.
     """
     names = [fqn_of(path) for path in RankValues(ck, files).own()]
-    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-    return f"each rank has its own: {', '.join(names[:MAX_NAMED])}{more}" if names else ""
+    return f"each rank has its own: {few(names, MAX_NAMED)}" if names else ""
 
 
 def unequal(fqn: str, tensor: Tensor, files: OpenFiles) -> Iterator[Problem]:

@@ -17,6 +17,7 @@ from ckptools.model import Problem, Shard, fqn_of, tensors_in
 from ckptools.tensor_io.checksums import crc32
 from ckptools.tensor_io.finite import EXPONENTS, NAN_CODES, WIDTHS, has_odd, odd_mask, scannable
 from ckptools.tensor_io.records import Stored, pieces, stored
+from ckptools.text import and_more
 
 
 def records_of(ck: Checkpoint) -> list[Stored]:
@@ -66,7 +67,7 @@ def _dtypes(found: Stored) -> set[str]:
 
 def _wrong_checksum(found: Stored, crc: int) -> Problem:
     fqn, shard = found.owners[0]
-    more = f" and {len(found.owners) - 1} more" if len(found.owners) > 1 else ""
+    more = and_more(len(found.owners) - 1)
     text = f"{original_of(found.record.path).name} {shard.box}{more}: {found.record.damage(crc)}"
     return Problem("CK004", "error", text, shard.rank, fqn)
 

@@ -14,7 +14,7 @@ from ckptools.checks.results import Check, Verification, attempt, judged, skippe
 from ckptools.consolidate import rounding
 from ckptools.errors import NotWholeError, ReadError, UsageError
 from ckptools.files import OpenFiles
-from ckptools.formats import open_again, open_checkpoint
+from ckptools.formats import with_all_ranks
 from ckptools.model import PROBLEM_CODES, Problem
 from ckptools.tensor_io.records import Stored
 from ckptools.threads import in_threads
@@ -51,7 +51,7 @@ def verify(
     """
     started = time.perf_counter()
     codes = _codes(ignore)
-    ck = _with_all_ranks(checkpoint)
+    ck = with_all_ranks(checkpoint)
     with OpenFiles() as files:
         reading = _Reading(files, jobs or min(8, os.cpu_count() or 1), progress or (lambda _, __: None))
         checks = [*_structure(ck), *reading.bytes_of(ck, deep, values), reading.copies(ck)]
@@ -69,12 +69,6 @@ def _codes(ignore: Iterable[str]) -> list[str]:
         if code not in PROBLEM_CODES:
             raise UsageError(None, f"--ignore {code}: there is no such code; they are {', '.join(PROBLEM_CODES)}")
     return codes
-
-
-def _with_all_ranks(checkpoint: Checkpoint | str | Path) -> Checkpoint:
-    if isinstance(checkpoint, (str, Path)):
-        return open_checkpoint(checkpoint, all_ranks=True)
-    return checkpoint if checkpoint.all_ranks else open_again(checkpoint.path, checkpoint.options)
 
 
 def _structure(ck: Checkpoint) -> list[Check]:

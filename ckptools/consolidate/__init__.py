@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptools.errors import RefusedError, UsageError
-from ckptools.formats import open_again, open_checkpoint
+from ckptools.formats import with_all_ranks
 
 if TYPE_CHECKING:
     from ckptools.checkpoint import Checkpoint
@@ -136,7 +136,7 @@ def consolidate(
     output = output_of(out, format)
     writer, target = output.writer, output.path
     options = WriteOptions(_dtype(dtype), max_shard_size, _choice(tied), keep_types)
-    whole = _with_all_ranks(checkpoint)
+    whole = with_all_ranks(checkpoint)
     if not output.named:
         check_not_among(whole, target)
     with OpenFiles() as files:
@@ -211,14 +211,6 @@ def _choice(tied: str) -> str:
     if tied not in ("keep", "drop"):
         raise UsageError(None, f"--tied {tied}: choose keep or drop")
     return tied
-
-
-def _with_all_ranks(checkpoint: Checkpoint | str | Path) -> Checkpoint:
-    if isinstance(checkpoint, (str, Path)):
-        return open_checkpoint(checkpoint, all_ranks=True)
-    if checkpoint.all_ranks:
-        return checkpoint
-    return open_again(checkpoint.path, checkpoint.options)
 
 
 def _texts(selection: Selection, layout: Layout, target: Path) -> dict[Path, str]:

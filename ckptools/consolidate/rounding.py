@@ -14,6 +14,7 @@ from ckptools import arrays
 from ckptools.errors import NotWholeError, ReadError
 from ckptools.model import Problem, Rounded
 from ckptools.regions import Box
+from ckptools.text import and_others
 
 if TYPE_CHECKING:
     from ckptools.checkpoint import Checkpoint
@@ -73,8 +74,7 @@ def check(checkpoint: Checkpoint, part: str) -> None:
         return
     problems, _ = compare(checkpoint.rounded)
     if problems:
-        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        raise NotWholeError(checkpoint.path, f"{problems[0]}{more}", problems)
+        raise NotWholeError(checkpoint.path, f"{problems[0]}{and_others(len(problems) - 1)}", problems)
 
 
 def _first_rows(box: Box) -> Box:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from ckptools.checkpoint import Checkpoint
 from ckptools.model import Problem
 from ckptools.sections import Section
+from ckptools.text import and_others
 from ckptools.views.words import printable, spans
 
 HOLES = ("CK101", "CK004")
@@ -45,7 +46,7 @@ def summary(checkpoint: Checkpoint, problems: Sequence[Problem]) -> str:
     files = [p for p in checkpoint.problems if p.code in FILES]
     ranks = sorted({p.rank for p in files if p.rank is not None})
     cause = f"rank {spans(ranks)} missing or cut; " if ranks else ""
-    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    more = and_others(len(problems) - 1)
     gaps_only = all(p.code in (*HOLES, LOST, "CK106", *ABSENT, *FILES) for p in problems)
     way = "; --allow-missing writes what is whole" if gaps_only else ""
     return f"not whole: {cause}{printable(str(problems[0]))}{more}{way}"

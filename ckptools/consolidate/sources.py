@@ -16,6 +16,7 @@ from ckptools.files import OpenFiles
 from ckptools.model import Problem, Tensor
 from ckptools.regions import Box
 from ckptools.tensor_io.records import Progress, Record, damaged, stored
+from ckptools.text import and_others
 from ckptools.views.words import plural
 
 
@@ -105,5 +106,4 @@ def spared_note(damage: Sequence[Problem]) -> list[str]:
     """The note that a right copy was taken in the place of a damaged one."""
     if not damage:
         return []
-    more = f" (and {len(damage) - 1} more)" if len(damage) > 1 else ""
-    return [f"{damage[0]}{more}; another rank's copy is right, and is written"]
+    return [f"{damage[0]}{and_others(len(damage) - 1)}; another rank's copy is right, and is written"]

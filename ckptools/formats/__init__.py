@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 BESIDE = "CK013"
 """Problem code for what lies beside a checkpoint and is not read."""
 
-__all__ = ["FORMATS", "Format", "open_again", "open_checkpoint"]
+__all__ = ["FORMATS", "Format", "open_again", "open_checkpoint", "with_all_ranks"]
 
 
 def open_checkpoint(
@@ -81,6 +81,13 @@ def open_again(path: Path, options: Options | None) -> Checkpoint:
     """Open what was opened before with `options` once more, this time with every rank."""
     options = options or Options()
     return _named(_open(path, replace(options, all_ranks=True)), options.names)
+
+
+def with_all_ranks(checkpoint: Checkpoint | str | Path) -> Checkpoint:
+    """A checkpoint, or what is at a path, with every rank's structure read."""
+    if isinstance(checkpoint, (str, Path)):
+        return open_checkpoint(checkpoint, all_ranks=True)
+    return checkpoint if checkpoint.all_ranks else open_again(checkpoint.path, checkpoint.options)
 
 
 def _open_files(paths: Sequence[Path], options: Options, ranks: str | None) -> Checkpoint:

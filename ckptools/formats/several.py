@@ -10,8 +10,8 @@ from pathlib import Path
 from ckptools.errors import SeveralError
 from ckptools.pickles.told import told
 from ckptools.steps import step_in
+from ckptools.text import few
 
-MAX_NAMED = 6
 MAX_FILES = 1000
 """Files of a folder whose times are looked at."""
 
@@ -35,8 +35,7 @@ def listed(folder: Path, found: Sequence[Path]) -> str:
 
 def names(folder: Path, found: Sequence[Path]) -> str:
     """Some of the names of checkpoints as they are typed behind the folder, and how many more there are."""
-    some = [_shown(path, folder) for path in found[:MAX_NAMED]]
-    return ", ".join(some) + (f" and {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else "")
+    return few([_shown(path, folder) for path in found])
 
 
 def newest_first(found: Sequence[Path]) -> tuple[list[Path], str]:

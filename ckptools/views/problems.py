@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ckptools.model import Problem, Severity
+from ckptools.text import and_others
 from ckptools.views.words import clip_middle, plural, printable, spans
 
 MAX_LINE = 500
@@ -46,7 +47,7 @@ def _alike(problem: Problem) -> str:
 
 def _folded(group: Sequence[Problem]) -> Folded:
     first = group[0]
-    more = f" (and {len(group) - 1} more)" if len({p.message for p in group}) > 1 else ""
+    more = and_others(len(group) - 1) if len({p.message for p in group}) > 1 else ""
     return Folded(first.code, first.severity, _where(group), clip_middle(printable(first.message), MAX_LINE) + more)
 
 

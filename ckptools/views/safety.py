@@ -11,6 +11,7 @@ from typing import Any
 
 from ckptools.checkpoint import Checkpoint
 from ckptools.model import KeyPath, Problem, Tensor, fqn_of, nodes_in
+from ckptools.text import and_more
 from ckptools.training_state.modules import ModuleState
 from ckptools.values import Lost, Opaque
 from ckptools.views.words import clip_middle, plural
@@ -156,10 +157,9 @@ def _of_modules(tree: Any) -> Iterator[Problem]:
 
 
 def _listed(classes: Mapping[str, list[KeyPath]]) -> str:
-    named = ", ".join(
-        f"{clip_middle(name, MAX_NAME)} at {_where(paths)}" for name, paths in islice(classes.items(), MAX_NAMED)
-    )
-    return named + (f" and {len(classes) - MAX_NAMED} more" if len(classes) > MAX_NAMED else "")
+    some = islice(classes.items(), MAX_NAMED)
+    named = ", ".join(f"{clip_middle(name, MAX_NAME)} at {_where(paths)}" for name, paths in some)
+    return named + and_more(len(classes) - MAX_NAMED)
 
 
 def _where(paths: Sequence[KeyPath]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from ckptools.text import few
 from ckptools.views import words
 from ckptools.views.groups import GroupRow, OptimizerRow, SchedulerRow
 from ckptools.views.layout import Layout
@@ -209,9 +210,7 @@ def _scheduler_lines(scheduler: SchedulerRow, screen: Screen) -> list[str]:
 def _differing(report: Report, screen: Screen) -> list[str]:
     if not report.differing:
         return []
-    told = printable(", ".join(report.differing[:20]))
-    more = f" and {len(report.differing) - 20} more" if len(report.differing) > 20 else ""
-    return wrapped("differs between ranks, as it may: ", told + more, screen)
+    return wrapped("differs between ranks, as it may: ", printable(few(report.differing, 20)), screen)
 
 
 # -- what goes to stderr -----------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptools.dtypes import short
+from ckptools.text import and_more, few
 from ckptools.views.words import clip, duration, plural, printable, size
 
 if TYPE_CHECKING:
@@ -83,9 +84,7 @@ def _filled(done: Consolidated) -> Iterator[str]:
     """Tensors that were written although no file holds some of them."""
     names = [name for name in done.missing if name not in done.left_out]
     for name in names[:MAX_NAMED]:
-        regions = done.missing[name]
-        more = f" and {len(regions) - 3} more" if len(regions) > 3 else ""
-        yield f"filled: {name}: {', '.join(regions[:3])}{more}"
+        yield f"filled: {name}: {few(done.missing[name], 3)}"
     if len(names) > MAX_NAMED:
         yield f"filled: {len(names) - MAX_NAMED} more; all regions are in {_listed_in(done)}"
 
@@ -103,7 +102,7 @@ def remarks(done: Consolidated, dry_run: bool) -> Iterator[str]:
         yield f"note: NaN or infinity seen in {plural(len(done.odd), 'tensor')}: {names}"
     if done.tied:
         name, first = next(iter(done.tied.items()))
-        more = f" and {len(done.tied) - 1} more" if len(done.tied) > 1 else ""
+        more = and_more(len(done.tied) - 1)
         yield f"note: tied weights: {clip(name, 60)} has the bytes of {clip(first, 60)}{more}"
     if done.needs:
         yield (
@@ -121,12 +120,6 @@ def _not_asked(done: Consolidated) -> Iterator[str]:
         return
     tensors = [f"{count} in {clip(name, 60)}" for name, count in done.not_asked.items() if count]
     plain = [clip(name, 60) for name, count in done.not_asked.items() if not count]
-    told = [f"{plural(sum(done.not_asked.values()), 'tensor')} ({_first(tensors)})"] if tensors else []
-    told += [f"what is no tensor ({_first(plain)})"] if plain else []
+    told = [f"{plural(sum(done.not_asked.values()), 'tensor')} ({few(tensors, MAX_NAMED)})"] if tensors else []
+    told += [f"what is no tensor ({few(plain, MAX_NAMED)})"] if plain else []
     yield f"note: the model alone is written, without {' and '.join(told)}; --only all writes everything"
-
-
-def _first(names: list[str]) -> str:
-    """A few names, and how many more there are."""
-    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-    return ", ".join(names[:MAX_NAMED]) + more

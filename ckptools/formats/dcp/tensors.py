@@ -24,6 +24,7 @@ from ckptools.pickles.tensors import WHY_NOT
 from ckptools.pickles.told import told
 from ckptools.pickles.unpacked_items import Packed
 from ckptools.regions import Box, TangledLayoutError, cover
+from ckptools.text import few
 from ckptools.values import Opaque
 
 MAX_PROBLEMS = 100
@@ -183,8 +184,7 @@ def _problems(found: Mapping[str, _Found]) -> Iterator[Problem]:
         if tensor.why_not:
             reasons.setdefault(tensor.why_not, []).append(fqn)
     for why, fqns in reasons.items():
-        more = f" and {len(fqns) - 1} more" if len(fqns) > 1 else ""
-        yield Problem("CK106", "warning", f"{fqns[0]}{more}: {why}")
+        yield Problem("CK106", "warning", f"{few(fqns, 1)}: {why}")
 
 
 def _problems_of(fqn: str, tensor: _Found) -> Iterator[Problem]:

@@ -20,7 +20,7 @@ from typing import Any
 
 from ckptools.checkpoint import Checkpoint, ReadCost
 from ckptools.formats.beside import Beside, read_beside, step_of_accelerate
-from ckptools.formats.hugging_face.files import Weights, chosen, few, of_file, parse_index, weights_in
+from ckptools.formats.hugging_face.files import Weights, chosen, of_file, parse_index, weights_in
 from ckptools.formats.hugging_face.index import read_index
 from ckptools.formats.hugging_face.model import WeightModel
 from ckptools.formats.hugging_face.tensors import is_safetensors
@@ -30,6 +30,7 @@ from ckptools.model import Fact, Problem, worst_first
 from ckptools.pickles.contents import HEAD, content_of
 from ckptools.sections import find_sections
 from ckptools.steps import find_step
+from ckptools.text import few
 from ckptools.training_state.module_order import AS_SAVED
 
 NAME = "hugging_face"

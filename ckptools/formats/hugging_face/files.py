@@ -22,6 +22,7 @@ from typing import Literal
 
 from ckptools.errors import UsageError
 from ckptools.files import reading
+from ckptools.text import few
 
 Kind = Literal["safetensors", "bin"]
 
@@ -204,8 +205,3 @@ def _numbered(name: WeightName, number: int) -> Path:
 def listed(weights: Iterable[Weights]) -> str:
     """Names of models, a few of them."""
     return few(sorted(w.shown for w in weights))
-
-
-def few(names: Sequence[str]) -> str:
-    """A few of some names, and how many more there are."""
-    return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
