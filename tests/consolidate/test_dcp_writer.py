@@ -62,6 +62,8 @@ def truth_of(fixture: Known) -> dict[str, tuple[str, bytes, tuple[int, ...]]]:
     kept = {k: v for k, v in load_truth(fixture.name).items() if not k.startswith((*fixture.absent, "buffer/"))}
     names = {k: k.replace("model/", "model.", 1) for k in kept if k.startswith("model/")}
     names |= {k: "optimizer.state." + ".".join(k.split("/")[1:]) for k in kept if k.startswith("optim/")}
+    if fixture.name == "megatron-tp2dp2-distopt":  # Megatron's optimizers call the master copy by another name
+        names = {k: name.replace(".fp32_param", ".param") for k, name in names.items()}
     return {name: kept[k] for k, name in names.items()}
 
 
@@ -201,7 +203,7 @@ def test_parameters_without_a_sure_name_keep_their_numbers(tmp_path):
     found = flat(tmp_path / "x.dcp")
     assert found["optimizer.param_groups.0.params"] == [0, "c"]
     assert {"optimizer.state.0.exp_avg", "optimizer.state.c.exp_avg"} <= set(found)
-    assert any("1 parameter without a sure name" in note for note in done.notes)
+    assert any("written under its number (1)" in note for note in done.notes)
 
 
 def test_several_models_keep_their_own_places(tmp_path):

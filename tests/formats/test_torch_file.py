@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import ckptools
-from ckptools.errors import UnknownFormatError
+from ckptools.errors import SeveralError
 from ckptools.formats import torch_file
 
 
@@ -68,7 +68,7 @@ def test_a_folder_that_holds_others_names_them(tmp_path):
         (tmp_path / name).mkdir()
     for name in ("actor", "critic"):
         torch.save({"w": torch.ones(1)}, tmp_path / name / "rank0.pt")
-    with pytest.raises(UnknownFormatError, match="open one of them: actor, critic"):
+    with pytest.raises(SeveralError, match="name the one you mean: actor, critic"):
         ckptools.open(tmp_path)
 
 
@@ -76,5 +76,5 @@ def test_a_folder_of_files_names_those_that_are_checkpoints(tmp_path):
     for name in ("last.ckpt", "epoch=3.ckpt"):
         torch.save({"state_dict": {"w": torch.ones(2)}}, tmp_path / name)
     (tmp_path / "hparams.yaml").write_text("lr: 0.1\n")
-    with pytest.raises(UnknownFormatError, match=r"open one of them: epoch=3\.ckpt, last\.ckpt$"):
+    with pytest.raises(SeveralError, match=r"name the one you mean.*: epoch=3\.ckpt, last\.ckpt$"):
         ckptools.open(tmp_path)
