@@ -303,7 +303,7 @@ PROBLEM_CODES: dict[str, str] = {
     "CK203": "no optimizer state for a parameter",
     "CK204": "step counters disagree",
     "CK205": "scheduler and param groups have different learning rates",
-    "CK206": "RNG states equal on all ranks",
+    "CK206": "RNG states equal on several ranks",
     "CK207": "parameter in no param group, or in two",
     "CK209": "optimizer state of another shape than its parameter",
     "CK210": "optimizer state without a sure name",

@@ -6,12 +6,13 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from ckptools.agreement import named
 from ckptools.checkpoint import Checkpoint
 from ckptools.checks.results import Check, judged, skipped
 from ckptools.coverage import cover_problem
 from ckptools.model import KeyPath, Problem, Tensor, nodes_in
 from ckptools.optimizers import Optimizer
-from ckptools.sections import is_gathered, stream_of
+from ckptools.sections import Section, is_gathered, stream_of
 from ckptools.steps import contradiction
 from ckptools.values import NumpyArray
 from ckptools.views.groups import optimizer_rows, scheduler_rows
@@ -131,7 +132,7 @@ def rng(ck: Checkpoint) -> Check:
     """One state of each generator for each rank, all different."""
     states: dict[str, dict[Any, int]] = {}
     for section in ck.of_kind("rng"):
-        for stream, rank, digest in _states(section.value):
+        for stream, rank, digest in _states_of(ck, section):
             states.setdefault(stream, {})[rank] = zlib.crc32(b"%d" % digest, states.get(stream, {}).get(rank, 0))
     shared = {s: d for s, d in states.items() if len(d) > 1}
     if not shared:
@@ -142,10 +143,37 @@ def rng(ck: Checkpoint) -> Check:
         for stream, d in shared.items()
         if len(set(d.values())) == 1
     ]
-    return judged("rng", problems, told)
+    return judged("rng", [*problems, *_equal_for_some(shared)], told)
 
 
-def _states(tree: Any) -> Iterator[tuple[str, Any, int]]:
+def _equal_for_some(states: Mapping[str, Mapping[Any, int]]) -> Iterator[Problem]:
+    """Ranks that have one state where others have their own.
+
+    Groups of one size, such as the data-parallel copies of each tensor-parallel rank, are meant to be equal.
+    """
+    streams: dict[tuple[Any, ...], list[str]] = {}
+    for stream, digests in states.items():
+        groups: dict[int, list[Any]] = {}
+        for rank, digest in digests.items():
+            groups.setdefault(digest, []).append(rank)
+        if len({len(ranks) for ranks in groups.values()}) > 1:
+            for members in (m for m in groups.values() if len(m) > 1):
+                streams.setdefault(tuple(members), []).append(stream)
+    for ranks, same in streams.items():
+        text = f"ranks {named(ranks)} have the same {', '.join(same)} state, other ranks have their own"
+        yield Problem("CK206", "warning", f"{text}; a file may have been copied, or restored on the wrong rank")
+
+
+def _states_of(ck: Checkpoint, section: Section) -> Iterator[tuple[str, Any, int]]:
+    """The states of a section: from what each rank has there where that was kept, else from the tree."""
+    of_ranks = {} if is_gathered(section.value) else ck.per_rank.get(section.path, {})
+    for rank, tree in of_ranks.items():
+        yield from ((stream, rank, digest) for stream, _, digest in _states(tree, rank))
+    if not of_ranks:
+        yield from _states(section.value)
+
+
+def _states(tree: Any, owner: int | None = None) -> Iterator[tuple[str, Any, int]]:
     """`(stream, rank, digest)` of every piece of state: by place in a list, by a key that is a rank, or by shard."""
     # A list of all ranks' states is the same in every file: one copy tells, and N files have N × N of them.
     copies = 1 if is_gathered(tree) else None
@@ -153,7 +181,7 @@ def _states(tree: Any) -> Iterator[tuple[str, Any, int]]:
         for rank, digest in _digests(leaf, copies):
             yield _stream(path, "torch"), _listed(path, rank), digest
     for path, numbers in _runs(tree):
-        rank = _listed(path, None)
+        rank = _listed(path, owner)
         if rank is not None:
             yield _stream(path, "python"), rank, zlib.crc32(repr(numbers).encode())
 

@@ -225,6 +225,25 @@ def test_rng_states_are_counted_and_equal_ones_told():
     assert [p.code for p in check(ckptools.verify(HSDP), "rng").problems] == ["CK206"]
 
 
+def test_an_rng_state_that_some_ranks_share_is_a_warning_that_names_them(tmp_path):
+    shutil.copytree(FIXTURES / "verl-fsdp1" / "ckpt" / "global_step_3" / "actor", tmp_path / "actor")
+    file = str(tmp_path / "actor" / "extra_state_world_size_4_rank_{}.pt")
+    sound = check(ckptools.verify(tmp_path / "actor"), "rng")
+    shutil.copyfile(file.format(1), file.format(3))
+    found = check(ckptools.verify(tmp_path / "actor"), "rng")
+    (new,) = set(found.problems) - set(sound.problems)
+    assert (new.code, new.severity) == ("CK206", "warning") and "ranks 1, 3 have the same numpy" in new.message
+    assert "numpy 3 distinct of 4" in found.detail and "numpy 4 distinct of 4" in sound.detail
+
+
+@pytest.mark.parametrize(("seeds", "warned"), [([0, 0, 1, 1], 0), ([0, 1, 1, 2], 1), ([0, 1, 2, 3], 0)])
+def test_rng_states_that_are_equal_in_groups_of_one_size_are_meant_to_be(tmp_path, seeds, warned):
+    states = [{"torch": torch.Generator().manual_seed(seed).get_state()} for seed in seeds]
+    torch.save({"state": {"step": 1}, "rng": states}, tmp_path / "all.pt")
+    problems = check(ckptools.verify(tmp_path / "all.pt"), "rng").problems
+    assert [p.code for p in problems] == ["CK206"] * warned
+
+
 def test_a_code_can_be_ignored_and_a_wrong_one_is_refused(composer):
     (composer / "ep0-ba5-rank2.pt").unlink()
     found = ckptools.verify(composer, ignore=["ck001", "CK101"])
