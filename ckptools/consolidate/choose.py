@@ -14,7 +14,7 @@ from ckptools.consolidate.foreign import is_foreign, is_plain, why_foreign, with
 from ckptools.consolidate.rank_values import NOTHING, RankValues
 from ckptools.consolidate.replicas import differing_boxes
 from ckptools.consolidate.selection import FILLS, Selection
-from ckptools.consolidate.shortfall import HOLES, LOST, absent, own_values_lost, summary
+from ckptools.consolidate.shortfall import HOLES, LOST, absent, own_values_absent, own_values_lost, summary
 from ckptools.consolidate.sources import damaged_copy, spared_note, without_damaged
 from ckptools.coverage import cover_problem
 from ckptools.dtypes import can_be_nan
@@ -87,7 +87,8 @@ def select(
         places = tuple((s, s.path) for s in checkpoint.sections)
     else:
         places = tuple((s, (name,) if name else ()) for name, s in sections.items())
-    notes = picking.told(checkpoint, list(sections.values()))
+    parts = list(sections.values())
+    notes = [*picking.told(checkpoint, parts), *own_values_absent(checkpoint, parts)]
     filled = holes if holes in FILLS else ""
     return Selection(
         tree, frozenset(picking.model_paths), picking.left_out, picking.missing, filled, notes, places, checkpoint

@@ -8,6 +8,7 @@ from ckptools.checkpoint import Checkpoint
 from ckptools.model import Problem
 from ckptools.sections import Section
 from ckptools.text import and_others
+from ckptools.training_state.rank_own import is_own
 from ckptools.views.words import printable, spans
 
 HOLES = ("CK101", "CK004")
@@ -39,6 +40,22 @@ def own_values_lost(checkpoint: Checkpoint, parts: Iterable[Section], listed: bo
         return []
     errors = [p for p in checkpoint.problems if p.severity == "error" and p.code in FILES and p.rank is not None]
     return [p for p in errors if listed or p.rank == lowest]
+
+
+def own_values_absent(checkpoint: Checkpoint, parts: Sequence[Section]) -> list[str]:
+    """The note on ranks whose files are missing where nothing but their own values, such as RNG states, went with them.
+
+    Args:
+        checkpoint: opened with all ranks.
+        parts: what is going to be written.
+    """
+    own = [*(s.path for s in checkpoint.sections if is_own(s)), *checkpoint.differing]
+    lost = [p for p in checkpoint.problems if p.severity == "warning" and p.code in FILES and p.rank is not None]
+    if not lost or not any(part.holds(path) for part in parts for path in own):
+        return []
+    ranks = sorted({p.rank for p in lost if p.rank is not None})
+    more = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
+    return [f"what rank {spans(ranks)} had for itself is lost: {printable(lost[0].message)}{more}"]
 
 
 def summary(checkpoint: Checkpoint, problems: Sequence[Problem]) -> str:
