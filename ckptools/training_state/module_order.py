@@ -64,12 +64,9 @@ def order_of(model: Mapping[str, Any], modules: Any) -> ModuleOrder:
     """Whether the tensors of a state dict stand in the order in which `modules` (its `_metadata`) has their modules."""
     if not isinstance(modules, Mapping) or not modules:
         return NO_METADATA
-    places: dict[str, int] = {}
-    for module in modules:
-        places.setdefault(without_wrappers(str(module)), len(places))
-    at = 0
+    places, at = module_places(modules), 0
     for name in (name for name, value in model.items() if isinstance(value, Tensor)):
-        place = places.get(_module_of(name))
+        place = places.get(module_of(name))
         if place is None:
             return ModuleOrder(False, f"{name} lies in none of the modules that the state dict lists")
         if place < at:
@@ -78,7 +75,16 @@ def order_of(model: Mapping[str, Any], modules: Any) -> ModuleOrder:
     return _weights_before_biases(model)
 
 
-def _module_of(name: str) -> str:
+def module_places(modules: Mapping[Any, Any]) -> dict[str, int]:
+    """The place of each module in the list of a state dict, by its name without wrappers."""
+    places: dict[str, int] = {}
+    for module in modules:
+        places.setdefault(without_wrappers(str(module)), len(places))
+    return places
+
+
+def module_of(name: str) -> str:
+    """The module that a parameter lies in, without wrappers."""
     return without_wrappers(name).rpartition(".")[0]
 
 

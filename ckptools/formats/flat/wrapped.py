@@ -21,9 +21,8 @@ from ckptools.formats.flat.wrapping import Members, units_of
 from ckptools.model import Shard, Tensor
 from ckptools.regions import Box, Ints, chunk
 from ckptools.sections import is_flat_optimizer
-from ckptools.training_state.module_order import order_of
+from ckptools.training_state.module_order import module_of, module_places, order_of
 from ckptools.training_state.optimizer_names import group_ids
-from ckptools.training_state.wrappers import without_wrappers
 
 REFUSED = (
     "pieces of FSDP flat parameters (use_orig_params=False), and the model does not tell what is in them: {why}; "
@@ -102,11 +101,8 @@ def in_module_order(params: Mapping[str, Tensor], modules: Any) -> dict[str, Ten
     Raises:
         UnexplainedError: it lists none, or lacks one.
     """
-    places: dict[str, int] = {}
-    for module in modules if isinstance(modules, Mapping) else ():
-        places.setdefault(without_wrappers(str(module)), len(places))
-    above = {name: without_wrappers(name).rpartition(".")[0] for name in params}
-    ordered = {n: params[n] for n in sorted(params, key=lambda n: places.get(above[n], -1))}
+    places = module_places(modules if isinstance(modules, Mapping) else {})
+    ordered = {n: params[n] for n in sorted(params, key=lambda n: places.get(module_of(n), -1))}
     order = order_of(ordered, modules)
     if not order.kept:
         raise UnexplainedError(order.why)
