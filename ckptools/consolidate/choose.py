@@ -88,7 +88,7 @@ def select(
     else:
         places = tuple((s, (name,) if name else ()) for name, s in sections.items())
     parts = list(sections.values())
-    notes = [*picking.told(checkpoint, parts), *own_values_absent(checkpoint, parts)]
+    notes = [*picking.notes_for(checkpoint, parts), *own_values_absent(checkpoint, parts)]
     filled = holes if holes in FILLS else ""
     return Selection(
         tree, frozenset(picking.model_paths), picking.left_out, picking.missing, filled, notes, places, checkpoint
@@ -248,7 +248,7 @@ class _Picking:
     def _preference(self, shard: Shard) -> tuple[bool, int]:
         return (shard.rank != self.prefer_rank, -1 if shard.rank is None else shard.rank)
 
-    def told(self, checkpoint: Checkpoint, parts: Iterable[Section]) -> list[str]:
+    def notes_for(self, checkpoint: Checkpoint, parts: Iterable[Section]) -> list[str]:
         """What the user should know although nothing is missing."""
         return [*spared_note(self.spared), *self._of_one_rank(checkpoint, parts)]
 
@@ -256,8 +256,8 @@ class _Picking:
         """What each rank has for itself: what is kept of every rank, and what only of the lowest."""
         rest = [p for p in checkpoint.differing if not any(p[: len(kept)] == kept for kept in self.listed)]
         return [
-            *_each_rank_s(self.listed, f"kept for each of {plural(self.ranks.count, 'rank')}, as a list by rank"),
-            *_each_rank_s(
+            *_note_on_own(self.listed, f"kept for each of {plural(self.ranks.count, 'rank')}, as a list by rank"),
+            *_note_on_own(
                 [p for p in rest if any(part.holds(p) for part in parts)], "only the lowest rank's is written"
             ),
         ]
@@ -266,7 +266,7 @@ class _Picking:
 _LEFT_OUT = Opaque("left out")
 
 
-def _each_rank_s(paths: Sequence[KeyPath], what: str) -> list[str]:
+def _note_on_own(paths: Sequence[KeyPath], what: str) -> list[str]:
     """The note on values that ranks have for themselves."""
     names = ", ".join(fqn_of(p) for p in paths[:MAX_NAMED]) + (" …" if len(paths) > MAX_NAMED else "")
     return [f"{plural(len(paths), 'value')} that ranks have for themselves ({names}): {what}"] if paths else []

@@ -30,7 +30,7 @@ from ckptools.formats import spans
 from ckptools.formats.megatron.rules import FC1
 from ckptools.model import Shard, Tensor, tensors_in
 from ckptools.pickles.told import told
-from ckptools.regions import Box, Ints, span_boxes
+from ckptools.regions import Box
 
 KEY = re.compile(
     r"(?:chained_0\.)?optimizer\.distributed\.dp_group_idx_(?P<group>\d{1,6})\.gbuf_idx_(?P<buffer>\d{1,4})\."
@@ -276,21 +276,9 @@ def _boxes(piece: Sequence[Box], start: int, chunk: Shard) -> Iterator[Shard]:
     for box in piece:
         low, high = max(start, 0), min(start + chunk.box.numel, box.numel)
         if low < high:
-            yield from _shifted(box, _run(box.sizes, low, low - start, high - low, chunk))
+            source = chunk.source.part(Box((low - start,), (high - low,))) if chunk.source is not None else None
+            yield from spans.place_in(box, low, high - low, source, chunk.rank)
         start -= box.numel
-
-
-def _run(shape: Ints, start: int, at: int, length: int, chunk: Shard) -> list[Shard]:
-    """`length` elements from element `at` of a chunk, as boxes of a tensor of `shape` from element `start` on."""
-    if chunk.source is None:
-        return [Shard(box, chunk.rank, None) for box, _ in span_boxes(shape, start, length)]
-    return spans.place(shape, start, chunk.source.part(Box((at,), (length,))), chunk.rank)
-
-
-def _shifted(box: Box, shards: Sequence[Shard]) -> Iterator[Shard]:
-    for shard in shards:
-        offsets = tuple(a + b for a, b in zip(box.offsets, shard.box.offsets, strict=True))
-        yield replace(shard, box=Box(offsets, shard.box.sizes))
 
 
 def _whole(weight: Tensor, parts: Sequence[Tensor]) -> Tensor:

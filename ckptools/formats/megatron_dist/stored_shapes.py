@@ -7,14 +7,13 @@ stored as [pieces along each dimension ..., elements of a piece], and the metada
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from math import prod
 from typing import Any
 
 from ckptools.formats import spans
 from ckptools.model import Shard, Source, Tensor
-from ckptools.regions import Box, Ints, span_boxes
+from ckptools.regions import Box, Ints
 
 UNPLACED = "flat runs whose pieces do not follow from the metadata; --only model writes the model"
 
@@ -66,14 +65,9 @@ def _is_run(box: Box) -> bool:
     return all(n == 1 for n in box.sizes[:-1])
 
 
-def _pieces(shard: Shard, local: Ints) -> Iterable[Shard]:
+def _pieces(shard: Shard, local: Ints) -> list[Shard]:
     """The boxes of a run of one piece, in the whole tensor."""
     at = tuple(i * n for i, n in zip(shard.box.offsets[:-1], local, strict=True))
     start, length = shard.box.offsets[-1], shard.box.sizes[-1]
-    if shard.source is not None and shard.source.contiguous:
-        placed = spans.place(local, start, shard.source.reshaped((length,)), shard.rank)
-    else:
-        placed = [Shard(box, shard.rank, None) for box, _ in span_boxes(local, start, length)]
-    for piece in placed:
-        offsets = tuple(a + o for a, o in zip(at, piece.box.offsets, strict=True))
-        yield replace(piece, box=Box(offsets, piece.box.sizes))
+    flat = shard.source.reshaped((length,)) if shard.source is not None and shard.source.contiguous else None
+    return spans.place_in(Box(at, local), start, length, flat, shard.rank)
