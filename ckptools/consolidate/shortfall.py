@@ -54,8 +54,7 @@ def own_values_absent(checkpoint: Checkpoint, parts: Sequence[Section]) -> list[
     if not lost or not any(part.holds(path) for part in parts for path in own):
         return []
     ranks = sorted({p.rank for p in lost if p.rank is not None})
-    more = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
-    return [f"what rank {spans(ranks)} had for itself is lost: {printable(lost[0].message)}{more}"]
+    return [f"what rank {spans(ranks)} had for itself is lost: {printable(lost[0].message)}{and_others(len(lost) - 1)}"]
 
 
 def summary(checkpoint: Checkpoint, problems: Sequence[Problem]) -> str:

@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 import ckptools
 from ckptools.arrays import read_box
 from ckptools.errors import NotWholeError, ReadError, RefusedError, UnsafePathError, UsageError
+from ckptools.formats.dcp import tensors
 from ckptools.model import Tensor, tensors_in
 from ckptools.regions import Box
 from ckptools.values import Lost, Opaque
@@ -120,6 +121,29 @@ def test_inspect_opens_no_item_and_a_tensor_finds_its_own_when_it_is_loaded(save
     w = ck.tree["model"]["w"]
     assert w.shards[0].source is None and w.shards[0].item is not None
     assert torch.equal(w.load(), STATE["model"]["w"]) and torch.equal(w[1:3], STATE["model"]["w"][1:3])
+
+
+def _moved(file: Path) -> None:
+    """The same bytes in another order, as another save of the same size would have them."""
+    data = file.read_bytes()
+    file.write_bytes(data[100:] + data[:100])
+
+
+def test_a_file_in_which_no_item_begins_where_it_should_is_told_without_being_asked(saved):
+    file = next(saved.glob("*.distcp"))
+    _moved(file)
+    at_once, asked = ckptools.open(saved), ckptools.open(saved, all_ranks=True)
+    assert (at_once.whole, asked.whole) == (False, False)
+    assert {p.tensor for p in at_once.problems} == {p.tensor for p in asked.problems}
+    assert all(file.name in p.message for p in at_once.problems if p.code == "CK106")
+
+
+def test_of_many_items_some_are_looked_at_all_over_the_files(saved, monkeypatch):
+    monkeypatch.setattr(tensors, "MAX_LOOKED_AT", 2)
+    _moved(next(saved.glob("*.distcp")))
+    lost = [p.tensor for p in ckptools.open(saved).problems if p.code == "CK106"]
+    asked = [p.tensor for p in ckptools.open(saved, all_ranks=True).problems if p.code == "CK106"]
+    assert 0 < len(lost) < len(asked)
 
 
 def test_a_state_saved_flat_keeps_its_names(tmp_path):

@@ -6,8 +6,8 @@ torchtitan (`step-5/`), Lightning (with `meta.pt` beside, whose keys belong to t
 values begin is looked up when they are asked for.
 
 DCP has no checksums of its own, and knows neither the world size nor the step. A file of the same size from another
-save is noticed only where an item in it holds another dtype or shape; each item's own CRC-32 says whether its bytes
-are unharmed, not of which save they are.
+save is noticed only where an item in it lies elsewhere, or holds another dtype or shape; each item's own CRC-32 says
+whether its bytes are unharmed, not of which save they are.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from ckptools.errors import ReadError
 from ckptools.files import File, Window
 from ckptools.formats import safetensors_header
 from ckptools.formats.safetensors_header import Header
-from ckptools.model import Shard, Source
+from ckptools.model import Item, Shard, Source
 from ckptools.pickles import unpacked_items
 from ckptools.pickles.contents import content_of, head_of
 from ckptools.pickles.items import Held, Locator
@@ -32,6 +32,10 @@ SMALL = 4 << 10
 """Bytes of an object that is looked up among those that were read: thousands are the same number."""
 
 MAX_OBJECT = 1 << 30
+
+MAGIC = 4
+"""Bytes by which an archive is known, compressed or not."""
+
 SHARDING_INFO = "DCP_SHARDING_INFO"
 
 
@@ -72,6 +76,15 @@ class Items:
         inside = in_safetensors(shard)
         source = self._in_safetensors(file, fqn, shard) if inside else self._locator.locate(file, shard.item)
         return Shard(shard.box, shard.rank, source)
+
+    def begins(self, item: Item) -> bool:
+        """Whether an archive begins where the metadata says that one lies.
+
+        Raises:
+            ReadError: the file cannot be read.
+        """
+        head = self._open(item.path).read(item.offset, min(item.length, MAGIC))
+        return content_of(head) == ("zstd" if item.zstd else "zip")
 
     def unpack(self, path: Path, parts: Iterable[Packed], most: int) -> None:
         """Unpack compressed items of a file together, to `most` bytes, so that each is at hand when it is wanted.

@@ -2,11 +2,13 @@
 
 Two ranks that hold the same chunk write it once, or, without collectives, each for itself: those are replicas of one
 box, and are compared when they are put together. Files of one length from another save cannot be told by their names
-or sizes; an item that holds another dtype or shape than the metadata says is noticed when it is located.
+or sizes; an item that does not begin where the metadata says is noticed at once, one that holds another dtype or shape
+when it is located.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -29,6 +31,16 @@ from ckptools.values import Opaque
 
 MAX_PROBLEMS = 100
 """Tensors that are named one by one before they are counted."""
+
+
+MAX_LOOKED_AT = 1000
+"""Items of which the first bytes are looked at where not all ranks are asked for."""
+
+MAX_SECONDS = 0.3
+"""Wall time that this may take."""
+
+Place = tuple[Path, int]
+"""A file, and the byte offset of an item in it."""
 
 
 @dataclass
@@ -57,7 +69,8 @@ def read_tensors(
         metadata: one for all ranks, or one of each.
         here: the data files by the name that the metadata gives them.
         items: reads those files.
-        locate: look into every item; otherwise only where the metadata does not tell where the values begin.
+        locate: look into every item; otherwise only where the metadata does not tell where the values begin, or where
+            none begins.
     """
     found: dict[str, _Found] = {}
     problems: list[Problem] = []
@@ -134,13 +147,40 @@ def _refuse_shared_places(found: Mapping[str, _Found]) -> None:
                 ].bad = f"an item of it shares bytes with one of {told(other[3])}, at {other[1]} of {other[0].name}"
 
 
+def _out_of_place(found: Mapping[str, _Found], items: Items) -> set[Place]:
+    """Places where no item begins, of as many as can be looked at in a moment: the file is not the one that was saved.
+
+    Of more than that, some all over the files.
+    """
+    listed = {
+        (shard.item.path, shard.item.offset): shard.item
+        for tensor in found.values()
+        for shard in tensor.shards
+        if shard.item is not None and not tensor.why_not and not in_safetensors(shard)
+    }
+    started, wrong = time.perf_counter(), set()
+    for place in sorted(listed)[:: len(listed) // MAX_LOOKED_AT + 1]:
+        if time.perf_counter() - started > MAX_SECONDS:
+            break
+        try:
+            begins = items.begins(listed[place])
+        except ReadError:  # it says what is wrong when it is located
+            begins = False
+        if not begins:
+            wrong.add(place)
+    return wrong
+
+
 def _locate(found: Mapping[str, _Found], items: Items, everything: bool) -> None:
-    """Give shards their sources, file by file."""
+    """Give shards their sources, file by file: of all, or of those that must be read to know whether they are there."""
+    suspects = set() if everything else _out_of_place(found, items)
     wanted = [
         (shard.item.path, shard.item.offset, fqn, i)
         for fqn, tensor in found.items()
         for i, shard in enumerate(tensor.shards)
-        if shard.item is not None and not tensor.why_not and (everything or in_safetensors(shard))
+        if shard.item is not None
+        and not tensor.why_not
+        and (everything or in_safetensors(shard) or (shard.item.path, shard.item.offset) in suspects)
     ]
     unpacked: set[Path] = set()
     for path, _, fqn, i in sorted(wanted):
