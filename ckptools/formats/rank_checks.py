@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,21 +45,29 @@ def of_files(files: Sequence[RankFile], why: Mapping[Path, str], world: int, sha
     """Missing, cut, odd, stray and duplicate files; `why` says what is wrong with those that cannot be read."""
     sizes = sorted(f.nbytes for f in files if f.status in ("read", "seen"))
     usual = sizes[len(sizes) // 2] if sizes else 0
+    here = {f.path for f in files if f.status != "missing"}
     for file in files:
-        yield from _of_file(file, why, world, sharded, usual)
+        if file.status == "missing":
+            severity: Severity = "error" if sharded or file.part else "warning"
+            yield Problem("CK001", severity, _missing(file, here), file.rank)
+        else:
+            yield from _of_file(file, why, world, sharded, usual)
     for (rank, part), count in Counter((f.rank, f.part) for f in files).items():
         if count > 1:
-            text = f"{count} files say they are rank {rank}{' of ' + part if part else ''}"
+            names = [f.path.name for f in files if (f.rank, f.part) == (rank, part)]
+            text = f"{count} files say they are rank {rank}{' of ' + part if part else ''}: {', '.join(names[:4])}"
             yield Problem("CK009", "error", text, rank)
+
+
+def _missing(file: RankFile, here: Collection[Path]) -> str:
+    if file.path.name == UNNAMED:
+        return "none of the named files is of this rank"
+    return f"no file holds it; {file.path.name} holds another" if file.path in here else f"no file {file.path.name}"
 
 
 def _of_file(file: RankFile, why: Mapping[Path, str], world: int, sharded: bool, usual: int) -> Iterator[Problem]:
     name = file.path.name
-    if file.status == "missing":
-        severity: Severity = "error" if sharded or file.part else "warning"
-        text = f"no file {name}" if name != UNNAMED else "none of the named files is of this rank"
-        yield Problem("CK001", severity, text, file.rank)
-    elif file.status in ("cut", "bad"):
+    if file.status in ("cut", "bad"):
         text = f"{name} {why[file.path].removeprefix(f'{file.path}: ')}"
         yield Problem(fault(text), "error", text, file.rank)
     elif file.rank is not None and file.rank >= world and sharded:

@@ -218,3 +218,11 @@ def test_a_forged_world_size_costs_little(tmp_path):
     torch.save({"w": torch.ones(2)}, tmp_path / "model_world_size_9999999_rank_0.pt")
     ck = ckptools.open(tmp_path / "model_world_size_9999999_rank_0.pt")
     assert len(ck.files) <= 1 << 16
+
+
+def test_a_file_copied_over_anothers_is_said_to_hold_another_rank(tmp_path):
+    folder = shutil.copytree(FSDP2, tmp_path / "run")
+    shutil.copy(folder / "rank0.pt", folder / "rank2.pt")
+    told = {p.code: p.message for p in ckptools.open(folder, all_ranks=True).problems}
+    assert told["CK001"] == "no file holds it; rank2.pt holds another"
+    assert told["CK009"] == "2 files say they are rank 0: rank0.pt, rank2.pt"
