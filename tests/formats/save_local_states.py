@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -101,16 +102,20 @@ def optimizer_for(model: nn.Module, groups: bool) -> torch.optim.Optimizer:
     return torch.optim.AdamW(params, lr=0.01)
 
 
-def save(out: Path, name: str, rank: int) -> None:
-    torch.manual_seed(5)
-    model = wrapped(**VARIANTS[name])
-    optimizer = optimizer_for(model, VARIANTS[name].get("groups", False))
-    dtype = VARIANTS[name].get("dtype", torch.float32)
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, dtype: torch.dtype, rank: int) -> None:
+    """Two steps, each rank with data of its own."""
     for step in range(2):
         torch.manual_seed(10 * step + rank)
         model(torch.randn(4, 7, dtype=dtype)).float().square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
+
+
+def save(out: Path, name: str, rank: int) -> None:
+    torch.manual_seed(5)
+    model = wrapped(**VARIANTS[name])
+    optimizer = optimizer_for(model, VARIANTS[name].get("groups", False))
+    train(model, optimizer, VARIANTS[name].get("dtype", torch.float32), rank)
     with FullyShardedDataParallel.state_dict_type(
         model, StateDictType.LOCAL_STATE_DICT, LocalStateDictConfig(), LocalOptimStateDictConfig(offload_to_cpu=False)
     ):
@@ -156,27 +161,32 @@ def joined(model: nn.Module, optimizer: torch.optim.Optimizer, weights: dict[str
     return moments
 
 
-def run(out: Path, rank: int) -> None:
+def in_ranks(out: Path, names: Iterable[str], save: Callable[[Path, str, int], None]) -> int:
+    """Save every variant in forked ranks, so that torch is imported once; whether one failed."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    children = []
+    for rank in range(WORLD):
+        child = os.fork()
+        if child == 0:
+            _run(out, names, save, rank)
+            os._exit(0)
+        children.append(child)
+    return max(os.waitstatus_to_exitcode(os.waitpid(c, 0)[1]) != 0 for c in children)
+
+
+def _run(out: Path, names: Iterable[str], save: Callable[[Path, str, int], None], rank: int) -> None:
     dist.init_process_group("gloo", store=dist.FileStore(str(out / "store"), WORLD), rank=rank, world_size=WORLD)
-    for name in VARIANTS:
+    for name in names:
         save(out, name, rank)
     dist.destroy_process_group()
 
 
 def main(out: Path) -> int:
-    """Fork the ranks, so that torch is imported once."""
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
+    """Make the folders, then save."""
     for name in (*VARIANTS, "accelerate"):
         (out / name).mkdir(parents=True)
-    children = []
-    for rank in range(WORLD):
-        child = os.fork()
-        if child == 0:
-            run(out, rank)
-            os._exit(0)
-        children.append(child)
-    return max(os.waitstatus_to_exitcode(os.waitpid(c, 0)[1]) != 0 for c in children)
+    return in_ranks(out, VARIANTS, save)
 
 
 if __name__ == "__main__":

@@ -6,19 +6,16 @@ Writes `OUT/<variant>/rank{R}.pt`, and of the same moment `OUT/<variant>.pt`, th
 
 from __future__ import annotations
 
-import os
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullStateDictConfig, FullyShardedDataParallel, ShardingStrategy, StateDictType
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
-from tests.formats.save_local_states import Block, Inner, Model
+from tests.formats.save_local_states import Block, Inner, Model, in_ranks, train
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "dtensor": {"mesh": (4,)},
@@ -28,7 +25,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "hsdp": {"mesh": (2, 2), "sharding_strategy": ShardingStrategy.HYBRID_SHARD},
     "one_unit": {"mesh": (4,), "units": ()},
 }
-WORLD = 4
 
 
 def wrapped(tied=False, frozen=False, dtype=torch.float32, mesh=None, units=(Block, Inner), **options):
@@ -45,12 +41,7 @@ def save(out: Path, name: str, rank: int) -> None:
     torch.manual_seed(5)
     model = wrapped(**VARIANTS[name])
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    dtype = VARIANTS[name].get("dtype", torch.float32)
-    for step in range(2):
-        torch.manual_seed(10 * step + rank)
-        model(torch.randn(4, 7, dtype=dtype)).float().square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    train(model, optimizer, VARIANTS[name].get("dtype", torch.float32), rank)
     with FullyShardedDataParallel.state_dict_type(model, StateDictType.SHARDED_STATE_DICT):
         torch.save({"model": model.state_dict(), "optim": optimizer.state_dict()}, out / name / f"rank{rank}.pt")
     with FullyShardedDataParallel.state_dict_type(model, StateDictType.FULL_STATE_DICT, FullStateDictConfig()):
@@ -61,27 +52,11 @@ def save(out: Path, name: str, rank: int) -> None:
         torch.save(moments, out / f"{name}-moments.pt")
 
 
-def run(out: Path, rank: int) -> None:
-    dist.init_process_group("gloo", store=dist.FileStore(str(out / "store"), WORLD), rank=rank, world_size=WORLD)
-    for name in VARIANTS:
-        save(out, name, rank)
-    dist.destroy_process_group()
-
-
 def main(out: Path) -> int:
-    """Fork the ranks, so that torch is imported once."""
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
+    """Make the folders, then save."""
     for name in VARIANTS:
         (out / name).mkdir(parents=True)
-    children = []
-    for rank in range(WORLD):
-        child = os.fork()
-        if child == 0:
-            run(out, rank)
-            os._exit(0)
-        children.append(child)
-    return max(os.waitstatus_to_exitcode(os.waitpid(c, 0)[1]) != 0 for c in children)
+    return in_ranks(out, VARIANTS, save)
 
 
 if __name__ == "__main__":
