@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import struct
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -10,7 +12,9 @@ from ckptools.agreement import named
 from ckptools.checkpoint import Checkpoint
 from ckptools.checks.results import Check, judged, skipped
 from ckptools.coverage import cover_problem
-from ckptools.model import KeyPath, Problem, Tensor, nodes_in
+from ckptools.dtypes import ITEMSIZE
+from ckptools.files import OpenFiles
+from ckptools.model import KeyPath, Problem, Shard, Tensor, nodes_in
 from ckptools.optimizers import Optimizer
 from ckptools.sections import Section, is_gathered, stream_of
 from ckptools.steps import contradiction
@@ -78,7 +82,12 @@ def _shaped(ck: Checkpoint, optimizer: Optimizer) -> Iterator[Problem]:
 def step_counters(ck: Checkpoint) -> Check:
     """The training step, and the steps that the optimizers count for each parameter."""
     name, problems = "step counters", []
-    counted = {(o.name, fqn): step for o in ck.optimizers.values() for fqn, step in _steps(o)}
+    found = {(o.name, fqn): step for o in ck.optimizers.values() for fqn, step in _steps(o)}
+    counted = {key: step for key, step in found.items() if math.isfinite(step)}
+    odd = {key: step for key, step in found.items() if key not in counted}
+    for (_, fqn), step in list(odd.items())[:1]:
+        text = f"the optimizer counts {step} steps (of {len(found)} parameters {len(odd)} have no number)"
+        problems.append(Problem("CK204", "warning", text, None, str(fqn)))
     values = sorted(set(counted.values()))
     if len(values) > 1:
         few = min(values, key=list(counted.values()).count)
@@ -90,23 +99,39 @@ def step_counters(ck: Checkpoint) -> Check:
         problems.append(Problem("CK204", "warning", text))
     if not ck.step.agree:
         problems.append(Problem("CK204", "warning", contradiction(ck.step)))
-    if ck.step.value is None and not counted:
+    if ck.step.value is None and not found:
         return skipped(name, "nothing counts steps")
     where = [*ck.step.sources, *([f"{plural(len(counted), 'optimizer step')}"] if counted else [])]
-    return judged(name, problems, f"{ck.step.value if ck.step.value is not None else values[0]} in {', '.join(where)}")
+    told = ck.step.value if ck.step.value is not None else next(iter(values), None)
+    return judged(name, problems, f"{told} in {', '.join(where)}" if where else "")
 
 
-def _steps(optimizer: Optimizer) -> Iterator[tuple[Any, int]]:
+def _steps(optimizer: Optimizer) -> Iterator[tuple[Any, float]]:
     """What the optimizer counts for each parameter: a number, or a tensor with one; its bytes are few.
 
     One that is in no file here is told by the check of the layout.
     """
-    for fqn, slots in optimizer.state.items():
-        step = slots.get("step") if isinstance(slots, Mapping) else None
-        if isinstance(step, Tensor) and step.numel == 1 and cover_problem(step, "") is None:
-            yield fqn, int(step.numpy().reshape(-1)[0])
-        elif type(step) is int:
-            yield fqn, step
+    with OpenFiles() as files:
+        for fqn, slots in optimizer.state.items():
+            step = slots.get("step") if isinstance(slots, Mapping) else None
+            if isinstance(step, Tensor) and step.numel == 1 and cover_problem(step, "") is None:
+                yield fqn, _number(step, files)
+            elif type(step) is int:
+                yield fqn, step
+
+
+NUMBERS = {"float32": "<f", "float64": "<d", "int32": "<i", "int64": "<q"}
+"""Dtypes of step counters, as `struct` has them."""
+
+
+def _number(tensor: Tensor, files: OpenFiles) -> float:
+    """The one element of a tensor, of one with copies the last; an integer where it is one."""
+    code = NUMBERS.get(tensor.dtype)
+    if code is not None:
+        number = struct.unpack(code, _bytes_of(next(s for s in reversed(tensor.found) if s.box.numel), files))[0]
+    else:
+        number = tensor.numpy().reshape(-1)[0]
+    return int(number) if math.isfinite(number) else float(number)
 
 
 def learning_rates(ck: Checkpoint) -> Check:
@@ -202,9 +227,19 @@ def _is_rank(key: Any) -> bool:
 def _digests(leaf: Tensor | NumpyArray, copies: int | None) -> Iterable[tuple[Any, int]]:
     if isinstance(leaf, NumpyArray):
         return [(None, zlib.crc32(leaf.data))]
+    with OpenFiles() as files:
+        return [(shard.rank, zlib.crc32(_bytes_of(shard, files))) for shard in leaf.found[:copies]]
+
+
+def _bytes_of(shard: Shard, files: OpenFiles) -> bytes:
+    """The elements of a shard; without numpy where that can be, for its import takes longer than reading these few."""
+    source = shard.source
+    if source is not None and source.contiguous:
+        with files.open(source.path) as file:
+            return file.read(source.offset, shard.box.numel * ITEMSIZE[source.dtype])
     from ckptools.arrays import read_shard
 
-    return [(shard.rank, zlib.crc32(read_shard(shard).tobytes())) for shard in leaf.found[:copies]]
+    return read_shard(shard, files).tobytes()
 
 
 def _runs(tree: Any) -> Iterator[tuple[KeyPath, Any]]:

@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from ckptools import arrays
 from ckptools.errors import NotWholeError, ReadError
 from ckptools.model import Problem, Rounded
 from ckptools.regions import Box
@@ -29,6 +28,8 @@ def unequal(pair: Rounded) -> Problem | None:
     Raises:
         NotWholeError, ReadError: nothing that could be compared is, and some of it is in no file that can be read.
     """
+    from ckptools import arrays  # brings numpy, and few checkpoints have pairs
+
     unread = None
     for box in sorted({s.box for s in pair.weight.shards}, key=lambda box: box.offsets):
         try:
