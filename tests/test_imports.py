@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import ckptools
+from tests.truth import FIXTURES
 
 PACKAGE = Path(ckptools.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -61,6 +62,14 @@ def test_importing_ckptools_imports_neither_torch_nor_numpy_nor_rich():
     code = "import sys, ckptools, ckptools.cli; print([m for m in ('torch', 'numpy', 'rich') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_verify_imports_neither_torch_nor_numpy_where_no_values_are_looked_at():
+    sample = FIXTURES / "composer-0.13.5-torch1.13.1-sharded-w4"
+    checked = "import sys, ckptools; assert ckptools.verify(sys.argv[1], deep=True).ok"
+    code = f"{checked}; print({{'torch', 'numpy'}} & {{*sys.modules}})"
+    done = subprocess.run([sys.executable, "-c", code, str(sample)], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
 
 
 def test_all_is_what_is_public():

@@ -214,6 +214,26 @@ def test_step_counters_that_disagree_are_named(tmp_path):
     assert problems(snapshot(tmp_path, lambda state: state.update(step=9))) == [("CK204", None)]
 
 
+@pytest.mark.parametrize("broken", [[2], [0, 1, 2, 3]], ids=["one", "all"])
+def test_a_step_counter_that_is_no_number_is_a_warning(tmp_path, broken):
+    def change(state):
+        for key in broken:
+            state["opt"]["state"][key].update(step=torch.tensor(float("nan")))
+
+    found = snapshot(tmp_path, change)
+    assert [p.code for p in found.problems] == ["CK204"]
+    assert f"counts nan steps (of 4 parameters {len(broken)} have no number)" in found.problems[0].message
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64, torch.int32, torch.int64])
+def test_step_counters_are_read_whatever_their_dtype(tmp_path, dtype):
+    def change(state):
+        for slots in state["opt"]["state"].values():
+            slots["step"] = torch.tensor([[7]], dtype=dtype)
+
+    assert "counts 7 steps" in check(snapshot(tmp_path, change), "step counters").problems[0].message
+
+
 def test_a_learning_rate_that_the_scheduler_did_not_set_is_a_warning(tmp_path):
     found = snapshot(tmp_path, lambda state: state["opt"]["param_groups"][0].update(lr=0.5))
     assert problems(found) == [("CK205", "sched")]
