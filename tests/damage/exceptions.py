@@ -33,7 +33,7 @@ METADATA = "a .metadata has no checksum, and a bit of it can make another place 
 SAFETENSORS = "safetensors have no checksums"
 NO_STEP = "the file holds what has one dtype and shape in every step; a count in it that others contradict is warned of"
 NO_RANK = "nothing in the files says whose they are, and they fit each rank"
-RNG = "two ranks may have one RNG state; verify warns where others have their own, and does not know whose it was"
+RNG = f"{NO_RANK}; verify warns of two equal RNG states where others have their own, and cannot know whose it was"
 OPTIONAL = "nothing names the file: a run without a scheduler leaves the same folder"
 UNIT_ORDER = (
     "runs of flattened parameters fit either way where they end at a parameter's end; which parameters share a unit, "
@@ -58,8 +58,7 @@ EXCEPTIONS: tuple[Unknowable, ...] = (
     Unknowable("hf-gpt2-bin-tied-fp32", r"another step .*\.bin", NO_STEP),
     Unknowable("accelerate-fsdp2", "another step .*/random_states", NO_STEP),
     Unknowable("accelerate-fsdp2", r"deleted .*/scheduler\.bin", OPTIONAL),
-    Unknowable("verl-", "swapped .*/extra_state", NO_RANK),
-    Unknowable("verl-", "copied .*/extra_state", RNG),
+    Unknowable("verl-", "(swapped|copied) .*/extra_state", RNG),
     Unknowable("verl-fsdp1/", "swapped .*/optim_world_size", NO_RANK),
     Unknowable("deepspeed-z3-bf16", "swapped .*_optim_states", NO_RANK),
     Unknowable("verl-fsdp1-orig", "swapped .*/optim_world_size", UNIT_ORDER),
