@@ -326,6 +326,11 @@ def test_a_dtensor_that_contradicts_itself_is_refused_in_one_line(tmp_path, odd)
     assert one_line(with_pickle(tmp_path / "o.pt", made(**odd), bytes(16)))
 
 
+def test_a_mesh_dimension_without_a_placement_is_named(tmp_path):
+    odd = made(mesh=mesh_of((2, 1), (0, 0)))
+    assert "1 placements on a mesh of 2 dimensions" in one_line(with_pickle(tmp_path / "o.pt", odd, bytes(16)))
+
+
 def test_many_big_meshes_are_refused_before_they_are_listed(tmp_path):
     mesh = mesh_of((1 << 20,), (0,), (0,))
     many = b"".join(made((n,), mesh=b"h\x01", local=tensor((1,)))[:-1] for n in range(2, 100))

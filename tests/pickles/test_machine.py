@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ckptools.pickles import machine
 from ckptools.pickles.machine import Machine, PickleError
 from ckptools.values import NumpyArray, NumpyScalar, Opaque
+from tests.pickles.forge import storage
 
 
 def load(data: bytes):
@@ -235,6 +236,20 @@ def test_a_pickle_above_the_memo_budget_is_refused(monkeypatch):
     assert load(b"\x80\x04N" + b"\x94" * 6000 + b".") is None
     with pytest.raises(PickleError, match="more than 6500 memo entries"):
         load(b"\x80\x04N" + b"\x94" * 8000 + b".")
+
+
+def test_tuples_above_their_budget_as_keys_are_kept_by_identity(monkeypatch):
+    monkeypatch.setattr(machine, "MAX_TUPLE_KEYS", 2)
+    found = list(load(pickle.dumps({("a", n): n for n in range(4)})))
+    assert found[:2] == [("a", 0), ("a", 1)]
+    assert [key.name for key in found[2:]] == ["a tuple used as a key"] * 2
+
+
+@pytest.mark.parametrize("other", [storage(kind="IntStorage"), storage(numel=3)], ids=["dtype", "numel"])
+def test_a_storage_that_is_described_in_two_ways_is_refused(other):
+    assert [t.dtype for t in load(b"](" + (storage() + storage()) + b"e.")] == ["float32"] * 2
+    with pytest.raises(PickleError, match="storage '0' is described in two ways"):
+        load(b"](" + (storage() + other) + b"e.")
 
 
 def test_a_pickle_above_the_stack_budget_is_refused(monkeypatch):

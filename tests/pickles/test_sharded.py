@@ -131,6 +131,7 @@ ODD = {
     "a shard outside the tensor": {"listed": entry([0], [2]) + entry([2], [3], 1)},
     "a shard of more dimensions": {"listed": entry([0, 0], [2, 2])},
     "a negative offset": {"listed": entry([-1], [2])},
+    "a negative size": {"listed": entry([0], [4]) + entry([4], [-2])},
     "an offset of 300 bits": {"listed": entry([1 << 300], [2])},
     "a shard without sizes": {"listed": b"cm\nShardMetadata\n)\x81}b"},
     "a shard that is a number": {"listed": b"K\x01"},
