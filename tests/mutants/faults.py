@@ -134,7 +134,6 @@ FAULTS = (
             '        if b"".join(numbers) != struct.pack(f"<{past - first}I", *range(first, past)):\n',
             "        if False:\n",
         ),
-        ("        if index >= len(run.records):\n            raise KeyError(number)\n", ""),
         (
             '        if which not in (0, PLACEMENT):\n            raise UnusualError("a reference into a skipped record")\n',
             "",

@@ -117,7 +117,7 @@ FIRST = 1000
 CUDA = text("cuda")
 
 
-def record(i, first=None, offset=None, device=CUDA):
+def record(i, first=None, offset=None, rank=None, device=CUDA):
     """The opcodes of shard record `i`, fetching its words from the memo; its own numbers begin at `first`."""
     numbers = count(FIRST + 10 * i if first is None else first)
 
@@ -127,7 +127,7 @@ def record(i, first=None, offset=None, device=CUDA):
     data = b"h\x06)\x81" + put() + b"N}" + put()
     data += b"(h\0]" + put() + b"(" + (offset or b"M" + i.to_bytes(2, "little")) + b"K\0e"
     data += b"h\1]" + put() + b"(K\1K\3e" + b"h\2h\7)\x81" + put() + b"}" + put()
-    data += b"(h\3Nh\4K%ch\5h\x08" % (i % 256) + device + put() + b"K%c\x86" % (i % 8)
+    data += b"(h\3Nh\4" + (rank or b"K%c" % (i % 256)) + b"h\5h\x08" + device + put() + b"K%c\x86" % (i % 8)
     return data + put() + b"R" + put() + b"ubu\x86" + put() + b"b"
 
 
@@ -137,6 +137,10 @@ def run(n=20, **oddities):
 
 def get(i, which):
     return b"j" + (FIRST + 10 * i + which).to_bytes(4, "little")
+
+
+def give(i, which):
+    return b"r" + (FIRST + 10 * i + which).to_bytes(4, "little")
 
 
 def fast_and_slow(data):
@@ -170,9 +174,9 @@ TAILS = {
     "a record in a set": b"\x8f(" + get(3, 0) + b"\x90",
     "a record in a call": b"cfoo\nbar\n" + get(3, 0) + b"\x85R",
     "a record in a size": b"ctorch\nSize\n]" + get(3, 0) + b"a\x85R",
-    "a number given again": b"N" + b"r" + (FIRST + 31).to_bytes(4, "little") + get(3, 1),
+    "a number given again": b"N" + give(3, 1) + get(3, 1),
     "a number given by counting": b"N\x94h\x09",
-    "a number behind the run": b"N" + b"r" + (FIRST + 200).to_bytes(4, "little") + get(20, 0),
+    "a number behind the run": b"N" + give(20, 0) + get(20, 0),
     "another run behind it": b"](" + b"".join(record(i) for i in range(20, 40)) + b"e",
     "the same run again": run(),
     "a word given again, then a run": text("other") + b"q\x000](" + b"".join(record(i) for i in range(20, 40)) + b"e",
@@ -244,6 +248,44 @@ def test_a_sharded_tensor_keeps_its_run_when_its_spec_lists_the_records_again(sp
 def test_a_sharded_tensor_knows_every_box_and_rank_of_a_run():
     tensor = Machine(START + sharded(20, run()) + b".").load()
     assert [(s.box.offsets, s.box.sizes, s.rank) for s in tensor.shards] == [((i, 0), (1, 3), i) for i in range(20)]
+
+
+def read(*values):
+    """What a pickle of several values reads as, with runs and without."""
+    data = START + b"(" + b"".join(values) + b"t."
+    fast_and_slow(data)
+    return Machine(data).load()
+
+
+def places(tensor):
+    return [(s.box.offsets[0], s.rank) for s in tensor.shards]
+
+
+def test_a_number_that_was_taken_before_a_run_is_the_runs_afterwards():
+    *_, last = read(text("before") + give(4, 0), sharded(20, run()), get(4, 0))
+    assert isinstance(last, Opaque) and last.name.endswith("ShardMetadata")
+
+
+def test_of_records_that_repeat_their_numbers_the_last_has_them():
+    _, again = read(sharded(3, run(3, first=FIRST)), sharded(3, b"](" + get(0, 0) + b"e"))
+    assert places(again) == [(2, 2)]
+
+
+def test_a_number_given_again_to_another_record_is_that_record_in_a_list_of_all():
+    _, again = read(sharded(20, run()), get(7, 0) + give(3, 0) + b"0", sharded(20, TAILS["all records in a row"]))
+    assert places(again)[:5] == [(0, 0), (1, 1), (2, 2), (7, 7), (4, 4)]
+
+
+def test_a_state_borrowed_from_inside_a_skipped_record_is_that_state():
+    placement = b"h\7)\x81" + get(3, 5) + b"b"
+    borrower = b"h\6)\x81}(h\0](K\0K\0eh\1](K\1K\3eh\2" + placement + b"ub"
+    _, other = read(sharded(20, run()), sharded(20, b"](" + borrower + b"e"))
+    assert places(other) == [(0, 3)]
+
+
+def test_a_negative_rank_of_a_skipped_record_stays_negative():
+    (tensor,) = read(sharded(2, run(2, rank=b"J\xff\xff\xff\xff")))
+    assert places(tensor) == [(0, -1), (1, -1)]
 
 
 def test_a_record_outside_its_tensor_is_refused():
