@@ -180,3 +180,30 @@ def test_a_group_in_another_order_makes_the_order_of_all_doubtful():
     value = optimizer([(0, (2,)), (1, (2,))], [(2, (4,)), (3, (3,))])
     naming = name_parameters(value, model(a=(2,), b=(2,), c=(3,), d=(4,)))
     assert (naming.names, naming.by, naming.unnamed) == ({2: "d", 3: "c"}, "shape", (0, 1))
+
+
+def test_a_number_in_two_groups_leaves_all_without_a_name_by_order():
+    value = optimizer([(0, (2,)), (1, (2,))])
+    value["param_groups"].append({"params": [1]})  # type: ignore[attr-defined]
+    assert name_parameters(value, {"a": tensor(2), "b": tensor(2)}).names == {}
+
+
+def test_one_name_for_two_parameters_is_no_name():
+    value = optimizer([(0, (2,)), (1, (3,))])
+    value["param_groups"][0]["param_names"] = ["weight", "weight"]  # type: ignore[index]
+    assert name_by(value, None, CONFIRMED).names == {}
+    value["param_groups"][0]["param_names"] = ["a.weight", "b.weight"]  # type: ignore[index]
+    assert name_by(value, None, CONFIRMED).names == {0: "a.weight", 1: "b.weight"}
+
+
+def run_of(*shape: int, at: int) -> Tensor:
+    """A flattened parameter that rank 0 holds."""
+    return tensor(*shape, kind="flat_pieces", at=at)
+
+
+def test_a_flattened_parameter_takes_moments_only_that_ranks_hold_as_much_of():
+    state = {0: {"exp_avg": tensor(6, at=0)}, 1: {"exp_avg": tensor(4, at=9)}}
+    value = {"state": state, "param_groups": [{"params": [0, 1]}]}
+    fits = {"a": run_of(3, 2, at=20), "b": run_of(2, 2, at=30)}
+    assert name_parameters(value, fits).names == {0: "a", 1: "b"}
+    assert name_parameters(value, {"b": fits["b"], "a": fits["a"]}).names == {}

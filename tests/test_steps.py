@@ -75,3 +75,8 @@ def test_keys_that_are_not_text_do_not_matter():
 def test_nothing_at_all_is_said_as_nothing():
     fact = step(None)
     assert (fact.value, fact.sources) == (None, ())
+
+
+def test_a_counter_deep_inside_something_else_is_none_of_the_training():
+    assert step({"a": {"b": {"c": {"d": {"step": 7}}}}}).value == 7
+    assert step({"a": {"b": {"c": {"d": {"e": {"step": 7}}}}}}).value is None

@@ -90,6 +90,7 @@ def test_a_header_inside_a_window_gives_offsets_of_the_file(tmp_path):
         ({"x": ENTRY, "y": ENTRY}, b"12345678", "expected to begin at 8"),
         ({"x": ENTRY, "y": {**ENTRY, "data_offsets": [12, 20]}}, bytes(20), "expected to begin at 8"),
         ({"x": {**ENTRY, "data_offsets": [8, 0]}}, b"12345678", "expected to begin at 0"),
+        ({"x": {**ENTRY, "data_offsets": [0, 8, 8]}}, b"12345678", "expected lists of sizes"),
         ({"x": {**ENTRY, "shape": [3]}}, b"12345678", "takes 12"),
         ({"x": {**ENTRY, "shape": [1 << 40, 1 << 40]}}, b"12345678", "2\\^64 bits"),
         ({"x": {**ENTRY, "shape": [1 << 40, 1 << 40, 0], "data_offsets": [0, 0]}}, b"", "2\\^64 bits"),
