@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections import Counter, OrderedDict, defaultdict
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,9 +14,9 @@ from hypothesis import strategies as st
 
 import ckptools
 from ckptools.errors import CkptoolsError
-from ckptools.formats.merge import Merge
+from ckptools.formats.merge import Merge, difference, same_value
 from ckptools.model import Shard, Source, Tensor, walk
-from ckptools.regions import Box
+from ckptools.regions import Box, contiguous_strides
 from ckptools.values import Device, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchName
 
 
@@ -239,3 +240,21 @@ def test_any_trees_are_opened_together_shown_and_planned_or_refused_in_one_line(
         ckptools.consolidate(ck, tmp_path / "out.pt", dry_run=True)
     except CkptoolsError as error:
         assert "\n" not in str(error).replace(str(tmp_path), "")
+
+
+def stored(crc: int, *shape: int, dtype: str = "float32") -> Tensor:
+    """A plain tensor whose record has a checksum."""
+    source = Source(Path("f"), 0, dtype, shape, contiguous_strides(shape), "data/0", (0, 64), crc)
+    return Tensor(shape, dtype, (Shard(Box.whole(shape), 0, source),))
+
+
+def test_tensors_inside_a_value_are_the_same_by_what_is_stated_of_them():
+    assert same_value([stored(5, 2)], [stored(5, 2)])
+    assert not same_value([stored(5, 2)], [stored(6, 2)])
+    assert not same_value([stored(5, 2)], [stored(5, 2, dtype="int32")])
+
+
+def test_only_plain_tensors_of_one_dimension_may_differ_in_length():
+    assert difference(stored(5, 3), stored(6, 4)) is None
+    assert difference(stored(5, 3, 1), stored(6, 4, 1)) == ("shape [4, 1]", "[3, 1]")
+    assert difference(stored(5, 3), stored(6, 3, 1)) == ("shape [3, 1]", "[3]")
