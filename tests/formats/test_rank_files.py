@@ -10,7 +10,9 @@ import torch
 
 import ckptools
 from ckptools.errors import ReadError, UnsafePathError, UsageError
+from ckptools.formats import rank_checks
 from ckptools.formats.rank_names import parse
+from ckptools.model import RankFile
 from tests.truth import FIXTURES
 
 COMPOSER = FIXTURES / "composer-0.13.5-torch1.13.1-sharded-w4"
@@ -226,3 +228,17 @@ def test_a_file_copied_over_anothers_is_said_to_hold_another_rank(tmp_path):
     told = {p.code: p.message for p in ckptools.open(folder, all_ranks=True).problems}
     assert told["CK001"] == "no file holds it; rank2.pt holds another"
     assert told["CK009"] == "2 files say they are rank 0: rank0.pt, rank2.pt"
+
+
+def found(*sizes: int, world: int) -> list[str]:
+    """Codes of what is wrong with files of so many bytes, one of each rank."""
+    files = [RankFile(Path(f"rank{r}.pt"), r, "", "read", nbytes, 0.0) for r, nbytes in enumerate(sizes)]
+    return [problem.code for problem in rank_checks.of_files(files, {}, world, sharded=True)]
+
+
+def test_a_file_of_the_first_rank_behind_its_world_is_stray():
+    assert (found(9, 9, world=2), found(9, 9, 9, world=2)) == ([], ["CK009"])
+
+
+def test_a_file_of_less_than_half_the_usual_size_is_odd():
+    assert (found(100, 100, 50, world=3), found(100, 100, 49, world=3)) == ([], ["CK003"])
