@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -288,3 +289,36 @@ def test_the_command_says_it_in_words_and_in_its_exit_code(composer):
     told = json.loads(bad.stdout)
     assert (bad.exit_code, told["schema"], told["ok"]) == (1, "ckptools/verify/1", False)
     assert told["checks"][0]["problems"][0]["code"] == "CK001"
+
+
+def test_files_written_hours_apart_are_warned_of(tmp_path):
+    folder = shutil.copytree(FIXTURES / "torch2.4.1-fsdp2-w3", tmp_path / "run")
+    now = (folder / "rank0.pt").stat().st_mtime
+    for rank, ago in ((0, 0), (1, 3 * 3600), (2, 0)):
+        os.utime(folder / f"rank{rank}.pt", (now - ago, now - ago))
+    (problem,) = check(ckptools.verify(folder), "one save").problems
+    assert (problem.code, problem.severity) == ("CK006", "warning") and "3.0 hours apart" in problem.message
+
+
+def test_a_name_and_a_content_of_other_steps_are_warned_of(tmp_path):
+    torch.save({"model": {"w": torch.ones(2)}, "global_step": 5}, tmp_path / "checkpoint-7.pt")
+    problems = check(ckptools.verify(tmp_path / "checkpoint-7.pt"), "step counters").problems
+    assert [(p.code, p.severity) for p in problems] == [("CK204", "warning")]
+
+
+def test_state_of_a_parameter_in_no_group_is_an_error(tmp_path):
+    state = {name: {"exp_avg": torch.ones(2)} for name in ("a", "b")}
+    tree = {"model": {"a": torch.ones(2), "b": torch.ones(2)}, "optimizer": {"state": state}}
+    tree["optimizer"]["param_groups"] = [{"lr": 0.1, "params": ["a"]}]
+    torch.save(tree, tmp_path / "x.pt")
+    problems = check(ckptools.verify(tmp_path / "x.pt"), "optimizer covers params").problems
+    assert [(p.code, p.tensor) for p in problems if p.severity == "error"] == [("CK207", "b")]
+
+
+def test_a_file_name_of_another_world_than_the_content_is_an_error(tmp_path):
+    for rank in range(3):
+        shutil.copy(
+            FIXTURES / "torch2.4.1-fsdp2-w3" / f"rank{rank}.pt", tmp_path / f"model_world_size_4_rank_{rank}.pt"
+        )
+    problems = ckptools.open(tmp_path, all_ranks=True).problems
+    assert "world size 3 by content, 4 by file name" in [p.message for p in problems if p.code == "CK103"]
