@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +54,9 @@ def verify(
     ck = with_all_ranks(checkpoint)
     with OpenFiles() as files:
         reading = _Reading(files, jobs or min(8, os.cpu_count() or 1), progress or (lambda _, __: None))
-        checks = [*_structure(ck), *reading.bytes_of(ck, deep, values), reading.copies(ck)]
+        checks = [*_each(STRUCTURE, ck), *reading.bytes_of(ck, deep, values), reading.copies(ck)]
         checks += [reading.manifest(ck, Path(manifest))] if manifest is not None else []
-        checks += [*_state(ck), _pickles(ck)]
+        checks += [*_each(STATE, ck), _pickles(ck)]
         checks += _others(ck, checks)
     kept, ignored = without(checks, codes)
     opened = ck.cost.seconds if ck is checkpoint else 0.0
@@ -71,23 +71,24 @@ def _codes(ignore: Iterable[str]) -> list[str]:
     return codes
 
 
-def _structure(ck: Checkpoint) -> list[Check]:
-    checks = {
-        "files": found_files.presence,
-        "one save": found_files.one_save,
-        "layout": layout.layout,
-        "ranks agree on layout": layout.agreement,
-    }
-    return [attempt(name, check, ck) for name, check in checks.items()]
+STRUCTURE = {
+    "files": found_files.presence,
+    "one save": found_files.one_save,
+    "layout": layout.layout,
+    "ranks agree on layout": layout.agreement,
+}
+"""Checks of files and layout, by the name of their row."""
+
+STATE = {
+    "optimizer covers params": state.optimizer_covers,
+    "step counters": state.step_counters,
+    "lr: scheduler = groups": state.learning_rates,
+    "rng": state.rng,
+}
+"""Checks of what the training saved beside the model, by the name of their row."""
 
 
-def _state(ck: Checkpoint) -> list[Check]:
-    checks = {
-        "optimizer covers params": state.optimizer_covers,
-        "step counters": state.step_counters,
-        "lr: scheduler = groups": state.learning_rates,
-        "rng": state.rng,
-    }
+def _each(checks: Mapping[str, Callable[[Checkpoint], Check]], ck: Checkpoint) -> list[Check]:
     return [attempt(name, check, ck) for name, check in checks.items()]
 
 
