@@ -173,7 +173,7 @@ class Checkpoint:
         return consolidate(self, out, **options)
 
     def __repr__(self) -> str:
-        from ckptools.views.words import checkpoint_line
+        from ckptools.views.checkpoint_line import checkpoint_line
 
         return checkpoint_line(self)
 

@@ -1,11 +1,53 @@
-"""How lists are told in one line: the first few of many, and how many more there are."""
+"""How things are said in one line of plain text: names made safe to print, numbers with their units, lists cut short.
+
+The words are ASCII; only names from files may hold more.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
 
+CUT = "..."
 MOST = 6
 """Names that a line has, where nothing asks for another number."""
+
+# -- names -------------------------------------------------------------------------------------------------------
+
+
+def printable(text: str) -> str:
+    r"""Return `text` with everything that a terminal could act on, or that would forge a line, escaped.
+
+    Control characters of both sets, line and paragraph separators, bidi and zero-width marks, lone surrogates and
+    unassigned code points become `\x1b`, `\u202e` and the like. Doing it twice changes nothing.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def encodable(text: str, encoding: str | None) -> str:
+    """Return `text` with every character that a stream of `encoding` cannot write as a backslash escape."""
+    try:
+        return text.encode(encoding or "ascii", "backslashreplace").decode(encoding or "ascii")
+    except LookupError:
+        return text.encode("ascii", "backslashreplace").decode("ascii")
+
+
+def clip(text: str, width: int) -> str:
+    """Cut the end of a text that is too long."""
+    return text if len(text) <= width else text[: max(width - len(CUT), 0)] + CUT
+
+
+def clip_middle(text: str, width: int) -> str:
+    """Cut the middle out of a name that is too long: fqns differ at both ends."""
+    if len(text) <= width:
+        return text
+    tail = max(width - len(CUT), 0) * 2 // 3
+    return clip(text, width - tail) + text[len(text) - tail :]
+
+
+# -- lists -------------------------------------------------------------------------------------------------------
 
 
 def few(names: Sequence[str], most: int = MOST) -> str:
@@ -21,3 +63,96 @@ def and_more(count: int) -> str:
 def and_others(count: int) -> str:
     """` (and 4 more)` behind the first of several sentences; nothing where there are none."""
     return f" (and {count} more)" if count > 0 else ""
+
+
+# -- numbers -----------------------------------------------------------------------------------------------------
+
+
+def size(nbytes: int) -> str:
+    """Bytes in IEC units: `384 B`, `5.0 KiB`, `74.9 GiB`."""
+    if nbytes < 1024:
+        return f"{nbytes} B"
+    value, unit = _scaled(min(nbytes, 1 << 90), 1024, ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB"), 1023.95)
+    return f"{value:.1f} {unit}"
+
+
+def _scaled(n: int, base: int, units: Sequence[str], limit: float) -> tuple[float, str]:
+    """Divide by `base` until the number is below `limit`, or units run out."""
+    value = float(n)
+    for unit in units:
+        value /= base
+        if value < limit:
+            return value, unit
+    return value, units[-1]
+
+
+def count(n: int) -> str:
+    """A number of elements, exact up to four digits: `1538`, `266 k`, `16.8 M`, `6.74 B`."""
+    if n < 10_000:
+        return str(n)
+    value, unit = _scaled(min(n, 10**24), 1000, ("k", "M", "B", "T"), 999.5)
+    return f"{value:.3g} {unit}" if value < 999.5 else f"{value:.0f} {unit}"
+
+
+def number(value: float) -> str:
+    """A float as people write it: `0.1`, `0`, `7.5e-04`, `1e-08`; six digits where the file has more."""
+    if value != value or value in (float("inf"), float("-inf")):
+        return str(value)
+    if abs(value) < 1e6 and value == int(value):
+        return str(int(value))
+    if 1e-3 <= abs(value) < 1e6:
+        exact = repr(value)
+        return exact if len(exact) <= 10 else f"{value:.6g}"
+    mantissa, _, exponent = f"{value:.5e}".partition("e")
+    return f"{mantissa.rstrip('0').rstrip('.')}e{exponent}"
+
+
+def plural(n: int, noun: str) -> str:
+    """`1 rank`, `3 ranks`."""
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
+
+
+def spans(numbers: Iterable[int]) -> str:
+    """Whole numbers with runs folded: `0, 4..9, 12`."""
+    runs: list[list[int]] = []
+    for n in sorted(set(numbers)):
+        if runs and n == runs[-1][1] + 1:
+            runs[-1][1] = n
+        else:
+            runs.append([n, n])
+    shown = [str(a) if a == b else f"{a}..{b}" if b > a + 1 else f"{a}, {b}" for a, b in runs]
+    return ", ".join(shown[:12]) + (f" and {len(shown) - 12} more runs" if len(shown) > 12 else "")
+
+
+# -- times -------------------------------------------------------------------------------------------------------
+
+
+def duration(seconds: float) -> str:
+    """A time that something took: `0.01 s`, `2.9 s`, `3 min 20 s`."""
+    if seconds < 0.995:
+        return f"{max(seconds, 0.01):.2f} s"
+    if seconds < 99.5:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s"
+
+
+def moment(seconds: float) -> str:
+    """A file time in the local zone: `2026-11-20 01:42:07`."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+def period(first: float, last: float) -> str:
+    """Two file times, what they have in common written once: `2026-11-20 01:42:07 .. 01:42:45`."""
+    start, end = moment(first), moment(last)
+    if start == end:
+        return start
+    return f"{start} .. {end[11:] if start[:10] == end[:10] else end}"
+
+
+# -- tensors -----------------------------------------------------------------------------------------------------
+
+
+def shape(sizes: Sequence[int]) -> str:
+    """`[32000, 4096]`."""
+    return f"[{', '.join(map(str, sizes))}]"

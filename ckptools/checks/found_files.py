@@ -9,7 +9,7 @@ from ckptools.checkpoint import Checkpoint
 from ckptools.checks.results import Check, judged
 from ckptools.files import reading
 from ckptools.model import Problem
-from ckptools.views.words import plural, size
+from ckptools.text import plural, size
 
 PRESENCE = ("CK001", "CK002", "CK005", "CK009", "CK010", "CK011", "CK013", "CK015", "CK107")
 ONE_SAVE = ("CK003", "CK006")

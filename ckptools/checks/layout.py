@@ -6,7 +6,7 @@ from ckptools.checkpoint import Checkpoint
 from ckptools.checks.results import Check, judged, skipped
 from ckptools.coverage import cover_problem
 from ckptools.model import fqn_of, tensors_in
-from ckptools.views.words import plural
+from ckptools.text import plural
 
 AGREEMENT = ("CK103", "CK104")
 

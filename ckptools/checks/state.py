@@ -18,9 +18,9 @@ from ckptools.model import KeyPath, Problem, Shard, Tensor, nodes_in
 from ckptools.optimizers import Optimizer
 from ckptools.sections import Section, is_gathered, stream_of
 from ckptools.steps import contradiction
+from ckptools.text import plural
 from ckptools.values import NumpyArray
 from ckptools.views.groups import optimizer_rows, scheduler_rows
-from ckptools.views.words import plural
 
 ELEMENTWISE = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "exp_inf", "square_avg", "acc_delta")
 """Slots that have one number for each number of the parameter, in every optimizer that uses the name."""

@@ -17,9 +17,9 @@ from ckptools.files import OpenFiles
 from ckptools.formats import with_all_ranks
 from ckptools.model import PROBLEM_CODES, Problem
 from ckptools.tensor_io.records import Stored
+from ckptools.text import plural
 from ckptools.threads import in_threads
 from ckptools.views import safety
-from ckptools.views.words import plural
 
 Progress = Callable[[int, str], None]
 

@@ -38,7 +38,7 @@ MAX_PROBLEMS = 20
 
 def say(message: str) -> None:
     """Print one line on stderr, with everything in it that a terminal could act on made visible."""
-    from ckptools.views.words import encodable, printable
+    from ckptools.text import encodable, printable
 
     # Where stderr cannot be written there is nobody to tell; the exit code still says it.
     with contextlib.suppress(OSError):
@@ -61,7 +61,7 @@ MAX_LINE = 1000
 
 def _clipped(line: str) -> str:
     """The line without the middle of what is too long: it begins with the file and ends with what to do."""
-    from ckptools.views.words import clip_middle
+    from ckptools.text import clip_middle
 
     return clip_middle(line, MAX_LINE)
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ckptools.cli.printing import show
+from ckptools.text import encodable
 from ckptools.views.tables import Screen
-from ckptools.views.words import encodable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,7 +8,7 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from ckptools.views.words import clip, plural, printable, size
+from ckptools.text import clip, plural, printable, size
 
 if TYPE_CHECKING:
     from typing_extensions import Self

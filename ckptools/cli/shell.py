@@ -104,7 +104,7 @@ def banner(path: Path, shard: Any) -> str:
     import torch
 
     from ckptools import __version__
-    from ckptools.views.words import clip, printable
+    from ckptools.text import clip, printable
 
     what = type(shard).__name__
     if isinstance(shard, dict):

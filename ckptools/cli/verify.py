@@ -57,8 +57,8 @@ def verify(
     from ckptools.cli.inspect import screen
     from ckptools.cli.opening import answered_in_json, opened
     from ckptools.cli.progress import ProgressLine
+    from ckptools.text import encodable
     from ckptools.views.verified import verification_json, verification_text
-    from ckptools.views.words import encodable
 
     with answered_in_json(json, "ckptools/verify/1", "ok", paths):
         checkpoint = opened(paths, ranks, only_this_file, follow_symlinks, weights, rules, shapes, names)

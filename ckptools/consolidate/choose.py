@@ -26,8 +26,8 @@ from ckptools.pickles.told import told
 from ckptools.regions import Box, cover
 from ckptools.sections import Section
 from ckptools.tensor_io.records import Record
+from ckptools.text import plural
 from ckptools.values import Global, Opaque
-from ckptools.views.words import plural
 
 ONLY = ("model", "optimizer", "all")
 

@@ -11,8 +11,8 @@ from ckptools.consolidate.stream import tensor_bytes
 from ckptools.consolidate.writers.layout import Layout, ReadBack, ReadTensor
 from ckptools.errors import CkptoolsError, WriteError
 from ckptools.files import OpenFiles
+from ckptools.text import plural
 from ckptools.threads import in_threads
-from ckptools.views.words import plural
 
 Progress = Callable[[int, str], None]
 

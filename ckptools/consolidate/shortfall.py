@@ -7,9 +7,8 @@ from collections.abc import Iterable, Sequence
 from ckptools.checkpoint import Checkpoint
 from ckptools.model import Problem
 from ckptools.sections import Section
-from ckptools.text import and_others
+from ckptools.text import and_others, printable, spans
 from ckptools.training_state.rank_own import is_own
-from ckptools.views.words import printable, spans
 
 HOLES = ("CK101", "CK004")
 """Parts of a tensor that no file holds, or none that is right; they are left out, or filled."""

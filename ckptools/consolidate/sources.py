@@ -16,8 +16,7 @@ from ckptools.files import OpenFiles
 from ckptools.model import Problem, Tensor
 from ckptools.regions import Box
 from ckptools.tensor_io.records import Progress, Record, damaged, stored
-from ckptools.text import and_others
-from ckptools.views.words import plural
+from ckptools.text import and_others, plural
 
 
 @dataclass(frozen=True)

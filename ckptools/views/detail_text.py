@@ -7,13 +7,12 @@ from typing import Any
 
 from ckptools.dtypes import short
 from ckptools.model import Tensor, fqn_of
-from ckptools.views import words
+from ckptools.text import plural, printable, shape, size
 from ckptools.views.details import Detail, StateRow, ValueRow, distinct
 from ckptools.views.report import Report
 from ckptools.views.shown import shown
 from ckptools.views.tables import PIPE, Column, Screen, table
 from ckptools.views.text import optimizer_lines
-from ckptools.views.words import plural, printable
 
 TENSOR_COLUMNS = (
     Column("tensor", name=True),
@@ -77,11 +76,11 @@ def _groups(report: Report, detail: Detail, screen: Screen) -> list[str]:
 
 def _tensors(detail: Detail, screen: Screen) -> list[str]:
     rows = [
-        [t.fqn, words.shape(t.shape), short(t.dtype), words.size(t.nbytes), t.placement] for t in detail.tensors
+        [t.fqn, shape(t.shape), short(t.dtype), size(t.nbytes), t.placement] for t in detail.tensors
     ]  # fmt: skip
     total = sum(t.nbytes for t in detail.tensors)
     lines = table(TENSOR_COLUMNS, rows, screen)
-    return [*lines, f"{plural(len(rows), 'tensor')}, {words.size(total)}"] if rows else []
+    return [*lines, f"{plural(len(rows), 'tensor')}, {size(total)}"] if rows else []
 
 
 def _state(detail: Detail, screen: Screen) -> list[str]:
@@ -90,9 +89,9 @@ def _state(detail: Detail, screen: Screen) -> list[str]:
 
 def _state_cells(row: StateRow) -> list[str]:
     moments = [v for k, v in row.slots.items() if isinstance(v, Tensor) and k != "step"]
-    shape = words.shape(moments[0].shape) if moments else "-"
+    dims = shape(moments[0].shape) if moments else "-"
     told = ", ".join(f"{slot} {_slot(value)}" for slot, value in row.slots.items())
-    return [row.parameter, "-" if row.group is None else str(row.group), shape, told]
+    return [row.parameter, "-" if row.group is None else str(row.group), dims, told]
 
 
 def _slot(value: Any) -> str:

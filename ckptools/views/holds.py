@@ -12,9 +12,9 @@ from ckptools.model import Tensor, nodes_in, tensors_in, walk
 from ckptools.optimizers import nested
 from ckptools.sections import Section, SectionSize, storage_identity, stream_of
 from ckptools.steps import COUNTERS, EPOCH_COUNTERS
+from ckptools.text import plural
 from ckptools.values import NumpyArray
 from ckptools.views.shown import key_name, scalar, shown
-from ckptools.views.words import plural
 
 MAX_WORDS = 8
 """Names or values that a cell shows."""

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from ckptools.dtypes import short
 from ckptools.model import Tensor
-from ckptools.views import words
+from ckptools.text import clip, clip_middle, count, plural, printable, shape, size
+from ckptools.views.checkpoint_line import checkpoint_line
 from ckptools.views.details import tensor_rows
 from ckptools.views.report import Report, inspect_report
 from ckptools.views.shown import key_name, shown
-from ckptools.views.words import clip, clip_middle, plural, printable
 
 if TYPE_CHECKING:
     from ckptools.checkpoint import Checkpoint
@@ -97,7 +97,7 @@ def checkpoint_html(ck: Checkpoint) -> str:
     report = inspect_report(ck)
     models = {section.name for section in ck.of_kind("model")}
     page = _Page(lambda title: _command(report, title if title in models else ""))
-    page.line(words.checkpoint_line(ck))
+    page.line(checkpoint_line(ck))
     for line in text.headline(report):
         page.line(line, bad=not report.whole)
     _problems(page, report)
@@ -138,12 +138,12 @@ def _groups(page: _Page, report: Report) -> None:
 
 
 def _number(n: int | None) -> str:
-    return "-" if n is None else words.count(n)
+    return "-" if n is None else count(n)
 
 
 def _tensor_cells(row: Any) -> tuple[str, ...]:
     name = clip_middle(printable(row.fqn), MAX_CELL)
-    return name, words.shape(row.shape), short(row.dtype), words.size(row.nbytes), row.placement
+    return name, shape(row.shape), short(row.dtype), size(row.nbytes), row.placement
 
 
 def values_html(values: Mapping[Any, Any]) -> str:
@@ -161,5 +161,5 @@ def _some(values: Mapping[Any, Any]) -> Iterable[tuple[Any, Any]]:
 def _value_cells(key: Any, value: Any) -> tuple[str, ...]:
     name = clip_middle(printable(key_name(key)), MAX_CELL)
     if isinstance(value, Tensor):
-        return name, f"tensor {words.shape(value.shape)}", short(value.dtype), words.size(value.nbytes)
+        return name, f"tensor {shape(value.shape)}", short(value.dtype), size(value.nbytes)
     return name, shown(value, MAX_CELL), "", ""

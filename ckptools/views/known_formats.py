@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from ckptools.consolidate.writers import WRITERS
 from ckptools.formats import FORMATS
 from ckptools.formats.outside import formats_from_outside
-from ckptools.views.words import printable
+from ckptools.text import printable
 
 
 def known_formats_text() -> str:

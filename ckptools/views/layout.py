@@ -9,7 +9,7 @@ from math import prod
 from ckptools.checkpoint import Checkpoint
 from ckptools.model import Tensor, tensors_in
 from ckptools.regions import Ints
-from ckptools.views.words import plural
+from ckptools.text import plural
 
 REPLICATE = "Replicate()"
 

@@ -10,7 +10,7 @@ from ckptools.coverage import can_be_read
 from ckptools.dtypes import can_be_nan
 from ckptools.model import CONTRADICTIONS, Tensor, tensors_in
 from ckptools.regions import Box
-from ckptools.views.words import printable
+from ckptools.text import printable
 
 MAX_FILES = 8
 """Files that were named one by one and are named again; a longer command is of no use."""

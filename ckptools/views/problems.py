@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ckptools.model import Problem, Severity
-from ckptools.text import and_others
-from ckptools.views.words import clip_middle, plural, printable, spans
+from ckptools.text import and_others, clip_middle, plural, printable, spans
 
 MAX_LINE = 500
 """Characters of a message; names from files have any number."""

@@ -11,10 +11,9 @@ from typing import Any
 
 from ckptools.checkpoint import Checkpoint
 from ckptools.model import KeyPath, Problem, Tensor, fqn_of, nodes_in
-from ckptools.text import and_more
+from ckptools.text import and_more, clip_middle, plural
 from ckptools.training_state.modules import ModuleState
 from ckptools.values import Lost, Opaque
-from ckptools.views.words import clip_middle, plural
 
 MAX_VISITED = 2_000_000
 """Containers and foreign objects that are looked at; what a foreign object holds has no other limit."""

@@ -10,8 +10,8 @@ from typing import Any
 
 from ckptools.dtypes import short
 from ckptools.model import Tensor
+from ckptools.text import clip, number, plural, printable, shape
 from ckptools.values import Device, Global, NumpyArray, NumpyDtype, NumpyScalar, Opaque, TorchName, plain
-from ckptools.views import words
 
 MAX_ITEMS = 6
 """Items of a list or dict that are shown in a line."""
@@ -55,12 +55,12 @@ def is_plain(value: Any) -> bool:
 def described(value: Any) -> str | None:
     """Words for a value that is not shown itself but described; None for numbers, texts and containers."""
     if isinstance(value, Tensor):
-        return f"{short(value.dtype)} tensor {words.shape(value.shape)}"
+        return f"{short(value.dtype)} tensor {shape(value.shape)}"
     if isinstance(value, (NumpyArray, NumpyScalar)):
-        dims = words.shape(value.shape) if isinstance(value, NumpyArray) else ""
+        dims = shape(value.shape) if isinstance(value, NumpyArray) else ""
         return f"numpy {value.dtype} {dims}".strip()
     if isinstance(value, (bytes, bytearray)):
-        return words.plural(len(value), "byte")
+        return plural(len(value), "byte")
     if isinstance(value, Opaque):
         return f"<{value.name}{_arguments(value)}>"
     if isinstance(value, Global):
@@ -84,7 +84,7 @@ def _arguments(value: Opaque) -> str:
 
 def shown(value: Any, width: int = 80, depth: int = 2) -> str:
     """A value in one line of at most `width` characters, safe to print."""
-    return words.clip(words.printable(_shown(scalar(value), width, depth)), width)
+    return clip(printable(_shown(scalar(value), width, depth)), width)
 
 
 def _shown(value: Any, width: int, depth: int) -> str:
@@ -92,9 +92,9 @@ def _shown(value: Any, width: int, depth: int) -> str:
     if told is not None:
         return told
     if isinstance(value, float):
-        return words.number(value)
+        return number(value)
     if isinstance(value, str):
-        return repr(words.clip(value, width))
+        return repr(clip(value, width))
     if isinstance(value, Mapping):
         return _mapping(value, width, depth)
     if isinstance(value, (list, tuple, set, frozenset)):
@@ -104,7 +104,7 @@ def _shown(value: Any, width: int, depth: int) -> str:
 
 def _mapping(value: Mapping[Any, Any], width: int, depth: int) -> str:
     if not depth:
-        return "{" + words.plural(len(value), "value") + "}"
+        return "{" + plural(len(value), "value") + "}"
     some = islice(value.items(), MAX_ITEMS)
     return "{" + _joined([f"{key_name(k)}: {shown(v, width, depth - 1)}" for k, v in some], len(value)) + "}"
 
@@ -112,7 +112,7 @@ def _mapping(value: Mapping[Any, Any], width: int, depth: int) -> str:
 def _sequence(value: Any, width: int, depth: int) -> str:
     first, last = "()" if isinstance(value, tuple) else "[]" if isinstance(value, list) else "{}"
     if not depth:
-        return first + words.plural(len(value), "value") + last
+        return first + plural(len(value), "value") + last
     return first + _joined([shown(v, width, depth - 1) for v in islice(value, MAX_ITEMS)], len(value)) + last
 
 
@@ -153,9 +153,9 @@ class Jsonable:
         if isinstance(value, float):
             return self._finite(value)
         if isinstance(value, str):
-            return words.clip(value, MAX_JSON_TEXT)
+            return clip(value, MAX_JSON_TEXT)
         if isinstance(value, Opaque) and self._depth and value.fields and not is_brief(value):
-            return {"class": words.clip(value.name, MAX_JSON_TEXT), "fields": self._inside(value.fields)}
+            return {"class": clip(value.name, MAX_JSON_TEXT), "fields": self._inside(value.fields)}
         told = described(value)
         if told is not None:
             return told
@@ -195,7 +195,7 @@ class Jsonable:
     def _object(self, value: Mapping[Any, Any]) -> dict[str, Any]:
         made: dict[str, Any] = {}
         for key in self._some(value):
-            name = words.clip(key_name(key), MAX_JSON_TEXT)
+            name = clip(key_name(key), MAX_JSON_TEXT)
             # 1 and '1' are two keys in Python and one in JSON; both are shown.
             while name in made:
                 name = f"{name} ({type(key).__name__})"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ckptools.views.words import clip, clip_middle, printable
+from ckptools.text import clip, clip_middle, printable
 
 GAP = 2
 NARROWEST = 10

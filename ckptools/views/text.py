@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from ckptools.text import few
-from ckptools.views import words
+from ckptools.dtypes import short
+from ckptools.text import count, duration, few, period, plural, printable, size
 from ckptools.views.groups import GroupRow, OptimizerRow, SchedulerRow
 from ckptools.views.layout import Layout
 from ckptools.views.problems import fold, verdict
 from ckptools.views.report import Report, SectionRow
 from ckptools.views.shown import key_name, shown
 from ckptools.views.tables import PIPE, Column, Screen, table, wrapped
-from ckptools.views.words import plural, printable
 
 MAX_PROBLEMS = 20
 """Lines about problems on a terminal."""
@@ -97,10 +96,10 @@ def facts(report: Report) -> Iterator[tuple[str, str, str]]:
     for n, layout in enumerate(report.layout):
         yield "" if n else "layout", *layout_words(layout, report)
     expected = report.bytes_expected
-    wanted = f"of {words.size(expected)} expected" if expected not in (None, report.bytes_found) and expected else ""
-    yield "size", words.size(report.bytes_found), wanted
+    wanted = f"of {size(expected)} expected" if expected not in (None, report.bytes_found) and expected else ""
+    yield "size", size(report.bytes_found), wanted
     if report.saved:
-        yield "saved", words.period(*report.saved), "file times" if report.ranks.files > 1 else "file time"
+        yield "saved", period(*report.saved), "file times" if report.ranks.files > 1 else "file time"
     yield "torch", _known(report.torch.value, "not recorded in the file"), ", ".join(report.torch.sources)
     for name, version in report.writers:
         yield name.rpartition(".")[2].removesuffix("_version"), version, name
@@ -165,11 +164,16 @@ def section_cells(sections: Sequence[SectionRow]) -> list[list[str]]:
 
 
 def _section_cells(row: SectionRow) -> list[str]:
-    size = row.size
-    if not size.tensors:
+    held = row.size
+    if not held.tensors:
         return [row.name, "-", "-", "-", "-", row.holds]
-    numbers = [str(size.tensors), words.count(size.params), words.dtypes(size.dtypes), words.size(size.nbytes)]
+    numbers = [str(held.tensors), count(held.params), _dtypes(held.dtypes), size(held.nbytes)]
     return [row.name, *numbers, row.holds]
+
+
+def _dtypes(counts: Mapping[str, int]) -> str:
+    """Short names of dtypes, the most frequent first: `fp32, int64`."""
+    return ", ".join(short(d) for d, _ in sorted(counts.items(), key=lambda item: -item[1]))
 
 
 def optimizer_lines(optimizer: OptimizerRow, screen: Screen = PIPE) -> list[str]:
@@ -196,7 +200,7 @@ def _columns(groups: Sequence[GroupRow]) -> list[str]:
 def _group_cells(number: int, group: GroupRow, keys: Iterable[str]) -> list[str]:
     values = {key_name(k): v for k, v in group.values.items()}
     cells = [shown(values[k], 40).strip("()[]") if k in values else "-" for k in keys]
-    params = "-" if group.params is None else words.count(group.params)
+    params = "-" if group.params is None else count(group.params)
     return [str(number), *cells, params, "-" if group.tensors is None else str(group.tensors)]
 
 
@@ -219,9 +223,9 @@ def _differing(report: Report, screen: Screen) -> list[str]:
 def read_line(report: Report) -> str:
     """What was read to say this, and what was not."""
     what = plural(report.ranks.read, "rank") if report.ranks.here else plural(report.cost.files, "file")
-    read = f"read the metadata of {what} in {words.duration(report.cost.seconds)}"
+    read = f"read the metadata of {what} in {duration(report.cost.seconds)}"
     if report.scope == "one file":
-        return f"read the metadata of one file in {words.duration(report.cost.seconds)}; no tensor values"
+        return f"read the metadata of one file in {duration(report.cost.seconds)}; no tensor values"
     others = report.ranks.here - report.ranks.read
     if others > 0:
         what = "its rank, world size and step" if report.compared else "that the file is there and ends well"

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 
 from ckptools.checks.results import Check, Verification
 from ckptools.model import Problem
+from ckptools.text import plural, size
 from ckptools.views.problems import fold
 from ckptools.views.tables import PIPE, Column, Screen, table
-from ckptools.views.words import plural, size
 
 COLUMNS = (Column("check"), Column("result"), Column("detail"))
 

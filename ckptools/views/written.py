@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptools.dtypes import short
-from ckptools.text import and_more, few
-from ckptools.views.words import clip, duration, plural, printable, size
+from ckptools.text import and_more, clip, duration, few, plural, printable, size
 
 if TYPE_CHECKING:
     from ckptools.consolidate import Consolidated

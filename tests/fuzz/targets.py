@@ -20,8 +20,8 @@ from ckptools.formats.safetensors_header import read_header
 from ckptools.pickles import container, reader
 from ckptools.pickles.budgets import PickleError
 from ckptools.pickles.machine import Machine
+from ckptools.text import printable
 from ckptools.views import safety
-from ckptools.views.words import printable
 
 FIXTURES = Path(__file__).parent.parent.parent / "fixtures"
 MAX_SEED = 64 << 10

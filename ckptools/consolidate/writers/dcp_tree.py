@@ -22,9 +22,9 @@ from ckptools.consolidate.writers.dcp_metadata import ObjectPath
 from ckptools.errors import RefusedError
 from ckptools.model import KeyPath, Tensor, fqn_of
 from ckptools.sections import GROUPS, STATE, Section, is_flat_optimizer
+from ckptools.text import plural
 from ckptools.training_state.naming import Naming
 from ckptools.training_state.wrappers import without_wrappers
-from ckptools.views.words import plural
 
 OF_ADAM = ("foreach", "maximize", "capturable", "differentiable", "fused", "decoupled_weight_decay")
 """Hyperparameters that torch/optim/adam.py got over the years; `dcp.load` misses what a folder does not hold."""

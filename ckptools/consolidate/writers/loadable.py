@@ -14,8 +14,8 @@ from typing import Any
 
 from ckptools.consolidate.writers.numpy_values import python_value, torch_value
 from ckptools.model import KeyPath, Tensor, fqn_of
+from ckptools.text import clip, plural
 from ckptools.values import Device, NumpyArray, NumpyDtype, NumpyScalar, Size, TorchName
-from ckptools.views.words import clip, plural
 
 LAYOUTS = ("strided", "sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc", "jagged", "_mkldnn")
 DEVICES = (

@@ -1,0 +1,28 @@
+"""A checkpoint in one line, as `repr` and the head of a notebook's table show it."""
+
+from __future__ import annotations
+
+from ckptools.checkpoint import Checkpoint
+from ckptools.sections import measure
+from ckptools.text import clip_middle, plural, printable, size
+
+
+def checkpoint_line(ck: Checkpoint) -> str:
+    """A checkpoint in one line: `<Checkpoint ep0-ba11500: step 11500, 256 ranks (whole), 1164 tensors, 75.3 GiB>`."""
+    tensors = sum(measure(s.value).tensors for s in ck.sections)
+    step = [] if ck.step.value is None else [f"step {ck.step.value}"]
+    found = size(sum(f.nbytes for f in ck.files))
+    facts = [*step, ranks_line(ck), plural(tensors, "tensor"), found]
+    return f"<Checkpoint {printable(clip_middle(ck.name, 60))}: {', '.join(facts)}>"
+
+
+def ranks_line(ck: Checkpoint) -> str:
+    """How many ranks it has, and whether they are all there: `4 ranks (whole)`, `1 of 256 ranks`, `one file`."""
+    world, here = ck.world_size.value, len(ck.ranks)
+    if len(ck.files) == 1 and ck.whole:
+        return "one file"
+    if not isinstance(world, int) or here >= world or not any(f.status == "missing" for f in ck.files):
+        parts = plural(here, "rank") if here else plural(len(ck.files), "file")
+        verdict = "not compared" if ck.whole is None else "whole" if ck.whole else "not whole"
+        return f"{parts} ({verdict})"
+    return f"{here} of {world} ranks"
