@@ -12,14 +12,15 @@ Importing this imports neither torch nor numpy.
 
 from __future__ import annotations
 
-from ckptools.checkpoint import Checkpoint
 from ckptools.checks import verify
 from ckptools.consolidate import consolidate
 from ckptools.errors import CkptoolsError
 from ckptools.formats import open_checkpoint as open
-from ckptools.model import Problem, Shard, Tensor
-from ckptools.offline import load_shard, offline
-from ckptools.values import Opaque
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.problems import Problem
+from ckptools.model.tensor import Shard, Tensor
+from ckptools.model.values import Opaque
+from ckptools.torch_engine.offline import load_shard, offline
 
 __version__ = "0.1.0"
 

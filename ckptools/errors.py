@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from ckptools.text import few
 
 if TYPE_CHECKING:
-    from ckptools.model import Problem
+    from ckptools.model.problems import Problem
 
 
 _ORIGINALS: dict[Path, Path] = {}

@@ -13,9 +13,9 @@ from numpy._core import multiarray
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from ckptools import allowed
 from ckptools.errors import CkptoolsError, ForeignClassError, ReadError
-from ckptools.offline import load_shard
+from ckptools.torch_engine import allow_list
+from ckptools.torch_engine.offline import load_shard
 
 
 class Reduces:
@@ -191,18 +191,21 @@ def test_an_array_is_empty_until_it_has_a_state(tmp_path):
 
 
 def test_names_of_python_2_are_known_by_their_present_ones():
-    assert allowed.spelling("__builtin__.set") == "builtins.set"
-    assert allowed.spelling("copy_reg._reconstructor") == "copyreg._reconstructor"
-    assert allowed.spelling("torch.Size") == "torch.Size"
+    assert allow_list.spelling("__builtin__.set") == "builtins.set"
+    assert allow_list.spelling("copy_reg._reconstructor") == "copyreg._reconstructor"
+    assert allow_list.spelling("torch.Size") == "torch.Size"
 
 
 @pytest.mark.parametrize("home", ["torch.distributed._tensor.api", "torch.distributed.tensor"])
 def test_dtensor_is_known_in_every_spelling(home):
     from torch.distributed.tensor import DTensor
 
-    assert allowed.table()[f"{home}.DTensor"] is DTensor
+    assert allow_list.table()[f"{home}.DTensor"] is DTensor
 
 
 def test_only_functions_of_ours_are_on_the_list():
-    functions = [v for v in allowed.table().values() if not isinstance(v, type)]
-    assert {f.__module__ for f in functions} == {"ckptools.allowed", "ckptools.checked_numpy"}
+    functions = [v for v in allow_list.table().values() if not isinstance(v, type)]
+    assert {f.__module__ for f in functions} == {
+        "ckptools.torch_engine.allow_list",
+        "ckptools.torch_engine.checked_numpy",
+    }

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ckptools
-from ckptools import arrays
 from ckptools.errors import CkptoolsError, NotWholeError, ReadError, UsageError
-from ckptools.model import Shard, Source, Tensor
-from ckptools.regions import Box, span_boxes
+from ckptools.model.regions import Box, span_boxes
+from ckptools.model.tensor import Shard, Source, Tensor
+from ckptools.tensor_io import read
 from tests.truth import FIXTURES
 
 SHARDED = FIXTURES / "composer-0.13.5-torch1.13.1-sharded-w4"
@@ -50,9 +50,9 @@ def test_a_view_is_read_in_pieces_of_bounded_span(numbers, view, span):
     shape, strides, start = view
     expected = torch.arange(10_000.0).as_strided(shape, strides, start)
     out = np.empty(shape, "<u4")
-    parts = list(arrays._bounded(source(numbers, shape, strides, start), span))
-    assert all(arrays._extent(part) <= span or set(part.shape) == {1} for part, _ in parts)
-    arrays.fill(out, Box.whole(shape), whole(numbers, shape, strides, start).shards)
+    parts = list(read._bounded(source(numbers, shape, strides, start), span))
+    assert all(read._extent(part) <= span or set(part.shape) == {1} for part, _ in parts)
+    read.fill(out, Box.whole(shape), whole(numbers, shape, strides, start).shards)
     assert out.view("<f4").tolist() == expected.tolist()
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckptools.regions import MAX_NAMED, Box, TangledLayoutError, cover
+from ckptools.model.regions import MAX_NAMED, Box, TangledLayoutError, cover
 
 shapes = st.lists(st.integers(0, 5), max_size=3).map(tuple)
 

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ckptools.errors import ReadError, UnsafePathError
-from ckptools.files import File, OpenFiles, check_stays_inside, reading
+from ckptools.files.opening import File, OpenFiles, check_stays_inside, reading
 
 
 @pytest.fixture

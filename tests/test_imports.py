@@ -18,13 +18,9 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # From the bottom up: a file imports nothing from the layers above it, at the top of the file.
 LAYERS = (
-    ("errors", "dtypes", "regions", "values", "agreement", "text"),
-    ("model", "files", "interrupts", "threads", "coverage", "tensor_io"),
-    (
-        "pickles", "sections", "optimizers", "steps", "arrays", "training_state",
-        "offline", "loaded", "loaded_tensors", "allowed", "checked_numpy", "torch_patches", "torch_engine",
-    ),
-    ("checkpoint", "formats"),
+    ("errors", "dtypes", "text"),
+    ("model", "files", "pickles", "tensor_io", "training_state", "torch_engine"),
+    ("formats",),
     ("consolidate", "views", "training", "checks"),
     ("cli",),
     ("__init__", "__main__"),

@@ -9,14 +9,15 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, init_device_mesh
 
-from ckptools import loaded
 from ckptools.errors import ForeignClassError, ReadError
-from ckptools.files import File
-from ckptools.model import Tensor, children_of
-from ckptools.offline import offline
+from ckptools.files.opening import File
+from ckptools.model.tensor import Tensor
+from ckptools.model.tree import children_of
+from ckptools.model.values import Opaque, Size
 from ckptools.pickles import reader
-from ckptools.sections import find_sections, measure
-from ckptools.values import Opaque, Size
+from ckptools.torch_engine import describe
+from ckptools.torch_engine.offline import offline
+from ckptools.training_state.sections import find_sections, measure
 from tests.truth import FIXTURES
 from tests.versions import torch_that_loads
 
@@ -45,7 +46,7 @@ def comparable(node):
 
 
 def assert_both_ways_agree(path, trust=False):
-    inert, real = reader.read(path), loaded.read(path, trust)
+    inert, real = reader.read(path), describe.read(path, trust)
     assert comparable(real.tree) == comparable(inert.tree)
     assert (real.claims, real.names) == (inert.claims, inert.names)
     assert (real.path, real.nbytes, real.modified) == (inert.path, inert.nbytes, inert.modified)
@@ -57,7 +58,7 @@ def test_both_ways_in_describe_a_real_file_alike(path):
     foreign = [name for name in reader.read(path).names if name.startswith("deepspeed.")]
     if foreign:
         with pytest.raises(ForeignClassError, match=foreign[0].replace(".", r"\.")):
-            loaded.read(path)
+            describe.read(path)
         return
     torch_that_loads(path)
     tree = assert_both_ways_agree(path)
@@ -67,7 +68,7 @@ def test_both_ways_in_describe_a_real_file_alike(path):
 @pytest.mark.parametrize("path", [p for p in FILES if p.stem.endswith(("0", "snapshot", "last"))], ids=lambda p: p.stem)
 def test_both_ways_in_measure_the_same_sections(path):
     torch_that_loads(path)
-    inert, real = (find_sections(read(path).tree) for read in (reader.read, loaded.read))
+    inert, real = (find_sections(read(path).tree) for read in (reader.read, describe.read))
     assert [(s.kind, s.path, measure(s.value)) for s in real] == [(s.kind, s.path, measure(s.value)) for s in inert]
 
 
@@ -131,7 +132,7 @@ def test_both_ways_in_show_a_foreign_object_alike(tmp_path):
     foreign = Foreign(w=torch.ones(2))
     foreign.note = ["a"]
     torch.save({"x": foreign, "f": np.linalg.norm}, tmp_path / "a.pt")
-    inert, real = reader.read(tmp_path / "a.pt").tree, loaded.read(tmp_path / "a.pt", trust=True).tree
+    inert, real = reader.read(tmp_path / "a.pt").tree, describe.read(tmp_path / "a.pt", trust=True).tree
     assert isinstance(real["x"], Opaque)
     assert comparable(real["x"]) == comparable(inert["x"])
     assert real["f"].name == inert["f"].name == "norm"
@@ -139,7 +140,7 @@ def test_both_ways_in_show_a_foreign_object_alike(tmp_path):
 
 def test_a_loaded_source_cannot_be_mistaken_for_a_place_in_the_file(tmp_path):
     torch.save({"w": torch.arange(10.0)}, tmp_path / "a.pt")
-    tensor = loaded.read(tmp_path / "a.pt").tree["w"]
+    tensor = describe.read(tmp_path / "a.pt").tree["w"]
     with File(tmp_path / "a.pt") as file, pytest.raises(ReadError):
         file.read(tensor.shards[0].source.offset + 32, 4)
 
@@ -147,7 +148,7 @@ def test_a_loaded_source_cannot_be_mistaken_for_a_place_in_the_file(tmp_path):
 def test_tied_tensors_are_seen_to_be_tied(tmp_path):
     w = torch.ones(3, 4)
     torch.save({"a": w, "b": w, "c": torch.ones(3, 4)}, tmp_path / "a.pt")
-    assert measure(loaded.read(tmp_path / "a.pt").tree).params == 24
+    assert measure(describe.read(tmp_path / "a.pt").tree).params == 24
 
 
 def test_values_nested_too_deep_are_refused_in_one_line(tmp_path):
@@ -160,4 +161,4 @@ def test_values_nested_too_deep_are_refused_in_one_line(tmp_path):
         deep = [deep]
     torch.save(deep, tmp_path / "a.pt")
     with pytest.raises(ReadError, match="levels"):
-        loaded.read(tmp_path / "a.pt")
+        describe.read(tmp_path / "a.pt")

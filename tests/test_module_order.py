@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import ckptools
-from ckptools.model import Tensor
+from ckptools.model.tensor import Tensor
 from ckptools.training_state.module_order import AS_SAVED, ModuleOrder, believed, model_for_names
 from tests.state_dicts import state_dict
 from tests.truth import WHOLE

@@ -19,9 +19,9 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from ckptools.errors import CkptoolsError, ForeignClassError, ReadError, UnsafePathError
-from ckptools.model import tensors_in
-from ckptools.offline import load_shard, offline
+from ckptools.model.tree import tensors_in
 from ckptools.pickles import reader
+from ckptools.torch_engine.offline import load_shard, offline
 from tests.truth import FIXTURES, load_truth
 from tests.versions import TORCH, torch_that_loads
 
@@ -53,7 +53,10 @@ def leaves(tree, kind):
 
 
 def test_importing_it_does_not_import_torch():
-    code = "import sys, ckptools.offline, ckptools.loaded, ckptools.cli; sys.exit('torch' in sys.modules)"
+    code = (
+        "import sys, ckptools.torch_engine.offline, ckptools.torch_engine.describe, ckptools.cli\n"
+        "sys.exit('torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
@@ -162,9 +165,8 @@ def test_threads_share_one_group():
 
 
 def test_two_processes_at_once_do_not_collide():
-    code = (
-        f"from ckptools.offline import *\nwith offline(): input(); load_shard({str(COMPOSER / 'ep0-ba5-rank1.pt')!r})"
-    )
+    shard = str(COMPOSER / "ep0-ba5-rank1.pt")
+    code = f"from ckptools.torch_engine.offline import *\nwith offline(): input(); load_shard({shard!r})"
     both = [subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) for _ in range(2)]
     for process in both:
         process.communicate(b"\n")

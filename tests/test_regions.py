@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckptools.regions import (
+from ckptools.model.regions import (
     Box,
     TangledLayoutError,
     chunk,

@@ -5,10 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ckptools
-from ckptools.model import Shard, Source, Tensor, walk
-from ckptools.regions import Box
-from ckptools.sections import find_sections, is_optimizer, measure, section_name, storage_identity
-from ckptools.values import Lost, Opaque
+from ckptools.model.regions import Box
+from ckptools.model.tensor import Shard, Source, Tensor
+from ckptools.model.tree import walk
+from ckptools.model.values import Lost, Opaque
+from ckptools.training_state.sections import find_sections, is_optimizer, measure, section_name, storage_identity
 from tests.truth import FIXTURES
 
 OPTIMIZER = {"state": {}, "param_groups": [{"lr": 0.1, "params": [0]}]}

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from ckptools.sections import find_sections
-from ckptools.steps import find_step
+from ckptools.training_state.sections import find_sections
+from ckptools.training_state.steps import find_step
 
 
 def step(tree, path="run/rank0.pt"):

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ckptools.checkpoint import Checkpoint
     from ckptools.checks.results import Verification
+    from ckptools.model.checkpoint import Checkpoint
 
 
 def verify(checkpoint: Checkpoint | str | Path, **options: Any) -> Verification:

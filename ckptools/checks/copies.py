@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ckptools.checkpoint import Checkpoint
 from ckptools.consolidate.rank_values import RankValues
-from ckptools.consolidate.replicas import differing_boxes
-from ckptools.files import OpenFiles
-from ckptools.model import Problem, Tensor, fqn_of, tensors_in
+from ckptools.files.opening import OpenFiles
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.problems import Problem
+from ckptools.model.tensor import Tensor
+from ckptools.model.tree import fqn_of, tensors_in
+from ckptools.tensor_io.replicas import differing_boxes
 from ckptools.text import few
 from ckptools.training_state.rank_own import Shared
 

@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from ckptools.checkpoint import Checkpoint
 from ckptools.consolidate.manifest import file_digest, tensor_digest
-from ckptools.coverage import cover_problem
 from ckptools.dtypes import short
-from ckptools.files import OpenFiles
-from ckptools.model import Problem, Tensor, fqn_of, tensors_in
+from ckptools.files.opening import OpenFiles
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.problems import Problem
+from ckptools.model.tensor import Tensor
+from ckptools.model.tree import fqn_of, tensors_in
+from ckptools.tensor_io.coverage import cover_problem
 
 
 def whole_tensors(ck: Checkpoint) -> Iterator[tuple[str, Tensor]]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ckptools.checkpoint import Checkpoint
 from ckptools.checks.results import Check, judged, skipped
-from ckptools.coverage import cover_problem
-from ckptools.model import fqn_of, tensors_in
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.tree import fqn_of, tensors_in
+from ckptools.tensor_io.coverage import cover_problem
 from ckptools.text import plural
 
 AGREEMENT = ("CK103", "CK104")

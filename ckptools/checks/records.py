@@ -10,10 +10,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ckptools.checkpoint import Checkpoint
 from ckptools.errors import original_of
-from ckptools.files import OpenFiles
-from ckptools.model import Problem, Shard, fqn_of, tensors_in
+from ckptools.files.opening import OpenFiles
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.problems import Problem
+from ckptools.model.tensor import Shard
+from ckptools.model.tree import fqn_of, tensors_in
 from ckptools.tensor_io.checksums import crc32
 from ckptools.tensor_io.finite import EXPONENTS, NAN_CODES, WIDTHS, has_odd, odd_mask, scannable
 from ckptools.tensor_io.records import Stored, pieces, stored
@@ -74,7 +76,7 @@ def _wrong_checksum(found: Stored, crc: int) -> Problem:
 
 def _odd_values(found: Stored, files: OpenFiles) -> Iterator[Problem]:
     """Look again at each tensor alone: a storage may hold padding, and elements that no tensor sees."""
-    from ckptools.arrays import read_shard
+    from ckptools.tensor_io.read import read_shard
 
     for fqn, shard in found.owners:
         if shard.source is None or not scannable(shard.source.dtype):

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ckptools.errors import CkptoolsError, NotWholeError, ReadError
-from ckptools.model import Problem
+from ckptools.model.problems import Problem
 
 if TYPE_CHECKING:
-    from ckptools.checkpoint import Checkpoint
+    from ckptools.model.checkpoint import Checkpoint
 
 Result = Literal["ok", "FAIL", "warn", "skip"]
 

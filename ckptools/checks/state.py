@@ -8,18 +8,20 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from ckptools.agreement import named
-from ckptools.checkpoint import Checkpoint
 from ckptools.checks.results import Check, judged, skipped
-from ckptools.coverage import cover_problem
 from ckptools.dtypes import ITEMSIZE
-from ckptools.files import OpenFiles
-from ckptools.model import KeyPath, Problem, Shard, Tensor, nodes_in
-from ckptools.optimizers import Optimizer
-from ckptools.sections import Section, is_gathered, stream_of
-from ckptools.steps import contradiction
+from ckptools.files.opening import OpenFiles
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.problems import Problem
+from ckptools.model.tensor import Shard, Tensor
+from ckptools.model.tree import KeyPath, nodes_in
+from ckptools.model.values import NumpyArray
+from ckptools.tensor_io.coverage import cover_problem
 from ckptools.text import plural
-from ckptools.values import NumpyArray
+from ckptools.training_state.optimizers import Optimizer
+from ckptools.training_state.rank_vote import named
+from ckptools.training_state.sections import Section, is_gathered, stream_of
+from ckptools.training_state.steps import contradiction
 from ckptools.views.groups import optimizer_rows, scheduler_rows
 
 ELEMENTWISE = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "exp_inf", "square_avg", "acc_delta")
@@ -237,7 +239,7 @@ def _bytes_of(shard: Shard, files: OpenFiles) -> bytes:
     if source is not None and source.contiguous:
         with files.open(source.path) as file:
             return file.read(source.offset, shard.box.numel * ITEMSIZE[source.dtype])
-    from ckptools.arrays import read_shard
+    from ckptools.tensor_io.read import read_shard
 
     return read_shard(shard, files).tobytes()
 

@@ -8,17 +8,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ckptools.checkpoint import Checkpoint
 from ckptools.checks import copies, found_files, layout, records, state
 from ckptools.checks.results import Check, Verification, attempt, judged, skipped, unreadable, without
 from ckptools.consolidate import rounding
 from ckptools.errors import NotWholeError, ReadError, UsageError
-from ckptools.files import OpenFiles
+from ckptools.files.opening import OpenFiles
 from ckptools.formats import with_all_ranks
-from ckptools.model import PROBLEM_CODES, Problem
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.problems import PROBLEM_CODES, Problem
 from ckptools.tensor_io.records import Stored
+from ckptools.tensor_io.threads import in_threads
 from ckptools.text import plural
-from ckptools.threads import in_threads
 from ckptools.views import safety
 
 Progress = Callable[[int, str], None]

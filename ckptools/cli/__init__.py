@@ -28,7 +28,7 @@ from ckptools.errors import CkptoolsError
 
 COMMANDS: tuple[Callable[..., None], ...] = (inspect, verify, consolidate, create, shell, formats)
 
-KEPT = frozenset({"torch", "ckptools.pickles.unpacked"})
+KEPT = frozenset({"torch", "ckptools.files.compressed"})
 """Modules that have something to undo when the process ends: threads and process groups, temporary files."""
 
 BUG_EXIT = 70

@@ -16,8 +16,8 @@ from ckptools.views.tables import Screen
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ckptools.checkpoint import Checkpoint
     from ckptools.formats.options import Reader
+    from ckptools.model.checkpoint import Checkpoint
     from ckptools.views.details import Detail
     from ckptools.views.report import Report
 
@@ -150,9 +150,9 @@ def reader_of(engine: Engine, trust: bool) -> Reader:
     if engine is Engine.torch:
         import functools
 
-        from ckptools import loaded
+        from ckptools.torch_engine import describe
 
-        return functools.partial(loaded.read, trust=trust)
+        return functools.partial(describe.read, trust=trust)
     if trust:
         from ckptools.errors import UsageError
 

@@ -12,9 +12,9 @@ import typer
 from ckptools.errors import CkptoolsError
 
 if TYPE_CHECKING:
-    from ckptools.checkpoint import Checkpoint
     from ckptools.cli.inspect import Weights
     from ckptools.formats.options import Reader
+    from ckptools.model.checkpoint import Checkpoint
 
 
 def opened(

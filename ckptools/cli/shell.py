@@ -28,7 +28,7 @@ def shell(path: ShardPath, command: Command = None, trust: Trust = False) -> Non
     PATH is `shard` there: real tensors, ShardedTensors and DTensors. No torchrun, no other ranks, no GPU needed.
     Without a terminal, code is read from stdin.
     """
-    from ckptools.offline import load_shard, offline
+    from ckptools.torch_engine.offline import load_shard, offline
 
     with offline(), plain_tracebacks(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Please use DTensor instead", FutureWarning)

@@ -16,12 +16,12 @@ from ckptools.errors import RefusedError, UsageError
 from ckptools.formats import with_all_ranks
 
 if TYPE_CHECKING:
-    from ckptools.checkpoint import Checkpoint
     from ckptools.consolidate.execute import Progress
     from ckptools.consolidate.publish import Seen
     from ckptools.consolidate.selection import Selection
     from ckptools.consolidate.sources import SourceChecksums
     from ckptools.consolidate.writers.layout import Layout, Writer
+    from ckptools.model.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def consolidate(
     from ckptools.consolidate.rounding import check as check_rounding
     from ckptools.consolidate.sources import compare
     from ckptools.consolidate.writers.layout import WriteOptions, beside
-    from ckptools.files import OpenFiles
+    from ckptools.files.opening import OpenFiles
 
     started = time.perf_counter()
     output = output_of(out, format)
@@ -226,7 +226,7 @@ def _texts(selection: Selection, layout: Layout, target: Path) -> dict[Path, str
 
 def _not_asked(checkpoint: Checkpoint, part: str) -> dict[str, int]:
     """The sections that are not of the kind that is written, and how many tensors each has."""
-    from ckptools.model import tensors_in
+    from ckptools.model.tree import tensors_in
 
     others = [s for s in checkpoint.sections if part not in ("all", s.kind)]
     return {s.name: sum(1 for _ in tensors_in(s.value)) for s in others}
@@ -234,7 +234,7 @@ def _not_asked(checkpoint: Checkpoint, part: str) -> dict[str, int]:
 
 def _result(selection: Selection, layout: Layout, texts: Sequence[Path], seconds: float, seen: Seen) -> Consolidated:
     from ckptools.consolidate.sources import count
-    from ckptools.model import fqn_of
+    from ckptools.model.tree import fqn_of
 
     return Consolidated(
         files=(*((p for p, _ in layout.files) if layout.folder is None else [layout.folder]), *texts),

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckptools.dtypes import NAN_BITS
-from ckptools.model import Seen, Tensor
-from ckptools.regions import Box
+from ckptools.model.regions import Box
+from ckptools.model.tensor import Seen, Tensor
 
 if TYPE_CHECKING:
-    from ckptools.files import OpenFiles
+    from ckptools.files.opening import OpenFiles
 
 
 def assemble(tensor: Tensor, box: Box, dtype: str, files: OpenFiles, seen: Seen | None = None) -> memoryview:
@@ -20,7 +20,7 @@ def assemble(tensor: Tensor, box: Box, dtype: str, files: OpenFiles, seen: Seen 
     """
     import numpy as np
 
-    from ckptools.arrays import fill, raw_dtype
+    from ckptools.tensor_io.read import fill, raw_dtype
 
     raw = np.zeros(box.sizes, raw_dtype(tensor.dtype))
     if tensor.fill == "nan":

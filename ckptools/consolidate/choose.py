@@ -9,25 +9,27 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ckptools.checkpoint import Checkpoint
 from ckptools.consolidate.foreign import is_foreign, is_plain, why_foreign, without_attributes
 from ckptools.consolidate.rank_values import NOTHING, RankValues
-from ckptools.consolidate.replicas import differing_boxes
 from ckptools.consolidate.selection import FILLS, Selection
 from ckptools.consolidate.shortfall import HOLES, LOST, absent, own_values_absent, own_values_lost, summary
 from ckptools.consolidate.sources import damaged_copy, spared_note, without_damaged
-from ckptools.coverage import cover_problem
 from ckptools.dtypes import can_be_nan
 from ckptools.errors import NotWholeError, RefusedError, UsageError
-from ckptools.files import OpenFiles
-from ckptools.formats.merge import like
-from ckptools.model import CONTRADICTIONS, KeyPath, Problem, Shard, Tensor, fqn_of, tensors_in
-from ckptools.pickles.told import told
-from ckptools.regions import Box, cover
-from ckptools.sections import Section
+from ckptools.files.opening import OpenFiles
+from ckptools.formats.shared.merge import like
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.problems import CONTRADICTIONS, Problem
+from ckptools.model.regions import Box, cover
+from ckptools.model.tensor import Shard, Tensor
+from ckptools.model.told import told
+from ckptools.model.tree import KeyPath, fqn_of, tensors_in
+from ckptools.model.values import Global, Opaque
+from ckptools.tensor_io.coverage import cover_problem
 from ckptools.tensor_io.records import Record
+from ckptools.tensor_io.replicas import differing_boxes
 from ckptools.text import plural
-from ckptools.values import Global, Opaque
+from ckptools.training_state.sections import Section
 
 ONLY = ("model", "optimizer", "all")
 

@@ -17,11 +17,11 @@ from ckptools.consolidate.output import write_at
 from ckptools.consolidate.plan import Band, Copy, Job
 from ckptools.consolidate.source_records import Piece, SourceRecords
 from ckptools.errors import CkptoolsError, ReadError, WriteError
-from ckptools.files import OpenFiles
+from ckptools.files.opening import OpenFiles
 from ckptools.tensor_io.checksums import combine, crc32
 from ckptools.tensor_io.finite import has_odd
 from ckptools.tensor_io.records import CHUNK, pieces
-from ckptools.threads import in_threads
+from ckptools.tensor_io.threads import in_threads
 
 KERNEL_CHUNK = 64 << 20
 

@@ -6,8 +6,8 @@ from collections import OrderedDict
 from typing import Any
 
 from ckptools.dtypes import ITEMSIZE
-from ckptools.model import walk
-from ckptools.values import Global, Lost, NumpyArray, Opaque
+from ckptools.model.tree import walk
+from ckptools.model.values import Global, Lost, NumpyArray, Opaque
 
 
 def why_foreign(node: Any) -> str:

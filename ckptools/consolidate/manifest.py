@@ -18,9 +18,9 @@ from ckptools.consolidate.plan import Job
 from ckptools.consolidate.stream import PIECE, tensor_bytes
 from ckptools.consolidate.writers.layout import Layout
 from ckptools.errors import ReadError
-from ckptools.files import File, OpenFiles
-from ckptools.model import Tensor
-from ckptools.threads import in_threads
+from ckptools.files.opening import File, OpenFiles
+from ckptools.model.tensor import Tensor
+from ckptools.tensor_io.threads import in_threads
 
 SCHEMA = "ckptools/manifest/1"
 MAX_MANIFEST = 256 << 20

@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 from ckptools.consolidate.selection import Selection
-from ckptools.model import KeyPath
-from ckptools.sections import Section, is_flat_optimizer
+from ckptools.model.tree import KeyPath
 from ckptools.training_state.naming import Id, Naming
+from ckptools.training_state.sections import Section, is_flat_optimizer
 
 NOT_NAMED = Naming({}, "fqn", (), (), "")
 

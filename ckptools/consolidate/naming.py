@@ -16,7 +16,7 @@ from pathlib import Path
 from ckptools.consolidate.writers import FOLDER_HOLDS, WRITERS
 from ckptools.consolidate.writers.layout import Writer
 from ckptools.errors import UsageError
-from ckptools.files import is_remote
+from ckptools.files.opening import is_remote
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from ckptools.checkpoint import Checkpoint
 from ckptools.errors import NoSpaceError, OutputExistsError, ReadError, UsageError, WriteError
-from ckptools.formats.rank_names import parse
-from ckptools.pickles.told import told
+from ckptools.formats.shared.rank_names import parse
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.told import told
 
 HEADROOM = 1 << 20
 """Bytes that the disk keeps free beside the output."""

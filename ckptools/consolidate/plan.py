@@ -13,8 +13,8 @@ from math import prod
 from pathlib import Path
 
 from ckptools.dtypes import ITEMSIZE
-from ckptools.model import Shard, Source, Tensor
-from ckptools.regions import Box, contiguous_strides
+from ckptools.model.regions import Box, contiguous_strides
+from ckptools.model.tensor import Shard, Source, Tensor
 from ckptools.tensor_io.records import Record
 
 MIN_RUN = 64 << 10

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckptools.checkpoint import Checkpoint
 from ckptools.consolidate.execute import Executor, Progress
 from ckptools.consolidate.output import PartialFiles, check_unchanged
 from ckptools.consolidate.writers.layout import Layout
 from ckptools.errors import WriteError
-from ckptools.files import OpenFiles
+from ckptools.files.opening import OpenFiles
+from ckptools.model.checkpoint import Checkpoint
 from ckptools.tensor_io.records import Record
 
 

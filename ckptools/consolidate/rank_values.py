@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ckptools.checkpoint import Checkpoint, leaf_at
-from ckptools.consolidate.replicas import differing_boxes
-from ckptools.files import OpenFiles
-from ckptools.model import KeyPath, Tensor, tensors_in
+from ckptools.files.opening import OpenFiles
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.tensor import Tensor
+from ckptools.model.tree import KeyPath, leaf_at, tensors_in
+from ckptools.tensor_io.replicas import differing_boxes
 from ckptools.training_state.rank_own import Shared
 
 NOTHING = object()

@@ -10,9 +10,9 @@ from typing import Any
 from ckptools.consolidate.stream import tensor_bytes
 from ckptools.consolidate.writers.layout import Layout, ReadBack, ReadTensor
 from ckptools.errors import CkptoolsError, WriteError
-from ckptools.files import OpenFiles
+from ckptools.files.opening import OpenFiles
+from ckptools.tensor_io.threads import in_threads
 from ckptools.text import plural
-from ckptools.threads import in_threads
 
 Progress = Callable[[int, str], None]
 

@@ -11,12 +11,13 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from ckptools.errors import NotWholeError, ReadError
-from ckptools.model import Problem, Rounded
-from ckptools.regions import Box
+from ckptools.model.problems import Problem
+from ckptools.model.regions import Box
+from ckptools.model.tensor import Rounded
 from ckptools.text import and_others
 
 if TYPE_CHECKING:
-    from ckptools.checkpoint import Checkpoint
+    from ckptools.model.checkpoint import Checkpoint
 
 SAMPLE = 4096
 """Elements of each piece that are compared, or a row of it where that is longer."""
@@ -28,13 +29,13 @@ def unequal(pair: Rounded) -> Problem | None:
     Raises:
         NotWholeError, ReadError: nothing that could be compared is, and some of it is in no file that can be read.
     """
-    from ckptools import arrays  # brings numpy, and few checkpoints have pairs
+    from ckptools.tensor_io import read  # brings numpy, and few checkpoints have pairs
 
     unread = None
     for box in sorted({s.box for s in pair.weight.shards}, key=lambda box: box.offsets):
         try:
             sample = _first_rows(box)
-            same = _same(arrays.read_box(pair.copy, sample), arrays.read_box(pair.weight, sample), pair.weight.dtype)
+            same = _same(read.read_box(pair.copy, sample), read.read_box(pair.weight, sample), pair.weight.dtype)
         except (NotWholeError, ReadError) as error:
             unread = error
             continue

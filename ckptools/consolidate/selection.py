@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckptools.checkpoint import Checkpoint
-from ckptools.model import KeyPath
-from ckptools.regions import Box
-from ckptools.sections import Section
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.regions import Box
+from ckptools.model.tree import KeyPath
+from ckptools.training_state.sections import Section
 
 FILLS = ("nan", "zero")
 """What may stand in a hole."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ckptools.checkpoint import Checkpoint
-from ckptools.model import Problem
-from ckptools.sections import Section
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.problems import Problem
 from ckptools.text import and_others, printable, spans
 from ckptools.training_state.rank_own import is_own
+from ckptools.training_state.sections import Section
 
 HOLES = ("CK101", "CK004")
 """Parts of a tensor that no file holds, or none that is right; they are left out, or filled."""

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from ckptools.errors import DamagedError
-from ckptools.files import OpenFiles
-from ckptools.model import Source
+from ckptools.files.opening import OpenFiles
+from ckptools.model.tensor import Source
 from ckptools.tensor_io.checksums import combine, crc32
 from ckptools.tensor_io.records import Record, pieces
 

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field, replace
 
 from ckptools.consolidate.plan import Job
 from ckptools.errors import original_of
-from ckptools.files import OpenFiles
-from ckptools.model import Problem, Tensor
-from ckptools.regions import Box
+from ckptools.files.opening import OpenFiles
+from ckptools.model.problems import Problem
+from ckptools.model.regions import Box
+from ckptools.model.tensor import Tensor
 from ckptools.tensor_io.records import Progress, Record, damaged, stored
 from ckptools.text import and_others, plural
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ckptools.consolidate.plan import Copy, parts_of
-from ckptools.files import OpenFiles
-from ckptools.model import Tensor
+from ckptools.files.opening import OpenFiles
+from ckptools.model.tensor import Tensor
 
 PIECE = 4 << 20
 """Bytes read at a time."""

@@ -9,21 +9,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckptools.checkpoint import Checkpoint
 from ckptools.errors import CkptoolsError, ReadError, SeveralError, UnknownFormatError, UsageError
-from ckptools.files import is_remote, reading
-from ckptools.formats import rank_signs
+from ckptools.files.file_type import HEAD, what_is
+from ckptools.files.opening import is_remote, reading
 from ckptools.formats.options import Options, Reader, Weights
-from ckptools.formats.order import FORMATS, Format, recognised
-from ckptools.formats.outside import formats_from_outside
-from ckptools.model import Problem
+from ckptools.formats.plugins import formats_from_outside
+from ckptools.formats.registry import FORMATS, Format, recognised
+from ckptools.formats.shared import rank_signs
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.problems import Problem
 from ckptools.pickles import reader
-from ckptools.pickles.contents import HEAD, what_is
 from ckptools.training_state import modules
 from ckptools.training_state.given_names import GivenNames
 
 if TYPE_CHECKING:
-    from ckptools.formats.given_names import NamesFrom
+    from ckptools.formats.shared.given_names import NamesFrom
 
 BESIDE = "CK013"
 """Problem code for what lies beside a checkpoint and is not read."""
@@ -158,7 +158,7 @@ def _open(path: Path, options: Options) -> Checkpoint:
             with reader.no_collections():
                 return _beside_others(_read(format_, path, options), path, options, formats)
     except SeveralError:
-        from ckptools.formats.trackers import tracker_in
+        from ckptools.formats.shared.trackers import tracker_in
 
         tracker = tracker_in(path, options.follow_symlinks)
         if tracker is None or tracker.target is None:
@@ -175,7 +175,7 @@ def _only_one_in(path: Path, formats: Sequence[Format], options: Options) -> Pat
     """
     found = None
     if path.is_dir():
-        from ckptools.formats import folder_search
+        from ckptools.formats.shared import folder_search
 
         found = folder_search.find(path, formats, options.follow_symlinks)
     if found is None:
@@ -204,7 +204,7 @@ def _beside_others(checkpoint: Checkpoint, path: Path, options: Options, formats
     others = [p for p in others if p.name not in told_already]
     if not others:
         return checkpoint
-    from ckptools.formats import several
+    from ckptools.formats.shared import several
 
     text = f"also here, and not read: {several.names(path, others)}; open it by its name"
     return replace(checkpoint, problems=(*checkpoint.problems, Problem(BESIDE, "note", text)))
@@ -213,7 +213,7 @@ def _beside_others(checkpoint: Checkpoint, path: Path, options: Options, formats
 def _others(checkpoint: Checkpoint, path: Path, formats: Sequence[Format]) -> list[Path]:
     if not path.is_dir():
         return []
-    from ckptools.formats import folder_search
+    from ckptools.formats.shared import folder_search
 
     return folder_search.others_in(path, formats, (f.path for f in checkpoint.files))
 
@@ -239,7 +239,7 @@ def _cheap(opened: Checkpoint) -> bool:
 def _names(given: NamesFrom | None, follow_symlinks: bool) -> GivenNames | None:
     if given is None:
         return None
-    from ckptools.formats import given_names
+    from ckptools.formats.shared import given_names
 
     return given_names.read(given, follow_symlinks)
 

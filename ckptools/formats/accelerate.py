@@ -23,19 +23,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ckptools.checkpoint import Checkpoint
-from ckptools.files import reading
+from ckptools.files.opening import reading
 from ckptools.formats import rank_files
-from ckptools.formats.beside import read_beside, step_of_accelerate
 from ckptools.formats.dcp.files import METADATA, looks_like_dcp
 from ckptools.formats.dcp.folder import PLANNED
-from ckptools.formats.flat import optimizers as flat_optimizers
 from ckptools.formats.options import Options
-from ckptools.formats.parts import Parts, is_dcp
-from ckptools.formats.shapes import Shapes
-from ckptools.model import Problem
-from ckptools.sections import is_optimizer
+from ckptools.formats.shared.companions import read_beside, step_of_accelerate
+from ckptools.formats.shared.composite import Parts, is_dcp
+from ckptools.formats.shared.flat import optimizers as flat_optimizers
+from ckptools.formats.shared.shapes import Shapes
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.problems import Problem
 from ckptools.training_state.module_order import AS_SAVED, ModuleOrder
+from ckptools.training_state.sections import is_optimizer
 
 NAME = "accelerate"
 READS = "Accelerate's save_state and transformers' Trainer under FSDP: a folder with DCP folders or rank files in it"

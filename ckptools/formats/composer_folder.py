@@ -16,11 +16,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ckptools.checkpoint import Checkpoint
 from ckptools.formats.dcp.folder import PLANNED
 from ckptools.formats.options import Options
-from ckptools.formats.parts import Parts, is_dcp
-from ckptools.model import Fact, Problem
+from ckptools.formats.shared.composite import Parts, is_dcp
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.problems import Problem
+from ckptools.model.records import Fact
 from ckptools.training_state.module_order import AS_SAVED, ModuleOrder
 
 NAME = "composer_folder"

@@ -23,21 +23,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ckptools.checkpoint import Checkpoint, ReadCost
-from ckptools.coverage import cover_problem
 from ckptools.errors import CkptoolsError, ReadError, UsageError
-from ckptools.files import File, check_stays_inside, reading
-from ckptools.formats import shapes
-from ckptools.formats.json_file import JsonError, parse_json
-from ckptools.formats.on_disk import fault
+from ckptools.files.file_type import content_of, head_of
+from ckptools.files.json_file import JsonError, parse_json
+from ckptools.files.opening import File, check_stays_inside, reading
+from ckptools.files.safetensors_header import SORTED, Header, read_header, source_of
 from ckptools.formats.options import Options
-from ckptools.formats.safetensors_header import SORTED, Header, read_header, source_of
-from ckptools.model import Fact, Problem, RankFile, Shard, Tensor, worst_first
-from ckptools.pickles.contents import content_of, head_of
-from ckptools.pickles.told import told
-from ckptools.regions import Box, Ints
-from ckptools.sections import find_sections
-from ckptools.steps import find_step
+from ckptools.formats.shared import shapes
+from ckptools.formats.shared.file_status import fault
+from ckptools.model.checkpoint import Checkpoint, ReadCost
+from ckptools.model.problems import Problem, worst_first
+from ckptools.model.records import Fact, RankFile
+from ckptools.model.regions import Box, Ints
+from ckptools.model.tensor import Shard, Tensor
+from ckptools.model.told import told
+from ckptools.tensor_io.coverage import cover_problem
+from ckptools.training_state.sections import find_sections
+from ckptools.training_state.steps import find_step
 
 NAME = "dcp_safetensors"
 READS = "safetensors shards of DCP: torch's HuggingFaceStorageWriter with save_distributed"

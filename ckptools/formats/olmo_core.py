@@ -17,13 +17,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ckptools.checkpoint import Checkpoint
 from ckptools.formats import rank_files
 from ckptools.formats.dcp.folder import PLANNED
 from ckptools.formats.options import Options
-from ckptools.formats.parts import Parts, is_dcp
-from ckptools.formats.rank_names import parse
-from ckptools.model import Fact, Problem
+from ckptools.formats.shared.composite import Parts, is_dcp
+from ckptools.formats.shared.rank_names import parse
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.problems import Problem
+from ckptools.model.records import Fact
 
 NAME = "olmo_core"
 READS = "OLMo-core: a step folder with model_and_optim/ (DCP) and the trainer's state of each rank"

@@ -20,11 +20,11 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-from ckptools.formats import spans
-from ckptools.model import Tensor
-from ckptools.pickles.told import told
-from ckptools.regions import Box, Ints
-from ckptools.values import Opaque
+from ckptools.formats.shared import flat_runs
+from ckptools.model.regions import Box, Ints
+from ckptools.model.tensor import Tensor
+from ckptools.model.told import told
+from ckptools.model.values import Opaque
 
 WRAPPED = "_fsdp_wrapped_module."
 
@@ -143,7 +143,7 @@ def _placed(data: Tensor, piece: Piece, at: int, rank: int, all_ranks: bool) -> 
         source = data.shards[0].source
         if source is None or not source.contiguous:
             raise ValueError("a flat parameter that is not contiguous")
-        shards = spans.place(piece.shape, piece.start, source.part(Box((at,), (piece.numel,))), rank)
+        shards = flat_runs.place(piece.shape, piece.start, source.part(Box((at,), (piece.numel,))), rank)
     return replace(data, shape=piece.shape, shards=tuple(shards), kind="flat_pieces", parameter=False)
 
 

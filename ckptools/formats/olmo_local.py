@@ -15,20 +15,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ckptools.checkpoint import Checkpoint, ReadCost
 from ckptools.errors import ReadError
-from ckptools.files import File, check_stays_inside
-from ckptools.formats import olmo_flat, rank_checks
-from ckptools.formats.merge import Merge
+from ckptools.files.opening import File, check_stays_inside
+from ckptools.formats import olmo_flat
 from ckptools.formats.olmo_flat import Piece
-from ckptools.formats.on_disk import looked_at, was_read
 from ckptools.formats.options import Options
-from ckptools.formats.rank_names import RankName, names_in, parse, siblings
-from ckptools.model import Fact, RankFile, tensors_in, worst_first
+from ckptools.formats.shared import rank_checks
+from ckptools.formats.shared.file_status import looked_at, was_read
+from ckptools.formats.shared.merge import Merge
+from ckptools.formats.shared.rank_names import RankName, names_in, parse, siblings
+from ckptools.model.checkpoint import Checkpoint, ReadCost
+from ckptools.model.problems import worst_first
+from ckptools.model.records import Fact, RankFile
+from ckptools.model.tree import tensors_in
 from ckptools.pickles.reader import Saved
-from ckptools.sections import find_sections
-from ckptools.steps import find_step
 from ckptools.training_state.module_order import AS_SAVED, ModuleOrder
+from ckptools.training_state.sections import find_sections
+from ckptools.training_state.steps import find_step
 
 NAME = "olmo_local"
 READS = "OLMo's local checkpoints: model/rankN.pt, optim/rankN.pt, train/rankN.pt"

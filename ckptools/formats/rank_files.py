@@ -18,25 +18,28 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckptools.checkpoint import Checkpoint, ReadCost
 from ckptools.errors import ReadError, UnsafePathError, UsageError
-from ckptools.formats import rank_checks
-from ckptools.formats.flat import pieces as flat_pieces
-from ckptools.formats.merge import Merge
-from ckptools.formats.on_disk import looked_at, was_read
 from ckptools.formats.options import Options
-from ckptools.formats.rank_groups import rank_group
-from ckptools.formats.rank_names import RankName, only_group, parse
-from ckptools.formats.rank_signs import tell_one_checkpoint
+from ckptools.formats.shared import rank_checks
+from ckptools.formats.shared.file_status import looked_at, was_read
+from ckptools.formats.shared.flat import pieces as flat_pieces
+from ckptools.formats.shared.merge import Merge
+from ckptools.formats.shared.rank_groups import rank_group
+from ckptools.formats.shared.rank_names import RankName, only_group, parse
+from ckptools.formats.shared.rank_signs import tell_one_checkpoint
 from ckptools.formats.torch_file import in_form
-from ckptools.model import Fact, Problem, RankFile, Tensor, fqn_of, tensors_in, worst_first
+from ckptools.model.checkpoint import Checkpoint, ReadCost
+from ckptools.model.problems import Problem, worst_first
+from ckptools.model.records import Fact, RankFile
+from ckptools.model.tensor import Tensor
+from ckptools.model.tree import fqn_of, tensors_in
 from ckptools.pickles.reader import Saved
-from ckptools.sections import find_sections
-from ckptools.steps import find_step
 from ckptools.training_state.module_order import AS_SAVED
+from ckptools.training_state.sections import find_sections
+from ckptools.training_state.steps import find_step
 
 if TYPE_CHECKING:
-    from ckptools.formats.shapes import Shapes
+    from ckptools.formats.shared.shapes import Shapes
 
 NAME = "rank_files"
 READS = "one torch.save file per rank: Composer, verl, OLMo, Accelerate (FSDP1, FSDP2, HSDP, TP)"
@@ -256,7 +259,7 @@ def _shapes_told(options: Options) -> Shapes | None:
     """The shapes that the caller has for us."""
     if options.shapes is None:
         return None
-    from ckptools.formats import shapes
+    from ckptools.formats.shared import shapes
 
     return shapes.read(options.shapes, options.follow_symlinks)
 

@@ -13,15 +13,17 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from ckptools.checkpoint import Checkpoint, ReadCost
-from ckptools.formats.on_disk import was_read
+from ckptools.files.file_type import HEAD, content_of
 from ckptools.formats.options import Options
-from ckptools.formats.rank_names import COMPRESSED
-from ckptools.model import Fact, Problem, tensors_in
-from ckptools.pickles.contents import HEAD, content_of
-from ckptools.sections import find_sections
-from ckptools.steps import find_step
+from ckptools.formats.shared.file_status import was_read
+from ckptools.formats.shared.rank_names import COMPRESSED
+from ckptools.model.checkpoint import Checkpoint, ReadCost
+from ckptools.model.problems import Problem
+from ckptools.model.records import Fact
+from ckptools.model.tree import tensors_in
 from ckptools.training_state.module_order import AS_SAVED
+from ckptools.training_state.sections import find_sections
+from ckptools.training_state.steps import find_step
 
 NAME = "torch_file"
 READS = "one torch.save file: .pt, .pth, .bin, .ckpt (DDP snapshots, Lightning, plain state dicts)"

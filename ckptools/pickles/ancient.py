@@ -18,17 +18,17 @@ from typing import Any
 
 from ckptools.dtypes import ITEMSIZE, STORAGE_CLASS
 from ckptools.errors import ReadError
-from ckptools.files import File, Window
-from ckptools.model import Tensor
-from ckptools.pickles.budgets import PickleError
-from ckptools.pickles.container import MAX_RECORDS
+from ckptools.files.opening import File, Window
+from ckptools.files.zip_archive import MAX_RECORDS
+from ckptools.model.tensor import Tensor
+from ckptools.model.told import told
+from ckptools.model.values import Global
 from ckptools.pickles.legacy import Stream, View, check_system, locator
+from ckptools.pickles.limits import PickleError
 from ckptools.pickles.machine import Machine
 from ckptools.pickles.reader import load_checked
 from ckptools.pickles.rebuild import MAX_NDIM, Storage
 from ckptools.pickles.tensors import plain
-from ckptools.pickles.told import told
-from ckptools.values import Global
 
 Known = dict[int, "Storage | Tensor"]
 

@@ -16,9 +16,9 @@ import re
 from typing import TYPE_CHECKING, Any
 from weakref import proxy
 
+from ckptools.model.regions import Box, Ints
+from ckptools.model.values import Global
 from ckptools.pickles.shard_runs import INT, UnusualError, ints_of
-from ckptools.regions import Box, Ints
-from ckptools.values import Global
 
 if TYPE_CHECKING:
     from ckptools.pickles.machine import Machine

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ckptools.values import Cycle
+from ckptools.model.values import Cycle
 
 CONTAINERS = (dict, list, tuple)
 

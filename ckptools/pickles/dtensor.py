@@ -22,11 +22,11 @@ from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from ckptools.model import Shard, Source, Tensor, in_rank_order
+from ckptools.model.regions import Ints, Run, chunk_runs, contiguous_strides, grid_boxes, strided_chunk_runs
+from ckptools.model.tensor import Shard, Source, Tensor, in_rank_order
+from ckptools.model.told import told
+from ckptools.model.values import Opaque
 from ckptools.pickles.sharded import attributes
-from ckptools.pickles.told import told
-from ckptools.regions import Ints, Run, chunk_runs, contiguous_strides, grid_boxes, strided_chunk_runs
-from ckptools.values import Opaque
 
 if TYPE_CHECKING:
     from ckptools.pickles.machine import Machine

@@ -25,15 +25,15 @@ from typing import Any
 
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import ReadError
-from ckptools.files import File, Window
-from ckptools.pickles.budgets import CutError, PickleError
-from ckptools.pickles.container import MAX_PICKLE
-from ckptools.pickles.contents import LEGACY_MAGIC
+from ckptools.files.file_type import LEGACY_MAGIC
+from ckptools.files.opening import File, Window
+from ckptools.files.zip_archive import MAX_PICKLE
+from ckptools.model.told import told
+from ckptools.model.values import Global
+from ckptools.pickles.limits import CutError, PickleError
 from ckptools.pickles.machine import Locate, Machine
 from ckptools.pickles.reader import load_checked, no_collections
 from ckptools.pickles.rebuild import Storage
-from ckptools.pickles.told import told
-from ckptools.values import Global
 
 PROTOCOL_VERSION = 1001
 

@@ -17,8 +17,12 @@ from itertools import repeat
 from pathlib import Path
 from typing import Any
 
+from ckptools.model.told import told
+from ckptools.model.values import Global, NumpyScalar, Opaque
 from ckptools.pickles import tensors  # noqa: F401 - registers what tensors are rebuilt from
-from ckptools.pickles.budgets import (
+from ckptools.pickles.chunk_runs import ChunkReader, IndexRecord
+from ckptools.pickles.dtensor import Mesh
+from ckptools.pickles.limits import (
     BLOCK,
     FREE_WORK,
     MAX_FLAT_KEY,
@@ -31,13 +35,9 @@ from ckptools.pickles.budgets import (
     CutError,
     PickleError,
 )
-from ckptools.pickles.chunk_runs import ChunkReader, IndexRecord
-from ckptools.pickles.dtensor import Mesh
 from ckptools.pickles.opcodes import DISPATCH, Stop
 from ckptools.pickles.rebuild import Storage, call
 from ckptools.pickles.shard_runs import Placement, RunReader, ShardRecord, UnusualError
-from ckptools.pickles.told import told
-from ckptools.values import Global, NumpyScalar, Opaque
 
 HARMLESS_KEYS = (str, bytes, bool, float, type(None), date)
 

@@ -11,11 +11,11 @@ import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ckptools.pickles.budgets import MAX_INT_BYTES, MAX_INT_DIGITS, MAX_STACK, PickleError
+from ckptools.model.values import Global, Opaque
 from ckptools.pickles.chunk_runs import RECORDS
+from ckptools.pickles.limits import MAX_INT_BYTES, MAX_INT_DIGITS, MAX_STACK, PickleError
 from ckptools.pickles.rebuild import build, call
 from ckptools.pickles.shard_runs import Placement, ShardRecord, UnusualError
-from ckptools.values import Global, Opaque
 
 if TYPE_CHECKING:
     from ckptools.pickles.machine import Machine

@@ -11,16 +11,16 @@ from typing import Any
 
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import ReadError
-from ckptools.files import File, Window
-from ckptools.pickles import container
-from ckptools.pickles.budgets import CycleError, PickleError
-from ckptools.pickles.container import Container
-from ckptools.pickles.contents import COMPRESSIONS, content_of, head_of
+from ckptools.files import zip_archive
+from ckptools.files.file_type import COMPRESSIONS, content_of, head_of
+from ckptools.files.opening import File, Window
+from ckptools.files.zip_archive import Container
+from ckptools.model.told import told
 from ckptools.pickles.cycles import without_cycles
 from ckptools.pickles.dtensor import claims_of
+from ckptools.pickles.limits import CycleError, PickleError
 from ckptools.pickles.machine import Locate, Machine
 from ckptools.pickles.rebuild import Storage
-from ckptools.pickles.told import told
 
 MAX_LEAVES = 20_000_000
 MAX_SHARED = 1_000_000
@@ -101,7 +101,7 @@ def glance(path: Path) -> None:
 
             members(file)
         elif content not in COMPRESSIONS.values():
-            container.glance(file)
+            zip_archive.glance(file)
 
 
 def look(path: Path) -> str:
@@ -124,7 +124,7 @@ def plain(file: File) -> Iterator[tuple[File, tuple[str, ...]]]:
     if content not in COMPRESSIONS.values():
         yield file, (content,)
         return
-    from ckptools.pickles.unpacked import unpacked
+    from ckptools.files.compressed import unpacked
 
     with File(unpacked(file, content)) as inside:
         yield inside, (content, content_of(head_of(inside)))

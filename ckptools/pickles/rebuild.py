@@ -12,9 +12,9 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from ckptools.dtypes import ITEMSIZE, STORAGE_CLASS
-from ckptools.pickles.budgets import PickleError
-from ckptools.pickles.told import told
-from ckptools.values import Device, Global, NumpyArray, NumpyDtype, NumpyScalar, Opaque, Size, TorchName
+from ckptools.model.told import told
+from ckptools.model.values import Device, Global, NumpyArray, NumpyDtype, NumpyScalar, Opaque, Size, TorchName
+from ckptools.pickles.limits import PickleError
 
 if TYPE_CHECKING:
     from ckptools.pickles.machine import Machine

@@ -19,9 +19,9 @@ from bisect import bisect_right
 from typing import TYPE_CHECKING, Any
 from weakref import proxy
 
-from ckptools.model import Shard
-from ckptools.regions import Box, Ints
-from ckptools.values import Global, Opaque
+from ckptools.model.regions import Box, Ints
+from ckptools.model.tensor import Shard
+from ckptools.model.values import Global, Opaque
 
 if TYPE_CHECKING:
     from ckptools.pickles.machine import Machine

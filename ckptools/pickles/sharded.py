@@ -16,11 +16,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ckptools.model import Shard, Tensor
+from ckptools.model.regions import Box, Ints
+from ckptools.model.tensor import Shard, Tensor
+from ckptools.model.told import told
+from ckptools.model.values import Opaque
 from ckptools.pickles.shard_runs import ShardRecord
-from ckptools.pickles.told import told
-from ckptools.regions import Box, Ints
-from ckptools.values import Opaque
 
 if TYPE_CHECKING:
     from ckptools.pickles.machine import Machine

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckptools.errors import ReadError
-from ckptools.files import File, Window
-from ckptools.pickles.contents import content_of, head_of
+from ckptools.files.file_type import content_of, head_of
+from ckptools.files.opening import File, Window
+from ckptools.model.told import told
 from ckptools.pickles.machine import Machine
 from ckptools.pickles.reader import read_archive
-from ckptools.pickles.told import told
 
 BLOCK = 512
 MAX_MEMBERS = 100_000

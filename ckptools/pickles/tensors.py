@@ -14,12 +14,12 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from ckptools.dtypes import ITEMSIZE, QUANTIZED
-from ckptools.model import Shard, Source, Tensor, TensorKind
+from ckptools.model.regions import Box, Ints
+from ckptools.model.tensor import Shard, Source, Tensor, TensorKind
+from ckptools.model.told import told
+from ckptools.model.values import Global, NumpyArray, Opaque
 from ckptools.pickles import dtensor, sharded
 from ckptools.pickles.rebuild import MAX_NDIM, Storage, dtype_of, rebuilds
-from ckptools.pickles.told import told
-from ckptools.regions import Box, Ints
-from ckptools.values import Global, NumpyArray, Opaque
 
 if TYPE_CHECKING:
     from ckptools.pickles.machine import Machine

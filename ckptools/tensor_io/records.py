@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ckptools.files import File, OpenFiles
-from ckptools.model import Shard, Source, Tensor
+from ckptools.files.opening import File, OpenFiles
+from ckptools.model.tensor import Shard, Source, Tensor
 from ckptools.tensor_io.checksums import crc32
-from ckptools.threads import in_threads
+from ckptools.tensor_io.threads import in_threads
 
 CHUNK = 1 << 20
 """Bytes held at a time, a multiple of every element's width; more would not stay in the processor's cache."""

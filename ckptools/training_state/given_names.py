@@ -14,8 +14,8 @@ from typing import Any
 
 from ckptools.dtypes import is_floating
 from ckptools.errors import RefusedError
-from ckptools.model import Tensor
-from ckptools.regions import Ints
+from ckptools.model.regions import Ints
+from ckptools.model.tensor import Tensor
 from ckptools.training_state.module_order import ModuleOrder
 from ckptools.training_state.naming import Id, Naming
 from ckptools.training_state.optimizer_names import (

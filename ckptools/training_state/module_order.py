@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ckptools.model import Tensor
+from ckptools.model.tensor import Tensor
 from ckptools.training_state.wrappers import without_wrappers
 
 

@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from ckptools.errors import ReadError
-from ckptools.model import Tensor
+from ckptools.model.tensor import Tensor
+from ckptools.model.values import Opaque
 from ckptools.pickles import reader
-from ckptools.pickles.budgets import PickleError
+from ckptools.pickles.limits import PickleError
 from ckptools.pickles.reader import Saved
-from ckptools.sections import find_sections
-from ckptools.values import Opaque
+from ckptools.training_state.sections import find_sections
 
 MAX_DEPTH = 100
 """Modules inside of modules."""

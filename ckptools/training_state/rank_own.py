@@ -11,9 +11,10 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from ckptools.model import KeyPath, Tensor, children_of, nodes_in, tensors_in
-from ckptools.sections import Section
-from ckptools.steps import COUNTERS
+from ckptools.model.tensor import Tensor
+from ckptools.model.tree import KeyPath, children_of, nodes_in, tensors_in
+from ckptools.training_state.sections import Section
+from ckptools.training_state.steps import COUNTERS
 
 STRICT = ("model", "optimizer", "scheduler")
 DATA_WORDS = frozenset(("sampler", "samplers", "dataloader", "dataloaders", "loader", "loaders", "dataset", "datasets"))

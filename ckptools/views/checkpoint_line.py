@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ckptools.checkpoint import Checkpoint
-from ckptools.sections import measure
+from ckptools.model.checkpoint import Checkpoint
 from ckptools.text import clip_middle, plural, printable, size
+from ckptools.training_state.sections import measure
 
 
 def checkpoint_line(ck: Checkpoint) -> str:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ckptools.dtypes import short
-from ckptools.model import Tensor, fqn_of
+from ckptools.model.tensor import Tensor
+from ckptools.model.tree import fqn_of
 from ckptools.text import plural, printable, shape, size
 from ckptools.views.details import Detail, StateRow, ValueRow, distinct
 from ckptools.views.report import Report

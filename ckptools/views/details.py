@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ckptools.checkpoint import Checkpoint
 from ckptools.errors import UsageError
-from ckptools.model import Key, KeyPath, Tensor, children_of, fqn_of
-from ckptools.sections import Section
-from ckptools.values import NumpyArray, Opaque, plain
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.tensor import Tensor
+from ckptools.model.tree import Key, KeyPath, children_of, fqn_of
+from ckptools.model.values import NumpyArray, Opaque, plain
+from ckptools.training_state.sections import Section
 from ckptools.views.layout import placement
 from ckptools.views.shown import described, is_brief, is_plain
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ckptools.checkpoint import Checkpoint
-from ckptools.model import Tensor
-from ckptools.optimizers import Optimizer, ParamGroup, nested
-from ckptools.sections import section_name
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.tensor import Tensor
 from ckptools.training_state.optimizer_names import group_ids
+from ckptools.training_state.optimizers import Optimizer, ParamGroup, nested
+from ckptools.training_state.sections import section_name
 from ckptools.views.shown import scalar
 
 

@@ -7,13 +7,14 @@ from datetime import timedelta
 from itertools import islice
 from typing import Any
 
-from ckptools.checkpoint import Checkpoint
-from ckptools.model import Tensor, nodes_in, tensors_in, walk
-from ckptools.optimizers import nested
-from ckptools.sections import Section, SectionSize, storage_identity, stream_of
-from ckptools.steps import COUNTERS, EPOCH_COUNTERS
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.tensor import Tensor
+from ckptools.model.tree import nodes_in, tensors_in, walk
+from ckptools.model.values import NumpyArray
 from ckptools.text import plural
-from ckptools.values import NumpyArray
+from ckptools.training_state.optimizers import nested
+from ckptools.training_state.sections import Section, SectionSize, storage_identity, stream_of
+from ckptools.training_state.steps import COUNTERS, EPOCH_COUNTERS
 from ckptools.views.shown import key_name, scalar, shown
 
 MAX_WORDS = 8

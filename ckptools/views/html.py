@@ -12,7 +12,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from ckptools.dtypes import short
-from ckptools.model import Tensor
+from ckptools.model.tensor import Tensor
 from ckptools.text import clip, clip_middle, count, plural, printable, shape, size
 from ckptools.views.checkpoint_line import checkpoint_line
 from ckptools.views.details import tensor_rows
@@ -20,7 +20,7 @@ from ckptools.views.report import Report, inspect_report
 from ckptools.views.shown import key_name, shown
 
 if TYPE_CHECKING:
-    from ckptools.checkpoint import Checkpoint
+    from ckptools.model.checkpoint import Checkpoint
 
 MAX_ROWS = 200
 """Rows of all tables of one output together."""

@@ -9,7 +9,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckptools.model import Fact, Problem, RankFile, fqn_of
+from ckptools.model.problems import Problem
+from ckptools.model.records import Fact, RankFile
+from ckptools.model.tree import fqn_of
 from ckptools.views.groups import GroupRow, OptimizerRow
 from ckptools.views.report import Report, SectionRow
 from ckptools.views.shown import Jsonable, key_name

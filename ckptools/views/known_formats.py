@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ckptools.consolidate.writers import WRITERS
 from ckptools.formats import FORMATS
-from ckptools.formats.outside import formats_from_outside
+from ckptools.formats.plugins import formats_from_outside
 from ckptools.text import printable
 
 

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
 
-from ckptools.checkpoint import Checkpoint
-from ckptools.model import Tensor, tensors_in
-from ckptools.regions import Ints
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.regions import Ints
+from ckptools.model.tensor import Tensor
+from ckptools.model.tree import tensors_in
 from ckptools.text import plural
 
 REPLICATE = "Replicate()"

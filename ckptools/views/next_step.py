@@ -5,11 +5,13 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from ckptools.checkpoint import Checkpoint
-from ckptools.coverage import can_be_read
 from ckptools.dtypes import can_be_nan
-from ckptools.model import CONTRADICTIONS, Tensor, tensors_in
-from ckptools.regions import Box
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.problems import CONTRADICTIONS
+from ckptools.model.regions import Box
+from ckptools.model.tensor import Tensor
+from ckptools.model.tree import tensors_in
+from ckptools.tensor_io.coverage import can_be_read
 from ckptools.text import printable
 
 MAX_FILES = 8

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ckptools.model import Problem, Severity
+from ckptools.model.problems import Problem, Severity
 from ckptools.text import and_others, clip_middle, plural, printable, spans
 
 MAX_LINE = 500

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ckptools.checkpoint import Checkpoint, ReadCost
-from ckptools.model import Fact, Problem, RankFile, fqn_of, walk, worst_first
-from ckptools.sections import Section, SectionKind, SectionSize, measure
-from ckptools.steps import contradiction
+from ckptools.model.checkpoint import Checkpoint, ReadCost
+from ckptools.model.problems import Problem, worst_first
+from ckptools.model.records import Fact, RankFile
+from ckptools.model.tree import fqn_of, walk
+from ckptools.training_state.sections import Section, SectionKind, SectionSize, measure
+from ckptools.training_state.steps import contradiction
 from ckptools.views import next_step, safety
 from ckptools.views.groups import OptimizerRow, SchedulerRow, optimizer_rows, scheduler_rows
 from ckptools.views.holds import holds

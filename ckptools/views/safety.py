@@ -9,11 +9,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from ckptools.checkpoint import Checkpoint
-from ckptools.model import KeyPath, Problem, Tensor, fqn_of, nodes_in
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.problems import Problem
+from ckptools.model.tensor import Tensor
+from ckptools.model.tree import KeyPath, fqn_of, nodes_in
+from ckptools.model.values import Lost, Opaque
 from ckptools.text import and_more, clip_middle, plural
 from ckptools.training_state.modules import ModuleState
-from ckptools.values import Lost, Opaque
 
 MAX_VISITED = 2_000_000
 """Containers and foreign objects that are looked at; what a foreign object holds has no other limit."""

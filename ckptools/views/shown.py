@@ -9,9 +9,9 @@ from itertools import islice
 from typing import Any
 
 from ckptools.dtypes import short
-from ckptools.model import Tensor
+from ckptools.model.tensor import Tensor
+from ckptools.model.values import Device, Global, NumpyArray, NumpyDtype, NumpyScalar, Opaque, TorchName, plain
 from ckptools.text import clip, number, plural, printable, shape
-from ckptools.values import Device, Global, NumpyArray, NumpyDtype, NumpyScalar, Opaque, TorchName, plain
 
 MAX_ITEMS = 6
 """Items of a list or dict that are shown in a line."""

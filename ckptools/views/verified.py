@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 
 from ckptools.checks.results import Check, Verification
-from ckptools.model import Problem
+from ckptools.model.problems import Problem
 from ckptools.text import plural, size
 from ckptools.views.problems import fold
 from ckptools.views.tables import PIPE, Column, Screen, table

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from ckptools.threads import in_threads
+from ckptools.tensor_io.threads import in_threads
 from tests.benchmarks.measure import run, workplace
 
 CKPTOOLS = [sys.executable, "-m", "ckptools"]

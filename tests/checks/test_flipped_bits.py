@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 import ckptools
 from ckptools.errors import CkptoolsError
-from ckptools.model import Tensor, walk
+from ckptools.model.tensor import Tensor
+from ckptools.model.tree import walk
 from tests.truth import FIXTURES
 
 CHECKPOINTS = {

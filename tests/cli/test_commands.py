@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ckptools.cli import COMMANDS, app
-from ckptools.model import PROBLEM_CODES
+from ckptools.model.problems import PROBLEM_CODES
 from tests.truth import FIXTURES
 
 README = Path(__file__).parent.parent.parent / "README.md"

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 import ckptools
 from ckptools.cli import app
-from ckptools.model import tensors_in
+from ckptools.model.tree import tensors_in
 from ckptools.views.report import inspect_report
 from ckptools.views.text import report_text
 from tests.truth import FIXTURES, LOCAL, WHOLE, Known, load_truth

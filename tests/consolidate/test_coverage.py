@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 import ckptools
-from ckptools.checkpoint import Checkpoint
 from ckptools.errors import NotWholeError
-from ckptools.model import Fact, RankFile, Shard, Source, Tensor
-from ckptools.regions import Box, contiguous_strides
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.records import Fact, RankFile
+from ckptools.model.regions import Box, contiguous_strides
+from ckptools.model.tensor import Shard, Source, Tensor
 from ckptools.training_state.module_order import AS_SAVED
 
 KINDS = ("sharded_tensor", "dtensor", "chunks")

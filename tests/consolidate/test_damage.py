@@ -17,8 +17,9 @@ import ckptools
 from ckptools.cli import app
 from ckptools.consolidate.source_records import Piece, SourceRecords
 from ckptools.errors import DamagedError, NotWholeError
-from ckptools.files import OpenFiles
-from ckptools.model import Shard, Tensor, fqn_of, tensors_in
+from ckptools.files.opening import OpenFiles
+from ckptools.model.tensor import Shard, Tensor
+from ckptools.model.tree import fqn_of, tensors_in
 from ckptools.tensor_io.checksums import crc32
 from ckptools.tensor_io.records import Record, stored
 from tests.truth import FIXTURES

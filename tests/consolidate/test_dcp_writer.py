@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, se
 
 import ckptools
 from ckptools.consolidate.writers import dcp as writer
-from ckptools.model import tensors_in
+from ckptools.model.tree import tensors_in
 from tests.consolidate import dcp_resume
 from tests.consolidate.test_outputs import raw
 from tests.truth import WHOLE, Known, load_truth

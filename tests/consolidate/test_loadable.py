@@ -16,7 +16,7 @@ import ckptools
 from ckptools.consolidate.writers.loadable import LEFT_OUT, Loadable
 from ckptools.consolidate.writers.numpy_values import TORCH_DTYPE
 from ckptools.errors import CkptoolsError
-from ckptools.values import Device, NumpyArray, NumpyScalar, Size, TorchName
+from ckptools.model.values import Device, NumpyArray, NumpyScalar, Size, TorchName
 from tests.formats.test_merge import trees
 from tests.truth import FIXTURES
 

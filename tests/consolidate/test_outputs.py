@@ -13,8 +13,8 @@ import torch
 from safetensors import safe_open
 
 import ckptools
-from ckptools.model import fqn_of
-from ckptools.optimizers import Optimizer
+from ckptools.model.tree import fqn_of
+from ckptools.training_state.optimizers import Optimizer
 from tests.truth import LOCAL, WHOLE, Known, load_truth
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from ckptools.consolidate import plan
 from ckptools.consolidate.plan import Band, Copy, parts_of
-from ckptools.model import Shard, Source, Tensor
-from ckptools.regions import Box, contiguous_strides
+from ckptools.model.regions import Box, contiguous_strides
+from ckptools.model.tensor import Shard, Source, Tensor
 from ckptools.tensor_io.records import Record
 
 FILE = Path("x")

@@ -48,8 +48,8 @@ def leftovers(folder: Path) -> list[str]:
 
 def flip(path: Path, record: str) -> None:
     """Change one byte of a record's payload."""
-    from ckptools.files import File
-    from ckptools.pickles.container import Container
+    from ckptools.files.opening import File
+    from ckptools.files.zip_archive import Container
 
     with File(path) as file:
         offset, _ = Container(file).payload(record)
@@ -106,8 +106,8 @@ def _with_batch(data: bytes, batch: int) -> bytes:
     at = data.index(b"K\x05", at)
     changed = bytearray(data)
     changed[at + 1] = batch
-    from ckptools.files import File
-    from ckptools.pickles.container import Container
+    from ckptools.files.opening import File
+    from ckptools.files.zip_archive import Container
 
     path = COMPOSER / "ep0-ba5-rank1.pt"
     with File(path) as file:

@@ -7,7 +7,7 @@ import struct
 import zlib
 from collections.abc import Iterator
 
-from ckptools.steps import COUNTERS
+from ckptools.training_state.steps import COUNTERS
 
 LOCAL = b"PK\x03\x04"
 CENTRAL = struct.Struct("<4s6H3I5H2I")

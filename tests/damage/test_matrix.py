@@ -20,7 +20,8 @@ from typer.testing import CliRunner, Result
 
 import ckptools
 from ckptools.cli import app
-from ckptools.model import Tensor, walk
+from ckptools.model.tensor import Tensor
+from ckptools.model.tree import walk
 from tests.damage.damages import Damage, damages
 from tests.damage.exceptions import EXCEPTIONS, Unknowable
 from tests.truth import FIXTURES, LOCAL, WHOLE, Known

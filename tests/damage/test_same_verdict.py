@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import ckptools
 from ckptools.cli import app
-from ckptools.formats import rank_signs
+from ckptools.formats.shared import rank_signs
 from tests.damage.another_step import of_another_step
 from tests.truth import FIXTURES
 

@@ -16,8 +16,8 @@ from safetensors.torch import save_file
 import ckptools
 from ckptools.errors import NotWholeError, UnsafePathError
 from ckptools.formats import accelerate
-from ckptools.formats.beside import step_of_accelerate
-from ckptools.model import Fact
+from ckptools.formats.shared.companions import step_of_accelerate
+from ckptools.model.records import Fact
 from tests.truth import FIXTURES
 
 SAMPLE = FIXTURES / "accelerate-fsdp2" / "ckpt"

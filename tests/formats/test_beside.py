@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from ckptools.errors import ReadError, UnsafePathError
-from ckptools.formats.beside import Beside, companions, read_beside
-from ckptools.formats.json_file import read_json
+from ckptools.files.json_file import read_json
 from ckptools.formats.options import Options
-from ckptools.model import Tensor
-from ckptools.values import Opaque
+from ckptools.formats.shared.companions import Beside, companions, read_beside
+from ckptools.model.tensor import Tensor
+from ckptools.model.values import Opaque
 from tests.formats.trainer_folder import trainer_folder
 
 

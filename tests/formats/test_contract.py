@@ -8,13 +8,14 @@ import sys
 import pytest
 
 import ckptools
-from ckptools.arrays import read_box
 from ckptools.errors import UnknownFormatError, UsageError, original_of
 from ckptools.formats import FORMATS
-from ckptools.formats.order import recognised
-from ckptools.model import Tensor, children_of, tensors_in, walk
-from ckptools.regions import Box
-from ckptools.values import Opaque
+from ckptools.formats.registry import recognised
+from ckptools.model.regions import Box
+from ckptools.model.tensor import Tensor
+from ckptools.model.tree import children_of, tensors_in, walk
+from ckptools.model.values import Opaque
+from ckptools.tensor_io.read import read_box
 from tests.truth import LOCAL, WHOLE, Known
 
 EVERY = (*WHOLE, *LOCAL)

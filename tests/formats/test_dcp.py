@@ -21,12 +21,13 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex
 
 import ckptools
-from ckptools.arrays import read_box
 from ckptools.errors import NotWholeError, ReadError, RefusedError, UnsafePathError, UsageError
 from ckptools.formats.dcp import tensors
-from ckptools.model import Tensor, tensors_in
-from ckptools.regions import Box
-from ckptools.values import Lost, Opaque
+from ckptools.model.regions import Box
+from ckptools.model.tensor import Tensor
+from ckptools.model.tree import tensors_in
+from ckptools.model.values import Lost, Opaque
+from ckptools.tensor_io.read import read_box
 from tests.truth import FIXTURES, load_truth
 from tests.versions import TORCH
 

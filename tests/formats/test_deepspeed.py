@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import ckptools
-from ckptools.arrays import read_box
 from ckptools.errors import NotWholeError
-from ckptools.model import Tensor
-from ckptools.regions import Box
+from ckptools.model.regions import Box
+from ckptools.model.tensor import Tensor
+from ckptools.tensor_io.read import read_box
 from tests.formats.deepspeed_writer import SLOTS, Run, deepspeed_classes, values
 from tests.truth import FIXTURES, load_truth
 

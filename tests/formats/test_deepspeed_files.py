@@ -10,8 +10,9 @@ import torch
 
 import ckptools
 from ckptools.errors import NotWholeError, ReadError, UnsafePathError, UsageError
-from ckptools.formats import deepspeed, rank_signs
+from ckptools.formats import deepspeed
 from ckptools.formats.deepspeed.names import parse
+from ckptools.formats.shared import rank_signs
 from tests.formats.deepspeed_writer import Run, deepspeed_classes, values
 from tests.truth import FIXTURES
 

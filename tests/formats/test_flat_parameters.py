@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 import ckptools
 from ckptools.cli import app
 from ckptools.errors import NotWholeError, ReadError
-from ckptools.formats.flat.parameters import take_apart
-from ckptools.formats.flat.units import UnexplainedError, explain
-from ckptools.formats.shapes import WRITTEN, Shapes
-from ckptools.model import Shard, Source, Tensor
-from ckptools.regions import Box
+from ckptools.formats.shared.flat.parameters import take_apart
+from ckptools.formats.shared.flat.units import UnexplainedError, explain
+from ckptools.formats.shared.shapes import WRITTEN, Shapes
+from ckptools.model.regions import Box
+from ckptools.model.tensor import Shard, Source, Tensor
 from tests.formats import save_local_states
 from tests.formats.test_truth import same
 from tests.truth import FIXTURES, LOCAL, WHOLE, Known, load_truth

@@ -17,11 +17,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import ckptools
-from ckptools import arrays
 from ckptools.errors import NotWholeError
 from ckptools.formats.megatron_dist.buckets import UnjoinedError, join
-from ckptools.model import Shard, Source, Tensor
-from ckptools.regions import Box, Ints
+from ckptools.model.regions import Box, Ints
+from ckptools.model.tensor import Shard, Source, Tensor
+from ckptools.tensor_io import read
 from tests.formats.test_megatron_dist import live
 from tests.formats.test_megatron_dist import write as torch_dist
 from tests.formats.test_truth import same
@@ -72,7 +72,7 @@ def test_a_missing_file_leaves_holes_and_moves_nothing(tmp_path):
         whole = np.frombuffer(data, "<f4").reshape(shape)
         for shard in tensor.found:
             rows = tuple(slice(o, e) for o, e in zip(shard.box.offsets, shard.box.ends, strict=True))
-            assert np.array_equal(arrays.read_box(replace(tensor, shards=(shard,)), shard.box).view("<f4"), whole[rows])
+            assert np.array_equal(read.read_box(replace(tensor, shards=(shard,)), shard.box).view("<f4"), whole[rows])
     with pytest.raises(NotWholeError):
         ck.consolidate(tmp_path / "all.pt")
 
@@ -256,7 +256,7 @@ def test_any_model_is_read_back_or_refused_and_never_wrong(model, tp, dp, most):
             assert "more than one order" in str(error)
             return
         for name, slots in state.items():
-            whole = arrays.read_box(slots["param"], Box.whole(values[name].shape)).view("<f4")
+            whole = read.read_box(slots["param"], Box.whole(values[name].shape)).view("<f4")
             assert np.array_equal(whole, values[name]), name
             assert {s.rank // dp for s in slots["param"].shards} == set(range(tp))
         assert list(state) == list(weights)

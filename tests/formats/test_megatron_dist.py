@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 import ckptools
 from ckptools.errors import NotWholeError, ReadError, UnsafePathError, UsageError
 from ckptools.formats.megatron_dist.stored import Stored
-from ckptools.model import Shard, Source, Tensor
-from ckptools.regions import Box, contiguous_strides
+from ckptools.model.regions import Box, contiguous_strides
+from ckptools.model.tensor import Shard, Source, Tensor
 from tests.formats.test_truth import same
 from tests.truth import FIXTURES, load_truth
 

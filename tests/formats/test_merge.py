@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 import ckptools
 from ckptools.errors import CkptoolsError
-from ckptools.formats.merge import Merge, difference, same_value
-from ckptools.model import Shard, Source, Tensor, walk
-from ckptools.regions import Box, contiguous_strides
-from ckptools.values import Device, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchName
+from ckptools.formats.shared.merge import Merge, difference, same_value
+from ckptools.model.regions import Box, contiguous_strides
+from ckptools.model.tensor import Shard, Source, Tensor
+from ckptools.model.tree import walk
+from ckptools.model.values import Device, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchName
 
 
 def merged(*trees):

@@ -18,9 +18,10 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 
 import ckptools
 from ckptools.errors import CkptoolsError, NotWholeError, ReadError
-from ckptools.formats import olmo_flat, rank_signs
-from ckptools.model import Shard, Source, Tensor
-from ckptools.regions import Box
+from ckptools.formats import olmo_flat
+from ckptools.formats.shared import rank_signs
+from ckptools.model.regions import Box
+from ckptools.model.tensor import Shard, Source, Tensor
 from ckptools.training.fake_world import fake_group
 from ckptools.training.strategies import fsdp1
 from tests.pickles.test_tensors import same_bits

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import ckptools
 from ckptools.cli import app
 from ckptools.errors import NotWholeError, ReadError, UnsafePathError, UsageError
-from ckptools.formats.rank_groups import fitting, named_together
+from ckptools.formats.shared.rank_groups import fitting, named_together
 from tests.truth import FIXTURES
 
 RANKS = FIXTURES / "torch2.4.1-fsdp2-w3"

@@ -14,8 +14,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from ckptools.errors import ReadError
-from ckptools.files import File, Window
-from ckptools.formats.safetensors_header import Entry, Header, read_header
+from ckptools.files.opening import File, Window
+from ckptools.files.safetensors_header import Entry, Header, read_header
 
 ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from ckptools.errors import CkptoolsError, ReadError, UsageError
-from ckptools.formats import shapes
+from ckptools.formats.shared import shapes
 from tests.state_dicts import state_dict
 from tests.truth import FIXTURES, LOCAL
 

@@ -25,10 +25,10 @@ from safetensors.torch import save_file
 from torch import nn
 
 import ckptools
-from ckptools.model import Tensor
-from ckptools.sections import storage_identity
+from ckptools.model.tensor import Tensor
 from ckptools.training_state.given_names import name_with
 from ckptools.training_state.module_order import believed
+from ckptools.training_state.sections import storage_identity
 from tests.formats.megatron_runs import Run, file_tree, full_model, save
 from tests.truth import WHOLE
 

@@ -13,7 +13,7 @@ import torch
 import ckptools
 from ckptools.errors import NotWholeError
 from ckptools.formats import composer_folder, olmo_core
-from ckptools.values import Opaque
+from ckptools.model.values import Opaque
 from tests.formats.test_accelerate import MODEL, OPTIMIZER, raw, save
 
 FLAT = {"state.w.exp_avg": torch.ones(4, 3), "state.w.step": torch.tensor(3.0), "param_groups.w.lr": 0.1}

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 import ckptools
-from ckptools import arrays
 from ckptools.errors import ReadError
-from ckptools.model import Tensor
-from ckptools.regions import Box
+from ckptools.model.regions import Box
+from ckptools.model.tensor import Tensor
+from ckptools.tensor_io import read
 from tests.truth import LOCAL, WHOLE, Known, load_truth
 
 
 def raw(tensor: Tensor) -> tuple[str, bytes, tuple[int, ...]]:
-    return tensor.dtype, arrays.read_box(tensor, Box.whole(tensor.shape)).tobytes(), tensor.shape
+    return tensor.dtype, read.read_box(tensor, Box.whole(tensor.shape)).tobytes(), tensor.shape
 
 
 def values(known: Known) -> dict[str, object]:
@@ -61,4 +61,4 @@ def test_flat_parameters_without_shapes_are_shown_and_not_put_together(known):
     assert any(p.code == "CK106" and "flattened parameter" in p.message for p in ck.problems)
     flat = next(t for k, t in ck.model.items() if k.endswith("_flat_param"))
     with pytest.raises(ReadError, match="--shapes"):
-        arrays.read_box(flat, Box.whole(flat.shape))
+        read.read_box(flat, Box.whole(flat.shape))

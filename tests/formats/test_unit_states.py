@@ -21,13 +21,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ckptools
-from ckptools import arrays
 from ckptools.errors import NotWholeError, ReadError
-from ckptools.formats.flat import wrapped
-from ckptools.formats.flat.units import UnexplainedError
-from ckptools.formats.flat.wrapping import units_of
-from ckptools.model import Shard, Source, Tensor
-from ckptools.regions import Box, Ints, chunk
+from ckptools.formats.shared.flat import wrapped
+from ckptools.formats.shared.flat.units import UnexplainedError
+from ckptools.formats.shared.flat.wrapping import units_of
+from ckptools.model.regions import Box, Ints, chunk
+from ckptools.model.tensor import Shard, Source, Tensor
+from ckptools.tensor_io import read
 from tests.formats import save_unit_states
 from tests.truth import FIXTURES
 
@@ -85,7 +85,7 @@ def test_a_missing_rank_is_a_hole_and_shifts_nothing(saved, rank, tmp_path):
     truth = torch.load(saved / "dtensor-moments.pt")["blocks.0.up.weight"]["exp_avg"].numpy()
     for shard in moment.found:
         rows = tuple(slice(o, o + n) for o, n in zip(shard.box.offsets, shard.box.sizes, strict=True))
-        assert np.array_equal(arrays.read_box(moment, shard.box).view("<f4"), truth[rows])
+        assert np.array_equal(read.read_box(moment, shard.box).view("<f4"), truth[rows])
     assert not any(s.rank == rank for s in moment.found)
     with pytest.raises(NotWholeError, match=f"rank {rank} missing"):
         ck.consolidate(tmp_path / "out.pt")
@@ -338,5 +338,5 @@ def test_any_wrapping_is_read_back_or_refused_and_never_wrong(tree, data, group)
             for rank in range(world):
                 boxes = entry["exp_avg"].on_rank(rank)
                 assert len(boxes) <= 3
-            whole = arrays.read_box(entry["exp_avg"], Box.whole(values[name].shape)).view("<f4")
+            whole = read.read_box(entry["exp_avg"], Box.whole(values[name].shape)).view("<f4")
             assert np.array_equal(whole, values[name])

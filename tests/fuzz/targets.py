@@ -15,10 +15,11 @@ from pathlib import Path
 from safetensors import safe_open
 
 from ckptools.errors import CkptoolsError
-from ckptools.files import File
-from ckptools.formats.safetensors_header import read_header
-from ckptools.pickles import container, reader
-from ckptools.pickles.budgets import PickleError
+from ckptools.files import zip_archive
+from ckptools.files.opening import File
+from ckptools.files.safetensors_header import read_header
+from ckptools.pickles import reader
+from ckptools.pickles.limits import PickleError
 from ckptools.pickles.machine import Machine
 from ckptools.text import printable
 from ckptools.views import safety
@@ -135,7 +136,7 @@ def _pickles() -> Iterable[bytes]:
     for path in sorted(FIXTURES.rglob("*.pt")):
         try:
             with File(path) as file:
-                yield container.Container(file).read("data.pkl")
+                yield zip_archive.Container(file).read("data.pkl")
         except CkptoolsError:
             continue
 

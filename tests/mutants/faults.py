@@ -36,7 +36,7 @@ def _in(file: str, tests: str, *changes: tuple[str, str]) -> tuple[Fault, ...]:
 FAULTS = (
     # -- boxes ---------------------------------------------------------------------------------------------------
     *_in(
-        "regions.py",
+        "model/regions.py",
         "test_cover.py test_regions.py",
         (" or n[dim + 1 :] != behind", ""),
         (" or n[:dim] != before", ""),
@@ -67,7 +67,7 @@ FAULTS = (
         ),
     ),
     *_in(
-        "coverage.py",
+        "tensor_io/coverage.py",
         "consolidate/test_coverage.py formats/test_rank_files.py formats/test_dcp.py",
         ("    if told.exact:\n", "    if not told.missing:\n"),
         ("    if told.exact:\n", "    if not (told.missing or told.overlaps):\n"),
@@ -75,7 +75,7 @@ FAULTS = (
         ("    if tensor.note:\n", "    if False:\n"),
     ),
     *_in(
-        "arrays.py",
+        "tensor_io/read.py",
         "test_arrays.py",
         ("if not -n <= part < n:", "if not -n <= part <= n:"),
         ("if not -n <= part < n:", "if not -n - 1 <= part < n:"),
@@ -92,7 +92,7 @@ FAULTS = (
     ),
     # -- what a pickle says -----------------------------------------------------------------------------------------
     *_in(
-        "pickles/container.py",
+        "files/zip_archive.py",
         "pickles/test_container.py",
         ("    if start + size != at:\n", "    if start + size > at:\n"),
         ("    if at + EOCD64.size != locator_at:\n", "    if at + EOCD64.size > locator_at:\n"),
@@ -171,7 +171,7 @@ FAULTS = (
     ),
     # -- what ranks say together --------------------------------------------------------------------------------------
     *_in(
-        "formats/merge.py",
+        "formats/shared/merge.py",
         "formats/test_merge.py",
         ('if a.sharded and a.kind == "sharded_tensor" and not _same_layout(a, b):', "if False:"),
         ("    if a.kind != b.kind:\n", "    if False:\n"),
@@ -188,13 +188,13 @@ FAULTS = (
         ("yield from (s for box, s in listed.items() if box not in found)", "yield from ()"),
     ),
     *_in(
-        "agreement.py",
+        "training_state/rank_vote.py",
         "test_agreement.py",
         ("        elif len(groups) < MAX_VALUES:\n", "        elif True:\n"),
         ("if members is not most for rank in members", "if len(members) < len(most) for rank in members"),
     ),
     *_in(
-        "formats/rank_checks.py",
+        "formats/shared/rank_checks.py",
         "formats/test_rank_files.py formats/test_one_run.py checks/test_verify.py",
         (
             "file.rank is not None and file.rank >= world and sharded",
@@ -207,7 +207,7 @@ FAULTS = (
         ("odd.update(odd_ranks(ranked, lambda a, b: same_records((a, b))))", "pass"),
     ),
     *_in(
-        "formats/rank_names.py",
+        "formats/shared/rank_names.py",
         "formats/test_rank_names.py formats/test_rank_files.py",
         ("n.group == of.group and n.world_size == of.world_size", "n.group == of.group"),
         ("    if not tail and not WITHOUT_SUFFIX.search(head):\n        return None\n", ""),
@@ -220,7 +220,7 @@ FAULTS = (
         ("if rank is None or rank == name.rank:", "if True:"),
     ),
     *_in(
-        "steps.py",
+        "training_state/steps.py",
         "test_steps.py",
         ("contradicts = any(v != value for v in named.values()) if content else False", "contradicts = False"),
         ("surest = sorted(content.items(), key=lambda item: _rank_of(item[0]))", "surest = list(content.items())"),
@@ -284,7 +284,7 @@ FAULTS = (
         ("        if said is not None and said != list(box.offsets):\n", "        if False:\n"),
     ),
     *_in(
-        "pickles/items.py",
+        "tensor_io/dcp_items.py",
         "formats/test_dcp.py",
         ("(found.dtype, found.shape) != (item.dtype, item.shape)", "found.shape != item.shape"),
         ("(found.dtype, found.shape) != (item.dtype, item.shape)", "found.dtype != item.dtype"),
@@ -293,7 +293,7 @@ FAULTS = (
         ('crc = int.from_bytes(tail[like.crc : like.crc + 4], "little")', "crc = of.crc"),
     ),
     *_in(
-        "formats/safetensors_header.py",
+        "files/safetensors_header.py",
         "formats/test_safetensors_header.py",
         (" and max(sizes) <= MAX_U64)", ")"),
         ("        if start != at or end < start:\n", "        if end < start:\n"),
@@ -367,7 +367,7 @@ FAULTS = (
         ("return at.tp + self.tp * self.cp * at.ep + self.stage * at.pp", "return at.tp + self.tp * at.pp"),
     ),
     *_in(
-        "formats/flat/units.py",
+        "formats/shared/flat/units.py",
         "formats/test_flat_parameters.py formats/test_shapes.py",
         (
             "fitting = [laid for laid in ways.values() if all(runs_agree(m, flat) for m in laid)]",
@@ -380,14 +380,14 @@ FAULTS = (
         ("if shape is not None and other is not None and shape != other:", "if False:"),
     ),
     *_in(
-        "formats/flat/layout.py",
+        "formats/shared/flat/layout.py",
         "formats/test_flat_parameters.py formats/test_shapes.py",
         ("    if total == flat.numel:\n", "    if total <= flat.numel:\n"),
         ("if (run.box.numel if run else 0) != high - low:", "if False:"),
         ("    return run.source.offset == at\n", "    return True\n"),
     ),
     *_in(
-        "formats/flat/pieces.py",
+        "formats/shared/flat/pieces.py",
         "formats/test_flat_parameters.py formats/test_rank_files.py",
         ("    return placed if start == 0 else None\n", "    return placed\n"),
         (" or start + length > total", ""),
@@ -448,7 +448,7 @@ FAULTS = (
     ),
     # -- consolidate ---------------------------------------------------------------------------------------------------
     *_in(
-        "consolidate/replicas.py",
+        "tensor_io/replicas.py",
         "consolidate/test_refusals.py checks/test_verify.py",
         ("            if left.read(a.offset + at, n) != right.read(b.offset + at, n):\n", "            if False:\n"),
         ("for other in copies[1:])", "for other in copies[1:2])"),
@@ -520,7 +520,7 @@ FAULTS = (
         ("    if told != (expected.dtype, expected.tensor.shape):\n", "    if False:\n"),
     ),
     *_in(
-        "files.py",
+        "files/opening.py",
         "test_files.py",
         ("        if not stat.S_ISREG(status.st_mode):\n", "        if False:\n"),
         ("    if not target.is_relative_to(os.path.realpath(folder)):\n", "    if False:\n"),
@@ -536,7 +536,7 @@ FAULTS = (
         ),
     ),
     *_in(
-        "model.py",
+        "model/problems.py",
         "consolidate/test_refusals.py formats/test_one_run.py formats/test_rank_files.py",
         ('CONTRADICTIONS = ("CK006", ', "CONTRADICTIONS = ("),
         ('"CK007", "CK009", "CK103", "CK104", "CK105")', '"CK007", "CK103", "CK104", "CK105")'),

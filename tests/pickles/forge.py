@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 
 from ckptools.errors import CkptoolsError
+from ckptools.files.file_type import LEGACY_MAGIC
 from ckptools.pickles import reader
-from ckptools.pickles.contents import LEGACY_MAGIC
 
 
 @dataclass

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 import ckptools
 from ckptools.errors import CkptoolsError, ReadError, UnsafePathError
-from ckptools.files import File
-from ckptools.model import Tensor
+from ckptools.files.opening import File
+from ckptools.files.zip_archive import Container, glance
+from ckptools.model.tensor import Tensor
 from ckptools.pickles import reader
-from ckptools.pickles.container import Container, glance
 from tests.pickles.forge import Member, archive, members_of, one_line
 from tests.truth import FIXTURES
 

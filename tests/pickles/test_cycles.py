@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import ckptools
-from ckptools import loaded
 from ckptools.cli import app
-from ckptools.model import walk
+from ckptools.model.tree import walk
+from ckptools.model.values import Cycle
 from ckptools.pickles.cycles import without_cycles
-from ckptools.values import Cycle
+from ckptools.torch_engine import describe
 
 
 def circles() -> dict[str, object]:
@@ -51,7 +51,7 @@ def test_every_command_ends_with_its_answer(tmp_path, command):
 def test_torch_gives_the_same_tree(tmp_path):
     found = {name: value for name, value in circles().items() if name in ("list", "dict")}
     torch.save({"model": {"w": torch.ones(3)}, **found}, tmp_path / "m.pt")
-    ours, torchs = ckptools.open(tmp_path / "m.pt"), ckptools.open(tmp_path / "m.pt", read_file=loaded.read)
+    ours, torchs = ckptools.open(tmp_path / "m.pt"), ckptools.open(tmp_path / "m.pt", read_file=describe.read)
     assert repr(ours.raw["list"]) == repr(torchs.raw["list"]) and repr(ours.raw["dict"]) == repr(torchs.raw["dict"])
 
 

@@ -16,11 +16,11 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 import ckptools
 from ckptools.errors import ReadError
-from ckptools.model import tensors_in
+from ckptools.model.regions import cover, grid_boxes
+from ckptools.model.tree import tensors_in
 from ckptools.pickles import reader
 from ckptools.pickles.dtensor import Placement, local_runs
 from ckptools.pickles.machine import Machine
-from ckptools.regions import cover, grid_boxes
 from ckptools.training.fake_world import fake_group
 from tests.pickles.forge import number, one_line, storage, tensor, text, with_pickle
 from tests.truth import FIXTURES

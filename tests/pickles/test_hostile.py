@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 import ckptools
 from ckptools.errors import CkptoolsError
-from ckptools.model import walk
+from ckptools.model.tree import walk
+from ckptools.model.values import Opaque
 from ckptools.pickles import reader
 from ckptools.pickles.machine import Machine
-from ckptools.values import Opaque
 from tests.pickles.forge import in_stream, in_tar, number, one_line, text, with_pickle
 from tests.truth import FIXTURES
 

@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 
 import ckptools
 from ckptools.errors import CkptoolsError
-from ckptools.formats import rank_signs
-from ckptools.model import Tensor, tensors_in
+from ckptools.files.file_type import LEGACY_MAGIC
+from ckptools.formats.shared import rank_signs
+from ckptools.model.tensor import Tensor
+from ckptools.model.tree import tensors_in
+from ckptools.model.values import Opaque
 from ckptools.pickles import legacy, reader
-from ckptools.pickles.contents import LEGACY_MAGIC
 from ckptools.training.fake_world import fake_group
-from ckptools.values import Opaque
 from tests.pickles.forge import in_stream, number, numbers, one_line, stream, tensor, text
 from tests.pickles.test_tensors import same_bits
 from tests.truth import WHOLE

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ckptools.model.values import NumpyArray, NumpyScalar, Opaque
 from ckptools.pickles import machine
 from ckptools.pickles.machine import Machine, PickleError
-from ckptools.values import NumpyArray, NumpyScalar, Opaque
 from tests.pickles.forge import storage
 
 

@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 
 import ckptools
 from ckptools.errors import ReadError
-from ckptools.files import File
-from ckptools.model import Tensor, tensors_in
-from ckptools.pickles.container import Container
+from ckptools.files.opening import File
+from ckptools.files.zip_archive import Container
+from ckptools.model.tensor import Tensor
+from ckptools.model.tree import tensors_in
+from ckptools.model.values import Opaque
 from ckptools.pickles.machine import Machine, PickleError
 from ckptools.pickles.reader import _locator
 from ckptools.pickles.shard_runs import Placement, ShardRecord
-from ckptools.values import Opaque
 from tests.pickles.forge import number, text
 from tests.truth import FIXTURES
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptools.model import tensors_in
+from ckptools.model.regions import cover
+from ckptools.model.tree import tensors_in
 from ckptools.pickles import reader
 from ckptools.pickles.machine import Machine, PickleError
-from ckptools.regions import cover
 from tests.pickles.forge import number, one_line, tensor, text, with_pickle
 from tests.truth import FIXTURES
 

@@ -11,13 +11,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import ckptools
-from ckptools.arrays import fp8_table
 from ckptools.dtypes import ITEMSIZE, QUANTIZED
 from ckptools.errors import CkptoolsError, ReadError
-from ckptools.model import Tensor
+from ckptools.model.tensor import Tensor
+from ckptools.model.values import Opaque
 from ckptools.pickles import reader
-from ckptools.sections import measure
-from ckptools.values import Opaque
+from ckptools.tensor_io.read import fp8_table
+from ckptools.training_state.sections import measure
 from tests.pickles.forge import number, numbers, one_line, storage, tensor, text, with_pickle
 from tests.versions import torch_with
 
@@ -142,7 +142,7 @@ def test_an_index_that_is_not_served_is_an_error(tmp_path, index):
 
 
 def test_a_slice_reads_only_the_bytes_it_needs(tmp_path, monkeypatch):
-    from ckptools.files import File
+    from ckptools.files.opening import File
 
     found = saved(tmp_path, torch.arange(100_000.0).reshape(1000, 100))
     sizes, read = [], File.read

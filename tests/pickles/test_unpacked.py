@@ -22,9 +22,10 @@ import zstandard
 
 import ckptools
 from ckptools.errors import CkptoolsError, NoSpaceError, OutputExistsError, ReadError
-from ckptools.formats import rank_signs
-from ckptools.model import tensors_in
-from ckptools.pickles import contents, reader, unpacked
+from ckptools.files import compressed, file_type
+from ckptools.formats.shared import rank_signs
+from ckptools.model.tree import tensors_in
+from ckptools.pickles import reader
 from tests.pickles.forge import one_line
 from tests.pickles.test_tensors import same_bits
 from tests.truth import FIXTURES
@@ -66,8 +67,8 @@ def scratch(tmp_path, monkeypatch):
     """A fresh place for temporary files; returns it."""
     folder = tmp_path / "scratch"
     folder.mkdir()
-    monkeypatch.setattr(unpacked, "_folder", None)
-    monkeypatch.setattr(unpacked, "_made", {})
+    monkeypatch.setattr(compressed, "_folder", None)
+    monkeypatch.setattr(compressed, "_made", {})
     monkeypatch.setattr("tempfile.tempdir", str(folder))
     return folder
 
@@ -225,9 +226,9 @@ def test_the_command_line_leaves_nothing_and_honours_tmpdir(tmp_path):
 def test_a_forked_child_leaves_the_folder_to_its_parent(tmp_path, scratch):
     ckptools.open(packed(tmp_path / "m.pt.gz", saved()))
     (folder,) = scratch.iterdir()
-    unpacked._remove(folder, os.getpid() + 1)
+    compressed._remove(folder, os.getpid() + 1)
     assert folder.is_dir()
-    unpacked._remove(folder, os.getpid())
+    compressed._remove(folder, os.getpid())
     assert not folder.exists()
 
 
@@ -264,14 +265,14 @@ def test_a_damaged_file_is_refused_in_one_line(suffix, tmp_path):
 
 
 def test_a_bomb_is_refused_and_its_temporary_file_removed(tmp_path, scratch, monkeypatch):
-    monkeypatch.setattr(unpacked, "BOMB_BYTES", 32 << 20)
+    monkeypatch.setattr(compressed, "BOMB_BYTES", 32 << 20)
     path = packed(tmp_path / "m.pt.zst", saved({}) + bytes(64 << 20))
     assert "decompression bomb" in one_line(path)
     assert files_in(scratch) == []
 
 
 def test_a_large_file_that_shrank_little_is_no_bomb(tmp_path, monkeypatch):
-    monkeypatch.setattr(unpacked, "BOMB_BYTES", 1000)
+    monkeypatch.setattr(compressed, "BOMB_BYTES", 1000)
     values(packed(tmp_path / "m.pt.gz", saved()))
 
 
@@ -346,7 +347,7 @@ def test_a_tar_with_one_file_is_that_file(name, format, tmp_path):
 
 
 def test_the_members_are_those_that_tarfile_finds(tmp_path):
-    from ckptools.files import File
+    from ckptools.files.opening import File
     from ckptools.pickles.tars import members
 
     names = ["x", "ä" * 80, "n" * 300, "a/b/c", "empty"]
@@ -358,7 +359,7 @@ def test_the_members_are_those_that_tarfile_finds(tmp_path):
 
 
 def test_a_member_beyond_8_gib_is_found_by_its_wide_size(tmp_path):
-    from ckptools.files import File
+    from ckptools.files.opening import File
     from ckptools.pickles.tars import members
 
     for format in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
@@ -532,4 +533,4 @@ def test_a_file_that_is_something_else_is_told_so(what, name, tmp_path):
 
 @pytest.mark.parametrize("head", [b"", b"\x80", b"L1", b"B", b"\x1f\x8b", b"\xff" * 512, bytes(range(256))])
 def test_any_first_bytes_have_a_content_or_none(head):
-    assert contents.content_of(head) == "" and isinstance(contents.what_is(head), str)
+    assert file_type.content_of(head) == "" and isinstance(file_type.what_is(head), str)

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 import ckptools
 from ckptools.cli import app
 from ckptools.errors import ReadError
+from ckptools.model.values import Opaque
 from ckptools.training_state import modules
-from ckptools.values import Opaque
 
 
 class Block(nn.Module):

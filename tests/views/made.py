@@ -6,13 +6,15 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
-from ckptools.checkpoint import Checkpoint, ReadCost
-from ckptools.model import Fact, Problem, RankFile, Shard, Source, Tensor
-from ckptools.regions import Box, contiguous_strides
-from ckptools.sections import find_sections
-from ckptools.steps import find_step
+from ckptools.model.checkpoint import Checkpoint, ReadCost
+from ckptools.model.problems import Problem
+from ckptools.model.records import Fact, RankFile
+from ckptools.model.regions import Box, contiguous_strides
+from ckptools.model.tensor import Shard, Source, Tensor
+from ckptools.model.values import Opaque
 from ckptools.training_state.module_order import AS_SAVED
-from ckptools.values import Opaque
+from ckptools.training_state.sections import find_sections
+from ckptools.training_state.steps import find_step
 
 RUN = Path("/ckpt/run7")
 SAVED = 1763602927.0

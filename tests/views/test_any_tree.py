@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ckptools.values import NumpyArray, NumpyScalar, Opaque
+from ckptools.model.values import NumpyArray, NumpyScalar, Opaque
 from ckptools.views.detail_text import detail_text
 from ckptools.views.details import section_details
 from ckptools.views.html import checkpoint_html

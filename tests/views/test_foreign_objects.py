@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import ckptools
 from ckptools.cli import app
-from ckptools.values import Opaque
+from ckptools.model.values import Opaque
 from ckptools.views.details import section_details
 from ckptools.views.shown import Jsonable
 from tests.truth import FIXTURES

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ckptools.model import Shard, Tensor
-from ckptools.regions import Box
+from ckptools.model.regions import Box
+from ckptools.model.tensor import Shard, Tensor
 from ckptools.views.layout import Layout, layouts, placement, sharding_name
 from tests.views.made import checkpoint, dtensor, plain, sharded
 

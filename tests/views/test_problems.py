@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from ckptools.model import Problem
+from ckptools.model.problems import Problem
 from ckptools.views.problems import fold, verdict
 from tests.views.made import missing
 

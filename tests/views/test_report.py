@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from ckptools.model import Fact, Problem
-from ckptools.values import NumpyScalar
+from ckptools.model.problems import Problem
+from ckptools.model.records import Fact
+from ckptools.model.values import NumpyScalar
 from ckptools.views.report import inspect_report
 from tests.state_dicts import state_dict
 from tests.views.made import alone, broken_run7, checkpoint, composer_tree, group, missing, plain, run7, snapshot

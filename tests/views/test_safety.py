@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ckptools.values import Opaque
+from ckptools.model.values import Opaque
 from ckptools.views.report import inspect_report
 from ckptools.views.safety import foreign_classes
 from tests.views.made import checkpoint

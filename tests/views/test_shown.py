@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from ckptools.values import Device, Global, NumpyArray, NumpyScalar, Opaque, TorchName
+from ckptools.model.values import Device, Global, NumpyArray, NumpyScalar, Opaque, TorchName
 from ckptools.views.shown import Jsonable, shown
 from tests.views.made import plain
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from ckptools.model import Problem
+from ckptools.model.problems import Problem
 from ckptools.views import text
 from ckptools.views.detail_text import detail_text
 from ckptools.views.details import section_details

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from ckptools.consolidate.output import write_at
-from ckptools.pickles.container import CENTRAL, EOCD, EOCD64, EOCD64_LOCATOR, LOCAL, MAX_32
+from ckptools.files.zip_archive import CENTRAL, EOCD, EOCD64, EOCD64_LOCATOR, LOCAL, MAX_32
 from ckptools.tensor_io.checksums import crc32
 
 ALIGNMENT = 64

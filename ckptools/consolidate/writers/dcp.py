@@ -24,8 +24,8 @@ from ckptools.consolidate.writers.dcp_tree import Leaf, arrange
 from ckptools.consolidate.writers.layout import Layout, ReadBack, ReadTensor, WriteOptions, output_dtype, quoted
 from ckptools.consolidate.writers.pt import Packed, pack
 from ckptools.dtypes import ITEMSIZE
-from ckptools.model import Tensor
-from ckptools.regions import Box
+from ckptools.model.regions import Box
+from ckptools.model.tensor import Tensor
 
 NAME = "dcp"
 WRITES = "a torch.distributed.checkpoint folder to resume from at any world size: model, optimizer and the rest"

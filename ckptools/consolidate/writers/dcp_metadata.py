@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckptools.consolidate.writers.emit import Call, Emitter, Instance
-from ckptools.model import Tensor
-from ckptools.regions import Box
-from ckptools.values import Global, Size, TorchName
+from ckptools.model.regions import Box
+from ckptools.model.tensor import Tensor
+from ckptools.model.values import Global, Size, TorchName
 
 FILE_NAME = ".metadata"
 VERSION = "1.0.0"

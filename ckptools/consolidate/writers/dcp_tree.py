@@ -20,10 +20,11 @@ from ckptools.consolidate.named_state import naming_notes, naming_of
 from ckptools.consolidate.selection import Selection
 from ckptools.consolidate.writers.dcp_metadata import ObjectPath
 from ckptools.errors import RefusedError
-from ckptools.model import KeyPath, Tensor, fqn_of
-from ckptools.sections import GROUPS, STATE, Section, is_flat_optimizer
+from ckptools.model.tensor import Tensor
+from ckptools.model.tree import KeyPath, fqn_of
 from ckptools.text import plural
 from ckptools.training_state.naming import Naming
+from ckptools.training_state.sections import GROUPS, STATE, Section, is_flat_optimizer
 from ckptools.training_state.wrappers import without_wrappers
 
 OF_ADAM = ("foreach", "maximize", "capturable", "differentiable", "fused", "decoupled_weight_decay")

@@ -15,9 +15,9 @@ from typing import Any
 
 from ckptools.consolidate.writers.numpy_values import HeldTensor
 from ckptools.dtypes import ITEMSIZE, LEGACY_STORAGE
-from ckptools.model import Tensor
-from ckptools.regions import contiguous_strides
-from ckptools.values import Device, Global, NumpyArray, NumpyDtype, NumpyScalar, Size, TorchName
+from ckptools.model.regions import contiguous_strides
+from ckptools.model.tensor import Tensor
+from ckptools.model.values import Device, Global, NumpyArray, NumpyDtype, NumpyScalar, Size, TorchName
 
 ALLOWED_BY_TORCH = frozenset(
     {"_codecs.encode", "__builtin__.bytearray", "__builtin__.set", "__builtin__.complex"}

@@ -10,8 +10,9 @@ from typing import Any, Protocol
 
 from ckptools.consolidate.plan import Job
 from ckptools.consolidate.selection import Selection
-from ckptools.model import KeyPath, Shard, Tensor
-from ckptools.regions import Box
+from ckptools.model.regions import Box
+from ckptools.model.tensor import Shard, Tensor
+from ckptools.model.tree import KeyPath
 
 Finish = Callable[[Sequence[int], Sequence[int]], None]
 """Called with the descriptors of the files and the CRC-32 of each job when all tensors are written."""

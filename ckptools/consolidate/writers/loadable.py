@@ -13,9 +13,10 @@ from datetime import date, datetime, timedelta
 from typing import Any
 
 from ckptools.consolidate.writers.numpy_values import python_value, torch_value
-from ckptools.model import KeyPath, Tensor, fqn_of
+from ckptools.model.tensor import Tensor
+from ckptools.model.tree import KeyPath, fqn_of
+from ckptools.model.values import Device, NumpyArray, NumpyDtype, NumpyScalar, Size, TorchName
 from ckptools.text import clip, plural
-from ckptools.values import Device, NumpyArray, NumpyDtype, NumpyScalar, Size, TorchName
 
 LAYOUTS = ("strided", "sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc", "jagged", "_mkldnn")
 DEVICES = (

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from ckptools.values import NumpyArray, NumpyScalar
+from ckptools.model.values import NumpyArray, NumpyScalar
 
 TORCH_DTYPE = {
     "f2": "float16", "f4": "float32", "f8": "float64", "c8": "complex64", "c16": "complex128",

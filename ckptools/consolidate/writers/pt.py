@@ -26,9 +26,10 @@ from ckptools.consolidate.writers.loadable import LEFT_OUT, Loadable
 from ckptools.consolidate.writers.numpy_values import HeldTensor
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import RefusedError
-from ckptools.formats.merge import like
-from ckptools.model import KeyPath, Tensor, fqn_of
-from ckptools.offline import load_plain, load_shard
+from ckptools.formats.shared.merge import like
+from ckptools.model.tensor import Tensor
+from ckptools.model.tree import KeyPath, fqn_of
+from ckptools.torch_engine.offline import load_plain, load_shard
 
 NAME = "pt"
 WRITES = "one torch.save file that plain torch.load reads (mmap=True too); the same tree with full tensors"

@@ -30,7 +30,8 @@ from ckptools.consolidate.writers.layout import (
 from ckptools.consolidate.writers.sidecar import values_json
 from ckptools.dtypes import ITEMSIZE, SAFETENSORS
 from ckptools.errors import RefusedError
-from ckptools.model import Tensor, fqn_of, tensors_in
+from ckptools.model.tensor import Tensor
+from ckptools.model.tree import fqn_of, tensors_in
 
 NAME = "safetensors"
 WRITES = "one .safetensors, or several with a Hugging Face index; the model"

@@ -13,9 +13,10 @@ from datetime import date, datetime, timedelta
 from math import isfinite
 from typing import Any
 
-from ckptools.model import KeyPath, Tensor, fqn_of
-from ckptools.regions import Box
-from ckptools.values import Device, Global, NumpyArray, NumpyDtype, NumpyScalar, Size, TorchName
+from ckptools.model.regions import Box
+from ckptools.model.tensor import Tensor
+from ckptools.model.tree import KeyPath, fqn_of
+from ckptools.model.values import Device, Global, NumpyArray, NumpyDtype, NumpyScalar, Size, TorchName
 
 _TENSOR = object()
 
@@ -25,7 +26,7 @@ def values_json(tree: Any) -> str | None:
     pruned = _encoded(tree)
     if pruned is _TENSOR or _hollow(pruned):
         return None
-    return json.dumps({"schema": "ckptools/values/1", "values": pruned}, indent=2, allow_nan=False) + "\n"
+    return json.dumps({"schema": "ckptools/model/values/1", "values": pruned}, indent=2, allow_nan=False) + "\n"
 
 
 def left_out_json(left_out: Mapping[KeyPath, str], missing: Mapping[KeyPath, Sequence[Box]], filled: str) -> str:

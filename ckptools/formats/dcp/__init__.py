@@ -16,18 +16,19 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ckptools.checkpoint import Checkpoint, ReadCost
 from ckptools.errors import ReadError
-from ckptools.files import check_stays_inside
+from ckptools.files.opening import check_stays_inside
 from ckptools.formats.dcp.files import dcp_folder_of
 from ckptools.formats.dcp.folder import PLANNED, Folder, read_folder
-from ckptools.formats.on_disk import fault, was_read
 from ckptools.formats.options import Options
-from ckptools.model import Fact, Problem, worst_first
+from ckptools.formats.shared.file_status import fault, was_read
+from ckptools.model.checkpoint import Checkpoint, ReadCost
+from ckptools.model.problems import Problem, worst_first
+from ckptools.model.records import Fact
+from ckptools.model.told import told
 from ckptools.pickles.reader import Saved
-from ckptools.pickles.told import told
-from ckptools.sections import find_sections
-from ckptools.steps import find_step
+from ckptools.training_state.sections import find_sections
+from ckptools.training_state.steps import find_step
 
 __all__ = ["KNOWN_BY", "NAME", "READS", "Folder", "detect", "read", "read_folder"]
 

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Literal
 
 from ckptools.errors import ReadError, UnsafePathError
-from ckptools.files import check_stays_inside, reading
-from ckptools.formats.several import several
-from ckptools.model import Problem, RankFile
-from ckptools.steps import NAMES
+from ckptools.files.opening import check_stays_inside, reading
+from ckptools.formats.shared.several import several
+from ckptools.model.problems import Problem
+from ckptools.model.records import RankFile
+from ckptools.training_state.steps import NAMES
 
 METADATA = ".metadata"
 OF_RANK = re.compile(r"__(\d{1,7})\.metadata")

@@ -19,10 +19,12 @@ from ckptools.formats.dcp.metadata import Metadata, read_metadata
 from ckptools.formats.dcp.objects import read_objects
 from ckptools.formats.dcp.tensors import read_tensors
 from ckptools.formats.dcp.tree import ContradictionError, nest
-from ckptools.formats.merge import Merge
 from ckptools.formats.options import Options
-from ckptools.formats.rank_checks import RankValues, of_ranks
-from ckptools.model import KeyPath, Problem, RankFile
+from ckptools.formats.shared.merge import Merge
+from ckptools.formats.shared.rank_checks import RankValues, of_ranks
+from ckptools.model.problems import Problem
+from ckptools.model.records import RankFile
+from ckptools.model.tree import KeyPath
 from ckptools.training_state.module_order import ModuleOrder
 
 PLANNED = ModuleOrder(False, "DCP lists tensors as the plans of its ranks met")

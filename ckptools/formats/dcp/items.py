@@ -16,17 +16,16 @@ from typing import Any
 
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import ReadError
-from ckptools.files import File, Window
-from ckptools.formats import safetensors_header
-from ckptools.formats.safetensors_header import Header
-from ckptools.model import Item, Shard, Source
-from ckptools.pickles import unpacked_items
-from ckptools.pickles.contents import content_of, head_of
-from ckptools.pickles.items import Held, Locator
+from ckptools.files import compressed_items, safetensors_header
+from ckptools.files.compressed_items import Packed
+from ckptools.files.file_type import content_of, head_of
+from ckptools.files.opening import File, Window
+from ckptools.files.safetensors_header import Header
+from ckptools.model.tensor import Item, Shard, Source
+from ckptools.model.told import told
 from ckptools.pickles.machine import Machine
 from ckptools.pickles.reader import load_checked, read_archive
-from ckptools.pickles.told import told
-from ckptools.pickles.unpacked_items import Packed
+from ckptools.tensor_io.dcp_items import Held, Locator
 
 SMALL = 4 << 10
 """Bytes of an object that is looked up among those that were read: thousands are the same number."""
@@ -93,7 +92,7 @@ class Items:
             ReadError: the file cannot be opened.
             NoSpaceError: there is no room for them.
         """
-        unpacked_items.unpack(self._open(path), parts, most)
+        compressed_items.unpack(self._open(path), parts, most)
 
     def unpacked_value(self, path: Path, part: Packed) -> Any:
         """The object that a compressed item holds.
@@ -102,7 +101,7 @@ class Items:
             ReadError: it is damaged, or larger than it may be.
         """
         try:
-            opened, window = unpacked_items.window(self._open(path), part)
+            opened, window = compressed_items.window(self._open(path), part)
         except ReadError as error:
             raise ReadError(path, f"object at byte {part.offset}: {str(error).removeprefix(f'{path}: ')}") from error
         with opened:

@@ -20,18 +20,18 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ckptools.errors import ReadError, UnsafePathError
-from ckptools.files import File
-from ckptools.model import KeyPath
+from ckptools.files.compressed import has_zstd
+from ckptools.files.compressed_items import is_zstd
+from ckptools.files.opening import File
+from ckptools.model.regions import Box, Ints
+from ckptools.model.told import told
+from ckptools.model.tree import KeyPath
+from ckptools.model.values import Global, Opaque, TorchName
 from ckptools.pickles.chunk_runs import ChunkReader, ChunkRecord, IndexRecord, PlaceRecord
 from ckptools.pickles.machine import Machine
 from ckptools.pickles.reader import load_checked
 from ckptools.pickles.rebuild import dtype_of
 from ckptools.pickles.sharded import attributes
-from ckptools.pickles.told import told
-from ckptools.pickles.unpacked import has_zstd
-from ckptools.pickles.unpacked_items import is_zstd
-from ckptools.regions import Box, Ints
-from ckptools.values import Global, Opaque, TorchName
 
 MAX_METADATA = 2 << 30
 """Bytes of a `.metadata`; the largest runs write some hundred megabytes."""

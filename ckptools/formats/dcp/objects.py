@@ -10,13 +10,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ckptools.errors import ReadError
+from ckptools.files.compressed_items import Packed
 from ckptools.formats.dcp.files import FileHere
 from ckptools.formats.dcp.items import Items
 from ckptools.formats.dcp.metadata import Metadata, Stored
-from ckptools.formats.merge import Merge
-from ckptools.model import KeyPath, Problem
-from ckptools.pickles.unpacked_items import Packed
-from ckptools.values import Lost
+from ckptools.formats.shared.merge import Merge
+from ckptools.model.problems import Problem
+from ckptools.model.tree import KeyPath
+from ckptools.model.values import Lost
 
 MAX_SEEN = 64 << 20
 """Bytes of objects that are read where not everything was asked for."""

@@ -17,17 +17,18 @@ from typing import Any
 
 from ckptools.dtypes import ITEMSIZE, QUANTIZED
 from ckptools.errors import ReadError
+from ckptools.files.compressed_items import Packed
 from ckptools.formats.dcp.files import FileHere
 from ckptools.formats.dcp.items import Items, in_safetensors
 from ckptools.formats.dcp.metadata import Described, Metadata, Stored
-from ckptools.model import Item, Problem, Shard, Tensor, TensorKind, in_rank_order
-from ckptools.pickles.items import packed
+from ckptools.model.problems import Problem
+from ckptools.model.regions import Box, TangledLayoutError, cover
+from ckptools.model.tensor import Item, Shard, Tensor, TensorKind, in_rank_order
+from ckptools.model.told import told
+from ckptools.model.values import Opaque
 from ckptools.pickles.tensors import WHY_NOT
-from ckptools.pickles.told import told
-from ckptools.pickles.unpacked_items import Packed
-from ckptools.regions import Box, TangledLayoutError, cover
+from ckptools.tensor_io.dcp_items import packed
 from ckptools.text import few
-from ckptools.values import Opaque
 
 MAX_PROBLEMS = 100
 """Tensors that are named one by one before they are counted."""

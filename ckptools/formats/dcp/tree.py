@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ckptools.model import KeyPath
-from ckptools.pickles.told import told
-from ckptools.sections import is_optimizer
+from ckptools.model.told import told
+from ckptools.model.tree import KeyPath
+from ckptools.training_state.sections import is_optimizer
 
 MAX_PATH = 100
 MAX_HOLES = 100_000

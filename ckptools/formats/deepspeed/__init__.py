@@ -26,9 +26,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ckptools.checkpoint import Checkpoint, ReadCost
 from ckptools.errors import ReadError
-from ckptools.formats import rank_checks, torch_file
+from ckptools.formats import torch_file
 from ckptools.formats.deepspeed import module as deepspeed_module
 from ckptools.formats.deepspeed import pipeline as deepspeed_pipeline
 from ckptools.formats.deepspeed import universal as deepspeed_universal
@@ -39,11 +38,16 @@ from ckptools.formats.deepspeed.ranks import Ranks, expected_bytes, listed, mode
 from ckptools.formats.deepspeed.runs import Where
 from ckptools.formats.deepspeed.states import LAYOUT
 from ckptools.formats.deepspeed.tensors import Joining, frozen_parameters
-from ckptools.formats.merge import Merge
 from ckptools.formats.options import Options
-from ckptools.model import Fact, Problem, Tensor, tensors_in, worst_first
-from ckptools.sections import find_sections
-from ckptools.steps import find_step
+from ckptools.formats.shared import rank_checks
+from ckptools.formats.shared.merge import Merge
+from ckptools.model.checkpoint import Checkpoint, ReadCost
+from ckptools.model.problems import Problem, worst_first
+from ckptools.model.records import Fact
+from ckptools.model.tensor import Tensor
+from ckptools.model.tree import tensors_in
+from ckptools.training_state.sections import find_sections
+from ckptools.training_state.steps import find_step
 
 NAME = "deepspeed"
 READS = "DeepSpeed checkpoints: ZeRO 0 to 3, pipelines, universal"

@@ -10,10 +10,13 @@ from typing import Any
 from ckptools.errors import ReadError
 from ckptools.formats.deepspeed.names import StateName
 from ckptools.formats.deepspeed.states import ModelStates, OptimStates
-from ckptools.formats.on_disk import looked_at, was_read
 from ckptools.formats.options import Options
-from ckptools.formats.rank_checks import MIN_TELLING, is_constant
-from ckptools.model import Problem, RankFile, Tensor, tensors_in
+from ckptools.formats.shared.file_status import looked_at, was_read
+from ckptools.formats.shared.rank_checks import MIN_TELLING, is_constant
+from ckptools.model.problems import Problem
+from ckptools.model.records import RankFile
+from ckptools.model.tensor import Tensor
+from ckptools.model.tree import tensors_in
 from ckptools.pickles.reader import Saved
 from ckptools.training_state.module_order import ModuleOrder
 

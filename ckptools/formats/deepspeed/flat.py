@@ -24,8 +24,8 @@ from math import prod
 from typing import Any
 
 from ckptools.formats.deepspeed.runs import Run
-from ckptools.regions import Ints
-from ckptools.values import Opaque
+from ckptools.model.regions import Ints
+from ckptools.model.values import Opaque
 
 ALIGNMENT = 2
 """`nccl_start_alignment_factor`: a buffer has a multiple of this many elements per rank."""

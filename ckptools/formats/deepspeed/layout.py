@@ -14,7 +14,8 @@ from ckptools.formats.deepspeed import stage3 as deepspeed_stage3
 from ckptools.formats.deepspeed.flat import Group, Refusal
 from ckptools.formats.deepspeed.runs import Run, flat_source
 from ckptools.formats.deepspeed.states import ModelStates, OptimStates, Shapes
-from ckptools.model import Problem, Tensor
+from ckptools.model.problems import Problem
+from ckptools.model.tensor import Tensor
 
 MAX_WORLD = 1 << 16
 """Ranks that a group may be cut over; a file that claims more is not from any cluster there is."""

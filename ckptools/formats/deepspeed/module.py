@@ -16,9 +16,10 @@ from math import prod
 from typing import Any
 
 from ckptools.formats.deepspeed.states import ModelStates
-from ckptools.model import Problem, Tensor
-from ckptools.regions import Ints
-from ckptools.sections import storage_identity
+from ckptools.model.problems import Problem
+from ckptools.model.regions import Ints
+from ckptools.model.tensor import Tensor
+from ckptools.training_state.sections import storage_identity
 
 PLACEHOLDER = (
     "ZeRO-3 keeps no copy of it in module, only a placeholder; without --weights module the optimizer's fp32 copy "

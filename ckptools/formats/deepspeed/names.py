@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Literal
 
 from ckptools.errors import ReadError, UnsafePathError
-from ckptools.files import File, check_stays_inside, reading
-from ckptools.formats.several import several
-from ckptools.pickles.told import told
+from ckptools.files.opening import File, check_stays_inside, reading
+from ckptools.formats.shared.several import several
+from ckptools.model.told import told
 
 Part = Literal["model", "optim", "layer", "expert", "expert optim"]
 

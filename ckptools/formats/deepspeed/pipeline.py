@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ckptools.formats.rank_checks import proves_a_copy
-from ckptools.model import Problem, Shard, Source, Tensor
-from ckptools.regions import Box, Ints
+from ckptools.formats.shared.rank_checks import proves_a_copy
+from ckptools.model.problems import Problem
+from ckptools.model.regions import Box, Ints
+from ckptools.model.tensor import Shard, Source, Tensor
 
 TIED = "tied_modules."
 

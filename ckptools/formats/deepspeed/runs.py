@@ -15,8 +15,8 @@ from math import prod
 from typing import Any
 
 from ckptools.dtypes import ITEMSIZE
-from ckptools.model import Shard, Source, Tensor
-from ckptools.regions import Box, Ints, contiguous_strides, span_boxes
+from ckptools.model.regions import Box, Ints, contiguous_strides, span_boxes
+from ckptools.model.tensor import Shard, Source, Tensor
 
 Where = tuple[int, int, int]
 """`(mp, dp, group)`: whose flat tensor, and which of them."""

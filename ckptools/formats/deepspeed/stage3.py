@@ -14,7 +14,7 @@ from itertools import accumulate
 from math import prod
 
 from ckptools.formats.deepspeed.runs import Run
-from ckptools.regions import Ints
+from ckptools.model.regions import Ints
 
 
 def piece(numel: int, world: int, rank: int) -> tuple[int, int]:

@@ -16,9 +16,9 @@ from typing import Any
 
 from ckptools.errors import ReadError
 from ckptools.formats.deepspeed.flat import mapped
-from ckptools.model import Tensor
-from ckptools.regions import Ints
-from ckptools.values import Opaque
+from ckptools.model.regions import Ints
+from ckptools.model.tensor import Tensor
+from ckptools.model.values import Opaque
 
 LAYOUT = ("module", "param_shapes", "frozen_param_shapes", "frozen_param_fragments")
 """Keys of the model states that say how the weights are stored; the tree has the weights instead."""

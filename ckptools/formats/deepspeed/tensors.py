@@ -8,14 +8,16 @@ from math import prod
 from operator import eq
 from typing import Any
 
-from ckptools.agreement import odd_ranks
 from ckptools.formats.deepspeed.layout import Placed
 from ckptools.formats.deepspeed.runs import Place, Run, Where, flat_source, joined, places
 from ckptools.formats.deepspeed.stage3 import piece
 from ckptools.formats.deepspeed.states import ModelStates, OptimStates, group_of_ids
-from ckptools.formats.merge import Merge, same_value
-from ckptools.model import KeyPath, Problem, Source, Tensor
-from ckptools.regions import Ints
+from ckptools.formats.shared.merge import Merge, same_value
+from ckptools.model.problems import Problem
+from ckptools.model.regions import Ints
+from ckptools.model.tensor import Source, Tensor
+from ckptools.model.tree import KeyPath
+from ckptools.training_state.rank_vote import odd_ranks
 
 NOT_PER_ELEMENT = (
     "optimizer state of {numel} elements for a flat tensor of {length}: not one value per element, so it cannot be "

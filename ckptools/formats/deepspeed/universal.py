@@ -17,21 +17,24 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from ckptools.checkpoint import Checkpoint, ReadCost
-from ckptools.files import check_stays_inside, reading
-from ckptools.formats import rank_checks
+from ckptools.files.opening import check_stays_inside, reading
 from ckptools.formats.deepspeed import module as deepspeed_module
 from ckptools.formats.deepspeed.files import GROUPED, Files
 from ckptools.formats.deepspeed.layout import MAX_WORLD
 from ckptools.formats.deepspeed.names import StateName, names_in
 from ckptools.formats.deepspeed.states import FLAT, LAYOUT, ModelStates, OptimStates, Shapes, stage_of
 from ckptools.formats.deepspeed.tensors import frozen_parameters, names_by_param_group
-from ckptools.formats.on_disk import fault
 from ckptools.formats.options import Options
-from ckptools.model import Fact, Problem, RankFile, Shard, Tensor, tensors_in, worst_first
-from ckptools.regions import Box, Ints
-from ckptools.sections import find_sections
-from ckptools.steps import find_step
+from ckptools.formats.shared import rank_checks
+from ckptools.formats.shared.file_status import fault
+from ckptools.model.checkpoint import Checkpoint, ReadCost
+from ckptools.model.problems import Problem, worst_first
+from ckptools.model.records import Fact, RankFile
+from ckptools.model.regions import Box, Ints
+from ckptools.model.tensor import Shard, Tensor
+from ckptools.model.tree import tensors_in
+from ckptools.training_state.sections import find_sections
+from ckptools.training_state.steps import find_step
 
 MASTER = "fp32"
 NO_MODULE = (

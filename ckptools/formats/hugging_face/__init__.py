@@ -18,20 +18,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ckptools.checkpoint import Checkpoint, ReadCost
-from ckptools.formats.beside import Beside, read_beside, step_of_accelerate
+from ckptools.files.file_type import HEAD, content_of
+from ckptools.files.safetensors_header import SORTED
 from ckptools.formats.hugging_face.files import Weights, chosen, of_file, parse_index, weights_in
 from ckptools.formats.hugging_face.index import read_index
 from ckptools.formats.hugging_face.model import WeightModel
 from ckptools.formats.hugging_face.tensors import is_safetensors
 from ckptools.formats.options import Options
-from ckptools.formats.safetensors_header import SORTED
-from ckptools.model import Fact, Problem, worst_first
-from ckptools.pickles.contents import HEAD, content_of
-from ckptools.sections import find_sections
-from ckptools.steps import find_step
+from ckptools.formats.shared.companions import Beside, read_beside, step_of_accelerate
+from ckptools.model.checkpoint import Checkpoint, ReadCost
+from ckptools.model.problems import Problem, worst_first
+from ckptools.model.records import Fact
 from ckptools.text import few
 from ckptools.training_state.module_order import AS_SAVED
+from ckptools.training_state.sections import find_sections
+from ckptools.training_state.steps import find_step
 
 NAME = "hugging_face"
 READS = "Hugging Face models: safetensors or .bin, one file or several, with the state of Trainer or Accelerate"

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Literal
 
 from ckptools.errors import UsageError
-from ckptools.files import reading
+from ckptools.files.opening import reading
 from ckptools.text import few
 
 Kind = Literal["safetensors", "bin"]

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from ckptools.errors import ReadError, UnsafePathError
-from ckptools.formats.json_file import read_json
-from ckptools.model import Problem, Tensor
-from ckptools.pickles.told import told
-from ckptools.sections import storage_identity
+from ckptools.files.json_file import read_json
+from ckptools.model.problems import Problem
+from ckptools.model.tensor import Tensor
+from ckptools.model.told import told
+from ckptools.training_state.sections import storage_identity
 
 MAX_NAMED = 3
 MAX_SIZE = 1 << 62

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ckptools.errors import ReadError
-from ckptools.files import check_stays_inside, reading
+from ckptools.files.opening import check_stays_inside, reading
 from ckptools.formats.hugging_face.files import Weights, absent
 from ckptools.formats.hugging_face.index import Index, compare, compare_size, read_index
 from ckptools.formats.hugging_face.tensors import Held, read_weights
-from ckptools.formats.on_disk import fault
 from ckptools.formats.options import Options
-from ckptools.model import Problem, RankFile, Tensor
+from ckptools.formats.shared.file_status import fault
+from ckptools.model.problems import Problem
+from ckptools.model.records import RankFile
+from ckptools.model.tensor import Tensor
 from ckptools.text import few
 
 MAX_LINES = 6

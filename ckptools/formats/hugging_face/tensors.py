@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from ckptools.errors import ReadError
-from ckptools.files import File
+from ckptools.files.file_type import content_of, head_of, what_is
+from ckptools.files.opening import File
+from ckptools.files.safetensors_header import Header, read_header, source_of
 from ckptools.formats.options import Options
-from ckptools.formats.safetensors_header import Header, read_header, source_of
-from ckptools.model import Shard, Tensor
-from ckptools.pickles.contents import content_of, head_of, what_is
+from ckptools.model.regions import Box
+from ckptools.model.tensor import Shard, Tensor
 from ckptools.pickles.reader import no_collections
-from ckptools.regions import Box
 
 SHARDING_INFO = "DCP_SHARDING_INFO"
 MAX_LIKELY = 1 << 32

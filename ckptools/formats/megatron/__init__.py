@@ -23,9 +23,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ckptools.checkpoint import Checkpoint, ReadCost
 from ckptools.errors import ReadError
-from ckptools.formats import rank_checks
 from ckptools.formats.megatron import checks, run
 from ckptools.formats.megatron.grid import (
     FOLDER,
@@ -42,14 +40,19 @@ from ckptools.formats.megatron.layers import is_chunk
 from ckptools.formats.megatron.model import Model
 from ckptools.formats.megatron.optimizer import HALF, Optimizers, masters_of
 from ckptools.formats.megatron.rules import read_rules
-from ckptools.formats.merge import Merge
-from ckptools.formats.on_disk import looked_at
 from ckptools.formats.options import Options
-from ckptools.model import Problem, RankFile, Tensor, tensors_in, worst_first
+from ckptools.formats.shared import rank_checks
+from ckptools.formats.shared.file_status import looked_at
+from ckptools.formats.shared.merge import Merge
+from ckptools.model.checkpoint import Checkpoint, ReadCost
+from ckptools.model.problems import Problem, worst_first
+from ckptools.model.records import RankFile
+from ckptools.model.tensor import Tensor
+from ckptools.model.tree import tensors_in
 from ckptools.pickles.reader import Saved
-from ckptools.sections import find_sections
-from ckptools.steps import find_step
 from ckptools.training_state.module_order import ModuleOrder
+from ckptools.training_state.sections import find_sections
+from ckptools.training_state.steps import find_step
 
 NAME = "megatron"
 READS = "Megatron-LM, one file per model-parallel rank: iter_*/mp_rank_00_000/model_optim_rng.pt"

@@ -9,9 +9,11 @@ from typing import Any
 from ckptools.formats.megatron.grid import Coordinates, Grid, Member, arguments, setting
 from ckptools.formats.megatron.model import HEADS, INPUT
 from ckptools.formats.megatron.rules import QKV
-from ckptools.formats.on_disk import fault
 from ckptools.formats.options import Options, Weights
-from ckptools.model import Problem, RankFile, Tensor
+from ckptools.formats.shared.file_status import fault
+from ckptools.model.problems import Problem
+from ckptools.model.records import RankFile
+from ckptools.model.tensor import Tensor
 
 NOTE = "CK012"
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ckptools.files import check_stays_inside, reading
-from ckptools.model import Fact
-from ckptools.regions import Ints
-from ckptools.values import Opaque
+from ckptools.files.opening import check_stays_inside, reading
+from ckptools.model.records import Fact
+from ckptools.model.regions import Ints
+from ckptools.model.values import Opaque
 
 FOLDER = re.compile(r"mp_rank_(\d{2,7})(?:_(\d{3,7}))?(?:_(\d{3,7}))?")
 MODEL_FILES = ("model_optim_rng.pt", "model_rng.pt")

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ckptools.formats.megatron.rules import Rule
-from ckptools.model import Shard, Source, Tensor
-from ckptools.pickles.told import told
-from ckptools.regions import Box, Ints
+from ckptools.model.regions import Box, Ints
+from ckptools.model.tensor import Shard, Source, Tensor
+from ckptools.model.told import told
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ckptools.agreement import named, odd_ranks
 from ckptools.formats.megatron.grid import Coordinates, Grid, setting
 from ckptools.formats.megatron.join import Piece, UnlikeError, join
 from ckptools.formats.megatron.layers import LAYER, Layers, chunks_of, order_in
 from ckptools.formats.megatron.rules import REPLICATED, Rule, Rules
-from ckptools.formats.merge import same_value
-from ckptools.model import Problem, Tensor
+from ckptools.formats.shared.merge import same_value
+from ckptools.model.problems import Problem
+from ckptools.model.tensor import Tensor
+from ckptools.training_state.rank_vote import named, odd_ranks
 
 EXPERT = re.compile(r"(?:.*\.)?(?:local_)?experts\..*", re.DOTALL)
 EXPERTS = "weights of experts that are spread over expert-parallel ranks are not joined"

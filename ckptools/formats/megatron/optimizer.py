@@ -5,7 +5,8 @@ Without the distributed optimizer each model-parallel rank saves a plain `optimi
 each group's half-precision parameters in the group's order (Float16OptimizerWithFloat16Params; `optimizer_state_dict`
 and `fp32_from_fp16` up to v1.1). Several chained optimizers are a list. A group lists its parameters in the order of
 `named_parameters()`, which is that of the model's state dict, so names follow by order and shapes as everywhere
-(`ckptools.optimizers`). Source: megatron/core/optimizer/{__init__,optimizer}.py; megatron/optimizer/optimizer.py.
+(`ckptools.training_state.optimizers`). Source: megatron/core/optimizer/{__init__,optimizer}.py;
+megatron/optimizer/optimizer.py.
 
 The distributed optimizer keeps its state in `distrib_optim.pt`: for each gradient buffer flat tensors `param`,
 `exp_avg`, `exp_avg_sq` of all parameters in the reverse order of their use, aligned and padded, without names. They are
@@ -22,11 +23,13 @@ from ckptools.formats.megatron.grid import Coordinates
 from ckptools.formats.megatron.join import Piece, UnlikeError, join
 from ckptools.formats.megatron.model import Held, Model
 from ckptools.formats.megatron.rules import REPLICATED
-from ckptools.formats.merge import Merge
-from ckptools.model import KeyPath, Problem, Tensor, fqn_of, tensors_in
-from ckptools.pickles.told import told
+from ckptools.formats.shared.merge import Merge
+from ckptools.model.problems import Problem
+from ckptools.model.tensor import Tensor
+from ckptools.model.told import told
+from ckptools.model.tree import KeyPath, fqn_of, tensors_in
+from ckptools.model.values import Opaque
 from ckptools.training_state.optimizer_names import name_parameters
-from ckptools.values import Opaque
 
 MASTER = "fp32_param"
 """Slot of the master copy: what Megatron's own distributed checkpoints call it."""

@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from ckptools.errors import UsageError
-from ckptools.formats.json_file import read_json
-from ckptools.model import Tensor
-from ckptools.pickles.told import told
+from ckptools.files.json_file import read_json
+from ckptools.model.tensor import Tensor
+from ckptools.model.told import told
 
 NO_RULE = "no rule says how its tensor-parallel pieces are joined; give one with --rules FILE"
 MAX_DIM = 8

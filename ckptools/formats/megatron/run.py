@@ -12,10 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ckptools.errors import ReadError
-from ckptools.files import check_stays_inside, reading
-from ckptools.formats.several import several
-from ckptools.formats.trackers import text_of
-from ckptools.pickles.told import told
+from ckptools.files.opening import check_stays_inside, reading
+from ckptools.formats.shared.several import several
+from ckptools.formats.shared.trackers import text_of
+from ckptools.model.told import told
 
 TRACKER = "latest_checkpointed_iteration.txt"
 ITERATION = re.compile(r"iter_\d{1,12}")

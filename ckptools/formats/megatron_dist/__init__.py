@@ -28,23 +28,26 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ckptools.checkpoint import Checkpoint, ReadCost
 from ckptools.errors import ReadError
-from ckptools.files import check_stays_inside, reading
-from ckptools.formats import rank_checks
+from ckptools.files.json_file import read_json
+from ckptools.files.opening import check_stays_inside, reading
 from ckptools.formats.dcp.files import looks_like_dcp
 from ckptools.formats.dcp.folder import PLANNED, Folder, read_folder
-from ckptools.formats.json_file import read_json
 from ckptools.formats.megatron import run
 from ckptools.formats.megatron.grid import arguments, setting
 from ckptools.formats.megatron_dist.stored import COMMON_KEY, Stored
-from ckptools.formats.on_disk import fault, was_read
 from ckptools.formats.options import Options, Weights
-from ckptools.model import Fact, Problem, RankFile, Rounded, tensors_in, worst_first
+from ckptools.formats.shared import rank_checks
+from ckptools.formats.shared.file_status import fault, was_read
+from ckptools.model.checkpoint import Checkpoint, ReadCost
+from ckptools.model.problems import Problem, worst_first
+from ckptools.model.records import Fact, RankFile
+from ckptools.model.tensor import Rounded
+from ckptools.model.told import told
+from ckptools.model.tree import tensors_in
 from ckptools.pickles.reader import Saved
-from ckptools.pickles.told import told
-from ckptools.sections import find_sections
-from ckptools.steps import find_step
+from ckptools.training_state.sections import find_sections
+from ckptools.training_state.steps import find_step
 
 NAME = "megatron_dist"
 READS = "Megatron-LM's torch_dist checkpoints: iter_* with .metadata, metadata.json and common.pt"

@@ -26,11 +26,12 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from ckptools.formats import spans
 from ckptools.formats.megatron.rules import FC1
-from ckptools.model import Shard, Tensor, tensors_in
-from ckptools.pickles.told import told
-from ckptools.regions import Box
+from ckptools.formats.shared import flat_runs
+from ckptools.model.regions import Box
+from ckptools.model.tensor import Shard, Tensor
+from ckptools.model.told import told
+from ckptools.model.tree import tensors_in
 
 KEY = re.compile(
     r"(?:chained_0\.)?optimizer\.distributed\.dp_group_idx_(?P<group>\d{1,6})\.gbuf_idx_(?P<buffer>\d{1,4})\."
@@ -277,7 +278,7 @@ def _boxes(piece: Sequence[Box], start: int, chunk: Shard) -> Iterator[Shard]:
         low, high = max(start, 0), min(start + chunk.box.numel, box.numel)
         if low < high:
             source = chunk.source.part(Box((low - start,), (high - low,))) if chunk.source is not None else None
-            yield from spans.place_in(box, low, high - low, source, chunk.rank)
+            yield from flat_runs.place_in(box, low, high - low, source, chunk.rank)
         start -= box.numel
 
 

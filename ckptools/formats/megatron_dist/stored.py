@@ -14,7 +14,9 @@ from ckptools.formats.megatron.rules import QKV
 from ckptools.formats.megatron_dist.buckets import UnjoinedError, join
 from ckptools.formats.megatron_dist.stored_shapes import in_true_shape, layers_of
 from ckptools.formats.options import Weights
-from ckptools.model import Problem, Rounded, Tensor, tensors_in
+from ckptools.model.problems import Problem
+from ckptools.model.tensor import Rounded, Tensor
+from ckptools.model.tree import tensors_in
 
 STACKED = re.compile(r"(?P<block>(?:.*?\.)?layers)\.(?P<rest>(?!\d+\.).+)", re.DOTALL)
 OBJECT = re.compile(

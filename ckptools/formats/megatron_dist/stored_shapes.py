@@ -11,9 +11,9 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from ckptools.formats import spans
-from ckptools.model import Shard, Source, Tensor
-from ckptools.regions import Box, Ints
+from ckptools.formats.shared import flat_runs
+from ckptools.model.regions import Box, Ints
+from ckptools.model.tensor import Shard, Source, Tensor
 
 UNPLACED = "flat runs whose pieces do not follow from the metadata; --only model writes the model"
 
@@ -70,4 +70,4 @@ def _pieces(shard: Shard, local: Ints) -> list[Shard]:
     at = tuple(i * n for i, n in zip(shard.box.offsets[:-1], local, strict=True))
     start, length = shard.box.offsets[-1], shard.box.sizes[-1]
     flat = shard.source.reshaped((length,)) if shard.source is not None and shard.source.contiguous else None
-    return spans.place_in(Box(at, local), start, length, flat, shard.rank)
+    return flat_runs.place_in(Box(at, local), start, length, flat, shard.rank)

@@ -21,14 +21,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ckptools.checkpoint import Checkpoint, ReadCost
 from ckptools.errors import ReadError
-from ckptools.files import check_stays_inside, reading
-from ckptools.formats import rank_checks
-from ckptools.formats.json_file import read_json
+from ckptools.files.json_file import read_json
+from ckptools.files.opening import check_stays_inside, reading
 from ckptools.formats.megatron.join import Piece, UnlikeError, join
 from ckptools.formats.megatron.rules import NO_RULE, REPLICATED, Rule, read_rules
-from ckptools.formats.merge import same_records
 from ckptools.formats.meta_llama.layout import (
     LAYER,
     NO_PARAMS,
@@ -38,9 +35,15 @@ from ckptools.formats.meta_llama.layout import (
     tensor_parallel_size,
     vocabulary,
 )
-from ckptools.formats.on_disk import looked_at
 from ckptools.formats.options import Options
-from ckptools.model import Fact, Problem, RankFile, Tensor, tensors_in, worst_first
+from ckptools.formats.shared import rank_checks
+from ckptools.formats.shared.file_status import looked_at
+from ckptools.formats.shared.merge import same_records
+from ckptools.model.checkpoint import Checkpoint, ReadCost
+from ckptools.model.problems import Problem, worst_first
+from ckptools.model.records import Fact, RankFile
+from ckptools.model.tensor import Tensor
+from ckptools.model.tree import tensors_in
 from ckptools.pickles.reader import Saved
 from ckptools.training_state.module_order import AS_SAVED
 

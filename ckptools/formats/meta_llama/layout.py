@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckptools.formats.megatron.rules import COLUMNS, REPLICATED, ROWS, Rule
-from ckptools.model import Tensor
-from ckptools.regions import Ints
+from ckptools.model.regions import Ints
+from ckptools.model.tensor import Tensor
 
 LAYER = re.compile(r"layers\.(\d{1,6})\.")
 QUERY = re.compile(r"layers\.\d+\.attention\.wq\.weight")

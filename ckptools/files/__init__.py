@@ -1,0 +1,1 @@
+"""Bytes on disk: what a file is, and how it is opened safely."""

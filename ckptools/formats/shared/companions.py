@@ -1,0 +1,205 @@
+"""What training leaves beside a model: the companion files of transformers' Trainer and of Accelerate.
+
+    optimizer.pt | optimizer.bin | optimizer_1.bin      optimizer (Trainer | Accelerate and FSDP | its second)
+    scheduler.pt | scheduler.bin | scheduler_1.bin      learning rate scheduler
+    scaler.pt                                           gradient scaler
+    rng_state.pth | rng_state_{R}.pth                   RNG (Trainer: one process | each)
+    random_states_{R}.pkl                               RNG and step counter of each process (Accelerate)
+    trainer_state.json                                  counters, log
+    sampler.bin, dl_state_dict.bin, sampler_1.bin       data loaders
+    custom_checkpoint_{N}.pkl                           registered objects
+    training_args.bin                                   an object of the Trainer's class: told, never made
+
+An `AcceleratedScheduler` is stepped once for every process, unless batches are split, which no file tells: its count
+divided by the processes is assumed to be the training step, and called so. `step` beside Accelerate's random states
+counts what `accumulate` was entered for since the data loader began.
+
+All but the JSON are torch.save files, `.pkl` too. Source: accelerate/checkpointing.py and utils/constants.py,
+transformers/trainer.py; read on files of Accelerate 1.15.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from ckptools.errors import ReadError
+from ckptools.files.json_file import read_json
+from ckptools.files.opening import check_stays_inside, reading
+from ckptools.formats.options import Options
+from ckptools.formats.shared.file_status import fault
+from ckptools.model.problems import Problem
+from ckptools.model.records import Fact, RankFile
+
+OF_A_RANK = re.compile(r"(?:rng_state_(\d{1,5})\.pth|random_states_(\d{1,5})\.pkl)")
+OF_ALL = re.compile(
+    r"((?:optimizer|scheduler|scaler|sampler|dl_state_dict)(?:_\d{1,4})?)\.(?:pt|bin)"
+    r"|(custom_checkpoint_\d{1,4})\.pkl|(training_args)\.bin|(trainer_state)\.json|(rng)_state\.pth"
+)
+ORDER = ("optimizer", "scheduler", "scaler", "rng", "trainer_state", "sampler", "dl_state_dict", "custom_checkpoint")
+
+
+@dataclass(frozen=True)
+class Companion:
+    """A file that training left beside a model.
+
+    Attributes:
+        path: the file.
+        key: what it is called in the tree.
+        rank: whose it is, where each rank has one.
+    """
+
+    path: Path
+    key: str
+    rank: int | None
+
+
+@dataclass
+class Beside:
+    """What was found beside a model.
+
+    Attributes:
+        tree: by name, such as `optimizer`; `rng` by rank where ranks have their own.
+        files: every companion, found or missing.
+        problems: companions that are missing or cannot be read.
+        names: dotted names that their pickles mention.
+        world_size: ranks that left RNG states; no value when there are none by rank.
+        bytes_read: how much was read.
+    """
+
+    tree: dict[str, Any] = field(default_factory=dict)
+    files: list[RankFile] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    world_size: Fact = field(default_factory=lambda: Fact(None))
+    bytes_read: int = 0
+
+    @property
+    def of_accelerate(self) -> bool:
+        """Whether Accelerate wrote it, whose scheduler counts for every process."""
+        return any(file.path.name.startswith("random_states_") for file in self.files)
+
+    def read(self, companion: Companion, options: Options) -> Any:
+        """Read one companion and note what it cost; None, and a problem, when that is not possible."""
+        path = companion.path
+        try:
+            tree = self._tree(path, options)
+        except ReadError as error:
+            why = str(error).removeprefix(f"{path}: ")
+            self.problems.append(Problem(fault(why), "error", f"{path.name} {why}", companion.rank, companion.key))
+            self._add(companion, "cut" if "cut short" in why or "is empty" in why else "bad")
+            return None
+        self._add(companion, "read")
+        return tree
+
+    def _add(self, companion: Companion, state: Literal["read", "cut", "bad"]) -> None:
+        with reading(companion.path):
+            status = companion.path.stat()
+        part = RankFile(companion.path, companion.rank, companion.key, state, status.st_size, status.st_mtime)
+        self.files.append(part)
+
+    def _tree(self, path: Path, options: Options) -> Any:
+        if path.suffix == ".json":
+            self.bytes_read += path.stat().st_size
+            return read_json(path)
+        saved = options.read_file(path)
+        self.names += saved.names
+        self.bytes_read += saved.bytes_read
+        return saved.tree
+
+
+def companions(folder: Path) -> list[Companion]:
+    """The companions in a folder, in the order of the tree. Two files of one key are called by their names."""
+    with reading(folder):
+        named = [c for c in map(_companion, sorted(folder.iterdir())) if c is not None and c.path.is_file()]
+    times = Counter((c.key, c.rank) for c in named)
+    by_rank = {c.key for c in named if c.rank is not None}
+    clear = [
+        _called_by_name(c) if times[c.key, c.rank] > 1 or (c.rank is None and c.key in by_rank) else c for c in named
+    ]
+    return sorted(clear, key=lambda c: (_order(c.key), c.key, -1 if c.rank is None else c.rank))
+
+
+def _companion(path: Path) -> Companion | None:
+    ranked, one = OF_A_RANK.fullmatch(path.name), OF_ALL.fullmatch(path.name)
+    if ranked:
+        return Companion(path, "rng", int(ranked[ranked.lastindex or 0]))
+    return Companion(path, one[one.lastindex or 0], None) if one else None
+
+
+def is_companion(path: Path) -> bool:
+    """Whether a file name is that of a companion: no checkpoint of its own."""
+    return _companion(path) is not None
+
+
+def _called_by_name(companion: Companion) -> Companion:
+    return replace(companion, key=companion.path.name, rank=None)
+
+
+def _order(key: str) -> int:
+    return next((n for n, name in enumerate(ORDER) if key.startswith(name)), len(ORDER))
+
+
+def read_beside(folder: Path, options: Options) -> Beside:
+    """Read the companions in a folder; those that cannot be read become problems.
+
+    Raises:
+        UnsafePathError: one of them is a link out of the folder.
+    """
+    beside = Beside()
+    found = companions(folder)
+    if not options.follow_symlinks:
+        for companion in found:
+            check_stays_inside(companion.path, folder)
+    for companion in found:
+        value = beside.read(companion, options)
+        if beside.files[-1].status == "read":
+            _put(beside.tree, companion, value)
+    _count_ranks(beside, found)
+    return beside
+
+
+def _put(tree: dict[str, Any], companion: Companion, value: Any) -> None:
+    if companion.rank is None:
+        tree[companion.key] = value
+    else:
+        tree.setdefault(companion.key, {})[companion.rank] = value
+
+
+def step_of_accelerate(tree: Any, world_size: Fact) -> Fact:
+    """The training step that Accelerate's files suggest: by the scheduler, else by the counter at the random states."""
+    tree, world = tree if isinstance(tree, dict) else {}, world_size.value
+    states, scheduler = tree.get("rng"), tree.get("scheduler")
+    counted = {s.get("step") for s in states.values() if isinstance(s, dict)} if isinstance(states, dict) else set()
+    own = next(iter(counted)) if len(counted) == 1 else None
+    total = scheduler.get("last_epoch") if isinstance(scheduler, dict) else None
+    if type(total) is int and type(world) is int and 0 < world <= total and total % world == 0:
+        step = total // world
+        confirmed = ("rng.0.step",) if own == step else ()
+        return Fact(step, (f"scheduler.last_epoch / {world} process{'es' if world > 1 else ''}, assumed", *confirmed))
+    if type(own) is int and own > 0:
+        return Fact(own, ("rng.0.step, assumed to count from the start",))
+    return Fact(None)
+
+
+def _count_ranks(beside: Beside, found: list[Companion]) -> None:
+    """The world size as the ranks' own files tell it, and which of them are missing."""
+    ranked = {c.rank: c for c in found if c.rank is not None}
+    if not ranked:
+        return
+    world = max(ranked) + 1
+    beside.world_size = Fact(world, ("RNG files",))
+    for path, rank in _absent(ranked, world):
+        beside.files.append(RankFile(path, rank, "rng", "missing", 0, None))
+        beside.problems.append(Problem("CK001", "warning", f"no file {path.name}", rank))
+
+
+def _absent(ranked: dict[int, Companion], world: int) -> Iterator[tuple[Path, int]]:
+    named = next(iter(ranked.values())).path.name
+    for rank in range(world):
+        if rank not in ranked:
+            yield ranked[world - 1].path.with_name(re.sub(r"_\d+\.", f"_{rank}.", named)), rank

@@ -1,0 +1,265 @@
+"""A checkpoint whose parts lie in folders and files of their own: what formats put together that build on DCP.
+
+Each part is read by what reads it alone, and its problems say in which part they are.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ckptools.errors import ReadError
+from ckptools.files.file_type import content_of, head_of
+from ckptools.files.json_file import read_json
+from ckptools.files.opening import File, check_stays_inside, reading
+from ckptools.files.zip_archive import MAX_PICKLE
+from ckptools.formats.dcp.files import METADATA
+from ckptools.formats.dcp.folder import Folder, read_folder
+from ckptools.formats.options import Options
+from ckptools.formats.shared.companions import Beside
+from ckptools.formats.shared.file_status import fault
+from ckptools.model.checkpoint import Checkpoint, ReadCost
+from ckptools.model.problems import Problem, worst_first
+from ckptools.model.records import Fact, RankFile
+from ckptools.model.tree import KeyPath
+from ckptools.pickles.machine import Machine
+from ckptools.pickles.reader import load_checked
+from ckptools.training_state.module_order import ModuleOrder
+from ckptools.training_state.steps import find_step
+
+PROTO = b"\x80"
+"""How a pickle of protocol 2 or later begins."""
+
+
+def _is_plain_pickle(path: Path) -> bool:
+    """Whether a file is a pickle that torch.save did not write."""
+    with File(path) as file:
+        return path.suffix == ".pkl" and file.size > 0 and file.read(0, 1) == PROTO and not content_of(head_of(file))
+
+
+def is_dcp(folder: Path) -> bool:
+    """Whether a folder is a finished DCP, told by its metadata."""
+    return folder.is_dir() and (folder / METADATA).is_file()
+
+
+@dataclass
+class Parts:
+    """The parts of one checkpoint, as they are read.
+
+    Attributes:
+        path: the checkpoint.
+        options: how it is opened.
+        tree: every part by its key.
+        files: of all parts.
+        problems: of all parts.
+        names: dotted names in pickles.
+        differing: key paths of values that differ between ranks.
+        per_rank: what each rank has at a key path.
+        ranks: who wrote a DCP file.
+        writer: what wrote the DCP folders.
+        nbytes: bytes that the files should have.
+        files_read: how many files were opened.
+        bytes_read: how much of them was read.
+    """
+
+    path: Path
+    options: Options
+    tree: dict[str, Any] = field(default_factory=dict)
+    files: list[RankFile] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    differing: list[KeyPath] = field(default_factory=list)
+    per_rank: dict[KeyPath, Mapping[int, Any]] = field(default_factory=dict)
+    ranks: set[int] = field(default_factory=set)
+    writer: str = ""
+    nbytes: int = 0
+    files_read: int = 0
+    bytes_read: int = 0
+    started: float = field(default_factory=time.perf_counter)
+
+    def check_link(self, path: Path) -> None:
+        """Refuse a part that is a link out of the checkpoint.
+
+        Raises:
+            UnsafePathError: it is one, and links were not allowed.
+        """
+        if not self.options.follow_symlinks:
+            check_stays_inside(path, self.path)
+
+    def dcp(self, folder: Path, key: str, top: str | None = None) -> None:
+        """Add a DCP folder as `tree[key]`.
+
+        Args:
+            folder: where it is.
+            key: what it is called here.
+            top: the one key that all of it lies below, which then goes; None where there is none.
+
+        Raises:
+            ReadError: it cannot be read.
+        """
+        found = self.read_dcp(folder)
+        inner = found.tree.get(top) if top is not None and set(found.tree) <= {top} else found.tree
+        self.tree[key] = {} if inner is None else inner
+        prefix = f"{top}." if top is not None and inner is not found.tree else ""
+        for problem in found.problems:
+            tensor = None if problem.tensor is None else f"{key}.{problem.tensor.removeprefix(prefix)}"
+            self.problems.append(replace(problem, tensor=tensor, message=f"{folder.name}: {problem.message}"))
+        cut = 1 if prefix else 0
+        self.differing += ((key, *path[cut:]) for path in found.differing)
+        self.per_rank |= {(key, *path[cut:]): values for path, values in found.per_rank.items()}
+
+    def spread(self, folder: Path) -> None:
+        """Add the parts that a DCP folder has at its top.
+
+        Raises:
+            ReadError: it cannot be read.
+        """
+        found = self.read_dcp(folder)
+        self.tree |= found.tree
+        self.problems += (replace(p, message=f"{folder.name}: {p.message}") for p in found.problems)
+        self.differing += found.differing
+        self.per_rank |= found.per_rank
+
+    def read_dcp(self, folder: Path) -> Folder:
+        """Read a DCP folder and note its files and cost.
+
+        Raises:
+            ReadError: it cannot be read.
+        """
+        self.check_link(folder)
+        found = read_folder(folder, self.options)
+        self.files += (replace(f, part="/".join(filter(None, (folder.name, f.part)))) for f in found.files)
+        self.names += found.names
+        self.ranks |= set(found.ranks)
+        self.writer = self.writer or found.writer
+        self.nbytes += found.bytes_expected
+        self.files_read += found.files_read
+        self.bytes_read += found.bytes_read
+        return found
+
+    def file(self, path: Path, key: str) -> None:
+        """Add what a torch.save, pickle or JSON file holds as `tree[key]`, or a problem when that is not possible.
+
+        Raises:
+            UnsafePathError: it is a link out of the checkpoint.
+        """
+        self.check_link(path)
+        with reading(path):
+            status = path.stat()
+        try:
+            found = self._read(path)
+        except ReadError as error:
+            why = str(error).removeprefix(f"{path}: ")
+            self.problems.append(Problem(fault(why), "error", f"{path.name} {why}", None, key))
+            self.files.append(RankFile(path, None, key, "bad", status.st_size, status.st_mtime))
+            return
+        self.tree[key] = found
+        self.files.append(RankFile(path, None, key, "read", status.st_size, status.st_mtime))
+        self.nbytes += status.st_size
+        self.files_read += 1
+
+    def _read(self, path: Path) -> Any:
+        if path.suffix == ".json":
+            self.bytes_read += path.stat().st_size
+            return read_json(path)
+        if _is_plain_pickle(path):
+            return self._plain_pickle(path)
+        saved = self.options.read_file(path)
+        self.names += saved.names
+        self.bytes_read += saved.bytes_read
+        return saved.tree
+
+    def _plain_pickle(self, path: Path) -> Any:
+        """What `pickle.dump` wrote; tensors in it are foreign objects."""
+        with File(path) as file:
+            if file.size > MAX_PICKLE:
+                raise ReadError(path, f"has {file.size} bytes; at most {MAX_PICKLE} are read")
+            machine = Machine(file.read(0, file.size))
+        tree = load_checked(machine, path, "pickle")
+        self.names += (g.dotted for g in machine.globals.values())
+        self.bytes_read += len(machine.data)
+        return tree
+
+    def take(self, other: Parts) -> None:
+        """Add everything of other parts, read apart so that they stand behind these."""
+        self.tree |= other.tree
+        self.files += other.files
+        self.problems += other.problems
+        self.names += other.names
+        self.differing += other.differing
+        self.per_rank |= other.per_rank
+        self.ranks |= other.ranks
+        self.writer = self.writer or other.writer
+        self.nbytes += other.nbytes
+        self.files_read += other.files_read
+        self.bytes_read += other.bytes_read
+
+    def companions(self, beside: Beside) -> None:
+        """Add what training left beside; a part that is here already is not replaced."""
+        both = [key for key in beside.tree if key in self.tree]
+        self.tree |= {key: value for key, value in beside.tree.items() if key not in both}
+        self.problems += beside.problems
+        self.problems += (Problem("CK007", "warning", f"{key} is here twice; the DCP folder is read") for key in both)
+        self.files += beside.files
+        self.names += beside.names
+        self.nbytes += sum(f.nbytes for f in beside.files)
+        self.files_read += sum(f.status == "read" for f in beside.files)
+        self.bytes_read += beside.bytes_read
+
+    def whole_checkpoint(self, other: Checkpoint, key: str) -> None:
+        """Add a checkpoint that was opened on its own as `tree[key]`."""
+        self.tree[key] = other.tree
+        for problem in other.problems:
+            tensor = None if problem.tensor is None else f"{key}.{problem.tensor}"
+            self.problems.append(replace(problem, tensor=tensor))
+        self.files += (replace(f, part=key) for f in other.files)
+        self.names += other.names
+        self.differing += ((key, *path) for path in other.differing)
+        self.per_rank |= {(key, *path): values for path, values in other.per_rank.items()}
+        self.ranks |= set(range(other.world_size.value or 0))
+        self.nbytes += other.bytes_expected or 0
+        self.files_read += other.cost.files
+        self.bytes_read += other.cost.nbytes
+
+    def checkpoint(
+        self,
+        format: str,
+        saved_as: str,
+        world_size: Fact,
+        order: ModuleOrder,
+        steps: Iterable[str] | None = None,
+    ) -> Checkpoint:
+        """Put everything together.
+
+        Args:
+            format: name of the format.
+            saved_as: for people.
+            world_size: as the parts that tell it say; the DCP files tell it where it has no value.
+            order: whether the model's names come in the order of the module, and why.
+            steps: keys of the tree that may count steps; None for all.
+        """
+        if world_size.value is None:
+            world_size = Fact(max(len(self.ranks), 1), ("files found",))
+        made = Checkpoint(
+            path=self.path,
+            name=self.path.absolute().name,
+            format=format,
+            saved_as=saved_as,
+            tree=self.tree,
+            files=tuple(self.files),
+            world_size=world_size,
+            step=Fact(None),
+            module_order=order,
+            problems=worst_first(self.problems),
+            names=tuple(dict.fromkeys(self.names)),
+            all_ranks=self.options.all_ranks,
+            differing=tuple(self.differing),
+            per_rank=self.per_rank,
+            bytes_expected=self.nbytes,
+            cost=ReadCost(self.files_read, time.perf_counter() - self.started, self.bytes_read),
+        )
+        counting = tuple(s for s in made.sections if steps is None or (s.path and s.path[0] in steps))
+        return replace(made, step=find_step(self.path, counting))

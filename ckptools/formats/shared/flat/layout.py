@@ -1,0 +1,127 @@
+"""Where the parameters of an FSDP1 flat parameter lie in it: torch's rules, and what the ranks' runs say of them.
+
+The rules are in `flat.parameters`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ckptools.dtypes import ITEMSIZE
+from ckptools.model.regions import Ints
+from ckptools.model.tensor import Shard, Source, Tensor
+
+ALIGNMENTS = (2, 4, 8, 16)
+"""Elements that 16 bytes may hold."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """A parameter in a flat parameter.
+
+    Attributes:
+        key: its name in the model.
+        numel: its elements.
+        shape: its sizes; None when nothing tells them.
+        start: index of its first element in the flat parameter.
+        runs: what each rank holds of it under its own name; empty without `use_orig_params`.
+    """
+
+    key: str
+    numel: int
+    shape: Ints | None
+    start: int = 0
+    runs: tuple[Shard, ...] = ()
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A run of a flattened tensor.
+
+    Attributes:
+        start: index of its first element there.
+        length: elements.
+        source: where its bytes are; None when they are in a file that was not read.
+        rank: who holds it.
+    """
+
+    start: int
+    length: int
+    source: Source | None
+    rank: int | None
+
+
+def filled(tensor: Tensor) -> list[Shard]:
+    """The shards that were found and hold something."""
+    return [s for s in tensor.found if s.box.numel]
+
+
+def storage_of(shard: Shard) -> Any:
+    """Which storage of which file a shard lies in."""
+    return shard.source and (shard.source.path, shard.source.record)
+
+
+def count(tensor: Tensor, flat: Tensor) -> int:
+    """The elements of a parameter: its runs, each region of the flat parameter counted once (HSDP repeats them)."""
+    lengths = {s.rank: s.box.numel for s in tensor.found}
+    by_region = {s.box: lengths.get(s.rank, 0) for s in flat.found}
+    return sum(by_region.values())
+
+
+def layouts(members: Sequence[Member], flat: Tensor, original: bool) -> Iterator[tuple[Member, ...]]:
+    """Lay the members behind each other by every rule that torch has had; those that end where the parameter does."""
+    laid, total = _laid(members, 1)
+    if total == flat.numel:
+        yield laid
+    for alignment in ALIGNMENTS if original else ():
+        laid, total = _laid(members, alignment)
+        ranks = len({s.box for s in flat.shards}) or 1
+        if -(-total // ranks) * ranks == flat.numel:
+            yield laid
+
+
+def _laid(members: Sequence[Member], alignment: int) -> tuple[tuple[Member, ...], int]:
+    at = 0
+    laid = []
+    for member in members:
+        at = -(-at // alignment) * alignment
+        laid.append(replace(member, start=at))
+        at += member.numel
+    return tuple(laid), at
+
+
+def piece_of(shard: Shard) -> Piece:
+    """A shard of a flat parameter as a run of it."""
+    return Piece(shard.box.offsets[0], shard.box.sizes[0], shard.source, shard.rank)
+
+
+def overlap(member: Member, piece: Piece) -> tuple[int, int]:
+    """First and one past the last index of the flat parameter that both hold; equal when nothing is."""
+    low, high = max(member.start, piece.start), min(member.start + member.numel, piece.start + piece.length)
+    return low, max(low, high)
+
+
+def runs_agree(member: Member, flat: Tensor) -> bool:
+    """Whether every rank whose file was read holds the run that the member's place demands, at its place."""
+    if not member.runs:
+        return True
+    held = {s.rank: s for s in member.runs}
+    regions = {s.rank: s for s in flat.found}
+    for rank in held.keys() | regions.keys():
+        low, high = overlap(member, piece_of(regions[rank])) if rank in regions else (0, 0)
+        run = held.get(rank)
+        if (run.box.numel if run else 0) != high - low:
+            return False
+        if run and high > low and not _at(run, regions[rank], low):
+            return False
+    return True
+
+
+def _at(run: Shard, region: Shard, start: int) -> bool:
+    """Whether a run begins at an index of the flat parameter; true where it has a storage of its own."""
+    if run.source is None or region.source is None or storage_of(run) != storage_of(region):
+        return True
+    at = region.source.offset + (start - region.box.offsets[0]) * ITEMSIZE[region.source.dtype]
+    return run.source.offset == at

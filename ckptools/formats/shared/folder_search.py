@@ -1,0 +1,148 @@
+"""The checkpoints below a folder that is none itself: the only one is opened, of several the newest is proposed.
+
+A training run keeps them in `checkpoints/step-5`, `checkpoint-500`, `global_step_3/actor`, `last.ckpt`. Only what can
+be opened counts, and of single torch.save files only those that hold floating-point tensors: a data loader's state,
+random states and indices are no checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from ckptools.dtypes import is_floating
+from ckptools.errors import CkptoolsError, ReadError
+from ckptools.files.file_type import COMPRESSIONS, HEAD, content_of
+from ckptools.files.opening import reading
+from ckptools.formats.registry import Format, recognised
+from ckptools.formats.shared.companions import is_companion
+from ckptools.formats.shared.rank_names import COMPRESSED
+from ckptools.formats.shared.several import listed, several
+from ckptools.formats.shared.trackers import tracker_in
+from ckptools.model.told import told
+from ckptools.model.tree import tensors_in
+from ckptools.pickles import reader
+
+SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".tar", ".tgz")
+"""What a torch.save file is called; a damaged one counts by its name."""
+
+MAX_DEPTH = 4
+MAX_ENTRIES = 1000
+"""Entries of one folder, and folders, that are looked at."""
+
+MAX_READ = 64
+"""Single files whose structure is read."""
+
+
+@dataclass
+class Search:
+    """A search below one folder, with what it may still look at.
+
+    Attributes:
+        formats: what is recognised.
+        folders: how many more folders are entered.
+        files: how many more single files are read.
+        skip: files and folders that are not looked at.
+    """
+
+    formats: Sequence[Format]
+    folders: int = MAX_ENTRIES
+    files: int = MAX_READ
+    skip: frozenset[Path] = frozenset()
+
+    def below(self, folder: Path, depth: int = MAX_DEPTH) -> list[Path]:
+        """The checkpoints in a folder and its subfolders; links are other names of what lies elsewhere."""
+        found: list[Path] = []
+        for entry in self._entries(folder):
+            with suppress(OSError, ReadError):  # what may not be entered is not in the way of the rest
+                found += self.at(entry, depth)
+        return found
+
+    def at(self, path: Path, depth: int = MAX_DEPTH) -> list[Path]:
+        """The checkpoint that a path is, or those below it."""
+        if path in self.skip or path.is_symlink() or path.name.startswith("."):
+            return []
+        if not path.is_dir():
+            return [path] if self._is_file_of_one(path) else []
+        if self._is_known(path):
+            return [path]
+        return self.below(path, depth - 1) if depth > 1 else []
+
+    def _entries(self, folder: Path) -> list[Path]:
+        if self.folders <= 0:
+            return []
+        self.folders -= 1
+        with reading(folder):
+            return sorted(islice(folder.iterdir(), MAX_ENTRIES))
+
+    def _is_known(self, folder: Path) -> bool:
+        try:
+            return recognised(folder, self.formats) is not None
+        except CkptoolsError:
+            return True  # it holds several, or says what is wrong when it is opened
+
+    def _is_file_of_one(self, path: Path) -> bool:
+        """Whether a single file is a checkpoint."""
+        plain = path.with_suffix("") if path.suffix in COMPRESSED else path
+        named = plain.suffix in SUFFIXES
+        if is_companion(path) or not path.is_file():
+            return False
+        try:
+            with path.open("rb") as file:
+                content = content_of(file.read(HEAD))
+        except OSError:
+            return named
+        if not content:
+            return self._is_known(path)  # safetensors
+        self.files -= 1
+        return named if content in COMPRESSIONS.values() or self.files < 0 else _holds_weights(path, named)
+
+
+def _holds_weights(path: Path, otherwise: bool) -> bool:
+    """Whether a torch.save file holds floating-point tensors; `otherwise` where it cannot be read."""
+    try:
+        with reader.no_collections():
+            tree = reader.read(path).tree
+    except ReadError:
+        return otherwise
+    return any(is_floating(tensor.dtype) for _, tensor in tensors_in(tree))
+
+
+def find(folder: Path, formats: Sequence[Format], follow_symlinks: bool = False) -> Path | None:
+    """The checkpoint that a folder leads to: what its tracker names, else the only one below it; None for none.
+
+    Raises:
+        SeveralError: there are several.
+        ReadError: the tracker leads to no checkpoint.
+    """
+    search = Search(formats)
+    tracker = tracker_in(folder, follow_symlinks)
+    if tracker is None:
+        return _one_of(folder, search.below(folder))
+    found = search.at(tracker.target) if tracker.target else []
+    if tracker.target is None or not found:
+        here = listed(folder, search.below(folder))
+        why = tracker.why or f"names {told(tracker.target and tracker.target.name)}, which holds no checkpoint"
+        raise ReadError(tracker.path, f"{why}; {here or 'and no other checkpoint is here'}")
+    return _one_of(tracker.target, found)
+
+
+def _one_of(folder: Path, found: Sequence[Path]) -> Path | None:
+    if len(found) > 1:
+        raise several(folder, found)
+    return found[0] if found else None
+
+
+def others_in(folder: Path, formats: Sequence[Format], known: Iterable[Path]) -> list[Path]:
+    """Checkpoints in and below a folder beside the one that was opened.
+
+    Args:
+        folder: where to look.
+        formats: what is recognised.
+        known: the files of the opened one.
+    """
+    mine = {folder_or_file for path in known for folder_or_file in (path, *path.parents)}
+    return Search(formats, skip=frozenset(mine)).below(folder)

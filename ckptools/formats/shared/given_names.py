@@ -1,0 +1,117 @@
+"""What `--names FROM` reads: names for an optimizer that is keyed by number.
+
+FROM is a JSON list of names in the optimizer's order (or a list of such lists, one for each param group), a JSON of
+name to shape in the order of the module, or a checkpoint: one whose own optimizer says its names, or whose state dict
+has the order of the module. In Python it may be such a list, or the module. The list is made where the optimizer is:
+
+    name = {p: n for n, p in model.named_parameters()}
+    json.dump([[name[p] for p in group["params"]] for group in optimizer.param_groups], file)
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Protocol, Union
+
+from ckptools.dtypes import is_floating
+from ckptools.errors import UsageError
+from ckptools.files.json_file import read_json
+from ckptools.formats.shared import shapes
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.tensor import Tensor
+from ckptools.model.told import told
+from ckptools.training_state.given_names import GivenNames
+from ckptools.training_state.module_order import believed
+from ckptools.training_state.optimizer_names import group_ids
+from ckptools.training_state.sections import is_flat_optimizer
+
+
+class Module(Protocol):
+    """What is asked of a module: `torch.nn.Module` has it."""
+
+    def named_parameters(self) -> Iterable[tuple[str, Any]]:
+        """Names and parameters, in the order in which the module has them."""
+
+
+NamesFrom = Union[str, Path, "list[str]", "list[list[str]]", Module]
+"""What may tell names: a path, a list, or a module."""
+
+
+def read(names: NamesFrom, follow_symlinks: bool = False) -> GivenNames:
+    """Take names from whatever tells them.
+
+    Raises:
+        ReadError: it cannot be read.
+        UsageError: it tells no names, or has lost their order.
+    """
+    if isinstance(names, (list, tuple)):
+        return GivenNames("the list that was given", _listed(names, None))
+    if not isinstance(names, (str, Path)):
+        found = {name: tuple(parameter.shape) for name, parameter in names.named_parameters()}
+        return GivenNames(f"the {type(names).__name__}", shapes=found)
+    path = Path(names)
+    if path.suffix == ".json" and not path.name.endswith(".index.json") and path.is_file():
+        return _from_json(path)
+    return _from_checkpoint(path, follow_symlinks)
+
+
+def _from_json(path: Path) -> GivenNames:
+    content = read_json(path)
+    if isinstance(content, list):
+        return GivenNames(str(path), _listed(content, path))
+    found = shapes.read(path)
+    return GivenNames(str(path), shapes={k: shape for k, shape in found.shapes.items() if k not in found.tied})
+
+
+def _listed(content: Any, path: Path | None) -> tuple[tuple[str, ...], ...]:
+    """Names by group; a flat list is one."""
+    groups = content if content and all(isinstance(group, (list, tuple)) for group in content) else [content]
+    names = [name for group in groups for name in group]
+    stranger = next((name for name in names if not isinstance(name, str) or not name), None)
+    if stranger is not None or not names:
+        raise UsageError(path, f"no list of names: expected text, found {told(stranger) if names else 'nothing'}")
+    twice, times = Counter(names).most_common(1)[0]
+    if times > 1:
+        raise UsageError(path, f"{told(twice)} is listed {times} times; each number is one parameter")
+    return tuple(tuple(group) for group in groups)
+
+
+def _from_checkpoint(path: Path, follow_symlinks: bool) -> GivenNames:
+    from ckptools.formats import open_checkpoint
+
+    checkpoint = open_checkpoint(path, follow_symlinks=follow_symlinks)
+    listed = _of_optimizer(checkpoint)
+    models = checkpoint.of_kind("model")
+    model: Mapping[str, Any] = models[0].value if len(models) == 1 else {}
+    order = believed(checkpoint.module_order, model)
+    if not listed and len(models) != 1:
+        raise UsageError(path, f"holds {len(models)} models and no names of an optimizer; --names needs one")
+    if not listed and not order.kept:
+        raise UsageError(path, f"does not tell the order of parameters, for {order.why}; {OTHERWISE}")
+    return GivenNames(str(path), listed, _shapes(model) if order.kept else {}, buffers=True)
+
+
+OTHERWISE = (
+    "--names needs a .pt that holds the module's state dict as it was, or a JSON list of names in the optimizer's order"
+)
+
+
+def _of_optimizer(checkpoint: Checkpoint) -> tuple[tuple[str, ...], ...]:
+    """The names of the param groups, where a file has them, in the order in which it was saved."""
+    named = [o for o in checkpoint.optimizers.values() if o.naming.by == "fqn" and o.state]
+    if len(named) != 1 or not checkpoint.module_order.kept:
+        return ()
+    value = next(s.value for s in checkpoint.sections if s.path == named[0].path)
+    if is_flat_optimizer(value) or not any(group_ids(value)):
+        return ()
+    names = named[0].naming.names
+    return tuple(tuple(names.get(i, "") for i in ids) for ids in group_ids(value))
+
+
+def _shapes(model: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Shapes of what may be parameters; a tied name is a second one of its parameter."""
+    tied = shapes.ties({k: t for k, t in model.items() if isinstance(t, Tensor)})
+    tensors = ((k, t) for k, t in model.items() if isinstance(t, Tensor) and is_floating(t.dtype))
+    return {k: t.shape for k, t in tensors if k not in tied}

@@ -1,0 +1,258 @@
+"""The trees of several ranks, merged into one: shards side by side, replicas kept to be compared, the rest checked.
+
+Nothing is concatenated here. A tensor's place comes from what its file says of it (shard list, placements); plain
+tensors under one key are replicas of each other, whatever their values are. Every disagreement is recorded.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ckptools.model.problems import Problem
+from ckptools.model.regions import Box
+from ckptools.model.tensor import Shard, Tensor, in_rank_order
+from ckptools.model.tree import KeyPath, fqn_of
+from ckptools.model.values import Device, Global, NumpyArray, NumpyDtype, NumpyScalar, Opaque, Size, TorchName
+from ckptools.training_state.rank_vote import odd_ranks
+
+Ranked = Sequence[tuple[int, Any]]
+"""The value that each rank has at one key path, in rank order."""
+
+
+@dataclass
+class Merge:
+    """What merging found beside the tree.
+
+    Attributes:
+        disagreeing: key paths of tensors of whose shape, dtype or layout ranks say different things.
+        uneven: key paths of 1-D tensors of different lengths, which may be pieces of a flattened parameter.
+        differing: key paths of plain values that differ, with the ranks that do not have what most have.
+        partial: key paths that only some ranks have.
+        roots: what was merged, by the key path where it was put.
+    """
+
+    disagreeing: dict[KeyPath, Problem] = field(default_factory=dict)
+    uneven: list[KeyPath] = field(default_factory=list)
+    differing: dict[KeyPath, list[int]] = field(default_factory=dict)
+    partial: list[KeyPath] = field(default_factory=list)
+    roots: dict[KeyPath, Ranked] = field(default_factory=dict)
+
+    @property
+    def problems(self) -> list[Problem]:
+        """Ranks that disagree on the shape, dtype or layout of a tensor."""
+        return list(self.disagreeing.values())
+
+    def trees(self, ranked: Ranked, path: KeyPath = ()) -> Any:
+        """Merge the subtrees that the ranks have at `path`. Recursion is bounded by the reader's depth budget."""
+        self.roots[path] = ranked
+        return self._merged(ranked, path)
+
+    def root_of(self, path: KeyPath) -> KeyPath | None:
+        """The key path where the tree was put that a key path leads into; None where none was."""
+        return max((root for root in self.roots if path[: len(root)] == root), key=len, default=None)
+
+    def values(self, path: KeyPath) -> dict[int, Any]:
+        """What each rank itself had at a key path, without the ranks that had nothing there."""
+        root = self.root_of(path)
+        ranked = self.roots[root] if root is not None else ()
+        found = ((rank, _at(tree, path[len(root or ()) :])) for rank, tree in ranked)
+        return {rank: value for rank, value in found if value is not _NOTHING}
+
+    def _merged(self, ranked: Ranked, path: KeyPath) -> Any:
+        first = ranked[0][1]
+        if any(isinstance(v, Tensor) for _, v in ranked):
+            return self._tensors(ranked, path)
+        if all(isinstance(v, dict) for _, v in ranked):
+            return self._dicts(ranked, path)
+        if all(type(v) is type(first) and isinstance(v, (list, tuple)) and len(v) == len(first) for _, v in ranked):
+            return self._sequences(ranked, path)
+        self._compare(ranked, path)
+        return first
+
+    def _dicts(self, ranked: Ranked, path: KeyPath) -> Any:
+        first = ranked[0][1]
+        if len(ranked) == 1 and not any(isinstance(v, (dict, list, tuple, Tensor)) for v in first.values()):
+            return first
+        if any(isinstance(k, _NAMES) for _, v in ranked for k in v):
+            ranked = _same_keys(ranked)
+            first = ranked[0][1]
+        keys = dict.fromkeys(k for _, v in ranked for k in v)
+        if len(keys) > len(first) and all(type(k) is int for k in keys):
+            keys = dict.fromkeys(sorted(keys))
+        merged = like(first)
+        for key in keys:
+            having = [(r, v[key]) for r, v in ranked if key in v]
+            if len(having) < len(ranked):
+                self.partial.append((*path, key))
+            merged[key] = self._merged(having, (*path, key))
+        return merged
+
+    def _sequences(self, ranked: Ranked, path: KeyPath) -> Any:
+        first = ranked[0][1]
+        if all(_plain(x) for x in first):
+            self._compare(ranked, path)
+            return first
+        items = [self._merged([(r, v[i]) for r, v in ranked], (*path, i)) for i in range(len(first))]
+        return items if isinstance(first, list) else tuple(items)
+
+    def _compare(self, ranked: Ranked, path: KeyPath) -> None:
+        odd = odd_ranks(ranked, same_value)
+        if odd:
+            self.differing[path] = odd
+
+    def _tensors(self, ranked: Ranked, path: KeyPath) -> Any:
+        first = next(v for _, v in ranked if isinstance(v, Tensor))
+        if any(difference(first, other) for _, other in ranked):
+            self.disagreeing[path] = _disagreement(ranked, path)
+            return first
+        if any(other.shape != first.shape for _, other in ranked):
+            self.uneven.append(path)
+        return replace(first, shards=in_rank_order(_joined([(r, v) for r, v in ranked])), home=None)
+
+
+_NOTHING = object()
+
+
+def _at(tree: Any, path: KeyPath) -> Any:
+    """What is at a key path; `_NOTHING` when nothing is."""
+    for key in path:
+        if isinstance(tree, dict) and isinstance(key, _NAMES):
+            tree = next((v for k, v in tree.items() if repr(k) == repr(key)), _NOTHING)
+        elif isinstance(tree, dict):
+            tree = tree.get(key, _NOTHING)
+        else:
+            ok = isinstance(tree, (list, tuple)) and type(key) is int and key < len(tree)
+            tree = tree[key] if ok else _NOTHING
+    return tree
+
+
+def put(tree: Any, path: KeyPath, value: Any) -> Any:
+    """Put a value at a key path of a tree; its dicts and lists are changed, its tuples are new in what comes back."""
+    if not path:
+        return value
+    child = put(tree[path[0]], path[1:], value)
+    if isinstance(tree, tuple):
+        return (*tree[: path[0]], child, *tree[path[0] + 1 :])
+    tree[path[0]] = child
+    return tree
+
+
+_NAMES = (Global, TorchName, Device)
+"""Stand-ins that are keys by identity, so that two files have two of one name."""
+
+
+def _same_keys(ranked: Ranked) -> Ranked:
+    """The same dicts with one object for each name that is a key, such as `torch.float32` in a scaler's state."""
+    known: dict[str, Any] = {}
+    renamed = []
+    for rank, values in ranked:
+        copied = like(values)
+        for key, value in values.items():
+            copied[known.setdefault(repr(key), key) if isinstance(key, _NAMES) else key] = value
+        renamed.append((rank, copied))
+    return renamed
+
+
+def like(container: dict[Any, Any]) -> dict[Any, Any]:
+    """An empty dict of the same type, with a state dict's `_metadata` kept."""
+    if isinstance(container, defaultdict):
+        return defaultdict(container.default_factory)
+    if isinstance(container, Counter):
+        return Counter()
+    if isinstance(container, OrderedDict):
+        empty: OrderedDict[Any, Any] = OrderedDict()
+        if hasattr(container, "_metadata"):
+            empty._metadata = container._metadata  # type: ignore[attr-defined]
+        return empty
+    return {}
+
+
+def difference(a: Tensor, b: Any) -> tuple[str, str] | None:
+    """What two ranks say differently of one tensor, the second first; None when they agree.
+
+    Plain tensors of different shapes are no contradiction yet: they may be pieces of a flattened parameter.
+    """
+    if not isinstance(b, Tensor):
+        return f"a {type(b).__name__}", "a tensor"
+    if a.kind != b.kind:
+        return f"a {b.kind} tensor", f"a {a.kind} one"
+    if a.dtype != b.dtype:
+        return f"dtype {b.dtype}", a.dtype
+    if a.shape != b.shape and not (a.kind == "plain" and len(a.shape) == len(b.shape) == 1):
+        return f"shape {list(b.shape)}", str(list(a.shape))
+    if a.placements != b.placements or a.mesh != b.mesh:
+        return f"placements {b.placements} on mesh {b.mesh}", f"{a.placements} on {a.mesh}"
+    if a.sharded and a.kind == "sharded_tensor" and not _same_layout(a, b):
+        return "another shard list", f"{len(a.shards)} shards"
+    return None
+
+
+def _disagreement(ranked: Ranked, path: KeyPath) -> Problem:
+    """Name a rank that says another thing of a tensor than most do."""
+    odd = odd_ranks(ranked, lambda a, b: _either_way(a, b) is None)
+    rank, value = next((r, v) for r, v in ranked if r in odd)
+    usual_rank, usual = next((r, v) for r, v in ranked if r not in odd)
+    told = _either_way(usual, value)
+    assert told is not None
+    text = f"{told[0]}, rank {usual_rank} has {told[1]}; the ranks are not of one run"
+    return Problem("CK104", "error", text, rank, fqn_of(path))
+
+
+def _either_way(a: Any, b: Any) -> tuple[str, str] | None:
+    """`difference` where only one of the two may be a tensor, or none."""
+    if isinstance(a, Tensor):
+        return difference(a, b)
+    found = difference(b, a) if isinstance(b, Tensor) else None
+    return (found[1], found[0]) if found else None
+
+
+def _same_layout(a: Tensor, b: Tensor) -> bool:
+    return [s.box for s in a.shards] == [s.box for s in b.shards]
+
+
+def _joined(ranked: Sequence[tuple[int, Tensor]]) -> Iterable[Shard]:
+    """Every rank's own shards, and those that a file lists and nobody has."""
+    found: dict[Box, list[Shard]] = {}
+    for rank, tensor in ranked:
+        for shard in tensor.shards:
+            if shard.source is not None:
+                found.setdefault(shard.box, []).append(Shard(shard.box, rank, shard.source))
+    listed = {s.box: s for s in ranked[0][1].shards if s.source is None and s.box.numel}
+    yield from (s for box, s in listed.items() if box not in found)
+    yield from (s for shards in found.values() for s in shards)
+
+
+def same_records(shards: Iterable[Shard]) -> bool:
+    """Whether the records that shards lie in have one checksum and length, as far as they state any."""
+    stated = {(s.source.crc, s.source.record_span[1]) for s in shards if s.source is not None and s.source.crc}
+    return len(stated) < 2
+
+
+def _plain(value: Any) -> bool:
+    return not isinstance(value, (dict, list, tuple, Tensor))
+
+
+def same_value(a: Any, b: Any) -> bool:
+    """Whether two values are the same, NaN included; foreign objects by name, tensors by what is stated of them."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, float):
+        return bool(a == b or (a != a and b != b))
+    if isinstance(a, (NumpyArray, NumpyScalar)):
+        return [getattr(a, name) for name in a.__slots__] == [getattr(b, name) for name in b.__slots__]
+    if isinstance(a, (TorchName, Device, NumpyDtype)):
+        return bool(repr(a) == repr(b))
+    if isinstance(a, Global):
+        return bool(a.dotted == b.dotted)
+    if isinstance(a, Opaque):
+        return bool(a.name == b.name)
+    if isinstance(a, (list, tuple)) and not isinstance(a, Size):
+        return len(a) == len(b) and all(same_value(x, y) for x, y in zip(a, b, strict=True))
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same_value(value, b[key]) for key, value in a.items())
+    if isinstance(a, Tensor):
+        return difference(a, b) is None and same_records([*a.shards, *b.shards])
+    return bool(a == b)

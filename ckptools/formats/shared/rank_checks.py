@@ -1,0 +1,244 @@
+"""What is wrong with a set of rank files, told from their names, sizes and structure; no tensor bytes are read."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ckptools.dtypes import ITEMSIZE
+from ckptools.formats.shared.file_status import fault
+from ckptools.formats.shared.merge import Merge, put, same_records
+from ckptools.model.problems import Problem, Severity
+from ckptools.model.records import RankFile
+from ckptools.model.regions import Box
+from ckptools.model.tensor import Tensor
+from ckptools.model.tree import KeyPath, fqn_of, tensors_in
+from ckptools.training_state.rank_own import RUN_NAMES, Shared, counts_steps, is_own
+from ckptools.training_state.rank_vote import named, odd_ranks
+from ckptools.training_state.sections import Section, find_sections, is_gathered
+
+ODD_SIZE = 0.5
+"""A rank file of less than this fraction of the median is named; uneven shards alone do not make one so small."""
+
+
+MIN_TELLING = 16
+"""Elements below which equal files may be chance."""
+
+BLOCK = 1 << 20
+"""Bytes whose checksum is computed at a time."""
+
+ONES = {
+    "float64": struct.pack("<d", 1),
+    "float32": struct.pack("<f", 1),
+    "float16": struct.pack("<e", 1),
+    "bfloat16": struct.pack("<f", 1)[2:],
+}
+"""The bytes of the number one."""
+
+UNNAMED = "?"
+"""What a missing file is called where the caller named the others one by one."""
+
+
+def of_files(files: Sequence[RankFile], why: Mapping[Path, str], world: int, sharded: bool) -> Iterator[Problem]:
+    """Missing, cut, odd, stray and duplicate files; `why` says what is wrong with those that cannot be read."""
+    sizes = sorted(f.nbytes for f in files if f.status in ("read", "seen"))
+    usual = sizes[len(sizes) // 2] if sizes else 0
+    here = {f.path for f in files if f.status != "missing"}
+    for file in files:
+        if file.status == "missing":
+            severity: Severity = "error" if sharded or file.part else "warning"
+            yield Problem("CK001", severity, _missing(file, here), file.rank)
+        else:
+            yield from _of_file(file, why, world, sharded, usual)
+    for (rank, part), count in Counter((f.rank, f.part) for f in files).items():
+        if count > 1:
+            names = [f.path.name for f in files if (f.rank, f.part) == (rank, part)]
+            text = f"{count} files say they are rank {rank}{' of ' + part if part else ''}: {', '.join(names[:4])}"
+            yield Problem("CK009", "error", text, rank)
+
+
+def _missing(file: RankFile, here: Collection[Path]) -> str:
+    if file.path.name == UNNAMED:
+        return "none of the named files is of this rank"
+    return f"no file holds it; {file.path.name} holds another" if file.path in here else f"no file {file.path.name}"
+
+
+def _of_file(file: RankFile, why: Mapping[Path, str], world: int, sharded: bool, usual: int) -> Iterator[Problem]:
+    name = file.path.name
+    if file.status in ("cut", "bad"):
+        text = f"{name} {why[file.path].removeprefix(f'{file.path}: ')}"
+        yield Problem(fault(text), "error", text, file.rank)
+    elif file.rank is not None and file.rank >= world and sharded:
+        yield Problem("CK009", "error", f"{name} is rank {file.rank} of a world of {world}", file.rank)
+    elif not file.part and file.nbytes < usual * ODD_SIZE:
+        yield Problem("CK003", "warning", f"{name} has {file.nbytes} bytes, others {usual}", file.rank)
+
+
+@dataclass(frozen=True)
+class RankValues:
+    """What ranks have for themselves, and what they should not.
+
+    Attributes:
+        tree: the ranks' tree, with the lowest rank's tensor where each rank has its own.
+        problems: values and tensors that should be the same on all ranks and are not.
+        differing: key paths of plain values and tensors that may differ, and do.
+        per_rank: by key path what each rank has there: sections that are each rank's own, and what differs elsewhere.
+    """
+
+    tree: Any
+    problems: tuple[Problem, ...]
+    differing: tuple[KeyPath, ...]
+    per_rank: Mapping[KeyPath, Mapping[int, Any]]
+
+
+def of_ranks(merge: Merge, tree: Any, more: Mapping[KeyPath, Sequence[int]] | None = None) -> RankValues:
+    """Judge what differs between ranks.
+
+    Args:
+        merge: how the ranks' trees were merged.
+        tree: what came of it.
+        more: key paths of further values that differ, with the ranks that do not have what most have.
+    """
+    if not more and all(len(ranked) < 2 for ranked in merge.roots.values()):
+        return RankValues(tree, (), (), {})
+    sections = find_sections(tree)
+    shared = Shared(sections)
+    differing = {**(more or {}), **merge.differing}
+    problems = [p for path, p in merge.disagreeing.items() if shared.holds(path)]
+    problems += _of_values(differing, shared)
+    apart = [path for path in (*merge.disagreeing, *merge.uneven) if not shared.holds(path)]
+    own = [p for p in (*differing, *apart) if not (shared.holds(p) or counts_steps(p) or p[-1:] in _OF_A_RUN)]
+    # What a rank lacks of random states counts as well; elsewhere it has nothing to say.
+    inside = [s for s in sections if is_own(s)]
+    own += [p for p in merge.partial if any(s.holds(p) and len(p) > len(s.path) for s in inside)]
+    for path in apart:
+        tree = put(tree, path, next(iter(merge.values(path).values())))
+    per_rank = {s.path: v for s in sections if _is_listed(s, own) and len(v := merge.values(s.path)) > 1}
+    rest = (p for p in own if not any(p[: len(s)] == s for s in per_rank))
+    per_rank |= {p: v for p in (_saved_whole(p, merge, sections) for p in rest) if len(v := merge.values(p)) > 1}
+    return RankValues(tree, tuple(problems), tuple(own), per_rank)
+
+
+_OF_A_RUN = tuple((name,) for name in RUN_NAMES)
+
+
+def _saved_whole(path: KeyPath, merge: Merge, sections: Iterable[Section]) -> KeyPath:
+    """Where the object lies that a value is part of, if each rank saved it by itself in a section of its own."""
+    root = merge.root_of(path) or ()
+    return root if any(is_own(s) and root[: len(s.path)] == s.path for s in sections) else path
+
+
+def _is_listed(section: Section, own: Iterable[KeyPath]) -> bool:
+    """Whether a section is kept as a whole for every rank, unless ranks have gathered it themselves."""
+    if not is_own(section) or any(t.sharded for _, t in tensors_in(section.value)):
+        return False
+    return not is_gathered(section.value) or any(map(section.holds, own))
+
+
+def _of_values(differing: Mapping[KeyPath, Sequence[int]], shared: Shared) -> Iterator[Problem]:
+    """Plain values that should be equal on all ranks and are not."""
+    for path, ranks in differing.items():
+        listed = named(ranks)
+        if counts_steps(path):
+            text = f"differs between ranks (rank {listed} from the others); they are not of one step"
+            yield Problem("CK006", "error", text, None, fqn_of(path))
+        elif path[-1:] and path[-1] in RUN_NAMES:
+            text = f"differs between ranks (rank {listed} from the others); they are not of one run"
+            yield Problem("CK006", "error", text, None, fqn_of(path))
+        elif shared.holds(path):
+            text = f"rank {listed} has another value than the others"
+            yield Problem("CK105", "error", text, None, fqn_of(path))
+
+
+def of_gathered(sections: Sequence[Section], differing: Mapping[KeyPath, Sequence[int]]) -> Iterator[Problem]:
+    """RNG states of all ranks that every rank's file lists: files of one save list the same ones.
+
+    Composer gathers them while it saves, so they tell two runs apart that are at the same step. Tensors are compared
+    by the checksums of their records, so that nothing is read. Source: composer/utils/reproducibility.py.
+    """
+    for section in sections:
+        if section.kind != "rng" or not is_gathered(section.value):
+            continue
+        odd = {rank for path, ranks in differing.items() if section.holds(path) for rank in ranks}
+        tensors = [tensor for _, tensor in tensors_in(section.value)]
+        for tensor in tensors:
+            ranked = [(s.rank, s) for s in tensor.shards if s.rank is not None]
+            odd.update(odd_ranks(ranked, lambda a, b: same_records((a, b))))
+        for rank in sorted(odd):
+            text = "lists other RNG states of the ranks than the other files do; it is of another run or save"
+            yield Problem("CK006", "error", text, rank, section.name)
+
+
+def of_copied(tensors: Iterable[tuple[KeyPath, Tensor]]) -> Iterator[Problem]:
+    """Files that hold the same bytes for different places of tensors: one was copied over the other.
+
+    Told by the checksums of their records, so that nothing is read. Replicas have the same places; zeros and ones are
+    no proof, and a few elements may be equal by chance.
+    """
+    places: dict[Path, set[tuple[KeyPath, Box]]] = {}
+    records: dict[Path, set[tuple[str, str, int, int]]] = {}
+    ranks: dict[Path, int] = {}
+    for path, tensor in tensors:
+        for shard in tensor.found if tensor.sharded else ():
+            source = shard.source
+            if source is not None and source.crc and shard.rank is not None and shard.box.numel:
+                ranks[source.path] = shard.rank
+                places.setdefault(source.path, set()).add((path, shard.box))
+                record = source.record, source.dtype, source.crc, source.record_span[1]
+                records.setdefault(source.path, set()).add(record)
+    first: dict[frozenset[tuple[str, str, int, int]], Path] = {}
+    for file, held in records.items():
+        other = first.setdefault(frozenset(held), file)
+        if other != file and places[file].isdisjoint(places[other]) and proves_a_copy(r[1:] for r in held):
+            text = (
+                f"{file.name} has the same bytes as {other.name}, which is another part of the tensors; one is a copy"
+            )
+            yield Problem("CK009", "error", text, ranks[file])
+
+
+def proves_a_copy(records: Iterable[tuple[str, int, int]]) -> bool:
+    """Whether two files with these records, as dtype, checksum and bytes, must be one file under two names.
+
+    Zeros are moments before the first step, ones the weights of a norm; both are equal wherever they are.
+    """
+    telling = [(crc, nbytes, dtype) for dtype, crc, nbytes in set(records) if not is_constant(dtype, crc, nbytes)]
+    return sum(nbytes // ITEMSIZE[dtype] for _, nbytes, dtype in telling) >= MIN_TELLING
+
+
+def is_constant(dtype: str, crc: int, nbytes: int) -> bool:
+    """Whether bytes of this checksum are all zeros or all ones of a dtype."""
+    patterns = (bytes(ITEMSIZE[dtype]), ONES.get(dtype, b"\0"))
+    return any(_repeated(pattern, nbytes) == crc for pattern in patterns)
+
+
+def _repeated(pattern: bytes, nbytes: int) -> int:
+    """The CRC-32 of so many bytes of a repeated pattern."""
+    block = pattern * (min(nbytes, BLOCK) // len(pattern) + 1)
+    crc, step = 0, BLOCK // len(pattern) * len(pattern)
+    for at in range(0, nbytes, step):
+        crc = zlib.crc32(block[: min(step, nbytes - at)], crc)
+    return crc
+
+
+def of_tensors(tensors: Iterable[tuple[KeyPath, Tensor]]) -> list[Problem]:
+    """One warning per reason why tensors cannot be consolidated."""
+    reasons: dict[str, list[str]] = {}
+    for path, tensor in tensors:
+        if tensor.note and tensor.kind != "meta":
+            reasons.setdefault(tensor.note, []).append(fqn_of(path))
+    return [
+        Problem("CK106", "warning", f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: {why}")
+        for why, names in reasons.items()
+    ]
+
+
+def expected_bytes(files: Sequence[RankFile]) -> int | None:
+    """Bytes of all files if every missing or cut one had the usual size."""
+    good = sorted(f.nbytes for f in files if f.status in ("read", "seen"))
+    absent = sum(f.status not in ("read", "seen") for f in files)
+    return sum(good) + absent * good[len(good) // 2] if good else None

@@ -1,0 +1,120 @@
+"""Shapes told from outside: `--shapes FROM` for checkpoints that hold flattened parameters and not their shapes.
+
+FROM is a JSON that maps names to shapes, or anything that ckptools opens: its model's names, shapes and ties are taken,
+no values. An order is taken only from where it is the module's: a torch.save file whose state dict lists its modules in
+that order (`ckptools.training_state.module_order`), a JSON, which is written in the order that its author means.
+
+    {"emb.weight": [33, 17], "head.weight": "emb.weight"}
+
+A name instead of a shape says that the parameter is tied to that one. Such a JSON is made where the model is:
+`json.dump({k: list(v.shape) for k, v in model.named_parameters()}, file)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ckptools.errors import ReadError, UsageError
+from ckptools.files.json_file import read_json
+from ckptools.model.regions import Ints
+from ckptools.model.tensor import Tensor
+from ckptools.model.told import told
+from ckptools.training_state.module_order import ModuleOrder, believed
+from ckptools.training_state.sections import storage_identity
+
+MAX_DIMS = 64
+MAX_SIZE = (1 << 63) - 1
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """Parameters of a model, as something beside the checkpoint tells them.
+
+    Attributes:
+        told_by: what told them, for messages.
+        shapes: by name.
+        tied: names that are another parameter under a second name, with the first.
+        order: whether the names are in the order of the module.
+    """
+
+    told_by: str
+    shapes: Mapping[str, Ints]
+    tied: Mapping[str, str]
+    order: ModuleOrder
+
+    @property
+    def ordered(self) -> bool:
+        """Whether the names are in the order of the module."""
+        return self.order.kept
+
+
+WRITTEN = ModuleOrder(True, "a JSON is written in the order that its author means")
+BY_UNIT = ModuleOrder(False, "parameters that were taken out of flat ones stand together by unit")
+
+
+def read(path: Path, follow_symlinks: bool = False) -> Shapes:
+    """Read what `--shapes` names.
+
+    Raises:
+        ReadError: it cannot be read.
+        UsageError: it tells no shapes.
+    """
+    if path.suffix == ".json" and not path.name.endswith(".index.json") and path.is_file():
+        return _from_json(path)
+    return _from_checkpoint(path, follow_symlinks)
+
+
+def _from_checkpoint(path: Path, follow_symlinks: bool) -> Shapes:
+    from ckptools.formats import open_checkpoint
+
+    checkpoint = open_checkpoint(path, follow_symlinks=follow_symlinks)
+    models = checkpoint.of_kind("model")
+    if len(models) != 1:
+        raise UsageError(path, f"holds {len(models)} models; --shapes needs something that holds one")
+    tensors = {k: t for k, t in models[0].value.items() if isinstance(t, Tensor)}
+    whole = {k: t for k, t in tensors.items() if not t.note or t.kind == "meta"}
+    if any(t.kind == "flat_pieces" and t.note for t in tensors.values()):
+        raise UsageError(path, "tells no shapes either; --shapes needs a checkpoint with whole tensors, or a JSON")
+    pieces = any(t.kind == "flat_pieces" for t in whole.values())
+    order = BY_UNIT if pieces else believed(checkpoint.module_order, models[0].value)
+    return Shapes(str(path), {k: t.shape for k, t in whole.items()}, ties(whole), order)
+
+
+def ties(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Names that see the same bytes as an earlier one."""
+    first: dict[Any, str] = {}
+    tied: dict[str, str] = {}
+    for name, tensor in tensors.items():
+        identity = storage_identity(tensor)
+        if identity is not None and first.setdefault(identity, name) != name:
+            tied[name] = first[identity]
+    return tied
+
+
+def _from_json(path: Path) -> Shapes:
+    found = read_json(path)
+    if not isinstance(found, dict) or not found:
+        raise ReadError(path, f"no JSON of name to shape: expected an object of names, found {told(found)}")
+    shapes: dict[str, Ints] = {}
+    tied: dict[str, str] = {}
+    for name, value in found.items():
+        if isinstance(value, str) and value in shapes:
+            tied[name] = tied.get(value, value)
+            shapes[name] = shapes[value]
+        elif _is_shape(value):
+            shapes[name] = tuple(value)
+        else:
+            raise ReadError(
+                path,
+                f"{told(name)}: expected a list of sizes, or the earlier name that it is tied to; found {told(value)}",
+            )
+    return Shapes(str(path), shapes, tied, WRITTEN)
+
+
+def _is_shape(value: Any) -> bool:
+    return (
+        isinstance(value, list) and len(value) <= MAX_DIMS and all(type(n) is int and 0 <= n <= MAX_SIZE for n in value)
+    )

@@ -1,0 +1,103 @@
+"""Trackers: the small file or link in a run's folder that names the newest checkpoint.
+
+    latest                              DeepSpeed: the name of a folder; OLMo, torchtitan runs: a link to one
+    latest_checkpointed_iteration.txt   Megatron, verl: a number, or the word `release`
+    last_checkpoint                     detectron2, mmengine: the name of a file
+    latest-rank0.pt                     Composer: a link to a file of the newest
+
+What it holds is data from a stranger: only a plain name of something in the same folder is followed.
+Source: deepspeed/runtime/engine.py (`_save_checkpoint`), megatron/training/checkpointing.py, verl's
+`checkpoint_manager.py`, detectron2's `checkpoint/detection_checkpoint.py` (fvcore), composer's `checkpoint_saver.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from ckptools.files.opening import File, check_stays_inside, reading
+from ckptools.model.told import told
+from ckptools.training_state.steps import step_in
+
+FILES = ("latest", "latest_checkpointed_iteration.txt", "last_checkpoint")
+LINK = re.compile(r"(?:latest|last)(?![A-Za-z]).*", re.DOTALL)
+MAX_TRACKER = 4096
+"""Bytes; what is longer names no file."""
+
+MAX_ENTRIES = 1000
+
+
+@dataclass(frozen=True)
+class Tracker:
+    """A tracker and what it leads to.
+
+    Attributes:
+        path: the file or link.
+        target: what it names, which is here; None where it is not.
+        why: why there is no target.
+    """
+
+    path: Path
+    target: Path | None
+    why: str = ""
+
+
+def tracker_in(folder: Path, follow_symlinks: bool = False) -> Tracker | None:
+    """The tracker of a folder; None where there is none.
+
+    Raises:
+        UnsafePathError: it is a link out of the folder.
+        ReadError: it cannot be read.
+    """
+    for name in FILES:
+        path = folder / name
+        if path.is_file():
+            if not follow_symlinks:
+                check_stays_inside(path, folder)
+            if not path.is_symlink():
+                return _named(path, text_of(path))
+    links = dict(_linked(folder))
+    return Tracker(*links.popitem()[::-1]) if len(links) == 1 else None
+
+
+def text_of(path: Path) -> str:
+    """What a tracker file holds.
+
+    Raises:
+        ReadError: it cannot be read.
+    """
+    with File(path) as file:
+        return file.read(0, min(file.size, MAX_TRACKER)).decode("utf-8", "replace").strip()
+
+
+def _named(tracker: Path, text: str) -> Tracker:
+    """What the text of a tracker leads to: an entry beside it of that name, or of that step where it is a number."""
+    if text != Path(text).name or text in ("", ".", "..") or set(text) & set("\\\0"):
+        return Tracker(tracker, None, f"names {told(text)}, which is not the plain name of something beside it")
+    entry = tracker.parent / text
+    if entry != tracker and os.path.lexists(entry):
+        return Tracker(tracker, entry)
+    if re.fullmatch(r"[0-9]{1,12}", text):
+        numbered = [p for p in _entries(tracker.parent) if step_in(p.name) == int(text)]
+        if len(numbered) == 1:
+            return Tracker(tracker, numbered[0])
+    return Tracker(tracker, None, f"names {told(text)}, which is not here")
+
+
+def _linked(folder: Path) -> Iterator[tuple[Path, Path]]:
+    """What links such as `latest` lead to, where that lies in the folder, with the link."""
+    real = Path(os.path.realpath(folder))
+    for entry in _entries(folder):
+        if entry.is_symlink() and LINK.fullmatch(entry.name):
+            target = Path(os.path.realpath(entry))
+            if target.parent == real and target.exists():
+                yield folder / target.name, entry
+
+
+def _entries(folder: Path) -> list[Path]:
+    with reading(folder):
+        return sorted(islice(folder.iterdir(), MAX_ENTRIES))

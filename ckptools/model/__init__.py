@@ -1,0 +1,1 @@
+"""The one in-memory model of all formats: data only, no file is opened here."""

@@ -1,0 +1,233 @@
+"""The one in-memory model of all formats: a checkpoint is a tree of plain values with lazy tensors as leaves.
+
+Readers make it, views and checks read it, consolidate plans from it. Everything here is data: it can be
+printed, compared, pickled. Nothing here opens a file, and torch is not needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from math import prod
+from pathlib import Path
+from typing import Any, Literal
+
+from ckptools.dtypes import ITEMSIZE, short
+from ckptools.model.regions import Box, Ints, contiguous_strides
+
+TensorKind = Literal[
+    "plain", "sharded_tensor", "dtensor", "chunks", "tensor_parallel", "flat_pieces", "meta", "sparse", "quantized",
+    "unreadable",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where the elements of one strided array lie.
+
+    Attributes:
+        path: the file.
+        offset: byte offset of element [0, …, 0] in the file.
+        dtype: torch's name, which gives the bytes per element. Always little-endian.
+        shape: sizes per dimension.
+        strides: in elements; 0 where a dimension is expanded.
+        record: name of the container's record, which is also the identity of the storage.
+        record_span: `(offset, length)` in bytes of that record in the file.
+        crc: CRC-32 of the whole record as the container states it; 0 when it states none.
+    """
+
+    path: Path
+    offset: int
+    dtype: str
+    shape: Ints
+    strides: Ints
+    record: str
+    record_span: tuple[int, int]
+    crc: int = 0
+
+    def part(self, box: Box) -> Source:
+        """The source of a box of this array."""
+        first = sum(o * s for o, s in zip(box.offsets, self.strides, strict=True))
+        return replace(self, offset=self.offset + first * ITEMSIZE[self.dtype], shape=box.sizes)
+
+    def reshaped(self, shape: Ints) -> Source:
+        """The same consecutive bytes as an array of another `shape`; only for a contiguous source."""
+        return replace(self, shape=shape, strides=contiguous_strides(shape))
+
+    @property
+    def contiguous(self) -> bool:
+        """Whether the elements follow each other in row-major order."""
+        pairs = zip(self.shape, self.strides, contiguous_strides(self.shape), strict=True)
+        return not prod(self.shape) or all(n == 1 or s == c for n, s, c in pairs)
+
+
+Seen = Callable[[Source, bytes], None]
+"""Called with bytes that were read, and a source that begins with the first of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A part of a file that is a torch.save archive of one tensor: where its bytes lie is told by its own directory.
+
+    Attributes:
+        path: the file.
+        offset: byte offset of the archive in the file.
+        length: bytes of the archive.
+        dtype: torch's name for what it must hold.
+        shape: sizes that it must have.
+        zstd: whether the archive was compressed by zstd before it was written there.
+    """
+
+    path: Path
+    offset: int
+    length: int
+    dtype: str
+    shape: Ints
+    zstd: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One rank's piece of a tensor.
+
+    Attributes:
+        box: its place in the global tensor.
+        rank: the global rank that holds it; None when the file does not tell (HSDP names group-local ranks).
+        source: where its bytes are; None when they are in a file that was not read.
+        item: what to read to learn the source, where a format packs each piece (DCP); None otherwise.
+    """
+
+    box: Box
+    rank: int | None
+    source: Source | None
+    item: Item | None = None
+
+
+def in_rank_order(shards: Iterable[Shard]) -> tuple[Shard, ...]:
+    """Shards sorted by rank, those of one rank by their place; nobody's come first."""
+    return tuple(sorted(shards, key=lambda s: (-1 if s.rank is None else s.rank, s.box.offsets)))
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Where a tensor of one rank's file was found.
+
+    Attributes:
+        path: what was opened: a rank file, or a folder of them.
+        key: key path of the tensor in the checkpoint's tree.
+        options: how it was opened.
+    """
+
+    path: Path
+    key: tuple[Any, ...]
+    options: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor known by shape, dtype and where its pieces lie. Its values stay on disk.
+
+    A whole tensor is the case "one shard covering everything"; a replica is a shard with an equal box.
+
+    Attributes:
+        shape: global sizes.
+        dtype: torch's name, such as `bfloat16`.
+        shards: its pieces, in rank order; empty when no bytes exist (meta) or they cannot be placed.
+        kind: how the file describes it.
+        placements: DTensor's placements in its own words, such as `Shard(0)`; None for other kinds.
+        mesh: sizes of the device mesh, for DTensor.
+        requires_grad: as saved.
+        parameter: whether it was saved as an `nn.Parameter`.
+        world_size: number of ranks that share it; None when the file does not tell.
+        fill: in an output, what stands where no shard is: `nan` or `zero`; empty where nothing may be missing.
+        note: why it cannot be loaded, when it cannot: what is in the way and what to do.
+        home: where it was read from, so that shards in other ranks' files can be
+            looked up when they are needed; None when every shard has its source.
+        detail: for kinds whose bytes are not a dense array, the parts as the file has them.
+    """
+
+    shape: Ints
+    dtype: str
+    shards: tuple[Shard, ...]
+    kind: TensorKind = "plain"
+    placements: tuple[str, ...] | None = None
+    mesh: Ints | None = None
+    requires_grad: bool = False
+    parameter: bool = False
+    world_size: int | None = None
+    fill: str = ""
+    note: str = ""
+    home: Home | None = field(default=None, compare=False, repr=False)
+    detail: Any = field(default=None, compare=False, repr=False)
+
+    @property
+    def numel(self) -> int:
+        """Number of elements of the global tensor."""
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the global tensor, packed; storages on disk may be larger or shared."""
+        return self.numel * ITEMSIZE[self.dtype]
+
+    @property
+    def found(self) -> tuple[Shard, ...]:
+        """The pieces whose bytes are in files that were read."""
+        return tuple(s for s in self.shards if s.source is not None)
+
+    @property
+    def sharded(self) -> bool:
+        """Whether ranks hold different pieces of it."""
+        return self.kind in ("sharded_tensor", "dtensor", "chunks", "tensor_parallel", "flat_pieces")
+
+    def on_rank(self, rank: int) -> tuple[Shard, ...]:
+        """The pieces that `rank` holds; empty for a rank that owns nothing."""
+        return tuple(s for s in self.shards if s.rank == rank)
+
+    def load(self, rank: int | None = None) -> Any:
+        """Read the values as a `torch.Tensor`; with `rank`, only what that rank holds, as it held it."""
+        from ckptools.tensor_io import read
+
+        return read.load(self, rank)
+
+    def numpy(self) -> Any:
+        """Read the values as a numpy array; bfloat16 and fp8, which numpy lacks, become float32 exactly."""
+        from ckptools.tensor_io import read
+
+        return read.to_numpy(self)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        """Read the values for `np.asarray(tensor)`, as `numpy()` does.
+
+        Raises:
+            ValueError: the values were asked for without a copy; they are on disk.
+        """
+        if copy is False:
+            raise ValueError("the values are in a file: an array of them is always a copy")
+        values = self.numpy()
+        return values if dtype is None else values.astype(dtype)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Read a slice as a `torch.Tensor`: only the shards, and only the bytes, that it needs."""
+        from ckptools.tensor_io import read
+
+        return read.load_slice(self, index)
+
+    def __repr__(self) -> str:
+        pieces = "1 shard" if len(self.shards) == 1 else f"{len(self.shards)} shards"
+        return f"<Tensor {short(self.dtype)} {list(self.shape)}, {self.nbytes:,} bytes, {pieces}, not loaded>"
+
+
+@dataclass(frozen=True, slots=True)
+class Rounded:
+    """A half-precision weight and its fp32 copy, whose place was found and not stated.
+
+    Attributes:
+        fqn: the weight's name.
+        copy: what must round to it, if the place is right.
+        weight: the weight.
+    """
+
+    fqn: str
+    copy: Tensor
+    weight: Tensor

@@ -1,0 +1,217 @@
+"""Items: archives of one tensor each, packed into larger files. Opened when their bytes are wanted.
+
+A large run has tens of thousands of them, and those of one dtype, shape and torch version are the same bytes but for
+the values and their checksums. So the first of them is read as the archive that it is, and the others are compared
+with it: what comes before the values, and the directory without the checksums of records that are not read.
+
+Source: torch/distributed/checkpoint/filesystem.py (`_write_item` calls torch.save on a contiguous tensor of its own).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import prod
+
+from ckptools.dtypes import ITEMSIZE
+from ckptools.errors import ReadError
+from ckptools.files import compressed_items
+from ckptools.files.compressed_items import ARCHIVE, Packed
+from ckptools.files.opening import File, Window
+from ckptools.files.zip_archive import CENTRAL, Container
+from ckptools.model.regions import Ints
+from ckptools.model.tensor import Item, Shard, Source, Tensor
+from ckptools.pickles.reader import read_zip
+
+MAX_HEAD = 64 << 10
+"""Bytes in front of a tensor's values that are worth remembering; torch writes less than a thousand."""
+
+CRC_AT = 16
+"""Where an entry of a zip directory has its checksum."""
+
+READ = ("data.pkl", "byteorder")
+"""Records that reading an archive reads, so that their checksums count."""
+
+
+def opened(shard: Shard) -> Shard:
+    """The shard with its source, read from its item where that is not known yet.
+
+    Raises:
+        ReadError: the item is damaged, or holds something else than its checkpoint says.
+    """
+    if shard.source is not None or shard.item is None:
+        return shard
+    with File(shard.item.path) as file:
+        return replace(shard, source=locate(file, shard.item))
+
+
+def locate(file: File, item: Item) -> Source:
+    """Where the tensor of an item lies.
+
+    Args:
+        file: the item's file, open.
+        item: which part of it, and what it must hold.
+
+    Raises:
+        ReadError: the item is damaged, or holds something else than its checkpoint says.
+    """
+    if not item.zstd:
+        return _source(Window(file, item.offset, item.length), item)
+    try:
+        opened, window = compressed_items.window(file, packed(item))
+    except ReadError as error:
+        raise ReadError(item.path, f"item at byte {item.offset}: {_reason(error)}") from error
+    with opened:
+        return _source(window, item)
+
+
+def packed(item: Item) -> Packed:
+    """A compressed item as a part of its file, with the bytes that its tensor and an archive take."""
+    return Packed(item.offset, item.length, prod(item.shape) * ITEMSIZE[item.dtype] + ARCHIVE)
+
+
+def _source(window: Window, item: Item) -> Source:
+    try:
+        _, tree = read_zip(window)
+    except ReadError as error:
+        raise ReadError(item.path, f"item at byte {item.offset}: {_reason(error)}") from error
+    sources = [s.source for s in tree.shards] if isinstance(tree, Tensor) else []
+    found = sources[0] if len(sources) == 1 else None
+    if found is None or (found.dtype, found.shape) != (item.dtype, item.shape):
+        held = f"{found.dtype} {list(found.shape)}" if found else type(tree).__name__
+        text = f"item at byte {item.offset}: expected {item.dtype} {list(item.shape)}, found {held}; damaged or stale"
+        raise ReadError(item.path, text)
+    return found
+
+
+def _reason(error: ReadError) -> str:
+    return str(error).removeprefix(f"{error.path}: ")
+
+
+@dataclass(frozen=True, slots=True)
+class _Like:
+    """What the items of one kind have in common.
+
+    Attributes:
+        head: bytes before the values.
+        tail: byte offset of the directory in the item.
+        fixed: the directory and what follows, in pieces: the checksums between them may differ.
+        crc: where the checksum of the values is in those bytes.
+        source: of the first such item.
+    """
+
+    head: bytes
+    tail: int
+    fixed: tuple[tuple[int, bytes], ...]
+    crc: int
+    source: Source
+
+
+class Locator:
+    """Finds the tensors of many items."""
+
+    def __init__(self) -> None:
+        self._met: dict[_Kind, tuple[int, int]] = {}
+        self._known: dict[_Kind, _Like] = {}
+
+    def locate(self, file: File, item: Item) -> Source:
+        """Where the tensor of an item lies.
+
+        Raises:
+            ReadError: the item is damaged, or holds something else than its checkpoint says.
+        """
+        if item.zstd:
+            return locate(file, item)
+        kind = item.length, item.dtype, item.shape
+        like = self._known.get(kind)
+        if like is not None:
+            return _same_but_values(like, file, item) or locate(file, item)
+        values = self._met.get(kind)
+        if values is not None:
+            # A kind is looked at closely when it is met again: most kinds of a small checkpoint are not.
+            return self._learn(_around(file, item, *values), item, kind)
+        source = locate(file, item)
+        start, size = source.record_span
+        self._met[kind] = start - item.offset, start - item.offset + size
+        return source
+
+    def _learn(self, window: Held, item: Item, kind: _Kind) -> Source:
+        source = _source(window, item)
+        like = _like(window, source)
+        if like is not None:
+            self._known[kind] = like
+        return source
+
+
+_Kind = tuple[int, str, Ints]
+"""Length of an item, dtype and shape of its tensor."""
+
+
+class Held(Window):
+    """A part of a file of which some pieces are held in memory.
+
+    Attributes:
+        pieces: bytes, each with its offset in the window.
+    """
+
+    __slots__ = ("pieces",)
+
+    def __init__(self, file: File, start: int, size: int, pieces: tuple[tuple[int, bytes], ...]) -> None:
+        super().__init__(file, start, size)
+        self.pieces = pieces
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Read exactly `length` bytes at `offset` of the window, from memory where it can be."""
+        for at, piece in self.pieces:
+            if at <= offset and offset + length <= at + len(piece):
+                return piece[offset - at : offset - at + length]
+        return super().read(offset, length)
+
+
+def _around(file: File, item: Item, start: int, end: int) -> Held:
+    """An item of which everything is held but its values, from byte `start` to `end` of it."""
+    front, behind = file.read(item.offset, start), file.read(item.offset + end, item.length - end)
+    return Held(file, item.offset, item.length, ((0, front), (end, behind)))
+
+
+def _same_but_values(like: _Like, file: File, item: Item) -> Source | None:
+    """The source, if the item differs from the known one in values and their checksums only."""
+    if file.read(item.offset, len(like.head)) != like.head:
+        return None
+    tail = file.read(item.offset + like.tail, item.length - like.tail)
+    if not all(tail.startswith(piece, at) for at, piece in like.fixed):
+        return None
+    of, start = like.source, item.offset + len(like.head)
+    offset = start + of.offset - of.record_span[0]
+    crc = int.from_bytes(tail[like.crc : like.crc + 4], "little")
+    return Source(file.path, offset, of.dtype, of.shape, of.strides, of.record, (start, of.record_span[1]), crc)
+
+
+def _like(window: Window, source: Source) -> _Like | None:
+    """What another item of this kind must have; None when the archive is laid out in an odd way."""
+    container = Container(window)
+    values = source.record_span[0] - window.start
+    early = all(record.limit <= values for name, record in container.records.items() if name in READ)
+    if not early or values > MAX_HEAD:
+        return None
+    tail = max(record.limit for record in container.records.values())
+    directory = window.read(tail, window.size - tail)
+    loose = {name: at for name, at in _checksums(directory, len(container.records)) if name not in READ}
+    if source.record not in loose:
+        return None
+    fixed, done = [], 0
+    for at in loose.values():
+        fixed.append((done, directory[done:at]))
+        done = at + 4
+    fixed.append((done, directory[done:]))
+    return _Like(window.read(0, values), tail, tuple(fixed), loose[source.record], source)
+
+
+def _checksums(directory: bytes, count: int) -> Iterator[tuple[str, int]]:
+    """Name of each record, without its root folder, and where in the directory its checksum is."""
+    at = 0
+    for _ in range(count):
+        n_name, n_extra, n_comment = CENTRAL.unpack_from(directory, at)[10:13]
+        name = directory[at + CENTRAL.size : at + CENTRAL.size + n_name]
+        yield name.partition(b"/")[2].decode(), at + CRC_AT
+        at += CENTRAL.size + n_name + n_extra + n_comment

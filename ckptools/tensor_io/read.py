@@ -1,0 +1,288 @@
+"""Tensor values: only the bytes that are asked for, from the files where the shards lie.
+
+numpy holds the bytes as unsigned integers of the element's width, so that every dtype is moved exactly, also those
+that numpy does not have. torch is imported only by `load` and `load_slice`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import prod
+from operator import index
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ckptools.dtypes import ITEMSIZE
+from ckptools.errors import NotWholeError, ReadError, UsageError
+from ckptools.files.opening import File, OpenFiles
+from ckptools.model.regions import Box, cover
+from ckptools.model.tensor import Seen, Shard, Source, Tensor
+from ckptools.tensor_io import dcp_items
+
+Raw = npt.NDArray[Any]
+
+MAX_SPAN = 32 << 20
+"""Bytes of a file that are held at once when a strided view is read."""
+
+RAW_DTYPE = {1: "u1", 2: "<u2", 4: "<u4", 8: "<u8", 16: "V16"}
+
+
+def raw_dtype(dtype: str) -> str:
+    """The numpy dtype that holds the bytes of an element of torch's `dtype`."""
+    return RAW_DTYPE[ITEMSIZE[dtype]]
+
+
+# -- what people call ------------------------------------------------------------------------------------------
+
+
+def load(tensor: Tensor, rank: int | None = None) -> Any:
+    """Read a tensor as a `torch.Tensor`; with `rank`, that rank's local tensor.
+
+    Raises:
+        NotWholeError: no file holds some of it.
+        UsageError: the rank holds nothing of it.
+    """
+    if rank is not None:
+        return _as_torch(_local(tensor, rank), tensor.dtype)
+    return _as_torch(read_box(tensor, Box.whole(tensor.shape)), tensor.dtype)
+
+
+def load_slice(tensor: Tensor, index: Any) -> Any:
+    """Read `tensor[index]` as a `torch.Tensor`, for ints, slices with step 1, and `...`.
+
+    Raises:
+        UsageError: another kind of index.
+    """
+    box, kept = _box_of_index(tensor, index)
+    return _as_torch(read_box(tensor, box).reshape(kept), tensor.dtype)
+
+
+def to_numpy(tensor: Tensor) -> Raw:
+    """Read a tensor as a numpy array. bfloat16 and fp8, which numpy lacks, become float32, which holds them exactly."""
+    raw = read_box(tensor, Box.whole(tensor.shape))
+    if tensor.dtype == "bfloat16":
+        return (raw.astype("<u4") << 16).view("<f4")
+    if tensor.dtype.startswith("float8"):
+        return fp8_table(tensor.dtype)[raw]
+    if tensor.dtype in ("complex32", "float4_e2m1fn_x2"):
+        raise UsageError(None, f"numpy has no {tensor.dtype}; use .load() for a torch tensor")
+    return raw.view(np.dtype(tensor.dtype))
+
+
+def fp8_table(dtype: str) -> npt.NDArray[np.float32]:
+    """The 256 values of an 8-bit float format, as float32.
+
+    Layouts (exponent bits, mantissa bits, bias) from the OCP 8-bit floating point specification and torch's c10/util
+    headers; the `fnuz` forms have no negative zero, no infinity, and NaN at 0x80.
+    """
+    exponents, bias = {"e4m3fn": (4, 7), "e5m2": (5, 15), "e4m3fnuz": (4, 8), "e5m2fnuz": (5, 16), "e8m0fnu": (8, 127)}[
+        dtype.removeprefix("float8_")
+    ]
+    codes = np.arange(256)
+    if dtype.endswith("e8m0fnu"):
+        return np.where(codes == 255, np.nan, np.exp2(codes - bias, dtype=np.float64)).astype(np.float32)
+    mantissas = 7 - exponents
+    exponent, fraction = codes >> mantissas & (1 << exponents) - 1, codes & (1 << mantissas) - 1
+    scale = np.exp2(np.maximum(exponent, 1) - bias - mantissas, dtype=np.float64)
+    value = np.where(exponent > 0, fraction + (1 << mantissas), fraction) * scale
+    if dtype.endswith("e5m2"):
+        value = np.where(exponent < 31, value, np.where(fraction > 0, np.nan, np.inf))
+    elif dtype.endswith("e4m3fn"):
+        value = np.where(codes & 0x7F == 0x7F, np.nan, value)
+    value = np.copysign(value, np.where(codes >> 7, -1.0, 1.0))
+    if dtype.endswith("fnuz"):
+        value = np.where(codes == 0x80, np.nan, value)
+    table: npt.NDArray[np.float32] = value.astype(np.float32)
+    return table
+
+
+# -- bytes -----------------------------------------------------------------------------------------------------
+
+
+def read_box(tensor: Tensor, box: Box) -> Raw:
+    """Read a region of a tensor as raw elements, row-major.
+
+    Raises:
+        NotWholeError: some of it is in no file that is here.
+        ReadError: a file cannot be read.
+    """
+    shards = _needed(tensor, box)
+    out = np.empty(box.sizes, raw_dtype(tensor.dtype))
+    fill(out, box, shards)
+    return out
+
+
+def fill(
+    out: Raw,
+    box: Box,
+    shards: Sequence[Shard],
+    files: OpenFiles | None = None,
+    seen: Seen | None = None,
+) -> None:
+    """Copy what `shards` hold of `box` into `out`, which has the box's shape.
+
+    Args:
+        out: where to.
+        box: the region.
+        shards: what may hold some of it.
+        files: keeps sources open.
+        seen: called with all that is read on the way.
+    """
+    if files is None:
+        with OpenFiles() as opened:
+            fill(out, box, shards, opened, seen)
+        return
+    for shard in shards:
+        common = shard.box.intersect(box) if box.sizes else shard.box
+        if common is None or shard.source is None:
+            continue
+        inner = tuple(a - b for a, b in zip(common.offsets, shard.box.offsets, strict=True))
+        target = tuple(
+            slice(a - b, a - b + n) for a, b, n in zip(common.offsets, box.offsets, common.sizes, strict=True)
+        )
+        with files.open(shard.source.path) as file:
+            for part, at in _bounded(shard.source.part(Box(inner, common.sizes)), MAX_SPAN):
+                place = tuple(
+                    slice(t.start + o, t.start + o + n) for t, o, n in zip(target, at, part.shape, strict=True)
+                )
+                out[place] = _strided(file, part, seen)
+
+
+def _bounded(source: Source, limit: int) -> Iterator[tuple[Source, tuple[int, ...]]]:
+    """Cut a source so that every part spans at most `limit` bytes of its file; each with its place in it."""
+    stack = [(source, (0,) * len(source.shape))]
+    while stack:
+        part, at = stack.pop()
+        spans = [(n - 1) * s for n, s in zip(part.shape, part.strides, strict=True)]
+        if not prod(part.shape) or _extent(part) <= limit or not any(spans):
+            yield part, at
+            continue
+        dim = spans.index(max(spans))
+        half = part.shape[dim] // 2
+        for low, size in ((half, part.shape[dim] - half), (0, half)):
+            offsets = tuple(low if d == dim else 0 for d in range(len(part.shape)))
+            sizes = tuple(size if d == dim else n for d, n in enumerate(part.shape))
+            stack.append((part.part(Box(offsets, sizes)), tuple(a + o for a, o in zip(at, offsets, strict=True))))
+
+
+def _extent(source: Source) -> int:
+    """Bytes from the first to the last element of a source."""
+    last = sum((n - 1) * s for n, s in zip(source.shape, source.strides, strict=True))
+    return (last + 1) * ITEMSIZE[source.dtype] if prod(source.shape) else 0
+
+
+def _strided(file: File, source: Source, seen: Seen | None) -> Raw:
+    width = ITEMSIZE[source.dtype]
+    data = file.read(source.offset, _extent(source))
+    if seen is not None:
+        seen(source, data)
+    strides = tuple(s * width for s in source.strides)
+    view: Raw = np.ndarray(source.shape, raw_dtype(source.dtype), data, strides=strides)
+    return view
+
+
+def _needed(tensor: Tensor, box: Box) -> list[Shard]:
+    """One shard per place that meets `box`, all with a source; other ranks' files are looked at where needed."""
+    if tensor.note:
+        raise ReadError(None, tensor.note)
+    if tensor.home is not None:
+        from ckptools.formats.shared import other_ranks
+
+        tensor = other_ranks.with_sources(tensor, box)
+    chosen: dict[Box, Shard] = {}
+    for shard in tensor.shards:
+        if (shard.source or shard.item) and shard.box not in chosen and (not box.sizes or shard.box.intersect(box)):
+            chosen[shard.box] = dcp_items.opened(shard)
+    parts = [b.intersect(box) or b for b in chosen] if box.sizes else list(chosen)
+    told = cover(
+        box.sizes, (Box(tuple(o - p for o, p in zip(b.offsets, box.offsets, strict=True)), b.sizes) for b in parts)
+    )
+    if not told.exact:
+        where = ", ".join(map(str, told.gaps[:3])) or "overlapping shards"
+        raise NotWholeError("tensor", f"no file here holds {told.missing} of its {box.numel} elements: {where}")
+    return list(chosen.values())
+
+
+def _local(tensor: Tensor, rank: int) -> Raw:
+    """What one rank holds, as it held it: its boxes put together in order."""
+    if tensor.home is not None:
+        from ckptools.formats.shared import other_ranks
+
+        tensor = other_ranks.with_rank(tensor, rank)
+    pieces = [dcp_items.opened(s) for s in tensor.on_rank(rank) if s.source or s.item]
+    if not pieces and tensor.kind == "plain" and len(tensor.found) == 1 and tensor.found[0].rank is None:
+        pieces = list(tensor.found)
+    if not pieces:
+        raise UsageError(None, f"rank {rank} holds nothing of this tensor, or its file is not here")
+    return _packed(pieces, tensor.dtype)
+
+
+def _packed(pieces: Sequence[Shard], dtype: str) -> Raw:
+    """Boxes of one rank, moved together: each dimension keeps only the indices that some box has."""
+    axes = []
+    for d in range(len(pieces[0].box.sizes)):
+        runs = sorted({(p.box.offsets[d], p.box.sizes[d]) for p in pieces})
+        starts, total = {}, 0
+        for start, length in runs:
+            starts[start] = total
+            total += length
+        axes.append((starts, total))
+    if prod(total for _, total in axes) != sum(p.box.numel for p in pieces):
+        # Not a grid: a run of a flattened parameter, which the rank held as one row.
+        return np.concatenate([read_shard(p).reshape(-1) for p in sorted(pieces, key=lambda p: p.box.offsets)])
+    out = np.empty(tuple(total for _, total in axes), raw_dtype(dtype))
+    for piece in pieces:
+        place = zip(axes, piece.box.offsets, piece.box.sizes, strict=True)
+        out[tuple(slice(starts[o], starts[o] + n) for (starts, _), o, n in place)] = read_shard(piece)
+    return out
+
+
+def read_shard(shard: Shard, files: OpenFiles | None = None) -> Raw:
+    """Read one shard as raw elements of its box, row-major; `files` keeps sources open."""
+    out = np.empty(shard.box.sizes, raw_dtype(shard.source.dtype if shard.source else "uint8"))
+    fill(out, shard.box, [shard], files)
+    return out
+
+
+def _as_torch(raw: Raw, dtype: str) -> Any:
+    import torch
+
+    empty = torch.empty(raw.shape, dtype=getattr(torch, dtype))
+    if raw.size:
+        as_bytes = np.ascontiguousarray(raw).reshape(-1).view("u1")
+        empty.reshape(-1).view(torch.uint8).copy_(torch.from_numpy(as_bytes))
+    return empty
+
+
+def _box_of_index(tensor: Tensor, index: Any) -> tuple[Box, tuple[int, ...]]:
+    """The region that an index names, and the shape without the dimensions that an int takes away."""
+    parts = list(index) if isinstance(index, tuple) else [index]
+    at = next((i for i, part in enumerate(parts) if part is Ellipsis), None)
+    if at is not None:
+        parts[at : at + 1] = [slice(None)] * (len(tensor.shape) - len(parts) + 1)
+    if len(parts) > len(tensor.shape):
+        raise UsageError(None, f"{len(parts)} indices for a tensor of shape {list(tensor.shape)}")
+    parts += [slice(None)] * (len(tensor.shape) - len(parts))
+    offsets, sizes, kept = [], [], []
+    for part, n in zip(parts, tensor.shape, strict=True):
+        start, size = _run_of(part, n)
+        offsets.append(start)
+        sizes.append(size)
+        kept += [size] if isinstance(part, slice) else []
+    return Box(tuple(offsets), tuple(sizes)), tuple(kept)
+
+
+def _run_of(part: Any, n: int) -> tuple[int, int]:
+    if isinstance(part, slice):
+        start, stop, step = part.indices(n)
+        if step != 1:
+            raise UsageError(None, "slices of a lazy tensor have step 1; load it for others")
+        return start, max(stop - start, 0)
+    if not isinstance(part, bool) and hasattr(part, "__index__"):
+        part = index(part)
+        if not -n <= part < n:
+            raise IndexError(f"index {part} is out of range for size {n}")
+        return part % n, 1
+    raise UsageError(None, "a lazy tensor is indexed with ints and slices; load it for others")

@@ -1,0 +1,46 @@
+"""Work shared out to a few threads: the first failure, or an interrupt, ends it in good order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from typing import TypeVar
+
+from ckptools.tensor_io.interrupts import held_back
+
+INTERRUPT_SECONDS = 0.1
+"""How often the main thread looks for an interrupt."""
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def in_threads(
+    work: Callable[[T], R], items: Iterable[T], threads: int, give_up: Callable[[], None] = lambda: None
+) -> list[R]:
+    """Run `work` on every item and return the results in the order of the items.
+
+    Args:
+        work: called in some thread, once for each item.
+        items: what to work on.
+        threads: how many, at least one.
+        give_up: called when a call has failed, or the user interrupts, so that running calls can end early; those
+            that have not begun never do.
+
+    Raises:
+        Exception: whatever a call raised first.
+    """
+    with held_back() as interrupted, ThreadPoolExecutor(max(1, threads)) as pool:
+        futures = [pool.submit(work, item) for item in items]
+        pending = set(futures)
+        failed: BaseException | None = None
+        while pending and not interrupted and failed is None:
+            done, pending = wait(pending, INTERRUPT_SECONDS, FIRST_EXCEPTION)
+            failed = next((f.exception() for f in done if f.exception() is not None), None)
+        if pending:
+            give_up()
+            for future in pending:
+                future.cancel()
+        if failed is not None:
+            raise failed
+    return [f.result() for f in futures]

@@ -1,0 +1,1 @@
+"""Everything that imports torch to load a file."""

@@ -1,0 +1,118 @@
+"""Optimizer state by parameter name, also where the file keeps it by number."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ckptools.model.tree import KeyPath
+from ckptools.training_state.given_names import GivenNames, name_with
+from ckptools.training_state.module_order import ModuleOrder
+from ckptools.training_state.naming import Naming
+from ckptools.training_state.optimizer_names import group_ids
+from ckptools.training_state.sections import GROUPS, STATE, is_flat_optimizer
+
+
+def nested(value: Mapping[str, Any]) -> Mapping[str, Any]:
+    """An optimizer's state dict with `state` and `param_groups`, also where the file has it flattened.
+
+    Parameters whose hyperparameters are all equal form one group, as flattening has lost which ones did.
+    """
+    if not is_flat_optimizer(value):
+        return value
+    state: dict[str, dict[str, Any]] = {}
+    settings: dict[str, dict[str, Any]] = {}
+    for key, leaf in value.items():
+        kind = STATE if key.startswith(STATE) else GROUPS
+        fqn, _, name = key[len(kind) :].rpartition(".")
+        (state if kind == STATE else settings).setdefault(fqn, {})[name] = leaf
+    groups: dict[str, dict[str, Any]] = {}
+    for fqn, values in settings.items():
+        groups.setdefault(repr(sorted(values.items())), {**values, "params": []})["params"].append(fqn)
+    return {"state": state, "param_groups": list(groups.values())}
+
+
+@dataclass(frozen=True)
+class ParamGroup(Mapping[str, Any]):
+    """One param group: its hyperparameters as a mapping, and as attributes (`group.lr`).
+
+    Attributes:
+        values_: everything the file has for the group.
+        names: fqns of its parameters, `?` and the id where the name is unknown.
+    """
+
+    values_: Mapping[str, Any]
+    names: tuple[str, ...]
+
+    def __getitem__(self, key: str) -> Any:
+        return self.values_[key]
+
+    def __iter__(self) -> Any:
+        return iter(self.values_)
+
+    def __len__(self) -> int:
+        return len(self.values_)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.values_[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{k}={v!r}" for k, v in self.values_.items() if k != "params" and len(repr(v)) < 40)
+        return f"<ParamGroup {shown}, {len(self.names)} params>"
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """An optimizer's saved state, by name.
+
+    Attributes:
+        name: class name where the file has it, else the key.
+        path: key path in the tree.
+        state: `{fqn: {slot: tensor or value}}`; an id that has no name keeps its number.
+        param_groups: the groups, names resolved.
+        naming: how the names came about.
+    """
+
+    name: str
+    path: KeyPath
+    state: Mapping[Any, Mapping[str, Any]]
+    param_groups: tuple[ParamGroup, ...]
+    naming: Naming
+
+    def __repr__(self) -> str:
+        return f"<Optimizer {self.name}: {len(self.state)} parameters, {len(self.param_groups)} groups>"
+
+
+def describe(
+    name: str,
+    path: KeyPath,
+    value: Mapping[str, Any],
+    model: Mapping[str, Any] | None,
+    order: ModuleOrder,
+    given: GivenNames | None = None,
+) -> Optimizer:
+    """Describe the optimizer at `path`.
+
+    Args:
+        name: what to call it.
+        path: where it is in the tree.
+        value: its state dict, nested or flattened.
+        model: the model's state dict, where there is one.
+        order: whether that has the order of the module.
+        given: names for numbers that something beside the checkpoint tells.
+
+    Raises:
+        RefusedError: the names that were given do not fit.
+    """
+    value = nested(value)
+    naming = name_with(value, model, order, given)
+    state = {naming.names.get(i, i): entry for i, entry in value["state"].items()}
+    groups = [
+        ParamGroup(group, tuple(naming.names.get(i, f"?{i}") for i in ids))
+        for group, ids in zip(value["param_groups"], group_ids(value), strict=False)
+    ]
+    return Optimizer(name, path, state, tuple(groups), naming)

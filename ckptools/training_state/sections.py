@@ -1,0 +1,224 @@
+"""Which part of a tree is the model, an optimizer, a scheduler, the RNG: told from the content.
+
+Names differ from framework to framework, shapes do not: an optimizer is a dict with `state` and `param_groups`, a
+scheduler has `last_epoch` (Megatron's a decay style), a model is a dict of tensors. Names only decide where the
+content does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ckptools.model.tensor import Tensor
+from ckptools.model.tree import KeyPath, children_of, fqn_of, nodes_in
+from ckptools.model.values import Lost, Opaque
+
+SectionKind = Literal["model", "optimizer", "scheduler", "rng", "other"]
+
+RNG_WORDS = (
+    "rng",
+    "random_state",
+    "random_states",
+    "rng_state",
+    "rng_states",
+    "random_rng_state",
+    "np_rng_state",
+    "rng_tracker_states",
+    "cuda_rng_state",
+    "torch_rng_state",
+)
+SCHEDULER_KEYS = ("last_epoch", "_last_lr", "base_lrs", "last_batch_iteration", "lr_decay_style", "decay_style")
+MAX_SECTION_DEPTH = 5
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a checkpoint.
+
+    Attributes:
+        kind: what it is.
+        name: for people: the path without what is the same in every checkpoint (`optimizers.AdamW`, `model`).
+        path: key path in the tree.
+        value: the subtree.
+    """
+
+    kind: SectionKind
+    name: str
+    path: KeyPath
+    value: Any
+
+    def holds(self, path: KeyPath) -> bool:
+        """Whether a key path of the tree leads into this section; a model at the root has only some of its keys."""
+        n = len(self.path)
+        inside = path[:n] == self.path
+        return inside and (len(path) == n or not isinstance(self.value, Mapping) or path[n] in self.value)
+
+
+def find_sections(tree: Any) -> tuple[Section, ...]:
+    """Split a tree into its sections, in the order in which the file holds them.
+
+    A tree that is nothing but tensors is one model section; tensors that lie beside an optimizer (torchtitan) are
+    one too. Every leaf is in exactly one section.
+    """
+    beside = _weights_beside_an_optimizer(tree)
+    if beside:
+        return beside
+    if _is_model((), tree):
+        return (Section("model", "model", (), tree),)
+    return tuple(_sections((), tree))
+
+
+def _weights_beside_an_optimizer(tree: Any) -> tuple[Section, ...]:
+    """The sections of a tree that holds tensors and an optimizer at its root, when nothing else is the model."""
+    if not isinstance(tree, Mapping) or not any(map(is_optimizer, tree.values())):
+        return ()
+    weights = {k: v for k, v in tree.items() if isinstance(k, str) and isinstance(v, Tensor)}
+    rest = tuple(_sections((), {k: v for k, v in tree.items() if k not in weights}))
+    if not weights or any(s.kind == "model" for s in rest):
+        return ()
+    return (Section("model", "model", (), weights), *rest)
+
+
+def _sections(path: KeyPath, node: Any) -> Iterator[Section]:
+    kind = _kind(path, node)
+    if kind is None and len(path) < MAX_SECTION_DEPTH and isinstance(node, (Mapping, list, tuple)):
+        children = children_of(node) or []
+        if not path or any(_has_section((*path, key), child) for key, child in children):
+            for key, child in children:
+                yield from _sections((*path, key), child)
+            return
+    yield Section(kind or "other", section_name(path), path, node)
+
+
+def _has_section(path: KeyPath, node: Any) -> bool:
+    """Whether a section other than "other" begins at `node` or below it."""
+    if _kind(path, node) is not None:
+        return True
+    if len(path) >= MAX_SECTION_DEPTH or not isinstance(node, (Mapping, list, tuple)):
+        return False
+    return any(_has_section((*path, key), child) for key, child in (children_of(node) or [])[:64])
+
+
+def _kind(path: KeyPath, node: Any) -> SectionKind | None:
+    if is_optimizer(node):
+        return "optimizer"
+    if isinstance(node, Mapping) and "state" in node and isinstance(node.get("param_groups"), Lost):
+        return "other"  # an optimizer that cannot be used; above all, its moments are no model
+    if isinstance(node, Mapping) and any(k in node for k in SCHEDULER_KEYS):
+        return "scheduler"
+    if path and str(path[-1]).lower() in RNG_WORDS:
+        return "rng"
+    return "model" if path and _is_model(path, node) else None
+
+
+def is_optimizer(node: Any) -> bool:
+    """Whether a subtree is a `torch.optim.Optimizer.state_dict()`, nested or flattened."""
+    return is_flat_optimizer(node) or (
+        isinstance(node, Mapping)
+        and isinstance(node.get("state"), Mapping)
+        and isinstance(node.get("param_groups"), (list, tuple))
+        and all(isinstance(group, Mapping) for group in node["param_groups"])
+    )
+
+
+def is_flat_optimizer(node: Any) -> bool:
+    """Whether a subtree has keys such as `state.<fqn>.exp_avg` and `param_groups.<fqn>.lr`, and no others.
+
+    Source: torch/distributed/checkpoint/state_dict.py, `_flatten_optim_state_dict`.
+    """
+    if not isinstance(node, Mapping) or not node or not all(isinstance(k, str) for k in node):
+        return False
+    return all(k.startswith((STATE, GROUPS)) and k.count(".") > 1 for k in node) and any(map(_of_groups, node))
+
+
+STATE, GROUPS = "state.", "param_groups."
+
+
+def _of_groups(key: str) -> bool:
+    return key.startswith(GROUPS)
+
+
+def _is_model(path: KeyPath, node: Any) -> bool:
+    """Whether most values of a dict with text keys are tensors, whatever else (extra state) lies between."""
+    if not isinstance(node, Mapping) or not node or not all(isinstance(k, str) for k in node):
+        return False
+    tensors = sum(isinstance(v, Tensor) for v in node.values())
+    return tensors * 2 > len(node) and not any(str(p).lower() in RNG_WORDS for p in path)
+
+
+WRAPPERS = ("state", "app")
+"""Outer keys that say nothing: Composer's `state`, DCP's `app`."""
+
+
+def section_name(path: KeyPath) -> str:
+    """Name a section for people: its path without a leading wrapper key."""
+    shown = path[1:] if len(path) > 1 and path[0] in WRAPPERS else path
+    return fqn_of(shown) or "checkpoint"
+
+
+STREAMS = {
+    "torch": "torch", "cpu": "torch", "cuda": "cuda", "numpy": "numpy", "python": "python", "random": "python",
+    "random_state": "python", "numpy_random_seed": "numpy",
+    "torch_manual_seed": "torch", "torch_cuda_manual_seed": "cuda",
+}  # fmt: skip
+"""What the keys of RNG states stand for; the long ones are Accelerate's."""
+
+
+def stream_of(path: KeyPath) -> str:
+    """Which generator a piece of RNG state is of: the first known word on its path; empty where none is."""
+    return next((STREAMS[str(key).lower()] for key in path if str(key).lower() in STREAMS), "")
+
+
+def is_gathered(states: Any) -> bool:
+    """Whether RNG states are a list of every rank's, as Composer gathers them, and not one of a rank's devices."""
+    return isinstance(states, (list, tuple)) and len(states) > 1 and all(isinstance(s, Mapping) for s in states)
+
+
+@dataclass(frozen=True)
+class SectionSize:
+    """What a section holds.
+
+    Attributes:
+        tensors: number of tensors.
+        params: elements of them, global.
+        dtypes: number of tensors by dtype.
+        nbytes: bytes of the global tensors, packed.
+        opaque: dotted names of objects of foreign classes in it.
+    """
+
+    tensors: int
+    params: int
+    dtypes: dict[str, int]
+    nbytes: int
+    opaque: tuple[str, ...]
+
+
+def measure(value: Any) -> SectionSize:
+    """Count the tensors of a subtree; a tied weight counts once."""
+    seen: set[Any] = set()
+    dtypes: dict[str, int] = {}
+    tensors = params = nbytes = 0
+    opaque: dict[str, None] = {}
+    for _, leaf in nodes_in(value, (Tensor, Opaque)):
+        if isinstance(leaf, Opaque) and not isinstance(leaf, Lost):
+            opaque[leaf.name] = None
+        if not isinstance(leaf, Tensor):
+            continue
+        tensors += 1
+        dtypes[leaf.dtype] = dtypes.get(leaf.dtype, 0) + 1
+        identity = storage_identity(leaf)
+        if identity is None or identity not in seen:
+            params += leaf.numel
+            nbytes += leaf.nbytes
+        seen.add(identity)
+    return SectionSize(tensors, params, dtypes, nbytes, tuple(opaque))
+
+
+def storage_identity(tensor: Tensor) -> Any:
+    """What two tied tensors have in common: the same bytes seen in the same way; None when there are none."""
+    first = next((s.source for s in tensor.shards if s.source is not None), None)
+    if first is None or not tensor.numel:
+        return None
+    return (first.path, first.record, first.offset, first.strides, tensor.shape, tensor.dtype)
