@@ -1,6 +1,7 @@
 """Tables of text for terminals and pipes, over strings that are escaped and cut here.
 
-The widths are known by then, so padding is all that is left; tabulate would cost inspect an eighth of its time.
+The widths are known by then, so padding is all that is left. Importing tabulate for it would take 18 to 30 ms, an
+eighth of what `inspect` takes.
 """
 
 from __future__ import annotations

@@ -8,12 +8,16 @@ from typing import TYPE_CHECKING
 
 from ckptools.dtypes import short
 from ckptools.text import and_more, clip, duration, few, plural, printable, size
+from ckptools.views.tables import Column, table
 
 if TYPE_CHECKING:
     from ckptools.consolidate import Consolidated
     from ckptools.consolidate.sources import SourceChecksums
 
 MAX_NAMED = 5
+
+COPY_COLUMNS = tuple(Column(f"{title}  ") for title in ("tensor", "from file", "at", "to file", "at", "bytes"))
+"""Two blanks behind each title keep short numbers under it apart."""
 
 
 def summary(done: Consolidated, dry_run: bool) -> Iterator[str]:
@@ -58,8 +62,6 @@ def _reads(done: Consolidated) -> str:
 
 def copies(done: Consolidated) -> Iterator[str]:
     """Every copy of the plan: tensor, from which file and offset, to which file and offset, how many bytes."""
-    from tabulate import tabulate
-
     from ckptools.consolidate.plan import Copy
 
     rows = []
@@ -68,10 +70,8 @@ def copies(done: Consolidated) -> Iterator[str]:
         for part in job.parts():
             # A band is put together in memory from the shards that meet its box.
             source = (part.source.name, part.source_offset) if isinstance(part, Copy) else ("several", part.box)
-            rows.append([printable(job.fqn), printable(source[0]), source[1], printable(target)])
-            rows[-1] += [job.offset + part.offset, part.nbytes]
-    headers = ("tensor", "from file", "at", "to file", "at", "bytes")
-    yield from tabulate(rows, headers, disable_numparse=True).splitlines()
+            rows.append([job.fqn, source[0], str(source[1]), target, str(job.offset + part.offset), str(part.nbytes)])
+    yield from table(COPY_COLUMNS, rows)
 
 
 def _listed_in(done: Consolidated) -> Path:

@@ -9,9 +9,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from tabulate import tabulate
-
 import ckptools
+from ckptools.views.tables import Column, table
 from tests.benchmarks.measure import Pair, in_turn, peak, run, seconds, workplace
 
 PYTHON = [sys.executable, "-m"]
@@ -36,7 +35,7 @@ def main() -> None:
         make_inputs(work, SMALL if options.small else LARGE)
         rows = list(compare(work, options.rounds))
     headers = ("what", "ours", "theirs", "ratio", "peak ours / theirs", "to reach")
-    print(tabulate(rows, headers, disable_numparse=True))
+    print("\n".join(table([Column(title) for title in headers], rows)))
 
 
 def make_inputs(work: Path, size: list[str]) -> None:

@@ -14,9 +14,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tabulate import tabulate
-
 from ckptools.tensor_io.threads import in_threads
+from ckptools.views.tables import Column, table
 from tests.benchmarks.measure import run, workplace
 
 CKPTOOLS = [sys.executable, "-m", "ckptools"]
@@ -40,7 +39,7 @@ def main() -> None:
         make_inputs(work)
         rows = list(measured(work))
     headers = ("what", "ours", "theirs", "ratio", "peak ours / theirs", "files open at once")
-    print(tabulate(rows, headers, disable_numparse=True))
+    print("\n".join(table([Column(title) for title in headers], rows)))
 
 
 def make_inputs(work: Path) -> None:
