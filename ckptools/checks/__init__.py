@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ckptools.checks.results import Verification
     from ckptools.model.checkpoint import Checkpoint
+    from ckptools.model.verification import Verification
 
 
 def verify(checkpoint: Checkpoint | str | Path, **options: Any) -> Verification:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ckptools.consolidate.rank_values import RankValues
 from ckptools.files.opening import OpenFiles
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Problem
@@ -13,6 +12,7 @@ from ckptools.model.tree import fqn_of, tensors_in
 from ckptools.tensor_io.replicas import differing_boxes
 from ckptools.text import few
 from ckptools.training_state.rank_own import Shared
+from ckptools.training_state.rank_values import RankValues
 
 MAX_NAMED = 5
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from ckptools.checks.results import Check, judged
+from ckptools.checks.results import judged
 from ckptools.files.opening import reading
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Problem
+from ckptools.model.verification import Check
 from ckptools.text import plural, size
 
 PRESENCE = ("CK001", "CK002", "CK005", "CK009", "CK010", "CK011", "CK013", "CK015", "CK107")

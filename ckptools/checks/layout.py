@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from ckptools.checks.results import Check, judged, skipped
+from ckptools.checks.results import judged, skipped
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.tree import fqn_of, tensors_in
+from ckptools.model.verification import Check
 from ckptools.tensor_io.coverage import cover_problem
 from ckptools.text import plural
 

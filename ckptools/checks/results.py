@@ -1,65 +1,14 @@
-"""What a check says, and what all of them together say."""
+"""How a check says what it found."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from dataclasses import replace
 
 from ckptools.errors import CkptoolsError, NotWholeError, ReadError
+from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Problem
-
-if TYPE_CHECKING:
-    from ckptools.model.checkpoint import Checkpoint
-
-Result = Literal["ok", "FAIL", "warn", "skip"]
-
-
-@dataclass(frozen=True)
-class Check:
-    """One thing that was looked at.
-
-    Attributes:
-        name: what was looked at, in a few words.
-        result: `skip` when there was nothing to look at, or it was not asked for; `detail` says which.
-        detail: how much was looked at, or why nothing was; the problems are not repeated in it.
-        problems: what is wrong.
-    """
-
-    name: str
-    result: Result
-    detail: str
-    problems: tuple[Problem, ...] = ()
-
-
-@dataclass(frozen=True)
-class Verification:
-    """What `verify` found.
-
-    Attributes:
-        path: what was verified.
-        checks: each check's result, in a fixed order.
-        ignored: how many problems were left out because their code was to be ignored.
-        bytes_read: bytes of tensors that were read for checksums and values.
-        seconds: wall time, opening included.
-    """
-
-    path: Path
-    checks: tuple[Check, ...]
-    ignored: int = 0
-    bytes_read: int = 0
-    seconds: float = 0.0
-
-    @property
-    def problems(self) -> tuple[Problem, ...]:
-        """Everything that is wrong, in the order of the checks."""
-        return tuple(p for check in self.checks for p in check.problems)
-
-    @property
-    def ok(self) -> bool:
-        """Whether no check failed; warnings do not count."""
-        return not any(check.result == "FAIL" for check in self.checks)
+from ckptools.model.verification import Check, Result
 
 
 def judged(name: str, problems: Iterable[Problem], detail: str) -> Check:

@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from ckptools.checks.results import Check, judged, skipped
+from ckptools.checks.results import judged, skipped
 from ckptools.dtypes import ITEMSIZE
 from ckptools.files.opening import OpenFiles
 from ckptools.model.checkpoint import Checkpoint
@@ -16,13 +16,14 @@ from ckptools.model.problems import Problem
 from ckptools.model.tensor import Shard, Tensor
 from ckptools.model.tree import KeyPath, nodes_in
 from ckptools.model.values import NumpyArray
+from ckptools.model.verification import Check
 from ckptools.tensor_io.coverage import cover_problem
 from ckptools.text import plural
+from ckptools.training_state.learning_rates import learning_rates as compared_rates
 from ckptools.training_state.optimizers import Optimizer
 from ckptools.training_state.rank_vote import named
 from ckptools.training_state.sections import Section, is_gathered, stream_of
 from ckptools.training_state.steps import contradiction
-from ckptools.views.groups import optimizer_rows, scheduler_rows
 
 ELEMENTWISE = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "exp_inf", "square_avg", "acc_delta")
 """Slots that have one number for each number of the parameter, in every optimizer that uses the name."""
@@ -139,12 +140,13 @@ def _number(tensor: Tensor, files: OpenFiles) -> float:
 def learning_rates(ck: Checkpoint) -> Check:
     """The rates that the schedulers computed last, against those in the param groups."""
     name, rates, problems = "lr: scheduler = groups", set[float](), []
-    for row in scheduler_rows(ck, optimizer_rows(ck)):
-        last, groups = row.rates or ([], [])
-        rates.update(last)
-        if row.agrees is False:
-            text = f"its last learning rates are {_rates(last)}, those of the param groups {_rates(groups)}"
-            problems.append(Problem("CK205", "warning", text, None, row.section))
+    for section, told in zip(ck.of_kind("scheduler"), compared_rates(ck), strict=True):
+        rates.update(told.scheduler if told else ())
+        if told and not told.agree:
+            text = (
+                f"its last learning rates are {_rates(told.scheduler)}, those of the param groups {_rates(told.groups)}"
+            )
+            problems.append(Problem("CK205", "warning", text, None, section.name))
     if not rates:
         return skipped(name, "no scheduler whose rates could be compared")
     return judged(name, problems, _rates(rates))

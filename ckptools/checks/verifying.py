@@ -9,17 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from ckptools.checks import copies, found_files, layout, records, state
-from ckptools.checks.results import Check, Verification, attempt, judged, skipped, unreadable, without
+from ckptools.checks.results import attempt, judged, skipped, unreadable, without
 from ckptools.consolidate import rounding
 from ckptools.errors import NotWholeError, ReadError, UsageError
 from ckptools.files.opening import OpenFiles
 from ckptools.formats import with_all_ranks
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import PROBLEM_CODES, Problem
+from ckptools.model.verification import Check, Verification
+from ckptools.pickles.foreign_names import foreign_classes, foreign_problems, suspicious_names
 from ckptools.tensor_io.records import Stored
 from ckptools.tensor_io.threads import in_threads
 from ckptools.text import plural
-from ckptools.views import safety
+from ckptools.training_state.modules import module_problems
 
 Progress = Callable[[int, str], None]
 
@@ -105,8 +107,9 @@ def _others(ck: Checkpoint, checks: Sequence[Check]) -> list[Check]:
 
 def _pickles(ck: Checkpoint) -> Check:
     """What the pickles name; nothing of it was run."""
-    foreign = safety.foreign_classes(ck.tree)
-    problems = safety.safety_problems(ck, foreign, safety.suspicious_names(ck, foreign))
+    foreign = foreign_classes(ck.tree)
+    named = foreign_problems(foreign, suspicious_names(ck.names, foreign))
+    problems = [*named, *module_problems(ck.tree)]
     return judged("names in pickles", problems, f"{plural(len(ck.names), 'name')}; nothing was run")
 
 

@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 from ckptools.consolidate.foreign import is_foreign, is_plain, why_foreign, without_attributes
-from ckptools.consolidate.rank_values import NOTHING, RankValues
 from ckptools.consolidate.selection import FILLS, Selection
 from ckptools.consolidate.shortfall import HOLES, LOST, absent, own_values_absent, own_values_lost, summary
 from ckptools.consolidate.sources import damaged_copy, spared_note, without_damaged
@@ -29,6 +28,7 @@ from ckptools.tensor_io.coverage import cover_problem
 from ckptools.tensor_io.records import Record
 from ckptools.tensor_io.replicas import differing_boxes
 from ckptools.text import plural
+from ckptools.training_state.rank_values import NOTHING, RankValues
 from ckptools.training_state.sections import Section
 
 ONLY = ("model", "optimizer", "all")

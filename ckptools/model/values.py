@@ -6,6 +6,7 @@ none compares or hashes by content that a stranger chose.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from typing import Any
 
@@ -243,3 +244,23 @@ class NumpyDtype:
 
     def __repr__(self) -> str:
         return f"NumpyDtype({self.dtype!r})"
+
+
+NUMPY_CODES = {
+    "f8": "d", "f4": "f", "f2": "e", "i8": "q", "i4": "i", "i2": "h", "i1": "b",
+    "u8": "Q", "u4": "I", "u2": "H", "u1": "B", "b1": "?",
+}  # fmt: skip
+"""`struct`'s code of the numpy scalars that people save."""
+
+
+def scalar(value: Any) -> Any:
+    """The Python number or text that a numpy scalar or a node of OmegaConf is; any other value as it is."""
+    value = plain(value)
+    if not isinstance(value, NumpyScalar):
+        return value
+    if value.dtype[:2] in ("<U", ">U"):
+        return value.data.decode(f"utf-32-{'le' if value.dtype[0] == '<' else 'be'}", "replace").rstrip("\0")
+    code = NUMPY_CODES.get(value.dtype.lstrip("<>|="))
+    order = ">" if value.dtype.startswith(">") else "<"
+    fits = code is not None and struct.calcsize(order + code) == len(value.data)
+    return struct.unpack(f"{order}{code}", value.data)[0] if fits else value

@@ -21,9 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from ckptools.errors import ReadError
+from ckptools.model.problems import Problem
 from ckptools.model.tensor import Tensor
+from ckptools.model.tree import KeyPath, nodes_in
 from ckptools.model.values import Opaque
 from ckptools.pickles import reader
+from ckptools.pickles.foreign_names import classes_and_places
 from ckptools.pickles.limits import PickleError
 from ckptools.pickles.reader import Saved
 from ckptools.training_state.sections import find_sections
@@ -144,3 +147,13 @@ def _own(state: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, value in state["_buffers"].items():
         if value is not None and name not in passing:
             yield name, value
+
+
+def module_problems(tree: Any) -> Iterator[Problem]:
+    """One note for all whole modules: their classes may know more of them than their parameters and buffers."""
+    modules: dict[str, list[KeyPath]] = {}
+    for path, state in nodes_in(tree, (ModuleState,)):
+        modules.setdefault(state.module.name, []).append(path)
+    if modules:
+        text = "a whole module is read as its parameters and buffers, without what its class may add: "
+        yield Problem("CK303", "note", text + classes_and_places(modules))

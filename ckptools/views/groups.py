@@ -8,10 +8,10 @@ from typing import Any
 
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.tensor import Tensor
+from ckptools.training_state.learning_rates import learning_rates
 from ckptools.training_state.optimizer_names import group_ids
 from ckptools.training_state.optimizers import Optimizer, ParamGroup, nested
 from ckptools.training_state.sections import section_name
-from ckptools.views.shown import scalar
 
 
 @dataclass(frozen=True)
@@ -66,18 +66,13 @@ class SchedulerRow:
         name: class name or key.
         section: name of its section.
         state: its state as the file has it.
-        rates: its last learning rates, and those of the param groups, where they can be compared.
+        agrees: whether its last learning rates are those of the param groups; None when they cannot be compared.
     """
 
     name: str
     section: str
     state: Any
-    rates: tuple[list[float], list[float]] | None
-
-    @property
-    def agrees(self) -> bool | None:
-        """Whether its last learning rates are those of the param groups; None when they cannot be compared."""
-        return None if self.rates is None else self.rates[0] == self.rates[1]
+    agrees: bool | None
 
 
 def optimizer_rows(ck: Checkpoint) -> tuple[OptimizerRow, ...]:
@@ -134,25 +129,7 @@ def _is_entry(entry: Any) -> bool:
     return isinstance(entry, Mapping)
 
 
-def scheduler_rows(ck: Checkpoint, optimizers: tuple[OptimizerRow, ...]) -> tuple[SchedulerRow, ...]:
+def scheduler_rows(ck: Checkpoint) -> tuple[SchedulerRow, ...]:
     """Describe every scheduler."""
-    sections = ck.of_kind("scheduler")
-    rates = [_rate(g.values.get("lr")) for o in optimizers for g in o.groups]
-    # With several schedulers nothing tells which optimizer each one drives.
-    comparable = rates if len(sections) == len(optimizers) == 1 else None
-    rows = zip(sections, ck.schedulers, strict=True)
-    return tuple(SchedulerRow(name, s.name, s.value, _compared(s.value, comparable)) for s, name in rows)
-
-
-def _compared(state: Any, rates: list[float | None] | None) -> tuple[list[float], list[float]] | None:
-    last = state.get("_last_lr") if isinstance(state, Mapping) else None
-    if rates is None or not isinstance(last, (list, tuple)) or len(last) != len(rates):
-        return None
-    told = [rate for value in last if (rate := _rate(value)) is not None]
-    known = [rate for rate in rates if rate is not None]
-    return (told, known) if len(told) == len(known) == len(rates) else None
-
-
-def _rate(value: Any) -> float | None:
-    value = scalar(value)
-    return float(value) if isinstance(value, float) or (isinstance(value, int) and abs(value) < 1 << 64) else None
+    rows = zip(ck.of_kind("scheduler"), ck.schedulers, learning_rates(ck), strict=True)
+    return tuple(SchedulerRow(name, s.name, s.value, rates.agree if rates else None) for s, name, rates in rows)

@@ -10,12 +10,12 @@ from typing import Any
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import nodes_in, tensors_in, walk
-from ckptools.model.values import NumpyArray
+from ckptools.model.values import NumpyArray, scalar
 from ckptools.text import plural
 from ckptools.training_state.optimizers import nested
 from ckptools.training_state.sections import Section, SectionSize, storage_identity, stream_of
 from ckptools.training_state.steps import COUNTERS, EPOCH_COUNTERS
-from ckptools.views.shown import key_name, scalar, shown
+from ckptools.views.shown import key_name, shown
 
 MAX_WORDS = 8
 """Names or values that a cell shows."""

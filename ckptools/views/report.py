@@ -15,9 +15,11 @@ from ckptools.model.checkpoint import Checkpoint, ReadCost
 from ckptools.model.problems import Problem, worst_first
 from ckptools.model.records import Fact, RankFile
 from ckptools.model.tree import fqn_of, walk
+from ckptools.pickles.foreign_names import foreign_classes, foreign_problems, suspicious_names
+from ckptools.training_state.modules import module_problems
 from ckptools.training_state.sections import Section, SectionKind, SectionSize, measure
 from ckptools.training_state.steps import contradiction
-from ckptools.views import next_step, safety
+from ckptools.views import next_step
 from ckptools.views.groups import OptimizerRow, SchedulerRow, optimizer_rows, scheduler_rows
 from ckptools.views.holds import holds
 from ckptools.views.layout import Layout, layouts, sharding_name
@@ -150,10 +152,11 @@ class Report:
 
 def inspect_report(ck: Checkpoint) -> Report:
     """Collect what `inspect` tells. Reads nothing but the model in memory."""
-    foreign = safety.foreign_classes(ck.tree)
-    suspicious = safety.suspicious_names(ck, foreign)
+    foreign = foreign_classes(ck.tree)
+    suspicious = suspicious_names(ck.names, foreign)
     scope, alone = _scope(ck), ck.world_size.value in (None, 1)
-    problems = [*_own_problems(ck, scope), *safety.safety_problems(ck, foreign, suspicious)]
+    named = [*foreign_problems(foreign, suspicious), *module_problems(ck.tree)]
+    problems = [*_own_problems(ck, scope), *named]
     versions = dict(_versions(ck))
     times = [f.modified for f in ck.files if f.modified is not None]
     optimizers = optimizer_rows(ck)
@@ -177,7 +180,7 @@ def inspect_report(ck: Checkpoint) -> Report:
         writers=tuple((fqn, v) for fqn, v in versions.items() if fqn.rpartition(".")[2] in WRITER_KEYS),
         sections=tuple(_section_row(ck, s) for s in ck.sections),
         optimizers=optimizers,
-        schedulers=scheduler_rows(ck, optimizers),
+        schedulers=scheduler_rows(ck),
         foreign=tuple(foreign),
         suspicious=suspicious,
         files=ck.files,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping
 from datetime import date, timedelta
 from itertools import islice
@@ -10,7 +9,7 @@ from typing import Any
 
 from ckptools.dtypes import short
 from ckptools.model.tensor import Tensor
-from ckptools.model.values import Device, Global, NumpyArray, NumpyDtype, NumpyScalar, Opaque, TorchName, plain
+from ckptools.model.values import Device, Global, NumpyArray, NumpyDtype, NumpyScalar, Opaque, TorchName, scalar
 from ckptools.text import clip, number, plural, printable, shape
 
 MAX_ITEMS = 6
@@ -26,25 +25,6 @@ MAX_JSON_TEXT = 10_000
 
 MAX_JSON_DEPTH = 240
 """Levels of containers; trees have fewer, foreign objects may have any number inside."""
-
-NUMPY_CODES = {
-    "f8": "d", "f4": "f", "f2": "e", "i8": "q", "i4": "i", "i2": "h", "i1": "b",
-    "u8": "Q", "u4": "I", "u2": "H", "u1": "B", "b1": "?",
-}  # fmt: skip
-"""`struct`'s code of the numpy scalars that people save."""
-
-
-def scalar(value: Any) -> Any:
-    """The Python number or text that a numpy scalar or a node of OmegaConf is; any other value as it is."""
-    value = plain(value)
-    if not isinstance(value, NumpyScalar):
-        return value
-    if value.dtype[:2] in ("<U", ">U"):
-        return value.data.decode(f"utf-32-{'le' if value.dtype[0] == '<' else 'be'}", "replace").rstrip("\0")
-    code = NUMPY_CODES.get(value.dtype.lstrip("<>|="))
-    order = ">" if value.dtype.startswith(">") else "<"
-    fits = code is not None and struct.calcsize(order + code) == len(value.data)
-    return struct.unpack(f"{order}{code}", value.data)[0] if fits else value
 
 
 def is_plain(value: Any) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 
-from ckptools.checks.results import Check, Verification
 from ckptools.model.problems import Problem
+from ckptools.model.verification import Check, Verification
 from ckptools.text import plural, size
 from ckptools.views.problems import fold
 from ckptools.views.tables import PIPE, Column, Screen, table

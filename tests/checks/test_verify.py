@@ -12,9 +12,9 @@ import torch
 from typer.testing import CliRunner
 
 import ckptools
-from ckptools.checks.results import Check, Verification
 from ckptools.cli import app
 from ckptools.errors import UsageError
+from ckptools.model.verification import Check, Verification
 from tests.truth import FIXTURES, WHOLE, Known
 
 COMPOSER = FIXTURES / "composer-0.13.5-torch1.13.1-sharded-w4"

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from ckptools.model.values import Opaque
+from ckptools.pickles.foreign_names import foreign_classes
 from ckptools.views.report import inspect_report
-from ckptools.views.safety import foreign_classes
 from tests.views.made import checkpoint
 
 

@@ -9,13 +9,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Problem
 from ckptools.model.tensor import Tensor
-from ckptools.model.tree import KeyPath, fqn_of, nodes_in
+from ckptools.model.tree import KeyPath, fqn_of
 from ckptools.model.values import Lost, Opaque
 from ckptools.text import and_more, clip_middle, plural
-from ckptools.training_state.modules import ModuleState
 
 MAX_VISITED = 2_000_000
 """Containers and foreign objects that are looked at; what a foreign object holds has no other limit."""
@@ -59,6 +57,12 @@ HARMLESS = frozenset((
 ))  # fmt: skip
 """Builtins that hold values."""
 
+MAX_NAME = 100
+"""Characters of a name in a line."""
+
+MAX_NAMED = 3
+"""Classes that a line names."""
+
 
 def foreign_classes(tree: Any) -> dict[str, list[KeyPath]]:
     """Names of the objects of foreign classes, and where they are, also inside one another."""
@@ -95,9 +99,14 @@ def _children(node: Any) -> Iterable[tuple[Any, Any]]:
     return node.items() if isinstance(node, Mapping) else enumerate(node)
 
 
-def suspicious_names(ck: Checkpoint, foreign: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names that could run code when a real unpickler meets them."""
-    return tuple(name for name in ck.names if _suspicious(name) and not _of_torch(name, ck.names, foreign))
+def suspicious_names(names: Sequence[str], foreign: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names that could run code when a real unpickler meets them.
+
+    Args:
+        names: dotted names of all that the pickles mention.
+        foreign: what `foreign_classes` found.
+    """
+    return tuple(name for name in names if _suspicious(name) and not _of_torch(name, names, foreign))
 
 
 def _suspicious(name: str) -> bool:
@@ -118,46 +127,18 @@ def _of_torch(name: str, names: Sequence[str], foreign: Mapping[str, Any]) -> bo
     return name in ("builtins.getattr", "__builtin__.getattr") and called
 
 
-def safety_problems(ck: Checkpoint, foreign: Mapping[str, list[KeyPath]], suspicious: tuple[str, ...]) -> list[Problem]:
-    """One warning per suspicious name, one note for all foreign classes, one for each whole module."""
-    found = [
-        Problem(
-            "CK302",
-            "warning",
-            f"the pickle names {clip_middle(name, MAX_NAME)}, which could run code; ckptools ran nothing",
-        )
-        for name in suspicious
-    ]
-    return found + list(_of_foreign(foreign)) + list(_of_modules(ck.tree))
-
-
-MAX_NAME = 100
-"""Characters of a name in a line."""
-
-MAX_NAMED = 3
-"""Classes that a line names."""
-
-
-def _of_foreign(foreign: Mapping[str, list[KeyPath]]) -> Iterator[Problem]:
-    """One line for all foreign classes."""
+def foreign_problems(foreign: Mapping[str, Sequence[KeyPath]], suspicious: Iterable[str]) -> Iterator[Problem]:
+    """One warning per suspicious name, then one note for all foreign classes."""
+    for name in suspicious:
+        text = f"the pickle names {clip_middle(name, MAX_NAME)}, which could run code; ckptools ran nothing"
+        yield Problem("CK302", "warning", text)
     if foreign:
         which = "a foreign class" if len(foreign) == 1 else f"{len(foreign)} foreign classes"
-        yield Problem("CK301", "note", f"{which}, kept as data and not loaded: {_listed(foreign)}")
+        yield Problem("CK301", "note", f"{which}, kept as data and not loaded: {classes_and_places(foreign)}")
 
 
-def _of_modules(tree: Any) -> Iterator[Problem]:
-    """One line for all whole modules: their classes may know more of them than their parameters and buffers."""
-    modules: dict[str, list[KeyPath]] = {}
-    for path, state in nodes_in(tree, (ModuleState,)):
-        modules.setdefault(state.module.name, []).append(path)
-    if modules:
-        text = (
-            f"a whole module is read as its parameters and buffers, without what its class may add: {_listed(modules)}"
-        )
-        yield Problem("CK303", "note", text)
-
-
-def _listed(classes: Mapping[str, list[KeyPath]]) -> str:
+def classes_and_places(classes: Mapping[str, Sequence[KeyPath]]) -> str:
+    """`pkg.Config at state.config and 2 more places`: the first few classes, each with where its first object is."""
     some = islice(classes.items(), MAX_NAMED)
     named = ", ".join(f"{clip_middle(name, MAX_NAME)} at {_where(paths)}" for name, paths in some)
     return named + and_more(len(classes) - MAX_NAMED)

@@ -1,0 +1,57 @@
+"""What `verify` found: each check with its result, and what all of them together say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ckptools.model.problems import Problem
+
+Result = Literal["ok", "FAIL", "warn", "skip"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at.
+
+    Attributes:
+        name: what was looked at, in a few words.
+        result: `skip` when there was nothing to look at, or it was not asked for; `detail` says which.
+        detail: how much was looked at, or why nothing was; the problems are not repeated in it.
+        problems: what is wrong.
+    """
+
+    name: str
+    result: Result
+    detail: str
+    problems: tuple[Problem, ...] = ()
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What `verify` found.
+
+    Attributes:
+        path: what was verified.
+        checks: each check's result, in a fixed order.
+        ignored: how many problems were left out because their code was to be ignored.
+        bytes_read: bytes of tensors that were read for checksums and values.
+        seconds: wall time, opening included.
+    """
+
+    path: Path
+    checks: tuple[Check, ...]
+    ignored: int = 0
+    bytes_read: int = 0
+    seconds: float = 0.0
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """Everything that is wrong, in the order of the checks."""
+        return tuple(p for check in self.checks for p in check.problems)
+
+    @property
+    def ok(self) -> bool:
+        """Whether no check failed; warnings do not count."""
+        return not any(check.result == "FAIL" for check in self.checks)
