@@ -1,4 +1,4 @@
-"""The formats that are read: one file each; `order` has the visible tuple that orders them."""
+"""The formats that are read: one file each; `registry` has the tuple that orders them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ckptools.files.file_type import HEAD, what_is
 from ckptools.files.opening import is_remote, reading
 from ckptools.formats.options import Options, Reader, Weights
 from ckptools.formats.plugins import formats_from_outside
-from ckptools.formats.registry import FORMATS, Format, recognised
+from ckptools.formats.registry import FORMATS, RANK_FILES, Format, recognised
 from ckptools.formats.shared import rank_signs
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Problem
@@ -123,10 +123,8 @@ def _check_files(paths: Sequence[Path], options: Options, ranks: str | None) -> 
 
 
 def _open_rank_files(path: Path, options: Options) -> Checkpoint:
-    from ckptools.formats import rank_files
-
     with reader.no_collections():
-        return _read(rank_files, path, options)
+        return _read(RANK_FILES, path, options)
 
 
 def _check_here(path: Path) -> None:

@@ -6,9 +6,11 @@ Importing all of them takes as long as reading a rank file does.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import cached_property
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 if TYPE_CHECKING:
     from ckptools.formats.options import Options
@@ -42,44 +44,45 @@ AnyFormat = TypeVar("AnyFormat", bound=Format)
 
 
 class OnDemand:
-    """A format that is imported when it is asked something.
+    """A format whose module is imported when it is asked something.
 
     Attributes:
-        names: what is found in a name that suggests it.
+        NAME: its identifier, which is the name of its module in this folder.
+        suggested_by: what is found in the name of a file or folder that may be such a checkpoint.
         per_rank: whether its files are torch.save files of a rank each, which a caller may name one by one.
     """
 
-    def __init__(self, load: Callable[[], Format], names: str, per_rank: bool = False) -> None:
-        self._load = load
-        self.names = re.compile(names)
+    def __init__(self, name: str, suggested_by: str, per_rank: bool = False) -> None:
+        self.NAME = name
+        self.suggested_by = re.compile(suggested_by)
         self.per_rank = per_rank
+
+    @cached_property
+    def _module(self) -> Format:
+        module: Any = import_module(f"ckptools.formats.{self.NAME}")
+        return cast("Format", module)
 
     def suits(self, names: Sequence[str]) -> bool:
         """Whether one of some names suggests it."""
-        return any(map(self.names.search, names))
-
-    @property
-    def NAME(self) -> str:  # noqa: N802
-        """As the format has it."""
-        return self._load().NAME
+        return any(map(self.suggested_by.search, names))
 
     @property
     def READS(self) -> str:  # noqa: N802
-        """As the format has it."""
-        return self._load().READS
+        """What the format reads, in one line."""
+        return self._module.READS
 
     @property
     def KNOWN_BY(self) -> str:  # noqa: N802
-        """As the format has it."""
-        return self._load().KNOWN_BY
+        """By what the format is recognised, in one line."""
+        return self._module.KNOWN_BY
 
     def detect(self, path: Path) -> bool:
         """Whether `path` looks like this format."""
-        return self._load().detect(path)
+        return self._module.detect(path)
 
     def read(self, path: Path, options: Options) -> Checkpoint:
         """Read the structure."""
-        return self._load().read(path, options)
+        return self._module.read(path, options)
 
 
 def names_of(path: Path) -> list[str]:
@@ -96,98 +99,23 @@ def recognised(path: Path, formats: Sequence[AnyFormat]) -> AnyFormat | None:
     return next((f for f in (*suited, *others) if f.detect(path)), None)
 
 
-def _deepspeed() -> Format:
-    from ckptools.formats import deepspeed
-
-    return deepspeed
-
-
-def _megatron() -> Format:
-    from ckptools.formats import megatron
-
-    return megatron
-
-
-def _megatron_dist() -> Format:
-    from ckptools.formats import megatron_dist
-
-    return megatron_dist
-
-
-def _accelerate() -> Format:
-    from ckptools.formats import accelerate
-
-    return accelerate
-
-
-def _olmo_core() -> Format:
-    from ckptools.formats import olmo_core
-
-    return olmo_core
-
-
-def _composer_folder() -> Format:
-    from ckptools.formats import composer_folder
-
-    return composer_folder
-
-
-def _dcp() -> Format:
-    from ckptools.formats import dcp
-
-    return dcp
-
-
-def _dcp_safetensors() -> Format:
-    from ckptools.formats import dcp_safetensors
-
-    return dcp_safetensors
-
-
-def _hugging_face() -> Format:
-    from ckptools.formats import hugging_face
-
-    return hugging_face
-
-
-def _meta_llama() -> Format:
-    from ckptools.formats import meta_llama
-
-    return meta_llama
-
-
-def _olmo_local() -> Format:
-    from ckptools.formats import olmo_local
-
-    return olmo_local
-
-
-def _rank_files() -> Format:
-    from ckptools.formats import rank_files
-
-    return rank_files
-
-
-def _torch_file() -> Format:
-    from ckptools.formats import torch_file
-
-    return torch_file
-
+RANK_FILES = OnDemand("rank_files", r"rank", per_rank=True)
+"""What reads files that the caller names one by one, or whose names the caller tells."""
 
 # Most specific first: any rank file is a torch file too, so the plain file comes last. What training leaves goes before
 # Hugging Face's names, which an export into the same folder has.
 FORMATS: tuple[OnDemand, ...] = (
-    OnDemand(_deepspeed, r"_states\.pt$|^latest|^global_step|(^|/)zero(/|$)|zero_to_fp32"),
-    OnDemand(_megatron, r"latest_checkpointed|(^|/)(iter_\d+|release)$|mp_rank_\d|_optim_rng\.pt|model_rng\.pt"),
-    OnDemand(_megatron_dist, r"latest_checkpointed|(^|/)(iter_\d+|release)$|metadata\.json|common\.pt"),
-    OnDemand(_accelerate, r"^pytorch_model_"),
-    OnDemand(_olmo_core, r"^model_and_optim$"),
-    OnDemand(_composer_folder, r"^(composer_metadata\.json|resumption\.pkl)$"),
-    OnDemand(_dcp, r"\.metadata|\.distcp$|(ba|step|iter|iteration|checkpoint)[-_]?\d+$"),
-    OnDemand(_dcp_safetensors, r"(^|/)shard-\d.*\.safetensors$"),
-    OnDemand(_meta_llama, r"(^|/)consolidated\.\d+\.pth$"),
-    OnDemand(_olmo_local, r"(^|/)(model|optim|train)(/|$)"),
-    OnDemand(_rank_files, r"rank", per_rank=True),
-    OnDemand(_hugging_face, r"\.safetensors|\.bin|^adapter|^diffusion"),
-    OnDemand(_torch_file, r"", per_rank=True),
+    OnDemand("deepspeed", r"_states\.pt$|^latest|^global_step|(^|/)zero(/|$)|zero_to_fp32"),
+    OnDemand("megatron", r"latest_checkpointed|(^|/)(iter_\d+|release)$|mp_rank_\d|_optim_rng\.pt|model_rng\.pt"),
+    OnDemand("megatron_dist", r"latest_checkpointed|(^|/)(iter_\d+|release)$|metadata\.json|common\.pt"),
+    OnDemand("accelerate", r"^pytorch_model_"),
+    OnDemand("olmo_core", r"^model_and_optim$"),
+    OnDemand("composer_folder", r"^(composer_metadata\.json|resumption\.pkl)$"),
+    OnDemand("dcp", r"\.metadata|\.distcp$|(ba|step|iter|iteration|checkpoint)[-_]?\d+$"),
+    OnDemand("dcp_safetensors", r"(^|/)shard-\d.*\.safetensors$"),
+    OnDemand("meta_llama", r"(^|/)consolidated\.\d+\.pth$"),
+    OnDemand("olmo_local", r"(^|/)(model|optim|train)(/|$)"),
+    RANK_FILES,
+    OnDemand("hugging_face", r"\.safetensors|\.bin|^adapter|^diffusion"),
+    OnDemand("torch_file", r"", per_rank=True),
 )
