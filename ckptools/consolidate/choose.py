@@ -21,9 +21,8 @@ from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import CONTRADICTIONS, Problem
 from ckptools.model.regions import Box, cover
 from ckptools.model.tensor import Shard, Tensor
-from ckptools.model.told import told
 from ckptools.model.tree import KeyPath, fqn_of, tensors_in
-from ckptools.model.values import Global, Opaque
+from ckptools.model.values import Global, Opaque, describe_for_error
 from ckptools.tensor_io.coverage import cover_problem
 from ckptools.tensor_io.records import Record
 from ckptools.tensor_io.replicas import differing_boxes
@@ -205,7 +204,9 @@ class _Picking:
             self.left_out[at] = tensor.note
             return _LEFT_OUT
         if tensor.nbytes > MAX_TENSOR:
-            raise RefusedError(self.path, f"{fqn} would take {told(tensor.nbytes)} bytes; no disk holds that")
+            raise RefusedError(
+                self.path, f"{fqn} would take {describe_for_error(tensor.nbytes)} bytes; no disk holds that"
+            )
         tensor, damage = without_damaged(tensor, fqn, self.damage)
         problem = cover_problem(tensor, fqn)
         if damage is not None and problem is None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from ckptools.errors import NoSpaceError, OutputExistsError, ReadError, UsageError, WriteError
 from ckptools.formats.shared.rank_names import parse
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.told import told
+from ckptools.model.values import describe_for_error
 
 HEADROOM = 1 << 20
 """Bytes that the disk keeps free beside the output."""
@@ -84,7 +84,9 @@ def check_folder(checkpoint: Checkpoint, folder: Path, force: bool) -> None:
         raise OutputExistsError(folder, "exists; --force replaces it")
     strange = next((p.name for p in sorted(folder.iterdir()) if p.is_dir() or not _DCP_FILE.fullmatch(p.name)), None)
     if strange is not None:
-        raise OutputExistsError(folder, f"holds {told(strange)}, which is no part of a DCP; choose another name")
+        raise OutputExistsError(
+            folder, f"holds {describe_for_error(strange)}, which is no part of a DCP; choose another name"
+        )
 
 
 _DCP_FILE = re.compile(r"\.metadata|__[0-9]+_[0-9]+\.distcp")

@@ -8,7 +8,7 @@ from typing import Any
 
 from ckptools.errors import ReadError
 from ckptools.files.opening import File
-from ckptools.model.told import told
+from ckptools.model.values import describe_for_error
 from ckptools.pickles.limits import PickleError
 from ckptools.pickles.reader import check_budget
 
@@ -64,5 +64,5 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         twice = {name for name in found if sum(name == other for other, _ in pairs) > 1}
-        raise JsonError(f"{told(min(twice))} is twice in one object")
+        raise JsonError(f"{describe_for_error(min(twice))} is twice in one object")
     return found

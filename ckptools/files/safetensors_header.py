@@ -25,7 +25,7 @@ from ckptools.errors import ReadError
 from ckptools.files.opening import File, Window
 from ckptools.model.regions import Ints, contiguous_strides
 from ckptools.model.tensor import Source
-from ckptools.model.told import told
+from ckptools.model.values import describe_for_error
 from ckptools.training_state.module_order import ModuleOrder
 
 SORTED = ModuleOrder(False, "safetensors are sorted by dtype and name")
@@ -125,7 +125,9 @@ def _header_bytes(file: File | Window) -> bytes:
 
 def _parsed(data: bytes) -> dict[str, Any]:
     if data[:1] != b"{":
-        raise HeaderError(f"begins with {told(data[:1])}, not with an object; no safetensors file, or damaged")
+        raise HeaderError(
+            f"begins with {describe_for_error(data[:1])}, not with an object; no safetensors file, or damaged"
+        )
     if sum(map(data.count, (b"{", b"[", b","))) > MAX_VALUES:
         raise HeaderError(f"more than {MAX_VALUES} values")
     # Python reads -0 as 0. A call for each number takes half of the time, so it is made where there is a sign only.
@@ -154,7 +156,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object whose names are each there once and are text."""
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise HeaderError(f"{told(_repeated(pairs))} twice in one object")
+        raise HeaderError(f"{describe_for_error(_repeated(pairs))} twice in one object")
     for name in found:
         _check_text(name)
     return found
@@ -168,7 +170,7 @@ def _repeated(pairs: list[tuple[str, Any]]) -> str:
 def _check_text(text: str) -> None:
     """Refuse half of a surrogate pair, which JSON can spell and UTF-8 cannot."""
     if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
-        raise HeaderError(f"{told(text)} is not Unicode text")
+        raise HeaderError(f"{describe_for_error(text)} is not Unicode text")
 
 
 def _integer(text: str) -> int:
@@ -186,10 +188,10 @@ def _metadata(found: Any) -> dict[str, str]:
     if found is None:
         return {}
     if not isinstance(found, dict):
-        raise HeaderError(f"{METADATA} is {told(found)}, not an object")
+        raise HeaderError(f"{METADATA} is {describe_for_error(found)}, not an object")
     for name, value in found.items():
         if not isinstance(value, str):
-            raise HeaderError(f"{METADATA}: {told(name)} is {told(value)}, not a string")
+            raise HeaderError(f"{METADATA}: {describe_for_error(name)} is {describe_for_error(value)}, not a string")
         _check_text(value)
     return found
 
@@ -197,14 +199,17 @@ def _metadata(found: Any) -> dict[str, str]:
 def _fields(name: str, entry: Any) -> tuple[str, list[int], int, int]:
     """The dtype as spelled, the shape and the offsets of one entry, each of the right type."""
     if not isinstance(entry, dict) or entry.keys() != FIELD_NAMES:
-        fields = told(list(entry)) if isinstance(entry, dict) else told(entry)
-        raise HeaderError(f"{told(name)}: expected an object of {', '.join(FIELDS)}, found {fields}")
+        fields = describe_for_error(list(entry)) if isinstance(entry, dict) else describe_for_error(entry)
+        raise HeaderError(f"{describe_for_error(name)}: expected an object of {', '.join(FIELDS)}, found {fields}")
     dtype, shape, offsets = (entry[field] for field in FIELDS)
     if not isinstance(dtype, str) or dtype not in BITS:
         known = ", which torch has no name for" if dtype in UNKNOWN_TO_TORCH else ", which is unknown"
-        raise HeaderError(f"{told(name)}: dtype {told(dtype)}{known}")
+        raise HeaderError(f"{describe_for_error(name)}: dtype {describe_for_error(dtype)}{known}")
     if not _sizes(shape) or not _sizes(offsets) or len(offsets) != 2:
-        raise HeaderError(f"{told(name)}: shape {told(shape)}, data_offsets {told(offsets)}; expected lists of sizes")
+        raise HeaderError(
+            f"{describe_for_error(name)}: shape {describe_for_error(shape)}, "
+            f"data_offsets {describe_for_error(offsets)}; expected lists of sizes"
+        )
     return dtype, shape, offsets[0], offsets[1]
 
 
@@ -225,10 +230,15 @@ def _check_contiguous(entries: list[Spelled], available: int) -> None:
     at = 0
     for name, dtype, shape, start, end in sorted(entries, key=itemgetter(3, 4)):
         if start != at or end < start:
-            raise HeaderError(f"{told(name)}: data_offsets [{start}, {end}], expected to begin at {at}; damaged")
+            raise HeaderError(
+                f"{describe_for_error(name)}: data_offsets [{start}, {end}], expected to begin at {at}; damaged"
+            )
         expected = _nbytes(name, dtype, shape)
         if end - start != expected:
-            raise HeaderError(f"{told(name)}: {end - start} bytes for {dtype} {told(shape)}, which takes {expected}")
+            raise HeaderError(
+                f"{describe_for_error(name)}: {end - start} bytes for {dtype} "
+                f"{describe_for_error(shape)}, which takes {expected}"
+            )
         at = end
     if at != available:
         what = "cut short" if available < at else "bytes were added"
@@ -244,15 +254,18 @@ def _nbytes(name: str, dtype: str, shape: list[int]) -> int:
             break
     bits = n * BITS[dtype]
     if bits > MAX_U64:
-        raise HeaderError(f"{told(name)}: shape {told(shape)} has more than 2^64 bits")
+        raise HeaderError(f"{describe_for_error(name)}: shape {describe_for_error(shape)} has more than 2^64 bits")
     if bits % 8:
-        raise HeaderError(f"{told(name)}: {dtype} {told(shape)} does not end at a byte")
+        raise HeaderError(f"{describe_for_error(name)}: {dtype} {describe_for_error(shape)} does not end at a byte")
     return bits // 8
 
 
 def _entry(name: str, dtype: str, shape: list[int], start: int, end: int) -> Entry:
     if dtype == "F4":
         if not shape or shape[-1] % 2:
-            raise HeaderError(f"{told(name)}: F4 {told(shape)}; torch holds pairs, and the last dimension is odd")
+            raise HeaderError(
+                f"{describe_for_error(name)}: F4 {describe_for_error(shape)}; "
+                f"torch holds pairs, and the last dimension is odd"
+            )
         shape = [*shape[:-1], shape[-1] // 2]
     return Entry(TORCH_NAMES[dtype], tuple(shape), start, end)

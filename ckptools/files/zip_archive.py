@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from ckptools.errors import ReadError
 from ckptools.files.file_type import head_of, what_is
 from ckptools.files.opening import File, Window
-from ckptools.model.told import told
+from ckptools.model.values import describe_for_error
 
 EOCD = struct.Struct("<4s4H2LH")
 EOCD64_LOCATOR = struct.Struct("<4sLQL")
@@ -92,7 +92,7 @@ class Container:
         """
         record = self.records.get(name)
         if record is None:
-            raise ReadError(self.file.path, f"record {told(name)} is missing; the file is damaged")
+            raise ReadError(self.file.path, f"record {describe_for_error(name)} is missing; the file is damaged")
         if record.method or record.flags & ENCRYPTED:
             raise ReadError(self.file.path, f"record {name} is compressed or encrypted; torch.save writes neither")
         fixed = LOCAL.size
@@ -149,9 +149,13 @@ def _read_directory(file: File | Window) -> dict[str, Record]:
         name = _name_below_root(file, full, entries[0][0])
         # torch looks records up without regard to case.
         if name.lower() in spelled:
-            raise ReadError(file.path, f"two records are called {told(name)}; the file is damaged or forged")
+            raise ReadError(
+                file.path, f"two records are called {describe_for_error(name)}; the file is damaged or forged"
+            )
         if header + LOCAL.size + len(full) + packed > limit:
-            raise ReadError(file.path, f"record {told(name)} runs into the next one; the file is damaged or forged")
+            raise ReadError(
+                file.path, f"record {describe_for_error(name)} runs into the next one; the file is damaged or forged"
+            )
         spelled.add(name.lower())
         records[name] = Record(name, header, full, nbytes, crc, method, flags, limit)
     return records
@@ -259,10 +263,10 @@ def _name_below_root(file: File | Window, full: bytes, first: bytes) -> str:
     try:
         text = full.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ReadError(file.path, f"record name {told(full)} is not UTF-8") from error
+        raise ReadError(file.path, f"record name {describe_for_error(full)} is not UTF-8") from error
     parts = text.split("/")
     if (len(parts) == 1 and text in OTHER_ZIPS) or text.endswith(".npy"):
         raise ReadError(file.path, OTHER_ZIPS.get(text, "a zip archive of numpy arrays (.npz), not a checkpoint"))
     if full.partition(b"/")[0] != root or len(parts) < 2 or "\0" in text or not {"", ".", ".."}.isdisjoint(parts):
-        raise ReadError(file.path, f"record name {told(text)} is not below the archive's root folder")
+        raise ReadError(file.path, f"record name {describe_for_error(text)} is not below the archive's root folder")
     return text.partition("/")[2]

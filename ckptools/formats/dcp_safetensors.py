@@ -36,7 +36,7 @@ from ckptools.model.problems import Problem, worst_first
 from ckptools.model.records import Fact, RankFile
 from ckptools.model.regions import Box, Ints
 from ckptools.model.tensor import Shard, Tensor
-from ckptools.model.told import told
+from ckptools.model.values import describe_for_error
 from ckptools.tensor_io.coverage import cover_problem
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import find_step
@@ -211,7 +211,10 @@ class _Opening:
         lost = any(f.status != "read" for f in self.files)
         absent = sorted(set(self.shapes) - set(self.wholes))
         if absent:
-            text = f"{len(absent)} tensors of the whole model are in no shard here: {', '.join(map(told, absent[:3]))}"
+            text = (
+                f"{len(absent)} tensors of the whole model are in no shard here: "
+                f"{', '.join(map(describe_for_error, absent[:3]))}"
+            )
             self.problems.append(Problem("CK107", "error", text))
         elif lost and not self.shapes:
             text = "files are missing or damaged, and what only they held is not known, not even by name"
@@ -270,7 +273,10 @@ def _offsets(file: File, name: str, said: Any, ndim: int) -> Ints:
     offsets = said.get("saved_offsets") if isinstance(said, dict) else None
     listed = offsets if isinstance(offsets, list) else [None]
     if len(listed) != ndim or not all(type(o) is int and 0 <= o < MAX_OFFSET for o in listed):
-        text = f"{INFO}: {told(name)}: expected {ndim} saved_offsets, found {told(offsets)}; damaged"
+        text = (
+            f"{INFO}: {describe_for_error(name)}: expected {ndim} saved_offsets, "
+            f"found {describe_for_error(offsets)}; damaged"
+        )
         raise ReadError(file.path, text)
     return tuple(listed)
 

@@ -23,8 +23,7 @@ from typing import Any
 from ckptools.formats.shared import flat_runs
 from ckptools.model.regions import Box, Ints
 from ckptools.model.tensor import Tensor
-from ckptools.model.told import told
-from ckptools.model.values import Opaque
+from ckptools.model.values import Opaque, describe_for_error
 
 WRAPPED = "_fsdp_wrapped_module."
 
@@ -67,7 +66,7 @@ def pieces_of(tree: Any) -> Iterator[tuple[str, Piece, Tensor]]:
             fields = {k.removeprefix("flat_param."): v for k, v in handle.items()} if isinstance(handle, dict) else {}
             data = fields.get("data")
             if not isinstance(data, Tensor) or len(data.shape) != 1 or not data.shards:
-                raise ValueError(f"no flat parameter in module {told(prefix)}")
+                raise ValueError(f"no flat parameter in module {describe_for_error(prefix)}")
             for fqn, piece in _pieces(fields, data.numel):
                 yield f"{prefix}.{fqn}" if prefix else fqn, piece, data
 
@@ -80,9 +79,12 @@ def _pieces(fields: Mapping[str, Any], room: int) -> Iterator[tuple[str, Piece]]
     for fqn, shape, (start, at, numel) in zip(fqns, shapes, runs, strict=True):
         ok = isinstance(shape, tuple) and all(type(n) is int and n >= 0 for n in shape)
         if not isinstance(fqn, str) or not ok or min(start, at, numel) < 0:
-            raise ValueError(f"parameter {told(fqn)} of shape {told(shape)}")
+            raise ValueError(f"parameter {describe_for_error(fqn)} of shape {describe_for_error(shape)}")
         if at + numel > room or start + numel > prod(shape):
-            text = f"parameter {told(fqn)} of shape {told(shape)} has {numel} elements from {start}, at {at} of {room}"
+            text = (
+                f"parameter {describe_for_error(fqn)} of shape {describe_for_error(shape)} "
+                f"has {numel} elements from {start}, at {at} of {room}"
+            )
             raise ValueError(text)
         yield fqn.replace(WRAPPED, ""), Piece(tuple(shape), start, at, numel)
 
@@ -132,7 +134,7 @@ def model(tree: Any, rank: int, all_ranks: bool) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for fqn, piece, data in pieces_of(tree):
         if fqn in found:
-            raise ValueError(f"parameter {told(fqn)} is in two flat parameters")
+            raise ValueError(f"parameter {describe_for_error(fqn)} is in two flat parameters")
         found[fqn] = _placed(data, piece, piece.at, rank, all_ranks)
     return found
 
@@ -177,6 +179,9 @@ def _state(fqn: str, slots: Any, pieces: Mapping[str, Piece], rank: int, all_ran
     for slot, value in slots.items():
         run = isinstance(value, Tensor) and len(value.shape) == 1
         if run and (fqn not in pieces or pieces[fqn].numel != value.numel):
-            raise ValueError(f"{told(slot)} of {told(fqn)} has {value.numel} elements, its parameter another number")
+            raise ValueError(
+                f"{describe_for_error(slot)} of {describe_for_error(fqn)} has "
+                f"{value.numel} elements, its parameter another number"
+            )
         found[slot] = _placed(value, pieces[fqn], 0, rank, all_ranks) if run else value
     return found

@@ -94,6 +94,10 @@ MAX_FIELDS = 6
 MAX_BRIEF = 40
 """Characters of a text, and bits of a number, that a line shows."""
 
+MAX_ERROR_TEXT = 60
+MAX_ERROR_ITEMS = 8
+MAX_ERROR_BITS = 64
+
 
 def plain(value: Any) -> Any:
     """The value that a foreign object does nothing but hold: a node of OmegaConf; any other value as it is."""
@@ -264,3 +268,24 @@ def scalar(value: Any) -> Any:
     order = ">" if value.dtype.startswith(">") else "<"
     fits = code is not None and struct.calcsize(order + code) == len(value.data)
     return struct.unpack(f"{order}{code}", value.data)[0] if fits else value
+
+
+def describe_for_error(value: Any) -> str:
+    """What a pickle holds, for an error message: on one line of bounded length, in time that its maker cannot choose.
+
+    Containers are described one level deep, at most eight items of them; text is cut at 60 characters.
+    """
+    if isinstance(value, (list, tuple)):
+        more = ", …" if len(value) > MAX_ERROR_ITEMS else ""
+        return f"[{', '.join(map(_scalar_for_error, value[:MAX_ERROR_ITEMS]))}{more}]"
+    return _scalar_for_error(value)
+
+
+def _scalar_for_error(value: Any) -> str:
+    if isinstance(value, Global):
+        value = value.dotted
+    if isinstance(value, (str, bytes)):
+        return repr(value[:MAX_ERROR_TEXT]) + ("…" if len(value) > MAX_ERROR_TEXT else "")
+    if type(value) is int and value.bit_length() > MAX_ERROR_BITS:
+        return f"an int of {value.bit_length()} bits"
+    return repr(value) if value is None or isinstance(value, (bool, int, float)) else f"a {type(value).__name__}"

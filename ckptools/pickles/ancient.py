@@ -21,8 +21,7 @@ from ckptools.errors import ReadError
 from ckptools.files.opening import File, Window
 from ckptools.files.zip_archive import MAX_RECORDS
 from ckptools.model.tensor import Tensor
-from ckptools.model.told import told
-from ckptools.model.values import Global
+from ckptools.model.values import Global, describe_for_error
 from ckptools.pickles.legacy import Stream, View, check_system, locator
 from ckptools.pickles.limits import PickleError
 from ckptools.pickles.machine import Machine
@@ -48,7 +47,7 @@ class AncientMachine(Machine):
             return pid[0]
         key = int(pid) if type(pid) is int or (isinstance(pid, str) and pid[:32].isdecimal()) else None
         if key is None or key not in self.known:
-            raise PickleError(f"a persistent id that nothing in the file has: {told(pid)}")
+            raise PickleError(f"a persistent id that nothing in the file has: {describe_for_error(pid)}")
         return self.known[key]
 
 
@@ -79,14 +78,16 @@ def read_ancient(file: File, parts: Mapping[str, Window]) -> tuple[Machine, Any]
 
 def _add(file: File, known: Known, key: int, value: Storage | Tensor) -> None:
     if key in known:
-        raise ReadError(file.path, f"has two storages or tensors with the key {told(key)}; it is damaged or forged")
+        raise ReadError(
+            file.path, f"has two storages or tensors with the key {describe_for_error(key)}; it is damaged or forged"
+        )
     known[key] = value
 
 
 def _count(stream: Stream, what: str) -> int:
     count = stream.load(f"the number of {what}")[1]
     if type(count) is not int or not 0 <= count <= MAX_RECORDS:
-        raise ReadError(stream.file.path, f"has {told(count)} {what}")
+        raise ReadError(stream.file.path, f"has {describe_for_error(count)} {what}")
     return count
 
 
@@ -104,7 +105,7 @@ def _storages(stream: Stream) -> Iterator[tuple[Storage, int]]:
         key, location, kind = _entry(stream, "storages")
         name = kind.name if isinstance(kind, Global) else ""
         if name not in STORAGE_CLASS or not isinstance(location, str):
-            raise ReadError(stream.file.path, f"has a storage of unknown type {told(name or kind)}")
+            raise ReadError(stream.file.path, f"has a storage of unknown type {describe_for_error(name or kind)}")
         numel = int.from_bytes(stream.take(8), "little")
         storage = Storage(name, str(key), location, numel)
         at = stream.at
@@ -120,7 +121,9 @@ def _views(stream: Stream, known: Known) -> Iterator[tuple[int, View]]:
         key, of, first, numel = view
         root = known.get(of)
         if not isinstance(root, Storage) or isinstance(root, View) or first + numel > root.numel:
-            raise ReadError(stream.file.path, f"has a view of {told(numel)} elements that its storage has not")
+            raise ReadError(
+                stream.file.path, f"has a view of {describe_for_error(numel)} elements that its storage has not"
+            )
         yield key, View(root, first, numel)
 
 
@@ -129,7 +132,7 @@ def _tensors(stream: Stream, machine: Machine, known: Known) -> Iterator[tuple[i
         key, of, _kind = _entry(stream, "tensors")
         storage = known.get(of) if type(of) is int else None
         if not isinstance(storage, Storage):
-            raise ReadError(stream.file.path, f"has a tensor of storage {told(of)}, which is not there")
+            raise ReadError(stream.file.path, f"has a tensor of storage {describe_for_error(of)}, which is not there")
         (ndim,) = struct.unpack("<i4x", stream.take(8))
         if not 0 <= ndim <= MAX_NDIM:
             raise ReadError(stream.file.path, f"has a tensor of {ndim} dimensions")

@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckptools.model.regions import Ints, Run, chunk_runs, contiguous_strides, grid_boxes, strided_chunk_runs
 from ckptools.model.tensor import Shard, Source, Tensor, in_rank_order
-from ckptools.model.told import told
-from ckptools.model.values import Opaque
+from ckptools.model.values import Opaque, describe_for_error
 from ckptools.pickles.sharded import attributes
 
 if TYPE_CHECKING:
@@ -125,7 +124,7 @@ def _placed(
         return Tensor(shape, dtype, (), "unreadable", names, mesh.sizes, world_size=mesh.world_size, note=note)
     scatter = prod(p.split_factor for p in placements)
     if scatter > MAX_SCATTER:
-        raise ValueError(f"a DTensor scattered over {told(scatter)} runs")
+        raise ValueError(f"a DTensor scattered over {describe_for_error(scatter)} runs")
     own = _own_shards(shape, dtype, local, mesh, placements)
     others = _other_shards(m, shape, mesh, placements, scatter)
     return Tensor(
@@ -188,9 +187,9 @@ def _placement(value: Any, ndim: int) -> Placement:
     fields = attributes(value)
     dim, split = fields.get("dim", 0), fields.get("split_factor", 1)
     if kind in SHARDS and not (type(dim) is int and 0 <= dim < ndim and type(split) is int):
-        raise ValueError(f"a DTensor of {ndim} dimensions is sharded along {told(dim)}")
+        raise ValueError(f"a DTensor of {ndim} dimensions is sharded along {describe_for_error(dim)}")
     if kind == "_StridedShard" and not 1 <= split <= MAX_MESH:
-        raise ValueError(f"a strided shard with split factor {told(split)}")
+        raise ValueError(f"a strided shard with split factor {describe_for_error(split)}")
     if kind in ("Partial", "_Partial"):
         return Placement(f"Partial({_word(fields.get('reduce_op', ''))})")
     return Placement(_word(kind), dim if kind in SHARDS else 0, split if kind in SHARDS else 1)
@@ -198,7 +197,11 @@ def _placement(value: Any, ndim: int) -> Placement:
 
 def _word(value: Any) -> str:
     """A name from the file as a part of a placement's name; never more than a word."""
-    return value if isinstance(value, str) and len(value) < 64 and value.replace("_", "").isalnum() else told(value)
+    return (
+        value
+        if isinstance(value, str) and len(value) < 64 and value.replace("_", "").isalnum()
+        else describe_for_error(value)
+    )
 
 
 def _mesh(value: Any) -> Mesh:
@@ -206,11 +209,11 @@ def _mesh(value: Any) -> Mesh:
     layout = fields.get("_layout")
     sizes, strides = _layout(layout) if layout is not None else (_mesh_shape(fields), None)
     if len(sizes) > MAX_MESH_DIMS or prod(sizes) > MAX_MESH:
-        raise ValueError(f"a device mesh of {told(sizes)} ranks")
+        raise ValueError(f"a device mesh of {describe_for_error(sizes)} ranks")
     coordinate = fields.get("_coordinate_on_dim")
     place = tuple(coordinate) if isinstance(coordinate, (list, tuple)) and len(coordinate) == len(sizes) else None
     if place is not None and not all(type(c) is int and 0 <= c < n for c, n in zip(place, sizes, strict=True)):
-        raise ValueError(f"a mesh coordinate {told(place)} outside {told(sizes)}")
+        raise ValueError(f"a mesh coordinate {describe_for_error(place)} outside {describe_for_error(sizes)}")
     known = _rank_list(fields.get("_flatten_rank_map") or fields.get("_flatten_mesh_list"))
     rank = fields.get("_rank") if type(fields.get("_rank")) is int else None
     ranks, root = _ranks(known, sizes, strides, place, rank), layout is not None

@@ -28,8 +28,7 @@ from ckptools.errors import ReadError
 from ckptools.files.file_type import LEGACY_MAGIC
 from ckptools.files.opening import File, Window
 from ckptools.files.zip_archive import MAX_PICKLE
-from ckptools.model.told import told
-from ckptools.model.values import Global
+from ckptools.model.values import Global, describe_for_error
 from ckptools.pickles.limits import CutError, PickleError
 from ckptools.pickles.machine import Locate, Machine
 from ckptools.pickles.reader import load_checked, no_collections
@@ -89,7 +88,7 @@ class LegacyMachine(Machine):
             return pid[1]
         storage = super().persistent(pid)
         if storage.key in self.views:
-            raise PickleError(f"storage {told(storage.key)} is described in two ways")
+            raise PickleError(f"storage {describe_for_error(storage.key)} is described in two ways")
         return storage if len(pid) == 5 or pid[5] is None else self._view(storage, pid[5])
 
     def _view(self, root: Storage, described: Any) -> View:
@@ -97,11 +96,14 @@ class LegacyMachine(Machine):
         if not isinstance(key, str) or type(first) is not int or type(numel) is not int:
             raise PickleError("a view of a storage that is not torch's")
         if min(first, numel) < 0 or first + numel > root.numel:
-            text = f"a view of {told(numel)} elements at {told(first)} in storage {told(root.key)}, which has"
-            raise PickleError(f"{text} {told(root.numel)}")
+            text = (
+                f"a view of {describe_for_error(numel)} elements at {describe_for_error(first)} "
+                f"in storage {describe_for_error(root.key)}, which has"
+            )
+            raise PickleError(f"{text} {describe_for_error(root.numel)}")
         view = self.views.setdefault(key, View(root, first, numel))
         if (view.key, view.first, view.numel) != (root.key, first, numel) or key in self.storages:
-            raise PickleError(f"storage {told(key)} is described in two ways")
+            raise PickleError(f"storage {describe_for_error(key)} is described in two ways")
         return view
 
 
@@ -151,7 +153,8 @@ class Stream:
         """
         if self.at + length > self.file.size:
             raise ReadError(
-                self.file.path, f"is cut short: byte {told(self.at + length)} of {self.file.size} is needed"
+                self.file.path,
+                f"is cut short: byte {describe_for_error(self.at + length)} of {self.file.size} is needed",
             )
         self.at += length
 
@@ -214,9 +217,12 @@ def check_header(stream: Stream) -> None:
     """
     path = stream.file.path
     if (magic := stream.load("the magic number")[1]) != LEGACY_MAGIC:
-        raise ReadError(path, f"begins with {told(magic)} instead of torch.save's magic number")
+        raise ReadError(path, f"begins with {describe_for_error(magic)} instead of torch.save's magic number")
     if (version := stream.load("the version")[1]) != PROTOCOL_VERSION:
-        raise ReadError(path, f"is of protocol version {told(version)}; {PROTOCOL_VERSION} is the one that torch wrote")
+        raise ReadError(
+            path,
+            f"is of protocol version {describe_for_error(version)}; {PROTOCOL_VERSION} is the one that torch wrote",
+        )
     check_system(stream)
 
 
@@ -241,21 +247,30 @@ def _places(stream: Stream, keys: Any, storages: Mapping[str, Storage]) -> dict[
     """
     file, places = stream.file, dict[str, int]()
     if not isinstance(keys, list):
-        raise ReadError(file.path, f"has {told(keys)} for a list of its storages; the file is damaged or forged")
+        raise ReadError(
+            file.path, f"has {describe_for_error(keys)} for a list of its storages; the file is damaged or forged"
+        )
     for key in keys:
         storage = storages.get(key) if isinstance(key, str) else None
         if storage is None or key in places:
             again = "more than once" if storage else "that no tensor uses"
-            raise ReadError(file.path, f"lists storage {told(key)} {again}; the file is damaged or forged")
+            raise ReadError(
+                file.path, f"lists storage {describe_for_error(key)} {again}; the file is damaged or forged"
+            )
         count = int.from_bytes(stream.take(8), "little", signed=True)
         if count != storage.numel:
-            text = f"storage {told(key)} has {count} elements, its tensors expect {told(storage.numel)}; damaged"
+            text = (
+                f"storage {describe_for_error(key)} has {count} elements, "
+                f"its tensors expect {describe_for_error(storage.numel)}; damaged"
+            )
             raise ReadError(file.path, text)
         places[key] = stream.at
         stream.skip(count * ITEMSIZE[storage.dtype])
     missing = [key for key in storages if key not in places]
     if missing:
-        raise ReadError(file.path, f"storage {told(missing[0])} has no bytes in this file; the file is damaged")
+        raise ReadError(
+            file.path, f"storage {describe_for_error(missing[0])} has no bytes in this file; the file is damaged"
+        )
     if stream.at != file.size:
         raise ReadError(file.path, f"has {file.size - stream.at} bytes behind its last storage; bytes were added")
     return places

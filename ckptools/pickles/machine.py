@@ -17,8 +17,7 @@ from itertools import repeat
 from pathlib import Path
 from typing import Any
 
-from ckptools.model.told import told
-from ckptools.model.values import Global, NumpyScalar, Opaque
+from ckptools.model.values import Global, NumpyScalar, Opaque, describe_for_error
 from ckptools.pickles import tensors  # noqa: F401 - registers what tensors are rebuilt from
 from ckptools.pickles.chunk_runs import ChunkReader, IndexRecord
 from ckptools.pickles.dtensor import Mesh
@@ -233,7 +232,7 @@ class Machine:
         storage = Storage.from_pid(pid)
         known = self.storages.setdefault(storage.key, storage)
         if (known.dtype, known.numel) != (storage.dtype, storage.numel):
-            raise PickleError(f"storage {told(storage.key)} is described in two ways")
+            raise PickleError(f"storage {describe_for_error(storage.key)} is described in two ways")
         return known
 
 

@@ -15,7 +15,7 @@ from ckptools.files import zip_archive
 from ckptools.files.file_type import COMPRESSIONS, content_of, head_of
 from ckptools.files.opening import File, Window
 from ckptools.files.zip_archive import Container
-from ckptools.model.told import told
+from ckptools.model.values import describe_for_error
 from ckptools.pickles.cycles import without_cycles
 from ckptools.pickles.dtensor import claims_of
 from ckptools.pickles.limits import CycleError, PickleError
@@ -210,7 +210,8 @@ def _locator(archive: Container) -> Locate:
             if size != expected:
                 raise ReadError(
                     archive.file.path,
-                    f"record {told(record)} has {size} bytes, its tensors expect {told(expected)}; damaged",
+                    f"record {describe_for_error(record)} has {size} bytes, "
+                    f"its tensors expect {describe_for_error(expected)}; damaged",
                 )
             known[storage.key] = archive.file.start + offset
         return archive.file.path, known[storage.key], record, archive.records[record].crc

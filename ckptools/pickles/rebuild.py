@@ -12,8 +12,17 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from ckptools.dtypes import ITEMSIZE, STORAGE_CLASS
-from ckptools.model.told import told
-from ckptools.model.values import Device, Global, NumpyArray, NumpyDtype, NumpyScalar, Opaque, Size, TorchName
+from ckptools.model.values import (
+    Device,
+    Global,
+    NumpyArray,
+    NumpyDtype,
+    NumpyScalar,
+    Opaque,
+    Size,
+    TorchName,
+    describe_for_error,
+)
 from ckptools.pickles.limits import PickleError
 
 if TYPE_CHECKING:
@@ -58,9 +67,9 @@ class Storage(Opaque):
         kind, key, location, numel = pid[1:5]
         name = kind.name if isinstance(kind, Global) else ""
         if name not in STORAGE_CLASS or not isinstance(key, str) or not isinstance(location, str):
-            raise ValueError(f"a storage of unknown type {told(name or kind)}")
+            raise ValueError(f"a storage of unknown type {describe_for_error(name or kind)}")
         if type(numel) is not int or numel < 0:
-            raise ValueError(f"storage {told(key)} has {told(numel)} elements")
+            raise ValueError(f"storage {describe_for_error(key)} has {describe_for_error(numel)} elements")
         return cls(name, key, location, numel)
 
 
@@ -98,7 +107,7 @@ def _build_dtype(target: NumpyDtype, state: Any) -> None:
     """State: version, byte order, subarray, names, fields, size, alignment, flags, and the unit of a time."""
     _, order, subarray, names, fields, *_, last = (*state, None) if len(state) == 8 else state
     if not isinstance(order, str) or order not in ("<", ">", "|", "="):
-        raise ValueError(f"a numpy dtype of byte order {told(order)}")
+        raise ValueError(f"a numpy dtype of byte order {describe_for_error(order)}")
     plain = target.dtype.lstrip("<>|=")
     if subarray is not None or names is not None or fields is not None:
         plain, order = "O", "|"  # a record: nothing that a number or a text says
@@ -113,7 +122,7 @@ def _time_unit(metadata: Any) -> str:
     unit, count = inner[:2] if isinstance(inner, tuple) and len(inner) >= 2 else (None, None)
     if not isinstance(unit, bytes) or not unit.isalpha() or len(unit) > 7 or type(count) is not int:
         raise ValueError("a numpy time of unknown unit")
-    return "" if unit == b"generic" else f"[{'' if count == 1 else told(count)}{unit.decode()}]"
+    return "" if unit == b"generic" else f"[{'' if count == 1 else describe_for_error(count)}{unit.decode()}]"
 
 
 def _build_array(target: NumpyArray, state: Any) -> None:
@@ -128,7 +137,7 @@ def _build_array(target: NumpyArray, state: Any) -> None:
 def _array_shape(shape: Any) -> tuple[int, ...]:
     ok = isinstance(shape, tuple) and len(shape) <= MAX_NDIM and all(type(n) is int and 0 <= n < 1 << 63 for n in shape)
     if not ok:
-        raise ValueError(f"a numpy array of shape {told(shape)}")
+        raise ValueError(f"a numpy array of shape {describe_for_error(shape)}")
     return tuple(shape)
 
 
@@ -140,7 +149,10 @@ def _array_data(shape: tuple[int, ...], dtype: str, data: bytes) -> bytes:
     if kind in "mM":
         width = "8"
     if kind in "biufcmMSUV" and width.isdecimal() and len(data) != prod(shape) * int(width) * (4 if kind == "U" else 1):
-        raise ValueError(f"a numpy array of shape {told(shape)} and dtype {told(dtype)} with {len(data)} bytes")
+        raise ValueError(
+            f"a numpy array of shape {describe_for_error(shape)} and dtype "
+            f"{describe_for_error(dtype)} with {len(data)} bytes"
+        )
     return data
 
 

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckptools.model.regions import Box, Ints
 from ckptools.model.tensor import Shard, Tensor
-from ckptools.model.told import told
-from ckptools.model.values import Opaque
+from ckptools.model.values import Opaque, describe_for_error
 from ckptools.pickles.shard_runs import ShardRecord
 
 if TYPE_CHECKING:
@@ -83,8 +82,9 @@ def _listed(value: Any, shape: Ints, named: bool) -> Shard:
     if record.shape != shape:
         if not record.shard.box.inside(shape):
             raise ValueError(
-                f"a shard at {told(record.shard.box.offsets)} of {told(record.shard.box.sizes)} in "
-                f"a tensor of {told(shape)}"
+                f"a shard at {describe_for_error(record.shard.box.offsets)} of "
+                f"{describe_for_error(record.shard.box.sizes)} in "
+                f"a tensor of {describe_for_error(shape)}"
             )
         record.shape = shape
     return record.shard if named else Shard(record.shard.box, None, None)
@@ -102,7 +102,9 @@ def _group(state: Any) -> tuple[int | None, int | None, int | None]:
         for name in ("global_rank", "local_world_size", "global_world_size")
     )
     if world is not None and not (0 <= (rank or 0) < world <= MAX_WORLD):
-        raise ValueError(f"a ShardedTensor of rank {told(rank)} in a world of {told(world)}")
+        raise ValueError(
+            f"a ShardedTensor of rank {describe_for_error(rank)} in a world of {describe_for_error(world)}"
+        )
     return rank, local_world, world
 
 
@@ -112,7 +114,7 @@ def _record(value: Any) -> ShardRecord:
     if not isinstance(offsets, list) or not isinstance(sizes, list):
         raise ValueError("a shard without offsets and sizes")
     if not all(type(n) is int and n >= 0 for n in (*offsets, *sizes)):
-        raise ValueError(f"a shard at {told(offsets)} of {told(sizes)}")
+        raise ValueError(f"a shard at {describe_for_error(offsets)} of {describe_for_error(sizes)}")
     rank = attributes(fields.get("placement")).get("_rank")
     return ShardRecord(tuple(offsets), tuple(sizes), rank if type(rank) is int else None)
 

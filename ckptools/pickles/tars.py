@@ -17,7 +17,7 @@ from typing import Any
 from ckptools.errors import ReadError
 from ckptools.files.file_type import content_of, head_of
 from ckptools.files.opening import File, Window
-from ckptools.model.told import told
+from ckptools.model.values import describe_for_error
 from ckptools.pickles.machine import Machine
 from ckptools.pickles.reader import read_archive
 
@@ -61,7 +61,9 @@ def read_tar(file: File) -> tuple[Machine, Any]:
     member = _checkpoint_of(file, found)
     part = Window(file, member.start, member.size)
     if content_of(head_of(part)) not in ("zip", "legacy"):
-        raise ReadError(file.path, f"its member {told(member.name)} is no torch.save file; unpack the tar first")
+        raise ReadError(
+            file.path, f"its member {describe_for_error(member.name)} is no torch.save file; unpack the tar first"
+        )
     return read_archive(part)
 
 
@@ -73,7 +75,11 @@ def _checkpoint_of(file: File, found: dict[str, Member]) -> Member:
         return found[STATES]
     if len(found) == 1:
         return next(iter(found.values()))
-    listed = f" ({', '.join(told(name) for name in list(found)[:4])}{' …' if len(found) > 4 else ''})" if found else ""
+    listed = (
+        f" ({', '.join(describe_for_error(name) for name in list(found)[:4])}{' …' if len(found) > 4 else ''})"
+        if found
+        else ""
+    )
     raise ReadError(file.path, f"a tar of {len(found)} files{listed}: unpack it, and open what is inside")
 
 
@@ -108,12 +114,14 @@ def members(file: File) -> dict[str, Member]:
         if kind in b"0\0007":
             name = _checked_name(file, pax.get("path") or long_name or _name(header))
             if name in found:
-                raise ReadError(file.path, f"holds two members called {told(name)}")
+                raise ReadError(file.path, f"holds two members called {describe_for_error(name)}")
             if any(key.startswith("GNU.sparse") for key in pax):
-                raise ReadError(file.path, f"holds {told(name)} as a sparse file; unpack it first")
+                raise ReadError(file.path, f"holds {describe_for_error(name)} as a sparse file; unpack it first")
             found[name] = Member(name, start, size)
         elif kind != b"5":
-            what = {b"1": "a link", b"2": "a link", b"S": "a sparse file"}.get(kind, f"a member of type {told(kind)}")
+            what = {b"1": "a link", b"2": "a link", b"S": "a sparse file"}.get(
+                kind, f"a member of type {describe_for_error(kind)}"
+            )
             raise ReadError(file.path, f"a tar that holds {what}; checkpoints are regular files")
         long_name, pax = "", {}
     raise ReadError(file.path, f"a tar of more than {MAX_MEMBERS} members")
@@ -134,7 +142,7 @@ def _octal(field: bytes) -> int:
 def _size(file: File, header: bytes, pax: dict[str, str]) -> int:
     if "size" in pax and header[156:157] not in b"Lxg":
         if not pax["size"].isdecimal() or len(pax["size"]) > 20:
-            raise ReadError(file.path, f"a member of the tar has {told(pax['size'])} bytes")
+            raise ReadError(file.path, f"a member of the tar has {describe_for_error(pax['size'])} bytes")
         return int(pax["size"])
     field = header[124:136]
     # GNU's base-256 form of a number that has no room: the first bit says so.
@@ -168,5 +176,7 @@ def _name(header: bytes) -> str:
 def _checked_name(file: File, name: str) -> str:
     plain = name.removeprefix("./")
     if not plain or "\0" in plain or plain.startswith("/") or not {"", ".", ".."}.isdisjoint(plain.split("/")):
-        raise ReadError(file.path, f"a member of the tar is called {told(name)}, which is no plain relative name")
+        raise ReadError(
+            file.path, f"a member of the tar is called {describe_for_error(name)}, which is no plain relative name"
+        )
     return plain

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ckptools.dtypes import ITEMSIZE, QUANTIZED
 from ckptools.model.regions import Box, Ints
 from ckptools.model.tensor import Shard, Source, Tensor, TensorKind
-from ckptools.model.told import told
-from ckptools.model.values import Global, NumpyArray, Opaque
+from ckptools.model.values import Global, NumpyArray, Opaque, describe_for_error
 from ckptools.pickles import dtensor, sharded
 from ckptools.pickles.rebuild import MAX_NDIM, Storage, dtype_of, rebuilds
 
@@ -40,7 +39,7 @@ def ints(value: Any, what: str) -> Ints:
     """
     ok = isinstance(value, (list, tuple)) and len(value) <= MAX_NDIM
     if not ok or not all(type(n) is int and 0 <= n < 1 << 63 for n in value):
-        raise ValueError(f"the {what} of a tensor are {told(value)}")
+        raise ValueError(f"the {what} of a tensor are {describe_for_error(value)}")
     return tuple(value)
 
 
@@ -57,7 +56,7 @@ def _rebuild_tensor(m: Machine, args: Args) -> Any:
         return None
     tensor = plain(m, storage, offset, size, stride, dtype)
     if rest and isinstance(rest[0], dict) and any(rest[0].values()):
-        bits = ", ".join(told(k).strip("'") for k, v in islice(rest[0].items(), 4) if v)
+        bits = ", ".join(describe_for_error(k).strip("'") for k, v in islice(rest[0].items(), 4) if v)
         tensor = replace(tensor, kind="unreadable", note=f"a lazy view ({bits}) whose values are not what is stored")
     return replace(tensor, requires_grad=True) if requires_grad is True else tensor
 
@@ -76,7 +75,10 @@ def plain(m: Machine, storage: Storage, offset: Any, size: Any, stride: Any, dty
     room = storage.numel * ITEMSIZE[storage.dtype] // width
     last = start + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
     if prod(shape) and last >= room:
-        raise ValueError(f"a tensor reads element {told(last)} of storage {told(storage.key)}, which has {room}")
+        raise ValueError(
+            f"a tensor reads element {describe_for_error(last)} of storage "
+            f"{describe_for_error(storage.key)}, which has {room}"
+        )
     if dtype in QUANTIZED:
         return Tensor(shape, dtype, (), "quantized", note=WHY_NOT["quantized"])
     if m.locate is None:

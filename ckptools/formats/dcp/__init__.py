@@ -25,7 +25,7 @@ from ckptools.formats.shared.file_status import fault, was_read
 from ckptools.model.checkpoint import Checkpoint, ReadCost
 from ckptools.model.problems import Problem, worst_first
 from ckptools.model.records import Fact
-from ckptools.model.told import told
+from ckptools.model.values import describe_for_error
 from ckptools.pickles.reader import Saved
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import find_step
@@ -94,7 +94,7 @@ def _with_companion(found: Folder, options: Options) -> tuple[dict[str, Any], Sa
     if not isinstance(saved.tree, dict):
         return found.tree, saved, [Problem("CK007", "warning", f"{COMPANION} holds a {type(saved.tree).__name__}")]
     both = [k for k in saved.tree if k in found.tree]
-    text = f"{told(both[:8])} are in {COMPANION} and in the DCP itself; the DCP's are taken"
+    text = f"{describe_for_error(both[:8])} are in {COMPANION} and in the DCP itself; the DCP's are taken"
     return (
         {**found.tree, **{k: v for k, v in saved.tree.items() if k not in both}},
         saved,

@@ -22,7 +22,7 @@ from ckptools.files.file_type import content_of, head_of
 from ckptools.files.opening import File, Window
 from ckptools.files.safetensors_header import Header
 from ckptools.model.tensor import Item, Shard, Source
-from ckptools.model.told import told
+from ckptools.model.values import describe_for_error
 from ckptools.pickles.machine import Machine
 from ckptools.pickles.reader import load_checked, read_archive
 from ckptools.tensor_io.dcp_items import Held, Locator
@@ -132,7 +132,9 @@ class Items:
             machine = Machine(window.read(0, window.size))
             value = load_checked(machine, window.path, f"object at byte {window.start}")
         else:
-            raise ReadError(window.path, f"object at byte {window.start}: begins with {told(head[:4])}, so no pickle")
+            raise ReadError(
+                window.path, f"object at byte {window.start}: begins with {describe_for_error(head[:4])}, so no pickle"
+            )
         self.names |= dict.fromkeys(g.dotted for g in machine.globals.values())
         return value
 
@@ -158,7 +160,7 @@ class Items:
         assert shard.item is not None
         header, offsets = self._header(file, shard.item.offset)
         entry, dtype, box = header.tensors.get(fqn), shard.item.dtype, shard.box
-        where = f"{told(fqn)} in the safetensors at byte {shard.item.offset}"
+        where = f"{describe_for_error(fqn)} in the safetensors at byte {shard.item.offset}"
         if entry is None:
             raise ReadError(file.path, f"{where}: is not in its header; damaged or stale")
         if (entry.dtype, entry.shape) != (dtype, box.sizes):
@@ -167,7 +169,7 @@ class Items:
         said = offsets.get(fqn)
         said = said.get("saved_offsets") if isinstance(said, dict) else None
         if said is not None and said != list(box.offsets):
-            text = f"holds the piece at {told(said)}, expected the one at {list(box.offsets)}"
+            text = f"holds the piece at {describe_for_error(said)}, expected the one at {list(box.offsets)}"
             raise ReadError(file.path, f"{where}: {text}")
         return safetensors_header.source_of(file, fqn, entry)
 

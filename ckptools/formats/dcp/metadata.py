@@ -24,9 +24,8 @@ from ckptools.files.compressed import has_zstd
 from ckptools.files.compressed_items import is_zstd
 from ckptools.files.opening import File
 from ckptools.model.regions import Box, Ints
-from ckptools.model.told import told
 from ckptools.model.tree import KeyPath
-from ckptools.model.values import Global, Opaque, TorchName
+from ckptools.model.values import Global, Opaque, TorchName, describe_for_error
 from ckptools.pickles.chunk_runs import ChunkReader, ChunkRecord, IndexRecord, PlaceRecord
 from ckptools.pickles.machine import Machine
 from ckptools.pickles.reader import load_checked
@@ -67,7 +66,7 @@ class Stored:
             return ""
         if self.zstd:
             return "compressed by zstd when it was saved; to read it: pip install 'ckptools[compressed]'"
-        how = ", ".join(told(t).strip("'") for t in self.transforms[:4])
+        how = ", ".join(describe_for_error(t).strip("'") for t in self.transforms[:4])
         return f"went through {how} when it was saved, which ckptools does not undo; save it again without"
 
 
@@ -150,7 +149,7 @@ class _Reading:
         self.path = path
         if class_of(tree) != "Metadata":
             what = tree.name if isinstance(tree, Opaque) else f"a {type(tree).__name__}"
-            raise ReadError(path, f"holds {told(what)}; expected torch.distributed.checkpoint's Metadata")
+            raise ReadError(path, f"holds {describe_for_error(what)}; expected torch.distributed.checkpoint's Metadata")
         self.fields = attributes(tree)
         self.twice: set[tuple[str, Ints | None]] = set()
         self.files: dict[str, str] = {}
@@ -163,7 +162,8 @@ class _Reading:
         unknown = next((fqn for fqn in entries if fqn not in tensors and class_of(entries[fqn]) != BYTES), None)
         if unknown is not None:
             raise self._bad(
-                f"{told(unknown)} is {told_class(entries[unknown])}; expected a tensor's or bytes' metadata"
+                f"{describe_for_error(unknown)} is {told_class(entries[unknown])}; "
+                f"expected a tensor's or bytes' metadata"
             )
         return Metadata(
             path=self.path,
@@ -198,7 +198,7 @@ class _Reading:
         shape = self._ints(fields.get("size"), fqn, "size")
         chunks = fields.get("chunks")
         if not isinstance(chunks, list):
-            raise self._bad(f"{told(fqn)} has {told_class(chunks)} for its list of chunks")
+            raise self._bad(f"{describe_for_error(fqn)} has {told_class(chunks)} for its list of chunks")
         boxes = dict.fromkeys(self._box(fqn, chunk, len(shape)) for chunk in chunks)
         said = dtype.dotted if isinstance(dtype, Global) else told_class(dtype)
         return Described(dtype_of(dtype), said, layout, shape, tuple(boxes), grad)
@@ -215,12 +215,15 @@ class _Reading:
         offsets = self._ints(given[0], fqn, "offsets of a chunk")
         sizes = self._ints(given[1], fqn, "sizes of a chunk")
         if not len(offsets) == len(sizes) == ndim:
-            raise self._bad(f"{told(fqn)} has {ndim} dimensions and a chunk at {told(offsets)} of {told(sizes)}")
+            raise self._bad(
+                f"{describe_for_error(fqn)} has {ndim} dimensions and a chunk at "
+                f"{describe_for_error(offsets)} of {describe_for_error(sizes)}"
+            )
         return Box(offsets, sizes)
 
     def _ints(self, value: Any, fqn: str, what: str) -> Ints:
         if not isinstance(value, (tuple, list)) or not all(type(n) is int and 0 <= n < 1 << 63 for n in value):
-            raise self._bad(f"{told(fqn)}: {what} {told(value)}")
+            raise self._bad(f"{describe_for_error(fqn)}: {what} {describe_for_error(value)}")
         return tuple(value)
 
     def _stored(self) -> Iterator[tuple[tuple[str, Ints | None], Stored]]:
@@ -231,7 +234,7 @@ class _Reading:
         for index, info in listed.items():
             fqn, offset = _index(index)
             if not isinstance(fqn, str):
-                raise self._bad(f"an item's name is {told(fqn)}")
+                raise self._bad(f"an item's name is {describe_for_error(fqn)}")
             key = (fqn, None if offset is None else self._ints(offset, fqn, "offset of a chunk"))
             stored = self._where(fqn, info)
             if seen.setdefault(key, stored) != stored:
@@ -242,13 +245,16 @@ class _Reading:
         if isinstance(info, PlaceRecord) and info.offset >= 0 and info.length >= 0:
             return Stored(self._inside(fqn, info.file), info.offset, info.length)
         if isinstance(info, PlaceRecord):
-            raise self._bad(f"{told(fqn)}: offset and length of an item {told((info.offset, info.length))}")
+            raise self._bad(
+                f"{describe_for_error(fqn)}: offset and length of an item "
+                f"{describe_for_error((info.offset, info.length))}"
+            )
         fields = attributes(info)
         file, offset, length = fields.get("relative_path"), fields.get("offset"), fields.get("length")
         offset, length = self._ints((offset, length), fqn, "offset and length of an item")
         transforms = fields.get("transform_descriptors") or ()
         if not isinstance(transforms, (list, tuple)) or not all(isinstance(t, str) for t in transforms):
-            raise self._bad(f"{told(fqn)}: transform descriptors {told(transforms)}")
+            raise self._bad(f"{describe_for_error(fqn)}: transform descriptors {describe_for_error(transforms)}")
         return Stored(self._inside(fqn, file), offset, length, tuple(transforms))
 
     def _inside(self, fqn: str, file: Any) -> str:
@@ -256,7 +262,10 @@ class _Reading:
         if known is not None:
             return known
         if not isinstance(file, str) or not is_plain_path(file):
-            raise UnsafePathError(self.path, f"{told(fqn)} lies in {told(file)}, which names no file in this folder")
+            raise UnsafePathError(
+                self.path,
+                f"{describe_for_error(fqn)} lies in {describe_for_error(file)}, which names no file in this folder",
+            )
         return self.files.setdefault(file, file)
 
     def _paths(self) -> dict[str, KeyPath] | None:
@@ -265,7 +274,10 @@ class _Reading:
             return None
         for fqn, path in data.items():
             if not isinstance(path, (tuple, list)) or not path or not all(type(k) in (str, int) for k in path):
-                raise self._bad(f"planner data of {told(fqn)}: {told(path)}; expected a path of names and indices")
+                raise self._bad(
+                    f"planner data of {describe_for_error(fqn)}: {describe_for_error(path)}; "
+                    f"expected a path of names and indices"
+                )
         return {fqn: tuple(path) for fqn, path in data.items()}
 
 
@@ -287,7 +299,7 @@ def class_of(value: Any) -> str:
 
 def told_class(value: Any) -> str:
     """What a value is, for a message."""
-    return told(value.name) if isinstance(value, Opaque) else told(value)
+    return describe_for_error(value.name) if isinstance(value, Opaque) else describe_for_error(value)
 
 
 def is_plain_path(text: str) -> bool:

@@ -24,8 +24,7 @@ from ckptools.formats.dcp.metadata import Described, Metadata, Stored
 from ckptools.model.problems import Problem
 from ckptools.model.regions import Box, TangledLayoutError, cover
 from ckptools.model.tensor import Item, Shard, Tensor, TensorKind, in_rank_order
-from ckptools.model.told import told
-from ckptools.model.values import Opaque
+from ckptools.model.values import Opaque, describe_for_error
 from ckptools.pickles.tensors import WHY_NOT
 from ckptools.tensor_io.dcp_items import packed
 from ckptools.text import few
@@ -143,9 +142,10 @@ def _refuse_shared_places(found: Mapping[str, _Found]) -> None:
     for before, after in pairwise(placed):
         if before[0] == after[0] and after[1] < before[2]:
             for fqn, other in ((before[3], after), (after[3], before)):
-                found[
-                    fqn
-                ].bad = f"an item of it shares bytes with one of {told(other[3])}, at {other[1]} of {other[0].name}"
+                found[fqn].bad = (
+                    f"an item of it shares bytes with one of {describe_for_error(other[3])}, "
+                    f"at {other[1]} of {other[0].name}"
+                )
 
 
 def _out_of_place(found: Mapping[str, _Found], items: Items) -> set[Place]:

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ckptools.model.told import told
 from ckptools.model.tree import KeyPath
+from ckptools.model.values import describe_for_error
 from ckptools.training_state.sections import is_optimizer
 
 MAX_PATH = 100
@@ -41,15 +41,19 @@ def nest(leaves: Iterable[tuple[str, Any]], paths: Mapping[str, KeyPath]) -> tup
     for fqn, leaf in leaves:
         path = paths.get(fqn, (fqn,))
         if len(path) > MAX_PATH:
-            raise ContradictionError(f"{told(fqn)} lies {len(path)} levels deep")
+            raise ContradictionError(f"{describe_for_error(fqn)} lies {len(path)} levels deep")
         *above, last = path
         node: Any = root
         for key in above:
             node = node.setdefault(key, _Node())
             if not isinstance(node, _Node):
-                raise ContradictionError(f"{told(fqn)} lies inside of another value, at {told(path)}")
+                raise ContradictionError(
+                    f"{describe_for_error(fqn)} lies inside of another value, at {describe_for_error(path)}"
+                )
         if last in node:
-            raise ContradictionError(f"{told(fqn)} lies where another value is, at {told(path)}")
+            raise ContradictionError(
+                f"{describe_for_error(fqn)} lies where another value is, at {describe_for_error(path)}"
+            )
         node[last] = leaf
     holes = [0]
     return {key: _settled(value, holes) for key, value in root.items()}, holes[0]
@@ -63,17 +67,17 @@ def _settled(node: Any, holes: list[int]) -> Any:
     if all(type(key) is int for key in children):
         return _list(children, holes)
     if any(type(key) is int for key in children):
-        raise ContradictionError(f"{told(next(iter(children)))} and an index are keys of one container")
+        raise ContradictionError(f"{describe_for_error(next(iter(children)))} and an index are keys of one container")
     return _numbered(children) if is_optimizer(children) else children
 
 
 def _list(children: dict[int, Any], holes: list[int]) -> list[Any]:
     if min(children) < 0:
-        raise ContradictionError(f"a place {told(min(children))} in a list")
+        raise ContradictionError(f"a place {describe_for_error(min(children))} in a list")
     size = max(children) + 1
     holes[0] += size - len(children)
     if holes[0] > MAX_HOLES:
-        raise ContradictionError(f"a list of {told(size)} places for {len(children)} values")
+        raise ContradictionError(f"a list of {describe_for_error(size)} places for {len(children)} values")
     values: list[Any] = [None] * size
     for index, child in children.items():
         values[index] = child

@@ -23,7 +23,7 @@ from typing import Literal
 from ckptools.errors import ReadError, UnsafePathError
 from ckptools.files.opening import File, check_stays_inside, reading
 from ckptools.formats.shared.several import several
-from ckptools.model.told import told
+from ckptools.model.values import describe_for_error
 
 Part = Literal["model", "optim", "layer", "expert", "expert optim"]
 
@@ -156,14 +156,18 @@ def _pointed(pointer: Path, follow_symlinks: bool) -> Path:
         check_stays_inside(pointer, pointer.parent)
     tag = _said(pointer)
     if tag != Path(tag).name or tag in ("", ".", "..") or set(tag) & set("\\\0"):
-        raise UnsafePathError(pointer, f"names the tag {told(tag)}, which is not the plain name of a folder beside it")
+        raise UnsafePathError(
+            pointer, f"names the tag {describe_for_error(tag)}, which is not the plain name of a folder beside it"
+        )
     folder = pointer.parent / tag
     if not follow_symlinks:
         check_stays_inside(folder, pointer.parent)
     if not folder.is_dir() or not is_tag_folder(folder):
         here = _listed(_tags(pointer.parent)) or "no other checkpoint"
         what = "holds no DeepSpeed files" if folder.is_dir() else "is not there"
-        raise ReadError(pointer, f"names the tag {told(tag)}, which {what}; here are {here}: name the one you mean")
+        raise ReadError(
+            pointer, f"names the tag {describe_for_error(tag)}, which {what}; here are {here}: name the one you mean"
+        )
     return folder
 
 

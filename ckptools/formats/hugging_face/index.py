@@ -19,7 +19,7 @@ from ckptools.errors import ReadError, UnsafePathError
 from ckptools.files.json_file import read_json
 from ckptools.model.problems import Problem
 from ckptools.model.tensor import Tensor
-from ckptools.model.told import told
+from ckptools.model.values import describe_for_error
 from ckptools.training_state.sections import storage_identity
 
 MAX_NAMED = 3
@@ -59,7 +59,7 @@ def read_index(path: Path) -> Index:
         raise ReadError(path, "expected a `weight_map` of tensor names to file names; no index of a model")
     for name in sorted(set(weight_map.values())):
         if not is_plain_name(name):
-            raise UnsafePathError(path, f"names the file {told(name)}; only files beside it are read")
+            raise UnsafePathError(path, f"names the file {describe_for_error(name)}; only files beside it are read")
     return Index(path, weight_map, _total_size(found.get("metadata")))
 
 
@@ -102,7 +102,7 @@ def _why_lacking(index: Index, name: str, held: Mapping[str, Any]) -> str:
 
 
 def _some(names: list[str]) -> str:
-    listed = ", ".join(told(name) for name in names[:MAX_NAMED])
+    listed = ", ".join(describe_for_error(name) for name in names[:MAX_NAMED])
     return f"{len(names)} tensor{'' if len(names) == 1 else 's'} ({listed}{', …' if len(names) > MAX_NAMED else ''})"
 
 

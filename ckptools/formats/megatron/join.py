@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from ckptools.formats.megatron.rules import Rule
 from ckptools.model.regions import Box, Ints
 from ckptools.model.tensor import Shard, Source, Tensor
-from ckptools.model.told import told
+from ckptools.model.values import describe_for_error
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def _check_alike(pieces: Sequence[Piece], first: Tensor) -> None:
 
 
 def _joined_shape(shape: Ints, rule: Rule, ranks: int) -> Ints:
-    says = f"rule {told(rule.given)} says" if rule.given else "expected"
+    says = f"rule {describe_for_error(rule.given)} says" if rule.given else "expected"
     if rule.dim is None or rule.dim >= len(shape):
         raise UnlikeError(f"{says} dim {rule.dim}, but it has {len(shape)} dimensions")
     if shape[rule.dim] % rule.halves:

@@ -26,9 +26,8 @@ from ckptools.formats.megatron.rules import REPLICATED
 from ckptools.formats.shared.merge import Merge
 from ckptools.model.problems import Problem
 from ckptools.model.tensor import Tensor
-from ckptools.model.told import told
 from ckptools.model.tree import KeyPath, fqn_of, tensors_in
-from ckptools.model.values import Opaque
+from ckptools.model.values import Opaque, describe_for_error
 from ckptools.training_state.optimizer_names import name_parameters
 
 MASTER = "fp32_param"
@@ -249,7 +248,7 @@ def _ids(group: Mapping[str, Any]) -> list[Any]:
 
 def words(path: KeyPath) -> str:
     """A key path for people, also where a pair of dtypes is a key."""
-    return fqn_of(tuple(told(k.state) if isinstance(k, Opaque) else k for k in path))
+    return fqn_of(tuple(describe_for_error(k.state) if isinstance(k, Opaque) else k for k in path))
 
 
 def masters_of(tree: Any) -> dict[str, Tensor]:

@@ -26,7 +26,7 @@ from typing import Any
 from ckptools.errors import UsageError
 from ckptools.files.json_file import read_json
 from ckptools.model.tensor import Tensor
-from ckptools.model.told import told
+from ckptools.model.values import describe_for_error
 
 NO_RULE = "no rule says how its tensor-parallel pieces are joined; give one with --rules FILE"
 MAX_DIM = 8
@@ -147,6 +147,6 @@ def _rule(path: Path, pattern: str, value: Any) -> Rule:
     dim, halves = told_keys.get("dim"), told_keys.get("halves", 1)
     whole = type(dim) is int and 0 <= dim < MAX_DIM and type(halves) is int and 1 <= halves <= MAX_HALVES
     if not whole or set(told_keys) - {"dim", "halves"}:
-        text = f'{told(pattern)}: expected "replicated", {{"dim": 0}} or {{"dim": 0, "halves": 2}}'
+        text = f'{describe_for_error(pattern)}: expected "replicated", {{"dim": 0}} or {{"dim": 0, "halves": 2}}'
         raise UsageError(path, text)
     return Rule(dim, halves, pattern)

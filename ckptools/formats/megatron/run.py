@@ -15,7 +15,7 @@ from ckptools.errors import ReadError
 from ckptools.files.opening import check_stays_inside, reading
 from ckptools.formats.shared.several import several
 from ckptools.formats.shared.trackers import text_of
-from ckptools.model.told import told
+from ckptools.model.values import describe_for_error
 
 TRACKER = "latest_checkpointed_iteration.txt"
 ITERATION = re.compile(r"iter_\d{1,12}")
@@ -60,7 +60,7 @@ def _tracked(path: Path) -> Path:
     text = _tracker_text(path)
     named = _folder(path, text)
     if named is None:
-        raise ReadError(path / TRACKER, f"holds {told(text)}; expected a plain number or release")
+        raise ReadError(path / TRACKER, f"holds {describe_for_error(text)}; expected a plain number or release")
     if not named.is_dir():
         raise ReadError(path / TRACKER, f"names {named.name}, which is not here; open one of the folders beside it")
     return named

@@ -43,8 +43,8 @@ from ckptools.model.checkpoint import Checkpoint, ReadCost
 from ckptools.model.problems import Problem, worst_first
 from ckptools.model.records import Fact, RankFile
 from ckptools.model.tensor import Rounded
-from ckptools.model.told import told
 from ckptools.model.tree import tensors_in
+from ckptools.model.values import describe_for_error
 from ckptools.pickles.reader import Saved
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import find_step
@@ -149,7 +149,10 @@ def _config(folder: Path, options: Options) -> Mapping[str, Any]:
     config = read_json(folder / CONFIG)
     backend = config.get("sharded_backend") if isinstance(config, dict) else None
     if backend != TORCH_DIST:
-        text = f"sharded_backend is {told(backend)}, which is not read; save it again with --ckpt-format {TORCH_DIST}"
+        text = (
+            f"sharded_backend is {describe_for_error(backend)}, which is not read; "
+            f"save it again with --ckpt-format {TORCH_DIST}"
+        )
         raise ReadError(folder / CONFIG, text)
     return dict(config)
 

@@ -30,8 +30,8 @@ from ckptools.formats.megatron.rules import FC1
 from ckptools.formats.shared import flat_runs
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Shard, Tensor
-from ckptools.model.told import told
 from ckptools.model.tree import tensors_in
+from ckptools.model.values import describe_for_error
 
 KEY = re.compile(
     r"(?:chained_0\.)?optimizer\.distributed\.dp_group_idx_(?P<group>\d{1,6})\.gbuf_idx_(?P<buffer>\d{1,4})\."
@@ -115,7 +115,10 @@ def join(buffers: Mapping[str, Any], weights: Mapping[str, Tensor]) -> dict[str,
                     state.setdefault(name, {}).setdefault(slot, []).append(tensor)
     absent = [name for name in weights if name not in state]
     if absent:
-        raise UnjoinedError(f"no bucket is for {told(weights[absent[0]].dtype)}, which {told(absent[0])} has")
+        raise UnjoinedError(
+            f"no bucket is for {describe_for_error(weights[absent[0]].dtype)}, "
+            f"which {describe_for_error(absent[0])} has"
+        )
     return {name: {slot: _whole(weights[name], parts) for slot, parts in state[name].items()} for name in weights}
 
 
@@ -131,10 +134,12 @@ def _by_group(buffers: Mapping[str, Any]) -> dict[tuple[int, str], list[Bucket]]
             continue
         key = KEY.fullmatch(name)
         if key is None or not isinstance(value, Tensor):
-            raise UnjoinedError(f"{told(name)} is no bucket of dp_reshardable")
+            raise UnjoinedError(f"{describe_for_error(name)} is no bucket of dp_reshardable")
         at = int(key["group"]), key["dtype"]
         if places.setdefault(at, key["buffer"]) != key["buffer"]:
-            raise UnjoinedError(f"group {at[0]} has several buffers of {told(at[1])}: several parts of a model")
+            raise UnjoinedError(
+                f"group {at[0]} has several buffers of {describe_for_error(at[1])}: several parts of a model"
+            )
         found.setdefault(at, {}).setdefault(int(key["bucket"]), {})[key["slot"]] = value
     if len({tuple(sorted(dtype for g, dtype in found if g == group)) for group, _ in found}) != 1:
         raise UnjoinedError("its groups do not have buckets of the same dtypes")
@@ -176,12 +181,12 @@ def _piece(name: str, tensor: Tensor, mine: set[int], everyone: set[int]) -> tup
     if set(boxes) == {Box.whole(tensor.shape)}:
         return tuple(boxes)
     if not set(boxes.values()) <= everyone:
-        raise UnjoinedError(f"a piece of {told(name)} was written by a rank that wrote no bucket")
+        raise UnjoinedError(f"a piece of {describe_for_error(name)} was written by a rank that wrote no bucket")
     own = sorted((box for box, rank in boxes.items() if rank in mine), key=lambda b: b.offsets)
     # A gated layer is two blocks of rows on every rank.
     gated = len(own) == 2 and FC1.fullmatch(name) is not None and own[0].sizes == own[1].sizes
     if len(own) != 1 and not gated:
-        raise UnjoinedError(f"its ranks have {len(own)} pieces of {told(name)}")
+        raise UnjoinedError(f"its ranks have {len(own)} pieces of {describe_for_error(name)}")
     return tuple(own)
 
 
@@ -214,7 +219,7 @@ def _rank_of(name: str, of_layer: Sequence[str]) -> tuple[int, int, int]:
         return 1, int(layer["layer"]), of_layer.index(layer["rest"])
     if name in _AFTER:
         return 2, 0, _AFTER.index(name)
-    raise UnjoinedError(f"nothing says where {told(name)} comes in the order of parameters")
+    raise UnjoinedError(f"nothing says where {describe_for_error(name)} comes in the order of parameters")
 
 
 def _laid(order: Sequence[str], pieces: Pieces, buckets: Sequence[Bucket]) -> list[Place]:
@@ -226,7 +231,9 @@ def _laid(order: Sequence[str], pieces: Pieces, buckets: Sequence[Bucket]) -> li
         start = -(-at // ALIGNMENT) * ALIGNMENT
         at = start + sum(box.numel for box in pieces[name])
         if bucket == len(lengths) or at > lengths[bucket]:
-            raise UnjoinedError(f"the lengths of its buckets are not those of its parameters, from {told(name)} on")
+            raise UnjoinedError(
+                f"the lengths of its buckets are not those of its parameters, from {describe_for_error(name)} on"
+            )
         places.append(Place(name, bucket, start, at))
         if at == lengths[bucket]:
             bucket, at = bucket + 1, 0

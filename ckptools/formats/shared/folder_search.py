@@ -22,8 +22,8 @@ from ckptools.formats.shared.companions import is_companion
 from ckptools.formats.shared.rank_names import COMPRESSED
 from ckptools.formats.shared.several import listed, several
 from ckptools.formats.shared.trackers import tracker_in
-from ckptools.model.told import told
 from ckptools.model.tree import tensors_in
+from ckptools.model.values import describe_for_error
 from ckptools.pickles import reader
 
 SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".tar", ".tgz")
@@ -125,7 +125,10 @@ def find(folder: Path, formats: Sequence[Format], follow_symlinks: bool = False)
     found = search.at(tracker.target) if tracker.target else []
     if tracker.target is None or not found:
         here = listed(folder, search.below(folder))
-        why = tracker.why or f"names {told(tracker.target and tracker.target.name)}, which holds no checkpoint"
+        why = (
+            tracker.why
+            or f"names {describe_for_error(tracker.target and tracker.target.name)}, which holds no checkpoint"
+        )
         raise ReadError(tracker.path, f"{why}; {here or 'and no other checkpoint is here'}")
     return _one_of(tracker.target, found)
 

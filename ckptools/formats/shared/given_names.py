@@ -21,7 +21,7 @@ from ckptools.files.json_file import read_json
 from ckptools.formats.shared import shapes
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.tensor import Tensor
-from ckptools.model.told import told
+from ckptools.model.values import describe_for_error
 from ckptools.training_state.given_names import GivenNames
 from ckptools.training_state.module_order import believed
 from ckptools.training_state.optimizer_names import group_ids
@@ -71,10 +71,12 @@ def _listed(content: Any, path: Path | None) -> tuple[tuple[str, ...], ...]:
     names = [name for group in groups for name in group]
     stranger = next((name for name in names if not isinstance(name, str) or not name), None)
     if stranger is not None or not names:
-        raise UsageError(path, f"no list of names: expected text, found {told(stranger) if names else 'nothing'}")
+        raise UsageError(
+            path, f"no list of names: expected text, found {describe_for_error(stranger) if names else 'nothing'}"
+        )
     twice, times = Counter(names).most_common(1)[0]
     if times > 1:
-        raise UsageError(path, f"{told(twice)} is listed {times} times; each number is one parameter")
+        raise UsageError(path, f"{describe_for_error(twice)} is listed {times} times; each number is one parameter")
     return tuple(tuple(group) for group in groups)
 
 

@@ -20,7 +20,7 @@ from ckptools.files.opening import reading
 from ckptools.formats.options import Options
 from ckptools.formats.shared.rank_checks import UNNAMED
 from ckptools.formats.shared.rank_names import RankName, only_group, parse, siblings
-from ckptools.model.told import told
+from ckptools.model.values import describe_for_error
 
 NUMBER = re.compile(r"\d+")
 HOLDER = re.compile(r"\{(rank|world)\}")
@@ -106,7 +106,7 @@ def fitting(folder: Path, pattern: str, follow_symlinks: bool) -> list[RankName]
         paths = sorted(islice((p for p in folder.glob(anything) if p.is_file()), MAX_FILES))
     found = [(p, m) for p in paths if (m := expression.fullmatch(p.relative_to(folder).as_posix()))]
     if not found:
-        raise ReadError(folder, f"no file fits --ranks {told(pattern)}{_here(folder)}")
+        raise ReadError(folder, f"no file fits --ranks {describe_for_error(pattern)}{_here(folder)}")
     if not follow_symlinks:
         _check_inside((p for p, _ in found), folder)
     return _from_zero([_fitted(folder, pattern, p, m) for p, m in found])
@@ -118,7 +118,7 @@ def _check_pattern(folder: Path, pattern: str) -> None:
     inside = not Path(pattern).is_absolute() and ".." not in Path(pattern).parts and "\0" not in pattern
     if "{rank}" not in pattern or not inside:
         text = "expected a name in the folder with {rank} in it, such as 'model-{rank}-of-{world}.pt'"
-        raise UsageError(None, f"--ranks {told(pattern)}: {text}")
+        raise UsageError(None, f"--ranks {describe_for_error(pattern)}: {text}")
 
 
 def _expressions(pattern: str) -> Iterable[str]:
@@ -135,7 +135,9 @@ def _expressions(pattern: str) -> Iterable[str]:
 def _here(folder: Path) -> str:
     with reading(folder):
         names = sorted(p.name for p in islice(folder.iterdir(), 100))
-    return f"; here are {', '.join(map(told, names[:6]))}{', …' if len(names) > 6 else ''}" if names else ""
+    return (
+        f"; here are {', '.join(map(describe_for_error, names[:6]))}{', …' if len(names) > 6 else ''}" if names else ""
+    )
 
 
 def _check_inside(paths: Iterable[Path], folder: Path) -> None:

@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 
 from ckptools.errors import SeveralError
-from ckptools.model.told import told
+from ckptools.model.values import describe_for_error
 from ckptools.text import few
 from ckptools.training_state.steps import step_in
 
@@ -70,4 +70,4 @@ def _times(path: Path) -> Iterator[float]:
 def _shown(path: Path, folder: Path) -> str:
     """A name as it is typed behind the folder; one that would forge a line is quoted."""
     name = str(path.relative_to(folder))
-    return name if name.isprintable() and len(name) < 200 else told(name)
+    return name if name.isprintable() and len(name) < 200 else describe_for_error(name)

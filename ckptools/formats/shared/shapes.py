@@ -21,7 +21,7 @@ from ckptools.errors import ReadError, UsageError
 from ckptools.files.json_file import read_json
 from ckptools.model.regions import Ints
 from ckptools.model.tensor import Tensor
-from ckptools.model.told import told
+from ckptools.model.values import describe_for_error
 from ckptools.training_state.module_order import ModuleOrder, believed
 from ckptools.training_state.sections import storage_identity
 
@@ -97,7 +97,9 @@ def ties(tensors: Mapping[str, Tensor]) -> dict[str, str]:
 def _from_json(path: Path) -> Shapes:
     found = read_json(path)
     if not isinstance(found, dict) or not found:
-        raise ReadError(path, f"no JSON of name to shape: expected an object of names, found {told(found)}")
+        raise ReadError(
+            path, f"no JSON of name to shape: expected an object of names, found {describe_for_error(found)}"
+        )
     shapes: dict[str, Ints] = {}
     tied: dict[str, str] = {}
     for name, value in found.items():
@@ -109,7 +111,8 @@ def _from_json(path: Path) -> Shapes:
         else:
             raise ReadError(
                 path,
-                f"{told(name)}: expected a list of sizes, or the earlier name that it is tied to; found {told(value)}",
+                f"{describe_for_error(name)}: expected a list of sizes, "
+                f"or the earlier name that it is tied to; found {describe_for_error(value)}",
             )
     return Shapes(str(path), shapes, tied, WRITTEN)
 

@@ -20,7 +20,7 @@ from itertools import islice
 from pathlib import Path
 
 from ckptools.files.opening import File, check_stays_inside, reading
-from ckptools.model.told import told
+from ckptools.model.values import describe_for_error
 from ckptools.training_state.steps import step_in
 
 FILES = ("latest", "latest_checkpointed_iteration.txt", "last_checkpoint")
@@ -77,7 +77,9 @@ def text_of(path: Path) -> str:
 def _named(tracker: Path, text: str) -> Tracker:
     """What the text of a tracker leads to: an entry beside it of that name, or of that step where it is a number."""
     if text != Path(text).name or text in ("", ".", "..") or set(text) & set("\\\0"):
-        return Tracker(tracker, None, f"names {told(text)}, which is not the plain name of something beside it")
+        return Tracker(
+            tracker, None, f"names {describe_for_error(text)}, which is not the plain name of something beside it"
+        )
     entry = tracker.parent / text
     if entry != tracker and os.path.lexists(entry):
         return Tracker(tracker, entry)
@@ -85,7 +87,7 @@ def _named(tracker: Path, text: str) -> Tracker:
         numbered = [p for p in _entries(tracker.parent) if step_in(p.name) == int(text)]
         if len(numbered) == 1:
             return Tracker(tracker, numbered[0])
-    return Tracker(tracker, None, f"names {told(text)}, which is not here")
+    return Tracker(tracker, None, f"names {describe_for_error(text)}, which is not here")
 
 
 def _linked(folder: Path) -> Iterator[tuple[Path, Path]]:
