@@ -12,6 +12,7 @@ Importing this imports neither torch nor numpy.
 
 from __future__ import annotations
 
+from ckptools._version import __version__ as __version__
 from ckptools.checks import verify
 from ckptools.consolidate import consolidate
 from ckptools.errors import CkptoolsError
@@ -21,8 +22,6 @@ from ckptools.model.problems import Problem
 from ckptools.model.tensor import Shard, Tensor
 from ckptools.model.values import Opaque
 from ckptools.torch_engine.offline import load_shard, offline
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Checkpoint",

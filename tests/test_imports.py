@@ -20,7 +20,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # From the bottom up: a file imports nothing from the layers above it, at the top of the file.
 LAYERS = (
-    ("errors", "dtypes", "text"),
+    ("errors", "dtypes", "text", "_version"),
     ("model", "files", "pickles", "tensor_io", "training_state", "torch_engine"),
     ("formats",),
     ("consolidate", "views", "training", "checks"),

@@ -10,7 +10,6 @@ from typing import Any
 
 from ckptools.checks import copies, found_files, layout, records, state
 from ckptools.checks.results import attempt, judged, skipped, unreadable, without
-from ckptools.consolidate import rounding
 from ckptools.errors import NotWholeError, ReadError, UsageError
 from ckptools.files.opening import OpenFiles
 from ckptools.formats import with_all_ranks
@@ -18,6 +17,7 @@ from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import PROBLEM_CODES, Problem
 from ckptools.model.verification import Check, Verification
 from ckptools.pickles.foreign_names import foreign_classes, foreign_problems, suspicious_names
+from ckptools.tensor_io import rounding
 from ckptools.tensor_io.records import Stored
 from ckptools.tensor_io.threads import in_threads
 from ckptools.text import plural
@@ -170,23 +170,22 @@ class _Reading:
 
     def manifest(self, ck: Checkpoint, path: Path) -> Check:
         """Digests of tensors and files, against those of a manifest."""
-        from ckptools.checks import digests
-        from ckptools.consolidate.manifest import read_manifest
+        from ckptools.checks import manifest as manifests
 
-        said = read_manifest(path)
-        tensors = dict(digests.whole_tensors(ck))
+        said = manifests.read_manifest(path)
+        tensors = dict(manifests.whole_tensors(ck))
 
         def tensor(name: str) -> list[Problem]:
             nbytes = tensors[name].nbytes if name in tensors else 0
             self.progress(nbytes, name)
             try:
-                return list(digests.of_tensor(name, said.tensors[name], tensors.get(name), self.files))
+                return list(manifests.of_tensor(name, said.tensors[name], tensors.get(name), self.files))
             except (ReadError, NotWholeError) as error:
                 return [unreadable(error, None, name)]
 
         def file(name: str) -> list[Problem]:
             try:
-                return list(digests.of_file(path, name, said.files[name]))
+                return list(manifests.of_file(path, name, said.files[name]))
             except ReadError as error:
                 return [unreadable(error, None, None)]
 

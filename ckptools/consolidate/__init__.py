@@ -127,7 +127,7 @@ def consolidate(
     from ckptools.consolidate.naming import output_of
     from ckptools.consolidate.output import check_not_among, check_space
     from ckptools.consolidate.publish import Proofs, Seen, write
-    from ckptools.consolidate.rounding import check as check_rounding
+    from ckptools.consolidate.shortfall import check_rounding
     from ckptools.consolidate.sources import compare
     from ckptools.consolidate.writers.layout import WriteOptions, beside
     from ckptools.files.opening import OpenFiles

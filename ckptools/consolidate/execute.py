@@ -14,10 +14,11 @@ from functools import partial
 from threading import Event, local
 
 from ckptools.consolidate.output import write_at
-from ckptools.consolidate.plan import Band, Copy, Job
+from ckptools.consolidate.plan import Job
 from ckptools.consolidate.source_records import Piece, SourceRecords
 from ckptools.errors import CkptoolsError, ReadError, WriteError
 from ckptools.files.opening import OpenFiles
+from ckptools.tensor_io.byte_plan import Band, Copy
 from ckptools.tensor_io.checksums import combine, crc32
 from ckptools.tensor_io.finite import has_odd
 from ckptools.tensor_io.records import CHUNK, pieces
@@ -139,7 +140,7 @@ class Executor:
 
     def _assemble(self, job: Job, band: Band) -> int:
         """Put a region together in memory, change its dtype if asked, write it; return its CRC-32."""
-        from ckptools.consolidate.assemble import assemble
+        from ckptools.tensor_io.assemble import assemble
 
         seen = None if self.records is None else partial(self.records.saw, job.fqn)
         data = assemble(job.tensor, band.box, job.dtype, self.files, seen)

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ckptools.consolidate.stream import tensor_bytes
 from ckptools.consolidate.writers.layout import Layout, ReadBack, ReadTensor
 from ckptools.errors import CkptoolsError, WriteError
 from ckptools.files.opening import OpenFiles
+from ckptools.tensor_io.stream import tensor_bytes
 from ckptools.tensor_io.threads import in_threads
 from ckptools.text import plural
 

@@ -1,11 +1,15 @@
-"""What a checkpoint lacks: which problems leave gaps, which tell of parts without any, and the line that says so."""
+"""What keeps a checkpoint from being written: which problems leave gaps, which tell of parts without any, values that
+contradict the layout that was found, and the line that says so.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from ckptools.errors import NotWholeError
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Problem
+from ckptools.tensor_io import rounding
 from ckptools.text import and_others, printable, spans
 from ckptools.training_state.rank_own import is_own
 from ckptools.training_state.sections import Section
@@ -54,6 +58,19 @@ def own_values_absent(checkpoint: Checkpoint, parts: Sequence[Section]) -> list[
         return []
     ranks = sorted({p.rank for p in lost if p.rank is not None})
     return [f"what rank {spans(ranks)} had for itself is lost: {printable(lost[0].message)}{and_others(len(lost) - 1)}"]
+
+
+def check_rounding(checkpoint: Checkpoint, part: str) -> None:
+    """Refuse to write what a layout that is contradicted by its values would give.
+
+    Raises:
+        NotWholeError: an fp32 copy does not round to its weight.
+    """
+    if part == "model" and getattr(checkpoint.options, "weights", "") == "module":
+        return
+    problems, _ = rounding.compare(checkpoint.rounded)
+    if problems:
+        raise NotWholeError(checkpoint.path, f"{problems[0]}{and_others(len(problems) - 1)}", problems)
 
 
 def summary(checkpoint: Checkpoint, problems: Sequence[Problem]) -> str:

@@ -9,6 +9,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ckptools._version import __version__
 from ckptools.model.problems import Problem
 from ckptools.model.records import Fact, RankFile
 from ckptools.model.tree import fqn_of
@@ -33,8 +34,6 @@ def report_json(report: Report, details: Sequence[Detail] = ()) -> str:
 
 
 def _report(report: Report, values: Jsonable) -> dict[str, Any]:
-    from ckptools import __version__
-
     return {
         "schema": SCHEMA,
         "tool": f"ckptools {__version__}",

@@ -62,7 +62,7 @@ def _reads(done: Consolidated) -> str:
 
 def copies(done: Consolidated) -> Iterator[str]:
     """Every copy of the plan: tensor, from which file and offset, to which file and offset, how many bytes."""
-    from ckptools.consolidate.plan import Copy
+    from ckptools.tensor_io.byte_plan import Copy
 
     rows = []
     for job in done.layout.jobs:

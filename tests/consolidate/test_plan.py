@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptools.consolidate import plan
-from ckptools.consolidate.plan import Band, Copy, parts_of
 from ckptools.model.regions import Box, contiguous_strides
 from ckptools.model.tensor import Shard, Source, Tensor
+from ckptools.tensor_io.byte_plan import Band, Copy, parts_of
 from ckptools.tensor_io.records import Record
 
 FILE = Path("x")

@@ -425,7 +425,7 @@ FAULTS = (
         ("    if len(values) > 1:\n", "    if False:\n"),
         ("    if not ck.step.agree:\n", "    if False:\n"),
         ("        if len(set(d.values())) == 1\n", "        if False\n"),
-        ("        if row.agrees is False:\n", "        if False:\n"),
+        ("        if told and not told.agree:\n", "        if False:\n"),
     ),
     *_in(
         "checks/found_files.py",
@@ -477,7 +477,7 @@ FAULTS = (
         ("return self.records is not None and copy.record is not None and copy.record.crc != 0", "return False"),
     ),
     *_in(
-        "consolidate/plan.py",
+        "tensor_io/byte_plan.py",
         "consolidate/test_plan.py",
         (
             "        if n > 1 and (source.strides[dim] != run or packed[dim] != run):\n",
@@ -492,7 +492,7 @@ FAULTS = (
         ("        n = min(rows, box.sizes[dim] - low)\n", "        n = rows\n"),
     ),
     *_in(
-        "consolidate/assemble.py",
+        "tensor_io/assemble.py",
         "consolidate/test_plan.py consolidate/test_outputs.py",
         ('    if tensor.fill == "nan":\n', "    if False:\n"),
     ),

@@ -8,16 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ckptools.errors import NotWholeError, ReadError
 from ckptools.model.problems import Problem
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Rounded
-from ckptools.text import and_others
-
-if TYPE_CHECKING:
-    from ckptools.model.checkpoint import Checkpoint
 
 SAMPLE = 4096
 """Elements of each piece that are compared, or a row of it where that is longer."""
@@ -64,19 +60,6 @@ def compare(pairs: Iterable[Rounded]) -> tuple[list[Problem], int]:
         problems += [problem] if problem else []
         compared += 1
     return problems, compared
-
-
-def check(checkpoint: Checkpoint, part: str) -> None:
-    """Refuse to write what a layout that is contradicted by its values would give.
-
-    Raises:
-        NotWholeError: a copy does not round to its weight.
-    """
-    if part == "model" and getattr(checkpoint.options, "weights", "") == "module":
-        return
-    problems, _ = compare(checkpoint.rounded)
-    if problems:
-        raise NotWholeError(checkpoint.path, f"{problems[0]}{and_others(len(problems) - 1)}", problems)
 
 
 def _first_rows(box: Box) -> Box:

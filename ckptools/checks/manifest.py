@@ -2,18 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ckptools.consolidate.manifest import file_digest, tensor_digest
 from ckptools.dtypes import short
-from ckptools.files.opening import OpenFiles
+from ckptools.errors import ReadError
+from ckptools.files.opening import File, OpenFiles
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Problem
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import fqn_of, tensors_in
 from ckptools.tensor_io.coverage import cover_problem
+from ckptools.tensor_io.digests import MANIFEST_SCHEMA, file_digest, tensor_digest
+
+MAX_MANIFEST = 256 << 20
+"""Bytes of the longest manifest that is read."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a manifest says.
+
+    Attributes:
+        tensors: by fqn: dtype, shape and sha256.
+        files: by name: bytes and sha256.
+    """
+
+    tensors: Mapping[str, tuple[str, tuple[int, ...], str]]
+    files: Mapping[str, tuple[int, str]]
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Read a manifest that `consolidate` wrote.
+
+    Raises:
+        ReadError: it cannot be read, or is no manifest.
+    """
+    with File(path) as file:
+        if file.size > MAX_MANIFEST:
+            raise ReadError(path, f"has {file.size} bytes; at most {MAX_MANIFEST} are read")
+        data = file.read(0, file.size)
+    try:
+        told = json.loads(data)
+        tensors = {k: (str(v["dtype"]), tuple(v["shape"]), str(v["sha256"])) for k, v in told["tensors"].items()}
+        files = {k: (int(v["bytes"]), str(v["sha256"])) for k, v in told["files"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ReadError(path, "is no manifest of ckptools, which has tensors and files with their sha256") from error
+    if told.get("schema") != MANIFEST_SCHEMA:
+        raise ReadError(path, f"is no manifest that this version reads; expected schema {MANIFEST_SCHEMA}")
+    return Manifest(tensors, files)
 
 
 def whole_tensors(ck: Checkpoint) -> Iterator[tuple[str, Tensor]]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ckptools.consolidate.plan import Copy, parts_of
 from ckptools.files.opening import OpenFiles
 from ckptools.model.tensor import Tensor
+from ckptools.tensor_io.byte_plan import Copy, parts_of
 
 PIECE = 4 << 20
 """Bytes read at a time."""
@@ -27,7 +27,7 @@ def tensor_bytes(tensor: Tensor, dtype: str, files: OpenFiles) -> Iterator[bytes
         if isinstance(part, Copy):
             yield from _copied(part, files)
         else:
-            from ckptools.consolidate.assemble import assemble
+            from ckptools.tensor_io.assemble import assemble
 
             yield assemble(tensor, part.box, dtype, files)
 

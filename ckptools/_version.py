@@ -1,0 +1,3 @@
+"""The version of ckptools, which is in its JSON."""
+
+__version__ = "0.1.0"
