@@ -20,8 +20,8 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-from ckptools.formats.shared import flat_runs
-from ckptools.model.regions import Box, Ints
+from ckptools.formats.shared.flat_runs import FlatRun, shards_of
+from ckptools.model.regions import Ints
 from ckptools.model.tensor import Tensor
 from ckptools.model.values import Opaque, describe_for_error
 
@@ -145,7 +145,7 @@ def _placed(data: Tensor, piece: Piece, at: int, rank: int, all_ranks: bool) -> 
         source = data.shards[0].source
         if source is None or not source.contiguous:
             raise ValueError("a flat parameter that is not contiguous")
-        shards = flat_runs.place(piece.shape, piece.start, source.part(Box((at,), (piece.numel,))), rank)
+        shards = shards_of(piece.shape, FlatRun(piece.start, piece.numel, source, rank, at))
     return replace(data, shape=piece.shape, shards=tuple(shards), kind="flat_pieces", parameter=False)
 
 

@@ -338,10 +338,6 @@ FAULTS = (
     *_in(
         "formats/deepspeed/stage3.py",
         "formats/test_deepspeed.py",
-        (
-            "    start = min(rank * size, numel)\n    return start, min(size, numel - start)\n",
-            "    start = min(rank * size, numel)\n    return start, size\n",
-        ),
         ("        while borders[group + 1] <= at:\n            group += 1\n", ""),
     ),
     *_in(

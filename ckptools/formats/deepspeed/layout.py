@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from ckptools.formats.deepspeed import flat as deepspeed_flat
 from ckptools.formats.deepspeed import stage3 as deepspeed_stage3
 from ckptools.formats.deepspeed.flat import Group, Refusal
-from ckptools.formats.deepspeed.runs import Run, flat_source
+from ckptools.formats.deepspeed.runs import Run
 from ckptools.formats.deepspeed.states import ModelStates, OptimStates, Shapes
+from ckptools.formats.shared.flat_runs import flat_source
 from ckptools.model.problems import Problem
 from ckptools.model.tensor import Tensor
 

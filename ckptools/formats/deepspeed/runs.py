@@ -2,7 +2,7 @@
 
 ZeRO cuts flattened parameters over the ranks. Where each piece belongs follows from names, shapes and lengths alone:
 for stages 1 and 2 in `deepspeed.flat`, for stage 3 in `deepspeed.stage3`. What they find are `Run`s; here runs and
-the flat tensors that hold them become shards.
+the flat tensors that hold them become shards, by `shared.flat_runs`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
-from typing import Any
 
-from ckptools.dtypes import ITEMSIZE
-from ckptools.model.regions import Box, Ints, contiguous_strides, span_boxes
-from ckptools.model.tensor import Shard, Source, Tensor
+from ckptools.formats.shared.flat_runs import RunBox, boxes_of
+from ckptools.model.regions import Box, Ints, contiguous_strides
+from ckptools.model.tensor import Shard, Source
 
 Where = tuple[int, int, int]
 """`(mp, dp, group)`: whose flat tensor, and which of them."""
@@ -41,29 +40,17 @@ class Run:
     at: int
 
 
-def flat_source(value: Any) -> Source | None:
-    """Where a flat tensor's elements are; None for anything that is not one row of consecutive elements."""
-    if not isinstance(value, Tensor) or value.kind != "plain" or len(value.shape) != 1 or len(value.shards) != 1:
-        return None
-    source = value.shards[0].source
-    return source if source is not None and source.contiguous else None
-
-
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A box of a parameter, and where its elements follow each other in a flat tensor.
+    """A box of a parameter, and which flat tensor has its elements.
 
     Attributes:
         where: the flat tensor.
-        at: index of the box's first element in it.
-        strides: of the box, packed.
-        unread: the shard as long as nobody has read the flat tensor.
+        box: the box, and where it begins there.
     """
 
     where: Where
-    at: int
-    strides: Ints
-    unread: Shard
+    box: RunBox
 
 
 def places(shape: Ints, runs: Sequence[Run], rank_of: Callable[[Where], int]) -> list[Place]:
@@ -74,29 +61,17 @@ def places(shape: Ints, runs: Sequence[Run], rank_of: Callable[[Where], int]) ->
     """
     if not prod(shape):
         first = runs[0].where if runs else (0, 0, 0)
-        return [Place(first, 0, contiguous_strides(shape), Shard(Box.whole(shape), rank_of(first), None))]
+        return [Place(first, RunBox(Shard(Box.whole(shape), rank_of(first), None), 0, contiguous_strides(shape)))]
     found = []
     for run in _cut_alike(runs):
         rank = rank_of(run.where)
-        for box, at in span_boxes(shape, run.start, run.length):
-            found.append(Place(run.where, run.at + at, contiguous_strides(box.sizes), Shard(box, rank, None)))
+        found += [Place(run.where, box) for box in boxes_of(shape, run.start, run.length, rank, run.at)]
     return found
 
 
-def joined(placed: Iterable[Place], flats: Mapping[Where, Source]) -> tuple[Shard, ...]:
+def shards_at(placed: Iterable[Place], flats: Mapping[Where, Source]) -> tuple[Shard, ...]:
     """The shards of a parameter, or of one slot of its state; without a source where the flat tensor was not read."""
-    shards = []
-    for place in placed:
-        flat = flats.get(place.where)
-        shards.append(place.unread if flat is None else _found(place, flat))
-    return tuple(shards)
-
-
-def _found(place: Place, flat: Source) -> Shard:
-    # Made without dataclasses.replace: ZeRO-3 has a hundred thousand of them.
-    offset, box = flat.offset + place.at * ITEMSIZE[flat.dtype], place.unread.box
-    source = Source(flat.path, offset, flat.dtype, box.sizes, place.strides, flat.record, flat.record_span, flat.crc)
-    return Shard(box, place.unread.rank, source)
+    return tuple(place.box.shard_in(flats.get(place.where)) for place in placed)
 
 
 def _cut_alike(runs: Sequence[Run]) -> Iterable[Run]:

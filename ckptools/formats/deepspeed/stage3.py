@@ -14,14 +14,7 @@ from itertools import accumulate
 from math import prod
 
 from ckptools.formats.deepspeed.runs import Run
-from ckptools.model.regions import Ints
-
-
-def piece(numel: int, world: int, rank: int) -> tuple[int, int]:
-    """`(start, elements)` of a rank's piece of a flattened parameter, without its padding."""
-    size = -(-numel // world)
-    start = min(rank * size, numel)
-    return start, min(size, numel - start)
+from ckptools.model.regions import Ints, chunk
 
 
 def row_length(shapes: Mapping[str, Ints], world: int) -> int:
@@ -47,7 +40,7 @@ def runs(mp: int, shapes: Mapping[str, Ints], world: int, groups: Sequence[int],
         while group + 1 < len(borders) - 1 and borders[group + 1] <= row:
             group += 1
         for rank in listed:
-            start, length = piece(prod(shape), world, rank)
+            start, length = chunk(prod(shape), world, rank)
             yield from _cut(Run(fqn, start, length, (mp, rank, group), row), borders, group)
         row += size
 

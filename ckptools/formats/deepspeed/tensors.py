@@ -9,12 +9,12 @@ from operator import eq
 from typing import Any
 
 from ckptools.formats.deepspeed.layout import Placed
-from ckptools.formats.deepspeed.runs import Place, Run, Where, flat_source, joined, places
-from ckptools.formats.deepspeed.stage3 import piece
+from ckptools.formats.deepspeed.runs import Place, Run, Where, places, shards_at
 from ckptools.formats.deepspeed.states import ModelStates, OptimStates, group_of_ids
+from ckptools.formats.shared.flat_runs import flat_source
 from ckptools.formats.shared.merge import Merge, same_value
 from ckptools.model.problems import Problem
-from ckptools.model.regions import Ints
+from ckptools.model.regions import Ints, chunk
 from ckptools.model.tensor import Source, Tensor
 from ckptools.model.tree import KeyPath
 from ckptools.training_state.rank_vote import odd_ranks
@@ -108,7 +108,7 @@ class Joining:
         shape, note = self.shapes[fqn], self.refused.get(fqn, "")
         listed = [] if note else self._places(fqn)
         dtype = self._dtype(fqn, listed, flats)
-        return Tensor(shape, dtype, joined(listed, flats), "flat_pieces", world_size=self.world, note=note)
+        return Tensor(shape, dtype, shards_at(listed, flats), "flat_pieces", world_size=self.world, note=note)
 
     def _places(self, fqn: str) -> list[Place]:
         """Where a parameter lies; the same for its fp32 copy and every slot of its state."""
@@ -249,7 +249,7 @@ def frozen_parameters(
     found = {}
     for fqn, shape in listed[0].frozen.items():
         flats = {w: s for w, held in pieces.items() if fqn in held and (s := flat_source(held[fqn])) is not None}
-        ends = ((dp, piece(prod(shape), cut, dp)) for dp in range(cut))
+        ends = ((dp, chunk(prod(shape), cut, dp)) for dp in range(cut))
         runs = [Run(fqn, start, n, (listed[0].mp, dp, 0), 0) for dp, (start, n) in ends if n]
         found[fqn] = _from_pieces(shape, runs, flats, rank_of, world)
     return found
@@ -265,5 +265,5 @@ def _from_pieces(
         note = f"rank {short.where[1]}: {flats[short.where].shape[0]} elements of a piece of {short.length}; damaged"
     if len(dtypes) > 1:
         note = f"ranks hold it as {' and '.join(sorted(dtypes))}; the files are not of one run"
-    shards = () if note else joined(places(shape, runs, rank_of), flats)
+    shards = () if note else shards_at(places(shape, runs, rank_of), flats)
     return Tensor(shape, min(dtypes, default="float32"), shards, "flat_pieces", world_size=world, note=note)

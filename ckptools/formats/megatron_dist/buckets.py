@@ -27,7 +27,7 @@ from itertools import pairwise
 from typing import Any
 
 from ckptools.formats.megatron.rules import FC1
-from ckptools.formats.shared import flat_runs
+from ckptools.formats.shared.flat_runs import FlatRun, shards_in
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Shard, Tensor
 from ckptools.model.tree import tensors_in
@@ -284,8 +284,7 @@ def _boxes(piece: Sequence[Box], start: int, chunk: Shard) -> Iterator[Shard]:
     for box in piece:
         low, high = max(start, 0), min(start + chunk.box.numel, box.numel)
         if low < high:
-            source = chunk.source.part(Box((low - start,), (high - low,))) if chunk.source is not None else None
-            yield from flat_runs.place_in(box, low, high - low, source, chunk.rank)
+            yield from shards_in(box, FlatRun(low, high - low, chunk.source, chunk.rank, low - start))
         start -= box.numel
 
 

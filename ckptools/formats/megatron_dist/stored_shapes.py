@@ -11,7 +11,7 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from ckptools.formats.shared import flat_runs
+from ckptools.formats.shared.flat_runs import FlatRun, shards_in
 from ckptools.model.regions import Box, Ints
 from ckptools.model.tensor import Shard, Source, Tensor
 
@@ -70,4 +70,4 @@ def _pieces(shard: Shard, local: Ints) -> list[Shard]:
     at = tuple(i * n for i, n in zip(shard.box.offsets[:-1], local, strict=True))
     start, length = shard.box.offsets[-1], shard.box.sizes[-1]
     flat = shard.source.reshaped((length,)) if shard.source is not None and shard.source.contiguous else None
-    return flat_runs.place_in(Box(at, local), start, length, flat, shard.rank)
+    return shards_in(Box(at, local), FlatRun(start, length, flat, shard.rank))

@@ -1,44 +1,101 @@
-"""Spans: runs of consecutive elements of a flattened tensor, as FSDP1 and DeepSpeed hold them, placed as boxes."""
+"""Runs of consecutive elements of a flattened tensor, as FSDP1, DeepSpeed and Megatron's optimizer hold them, as boxes.
+
+A run that begins or ends inside a row is several boxes, at most 2 * ndim - 1 of them.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
 
-from ckptools.model.regions import Box, Ints, span_boxes
-from ckptools.model.tensor import Shard, Source
+from ckptools.dtypes import ITEMSIZE
+from ckptools.model.regions import Box, Ints, contiguous_strides, span_boxes
+from ckptools.model.tensor import Shard, Source, Tensor, in_rank_order
 
 
-def place(shape: Ints, start: int, source: Source, rank: int | None) -> list[Shard]:
-    """The shards of a run of a flattened tensor: at most 2 * ndim - 1 boxes.
+@dataclass(frozen=True, slots=True)
+class FlatRun:
+    """Consecutive elements of a flattened tensor that one rank holds.
+
+    Attributes:
+        start: index of the first element in the flattened tensor.
+        length: elements.
+        source: a flat tensor that holds them, 1-D and contiguous; None when it is in a file that was not read.
+        rank: who holds it.
+        at: index of the first element in `source`.
+    """
+
+    start: int
+    length: int
+    source: Source | None
+    rank: int | None
+    at: int = 0
+
+    def within(self, low: int, high: int) -> FlatRun:
+        """The elements from index `low` to `high` of the flattened tensor; both lie in this run."""
+        return replace(self, start=low, length=high - low, at=self.at + low - self.start)
+
+
+@dataclass(frozen=True, slots=True)
+class RunBox:
+    """A box of a tensor whose elements follow each other in a flat tensor.
+
+    Attributes:
+        unread: the box as a shard of the tensor, without a source.
+        at: index of its first element in the flat tensor.
+        strides: of the box, packed, in elements.
+    """
+
+    unread: Shard
+    at: int
+    strides: Ints
+
+    def shard_in(self, flat: Source | None) -> Shard:
+        """The shard whose bytes are in a flat tensor; without a source where that was not read."""
+        if flat is None:
+            return self.unread
+        # Made without dataclasses.replace: ZeRO-3 has a hundred thousand of them.
+        offset, box = flat.offset + self.at * ITEMSIZE[flat.dtype], self.unread.box
+        source = Source(flat.path, offset, flat.dtype, box.sizes, self.strides, flat.record, flat.record_span, flat.crc)
+        return Shard(box, self.unread.rank, source)
+
+
+def boxes_of(shape: Ints, start: int, length: int, rank: int | None, at: int = 0) -> Iterator[RunBox]:
+    """The boxes of a run of a flattened tensor.
 
     Args:
         shape: of the whole tensor.
         start: index of the run's first element in the flattened tensor.
-        source: the run, 1-D and contiguous; `start + numel` is at most the tensor's numel.
+        length: elements; `start + length` is at most the tensor's numel.
         rank: who holds it.
+        at: index of the run's first element in the flat tensor that holds it.
     """
-    placed = []
-    for box, at in span_boxes(shape, start, source.shape[0]):
-        piece = source.part(Box((at,), (box.numel,)))
-        placed.append(Shard(box, rank, piece.reshaped(box.sizes)))
-    return placed
+    for box, offset in span_boxes(shape, start, length):
+        yield RunBox(Shard(box, rank, None), at + offset, contiguous_strides(box.sizes))
 
 
-def place_in(piece: Box, start: int, length: int, source: Source | None, rank: int | None) -> list[Shard]:
-    """The shards of a run of a flattened piece, in the tensor that it is a piece of.
+def shards_of(shape: Ints, run: FlatRun) -> list[Shard]:
+    """The shards of a run of a flattened tensor of `shape`."""
+    return [box.shard_in(run.source) for box in boxes_of(shape, run.start, run.length, run.rank, run.at)]
 
-    Args:
-        piece: where it lies in the tensor.
-        start: index of the run's first element in the flattened piece.
-        length: elements of the run; `start + length` is at most the piece's numel.
-        source: the run, 1-D and contiguous; None where its bytes are not known.
-        rank: who holds it.
-    """
-    if source is None:
-        placed = [Shard(box, rank, None) for box, _ in span_boxes(piece.sizes, start, length)]
-    else:
-        placed = place(piece.sizes, start, source, rank)
-    return [replace(shard, box=_shifted(shard.box, piece.offsets)) for shard in placed]
+
+def shards_in(piece: Box, run: FlatRun) -> list[Shard]:
+    """The shards of a run of a flattened piece, in the tensor that `piece` is a box of."""
+    return [replace(shard, box=_shifted(shard.box, piece.offsets)) for shard in shards_of(piece.sizes, run)]
+
+
+def joined(shape: Ints, runs: Iterable[FlatRun]) -> tuple[Shard, ...]:
+    """The shards of a tensor of `shape` whose flattened runs the ranks hold, in rank order."""
+    return in_rank_order(shard for run in runs for shard in shards_of(shape, run))
+
+
+def flat_source(value: Any) -> Source | None:
+    """Where a flat tensor's elements are; None for anything that is not one row of consecutive elements."""
+    if not isinstance(value, Tensor) or value.kind != "plain" or len(value.shape) != 1 or len(value.shards) != 1:
+        return None
+    source = value.shards[0].source
+    return source if source is not None and source.contiguous else None
 
 
 def _shifted(box: Box, by: Ints) -> Box:

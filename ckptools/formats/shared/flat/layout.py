@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ckptools.dtypes import ITEMSIZE
+from ckptools.formats.shared.flat_runs import FlatRun
 from ckptools.model.regions import Ints
-from ckptools.model.tensor import Shard, Source, Tensor
+from ckptools.model.tensor import Shard, Tensor
 
 ALIGNMENTS = (2, 4, 8, 16)
 """Elements that 16 bytes may hold."""
@@ -34,23 +35,6 @@ class Member:
     shape: Ints | None
     start: int = 0
     runs: tuple[Shard, ...] = ()
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A run of a flattened tensor.
-
-    Attributes:
-        start: index of its first element there.
-        length: elements.
-        source: where its bytes are; None when they are in a file that was not read.
-        rank: who holds it.
-    """
-
-    start: int
-    length: int
-    source: Source | None
-    rank: int | None
 
 
 def filled(tensor: Tensor) -> list[Shard]:
@@ -92,14 +76,14 @@ def _laid(members: Sequence[Member], alignment: int) -> tuple[tuple[Member, ...]
     return tuple(laid), at
 
 
-def piece_of(shard: Shard) -> Piece:
+def run_of(shard: Shard) -> FlatRun:
     """A shard of a flat parameter as a run of it."""
-    return Piece(shard.box.offsets[0], shard.box.sizes[0], shard.source, shard.rank)
+    return FlatRun(shard.box.offsets[0], shard.box.sizes[0], shard.source, shard.rank)
 
 
-def overlap(member: Member, piece: Piece) -> tuple[int, int]:
+def overlap(member: Member, run: FlatRun) -> tuple[int, int]:
     """First and one past the last index of the flat parameter that both hold; equal when nothing is."""
-    low, high = max(member.start, piece.start), min(member.start + member.numel, piece.start + piece.length)
+    low, high = max(member.start, run.start), min(member.start + member.numel, run.start + run.length)
     return low, max(low, high)
 
 
@@ -110,7 +94,7 @@ def runs_agree(member: Member, flat: Tensor) -> bool:
     held = {s.rank: s for s in member.runs}
     regions = {s.rank: s for s in flat.found}
     for rank in held.keys() | regions.keys():
-        low, high = overlap(member, piece_of(regions[rank])) if rank in regions else (0, 0)
+        low, high = overlap(member, run_of(regions[rank])) if rank in regions else (0, 0)
         run = held.get(rank)
         if (run.box.numel if run else 0) != high - low:
             return False

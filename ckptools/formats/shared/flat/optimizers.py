@@ -12,9 +12,10 @@ from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ckptools.formats.shared.flat.layout import Member, Piece
-from ckptools.formats.shared.flat.parameters import held_by, pieces_of, placed
+from ckptools.formats.shared.flat.layout import Member
+from ckptools.formats.shared.flat.parameters import runs_of, runs_of_member
 from ckptools.formats.shared.flat.units import Unit
+from ckptools.formats.shared.flat_runs import FlatRun, joined
 from ckptools.formats.shared.shapes import Shapes
 from ckptools.model.regions import Box, Ints
 from ckptools.model.tensor import Shard, Tensor
@@ -109,16 +110,16 @@ def _run_of(moment: Tensor, member: Member, unit: Unit) -> Tensor | None:
     """The moments of one parameter; None when they are not as long as the runs of the parameter."""
     if member.shape is None:
         return None
-    runs = {s.rank: s for s in moment.found}
-    pieces = []
-    for piece in held_by(member, pieces_of(unit)):
-        run = runs.pop(piece.rank, None)
-        if run and run.box.numel != piece.length:
+    held = {s.rank: s for s in moment.found}
+    runs = []
+    for run in runs_of_member(member, runs_of(unit)):
+        shard = held.pop(run.rank, None)
+        if shard and shard.box.numel != run.length:
             return None
-        pieces.append(replace(piece, source=run.source if run else None))
-    if any(run.box.numel for run in runs.values()):
+        runs.append(replace(run, source=shard.source if shard else None, at=0))
+    if any(shard.box.numel for shard in held.values()):
         return None
-    return replace(moment, shape=member.shape, shards=placed(member.shape, pieces), kind="flat_pieces")
+    return replace(moment, shape=member.shape, shards=joined(member.shape, runs), kind="flat_pieces")
 
 
 # -- numbers that are flat parameters --------------------------------------------------------------------------
@@ -172,29 +173,25 @@ def _chunk_size(unit: Unit) -> int:
 
 def _entries(unit: Unit, entry: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """The state of each parameter of a unit; what is no run is every parameter's."""
-    runs = {slot: _padded(unit, t) for slot, t in entry.items() if isinstance(t, Tensor) and _is_run(t)}
+    by_slot = {slot: _padded(unit, t) for slot, t in entry.items() if isinstance(t, Tensor) and _is_run(t)}
     for member in unit.members:
         found = dict(entry)
-        for slot, pieces in runs.items():
-            found[slot] = _part(entry[slot], member, pieces)
+        for slot, runs in by_slot.items():
+            found[slot] = _part(entry[slot], member, runs)
         yield member.key, found
 
 
-def _part(moment: Tensor, member: Member, pieces: Sequence[Piece] | None) -> Tensor:
-    if pieces is None or member.shape is None:
+def _part(moment: Tensor, member: Member, runs: Sequence[FlatRun] | None) -> Tensor:
+    if runs is None or member.shape is None:
         return _unplaced(moment)
-    shards = placed(member.shape, held_by(member, pieces))
+    shards = joined(member.shape, runs_of_member(member, runs))
     return replace(moment, shape=member.shape, shards=shards, kind="flat_pieces")
 
 
-def _padded(unit: Unit, moment: Tensor) -> list[Piece] | None:
+def _padded(unit: Unit, moment: Tensor) -> list[FlatRun] | None:
     """A flat parameter's moments as the ranks hold them; None when a rank's are not as long as its chunk."""
-    runs: dict[int | None, Shard] = {s.rank: s for s in moment.found}
-    if any(run.box.numel != _chunk_size(unit) for run in runs.values()):
+    held: dict[int | None, Shard] = {s.rank: s for s in moment.found}
+    if any(shard.box.numel != _chunk_size(unit) for shard in held.values()):
         return None
-    pieces = []
-    for piece in pieces_of(unit):
-        run = runs.get(piece.rank)
-        source = run.source.part(Box((0,), (piece.length,))) if run and run.source else None
-        pieces.append(replace(piece, source=source))
-    return pieces
+    sources = {rank: shard.source for rank, shard in held.items()}
+    return [replace(run, source=sources.get(run.rank)) for run in runs_of(unit)]

@@ -25,35 +25,25 @@ from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequenc
 from dataclasses import replace
 from typing import Any
 
-from ckptools.formats.shared.flat.layout import Member, Piece, overlap, piece_of
+from ckptools.formats.shared.flat.layout import Member, overlap, run_of
 from ckptools.formats.shared.flat.units import Unit
-from ckptools.model.regions import Box, Ints, span_boxes
-from ckptools.model.tensor import Shard, Tensor
+from ckptools.formats.shared.flat_runs import FlatRun, joined
+from ckptools.model.tensor import Tensor
 from ckptools.training_state.wrappers import without_wrappers
 
 
-def held_by(member: Member, pieces: Iterable[Piece]) -> Iterator[Piece]:
-    """What pieces of the flat parameter hold of a member, counted from the member's first element."""
-    for piece in pieces:
-        low, high = overlap(member, piece)
+def runs_of_member(member: Member, runs: Iterable[FlatRun]) -> Iterator[FlatRun]:
+    """What runs of the flat parameter hold of a member, counted from the member's first element."""
+    for run in runs:
+        low, high = overlap(member, run)
         if low < high:
-            box = Box((low - piece.start,), (high - low,))
-            yield Piece(low - member.start, high - low, piece.source and piece.source.part(box), piece.rank)
+            part = run.within(low, high)
+            yield replace(part, start=low - member.start)
 
 
-def placed(shape: Ints, pieces: Iterable[Piece]) -> tuple[Shard, ...]:
-    """Runs of a flattened tensor as boxes of it, in rank order."""
-    shards = []
-    for piece in sorted(pieces, key=lambda p: (-1 if p.rank is None else p.rank, p.start)):
-        for box, at in span_boxes(shape, piece.start, piece.length):
-            source = piece.source and piece.source.part(Box((at,), (box.numel,))).reshaped(box.sizes)
-            shards.append(Shard(box, piece.rank, source))
-    return tuple(shards)
-
-
-def pieces_of(unit: Unit) -> list[Piece]:
+def runs_of(unit: Unit) -> list[FlatRun]:
     """The flat parameter as the ranks hold it."""
-    return [piece_of(s) for s in unit.flat.shards]
+    return [run_of(s) for s in unit.flat.shards]
 
 
 def take_apart(model: MutableMapping[str, Any], units: Sequence[Unit], note: str, order: Iterable[str]) -> None:
@@ -84,12 +74,12 @@ def take_apart(model: MutableMapping[str, Any], units: Sequence[Unit], note: str
 
 def _parameters(unit: Unit, model: Mapping[str, Any], note: str) -> Iterator[tuple[str, Tensor]]:
     found: dict[str, Tensor] = {}
-    pieces = pieces_of(unit)
+    runs = runs_of(unit)
     for member in unit.members:
         if member.shape is None:
             found[member.key] = replace(model[member.key], kind="flat_pieces", note=note)
         else:
-            shards = placed(member.shape, held_by(member, pieces))
+            shards = joined(member.shape, runs_of_member(member, runs))
             found[member.key] = replace(unit.flat, shape=member.shape, shards=shards, kind="flat_pieces")
     yield from found.items()
     yield from ((name, found[first]) for name, first in unit.tied.items())

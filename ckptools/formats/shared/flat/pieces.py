@@ -18,8 +18,8 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from ckptools.formats.shared import flat_runs
 from ckptools.formats.shared.flat.names import is_flat, is_ragged
+from ckptools.formats.shared.flat_runs import FlatRun, shards_of
 from ckptools.model.regions import Ints
 from ckptools.model.tensor import Shard, Tensor
 from ckptools.model.tree import KeyPath
@@ -193,6 +193,6 @@ def _pieces(shards: Sequence[Shard], shape: Ints) -> list[Shard] | None:
         source, length = shard.source, shard.box.numel
         if source is None or not source.contiguous or len(source.shape) != 1 or start + length > total:
             return None
-        placed += flat_runs.place(shape, start, source, shard.rank)
+        placed += shards_of(shape, FlatRun(start, length, source, shard.rank))
         start = (start + length) % total if total else 0
     return placed if start == 0 else None
