@@ -37,7 +37,7 @@ FAULTS = (
     # -- boxes ---------------------------------------------------------------------------------------------------
     *_in(
         "model/regions.py",
-        "test_cover.py test_regions.py",
+        "model/test_cover.py model/test_regions.py",
         (" or n[dim + 1 :] != behind", ""),
         (" or n[:dim] != before", ""),
         ("o[dim] != at or ", ""),
@@ -76,7 +76,7 @@ FAULTS = (
     ),
     *_in(
         "tensor_io/read.py",
-        "test_arrays.py",
+        "tensor_io/test_read.py",
         ("if not -n <= part < n:", "if not -n <= part <= n:"),
         ("if not -n <= part < n:", "if not -n - 1 <= part < n:"),
         ("return part % n, 1", "return abs(part), 1"),
@@ -93,7 +93,7 @@ FAULTS = (
     # -- what a pickle says -----------------------------------------------------------------------------------------
     *_in(
         "files/zip_archive.py",
-        "pickles/test_container.py",
+        "files/test_zip_archive.py",
         ("    if start + size != at:\n", "    if start + size > at:\n"),
         ("    if at + EOCD64.size != locator_at:\n", "    if at + EOCD64.size > locator_at:\n"),
         ("    if entries[0][1]:\n", "    if False:\n"),
@@ -189,7 +189,7 @@ FAULTS = (
     ),
     *_in(
         "training_state/rank_vote.py",
-        "test_agreement.py",
+        "training_state/test_rank_vote.py",
         ("        elif len(groups) < MAX_VALUES:\n", "        elif True:\n"),
         ("if members is not most for rank in members", "if len(members) < len(most) for rank in members"),
     ),
@@ -221,7 +221,7 @@ FAULTS = (
     ),
     *_in(
         "training_state/steps.py",
-        "test_steps.py",
+        "training_state/test_steps.py",
         ("contradicts = any(v != value for v in named.values()) if content else False", "contradicts = False"),
         ("surest = sorted(content.items(), key=lambda item: _rank_of(item[0]))", "surest = list(content.items())"),
         (" and not _is_setting(key)", ""),
@@ -229,7 +229,7 @@ FAULTS = (
     ),
     *_in(
         "training_state/optimizer_names.py",
-        "test_optimizers.py test_module_order.py formats/test_given_names.py",
+        "training_state/test_optimizers.py training_state/test_module_order.py formats/test_given_names.py",
         ("if identity is None or identity not in seen:", "if True:"),
         (" and len(set(ids)) == len(ids)", ""),
         ("ordered = order.kept and _are_in_order(optimizer, ids)", "ordered = _are_in_order(optimizer, ids)"),
@@ -294,7 +294,7 @@ FAULTS = (
     ),
     *_in(
         "files/safetensors_header.py",
-        "formats/test_safetensors_header.py",
+        "files/test_safetensors_header.py",
         (" and max(sizes) <= MAX_U64)", ")"),
         ("        if start != at or end < start:\n", "        if end < start:\n"),
         ("        if end - start != expected:\n", "        if False:\n"),
@@ -517,7 +517,7 @@ FAULTS = (
     ),
     *_in(
         "files/opening.py",
-        "test_files.py",
+        "files/test_opening.py",
         ("        if not stat.S_ISREG(status.st_mode):\n", "        if False:\n"),
         ("    if not target.is_relative_to(os.path.realpath(folder)):\n", "    if False:\n"),
         ("            if not piece:\n", "            if False:\n"),
