@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ckptools.files.opening import OpenFiles
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.problems import Problem
+from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import fqn_of, tensors_in
 from ckptools.tensor_io.replicas import differing_boxes
@@ -45,4 +45,4 @@ def unequal(fqn: str, tensor: Tensor, files: OpenFiles) -> Iterator[Problem]:
         ReadError: a file cannot be read.
     """
     for box, (first, other) in list(differing_boxes(tensor.found, files).items())[:1]:
-        yield Problem("CK105", "error", f"{box}: other bytes than rank {first} has", other, fqn)
+        yield Problem(Code.COPIES_DIFFER, f"{box}: other bytes than rank {first} has", other, fqn)

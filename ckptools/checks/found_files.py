@@ -8,12 +8,22 @@ from pathlib import Path
 from ckptools.checks.results import judged
 from ckptools.files.opening import reading
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.problems import Problem
+from ckptools.model.problems import Code, Problem
 from ckptools.model.verification import Check
 from ckptools.text import plural, size
 
-PRESENCE = ("CK001", "CK002", "CK005", "CK009", "CK010", "CK011", "CK013", "CK015", "CK107")
-ONE_SAVE = ("CK003", "CK006")
+PRESENCE = (
+    Code.FILE_MISSING,
+    Code.FILE_CUT,
+    Code.VALUE_LOST,
+    Code.STRAY_FILE,
+    Code.NAME_CONTRADICTS,
+    Code.ONE_OF_SEVERAL,
+    Code.NOT_READ,
+    Code.FILE_UNREADABLE,
+    Code.MODEL_PART_MISSING,
+)
+ONE_SAVE = (Code.ODD_FILE_SIZE, Code.MIXED_SAVES)
 
 FAR_APART = 3600.0
 """Seconds between the first and the last file of one save; more makes one think of two saves."""
@@ -22,7 +32,7 @@ FAR_APART = 3600.0
 def presence(ck: Checkpoint) -> Check:
     """Missing, cut, stray and left-over files."""
     here = sum(f.status in ("read", "seen") for f in ck.files)
-    problems = [*(p for p in ck.problems if p.code in PRESENCE), *_left_over(ck)]
+    problems = [*(p for p in ck.problems if p.kind in PRESENCE), *_left_over(ck)]
     return judged("files", problems, f"{here} of {len(ck.files)} here and complete")
 
 
@@ -32,10 +42,10 @@ def one_save(ck: Checkpoint) -> Check:
     sizes = sorted({f.nbytes for f in here})
     times = [f.modified for f in ck.files if f.modified is not None]
     apart = max(times) - min(times) if times else 0.0
-    problems = [p for p in ck.problems if p.code in ONE_SAVE]
+    problems = [p for p in ck.problems if p.kind in ONE_SAVE]
     if apart > FAR_APART:
         text = f"files were written {apart / 3600:.1f} hours apart; they may be of two saves, or copied one by one"
-        problems.append(Problem("CK006", "warning", text))
+        problems.append(Problem(Code.MIXED_SAVES, text, severity="warning"))
     span = f"{size(sizes[0])} to {size(sizes[-1])}" if len(sizes) > 1 else size(sizes[0]) if sizes else "no size"
     return judged("one save", problems, f"{plural(len(here), 'file')} of {span}, written within {apart:.0f} s")
 
@@ -49,4 +59,4 @@ def _left_over(ck: Checkpoint) -> Iterator[Problem]:
             names = sorted(entry.name for entry in folder.iterdir())
         for name in names:
             if name.endswith((".metadata.tmp", ".partial")):
-                yield Problem("CK008", "warning", f"{Path(name).name} is left over from a write that was interrupted")
+                yield Problem(Code.LEFT_OVER, f"{Path(name).name} is left over from a write that was interrupted")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from ckptools.checks.results import judged, skipped
 from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.problems import Code
 from ckptools.model.tree import fqn_of, tensors_in
 from ckptools.model.verification import Check
 from ckptools.tensor_io.coverage import cover_problem
 from ckptools.text import plural
 
-AGREEMENT = ("CK103", "CK104")
+AGREEMENT = (Code.WORLD_SIZES_DISAGREE, Code.LAYOUT_DISAGREES)
 
 
 def layout(ck: Checkpoint) -> Check:
@@ -25,7 +26,7 @@ def layout(ck: Checkpoint) -> Check:
 def agreement(ck: Checkpoint) -> Check:
     """World size by name, content and count; shapes, dtypes and shard maps across ranks."""
     ranks = len({f.rank for f in ck.files if f.status == "read" and f.rank is not None})
-    problems = [p for p in ck.problems if p.code in AGREEMENT]
+    problems = [p for p in ck.problems if p.kind in AGREEMENT]
     if ranks < 2 and not problems:
         return skipped("ranks agree on layout", "no two ranks to compare")
     return judged("ranks agree on layout", problems, f"{ranks} of {ranks}")

@@ -11,7 +11,7 @@ from ckptools.dtypes import short
 from ckptools.errors import ReadError
 from ckptools.files.opening import File, OpenFiles
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.problems import Problem
+from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import fqn_of, tensors_in
 from ckptools.tensor_io.coverage import cover_problem
@@ -70,14 +70,14 @@ def of_tensor(
     """What is wrong with one tensor."""
     dtype, shape, digest = said
     if tensor is None:
-        yield Problem("CK014", "error", "is in the manifest and not in the checkpoint", None, name)
+        yield Problem(Code.MANIFEST_DIFFERS, "is in the manifest and not in the checkpoint", None, name)
         return
     if (tensor.dtype, tensor.shape) != (dtype, shape):
         text = f"is {short(tensor.dtype)} {list(tensor.shape)}, in the manifest {short(dtype)} {list(shape)}"
-        yield Problem("CK014", "error", text, None, name)
+        yield Problem(Code.MANIFEST_DIFFERS, text, None, name)
         return
     if cover_problem(tensor, name) is None and tensor_digest(_once(tensor), files) != digest:
-        yield Problem("CK014", "error", "has other values than the manifest says", None, name)
+        yield Problem(Code.MANIFEST_DIFFERS, "has other values than the manifest says", None, name)
 
 
 def _once(tensor: Tensor) -> Tensor:
@@ -94,4 +94,4 @@ def of_file(manifest: Path, name: str, said: tuple[int, str]) -> Iterator[Proble
     nbytes, digest = file_digest(path)
     if (nbytes, digest) != said:
         text = f"{name} has {nbytes} bytes and another sha256 than the manifest says ({said[0]} bytes)"
-        yield Problem("CK014", "error", text)
+        yield Problem(Code.MANIFEST_DIFFERS, text)

@@ -13,7 +13,7 @@ from typing import Any
 from ckptools.errors import original_of
 from ckptools.files.opening import OpenFiles
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.problems import Problem
+from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Shard
 from ckptools.model.tree import fqn_of, tensors_in
 from ckptools.tensor_io.checksums import crc32
@@ -71,7 +71,7 @@ def _wrong_checksum(found: Stored, crc: int) -> Problem:
     fqn, shard = found.owners[0]
     more = and_more(len(found.owners) - 1)
     text = f"{original_of(found.record.path).name} {shard.box}{more}: {found.record.damage(crc)}"
-    return Problem("CK004", "error", text, shard.rank, fqn)
+    return Problem(Code.BAD_CHECKSUM, text, shard.rank, fqn)
 
 
 def _odd_values(found: Stored, files: OpenFiles) -> Iterator[Problem]:
@@ -95,7 +95,7 @@ def _odd_problem(fqn: str, shard: Shard, data: bytes, mask: Any) -> Problem:
     kinds = [f"{nans} NaN"] if nans else []
     kinds += [f"{count - nans} Inf"] if count > nans else []
     place = [o + i for o, i in zip(shard.box.offsets, _index(first, shard.box.sizes), strict=True)]
-    return Problem("CK201", "error", f"{', '.join(kinds)}, first at {place}", shard.rank, fqn)
+    return Problem(Code.NOT_FINITE, f"{', '.join(kinds)}, first at {place}", shard.rank, fqn)
 
 
 def _nans(data: bytes, dtype: str, mask: Any) -> int:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ckptools.errors import CkptoolsError, NotWholeError, ReadError
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.problems import Problem
+from ckptools.model.problems import Code, Problem
 from ckptools.model.verification import Check, Result
 
 
@@ -34,7 +34,7 @@ def attempt(name: str, check: Callable[[Checkpoint], Check], ck: Checkpoint) -> 
 
 def unreadable(error: CkptoolsError, rank: int | None = None, fqn: str | None = None) -> Problem:
     """A file, or a part of one, that could not be read while it was checked."""
-    return Problem("CK002", "error", str(error), rank, fqn)
+    return Problem(Code.FILE_CUT, str(error), rank, fqn)
 
 
 def without(checks: Sequence[Check], codes: Iterable[str]) -> tuple[tuple[Check, ...], int]:

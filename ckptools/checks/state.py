@@ -12,7 +12,7 @@ from ckptools.checks.results import judged, skipped
 from ckptools.dtypes import ITEMSIZE
 from ckptools.files.opening import OpenFiles
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.problems import Problem
+from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Shard, Tensor
 from ckptools.model.tree import KeyPath, nodes_in
 from ckptools.model.values import NumpyArray
@@ -50,7 +50,7 @@ def _unnamed(optimizer: Optimizer) -> Iterator[Problem]:
     """States that belong to nobody knows which parameter, so that nothing can be compared."""
     if optimizer.naming.unnamed:
         text = f"{optimizer.naming.note}; what has no name is not compared with its parameter"
-        yield Problem("CK210", "warning", text, None, optimizer.name)
+        yield Problem(Code.OPTIMIZER_STATE_UNNAMED, text, None, optimizer.name)
 
 
 def _grouped(optimizer: Optimizer) -> Iterator[Problem]:
@@ -60,12 +60,12 @@ def _grouped(optimizer: Optimizer) -> Iterator[Problem]:
     keys = {k if isinstance(k, str) else f"?{k}" for k in optimizer.state}
     twice = sorted({n for n in groups if groups.count(n) > 1}) if len(set(groups)) < len(groups) else []
     for fqn in twice:
-        yield Problem("CK207", "error", "is in two param groups", None, fqn)
+        yield Problem(Code.PARAM_GROUPS, "is in two param groups", None, fqn)
     for fqn in sorted(keys - set(groups)):
-        yield Problem("CK207", "error", "has optimizer state and is in no param group", None, fqn)
+        yield Problem(Code.PARAM_GROUPS, "has optimizer state and is in no param group", None, fqn)
     for fqn in dict.fromkeys(n for n in groups if n not in keys):
         yield Problem(
-            "CK203", "warning", "is in a param group and has no state: frozen, or never had a gradient", None, fqn
+            Code.NO_OPTIMIZER_STATE, "is in a param group and has no state: frozen, or never had a gradient", None, fqn
         )
 
 
@@ -79,7 +79,7 @@ def _shaped(ck: Checkpoint, optimizer: Optimizer) -> Iterator[Problem]:
             told = isinstance(moment, Tensor) and not moment.note and not parameter.note
             if told and slot in ELEMENTWISE and moment.shape != parameter.shape:
                 text = f"{slot} has shape {list(moment.shape)}, its parameter {list(parameter.shape)}"
-                yield Problem("CK209", "error", text, None, fqn)
+                yield Problem(Code.OPTIMIZER_STATE_SHAPE, text, None, fqn)
 
 
 def step_counters(ck: Checkpoint) -> Check:
@@ -90,18 +90,18 @@ def step_counters(ck: Checkpoint) -> Check:
     odd = {key: step for key, step in found.items() if key not in counted}
     for (_, fqn), step in list(odd.items())[:1]:
         text = f"the optimizer counts {step} steps (of {len(found)} parameters {len(odd)} have no number)"
-        problems.append(Problem("CK204", "warning", text, None, str(fqn)))
+        problems.append(Problem(Code.STEPS_DISAGREE, text, None, str(fqn)))
     values = sorted(set(counted.values()))
     if len(values) > 1:
         few = min(values, key=list(counted.values()).count)
         who = next(str(fqn) for (_, fqn), step in counted.items() if step == few)
         text = f"the optimizer counts {len(values)} different steps, from {values[0]} to {values[-1]}; here {few}"
-        problems.append(Problem("CK204", "warning", text, None, who))
+        problems.append(Problem(Code.STEPS_DISAGREE, text, None, who))
     if len(values) == 1 and ck.step.value is not None and values[0] != ck.step.value:
         text = f"the optimizer counts {values[0]} steps, {ck.step.sources[0]} says {ck.step.value}"
-        problems.append(Problem("CK204", "warning", text))
+        problems.append(Problem(Code.STEPS_DISAGREE, text))
     if not ck.step.agree:
-        problems.append(Problem("CK204", "warning", contradiction(ck.step)))
+        problems.append(Problem(Code.STEPS_DISAGREE, contradiction(ck.step)))
     if ck.step.value is None and not found:
         return skipped(name, "nothing counts steps")
     where = [*ck.step.sources, *([f"{plural(len(counted), 'optimizer step')}"] if counted else [])]
@@ -146,7 +146,7 @@ def learning_rates(ck: Checkpoint) -> Check:
             text = (
                 f"its last learning rates are {_rates(told.scheduler)}, those of the param groups {_rates(told.groups)}"
             )
-            problems.append(Problem("CK205", "warning", text, None, section.name))
+            problems.append(Problem(Code.LEARNING_RATES_DISAGREE, text, None, section.name))
     if not rates:
         return skipped(name, "no scheduler whose rates could be compared")
     return judged(name, problems, _rates(rates))
@@ -168,7 +168,7 @@ def rng(ck: Checkpoint) -> Check:
         return skipped("rng", "no RNG state" if not states else "RNG state of one rank")
     told = ", ".join(f"{stream} {len(set(d.values()))} distinct of {len(d)}" for stream, d in shared.items())
     problems = [
-        Problem("CK206", "warning", f"all {len(d)} ranks have the same {stream} state")
+        Problem(Code.RNG_STATES_EQUAL, f"all {len(d)} ranks have the same {stream} state")
         for stream, d in shared.items()
         if len(set(d.values())) == 1
     ]
@@ -190,7 +190,7 @@ def _equal_for_some(states: Mapping[str, Mapping[Any, int]]) -> Iterator[Problem
                 streams.setdefault(tuple(members), []).append(stream)
     for ranks, same in streams.items():
         text = f"ranks {named(ranks)} have the same {', '.join(same)} state, other ranks have their own"
-        yield Problem("CK206", "warning", f"{text}; a file may have been copied, or restored on the wrong rank")
+        yield Problem(Code.RNG_STATES_EQUAL, f"{text}; a file may have been copied, or restored on the wrong rank")
 
 
 def _states_of(ck: Checkpoint, section: Section) -> Iterator[tuple[str, Any, int]]:

@@ -14,7 +14,7 @@ from ckptools.errors import NotWholeError, ReadError, UsageError
 from ckptools.files.opening import OpenFiles
 from ckptools.formats import with_all_ranks
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.problems import PROBLEM_CODES, Problem
+from ckptools.model.problems import Code, Problem
 from ckptools.model.verification import Check, Verification
 from ckptools.pickles.foreign_names import foreign_classes, foreign_problems, suspicious_names
 from ckptools.tensor_io import rounding
@@ -66,10 +66,10 @@ def verify(
 
 
 def _codes(ignore: Iterable[str]) -> list[str]:
-    codes = [code.upper() for code in ignore]
+    codes, known = [code.upper() for code in ignore], [kind.code for kind in Code]
     for code in codes:
-        if code not in PROBLEM_CODES:
-            raise UsageError(None, f"--ignore {code}: there is no such code; they are {', '.join(PROBLEM_CODES)}")
+        if code not in known:
+            raise UsageError(None, f"--ignore {code}: there is no such code; they are {', '.join(known)}")
     return codes
 
 
@@ -94,14 +94,14 @@ def _each(checks: Mapping[str, Callable[[Checkpoint], Check]], ck: Checkpoint) -
     return [attempt(name, check, ck) for name, check in checks.items()]
 
 
-ELSEWHERE = ("CK101", "CK102", "CK106")
+ELSEWHERE = (Code.TENSOR_GAP, Code.TENSOR_OVERLAP, Code.TENSOR_NOT_JOINED)
 """What opening says of tensors, and the check of the layout says of each again."""
 
 
 def _others(ck: Checkpoint, checks: Sequence[Check]) -> list[Check]:
     """What opening it found and no check has told: nothing that is wrong goes unsaid."""
     told = {problem for check in checks for problem in check.problems}
-    left = [p for p in ck.problems if p not in told and p.code not in ELSEWHERE and p.severity != "note"]
+    left = [p for p in ck.problems if p not in told and p.kind not in ELSEWHERE and p.severity != "note"]
     return [judged("anything else", left, "")] if left else []
 
 
@@ -145,7 +145,7 @@ class _Reading:
     def copies(self, ck: Checkpoint) -> Check:
         """Replicas, byte for byte, and plain values that should be equal."""
         pairs = copies.replicated(ck)
-        problems = [p for p in ck.problems if p.code == "CK105"]
+        problems = [p for p in ck.problems if p.kind is Code.COPIES_DIFFER]
         contradicted, rounded = rounding.compare(ck.rounded)
         problems += contradicted
 

@@ -11,14 +11,14 @@ from typing import Any
 
 from ckptools.consolidate.foreign import is_foreign, is_plain, why_foreign, without_attributes
 from ckptools.consolidate.selection import FILLS, Selection
-from ckptools.consolidate.shortfall import HOLES, LOST, absent, own_values_absent, own_values_lost, summary
+from ckptools.consolidate.shortfall import absent, own_values_absent, own_values_lost, refuses, summary
 from ckptools.consolidate.sources import damaged_copy, spared_note, without_damaged
 from ckptools.dtypes import can_be_nan
 from ckptools.errors import NotWholeError, RefusedError, UsageError
 from ckptools.files.opening import OpenFiles
 from ckptools.formats.shared.merge import like
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.problems import CONTRADICTIONS, Problem
+from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box, cover
 from ckptools.model.tensor import Shard, Tensor
 from ckptools.model.tree import KeyPath, fqn_of, tensors_in
@@ -66,10 +66,9 @@ def select(
     if prefer_rank is not None and prefer_rank not in checkpoint.ranks:
         raise UsageError(checkpoint.path, f"--prefer-rank {prefer_rank}: there is no file of that rank here")
     picking = _Picking(checkpoint, holes, prefer_rank, files, damage)
-    codes = CONTRADICTIONS if holes else (*CONTRADICTIONS, LOST)
     errors = [p for p in checkpoint.problems if p.severity == "error"]
     concerned = [p for p in errors if _concerns(p, sections.values())]
-    picking.problems += [p for p in concerned if p.code in codes]
+    picking.problems += [p for p in concerned if refuses(p, holes)]
     without = absent(concerned)
     picking.problems += [] if holes else without
     picking.left_out |= {(p.tensor or p.code,): p.message for p in without}
@@ -121,7 +120,7 @@ def _sections(checkpoint: Checkpoint, only: str) -> dict[str, Section]:
 
 def _concerns(problem: Problem, parts: Iterable[Section]) -> bool:
     """Whether a problem is about what is going to be written."""
-    if problem.tensor is None or problem.code == "CK006":
+    if problem.tensor is None or problem.kind is Code.MIXED_SAVES:
         return True
     prefixes = [fqn_of(s.path) for s in parts]
     return any(not p or problem.tensor == p or problem.tensor.startswith(p + ".") for p in prefixes)
@@ -211,7 +210,7 @@ class _Picking:
         problem = cover_problem(tensor, fqn)
         if damage is not None and problem is None:
             self.spared.append(damage)  # another rank's copy is right
-        elif damage is not None and problem is not None and problem.code == "CK101":
+        elif damage is not None and problem is not None and problem.kind is Code.TENSOR_GAP:
             problem = damage
         if problem is not None and not self._may_fill(tensor, problem, at):
             return _LEFT_OUT
@@ -223,11 +222,11 @@ class _Picking:
 
     def _may_fill(self, tensor: Tensor, problem: Problem, at: KeyPath) -> bool:
         """Note what is wrong with a tensor; whether it is written all the same, with its holes filled."""
-        if problem.code in HOLES:
+        if problem.kind.lacks == "elements":
             self.missing[at] = cover(tensor.shape, {s.box for s in tensor.found}).gaps
         if self.holes is None:
             self.problems.append(problem)
-        elif problem.code in HOLES and self.holes in FILLS:
+        elif problem.kind.lacks == "elements" and self.holes in FILLS:
             if self.holes == "zero" or can_be_nan(tensor.dtype):
                 return True
             self.left_out[at] = f"{problem.message}; there is no NaN in {tensor.dtype}"
@@ -242,7 +241,7 @@ class _Picking:
             box, ranks = next(iter(differing.items()))
             way = damaged_copy(tensor, box, self.files) or "take one with --prefer-rank"
             text = f"{box}: rank {ranks[1]} holds other bytes than rank {ranks[0]}; {way}"
-            self.problems.append(Problem("CK105", "error", text, ranks[1], fqn))
+            self.problems.append(Problem(Code.COPIES_DIFFER, text, ranks[1], fqn))
         by_box: dict[Box, Shard] = {}
         for shard in sorted(tensor.found, key=self._preference):
             by_box.setdefault(shard.box, shard)

@@ -14,22 +14,20 @@ from ckptools.text import and_others, printable, spans
 from ckptools.training_state.rank_own import is_own
 from ckptools.training_state.sections import Section
 
-HOLES = ("CK101", "CK004")
-"""Parts of a tensor that no file holds, or none that is right; they are left out, or filled."""
 
-LOST = "CK005"
-"""A plain value that is missing or damaged: tensors have gaps instead."""
+def refuses(problem: Problem, holes: str | None) -> bool:
+    """Whether an error stands in the way by itself, whatever the tensors are like.
 
-ABSENT = ("CK011", "CK107")
-"""Problems that tell of parts without leaving a gap in any tensor; `--allow-missing` goes on without them."""
-
-FILES = ("CK001", "CK002", "CK015")
-"""Files that are missing or damaged."""
+    Args:
+        problem: an error about something that is going to be written.
+        holes: None to refuse what is not whole.
+    """
+    return problem.kind.forbids == "any output" or (not holes and problem.kind.lacks == "value")
 
 
 def absent(errors: Iterable[Problem]) -> list[Problem]:
     """Parts of which not even the names are known, so that no tensor has a gap; a rank's pieces leave gaps."""
-    return [p for p in errors if p.code in ABSENT or (p.code in FILES and p.rank is None)]
+    return [p for p in errors if p.kind.lacks == "part" or (p.kind.lacks == "file" and p.rank is None)]
 
 
 def own_values_lost(checkpoint: Checkpoint, parts: Iterable[Section], listed: bool) -> list[Problem]:
@@ -41,7 +39,7 @@ def own_values_lost(checkpoint: Checkpoint, parts: Iterable[Section], listed: bo
     lowest = min((f.rank for f in checkpoint.files if f.rank is not None), default=None)
     if lowest is None or all(s.kind in ("model", "optimizer") for s in parts):
         return []
-    errors = [p for p in checkpoint.problems if p.severity == "error" and p.code in FILES and p.rank is not None]
+    errors = [p for p in checkpoint.problems if p.severity == "error" and p.kind.lacks == "file" and p.rank is not None]
     return [p for p in errors if listed or p.rank == lowest]
 
 
@@ -53,7 +51,7 @@ def own_values_absent(checkpoint: Checkpoint, parts: Sequence[Section]) -> list[
         parts: what is going to be written.
     """
     own = [*(s.path for s in checkpoint.sections if is_own(s)), *checkpoint.differing]
-    lost = [p for p in checkpoint.problems if p.severity == "warning" and p.code in FILES and p.rank is not None]
+    lost = [p for p in checkpoint.problems if p.severity == "warning" and p.kind.lacks == "file" and p.rank is not None]
     if not lost or not any(part.holds(path) for part in parts for path in own):
         return []
     ranks = sorted({p.rank for p in lost if p.rank is not None})
@@ -75,10 +73,10 @@ def check_rounding(checkpoint: Checkpoint, part: str) -> None:
 
 def summary(checkpoint: Checkpoint, problems: Sequence[Problem]) -> str:
     """One line: what is wrong first, how much more, and what to do."""
-    files = [p for p in checkpoint.problems if p.code in FILES]
+    files = [p for p in checkpoint.problems if p.kind.lacks == "file"]
     ranks = sorted({p.rank for p in files if p.rank is not None})
     cause = f"rank {spans(ranks)} missing or cut; " if ranks else ""
     more = and_others(len(problems) - 1)
-    gaps_only = all(p.code in (*HOLES, LOST, "CK106", *ABSENT, *FILES) for p in problems)
+    gaps_only = all(p.kind.lacks != "nothing" for p in problems)
     way = "; --allow-missing writes what is whole" if gaps_only else ""
     return f"not whole: {cause}{printable(str(problems[0]))}{more}{way}"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from ckptools.consolidate.plan import Job
 from ckptools.errors import original_of
 from ckptools.files.opening import OpenFiles
-from ckptools.model.problems import Problem
+from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Tensor
 from ckptools.tensor_io.records import Progress, Record, damaged, stored
@@ -89,7 +89,7 @@ def without_damaged(tensor: Tensor, fqn: str, damage: Mapping[Record, int]) -> t
     shards = tuple(replace(s, source=None, item=None) if id(s) in gone else s for s in tensor.shards)
     more = f" and {plural(len(wrong) - 1, 'more shard')}" if len(wrong) > 1 else ""
     text = f"{first.box}{more}: {original_of(record.path).name} is damaged: {record.damage(damage[record])}"
-    return replace(tensor, shards=shards), Problem("CK004", "error", text, first.rank, fqn)
+    return replace(tensor, shards=shards), Problem(Code.BAD_CHECKSUM, text, first.rank, fqn)
 
 
 def damaged_copy(tensor: Tensor, box: Box, files: OpenFiles) -> str:

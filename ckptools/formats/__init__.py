@@ -17,7 +17,7 @@ from ckptools.formats.plugins import formats_from_outside
 from ckptools.formats.registry import FORMATS, RANK_FILES, Format, recognised
 from ckptools.formats.shared import rank_signs
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.problems import Problem
+from ckptools.model.problems import Code, Problem
 from ckptools.pickles import reader
 from ckptools.training_state import modules
 from ckptools.training_state.given_names import GivenNames
@@ -25,7 +25,6 @@ from ckptools.training_state.given_names import GivenNames
 if TYPE_CHECKING:
     from ckptools.formats.shared.given_names import NamesFrom
 
-BESIDE = "CK013"
 """Problem code for what lies beside a checkpoint and is not read."""
 
 __all__ = ["FORMATS", "Format", "open_again", "open_checkpoint", "with_all_ranks"]
@@ -198,14 +197,14 @@ def _beside_others(checkpoint: Checkpoint, path: Path, options: Options, formats
     training = None if checkpoint.of_kind("optimizer") else _training_file(path, others, options)
     if training is not None:
         checkpoint, others = training, _others(training, path, formats)
-    told_already = " ".join(p.message for p in checkpoint.problems if p.code == BESIDE)
+    told_already = " ".join(p.message for p in checkpoint.problems if p.kind is Code.NOT_READ)
     others = [p for p in others if p.name not in told_already]
     if not others:
         return checkpoint
     from ckptools.formats.shared import several
 
     text = f"also here, and not read: {several.names(path, others)}; open it by its name"
-    return replace(checkpoint, problems=(*checkpoint.problems, Problem(BESIDE, "note", text)))
+    return replace(checkpoint, problems=(*checkpoint.problems, Problem(Code.NOT_READ, text)))
 
 
 def _others(checkpoint: Checkpoint, path: Path, formats: Sequence[Format]) -> list[Path]:

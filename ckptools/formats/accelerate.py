@@ -33,7 +33,7 @@ from ckptools.formats.shared.composite import Parts, is_dcp
 from ckptools.formats.shared.flat import optimizers as flat_optimizers
 from ckptools.formats.shared.shapes import Shapes
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.problems import Problem
+from ckptools.model.problems import Code, Problem
 from ckptools.training_state.module_order import AS_SAVED, ModuleOrder
 from ckptools.training_state.sections import is_optimizer
 
@@ -132,7 +132,7 @@ def _bare_folders(folder: Path) -> list[Path]:
 def _without_metadata(folder: Path) -> Iterator[Problem]:
     for path in _bare_folders(folder):
         text = f"no file {path.name}/{METADATA}, which alone tells what the .distcp files there hold"
-        yield Problem("CK001", "error", text)
+        yield Problem(Code.FILE_MISSING, text)
 
 
 def _add_model(parts: Parts, part: _Part, optimizer: Any) -> None:

@@ -20,7 +20,7 @@ from ckptools.formats.dcp.folder import PLANNED
 from ckptools.formats.options import Options
 from ckptools.formats.shared.composite import Parts, is_dcp
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.problems import Problem
+from ckptools.model.problems import Code, Problem
 from ckptools.model.records import Fact
 from ckptools.training_state.module_order import AS_SAVED, ModuleOrder
 
@@ -55,7 +55,7 @@ def read(path: Path, options: Options) -> Checkpoint:
             parts.check_link(path / name)
             parts.file(path / name / f"{name}.pt", name)
         else:
-            parts.problems.append(Problem("CK001", "note", f"no folder {name}: it was not saved"))
+            parts.problems.append(Problem(Code.FILE_MISSING, f"no folder {name}: it was not saved", severity="note"))
     if (path / RESUMPTION).is_file():
         parts.file(path / RESUMPTION, "resumption")
     if (path / METADATA).is_file():

@@ -32,7 +32,7 @@ from ckptools.formats.options import Options
 from ckptools.formats.shared import shapes
 from ckptools.formats.shared.file_status import fault
 from ckptools.model.checkpoint import Checkpoint, ReadCost
-from ckptools.model.problems import Problem, worst_first
+from ckptools.model.problems import Code, Problem, worst_first
 from ckptools.model.records import Fact, RankFile
 from ckptools.model.regions import Box, Ints
 from ckptools.model.tensor import Shard, Tensor
@@ -158,7 +158,7 @@ class _Opening:
             if named.path == self.path:
                 raise
             why = str(error).removeprefix(f"{named.path}: ")
-            self.problems.append(Problem(fault(why), "error", f"{named.path.name} {why}", named.rank))
+            self.problems.append(Problem(fault(why), f"{named.path.name} {why}", named.rank))
             self.files.append(_file(named, part, "cut" if "cut short" in why else "bad"))
             return
         self.bytes_read += header.size
@@ -170,7 +170,7 @@ class _Opening:
         if shard.source.dtype != whole.dtype or len(shard.box.sizes) != len(whole.reach):
             has = f"{shard.source.dtype} of {len(shard.box.sizes)} dimensions"
             text = f"{has}, another rank has {whole.dtype} of {len(whole.reach)}; the shards are not of one save"
-            self.problems.append(Problem("CK104", "error", text, shard.rank, name))
+            self.problems.append(Problem(Code.LAYOUT_DISAGREES, text, shard.rank, name))
             return
         whole.shards.append(shard)
         whole.reach = tuple(map(max, whole.reach, shard.box.ends))
@@ -179,7 +179,7 @@ class _Opening:
         shape = self.shapes.get(name, whole.reach)
         if len(shape) != len(whole.reach) or any(n < reached for n, reached in zip(shape, whole.reach, strict=True)):
             text = f"its pieces reach to {list(whole.reach)}, and its shape is said to be {list(shape)}"
-            self.problems.append(Problem("CK104", "error", text, None, name))
+            self.problems.append(Problem(Code.LAYOUT_DISAGREES, text, None, name))
             shape = whole.reach
         cut = len({s.box for s in whole.shards}) > 1 or whole.shards[0].box.sizes != shape
         tensor = Tensor(shape, whole.dtype, tuple(whole.shards), "chunks" if cut else "plain", world_size=self.world)
@@ -191,20 +191,20 @@ class _Opening:
         """Ranks without any file, and files that some ranks have and others not."""
         if self.alone:
             text = f"{self.path.name} is one file of several, and only this one is read"
-            self.problems.append(Problem("CK011", "error", text))
+            self.problems.append(Problem(Code.ONE_OF_SEVERAL, text))
             return
         ranks = {f.rank for f in files}
         for rank in range(min(self.world, MAX_RANKS)):
             if rank not in ranks:
                 path = files[0].path.with_name(f"shard-{rank + 1:05d}-model-00001-of-{files[0].parts:05d}.safetensors")
                 self.files.append(RankFile(path, rank, "", "missing", 0, None))
-                self.problems.append(Problem("CK001", "error", f"no file {path.name}, nor another of this rank", rank))
+                self.problems.append(Problem(Code.FILE_MISSING, f"no file {path.name}, nor another of this rank", rank))
         for rank in sorted(ranks):
             parts = {f.part for f in files if f.rank == rank}
             absent = len(set(range(1, min(files[0].parts, MAX_RANKS) + 1)) - parts)
             if absent:
                 text = f"has {len(parts)} of {files[0].parts} files; a rank that owns nothing of a file writes none"
-                self.problems.append(Problem("CK001", "warning", text, rank))
+                self.problems.append(Problem(Code.FILE_MISSING, text, rank, severity="warning"))
 
     def _check_names(self) -> None:
         """What is not here and leaves no gap behind: tensors that only a lost file held."""
@@ -215,13 +215,13 @@ class _Opening:
                 f"{len(absent)} tensors of the whole model are in no shard here: "
                 f"{', '.join(map(describe_for_error, absent[:3]))}"
             )
-            self.problems.append(Problem("CK107", "error", text))
+            self.problems.append(Problem(Code.MODEL_PART_MISSING, text))
         elif lost and not self.shapes:
             text = "files are missing or damaged, and what only they held is not known, not even by name"
-            self.problems.append(Problem("CK107", "error", text))
+            self.problems.append(Problem(Code.MODEL_PART_MISSING, text))
         elif not self.shapes and not self.alone:
             text = "shapes are what the pieces reach to: a missing last rank cannot be told, unless --shapes tells them"
-            self.problems.append(Problem("CK012", "note", text))
+            self.problems.append(Problem(Code.KEPT_AS_SAVED, text))
 
     def checkpoint(self, files: Sequence[ShardFile], started: float) -> Checkpoint:
         """Put everything together."""

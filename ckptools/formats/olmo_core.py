@@ -23,7 +23,7 @@ from ckptools.formats.options import Options
 from ckptools.formats.shared.composite import Parts, is_dcp
 from ckptools.formats.shared.rank_names import parse
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.problems import Problem
+from ckptools.model.problems import Code, Problem
 from ckptools.model.records import Fact
 
 NAME = "olmo_core"
@@ -59,12 +59,14 @@ def _add_trainer(parts: Parts) -> Fact:
     """Add the ranks' trainer states; return the world size as they tell it."""
     folder = parts.path / TRAIN
     if not folder.is_dir():
-        parts.problems.append(Problem("CK001", "warning", f"no folder {TRAIN}, which holds the trainer's state"))
+        parts.problems.append(
+            Problem(Code.FILE_MISSING, f"no folder {TRAIN}, which holds the trainer's state", severity="warning")
+        )
         return Fact(None)
     parts.check_link(folder)
     ranks = sorted(n.rank for n in map(parse, folder.iterdir()) if n is not None)
     if not ranks:
-        parts.problems.append(Problem("CK001", "warning", f"no file rank0.pt in {TRAIN}"))
+        parts.problems.append(Problem(Code.FILE_MISSING, f"no file rank0.pt in {TRAIN}", severity="warning"))
         return Fact(None)
     parts.whole_checkpoint(rank_files.read(folder / f"rank{ranks[0]}.pt", parts.options), TRAIN)
     world = _stated(parts.tree[TRAIN])
@@ -72,7 +74,7 @@ def _add_trainer(parts: Parts) -> Fact:
         return Fact(None)
     for rank in sorted(set(range(min(world, rank_files.MAX_WORLD))) - set(ranks)):
         text = f"no file {TRAIN}/rank{rank}.pt; it would resume from rank 0's"
-        parts.problems.append(Problem("CK001", "warning", text, rank))
+        parts.problems.append(Problem(Code.FILE_MISSING, text, rank, severity="warning"))
     return Fact(world, (f"{TRAIN}.world_size",))
 
 

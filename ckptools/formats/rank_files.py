@@ -29,7 +29,7 @@ from ckptools.formats.shared.rank_names import RankName, only_group, parse
 from ckptools.formats.shared.rank_signs import tell_one_checkpoint
 from ckptools.formats.torch_file import in_form
 from ckptools.model.checkpoint import Checkpoint, ReadCost
-from ckptools.model.problems import Problem, worst_first
+from ckptools.model.problems import Code, Problem, worst_first
 from ckptools.model.records import Fact, RankFile
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import fqn_of, tensors_in
@@ -152,7 +152,7 @@ class _Opening:
         if rank is None or rank == name.rank:
             return name.rank
         text = f"{name.path.name} holds rank {rank}; the content is believed"
-        self.problems.append(Problem("CK010", "warning", text, name.rank))
+        self.problems.append(Problem(Code.NAME_CONTRADICTS, text, name.rank))
         return rank
 
     def checkpoint(self, started: float, by_name: Shapes | None) -> Checkpoint:
@@ -172,7 +172,9 @@ class _Opening:
         self.problems += rank_checks.of_gathered(sections, merge.differing)
         self.problems += rank_checks.of_copied(tensors)
         self.problems += rank_checks.of_tensors(tensors)
-        self.problems += (Problem("CK108", "note", note, None, fqn_of(path)) for path, note in settled.notes.items())
+        self.problems += (
+            Problem(Code.LAYOUT_INFERRED, note, None, fqn_of(path)) for path, note in settled.notes.items()
+        )
         cost = ReadCost(len(self.saved), time.perf_counter() - started, sum(s.bytes_read for s in self.saved.values()))
         return Checkpoint(
             path=self.path,
@@ -210,14 +212,14 @@ class _Opening:
         named = self.name.world_size
         found = len({self.ranks[n.path] for n in self.group})
         if len(claimed) > 1:
-            self.problems.append(Problem("CK103", "error", f"sharded tensors speak of world sizes {claimed}"))
+            self.problems.append(Problem(Code.WORLD_SIZES_DISAGREE, f"sharded tensors speak of world sizes {claimed}"))
         if at_least and max(at_least) > max(claimed, default=0):
             return self._world_of_slices(max(at_least), named, found)
         if claimed:
             agrees = named in (None, claimed[-1]) and len(claimed) == 1
             if named not in (None, claimed[-1]):
                 text = f"world size {claimed[-1]} by content, {named} by file name"
-                self.problems.append(Problem("CK103", "error", text))
+                self.problems.append(Problem(Code.WORLD_SIZES_DISAGREE, text))
             return Fact(claimed[-1], ("layout", *(["file name"] if named == claimed[-1] else [])), agrees)
         if named is not None:
             return Fact(named, ("file name",))

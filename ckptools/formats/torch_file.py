@@ -18,7 +18,7 @@ from ckptools.formats.options import Options
 from ckptools.formats.shared.file_status import was_read
 from ckptools.formats.shared.rank_names import COMPRESSED
 from ckptools.model.checkpoint import Checkpoint, ReadCost
-from ckptools.model.problems import Problem
+from ckptools.model.problems import Code, Problem
 from ckptools.model.records import Fact
 from ckptools.model.tree import tensors_in
 from ckptools.training_state.module_order import AS_SAVED
@@ -84,4 +84,4 @@ def _part_of_more(path: Path) -> Iterator[Problem]:
     """A name such as `x-00001-of-00004.bin` or `mp_rank_00_x.pt` speaks of files that this format does not join."""
     found = PART.search(path.name)
     if found:
-        yield Problem("CK011", "error", f"its name says {found[0]}: one file of several, and only this one is read")
+        yield Problem(Code.ONE_OF_SEVERAL, f"its name says {found[0]}: one file of several, and only this one is read")

@@ -49,7 +49,7 @@ class Checkpoint:
         world_size: ranks it was saved by, and what says so.
         step: training step, and what says so.
         module_order: whether the format keeps the order in which the module has its parameters, and why.
-        problems: what is wrong, the worst first; `PROBLEM_CODES` explains the codes.
+        problems: what is wrong, the worst first; `Code` explains their codes.
         names: dotted names of every class and function that the files mention.
         all_ranks: whether every rank's file was read, so that `tree` holds everybody's shards.
         compared: whether of files that were only looked at (`seen`) what tells rank, world size and step was compared.

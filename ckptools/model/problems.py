@@ -1,12 +1,74 @@
-"""What is wrong with a checkpoint: each code once, with what it says, and the record of one finding."""
+"""What is wrong with a checkpoint: the one table of problem codes, and the record of one finding."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import Enum
 from typing import Literal
 
 Severity = Literal["error", "warning", "note"]
+
+Forbids = Literal["nothing", "complete output", "any output"]
+"""What an error forbids `consolidate` to write: `complete output` is left to `--allow-missing`; nothing talks away what
+forbids `any output`, since the files are not of one checkpoint or contradict each other."""
+
+Lacks = Literal["nothing", "file", "part", "value", "tensor", "elements"]
+"""What of a checkpoint cannot be had: a whole file, a part whose names are not even known, a plain value, a tensor, or
+some elements of one."""
+
+
+class Code(Enum):
+    """Every problem that is told of a checkpoint; nowhere else are its code and its usual severity written.
+
+    Attributes:
+        code: stable, such as `CK001`; what is printed, and what `--ignore` takes.
+        meaning: what it stands for, in a few words.
+        severity: an error makes the checkpoint not whole; a warning may; a note is for information.
+        forbids: what an error of this kind forbids `consolidate` to write.
+        lacks: what cannot be had because of it.
+    """
+
+    FILE_MISSING = "CK001", "rank file missing", "error", "complete output", "file"
+    FILE_CUT = "CK002", "rank file cut short", "error", "complete output", "file"
+    ODD_FILE_SIZE = "CK003", "rank file of an odd size", "warning"
+    BAD_CHECKSUM = "CK004", "bad CRC-32", "error", "complete output", "elements"
+    VALUE_LOST = "CK005", "value lost or damaged inside a file", "error", "complete output", "value"
+    MIXED_SAVES = "CK006", "files of different steps or saves", "error", "any output"
+    METADATA_CONTRADICTS = "CK007", "metadata that contradicts itself", "error", "any output"
+    LEFT_OVER = "CK008", "left over from an interrupted write", "warning"
+    STRAY_FILE = "CK009", "stray or duplicate rank file", "error", "any output"
+    NAME_CONTRADICTS = "CK010", "file name and content disagree", "warning"
+    ONE_OF_SEVERAL = "CK011", "one file of several", "error", "complete output", "part"
+    KEPT_AS_SAVED = "CK012", "kept as the framework has it", "note"
+    NOT_READ = "CK013", "file beside it that is not read", "note"
+    MANIFEST_DIFFERS = "CK014", "differs from the manifest", "error"
+    FILE_UNREADABLE = "CK015", "file that may not be read, or whose disk fails", "error", "complete output", "file"
+    TENSOR_GAP = "CK101", "gap in a tensor", "error", "complete output", "elements"
+    TENSOR_OVERLAP = "CK102", "overlap in a tensor", "error", "complete output"
+    WORLD_SIZES_DISAGREE = "CK103", "world sizes disagree", "error", "any output"
+    LAYOUT_DISAGREES = "CK104", "ranks disagree on layout, shape or dtype", "error", "any output"
+    COPIES_DIFFER = "CK105", "copies that should be equal differ", "error", "any output"
+    TENSOR_NOT_JOINED = "CK106", "tensor that cannot be put together", "error", "complete output", "tensor"
+    MODEL_PART_MISSING = "CK107", "part of the model missing", "error", "complete output", "part"
+    LAYOUT_INFERRED = "CK108", "layout that the files do not state, found as the only one that fits", "note"
+    NOT_FINITE = "CK201", "NaN or infinity", "error"
+    NO_OPTIMIZER_STATE = "CK203", "no optimizer state for a parameter", "warning"
+    STEPS_DISAGREE = "CK204", "step counters disagree", "warning"
+    LEARNING_RATES_DISAGREE = "CK205", "scheduler and param groups have different learning rates", "warning"
+    RNG_STATES_EQUAL = "CK206", "RNG states equal on several ranks", "warning"
+    PARAM_GROUPS = "CK207", "parameter in no param group, or in two", "error"
+    OPTIMIZER_STATE_SHAPE = "CK209", "optimizer state of another shape than its parameter", "error"
+    OPTIMIZER_STATE_UNNAMED = "CK210", "optimizer state without a sure name", "warning"
+    FOREIGN_CLASSES = "CK301", "foreign classes, kept as data", "note"
+    UNSAFE_NAME = "CK302", "name that could run code", "warning"
+    WHOLE_MODULE = "CK303", "whole module instead of a state dict", "note"
+
+    def __init__(
+        self, code: str, meaning: str, severity: Severity, forbids: Forbids = "nothing", lacks: Lacks = "nothing"
+    ) -> None:
+        self.code, self.meaning, self.severity = code, meaning, severity
+        self.forbids, self.lacks = forbids, lacks
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,18 +76,27 @@ class Problem:
     """Something that is wrong with a checkpoint, or that its user should know.
 
     Attributes:
-        code: stable, such as `CK001`; see `PROBLEM_CODES`.
-        severity: an error makes the checkpoint not whole; a warning may; a note is for information.
+        kind: which of the known problems it is.
         message: one line: expected, found, what to do.
         rank: the rank it is about.
         tensor: fqn of the tensor it is about.
+        severity: as the kind has it, unless this one is more or less grave.
     """
 
-    code: str
-    severity: Severity
+    kind: Code
     message: str
     rank: int | None = None
     tensor: str | None = None
+    severity: Severity = None  # type: ignore[assignment]  # from here on, as the kind has it
+
+    def __post_init__(self) -> None:
+        if not self.severity:
+            object.__setattr__(self, "severity", self.kind.severity)
+
+    @property
+    def code(self) -> str:
+        """Its code, such as `CK001`."""
+        return self.kind.code
 
     def __str__(self) -> str:
         where = [f"rank {self.rank}"] if self.rank is not None else []
@@ -36,47 +107,3 @@ class Problem:
 def worst_first(problems: Iterable[Problem]) -> tuple[Problem, ...]:
     """Errors, then warnings, then notes, each in the order in which they were found."""
     return tuple(sorted(problems, key=lambda p: ("error", "warning", "note").index(p.severity)))
-
-
-PROBLEM_CODES: dict[str, str] = {
-    "CK001": "rank file missing",
-    "CK002": "rank file cut short",
-    "CK003": "rank file of an odd size",
-    "CK004": "bad CRC-32",
-    "CK005": "value lost or damaged inside a file",
-    "CK006": "files of different steps or saves",
-    "CK007": "metadata that contradicts itself",
-    "CK008": "left over from an interrupted write",
-    "CK009": "stray or duplicate rank file",
-    "CK010": "file name and content disagree",
-    "CK011": "one file of several",
-    "CK012": "kept as the framework has it",
-    "CK013": "file beside it that is not read",
-    "CK014": "differs from the manifest",
-    "CK015": "file that may not be read, or whose disk fails",
-    "CK101": "gap in a tensor",
-    "CK102": "overlap in a tensor",
-    "CK103": "world sizes disagree",
-    "CK104": "ranks disagree on layout, shape or dtype",
-    "CK105": "copies that should be equal differ",
-    "CK106": "tensor that cannot be put together",
-    "CK107": "part of the model missing",
-    "CK108": "layout that the files do not state, found as the only one that fits",
-    "CK201": "NaN or infinity",
-    "CK203": "no optimizer state for a parameter",
-    "CK204": "step counters disagree",
-    "CK205": "scheduler and param groups have different learning rates",
-    "CK206": "RNG states equal on several ranks",
-    "CK207": "parameter in no param group, or in two",
-    "CK209": "optimizer state of another shape than its parameter",
-    "CK210": "optimizer state without a sure name",
-    "CK301": "foreign classes, kept as data",
-    "CK302": "name that could run code",
-    "CK303": "whole module instead of a state dict",
-}
-
-
-CONTRADICTIONS = ("CK006", "CK007", "CK009", "CK103", "CK104", "CK105")
-
-
-"""Problems that no option talks away: the files are not of one checkpoint, or contradict each other."""

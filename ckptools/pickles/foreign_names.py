@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from ckptools.model.problems import Problem
+from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath, fqn_of
 from ckptools.model.values import Lost, Opaque
@@ -131,10 +131,10 @@ def foreign_problems(foreign: Mapping[str, Sequence[KeyPath]], suspicious: Itera
     """One warning per suspicious name, then one note for all foreign classes."""
     for name in suspicious:
         text = f"the pickle names {clip_middle(name, MAX_NAME)}, which could run code; ckptools ran nothing"
-        yield Problem("CK302", "warning", text)
+        yield Problem(Code.UNSAFE_NAME, text)
     if foreign:
         which = "a foreign class" if len(foreign) == 1 else f"{len(foreign)} foreign classes"
-        yield Problem("CK301", "note", f"{which}, kept as data and not loaded: {classes_and_places(foreign)}")
+        yield Problem(Code.FOREIGN_CLASSES, f"{which}, kept as data and not loaded: {classes_and_places(foreign)}")
 
 
 def classes_and_places(classes: Mapping[str, Sequence[KeyPath]]) -> str:

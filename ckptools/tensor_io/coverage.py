@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ckptools.model.problems import Problem
+from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box, Ints, TangledLayoutError, cover
 from ckptools.model.tensor import Tensor
 
@@ -12,26 +12,26 @@ from ckptools.model.tensor import Tensor
 def cover_problem(tensor: Tensor, fqn: str) -> Problem | None:
     """Why a tensor cannot be put together whole, or None."""
     if tensor.note:
-        return Problem("CK106", "error", tensor.note, None, fqn)
+        return Problem(Code.TENSOR_NOT_JOINED, tensor.note, None, fqn)
     try:
         told = cover(tensor.shape, {s.box for s in tensor.found})
     except TangledLayoutError as error:
-        return Problem("CK106", "error", str(error), None, fqn)
+        return Problem(Code.TENSOR_NOT_JOINED, str(error), None, fqn)
     if told.exact:
         return None
     if told.outside:
         box = told.outside[0]
         text = f"a shard at {box}{_whose(tensor, box)} outside of {list(tensor.shape)}"
-        return Problem("CK102", "error", text, None, fqn)
+        return Problem(Code.TENSOR_OVERLAP, text, None, fqn)
     if told.overlaps:
         a, b = told.overlaps[0]
         text = f"shards {a}{_whose(tensor, a)} and {b}{_whose(tensor, b)} overlap"
-        return Problem("CK102", "error", text, None, fqn)
+        return Problem(Code.TENSOR_OVERLAP, text, None, fqn)
     ranks = sorted({s.rank for s in tensor.shards if s.source is None and s.rank is not None})
     whose = f", held by rank {', '.join(map(str, ranks[:8]))}" if ranks else ""
     where = ", ".join(map(str, told.gaps[:3])) + (" …" if len(told.gaps) > 3 else "")
     text = f"gap {where}: {told.missing} of {tensor.numel} elements are in no file here{whose}"
-    return Problem("CK101", "error", text, ranks[0] if ranks else None, fqn)
+    return Problem(Code.TENSOR_GAP, text, ranks[0] if ranks else None, fqn)
 
 
 def can_be_read(shape: Ints, boxes: Iterable[Box]) -> bool:

@@ -11,7 +11,7 @@ from math import prod
 from typing import Any
 
 from ckptools.errors import NotWholeError, ReadError
-from ckptools.model.problems import Problem
+from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Rounded
 
@@ -41,7 +41,7 @@ def unequal(pair: Rounded) -> Problem | None:
                 "found is not the one that was saved, or one of both is damaged; --only model --weights module writes "
                 "the model"
             )
-            return Problem("CK105", "error", text, None, pair.fqn)
+            return Problem(Code.COPIES_DIFFER, text, None, pair.fqn)
     if unread is not None:
         raise unread
     return None

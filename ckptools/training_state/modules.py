@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptools.errors import ReadError
-from ckptools.model.problems import Problem
+from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath, nodes_in
 from ckptools.model.values import Opaque
@@ -156,4 +156,4 @@ def module_problems(tree: Any) -> Iterator[Problem]:
         modules.setdefault(state.module.name, []).append(path)
     if modules:
         text = "a whole module is read as its parameters and buffers, without what its class may add: "
-        yield Problem("CK303", "note", text + classes_and_places(modules))
+        yield Problem(Code.WHOLE_MODULE, text + classes_and_places(modules))

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from ckptools.dtypes import can_be_nan
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.problems import CONTRADICTIONS
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import tensors_in
@@ -56,7 +55,7 @@ def next_command(ck: Checkpoint, alone: bool) -> str:
     if alone:
         rest = _rest_of(ck)
         return f"ckptools inspect {named} --section model     to consolidate, {rest}" if model else ""
-    if ck.whole is None or any(p.code in CONTRADICTIONS for p in ck.problems if p.severity == "error"):
+    if ck.whole is None or any(p.kind.forbids == "any output" for p in ck.problems if p.severity == "error"):
         return f"ckptools verify {named}"
     if any(tensor.note for tensor in model if tensor.kind != "meta"):
         return f"ckptools inspect {named} --section model"

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ckptools.model.problems import Problem, Severity
+from ckptools.model.problems import Code, Problem, Severity
 from ckptools.text import and_others, clip_middle, plural, printable, spans
 
 MAX_LINE = 500
@@ -55,7 +55,7 @@ def _where(group: Sequence[Problem]) -> str:
     tensors = list(dict.fromkeys(p.tensor for p in group if p.tensor is not None))
     words = [f"rank{'s' if len(ranks) > 1 else ''} {spans(ranks)}"] if ranks else []
     if tensors:
-        kind = "other value" if group[0].code == "CK005" else "other tensor"
+        kind = "other value" if group[0].kind is Code.VALUE_LOST else "other tensor"
         more = f" and {plural(len(tensors) - 1, kind)}" if len(tensors) > 1 else ""
         words.append(clip_middle(printable(tensors[0]), 60) + more)
     return ", ".join(words)
@@ -72,10 +72,10 @@ def error_lines(problems: Iterable[Problem]) -> list[str]:
 def verdict(problems: Sequence[Problem]) -> str:
     """What is wrong, in a few words: `1 rank missing, 1 rank cut short, 3 other errors`."""
     errors = [p for p in problems if p.severity == "error"]
-    told = _counted("missing", [p for p in errors if p.code == "CK001"])
-    told += _counted("cut short or damaged", [p for p in errors if p.code == "CK002"])
-    told += _counted("not readable", [p for p in errors if p.code == "CK015"])
-    others = sum(p.code not in ("CK001", "CK002", "CK015") for p in errors)
+    told = _counted("missing", [p for p in errors if p.kind is Code.FILE_MISSING])
+    told += _counted("cut short or damaged", [p for p in errors if p.kind is Code.FILE_CUT])
+    told += _counted("not readable", [p for p in errors if p.kind is Code.FILE_UNREADABLE])
+    others = sum(p.kind not in (Code.FILE_MISSING, Code.FILE_CUT, Code.FILE_UNREADABLE) for p in errors)
     told += [plural(others, "other error" if told else "error")] if others else []
     return ", ".join(told)
 

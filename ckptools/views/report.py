@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ckptools.model.checkpoint import Checkpoint, ReadCost
-from ckptools.model.problems import Problem, worst_first
+from ckptools.model.problems import Code, Problem, worst_first
 from ckptools.model.records import Fact, RankFile
 from ckptools.model.tree import fqn_of, walk
 from ckptools.pickles.foreign_names import foreign_classes, foreign_problems, suspicious_names
@@ -218,14 +218,14 @@ def _alone(ck: Checkpoint, here: list[RankFile]) -> bool:
 def _own_problems(ck: Checkpoint, scope: Scope) -> list[Problem]:
     problems = list(ck.problems)
     if scope == "alone":
-        missing = sorted({p.rank for p in problems if p.code == "CK001" and p.rank is not None})
-        problems = [p for p in problems if p.code != "CK001"]
+        missing = sorted({p.rank for p in problems if p.kind is Code.FILE_MISSING and p.rank is not None})
+        problems = [p for p in problems if p.kind is not Code.FILE_MISSING]
         if missing:
             world = ck.world_size.value
             text = f"1 of {world} ranks; what is inside is told from its layout, {len(missing)} others hold the rest"
-            problems.append(Problem("CK001", "note", text))
+            problems.append(Problem(Code.FILE_MISSING, text, severity="note"))
     if not ck.step.agree:
-        problems.append(Problem("CK010", "warning", contradiction(ck.step)))
+        problems.append(Problem(Code.NAME_CONTRADICTS, contradiction(ck.step)))
     return problems
 
 

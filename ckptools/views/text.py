@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ckptools.dtypes import short
+from ckptools.model.problems import Code
 from ckptools.text import count, duration, few, period, plural, printable, size
 from ckptools.views.groups import GroupRow, OptimizerRow, SchedulerRow
 from ckptools.views.layout import Layout
@@ -81,7 +82,7 @@ def problem_lines(report: Report, severities: Sequence[str], screen: Screen) -> 
 
 def _said(report: Report, code: str) -> bool:
     """Whether the headline has said it already."""
-    return report.scope == "alone" and code == "CK001"
+    return report.scope == "alone" and code == Code.FILE_MISSING.code
 
 
 # -- facts -------------------------------------------------------------------------------------------------------

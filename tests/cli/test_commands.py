@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ckptools.cli import COMMANDS, app
-from ckptools.model.problems import PROBLEM_CODES
+from ckptools.model.problems import Code
 from tests.truth import FIXTURES
 
 README = Path(__file__).parent.parent.parent / "README.md"
@@ -34,7 +34,7 @@ def test_every_command_has_help_and_a_line_in_the_readme(name):
 
 def test_every_problem_code_is_explained_in_the_readme():
     told = README.read_text()
-    assert [c for c, meaning in PROBLEM_CODES.items() if f"| {c} | {meaning} |" not in told] == []
+    assert [kind for kind in Code if f"| {kind.code} | {kind.meaning} |" not in told] == []
 
 
 @pytest.mark.parametrize("name", ["inspect", "consolidate", "shell", "verify"])

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptools.model.checkpoint import Checkpoint, ReadCost
-from ckptools.model.problems import Problem
+from ckptools.model.problems import Code, Problem
 from ckptools.model.records import Fact, RankFile
 from ckptools.model.regions import Box, contiguous_strides
 from ckptools.model.tensor import Shard, Source, Tensor
@@ -77,7 +77,7 @@ def checkpoint(tree: Any, **facts: Any) -> Checkpoint:
 
 
 def missing(*ranks: int) -> tuple[Problem, ...]:
-    return tuple(Problem("CK001", "error", f"no file ep0-ba12000-rank{r}.pt", r) for r in ranks)
+    return tuple(Problem(Code.FILE_MISSING, f"no file ep0-ba12000-rank{r}.pt", r) for r in ranks)
 
 
 def weights(ranks: int) -> dict[str, Tensor]:
@@ -126,7 +126,7 @@ def broken_run7() -> Checkpoint:
     """Ranks 201 to 203 are missing, rank 137 is cut."""
     found = list(files(256, here=set(range(256)) - {201, 202, 203}, nbytes=315_923_456))
     found[137] = RankFile(found[137].path, 137, "", "cut", 209_715_200, SAVED)
-    cut = Problem("CK002", "error", "ep0-ba12000-rank137.pt is cut short: 209715200 bytes; no zip directory", 137)
+    cut = Problem(Code.FILE_CUT, "ep0-ba12000-rank137.pt is cut short: 209715200 bytes; no zip directory", 137)
     return run7(files=tuple(found), problems=(*missing(201, 202, 203), cut), compared=False)
 
 

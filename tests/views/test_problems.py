@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from ckptools.model.problems import Problem
+from ckptools.model.problems import Code, Problem
 from ckptools.views.problems import fold, verdict
 from tests.views.made import missing
 
@@ -17,23 +17,44 @@ def test_one_missing_rank_keeps_its_words():
 
 
 def test_the_same_said_of_many_tensors_is_one_line():
-    said = [Problem("CK105", "error", "rank 1 has another value", None, f"optim.state.{n}.step") for n in range(9)]
+    said = [Problem(Code.COPIES_DIFFER, "rank 1 has another value", None, f"optim.state.{n}.step") for n in range(9)]
     (folded,) = fold(said)
     assert folded.where == "optim.state.0.step and 8 other tensors"
 
 
 def test_different_things_stay_apart():
-    assert len(fold([*missing(1), Problem("CK002", "error", "cut", 2), Problem("CK106", "warning", "a")])) == 3
-    assert len(fold([Problem("CK106", "warning", "a1"), Problem("CK106", "warning", "a2")])) == 2
+    assert (
+        len(
+            fold(
+                [
+                    *missing(1),
+                    Problem(Code.FILE_CUT, "cut", 2),
+                    Problem(Code.TENSOR_NOT_JOINED, "a", severity="warning"),
+                ]
+            )
+        )
+        == 3
+    )
+    assert (
+        len(
+            fold(
+                [
+                    Problem(Code.TENSOR_NOT_JOINED, "a1", severity="warning"),
+                    Problem(Code.TENSOR_NOT_JOINED, "a2", severity="warning"),
+                ]
+            )
+        )
+        == 2
+    )
 
 
 def test_a_forged_message_stays_on_its_line():
-    (folded,) = fold([Problem("CK009", "error", "x\nwhole: all is well", 1, "w\x1b[2J")])
+    (folded,) = fold([Problem(Code.STRAY_FILE, "x\nwhole: all is well", 1, "w\x1b[2J")])
     assert folded.message == "x\\nwhole: all is well"
     assert folded.where == "rank 1, w\\x1b[2J"
 
 
 def test_the_verdict_counts_ranks_and_errors():
-    errors = [*missing(1, 2), Problem("CK002", "error", "cut", 3), Problem("CK103", "error", "x")]
+    errors = [*missing(1, 2), Problem(Code.FILE_CUT, "cut", 3), Problem(Code.WORLD_SIZES_DISAGREE, "x")]
     assert verdict(errors) == "2 ranks missing, 1 rank cut short or damaged, 1 other error"
-    assert verdict([Problem("CK103", "error", "x"), Problem("CK301", "note", "y")]) == "1 error"
+    assert verdict([Problem(Code.WORLD_SIZES_DISAGREE, "x"), Problem(Code.FOREIGN_CLASSES, "y")]) == "1 error"

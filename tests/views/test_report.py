@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ckptools.model.problems import Problem
+from ckptools.model.problems import Code, Problem
 from ckptools.model.records import Fact
 from ckptools.model.values import NumpyScalar
 from ckptools.views.report import inspect_report
@@ -41,7 +41,7 @@ def test_a_folder_with_one_rank_of_256_is_an_error():
 
 
 def test_a_lone_rank_with_another_error_is_still_an_error():
-    wrong = Problem("CK103", "error", "sharded tensors speak of world sizes [4, 8]")
+    wrong = Problem(Code.WORLD_SIZES_DISAGREE, "sharded tensors speak of world sizes [4, 8]")
     report = inspect_report(run7(here={7}, path=alone().path, problems=(*missing(1), wrong)))
     assert (report.scope, report.errors) == ("alone", True)
 
@@ -57,7 +57,7 @@ def test_a_name_that_tells_another_step_is_a_warning():
 
 
 def test_errors_come_before_warnings_and_notes():
-    problems = (Problem("CK106", "warning", "w"), *missing(3))
+    problems = (Problem(Code.TENSOR_NOT_JOINED, "w", severity="warning"), *missing(3))
     report = inspect_report(run7(here={0, 1}, problems=problems, names=("os.system",)))
     assert [p.severity for p in report.problems] == ["error", "warning", "warning"]
 

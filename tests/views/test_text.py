@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from ckptools.model.problems import Problem
+from ckptools.model.problems import Code, Problem
 from ckptools.views import text
 from ckptools.views.detail_text import detail_text
 from ckptools.views.details import section_details
@@ -91,7 +91,7 @@ def test_missing_replicas_of_whole_tensors_are_told():
 
 
 def test_a_lone_rank_with_an_error_says_so():
-    wrong = Problem("CK103", "error", "world sizes [4, 8]")
+    wrong = Problem(Code.WORLD_SIZES_DISAGREE, "world sizes [4, 8]")
     shown = text.report_text(inspect_report(replace(alone(), problems=(*missing(1), wrong))))
     assert "one rank of 256: rank 7; what is inside is told from its layout; 1 error" in shown
     assert "CK103" in shown and "CK001" not in shown

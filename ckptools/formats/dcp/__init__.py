@@ -23,7 +23,7 @@ from ckptools.formats.dcp.folder import PLANNED, Folder, read_folder
 from ckptools.formats.options import Options
 from ckptools.formats.shared.file_status import fault, was_read
 from ckptools.model.checkpoint import Checkpoint, ReadCost
-from ckptools.model.problems import Problem, worst_first
+from ckptools.model.problems import Code, Problem, worst_first
 from ckptools.model.records import Fact
 from ckptools.model.values import describe_for_error
 from ckptools.pickles.reader import Saved
@@ -90,13 +90,14 @@ def _with_companion(found: Folder, options: Options) -> tuple[dict[str, Any], Sa
     try:
         saved = options.read_file(path)
     except ReadError as error:
-        return found.tree, None, [Problem(fault(str(error)), "error", str(error).removeprefix(f"{found.path}/"))]
+        return found.tree, None, [Problem(fault(str(error)), str(error).removeprefix(f"{found.path}/"))]
     if not isinstance(saved.tree, dict):
-        return found.tree, saved, [Problem("CK007", "warning", f"{COMPANION} holds a {type(saved.tree).__name__}")]
+        text = f"{COMPANION} holds a {type(saved.tree).__name__}"
+        return found.tree, saved, [Problem(Code.METADATA_CONTRADICTS, text, severity="warning")]
     both = [k for k in saved.tree if k in found.tree]
     text = f"{describe_for_error(both[:8])} are in {COMPANION} and in the DCP itself; the DCP's are taken"
     return (
         {**found.tree, **{k: v for k, v in saved.tree.items() if k not in both}},
         saved,
-        [Problem("CK007", "warning", text) for _ in both[:1]],
+        [Problem(Code.METADATA_CONTRADICTS, text, severity="warning") for _ in both[:1]],
     )

@@ -19,7 +19,7 @@ from typing import Literal
 from ckptools.errors import ReadError, UnsafePathError
 from ckptools.files.opening import check_stays_inside, reading
 from ckptools.formats.shared.several import several
-from ckptools.model.problems import Problem
+from ckptools.model.problems import Code, Problem
 from ckptools.model.records import RankFile
 from ckptools.training_state.steps import NAMES
 
@@ -176,10 +176,10 @@ def problems_of(files: Mapping[str, FileHere], holds: Mapping[str, list[str]]) -
     for name, file in files.items():
         lost = f"{', '.join(holds[name][:MAX_NAMED])}{_more(len(holds[name]) - MAX_NAMED)}"
         if file.size is None:
-            yield Problem("CK001", "error", f"no file {name}, which holds {lost}", file.rank)
+            yield Problem(Code.FILE_MISSING, f"no file {name}, which holds {lost}", file.rank)
         elif file.size < file.needed:
             text = f"{name} is cut short: {file.size} bytes of at least {file.needed}; it holds {lost}"
-            yield Problem("CK002", "error", text, file.rank)
+            yield Problem(Code.FILE_CUT, text, file.rank)
 
 
 def _more(n: int) -> str:
@@ -192,4 +192,4 @@ def strays(folder: Path, named: Iterable[str]) -> Iterable[Problem]:
     if stray:
         listed = f"{', '.join(stray[:MAX_NAMED])}{_more(len(stray) - MAX_NAMED)}"
         text = f"{listed}: not named by the metadata, perhaps left over from another save into this folder"
-        yield Problem("CK009", "warning", text, rank_of(stray[0]))
+        yield Problem(Code.STRAY_FILE, text, rank_of(stray[0]), severity="warning")

@@ -22,7 +22,7 @@ from ckptools.formats.dcp.tree import ContradictionError, nest
 from ckptools.formats.options import Options
 from ckptools.formats.shared.merge import Merge
 from ckptools.formats.shared.rank_checks import RankValues, of_ranks
-from ckptools.model.problems import Problem
+from ckptools.model.problems import Code, Problem
 from ckptools.model.records import RankFile
 from ckptools.model.tree import KeyPath
 from ckptools.training_state.module_order import ModuleOrder
@@ -137,11 +137,13 @@ def _nested(flat: dict[str, Any], paths: Mapping[str, KeyPath]) -> tuple[dict[st
         tree, holes = nest(flat.items(), paths)
     except ContradictionError as error:
         text = f"the planner's paths contradict themselves: {error}; names are shown flat"
-        return flat, [Problem("CK007", "error", text)]
+        return flat, [Problem(Code.METADATA_CONTRADICTS, text)]
     if not holes:
         return tree, []
     places = "1 place in a list is" if holes == 1 else f"{holes} places in lists are"
-    return tree, [Problem("CK007", "note", f"{places} None here: DCP saves no empty containers")]
+    return tree, [
+        Problem(Code.METADATA_CONTRADICTS, f"{places} None here: DCP saves no empty containers", severity="note")
+    ]
 
 
 def _files(metadata: Sequence[Metadata], here: Mapping[str, FileHere]) -> Iterator[RankFile]:

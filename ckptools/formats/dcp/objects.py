@@ -15,7 +15,7 @@ from ckptools.formats.dcp.files import FileHere
 from ckptools.formats.dcp.items import Items
 from ckptools.formats.dcp.metadata import Metadata, Stored
 from ckptools.formats.shared.merge import Merge
-from ckptools.model.problems import Problem
+from ckptools.model.problems import Code, Problem
 from ckptools.model.tree import KeyPath
 from ckptools.model.values import Lost
 
@@ -116,15 +116,15 @@ class _Objects:
             return self._lost(fqn, self.items.why(error), file.rank)
 
     def _lost(self, fqn: str, why: str, rank: int | None) -> Lost:
-        self.lost.append(Problem("CK005", "error", why, rank, fqn))
+        self.lost.append(Problem(Code.VALUE_LOST, why, rank, fqn))
         return Lost("lost")
 
     def problems(self) -> list[Problem]:
         """The lost objects, and a note where some were not read."""
         problems = self.lost[:MAX_LOST]
         if len(self.lost) > MAX_LOST:
-            problems.append(Problem("CK005", "error", f"{len(self.lost) - MAX_LOST} more objects are lost"))
+            problems.append(Problem(Code.VALUE_LOST, f"{len(self.lost) - MAX_LOST} more objects are lost"))
         if self.unread:
             text = f"{self.unread} large objects were not read; --all-ranks reads them"
-            problems.append(Problem("CK005", "note", text))
+            problems.append(Problem(Code.VALUE_LOST, text, severity="note"))
         return problems

@@ -21,7 +21,7 @@ from ckptools.files.compressed_items import Packed
 from ckptools.formats.dcp.files import FileHere
 from ckptools.formats.dcp.items import Items, in_safetensors
 from ckptools.formats.dcp.metadata import Described, Metadata, Stored
-from ckptools.model.problems import Problem
+from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box, TangledLayoutError, cover
 from ckptools.model.tensor import Item, Shard, Tensor, TensorKind, in_rank_order
 from ckptools.model.values import Opaque, describe_for_error
@@ -88,7 +88,7 @@ def read_tensors(
 def _disagreement(fqn: str, first: Described, other: Described, metadata: Metadata) -> Iterator[Problem]:
     if (first.shape, first.dtype) != (other.shape, other.dtype):
         text = f"{other.dtype} {list(other.shape)}, the first rank has {first.dtype} {list(first.shape)}"
-        yield Problem("CK104", "error", text, metadata.rank, fqn)
+        yield Problem(Code.LAYOUT_DISAGREES, text, metadata.rank, fqn)
 
 
 def _place(tensor: _Found, fqn: str, described: Described, metadata: Metadata, here: Mapping[str, FileHere]) -> None:
@@ -219,18 +219,18 @@ def _problems(found: Mapping[str, _Found]) -> Iterator[Problem]:
     wrong = [p for fqn, tensor in found.items() for p in _problems_of(fqn, tensor)]
     yield from wrong[:MAX_PROBLEMS]
     if len(wrong) > MAX_PROBLEMS:
-        yield Problem("CK106", "error", f"{len(wrong) - MAX_PROBLEMS} more tensors are lost or wrong")
+        yield Problem(Code.TENSOR_NOT_JOINED, f"{len(wrong) - MAX_PROBLEMS} more tensors are lost or wrong")
     reasons: dict[str, list[str]] = {}
     for fqn, tensor in found.items():
         if tensor.why_not:
             reasons.setdefault(tensor.why_not, []).append(fqn)
     for why, fqns in reasons.items():
-        yield Problem("CK106", "warning", f"{few(fqns, 1)}: {why}")
+        yield Problem(Code.TENSOR_NOT_JOINED, f"{few(fqns, 1)}: {why}", severity="warning")
 
 
 def _problems_of(fqn: str, tensor: _Found) -> Iterator[Problem]:
     if tensor.bad:
-        yield Problem("CK106", "error", tensor.bad, None, fqn)
+        yield Problem(Code.TENSOR_NOT_JOINED, tensor.bad, None, fqn)
         return
     shape, boxes = tensor.described.shape, {s.box for s in tensor.shards}
     if len(boxes) == 1 and Box.whole(shape) in boxes:
@@ -238,15 +238,15 @@ def _problems_of(fqn: str, tensor: _Found) -> Iterator[Problem]:
     try:
         covered = cover(shape, boxes)
     except TangledLayoutError as error:
-        yield Problem("CK106", "error", str(error), None, fqn)
+        yield Problem(Code.TENSOR_NOT_JOINED, str(error), None, fqn)
         return
     if covered.outside:
-        yield Problem("CK102", "error", f"a chunk at {covered.outside[0]} outside of {list(shape)}", None, fqn)
+        yield Problem(Code.TENSOR_OVERLAP, f"a chunk at {covered.outside[0]} outside of {list(shape)}", None, fqn)
     elif covered.overlaps:
         yield Problem(
-            "CK102", "error", f"chunks {covered.overlaps[0][0]} and {covered.overlaps[0][1]} overlap", None, fqn
+            Code.TENSOR_OVERLAP, f"chunks {covered.overlaps[0][0]} and {covered.overlaps[0][1]} overlap", None, fqn
         )
     elif covered.missing:
         where = ", ".join(map(str, covered.gaps[:3])) + (" …" if len(covered.gaps) > 3 else "")
         text = f"gap {where}: the metadata has no chunk for {covered.missing} of its {Box.whole(shape).numel} elements"
-        yield Problem("CK101", "error", text, None, fqn)
+        yield Problem(Code.TENSOR_GAP, text, None, fqn)

@@ -42,7 +42,7 @@ from ckptools.formats.options import Options
 from ckptools.formats.shared import rank_checks
 from ckptools.formats.shared.merge import Merge
 from ckptools.model.checkpoint import Checkpoint, ReadCost
-from ckptools.model.problems import Problem, worst_first
+from ckptools.model.problems import Code, Problem, worst_first
 from ckptools.model.records import Fact
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import tensors_in
@@ -172,7 +172,7 @@ class _Opening:
             mp, dp, world = name.mp or 0, name.dp or 0, self._worlds().get(name.mp or 0, 0)
             if world <= dp < self.ranks.dp:
                 text = f"{name.path.name} is rank {dp} of a group of {world}"
-                yield Problem("CK009", "error", text, self.ranks.of(mp, dp))
+                yield Problem(Code.STRAY_FILE, text, self.ranks.of(mp, dp))
 
     def _held(self) -> dict[tuple[int, int], int]:
         """How many elements of parameters each rank holds."""
@@ -264,7 +264,7 @@ class _Opening:
         optimizer = self.base.tree.get("optimizer")
         if isinstance(optimizer, dict) and not low and {"fp32_groups_flat", "fp32_groups"} & set(optimizer):
             text = "the fp32 copy in optimizer has no names and is not used; the model is the module's own weights"
-            yield Problem("CK106", "note", text)
+            yield Problem(Code.TENSOR_NOT_JOINED, text, severity="note")
 
     def _rank_of(self, where: Where) -> int:
         return self.ranks.of(*where[:2])

@@ -13,7 +13,7 @@ from ckptools.formats.deepspeed.states import ModelStates, OptimStates
 from ckptools.formats.options import Options
 from ckptools.formats.shared.file_status import looked_at, was_read
 from ckptools.formats.shared.rank_checks import MIN_TELLING, is_constant
-from ckptools.model.problems import Problem
+from ckptools.model.problems import Code, Problem
 from ckptools.model.records import RankFile
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import tensors_in
@@ -144,7 +144,7 @@ def same_file_twice(
         twin = seen.setdefault((place[0], *told), place)
         if twin != place:
             text = f"{optim.path.name} holds the same bytes as {optims[twin].path.name}; the same rank twice"
-            yield Problem("CK009", "error", text, rank_of(*place))
+            yield Problem(Code.STRAY_FILE, text, rank_of(*place))
 
 
 def _checksum(tensor: Tensor) -> tuple[str, int, int] | None:

@@ -15,7 +15,7 @@ from ckptools.formats.deepspeed.flat import Group, Refusal
 from ckptools.formats.deepspeed.runs import Run
 from ckptools.formats.deepspeed.states import ModelStates, OptimStates, Shapes
 from ckptools.formats.shared.flat_runs import flat_source
-from ckptools.model.problems import Problem
+from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
 
 MAX_WORLD = 1 << 16
@@ -56,10 +56,12 @@ class Placed:
     refused: dict[str, str] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
-    def refuse(self, names: Iterable[str], why: str, code: str = "CK104", rank: int | None = None) -> None:
+    def refuse(
+        self, names: Iterable[str], why: str, code: Code = Code.LAYOUT_DISAGREES, rank: int | None = None
+    ) -> None:
         """Mark parameters as not to be put together, and say so once."""
         self.refused |= dict.fromkeys(names, why)
-        self.problems.append(Problem(code, "error", why, rank))
+        self.problems.append(Problem(code, why, rank))
 
     def add(self, run: Run) -> None:
         """Add a piece."""
@@ -113,10 +115,10 @@ def _worlds(placed: Placed, optims: Mapping[int, OptimStates]) -> bool:
     odd = next((dp for dp, optim in sorted(optims.items()) if optim.counts != counts), None)
     if odd is not None:
         text = f"partition_count {optims[odd].counts}, rank {first} has {counts}; the files are not of one run"
-        placed.problems.append(Problem("CK103", "error", text, odd))
+        placed.problems.append(Problem(Code.WORLD_SIZES_DISAGREE, text, odd))
     if placed.world > MAX_WORLD:
         text = f"partition_count {placed.world} is more than any cluster has"
-        placed.problems.append(Problem("CK103", "error", text, first))
+        placed.problems.append(Problem(Code.WORLD_SIZES_DISAGREE, text, first))
         placed.world = 0
     return not placed.problems
 
@@ -169,7 +171,7 @@ def _refuse_other_partitions(placed: Placed, optim: OptimStates) -> None:
     for k, cut in enumerate(cuts if isinstance(cuts, (list, tuple)) else ()):
         count = cut.get("partition_count") if isinstance(cut, dict) else None
         if count not in (None, placed.world) and k < len(placed.groups):
-            placed.refuse(placed.groups[k], EXPERTS, "CK106")
+            placed.refuse(placed.groups[k], EXPERTS, Code.TENSOR_NOT_JOINED)
 
 
 def _lay_partitions(
@@ -190,7 +192,7 @@ def _lay_partitions(
         world = counts[k] if k < len(counts) else placed.world
         placed.lengths.append(0)
         if world != placed.world:
-            placed.refuse(shapes, EXPERTS, "CK106")
+            placed.refuse(shapes, EXPERTS, Code.TENSOR_NOT_JOINED)
             continue
         _lay_group(placed, Group(placed.mp, k, shapes, first.paddings(k, len(shapes)), world), model, optims)
 
@@ -239,6 +241,6 @@ def _unlike_mappings(
             return None
         if deepspeed_flat.shuffled(group, partition, said):
             if not any(p.message == SHUFFLED for p in placed.problems):
-                placed.problems.append(Problem("CK104", "note", SHUFFLED))
+                placed.problems.append(Problem(Code.LAYOUT_DISAGREES, SHUFFLED, severity="note"))
             return None
     return odd

@@ -16,7 +16,7 @@ from math import prod
 from typing import Any
 
 from ckptools.formats.deepspeed.states import ModelStates
-from ckptools.model.problems import Problem
+from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Ints
 from ckptools.model.tensor import Tensor
 from ckptools.training_state.sections import storage_identity
@@ -97,7 +97,7 @@ def differing(modules: Sequence[tuple[int, Mapping[str, Any]]]) -> Iterator[Prob
         odd = next((rank for rank, crc in others if mine and crc and crc != mine), None)
         if odd is not None:
             text = f"differs between ranks; rank {first}'s copy is taken, the only one that stages 0 to 2 save"
-            yield Problem("CK105", "warning", text, odd, f"model.{fqn}")
+            yield Problem(Code.COPIES_DIFFER, text, odd, f"model.{fqn}", severity="warning")
 
 
 def other_shapes(model: ModelStates, shapes: Mapping[str, Ints], sharded: bool) -> Iterator[Problem]:
@@ -105,7 +105,7 @@ def other_shapes(model: ModelStates, shapes: Mapping[str, Ints], sharded: bool) 
     for fqn, value in (model.module or {}).items() if not sharded else ():
         if isinstance(value, Tensor) and value.shape != shapes.get(fqn, value.shape):
             text = f"shape {list(value.shape)} in module, {list(shapes[fqn])} in param_shapes"
-            yield Problem("CK104", "error", text, None, f"model.{fqn}")
+            yield Problem(Code.LAYOUT_DISAGREES, text, None, f"model.{fqn}")
 
 
 def _checksum(value: Any) -> tuple[int, int, int] | None:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ckptools.formats.shared.rank_checks import proves_a_copy
-from ckptools.model.problems import Problem
+from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box, Ints
 from ckptools.model.tensor import Shard, Source, Tensor
 
@@ -51,7 +51,7 @@ def unsure(layers: Layers, shapes: Mapping[str, Ints]) -> Iterator[Problem]:
             fitting = [str(n) for n, state in layers.items() if _holds(state, parameters)]
             which = f"layers {', '.join(fitting[:8])} all fit it" if fitting else "none fits it"
             text = f"it is not sure which layer's file holds it: {which}; the files keep their layers' names"
-            yield Problem("CK104", "warning", text, None, f"{TIED}{name}")
+            yield Problem(Code.LAYOUT_DISAGREES, text, None, f"{TIED}{name}", severity="warning")
 
 
 def misplaced(layers: Layers, shapes: Mapping[str, Ints]) -> Iterator[Problem]:
@@ -66,12 +66,12 @@ def misplaced(layers: Layers, shapes: Mapping[str, Ints]) -> Iterator[Problem]:
             told = shapes.get(f"{n}.{key}", tensor.shape)
             if tensor.shape != told:
                 text = f"shape {list(tensor.shape)} in the file of layer {n}, {list(told)} in param_shapes"
-                yield Problem("CK104", "error", text, None, f"model.{n}.{key}")
+                yield Problem(Code.LAYOUT_DISAGREES, text, None, f"model.{n}.{key}")
         records = tuple((key, s.dtype, s.crc, t.nbytes) for key, t in tensors.items() if (s := _source(t)) is not None)
         other = seen.setdefault(records, n) if proves_a_copy(r[1:] for r in records) else n
         if other != n and any(f"{m}.{key}" in shapes for m in (n, other) for key in tensors):
             text = f"the file of layer {n} holds what that of layer {other} holds; one is a copy"
-            yield Problem("CK009", "error", text)
+            yield Problem(Code.STRAY_FILE, text)
 
 
 def _source(tensor: Tensor) -> Source | None:

@@ -13,7 +13,7 @@ from ckptools.formats.deepspeed.runs import Place, Run, Where, places, shards_at
 from ckptools.formats.deepspeed.states import ModelStates, OptimStates, group_of_ids
 from ckptools.formats.shared.flat_runs import flat_source
 from ckptools.formats.shared.merge import Merge, same_value
-from ckptools.model.problems import Problem
+from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Ints, chunk
 from ckptools.model.tensor import Source, Tensor
 from ckptools.model.tree import KeyPath
@@ -96,7 +96,7 @@ class Joining:
             for fqn, shape in one.shapes.items():
                 if shape != self.shapes[fqn]:
                     text = f"shape {list(shape)} on model-parallel rank {one.mp}, {list(self.shapes[fqn])} on another"
-                    self.problems.append(Problem("CK104", "error", text, None, f"model.{fqn}"))
+                    self.problems.append(Problem(Code.LAYOUT_DISAGREES, text, None, f"model.{fqn}"))
                     self.refused[fqn] = text
 
     def masters_by_name(self) -> dict[str, Tensor]:
@@ -122,7 +122,7 @@ class Joining:
         if len(dtypes) > 1:
             a, b = list(dtypes)[:2]
             rank = self.rank_of(dtypes[b])
-            self.problems.append(Problem("CK104", "error", f"dtype {b}, other ranks have {a}", rank, fqn))
+            self.problems.append(Problem(Code.LAYOUT_DISAGREES, f"dtype {b}, other ranks have {a}", rank, fqn))
         return next(iter(dtypes), None) or next((s.dtype for s in flats.values()), "float32")
 
     def state(self) -> dict[str, dict[str, Any]]:

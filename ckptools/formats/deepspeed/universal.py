@@ -28,7 +28,7 @@ from ckptools.formats.options import Options
 from ckptools.formats.shared import rank_checks
 from ckptools.formats.shared.file_status import fault
 from ckptools.model.checkpoint import Checkpoint, ReadCost
-from ckptools.model.problems import Problem, worst_first
+from ckptools.model.problems import Code, Problem, worst_first
 from ckptools.model.records import Fact, RankFile
 from ckptools.model.regions import Box, Ints
 from ckptools.model.tensor import Shard, Tensor
@@ -143,10 +143,10 @@ class _Opening:
             if file.status == "missing":
                 part = f"model.{name.parent.name}" if name.stem == MASTER else f"optimizer.state.{name.parent.name}"
                 whose = "optimizer.param_groups" if file.path == self.common else part
-                yield Problem("CK001", "error", f"no file {name}", None, whose)
+                yield Problem(Code.FILE_MISSING, f"no file {name}", None, whose)
             elif file.status in ("cut", "bad"):
                 why = self.files.why[file.path].removeprefix(f"{file.path}: ")
-                yield Problem(fault(why), "error", f"{name} {why}")
+                yield Problem(fault(why), f"{name} {why}")
 
     def _tree(self) -> dict[Any, Any]:
         common = self._common()

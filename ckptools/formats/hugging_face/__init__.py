@@ -27,7 +27,7 @@ from ckptools.formats.hugging_face.tensors import is_safetensors
 from ckptools.formats.options import Options
 from ckptools.formats.shared.companions import Beside, read_beside, step_of_accelerate
 from ckptools.model.checkpoint import Checkpoint, ReadCost
-from ckptools.model.problems import Problem, worst_first
+from ckptools.model.problems import Code, Problem, worst_first
 from ckptools.model.records import Fact
 from ckptools.text import few
 from ckptools.training_state.module_order import AS_SAVED
@@ -83,7 +83,7 @@ def _asked_for(path: Path, options: Options) -> tuple[Weights, list[Problem]]:
     if options.only_this_file:
         alone = replace(weights, files=tuple(f for f in weights.files if f.path == path), index=None)
         text = f"{path.name} is one file of several, and only this one is read"
-        return alone, [Problem("CK011", "error", text)]
+        return alone, [Problem(Code.ONE_OF_SEVERAL, text)]
     named = weights.index is None or path.name in read_index(weights.index).files
     return weights if named else replace(weights, index=None), []
 
@@ -97,7 +97,7 @@ def _others(found: Sequence[Weights], models: Sequence[WeightModel]) -> list[Pro
     # One name for a file and for several: one of the two is left over, and nothing tells which.
     doubtful = not {(m.weights.base, m.weights.kind) for m in models}.isdisjoint(others.values())
     text = f"not read, since {models[0].weights.shown} is here: {few(sorted(others))}; name a file to open it"
-    return [Problem("CK013", "warning" if doubtful else "note", text)]
+    return [Problem(Code.NOT_READ, text, severity="warning" if doubtful else "note")]
 
 
 def _checkpoint(

@@ -17,7 +17,7 @@ from typing import Any
 
 from ckptools.errors import ReadError, UnsafePathError
 from ckptools.files.json_file import read_json
-from ckptools.model.problems import Problem
+from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
 from ckptools.model.values import describe_for_error
 from ckptools.training_state.sections import storage_identity
@@ -85,13 +85,13 @@ def compare(index: Index, held: Mapping[str, Mapping[str, Any]]) -> list[Problem
     moved = [name for name, file in index.weight_map.items() if where.get(name, file) != file]
     unlisted = [name for name in where if name not in index.weight_map]
     told_by = index.path.name
-    problems = [Problem("CK107", "error", _why_lacking(index, name, held), None, name) for name in lacking]
+    problems = [Problem(Code.MODEL_PART_MISSING, _why_lacking(index, name, held), None, name) for name in lacking]
     if moved:
         text = f"{told_by} says that {_some(moved)} is in {index.weight_map[moved[0]]}, found in {where[moved[0]]}"
-        problems.append(Problem("CK010", "warning", text))
+        problems.append(Problem(Code.NAME_CONTRADICTS, text))
     if unlisted:
         text = f"{_some(unlisted)} in {where[unlisted[0]]}, and {told_by} does not name it; read all the same"
-        problems.append(Problem("CK010", "warning", text))
+        problems.append(Problem(Code.NAME_CONTRADICTS, text))
     return problems
 
 
@@ -115,4 +115,4 @@ def compare_size(index: Index, tensors: Iterable[Tensor]) -> list[Problem]:
     if index.total_size is None or least <= index.total_size <= most:
         return []
     text = f"{index.path.name} says total_size {index.total_size}, and the tensors have {most} bytes"
-    return [Problem("CK010", "warning", text)]
+    return [Problem(Code.NAME_CONTRADICTS, text)]

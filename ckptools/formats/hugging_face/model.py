@@ -14,7 +14,7 @@ from ckptools.formats.hugging_face.index import Index, compare, compare_size, re
 from ckptools.formats.hugging_face.tensors import Held, read_weights
 from ckptools.formats.options import Options
 from ckptools.formats.shared.file_status import fault
-from ckptools.model.problems import Problem
+from ckptools.model.problems import Code, Problem
 from ckptools.model.records import RankFile
 from ckptools.model.tensor import Tensor
 from ckptools.text import few
@@ -67,7 +67,7 @@ class WeightModel:
             self._check_index(index, lost)
         elif lost:
             text = "what the missing or damaged files hold is not known, not even by name"
-            self.problems.append(Problem("CK107", "error", text))
+            self.problems.append(Problem(Code.MODEL_PART_MISSING, text))
         return self
 
     @property
@@ -100,7 +100,7 @@ class WeightModel:
             return []
         beyond = [f.path.name for f in self.weights.files if f.number is not None and f.number > int(f.total or 0)]
         if beyond:
-            self.problems.append(Problem("CK009", "error", f"{few(beyond)}: a number beyond how many there are"))
+            self.problems.append(Problem(Code.STRAY_FILE, f"{few(beyond)}: a number beyond how many there are"))
         return absent(self.weights.files)
 
     def _tell_missing(self, missing: Sequence[Path], here: Sequence[Path]) -> None:
@@ -109,7 +109,7 @@ class WeightModel:
             raise ReadError(self.asked, f"nothing of the model is here; no file {few(names)}")
         self.files += (RankFile(path, None, "", "missing", 0, None) for path in missing)
         lines = names if len(names) <= MAX_LINES else [few(names)]
-        self.problems += (Problem("CK001", "error", f"no file {line}") for line in lines)
+        self.problems += (Problem(Code.FILE_MISSING, f"no file {line}") for line in lines)
 
     def _check_link(self, path: Path) -> None:
         if not self.options.follow_symlinks and path != self.asked:
@@ -124,7 +124,7 @@ class WeightModel:
             if path == self.asked:
                 raise
             why = str(error).removeprefix(f"{path}: ")
-            self.problems.append(Problem(fault(why), "error", f"{path.name} {why}"))
+            self.problems.append(Problem(fault(why), f"{path.name} {why}"))
             self.files.append(_file(path, "", "cut" if "cut short" in why or "is empty" in why else "bad"))
             return error
         self.held.append(held)
@@ -142,7 +142,7 @@ class WeightModel:
             for name, value in one.tree.items():
                 if name in where:
                     text = f"is in {where[name]} and in {one.path.name}; the first is shown"
-                    self.problems.append(Problem("CK009", "error", text, None, str(name)))
+                    self.problems.append(Problem(Code.STRAY_FILE, text, None, str(name)))
                     continue
                 tree[name], where[name] = value, one.path.name
         return tree
@@ -152,10 +152,10 @@ class WeightModel:
         for one in self.held:
             if one.safetensors != (one.path.suffix == ".safetensors"):
                 what = "safetensors" if one.safetensors else "a torch.save file"
-                self.problems.append(Problem("CK010", "warning", f"{one.path.name} is {what} by its content"))
+                self.problems.append(Problem(Code.NAME_CONTRADICTS, f"{one.path.name} is {what} by its content"))
             if one.sharded:
                 text = f"{one.path.name} holds pieces of larger tensors: DCP wrote it, and its name does not say so"
-                self.problems.append(Problem("CK011", "error", text))
+                self.problems.append(Problem(Code.ONE_OF_SEVERAL, text))
 
     def _check_index(self, index: Index, lost: int) -> None:
         self.problems += compare(index, {one.path.name: one.tree for one in self.held})

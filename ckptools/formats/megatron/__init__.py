@@ -45,7 +45,7 @@ from ckptools.formats.shared import rank_checks
 from ckptools.formats.shared.file_status import looked_at
 from ckptools.formats.shared.merge import Merge
 from ckptools.model.checkpoint import Checkpoint, ReadCost
-from ckptools.model.problems import Problem, worst_first
+from ckptools.model.problems import Code, Problem, worst_first
 from ckptools.model.records import RankFile
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import tensors_in
@@ -119,11 +119,11 @@ class _Opening:
             text = (
                 f"one of {self.grid.size} ranks' files; which one, its folder's name mp_rank_* tells: put it back there"
             )
-            self.problems.append(Problem("CK009", "error", text))
+            self.problems.append(Problem(Code.STRAY_FILE, text))
         self.places: dict[Coordinates, Member] = {}
         for member in found:
             if self.places.setdefault(self.grid.place(member), member) is not member:
-                self.problems.append(Problem("CK009", "error", f"{member.name} and another folder are the same rank"))
+                self.problems.append(Problem(Code.STRAY_FILE, f"{member.name} and another folder are the same rank"))
         wanted = {at: m for at, m in sorted(self.places.items()) if options.all_ranks or m is asked or self._leads(at)}
         self.saved: dict[Coordinates, Saved] = {}
         for at, member in wanted.items():

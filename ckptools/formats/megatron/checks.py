@@ -11,11 +11,9 @@ from ckptools.formats.megatron.model import HEADS, INPUT
 from ckptools.formats.megatron.rules import QKV
 from ckptools.formats.options import Options, Weights
 from ckptools.formats.shared.file_status import fault
-from ckptools.model.problems import Problem
+from ckptools.model.problems import Code, Problem
 from ckptools.model.records import RankFile
 from ckptools.model.tensor import Tensor
-
-NOTE = "CK012"
 
 
 def of_files(
@@ -29,14 +27,14 @@ def of_files(
     for file in files:
         name = f"{file.path.parent.name}/{file.path.name}"
         if file.status == "missing":
-            yield Problem("CK001", "error", f"no file {name}", file.rank)
+            yield Problem(Code.FILE_MISSING, f"no file {name}", file.rank)
         elif file.status in ("cut", "bad"):
             text = f"{name} {why[file.path].removeprefix(f'{file.path}: ')}"
-            yield Problem(fault(text), "error", text, file.rank)
+            yield Problem(fault(text), text, file.rank)
     for at, member in places.items():
         if at.tp >= grid.tp or at.pp >= grid.pp or at.ep >= grid.ep:
             text = f"{member.name} is outside of the grid of {_sizes(grid)} that args tell"
-            yield Problem("CK009", "error", text, grid.rank(at))
+            yield Problem(Code.STRAY_FILE, text, grid.rank(at))
     yield from _of_stages(files, grid, options)
 
 
@@ -48,7 +46,7 @@ def _of_stages(files: Sequence[RankFile], grid: Grid, options: Options) -> Itera
         ranks = {grid.rank(Coordinates(stage, e, t)) for e in range(grid.ep) for t in range(grid.tp)}
         if not ranks & here:
             text = f"pipeline stage {stage} of {grid.pp}: none of its files is read{alone}, so its layers are missing"
-            yield Problem("CK107", "error", text, min(ranks))
+            yield Problem(Code.MODEL_PART_MISSING, text, min(ranks))
 
 
 def _sizes(grid: Grid) -> str:
@@ -69,7 +67,7 @@ def of_arguments(grid: Grid, trees: Mapping[Coordinates, Any]) -> Iterator[Probl
         odd = next((name for name in SAME if setting(own, name) != setting(first, name)), None)
         if odd is not None:
             text = f"{grid.folder(at)}: args.{odd} is {setting(own, odd)}, the first file's is {setting(first, odd)}"
-            yield Problem("CK103", "error", f"{text}; the files are not of one run", grid.rank(at))
+            yield Problem(Code.WORLD_SIZES_DISAGREE, f"{text}; the files are not of one run", grid.rank(at))
     yield from _of_ranks(grid, {at: own.get("rank") for at, own in args.items()})
 
 
@@ -82,7 +80,7 @@ def _of_ranks(grid: Grid, stated: Mapping[Coordinates, Any]) -> Iterator[Problem
     for at, rank in ranks.items():
         if rank % grid.tp != at.tp:
             text = f"{grid.folder(at)} was written by rank {rank} (args.rank), another tensor-parallel rank"
-            yield Problem("CK009", "error", f"{text} than its name says", grid.rank(at))
+            yield Problem(Code.STRAY_FILE, f"{text} than its name says", grid.rank(at))
 
 
 def of_weights(wanted: Weights, whole: bool, count: int) -> Problem:
@@ -93,7 +91,7 @@ def of_weights(wanted: Weights, whole: bool, count: int) -> Problem:
         text = f"{count} half-precision weights as the module had them; --weights fp32 takes the master copies"
     else:
         text = f"{count} half-precision weights in their fp32 master copies; --weights module takes the module's own"
-    return Problem(NOTE, "note", text)
+    return Problem(Code.KEPT_AS_SAVED, text)
 
 
 def of_values(args: Mapping[str, Any], tree: Mapping[Any, Any], grid: Grid) -> Iterator[Problem]:
@@ -105,15 +103,15 @@ def of_values(args: Mapping[str, Any], tree: Mapping[Any, Any], grid: Grid) -> I
     if rows is not None and padded is not None:
         if rows != padded:
             text = f"{rows} rows, args.padded_vocab_size is {padded}"
-            yield Problem("CK104", "error", text, None, f"model.{next(n for n in INPUT if n in model)}")
+            yield Problem(Code.LAYOUT_DISAGREES, text, None, f"model.{next(n for n in INPUT if n in model)}")
         text = f"embedding and output layer keep the padded vocabulary of {rows} rows (args.padded_vocab_size)"
-        yield Problem(NOTE, "note", text)
+        yield Problem(Code.KEPT_AS_SAVED, text)
     yield from of_tied(args, model)
     if any(isinstance(name, str) and QKV.fullmatch(name) for name in model):
-        yield Problem(NOTE, "note", _order(tree.get("checkpoint_version", 0)))
+        yield Problem(Code.KEPT_AS_SAVED, _order(tree.get("checkpoint_version", 0)))
     if grid.ep > 1:
         text = f"expert parallel {grid.ep}: the experts' weights are shown and not joined, everything else is"
-        yield Problem(NOTE, "note", text)
+        yield Problem(Code.KEPT_AS_SAVED, text)
 
 
 def of_tied(args: Mapping[str, Any], model: Mapping[str, Any]) -> Iterator[Problem]:
@@ -122,7 +120,7 @@ def of_tied(args: Mapping[str, Any], model: Mapping[str, Any]) -> Iterator[Probl
     stored = any(name.endswith("output_layer.weight") or name in HEADS for name in model)
     if args.get("untie_embeddings_and_output_weights") is False and embedding is not None and not stored:
         text = f"the output layer is tied to {embedding} and stored under that name only"
-        yield Problem(NOTE, "note", text)
+        yield Problem(Code.KEPT_AS_SAVED, text)
 
 
 def _order(version: Any) -> str:

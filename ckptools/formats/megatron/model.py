@@ -12,7 +12,7 @@ from ckptools.formats.megatron.join import Piece, UnlikeError, join
 from ckptools.formats.megatron.layers import LAYER, Layers, chunks_of, order_in
 from ckptools.formats.megatron.rules import REPLICATED, Rule, Rules
 from ckptools.formats.shared.merge import same_value
-from ckptools.model.problems import Problem
+from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
 from ckptools.training_state.rank_vote import named, odd_ranks
 
@@ -63,7 +63,7 @@ class Model:
     def _check_chunks(self, counts: Mapping[Coordinates, int]) -> None:
         if len(set(counts.values())) > 1:
             text = f"stages have different numbers of model chunks: {sorted(set(counts.values()))}"
-            self.problems.append(Problem("CK104", "error", text))
+            self.problems.append(Problem(Code.LAYOUT_DISAGREES, text))
 
     def _check_number(self) -> None:
         """Layers that are counted against layers that the arguments tell, where there is one kind of them."""
@@ -72,7 +72,7 @@ class Model:
         if len(blocks) != 1 or stated is None or not self.layers.complete or self.layers.total(blocks[0]) == stated:
             return
         text = f"the stages hold {self.layers.total(blocks[0])} layers, args.num_layers is {stated}"
-        self.problems.append(Problem("CK104", "error", text, None, f"model.{blocks[0]}"))
+        self.problems.append(Problem(Code.LAYOUT_DISAGREES, text, None, f"model.{blocks[0]}"))
 
     def _named(self, at: Coordinates, chunks: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Any]]:
         for number, chunk in enumerate(chunks):
@@ -122,7 +122,7 @@ class Model:
             return join(list(self._pieces(tensors, rule)), rule, self.grid.tp)
         except UnlikeError as error:
             about = f"optimizer.{slot}.{fqn}" if slot else f"model.{fqn}"
-            self.problems.append(Problem("CK104", "error", str(error), None, about))
+            self.problems.append(Problem(Code.LAYOUT_DISAGREES, str(error), None, about))
             return _apart(tensors, self.grid, str(error))
 
     def rule(self, fqn: str, at: Coordinates) -> Rule | str:
@@ -152,7 +152,7 @@ class Model:
         odd = odd_ranks([(self.grid.rank(at), value) for at, value in held], same_value)
         if odd:
             text = f"rank {named(odd)} has another value than the others"
-            self.problems.append(Problem("CK105", "error", text, None, path))
+            self.problems.append(Problem(Code.COPIES_DIFFER, text, None, path))
         return held[0][1]
 
     def tied(self, whole: dict[str, Any]) -> dict[str, Any]:
@@ -171,7 +171,7 @@ class Model:
         if (own.shape, own.dtype) == (source.shape, source.dtype):
             return replace(own, shards=(*own.shards, *source.shards))
         text = f"{own.dtype} {list(own.shape)}, but tied to the embedding of {source.dtype} {list(source.shape)}"
-        self.problems.append(Problem("CK104", "error", text, None, f"model.{head}"))
+        self.problems.append(Problem(Code.LAYOUT_DISAGREES, text, None, f"model.{head}"))
         return own
 
 

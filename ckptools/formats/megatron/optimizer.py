@@ -24,7 +24,7 @@ from ckptools.formats.megatron.join import Piece, UnlikeError, join
 from ckptools.formats.megatron.model import Held, Model
 from ckptools.formats.megatron.rules import REPLICATED
 from ckptools.formats.shared.merge import Merge
-from ckptools.model.problems import Problem
+from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath, fqn_of, tensors_in
 from ckptools.model.values import Opaque, describe_for_error
@@ -218,7 +218,7 @@ class Optimizers:
             told = repr([dict(g) for g in inner.groups])
             if first.setdefault(at.pp, told) != told and self.model.grid.ep == 1:
                 text = f"{self.model.grid.folder(at)} has other param groups than the stage's first rank"
-                self.problems.append(Problem("CK105", "error", text, self.model.grid.rank(at), "optimizer"))
+                self.problems.append(Problem(Code.COPIES_DIFFER, text, self.model.grid.rank(at), "optimizer"))
 
     def _with_flat(self, tree: Any) -> Any:
         """Put the flat buffers where the state would be, so that nobody takes the optimizer for one without a state."""

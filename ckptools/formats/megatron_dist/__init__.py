@@ -40,7 +40,7 @@ from ckptools.formats.options import Options, Weights
 from ckptools.formats.shared import rank_checks
 from ckptools.formats.shared.file_status import fault, was_read
 from ckptools.model.checkpoint import Checkpoint, ReadCost
-from ckptools.model.problems import Problem, worst_first
+from ckptools.model.problems import Code, Problem, Severity, worst_first
 from ckptools.model.records import Fact, RankFile
 from ckptools.model.tensor import Rounded
 from ckptools.model.tree import tensors_in
@@ -88,7 +88,7 @@ def _masters_lost(problems: Iterable[Problem], stored: Stored, weights: Weights)
     damage = [p for p in problems if p.severity == "error" and (p.tensor or "").startswith("optimizer.")]
     if damage and weights == "fp32" and not stored.masters_whole:
         text = f"the fp32 master copies are lost: {damage[0].message}; --weights module takes the module's own"
-        yield Problem("CK005", "error", text, damage[0].rank, "model")
+        yield Problem(Code.VALUE_LOST, text, damage[0].rank, "model")
 
 
 def read(path: Path, options: Options) -> Checkpoint:
@@ -175,17 +175,18 @@ def _common(found: Folder, config: Mapping[str, Any], options: Options) -> tuple
     try:
         saved = options.read_file(path)
     except ReadError as error:
-        return None, [Problem(fault(str(error)), "error", str(error).removeprefix(f"{found.path}/"), None, WITHOUT)]
+        return None, [Problem(fault(str(error)), str(error).removeprefix(f"{found.path}/"), None, WITHOUT)]
     if isinstance(saved.tree, dict):
         return saved, []
     text = f"{COMMON} holds a {type(saved.tree).__name__}, expected a dict"
-    return None, [Problem("CK002", "error", text, None, WITHOUT)]
+    return None, [Problem(Code.FILE_CUT, text, None, WITHOUT)]
 
 
 def _without_common(found: Folder, config: Mapping[str, Any]) -> Iterator[Problem]:
     if config and COMMON_KEY not in found.flat:
         text = f"no file {COMMON}, which holds args, iteration, param groups and scheduler, but no weights"
-        yield Problem("CK001", "error" if "common_backend" in config else "warning", text, None, WITHOUT)
+        severity: Severity = "error" if "common_backend" in config else "warning"
+        yield Problem(Code.FILE_MISSING, text, None, WITHOUT, severity)
 
 
 def _world(tree: Mapping[Any, Any], found: Folder) -> Fact:

@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ckptools.formats.megatron.checks import NOTE, of_tied, of_weights
+from ckptools.formats.megatron.checks import of_tied, of_weights
 from ckptools.formats.megatron.grid import arguments, setting
 from ckptools.formats.megatron.optimizer import HALF, words
 from ckptools.formats.megatron.rules import QKV
 from ckptools.formats.megatron_dist.buckets import UnjoinedError, join
 from ckptools.formats.megatron_dist.stored_shapes import in_true_shape, layers_of
 from ckptools.formats.options import Weights
-from ckptools.model.problems import Problem
+from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Rounded, Tensor
 from ckptools.model.tree import tensors_in
 
@@ -104,7 +104,7 @@ class Stored:
             layers = {}
         for block in found.keys() - layers.keys():
             text = f"{block}: their first dimension does not tell the number of layers; names are as stored"
-            self.problems.append(Problem(NOTE, "note", text))
+            self.problems.append(Problem(Code.KEPT_AS_SAVED, text))
         return layers
 
     def tree(self, weights: Weights) -> dict[Any, Any]:
@@ -121,7 +121,7 @@ class Stored:
         self.problems += of_tied(arguments(self.common), model)
         if any(QKV.fullmatch(name) for name in model):
             text = "fused QKV weights keep Megatron's row order: for each query group its queries, key and value"
-            self.problems.append(Problem(NOTE, "note", text))
+            self.problems.append(Problem(Code.KEPT_AS_SAVED, text))
         return tree
 
     # -- names ---------------------------------------------------------------------------------------------------
@@ -245,7 +245,7 @@ class Stored:
         self.by_order = frozenset(joined)
         pairs = ((n, entry.get("param"), model[n]) for n, entry in joined.items())
         self.rounded = tuple(Rounded(n, t, w) for n, t, w in pairs if t and t.dtype == "float32" and w.dtype in HALF)
-        self.problems.append(Problem("CK108", "note", JOINED, None, "optimizer"))
+        self.problems.append(Problem(Code.LAYOUT_INFERRED, JOINED, None, "optimizer"))
         return dict(joined)
 
     def _flat_buffers(self) -> Iterator[tuple[str, dict[str, Tensor]]]:

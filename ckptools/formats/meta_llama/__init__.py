@@ -40,7 +40,7 @@ from ckptools.formats.shared import rank_checks
 from ckptools.formats.shared.file_status import looked_at
 from ckptools.formats.shared.merge import same_records
 from ckptools.model.checkpoint import Checkpoint, ReadCost
-from ckptools.model.problems import Problem, worst_first
+from ckptools.model.problems import Code, Problem, worst_first
 from ckptools.model.records import Fact, RankFile
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import tensors_in
@@ -127,12 +127,13 @@ class _Opening:
         return found
 
     def _world(self) -> Fact:
-        told = {tensor_parallel_size(tree, self.sizes) for tree in self.trees.values()} - {None}
+        sizes = {tensor_parallel_size(tree, self.sizes) for tree in self.trees.values()}
+        told = sorted(size for size in sizes if size is not None)
         if len(told) > 1:
-            self.problems.append(Problem("CK103", "error", f"shapes in the files speak of {sorted(told)} ranks"))  # type: ignore[type-var]
+            self.problems.append(Problem(Code.WORLD_SIZES_DISAGREE, f"shapes in the files speak of {told} ranks"))
         if len(told) == 1:
             (world,) = told
-            if world is not None and world > MAX_RANKS:
+            if world > MAX_RANKS:
                 raise ReadError(self.path, f"its shapes speak of {world} tensor-parallel ranks; no model has so many")
             return Fact(world, ("shapes and params.json" if self.sizes else "shapes",))
         return Fact(len(self.files), ("files found",), agree=not told)
@@ -184,7 +185,7 @@ class _Opening:
         try:
             return join(list(self._pieces(tensors, rule)), rule, self.world.value)
         except UnlikeError as error:
-            self.problems.append(Problem("CK104", "error", str(error), None, str(name)))
+            self.problems.append(Problem(Code.LAYOUT_DISAGREES, str(error), None, str(name)))
             return _unjoined(tensors, str(error))
 
     def _rule(self, name: Any, piece: Tensor, vocab: int | None) -> Rule | str:
@@ -194,7 +195,7 @@ class _Opening:
         fitting = next((place for place in places if place.accepts(piece.shape, ranks)), None)
         why = "" if fitting or not places else _unlike(piece, ranks, places[0])
         if ranks == 1:
-            self.problems += [Problem("CK104", "warning", why, None, str(name))] if why else []
+            self.problems += [Problem(Code.LAYOUT_DISAGREES, why, None, str(name), severity="warning")] if why else []
             return REPLICATED
         given = self.rules.given_for(str(name))
         if given or fitting:
@@ -212,7 +213,7 @@ class _Opening:
         stated = self.sizes.layers if self.sizes else None
         if stated is not None and found != set(range(stated)):
             text = f"{PARAMS} tells of {stated} layers, the files hold {len(found)}"
-            yield Problem("CK107", "error", text)
+            yield Problem(Code.MODEL_PART_MISSING, text)
 
     def _of_twins(self) -> Iterator[Problem]:
         """A rank's file that is a copy of another's: its name alone says whose it is."""
@@ -220,7 +221,7 @@ class _Opening:
         for n, rank in enumerate(ranks):
             twin = next((other for other in ranks[:n] if _same_pieces(self.trees[other], self.trees[rank])), None)
             if twin is not None and self.world.value > 1:
-                yield Problem("CK009", "error", f"{self.files[rank].name} holds what rank {twin}'s file holds", rank)
+                yield Problem(Code.STRAY_FILE, f"{self.files[rank].name} holds what rank {twin}'s file holds", rank)
 
     def _files(self) -> Iterator[RankFile]:
         for rank in sorted({*self.files, *range(min(self.world.value, MAX_RANKS))}):

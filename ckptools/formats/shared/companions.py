@@ -32,7 +32,7 @@ from ckptools.files.json_file import read_json
 from ckptools.files.opening import check_stays_inside, reading
 from ckptools.formats.options import Options
 from ckptools.formats.shared.file_status import fault
-from ckptools.model.problems import Problem
+from ckptools.model.problems import Code, Problem
 from ckptools.model.records import Fact, RankFile
 
 OF_A_RANK = re.compile(r"(?:rng_state_(\d{1,5})\.pth|random_states_(\d{1,5})\.pkl)")
@@ -90,7 +90,7 @@ class Beside:
             tree = self._tree(path, options)
         except ReadError as error:
             why = str(error).removeprefix(f"{path}: ")
-            self.problems.append(Problem(fault(why), "error", f"{path.name} {why}", companion.rank, companion.key))
+            self.problems.append(Problem(fault(why), f"{path.name} {why}", companion.rank, companion.key))
             self._add(companion, "cut" if "cut short" in why or "is empty" in why else "bad")
             return None
         self._add(companion, "read")
@@ -195,7 +195,7 @@ def _count_ranks(beside: Beside, found: list[Companion]) -> None:
     beside.world_size = Fact(world, ("RNG files",))
     for path, rank in _absent(ranked, world):
         beside.files.append(RankFile(path, rank, "rng", "missing", 0, None))
-        beside.problems.append(Problem("CK001", "warning", f"no file {path.name}", rank))
+        beside.problems.append(Problem(Code.FILE_MISSING, f"no file {path.name}", rank, severity="warning"))
 
 
 def _absent(ranked: dict[int, Companion], world: int) -> Iterator[tuple[Path, int]]:

@@ -22,7 +22,7 @@ from ckptools.formats.options import Options
 from ckptools.formats.shared.companions import Beside
 from ckptools.formats.shared.file_status import fault
 from ckptools.model.checkpoint import Checkpoint, ReadCost
-from ckptools.model.problems import Problem, worst_first
+from ckptools.model.problems import Code, Problem, worst_first
 from ckptools.model.records import Fact, RankFile
 from ckptools.model.tree import KeyPath
 from ckptools.pickles.machine import Machine
@@ -153,7 +153,7 @@ class Parts:
             found = self._read(path)
         except ReadError as error:
             why = str(error).removeprefix(f"{path}: ")
-            self.problems.append(Problem(fault(why), "error", f"{path.name} {why}", None, key))
+            self.problems.append(Problem(fault(why), f"{path.name} {why}", None, key))
             self.files.append(RankFile(path, None, key, "bad", status.st_size, status.st_mtime))
             return
         self.tree[key] = found
@@ -202,7 +202,10 @@ class Parts:
         both = [key for key in beside.tree if key in self.tree]
         self.tree |= {key: value for key, value in beside.tree.items() if key not in both}
         self.problems += beside.problems
-        self.problems += (Problem("CK007", "warning", f"{key} is here twice; the DCP folder is read") for key in both)
+        self.problems += (
+            Problem(Code.METADATA_CONTRADICTS, f"{key} is here twice; the DCP folder is read", severity="warning")
+            for key in both
+        )
         self.files += beside.files
         self.names += beside.names
         self.nbytes += sum(f.nbytes for f in beside.files)

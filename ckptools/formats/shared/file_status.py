@@ -5,14 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from ckptools.files.opening import NO_ACCESS
+from ckptools.model.problems import Code
 from ckptools.model.records import RankFile
 from ckptools.pickles import reader
 from ckptools.pickles.reader import Saved
 
 
-def fault(why: str) -> str:
+def fault(why: str) -> Code:
     """The problem code for a file that cannot be read: the system did not let us, or it is cut short or damaged."""
-    return "CK015" if NO_ACCESS in why else "CK002"
+    return Code.FILE_UNREADABLE if NO_ACCESS in why else Code.FILE_CUT
 
 
 def was_read(saved: Saved, rank: int | None = None, part: str = "") -> RankFile:

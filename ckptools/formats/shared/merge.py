@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ckptools.model.problems import Problem
+from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Shard, Tensor, in_rank_order
 from ckptools.model.tree import KeyPath, fqn_of
@@ -198,7 +198,7 @@ def _disagreement(ranked: Ranked, path: KeyPath) -> Problem:
     told = _either_way(usual, value)
     assert told is not None
     text = f"{told[0]}, rank {usual_rank} has {told[1]}; the ranks are not of one run"
-    return Problem("CK104", "error", text, rank, fqn_of(path))
+    return Problem(Code.LAYOUT_DISAGREES, text, rank, fqn_of(path))
 
 
 def _either_way(a: Any, b: Any) -> tuple[str, str] | None:

@@ -13,11 +13,12 @@ from typing import Any
 from ckptools.dtypes import ITEMSIZE
 from ckptools.formats.shared.file_status import fault
 from ckptools.formats.shared.merge import Merge, put, same_records
-from ckptools.model.problems import Problem, Severity
+from ckptools.model.problems import Code, Problem, Severity
 from ckptools.model.records import RankFile
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath, fqn_of, tensors_in
+from ckptools.text import few
 from ckptools.training_state.rank_own import RUN_NAMES, Shared, counts_steps, is_own
 from ckptools.training_state.rank_vote import named, odd_ranks
 from ckptools.training_state.sections import Section, find_sections, is_gathered
@@ -52,14 +53,14 @@ def of_files(files: Sequence[RankFile], why: Mapping[Path, str], world: int, sha
     for file in files:
         if file.status == "missing":
             severity: Severity = "error" if sharded or file.part else "warning"
-            yield Problem("CK001", severity, _missing(file, here), file.rank)
+            yield Problem(Code.FILE_MISSING, _missing(file, here), file.rank, severity=severity)
         else:
             yield from _of_file(file, why, world, sharded, usual)
     for (rank, part), count in Counter((f.rank, f.part) for f in files).items():
         if count > 1:
             names = [f.path.name for f in files if (f.rank, f.part) == (rank, part)]
             text = f"{count} files say they are rank {rank}{' of ' + part if part else ''}: {', '.join(names[:4])}"
-            yield Problem("CK009", "error", text, rank)
+            yield Problem(Code.STRAY_FILE, text, rank)
 
 
 def _missing(file: RankFile, here: Collection[Path]) -> str:
@@ -72,11 +73,11 @@ def _of_file(file: RankFile, why: Mapping[Path, str], world: int, sharded: bool,
     name = file.path.name
     if file.status in ("cut", "bad"):
         text = f"{name} {why[file.path].removeprefix(f'{file.path}: ')}"
-        yield Problem(fault(text), "error", text, file.rank)
+        yield Problem(fault(text), text, file.rank)
     elif file.rank is not None and file.rank >= world and sharded:
-        yield Problem("CK009", "error", f"{name} is rank {file.rank} of a world of {world}", file.rank)
+        yield Problem(Code.STRAY_FILE, f"{name} is rank {file.rank} of a world of {world}", file.rank)
     elif not file.part and file.nbytes < usual * ODD_SIZE:
-        yield Problem("CK003", "warning", f"{name} has {file.nbytes} bytes, others {usual}", file.rank)
+        yield Problem(Code.ODD_FILE_SIZE, f"{name} has {file.nbytes} bytes, others {usual}", file.rank)
 
 
 @dataclass(frozen=True)
@@ -146,13 +147,13 @@ def _of_values(differing: Mapping[KeyPath, Sequence[int]], shared: Shared) -> It
         listed = named(ranks)
         if counts_steps(path):
             text = f"differs between ranks (rank {listed} from the others); they are not of one step"
-            yield Problem("CK006", "error", text, None, fqn_of(path))
+            yield Problem(Code.MIXED_SAVES, text, None, fqn_of(path))
         elif path[-1:] and path[-1] in RUN_NAMES:
             text = f"differs between ranks (rank {listed} from the others); they are not of one run"
-            yield Problem("CK006", "error", text, None, fqn_of(path))
+            yield Problem(Code.MIXED_SAVES, text, None, fqn_of(path))
         elif shared.holds(path):
             text = f"rank {listed} has another value than the others"
-            yield Problem("CK105", "error", text, None, fqn_of(path))
+            yield Problem(Code.COPIES_DIFFER, text, None, fqn_of(path))
 
 
 def of_gathered(sections: Sequence[Section], differing: Mapping[KeyPath, Sequence[int]]) -> Iterator[Problem]:
@@ -171,7 +172,7 @@ def of_gathered(sections: Sequence[Section], differing: Mapping[KeyPath, Sequenc
             odd.update(odd_ranks(ranked, lambda a, b: same_records((a, b))))
         for rank in sorted(odd):
             text = "lists other RNG states of the ranks than the other files do; it is of another run or save"
-            yield Problem("CK006", "error", text, rank, section.name)
+            yield Problem(Code.MIXED_SAVES, text, rank, section.name)
 
 
 def of_copied(tensors: Iterable[tuple[KeyPath, Tensor]]) -> Iterator[Problem]:
@@ -198,7 +199,7 @@ def of_copied(tensors: Iterable[tuple[KeyPath, Tensor]]) -> Iterator[Problem]:
             text = (
                 f"{file.name} has the same bytes as {other.name}, which is another part of the tensors; one is a copy"
             )
-            yield Problem("CK009", "error", text, ranks[file])
+            yield Problem(Code.STRAY_FILE, text, ranks[file])
 
 
 def proves_a_copy(records: Iterable[tuple[str, int, int]]) -> bool:
@@ -232,8 +233,7 @@ def of_tensors(tensors: Iterable[tuple[KeyPath, Tensor]]) -> list[Problem]:
         if tensor.note and tensor.kind != "meta":
             reasons.setdefault(tensor.note, []).append(fqn_of(path))
     return [
-        Problem("CK106", "warning", f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: {why}")
-        for why, names in reasons.items()
+        Problem(Code.TENSOR_NOT_JOINED, f"{few(names, 1)}: {why}", severity="warning") for why, names in reasons.items()
     ]
 
 
