@@ -24,8 +24,7 @@ from ckptools.formats.shared.flat_runs import FlatRun, shards_of
 from ckptools.model.regions import Ints
 from ckptools.model.tensor import Tensor
 from ckptools.model.values import Opaque, describe_for_error
-
-WRAPPED = "_fsdp_wrapped_module."
+from ckptools.training_state.wrappers import without_wrappers
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,7 @@ def pieces_of(tree: Any) -> Iterator[tuple[str, Piece, Tensor]]:
         name, handles = module.get("name"), module["handles"]
         if not isinstance(name, str) or not isinstance(handles, list):
             raise ValueError("an FSDP module without a name and handles")
-        prefix = name.replace(WRAPPED, "")
+        prefix = without_wrappers(name)
         for handle in handles:
             fields = {k.removeprefix("flat_param."): v for k, v in handle.items()} if isinstance(handle, dict) else {}
             data = fields.get("data")
@@ -86,7 +85,7 @@ def _pieces(fields: Mapping[str, Any], room: int) -> Iterator[tuple[str, Piece]]
                 f"has {numel} elements from {start}, at {at} of {room}"
             )
             raise ValueError(text)
-        yield fqn.replace(WRAPPED, ""), Piece(tuple(shape), start, at, numel)
+        yield without_wrappers(fqn), Piece(tuple(shape), start, at, numel)
 
 
 def _runs(fields: Mapping[str, Any], count: int) -> Iterator[Ints]:
@@ -163,7 +162,7 @@ def optimizer(tree: Any, pieces: Mapping[str, Piece], rank: int, all_ranks: bool
         ids = group.get("params") if isinstance(group, dict) else None
         if not isinstance(listed, list) or not isinstance(ids, list) or len(listed) != len(ids):
             raise ValueError("a param group without a name for each of its parameters")
-        clean = [name.replace(WRAPPED, "") for name in listed if isinstance(name, str)]
+        clean = [without_wrappers(name) for name in listed if isinstance(name, str)]
         names |= dict(zip(ids, clean, strict=True))
         named.append({**group, "params": clean, "param_names": clean})
     if set(state) - set(names):

@@ -25,7 +25,7 @@ from ckptools.model.tensor import Tensor
 from ckptools.training_state.module_order import ModuleOrder
 from ckptools.training_state.naming import FITS, TELL, UNNAMED, Id, Naming, note_of
 from ckptools.training_state.sections import storage_identity
-from ckptools.training_state.wrappers import without_wrappers
+from ckptools.training_state.wrappers import without_ddp
 
 Parameters = Sequence[tuple[str, Tensor]]
 
@@ -127,13 +127,9 @@ def aligned(names: Mapping[Id, str], model: Mapping[str, Any] | None) -> dict[Id
     """Names as the model has them: the same but for wrappers and DDP's leading `module`; nothing where one is not."""
     if model is None:
         return dict(names)
-    known = {_bare(str(fqn)): str(fqn) for fqn in model}
-    found = {i: name if name in model else known.get(_bare(name), "") for i, name in names.items()}
+    known = {without_ddp(str(fqn)): str(fqn) for fqn in model}
+    found = {i: name if name in model else known.get(without_ddp(name), "") for i, name in names.items()}
     return found if all(found.values()) and len(set(found.values())) == len(found) else {}
-
-
-def _bare(name: str) -> str:
-    return without_wrappers(name).removeprefix("module.")
 
 
 # -- what shapes prove -----------------------------------------------------------------------------------------

@@ -148,13 +148,13 @@ def _is_model(path: KeyPath, node: Any) -> bool:
     return tensors * 2 > len(node) and not any(str(p).lower() in RNG_WORDS for p in path)
 
 
-WRAPPERS = ("state", "app")
+OUTER_KEYS = ("state", "app")
 """Outer keys that say nothing: Composer's `state`, DCP's `app`."""
 
 
 def section_name(path: KeyPath) -> str:
-    """Name a section for people: its path without a leading wrapper key."""
-    shown = path[1:] if len(path) > 1 and path[0] in WRAPPERS else path
+    """Name a section for people: its path without a leading key that says nothing."""
+    shown = path[1:] if len(path) > 1 and path[0] in OUTER_KEYS else path
     return fqn_of(shown) or "checkpoint"
 
 

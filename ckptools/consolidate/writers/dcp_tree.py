@@ -25,7 +25,7 @@ from ckptools.model.tree import KeyPath, fqn_of
 from ckptools.text import plural
 from ckptools.training_state.naming import Naming
 from ckptools.training_state.sections import GROUPS, STATE, Section, is_flat_optimizer
-from ckptools.training_state.wrappers import without_wrappers
+from ckptools.training_state.wrappers import ddp_prefix, without_wrappers
 
 OF_ADAM = ("foreach", "maximize", "capturable", "differentiable", "fused", "decoupled_weight_decay")
 """Hyperparameters that torch/optim/adam.py got over the years; `dcp.load` misses what a folder does not hold."""
@@ -196,8 +196,7 @@ def _unwrapping(selection: Selection, section: Section) -> Callable[[str], str]:
     names: Iterable[Any] = models[0].value if len(models) == 1 else ()
     if not names and section.kind == "optimizer":
         names = naming_of(selection, section).names.values()
-    inner = [without_wrappers(str(n)) for n in names]
-    leading = "module." if inner and all(n.startswith("module.") for n in inner) else ""
+    leading = ddp_prefix([str(name) for name in names])
     return lambda name: without_wrappers(name).removeprefix(leading)
 
 

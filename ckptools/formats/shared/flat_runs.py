@@ -98,5 +98,10 @@ def flat_source(value: Any) -> Source | None:
     return source if source is not None and source.contiguous else None
 
 
+def is_ragged(tensor: Tensor) -> bool:
+    """Whether ranks hold different lengths under one key, so that it cannot be one replicated value."""
+    return len({s.box for s in tensor.shards}) > 1
+
+
 def _shifted(box: Box, by: Ints) -> Box:
     return Box(tuple(a + b for a, b in zip(by, box.offsets, strict=True)), box.sizes)

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from torch import nn, optim
 
 from ckptools.training.strategies import ddp, fsdp1, fsdp2
+from ckptools.training_state.wrappers import without_ddp
 
 StateDict = dict[str, Any]
 
@@ -31,4 +32,4 @@ BY_NAME: dict[str, Strategy] = {"ddp": ddp, "fsdp1": fsdp1, "fsdp2": fsdp2}
 def plain_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """Yield the wrapped model's parameters under the fqns that they had before."""
     for name, param in model.named_parameters():
-        yield name.removeprefix("module.").replace("_fsdp_wrapped_module.", ""), param
+        yield without_ddp(name), param

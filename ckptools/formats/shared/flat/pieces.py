@@ -18,8 +18,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from ckptools.formats.shared.flat.names import is_flat, is_ragged
-from ckptools.formats.shared.flat_runs import FlatRun, shards_of
+from ckptools.formats.shared.flat_runs import FlatRun, is_ragged, shards_of
 from ckptools.model.regions import Ints
 from ckptools.model.tensor import Shard, Tensor
 from ckptools.model.tree import KeyPath
@@ -27,6 +26,7 @@ from ckptools.training_state.given_names import GivenNames, name_with
 from ckptools.training_state.module_order import AS_SAVED, believed
 from ckptools.training_state.optimizer_names import group_ids
 from ckptools.training_state.sections import find_sections, is_flat_optimizer
+from ckptools.training_state.wrappers import is_flat_parameter
 
 if TYPE_CHECKING:
     from ckptools.formats.shared.shapes import Shapes
@@ -81,7 +81,7 @@ def settle(
     sections = find_sections(tree)
     models = [s.value for s in sections if s.kind == "model"]
     optimizers = {s.path: s.value for s in sections if s.kind == "optimizer"}
-    local = [m for m in models if any(map(is_flat, m))]
+    local = [m for m in models if any(map(is_flat_parameter, m))]
     if len(local) == 1 and _take_apart(local[0], list(optimizers.values()), shapes, by_name, all_ranks, given):
         return Settled(local=True)
     for model in local:
@@ -124,7 +124,7 @@ def _take_apart(
 
 
 def _mark_local(model: MutableMapping[str, Any], note: str) -> None:
-    flat = {k: t for k, t in model.items() if is_flat(k) and isinstance(t, Tensor)}
+    flat = {k: t for k, t in model.items() if is_flat_parameter(k) and isinstance(t, Tensor)}
     storages = {(s.source.path, s.source.record) for t in flat.values() for s in t.shards if s.source}
     for key, tensor in model.items():
         if not isinstance(tensor, Tensor) or tensor.note:

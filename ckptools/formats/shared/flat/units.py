@@ -14,11 +14,11 @@ from math import prod
 from typing import Any
 
 from ckptools.formats.shared.flat.layout import Member, count, filled, layouts, runs_agree, storage_of
-from ckptools.formats.shared.flat.names import is_flat, is_ragged
+from ckptools.formats.shared.flat_runs import is_ragged
 from ckptools.formats.shared.shapes import Shapes
 from ckptools.model.regions import Ints
 from ckptools.model.tensor import Tensor
-from ckptools.training_state.wrappers import without_wrappers
+from ckptools.training_state.wrappers import is_flat_parameter, without_wrappers
 
 MAX_DEPTH = 100
 MAX_OUTER = 4
@@ -141,7 +141,9 @@ class _Explaining:
 
     def __init__(self, model: Mapping[str, Any], told: Shapes | None, by_name: Shapes | None) -> None:
         self.told, self.by_name = told, by_name
-        self.flats: dict[str, Tensor] = {k: t for k, t in model.items() if is_flat(k) and isinstance(t, Tensor)}
+        self.flats: dict[str, Tensor] = {
+            k: t for k, t in model.items() if is_flat_parameter(k) and isinstance(t, Tensor)
+        }
         self.paths = {_path(k): k for k in self.flats}
         self.storages = {k: {storage_of(s) for s in flat.found} for k, flat in self.flats.items()}
         self.runs: dict[str, dict[str, Tensor]] = {k: {} for k in self.flats}

@@ -14,10 +14,10 @@ from typing import Any
 
 from ckptools.dtypes import is_floating
 from ckptools.formats.shared.flat.layout import Member
-from ckptools.formats.shared.flat.names import is_ragged
 from ckptools.formats.shared.flat.optimizers import name_units
 from ckptools.formats.shared.flat.units import UnexplainedError, Unit
 from ckptools.formats.shared.flat.wrapping import Members, units_of
+from ckptools.formats.shared.flat_runs import is_ragged
 from ckptools.model.regions import Box, Ints, chunk
 from ckptools.model.tensor import Shard, Tensor
 from ckptools.training_state.module_order import module_of, module_places, order_of
