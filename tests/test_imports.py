@@ -24,6 +24,7 @@ LAYERS = (
     ("model", "files", "pickles", "tensor_io", "training_state", "torch_engine"),
     ("formats",),
     ("consolidate", "views", "training", "checks"),
+    ("api",),
     ("cli",),
     ("__init__", "__main__"),
 )  # fmt: skip
@@ -62,6 +63,18 @@ def test_importing_ckptools_imports_neither_torch_nor_numpy_nor_rich():
     assert done.stdout.strip() == "[]"
 
 
+def test_importing_ckptools_imports_nothing_before_it_is_asked_for():
+    code = "import sys, ckptools; print(sorted(m for m in sys.modules if 'ckptools' in m), callable(ckptools.open))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['ckptools', 'ckptools._version', 'ckptools.consolidate'] True"
+
+
+def test_the_function_has_its_name_whatever_is_imported_of_the_package_before_it():
+    code = "import ckptools.consolidate.plan, ckptools; print(type(ckptools.consolidate).__name__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "function"
+
+
 def test_verify_imports_neither_torch_nor_numpy_where_no_values_are_looked_at():
     sample = FIXTURES / "composer-0.13.5-torch1.13.1-sharded-w4"
     checked = "import sys, ckptools; assert ckptools.verify(sys.argv[1], deep=True).ok"
@@ -71,7 +84,7 @@ def test_verify_imports_neither_torch_nor_numpy_where_no_values_are_looked_at():
 
 
 def test_all_is_what_is_public():
-    public = {n for n in vars(ckptools) if not n.startswith("_")}
+    public = {n for n in dir(ckptools) if not n.startswith("_")}
     modules = {n for n in public if isinstance(getattr(ckptools, n), type(sys))}
     assert set(ckptools.__all__) == public - modules - {"annotations"}
 

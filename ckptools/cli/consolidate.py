@@ -6,86 +6,109 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ckptools.cli.inspect import CheckpointPaths, NamesFrom, RanksPattern, RulesFile, ShapesFrom, Weights, WhichWeights
-from ckptools.cli.printing import show
+from ckptools.cli.arguments import (
+    CheckpointPaths,
+    Jobs,
+    NamesFrom,
+    RanksPattern,
+    RulesFile,
+    ShapesFrom,
+    WhichWeights,
+)
+from ckptools.cli.choices import Weights
+from ckptools.cli.printing import say, show
 
 if TYPE_CHECKING:
-    from ckptools.consolidate import Consolidated
+    from ckptools.consolidate.result import Consolidated
+
+Out = Annotated[
+    str,
+    typer.Option(
+        "--out",
+        "-o",
+        metavar="PATH",
+        help="What to write: .pt, .safetensors or .dcp (a folder) says how; DIR/ gets model.safetensors in it.",
+    ),
+]
+OutputFormat = Annotated[
+    str | None,
+    typer.Option(help="pt, safetensors or dcp, for a name without suffix (a file gets that suffix) or DIR/."),
+]
+Only = Annotated[
+    str | None,
+    typer.Option(help="model (the bare state dict), optimizer, or all (the same tree). safetensors: model; else: all."),
+]
+Dtype = Annotated[
+    str | None, typer.Option(help="dtype for the model's floating-point tensors, such as bf16; others keep theirs.")
+]
+MaxShardSize = Annotated[
+    str | None, typer.Option(help="Tensors per file of safetensors (several get an index) or of a DCP, such as 5GB.")
+]
+Tied = Annotated[
+    str, typer.Option(help="safetensors: keep writes a tied weight under each name, drop only under the first.")
+]
+KeepTypes = Annotated[
+    bool,
+    typer.Option("--keep-types", help="Keep timedeltas, numpy arrays and the like, which plain torch.load refuses."),
+]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite an output that exists.")]
+AllowMissing = Annotated[
+    bool, typer.Option("--allow-missing", help="Leave out and list what is not whole, instead of refusing.")
+]
+Fill = Annotated[
+    str | None, typer.Option(help="With --allow-missing: nan or zero in the place of holes, which are listed.")
+]
+Check = Annotated[
+    bool,
+    typer.Option(
+        "--check",
+        help="Let torch or safetensors read the output back, and compare it with the shards, byte for byte; "
+        "with --dry-run: compare the source with its checksums.",
+    ),
+]
+Unchecked = Annotated[
+    bool, typer.Option("--unchecked", help="Do not compare the source with the checksums that it states.")
+]
+Manifest = Annotated[
+    bool, typer.Option("--manifest", help="Write sha256 of every tensor and file into OUT.manifest.json.")
+]
+PreferRank = Annotated[
+    int | None, typer.Option(help="Where ranks hold different copies of one tensor, take this rank's.")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check and plan; write nothing.")]
+Copies = Annotated[bool, typer.Option("--copies", help="With --dry-run: print every copy of bytes.")]
+OnlyThisFile = Annotated[bool, typer.Option("--only-this-file", help="Do not look for other ranks.")]
+FollowSymlinks = Annotated[
+    bool, typer.Option("--follow-symlinks", help="Accept rank files that are links out of the folder.")
+]
 
 
 def consolidate(
     paths: CheckpointPaths,
-    out: Annotated[
-        str,
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="PATH",
-            help="What to write: .pt, .safetensors or .dcp (a folder) says how; DIR/ gets model.safetensors in it.",
-        ),
-    ],
-    format: Annotated[
-        str | None,
-        typer.Option(help="pt, safetensors or dcp, for a name without suffix (a file gets that suffix) or DIR/."),
-    ] = None,
-    only: Annotated[
-        str | None,
-        typer.Option(
-            help="model (the bare state dict), optimizer, or all (the same tree). safetensors: model; else: all."
-        ),
-    ] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="dtype for the model's floating-point tensors, such as bf16; others keep theirs.")
-    ] = None,
-    max_shard_size: Annotated[
-        str | None,
-        typer.Option(help="Tensors per file of safetensors (several get an index) or of a DCP, such as 5GB."),
-    ] = None,
-    tied: Annotated[
-        str, typer.Option(help="safetensors: keep writes a tied weight under each name, drop only under the first.")
-    ] = "keep",
-    keep_types: Annotated[
-        bool,
-        typer.Option(
-            "--keep-types", help="Keep timedeltas, numpy arrays and the like, which plain torch.load refuses."
-        ),
-    ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite an output that exists.")] = False,
-    allow_missing: Annotated[
-        bool, typer.Option("--allow-missing", help="Leave out and list what is not whole, instead of refusing.")
-    ] = False,
-    fill: Annotated[
-        str | None, typer.Option(help="With --allow-missing: nan or zero in the place of holes, which are listed.")
-    ] = None,
-    check: Annotated[
-        bool,
-        typer.Option(
-            "--check",
-            help="Let torch or safetensors read the output back, and compare it with the shards, byte for byte; "
-            "with --dry-run: compare the source with its checksums.",
-        ),
-    ] = False,
-    unchecked: Annotated[
-        bool, typer.Option("--unchecked", help="Do not compare the source with the checksums that it states.")
-    ] = False,
-    manifest: Annotated[
-        bool, typer.Option("--manifest", help="Write sha256 of every tensor and file into OUT.manifest.json.")
-    ] = False,
-    prefer_rank: Annotated[
-        int | None, typer.Option(help="Where ranks hold different copies of one tensor, take this rank's.")
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and plan; write nothing.")] = False,
-    copies: Annotated[bool, typer.Option("--copies", help="With --dry-run: print every copy of bytes.")] = False,
-    jobs: Annotated[int | None, typer.Option("--jobs", "-j", help="Threads.")] = None,
+    out: Out,
+    format: OutputFormat = None,
+    only: Only = None,
+    dtype: Dtype = None,
+    max_shard_size: MaxShardSize = None,
+    tied: Tied = "keep",
+    keep_types: KeepTypes = False,
+    force: Force = False,
+    allow_missing: AllowMissing = False,
+    fill: Fill = None,
+    check: Check = False,
+    unchecked: Unchecked = False,
+    manifest: Manifest = False,
+    prefer_rank: PreferRank = None,
+    dry_run: DryRun = False,
+    copies: Copies = False,
+    jobs: Jobs = None,
     weights: WhichWeights = Weights.fp32,
     rules: RulesFile = None,
     shapes: ShapesFrom = None,
     ranks: RanksPattern = None,
     names: NamesFrom = None,
-    only_this_file: Annotated[bool, typer.Option("--only-this-file", help="Do not look for other ranks.")] = False,
-    follow_symlinks: Annotated[
-        bool, typer.Option("--follow-symlinks", help="Accept rank files that are links out of the folder.")
-    ] = False,
+    only_this_file: OnlyThisFile = False,
+    follow_symlinks: FollowSymlinks = False,
 ) -> None:
     """Write full tensors into a .pt, .safetensors or DCP.
 
@@ -93,31 +116,29 @@ def consolidate(
     """
     from ckptools.cli.opening import opened
     from ckptools.cli.progress import ProgressLine
-    from ckptools.consolidate import consolidate as write
+    from ckptools.consolidate.options import ConsolidateOptions
+    from ckptools.consolidate.run import consolidate as run
 
     checkpoint = opened(paths, ranks, only_this_file, follow_symlinks, weights, rules, shapes, names)
+    options = ConsolidateOptions(
+        format=format,
+        only=only,
+        dtype=dtype,
+        max_shard_size=_bytes(max_shard_size),
+        tied=tied,
+        keep_types=keep_types,
+        force=force,
+        allow_missing=allow_missing,
+        fill=fill,
+        prefer_rank=prefer_rank,
+        check=check,
+        unchecked=unchecked,
+        manifest=manifest,
+        dry_run=dry_run,
+        jobs=jobs,
+    )
     with ProgressLine() as line:
-        done = write(
-            checkpoint,
-            out,
-            format=format,
-            only=only,
-            dtype=dtype,
-            max_shard_size=_bytes(max_shard_size),
-            tied=tied,
-            keep_types=keep_types,
-            force=force,
-            allow_missing=allow_missing,
-            fill=fill,
-            check=check,
-            unchecked=unchecked,
-            manifest=manifest,
-            prefer_rank=prefer_rank,
-            dry_run=dry_run,
-            jobs=jobs,
-            progress=line,
-            planned=line.expect,
-        )
+        done = run(checkpoint, out, options, line, line.expect)
     _tell(done, dry_run, copies)
 
 
@@ -142,7 +163,6 @@ def _bytes(text: str | None) -> int | None:
 
 
 def _tell(done: Consolidated, dry_run: bool, copies: bool) -> None:
-    from ckptools.cli import say
     from ckptools.views import written
 
     for row in written.summary(done, dry_run):

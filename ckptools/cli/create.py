@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ckptools.cli.printing import show
+from ckptools.cli.printing import remark, show
 
 if TYPE_CHECKING:
     from ckptools.training import Created
@@ -81,7 +81,7 @@ def _tell(created: Created) -> None:
     names = [path.name for path in created.files]
     saved = ", ".join(f"{created.out}/{kind}" for kind in fold(names))
     show(f"saved {saved} ({created.nbytes / 2**20:.1f} MiB)")
-    typer.echo(f"try: ckptools inspect {created.first}", err=True)
+    remark(f"try: ckptools inspect {created.first}")
 
 
 def fold(names: list[str]) -> list[str]:

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
+from ckptools.cli.arguments import AsJson
 from ckptools.cli.printing import show
 
 
-def formats(
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object for other programs.")] = False,
-) -> None:
+def formats(json: AsJson = False) -> None:
     """List the formats that are read and written.
 
     In the order in which they are tried. Other packages bring more through the entry point group ckptools.formats;

@@ -3,102 +3,35 @@
 from __future__ import annotations
 
 import sys
-from enum import Enum
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from ckptools.cli.printing import show
+from ckptools.cli.choices import Engine, Weights
+from ckptools.cli.printing import remark, show
+from ckptools.cli.terminal import screen
 from ckptools.text import encodable
-from ckptools.views.tables import Screen
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ckptools.cli.arguments import (
+        AllRanks,
+        AsJson,
+        CheckpointPaths,
+        EngineName,
+        FollowSymlinks,
+        NamesFrom,
+        OnlyThisFile,
+        RanksPattern,
+        RulesFile,
+        SectionName,
+        ShapesFrom,
+        Trust,
+        WhichWeights,
+    )
     from ckptools.formats.options import Reader
     from ckptools.model.checkpoint import Checkpoint
     from ckptools.views.details import Detail
     from ckptools.views.report import Report
-
-ROWS = 40
-"""Rows of a table on a terminal."""
-
-
-class Engine(str, Enum):
-    """What reads the files."""
-
-    inert = "inert"
-    torch = "torch"
-
-
-class Weights(str, Enum):
-    """Which copy of the model is read where there are two."""
-
-    fp32 = "fp32"
-    module = "module"
-
-
-# readable=False everywhere: what cannot be read is our own line with exit code 3, not typer's usage error.
-CheckpointPaths = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="PATH...",
-        show_default=False,
-        help="A rank file (its siblings are found), a folder (of a run: what its tracker names, or the only checkpoint"
-        " in it), any checkpoint file; or several rank files, by any name.",
-    ),
-]
-RanksPattern = Annotated[
-    str | None,
-    typer.Option(
-        "--ranks",
-        metavar="PATTERN",
-        help="What the rank files in the folder PATH are called, such as 'model-{rank}-of-{world}.pt'.",
-    ),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object for other programs.")]
-SectionName = Annotated[
-    str | None,
-    typer.Option(help="Show one section in full: model, optimizer, scheduler, rng, other, or a section's own name."),
-]
-AllRanks = Annotated[bool, typer.Option("--all-ranks", help="Read the structure of every rank, and compare them.")]
-OnlyThisFile = Annotated[bool, typer.Option("--only-this-file", help="Do not look for the other ranks' files.")]
-FollowSymlinks = Annotated[bool, typer.Option("--follow-symlinks", help="Accept links that lead out of the folder.")]
-WhichWeights = Annotated[
-    Weights, typer.Option(help="Where the model is held twice (DeepSpeed, Megatron): fp32 master copy, or module.")
-]
-RulesFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--rules", readable=False, help="JSON that says how tensor-parallel weights are joined (Megatron, Meta Llama)."
-    ),
-]
-ShapesFrom = Annotated[
-    Path | None,
-    typer.Option(
-        "--shapes",
-        readable=False,
-        metavar="FROM",
-        help="For FSDP1 flat parameters: what tells their shapes, another checkpoint or a JSON of name to shape.",
-    ),
-]
-NamesFrom = Annotated[
-    Path | None,
-    typer.Option(
-        "--names",
-        readable=False,
-        metavar="FROM",
-        help="For an optimizer keyed by number: what names its parameters, a checkpoint that keeps the module's order "
-        "or a JSON list in the optimizer's order.",
-    ),
-]
-EngineName = Annotated[
-    Engine, typer.Option(help="inert: names are only names, nothing is run. torch: through torch.load, as a check.")
-]
-Trust = Annotated[
-    bool, typer.Option("--trust", help="With --engine torch: let the file name any class. Runs its code.")
-]
 
 
 def inspect(
@@ -138,7 +71,7 @@ def inspect(
     else:
         show_text(report, details)
     if report.errors:
-        raise typer.Exit(1)
+        raise SystemExit(1)
 
 
 def reader_of(engine: Engine, trust: bool) -> Reader:
@@ -192,13 +125,4 @@ def show_text(report: Report, details: Sequence[Detail]) -> None:
         shown = text.report_text(report, screen())
     show(encodable(shown, sys.stdout.encoding))
     told = "\n".join(filter(None, (text.read_line(report), text.next_line(report))))
-    typer.echo(encodable(f"\n{told}", sys.stderr.encoding), err=True)
-
-
-def screen() -> Screen:
-    """Cut to the terminal, and not at all in a pipe."""
-    if not sys.stdout.isatty():
-        return Screen()
-    import shutil
-
-    return Screen(shutil.get_terminal_size().columns, ROWS)
+    remark(f"\n{told}")

@@ -7,12 +7,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
+from ckptools.cli.printing import show
 from ckptools.errors import CkptoolsError
 
 if TYPE_CHECKING:
-    from ckptools.cli.inspect import Weights
+    from ckptools.cli.choices import Weights
     from ckptools.formats.options import Reader
     from ckptools.model.checkpoint import Checkpoint
 
@@ -67,5 +66,5 @@ def answered_in_json(wanted: bool, schema: str, verdict: str, paths: Sequence[st
 
             answer = False if error.exit_code == CkptoolsError.exit_code else None
             told = {"schema": schema, "path": " ".join(paths), verdict: answer, "error": str(error)}
-            typer.echo(json.dumps({**told, "exit_code": error.exit_code}, indent=1))
+            show(json.dumps({**told, "exit_code": error.exit_code}, indent=1))
         raise

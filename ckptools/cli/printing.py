@@ -1,17 +1,19 @@
-"""Printing a command's output."""
+"""Printing: a command's output on stdout; errors, warnings and remarks on stderr."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 
-import typer
+from ckptools.text import encodable, printable
 
 
 def show(text: str) -> None:
     """Print to stdout. A reader that closed the pipe, as `| head` does, changes no exit code: that is the verdict."""
     try:
-        typer.echo(text)
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
     except BrokenPipeError:
         discard_stdout()
 
@@ -19,3 +21,16 @@ def show(text: str) -> None:
 def discard_stdout() -> None:
     """Let everything that is still printed go nowhere, so that Python does not complain while it shuts down."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def remark(text: str) -> None:
+    """Print lines on stderr, which are no part of the output."""
+    sys.stderr.write(f"{encodable(text, sys.stderr.encoding)}\n")
+    sys.stderr.flush()
+
+
+def say(message: str) -> None:
+    """Print one line on stderr, with everything in it that a terminal could act on made visible."""
+    # Where stderr cannot be written there is nobody to tell; the exit code still says it.
+    with contextlib.suppress(OSError):
+        remark(printable(message))

@@ -14,6 +14,8 @@ from typing import Annotated, Any
 
 import typer
 
+from ckptools.cli.printing import remark
+
 ShardPath = Annotated[Path, typer.Argument(readable=False, help="One rank's file.", show_default=False)]
 Command = Annotated[
     str | None,
@@ -78,7 +80,7 @@ def run(names: dict[str, Any], source: str, filename: str, echo: bool) -> None:
     """Run `source`; with `echo`, print the value of every expression statement as the prompt does.
 
     Raises:
-        typer.Exit: with code 1, when it raised; the traceback is on stderr.
+        SystemExit: with code 1, when it raised; the traceback is on stderr.
     """
     interpreter = Interpreter(names)
     try:
@@ -88,7 +90,7 @@ def run(names: dict[str, Any], source: str, filename: str, echo: bool) -> None:
     else:
         interpreter.runcode(compiled)
     if interpreter.failed:
-        raise typer.Exit(1)
+        raise SystemExit(1)
 
 
 def compiled_from(source: str, filename: str, echo: bool) -> CodeType:
@@ -124,7 +126,7 @@ def prompt(names: dict[str, Any], text: str) -> None:
         _complete_with_tab(names)
         code.interact(text, local=names, exitmsg="")
     else:
-        typer.echo(text, err=True)
+        remark(text)
         start_ipython(argv=["--no-banner"], user_ns=names)
 
 

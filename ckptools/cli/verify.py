@@ -3,41 +3,39 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from ckptools.cli.inspect import (
-    AsJson,
-    CheckpointPaths,
-    FollowSymlinks,
-    NamesFrom,
-    OnlyThisFile,
-    RanksPattern,
-    RulesFile,
-    ShapesFrom,
-    Weights,
-    WhichWeights,
-)
+from ckptools.cli.choices import Weights
 from ckptools.cli.printing import show
+from ckptools.cli.terminal import screen
+
+if TYPE_CHECKING:
+    from ckptools.cli.arguments import (
+        AsJson,
+        CheckpointPaths,
+        Deep,
+        FollowSymlinks,
+        Ignored,
+        Jobs,
+        ManifestFile,
+        NamesFrom,
+        OnlyThisFile,
+        RanksPattern,
+        RulesFile,
+        ShapesFrom,
+        Values,
+        WhichWeights,
+    )
 
 
 def verify(
     paths: CheckpointPaths,
-    deep: Annotated[
-        bool, typer.Option("--deep", help="Read every tensor; compare the CRC-32 that files carry.")
-    ] = False,
-    values: Annotated[bool, typer.Option("--values", help="Read every tensor; look for NaN and infinities.")] = False,
-    manifest: Annotated[
-        Path | None,
-        typer.Option(readable=False, help="A JSON that consolidate --manifest wrote: compare every digest in it."),
-    ] = None,
-    ignore: Annotated[
-        list[str] | None, typer.Option(help="A problem code that does not count, such as CK206; may be repeated.")
-    ] = None,
+    deep: Deep = False,
+    values: Values = False,
+    manifest: ManifestFile = None,
+    ignore: Ignored = None,
     json: AsJson = False,
-    jobs: Annotated[int | None, typer.Option("--jobs", "-j", help="Threads.")] = None,
+    jobs: Jobs = None,
     ranks: RanksPattern = None,
     only_this_file: OnlyThisFile = False,
     follow_symlinks: FollowSymlinks = False,
@@ -54,7 +52,6 @@ def verify(
     Exit code: 0 no check failed (warnings may be shown), 1 a check failed, 3 unreadable.
     """
     from ckptools.checks.verifying import verify as check
-    from ckptools.cli.inspect import screen
     from ckptools.cli.opening import answered_in_json, opened
     from ckptools.cli.progress import ProgressLine
     from ckptools.text import encodable
@@ -69,4 +66,4 @@ def verify(
     shown = verification_json(found) if json else verification_text(found, screen())
     show(encodable(shown, sys.stdout.encoding))
     if not found.ok:
-        raise typer.Exit(1)
+        raise SystemExit(1)

@@ -171,7 +171,7 @@ class Checkpoint:
 
     def consolidate(self, out: str | Path, **options: Any) -> Any:
         """Write a `.pt`, `.safetensors` or DCP folder; see `ckptools.consolidate`."""
-        from ckptools.consolidate import consolidate
+        from ckptools.api import consolidate
 
         return consolidate(self, out, **options)
 

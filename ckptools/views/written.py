@@ -11,7 +11,7 @@ from ckptools.text import and_more, clip, duration, few, plural, printable, size
 from ckptools.views.tables import Column, table
 
 if TYPE_CHECKING:
-    from ckptools.consolidate import Consolidated
+    from ckptools.consolidate.result import Consolidated
     from ckptools.consolidate.sources import SourceChecksums
 
 MAX_NAMED = 5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import shutil
 import subprocess
@@ -11,13 +12,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from ckptools.cli import COMMANDS, app
+from ckptools.cli import app
+from ckptools.cli.commands import COMMANDS, function_of
 from ckptools.model.problems import Code
 from tests.truth import FIXTURES
 
 README = Path(__file__).parent.parent.parent / "README.md"
 COMPOSER = FIXTURES / "composer-0.13.5-torch1.13.1-sharded-w4" / "ep0-ba5-rank0.pt"
-NAMES = [f.__name__ for f in COMMANDS]
+NAMES = list(COMMANDS)
 
 
 def run(*arguments: str) -> tuple[int, str, str]:
@@ -63,6 +65,51 @@ def test_python_m_ckptools_is_the_same_program():
     command = [sys.executable, "-m", "ckptools", "inspect", str(COMPOSER), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert '"ckptools/inspect/1"' in done.stdout
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_list_of_commands_has_the_first_line_of_each_docstring(name):
+    function = function_of(name)
+    assert (function.__name__, COMMANDS[name]) == (name, (function.__doc__ or "").splitlines()[0])
+
+
+def process(*arguments: object, **more: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ckptools", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **more})
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"]], ids=str)
+@pytest.mark.parametrize("columns", ["80", "200", ""])
+def test_the_list_of_commands_is_what_typer_prints(arguments, columns):
+    typers = CliRunner().invoke(app, arguments, prog_name="python -m ckptools", env={"COLUMNS": columns})
+    ours = process(*arguments, COLUMNS=columns)
+    assert (ours.returncode, ours.stdout, ours.stderr) == (typers.exit_code, typers.stdout, typers.stderr)
+
+
+def test_the_list_of_commands_fits_a_narrow_terminal():
+    assert max(map(len, process("--help", COLUMNS="50").stdout.splitlines())) <= 50
+
+
+@pytest.mark.parametrize(
+    ("typer", "arguments"),
+    [(False, ["--help"]), (False, ["inspect", COMPOSER]), (False, ["verify", COMPOSER]), (True, ["inspect", "--help"])],
+    ids=str,
+)
+def test_only_the_command_that_is_called_is_imported_and_typer_only_to_parse_options(arguments, typer):
+    command = [sys.executable, "-v", "-m", "ckptools", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    loaded = {line.split("'")[1] for line in done.stderr.splitlines() if line.startswith("import '")}
+    assert ("ckptools.cli" in loaded, "typer" in loaded) == (True, typer)
+    assert {name for name in NAMES if f"ckptools.cli.{name}" in loaded} == set(arguments[:1]) - {"--help"}
+
+
+def test_what_registers_itself_is_undone_before_the_process_ends(tmp_path):
+    """A compressed file is unpacked into a temporary folder, which goes when everything else is left as it is."""
+    packed = tmp_path / "rank0.pt.gz"
+    packed.write_bytes(gzip.compress(COMPOSER.read_bytes()))
+    (tmp_path / "scratch").mkdir()
+    done = process("inspect", packed, "--only-this-file", TMPDIR=str(tmp_path / "scratch"))
+    assert (done.returncode, list((tmp_path / "scratch").iterdir())) == (0, [])
 
 
 def closed_early(*arguments: object) -> tuple[int, str]:

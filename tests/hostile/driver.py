@@ -24,7 +24,8 @@ from typing import Any
 import typer
 
 import ckptools
-from ckptools.cli import BUG_EXIT, app
+from ckptools.cli import app
+from ckptools.cli.exit_codes import BUG_EXIT
 from tests.hostile.cases import CASES, TRAP
 
 STARTS = ("os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty", "subprocess.Popen", "socket.connect")

@@ -1,0 +1,19 @@
+"""What an option can be, where it is one of a few words."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Engine(str, Enum):
+    """What reads the files."""
+
+    inert = "inert"
+    torch = "torch"
+
+
+class Weights(str, Enum):
+    """Which copy of the model is read where there are two."""
+
+    fp32 = "fp32"
+    module = "module"

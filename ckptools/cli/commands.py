@@ -1,0 +1,59 @@
+"""The list of commands. Neither typer nor any command is imported for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+HELP = "Open, check and consolidate distributed PyTorch checkpoints offline."
+
+COMMANDS = {
+    "inspect": "Show what a checkpoint is, and whether it is whole.",
+    "verify": "Check that a checkpoint is whole, unharmed and coherent.",
+    "consolidate": "Write full tensors into a .pt, .safetensors or DCP.",
+    "create": "Train a small transformer and save a real checkpoint.",
+    "shell": "Open a Python prompt with one rank's file loaded.",
+    "formats": "List the formats that are read and written.",
+}
+"""Every command with the first line of its docstring, in the order in which `--help` has them."""
+
+
+def function_of(name: str) -> Callable[..., None]:
+    """Import the function of a command, and no other."""
+    match name:
+        case "inspect":
+            from ckptools.cli.inspect import inspect
+
+            return inspect
+        case "verify":
+            from ckptools.cli.verify import verify
+
+            return verify
+        case "consolidate":
+            from ckptools.cli.consolidate import consolidate
+
+            return consolidate
+        case "create":
+            from ckptools.cli.create import create
+
+            return create
+        case "shell":
+            from ckptools.cli.shell import shell
+
+            return shell
+        case _:
+            from ckptools.cli.formats import formats
+
+            return formats
+
+
+def help_text(program: str) -> str:
+    """What typer prints for `--help` on a terminal of 80 columns or more; `program` is how it was called."""
+    width = max(map(len, COMMANDS))
+    lines = (
+        f"Usage: {program} [OPTIONS] COMMAND [ARGS]...",
+        f"\n  {HELP}",
+        "\nOptions:\n  --help  Show this message and exit.",
+        "\nCommands:",
+        *(f"  {name:{width}}  {summary}" for name, summary in COMMANDS.items()),
+    )
+    return "\n".join(lines)

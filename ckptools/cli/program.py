@@ -1,0 +1,35 @@
+"""The command line as typer sees it, put together from the functions of its commands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import get_type_hints
+
+import typer
+
+from ckptools.cli import arguments
+from ckptools.cli.commands import HELP, function_of
+from ckptools.cli.exit_codes import one_line_errors
+
+
+def program(names: Iterable[str]) -> typer.Typer:
+    """Return the command line with these commands. To put one together takes longer than reading a small file."""
+    made = typer.Typer(
+        name="ckptools",
+        help=HELP,
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+    )
+    made.callback()(lambda: None)  # without it, a single command would not be called by its name
+    for name in names:
+        made.command(no_args_is_help=name != "formats")(one_line_errors(_with_options(function_of(name))))
+    return made
+
+
+def _with_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Give a function's annotations their values: `arguments` has those that its own module does not import."""
+    names = {**vars(arguments), **function.__globals__}
+    function.__annotations__ = get_type_hints(function, names, include_extras=True)
+    return function

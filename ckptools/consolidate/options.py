@@ -1,0 +1,96 @@
+"""The options of consolidating, as the command line and Python share them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from ckptools.dtypes import ITEMSIZE, SHORT, is_floating
+from ckptools.errors import UsageError
+
+
+@dataclass(frozen=True)
+class ConsolidateOptions:
+    """What is written of a checkpoint, how, and what is proven before it gets its name.
+
+    Attributes:
+        format: `pt`, `safetensors` or `dcp`, where no suffix of the output says it; a file gets that suffix.
+        only: `model` (the bare state dict), `optimizer`, or `all` (the same tree). Default: `model` for
+            `.safetensors`, else `all`.
+        dtype: torch dtype for the floating-point tensors of the model, such as `bfloat16`; None keeps theirs.
+        max_shard_size: bytes of tensors per file of safetensors (which get a Hugging Face index) or of a DCP.
+        tied: for safetensors: `keep` writes a tied weight under each name, `drop` only under the first.
+        keep_types: keep what plain `torch.load` does not make (timedeltas, numpy's values …) in a `.pt`, instead of
+            the nearest that it does.
+        force: overwrite an existing output.
+        allow_missing: leave out tensors that are not whole, and list them, instead of refusing.
+        fill: with `allow_missing`: `nan` or `zero` to put into holes, which are listed; without it a tensor with a hole
+            is left out.
+        prefer_rank: where ranks hold different copies of a tensor that should be equal, take this rank's.
+        check: let the format's own library read the output back before it gets its name, and compare it with the
+            shards; for a dry run, compare the source with its checksums.
+        unchecked: do not compare the source with the checksums that it states.
+        manifest: write sha256 of every tensor and file into a JSON beside the output.
+        dry_run: plan and check, write nothing.
+        jobs: threads; None for one per core, at most four.
+    """
+
+    format: str | None = None
+    only: str | None = None
+    dtype: str | None = None
+    max_shard_size: int | None = None
+    tied: str = "keep"
+    keep_types: bool = False
+    force: bool = False
+    allow_missing: bool = False
+    fill: str | None = None
+    prefer_rank: int | None = None
+    check: bool = False
+    unchecked: bool = False
+    manifest: bool = False
+    dry_run: bool = False
+    jobs: int | None = None
+
+    @property
+    def threads(self) -> int:
+        """How many threads copy."""
+        return self.jobs or min(4, os.cpu_count() or 1)
+
+
+def full_dtype(name: str | None) -> str | None:
+    """The torch name of a dtype that may be given short, such as `bf16`.
+
+    Raises:
+        UsageError: it is none that a weight may have.
+    """
+    if name is None:
+        return None
+    full = {short: long for long, short in SHORT.items()}.get(name, name)
+    if full not in ITEMSIZE or not is_floating(full) or full.startswith("float4"):
+        raise UsageError(None, f"--dtype {name}: choose a floating-point dtype, such as float32, bfloat16, float16")
+    return full
+
+
+def hole_rule(options: ConsolidateOptions) -> str | None:
+    """What becomes of a tensor with a hole: None to refuse it, `leave` to leave it out, or what fills the hole.
+
+    Raises:
+        UsageError: the options contradict each other, or nothing is filled with that.
+    """
+    fill = options.fill
+    if fill is not None and fill not in ("nan", "zero"):
+        raise UsageError(None, f"--fill {fill}: choose nan or zero")
+    if fill is not None and not options.allow_missing:
+        raise UsageError(None, "--fill needs --allow-missing; without it nothing that has a hole is written")
+    return fill or ("leave" if options.allow_missing else None)
+
+
+def tied_rule(options: ConsolidateOptions) -> str:
+    """What becomes of a tied weight in safetensors.
+
+    Raises:
+        UsageError: there is no such rule.
+    """
+    if options.tied not in ("keep", "drop"):
+        raise UsageError(None, f"--tied {options.tied}: choose keep or drop")
+    return options.tied

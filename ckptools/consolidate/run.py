@@ -1,0 +1,148 @@
+"""The steps of consolidating, one after the other: choose, plan, check, copy, publish.
+
+Nothing is written before everything is checked, and nothing has its final name before everything is written.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ckptools.consolidate.choose import select, tensors_of
+from ckptools.consolidate.execute import Progress
+from ckptools.consolidate.named_state import by_name
+from ckptools.consolidate.naming import Output, output_of
+from ckptools.consolidate.options import ConsolidateOptions, full_dtype, hole_rule, tied_rule
+from ckptools.consolidate.output import check_folder, check_not_among, check_place, check_space
+from ckptools.consolidate.publish import Proofs, Seen, write
+from ckptools.consolidate.result import Consolidated
+from ckptools.consolidate.selection import Selection
+from ckptools.consolidate.shortfall import check_rounding
+from ckptools.consolidate.sources import Compared, compare, count
+from ckptools.consolidate.writers.layout import Layout, WriteOptions, Writer, beside
+from ckptools.consolidate.writers.sidecar import left_out_json
+from ckptools.errors import RefusedError
+from ckptools.files.opening import OpenFiles
+from ckptools.formats import with_all_ranks
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.tree import fqn_of, tensors_in
+
+
+def consolidate(
+    checkpoint: Checkpoint | str | Path,
+    out: str | Path,
+    options: ConsolidateOptions,
+    progress: Progress | None = None,
+    planned: Callable[[int], None] = lambda _: None,
+) -> Consolidated:
+    """Write a checkpoint's full tensors into one `.pt`, one or several `.safetensors`, or a DCP folder to resume from.
+
+    Args:
+        checkpoint: an opened checkpoint, or its path.
+        out: the file or folder to write; its suffix (`.dcp` for a folder) says the format. With a `/` at its end, or
+            where it is a folder, `model.safetensors` or `model.pt` in it.
+        options: what is written, and how.
+        progress: called with bytes written, or read back, and the tensor they belong to.
+        planned: called before that with how many bytes they will be, and again when more is known.
+
+    Raises:
+        NotWholeError: something is missing, overlaps, contradicts, or was found damaged before anything was written.
+        DamagedError: a record is not what its checksum says.
+        OutputExistsError, NoSpaceError: the output is in the way or does not fit.
+        ReadError, WriteError: a file cannot be read or written; nothing that looks finished is left.
+    """
+    started = time.perf_counter()
+    output = output_of(out, options.format)
+    form = WriteOptions(full_dtype(options.dtype), options.max_shard_size, tied_rule(options), options.keep_types)
+    whole = with_all_ranks(checkpoint)
+    if not output.named:
+        check_not_among(whole, output.path)
+    with OpenFiles() as files:
+        part = options.only or _usual_part(whole, output.writer)
+        check_rounding(whole, part)
+        holes = hole_rule(options)
+        first = None
+        if not options.unchecked and (holes or (options.check and options.dry_run)):
+            first = compare(tensors_of(whole, part), files, options.threads, progress or (lambda _, __: None), planned)
+        selection = select(whole, part, holes, options.prefer_rank, files, first.damaged if first else {})
+        selection = by_name(selection) if output.writer.BY_NAME else selection
+        layout = output.writer.lay_out(selection, output.path, form)
+        selection.left_out |= layout.left_out
+        texts, proofs = _texts(selection, layout, output.path), _proofs(options, output)
+        paths = [*texts, *proofs.paths]
+        _check_place(whole, layout, paths, options.force, output)
+        seen = Seen(first.right if first else None)
+        if not options.dry_run:
+            planned(_nbytes_to_come(layout, first, options.check))
+            seen = write(whole, layout, output.new_folder, texts, files, proofs, options.threads, progress)
+    seconds = 0.0 if options.dry_run else time.perf_counter() - started
+    done = _result(selection, layout, paths, seconds, seen)
+    return done if options.only else replace(done, not_asked=_not_asked(whole, part))
+
+
+def _usual_part(checkpoint: Checkpoint, writer: Writer) -> str:
+    """What is written when the caller does not say.
+
+    Raises:
+        RefusedError: that is the model, and there is none.
+    """
+    if writer.ONLY == "model" and not checkpoint.of_kind("model"):
+        text = f"holds no model, which {writer.NAME} is written of; --only all writes every tensor there is"
+        raise RefusedError(checkpoint.path, text)
+    return writer.ONLY
+
+
+def _proofs(options: ConsolidateOptions, output: Output) -> Proofs:
+    manifest = beside(output.path, "manifest.") if options.manifest else None
+    return Proofs(not options.unchecked, options.check, manifest)
+
+
+def _nbytes_to_come(layout: Layout, first: Compared | None, check: bool) -> int:
+    """Bytes that progress will be told of: those that were compared before, and the output's, twice if read back."""
+    before = sum(record.nbytes for record in first.right) if first else 0
+    return before + sum(job.nbytes for job in layout.jobs) * (2 if check else 1)
+
+
+def _check_place(checkpoint: Checkpoint, layout: Layout, texts: Sequence[Path], force: bool, output: Output) -> None:
+    """Refuse an output that is in the way of something, or that does not fit."""
+    new = output.new_folder
+    if layout.folder is not None:
+        check_folder(checkpoint, layout.folder, force)
+        check_place(checkpoint, texts, force)
+    else:
+        check_place(checkpoint, [*(p for p, _ in layout.files), *texts], force, new)
+    check_space(output.path.parent if new is None else new.parent, layout.nbytes)
+
+
+def _texts(selection: Selection, layout: Layout, target: Path) -> dict[Path, str]:
+    texts = dict(layout.texts)
+    if selection.left_out or selection.missing:
+        told = left_out_json(selection.left_out, selection.missing, selection.filled)
+        texts[beside(target, "left-out.")] = told
+    return texts
+
+
+def _not_asked(checkpoint: Checkpoint, part: str) -> dict[str, int]:
+    """The sections that are not of the kind that is written, and how many tensors each has."""
+    others = [s for s in checkpoint.sections if part not in ("all", s.kind)]
+    return {s.name: sum(1 for _ in tensors_in(s.value)) for s in others}
+
+
+def _result(selection: Selection, layout: Layout, texts: Sequence[Path], seconds: float, seen: Seen) -> Consolidated:
+    return Consolidated(
+        files=(*((p for p, _ in layout.files) if layout.folder is None else [layout.folder]), *texts),
+        nbytes=layout.nbytes,
+        tensors=len(layout.jobs) if layout.tensors is None else layout.tensors,
+        seconds=seconds,
+        left_out={fqn_of(p): why for p, why in selection.left_out.items()},
+        missing={fqn_of(p): tuple(map(str, boxes)) for p, boxes in selection.missing.items()},
+        needs=layout.needs,
+        tied=dict(layout.tied),
+        notes=(*selection.notes, *layout.notes),
+        layout=layout,
+        checksums=None if seen.right is None else count(layout.jobs, seen.right),
+        odd=seen.odd,
+        read_back=seen.read_back,
+    )
