@@ -8,9 +8,8 @@ from typing import Any
 
 from ckptools.errors import ReadError
 from ckptools.files.opening import File
+from ckptools.model.tree_limits import TreeLimitError, check_tree_limits
 from ckptools.model.values import describe_for_error
-from ckptools.pickles.limits import PickleError
-from ckptools.pickles.reader import check_budget
 
 MAX_JSON = 64 << 20
 """Bytes: an index takes a hundred for a tensor, a trainer state as many for a step that it logged."""
@@ -50,10 +49,10 @@ def parse_json(text: str) -> Any:
         raise JsonError(f"more than {MAX_VALUES} values")
     try:
         found = json.loads(text, object_pairs_hook=_object)
-        check_budget(found)
+        check_tree_limits(found)
     except json.JSONDecodeError as error:
         raise JsonError(f"{error.msg.lower()} in line {error.lineno}") from error
-    except (JsonError, PickleError) as error:
+    except (JsonError, TreeLimitError) as error:
         raise JsonError(str(error)) from error
     except (RecursionError, ValueError) as error:
         raise JsonError("nested too deep" if isinstance(error, RecursionError) else "a number too long") from error

@@ -26,10 +26,6 @@ from ckptools.files.opening import File, Window
 from ckptools.model.regions import Ints, contiguous_strides
 from ckptools.model.tensor import Source
 from ckptools.model.values import describe_for_error
-from ckptools.training_state.module_order import ModuleOrder
-
-SORTED = ModuleOrder(False, "safetensors are sorted by dtype and name")
-"""As the format's own library writes them (`prepare`)."""
 
 MAX_HEADER = 100_000_000
 """Bytes; the format's own library reads no longer header."""

@@ -123,7 +123,7 @@ class Container:
         return data
 
 
-def glance(file: File | Window) -> None:
+def probe(file: File | Window) -> None:
     """Check that the file ends in a zip directory that lies where it should, without reading all of it.
 
     Raises:

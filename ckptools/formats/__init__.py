@@ -18,7 +18,7 @@ from ckptools.formats.registry import FORMATS, RANK_FILES, Format, recognised
 from ckptools.formats.shared import rank_signs
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Code, Problem
-from ckptools.pickles import reader
+from ckptools.pickles.loading import gc_paused
 from ckptools.training_state import modules
 from ckptools.training_state.given_names import GivenNames
 
@@ -122,7 +122,7 @@ def _check_files(paths: Sequence[Path], options: Options, ranks: str | None) -> 
 
 
 def _open_rank_files(path: Path, options: Options) -> Checkpoint:
-    with reader.no_collections():
+    with gc_paused():
         return _read(RANK_FILES, path, options)
 
 
@@ -152,7 +152,7 @@ def _open(path: Path, options: Options) -> Checkpoint:
         with reading(path):
             format_ = recognised(path, formats)
         if format_ is not None:
-            with reader.no_collections():
+            with gc_paused():
                 return _beside_others(_read(format_, path, options), path, options, formats)
     except SeveralError:
         from ckptools.formats.shared.trackers import tracker_in

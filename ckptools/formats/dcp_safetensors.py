@@ -27,7 +27,7 @@ from ckptools.errors import CkptoolsError, ReadError, UsageError
 from ckptools.files.file_type import content_of, head_of
 from ckptools.files.json_file import JsonError, parse_json
 from ckptools.files.opening import File, check_stays_inside, reading
-from ckptools.files.safetensors_header import SORTED, Header, read_header, source_of
+from ckptools.files.safetensors_header import Header, read_header, source_of
 from ckptools.formats.options import Options
 from ckptools.formats.shared import shapes
 from ckptools.formats.shared.file_status import fault
@@ -38,6 +38,7 @@ from ckptools.model.regions import Box, Ints
 from ckptools.model.tensor import Shard, Tensor
 from ckptools.model.values import describe_for_error
 from ckptools.tensor_io.coverage import cover_problem
+from ckptools.training_state.module_order import SORTED
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import find_step
 

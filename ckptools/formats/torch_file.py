@@ -1,7 +1,7 @@
 """One torch.save file that holds everything: DDP's `snapshot.pt`, Lightning `.ckpt`, `pytorch_model.bin`, any `.pt`.
 
 Also as torch wrote it before 1.6 (a row of pickles), in a tar (Composer's `.tar`), and compressed; see
-`ckptools.pickles.legacy`, `tars` and `unpacked`. The first bytes say which.
+`ckptools.pickles.legacy`, `tar_checkpoint` and `ckptools.files.compressed`. The first bytes say which.
 
 What is inside is told from the content by `sections`; a single file without a rank in its name has no siblings.
 """

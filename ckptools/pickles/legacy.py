@@ -30,8 +30,8 @@ from ckptools.files.opening import File, Window
 from ckptools.files.zip_archive import MAX_PICKLE
 from ckptools.model.values import Global, describe_for_error
 from ckptools.pickles.limits import CutError, PickleError
+from ckptools.pickles.loading import gc_paused, load_checked
 from ckptools.pickles.machine import Locate, Machine
-from ckptools.pickles.reader import load_checked, no_collections
 from ckptools.pickles.rebuild import Storage
 
 PROTOCOL_VERSION = 1001
@@ -170,7 +170,7 @@ class Stream:
             machine = LegacyMachine(self._data, _nowhere)
             machine.more = self._end() > self._from + len(self._data)
             try:
-                with no_collections():
+                with gc_paused():
                     value = machine.load(self.at - self._from)
             except MoreNeeded:
                 self._read_more()

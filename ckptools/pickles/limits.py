@@ -28,9 +28,5 @@ class PickleError(ValueError):
     """The stream is no pickle that torch.save writes, or asks for more than the budgets allow."""
 
 
-class CycleError(PickleError):
-    """A container lies inside of itself."""
-
-
 class CutError(PickleError):
     """The bytes end before the pickle does; where it is the front of a larger file, more of that may help."""

@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import ReadError
 from ckptools.files import zip_archive
 from ckptools.files.file_type import COMPRESSIONS, content_of, head_of
-from ckptools.files.opening import File, Window
-from ckptools.files.zip_archive import Container
-from ckptools.model.values import describe_for_error
-from ckptools.pickles.cycles import without_cycles
+from ckptools.files.opening import File
+from ckptools.pickles.archive import read_archive
 from ckptools.pickles.dtensor import claims_of
-from ckptools.pickles.limits import CycleError, PickleError
-from ckptools.pickles.machine import Locate, Machine
-from ckptools.pickles.rebuild import Storage
-
-MAX_LEAVES = 20_000_000
-MAX_SHARED = 1_000_000
-MAX_UNFOLDING = 8
-"""A tree may have many leaves, or share some of its containers; not have many because it shares."""
-
-MAX_DEPTH = 200
 
 FORMS = {"zip": "", "legacy": "pickle stream of before torch 1.6"}
 """What people are told of a content; others go by their own name."""
@@ -70,9 +56,9 @@ def read(path: Path) -> Saved:
     Raises:
         ReadError: it is cut, damaged, or no torch.save file.
     """
-    with File(path) as file, plain(file) as (opened, forms):
+    with File(path) as file, decompressed(file) as (opened, forms):
         if forms[-1:] == ("tar",):
-            from ckptools.pickles.tars import read_tar
+            from ckptools.pickles.tar_checkpoint import read_tar
 
             machine, tree = read_tar(opened)
         else:
@@ -84,7 +70,7 @@ def read(path: Path) -> Saved:
         return Saved(path, tree, claims, names, file.size, file.modified, nread, form, at_least, machine.modules)
 
 
-def glance(path: Path) -> None:
+def probe(path: Path) -> None:
     """Look at a file as closely as costs little: a zip's or tar's directory, the header of an older file.
 
     Raises:
@@ -97,24 +83,24 @@ def glance(path: Path) -> None:
 
             check_header(Stream(file))
         elif content == "tar":
-            from ckptools.pickles.tars import members
+            from ckptools.files.tar_archive import members
 
             members(file)
         elif content not in COMPRESSIONS.values():
-            zip_archive.glance(file)
+            zip_archive.probe(file)
 
 
-def look(path: Path) -> str:
-    """Look at a file as `glance` does; return what is wrong with it, or nothing."""
+def probe_error(path: Path) -> str:
+    """What is wrong with a file as far as `probe` sees it; "" for nothing."""
     try:
-        glance(path)
+        probe(path)
     except ReadError as error:
         return str(error)
     return ""
 
 
 @contextmanager
-def plain(file: File) -> Iterator[tuple[File, tuple[str, ...]]]:
+def decompressed(file: File) -> Iterator[tuple[File, tuple[str, ...]]]:
     """The file itself, or where it is compressed a temporary file with what it holds; and what contents that makes.
 
     Raises:
@@ -128,135 +114,3 @@ def plain(file: File) -> Iterator[tuple[File, tuple[str, ...]]]:
 
     with File(unpacked(file, content)) as inside:
         yield inside, (content, content_of(head_of(inside)))
-
-
-def read_archive(file: File | Window) -> tuple[Machine, Any]:
-    """Read the torch.save archive that a file, or a part of one, is; return the machine that read it, and its tree.
-
-    Raises:
-        ReadError: it is cut, damaged, or no torch.save archive.
-    """
-    if content_of(head_of(file)) == "legacy":
-        from ckptools.pickles.legacy import read_stream
-
-        return read_stream(file)
-    return read_zip(file)
-
-
-def read_zip(file: File | Window) -> tuple[Machine, Any]:
-    """Read a torch.save archive as every torch since 1.6 writes it; see `read_archive`."""
-    archive = Container(file)
-    check_byte_order(archive)
-    machine = Machine(archive.read("data.pkl"), _locator(archive))
-    return machine, load_checked(machine, file.path, "data.pkl")
-
-
-def load_checked(machine: Machine, path: Path, what: str) -> Any:
-    """Run a pickle and hold its tree against the budgets; `what` names it in errors.
-
-    Raises:
-        ReadError: it is damaged, or beyond the budgets.
-    """
-    try:
-        with no_collections():
-            tree = machine.load()
-        tree = _checked(tree)
-    except PickleError as error:
-        raise ReadError(path, f"{what}: {error}") from error
-    return tree
-
-
-def _checked(tree: Any) -> Any:
-    """The tree, within the budgets; where containers lie inside of themselves, cut there."""
-    try:
-        check_budget(tree)
-    except CycleError:
-        tree = without_cycles(tree)
-        check_budget(tree)
-    return tree
-
-
-@contextmanager
-def no_collections() -> Iterator[None]:
-    """Hold Python's search for cycles back while many objects are made and none becomes garbage."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
-
-
-def check_byte_order(archive: Container) -> None:
-    """Refuse a file from a big-endian machine.
-
-    Raises:
-        ReadError: it is one.
-    """
-    if "byteorder" in archive.records and archive.read("byteorder", 16) != b"little":
-        raise ReadError(archive.file.path, "was written on a big-endian machine; its numbers are reversed")
-
-
-def _locator(archive: Container) -> Locate:
-    """Tell where storages lie, checking that each record is as long as the pickle says."""
-    known: dict[str, int] = {}
-
-    def locate(storage: Storage) -> tuple[Path, int, str, int]:
-        record = f"data/{storage.key}"
-        if storage.key not in known:
-            offset, size = archive.payload(record)
-            expected = storage.numel * ITEMSIZE[storage.dtype]
-            if size != expected:
-                raise ReadError(
-                    archive.file.path,
-                    f"record {describe_for_error(record)} has {size} bytes, "
-                    f"its tensors expect {describe_for_error(expected)}; damaged",
-                )
-            known[storage.key] = archive.file.start + offset
-        return archive.file.path, known[storage.key], record, archive.records[record].crc
-
-    return locate
-
-
-def check_budget(tree: Any) -> None:
-    """Refuse a tree that unfolds to more leaves, or deeper, than any checkpoint does.
-
-    Containers may be shared, so that a few kilobytes of pickle can stand for 10^9 leaves; each is counted once
-    and its count multiplied. Iterative, so that depth costs nothing.
-
-    Raises:
-        PickleError: the tree is beyond the budgets.
-        CycleError: it contains itself.
-    """
-    leaves: dict[int, int] = {}
-    depth: dict[int, int] = {}
-    own = 0
-    stack: list[tuple[Any, list[Any] | None]] = [(tree, None)]
-    while stack:
-        node, values = stack.pop()
-        if values is None:
-            if leaves.get(id(node), 0) or not isinstance(node, (dict, list, tuple)):
-                continue
-            if id(node) in leaves:
-                raise CycleError("a container that contains itself")
-            values = [v for v in (node.values() if isinstance(node, dict) else node) if isinstance(v, _CONTAINERS)]
-            if hasattr(node, "_metadata"):
-                values.append(node._metadata)
-            leaves[id(node)] = 0
-            own += len(node)
-            stack.append((node, values))
-            stack += [(value, None) for value in values]
-            continue
-        leaves[id(node)] = 1 + len(node) - len(values) + sum(leaves[id(v)] for v in values)
-        depth[id(node)] = 1 + max((depth[id(v)] for v in values), default=0)
-        if depth[id(node)] > MAX_DEPTH:
-            raise PickleError(f"a tree of more than {MAX_DEPTH} levels")
-        if leaves[id(node)] > MAX_LEAVES:
-            raise PickleError(f"a tree of more than {MAX_LEAVES} values")
-    if leaves.get(id(tree), 1) > MAX_SHARED + MAX_UNFOLDING * own:
-        raise PickleError(f"a tree whose {own} values unfold to {leaves[id(tree)]}")
-
-
-_CONTAINERS = (dict, list, tuple)
-"""What `walk` enters."""

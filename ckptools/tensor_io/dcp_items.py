@@ -21,7 +21,7 @@ from ckptools.files.opening import File, Window
 from ckptools.files.zip_archive import CENTRAL, Container
 from ckptools.model.regions import Ints
 from ckptools.model.tensor import Item, Shard, Source, Tensor
-from ckptools.pickles.reader import read_zip
+from ckptools.pickles.archive import read_zip
 
 MAX_HEAD = 64 << 10
 """Bytes in front of a tensor's values that are worth remembering; torch writes less than a thousand."""

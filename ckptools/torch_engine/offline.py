@@ -20,7 +20,7 @@ from typing import Any
 
 from ckptools.errors import CkptoolsError, ForeignClassError, ReadError
 from ckptools.files.opening import File
-from ckptools.pickles.reader import plain
+from ckptools.pickles.reader import decompressed
 
 MapLocation = Any
 """What `torch.load` takes: a device, its name, a dict or a function."""
@@ -156,7 +156,7 @@ def loadable(path: Path) -> tuple[Path, bool]:
     Raises:
         ReadError: it cannot be opened or unpacked, is no regular file, or is a tar.
     """
-    with File(path) as file, plain(file) as (opened, contents):
+    with File(path) as file, decompressed(file) as (opened, contents):
         if contents[-1] == "tar":
             raise ReadError(path, "is a tar, which torch.load does not look into; unpack it first")
         return opened.path, contents[-1] == "zip"

@@ -35,6 +35,9 @@ class ModuleOrder:
 AS_SAVED = ModuleOrder(True, "torch.save keeps the order of a state dict")
 """What a format of torch.save files states; whether that is the module's order, each state dict's `_metadata` tells."""
 
+SORTED = ModuleOrder(False, "safetensors are sorted by dtype and name")
+"""What safetensors files state: their own library sorts what it writes (`prepare`)."""
+
 NO_METADATA = ModuleOrder(False, "the state dict does not list its modules (no _metadata), so its order may be any")
 CONFIRMED = ModuleOrder(True, "the state dict lists its modules in this order")
 

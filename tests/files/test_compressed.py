@@ -348,7 +348,7 @@ def test_a_tar_with_one_file_is_that_file(name, format, tmp_path):
 
 def test_the_members_are_those_that_tarfile_finds(tmp_path):
     from ckptools.files.opening import File
-    from ckptools.pickles.tars import members
+    from ckptools.files.tar_archive import members
 
     names = ["x", "ä" * 80, "n" * 300, "a/b/c", "empty"]
     for format in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
@@ -360,7 +360,7 @@ def test_the_members_are_those_that_tarfile_finds(tmp_path):
 
 def test_a_member_beyond_8_gib_is_found_by_its_wide_size(tmp_path):
     from ckptools.files.opening import File
-    from ckptools.pickles.tars import members
+    from ckptools.files.tar_archive import members
 
     for format in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
         info = tarfile.TarInfo("big.pt")
@@ -418,9 +418,9 @@ def test_a_header_that_is_damaged_is_refused(at, byte, tmp_path):
 
 
 def test_every_one_of_many_members_costs_little_and_too_many_are_refused(tmp_path, monkeypatch):
-    from ckptools.pickles import tars
+    from ckptools.files import tar_archive
 
-    monkeypatch.setattr(tars, "MAX_MEMBERS", 50)
+    monkeypatch.setattr(tar_archive, "MAX_MEMBERS", 50)
     assert "more than 50 members" in one_line(tar_of(tmp_path / "m.tar", *((f"{i}.pt", b"") for i in range(60))))
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import ckptools
 from ckptools.errors import CkptoolsError, ReadError, UnsafePathError
 from ckptools.files.opening import File
-from ckptools.files.zip_archive import Container, glance
+from ckptools.files.zip_archive import Container, probe
 from ckptools.model.tensor import Tensor
 from ckptools.pickles import reader
 from tests.pickles.forge import Member, archive, members_of, one_line
@@ -66,7 +66,7 @@ def test_a_file_that_lost_its_last_bytes_is_cut_short(good, tmp_path, lost):
     (tmp_path / "c.pt").write_bytes(good[:-lost])
     assert "cut short" in one_line(tmp_path / "c.pt")
     with File(tmp_path / "c.pt") as file, pytest.raises(ReadError, match="cut short"):
-        glance(file)
+        probe(file)
 
 
 def refused(tmp_path, members, **oddities):
@@ -255,7 +255,7 @@ def test_bytes_between_the_directory_and_an_end_record_are_refused(good, tmp_pat
     (tmp_path / "z.pt").write_bytes(good[:at] + b"\0" * 7 + good[at:])
     assert "bytes were added or lost" in one_line(tmp_path / "z.pt")
     with pytest.raises(ReadError):
-        reader.glance(tmp_path / "z.pt")
+        reader.probe(tmp_path / "z.pt")
 
 
 def test_bytes_between_the_directory_and_a_narrow_end_record_are_refused(members, tmp_path):

@@ -18,11 +18,12 @@ from ckptools.errors import CkptoolsError
 from ckptools.files import zip_archive
 from ckptools.files.opening import File
 from ckptools.files.safetensors_header import read_header
+from ckptools.model.tree_limits import TreeLimitError, check_tree_limits
 from ckptools.pickles import reader
+from ckptools.pickles.foreign_names import foreign_classes
 from ckptools.pickles.limits import PickleError
 from ckptools.pickles.machine import Machine
 from ckptools.text import printable
-from ckptools.views import safety
 
 FIXTURES = Path(__file__).parent.parent.parent / "fixtures"
 MAX_SEED = 64 << 10
@@ -54,11 +55,11 @@ def pickle(data: bytes) -> None:
     machine = Machine(data, lambda storage: (Path("x.pt"), 64, f"data/{storage.key}", 0))
     try:
         tree = machine.load()
-        reader.check_budget(tree)
-    except (PickleError, CkptoolsError) as error:
+        check_tree_limits(tree)
+    except (PickleError, TreeLimitError, CkptoolsError) as error:
         one_line(error)
     else:
-        safety.foreign_classes(tree)
+        foreign_classes(tree)
 
 
 def archive(data: bytes) -> None:

@@ -18,8 +18,8 @@ from ckptools.files.zip_archive import Container
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import tensors_in
 from ckptools.model.values import Opaque
+from ckptools.pickles.archive import locator
 from ckptools.pickles.machine import Machine, PickleError
-from ckptools.pickles.reader import _locator
 from ckptools.pickles.shard_runs import Placement, ShardRecord
 from tests.pickles.forge import number, text
 from tests.truth import FIXTURES
@@ -61,7 +61,7 @@ def pickled(path):
 
 def both(path, data):
     with File(path) as file:
-        locate = _locator(Container(file))
+        locate = locator(Container(file))
         return outcome(data, locate, True), outcome(data, locate, False)
 
 
@@ -77,7 +77,7 @@ SHARDED = [p for p in FILES if p.parent.name.startswith(WITH_RECORDS) and "rank1
 @pytest.mark.parametrize("path", SHARDED, ids=lambda p: p.parent.name)
 def test_most_records_of_every_fixture_are_skipped(path):
     with File(path) as file:
-        machine = Machine(pickled(path), _locator(Container(file)))
+        machine = Machine(pickled(path), locator(Container(file)))
         tree = machine.load()
     listed = sum(len(t.shards) for _, t in tensors_in(tree) if t.kind == "sharded_tensor")
     assert sum(len(run.records) for run in machine.runs.runs) > listed * 0.8
@@ -319,7 +319,7 @@ def fake_world(tmp_path_factory):
 
 def test_nearly_all_records_of_a_big_world_are_skipped(fake_world):
     with File(fake_world) as file:
-        machine = Machine(pickled(fake_world), _locator(Container(file)))
+        machine = Machine(pickled(fake_world), locator(Container(file)))
         tree = machine.load()
     listed = sum(len(t.shards) for _, t in tensors_in(tree))
     assert listed > 38_000 and sum(len(run.records) for run in machine.runs.runs) > listed - 300

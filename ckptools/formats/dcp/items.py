@@ -23,8 +23,9 @@ from ckptools.files.opening import File, Window
 from ckptools.files.safetensors_header import Header
 from ckptools.model.tensor import Item, Shard, Source
 from ckptools.model.values import describe_for_error
+from ckptools.pickles.archive import read_archive
+from ckptools.pickles.loading import load_checked
 from ckptools.pickles.machine import Machine
-from ckptools.pickles.reader import load_checked, read_archive
 from ckptools.tensor_io.dcp_items import Held, Locator
 
 SMALL = 4 << 10

@@ -27,8 +27,8 @@ from ckptools.model.regions import Box, Ints
 from ckptools.model.tree import KeyPath
 from ckptools.model.values import Global, Opaque, TorchName, describe_for_error
 from ckptools.pickles.chunk_runs import ChunkReader, ChunkRecord, IndexRecord, PlaceRecord
+from ckptools.pickles.loading import load_checked
 from ckptools.pickles.machine import Machine
-from ckptools.pickles.reader import load_checked
 from ckptools.pickles.rebuild import dtype_of
 from ckptools.pickles.sharded import attributes
 

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from ckptools.files.file_type import HEAD, content_of
-from ckptools.files.safetensors_header import SORTED
 from ckptools.formats.hugging_face.files import Weights, chosen, of_file, parse_index, weights_in
 from ckptools.formats.hugging_face.index import read_index
 from ckptools.formats.hugging_face.model import WeightModel
@@ -30,7 +29,7 @@ from ckptools.model.checkpoint import Checkpoint, ReadCost
 from ckptools.model.problems import Code, Problem, worst_first
 from ckptools.model.records import Fact
 from ckptools.text import few
-from ckptools.training_state.module_order import AS_SAVED
+from ckptools.training_state.module_order import AS_SAVED, SORTED
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import find_step
 

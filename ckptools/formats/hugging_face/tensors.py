@@ -14,7 +14,7 @@ from ckptools.files.safetensors_header import Header, read_header, source_of
 from ckptools.formats.options import Options
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Shard, Tensor
-from ckptools.pickles.reader import no_collections
+from ckptools.pickles.loading import gc_paused
 
 SHARDING_INFO = "DCP_SHARDING_INFO"
 MAX_LIKELY = 1 << 32
@@ -69,7 +69,7 @@ def _of_safetensors(file: File, head: bytes) -> Held:
     what = "" if is_safetensors(head) else what_is(head)
     if what:
         raise ReadError(file.path, f"is {what}")
-    with no_collections():
+    with gc_paused():
         header = read_header(file)
         tree = {name: _tensor(file, header, name) for name in header.tensors}
     return Held(file.path, tree, file.size, file.modified, header.size, True, _says_pieces(header))

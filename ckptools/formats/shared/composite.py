@@ -25,8 +25,8 @@ from ckptools.model.checkpoint import Checkpoint, ReadCost
 from ckptools.model.problems import Code, Problem, worst_first
 from ckptools.model.records import Fact, RankFile
 from ckptools.model.tree import KeyPath
+from ckptools.pickles.loading import load_checked
 from ckptools.pickles.machine import Machine
-from ckptools.pickles.reader import load_checked
 from ckptools.training_state.module_order import ModuleOrder
 from ckptools.training_state.steps import find_step
 

@@ -31,7 +31,7 @@ def looked_at(path: Path, rank: int | None, part: str, wrong: dict[Path, str], r
         wrong: what is known to be wrong with files; what is found out here is noted in it.
         read: whether it was read, so that there is nothing to look for.
     """
-    why = wrong.get(path) or ("" if read else reader.look(path))
+    why = wrong.get(path) or ("" if read else reader.probe_error(path))
     status = path.stat() if path.exists() else None
     size, modified = (status.st_size, status.st_mtime) if status else (0, None)
     if why:

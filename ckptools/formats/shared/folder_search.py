@@ -25,6 +25,7 @@ from ckptools.formats.shared.trackers import tracker_in
 from ckptools.model.tree import tensors_in
 from ckptools.model.values import describe_for_error
 from ckptools.pickles import reader
+from ckptools.pickles.loading import gc_paused
 
 SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".tar", ".tgz")
 """What a torch.save file is called; a damaged one counts by its name."""
@@ -104,7 +105,7 @@ class Search:
 def _holds_weights(path: Path, otherwise: bool) -> bool:
     """Whether a torch.save file holds floating-point tensors; `otherwise` where it cannot be read."""
     try:
-        with reader.no_collections():
+        with gc_paused():
             tree = reader.read(path).tree
     except ReadError:
         return otherwise

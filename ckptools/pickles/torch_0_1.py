@@ -24,15 +24,15 @@ from ckptools.model.tensor import Tensor
 from ckptools.model.values import Global, describe_for_error
 from ckptools.pickles.legacy import Stream, View, check_system, locator
 from ckptools.pickles.limits import PickleError
+from ckptools.pickles.loading import load_checked
 from ckptools.pickles.machine import Machine
-from ckptools.pickles.reader import load_checked
 from ckptools.pickles.rebuild import MAX_NDIM, Storage
 from ckptools.pickles.tensors import plain
 
 Known = dict[int, "Storage | Tensor"]
 
 
-class AncientMachine(Machine):
+class Torch01Machine(Machine):
     """A machine whose persistent ids are the keys of storages and tensors.
 
     Attributes:
@@ -51,7 +51,7 @@ class AncientMachine(Machine):
         return self.known[key]
 
 
-def read_ancient(file: File, parts: Mapping[str, Window]) -> tuple[Machine, Any]:
+def read_torch_0_1(file: File, parts: Mapping[str, Window]) -> tuple[Machine, Any]:
     """Read a file of torch 0.1 from the members of its tar; return the machine that read the object, and its tree.
 
     Raises:
@@ -66,7 +66,7 @@ def read_ancient(file: File, parts: Mapping[str, Window]) -> tuple[Machine, Any]
         places[storage.key] = at
     for key, view in _views(storages, known):
         _add(file, known, key, view)
-    machine = AncientMachine(parts["pickle"].read(0, parts["pickle"].size), locator(parts["storages"], places))
+    machine = Torch01Machine(parts["pickle"].read(0, parts["pickle"].size), locator(parts["storages"], places))
     try:
         for key, tensor in _tensors(Stream(parts["tensors"]), machine, known):
             _add(file, known, key, tensor)

@@ -1,35 +1,20 @@
-"""A checkpoint in a tar: Composer's, and any other that holds one torch.save file. Nothing is extracted.
+"""The members of a tar: where each regular file in it begins and ends. Only headers are read, nothing is extracted.
 
-Composer writes `ep0-ba5-rank0.tar` (or `.tar.gz`, `.tgz`, `.tar.bz2`, `.tar.lzma`) where a file name asks for it. The
-state is the member `composer_states.pt`; in DeepSpeed runs a folder `deepspeed` lies beside it, in the tar of every
-rank. Source: composer/utils/checkpoint.py of Composer 0.7 to 0.28 (`tarball.add(tmpdir, arcname="")`, so the folder
-itself is a member called `/`).
-
-Only the headers are read: the offset and size of regular members. Layout of headers: POSIX.1-2001 (pax), and GNU tar's
-long names and base-256 sizes, which Python's tarfile writes too.
+Layout of headers: POSIX.1-2001 (pax), and GNU tar's long names and base-256 sizes, which Python's tarfile writes too.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from ckptools.errors import ReadError
-from ckptools.files.file_type import content_of, head_of
-from ckptools.files.opening import File, Window
+from ckptools.files.opening import File
 from ckptools.model.values import describe_for_error
-from ckptools.pickles.machine import Machine
-from ckptools.pickles.reader import read_archive
 
 BLOCK = 512
 MAX_MEMBERS = 100_000
 MAX_EXTENSION = 1 << 16
 """Bytes of a long name or a pax header; both hold a path and a few numbers."""
-
-STATES = "composer_states.pt"
-DEEPSPEED = "deepspeed"
-ANCIENT = frozenset({"sys_info", "pickle", "tensors", "storages"})
-"""The members of a file of torch 0.1. Source: torch/serialization.py (`legacy_load`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,42 +30,6 @@ class Member:
     name: str
     start: int
     size: int
-
-
-def read_tar(file: File) -> tuple[Machine, Any]:
-    """Read the torch.save file in a tar; return the machine that read it, and its tree.
-
-    Raises:
-        ReadError: it holds none, several, or a DeepSpeed run's.
-    """
-    found = members(file)
-    if found.keys() >= ANCIENT:
-        from ckptools.pickles.ancient import read_ancient
-
-        return read_ancient(file, {name: Window(file, m.start, m.size) for name, m in found.items()})
-    member = _checkpoint_of(file, found)
-    part = Window(file, member.start, member.size)
-    if content_of(head_of(part)) not in ("zip", "legacy"):
-        raise ReadError(
-            file.path, f"its member {describe_for_error(member.name)} is no torch.save file; unpack the tar first"
-        )
-    return read_archive(part)
-
-
-def _checkpoint_of(file: File, found: dict[str, Member]) -> Member:
-    if any(name.startswith(f"{DEEPSPEED}/") for name in found):
-        text = "a Composer tar of a DeepSpeed run: unpack the tars of all ranks into one folder and open that"
-        raise ReadError(file.path, text)
-    if STATES in found:
-        return found[STATES]
-    if len(found) == 1:
-        return next(iter(found.values()))
-    listed = (
-        f" ({', '.join(describe_for_error(name) for name in list(found)[:4])}{' …' if len(found) > 4 else ''})"
-        if found
-        else ""
-    )
-    raise ReadError(file.path, f"a tar of {len(found)} files{listed}: unpack it, and open what is inside")
 
 
 def members(file: File) -> dict[str, Member]:

@@ -1,0 +1,68 @@
+"""A torch.save archive: a zip with the object's pickle in `data.pkl` and each storage in a record of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ckptools.dtypes import ITEMSIZE
+from ckptools.errors import ReadError
+from ckptools.files.file_type import content_of, head_of
+from ckptools.files.opening import File, Window
+from ckptools.files.zip_archive import Container
+from ckptools.model.values import describe_for_error
+from ckptools.pickles.loading import load_checked
+from ckptools.pickles.machine import Locate, Machine
+from ckptools.pickles.rebuild import Storage
+
+
+def read_archive(file: File | Window) -> tuple[Machine, Any]:
+    """Read the torch.save archive that a file, or a part of one, is; return the machine that read it, and its tree.
+
+    Raises:
+        ReadError: it is cut, damaged, or no torch.save archive.
+    """
+    if content_of(head_of(file)) == "legacy":
+        from ckptools.pickles.legacy import read_stream
+
+        return read_stream(file)
+    return read_zip(file)
+
+
+def read_zip(file: File | Window) -> tuple[Machine, Any]:
+    """Read a torch.save archive as every torch since 1.6 writes it; see `read_archive`."""
+    archive = Container(file)
+    check_byte_order(archive)
+    machine = Machine(archive.read("data.pkl"), locator(archive))
+    return machine, load_checked(machine, file.path, "data.pkl")
+
+
+def check_byte_order(archive: Container) -> None:
+    """Refuse a file from a big-endian machine.
+
+    Raises:
+        ReadError: it is one.
+    """
+    if "byteorder" in archive.records and archive.read("byteorder", 16) != b"little":
+        raise ReadError(archive.file.path, "was written on a big-endian machine; its numbers are reversed")
+
+
+def locator(archive: Container) -> Locate:
+    """Tell where storages lie, checking that each record is as long as the pickle says."""
+    known: dict[str, int] = {}
+
+    def locate(storage: Storage) -> tuple[Path, int, str, int]:
+        record = f"data/{storage.key}"
+        if storage.key not in known:
+            offset, size = archive.payload(record)
+            expected = storage.numel * ITEMSIZE[storage.dtype]
+            if size != expected:
+                raise ReadError(
+                    archive.file.path,
+                    f"record {describe_for_error(record)} has {size} bytes, "
+                    f"its tensors expect {describe_for_error(expected)}; damaged",
+                )
+            known[storage.key] = archive.file.start + offset
+        return archive.file.path, known[storage.key], record, archive.records[record].crc
+
+    return locate
