@@ -10,13 +10,13 @@ from collections.abc import Iterable, Sequence
 
 CUT = "..."
 MOST = 6
-"""Names that a line has, where nothing asks for another number."""
+"""Names in a line, unless the caller asks for another number."""
 
 # -- names -------------------------------------------------------------------------------------------------------
 
 
 def printable(text: str) -> str:
-    r"""Return `text` with everything that a terminal could act on, or that would forge a line, escaped.
+    r"""The text with everything escaped that a terminal could act on, or that would forge a line.
 
     Control characters of both sets, line and paragraph separators, bidi and zero-width marks, lone surrogates and
     unassigned code points become `\x1b`, `\u202e` and the like. Doing it twice changes nothing.
@@ -27,7 +27,7 @@ def printable(text: str) -> str:
 
 
 def encodable(text: str, encoding: str | None) -> str:
-    """Return `text` with every character that a stream of `encoding` cannot write as a backslash escape."""
+    """The text as a stream of an encoding can write it: any other character becomes a backslash escape."""
     try:
         return text.encode(encoding or "ascii", "backslashreplace").decode(encoding or "ascii")
     except LookupError:
@@ -35,12 +35,12 @@ def encodable(text: str, encoding: str | None) -> str:
 
 
 def clip(text: str, width: int) -> str:
-    """Cut the end of a text that is too long."""
+    """A text of at most `width` characters: a longer one loses its end, and ends in `...`."""
     return text if len(text) <= width else text[: max(width - len(CUT), 0)] + CUT
 
 
 def clip_middle(text: str, width: int) -> str:
-    """Cut the middle out of a name that is too long: fqns differ at both ends."""
+    """A name of at most `width` characters: a longer one loses its middle, for fqns differ at both ends."""
     if len(text) <= width:
         return text
     tail = max(width - len(CUT), 0) * 2 // 3
@@ -51,7 +51,7 @@ def clip_middle(text: str, width: int) -> str:
 
 
 def few(names: Sequence[str], most: int = MOST) -> str:
-    """`a, b, c and 4 more`: names, at most so many of them."""
+    """Names in a row, at most `most` of them: `a, b, c and 4 more`."""
     return ", ".join(names[:most]) + and_more(len(names) - most)
 
 
@@ -69,7 +69,7 @@ def and_others(count: int) -> str:
 
 
 def size(nbytes: int) -> str:
-    """Bytes in IEC units: `384 B`, `5.0 KiB`, `74.9 GiB`."""
+    """A number of bytes in IEC units: `384 B`, `5.0 KiB`, `74.9 GiB`."""
     if nbytes < 1024:
         return f"{nbytes} B"
     value, unit = _scaled(min(nbytes, 1 << 90), 1024, ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB"), 1023.95)
@@ -107,13 +107,13 @@ def number(value: float) -> str:
     return f"{mantissa.rstrip('0').rstrip('.')}e{exponent}"
 
 
-def plural(n: int, noun: str) -> str:
-    """`1 rank`, `3 ranks`."""
-    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
+def plural(n: int, noun: str, nouns: str = "") -> str:
+    """A number of things: `1 rank`, `3 ranks`; `nouns` is the plural where that is not `noun` with an s."""
+    return f"{n} {noun if n == 1 else nouns or f'{noun}s'}"
 
 
 def spans(numbers: Iterable[int]) -> str:
-    """Whole numbers with runs folded: `0, 4..9, 12`."""
+    """Whole numbers in ascending order, consecutive ones folded: `0, 4..9, 12`."""
     runs: list[list[int]] = []
     for n in sorted(set(numbers)):
         if runs and n == runs[-1][1] + 1:
@@ -128,7 +128,7 @@ def spans(numbers: Iterable[int]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time that something took: `0.01 s`, `2.9 s`, `3 min 20 s`."""
+    """How long something took: `0.01 s`, `2.9 s`, `3 min 20 s`."""
     if seconds < 0.995:
         return f"{max(seconds, 0.01):.2f} s"
     if seconds < 99.5:
@@ -138,7 +138,7 @@ def duration(seconds: float) -> str:
 
 
 def moment(seconds: float) -> str:
-    """A file time in the local zone: `2026-11-20 01:42:07`."""
+    """A time in seconds since 1970, in the local zone: `2026-11-20 01:42:07`."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
@@ -154,5 +154,5 @@ def period(first: float, last: float) -> str:
 
 
 def shape(sizes: Sequence[int]) -> str:
-    """`[32000, 4096]`."""
+    """Sizes per dimension: `[32000, 4096]`."""
     return f"[{', '.join(map(str, sizes))}]"

@@ -9,7 +9,7 @@ from ckptools.dtypes import short
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import fqn_of
 from ckptools.text import plural, printable, shape, size
-from ckptools.views.details import Detail, StateRow, ValueRow, distinct
+from ckptools.views.details import Detail, StateRow, TensorRow, ValueRow, distinct
 from ckptools.views.report import Report
 from ckptools.views.shown import shown
 from ckptools.views.tables import PIPE, Column, Screen, table
@@ -32,7 +32,7 @@ VALUE_COLUMNS = (Column("key", name=True), Column("value"))
 
 
 def detail_text(report: Report, details: Sequence[Detail], screen: Screen = PIPE) -> str:
-    """Everything that `inspect --section` puts on stdout."""
+    """The sections in full, as `inspect --section` prints them on stdout."""
     blocks = [_lines(report, detail, screen) for detail in details if detail.kind != "other"]
     others = [detail for detail in details if detail.kind == "other"]
     blocks += [_other_lines(report, others, screen)] if others else []
@@ -49,7 +49,7 @@ def _lines(report: Report, detail: Detail, screen: Screen) -> list[str]:
 
 
 def _other_lines(report: Report, details: Sequence[Detail], screen: Screen) -> list[str]:
-    """Sections that are only values: one table."""
+    """Sections that hold nothing but values, in one table."""
     rows = [_value_cells(row, detail.name) for detail in details for row in detail.values]
     title = details[0].name if len(details) == 1 else "other values"
     return [
@@ -76,12 +76,14 @@ def _groups(report: Report, detail: Detail, screen: Screen) -> list[str]:
 
 
 def _tensors(detail: Detail, screen: Screen) -> list[str]:
-    rows = [
-        [t.fqn, shape(t.shape), short(t.dtype), size(t.nbytes), t.placement] for t in detail.tensors
-    ]  # fmt: skip
     total = sum(t.nbytes for t in detail.tensors)
-    lines = table(TENSOR_COLUMNS, rows, screen)
-    return [*lines, f"{plural(len(rows), 'tensor')}, {size(total)}"] if rows else []
+    lines = table(TENSOR_COLUMNS, [tensor_cells(row) for row in detail.tensors], screen)
+    return [*lines, f"{plural(len(detail.tensors), 'tensor')}, {size(total)}"] if lines else []
+
+
+def tensor_cells(row: TensorRow) -> list[str]:
+    """The cells of a tensor under `TENSOR_COLUMNS`."""
+    return [row.fqn, shape(row.shape), short(row.dtype), size(row.nbytes), row.placement]
 
 
 def _state(detail: Detail, screen: Screen) -> list[str]:

@@ -1,6 +1,7 @@
-"""Tables for notebooks: HTML and CSS alone, for notebooks strip the scripts of files that they do not trust.
+"""What a notebook shows of a checkpoint: tables that fold, in HTML and CSS alone.
 
-Every text is made printable and then escaped here, also our own. Nothing is read to show it.
+There is no script, because notebooks strip those of files that they do not trust. Every text is made printable and
+then escaped here, also our own. No file is read for it.
 """
 
 from __future__ import annotations
@@ -9,25 +10,27 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ckptools.dtypes import short
+from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.tensor import Tensor
 from ckptools.text import clip, clip_middle, count, plural, printable, shape, size
 from ckptools.views.checkpoint_line import checkpoint_line
-from ckptools.views.details import tensor_rows
+from ckptools.views.detail_text import TENSOR_COLUMNS, tensor_cells
+from ckptools.views.details import TensorRow, tensor_rows
+from ckptools.views.problems import fold
 from ckptools.views.report import Report, inspect_report
 from ckptools.views.shown import key_name, shown
-
-if TYPE_CHECKING:
-    from ckptools.model.checkpoint import Checkpoint
+from ckptools.views.tables import Column
+from ckptools.views.text import SECTION_COLUMNS, facts, headline, section_cells
 
 MAX_ROWS = 200
 """Rows of all tables of one output together."""
 
 MAX_CELL = 160
 MAX_LENGTH = 200_000
-"""Characters; notebooks keep their output in the file."""
+"""Characters of an output; a notebook keeps it in its file."""
 
 STYLE = (
     "<style>.ckpt{font-family:monospace;font-size:12px}.ckpt table{border-collapse:collapse;margin:4px 0 8px 16px}"
@@ -39,7 +42,7 @@ Rows = Sequence[Sequence[str]]
 
 
 class _Page:
-    """Collects blocks until the rows or the characters run out.
+    """The HTML of one output, which grows until its rows or characters run out.
 
     Attributes:
         blocks: pieces of HTML.
@@ -62,7 +65,7 @@ class _Page:
     def table(
         self, title: str, headers: Sequence[str], rows: Rows, total: int | None = None, opened: bool = False
     ) -> None:
-        """A section that folds; `total` when `rows` is only the beginning of it."""
+        """A table that folds; `total` is the number of its rows where `rows` are only the first of them."""
         kept, length = [], sum(map(len, self.blocks))
         for row in rows[: self.rows]:
             cells = "".join(f"<td>{safe(cell)}</td>" for cell in row)
@@ -79,37 +82,38 @@ class _Page:
         self.blocks.append(f"<details{' open' if opened else ''}><summary>{safe(title)}</summary>{body}</details>")
 
     def html(self) -> str:
-        """Everything, with a line about what was left out."""
+        """The finished HTML, with a line about rows that were left out."""
         if self.left_out:
             self.line(f"{plural(self.left_out, 'row')} left out; all of them: {self.rest(self._cut)}")
         return f'<div class="ckpt">{"".join(self.blocks)}</div>'
 
 
 def safe(text: str, width: int = MAX_CELL) -> str:
-    """Text for HTML: nothing in it is markup, and nothing in it is invisible."""
+    """A text as HTML: what would be markup is escaped, and so is what nobody would see."""
     return escape(clip(printable(text), width))
 
 
 def checkpoint_html(ck: Checkpoint) -> str:
-    """A checkpoint: problems first, then what it is and what is inside."""
-    from ckptools.views import text
-
+    """A checkpoint as HTML: what is wrong, what is known of it, and what is inside."""
     report = inspect_report(ck)
     models = {section.name for section in ck.of_kind("model")}
     page = _Page(lambda title: _command(report, title if title in models else ""))
     page.line(checkpoint_line(ck))
-    for line in text.headline(report):
+    for line in headline(report):
         page.line(line, bad=not report.whole)
     _problems(page, report)
-    page.table("what it is", ("", "", "from"), list(text.facts(report)))
-    columns = [column.title for column in text.SECTION_COLUMNS]
-    page.table("sections", columns, text.section_cells(report.sections), opened=True)
+    page.table("what it is", ("", "", "from"), list(facts(report)))
+    page.table("sections", _titles(SECTION_COLUMNS), section_cells(report.sections), opened=True)
     _groups(page, report)
     for section in ck.of_kind("model"):
         rows = [_tensor_cells(row) for row in islice(tensor_rows(section.value), MAX_ROWS)]
         total = next(s.size.tensors for s in report.sections if s.path == section.path)
-        page.table(section.name, ("tensor", "shape", "dtype", "size", "placement"), rows, total)
+        page.table(section.name, _titles(TENSOR_COLUMNS), rows, total)
     return page.html()
+
+
+def _titles(columns: Sequence[Column]) -> list[str]:
+    return [column.title for column in columns]
 
 
 def _command(report: Report, section: str) -> str:
@@ -119,8 +123,6 @@ def _command(report: Report, section: str) -> str:
 
 
 def _problems(page: _Page, report: Report) -> None:
-    from ckptools.views.problems import fold
-
     rows = [(f.code, f.severity, f.where, f.message) for f in fold(report.problems)]
     if rows:
         page.table(plural(len(rows), "problem"), ("code", "", "where", "what"), rows, opened=report.errors)
@@ -141,13 +143,13 @@ def _number(n: int | None) -> str:
     return "-" if n is None else count(n)
 
 
-def _tensor_cells(row: Any) -> tuple[str, ...]:
-    name = clip_middle(printable(row.fqn), MAX_CELL)
-    return name, shape(row.shape), short(row.dtype), size(row.nbytes), row.placement
+def _tensor_cells(row: TensorRow) -> list[str]:
+    fqn, *others = tensor_cells(row)
+    return [clip_middle(printable(fqn), MAX_CELL), *others]
 
 
 def values_html(values: Mapping[Any, Any]) -> str:
-    """A part of the tree: its keys, and of each value its shape or its words."""
+    """A mapping of a checkpoint's tree as HTML: a row for each key, with its value, dtype and size."""
     page = _Page(lambda _: "dict(...) of this")
     rows = [_value_cells(key, value) for key, value in _some(values)]
     page.table(f"{len(values)} entries", ("key", "value", "dtype", "size"), rows, len(values), opened=True)

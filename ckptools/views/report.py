@@ -21,8 +21,8 @@ from ckptools.training_state.sections import Section, SectionKind, SectionSize, 
 from ckptools.training_state.steps import contradiction
 from ckptools.views import next_step
 from ckptools.views.groups import OptimizerRow, SchedulerRow, optimizer_rows, scheduler_rows
-from ckptools.views.holds import holds
 from ckptools.views.layout import Layout, layouts, sharding_name
+from ckptools.views.section_summary import section_summary
 
 TORCH_KEYS = ("torch_version", "pytorch_version", "torch")
 WRITER_KEYS = (
@@ -240,7 +240,7 @@ def _rank_count(ck: Checkpoint, scope: Scope) -> RankCount:
 def _section_row(ck: Checkpoint, section: Section) -> SectionRow:
     size = measure(section.value)
     plain = section.kind == "other" and (not isinstance(section.value, (Mapping, list, tuple)) or not section.value)
-    return SectionRow(section.kind, section.name, section.path, size, holds(ck, section, size), plain)
+    return SectionRow(section.kind, section.name, section.path, size, section_summary(ck, section, size), plain)
 
 
 def _versions(ck: Checkpoint) -> Mapping[str, str]:

@@ -20,7 +20,7 @@ WIDEST_TITLE = 40
 
 @dataclass(frozen=True)
 class Screen:
-    """What output is cut to. A pipe has neither limit.
+    """The size that output is cut to; a pipe has neither limit.
 
     Attributes:
         width: characters per line.
@@ -36,7 +36,7 @@ PIPE = Screen()
 
 @dataclass(frozen=True)
 class Column:
-    """One column.
+    """A column of a table.
 
     Attributes:
         title: its heading.
@@ -50,7 +50,7 @@ class Column:
 
 
 def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], screen: Screen = PIPE) -> list[str]:
-    """Lay out a table; with no rows there is nothing to say."""
+    """The lines of a table, cut to the screen: titles, dashes, rows. None where there are no rows."""
     if not rows:
         return []
     kept = rows if screen.rows is None else rows[: screen.rows]
@@ -88,7 +88,7 @@ def _cut(column: Column, text: str, width: int) -> str:
 
 
 def wrapped(first: str, text: str, screen: Screen) -> list[str]:
-    """A sentence behind a label; on a screen it continues below itself rather than lose its end."""
+    """The lines of a sentence behind a label; what a screen has no room for goes on below it, indented."""
     room = (screen.width or 0) - len(first)
     if screen.width is None or room < 20 or len(text) <= room:
         return [f"{first}{text}".rstrip()]

@@ -1,4 +1,4 @@
-"""The report as text, in the order in which people ask at two in the morning: whole? which step? what is inside?"""
+"""The report of `inspect` as text: whether the checkpoint is whole, which step it is of, what is inside."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ckptools.views.shown import key_name, shown
 from ckptools.views.tables import PIPE, Column, Screen, table, wrapped
 
 MAX_PROBLEMS = 20
-"""Lines about problems on a terminal."""
+"""Lines about problems that a terminal gets."""
 
 SHOWN_FIRST = ("lr", "betas", "momentum", "weight_decay", "eps")
 TITLES = {"weight_decay": "wd"}
@@ -23,7 +23,7 @@ TITLES = {"weight_decay": "wd"}
 
 
 def report_text(report: Report, screen: Screen = PIPE) -> str:
-    """Everything that goes to stdout."""
+    """The whole report, as `inspect` prints it on stdout."""
     blocks = [
         [f"{printable(report.name)} in {printable(str(report.folder))}   {printable(report.saved_as)}"],
         [*headline(report), *problem_lines(report, ("error", "warning"), screen)],
@@ -40,7 +40,7 @@ def report_text(report: Report, screen: Screen = PIPE) -> str:
 
 
 def headline(report: Report) -> list[str]:
-    """Whether it is whole, in one line."""
+    """Whether the checkpoint is whole, as one line."""
     ranks = report.ranks
     if report.scope == "not whole":
         return [f"NOT WHOLE: {verdict(report.problems)}"]
@@ -69,7 +69,7 @@ def _files(report: Report) -> str:
 
 
 def problem_lines(report: Report, severities: Sequence[str], screen: Screen) -> list[str]:
-    """The problems of some severities, alike ones folded."""
+    """A line for each problem of some severities; problems that say the same share one."""
     folded = fold(p for p in report.problems if p.severity in severities and not _said(report, p.code))
     kept = folded if screen.rows is None else folded[:MAX_PROBLEMS]
     width = max((len(f.where) for f in kept), default=0)
@@ -89,7 +89,7 @@ def _said(report: Report, code: str) -> bool:
 
 
 def facts(report: Report) -> Iterator[tuple[str, str, str]]:
-    """`(name, value, where it comes from)` of what is known of the whole."""
+    """What is known of the checkpoint as a whole: `(name, value, where it comes from)` of each fact."""
     step, world = report.step, report.world_size
     disagree = "" if step.agree else "; the name tells another one"
     yield "step", _known(step.value, "not found"), ", ".join(step.sources) + disagree
@@ -111,7 +111,7 @@ def _known(value: object, otherwise: str) -> str:
 
 
 def layout_words(layout: Layout, report: Report) -> tuple[str, str]:
-    """One way of spreading tensors: how, and how many tensors."""
+    """How tensors are sharded, and how many are sharded so."""
     total = plural(layout.tensors, "tensor")
     if not layout.sharded:
         return _whole_words(report) if layout.how == "whole" else layout.how, total
@@ -156,7 +156,7 @@ SECTION_COLUMNS = (
 
 
 def section_cells(sections: Sequence[SectionRow]) -> list[list[str]]:
-    """Rows of the table of sections; single values are one row together."""
+    """The rows of the table of sections; sections that are a single value share one row."""
     cells = [_section_cells(s) for s in sections if not s.plain]
     plain = [s for s in sections if s.plain]
     told = [f"{s.name} {s.holds}" for s in plain if s.holds not in ("{}", "[]", "()", "None")]
@@ -178,7 +178,7 @@ def _dtypes(counts: Mapping[str, int]) -> str:
 
 
 def optimizer_lines(optimizer: OptimizerRow, screen: Screen = PIPE) -> list[str]:
-    """The param groups of one optimizer: what differs as columns, the rest in a line."""
+    """The param groups of one optimizer: hyperparameters that differ between them as columns, the others in a line."""
     title = f"{printable(optimizer.section)}: {plural(len(optimizer.groups), 'param group')}"
     lines = wrapped("", "; ".join(part for part in (title, printable(optimizer.note)) if part), screen)
     keys = _columns(optimizer.groups)
@@ -222,7 +222,7 @@ def _differing(report: Report, screen: Screen) -> list[str]:
 
 
 def read_line(report: Report) -> str:
-    """What was read to say this, and what was not."""
+    """What was read for the report, and what was not, in one line."""
     what = plural(report.ranks.read, "rank") if report.ranks.here else plural(report.cost.files, "file")
     read = f"read the metadata of {what} in {duration(report.cost.seconds)}"
     if report.scope == "one file":

@@ -1,4 +1,4 @@
-"""What a section holds, in a few words, for the last column of the table."""
+"""A section in a few words: how many tensors are sharded, which slots an optimizer has, how far a counter is."""
 
 from __future__ import annotations
 
@@ -21,8 +21,14 @@ MAX_WORDS = 8
 """Names or values that a cell shows."""
 
 
-def holds(ck: Checkpoint, section: Section, size: SectionSize) -> str:
-    """Say what is inside a section, by its kind."""
+def section_summary(ck: Checkpoint, section: Section, size: SectionSize) -> str:
+    """What is inside a section, in a few words that depend on its kind.
+
+    Args:
+        ck: the checkpoint that the section is of.
+        section: the section.
+        size: its tensors, as they were counted.
+    """
     tell = {"model": _model, "optimizer": _optimizer, "scheduler": _scheduler, "rng": _rng}.get(section.kind)
     told = tell(ck, section) if tell else _values(section.value)
     foreign = f"foreign: {_some(size.opaque)}" if size.opaque and section.value.__class__.__name__ != "Opaque" else ""
