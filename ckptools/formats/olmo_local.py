@@ -29,7 +29,7 @@ from ckptools.model.problems import worst_first
 from ckptools.model.records import Fact, RankFile
 from ckptools.model.tree import tensors_in
 from ckptools.pickles.reader import Saved
-from ckptools.training_state.module_order import AS_SAVED, ModuleOrder
+from ckptools.training_state.module_order import AS_SAVED, BY_UNIT
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import find_step
 
@@ -37,7 +37,6 @@ NAME = "olmo_local"
 READS = "OLMo's local checkpoints: model/rankN.pt, optim/rankN.pt, train/rankN.pt"
 KNOWN_BY = "folders model and optim with one rankN.pt per rank in each"
 
-BY_UNIT = ModuleOrder(False, "parameters of flat ones stand together by FSDP unit")
 
 PARTS = ("model", "optim", "train")
 METADATA = "metadata.yaml"

@@ -1,5 +1,8 @@
 """Whether the names of a model stand in the order of its module: what says so, and what has lost it.
 
+Every checkpoint states what its format does to the order (`Checkpoint.module_order`): one of the statements here, or
+the format's own.
+
 `nn.Module.state_dict()` writes a module's own parameters, its buffers, then its children, so its parameters come in the
 order of `named_parameters()`. It also puts `_metadata` on the dict, an entry for each module in that same order.
 Filtering, sorting or copying a state dict key by key drops it, and a dict that was put together in another way (FSDP1
@@ -36,7 +39,10 @@ AS_SAVED = ModuleOrder(True, "torch.save keeps the order of a state dict")
 """What a format of torch.save files states; whether that is the module's order, each state dict's `_metadata` tells."""
 
 SORTED = ModuleOrder(False, "safetensors are sorted by dtype and name")
-"""What safetensors files state: their own library sorts what it writes (`prepare`)."""
+"""What a format of safetensors files states: their own library writes them so (`prepare`)."""
+
+AS_WRITTEN = ModuleOrder(True, "a JSON is written in the order that its author means")
+BY_UNIT = ModuleOrder(False, "parameters that were taken out of flat ones stand together by unit")
 
 NO_METADATA = ModuleOrder(False, "the state dict does not list its modules (no _metadata), so its order may be any")
 CONFIRMED = ModuleOrder(True, "the state dict lists its modules in this order")

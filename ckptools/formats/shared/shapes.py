@@ -22,7 +22,7 @@ from ckptools.files.json_file import read_json
 from ckptools.model.regions import Ints
 from ckptools.model.tensor import Tensor
 from ckptools.model.values import describe_for_error
-from ckptools.training_state.module_order import ModuleOrder, believed
+from ckptools.training_state.module_order import AS_WRITTEN, BY_UNIT, ModuleOrder, believed
 from ckptools.training_state.sections import storage_identity
 
 MAX_DIMS = 64
@@ -49,10 +49,6 @@ class Shapes:
     def ordered(self) -> bool:
         """Whether the names are in the order of the module."""
         return self.order.kept
-
-
-WRITTEN = ModuleOrder(True, "a JSON is written in the order that its author means")
-BY_UNIT = ModuleOrder(False, "parameters that were taken out of flat ones stand together by unit")
 
 
 def read(path: Path, follow_symlinks: bool = False) -> Shapes:
@@ -114,7 +110,7 @@ def _from_json(path: Path) -> Shapes:
                 f"{describe_for_error(name)}: expected a list of sizes, "
                 f"or the earlier name that it is tied to; found {describe_for_error(value)}",
             )
-    return Shapes(str(path), shapes, tied, WRITTEN)
+    return Shapes(str(path), shapes, tied, AS_WRITTEN)
 
 
 def _is_shape(value: Any) -> bool:
