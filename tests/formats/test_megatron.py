@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 import ckptools
 from ckptools.cli import app
 from ckptools.errors import CkptoolsError, NotWholeError, ReadError, UnsafePathError, UsageError
-from ckptools.formats.megatron.join import Piece, UnlikeError, join
 from ckptools.formats.megatron.layers import Layers
-from ckptools.formats.megatron.rules import GATED, ROWS, Rule, Rules
+from ckptools.formats.megatron.rules import Rules
 from ckptools.formats.shared import rank_signs
+from ckptools.formats.shared.tensor_parallel import GATED, ROWS, Piece, Rule, UnlikeError, join
 from ckptools.model.regions import Box, contiguous_strides, cover
 from ckptools.model.tensor import Shard, Source, Tensor
 from tests.formats.megatron_runs import Run, full_model, master, moments_of, save

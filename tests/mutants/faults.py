@@ -341,7 +341,7 @@ FAULTS = (
         ("        while borders[group + 1] <= at:\n            group += 1\n", ""),
     ),
     *_in(
-        "formats/megatron/join.py",
+        "formats/shared/tensor_parallel.py",
         "formats/test_megatron.py",
         ("    if shape[rule.dim] % rule.halves:\n", "    if False:\n"),
         ("(other.shape, other.dtype) != (first.shape, first.dtype)", "other.shape != first.shape"),

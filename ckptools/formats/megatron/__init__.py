@@ -39,11 +39,12 @@ from ckptools.formats.megatron.grid import (
 from ckptools.formats.megatron.layers import is_chunk
 from ckptools.formats.megatron.model import Model
 from ckptools.formats.megatron.optimizer import HALF, Optimizers, masters_of
-from ckptools.formats.megatron.rules import read_rules
+from ckptools.formats.megatron.rules import Rules
 from ckptools.formats.options import Options
 from ckptools.formats.shared import rank_checks
 from ckptools.formats.shared.file_status import looked_at
 from ckptools.formats.shared.merge import Merge
+from ckptools.formats.shared.tensor_parallel import read_rules
 from ckptools.model.checkpoint import Checkpoint, ReadCost
 from ckptools.model.problems import Code, Problem, worst_first
 from ckptools.model.records import RankFile
@@ -109,7 +110,7 @@ class _Opening:
         self.problems: list[Problem] = []
         self.assumed_names: frozenset[str] = frozenset()
         self.cut: dict[Path, str] = {}
-        self.rules = read_rules(options.rules)
+        self.rules = Rules(read_rules(options.rules))
         first = self._first(asked, found)
         self.args = arguments(first.tree)
         self.grid = grid_of(self.args, found)

@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 from ckptools.formats.megatron.grid import Coordinates, Grid, setting
-from ckptools.formats.megatron.join import Piece, UnlikeError, join
 from ckptools.formats.megatron.layers import LAYER, Layers, chunks_of, order_in
-from ckptools.formats.megatron.rules import REPLICATED, Rule, Rules
+from ckptools.formats.megatron.rules import Rules
 from ckptools.formats.shared.merge import same_value
+from ckptools.formats.shared.tensor_parallel import REPLICATED, Piece, Rule, UnlikeError, join, unjoined_tensor
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
 from ckptools.training_state.rank_vote import named, odd_ranks
@@ -117,13 +117,16 @@ class Model:
         if not isinstance(rule, str) and any(t.note or t.kind != "plain" for _, t in tensors):
             rule = first.note or f"a {first.kind} tensor, whose pieces are not joined"
         if isinstance(rule, str):
-            return _apart(tensors, self.grid, rule)
+            return unjoined_tensor(self._ranked(tensors), rule)
         try:
             return join(list(self._pieces(tensors, rule)), rule, self.grid.tp)
         except UnlikeError as error:
             about = f"optimizer.{slot}.{fqn}" if slot else f"model.{fqn}"
             self.problems.append(Problem(Code.LAYOUT_DISAGREES, str(error), None, about))
-            return _apart(tensors, self.grid, str(error))
+            return unjoined_tensor(self._ranked(tensors), str(error))
+
+    def _ranked(self, tensors: Iterable[tuple[Coordinates, Tensor]]) -> Iterator[tuple[int, Tensor]]:
+        yield from ((self.grid.rank(at), tensor) for at, tensor in tensors)
 
     def rule(self, fqn: str, at: Coordinates) -> Rule | str:
         """How a weight is joined, or why it is not."""
@@ -173,13 +176,6 @@ class Model:
         text = f"{own.dtype} {list(own.shape)}, but tied to the embedding of {source.dtype} {list(source.shape)}"
         self.problems.append(Problem(Code.LAYOUT_DISAGREES, text, None, f"model.{head}"))
         return own
-
-
-def _apart(tensors: Iterable[tuple[Coordinates, Tensor]], grid: Grid, why: str) -> Tensor:
-    """Pieces that are shown and not joined."""
-    held = list(tensors)
-    shards = tuple(replace(s, rank=grid.rank(at)) for at, t in held for s in t.shards)
-    return replace(held[0][1], shards=shards, kind="tensor_parallel", note=why)
 
 
 def _layer_order(found: Iterable[str]) -> Any:

@@ -20,10 +20,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ckptools.formats.megatron.grid import Coordinates
-from ckptools.formats.megatron.join import Piece, UnlikeError, join
 from ckptools.formats.megatron.model import Held, Model
-from ckptools.formats.megatron.rules import REPLICATED
 from ckptools.formats.shared.merge import Merge
+from ckptools.formats.shared.tensor_parallel import REPLICATED, Piece, UnlikeError, join
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath, fqn_of, tensors_in

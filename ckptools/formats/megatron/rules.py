@@ -1,4 +1,4 @@
-"""How the tensor-parallel pieces of a weight are joined: the rules for GPT-style models, and rules that a user gives.
+"""Along which dimension each weight of a GPT-style Megatron model is cut over the tensor-parallel ranks.
 
 A column-parallel layer cuts its output rows (dim 0), a row-parallel one its input columns (dim 1); norms, position
 embeddings and the biases of row-parallel layers are the same on every rank. Source: megatron/core/tensor_parallel/
@@ -8,47 +8,25 @@ A fused QKV weight holds, for each query group, the rows of its queries, then of
 holds whole groups (with fewer groups than ranks, a plain part of the same rows), so the ranks one behind the other are
 the order of a run without tensor parallelism. A gated first MLP layer (SwiGLU, GeGLU) is `[gate; up]` on every rank,
 and is joined half by half into `[all gates; all ups]`, as torch_dist stores it too (`apply_swiglu_sharded_factory`).
-
-A rule file is one JSON object: a glob pattern for the name as `inspect` shows it, to `"replicated"`, `{"dim": 0}` or
-`{"dim": 0, "halves": 2}` (the piece of each rank is that many blocks along `dim`, which are joined block by block). The
-first pattern that matches wins, before every built-in rule; `*` also matches dots.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any
 
-from ckptools.errors import UsageError
-from ckptools.files.json_file import read_json
+from ckptools.formats.shared.tensor_parallel import (
+    COLUMNS,
+    GATED,
+    NO_RULE,
+    REPLICATED,
+    ROWS,
+    GivenRules,
+    Rule,
+    given_rule,
+)
 from ckptools.model.tensor import Tensor
-from ckptools.model.values import describe_for_error
-
-NO_RULE = "no rule says how its tensor-parallel pieces are joined; give one with --rules FILE"
-MAX_DIM = 8
-MAX_HALVES = 64
-
-
-@dataclass(frozen=True)
-class Rule:
-    """How the pieces of one weight are joined.
-
-    Attributes:
-        dim: dimension along which they follow each other in rank order; None when every rank has the same.
-        halves: how many blocks the piece of each rank is made of, each joined for itself.
-        given: pattern of the rule file that says so; "" for a built-in rule.
-    """
-
-    dim: int | None
-    halves: int = 1
-    given: str = ""
-
-
-REPLICATED, ROWS, COLUMNS, GATED = Rule(None), Rule(0), Rule(1), Rule(0, 2)
 
 _MODEL = r"(?:language_model\.)?"
 _LAYER = _MODEL + r"(?:encoder|decoder|transformer)\.layers\.\d+\."
@@ -86,15 +64,11 @@ class Rules:
     """The rules of one checkpoint.
 
     Args:
-        given: pattern and rule pairs of a rule file, which come first.
+        given: the rules that the user gave, which come first.
     """
 
-    def __init__(self, given: tuple[tuple[str, Rule], ...] = ()) -> None:
+    def __init__(self, given: GivenRules = ()) -> None:
         self.given = given
-
-    def given_for(self, fqn: str) -> Rule | None:
-        """The rule that the user gave for a weight; None where no pattern of theirs fits."""
-        return next((rule for pattern, rule in self.given if fnmatchcase(fqn, pattern)), None)
 
     def of(self, fqn: str, pieces: Mapping[str, Any]) -> Rule | str:
         """The rule for a weight, or why there is none.
@@ -103,7 +77,7 @@ class Rules:
             fqn: its name.
             pieces: what one rank holds of the model, by name: the shapes of a gated layer tell that it is one.
         """
-        given = self.given_for(fqn)
+        given = given_rule(self.given, fqn)
         if given is not None:
             return given
         found = FC1.fullmatch(fqn)
@@ -123,30 +97,3 @@ def _first_layer(fqn: str, second: str, pieces: Mapping[str, Any]) -> Rule | str
         if rows == columns:
             return ROWS
     return "its rows do not tell, with the columns of the second layer, whether it is gated; say it with --rules FILE"
-
-
-def read_rules(path: Path | None) -> Rules:
-    """Read a rule file.
-
-    Raises:
-        UsageError: it holds something else than rules.
-        ReadError: it is no JSON, or cannot be read.
-    """
-    if path is None:
-        return Rules()
-    found = read_json(path)
-    if not isinstance(found, dict):
-        raise UsageError(path, 'expected an object of pattern to rule, such as {"*.experts.*": {"dim": 0}}')
-    return Rules(tuple((pattern, _rule(path, pattern, value)) for pattern, value in found.items()))
-
-
-def _rule(path: Path, pattern: str, value: Any) -> Rule:
-    if value == "replicated":
-        return Rule(None, 1, pattern)
-    told_keys = value if isinstance(value, dict) else {}
-    dim, halves = told_keys.get("dim"), told_keys.get("halves", 1)
-    whole = type(dim) is int and 0 <= dim < MAX_DIM and type(halves) is int and 1 <= halves <= MAX_HALVES
-    if not whole or set(told_keys) - {"dim", "halves"}:
-        text = f'{describe_for_error(pattern)}: expected "replicated", {{"dim": 0}} or {{"dim": 0, "halves": 2}}'
-        raise UsageError(path, text)
-    return Rule(dim, halves, pattern)

@@ -17,15 +17,12 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ckptools.errors import ReadError
 from ckptools.files.json_file import read_json
 from ckptools.files.opening import check_stays_inside, reading
-from ckptools.formats.megatron.join import Piece, UnlikeError, join
-from ckptools.formats.megatron.rules import NO_RULE, REPLICATED, Rule, read_rules
 from ckptools.formats.meta_llama.layout import (
     LAYER,
     NO_PARAMS,
@@ -39,6 +36,17 @@ from ckptools.formats.options import Options
 from ckptools.formats.shared import rank_checks
 from ckptools.formats.shared.file_status import looked_at
 from ckptools.formats.shared.merge import same_records
+from ckptools.formats.shared.tensor_parallel import (
+    NO_RULE,
+    REPLICATED,
+    Piece,
+    Rule,
+    UnlikeError,
+    given_rule,
+    join,
+    read_rules,
+    unjoined_tensor,
+)
 from ckptools.model.checkpoint import Checkpoint, ReadCost
 from ckptools.model.problems import Code, Problem, worst_first
 from ckptools.model.records import Fact, RankFile
@@ -181,12 +189,12 @@ class _Opening:
         tensors = {rank: t for rank, t in held.items() if isinstance(t, Tensor)}
         rule = self._rule(name, first, vocab)
         if isinstance(rule, str):
-            return _unjoined(tensors, rule)
+            return unjoined_tensor(tensors.items(), first.note or rule)
         try:
             return join(list(self._pieces(tensors, rule)), rule, self.world.value)
         except UnlikeError as error:
             self.problems.append(Problem(Code.LAYOUT_DISAGREES, str(error), None, str(name)))
-            return _unjoined(tensors, str(error))
+            return unjoined_tensor(tensors.items(), first.note or str(error))
 
     def _rule(self, name: Any, piece: Tensor, vocab: int | None) -> Rule | str:
         """How a weight is joined, or why it is not."""
@@ -197,7 +205,7 @@ class _Opening:
         if ranks == 1:
             self.problems += [Problem(Code.LAYOUT_DISAGREES, why, None, str(name), severity="warning")] if why else []
             return REPLICATED
-        given = self.rules.given_for(str(name))
+        given = given_rule(self.rules, str(name))
         if given or fitting:
             return given or (fitting.rule if fitting else REPLICATED)
         return why or (NO_RULE if self.sizes else NO_PARAMS)
@@ -241,13 +249,6 @@ def _state(saved: Saved) -> dict[Any, Any]:
 def _unlike(piece: Tensor, ranks: int, place: Place) -> str:
     whole = " x ".join("?" if n is None else str(n) for n in place.shape)
     return f"{list(piece.shape)} on each of {ranks} ranks does not make {whole}, which {PARAMS} tells"
-
-
-def _unjoined(tensors: Mapping[int, Tensor], why: str) -> Tensor:
-    """Pieces that are shown and not joined."""
-    first = next(iter(tensors.values()))
-    shards = tuple(replace(s, rank=rank) for rank, t in tensors.items() for s in t.shards)
-    return replace(first, shards=shards, kind="tensor_parallel", note=first.note or why)
 
 
 def _same_pieces(one: Mapping[Any, Any], other: Mapping[Any, Any]) -> bool:

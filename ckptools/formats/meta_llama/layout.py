@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ckptools.formats.megatron.rules import COLUMNS, REPLICATED, ROWS, Rule
+from ckptools.formats.shared.tensor_parallel import COLUMNS, REPLICATED, ROWS, Rule
 from ckptools.model.regions import Ints
 from ckptools.model.tensor import Tensor
 
