@@ -130,7 +130,7 @@ class ChunkReader:
         """How many memo numbers were given to what is not kept."""
         return self._uncounted
 
-    def leaks(self, tree: Any) -> bool:
+    def has_unresolved_records(self, tree: Any) -> bool:
         """Whether a record stands where nobody knows what it is; the metadata's reader knows them."""
         return False
 

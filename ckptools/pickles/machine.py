@@ -100,7 +100,7 @@ class Machine:
         """
         try:
             tree = self._load(at)
-            if not self.runs.leaks(tree):
+            if not self.runs.has_unresolved_records(tree):
                 return tree
         except (PickleError, UnusualError):
             if not self.runs.runs:

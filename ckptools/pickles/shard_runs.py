@@ -168,7 +168,7 @@ class RunReader:
             raise UnusualError("numbers by counting, and skipped records were not counted")
         return 0
 
-    def leaks(self, tree: Any) -> bool:
+    def has_unresolved_records(self, tree: Any) -> bool:
         """Whether a skipped record stands anywhere but in a ShardedTensor, where nobody knows what it is."""
         return bool(self.runs) and _leaks(tree)
 

@@ -89,7 +89,7 @@ def _reason(error: ReadError) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Like:
+class ItemTemplate:
     """What the items of one kind have in common.
 
     Attributes:
@@ -112,7 +112,7 @@ class Locator:
 
     def __init__(self) -> None:
         self._met: dict[_Kind, tuple[int, int]] = {}
-        self._known: dict[_Kind, _Like] = {}
+        self._templates: dict[_Kind, ItemTemplate] = {}
 
     def locate(self, file: File, item: Item) -> Source:
         """Where the tensor of an item lies.
@@ -123,9 +123,9 @@ class Locator:
         if item.zstd:
             return locate(file, item)
         kind = item.length, item.dtype, item.shape
-        like = self._known.get(kind)
-        if like is not None:
-            return _same_but_values(like, file, item) or locate(file, item)
+        template = self._templates.get(kind)
+        if template is not None:
+            return _same_but_values(template, file, item) or locate(file, item)
         values = self._met.get(kind)
         if values is not None:
             # A kind is looked at closely when it is met again: most kinds of a small checkpoint are not.
@@ -137,9 +137,9 @@ class Locator:
 
     def _learn(self, window: Held, item: Item, kind: _Kind) -> Source:
         source = _source(window, item)
-        like = _like(window, source)
-        if like is not None:
-            self._known[kind] = like
+        template = _template(window, source)
+        if template is not None:
+            self._templates[kind] = template
         return source
 
 
@@ -174,20 +174,20 @@ def _around(file: File, item: Item, start: int, end: int) -> Held:
     return Held(file, item.offset, item.length, ((0, front), (end, behind)))
 
 
-def _same_but_values(like: _Like, file: File, item: Item) -> Source | None:
+def _same_but_values(template: ItemTemplate, file: File, item: Item) -> Source | None:
     """The source, if the item differs from the known one in values and their checksums only."""
-    if file.read(item.offset, len(like.head)) != like.head:
+    if file.read(item.offset, len(template.head)) != template.head:
         return None
-    tail = file.read(item.offset + like.tail, item.length - like.tail)
-    if not all(tail.startswith(piece, at) for at, piece in like.fixed):
+    tail = file.read(item.offset + template.tail, item.length - template.tail)
+    if not all(tail.startswith(piece, at) for at, piece in template.fixed):
         return None
-    of, start = like.source, item.offset + len(like.head)
+    of, start = template.source, item.offset + len(template.head)
     offset = start + of.offset - of.record_span[0]
-    crc = int.from_bytes(tail[like.crc : like.crc + 4], "little")
+    crc = int.from_bytes(tail[template.crc : template.crc + 4], "little")
     return Source(file.path, offset, of.dtype, of.shape, of.strides, of.record, (start, of.record_span[1]), crc)
 
 
-def _like(window: Window, source: Source) -> _Like | None:
+def _template(window: Window, source: Source) -> ItemTemplate | None:
     """What another item of this kind must have; None when the archive is laid out in an odd way."""
     container = Container(window)
     values = source.record_span[0] - window.start
@@ -204,7 +204,7 @@ def _like(window: Window, source: Source) -> _Like | None:
         fixed.append((done, directory[done:at]))
         done = at + 4
     fixed.append((done, directory[done:]))
-    return _Like(window.read(0, values), tail, tuple(fixed), loose[source.record], source)
+    return ItemTemplate(window.read(0, values), tail, tuple(fixed), loose[source.record], source)
 
 
 def _checksums(directory: bytes, count: int) -> Iterator[tuple[str, int]]:

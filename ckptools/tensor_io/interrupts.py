@@ -14,7 +14,7 @@ from typing import Any
 
 
 @contextmanager
-def held_back() -> Iterator[list[int]]:
+def defer_interrupts() -> Iterator[list[int]]:
     """Note interrupts in the list that this yields, and raise KeyboardInterrupt at the end if there was one.
 
     Only in the main thread, and only for signals whose handler would raise it; others stay as they are.

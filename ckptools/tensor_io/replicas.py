@@ -8,7 +8,7 @@ from ckptools.dtypes import ITEMSIZE
 from ckptools.files.opening import OpenFiles
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Shard, Source
-from ckptools.training_state.rank_vote import odd_ranks
+from ckptools.training_state.rank_vote import minority_ranks
 
 CHUNK = 4 << 20
 """Bytes compared at a time."""
@@ -26,7 +26,7 @@ def differing_boxes(shards: Iterable[Shard], files: OpenFiles) -> dict[Box, tupl
     found: dict[Box, tuple[int, int]] = {}
     for box, copies in groups.items():
         if not all(_equal(copies[0], other, files) for other in copies[1:]):
-            odd = odd_ranks(list(enumerate(copies)), lambda a, b: _equal(a, b, files))
+            odd = minority_ranks(list(enumerate(copies)), lambda a, b: _equal(a, b, files))
             usual = next(i for i in range(len(copies)) if i not in odd)
             found[box] = (copies[usual].rank or 0, copies[odd[0]].rank or 0)
     return found

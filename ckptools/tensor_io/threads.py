@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import TypeVar
 
-from ckptools.tensor_io.interrupts import held_back
+from ckptools.tensor_io.interrupts import defer_interrupts
 
 INTERRUPT_SECONDS = 0.1
 """How often the main thread looks for an interrupt."""
@@ -30,7 +30,7 @@ def in_threads(
     Raises:
         Exception: whatever a call raised first.
     """
-    with held_back() as interrupted, ThreadPoolExecutor(max(1, threads)) as pool:
+    with defer_interrupts() as interrupted, ThreadPoolExecutor(max(1, threads)) as pool:
         futures = [pool.submit(work, item) for item in items]
         pending = set(futures)
         failed: BaseException | None = None

@@ -22,6 +22,8 @@ from typing import Any
 
 from ckptools.errors import ForeignClassError
 from ckptools.pickles import reader
+from ckptools.torch_engine import checked_numpy
+from ckptools.torch_engine.stand_ins import only_empty_bytes, only_process_group_state, plain_dict
 
 DTENSOR_HOMES = (
     "torch.distributed.tensor",
@@ -33,10 +35,6 @@ DTENSOR_HOMES = (
     "torch.distributed._tensor.placement_types",
 )
 """Modules that DTensor and its parts were pickled under, torch 2.0 to 2.13."""
-
-
-class Refused(Exception):  # noqa: N818 - load_shard makes it a ForeignClassError
-    """A file asks an allowed function for more than it may do; the text names what."""
 
 
 def names_in(path: Path) -> tuple[str, ...]:
@@ -79,8 +77,6 @@ def spelling(dotted: str) -> str:
 @lru_cache(maxsize=1)
 def table() -> dict[str, Any]:
     """What may be made, by the names under which files know it. Imports torch's distributed parts."""
-    from ckptools.torch_engine import checked_numpy
-
     return {
         **{f"{kind.__module__}.{kind.__qualname__}": kind for kind in _python_types()},
         "builtins.getattr": only_process_group_state,
@@ -93,27 +89,6 @@ def table() -> dict[str, Any]:
 
 def _python_types() -> tuple[type, ...]:
     return (timedelta, datetime, date, frozenset, dict, list, int, float, Namespace)
-
-
-def only_process_group_state(owner: Any, name: Any) -> type:
-    """`getattr`, for the one nested class that protocol 2 cannot name otherwise."""
-    from torch.distributed._shard.sharded_tensor.api import ShardedTensor
-
-    if owner is ShardedTensor and name == "ProcessGroupState":
-        return ShardedTensor.ProcessGroupState
-    raise Refused(f"builtins.getattr(…, {name!r:.60})")
-
-
-def only_empty_bytes(*args: Any) -> bytes:
-    """`bytes()`, which is how protocol 2 spells `b""`; of a number it would be that much memory."""
-    if args:
-        raise Refused("builtins.bytes with arguments")
-    return b""
-
-
-def plain_dict(*_: Any) -> dict[Any, Any]:
-    """`defaultdict`, which torch's loader cannot fill, without its default."""
-    return {}
 
 
 def _torch_types() -> dict[str, Any]:

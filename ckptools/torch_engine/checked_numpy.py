@@ -16,6 +16,8 @@ from functools import lru_cache
 from math import prod
 from typing import Any
 
+from ckptools.torch_engine.stand_ins import Refused
+
 PLAIN = re.compile(r"[biufc]\d{1,2}|\?|[SU]\d{1,9}")
 """Codes of dtypes whose bytes are numbers, booleans or text."""
 
@@ -35,13 +37,13 @@ class Dtype:
         self.code = text.lstrip("<>|=")
         self.order = text[0] if text[:1] in ("<", ">") else "|"
         if not PLAIN.fullmatch(self.code):
-            _refuse(f"numpy.dtype({self.code!r:.40})")
+            raise Refused(f"numpy.dtype({self.code!r:.40})")
 
     def __setstate__(self, state: Any) -> None:
         # (version, byte order, subarray, field names, fields, itemsize, alignment, flags)
         order = state[1].decode("latin1") if isinstance(state[1], bytes) else state[1]
         if order not in ("<", ">", "|", "=") or any(part is not None for part in state[2:5]):
-            _refuse(f"numpy.dtype({self.code!r:.40}) with fields")
+            raise Refused(f"numpy.dtype({self.code!r:.40}) with fields")
         self.order = order
 
     def real(self) -> Any:
@@ -49,12 +51,6 @@ class Dtype:
         import numpy as np
 
         return np.dtype(self.order.replace("|", "") + self.code)
-
-
-def _refuse(what: str) -> None:
-    from ckptools.torch_engine.allow_list import Refused
-
-    raise Refused(what)
 
 
 @lru_cache(maxsize=1)
@@ -73,12 +69,11 @@ def array_class() -> Any:
             real = dtype.real() if isinstance(dtype, Dtype) else None
             data = data.encode("latin1") if isinstance(data, str) else data
             if real is None or not isinstance(data, bytes) or not all(type(n) is int and n >= 0 for n in shape):
-                _refuse("numpy.ndarray of Python objects")
-            elif prod(shape) * real.itemsize != len(data):
-                _refuse(f"numpy.ndarray of {prod(shape)} elements in {len(data)} bytes")
-            else:
-                checked: Any = (1, tuple(shape), real, bool(fortran), data)
-                super().__setstate__(checked)
+                raise Refused("numpy.ndarray of Python objects")
+            if prod(shape) * real.itemsize != len(data):
+                raise Refused(f"numpy.ndarray of {prod(shape)} elements in {len(data)} bytes")
+            checked: Any = (1, tuple(shape), real, bool(fortran), data)
+            super().__setstate__(checked)
 
     return Array
 
@@ -95,7 +90,7 @@ def scalar(dtype: Any, data: Any = b"") -> Any:
     real = dtype.real() if isinstance(dtype, Dtype) else None
     data = data.encode("latin1") if isinstance(data, str) else data
     if real is None or not isinstance(data, bytes) or len(data) != real.itemsize or not data:
-        _refuse("numpy scalar of a Python object")
+        raise Refused("numpy scalar of a Python object")
     return np.frombuffer(data, real)[0]
 
 

@@ -165,7 +165,7 @@ def loadable(path: Path) -> tuple[Path, bool]:
 def _load(path: Path, map_location: MapLocation, zipped: bool, weights_only: bool) -> Any:
     import torch
 
-    from ckptools.torch_engine.allow_list import Refused
+    from ckptools.torch_engine.stand_ins import Refused
 
     try:
         with warnings.catch_warnings():

@@ -73,10 +73,10 @@ def _be_a_rank(options: CreateOptions, verbose: bool) -> Created:
     Only rank 0 looks for mistakes. The others would find the same ones and say them again; they wait in the
     rendezvous instead, until torchrun sees that rank 0 is gone and ends them.
     """
-    worker.settle()
-    from ckptools.training.rank import train_and_save
+    worker.prepare_process()
+    from ckptools.training.rank import say_nothing, train_and_save
 
-    say = worker.say if verbose else worker.say_nothing
+    say = worker.say if verbose else say_nothing
     run_id = os.environ.get("TORCHELASTIC_RUN_ID", "run")
     if os.environ["RANK"] != "0":
         return train_and_save(options, output.partial_folder(options.out, run_id), say)

@@ -15,7 +15,6 @@ from ckptools.errors import WriteError
 from ckptools.training import layouts, output, truth
 from ckptools.training.options import Created, CreateOptions
 from ckptools.training.run import Report, Run, train
-from ckptools.training.worker import say_nothing
 
 
 @contextmanager
@@ -75,3 +74,7 @@ def _save(run: Run, partial: Path) -> Created:
 def first_line(error: BaseException) -> str:
     """Say an exception in one line; torch's messages carry C++ stacks."""
     return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+def say_nothing(line: str) -> None:
+    """Take a line of the report and do nothing with it."""

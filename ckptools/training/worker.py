@@ -21,13 +21,13 @@ from ckptools.training.options import Created
 
 def main(arguments: list[str]) -> int:
     """Run one rank; returns the exit code of the process."""
-    settle()
+    prepare_process()
     text, partial, answer, loud = arguments
     import torch.distributed as dist
     from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
     try:
-        from ckptools.training.rank import train_and_save
+        from ckptools.training.rank import say_nothing, train_and_save
 
         dist.init_process_group("gloo")
         created = train_and_save(choices.from_json(text), Path(partial), say if loud == "loud" else say_nothing)
@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def settle() -> None:
+def prepare_process() -> None:
     """Prepare the process before torch is imported: threads, network, signals, C++ warnings."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
@@ -57,10 +57,6 @@ def say(line: str) -> None:
     """Write a line to stdout at once, also into a pipe."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
-
-
-def say_nothing(line: str) -> None:
-    """Take a line and keep it."""
 
 
 def to_json(created: Created) -> str:

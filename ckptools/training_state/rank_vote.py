@@ -20,7 +20,7 @@ def named(ranks: Sequence[int]) -> str:
     return ", ".join(map(str, ranks[:MAX_NAMED])) + (" …" if len(ranks) > MAX_NAMED else "")
 
 
-def odd_ranks(ranked: Sequence[tuple[int, T]], same: Callable[[T, T], bool]) -> list[int]:
+def minority_ranks(ranked: Sequence[tuple[int, T]], same: Callable[[T, T], bool]) -> list[int]:
     """The ranks that do not have the value that most have; of values that as many have, the lowest rank's counts."""
     groups: list[tuple[T, list[int]]] = []
     odd: list[int] = []

@@ -204,7 +204,7 @@ FAULTS = (
         ("        if count > 1:\n", "        if count > 2:\n"),
         ("        if counts_steps(path):\n", "        if False:\n"),
         ("elif path[-1:] and path[-1] in RUN_NAMES:", "elif False:"),
-        ("odd.update(odd_ranks(ranked, lambda a, b: same_records((a, b))))", "pass"),
+        ("odd.update(minority_ranks(ranked, lambda a, b: same_records((a, b))))", "pass"),
     ),
     *_in(
         "formats/shared/rank_names.py",

@@ -10,22 +10,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ckptools
-from ckptools.training_state.rank_vote import MAX_VALUES, odd_ranks
+from ckptools.training_state.rank_vote import MAX_VALUES, minority_ranks
 
 
 @given(st.lists(st.integers(0, MAX_VALUES - 1), min_size=1, max_size=40))
 def test_who_is_not_odd_has_the_most_frequent_value(values):
-    odd = odd_ranks(list(enumerate(values)), eq)
+    odd = minority_ranks(list(enumerate(values)), eq)
     left = {value for rank, value in enumerate(values) if rank not in odd}
     assert len(left) == 1 and Counter(values)[left.pop()] == max(Counter(values).values()) == len(values) - len(odd)
 
 
 def test_of_two_that_differ_the_lower_rank_is_believed():
-    assert odd_ranks([(3, "a"), (5, "b")], eq) == [5]
+    assert minority_ranks([(3, "a"), (5, "b")], eq) == [5]
 
 
 def test_where_all_have_their_own_all_but_the_lowest_are_odd():
-    assert odd_ranks([(rank, rank) for rank in range(100)], eq) == list(range(1, 100))
+    assert minority_ranks([(rank, rank) for rank in range(100)], eq) == list(range(1, 100))
 
 
 def ranks(folder, values):

@@ -17,7 +17,7 @@ from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Ints, chunk
 from ckptools.model.tensor import Source, Tensor
 from ckptools.model.tree import KeyPath
-from ckptools.training_state.rank_vote import odd_ranks
+from ckptools.training_state.rank_vote import minority_ranks
 
 NOT_PER_ELEMENT = (
     "optimizer state of {numel} elements for a flat tensor of {length}: not one value per element, so it cannot be "
@@ -168,7 +168,7 @@ class Joining:
         self.problems += merge.problems
         self.differing |= merge.differing
         if len(set(sums.values()) - {None}) > 1:
-            self.differing[path] = odd_ranks(list(sums.items()), eq)
+            self.differing[path] = minority_ranks(list(sums.items()), eq)
         return merged
 
     def param_groups(self) -> list[dict[str, Any]]:

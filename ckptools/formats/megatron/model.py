@@ -14,7 +14,7 @@ from ckptools.formats.shared.merge import same_value
 from ckptools.formats.shared.tensor_parallel import REPLICATED, Piece, Rule, UnlikeError, join, unjoined_tensor
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
-from ckptools.training_state.rank_vote import named, odd_ranks
+from ckptools.training_state.rank_vote import minority_ranks, named
 
 EXPERT = re.compile(r"(?:.*\.)?(?:local_)?experts\..*", re.DOTALL)
 EXPERTS = "weights of experts that are spread over expert-parallel ranks are not joined"
@@ -152,7 +152,7 @@ class Model:
 
     def value(self, path: str, held: Held) -> Any:
         """The value that ranks agree on."""
-        odd = odd_ranks([(self.grid.rank(at), value) for at, value in held], same_value)
+        odd = minority_ranks([(self.grid.rank(at), value) for at, value in held], same_value)
         if odd:
             text = f"rank {named(odd)} has another value than the others"
             self.problems.append(Problem(Code.COPIES_DIFFER, text, None, path))

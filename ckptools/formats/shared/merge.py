@@ -16,7 +16,7 @@ from ckptools.model.regions import Box
 from ckptools.model.tensor import Shard, Tensor, in_rank_order
 from ckptools.model.tree import KeyPath, fqn_of
 from ckptools.model.values import Device, Global, NumpyArray, NumpyDtype, NumpyScalar, Opaque, Size, TorchName
-from ckptools.training_state.rank_vote import odd_ranks
+from ckptools.training_state.rank_vote import minority_ranks
 
 Ranked = Sequence[tuple[int, Any]]
 """The value that each rank has at one key path, in rank order."""
@@ -99,7 +99,7 @@ class Merge:
         return items if isinstance(first, list) else tuple(items)
 
     def _compare(self, ranked: Ranked, path: KeyPath) -> None:
-        odd = odd_ranks(ranked, same_value)
+        odd = minority_ranks(ranked, same_value)
         if odd:
             self.differing[path] = odd
 
@@ -192,7 +192,7 @@ def difference(a: Tensor, b: Any) -> tuple[str, str] | None:
 
 def _disagreement(ranked: Ranked, path: KeyPath) -> Problem:
     """Name a rank that says another thing of a tensor than most do."""
-    odd = odd_ranks(ranked, lambda a, b: _either_way(a, b) is None)
+    odd = minority_ranks(ranked, lambda a, b: _either_way(a, b) is None)
     rank, value = next((r, v) for r, v in ranked if r in odd)
     usual_rank, usual = next((r, v) for r, v in ranked if r not in odd)
     told = _either_way(usual, value)

@@ -20,7 +20,7 @@ from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath, fqn_of, tensors_in
 from ckptools.text import few
 from ckptools.training_state.rank_own import RUN_NAMES, Shared, counts_steps, is_own
-from ckptools.training_state.rank_vote import named, odd_ranks
+from ckptools.training_state.rank_vote import minority_ranks, named
 from ckptools.training_state.sections import Section, find_sections, is_gathered
 
 ODD_SIZE = 0.5
@@ -169,7 +169,7 @@ def of_gathered(sections: Sequence[Section], differing: Mapping[KeyPath, Sequenc
         tensors = [tensor for _, tensor in tensors_in(section.value)]
         for tensor in tensors:
             ranked = [(s.rank, s) for s in tensor.shards if s.rank is not None]
-            odd.update(odd_ranks(ranked, lambda a, b: same_records((a, b))))
+            odd.update(minority_ranks(ranked, lambda a, b: same_records((a, b))))
         for rank in sorted(odd):
             text = "lists other RNG states of the ranks than the other files do; it is of another run or save"
             yield Problem(Code.MIXED_SAVES, text, rank, section.name)
