@@ -111,15 +111,15 @@ class _Opening:
         merge, world = Merge(), self._world_size()
         placed = {rank: self._of_rank(rank) for rank in sorted({rank for _, rank in self.saved})}
         tree = {p: merge.trees([(r, t[p]) for r, t in placed.items() if p in t], (p,)) for p in self.found}
-        found = rank_checks.of_ranks(merge, tree)
+        found = rank_checks.compare_ranks(merge, tree)
         tree = found.tree
         sections, tensors = find_sections(tree), list(tensors_in(tree))
         files = tuple(self._rank_files(world.value))
         flat = any(t.kind == "flat_pieces" for _, t in tensors)
         problems = [
-            *rank_checks.of_files(files, self.cut, world.value, flat),
+            *rank_checks.check_files(files, self.cut, world.value, flat),
             *found.problems,
-            *rank_checks.of_tensors(tensors),
+            *rank_checks.check_tensors(tensors),
         ]
         saved = self.saved.values()
         return Checkpoint(

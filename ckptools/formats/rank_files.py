@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from ckptools.errors import ReadError, UnsafePathError, UsageError
 from ckptools.formats.options import Options
 from ckptools.formats.shared import rank_checks
+from ckptools.formats.shared.copied_files import check_copies
 from ckptools.formats.shared.file_status import looked_at, was_read
 from ckptools.formats.shared.flat import pieces as flat_pieces
 from ckptools.formats.shared.merge import Merge
@@ -161,17 +162,17 @@ class _Opening:
         merge = Merge()
         tree = self._tree(merge)
         settled = flat_pieces.settle(tree, self.all_ranks, _shapes_told(self.options), by_name, self.options.names)
-        found = rank_checks.of_ranks(merge, tree)
+        found = rank_checks.compare_ranks(merge, tree)
         tree = found.tree
         files = tuple(self._files(world.value))
         tensors = list(tensors_in(tree))
         sharded = [t for _, t in tensors if t.sharded]
         sections = find_sections(tree)
-        self.problems += rank_checks.of_files(files, self.cut, world.value, bool(sharded))
+        self.problems += rank_checks.check_files(files, self.cut, world.value, bool(sharded))
         self.problems += found.problems
-        self.problems += rank_checks.of_gathered(sections, merge.differing)
-        self.problems += rank_checks.of_copied(tensors)
-        self.problems += rank_checks.of_tensors(tensors)
+        self.problems += rank_checks.check_gathered_rng(sections, merge.differing)
+        self.problems += check_copies(tensors)
+        self.problems += rank_checks.check_tensors(tensors)
         self.problems += (
             Problem(Code.LAYOUT_INFERRED, note, None, fqn_of(path)) for path, note in settled.notes.items()
         )

@@ -233,7 +233,7 @@ def test_a_file_copied_over_anothers_is_said_to_hold_another_rank(tmp_path):
 def found(*sizes: int, world: int) -> list[str]:
     """Codes of what is wrong with files of so many bytes, one of each rank."""
     files = [RankFile(Path(f"rank{r}.pt"), r, "", "read", nbytes, 0.0) for r, nbytes in enumerate(sizes)]
-    return [problem.code for problem in rank_checks.of_files(files, {}, world, sharded=True)]
+    return [problem.code for problem in rank_checks.check_files(files, {}, world, sharded=True)]
 
 
 def test_a_file_of_the_first_rank_behind_its_world_is_stray():

@@ -21,7 +21,7 @@ from ckptools.formats.dcp.tensors import read_tensors
 from ckptools.formats.dcp.tree import ContradictionError, nest
 from ckptools.formats.options import Options
 from ckptools.formats.shared.merge import Merge
-from ckptools.formats.shared.rank_checks import RankValues, of_ranks
+from ckptools.formats.shared.rank_checks import RankValues, compare_ranks
 from ckptools.model.problems import Code, Problem
 from ckptools.model.records import RankFile
 from ckptools.model.tree import KeyPath
@@ -91,7 +91,7 @@ def read_folder(folder: Path, options: Options) -> Folder:
     tree, contradiction = _nested(flat, paths)
     found = RankValues(tree, tuple(merge.problems), (), {})
     if not any(p.severity == "error" for p in contradiction):  # else the tree has other paths
-        found = of_ranks(merge, tree)
+        found = compare_ranks(merge, tree)
     problems = [*problems_of(here, holds), *problems, *lost, *found.problems, *contradiction]
     return Folder(
         path=folder,

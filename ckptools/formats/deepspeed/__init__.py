@@ -40,6 +40,7 @@ from ckptools.formats.deepspeed.states import LAYOUT
 from ckptools.formats.deepspeed.tensors import Joining, frozen_parameters
 from ckptools.formats.options import Options
 from ckptools.formats.shared import rank_checks
+from ckptools.formats.shared.copied_files import check_copies
 from ckptools.formats.shared.merge import Merge
 from ckptools.model.checkpoint import Checkpoint, ReadCost
 from ckptools.model.problems import Code, Problem, worst_first
@@ -131,20 +132,20 @@ class _Opening:
             joining.check_shapes()
         tree = self._tree(joining)
         files = tuple(listed(self.files, self.ranks, self._worlds(), self.sharded, self._prefix()))
-        found = rank_checks.of_ranks(self.merge, tree, joining.differing)
+        found = rank_checks.compare_ranks(self.merge, tree, joining.differing)
         tree = found.tree
         sections = find_sections(tree)
-        self.problems += rank_checks.of_files(files, self.files.why, self.ranks.world, True)
+        self.problems += rank_checks.check_files(files, self.files.why, self.ranks.world, True)
         for mp, placed in self.placed.items():
             ranked = ((p, None if p.rank is None else self.ranks.of(mp, p.rank)) for p in placed.problems)
             self.problems += (replace(p, rank=rank) for p, rank in ranked)
         self.problems += [*joining.problems, *found.problems]
         self.problems += self._beyond()
         self.problems += same_file_twice(self.optims, self._held(), self.ranks.of)
-        self.problems += rank_checks.of_copied((("model", fqn), t) for fqn, t in self.frozen.items())
+        self.problems += check_copies((("model", fqn), t) for fqn, t in self.frozen.items())
         told = {p.message for p in self.problems}
         notes = ((path, t) for path, t in tensors_in(tree) if t.note not in told)
-        self.problems += rank_checks.of_tensors(notes)
+        self.problems += rank_checks.check_tensors(notes)
         saved = self.files.saved.values()
         cost = ReadCost(len(saved), time.perf_counter() - started, sum(s.bytes_read for s in saved))
         return Checkpoint(

@@ -11,11 +11,10 @@ from ckptools.errors import ReadError
 from ckptools.formats.deepspeed.names import StateName
 from ckptools.formats.deepspeed.states import ModelStates, OptimStates
 from ckptools.formats.options import Options
+from ckptools.formats.shared.copied_files import MIN_TELLING, is_constant, stated_checksum
 from ckptools.formats.shared.file_status import looked_at, was_read
-from ckptools.formats.shared.rank_checks import MIN_TELLING, is_constant
 from ckptools.model.problems import Code, Problem
 from ckptools.model.records import RankFile
-from ckptools.model.tensor import Tensor
 from ckptools.model.tree import tensors_in
 from ckptools.pickles.reader import Saved
 from ckptools.training_state.module_order import ModuleOrder
@@ -134,7 +133,7 @@ def same_file_twice(
     """
     seen: dict[tuple[Any, ...], tuple[int, int]] = {}
     for place, optim in sorted(optims.items()):
-        sums = [_checksum(t) for _, t in tensors_in([optim.masters, optim.slots])]
+        sums = [stated_checksum(t) for _, t in tensors_in([optim.masters, optim.slots])]
         told = tuple(s for s in sums if s is not None)
         trained = any(
             nbytes > 8 and not is_constant(dtype, crc, nbytes) for dtype, crc, nbytes in told[len(optim.masters) :]
@@ -145,8 +144,3 @@ def same_file_twice(
         if twin != place:
             text = f"{optim.path.name} holds the same bytes as {optims[twin].path.name}; the same rank twice"
             yield Problem(Code.STRAY_FILE, text, rank_of(*place))
-
-
-def _checksum(tensor: Tensor) -> tuple[str, int, int] | None:
-    source = tensor.shards[0].source if len(tensor.shards) == 1 else None
-    return (source.dtype, source.crc, tensor.nbytes) if source is not None and source.crc else None

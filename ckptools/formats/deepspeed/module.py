@@ -16,6 +16,7 @@ from math import prod
 from typing import Any
 
 from ckptools.formats.deepspeed.states import ModelStates
+from ckptools.formats.shared.copied_files import stated_checksum
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Ints
 from ckptools.model.tensor import Tensor
@@ -92,8 +93,8 @@ def differing(modules: Sequence[tuple[int, Mapping[str, Any]]]) -> Iterator[Prob
     """Buffers that differ between the ranks of ZeRO-3, which alone saves every rank's: told by their checksums."""
     first, module = modules[0]
     for fqn, value in module.items():
-        mine = _checksum(value)
-        others = ((rank, _checksum(other.get(fqn))) for rank, other in modules[1:])
+        mine = stated_checksum(value, whole=True)
+        others = ((rank, stated_checksum(other.get(fqn), whole=True)) for rank, other in modules[1:])
         odd = next((rank for rank, crc in others if mine and crc and crc != mine), None)
         if odd is not None:
             text = f"differs between ranks; rank {first}'s copy is taken, the only one that stages 0 to 2 save"
@@ -106,13 +107,6 @@ def other_shapes(model: ModelStates, shapes: Mapping[str, Ints], sharded: bool) 
         if isinstance(value, Tensor) and value.shape != shapes.get(fqn, value.shape):
             text = f"shape {list(value.shape)} in module, {list(shapes[fqn])} in param_shapes"
             yield Problem(Code.LAYOUT_DISAGREES, text, None, f"model.{fqn}")
-
-
-def _checksum(value: Any) -> tuple[int, int, int] | None:
-    """What the file states of a tensor's bytes where they are a whole record of their own."""
-    source = value.shards[0].source if isinstance(value, Tensor) and len(value.shards) == 1 else None
-    whole = source is not None and source.crc and value.nbytes == source.record_span[1]
-    return (source.crc, value.nbytes, value.numel) if whole and source is not None else None
 
 
 def _is_placeholder(fqn: str, value: Any, model: ModelStates) -> bool:

@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ckptools.formats.shared.rank_checks import proves_a_copy
+from ckptools.formats.shared.copied_files import Checksum, proves_a_copy, stated_checksum
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box, Ints
-from ckptools.model.tensor import Shard, Source, Tensor
+from ckptools.model.tensor import Shard, Tensor
 
 TIED = "tied_modules."
 
@@ -59,7 +59,7 @@ def misplaced(layers: Layers, shapes: Mapping[str, Ints]) -> Iterator[Problem]:
 
     Layers of one kind have the same shapes, but no two that are trained hold the same values in all of them.
     """
-    seen: dict[tuple[tuple[str, str, int, int], ...], int] = {}
+    seen: dict[tuple[tuple[str, Checksum], ...], int] = {}
     for n, state in sorted(layers.items()):
         tensors = {key: t for key, t in state.items() if isinstance(t, Tensor)}
         for key, tensor in tensors.items():
@@ -67,17 +67,11 @@ def misplaced(layers: Layers, shapes: Mapping[str, Ints]) -> Iterator[Problem]:
             if tensor.shape != told:
                 text = f"shape {list(tensor.shape)} in the file of layer {n}, {list(told)} in param_shapes"
                 yield Problem(Code.LAYOUT_DISAGREES, text, None, f"model.{n}.{key}")
-        records = tuple((key, s.dtype, s.crc, t.nbytes) for key, t in tensors.items() if (s := _source(t)) is not None)
-        other = seen.setdefault(records, n) if proves_a_copy(r[1:] for r in records) else n
+        records = tuple((key, stated) for key, t in tensors.items() if (stated := stated_checksum(t)) is not None)
+        other = seen.setdefault(records, n) if proves_a_copy(stated for _, stated in records) else n
         if other != n and any(f"{m}.{key}" in shapes for m in (n, other) for key in tensors):
             text = f"the file of layer {n} holds what that of layer {other} holds; one is a copy"
             yield Problem(Code.STRAY_FILE, text)
-
-
-def _source(tensor: Tensor) -> Source | None:
-    """Where its bytes are, if the file states a checksum of them."""
-    source = tensor.shards[0].source if len(tensor.shards) == 1 else None
-    return source if source is not None and source.crc else None
 
 
 def _tied(shapes: Mapping[str, Ints]) -> dict[str, dict[str, Ints]]:

@@ -11,6 +11,7 @@ from typing import Any
 from ckptools.formats.deepspeed.layout import Placed
 from ckptools.formats.deepspeed.runs import Place, Run, Where, places, shards_at
 from ckptools.formats.deepspeed.states import ModelStates, OptimStates, group_of_ids
+from ckptools.formats.shared.copied_files import stated_checksum
 from ckptools.formats.shared.flat_runs import flat_source
 from ckptools.formats.shared.merge import Merge, same_value
 from ckptools.model.problems import Code, Problem
@@ -162,7 +163,7 @@ class Joining:
     def _shared(self, path: KeyPath, values: Mapping[Where, Any]) -> Any:
         """A value that the ranks of one flat tensor repeat: a replica of each, or the first if it is plain."""
         ranked = [(self.rank_of(where), value) for where, value in sorted(values.items(), key=lambda i: i[0])]
-        sums = {rank: _checksum(value) for rank, value in ranked}
+        sums = {rank: stated_checksum(value, whole=True) for rank, value in ranked}
         merge = Merge()
         merged = merge.trees(ranked, path)
         self.problems += merge.problems
@@ -199,13 +200,6 @@ def _sort(slot: Slot, name: str, where: Where, value: Any, lengths: set[int]) ->
         slot.scalars.setdefault(holder, {})[where] = value
     else:
         slot.others[holder] = value
-
-
-def _checksum(value: Any) -> int | None:
-    """The CRC-32 that the file states of the bytes of a tensor that is a whole record; None when it states none."""
-    shards = value.shards if isinstance(value, Tensor) else ()
-    source = shards[0].source if len(shards) == 1 else None
-    return source.crc or None if source is not None and value.nbytes == source.record_span[1] else None
 
 
 def names_by_param_group(groups: list[dict[str, Any]], names: Sequence[Iterable[str]]) -> list[list[str]]:

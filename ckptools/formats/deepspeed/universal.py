@@ -116,7 +116,7 @@ class _Opening:
         files = tuple(self._files())
         sections = find_sections(tree)
         self.problems += self._of_files(files)
-        self.problems += rank_checks.of_tensors(tensors_in(tree))
+        self.problems += rank_checks.check_tensors(tensors_in(tree))
         saved = self.files.saved.values()
         world = (self.base.number("dp_world_size") or 1) * (self.base.number("mp_world_size") or 1)
         return Checkpoint(

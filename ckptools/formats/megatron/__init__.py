@@ -168,7 +168,7 @@ class _Opening:
         """Put everything together."""
         merge = Merge()
         tree = self._tree(merge)
-        found = rank_checks.of_ranks(merge, tree)
+        found = rank_checks.compare_ranks(merge, tree)
         tree = found.tree
         files = tuple(self._files())
         sections = find_sections(tree)
@@ -176,7 +176,7 @@ class _Opening:
         self.problems += checks.of_arguments(self.grid, {at: s.tree for at, s in self.saved.items()})
         self.problems += checks.of_values(self.args, tree, self.grid)
         self.problems += found.problems
-        self.problems += rank_checks.of_tensors(list(tensors_in(tree)))
+        self.problems += rank_checks.check_tensors(list(tensors_in(tree)))
         read = sum(s.bytes_read for s in self.saved.values())
         return Checkpoint(
             path=self.path,

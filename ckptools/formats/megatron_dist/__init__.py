@@ -113,7 +113,7 @@ def read(path: Path, options: Options) -> Checkpoint:
         tree = stored.tree(options.weights)
         by_order, rounded = stored.by_order, stored.rounded
         problems += _masters_lost(found.problems, stored, options.weights)
-        problems += [*stored.problems, *rank_checks.of_tensors(list(tensors_in(tree)))]
+        problems += [*stored.problems, *rank_checks.check_tensors(list(tensors_in(tree)))]
     nread = found.bytes_read + (common.bytes_read if common else 0)
     return Checkpoint(
         path=path,

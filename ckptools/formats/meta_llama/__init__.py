@@ -34,8 +34,8 @@ from ckptools.formats.meta_llama.layout import (
 )
 from ckptools.formats.options import Options
 from ckptools.formats.shared import rank_checks
+from ckptools.formats.shared.copied_files import proves_a_copy, stated_checksum
 from ckptools.formats.shared.file_status import looked_at
-from ckptools.formats.shared.merge import same_records
 from ckptools.formats.shared.tensor_parallel import (
     NO_RULE,
     REPLICATED,
@@ -152,9 +152,9 @@ class _Opening:
         tree = model if self.params is None else {"model": model, "params": self.params}
         files = tuple(self._files())
         every = len(self.saved) + len(self.cut) == len(self.files)
-        self.problems += rank_checks.of_files(files, self.cut, self.world.value, True)
-        self.problems += rank_checks.of_tensors(list(tensors_in(tree)))
-        self.problems += [*self._of_layers(model), *self._of_twins()]
+        self.problems += rank_checks.check_files(files, self.cut, self.world.value, True)
+        self.problems += rank_checks.check_tensors(list(tensors_in(tree)))
+        self.problems += [*self._check_layers(model), *self._check_copies()]
         cost = ReadCost(len(self.saved), time.perf_counter() - started, sum(s.bytes_read for s in self.saved.values()))
         one = self.world.value == 1
         return Checkpoint(
@@ -215,7 +215,7 @@ class _Opening:
         for rank in range(self.world.value) if rule.dim is not None else tensors:
             yield Piece(rank, rank, tensors.get(rank))
 
-    def _of_layers(self, model: Mapping[Any, Any]) -> Iterator[Problem]:
+    def _check_layers(self, model: Mapping[Any, Any]) -> Iterator[Problem]:
         """Layers that `params.json` counts and no file has, or the other way round."""
         found = {int(m[1]) for name in model if isinstance(name, str) and (m := LAYER.match(name))}
         stated = self.sizes.layers if self.sizes else None
@@ -223,11 +223,11 @@ class _Opening:
             text = f"{PARAMS} tells of {stated} layers, the files hold {len(found)}"
             yield Problem(Code.MODEL_PART_MISSING, text)
 
-    def _of_twins(self) -> Iterator[Problem]:
+    def _check_copies(self) -> Iterator[Problem]:
         """A rank's file that is a copy of another's: its name alone says whose it is."""
         ranks = sorted(self.trees)
         for n, rank in enumerate(ranks):
-            twin = next((other for other in ranks[:n] if _same_pieces(self.trees[other], self.trees[rank])), None)
+            twin = next((other for other in ranks[:n] if _is_copy(self.trees[other], self.trees[rank])), None)
             if twin is not None and self.world.value > 1:
                 yield Problem(Code.STRAY_FILE, f"{self.files[rank].name} holds what rank {twin}'s file holds", rank)
 
@@ -251,13 +251,10 @@ def _unlike(piece: Tensor, ranks: int, place: Place) -> str:
     return f"{list(piece.shape)} on each of {ranks} ranks does not make {whole}, which {PARAMS} tells"
 
 
-def _same_pieces(one: Mapping[Any, Any], other: Mapping[Any, Any]) -> bool:
+def _is_copy(one: Mapping[Any, Any], other: Mapping[Any, Any]) -> bool:
     """Whether every matrix that two ranks hold has one checksum in both, as far as the files state any."""
-    pairs = [(t, other.get(name)) for name, t in one.items() if isinstance(t, Tensor) and len(t.shape) > 1]
-    sources = [[s.source for s in (*a.shards, *b.shards)] for a, b in pairs if isinstance(b, Tensor)]
-    stated = all(source is not None and source.crc for each in sources for source in each)
-    return (
-        bool(sources)
-        and stated
-        and all(same_records((*a.shards, *b.shards)) for a, b in pairs if isinstance(b, Tensor))
-    )
+    names = [name for name, t in one.items() if isinstance(t, Tensor) and len(t.shape) > 1 and name in other]
+    stated = [stated_checksum(one[name]) for name in names]
+    known = [checksum for checksum in stated if checksum is not None]
+    alike = len(known) == len(names) and stated == [stated_checksum(other[name]) for name in names]
+    return alike and proves_a_copy(known)

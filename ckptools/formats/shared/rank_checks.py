@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import struct
-import zlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ckptools.dtypes import ITEMSIZE
 from ckptools.formats.shared.file_status import fault
 from ckptools.formats.shared.merge import Merge, put, same_records
 from ckptools.model.problems import Code, Problem, Severity
 from ckptools.model.records import RankFile
-from ckptools.model.regions import Box
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath, fqn_of, tensors_in
 from ckptools.text import few
@@ -26,26 +22,11 @@ from ckptools.training_state.sections import Section, find_sections, is_gathered
 ODD_SIZE = 0.5
 """A rank file of less than this fraction of the median is named; uneven shards alone do not make one so small."""
 
-
-MIN_TELLING = 16
-"""Elements below which equal files may be chance."""
-
-BLOCK = 1 << 20
-"""Bytes whose checksum is computed at a time."""
-
-ONES = {
-    "float64": struct.pack("<d", 1),
-    "float32": struct.pack("<f", 1),
-    "float16": struct.pack("<e", 1),
-    "bfloat16": struct.pack("<f", 1)[2:],
-}
-"""The bytes of the number one."""
-
 UNNAMED = "?"
 """What a missing file is called where the caller named the others one by one."""
 
 
-def of_files(files: Sequence[RankFile], why: Mapping[Path, str], world: int, sharded: bool) -> Iterator[Problem]:
+def check_files(files: Sequence[RankFile], why: Mapping[Path, str], world: int, sharded: bool) -> Iterator[Problem]:
     """Missing, cut, odd, stray and duplicate files; `why` says what is wrong with those that cannot be read."""
     sizes = sorted(f.nbytes for f in files if f.status in ("read", "seen"))
     usual = sizes[len(sizes) // 2] if sizes else 0
@@ -55,7 +36,7 @@ def of_files(files: Sequence[RankFile], why: Mapping[Path, str], world: int, sha
             severity: Severity = "error" if sharded or file.part else "warning"
             yield Problem(Code.FILE_MISSING, _missing(file, here), file.rank, severity=severity)
         else:
-            yield from _of_file(file, why, world, sharded, usual)
+            yield from _check_file(file, why, world, sharded, usual)
     for (rank, part), count in Counter((f.rank, f.part) for f in files).items():
         if count > 1:
             names = [f.path.name for f in files if (f.rank, f.part) == (rank, part)]
@@ -69,7 +50,7 @@ def _missing(file: RankFile, here: Collection[Path]) -> str:
     return f"no file holds it; {file.path.name} holds another" if file.path in here else f"no file {file.path.name}"
 
 
-def _of_file(file: RankFile, why: Mapping[Path, str], world: int, sharded: bool, usual: int) -> Iterator[Problem]:
+def _check_file(file: RankFile, why: Mapping[Path, str], world: int, sharded: bool, usual: int) -> Iterator[Problem]:
     name = file.path.name
     if file.status in ("cut", "bad"):
         text = f"{name} {why[file.path].removeprefix(f'{file.path}: ')}"
@@ -97,7 +78,7 @@ class RankValues:
     per_rank: Mapping[KeyPath, Mapping[int, Any]]
 
 
-def of_ranks(merge: Merge, tree: Any, more: Mapping[KeyPath, Sequence[int]] | None = None) -> RankValues:
+def compare_ranks(merge: Merge, tree: Any, more: Mapping[KeyPath, Sequence[int]] | None = None) -> RankValues:
     """Judge what differs between ranks.
 
     Args:
@@ -111,7 +92,7 @@ def of_ranks(merge: Merge, tree: Any, more: Mapping[KeyPath, Sequence[int]] | No
     shared = Shared(sections)
     differing = {**(more or {}), **merge.differing}
     problems = [p for path, p in merge.disagreeing.items() if shared.holds(path)]
-    problems += _of_values(differing, shared)
+    problems += _check_values(differing, shared)
     apart = [path for path in (*merge.disagreeing, *merge.uneven) if not shared.holds(path)]
     own = [p for p in (*differing, *apart) if not (shared.holds(p) or counts_steps(p) or p[-1:] in _OF_A_RUN)]
     # What a rank lacks of random states counts as well; elsewhere it has nothing to say.
@@ -141,7 +122,7 @@ def _is_listed(section: Section, own: Iterable[KeyPath]) -> bool:
     return not is_gathered(section.value) or any(map(section.holds, own))
 
 
-def _of_values(differing: Mapping[KeyPath, Sequence[int]], shared: Shared) -> Iterator[Problem]:
+def _check_values(differing: Mapping[KeyPath, Sequence[int]], shared: Shared) -> Iterator[Problem]:
     """Plain values that should be equal on all ranks and are not."""
     for path, ranks in differing.items():
         listed = named(ranks)
@@ -156,7 +137,7 @@ def _of_values(differing: Mapping[KeyPath, Sequence[int]], shared: Shared) -> It
             yield Problem(Code.COPIES_DIFFER, text, None, fqn_of(path))
 
 
-def of_gathered(sections: Sequence[Section], differing: Mapping[KeyPath, Sequence[int]]) -> Iterator[Problem]:
+def check_gathered_rng(sections: Sequence[Section], differing: Mapping[KeyPath, Sequence[int]]) -> Iterator[Problem]:
     """RNG states of all ranks that every rank's file lists: files of one save list the same ones.
 
     Composer gathers them while it saves, so they tell two runs apart that are at the same step. Tensors are compared
@@ -175,58 +156,7 @@ def of_gathered(sections: Sequence[Section], differing: Mapping[KeyPath, Sequenc
             yield Problem(Code.MIXED_SAVES, text, rank, section.name)
 
 
-def of_copied(tensors: Iterable[tuple[KeyPath, Tensor]]) -> Iterator[Problem]:
-    """Files that hold the same bytes for different places of tensors: one was copied over the other.
-
-    Told by the checksums of their records, so that nothing is read. Replicas have the same places; zeros and ones are
-    no proof, and a few elements may be equal by chance.
-    """
-    places: dict[Path, set[tuple[KeyPath, Box]]] = {}
-    records: dict[Path, set[tuple[str, str, int, int]]] = {}
-    ranks: dict[Path, int] = {}
-    for path, tensor in tensors:
-        for shard in tensor.found if tensor.sharded else ():
-            source = shard.source
-            if source is not None and source.crc and shard.rank is not None and shard.box.numel:
-                ranks[source.path] = shard.rank
-                places.setdefault(source.path, set()).add((path, shard.box))
-                record = source.record, source.dtype, source.crc, source.record_span[1]
-                records.setdefault(source.path, set()).add(record)
-    first: dict[frozenset[tuple[str, str, int, int]], Path] = {}
-    for file, held in records.items():
-        other = first.setdefault(frozenset(held), file)
-        if other != file and places[file].isdisjoint(places[other]) and proves_a_copy(r[1:] for r in held):
-            text = (
-                f"{file.name} has the same bytes as {other.name}, which is another part of the tensors; one is a copy"
-            )
-            yield Problem(Code.STRAY_FILE, text, ranks[file])
-
-
-def proves_a_copy(records: Iterable[tuple[str, int, int]]) -> bool:
-    """Whether two files with these records, as dtype, checksum and bytes, must be one file under two names.
-
-    Zeros are moments before the first step, ones the weights of a norm; both are equal wherever they are.
-    """
-    telling = [(crc, nbytes, dtype) for dtype, crc, nbytes in set(records) if not is_constant(dtype, crc, nbytes)]
-    return sum(nbytes // ITEMSIZE[dtype] for _, nbytes, dtype in telling) >= MIN_TELLING
-
-
-def is_constant(dtype: str, crc: int, nbytes: int) -> bool:
-    """Whether bytes of this checksum are all zeros or all ones of a dtype."""
-    patterns = (bytes(ITEMSIZE[dtype]), ONES.get(dtype, b"\0"))
-    return any(_repeated(pattern, nbytes) == crc for pattern in patterns)
-
-
-def _repeated(pattern: bytes, nbytes: int) -> int:
-    """The CRC-32 of so many bytes of a repeated pattern."""
-    block = pattern * (min(nbytes, BLOCK) // len(pattern) + 1)
-    crc, step = 0, BLOCK // len(pattern) * len(pattern)
-    for at in range(0, nbytes, step):
-        crc = zlib.crc32(block[: min(step, nbytes - at)], crc)
-    return crc
-
-
-def of_tensors(tensors: Iterable[tuple[KeyPath, Tensor]]) -> list[Problem]:
+def check_tensors(tensors: Iterable[tuple[KeyPath, Tensor]]) -> list[Problem]:
     """One warning per reason why tensors cannot be consolidated."""
     reasons: dict[str, list[str]] = {}
     for path, tensor in tensors:
