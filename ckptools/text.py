@@ -7,10 +7,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 CUT = "..."
 MOST = 6
 """Names in a line, unless the caller asks for another number."""
+
+MAX_KEY = 200
+"""Characters of a key that an error shows."""
+
+MAX_COMPARED = 20_000
+"""Names that one that is not there is compared with."""
 
 # -- names -------------------------------------------------------------------------------------------------------
 
@@ -156,3 +163,12 @@ def period(first: float, last: float) -> str:
 def shape(sizes: Sequence[int]) -> str:
     """Sizes per dimension: `[32000, 4096]`."""
     return f"[{', '.join(map(str, sizes))}]"
+
+
+def no_such_key(key: object, names: Iterable[str]) -> str:
+    """`no 'wieght' here; the nearest is 'weight'`: what a `KeyError` says of a name that is not there."""
+    from difflib import get_close_matches  # takes some milliseconds to import
+
+    shown = repr(clip(printable(str(key)), MAX_KEY))
+    near = get_close_matches(str(key), list(islice(names, MAX_COMPARED)), 1)
+    return f"no {shown} here" + (f"; the nearest is {clip(printable(near[0]), MAX_KEY)!r}" if near else "")

@@ -13,14 +13,15 @@ from ckptools.tensor_io.replicas import differing_boxes
 from ckptools.text import few
 from ckptools.training_state.rank_own import Shared
 from ckptools.training_state.rank_values import RankValues
+from ckptools.training_state.sections import sections_of
 
 MAX_NAMED = 5
 
 
 def replicated(ck: Checkpoint) -> list[tuple[str, Tensor]]:
     """Tensors that ranks should share, of which a region is held more than once."""
-    found, shared = [], Shared(ck.sections)
-    for section in ck.sections:
+    found, shared = [], Shared(sections_of(ck))
+    for section in sections_of(ck):
         for path, tensor in tensors_in(section.value):
             full = (*section.path, *path)
             if len({s.box for s in tensor.found}) < len(tensor.found) and shared.holds(full):

@@ -16,6 +16,7 @@ from ckptools.model.tensor import Tensor
 from ckptools.model.tree import fqn_of, tensors_in
 from ckptools.tensor_io.coverage import cover_problem
 from ckptools.tensor_io.digests import MANIFEST_SCHEMA, file_digest, tensor_digest
+from ckptools.training_state.sections import sections_of_kind
 
 MAX_MANIFEST = 256 << 20
 """Bytes of the longest manifest that is read."""
@@ -57,7 +58,7 @@ def read_manifest(path: Path) -> Manifest:
 
 def whole_tensors(ck: Checkpoint) -> Iterator[tuple[str, Tensor]]:
     """Every tensor by its name in the tree; those of a single model also by their own fqn, as in a bare state dict."""
-    models = ck.of_kind("model")
+    models = sections_of_kind(ck, "model")
     for path, tensor in tensors_in(models[0].value) if len(models) == 1 else ():
         yield fqn_of(path), tensor
     for path, tensor in tensors_in(ck.tree):

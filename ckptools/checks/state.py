@@ -20,9 +20,9 @@ from ckptools.model.verification import Check
 from ckptools.tensor_io.coverage import cover_problem
 from ckptools.text import plural
 from ckptools.training_state.learning_rates import learning_rates as compared_rates
-from ckptools.training_state.optimizers import Optimizer
+from ckptools.training_state.optimizers import Optimizer, optimizers_of
 from ckptools.training_state.rank_vote import named
-from ckptools.training_state.sections import Section, is_gathered, stream_of
+from ckptools.training_state.sections import Section, is_gathered, model_of, sections_of_kind, stream_of
 from ckptools.training_state.steps import contradiction
 
 ELEMENTWISE = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "exp_inf", "square_avg", "acc_delta")
@@ -35,7 +35,7 @@ MAX_RATES = 4
 def optimizer_covers(ck: Checkpoint) -> Check:
     """State for every parameter in a group, each in one group, moments of the parameter's shape."""
     name = "optimizer covers params"
-    optimizers = [o for o in ck.optimizers.values() if o.state]
+    optimizers = [o for o in optimizers_of(ck).values() if o.state]
     if not optimizers:
         return skipped(name, "no optimizer state")
     problems = [p for o in optimizers for p in (*_grouped(o), *_shaped(ck, o), *_unnamed(o))]
@@ -70,7 +70,7 @@ def _grouped(optimizer: Optimizer) -> Iterator[Problem]:
 
 
 def _shaped(ck: Checkpoint, optimizer: Optimizer) -> Iterator[Problem]:
-    model = ck.model
+    model = model_of(ck)
     for fqn, slots in optimizer.state.items():
         parameter = model.get(fqn) if isinstance(fqn, str) else None
         if not isinstance(parameter, Tensor) or not isinstance(slots, Mapping):
@@ -85,7 +85,7 @@ def _shaped(ck: Checkpoint, optimizer: Optimizer) -> Iterator[Problem]:
 def step_counters(ck: Checkpoint) -> Check:
     """The training step, and the steps that the optimizers count for each parameter."""
     name, problems = "step counters", []
-    found = {(o.name, fqn): step for o in ck.optimizers.values() for fqn, step in _steps(o)}
+    found = {(o.name, fqn): step for o in optimizers_of(ck).values() for fqn, step in _steps(o)}
     counted = {key: step for key, step in found.items() if math.isfinite(step)}
     odd = {key: step for key, step in found.items() if key not in counted}
     for (_, fqn), step in list(odd.items())[:1]:
@@ -133,14 +133,16 @@ def _number(tensor: Tensor, files: OpenFiles) -> float:
     if code is not None:
         number = struct.unpack(code, _bytes_of(next(s for s in reversed(tensor.found) if s.box.numel), files))[0]
     else:
-        number = tensor.numpy().reshape(-1)[0]
+        from ckptools.tensor_io import read
+
+        number = read.to_numpy(tensor).reshape(-1)[0]
     return int(number) if math.isfinite(number) else float(number)
 
 
 def learning_rates(ck: Checkpoint) -> Check:
     """The rates that the schedulers computed last, against those in the param groups."""
     name, rates, problems = "lr: scheduler = groups", set[float](), []
-    for section, told in zip(ck.of_kind("scheduler"), compared_rates(ck), strict=True):
+    for section, told in zip(sections_of_kind(ck, "scheduler"), compared_rates(ck), strict=True):
         rates.update(told.scheduler if told else ())
         if told and not told.agree:
             text = (
@@ -160,7 +162,7 @@ def _rates(rates: Iterable[float]) -> str:
 def rng(ck: Checkpoint) -> Check:
     """One state of each generator for each rank, all different."""
     states: dict[str, dict[Any, int]] = {}
-    for section in ck.of_kind("rng"):
+    for section in sections_of_kind(ck, "rng"):
         for stream, rank, digest in _states_of(ck, section):
             states.setdefault(stream, {})[rank] = zlib.crc32(b"%d" % digest, states.get(stream, {}).get(rank, 0))
     shared = {s: d for s, d in states.items() if len(d) > 1}

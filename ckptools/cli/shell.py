@@ -105,7 +105,7 @@ def banner(path: Path, shard: Any) -> str:
     """Say what is bound."""
     import torch
 
-    from ckptools import __version__
+    from ckptools._version import __version__
     from ckptools.text import clip, printable
 
     what = type(shard).__name__

@@ -28,7 +28,7 @@ from ckptools.tensor_io.records import Record
 from ckptools.tensor_io.replicas import differing_boxes
 from ckptools.text import plural
 from ckptools.training_state.rank_values import NOTHING, RankValues
-from ckptools.training_state.sections import Section
+from ckptools.training_state.sections import Section, sections_of, sections_of_kind
 
 ONLY = ("model", "optimizer", "all")
 
@@ -84,7 +84,7 @@ def select(
         )
     tree = trees[""] if list(trees) == [""] else trees
     if only == "all":
-        places = tuple((s, s.path) for s in checkpoint.sections)
+        places = tuple((s, s.path) for s in sections_of(checkpoint))
     else:
         places = tuple((s, (name,) if name else ()) for name, s in sections.items())
     parts = list(sections.values())
@@ -111,9 +111,9 @@ def _sections(checkpoint: Checkpoint, only: str) -> dict[str, Section]:
         return {"": Section("other", "", (), checkpoint.tree)}
     if only not in ONLY:
         raise UsageError(None, f"--only {only}: choose one of {', '.join(ONLY)}")
-    found = checkpoint.of_kind(only)
+    found = sections_of_kind(checkpoint, only)
     if not found:
-        here = ", ".join(sorted({s.kind for s in checkpoint.sections})) or "nothing"
+        here = ", ".join(sorted({s.kind for s in sections_of(checkpoint)})) or "nothing"
         raise UsageError(checkpoint.path, f"holds no {only}; it holds {here}")
     return {"": found[0]} if len(found) == 1 else {s.name: s for s in found}
 
@@ -146,7 +146,7 @@ class _Picking:
         self.listed: list[KeyPath] = []
         self.spared: list[Problem] = []
         self.model_paths: list[KeyPath] = []
-        self.models = checkpoint.of_kind("model")
+        self.models = sections_of_kind(checkpoint, "model")
 
     def copy(self, node: Any, source: KeyPath, at: KeyPath) -> Any:
         """Copy what is at `source` in the checkpoint to `at` in the output; `_LEFT_OUT` when it is not written."""

@@ -13,6 +13,7 @@ from typing import Any
 from ckptools.consolidate.selection import Selection
 from ckptools.model.tree import KeyPath
 from ckptools.training_state.naming import Id, Naming
+from ckptools.training_state.optimizers import optimizers_of
 from ckptools.training_state.sections import Section, is_flat_optimizer
 
 NOT_NAMED = Naming({}, "fqn", (), (), "")
@@ -20,7 +21,7 @@ NOT_NAMED = Naming({}, "fqn", (), (), "")
 
 def naming_of(selection: Selection, section: Section) -> Naming:
     """How the parameters of an optimizer that is written are named."""
-    optimizers = selection.source.optimizers.values() if selection.source is not None else ()
+    optimizers = optimizers_of(selection.source).values() if selection.source is not None else ()
     return next((o.naming for o in optimizers if o.path == section.path), NOT_NAMED)
 
 

@@ -28,6 +28,7 @@ from ckptools.files.opening import OpenFiles
 from ckptools.formats import with_all_ranks
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.tree import fqn_of, tensors_in
+from ckptools.training_state.sections import sections_of, sections_of_kind
 
 
 def consolidate(
@@ -88,7 +89,7 @@ def _usual_part(checkpoint: Checkpoint, writer: Writer) -> str:
     Raises:
         RefusedError: that is the model, and there is none.
     """
-    if writer.ONLY == "model" and not checkpoint.of_kind("model"):
+    if writer.ONLY == "model" and not sections_of_kind(checkpoint, "model"):
         text = f"holds no model, which {writer.NAME} is written of; --only all writes every tensor there is"
         raise RefusedError(checkpoint.path, text)
     return writer.ONLY
@@ -126,7 +127,7 @@ def _texts(selection: Selection, layout: Layout, target: Path) -> dict[Path, str
 
 def _not_asked(checkpoint: Checkpoint, part: str) -> dict[str, int]:
     """The sections that are not of the kind that is written, and how many tensors each has."""
-    others = [s for s in checkpoint.sections if part not in ("all", s.kind)]
+    others = [s for s in sections_of(checkpoint) if part not in ("all", s.kind)]
     return {s.name: sum(1 for _ in tensors_in(s.value)) for s in others}
 
 

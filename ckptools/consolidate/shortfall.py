@@ -12,7 +12,7 @@ from ckptools.model.problems import Problem
 from ckptools.tensor_io import rounding
 from ckptools.text import and_others, printable, spans
 from ckptools.training_state.rank_own import is_own
-from ckptools.training_state.sections import Section
+from ckptools.training_state.sections import Section, sections_of
 
 
 def refuses(problem: Problem, holes: str | None) -> bool:
@@ -50,7 +50,7 @@ def own_values_absent(checkpoint: Checkpoint, parts: Sequence[Section]) -> list[
         checkpoint: opened with all ranks.
         parts: what is going to be written.
     """
-    own = [*(s.path for s in checkpoint.sections if is_own(s)), *checkpoint.differing]
+    own = [*(s.path for s in sections_of(checkpoint) if is_own(s)), *checkpoint.differing]
     lost = [p for p in checkpoint.problems if p.severity == "warning" and p.kind.lacks == "file" and p.rank is not None]
     if not lost or not any(part.holds(path) for part in parts for path in own):
         return []

@@ -16,11 +16,12 @@ from ckptools.formats.options import Options, Reader, Weights
 from ckptools.formats.plugins import formats_from_outside
 from ckptools.formats.registry import FORMATS, RANK_FILES, Format, recognised
 from ckptools.formats.shared import rank_signs
-from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.checkpoint import Checkpoint, GivenNames
 from ckptools.model.problems import Code, Problem
 from ckptools.pickles.loading import gc_paused
 from ckptools.training_state import modules
-from ckptools.training_state.given_names import GivenNames
+from ckptools.training_state.optimizers import optimizers_of
+from ckptools.training_state.sections import sections_of_kind
 
 if TYPE_CHECKING:
     from ckptools.formats.shared.given_names import NamesFrom
@@ -194,7 +195,7 @@ def _beside_others(checkpoint: Checkpoint, path: Path, options: Options, formats
     Weights alone give way to the one file beside them that holds an optimizer too: they may be an export of it.
     """
     others = _others(checkpoint, path, formats)
-    training = None if checkpoint.of_kind("optimizer") else _training_file(path, others, options)
+    training = None if sections_of_kind(checkpoint, "optimizer") else _training_file(path, others, options)
     if training is not None:
         checkpoint, others = training, _others(training, path, formats)
     told_already = " ".join(p.message for p in checkpoint.problems if p.kind is Code.NOT_READ)
@@ -222,7 +223,7 @@ def _training_file(folder: Path, found: Sequence[Path], options: Options) -> Che
         return None
     with suppress(CkptoolsError):  # a damaged one is named beside the weights
         opened = _open(files[0], options)
-        return opened if opened.of_kind("optimizer") and opened.of_kind("model") else None
+        return opened if sections_of_kind(opened, "optimizer") and sections_of_kind(opened, "model") else None
     return None
 
 
@@ -245,12 +246,12 @@ def _named(checkpoint: Checkpoint, given: GivenNames | None) -> Checkpoint:
     """The checkpoint with names for its one optimizer that is keyed by number, once they are seen to fit."""
     if given is None:
         return checkpoint
-    numbered = [o.name for o in checkpoint.optimizers.values() if o.naming.by != "fqn"]
+    numbered = [o.name for o in optimizers_of(checkpoint).values() if o.naming.by != "fqn"]
     if len(numbered) != 1:
         here = ", ".join(numbered) or "no optimizer here"
         raise UsageError(checkpoint.path, f"--names tells the names of one optimizer, and {here} is keyed by number")
     named = replace(checkpoint, names_given=given)
-    return named if named.optimizers else checkpoint
+    return named if optimizers_of(named) else checkpoint
 
 
 def _path(given: str | Path | None) -> Path | None:

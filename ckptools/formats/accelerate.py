@@ -32,9 +32,9 @@ from ckptools.formats.shared.companions import read_beside, step_of_accelerate
 from ckptools.formats.shared.composite import Parts, is_dcp
 from ckptools.formats.shared.flat import optimizers as flat_optimizers
 from ckptools.formats.shared.shapes import Shapes
-from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.checkpoint import Checkpoint, ModuleOrder
 from ckptools.model.problems import Code, Problem
-from ckptools.training_state.module_order import AS_SAVED, ModuleOrder
+from ckptools.training_state.module_order import AS_SAVED
 from ckptools.training_state.sections import is_optimizer
 
 NAME = "accelerate"

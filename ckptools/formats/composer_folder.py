@@ -19,10 +19,9 @@ from typing import Any
 from ckptools.formats.dcp.folder import PLANNED
 from ckptools.formats.options import Options
 from ckptools.formats.shared.composite import Parts, is_dcp
-from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.checkpoint import Checkpoint, Fact, ModuleOrder
 from ckptools.model.problems import Code, Problem
-from ckptools.model.records import Fact
-from ckptools.training_state.module_order import AS_SAVED, ModuleOrder
+from ckptools.training_state.module_order import AS_SAVED
 
 NAME = "composer_folder"
 READS = "Composer's composer.checkpoint: a folder with model/, optim/, resumption.pkl and composer_metadata.json"

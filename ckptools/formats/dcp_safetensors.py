@@ -31,9 +31,8 @@ from ckptools.files.safetensors_header import Header, read_header, source_of
 from ckptools.formats.options import Options
 from ckptools.formats.shared import shapes
 from ckptools.formats.shared.file_status import fault
-from ckptools.model.checkpoint import Checkpoint, ReadCost
+from ckptools.model.checkpoint import Checkpoint, Fact, RankFile, ReadCost
 from ckptools.model.problems import Code, Problem, worst_first
-from ckptools.model.records import Fact, RankFile
 from ckptools.model.regions import Box, Ints
 from ckptools.model.tensor import Shard, Tensor
 from ckptools.model.values import describe_for_error

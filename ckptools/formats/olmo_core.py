@@ -22,9 +22,8 @@ from ckptools.formats.dcp.folder import PLANNED
 from ckptools.formats.options import Options
 from ckptools.formats.shared.composite import Parts, is_dcp
 from ckptools.formats.shared.rank_names import parse
-from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.checkpoint import Checkpoint, Fact
 from ckptools.model.problems import Code, Problem
-from ckptools.model.records import Fact
 
 NAME = "olmo_core"
 READS = "OLMo-core: a step folder with model_and_optim/ (DCP) and the trainer's state of each rank"

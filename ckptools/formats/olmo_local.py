@@ -24,9 +24,8 @@ from ckptools.formats.shared import rank_checks
 from ckptools.formats.shared.file_status import looked_at, was_read
 from ckptools.formats.shared.merge import Merge
 from ckptools.formats.shared.rank_names import RankName, names_in, parse, siblings
-from ckptools.model.checkpoint import Checkpoint, ReadCost
+from ckptools.model.checkpoint import Checkpoint, Fact, RankFile, ReadCost
 from ckptools.model.problems import worst_first
-from ckptools.model.records import Fact, RankFile
 from ckptools.model.tree import tensors_in
 from ckptools.pickles.reader import Saved
 from ckptools.training_state.module_order import AS_SAVED, BY_UNIT

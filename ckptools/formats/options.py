@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from ckptools.model.checkpoint import GivenNames
 from ckptools.pickles.reader import Saved
 from ckptools.training_state import modules
-from ckptools.training_state.given_names import GivenNames
 
 Reader = Callable[[Path], Saved]
 Weights = Literal["fp32", "module"]

@@ -29,9 +29,8 @@ from ckptools.formats.shared.rank_groups import rank_group
 from ckptools.formats.shared.rank_names import RankName, only_group, parse
 from ckptools.formats.shared.rank_signs import tell_one_checkpoint
 from ckptools.formats.torch_file import in_form
-from ckptools.model.checkpoint import Checkpoint, ReadCost
+from ckptools.model.checkpoint import Checkpoint, Fact, RankFile, ReadCost
 from ckptools.model.problems import Code, Problem, worst_first
-from ckptools.model.records import Fact, RankFile
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import fqn_of, tensors_in
 from ckptools.pickles.reader import Saved

@@ -17,9 +17,8 @@ from ckptools.files.file_type import HEAD, content_of
 from ckptools.formats.options import Options
 from ckptools.formats.shared.file_status import was_read
 from ckptools.formats.shared.rank_names import COMPRESSED
-from ckptools.model.checkpoint import Checkpoint, ReadCost
+from ckptools.model.checkpoint import Checkpoint, Fact, ReadCost
 from ckptools.model.problems import Code, Problem
-from ckptools.model.records import Fact
 from ckptools.model.tree import tensors_in
 from ckptools.training_state.module_order import AS_SAVED
 from ckptools.training_state.sections import find_sections

@@ -109,21 +109,6 @@ def in_rank_order(shards: Iterable[Shard]) -> tuple[Shard, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Home:
-    """Where a tensor of one rank's file was found.
-
-    Attributes:
-        path: what was opened: a rank file, or a folder of them.
-        key: key path of the tensor in the checkpoint's tree.
-        options: how it was opened.
-    """
-
-    path: Path
-    key: tuple[Any, ...]
-    options: Any = None
-
-
-@dataclass(frozen=True, slots=True)
 class Tensor:
     """A tensor known by shape, dtype and where its pieces lie. Its values stay on disk.
 
@@ -141,8 +126,6 @@ class Tensor:
         world_size: number of ranks that share it; None when the file does not tell.
         fill: in an output, what stands where no shard is: `nan` or `zero`; empty where nothing may be missing.
         note: why it cannot be loaded, when it cannot: what is in the way and what to do.
-        home: where it was read from, so that shards in other ranks' files can be
-            looked up when they are needed; None when every shard has its source.
         detail: for kinds whose bytes are not a dense array, the parts as the file has them.
     """
 
@@ -157,7 +140,6 @@ class Tensor:
     world_size: int | None = None
     fill: str = ""
     note: str = ""
-    home: Home | None = field(default=None, compare=False, repr=False)
     detail: Any = field(default=None, compare=False, repr=False)
 
     @property
@@ -183,35 +165,6 @@ class Tensor:
     def on_rank(self, rank: int) -> tuple[Shard, ...]:
         """The pieces that `rank` holds; empty for a rank that owns nothing."""
         return tuple(s for s in self.shards if s.rank == rank)
-
-    def load(self, rank: int | None = None) -> Any:
-        """Read the values as a `torch.Tensor`; with `rank`, only what that rank holds, as it held it."""
-        from ckptools.tensor_io import read
-
-        return read.load(self, rank)
-
-    def numpy(self) -> Any:
-        """Read the values as a numpy array; bfloat16 and fp8, which numpy lacks, become float32 exactly."""
-        from ckptools.tensor_io import read
-
-        return read.to_numpy(self)
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        """Read the values for `np.asarray(tensor)`, as `numpy()` does.
-
-        Raises:
-            ValueError: the values were asked for without a copy; they are on disk.
-        """
-        if copy is False:
-            raise ValueError("the values are in a file: an array of them is always a copy")
-        values = self.numpy()
-        return values if dtype is None else values.astype(dtype)
-
-    def __getitem__(self, index: Any) -> Any:
-        """Read a slice as a `torch.Tensor`: only the shards, and only the bytes, that it needs."""
-        from ckptools.tensor_io import read
-
-        return read.load_slice(self, index)
 
     def __repr__(self) -> str:
         pieces = "1 shard" if len(self.shards) == 1 else f"{len(self.shards)} shards"

@@ -70,8 +70,10 @@ def tensors_in(tree: Any) -> Iterator[tuple[KeyPath, Tensor]]:
 def leaf_at(tree: Any, path: KeyPath) -> Any:
     """Return what is at a key path; None when nothing is."""
     for key in path:
-        children = dict(children_of(tree) or ())
-        if key not in children:
+        if isinstance(tree, dict):
+            tree = tree.get(key)
+        elif isinstance(tree, (list, tuple)) and type(key) is int and 0 <= key < len(tree):
+            tree = tree[key]
+        else:
             return None
-        tree = children[key]
     return tree

@@ -1,7 +1,7 @@
 """Tensor values: only the bytes that are asked for, from the files where the shards lie.
 
 numpy holds the bytes as unsigned integers of the element's width, so that every dtype is moved exactly, also those
-that numpy does not have. torch is imported only by `load` and `load_slice`.
+that numpy does not have. torch is imported only by `load` and `load_box`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import NotWholeError, ReadError, UsageError
 from ckptools.files.opening import File, OpenFiles
-from ckptools.model.regions import Box, cover
+from ckptools.model.regions import Box, Ints, cover
 from ckptools.model.tensor import Seen, Shard, Source, Tensor
 from ckptools.tensor_io import dcp_items
 
@@ -49,14 +49,13 @@ def load(tensor: Tensor, rank: int | None = None) -> Any:
     return _as_torch(read_box(tensor, Box.whole(tensor.shape)), tensor.dtype)
 
 
-def load_slice(tensor: Tensor, index: Any) -> Any:
-    """Read `tensor[index]` as a `torch.Tensor`, for ints, slices with step 1, and `...`.
+def load_box(tensor: Tensor, box: Box, shape: Ints) -> Any:
+    """Read a region of a tensor as a `torch.Tensor` of `shape`, which has as many elements.
 
     Raises:
-        UsageError: another kind of index.
+        NotWholeError: no file holds some of it.
     """
-    box, kept = _box_of_index(tensor, index)
-    return _as_torch(read_box(tensor, box).reshape(kept), tensor.dtype)
+    return _as_torch(read_box(tensor, box).reshape(shape), tensor.dtype)
 
 
 def to_numpy(tensor: Tensor) -> Raw:
@@ -184,13 +183,9 @@ def _strided(file: File, source: Source, seen: Seen | None) -> Raw:
 
 
 def _needed(tensor: Tensor, box: Box) -> list[Shard]:
-    """One shard per place that meets `box`, all with a source; other ranks' files are looked at where needed."""
+    """One shard per place that meets `box`, all with a source."""
     if tensor.note:
         raise ReadError(None, tensor.note)
-    if tensor.home is not None:
-        from ckptools.formats.shared import other_ranks
-
-        tensor = other_ranks.with_sources(tensor, box)
     chosen: dict[Box, Shard] = {}
     for shard in tensor.shards:
         if (shard.source or shard.item) and shard.box not in chosen and (not box.sizes or shard.box.intersect(box)):
@@ -207,10 +202,6 @@ def _needed(tensor: Tensor, box: Box) -> list[Shard]:
 
 def _local(tensor: Tensor, rank: int) -> Raw:
     """What one rank holds, as it held it: its boxes put together in order."""
-    if tensor.home is not None:
-        from ckptools.formats.shared import other_ranks
-
-        tensor = other_ranks.with_rank(tensor, rank)
     pieces = [dcp_items.opened(s) for s in tensor.on_rank(rank) if s.source or s.item]
     if not pieces and tensor.kind == "plain" and len(tensor.found) == 1 and tensor.found[0].rank is None:
         pieces = list(tensor.found)
@@ -256,8 +247,12 @@ def _as_torch(raw: Raw, dtype: str) -> Any:
     return empty
 
 
-def _box_of_index(tensor: Tensor, index: Any) -> tuple[Box, tuple[int, ...]]:
-    """The region that an index names, and the shape without the dimensions that an int takes away."""
+def box_of_index(tensor: Tensor, index: Any) -> tuple[Box, tuple[int, ...]]:
+    """The region that an index names, and the shape without the dimensions that an int takes away.
+
+    Raises:
+        UsageError: another kind of index than ints, slices with step 1, and `...`.
+    """
     parts = list(index) if isinstance(index, tuple) else [index]
     at = next((i for i, part in enumerate(parts) if part is Ellipsis), None)
     if at is not None:

@@ -9,14 +9,13 @@ prove, and what order suggests.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from ckptools.dtypes import is_floating
 from ckptools.errors import RefusedError
-from ckptools.model.regions import Ints
+from ckptools.model.checkpoint import GivenNames, ModuleOrder
 from ckptools.model.tensor import Tensor
-from ckptools.training_state.module_order import ModuleOrder
 from ckptools.training_state.naming import Id, Naming
 from ckptools.training_state.optimizer_names import (
     aligned,
@@ -25,23 +24,6 @@ from ckptools.training_state.optimizer_names import (
     numbered_groups,
     only_shape,
 )
-
-
-@dataclass(frozen=True)
-class GivenNames:
-    """Names of parameters, as something beside the checkpoint tells them; at least in one of two orders.
-
-    Attributes:
-        told_by: what told them, for messages.
-        listed: names in the optimizer's order, by param group; one group stands for all where they are not told apart.
-        shapes: shape by name in the order of the module.
-        buffers: whether `shapes` has the module's buffers too.
-    """
-
-    told_by: str
-    listed: tuple[tuple[str, ...], ...] = ()
-    shapes: Mapping[str, Ints] = field(default_factory=dict)
-    buffers: bool = False
 
 
 def name_with(

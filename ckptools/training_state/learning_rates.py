@@ -8,6 +8,8 @@ from typing import Any
 
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.values import scalar
+from ckptools.training_state.optimizers import optimizers_of
+from ckptools.training_state.sections import sections_of_kind
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class LearningRates:
 
 def learning_rates(ck: Checkpoint) -> list[LearningRates | None]:
     """The rates of each scheduler, in the order of the sections; None where nothing can be compared."""
-    schedulers, optimizers = ck.of_kind("scheduler"), list(ck.optimizers.values())
+    schedulers, optimizers = sections_of_kind(ck, "scheduler"), list(optimizers_of(ck).values())
     # With several schedulers nothing tells which optimizer each one drives.
     if not len(schedulers) == len(optimizers) == 1:
         return [None] * len(schedulers)

@@ -15,25 +15,11 @@ does it), the order is not believed either. Source: torch/nn/modules/module.py (
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from ckptools.model.checkpoint import ModuleOrder
 from ckptools.model.tensor import Tensor
 from ckptools.training_state.wrappers import without_wrappers
-
-
-@dataclass(frozen=True)
-class ModuleOrder:
-    """Whether names stand in the order of the module.
-
-    Attributes:
-        kept: whether they do.
-        why: what kept the order or lost it, as the end of a sentence that begins with "since".
-    """
-
-    kept: bool
-    why: str
-
 
 AS_SAVED = ModuleOrder(True, "torch.save keeps the order of a state dict")
 """What a format of torch.save files states; whether that is the module's order, each state dict's `_metadata` tells."""

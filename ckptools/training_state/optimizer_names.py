@@ -20,9 +20,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from ckptools.dtypes import is_floating
+from ckptools.model.checkpoint import ModuleOrder
 from ckptools.model.regions import Ints
 from ckptools.model.tensor import Tensor
-from ckptools.training_state.module_order import ModuleOrder
 from ckptools.training_state.naming import FITS, TELL, UNNAMED, Id, Naming, note_of
 from ckptools.training_state.sections import storage_identity
 from ckptools.training_state.wrappers import without_ddp

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ckptools.model.tree import KeyPath
-from ckptools.training_state.given_names import GivenNames, name_with
-from ckptools.training_state.module_order import ModuleOrder
-from ckptools.training_state.naming import Naming
+from ckptools.model.checkpoint import Checkpoint, GivenNames, ModuleOrder
+from ckptools.model.tree import KeyPath, fqn_of
+from ckptools.training_state.given_names import name_with
+from ckptools.training_state.module_order import believed, model_for_names
+from ckptools.training_state.naming import Naming, named_when_read
 from ckptools.training_state.optimizer_names import group_ids
-from ckptools.training_state.sections import GROUPS, STATE, is_flat_optimizer
+from ckptools.training_state.sections import GROUPS, STATE, free_name, is_flat_optimizer, sections_of_kind
 
 
 def nested(value: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -85,6 +86,31 @@ class Optimizer:
 
     def __repr__(self) -> str:
         return f"<Optimizer {self.name}: {len(self.state)} parameters, {len(self.param_groups)} groups>"
+
+
+def optimizers_of(checkpoint: Checkpoint) -> Mapping[str, Optimizer]:
+    """The optimizers of a checkpoint by class name or key, their state by fqn where names are known.
+
+    Raises:
+        RefusedError: the names that were given do not fit.
+    """
+    if "optimizers" not in checkpoint.worked_out:
+        checkpoint.worked_out["optimizers"] = _described(checkpoint)
+    found: dict[str, Optimizer] = checkpoint.worked_out["optimizers"]
+    return found
+
+
+def _described(checkpoint: Checkpoint) -> dict[str, Optimizer]:
+    models = [section.value for section in sections_of_kind(checkpoint, "model")]
+    model = model_for_names(models, checkpoint.module_order)
+    order = believed(checkpoint.module_order, model or {})
+    found: dict[str, Optimizer] = {}
+    for section in sections_of_kind(checkpoint, "optimizer"):
+        name = fqn_of(section.path[-1:]) or "optimizer"
+        optimizer = describe(name, section.path, section.value, model, order, checkpoint.names_given)
+        naming = named_when_read(optimizer.naming, checkpoint.assumed_names)
+        found[free_name(found, optimizer.name)] = replace(optimizer, naming=naming)
+    return found
 
 
 def describe(

@@ -12,6 +12,7 @@ from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath, leaf_at, tensors_in
 from ckptools.tensor_io.replicas import differing_boxes
 from ckptools.training_state.rank_own import Shared
+from ckptools.training_state.sections import sections_of
 
 NOTHING = object()
 """Stands where a rank has nothing."""
@@ -26,7 +27,7 @@ class RankValues:
 
     def __init__(self, checkpoint: Checkpoint, files: OpenFiles) -> None:
         self._checkpoint, self._files = checkpoint, files
-        self._shared = Shared(checkpoint.sections)
+        self._shared = Shared(sections_of(checkpoint))
         ranks = [f.rank for f in checkpoint.files if f.rank is not None]
         self.count = 1 + max([*ranks, *(r for values in checkpoint.per_rank.values() for r in values)], default=0)
         self._known: dict[KeyPath, bool] = {}
@@ -61,7 +62,7 @@ class RankValues:
     def own(self) -> Iterator[KeyPath]:
         """Every key path where ranks have something of their own."""
         yield from (path for path in self._checkpoint.per_rank if self.at(path) is not None)
-        for section in self._checkpoint.sections:
+        for section in sections_of(self._checkpoint):
             for path, tensor in tensors_in(section.value):
                 full = (*section.path, *path)
                 above = any(full[: len(p)] == p for p in self._checkpoint.per_rank)

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath, children_of, fqn_of, nodes_in
 from ckptools.model.values import Lost, Opaque
@@ -54,6 +55,50 @@ class Section:
         n = len(self.path)
         inside = path[:n] == self.path
         return inside and (len(path) == n or not isinstance(self.value, Mapping) or path[n] in self.value)
+
+
+def sections_of(checkpoint: Checkpoint) -> tuple[Section, ...]:
+    """The parts of a checkpoint: model, optimizers, schedulers, RNG and the rest, in file order."""
+    if "sections" not in checkpoint.worked_out:
+        checkpoint.worked_out["sections"] = find_sections(checkpoint.tree)
+    found: tuple[Section, ...] = checkpoint.worked_out["sections"]
+    return found
+
+
+def sections_of_kind(checkpoint: Checkpoint, kind: str) -> tuple[Section, ...]:
+    """The sections of one kind."""
+    return tuple(s for s in sections_of(checkpoint) if s.kind == kind)
+
+
+def model_of(checkpoint: Checkpoint) -> Mapping[str, Any]:
+    """The model's state dict: fqn to lazy tensor. Of several models the names are prefixed with the section."""
+    models = sections_of_kind(checkpoint, "model")
+    if len(models) == 1:
+        only: Mapping[str, Any] = models[0].value
+        return only
+    return {f"{s.name}.{k}": v for s in models for k, v in s.value.items()}
+
+
+def schedulers_of(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The schedulers' states, by class name or key."""
+    found: dict[str, Any] = {}
+    for section in sections_of_kind(checkpoint, "scheduler"):
+        found[free_name(found, fqn_of(section.path[-1:]))] = section.value
+    return found
+
+
+def rng_of(checkpoint: Checkpoint) -> Any:
+    """The saved RNG state as the file has it; None when it has none."""
+    found = sections_of_kind(checkpoint, "rng")
+    return found[0].value if len(found) == 1 else {s.name: s.value for s in found} or None
+
+
+def free_name(taken: Mapping[str, Any], name: str) -> str:
+    """`name`, or with a number when two sections are called the same."""
+    number = 1
+    while (free := name if number == 1 else f"{name} {number}") in taken:
+        number += 1
+    return free
 
 
 def find_sections(tree: Any) -> tuple[Section, ...]:

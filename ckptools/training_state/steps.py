@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from ckptools.model.records import Fact
+from ckptools.model.checkpoint import Fact
 from ckptools.model.tree import KeyPath, fqn_of, walk
 from ckptools.training_state.sections import Section
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.text import clip_middle, plural, printable, size
-from ckptools.training_state.sections import measure
+from ckptools.training_state.sections import measure, sections_of
 
 
 def checkpoint_line(ck: Checkpoint) -> str:
     """A checkpoint in one line: `<Checkpoint ep0-ba11500: step 11500, 256 ranks (whole), 1164 tensors, 75.3 GiB>`."""
-    tensors = sum(measure(s.value).tensors for s in ck.sections)
+    tensors = sum(measure(s.value).tensors for s in sections_of(ck))
     step = [] if ck.step.value is None else [f"step {ck.step.value}"]
     found = size(sum(f.nbytes for f in ck.files))
     facts = [*step, ranks_line(ck), plural(tensors, "tensor"), found]

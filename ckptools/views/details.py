@@ -12,7 +12,8 @@ from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import Key, KeyPath, children_of, fqn_of
 from ckptools.model.values import NumpyArray, Opaque, plain
-from ckptools.training_state.sections import Section
+from ckptools.training_state.optimizers import optimizers_of
+from ckptools.training_state.sections import Section, sections_of
 from ckptools.views.layout import placement
 from ckptools.views.shown import described, is_brief, is_plain
 
@@ -107,9 +108,9 @@ def section_details(ck: Checkpoint, wanted: str) -> tuple[Detail, ...]:
     Raises:
         UsageError: there is none.
     """
-    found = [s for s in ck.sections if wanted in (s.kind, s.name)]
+    found = [s for s in sections_of(ck) if wanted in (s.kind, s.name)]
     if not found:
-        names = ", ".join([*KINDS, *(s.name for s in ck.sections if s.name not in KINDS)])
+        names = ", ".join([*KINDS, *(s.name for s in sections_of(ck) if s.name not in KINDS)])
         raise UsageError(ck.path, f"has no section {wanted!r}; there are {names}")
     return tuple(_detail(ck, section) for section in found)
 
@@ -131,7 +132,7 @@ def tensor_rows(value: Any) -> Iterator[TensorRow]:
 
 
 def _state_rows(ck: Checkpoint, section: Section) -> Iterator[StateRow]:
-    optimizer = next(o for o in ck.optimizers.values() if o.path == section.path)
+    optimizer = next(o for o in optimizers_of(ck).values() if o.path == section.path)
     group_of = {name: n for n, group in enumerate(optimizer.param_groups) for name in group.names}
     for key, entry in optimizer.state.items():
         name = key if isinstance(key, str) else f"?{key}"

@@ -10,8 +10,8 @@ from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.tensor import Tensor
 from ckptools.training_state.learning_rates import learning_rates
 from ckptools.training_state.optimizer_names import group_ids
-from ckptools.training_state.optimizers import Optimizer, ParamGroup, nested
-from ckptools.training_state.sections import section_name
+from ckptools.training_state.optimizers import Optimizer, ParamGroup, nested, optimizers_of
+from ckptools.training_state.sections import schedulers_of, section_name, sections_of, sections_of_kind
 
 
 @dataclass(frozen=True)
@@ -77,12 +77,12 @@ class SchedulerRow:
 
 def optimizer_rows(ck: Checkpoint) -> tuple[OptimizerRow, ...]:
     """Describe every optimizer."""
-    return tuple(_optimizer_row(ck, optimizer) for optimizer in ck.optimizers.values())
+    return tuple(_optimizer_row(ck, optimizer) for optimizer in optimizers_of(ck).values())
 
 
 def _optimizer_row(ck: Checkpoint, optimizer: Optimizer) -> OptimizerRow:
     slots = {slot: None for entry in optimizer.state.values() if isinstance(entry, Mapping) for slot in entry}
-    raw = next(s.value for s in ck.sections if s.path == optimizer.path)
+    raw = next(s.value for s in sections_of(ck) if s.path == optimizer.path)
     listed = [bool(ids) or not optimizer.state for ids in group_ids(nested(raw))]
     sizes = _sizes(ck, optimizer)
     rows = tuple(_group_row(g, sizes, known) for g, known in zip(optimizer.param_groups, listed, strict=False))
@@ -119,7 +119,7 @@ def _sizes(ck: Checkpoint, optimizer: Optimizer) -> dict[str, int]:
         moments = [v for k, v in entry.items() if isinstance(v, Tensor) and k != "step"] if _is_entry(entry) else []
         if moments and moments[0].kind != "flat_pieces":
             sizes[key if isinstance(key, str) else f"?{key}"] = moments[0].numel
-    for section in ck.of_kind("model"):
+    for section in sections_of_kind(ck, "model"):
         pairs = section.value.items() if isinstance(section.value, Mapping) else ()
         sizes.update({k: t.numel for k, t in pairs if isinstance(t, Tensor) and t.kind != "flat_pieces"})
     return sizes
@@ -131,5 +131,5 @@ def _is_entry(entry: Any) -> bool:
 
 def scheduler_rows(ck: Checkpoint) -> tuple[SchedulerRow, ...]:
     """Describe every scheduler."""
-    rows = zip(ck.of_kind("scheduler"), ck.schedulers, learning_rates(ck), strict=True)
+    rows = zip(sections_of_kind(ck, "scheduler"), schedulers_of(ck), learning_rates(ck), strict=True)
     return tuple(SchedulerRow(name, s.name, s.value, rates.agree if rates else None) for s, name, rates in rows)

@@ -16,6 +16,7 @@ from ckptools.dtypes import short
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.tensor import Tensor
 from ckptools.text import clip, clip_middle, count, plural, printable, shape, size
+from ckptools.training_state.sections import sections_of_kind
 from ckptools.views.checkpoint_line import checkpoint_line
 from ckptools.views.detail_text import TENSOR_COLUMNS, tensor_cells
 from ckptools.views.details import TensorRow, tensor_rows
@@ -96,7 +97,7 @@ def safe(text: str, width: int = MAX_CELL) -> str:
 def checkpoint_html(ck: Checkpoint) -> str:
     """A checkpoint as HTML: what is wrong, what is known of it, and what is inside."""
     report = inspect_report(ck)
-    models = {section.name for section in ck.of_kind("model")}
+    models = {section.name for section in sections_of_kind(ck, "model")}
     page = _Page(lambda title: _command(report, title if title in models else ""))
     page.line(checkpoint_line(ck))
     for line in headline(report):
@@ -105,7 +106,7 @@ def checkpoint_html(ck: Checkpoint) -> str:
     page.table("what it is", ("", "", "from"), list(facts(report)))
     page.table("sections", _titles(SECTION_COLUMNS), section_cells(report.sections), opened=True)
     _groups(page, report)
-    for section in ck.of_kind("model"):
+    for section in sections_of_kind(ck, "model"):
         rows = [_tensor_cells(row) for row in islice(tensor_rows(section.value), MAX_ROWS)]
         total = next(s.size.tensors for s in report.sections if s.path == section.path)
         page.table(section.name, _titles(TENSOR_COLUMNS), rows, total)

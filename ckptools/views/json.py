@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckptools._version import __version__
+from ckptools.model.checkpoint import Fact, RankFile
 from ckptools.model.problems import Problem
-from ckptools.model.records import Fact, RankFile
 from ckptools.model.tree import fqn_of
 from ckptools.views.groups import GroupRow, OptimizerRow
 from ckptools.views.report import Report, SectionRow
@@ -34,6 +34,7 @@ def report_json(report: Report, details: Sequence[Detail] = ()) -> str:
 
 
 def _report(report: Report, values: Jsonable) -> dict[str, Any]:
+
     return {
         "schema": SCHEMA,
         "tool": f"ckptools {__version__}",

@@ -11,6 +11,7 @@ from ckptools.model.regions import Ints
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import tensors_in
 from ckptools.text import plural
+from ckptools.training_state.sections import sections_of_kind
 
 REPLICATE = "Replicate()"
 
@@ -40,7 +41,7 @@ def layouts(ck: Checkpoint) -> tuple[Layout, ...]:
     Where nothing in it is sharded, what is sharded elsewhere is told behind it (an optimizer's partitions); where
     there is no model, all tensors are counted.
     """
-    model = [t for s in ck.of_kind("model") for _, t in tensors_in(s.value)]
+    model = [t for s in sections_of_kind(ck, "model") for _, t in tensors_in(s.value)]
     if not model:
         return _ways([t for _, t in tensors_in(ck.tree)])
     if any(t.sharded for t in model):

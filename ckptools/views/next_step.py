@@ -12,6 +12,7 @@ from ckptools.model.tensor import Tensor
 from ckptools.model.tree import tensors_in
 from ckptools.tensor_io.coverage import can_be_read
 from ckptools.text import printable
+from ckptools.training_state.sections import sections_of_kind
 
 MAX_FILES = 8
 """Files that were named one by one and are named again; a longer command is of no use."""
@@ -51,7 +52,7 @@ def next_command(ck: Checkpoint, alone: bool) -> str:
     named = arguments(ck)
     if not named:
         return ""
-    model = [tensor for section in ck.of_kind("model") for _, tensor in tensors_in(section.value)]
+    model = [tensor for section in sections_of_kind(ck, "model") for _, tensor in tensors_in(section.value)]
     if alone:
         rest = _rest_of(ck)
         return f"ckptools inspect {named} --section model     to consolidate, {rest}" if model else ""

@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ckptools.model.checkpoint import Checkpoint, ReadCost
+from ckptools.model.checkpoint import Checkpoint, Fact, RankFile, ReadCost
 from ckptools.model.problems import Code, Problem, worst_first
-from ckptools.model.records import Fact, RankFile
 from ckptools.model.tree import fqn_of, walk
 from ckptools.pickles.foreign_names import foreign_classes, foreign_problems, suspicious_names
 from ckptools.training_state.modules import module_problems
-from ckptools.training_state.sections import Section, SectionKind, SectionSize, measure
+from ckptools.training_state.sections import Section, SectionKind, SectionSize, measure, sections_of, sections_of_kind
 from ckptools.training_state.steps import contradiction
 from ckptools.views import next_step
 from ckptools.views.groups import OptimizerRow, SchedulerRow, optimizer_rows, scheduler_rows
@@ -178,7 +177,7 @@ def inspect_report(ck: Checkpoint) -> Report:
         saved=(min(times), max(times)) if times else None,
         torch=_torch_version(versions),
         writers=tuple((fqn, v) for fqn, v in versions.items() if fqn.rpartition(".")[2] in WRITER_KEYS),
-        sections=tuple(_section_row(ck, s) for s in ck.sections),
+        sections=tuple(_section_row(ck, s) for s in sections_of(ck)),
         optimizers=optimizers,
         schedulers=scheduler_rows(ck),
         foreign=tuple(foreign),
@@ -246,7 +245,7 @@ def _section_row(ck: Checkpoint, section: Section) -> SectionRow:
 def _versions(ck: Checkpoint) -> Mapping[str, str]:
     """Versions that the file records of itself, by the name of the value: `metadata.torch_version`."""
     found: dict[str, str] = {}
-    for section in ck.of_kind("other"):
+    for section in sections_of_kind(ck, "other"):
         for path, leaf in walk(section.value):
             key = path[-1] if path else section.path[-1] if section.path else None
             if isinstance(leaf, (str, int, float)) and key in (*TORCH_KEYS, *WRITER_KEYS) and len(str(leaf)) < 60:

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import ckptools
+from ckptools import Checkpoint
 from ckptools.errors import NotWholeError
-from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.records import Fact, RankFile
+from ckptools.model.checkpoint import Fact, RankFile
 from ckptools.model.regions import Box, contiguous_strides
 from ckptools.model.tensor import Shard, Source, Tensor
 from ckptools.training_state.module_order import AS_SAVED

@@ -17,7 +17,7 @@ import ckptools
 from ckptools.errors import NotWholeError, UnsafePathError
 from ckptools.formats import accelerate
 from ckptools.formats.shared.companions import step_of_accelerate
-from ckptools.model.records import Fact
+from ckptools.model.checkpoint import Fact
 from tests.truth import FIXTURES
 
 SAMPLE = FIXTURES / "accelerate-fsdp2" / "ckpt"

@@ -60,7 +60,7 @@ def test_names_by_order_are_called_assumed():
 def test_a_moment_finds_its_values_when_it_is_loaded():
     one, every = (moments(ckptools.open(SAMPLE, all_ranks=a)) for a in (False, True))
     name = "optim/decoder.layers.1.mlp.linear_fc1.weight/exp_avg"
-    assert one[name].home is not None and torch.equal(one[name].load(), every[name].load())
+    assert one[name].resolver is not None and torch.equal(one[name].load(), every[name].load())
 
 
 def test_a_missing_file_leaves_holes_and_moves_nothing(tmp_path):

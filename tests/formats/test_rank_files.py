@@ -12,7 +12,7 @@ import ckptools
 from ckptools.errors import ReadError, UnsafePathError, UsageError
 from ckptools.formats.shared import rank_checks
 from ckptools.formats.shared.rank_names import parse
-from ckptools.model.records import RankFile
+from ckptools.model.checkpoint import RankFile
 from tests.truth import FIXTURES
 
 COMPOSER = FIXTURES / "composer-0.13.5-torch1.13.1-sharded-w4"

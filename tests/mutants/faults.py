@@ -288,9 +288,9 @@ FAULTS = (
         "formats/test_dcp.py",
         ("(found.dtype, found.shape) != (item.dtype, item.shape)", "found.shape != item.shape"),
         ("(found.dtype, found.shape) != (item.dtype, item.shape)", "found.dtype != item.dtype"),
-        ("    if file.read(item.offset, len(like.head)) != like.head:\n        return None\n", ""),
-        ("    if not all(tail.startswith(piece, at) for at, piece in like.fixed):\n        return None\n", ""),
-        ('crc = int.from_bytes(tail[like.crc : like.crc + 4], "little")', "crc = of.crc"),
+        ("    if file.read(item.offset, len(template.head)) != template.head:\n        return None\n", ""),
+        ("    if not all(tail.startswith(piece, at) for at, piece in template.fixed):\n        return None\n", ""),
+        ('crc = int.from_bytes(tail[template.crc : template.crc + 4], "little")', "crc = of.crc"),
     ),
     *_in(
         "files/safetensors_header.py",

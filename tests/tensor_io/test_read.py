@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ckptools
+from ckptools import Tensor
 from ckptools.errors import CkptoolsError, NotWholeError, ReadError, UsageError
 from ckptools.model.regions import Box, span_boxes
-from ckptools.model.tensor import Shard, Source, Tensor
+from ckptools.model.tensor import Shard, Source
 from ckptools.tensor_io import read
 from tests.truth import FIXTURES
 

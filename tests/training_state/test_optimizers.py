@@ -8,10 +8,11 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ckptools.model.checkpoint import ModuleOrder
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Shard, Source, Tensor
 from ckptools.training_state import optimizers
-from ckptools.training_state.module_order import CONFIRMED, ModuleOrder
+from ckptools.training_state.module_order import CONFIRMED
 from ckptools.training_state.naming import Naming
 from ckptools.training_state.optimizer_names import name_parameters as name_by
 

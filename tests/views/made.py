@@ -6,9 +6,9 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
-from ckptools.model.checkpoint import Checkpoint, ReadCost
+from ckptools.api import Checkpoint
+from ckptools.model.checkpoint import Fact, RankFile, ReadCost
 from ckptools.model.problems import Code, Problem
-from ckptools.model.records import Fact, RankFile
 from ckptools.model.regions import Box, contiguous_strides
 from ckptools.model.tensor import Shard, Source, Tensor
 from ckptools.model.values import Opaque

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from ckptools.model.checkpoint import Fact
 from ckptools.model.problems import Code, Problem
-from ckptools.model.records import Fact
 from ckptools.model.values import NumpyScalar
 from ckptools.views.report import inspect_report
 from tests.state_dicts import state_dict

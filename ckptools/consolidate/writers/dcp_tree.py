@@ -24,7 +24,7 @@ from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath, fqn_of
 from ckptools.text import plural
 from ckptools.training_state.naming import Naming
-from ckptools.training_state.sections import GROUPS, STATE, Section, is_flat_optimizer
+from ckptools.training_state.sections import GROUPS, STATE, Section, is_flat_optimizer, sections_of_kind
 from ckptools.training_state.wrappers import ddp_prefix, without_wrappers
 
 OF_ADAM = ("foreach", "maximize", "capturable", "differentiable", "fused", "decoupled_weight_decay")
@@ -192,7 +192,7 @@ def _moves(selection: Selection) -> list[_Move]:
 
 def _unwrapping(selection: Selection, section: Section) -> Callable[[str], str]:
     """What takes wrappers out of names; a leading `module` only where every name of the model has it."""
-    models = selection.source.of_kind("model") if selection.source is not None else ()
+    models = sections_of_kind(selection.source, "model") if selection.source is not None else ()
     names: Iterable[Any] = models[0].value if len(models) == 1 else ()
     if not names and section.kind == "optimizer":
         names = naming_of(selection, section).names.values()

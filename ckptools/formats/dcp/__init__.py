@@ -22,9 +22,8 @@ from ckptools.formats.dcp.files import dcp_folder_of
 from ckptools.formats.dcp.folder import PLANNED, Folder, read_folder
 from ckptools.formats.options import Options
 from ckptools.formats.shared.file_status import fault, was_read
-from ckptools.model.checkpoint import Checkpoint, ReadCost
+from ckptools.model.checkpoint import Checkpoint, Fact, ReadCost
 from ckptools.model.problems import Code, Problem, worst_first
-from ckptools.model.records import Fact
 from ckptools.model.values import describe_for_error
 from ckptools.pickles.reader import Saved
 from ckptools.training_state.sections import find_sections

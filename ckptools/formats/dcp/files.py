@@ -19,8 +19,8 @@ from typing import Literal
 from ckptools.errors import ReadError, UnsafePathError
 from ckptools.files.opening import check_stays_inside, reading
 from ckptools.formats.shared.several import several
+from ckptools.model.checkpoint import RankFile
 from ckptools.model.problems import Code, Problem
-from ckptools.model.records import RankFile
 from ckptools.training_state.steps import NAMES
 
 METADATA = ".metadata"

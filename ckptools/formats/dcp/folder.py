@@ -22,10 +22,9 @@ from ckptools.formats.dcp.tree import ContradictionError, nest
 from ckptools.formats.options import Options
 from ckptools.formats.shared.merge import Merge
 from ckptools.formats.shared.rank_checks import RankValues, compare_ranks
+from ckptools.model.checkpoint import ModuleOrder, RankFile
 from ckptools.model.problems import Code, Problem
-from ckptools.model.records import RankFile
 from ckptools.model.tree import KeyPath
-from ckptools.training_state.module_order import ModuleOrder
 
 PLANNED = ModuleOrder(False, "DCP lists tensors as the plans of its ranks met")
 """Rank 0 puts the ranks' plans together; who saves a replica is chosen by size (`dedup_save_plans`)."""

@@ -42,9 +42,8 @@ from ckptools.formats.options import Options
 from ckptools.formats.shared import rank_checks
 from ckptools.formats.shared.copied_files import check_copies
 from ckptools.formats.shared.merge import Merge
-from ckptools.model.checkpoint import Checkpoint, ReadCost
+from ckptools.model.checkpoint import Checkpoint, Fact, ReadCost
 from ckptools.model.problems import Code, Problem, worst_first
-from ckptools.model.records import Fact
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import tensors_in
 from ckptools.training_state.sections import find_sections

@@ -13,11 +13,10 @@ from ckptools.formats.deepspeed.states import ModelStates, OptimStates
 from ckptools.formats.options import Options
 from ckptools.formats.shared.copied_files import MIN_TELLING, is_constant, stated_checksum
 from ckptools.formats.shared.file_status import looked_at, was_read
+from ckptools.model.checkpoint import ModuleOrder, RankFile
 from ckptools.model.problems import Code, Problem
-from ckptools.model.records import RankFile
 from ckptools.model.tree import tensors_in
 from ckptools.pickles.reader import Saved
-from ckptools.training_state.module_order import ModuleOrder
 
 GROUPED = ModuleOrder(False, "DeepSpeed lists parameters by group, which round robin may have reordered")
 """Its files name what is in the flat groups (`param_shapes`), so no order is needed."""

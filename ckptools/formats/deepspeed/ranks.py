@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ckptools.formats.deepspeed.files import Files
 from ckptools.formats.deepspeed.layout import MAX_WORLD
 from ckptools.formats.deepspeed.states import ModelStates
-from ckptools.model.records import RankFile
+from ckptools.model.checkpoint import RankFile
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,8 @@ from ckptools.formats.hugging_face.model import WeightModel
 from ckptools.formats.hugging_face.tensors import is_safetensors
 from ckptools.formats.options import Options
 from ckptools.formats.shared.companions import Beside, read_beside, step_of_accelerate
-from ckptools.model.checkpoint import Checkpoint, ReadCost
+from ckptools.model.checkpoint import Checkpoint, Fact, ReadCost
 from ckptools.model.problems import Code, Problem, worst_first
-from ckptools.model.records import Fact
 from ckptools.text import few
 from ckptools.training_state.module_order import AS_SAVED, SORTED
 from ckptools.training_state.sections import find_sections

@@ -14,8 +14,8 @@ from ckptools.formats.hugging_face.index import Index, compare, compare_size, re
 from ckptools.formats.hugging_face.tensors import Held, read_weights
 from ckptools.formats.options import Options
 from ckptools.formats.shared.file_status import fault
+from ckptools.model.checkpoint import RankFile
 from ckptools.model.problems import Code, Problem
-from ckptools.model.records import RankFile
 from ckptools.model.tensor import Tensor
 from ckptools.text import few
 

@@ -45,13 +45,11 @@ from ckptools.formats.shared import rank_checks
 from ckptools.formats.shared.file_status import looked_at
 from ckptools.formats.shared.merge import Merge
 from ckptools.formats.shared.tensor_parallel import read_rules
-from ckptools.model.checkpoint import Checkpoint, ReadCost
+from ckptools.model.checkpoint import Checkpoint, ModuleOrder, RankFile, ReadCost
 from ckptools.model.problems import Code, Problem, worst_first
-from ckptools.model.records import RankFile
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import tensors_in
 from ckptools.pickles.reader import Saved
-from ckptools.training_state.module_order import ModuleOrder
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import find_step
 

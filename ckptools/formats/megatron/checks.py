@@ -11,8 +11,8 @@ from ckptools.formats.megatron.model import HEADS, INPUT
 from ckptools.formats.megatron.rules import QKV
 from ckptools.formats.options import Options, Weights
 from ckptools.formats.shared.file_status import fault
+from ckptools.model.checkpoint import RankFile
 from ckptools.model.problems import Code, Problem
-from ckptools.model.records import RankFile
 from ckptools.model.tensor import Tensor
 
 

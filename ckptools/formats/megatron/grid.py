@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptools.files.opening import check_stays_inside, reading
-from ckptools.model.records import Fact
+from ckptools.model.checkpoint import Fact
 from ckptools.model.regions import Ints
 from ckptools.model.values import Opaque
 

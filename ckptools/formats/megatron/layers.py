@@ -17,7 +17,8 @@ from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import Any
 
-from ckptools.training_state.module_order import CONFIRMED, ModuleOrder, order_of
+from ckptools.model.checkpoint import ModuleOrder
+from ckptools.training_state.module_order import CONFIRMED, order_of
 
 Chunk = Mapping[str, Any]
 """Part of the model on one rank: value by name as that rank has it."""

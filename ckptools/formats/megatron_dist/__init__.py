@@ -39,9 +39,8 @@ from ckptools.formats.megatron_dist.stored import COMMON_KEY, Stored
 from ckptools.formats.options import Options, Weights
 from ckptools.formats.shared import rank_checks
 from ckptools.formats.shared.file_status import fault, was_read
-from ckptools.model.checkpoint import Checkpoint, ReadCost
+from ckptools.model.checkpoint import Checkpoint, Fact, RankFile, ReadCost
 from ckptools.model.problems import Code, Problem, Severity, worst_first
-from ckptools.model.records import Fact, RankFile
 from ckptools.model.tensor import Rounded
 from ckptools.model.tree import tensors_in
 from ckptools.model.values import describe_for_error

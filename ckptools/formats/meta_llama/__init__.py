@@ -47,9 +47,8 @@ from ckptools.formats.shared.tensor_parallel import (
     read_rules,
     unjoined_tensor,
 )
-from ckptools.model.checkpoint import Checkpoint, ReadCost
+from ckptools.model.checkpoint import Checkpoint, Fact, RankFile, ReadCost
 from ckptools.model.problems import Code, Problem, worst_first
-from ckptools.model.records import Fact, RankFile
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import tensors_in
 from ckptools.pickles.reader import Saved

@@ -32,8 +32,8 @@ from ckptools.files.json_file import read_json
 from ckptools.files.opening import check_stays_inside, reading
 from ckptools.formats.options import Options
 from ckptools.formats.shared.file_status import fault
+from ckptools.model.checkpoint import Fact, RankFile
 from ckptools.model.problems import Code, Problem
-from ckptools.model.records import Fact, RankFile
 
 OF_A_RANK = re.compile(r"(?:rng_state_(\d{1,5})\.pth|random_states_(\d{1,5})\.pkl)")
 OF_ALL = re.compile(

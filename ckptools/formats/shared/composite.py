@@ -21,13 +21,12 @@ from ckptools.formats.dcp.folder import Folder, read_folder
 from ckptools.formats.options import Options
 from ckptools.formats.shared.companions import Beside
 from ckptools.formats.shared.file_status import fault
-from ckptools.model.checkpoint import Checkpoint, ReadCost
+from ckptools.model.checkpoint import Checkpoint, Fact, ModuleOrder, RankFile, ReadCost
 from ckptools.model.problems import Code, Problem, worst_first
-from ckptools.model.records import Fact, RankFile
 from ckptools.model.tree import KeyPath
 from ckptools.pickles.loading import load_checked
 from ckptools.pickles.machine import Machine
-from ckptools.training_state.module_order import ModuleOrder
+from ckptools.training_state.sections import sections_of
 from ckptools.training_state.steps import find_step
 
 PROTO = b"\x80"
@@ -264,5 +263,5 @@ class Parts:
             bytes_expected=self.nbytes,
             cost=ReadCost(self.files_read, time.perf_counter() - self.started, self.bytes_read),
         )
-        counting = tuple(s for s in made.sections if steps is None or (s.path and s.path[0] in steps))
+        counting = tuple(s for s in sections_of(made) if steps is None or (s.path and s.path[0] in steps))
         return replace(made, step=find_step(self.path, counting))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from ckptools.files.opening import NO_ACCESS
+from ckptools.model.checkpoint import RankFile
 from ckptools.model.problems import Code
-from ckptools.model.records import RankFile
 from ckptools.pickles import reader
 from ckptools.pickles.reader import Saved
 

@@ -19,13 +19,13 @@ from ckptools.dtypes import is_floating
 from ckptools.errors import UsageError
 from ckptools.files.json_file import read_json
 from ckptools.formats.shared import shapes
-from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.checkpoint import Checkpoint, GivenNames
 from ckptools.model.tensor import Tensor
 from ckptools.model.values import describe_for_error
-from ckptools.training_state.given_names import GivenNames
 from ckptools.training_state.module_order import believed
 from ckptools.training_state.optimizer_names import group_ids
-from ckptools.training_state.sections import is_flat_optimizer
+from ckptools.training_state.optimizers import optimizers_of
+from ckptools.training_state.sections import is_flat_optimizer, sections_of, sections_of_kind
 
 
 class Module(Protocol):
@@ -85,7 +85,7 @@ def _from_checkpoint(path: Path, follow_symlinks: bool) -> GivenNames:
 
     checkpoint = open_checkpoint(path, follow_symlinks=follow_symlinks)
     listed = _of_optimizer(checkpoint)
-    models = checkpoint.of_kind("model")
+    models = sections_of_kind(checkpoint, "model")
     model: Mapping[str, Any] = models[0].value if len(models) == 1 else {}
     order = believed(checkpoint.module_order, model)
     if not listed and len(models) != 1:
@@ -102,10 +102,10 @@ OTHERWISE = (
 
 def _of_optimizer(checkpoint: Checkpoint) -> tuple[tuple[str, ...], ...]:
     """The names of the param groups, where a file has them, in the order in which it was saved."""
-    named = [o for o in checkpoint.optimizers.values() if o.naming.by == "fqn" and o.state]
+    named = [o for o in optimizers_of(checkpoint).values() if o.naming.by == "fqn" and o.state]
     if len(named) != 1 or not checkpoint.module_order.kept:
         return ()
-    value = next(s.value for s in checkpoint.sections if s.path == named[0].path)
+    value = next(s.value for s in sections_of(checkpoint) if s.path == named[0].path)
     if is_flat_optimizer(value) or not any(group_ids(value)):
         return ()
     names = named[0].naming.names

@@ -110,7 +110,7 @@ class Merge:
             return first
         if any(other.shape != first.shape for _, other in ranked):
             self.uneven.append(path)
-        return replace(first, shards=in_rank_order(_joined([(r, v) for r, v in ranked])), home=None)
+        return replace(first, shards=in_rank_order(_joined([(r, v) for r, v in ranked])))
 
 
 _NOTHING = object()

@@ -10,8 +10,8 @@ from typing import Any
 
 from ckptools.formats.shared.file_status import fault
 from ckptools.formats.shared.merge import Merge, put, same_records
+from ckptools.model.checkpoint import RankFile
 from ckptools.model.problems import Code, Problem, Severity
-from ckptools.model.records import RankFile
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath, fqn_of, tensors_in
 from ckptools.text import few

@@ -19,11 +19,12 @@ from typing import Any
 
 from ckptools.errors import ReadError, UsageError
 from ckptools.files.json_file import read_json
+from ckptools.model.checkpoint import ModuleOrder
 from ckptools.model.regions import Ints
 from ckptools.model.tensor import Tensor
 from ckptools.model.values import describe_for_error
-from ckptools.training_state.module_order import AS_WRITTEN, BY_UNIT, ModuleOrder, believed
-from ckptools.training_state.sections import storage_identity
+from ckptools.training_state.module_order import AS_WRITTEN, BY_UNIT, believed
+from ckptools.training_state.sections import sections_of_kind, storage_identity
 
 MAX_DIMS = 64
 MAX_SIZE = (1 << 63) - 1
@@ -67,7 +68,7 @@ def _from_checkpoint(path: Path, follow_symlinks: bool) -> Shapes:
     from ckptools.formats import open_checkpoint
 
     checkpoint = open_checkpoint(path, follow_symlinks=follow_symlinks)
-    models = checkpoint.of_kind("model")
+    models = sections_of_kind(checkpoint, "model")
     if len(models) != 1:
         raise UsageError(path, f"holds {len(models)} models; --shapes needs something that holds one")
     tensors = {k: t for k, t in models[0].value.items() if isinstance(t, Tensor)}

@@ -17,10 +17,11 @@ from ckptools.formats.shared.flat.parameters import runs_of, runs_of_member
 from ckptools.formats.shared.flat.units import Unit
 from ckptools.formats.shared.flat_runs import FlatRun, joined
 from ckptools.formats.shared.shapes import Shapes
+from ckptools.model.checkpoint import GivenNames, ModuleOrder
 from ckptools.model.regions import Box, Ints
 from ckptools.model.tensor import Shard, Tensor
-from ckptools.training_state.given_names import GivenNames, name_with
-from ckptools.training_state.module_order import AS_SAVED, ModuleOrder, believed, order_of
+from ckptools.training_state.given_names import name_with
+from ckptools.training_state.module_order import AS_SAVED, believed, order_of
 from ckptools.training_state.optimizer_names import group_ids, name_parameters
 from ckptools.training_state.sections import is_flat_optimizer
 

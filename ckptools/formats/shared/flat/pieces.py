@@ -19,10 +19,11 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from ckptools.formats.shared.flat_runs import FlatRun, is_ragged, shards_of
+from ckptools.model.checkpoint import GivenNames
 from ckptools.model.regions import Ints
 from ckptools.model.tensor import Shard, Tensor
 from ckptools.model.tree import KeyPath
-from ckptools.training_state.given_names import GivenNames, name_with
+from ckptools.training_state.given_names import name_with
 from ckptools.training_state.module_order import AS_SAVED, believed
 from ckptools.training_state.optimizer_names import group_ids
 from ckptools.training_state.sections import find_sections, is_flat_optimizer

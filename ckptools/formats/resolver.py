@@ -1,0 +1,125 @@
+"""Shards in other ranks' files, found when the values of a lazy tensor are asked for. Each file is read once.
+
+A file's layout says which rank holds which region, so only the files of the ranks that are needed are read; where it
+does not (HSDP names group-local ranks, flat parameters have their names from all ranks together) every rank's is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import TypeVar
+
+from ckptools.formats import open_again
+from ckptools.formats.options import Options
+from ckptools.formats.shared.rank_groups import rank_group
+from ckptools.formats.shared.rank_names import RankName
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.regions import Box
+from ckptools.model.tensor import Shard, Tensor
+from ckptools.model.tree import KeyPath, leaf_at
+from ckptools.pickles.reader import Saved
+
+JOINED = ("flat_pieces", "tensor_parallel")
+"""Kinds whose pieces one file alone does not place: the format joins them when it reads every rank."""
+
+MAX_FILES = 8
+"""Rank files whose structures are kept one by one; where more are needed, all are read and merged into one."""
+
+AnyTensor = TypeVar("AnyTensor", bound=Tensor)
+
+
+class Resolver:
+    """Finds what one rank's file says is in others, for every tensor of a checkpoint.
+
+    Attributes:
+        path: what was opened: a rank file, or a folder of them.
+        options: how it was opened; the other files are read in the same way.
+    """
+
+    def __init__(self, path: Path, options: Options) -> None:
+        self.path, self.options = path, options
+        self._saved: dict[Path, tuple[int, Saved]] = {}
+        self._whole: Checkpoint | None = None
+
+    def all_ranks(self) -> Checkpoint:
+        """The checkpoint with every rank's structure read, which happens once.
+
+        Raises:
+            CkptoolsError: it cannot be opened any more.
+        """
+        if self._whole is None:
+            self._whole = open_again(self.path, self.options)
+            self._saved.clear()
+        return self._whole
+
+    def with_sources(self, tensor: AnyTensor, key: KeyPath, box: Box) -> AnyTensor:
+        """Add the sources of the shards that meet `box`.
+
+        Args:
+            tensor: as one rank's file has it.
+            key: its key path in the checkpoint's tree.
+            box: the region whose values are asked for.
+        """
+        wanted = {s.rank for s in tensor.shards if s.source is None and (not box.sizes or s.box.intersect(box))}
+        if not tensor.shards or None in wanted or len(wanted) > MAX_FILES or (wanted and not self._files_of(tensor)):
+            return self._from_all_ranks(tensor, key)
+        for rank in sorted(r for r in wanted if r is not None):
+            tensor = self.with_rank(tensor, key, rank)
+        return tensor
+
+    def with_rank(self, tensor: AnyTensor, key: KeyPath, rank: int) -> AnyTensor:
+        """Add the shards of one rank, from its file if that is here."""
+        members = self._files_of(tensor)
+        if not members or self._whole is not None:
+            return self._from_all_ranks(tensor, key)
+        for member in members:
+            if member.rank == rank and member.part == (key[0] if member.part else ""):
+                if member.path not in self._saved and len(self._saved) == MAX_FILES:
+                    return self._from_all_ranks(tensor, key)
+                other = leaf_at(self._read(member.path).tree, key[1:] if member.part else key)
+                return _with_shards(tensor, rank, other.found if isinstance(other, Tensor) else ())
+        return tensor
+
+    def close(self) -> None:
+        """Forget what was read of other files."""
+        self._saved.clear()
+        self._whole = None
+
+    def _read(self, path: Path) -> Saved:
+        """The structure of one rank file; read again only where it was written again."""
+        modified = path.stat().st_mtime_ns
+        if self._saved.get(path, (None,))[0] != modified:
+            self._saved[path] = modified, self.options.read_file(path)
+        return self._saved[path][1]
+
+    def _files_of(self, tensor: Tensor) -> list[RankName]:
+        """The rank files that hold its shards; none where one file alone does not place them, but the format does."""
+        return [] if tensor.kind in JOINED else self._rank_files
+
+    @cached_property
+    def _rank_files(self) -> list[RankName]:
+        found = rank_group(self.path, replace(self.options, only_this_file=False))
+        members = found[1] if found else []
+        if not members:
+            return []
+        # Where only the content tells the ranks, each file has to be read to know whose it is.
+        named = all(n.told_by_name for n in members) and (any(not n.rank for n in members) or not members[0].spelled)
+        return members if named else []
+
+    def _from_all_ranks(self, tensor: AnyTensor, key: KeyPath) -> AnyTensor:
+        """The tensor with what all ranks' files together say of it."""
+        found = leaf_at(self.all_ranks().tree, key)
+        if not isinstance(found, Tensor):
+            return tensor
+        same = {name: getattr(found, name) for name in ("shape", "dtype", "shards", "kind", "note")}
+        return replace(tensor, **same)
+
+
+def _with_shards(tensor: AnyTensor, rank: int, found: tuple[Shard, ...]) -> AnyTensor:
+    """The tensor with the shards that a rank's own file has, in place of what is said of them elsewhere."""
+    own = [Shard(s.box, rank, s.source) for s in found]
+    boxes = {s.box for s in own}
+    kept = [s for s in tensor.shards if s.rank != rank and (s.source or s.box not in boxes)]
+    return replace(tensor, shards=(*kept, *own))
