@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Literal
 
 from ckptools.errors import ReadError, UnsafePathError
-from ckptools.files.opening import File, check_stays_inside, reading
+from ckptools.files.opening import check_stays_inside, reading
 from ckptools.formats.shared.several import several
+from ckptools.formats.shared.trackers import is_plain_name, text_of
 from ckptools.model.values import describe_for_error
 
 Part = Literal["model", "optim", "layer", "expert", "expert optim"]
@@ -41,8 +42,6 @@ PATTERNS: tuple[tuple[Part, re.Pattern[str]], ...] = (
 )
 
 POINTERS = ("latest", "latest_universal")
-MAX_TAG = 4096
-"""Bytes of a `latest` file that are read."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +105,8 @@ def looks_like(path: Path) -> bool:
         return parse(path) is not None or _is_atom(path)
     if is_tag_folder(path) or _tags(path):
         return True
-    told_by = _pointer(path)
-    return told_by is not None and ((path / "zero_to_fp32.py").exists() or "global_step" in _said(told_by))
+    pointer = _pointer(path)
+    return pointer is not None and ((path / "zero_to_fp32.py").exists() or "global_step" in text_of(pointer))
 
 
 def _is_atom(path: Path) -> bool:
@@ -118,11 +117,6 @@ def _is_atom(path: Path) -> bool:
 
 def _pointer(folder: Path) -> Path | None:
     return next((folder / name for name in POINTERS if (folder / name).is_file()), None)
-
-
-def _said(pointer: Path) -> str:
-    with File(pointer) as file:
-        return file.read(0, min(file.size, MAX_TAG)).decode("utf-8", "replace").strip()
 
 
 def _tags(folder: Path) -> list[Path]:
@@ -154,8 +148,8 @@ def find_tag(path: Path, follow_symlinks: bool = False) -> Path:
 def _pointed(pointer: Path, follow_symlinks: bool) -> Path:
     if not follow_symlinks:
         check_stays_inside(pointer, pointer.parent)
-    tag = _said(pointer)
-    if tag != Path(tag).name or tag in ("", ".", "..") or set(tag) & set("\\\0"):
+    tag = text_of(pointer)
+    if not is_plain_name(tag):
         raise UnsafePathError(
             pointer, f"names the tag {describe_for_error(tag)}, which is not the plain name of a folder beside it"
         )

@@ -74,9 +74,14 @@ def text_of(path: Path) -> str:
         return file.read(0, min(file.size, MAX_TRACKER)).decode("utf-8", "replace").strip()
 
 
+def is_plain_name(text: str) -> bool:
+    """Whether the text of a tracker may be the name of something beside it; only that is followed."""
+    return text == Path(text).name and text not in ("", ".", "..") and not set(text) & set("\\\0")
+
+
 def _named(tracker: Path, text: str) -> Tracker:
     """What the text of a tracker leads to: an entry beside it of that name, or of that step where it is a number."""
-    if text != Path(text).name or text in ("", ".", "..") or set(text) & set("\\\0"):
+    if not is_plain_name(text):
         return Tracker(
             tracker, None, f"names {describe_for_error(text)}, which is not the plain name of something beside it"
         )
