@@ -309,7 +309,7 @@ FAULTS = (
         ("        if not shape or shape[-1] % 2:\n", "        if not shape:\n"),
     ),
     *_in(
-        "formats/deepspeed/flat.py",
+        "formats/deepspeed/stage_1_and_2.py",
         "formats/test_deepspeed_flat.py formats/test_deepspeed.py",
         (
             "next((f for f in (*addresses, *here) if addresses.get(f) != here.get(f)), None)",
@@ -328,7 +328,7 @@ FAULTS = (
         ("            start += prod(shape) + padding\n", "            start += prod(shape)\n"),
     ),
     *_in(
-        "formats/deepspeed/layout.py",
+        "formats/deepspeed/partition_layout.py",
         "formats/test_deepspeed.py",
         ("if sum(here) != wanted or here != lengths:", "if sum(here) != wanted:"),
         ("if sum(here) != wanted or here != lengths:", "if here != lengths:"),

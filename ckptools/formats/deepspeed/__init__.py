@@ -1,9 +1,9 @@
 """DeepSpeed checkpoints: ZeRO stages 0 to 3, pipelines, experts, and universal checkpoints.
 
-A tag folder holds model states and one optimizer states file per rank; see `deepspeed.names` for the files,
-`deepspeed.states` for what is in them, `deepspeed.flat` (stages 1 and 2) and `deepspeed.stage3` for how parameters are
-cut over the ranks, `deepspeed.module` and `deepspeed.pipeline` for where the model is, `deepspeed.universal` for
-checkpoints that were converted. Checked on real files of 0.19.8, and against the sources of 0.6 to 0.19.8.
+A tag folder holds model states and one optimizer states file per rank. `deepspeed.names` has the files,
+`deepspeed.states` what is in them, `deepspeed.stage_1_and_2` and `deepspeed.stage3` how parameters are cut over the
+ranks, `deepspeed.module_weights` and `deepspeed.pipeline` where the model is, `deepspeed.universal` the checkpoints
+that were converted. Checked on real files of 0.19.8, and against the sources of 0.6 to 0.19.8.
 
 Of each model-parallel rank one model states and one optimizer states file tell every name, shape, and slot, and how
 the others are cut, so no more is read to look inside; the rest is looked at from its end. All of them are read when
@@ -28,16 +28,14 @@ from typing import Any
 
 from ckptools.errors import ReadError
 from ckptools.formats import torch_file
-from ckptools.formats.deepspeed import module as deepspeed_module
-from ckptools.formats.deepspeed import pipeline as deepspeed_pipeline
-from ckptools.formats.deepspeed import universal as deepspeed_universal
+from ckptools.formats.deepspeed import module_weights, pipeline, universal
+from ckptools.formats.deepspeed.assembler import ZeroAssembler, frozen_parameters
 from ckptools.formats.deepspeed.files import GROUPED, Files, same_file_twice
-from ckptools.formats.deepspeed.layout import EXPERTS, MAX_WORLD, Placed, lay
 from ckptools.formats.deepspeed.names import find_tag, looks_like, names_in
+from ckptools.formats.deepspeed.partition_layout import EXPERTS, MAX_WORLD, PartitionLayout, plan_partitions
 from ckptools.formats.deepspeed.ranks import Ranks, expected_bytes, listed, model_parallel
 from ckptools.formats.deepspeed.runs import Where
 from ckptools.formats.deepspeed.states import LAYOUT
-from ckptools.formats.deepspeed.tensors import Joining, frozen_parameters
 from ckptools.formats.options import Options
 from ckptools.formats.shared import rank_checks
 from ckptools.formats.shared.copied_files import check_copies
@@ -76,7 +74,7 @@ def read(path: Path, options: Options) -> Checkpoint:
     started = time.perf_counter()
     folder = find_tag(path, options.follow_symlinks)
     if (folder / "zero").is_dir():
-        return deepspeed_universal.read(path, folder, options, started)
+        return universal.read(path, folder, options, started)
     files = Files(folder, names_in(folder, options.follow_symlinks), options, path)
     return _Opening(path, files).checkpoint(started)
 
@@ -97,8 +95,8 @@ class _Opening:
         self.base = self.models[min(self.models)]
         self.sharded = any(o.sharded for o in self.optims.values()) or any(n.dp is not None for n in files.of("model"))
         mps, tp = model_parallel(files, self.models)
-        self.placed = {mp: self._lay(mp) for mp in range(mps)}
-        dp = max([self.base.number("dp_world_size") or 1, *(p.world for p in self.placed.values())])
+        self.layouts = {mp: self._layout(mp) for mp in range(mps)}
+        dp = max([self.base.number("dp_world_size") or 1, *(p.world for p in self.layouts.values())])
         self.ranks = Ranks(min(dp, MAX_WORLD), mps, tp)
 
     def _read(self) -> None:
@@ -114,31 +112,31 @@ class _Opening:
             # Without param_shapes only the mappings of all ranks together tell the order of the parameters.
             files.read(files.of("optim"))
 
-    def _lay(self, mp: int) -> Placed:
+    def _layout(self, mp: int) -> PartitionLayout:
         optims = {dp: o for (m, dp), o in self.optims.items() if m == mp}
         model = next((m for (of, _), m in sorted(self.models.items()) if of == mp), None)
         here = {n.dp or 0 for n in self.files.of("optim") if n.mp == mp}
         counts = next(iter(optims.values())).counts if optims else [1]
         absent = [dp for dp in range(min(max(counts), MAX_WORLD)) if dp not in here][:MAX_ABSENT]
-        return lay(mp, model, optims, sorted({d for d in here if d < max(counts)} | set(absent)))
+        return plan_partitions(mp, model, optims, sorted({d for d in here if d < max(counts)} | set(absent)))
 
     def checkpoint(self, started: float) -> Checkpoint:
         """Put everything together."""
-        joining = Joining(self.placed, self.optims, self._rank_of, self.ranks.world)
+        assembler = ZeroAssembler(self.layouts, self.optims, self._rank_of, self.ranks.world)
         if self.ranks.tp > 1:
-            joining.refused = dict.fromkeys(joining.shapes, TENSOR_PARALLEL.format(self.ranks.tp))
+            assembler.refused = dict.fromkeys(assembler.shapes, TENSOR_PARALLEL.format(self.ranks.tp))
         else:
-            joining.check_shapes()
-        tree = self._tree(joining)
+            assembler.check_shapes()
+        tree = self._tree(assembler)
         files = tuple(listed(self.files, self.ranks, self._worlds(), self.sharded, self._prefix()))
-        found = rank_checks.compare_ranks(self.merge, tree, joining.differing)
+        found = rank_checks.compare_ranks(self.merge, tree, assembler.differing)
         tree = found.tree
         sections = find_sections(tree)
         self.problems += rank_checks.check_files(files, self.files.why, self.ranks.world, True)
-        for mp, placed in self.placed.items():
-            ranked = ((p, None if p.rank is None else self.ranks.of(mp, p.rank)) for p in placed.problems)
+        for mp, layout in self.layouts.items():
+            ranked = ((p, None if p.rank is None else self.ranks.of(mp, p.rank)) for p in layout.problems)
             self.problems += (replace(p, rank=rank) for p, rank in ranked)
-        self.problems += [*joining.problems, *found.problems]
+        self.problems += [*assembler.problems, *found.problems]
         self.problems += self._beyond()
         self.problems += same_file_twice(self.optims, self._held(), self.ranks.of)
         self.problems += check_copies((("model", fqn), t) for fqn, t in self.frozen.items())
@@ -177,17 +175,17 @@ class _Opening:
     def _held(self) -> dict[tuple[int, int], int]:
         """How many elements of parameters each rank holds."""
         held: Counter[tuple[int, int]] = Counter()
-        for placed in self.placed.values():
-            for run in (run for runs in placed.runs.values() for run in runs):
+        for layout in self.layouts.values():
+            for run in (run for runs in layout.runs.values() for run in runs):
                 held[run.where[:2]] += run.length
         return held
 
-    def _tree(self, joining: Joining) -> dict[Any, Any]:
+    def _tree(self, assembler: ZeroAssembler) -> dict[Any, Any]:
         rest = self._rest()
-        tree: dict[Any, Any] = {"model": self._model(joining)}
+        tree: dict[Any, Any] = {"model": self._model(assembler)}
         if self.optims:
             rest.pop("optimizer", None)
-            tree["optimizer"] = {"state": joining.state(), "param_groups": joining.param_groups()}
+            tree["optimizer"] = {"state": assembler.state(), "param_groups": assembler.param_groups()}
         clashing = {k: rest.pop(k) for k in ("model", "zero_optimizer") if k in rest}
         tree |= {k: v for k, v in rest.items() if k != "optimizer" or v is not None}
         if clashing:
@@ -210,39 +208,39 @@ class _Opening:
             rest["optimizer"] = optimizers[0] if list(optimizers) == [0] else _by_stage(optimizers)
         return dict(rest)
 
-    def _model(self, joining: Joining) -> dict[str, Any]:
+    def _model(self, assembler: ZeroAssembler) -> dict[str, Any]:
         """The model, from the optimizer's fp32 copy or the module, and with notes where it cannot be had."""
         low = self.files.options.weights == "module"
         self.problems += self._other_copies(low)
         if self.base.module is None:
-            model = self._pipeline(joining, low)
+            model = self._pipeline(assembler, low)
         else:
             modules = [(self.ranks.of(*p), m.module or {}) for p, m in sorted(self.models.items()) if p[0] == 0]
-            self.problems += deepspeed_module.differing(modules)
-            self.problems += deepspeed_module.other_shapes(self.base, joining.shapes, self.sharded)
-            shapes = {**joining.shapes, **self.base.frozen}
-            masters = joining.masters_by_name() if not low else {}
+            self.problems += module_weights.differing_buffers(modules)
+            self.problems += module_weights.mismatched_shapes(self.base, assembler.shapes, self.sharded)
+            shapes = {**assembler.shapes, **self.base.frozen}
+            masters = assembler.masters_by_name() if not low else {}
             if low:
-                model = deepspeed_module.module_model(self.base, shapes, self.sharded)
+                model = module_weights.module_model(self.base, shapes, self.sharded)
             else:
-                model = deepspeed_module.fp32_model(self.base, masters, self.frozen, self.sharded)
+                model = module_weights.fp32_model(self.base, masters, self.frozen, self.sharded)
         model |= {fqn: t if low else replace(t, shards=(), note=EXPERTS) for fqn, t in self._experts(model)}
         if self.ranks.tp > 1:
             why = TENSOR_PARALLEL.format(self.ranks.tp)
             return {k: replace(v, shards=(), note=why) if isinstance(v, Tensor) else v for k, v in model.items()}
         return model
 
-    def _pipeline(self, joining: Joining, low: bool) -> dict[str, Any]:
+    def _pipeline(self, assembler: ZeroAssembler, low: bool) -> dict[str, Any]:
         layers: dict[int, dict[str, Any]] = {}
         for name in self.files.of("layer"):
             tree = self.files.tree(name) or {}
             layers.setdefault(name.layer or 0, {k: v for k, v in tree.items() if isinstance(k, str)})
-        self.problems += deepspeed_pipeline.unsure(layers, joining.shapes)
+        self.problems += pipeline.ambiguous_tied_modules(layers, assembler.shapes)
         if self.ranks.tp == 1:
-            self.problems += deepspeed_pipeline.misplaced(layers, joining.shapes)
+            self.problems += pipeline.misplaced_layers(layers, assembler.shapes)
         if low:
-            return deepspeed_pipeline.module_pipeline(layers, joining.shapes)
-        return deepspeed_pipeline.fp32_pipeline(layers, joining.masters_by_name())
+            return pipeline.module_pipeline(layers, assembler.shapes)
+        return pipeline.fp32_pipeline(layers, assembler.masters_by_name())
 
     @cached_property
     def frozen(self) -> dict[str, Tensor]:
@@ -271,8 +269,8 @@ class _Opening:
 
     def _worlds(self) -> dict[int, int]:
         """How many ranks each model-parallel rank's parameters are cut over; a missing one's like the others'."""
-        usual = next((p.world for p in self.placed.values() if p.world), self.ranks.dp)
-        return {mp: placed.world or usual for mp, placed in self.placed.items()}
+        usual = next((p.world for p in self.layouts.values() if p.world), self.ranks.dp)
+        return {mp: layout.world or usual for mp, layout in self.layouts.items()}
 
     def _prefix(self) -> str | None:
         """What the names of the optimizer states begin with; None without ZeRO."""
@@ -297,7 +295,7 @@ class _Opening:
 
     def _world_size(self) -> Fact:
         world = self.ranks.world
-        cut = {p.world * self.ranks.mps for p in self.placed.values() if p.world}
+        cut = {p.world * self.ranks.mps for p in self.layouts.values() if p.world}
         stated = (self.base.number("dp_world_size") or 0) * self.ranks.mps
         sources = (["partition_count"] if world in cut else []) + (["dp_world_size"] if stated else [])
         agree = not stated or max(cut, default=0) <= stated

@@ -14,7 +14,6 @@ group, M the model-parallel rank, which counts pipeline stages and tensor-parall
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from ckptools.files.opening import check_stays_inside, reading
 from ckptools.formats.shared.several import several
 from ckptools.formats.shared.trackers import is_plain_name, text_of
 from ckptools.model.values import describe_for_error
+from ckptools.text import few
 
 Part = Literal["model", "optim", "layer", "expert", "expert optim"]
 
@@ -102,14 +102,14 @@ def is_tag_folder(folder: Path) -> bool:
 def looks_like(path: Path) -> bool:
     """Whether a path leads to a DeepSpeed checkpoint, by names and the few bytes of `latest`."""
     if not path.is_dir():
-        return parse(path) is not None or _is_atom(path)
+        return parse(path) is not None or _is_slot_file(path)
     if is_tag_folder(path) or _tags(path):
         return True
     pointer = _pointer(path)
     return pointer is not None and ((path / "zero_to_fp32.py").exists() or "global_step" in text_of(pointer))
 
 
-def _is_atom(path: Path) -> bool:
+def _is_slot_file(path: Path) -> bool:
     """Whether a file is one of the small ones of a universal checkpoint: `<tag>/zero/<name>/fp32.pt`."""
     zero = path.parent.parent
     return path.suffix == ".pt" and path.is_file() and zero.name == "zero" and is_tag_folder(zero.parent)
@@ -157,14 +157,9 @@ def _pointed(pointer: Path, follow_symlinks: bool) -> Path:
     if not follow_symlinks:
         check_stays_inside(folder, pointer.parent)
     if not folder.is_dir() or not is_tag_folder(folder):
-        here = _listed(_tags(pointer.parent)) or "no other checkpoint"
+        here = few([tag.name for tag in _tags(pointer.parent)]) or "no other checkpoint"
         what = "holds no DeepSpeed files" if folder.is_dir() else "is not there"
         raise ReadError(
             pointer, f"names the tag {describe_for_error(tag)}, which {what}; here are {here}: name the one you mean"
         )
     return folder
-
-
-def _listed(tags: Iterable[Path]) -> str:
-    names = [tag.name for tag in tags]
-    return ", ".join(names[:8]) + (", …" if len(names) > 8 else "")

@@ -43,7 +43,7 @@ def layer_names(layers: Layers, shapes: Mapping[str, Ints]) -> dict[tuple[int, s
     return named
 
 
-def unsure(layers: Layers, shapes: Mapping[str, Ints]) -> Iterator[Problem]:
+def ambiguous_tied_modules(layers: Layers, shapes: Mapping[str, Ints]) -> Iterator[Problem]:
     """Tied modules of which it is not sure which layer's file is theirs."""
     named = set(layer_names(layers, shapes).values())
     for name, parameters in _tied(shapes).items():
@@ -54,7 +54,7 @@ def unsure(layers: Layers, shapes: Mapping[str, Ints]) -> Iterator[Problem]:
             yield Problem(Code.LAYOUT_DISAGREES, text, None, f"{TIED}{name}", severity="warning")
 
 
-def misplaced(layers: Layers, shapes: Mapping[str, Ints]) -> Iterator[Problem]:
+def misplaced_layers(layers: Layers, shapes: Mapping[str, Ints]) -> Iterator[Problem]:
     """Layers whose file cannot be theirs: another shape than the optimizer was told, or the bytes of another layer.
 
     Layers of one kind have the same shapes, but no two that are trained hold the same values in all of them.

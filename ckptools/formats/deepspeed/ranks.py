@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ckptools.formats.deepspeed.files import Files
-from ckptools.formats.deepspeed.layout import MAX_WORLD
+from ckptools.formats.deepspeed.partition_layout import MAX_WORLD
 from ckptools.formats.deepspeed.states import ModelStates
 from ckptools.model.checkpoint import RankFile
 

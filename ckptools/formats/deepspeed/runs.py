@@ -1,8 +1,8 @@
 """Runs: which consecutive elements of which parameter a rank's flat tensors hold, and tensors put together of them.
 
 ZeRO cuts flattened parameters over the ranks. Where each piece belongs follows from names, shapes and lengths alone:
-for stages 1 and 2 in `deepspeed.flat`, for stage 3 in `deepspeed.stage3`. What they find are `Run`s; here runs and
-the flat tensors that hold them become shards, by `shared.flat_runs`.
+for stages 1 and 2 in `deepspeed.stage_1_and_2`, for stage 3 in `deepspeed.stage3`. What they find are `Run`s; here
+they and the flat tensors that hold them become shards, by `shared.flat_runs`.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptools.errors import ReadError
-from ckptools.formats.deepspeed.flat import mapped
+from ckptools.formats.deepspeed.stage_1_and_2 import mapped
 from ckptools.model.regions import Ints
 from ckptools.model.tensor import Tensor
 from ckptools.model.values import Opaque

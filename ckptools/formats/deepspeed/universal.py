@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from ckptools.files.opening import check_stays_inside, reading
-from ckptools.formats.deepspeed import module as deepspeed_module
+from ckptools.formats.deepspeed import module_weights
+from ckptools.formats.deepspeed.assembler import frozen_parameters, names_by_param_group
 from ckptools.formats.deepspeed.files import GROUPED, Files
-from ckptools.formats.deepspeed.layout import MAX_WORLD
 from ckptools.formats.deepspeed.names import StateName, names_in
+from ckptools.formats.deepspeed.partition_layout import MAX_WORLD
 from ckptools.formats.deepspeed.states import FLAT, LAYOUT, ModelStates, OptimStates, Shapes, stage_of
-from ckptools.formats.deepspeed.tensors import frozen_parameters, names_by_param_group
 from ckptools.formats.options import Options
 from ckptools.formats.shared import rank_checks
 from ckptools.formats.shared.file_status import fault
@@ -42,7 +42,7 @@ NO_MODULE = (
 
 
 @dataclass(frozen=True)
-class Atom:
+class SlotFile:
     """A file of one slot of one parameter.
 
     Attributes:
@@ -64,16 +64,16 @@ def read(path: Path, folder: Path, options: Options, started: float) -> Checkpoi
         UnsafePathError: a file is a link out of the folder.
     """
     files = Files(folder, names_in(folder, options.follow_symlinks), options, path)
-    return _Opening(path, folder, files, _atoms(folder, options.follow_symlinks)).checkpoint(started)
+    return _Opening(path, folder, files, _slot_files(folder, options.follow_symlinks)).checkpoint(started)
 
 
-def _atoms(folder: Path, follow_symlinks: bool) -> list[Atom]:
+def _slot_files(folder: Path, follow_symlinks: bool) -> list[SlotFile]:
     found = []
     with reading(folder / "zero"):
         for parameter in sorted(p for p in (folder / "zero").iterdir() if p.is_dir()):
-            found += [Atom(parameter.name, p.stem, p) for p in sorted(parameter.iterdir()) if p.suffix == ".pt"]
+            found += [SlotFile(parameter.name, p.stem, p) for p in sorted(parameter.iterdir()) if p.suffix == ".pt"]
     if not follow_symlinks:
-        for path in {p for atom in found for p in (atom.path, atom.path.parent, folder / "zero")}:
+        for path in {p for file in found for p in (file.path, file.path.parent, folder / "zero")}:
             check_stays_inside(path, folder)
     return found
 
@@ -81,8 +81,8 @@ def _atoms(folder: Path, follow_symlinks: bool) -> list[Atom]:
 class _Opening:
     """The steps of opening a universal checkpoint."""
 
-    def __init__(self, path: Path, folder: Path, files: Files, atoms: list[Atom]) -> None:
-        self.path, self.folder, self.files, self.atoms = path, folder, files, atoms
+    def __init__(self, path: Path, folder: Path, files: Files, slot_files: list[SlotFile]) -> None:
+        self.path, self.folder, self.files, self.slot_files = path, folder, files, slot_files
         self.common = folder / "zero" / "optimizer_state.pt"
         self.problems: list[Problem] = []
         # Frozen parameters of ZeRO-3 are in pieces, one in every rank's model states.
@@ -96,7 +96,7 @@ class _Opening:
         self.shapes: Shapes = {fqn: shape for group in self.groups for fqn, shape in group.items()}
 
     def _own_files(self) -> Iterator[Path]:
-        yield from (atom.path for atom in self.atoms)
+        yield from (file.path for file in self.slot_files)
         if self.common.is_file():
             yield self.common
 
@@ -114,7 +114,7 @@ class _Opening:
         tree = self._tree()
         files = tuple(self._files())
         sections = find_sections(tree)
-        self.problems += self._of_files(files)
+        self.problems += self._check_files(files)
         self.problems += rank_checks.check_tensors(tensors_in(tree))
         saved = self.files.saved.values()
         world = (self.base.number("dp_world_size") or 1) * (self.base.number("mp_world_size") or 1)
@@ -135,7 +135,7 @@ class _Opening:
             cost=ReadCost(len(saved), time.perf_counter() - started, sum(s.bytes_read for s in saved)),
         )
 
-    def _of_files(self, files: tuple[RankFile, ...]) -> Iterator[Problem]:
+    def _check_files(self, files: tuple[RankFile, ...]) -> Iterator[Problem]:
         """Missing and damaged files, by their path in the folder: many are called the same."""
         for file in files:
             name = file.path.relative_to(self.folder)
@@ -164,14 +164,14 @@ class _Opening:
         module = self.base.module
         if self.files.options.weights == "module":
             if module is not None:
-                return deepspeed_module.module_model(self.base, self.shapes, self.sharded)
+                return module_weights.module_model(self.base, self.shapes, self.sharded)
             return {fqn: replace(t, shards=(), note=NO_MODULE) for fqn, t in self._stored(MASTER).items()}
         stored = self._stored(MASTER)
         trained = {fqn: t for fqn, t in stored.items() if fqn in self.shapes or module is None}
         others = self._frozen()
         others |= {fqn: t for fqn, t in stored.items() if fqn not in trained | others and self._only_here(fqn)}
         absent = {fqn: _absent(shape) for fqn, shape in self.shapes.items() if fqn not in stored}
-        return deepspeed_module.fp32_model(self.base, {**trained, **absent}, others, self.sharded)
+        return module_weights.fp32_model(self.base, {**trained, **absent}, others, self.sharded)
 
     def _frozen(self) -> dict[str, Tensor]:
         counts = [OptimStates(self.common, 0, 0, t).counts[0] for t in [self._common()] if "partition_count" in t]
@@ -187,7 +187,7 @@ class _Opening:
 
     def _state(self) -> dict[str, dict[str, Any]]:
         state: dict[str, dict[str, Any]] = {}
-        for slot in dict.fromkeys(atom.slot for atom in self.atoms if atom.slot != MASTER):
+        for slot in dict.fromkeys(file.slot for file in self.slot_files if file.slot != MASTER):
             for fqn, value in self._stored(slot).items():
                 state.setdefault(fqn, {})[slot] = value
         ordered = dict.fromkeys([*self.shapes, *state])
@@ -203,7 +203,9 @@ class _Opening:
 
     def _stored(self, slot: str) -> dict[str, Any]:
         """The value of a slot of every parameter that has it."""
-        trees = ((a.fqn, self.files.saved[a.path]) for a in self.atoms if a.slot == slot and a.path in self.files.saved)
+        trees = (
+            (a.fqn, self.files.saved[a.path]) for a in self.slot_files if a.slot == slot and a.path in self.files.saved
+        )
         return {fqn: self._value(fqn, slot, saved.tree) for fqn, saved in trees}
 
     def _value(self, fqn: str, slot: str, tree: Any) -> Any:
@@ -223,12 +225,12 @@ class _Opening:
         return any((m.number("mp_world_size") or 1) > 1 for m in self.models)
 
     def _files(self) -> Iterator[RankFile]:
-        parts = {atom.path: f"{atom.fqn}/{atom.slot}" for atom in self.atoms}
+        parts = {file.path: f"{file.fqn}/{file.slot}" for file in self.slot_files}
         for name in self.files.names:
             yield self.files.status(name.path, None, name.path.name.removesuffix(".pt"))
         for path in self._own_files():
             yield self.files.status(path, None, parts.get(path, path.stem))
-        stored = {atom.fqn for atom in self.atoms if atom.slot == MASTER}
+        stored = {file.fqn for file in self.slot_files if file.slot == MASTER}
         for fqn in self.shapes:
             if fqn not in stored:
                 yield RankFile(self.folder / "zero" / fqn / "fp32.pt", None, f"{fqn}/{MASTER}", "missing", 0, None)
@@ -239,7 +241,7 @@ class _Opening:
 
     def _slots_not_here(self) -> Iterator[tuple[str, str]]:
         """Slots that other parameters have: the flat state they were cut from has each slot for every one of them."""
-        here = {(atom.fqn, atom.slot) for atom in self.atoms}
+        here = {(file.fqn, file.slot) for file in self.slot_files}
         slots = dict.fromkeys(slot for fqn, slot in here if slot != MASTER and fqn in self.shapes)
         parameters = [fqn for fqn in self.shapes if (fqn, MASTER) in here]
         yield from ((fqn, slot) for fqn in parameters for slot in sorted(slots) if (fqn, slot) not in here)

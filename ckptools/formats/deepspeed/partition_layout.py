@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from ckptools.formats.deepspeed import flat as deepspeed_flat
-from ckptools.formats.deepspeed import stage3 as deepspeed_stage3
-from ckptools.formats.deepspeed.flat import Group, Refusal
+from ckptools.formats.deepspeed import stage3, stage_1_and_2
 from ckptools.formats.deepspeed.runs import Run
+from ckptools.formats.deepspeed.stage_1_and_2 import Group, Refusal
 from ckptools.formats.deepspeed.states import ModelStates, OptimStates, Shapes
 from ckptools.formats.shared.flat_runs import flat_source
 from ckptools.model.problems import Code, Problem
@@ -33,7 +32,7 @@ SHUFFLED = (
 
 
 @dataclass
-class Placed:
+class PartitionLayout:
     """The trainable parameters of one model-parallel rank.
 
     Attributes:
@@ -68,7 +67,9 @@ class Placed:
         self.runs.setdefault(run.fqn, []).append(run)
 
 
-def lay(mp: int, model: ModelStates | None, optims: Mapping[int, OptimStates], ranks: Iterable[int]) -> Placed:
+def plan_partitions(
+    mp: int, model: ModelStates | None, optims: Mapping[int, OptimStates], ranks: Iterable[int]
+) -> PartitionLayout:
     """Find the place of every trainable parameter.
 
     Args:
@@ -77,19 +78,19 @@ def lay(mp: int, model: ModelStates | None, optims: Mapping[int, OptimStates], r
         optims: its optimizer states, by rank in the ZeRO group.
         ranks: the ranks whose pieces are told; of ZeRO-3 there may be very many.
     """
-    placed = Placed(mp)
+    layout = PartitionLayout(mp)
     groups = _groups(model, optims)
-    placed.groups = [list(shapes) for shapes in groups]
-    placed.shapes = {fqn: shape for shapes in groups for fqn, shape in shapes.items()}
+    layout.groups = [list(shapes) for shapes in groups]
+    layout.shapes = {fqn: shape for shapes in groups for fqn, shape in shapes.items()}
     if not optims:
-        placed.refused = dict.fromkeys(placed.shapes, NO_OPTIMIZER)
-    elif not _worlds(placed, optims):
-        placed.refused = dict.fromkeys(placed.shapes, "the files disagree on the number of ranks")
+        layout.refused = dict.fromkeys(layout.shapes, NO_OPTIMIZER)
+    elif not _worlds(layout, optims):
+        layout.refused = dict.fromkeys(layout.shapes, "the files disagree on the number of ranks")
     elif next(iter(optims.values())).sharded:
-        _lay_pieces(placed, groups, optims, ranks)
+        _plan_stage3(layout, groups, optims, ranks)
     else:
-        _lay_partitions(placed, groups, model, optims)
-    return placed
+        _plan_groups(layout, groups, model, optims)
+    return layout
 
 
 def _groups(model: ModelStates | None, optims: Mapping[int, OptimStates]) -> list[Shapes]:
@@ -107,56 +108,58 @@ def _groups(model: ModelStates | None, optims: Mapping[int, OptimStates]) -> lis
     return groups
 
 
-def _worlds(placed: Placed, optims: Mapping[int, OptimStates]) -> bool:
+def _worlds(layout: PartitionLayout, optims: Mapping[int, OptimStates]) -> bool:
     """Whether all files say the same of the number of ranks."""
     first = min(optims)
     counts = optims[first].counts
-    placed.world = max(counts)
+    layout.world = max(counts)
     odd = next((dp for dp, optim in sorted(optims.items()) if optim.counts != counts), None)
     if odd is not None:
         text = f"partition_count {optims[odd].counts}, rank {first} has {counts}; the files are not of one run"
-        placed.problems.append(Problem(Code.WORLD_SIZES_DISAGREE, text, odd))
-    if placed.world > MAX_WORLD:
-        text = f"partition_count {placed.world} is more than any cluster has"
-        placed.problems.append(Problem(Code.WORLD_SIZES_DISAGREE, text, first))
-        placed.world = 0
-    return not placed.problems
+        layout.problems.append(Problem(Code.WORLD_SIZES_DISAGREE, text, odd))
+    if layout.world > MAX_WORLD:
+        text = f"partition_count {layout.world} is more than any cluster has"
+        layout.problems.append(Problem(Code.WORLD_SIZES_DISAGREE, text, first))
+        layout.world = 0
+    return not layout.problems
 
 
-def _lay_pieces(placed: Placed, groups: list[Shapes], optims: Mapping[int, OptimStates], ranks: Iterable[int]) -> None:
+def _plan_stage3(
+    layout: PartitionLayout, groups: list[Shapes], optims: Mapping[int, OptimStates], ranks: Iterable[int]
+) -> None:
     """ZeRO-3: one row of pieces per rank, in its sub-groups."""
     first = min(optims)
     lengths = _lengths(optims[first])
-    wanted = deepspeed_stage3.row_length(placed.shapes, placed.world)
+    wanted = stage3.row_length(layout.shapes, layout.world)
     for dp, optim in sorted(optims.items()):
         here = _lengths(optim)
         if sum(here) != wanted or here != lengths:
             text = (
                 f"rank {dp}: {sum(here)} elements in {len(here)} sub-groups ({', '.join(map(str, here[:8]))}), "
-                f"expected {wanted} for pieces of {len(placed.shapes)} parameters over {placed.world} ranks"
+                f"expected {wanted} for pieces of {len(layout.shapes)} parameters over {layout.world} ranks"
             )
             swapped = (optim.path.parent / "offloaded_tensors").is_dir()
             why = "swapped out to offloaded_tensors" if swapped else "the files are not of one run, or damaged"
-            placed.refuse(placed.shapes, f"{text}; {why}", rank=dp)
+            layout.refuse(layout.shapes, f"{text}; {why}", rank=dp)
             return
-    if _other_state(placed, optims, len(lengths)) or not lengths:
+    if _other_state(layout, optims, len(lengths)) or not lengths:
         return
-    placed.lengths = lengths
-    names: list[dict[str, None]] = [dict.fromkeys(g) for g in placed.groups] if len(groups) == len(lengths) else []
+    layout.lengths = lengths
+    names: list[dict[str, None]] = [dict.fromkeys(g) for g in layout.groups] if len(groups) == len(lengths) else []
     names = names or [{} for _ in lengths]
-    for run in deepspeed_stage3.runs(placed.mp, placed.shapes, placed.world, lengths, ranks):
-        placed.add(run)
+    for run in stage3.runs(layout.mp, layout.shapes, layout.world, lengths, ranks):
+        layout.add(run)
         names[run.where[2]][run.fqn] = None
-    placed.groups = [list(group) for group in names]
-    _refuse_other_partitions(placed, optims[first])
+    layout.groups = [list(group) for group in names]
+    _refuse_other_partitions(layout, optims[first])
 
 
-def _other_state(placed: Placed, optims: Mapping[int, OptimStates], groups: int) -> bool:
+def _other_state(layout: PartitionLayout, optims: Mapping[int, OptimStates], groups: int) -> bool:
     """Refuse when the optimizer numbers other things than the flat tensors."""
     odd = next((dp for dp, optim in sorted(optims.items()) if len(optim.slots) not in (0, groups)), None)
     if odd is not None:
         text = f"rank {odd}: the optimizer's state is of {len(optims[odd].slots)} tensors, expected {groups} flat ones"
-        placed.refuse(placed.shapes, text, rank=odd)
+        layout.refuse(layout.shapes, text, rank=odd)
     return odd is not None
 
 
@@ -165,17 +168,17 @@ def _lengths(optim: OptimStates) -> list[int]:
     return [source.shape[0] if source is not None else 0 for source in map(flat_source, optim.masters)]
 
 
-def _refuse_other_partitions(placed: Placed, optim: OptimStates) -> None:
+def _refuse_other_partitions(layout: PartitionLayout, optim: OptimStates) -> None:
     """Expert parameters of AutoEP are cut over their own ranks, which differ from expert to expert."""
     cuts = optim.tree.get("ds_zero_partition_groups")
     for k, cut in enumerate(cuts if isinstance(cuts, (list, tuple)) else ()):
         count = cut.get("partition_count") if isinstance(cut, dict) else None
-        if count not in (None, placed.world) and k < len(placed.groups):
-            placed.refuse(placed.groups[k], EXPERTS, Code.TENSOR_NOT_JOINED)
+        if count not in (None, layout.world) and k < len(layout.groups):
+            layout.refuse(layout.groups[k], EXPERTS, Code.TENSOR_NOT_JOINED)
 
 
-def _lay_partitions(
-    placed: Placed, groups: list[Shapes], model: ModelStates | None, optims: Mapping[int, OptimStates]
+def _plan_groups(
+    layout: PartitionLayout, groups: list[Shapes], model: ModelStates | None, optims: Mapping[int, OptimStates]
 ) -> None:
     """ZeRO-1 and 2: one partition per rank and group."""
     first = optims[min(optims)]
@@ -183,38 +186,40 @@ def _lay_partitions(
     odd = next((dp for dp, found in sorted(masters.items()) if len(found) != len(groups)), None)
     if odd is not None:
         text = f"rank {odd}: {len(masters[odd])} flat groups, expected {len(groups)} as param_shapes has"
-        placed.refuse(placed.shapes, text, rank=odd)
+        layout.refuse(layout.shapes, text, rank=odd)
         return
-    if _other_state(placed, optims, len(groups)):
+    if _other_state(layout, optims, len(groups)):
         return
     counts = first.counts * (len(groups) if len(first.counts) == 1 else 1)
     for k, shapes in enumerate(groups):
-        world = counts[k] if k < len(counts) else placed.world
-        placed.lengths.append(0)
-        if world != placed.world:
-            placed.refuse(shapes, EXPERTS, Code.TENSOR_NOT_JOINED)
+        world = counts[k] if k < len(counts) else layout.world
+        layout.lengths.append(0)
+        if world != layout.world:
+            layout.refuse(shapes, EXPERTS, Code.TENSOR_NOT_JOINED)
             continue
-        _lay_group(placed, Group(placed.mp, k, shapes, first.paddings(k, len(shapes)), world), model, optims)
+        _plan_group(layout, Group(layout.mp, k, shapes, first.paddings(k, len(shapes)), world), model, optims)
 
 
-def _lay_group(placed: Placed, group: Group, model: ModelStates | None, optims: Mapping[int, OptimStates]) -> None:
+def _plan_group(
+    layout: PartitionLayout, group: Group, model: ModelStates | None, optims: Mapping[int, OptimStates]
+) -> None:
     rows = {dp: flat_source(optim.masters[group.index]) for dp, optim in optims.items()}
     if None in rows.values():
         dp = next(dp for dp, row in sorted(rows.items()) if row is None)
-        placed.refuse(
+        layout.refuse(
             group.shapes, f"group {group.index}, rank {dp}: no flat fp32 tensor in {optims[dp].path.name}", rank=dp
         )
         return
     lengths = {dp: row.shape[0] for dp, row in rows.items() if row is not None}
     state = {dp: set(_state_lengths(optim, group.index)) for dp, optim in optims.items()}
-    partition = deepspeed_flat.partition_length(group, lengths, state)
-    odd = partition if isinstance(partition, Refusal) else _unlike_mappings(placed, group, partition, model, optims)
+    partition = stage_1_and_2.partition_length(group, lengths, state)
+    odd = partition if isinstance(partition, Refusal) else _unlike_mappings(layout, group, partition, model, optims)
     if isinstance(partition, Refusal) or odd is not None:
-        placed.refuse(group.shapes, odd.why if odd else "", rank=odd.rank if odd else None)
+        layout.refuse(group.shapes, odd.why if odd else "", rank=odd.rank if odd else None)
         return
-    placed.lengths[group.index] = partition
+    layout.lengths[group.index] = partition
     for run in group.runs(partition):
-        placed.add(run)
+        layout.add(run)
 
 
 def _state_lengths(optim: OptimStates, group: int) -> Iterator[int]:
@@ -226,12 +231,12 @@ def _state_lengths(optim: OptimStates, group: int) -> Iterator[int]:
 
 
 def _unlike_mappings(
-    placed: Placed, group: Group, partition: int, model: ModelStates | None, optims: Mapping[int, OptimStates]
+    layout: PartitionLayout, group: Group, partition: int, model: ModelStates | None, optims: Mapping[int, OptimStates]
 ) -> Refusal | None:
     """Hold the layout against `param_slice_mappings`, where there are any; return how they disagree."""
     found = {dp: optim.mappings() for dp, optim in optims.items()}
     said = {dp: m for dp, maps in found.items() if group.index < len(maps) and (m := maps[group.index]) is not None}
-    odd = deepspeed_flat.contradiction(group, partition, said)
+    odd = stage_1_and_2.contradiction(group, partition, said)
     if odd is None:
         confirmed = said or not any(group.paddings)
         return None if confirmed else Refusal(min(optims), "padding between parameters, and nothing that confirms it")
@@ -239,8 +244,8 @@ def _unlike_mappings(
         if len(said) < group.world:
             # Only all mappings together tell the order before the shuffle; until then nothing is wrong.
             return None
-        if deepspeed_flat.shuffled(group, partition, said):
-            if not any(p.message == SHUFFLED for p in placed.problems):
-                placed.problems.append(Problem(Code.LAYOUT_DISAGREES, SHUFFLED, severity="note"))
+        if stage_1_and_2.shuffled(group, partition, said):
+            if not any(p.message == SHUFFLED for p in layout.problems):
+                layout.problems.append(Problem(Code.LAYOUT_DISAGREES, SHUFFLED, severity="note"))
             return None
     return odd

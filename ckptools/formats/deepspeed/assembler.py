@@ -8,7 +8,7 @@ from math import prod
 from operator import eq
 from typing import Any
 
-from ckptools.formats.deepspeed.layout import Placed
+from ckptools.formats.deepspeed.partition_layout import PartitionLayout
 from ckptools.formats.deepspeed.runs import Place, Run, Where, places, shards_at
 from ckptools.formats.deepspeed.states import ModelStates, OptimStates, group_of_ids
 from ckptools.formats.shared.copied_files import stated_checksum
@@ -46,11 +46,11 @@ class Slot:
     divided: set[Holder] = field(default_factory=set)
 
 
-class Joining:
+class ZeroAssembler:
     """Puts the parameters of all model-parallel ranks together.
 
     Attributes:
-        placed: where they lie, by model-parallel rank.
+        layouts: where they lie, by model-parallel rank.
         rank_of: the global rank that holds a flat tensor.
         world: how many ranks there are.
         problems: what is wrong with the tensors.
@@ -59,41 +59,41 @@ class Joining:
 
     def __init__(
         self,
-        placed: Mapping[int, Placed],
+        layouts: Mapping[int, PartitionLayout],
         optims: Mapping[tuple[int, int], OptimStates],
         rank_of: Callable[[Where], int],
         world: int,
     ) -> None:
-        self.placed, self.rank_of, self.world = placed, rank_of, world
+        self.layouts, self.rank_of, self.world = layouts, rank_of, world
         self.problems: list[Problem] = []
         self.differing: dict[KeyPath, list[int]] = {}
         self.optims = optims
         self.masters: dict[Where, Source] = {}
         self.slots: dict[str, Slot] = {}
         for (mp, dp), optim in optims.items():
-            self._take(placed[mp], mp, dp, optim)
+            self._take(layouts[mp], mp, dp, optim)
         self.shapes: dict[str, Ints] = {}
         self.refused: dict[str, str] = {}
         self._known: dict[str, list[Place]] = {}
-        for one in placed.values():
+        for one in layouts.values():
             for fqn, shape in one.shapes.items():
                 self.shapes.setdefault(fqn, shape)
             self.refused |= one.refused
 
-    def _take(self, placed: Placed, mp: int, dp: int, optim: OptimStates) -> None:
+    def _take(self, layout: PartitionLayout, mp: int, dp: int, optim: OptimStates) -> None:
         """Sort what one rank's file holds by group and slot."""
         for k, source in enumerate(map(flat_source, optim.masters)):
             if source is not None:
                 self.masters[mp, dp, k] = source
         for k, entry in enumerate(optim.slots):
-            length = placed.lengths[k] if k < len(placed.lengths) else 0
+            length = layout.lengths[k] if k < len(layout.lengths) else 0
             stored = self.masters[mp, dp, k].shape[0] if (mp, dp, k) in self.masters else length
             for name, value in entry.items():
                 _sort(self.slots.setdefault(str(name), Slot()), str(name), (mp, dp, k), value, {length, stored})
 
     def check_shapes(self) -> None:
         """Pipeline stages that hold one parameter must agree on its shape; tensor-parallel ranks need not."""
-        for one in self.placed.values():
+        for one in self.layouts.values():
             for fqn, shape in one.shapes.items():
                 if shape != self.shapes[fqn]:
                     text = f"shape {list(shape)} on model-parallel rank {one.mp}, {list(self.shapes[fqn])} on another"
@@ -114,7 +114,7 @@ class Joining:
     def _places(self, fqn: str) -> list[Place]:
         """Where a parameter lies; the same for its fp32 copy and every slot of its state."""
         if fqn not in self._known:
-            runs = [run for one in self.placed.values() for run in one.runs.get(fqn, ())]
+            runs = [run for one in self.layouts.values() for run in one.runs.get(fqn, ())]
             self._known[fqn] = places(self.shapes[fqn], runs, self.rank_of)
         return self._known[fqn]
 
@@ -141,7 +141,7 @@ class Joining:
     def _holders(self) -> dict[str, list[Holder]]:
         """The flat tensors that hold each parameter."""
         holders: dict[str, list[Holder]] = {fqn: [] for fqn in self.shapes}
-        for mp, one in self.placed.items():
+        for mp, one in self.layouts.items():
             for k, names in enumerate(one.groups):
                 for fqn in names:
                     holders[fqn].append((mp, k))
@@ -150,7 +150,7 @@ class Joining:
     def _slot(self, fqn: str, name: str, slot: Slot, holders: Sequence[Holder], shared: dict[Holder, Any]) -> Any:
         odd = next((h for h in holders if h in slot.others), None)
         if odd is not None and fqn not in self.refused:
-            tensor, length = slot.others[odd], self.placed[odd[0]].lengths[odd[1]]
+            tensor, length = slot.others[odd], self.layouts[odd[0]].lengths[odd[1]]
             note = NOT_PER_ELEMENT.format(numel=tensor.numel, length=length)
             return Tensor(tensor.shape, tensor.dtype, (), note=note)
         if odd is not None or any(h in slot.divided for h in holders):
@@ -175,7 +175,7 @@ class Joining:
     def param_groups(self) -> list[dict[str, Any]]:
         """The param groups with the names of their parameters; those of pipeline stages are joined."""
         joined_groups: list[dict[str, Any]] = []
-        for mp, one in self.placed.items():
+        for mp, one in self.layouts.items():
             ranked = [(self.rank_of((mp, dp, 0)), o.param_groups) for (m, dp), o in self.optims.items() if m == mp]
             groups = self._merged_groups(ranked) if ranked else []
             names = names_by_param_group(groups, one.groups)

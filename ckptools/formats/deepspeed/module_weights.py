@@ -89,7 +89,7 @@ def module_model(model: ModelStates, shapes: Mapping[str, Ints], sharded: bool) 
     return found
 
 
-def differing(modules: Sequence[tuple[int, Mapping[str, Any]]]) -> Iterator[Problem]:
+def differing_buffers(modules: Sequence[tuple[int, Mapping[str, Any]]]) -> Iterator[Problem]:
     """Buffers that differ between the ranks of ZeRO-3, which alone saves every rank's: told by their checksums."""
     first, module = modules[0]
     for fqn, value in module.items():
@@ -101,7 +101,7 @@ def differing(modules: Sequence[tuple[int, Mapping[str, Any]]]) -> Iterator[Prob
             yield Problem(Code.COPIES_DIFFER, text, odd, f"model.{fqn}", severity="warning")
 
 
-def other_shapes(model: ModelStates, shapes: Mapping[str, Ints], sharded: bool) -> Iterator[Problem]:
+def mismatched_shapes(model: ModelStates, shapes: Mapping[str, Ints], sharded: bool) -> Iterator[Problem]:
     """Parameters whose shape in `module` is not the one that the optimizer was told."""
     for fqn, value in (model.module or {}).items() if not sharded else ():
         if isinstance(value, Tensor) and value.shape != shapes.get(fqn, value.shape):
