@@ -57,6 +57,18 @@ def test_imports_point_one_way(path):
     assert {name for name in imported(path) if layer(name) > own} == set()
 
 
+SIDE_BY_SIDE = ("checks", "consolidate", "views")
+"""Rooms that know nothing of each other; what two of them need lies below both."""
+
+
+@pytest.mark.parametrize("room", SIDE_BY_SIDE)
+def test_checks_consolidate_and_views_do_not_import_each_other_even_inside_of_functions(room):
+    others = tuple(f"ckptools.{other}" for other in SIDE_BY_SIDE if other != room)
+    nodes = [(path, node) for path in (PACKAGE / room).rglob("*.py") for node in ast.walk(ast.parse(path.read_text()))]
+    found = [(path, f"{n.module}.{a.name}") for path, n in nodes if isinstance(n, ast.ImportFrom) for a in n.names]
+    assert [(path.name, name) for path, name in found if name.startswith(others)] == []
+
+
 def test_importing_ckptools_imports_neither_torch_nor_numpy_nor_rich():
     code = "import sys, ckptools, ckptools.cli; print([m for m in ('torch', 'numpy', 'rich') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -139,7 +139,7 @@ def consolidate(
     )
     with ProgressLine() as line:
         done = run(checkpoint, out, options, line, line.expect)
-    _tell(done, dry_run, copies)
+    _tell(done, copies)
 
 
 _UNITS = {"": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4}
@@ -162,13 +162,12 @@ def _bytes(text: str | None) -> int | None:
     return int(float(found[1]) * unit)
 
 
-def _tell(done: Consolidated, dry_run: bool, copies: bool) -> None:
-    from ckptools.views import written
+def _tell(done: Consolidated, copies: bool) -> None:
+    from ckptools.views import consolidation
 
-    for row in written.summary(done, dry_run):
+    for row in consolidation.summary(done):
         show(row)
-    if dry_run and copies:
-        for row in written.copies(done):
-            show(row)
-    for row in written.remarks(done, dry_run):
+    for row in consolidation.copies(done.planned) if copies and done.planned else ():
+        show(row)
+    for row in consolidation.remarks(done):
         say(row)

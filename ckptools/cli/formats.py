@@ -12,6 +12,7 @@ def formats(json: AsJson = False) -> None:
     In the order in which they are tried. Other packages bring more through the entry point group ckptools.formats;
     theirs are tried first.
     """
+    from ckptools.consolidate.writers import WRITERS
     from ckptools.views.known_formats import known_formats_json, known_formats_text
 
-    show(known_formats_json() if json else known_formats_text())
+    show(known_formats_json(WRITERS) if json else known_formats_text(WRITERS))

@@ -5,10 +5,12 @@ It can be printed, shared between threads, and run in any order.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from ckptools.dtypes import ITEMSIZE
+from ckptools.model.consolidation import PlannedCopy, PlannedReading
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Shard, Tensor
 from ckptools.tensor_io.byte_plan import Band, Copy, parts_of
@@ -40,6 +42,40 @@ class Job:
     def parts(self) -> Iterable[Copy | Band]:
         """Copies or bands in ascending order of their offset, without gaps; made when they are asked for."""
         return parts_of(self.tensor, self.dtype)
+
+
+@dataclass(frozen=True)
+class PlannedCopies:
+    """Every copy of a plan, made when they are gone through.
+
+    Attributes:
+        jobs: the tensors of the output.
+        targets: files of the output, as the jobs number them.
+    """
+
+    jobs: Sequence[Job]
+    targets: Sequence[Path]
+
+    def __iter__(self) -> Iterator[PlannedCopy]:
+        for job in self.jobs:
+            for part in job.parts():
+                source = (part.source, part.source_offset) if isinstance(part, Copy) else part.box
+                yield PlannedCopy(job.fqn, source, self.targets[job.file], job.offset + part.offset, part.nbytes)
+
+
+def planned_reading(jobs: Sequence[Job], targets: Sequence[Path]) -> PlannedReading:
+    """What writing some tensors into some files would read."""
+    sources = {shard.source.path for job in jobs for shard in job.tensor.shards if shard.source}
+    return PlannedReading(sum(job.tensor.nbytes for job in jobs), len(sources), PlannedCopies(jobs, targets))
+
+
+def converted(jobs: Iterable[Job]) -> dict[tuple[str, str], int]:
+    """How many tensors change their dtype, by the dtype that they have and the one that they get."""
+    names: dict[tuple[str, str], set[str]] = {}
+    for job in jobs:
+        if job.dtype != job.tensor.dtype:
+            names.setdefault((job.tensor.dtype, job.dtype), set()).add(job.fqn)
+    return {dtypes: len(fqns) for dtypes, fqns in names.items()}
 
 
 def row_pieces(tensor: Tensor, count: int) -> Iterator[tuple[Box, Tensor]]:

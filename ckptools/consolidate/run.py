@@ -16,6 +16,7 @@ from ckptools.consolidate.named_state import by_name
 from ckptools.consolidate.naming import Output, output_of
 from ckptools.consolidate.options import ConsolidateOptions, full_dtype, hole_rule, tied_rule
 from ckptools.consolidate.output import check_folder, check_not_among, check_place, check_space
+from ckptools.consolidate.plan import converted, planned_reading
 from ckptools.consolidate.publish import Proofs, Seen, write
 from ckptools.consolidate.result import Consolidated
 from ckptools.consolidate.selection import Selection
@@ -78,8 +79,11 @@ def consolidate(
         if not options.dry_run:
             planned(_nbytes_to_come(layout, first, options.check))
             seen = write(whole, layout, output.new_folder, texts, files, proofs, options.threads, progress)
-    seconds = 0.0 if options.dry_run else time.perf_counter() - started
-    done = _result(selection, layout, paths, seconds, seen)
+    done = _result(selection, layout, paths, seen)
+    if options.dry_run:
+        done = replace(done, planned=planned_reading(layout.jobs, [path for path, _ in layout.files]))
+    else:
+        done = replace(done, seconds=time.perf_counter() - started)
     return done if options.only else replace(done, not_asked=_not_asked(whole, part))
 
 
@@ -131,18 +135,21 @@ def _not_asked(checkpoint: Checkpoint, part: str) -> dict[str, int]:
     return {s.name: sum(1 for _ in tensors_in(s.value)) for s in others}
 
 
-def _result(selection: Selection, layout: Layout, texts: Sequence[Path], seconds: float, seen: Seen) -> Consolidated:
+def _result(selection: Selection, layout: Layout, texts: Sequence[Path], seen: Seen) -> Consolidated:
     return Consolidated(
         files=(*((p for p, _ in layout.files) if layout.folder is None else [layout.folder]), *texts),
+        data_files=sum(path.name != ".metadata" for path, _ in layout.files),
         nbytes=layout.nbytes,
         tensors=len(layout.jobs) if layout.tensors is None else layout.tensors,
-        seconds=seconds,
+        seconds=0.0,
         left_out={fqn_of(p): why for p, why in selection.left_out.items()},
         missing={fqn_of(p): tuple(map(str, boxes)) for p, boxes in selection.missing.items()},
         needs=layout.needs,
         tied=dict(layout.tied),
         notes=(*selection.notes, *layout.notes),
+        load=layout.load,
         layout=layout,
+        converted=converted(layout.jobs),
         checksums=None if seen.right is None else count(layout.jobs, seen.right),
         odd=seen.odd,
         read_back=seen.read_back,

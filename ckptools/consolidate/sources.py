@@ -13,24 +13,12 @@ from dataclasses import dataclass, field, replace
 from ckptools.consolidate.plan import Job
 from ckptools.errors import original_of
 from ckptools.files.opening import OpenFiles
+from ckptools.model.consolidation import SourceChecksums
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Tensor
 from ckptools.tensor_io.records import Progress, Record, damaged, stored
 from ckptools.text import and_others, plural
-
-
-@dataclass(frozen=True)
-class SourceChecksums:
-    """The source's checksums, compared.
-
-    Attributes:
-        right: how many records have the CRC-32 that they state.
-        without: how many state none.
-    """
-
-    right: int
-    without: int
 
 
 @dataclass(frozen=True)

@@ -1,37 +1,45 @@
-"""The formats that are read and written, as a page and as JSON."""
+"""The formats that are read and written, as text and as JSON."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Protocol
 
-from ckptools.consolidate.writers import WRITERS
 from ckptools.formats import FORMATS
 from ckptools.formats.plugins import formats_from_outside
 from ckptools.text import printable
 
 
-def known_formats_text() -> str:
+class OutputFormat(Protocol):
+    """What is shown of a format that is written.
+
+    Attributes:
+        NAME: an identifier.
+        WRITES: what it writes, in one line.
+        SUFFIXES: of the output names that ask for it.
+    """
+
+    NAME: str
+    WRITES: str
+    SUFFIXES: tuple[str, ...]
+
+
+def known_formats_text(outputs: Sequence[OutputFormat]) -> str:
     """Every format that is read, in the order of trying, then every one that is written; two lines each."""
-    return "\n".join(
-        ["read, the first that recognises a path:", *_read(), "", "written, by the suffix of the output:", *_written()]
-    )
+    lines = ["read, the first that recognises a path:"]
+    for known in (*formats_from_outside(), *FORMATS):
+        lines.append(f"  {printable(known.NAME)}: {printable(known.READS)}")
+        lines.append(f"      known by {printable(known.KNOWN_BY)}")
+    lines += ["", "written, by the suffix of the output:"]
+    for output in outputs:
+        lines.append(f"  {output.NAME}: {output.WRITES}")
+        lines.append(f"      {', '.join(output.SUFFIXES)}")
+    return "\n".join(lines)
 
 
-def _read() -> Iterator[str]:
-    for format_ in (*formats_from_outside(), *FORMATS):
-        yield f"  {printable(format_.NAME)}: {printable(format_.READS)}"
-        yield f"      known by {printable(format_.KNOWN_BY)}"
-
-
-def _written() -> Iterator[str]:
-    for writer in WRITERS:
-        yield f"  {writer.NAME}: {writer.WRITES}"
-        yield f"      {', '.join(writer.SUFFIXES)}"
-
-
-def known_formats_json() -> str:
-    """The same for programs."""
+def known_formats_json(outputs: Sequence[OutputFormat]) -> str:
+    """Every format that is read and every one that is written, as one JSON object."""
     read = [{"name": f.NAME, "reads": f.READS, "known_by": f.KNOWN_BY} for f in (*formats_from_outside(), *FORMATS)]
-    written = [{"name": w.NAME, "writes": w.WRITES, "suffixes": list(w.SUFFIXES)} for w in WRITERS]
+    written = [{"name": o.NAME, "writes": o.WRITES, "suffixes": list(o.SUFFIXES)} for o in outputs]
     return json.dumps({"schema": "ckptools/formats/1", "read": read, "written": written}, indent=2)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ckptools.dtypes import short
+from ckptools.model.consolidation import ConsolidationReport, PlannedCopy, PlannedReading, SourceChecksums
+from ckptools.model.regions import Box
 from ckptools.text import and_more, clip, duration, few, plural, printable, size
 from ckptools.views.tables import Column, table
-
-if TYPE_CHECKING:
-    from ckptools.consolidate.result import Consolidated
-    from ckptools.consolidate.sources import SourceChecksums
 
 MAX_NAMED = 5
 
@@ -20,25 +17,19 @@ COPY_COLUMNS = tuple(Column(f"{title}  ") for title in ("tensor", "from file", "
 """Two blanks behind each title keep short numbers under it apart."""
 
 
-def summary(done: Consolidated, dry_run: bool) -> Iterator[str]:
+def summary(done: ConsolidationReport) -> Iterator[str]:
     """The lines for stdout: each file, and the tensors in it."""
-    verb = "would write" if dry_run else "wrote"
-    data = [path for path, _ in done.layout.files if path.name != ".metadata"]
+    verb = "would write" if done.dry_run else "wrote"
     for path in done.files:
         yield printable(f"{verb} {path}")
-    took = f" in {duration(done.seconds)}" if not dry_run else ""
-    files = f" in {len(data)} files" if len(data) > 1 else ""
+    took = "" if done.dry_run else f" in {duration(done.seconds)}"
+    files = f" in {done.data_files} files" if done.data_files > 1 else ""
     yield f"{plural(done.tensors, 'tensor')}, {size(done.nbytes)}{files}{took}"
-    changed: dict[tuple[str, str], set[str]] = {}
-    for job in done.layout.jobs:
-        if job.dtype != job.tensor.dtype:
-            key = (short(job.tensor.dtype), short(job.dtype))
-            changed.setdefault(key, set()).add(job.fqn)
-    for (old, new), names in changed.items():
-        yield f"dtype {old} -> {new}, to nearest even: {plural(len(names), 'tensor')}"
-    if dry_run:
-        yield _reads(done)
-    yield f"source checksums: {_checksums(done.checksums, dry_run)}"
+    for (old, new), tensors in done.converted.items():
+        yield f"dtype {short(old)} -> {short(new)}, to nearest even: {plural(tensors, 'tensor')}"
+    if done.planned is not None:
+        yield _reads(done.planned)
+    yield f"source checksums: {_checksums(done.checksums, done.dry_run)}"
     if done.read_back:
         yield f"checked: {done.read_back}"
 
@@ -53,33 +44,27 @@ def _checksums(found: SourceChecksums | None, dry_run: bool) -> str:
     return f"{plural(found.right, 'record')} right{without}"
 
 
-def _reads(done: Consolidated) -> str:
-    sources = {s.source.path for job in done.layout.jobs for s in job.tensor.shards if s.source}
-    parts = sum(1 for job in done.layout.jobs for _ in job.parts())
-    nbytes = sum(job.tensor.nbytes for job in done.layout.jobs)
-    return f"reads {size(nbytes)} of {plural(len(sources), 'file')}, {plural(parts, 'copy').replace('copys', 'copies')}"
+def _reads(planned: PlannedReading) -> str:
+    copies = plural(sum(1 for _ in planned.copies), "copy", "copies")
+    return f"reads {size(planned.nbytes)} of {plural(planned.files, 'file')}, {copies}"
 
 
-def copies(done: Consolidated) -> Iterator[str]:
-    """Every copy of the plan: tensor, from which file and offset, to which file and offset, how many bytes."""
-    from ckptools.tensor_io.byte_plan import Copy
-
-    rows = []
-    for job in done.layout.jobs:
-        target = done.layout.files[job.file][0].name
-        for part in job.parts():
-            # A band is put together in memory from the shards that meet its box.
-            source = (part.source.name, part.source_offset) if isinstance(part, Copy) else ("several", part.box)
-            rows.append([job.fqn, source[0], str(source[1]), target, str(job.offset + part.offset), str(part.nbytes)])
-    yield from table(COPY_COLUMNS, rows)
+def copies(planned: PlannedReading) -> list[str]:
+    """The table of every copy: tensor, from which file and offset, to which file and offset, how many bytes."""
+    return table(COPY_COLUMNS, [_copy_cells(copy) for copy in planned.copies])
 
 
-def _listed_in(done: Consolidated) -> Path:
+def _copy_cells(copy: PlannedCopy) -> list[str]:
+    source = ("several", copy.source) if isinstance(copy.source, Box) else (copy.source[0].name, copy.source[1])
+    return [copy.fqn, source[0], str(source[1]), copy.target.name, str(copy.offset), str(copy.nbytes)]
+
+
+def _listed_in(done: ConsolidationReport) -> Path:
     """The file that lists what is not there."""
     return next(path for path in done.files if path.name.endswith(".left-out.json"))
 
 
-def _filled(done: Consolidated) -> Iterator[str]:
+def _filled(done: ConsolidationReport) -> Iterator[str]:
     """Tensors that were written although no file holds some of them."""
     names = [name for name in done.missing if name not in done.left_out]
     for name in names[:MAX_NAMED]:
@@ -88,7 +73,7 @@ def _filled(done: Consolidated) -> Iterator[str]:
         yield f"filled: {len(names) - MAX_NAMED} more; all regions are in {_listed_in(done)}"
 
 
-def remarks(done: Consolidated, dry_run: bool) -> Iterator[str]:
+def remarks(done: ConsolidationReport) -> Iterator[str]:
     """The lines for stderr: what the user should know although it went well, and how to load it."""
     yield from (f"note: {note}" for note in done.notes)
     for name, why in list(done.left_out.items())[:MAX_NAMED]:
@@ -109,11 +94,11 @@ def remarks(done: Consolidated, dry_run: bool) -> Iterator[str]:
             "weights_only=False, or these in torch.serialization.safe_globals"
         )
     yield from _not_asked(done)
-    if not dry_run:
+    if not done.dry_run:
         yield f"load: {done.load}"
 
 
-def _not_asked(done: Consolidated) -> Iterator[str]:
+def _not_asked(done: ConsolidationReport) -> Iterator[str]:
     """What the checkpoint holds beside the part that is written by default."""
     if not done.not_asked:
         return

@@ -1,0 +1,104 @@
+"""What consolidating returns: the files, and everything that a user should know about them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ckptools.model.regions import Box
+
+
+@dataclass(frozen=True)
+class SourceChecksums:
+    """The source's checksums, compared.
+
+    Attributes:
+        right: how many records have the CRC-32 that they state.
+        without: how many state none.
+    """
+
+    right: int
+    without: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCopy:
+    """Consecutive bytes of the output, and where they come from.
+
+    Attributes:
+        fqn: the tensor that they belong to.
+        source: file and byte offset; or the region of the tensor, where it is put together from several shards.
+        target: file of the output.
+        offset: byte offset in it.
+        nbytes: how many.
+    """
+
+    fqn: str
+    source: tuple[Path, int] | Box
+    target: Path
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class PlannedReading:
+    """What would be read to write an output.
+
+    Attributes:
+        nbytes: bytes of tensors.
+        files: number of files that they are in.
+        copies: every copy of the plan, made anew each time they are gone through: there may be millions.
+    """
+
+    nbytes: int
+    files: int
+    copies: Iterable[PlannedCopy] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class ConsolidationReport:
+    """What was written, or would be.
+
+    Attributes:
+        files: paths of the output, data files first; a folder that is one output stands for what is in it.
+        data_files: number of files that tensors are in.
+        nbytes: bytes of the tensors' files.
+        tensors: number of tensors.
+        seconds: wall time; 0 for a dry run.
+        left_out: names that were not written, with the reason.
+        missing: names of tensors with holes, left out or filled, with the regions that no file holds.
+        needs: classes in a `.pt` that plain `torch.load` does not make; none without `keep_types`.
+        tied: names that share the bytes of an earlier name, with that name.
+        notes: what the user should know.
+        load: the line of Python that loads the output.
+        converted: number of tensors by the dtype that they have in the source, and another that they get.
+        planned: what would be read, for a dry run; None where the output was written.
+        not_asked: sections that were not written because nobody asked for them, with how many tensors each has.
+        checksums: how the source's checksums were compared; None when they were not.
+        odd: names of tensors in which NaN or infinity was seen on the way.
+        read_back: how the output was read back and compared; empty when it was not.
+    """
+
+    files: tuple[Path, ...]
+    data_files: int
+    nbytes: int
+    tensors: int
+    seconds: float
+    left_out: dict[str, str]
+    missing: dict[str, tuple[str, ...]]
+    needs: tuple[str, ...]
+    tied: dict[str, str]
+    notes: tuple[str, ...]
+    load: str
+    converted: dict[tuple[str, str], int] = field(default_factory=dict)
+    planned: PlannedReading | None = None
+    checksums: SourceChecksums | None = None
+    odd: tuple[str, ...] = ()
+    read_back: str = ""
+    not_asked: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def dry_run(self) -> bool:
+        """Whether nothing was written."""
+        return self.planned is not None
