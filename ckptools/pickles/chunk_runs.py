@@ -21,7 +21,7 @@ from ckptools.model.values import Global
 from ckptools.pickles.shard_runs import INT, UnusualError, ints_of
 
 if TYPE_CHECKING:
-    from ckptools.pickles.machine import Machine
+    from ckptools.pickles.machine_state import MachineState
 
 CHUNK, INDEX, PLACE, SIZE = "ChunkStorageMetadata", "MetadataIndex", "_StorageInfo", "Size"
 WORDS = frozenset(("offsets", "sizes", "fqn", "index", "offset", "relative_path", "length"))
@@ -100,8 +100,8 @@ class ChunkReader:
         runs: whether any entry was read so.
     """
 
-    def __init__(self, machine: Machine, fast: bool) -> None:
-        self.machine: Machine = proxy(machine)  # no cycle: a machine goes when its file has been read
+    def __init__(self, machine: MachineState, fast: bool) -> None:
+        self.machine: MachineState = proxy(machine)  # no cycle: a machine goes when its file has been read
         self.trigger: Global | None = None
         self.runs = False
         self._uncounted = 0

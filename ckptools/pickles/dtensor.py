@@ -28,7 +28,7 @@ from ckptools.model.values import Opaque, describe_for_error
 from ckptools.pickles.sharded import attributes
 
 if TYPE_CHECKING:
-    from ckptools.pickles.machine import Machine
+    from ckptools.pickles.machine_state import MachineState
 
 MAX_MESH = 1 << 20
 """Ranks in a mesh; more than any cluster has, few enough to list."""
@@ -84,7 +84,7 @@ class Placement:
         return f"{self.kind}({inner.get(self.kind, '')})"
 
 
-def describe(m: Machine, shape: Ints, dtype: str, state: Any) -> Tensor:
+def describe(m: MachineState, shape: Ints, dtype: str, state: Any) -> Tensor:
     """Describe a DTensor from its state.
 
     Raises:
@@ -115,7 +115,7 @@ def note_mesh(mesh: Mesh, claims: set[Claim], meshes: set[Mesh]) -> None:
 
 
 def _placed(
-    m: Machine, shape: Ints, dtype: str, local: Tensor, mesh: Mesh, placements: tuple[Placement, ...]
+    m: MachineState, shape: Ints, dtype: str, local: Tensor, mesh: Mesh, placements: tuple[Placement, ...]
 ) -> Tensor:
     names = tuple(map(str, placements))
     strange = [p.kind for p in placements if p.kind not in (*SHARDS, "Replicate")]
@@ -147,7 +147,7 @@ def _own_shards(shape: Ints, dtype: str, local: Tensor, mesh: Mesh, placements: 
 
 
 def _other_shards(
-    m: Machine, shape: Ints, mesh: Mesh, placements: tuple[Placement, ...], scatter: int
+    m: MachineState, shape: Ints, mesh: Mesh, placements: tuple[Placement, ...], scatter: int
 ) -> tuple[Shard, ...]:
     """What the other coordinates of the mesh hold, by the rule; their bytes are in other files."""
     m.spend(prod(mesh.sizes) // 8)

@@ -18,7 +18,7 @@ from ckptools.pickles.rebuild import build, call
 from ckptools.pickles.shard_runs import Placement, ShardRecord, UnusualError
 
 if TYPE_CHECKING:
-    from ckptools.pickles.machine import Machine
+    from ckptools.pickles.machine_state import MachineState
 
 
 NEWEST_PROTOCOL = 5
@@ -32,12 +32,12 @@ class Stop(Exception):  # noqa: N818 - it is no error
         self.at = at
 
 
-Handler = Callable[["Machine", int], int]
+Handler = Callable[["MachineState", int], int]
 
 _SKIPPED = (ShardRecord, Placement, *RECORDS)
 
 
-def _unknown(m: Machine, at: int) -> int:
+def _unknown(m: MachineState, at: int) -> int:
     raise PickleError(f"unknown pickle opcode {m.data[at - 1]:#04x}")
 
 
@@ -57,7 +57,7 @@ def opcode(code: bytes) -> Callable[[Handler], Handler]:
 
 
 def _constant(code: bytes, value: Any) -> None:
-    def handler(m: Machine, at: int) -> int:
+    def handler(m: MachineState, at: int) -> int:
         m.stack.append(value)
         return at
 
@@ -65,7 +65,7 @@ def _constant(code: bytes, value: Any) -> None:
 
 
 def _empty(code: bytes, make: Callable[[], Any]) -> None:
-    def handler(m: Machine, at: int) -> int:
+    def handler(m: MachineState, at: int) -> int:
         m.stack.append(make())
         return at
 
@@ -75,7 +75,7 @@ def _empty(code: bytes, make: Callable[[], Any]) -> None:
 def _number(code: bytes, form: str) -> None:
     read, size = struct.Struct(form).unpack_from, struct.calcsize(form)
 
-    def handler(m: Machine, at: int) -> int:
+    def handler(m: MachineState, at: int) -> int:
         m.stack.append(read(m.data, at)[0])
         return at + size
 
@@ -85,7 +85,7 @@ def _number(code: bytes, form: str) -> None:
 def _sized(code: bytes, width: int, make: Callable[[bytes], Any]) -> None:
     """An opcode with a length of `width` bytes and that many bytes behind it."""
 
-    def handler(m: Machine, at: int) -> int:
+    def handler(m: MachineState, at: int) -> int:
         length = int.from_bytes(m.take(at, width), "little")
         m.stack.append(make(m.take(at + width, length)))
         return at + width + length
@@ -129,7 +129,7 @@ _sized(b"\x96", 8, bytearray)
 
 
 @opcode(b"\x8f")
-def _empty_set(m: Machine, at: int) -> int:
+def _empty_set(m: MachineState, at: int) -> int:
     m.spend(8)  # one byte of pickle, 216 of memory
     m.stack.append(set())
     return at
@@ -139,20 +139,20 @@ def _empty_set(m: Machine, at: int) -> int:
 
 
 @opcode(b"\x80")
-def _proto(m: Machine, at: int) -> int:
+def _proto(m: MachineState, at: int) -> int:
     if m.data[at] > NEWEST_PROTOCOL:
         raise PickleError(f"an odd pickle: of protocol {m.data[at]}, and {NEWEST_PROTOCOL} is the newest that there is")
     return at + 1
 
 
 @opcode(b"\x95")
-def _frame(m: Machine, at: int) -> int:
+def _frame(m: MachineState, at: int) -> int:
     m.check(at + 8, int.from_bytes(m.take(at, 8), "little"))
     return at + 8
 
 
 @opcode(b".")
-def _stop(m: Machine, at: int) -> int:
+def _stop(m: MachineState, at: int) -> int:
     raise Stop(at)
 
 
@@ -160,7 +160,7 @@ def _stop(m: Machine, at: int) -> int:
 
 
 @opcode(b"(")
-def _mark(m: Machine, at: int) -> int:
+def _mark(m: MachineState, at: int) -> int:
     if len(m.marks) >= MAX_STACK:
         raise PickleError("too many marks")
     m.marks.append(m.stack)
@@ -169,7 +169,7 @@ def _mark(m: Machine, at: int) -> int:
 
 
 @opcode(b"0")
-def _pop(m: Machine, at: int) -> int:
+def _pop(m: MachineState, at: int) -> int:
     if m.stack:
         m.pop()
     else:
@@ -178,61 +178,62 @@ def _pop(m: Machine, at: int) -> int:
 
 
 @opcode(b"1")
-def _pop_mark(m: Machine, at: int) -> int:
+def _pop_mark(m: MachineState, at: int) -> int:
     m.pop_mark()
     return at
 
 
 @opcode(b"2")
-def _dup(m: Machine, at: int) -> int:
+def _dup(m: MachineState, at: int) -> int:
     m.stack.append(m.stack[-1])
     return at
 
 
 @opcode(b"q")
-def _binput(m: Machine, at: int) -> int:
+def _binput(m: MachineState, at: int) -> int:
     m.put(m.data[at])
     return at + 1
 
 
 @opcode(b"r")
-def _long_binput(m: Machine, at: int) -> int:
+def _long_binput(m: MachineState, at: int) -> int:
     m.put(_u32(m.data, at)[0])
     return at + 4
 
 
 @opcode(b"p")
-def _put(m: Machine, at: int) -> int:
+def _put(m: MachineState, at: int) -> int:
     text, at = m.line(at)
     m.put(int(text[:20]))
     return at
 
 
 @opcode(b"\x94")
-def _memoize(m: Machine, at: int) -> int:
+def _memoize(m: MachineState, at: int) -> int:
     m.put(len(m.memo) + m.runs.uncounted())
     return at
 
 
 @opcode(b"h")
-def _binget(m: Machine, at: int) -> int:
+def _binget(m: MachineState, at: int) -> int:
     value = m.get(m.data[at])
     m.stack.append(value)
     return m.runs.skip(at - 1, at + 1) if value is m.runs.trigger else at + 1
 
 
 @opcode(b"j")
-def _long_binget(m: Machine, at: int) -> int:
+def _long_binget(m: MachineState, at: int) -> int:
     number = _u32(m.data, at)[0]
     if number not in m.memo:
-        return m.runs.fetch(number, at + 4)
+        end: int = m.runs.fetch(number, at + 4)
+        return end
     value = m.memo[number]
     m.stack.append(value)
     return m.runs.skip(at - 1, at + 4) if value is m.runs.trigger else at + 4
 
 
 @opcode(b"g")
-def _get(m: Machine, at: int) -> int:
+def _get(m: MachineState, at: int) -> int:
     text, at = m.line(at)
     m.stack.append(m.get(int(text[:20])))
     return at
@@ -242,14 +243,14 @@ def _get(m: Machine, at: int) -> int:
 
 
 @opcode(b"I")
-def _int(m: Machine, at: int) -> int:
+def _int(m: MachineState, at: int) -> int:
     text, at = m.line(at)
     m.stack.append(text == "01" if text in ("00", "01") else _decimal(text))
     return at
 
 
 @opcode(b"L")
-def _long_text(m: Machine, at: int) -> int:
+def _long_text(m: MachineState, at: int) -> int:
     text, at = m.line(at)
     m.stack.append(_decimal(text.removesuffix("L")))
     return at
@@ -260,27 +261,27 @@ def _decimal(text: str) -> Any:
 
 
 @opcode(b"F")
-def _float(m: Machine, at: int) -> int:
+def _float(m: MachineState, at: int) -> int:
     text, at = m.line(at)
     m.stack.append(float(text))
     return at
 
 
 @opcode(b"G")
-def _binfloat(m: Machine, at: int) -> int:
+def _binfloat(m: MachineState, at: int) -> int:
     m.stack.append(struct.unpack_from(">d", m.data, at)[0])
     return at + 8
 
 
 @opcode(b"V")
-def _unicode_line(m: Machine, at: int) -> int:
+def _unicode_line(m: MachineState, at: int) -> int:
     end = m.newline(at)
     m.stack.append(m.data[at:end].decode("raw-unicode-escape"))
     return end + 1
 
 
 @opcode(b"S")
-def _string_line(m: Machine, at: int) -> int:
+def _string_line(m: MachineState, at: int) -> int:
     end = m.newline(at)
     quoted = m.data[at:end]
     if len(quoted) < 2 or quoted[:1] != quoted[-1:] or quoted[:1] not in (b"'", b'"'):
@@ -293,41 +294,41 @@ def _string_line(m: Machine, at: int) -> int:
 
 
 @opcode(b"\x85")
-def _tuple1(m: Machine, at: int) -> int:
+def _tuple1(m: MachineState, at: int) -> int:
     m.stack[-1] = (m.stack[-1],)
     return at
 
 
 @opcode(b"\x86")
-def _tuple2(m: Machine, at: int) -> int:
+def _tuple2(m: MachineState, at: int) -> int:
     second = m.stack.pop()
     m.stack[-1] = (m.stack[-1], second)
     return at
 
 
 @opcode(b"\x87")
-def _tuple3(m: Machine, at: int) -> int:
+def _tuple3(m: MachineState, at: int) -> int:
     third, second = m.stack.pop(), m.stack.pop()
     m.stack[-1] = (m.stack[-1], second, third)
     return at
 
 
 @opcode(b"t")
-def _tuple(m: Machine, at: int) -> int:
+def _tuple(m: MachineState, at: int) -> int:
     items = m.pop_mark()
     m.stack.append(tuple(items))
     return at
 
 
 @opcode(b"l")
-def _list(m: Machine, at: int) -> int:
+def _list(m: MachineState, at: int) -> int:
     items = m.pop_mark()
     m.stack.append(items)
     return at
 
 
 @opcode(b"d")
-def _dict(m: Machine, at: int) -> int:
+def _dict(m: MachineState, at: int) -> int:
     items = m.pop_mark()
     m.stack.append({})
     _set_items(m, m.stack[-1], items)
@@ -335,48 +336,48 @@ def _dict(m: Machine, at: int) -> int:
 
 
 @opcode(b"\x91")
-def _frozenset(m: Machine, at: int) -> int:
+def _frozenset(m: MachineState, at: int) -> int:
     items = m.pop_mark()
     m.stack.append(frozenset(map(m.key, items)))
     return at
 
 
 @opcode(b"a")
-def _append(m: Machine, at: int) -> int:
+def _append(m: MachineState, at: int) -> int:
     value = m.pop()
     _extend(m, m.stack[-1], [value])
     return at
 
 
 @opcode(b"e")
-def _appends(m: Machine, at: int) -> int:
+def _appends(m: MachineState, at: int) -> int:
     items = m.pop_mark()
     _extend(m, m.stack[-1], items)
     return at
 
 
 @opcode(b"\x90")
-def _additems(m: Machine, at: int) -> int:
+def _additems(m: MachineState, at: int) -> int:
     items = m.pop_mark()
     _extend(m, m.stack[-1], items)
     return at
 
 
 @opcode(b"s")
-def _setitem(m: Machine, at: int) -> int:
+def _setitem(m: MachineState, at: int) -> int:
     value, key = m.pop(), m.pop()
     _set_items(m, m.stack[-1], [key, value])
     return at
 
 
 @opcode(b"u")
-def _setitems(m: Machine, at: int) -> int:
+def _setitems(m: MachineState, at: int) -> int:
     items = m.pop_mark()
     _set_items(m, m.stack[-1], items)
     return at
 
 
-def _extend(m: Machine, target: Any, items: list[Any]) -> None:
+def _extend(m: MachineState, target: Any, items: list[Any]) -> None:
     if isinstance(target, list):
         target.extend(items)
     elif isinstance(target, set):
@@ -387,7 +388,7 @@ def _extend(m: Machine, target: Any, items: list[Any]) -> None:
         raise PickleError(f"items are added to a {type(target).__name__}")
 
 
-def _set_items(m: Machine, target: Any, items: list[Any]) -> None:
+def _set_items(m: MachineState, target: Any, items: list[Any]) -> None:
     pairs = zip(items[::2], items[1::2], strict=True)
     if isinstance(target, dict):
         for key, value in pairs:
@@ -402,7 +403,7 @@ def _set_items(m: Machine, target: Any, items: list[Any]) -> None:
 
 
 @opcode(b"c")
-def _global(m: Machine, at: int) -> int:
+def _global(m: MachineState, at: int) -> int:
     module, at = m.line(at)
     name, at = m.line(at)
     m.stack.append(m.name(module, name))
@@ -410,7 +411,7 @@ def _global(m: Machine, at: int) -> int:
 
 
 @opcode(b"\x93")
-def _stack_global(m: Machine, at: int) -> int:
+def _stack_global(m: MachineState, at: int) -> int:
     name, module = m.pop(), m.pop()
     if not isinstance(name, str) or not isinstance(module, str):
         raise PickleError("a global whose name is not text")
@@ -419,7 +420,7 @@ def _stack_global(m: Machine, at: int) -> int:
 
 
 def _extension(code: bytes, width: int) -> None:
-    def handler(m: Machine, at: int) -> int:
+    def handler(m: MachineState, at: int) -> int:
         number = int.from_bytes(m.take(at, width), "little")
         m.stack.append(m.name("copyreg", f"extension {number}"))
         return at + width
@@ -432,19 +433,19 @@ for _code, _width in ((b"\x82", 1), (b"\x83", 2), (b"\x84", 4)):
 
 
 @opcode(b"R")
-def _reduce(m: Machine, at: int) -> int:
+def _reduce(m: MachineState, at: int) -> int:
     args, function = m.pop(), m.pop()
     m.stack.append(call(m, function, args))
     return at
 
 
 @opcode(b"\x81")
-def _newobj(m: Machine, at: int) -> int:
+def _newobj(m: MachineState, at: int) -> int:
     return _reduce(m, at)
 
 
 @opcode(b"\x92")
-def _newobj_ex(m: Machine, at: int) -> int:
+def _newobj_ex(m: MachineState, at: int) -> int:
     keywords, args, function = m.pop(), m.pop(), m.pop()
     name = function.dotted if isinstance(function, Global) else "not a class"
     m.stack.append(Opaque(name, args, keywords))
@@ -452,7 +453,7 @@ def _newobj_ex(m: Machine, at: int) -> int:
 
 
 @opcode(b"i")
-def _inst(m: Machine, at: int) -> int:
+def _inst(m: MachineState, at: int) -> int:
     module, at = m.line(at)
     name, at = m.line(at)
     args = tuple(m.pop_mark())
@@ -461,14 +462,14 @@ def _inst(m: Machine, at: int) -> int:
 
 
 @opcode(b"o")
-def _obj(m: Machine, at: int) -> int:
+def _obj(m: MachineState, at: int) -> int:
     function, *args = m.pop_mark()
     m.stack.append(call(m, function, tuple(args)))
     return at
 
 
 @opcode(b"b")
-def _build(m: Machine, at: int) -> int:
+def _build(m: MachineState, at: int) -> int:
     state = m.pop()
     if isinstance(m.stack[-1], _SKIPPED):
         raise UnusualError("a skipped record gets another state")
@@ -479,14 +480,14 @@ def _build(m: Machine, at: int) -> int:
 
 
 @opcode(b"P")
-def _persid(m: Machine, at: int) -> int:
+def _persid(m: MachineState, at: int) -> int:
     text, at = m.line(at)
     m.stack.append(m.persistent(text))
     return at
 
 
 @opcode(b"Q")
-def _binpersid(m: Machine, at: int) -> int:
+def _binpersid(m: MachineState, at: int) -> int:
     pid = m.pop()
     m.stack.append(m.persistent(pid))
     return at

@@ -26,7 +26,7 @@ from ckptools.model.values import (
 from ckptools.pickles.limits import PickleError
 
 if TYPE_CHECKING:
-    from ckptools.pickles.machine import Machine
+    from ckptools.pickles.machine_state import MachineState
 
 
 STATELESS = (int, float, complex, str, bytes, type(None))
@@ -73,7 +73,7 @@ class Storage(Opaque):
         return cls(name, key, location, numel)
 
 
-def call(m: Machine, function: Any, args: Any) -> Any:
+def call(m: MachineState, function: Any, args: Any) -> Any:
     """Return what calling `function(*args)` stands for."""
     if not isinstance(function, Global) or not isinstance(args, tuple):
         return Opaque("a call of something that is no name", (function, args))
@@ -156,7 +156,7 @@ def _array_data(shape: tuple[int, ...], dtype: str, data: bytes) -> bytes:
     return data
 
 
-Rebuild = Callable[["Machine", tuple[Any, ...]], Any]
+Rebuild = Callable[["MachineState", tuple[Any, ...]], Any]
 REBUILD: dict[str, Rebuild] = {}
 
 
@@ -179,7 +179,7 @@ def python_names(*names: str) -> tuple[str, ...]:
 
 
 @rebuilds("collections.OrderedDict")
-def _ordered_dict(m: Machine, args: tuple[Any, ...]) -> Any:
+def _ordered_dict(m: MachineState, args: tuple[Any, ...]) -> Any:
     pairs = args[0] if args else []
     if not isinstance(pairs, list):
         return None
@@ -190,7 +190,7 @@ def _ordered_dict(m: Machine, args: tuple[Any, ...]) -> Any:
 
 
 @rebuilds("collections.defaultdict")
-def _defaultdict(_: Machine, args: tuple[Any, ...]) -> Any:
+def _defaultdict(_: MachineState, args: tuple[Any, ...]) -> Any:
     made_by = {"dict": dict, "list": list, "int": int, "float": float, "set": set}
     factory = args[0] if args else None
     if factory is None:
@@ -200,7 +200,7 @@ def _defaultdict(_: Machine, args: tuple[Any, ...]) -> Any:
 
 
 @rebuilds("collections.Counter")
-def _counter(m: Machine, args: tuple[Any, ...]) -> Any:
+def _counter(m: MachineState, args: tuple[Any, ...]) -> Any:
     counts = args[0] if args else {}
     if not isinstance(counts, dict):
         return None
@@ -209,7 +209,7 @@ def _counter(m: Machine, args: tuple[Any, ...]) -> Any:
 
 
 @rebuilds(*python_names("set"))
-def _set(m: Machine, args: tuple[Any, ...]) -> Any:
+def _set(m: MachineState, args: tuple[Any, ...]) -> Any:
     items = args[0] if args else []
     if not isinstance(items, (list, tuple)):
         return None
@@ -218,18 +218,18 @@ def _set(m: Machine, args: tuple[Any, ...]) -> Any:
 
 
 @rebuilds(*python_names("frozenset"))
-def _frozenset(m: Machine, args: tuple[Any, ...]) -> Any:
+def _frozenset(m: MachineState, args: tuple[Any, ...]) -> Any:
     made = _set(m, args)
     return None if made is None else frozenset(made)
 
 
 @rebuilds(*python_names("complex"))
-def _complex(_: Machine, args: tuple[Any, ...]) -> Any:
+def _complex(_: MachineState, args: tuple[Any, ...]) -> Any:
     return complex(*args) if len(args) == 2 and all(type(a) in (int, float) for a in args) else None
 
 
 @rebuilds(*python_names("bytearray"))
-def _bytearray(m: Machine, args: tuple[Any, ...]) -> Any:
+def _bytearray(m: MachineState, args: tuple[Any, ...]) -> Any:
     # bytearray(), bytearray(bytes), and protocol 2's bytearray(text, "latin-1").
     data = _encode(m, (args[0], "latin1")) if args[1:] == ("latin-1",) else args[0] if len(args) == 1 else b""
     if not isinstance(data, bytes) or len(args) > 2:
@@ -239,12 +239,12 @@ def _bytearray(m: Machine, args: tuple[Any, ...]) -> Any:
 
 
 @rebuilds(*python_names("bytes"))
-def _bytes(_: Machine, args: tuple[Any, ...]) -> Any:
+def _bytes(_: MachineState, args: tuple[Any, ...]) -> Any:
     return None if args else b""
 
 
 @rebuilds("_codecs.encode")
-def _encode(m: Machine, args: tuple[Any, ...]) -> Any:
+def _encode(m: MachineState, args: tuple[Any, ...]) -> Any:
     # How protocol 2 spells bytes.
     if len(args) != 2 or args[1] != "latin1" or not isinstance(args[0], str):
         return None
@@ -253,12 +253,12 @@ def _encode(m: Machine, args: tuple[Any, ...]) -> Any:
 
 
 @rebuilds("datetime.timedelta")
-def _timedelta(_: Machine, args: tuple[Any, ...]) -> Any:
+def _timedelta(_: MachineState, args: tuple[Any, ...]) -> Any:
     return timedelta(*args) if len(args) == 3 and all(type(a) is int for a in args) else None
 
 
 @rebuilds("datetime.datetime")
-def _datetime(_: Machine, args: tuple[Any, ...]) -> Any:
+def _datetime(_: MachineState, args: tuple[Any, ...]) -> Any:
     raw = args[0] if len(args) == 1 else None
     if not isinstance(raw, bytes) or len(raw) != 10:
         return None
@@ -268,13 +268,13 @@ def _datetime(_: Machine, args: tuple[Any, ...]) -> Any:
 
 
 @rebuilds("datetime.date")
-def _date(_: Machine, args: tuple[Any, ...]) -> Any:
+def _date(_: MachineState, args: tuple[Any, ...]) -> Any:
     raw = args[0] if len(args) == 1 else None
     return date(raw[0] << 8 | raw[1], raw[2], raw[3]) if isinstance(raw, bytes) and len(raw) == 4 else None
 
 
 @rebuilds(*python_names("getattr"))
-def _getattr(m: Machine, args: tuple[Any, ...]) -> Any:
+def _getattr(m: MachineState, args: tuple[Any, ...]) -> Any:
     # Protocol 2 cannot name a nested class; this is the one that torch's ShardedTensor needs. Still only a name.
     owner, attribute = args if len(args) == 2 else (None, None)
     if isinstance(owner, Global) and owner.name == "ShardedTensor" and attribute == "ProcessGroupState":
@@ -286,26 +286,26 @@ def _getattr(m: Machine, args: tuple[Any, ...]) -> Any:
 
 
 @rebuilds("torch.Size")
-def _size(_: Machine, args: tuple[Any, ...]) -> Any:
+def _size(_: MachineState, args: tuple[Any, ...]) -> Any:
     sizes = args[0] if len(args) == 1 else ()
     ok = isinstance(sizes, (list, tuple)) and len(sizes) <= MAX_NDIM and all(type(n) is int for n in sizes)
     return Size(sizes) if ok else None
 
 
 @rebuilds("torch.device")
-def _device(_: Machine, args: tuple[Any, ...]) -> Any:
+def _device(_: MachineState, args: tuple[Any, ...]) -> Any:
     kind, index = (*args, None)[:2] if args else (None, None)
     ok = isinstance(kind, str) and (index is None or type(index) is int)
     return Device(kind, index) if ok else None
 
 
 @rebuilds("torch.serialization._get_layout")
-def _layout(_: Machine, args: tuple[Any, ...]) -> Any:
+def _layout(_: MachineState, args: tuple[Any, ...]) -> Any:
     return TorchName(args[0].removeprefix("torch.")) if args and isinstance(args[0], str) else None
 
 
 @rebuilds("torch.torch_version.TorchVersion")
-def _version(_: Machine, args: tuple[Any, ...]) -> Any:
+def _version(_: MachineState, args: tuple[Any, ...]) -> Any:
     return args[0] if len(args) == 1 and isinstance(args[0], str) else None
 
 
@@ -321,17 +321,17 @@ _NUMPY = ("numpy.core.multiarray", "numpy._core.multiarray")
 
 
 @rebuilds(*(f"{module}._reconstruct" for module in _NUMPY))
-def _reconstruct(_: Machine, args: tuple[Any, ...]) -> Any:
+def _reconstruct(_: MachineState, args: tuple[Any, ...]) -> Any:
     return NumpyArray("|u1", (0,), False, b"")
 
 
 @rebuilds("numpy.dtype")
-def _numpy_dtype(_: Machine, args: tuple[Any, ...]) -> Any:
+def _numpy_dtype(_: MachineState, args: tuple[Any, ...]) -> Any:
     return NumpyDtype(f"|{args[0]}") if args and isinstance(args[0], str) and len(args[0]) < 16 else None
 
 
 @rebuilds("numpy.core.numeric._frombuffer", "numpy._core.numeric._frombuffer")
-def _frombuffer(m: Machine, args: tuple[Any, ...]) -> Any:
+def _frombuffer(m: MachineState, args: tuple[Any, ...]) -> Any:
     """How protocol 5 spells an array: data, dtype, shape, order."""
     data, dtype, shape, order = args if len(args) == 4 else (None, None, None, None)
     if not isinstance(data, (bytes, bytearray)) or not isinstance(dtype, NumpyDtype):
@@ -342,6 +342,6 @@ def _frombuffer(m: Machine, args: tuple[Any, ...]) -> Any:
 
 
 @rebuilds(*(f"{module}.scalar" for module in _NUMPY))
-def _scalar(_: Machine, args: tuple[Any, ...]) -> Any:
+def _scalar(_: MachineState, args: tuple[Any, ...]) -> Any:
     dtype, data = (*args, None, None)[:2]
     return NumpyScalar(dtype.dtype, data) if isinstance(dtype, NumpyDtype) and isinstance(data, bytes) else None

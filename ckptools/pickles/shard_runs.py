@@ -24,7 +24,7 @@ from ckptools.model.tensor import Shard
 from ckptools.model.values import Global, Opaque
 
 if TYPE_CHECKING:
-    from ckptools.pickles.machine import Machine
+    from ckptools.pickles.machine_state import MachineState
 
 RECORD_CLASS = "ShardMetadata"
 PLACEMENT_CLASS = "_remote_device"
@@ -97,8 +97,8 @@ class RunReader:
         runs: what was skipped.
     """
 
-    def __init__(self, machine: Machine, fast: bool) -> None:
-        self.machine: Machine = proxy(machine)  # no cycle: a machine goes when its file has been read
+    def __init__(self, machine: MachineState, fast: bool) -> None:
+        self.machine: MachineState = proxy(machine)  # no cycle: a machine goes when its file has been read
         self.trigger: Global | None = None
         self.runs: list[Run] = []
         self._attempts = MAX_ATTEMPTS if fast else 0

@@ -22,7 +22,7 @@ from ckptools.model.values import Opaque, describe_for_error
 from ckptools.pickles.shard_runs import ShardRecord
 
 if TYPE_CHECKING:
-    from ckptools.pickles.machine import Machine
+    from ckptools.pickles.machine_state import MachineState
 
 MAX_WORLD = 1 << 20
 """Ranks of a world; more than any cluster has."""
@@ -41,7 +41,7 @@ def attributes(value: Any) -> dict[str, Any]:
     return parts[0] if parts else {}
 
 
-def describe(m: Machine, shape: Ints, dtype: str, state: Any) -> Tensor:
+def describe(m: MachineState, shape: Ints, dtype: str, state: Any) -> Tensor:
     """Describe a ShardedTensor from the state that its `__setstate__` would have got.
 
     Raises:

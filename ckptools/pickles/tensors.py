@@ -21,7 +21,7 @@ from ckptools.pickles import dtensor, sharded
 from ckptools.pickles.rebuild import MAX_NDIM, Storage, dtype_of, rebuilds
 
 if TYPE_CHECKING:
-    from ckptools.pickles.machine import Machine
+    from ckptools.pickles.machine_state import MachineState
 
 Args = tuple[Any, ...]
 
@@ -44,7 +44,7 @@ def ints(value: Any, what: str) -> Ints:
 
 
 @rebuilds("torch._utils._rebuild_tensor", "torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor_v3")
-def _rebuild_tensor(m: Machine, args: Args) -> Any:
+def _rebuild_tensor(m: MachineState, args: Args) -> Any:
     """Args: storage, offset, size, stride, requires_grad, hooks, then dtype (v3 only) and metadata."""
     storage, offset, size, stride, requires_grad, _, *rest = (*args, False, None) if len(args) == 4 else args
     if not isinstance(storage, Storage):
@@ -61,7 +61,7 @@ def _rebuild_tensor(m: Machine, args: Args) -> Any:
     return replace(tensor, requires_grad=True) if requires_grad is True else tensor
 
 
-def plain(m: Machine, storage: Storage, offset: Any, size: Any, stride: Any, dtype: str) -> Tensor:
+def plain(m: MachineState, storage: Storage, offset: Any, size: Any, stride: Any, dtype: str) -> Tensor:
     """Describe a strided view of a storage as a tensor of one shard.
 
     Raises:
@@ -91,7 +91,7 @@ def plain(m: Machine, storage: Storage, offset: Any, size: Any, stride: Any, dty
 
 
 @rebuilds("torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state")
-def _rebuild_parameter(m: Machine, args: Args) -> Any:
+def _rebuild_parameter(m: MachineState, args: Args) -> Any:
     data, requires_grad = args[:2]
     if not isinstance(data, Tensor):
         return None
@@ -99,12 +99,12 @@ def _rebuild_parameter(m: Machine, args: Args) -> Any:
 
 
 @rebuilds("torch._utils._rebuild_device_tensor_from_cpu_tensor")
-def _rebuild_from_cpu(m: Machine, args: Args) -> Any:
+def _rebuild_from_cpu(m: MachineState, args: Args) -> Any:
     return replace(args[0], requires_grad=args[3] is True) if isinstance(args[0], Tensor) and len(args) > 3 else None
 
 
 @rebuilds("torch._utils._rebuild_device_tensor_from_numpy", "torch._utils._rebuild_xla_tensor")
-def _rebuild_from_numpy(m: Machine, args: Args) -> Any:
+def _rebuild_from_numpy(m: MachineState, args: Args) -> Any:
     data, dtype = args[:2]
     if not isinstance(data, NumpyArray):
         return None
@@ -114,7 +114,7 @@ def _rebuild_from_numpy(m: Machine, args: Args) -> Any:
 
 
 @rebuilds("torch._utils._rebuild_meta_tensor_no_storage")
-def _rebuild_meta(m: Machine, args: Args) -> Any:
+def _rebuild_meta(m: MachineState, args: Args) -> Any:
     dtype, size, _, requires_grad = args[:4]
     known = dtype_of(dtype)
     note = "a meta tensor: a shape without values"
@@ -122,7 +122,7 @@ def _rebuild_meta(m: Machine, args: Args) -> Any:
 
 
 @rebuilds("torch._utils._rebuild_sparse_tensor")
-def _rebuild_sparse(m: Machine, args: Args) -> Any:
+def _rebuild_sparse(m: MachineState, args: Args) -> Any:
     """Args: layout, then (indices, values, size[, coalesced]) or (compressed, plain indices, values, size)."""
     _layout, data = args
     if not isinstance(data, tuple) or len(data) > MAX_NDIM:
@@ -135,7 +135,7 @@ def _rebuild_sparse(m: Machine, args: Args) -> Any:
 
 
 @rebuilds("torch._utils._rebuild_qtensor")
-def _rebuild_qtensor(m: Machine, args: Args) -> Any:
+def _rebuild_qtensor(m: MachineState, args: Args) -> Any:
     storage, _, size = args[:3]
     if not isinstance(storage, Storage):
         return None
@@ -143,7 +143,7 @@ def _rebuild_qtensor(m: Machine, args: Args) -> Any:
 
 
 @rebuilds("torch._utils._rebuild_nested_tensor")
-def _rebuild_nested(m: Machine, args: Args) -> Any:
+def _rebuild_nested(m: MachineState, args: Args) -> Any:
     buffer = args[0]
     if not isinstance(buffer, Tensor):
         return None
@@ -153,7 +153,7 @@ def _rebuild_nested(m: Machine, args: Args) -> Any:
 
 
 @rebuilds("torch._tensor._rebuild_from_type", "torch._tensor._rebuild_from_type_v2")
-def _rebuild_from_type(m: Machine, args: Args) -> Any:
+def _rebuild_from_type(m: MachineState, args: Args) -> Any:
     """Args: the function that would rebuild, the tensor class, that function's arguments, the state."""
     function, cls, inner, *rest = args
     if not isinstance(cls, Global) or not isinstance(inner, tuple) or not isinstance(function, Global):
@@ -167,7 +167,7 @@ def _rebuild_from_type(m: Machine, args: Args) -> Any:
     return _unknown_subclass(cls, m.rebuild(function, inner), state)
 
 
-def _wrapper_subclass(m: Machine, cls: Global, inner: Args, state: Any) -> Tensor | Opaque:
+def _wrapper_subclass(m: MachineState, cls: Global, inner: Args, state: Any) -> Tensor | Opaque:
     """Describe a tensor subclass that holds other tensors: ShardedTensor and DTensor are read, others named."""
     shape, dtype = ints(inner[2], "sizes"), dtype_of(inner[1])
     if dtype is None:
