@@ -30,7 +30,7 @@ from ckptools.formats.dcp.folder import PLANNED
 from ckptools.formats.options import Options
 from ckptools.formats.shared.companions import read_beside, step_of_accelerate
 from ckptools.formats.shared.composite import Parts, is_dcp
-from ckptools.formats.shared.flat import optimizers as flat_optimizers
+from ckptools.formats.shared.fsdp1 import optimizers as flat_optimizers
 from ckptools.formats.shared.shapes import Shapes
 from ckptools.model.checkpoint import Checkpoint, ModuleOrder
 from ckptools.model.problems import Code, Problem

@@ -23,7 +23,7 @@ from ckptools.formats.options import Options
 from ckptools.formats.shared import rank_checks
 from ckptools.formats.shared.copied_files import check_copies
 from ckptools.formats.shared.file_status import looked_at, was_read
-from ckptools.formats.shared.flat import pieces as flat_pieces
+from ckptools.formats.shared.fsdp1.flat_shards import resolve_flat_shards
 from ckptools.formats.shared.merge import Merge
 from ckptools.formats.shared.rank_groups import rank_group
 from ckptools.formats.shared.rank_names import RankName, only_group, parse
@@ -103,11 +103,11 @@ class _Opening:
         self.problems: list[Problem] = []
         self.saved: dict[Path, Saved] = {}
         self.cut: dict[Path, str] = {}
-        every = options.all_ranks or not name.told_by_name
+        every = options.all_ranks or not name.rank_in_name
         wanted = group if every else [n for n in group if n.rank == name.rank]
         self.all_ranks = every or len(wanted) == len(group)
         for member in sorted(wanted, key=lambda n: n.path != name.path):
-            self._read(member, must=member.path == name.path or not member.told_by_name)
+            self._read(member, must=member.path == name.path or not member.rank_in_name)
         if all(map(self._counts_from_one, group)) and any(self._said(n) is not None for n in group):
             self.group, self.name = [n.from_one() for n in group], name.from_one()
         self.compared = self.all_ranks or tell_one_checkpoint(self.group)
@@ -145,7 +145,7 @@ class _Opening:
     def _rank_of(self, name: RankName) -> int:
         """The rank that a file's content says; its name's where the content says nothing."""
         rank = self._said(name)
-        if not name.told_by_name:
+        if not name.rank_in_name:
             if rank is None:
                 raise UsageError(name.path, "neither name nor content tells its rank; say it with --ranks PATTERN")
             return rank
@@ -160,7 +160,7 @@ class _Opening:
         world = self._world_size()
         merge = Merge()
         tree = self._tree(merge)
-        settled = flat_pieces.settle(tree, self.all_ranks, _shapes_told(self.options), by_name, self.options.names)
+        resolved = resolve_flat_shards(tree, self.all_ranks, _shapes_told(self.options), by_name, self.options.names)
         found = rank_checks.compare_ranks(merge, tree)
         tree = found.tree
         files = tuple(self._files(world.value))
@@ -173,14 +173,14 @@ class _Opening:
         self.problems += check_copies(tensors)
         self.problems += rank_checks.check_tensors(tensors)
         self.problems += (
-            Problem(Code.LAYOUT_INFERRED, note, None, fqn_of(path)) for path, note in settled.notes.items()
+            Problem(Code.LAYOUT_INFERRED, note, None, fqn_of(path)) for path, note in resolved.notes.items()
         )
         cost = ReadCost(len(self.saved), time.perf_counter() - started, sum(s.bytes_read for s in self.saved.values()))
         return Checkpoint(
             path=self.path,
             name=_checkpoint_name(self.name),
             format=NAME,
-            saved_as=in_form(LOCAL if settled.local else _saved_as(sharded, len(self.group)), self._form()),
+            saved_as=in_form(LOCAL if resolved.local else _saved_as(sharded, len(self.group)), self._form()),
             tree=tree,
             files=files,
             world_size=world,
@@ -194,7 +194,7 @@ class _Opening:
             per_rank=found.per_rank,
             bytes_expected=rank_checks.expected_bytes(files),
             cost=cost,
-            assumed_names=frozenset(settled.assumed),
+            assumed_names=frozenset(resolved.assumed),
         )
 
     def _tree(self, merge: Merge) -> Any:

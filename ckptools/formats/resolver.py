@@ -105,7 +105,7 @@ class Resolver:
         if not members:
             return []
         # Where only the content tells the ranks, each file has to be read to know whose it is.
-        named = all(n.told_by_name for n in members) and (any(not n.rank for n in members) or not members[0].spelled)
+        named = all(n.rank_in_name for n in members) and (any(not n.rank for n in members) or not members[0].spelled)
         return members if named else []
 
     def _from_all_ranks(self, tensor: AnyTensor, key: KeyPath) -> AnyTensor:

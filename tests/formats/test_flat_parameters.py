@@ -14,11 +14,12 @@ from typer.testing import CliRunner
 import ckptools
 from ckptools.cli import app
 from ckptools.errors import NotWholeError, ReadError
-from ckptools.formats.shared.flat.parameters import take_apart
-from ckptools.formats.shared.flat.units import UnexplainedError, explain
-from ckptools.formats.shared.shapes import WRITTEN, Shapes
+from ckptools.formats.shared.fsdp1.flat_parameters import take_apart
+from ckptools.formats.shared.fsdp1.units import UnknownLayoutError, infer_flat_layout
+from ckptools.formats.shared.shapes import Shapes
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Shard, Source, Tensor
+from ckptools.training_state.module_order import AS_WRITTEN
 from tests.formats import save_local_states
 from tests.formats.test_truth import same
 from tests.truth import FIXTURES, LOCAL, WHOLE, Known, load_truth
@@ -245,13 +246,13 @@ def flat(total: int, *regions: tuple[int, int, int]) -> Tensor:
 
 
 def told(**shapes: tuple[int, ...]) -> Shapes:
-    return Shapes("told", shapes, {}, WRITTEN)
+    return Shapes("told", shapes, {}, AS_WRITTEN)
 
 
 def test_groups_that_repeat_the_parameters_are_told_apart_by_their_regions():
     """HSDP whose sharing groups are ranks 0 and 2, 1 and 3: rank order alone would mix them up."""
     model = {"_flat_param": flat(6, (0, 0, 3), (1, 0, 3), (2, 3, 3), (3, 3, 3))}
-    take_apart(model, explain(model, told(a=(2, 2), b=(2,)), None), "", ())
+    take_apart(model, infer_flat_layout(model, told(a=(2, 2), b=(2,)), None), "", ())
     assert [(s.rank, str(s.box)) for s in model["b"].shards] == [(2, "[0:2]"), (3, "[0:2]")]
     assert [s.box.numel for s in model["a"].shards] == [2, 1, 2, 1, 1, 1]
 
@@ -263,22 +264,24 @@ def test_a_unit_in_a_unit_is_not_part_of_the_outer_one():
         "a.b.flat_param": flat(1, (0, 0, 1)),
     }
     shapes = {"w": (3,), "a.w": (2,), "a.b.w": (1,)}
-    units = explain(model, Shapes("told", shapes, {}, WRITTEN), None)
+    units = infer_flat_layout(model, Shapes("told", shapes, {}, AS_WRITTEN), None)
     assert [[m.key for m in u.members] for u in units] == [["w"], ["a.w"], ["a.b.w"]]
 
 
 def test_a_buffer_that_is_told_as_well_is_no_parameter():
     model = {"_flat_param": flat(3, (0, 0, 3)), "mean": Tensor((3,), "float32", ())}
-    (unit,) = explain(model, told(w=(3,), mean=(3,)), None)
+    (unit,) = infer_flat_layout(model, told(w=(3,), mean=(3,)), None)
     assert [m.key for m in unit.members] == ["w"]
 
 
 def test_wrappers_in_the_names_do_not_matter():
     model = {"a._checkpoint_wrapped_module._flat_param": flat(3, (0, 0, 3))}
-    (unit,) = explain(model, Shapes("told", {"a._orig_mod.w": (3,)}, {}, WRITTEN), None)
+    (unit,) = infer_flat_layout(model, Shapes("told", {"a._orig_mod.w": (3,)}, {}, AS_WRITTEN), None)
     assert [m.key for m in unit.members] == ["a.w"]
 
 
 def test_a_name_of_very_many_modules_is_refused():
-    with pytest.raises(UnexplainedError, match="more than 100 modules"):
-        explain({"x._flat_param": flat(3, (0, 0, 3))}, Shapes("told", {"a." * 200 + "w": (3,)}, {}, WRITTEN), None)
+    with pytest.raises(UnknownLayoutError, match="more than 100 modules"):
+        infer_flat_layout(
+            {"x._flat_param": flat(3, (0, 0, 3))}, Shapes("told", {"a." * 200 + "w": (3,)}, {}, AS_WRITTEN), None
+        )

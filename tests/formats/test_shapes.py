@@ -22,7 +22,7 @@ def write(path, content: object):
 def test_a_json_is_in_the_order_in_which_it_is_written(tmp_path):
     found = shapes.read(write(tmp_path / "s.json", {"b": [2, 3], "a": [], "c": "b"}))
     assert list(found.shapes.items()) == [("b", (2, 3)), ("a", ()), ("c", (2, 3))]
-    assert (found.tied, found.ordered, found.told_by) == ({"c": "b"}, True, str(tmp_path / "s.json"))
+    assert (found.tied, found.ordered, found.source) == ({"c": "b"}, True, str(tmp_path / "s.json"))
 
 
 def test_a_name_tied_to_a_tied_name_is_tied_to_the_first(tmp_path):

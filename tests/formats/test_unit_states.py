@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 
 import ckptools
 from ckptools.errors import NotWholeError, ReadError
-from ckptools.formats.shared.flat import wrapped
-from ckptools.formats.shared.flat.units import UnexplainedError
-from ckptools.formats.shared.flat.wrapping import units_of
+from ckptools.formats.shared.fsdp1 import unit_optimizer
+from ckptools.formats.shared.fsdp1.unit_search import units_of
+from ckptools.formats.shared.fsdp1.units import UnknownLayoutError
 from ckptools.model.regions import Box, Ints, chunk
 from ckptools.model.tensor import Shard, Source, Tensor
 from ckptools.tensor_io import read
@@ -162,7 +162,7 @@ def test_lengths_that_no_way_gives_are_no_way(lengths):
 
 def test_names_that_do_not_come_in_the_order_of_modules_are_refused():
     model = {k: TWO[k] for k in ("layers.0.a", "emb.w", "layers.0.b", "layers.1.a", "layers.1.b")}
-    with pytest.raises(UnexplainedError, match="order of its modules"):
+    with pytest.raises(UnknownLayoutError, match="order of its modules"):
         units_of(model, [16, 9, 9], 2)
 
 
@@ -170,22 +170,22 @@ def test_parameters_of_the_outermost_module_may_come_last():
     """As FSDP1 of older versions lists them; the state dict's own list of modules tells."""
     late = {k: TWO[k] for k in ("layers.0.a", "layers.0.b", "layers.1.a", "layers.1.b", "out", "emb.w")}
     modules = dict.fromkeys(("", "emb", "layers", "layers.0", "layers.1"))
-    assert list(wrapped.in_module_order(late, modules)) == list(TWO)
+    assert list(unit_optimizer.in_module_order(late, modules)) == list(TWO)
 
 
 def test_without_a_list_of_modules_no_order_is_believed():
-    with pytest.raises(UnexplainedError, match="does not list its modules"):
-        wrapped.in_module_order(TWO, None)
+    with pytest.raises(UnknownLayoutError, match="does not list its modules"):
+        unit_optimizer.in_module_order(TWO, None)
 
 
 def test_too_many_ways_to_look_through_are_refused():
     model = {f"m{i}.w": Tensor((8,), "float32", ()) for i in range(40)}
-    with pytest.raises(UnexplainedError, match="too many ways"):
+    with pytest.raises(UnknownLayoutError, match="too many ways"):
         units_of(model, [4] * 20 + [None] * 3, 2)
 
 
 def test_a_name_of_very_many_modules_is_refused():
-    with pytest.raises(UnexplainedError, match="more than 100 modules"):
+    with pytest.raises(UnknownLayoutError, match="more than 100 modules"):
         units_of({"a." * 200 + "w": Tensor((8,), "float32", ())}, [4], 2)
 
 
@@ -299,15 +299,15 @@ def small(folder: Path) -> tuple[dict[str, Any], OrderedDict[str, Tensor]]:
 def test_several_param_groups_leave_the_order_of_units_open(tmp_path):
     optimizer, model = small(tmp_path)
     optimizer["param_groups"] = [{"params": [0]}, {"params": [1]}]
-    with pytest.raises(UnexplainedError, match="several param groups"):
-        wrapped.take_apart(optimizer, model, all_ranks=True)
+    with pytest.raises(UnknownLayoutError, match="several param groups"):
+        unit_optimizer.take_apart(optimizer, model, all_ranks=True)
 
 
 def test_ranks_that_hold_each_others_pieces_are_refused(tmp_path):
     optimizer, model = small(tmp_path)
     model["a.y"] = replace(model["a.y"], shards=tuple(replace(s, rank=1 - s.rank) for s in model["a.y"].shards))
-    with pytest.raises(UnexplainedError, match=r"does not hold the piece of a\.y"):
-        wrapped.take_apart(optimizer, model, all_ranks=True)
+    with pytest.raises(UnknownLayoutError, match=r"does not hold the piece of a\.y"):
+        unit_optimizer.take_apart(optimizer, model, all_ranks=True)
 
 
 def test_moments_of_several_lengths_are_no_chunks(tmp_path):
@@ -315,9 +315,9 @@ def test_moments_of_several_lengths_are_no_chunks(tmp_path):
     moment = optimizer["state"][1]["exp_avg"]
     first, second = moment.shards
     optimizer["state"][1]["exp_avg"] = replace(moment, shards=(first, replace(second, box=Box((0,), (3,)))))
-    assert wrapped.unit_lengths(optimizer) is None
+    assert unit_optimizer.unit_lengths(optimizer) is None
     optimizer["state"][1] = {"exp_avg": moment, "absmax": replace(moment, shape=(1,))}
-    assert wrapped.unit_lengths(optimizer) is None
+    assert unit_optimizer.unit_lengths(optimizer) is None
 
 
 @settings(max_examples=200, deadline=None)
@@ -330,8 +330,8 @@ def test_any_wrapping_is_read_back_or_refused_and_never_wrong(tree, data, group)
     with tempfile.TemporaryDirectory() as folder:
         optimizer, values = write(Path(folder), units, world, ranks)
         try:
-            told = wrapped.take_apart(optimizer, model, all_ranks=True)
-        except UnexplainedError:
+            told = unit_optimizer.take_apart(optimizer, model, all_ranks=True)
+        except UnknownLayoutError:
             return
         assert told and optimizer["param_groups"][0]["params"] == [name for unit in units for name, _ in unit]
         for name, entry in optimizer["state"].items():

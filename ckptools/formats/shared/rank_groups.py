@@ -55,7 +55,7 @@ def named_together(files: Sequence[Path]) -> list[RankName]:
     numbers = _numbers(files)
     if numbers is None:
         untold = (RankName(p, p.stem, at, p.suffix, "", None, _unnamed(p)) for at, p in enumerate(files))
-        return [replace(name, told_by_name=False) for name in untold]
+        return [replace(name, rank_in_name=False) for name in untold]
     world = _of_world(files[0], set(numbers))
     return _from_zero([_numbered(p, n, world) for p, n in zip(files, numbers, strict=True)])
 

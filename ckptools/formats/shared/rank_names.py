@@ -43,7 +43,7 @@ class RankName:
         spelled: for names of the caller's choice: how the path of any rank is spelled, with `{rank}`, or `?`.
         width: digits of the rank in it.
         first: the number that rank 0 has in it.
-        told_by_name: whether the name tells the rank; else it is only a place in a list.
+        rank_in_name: whether the name tells the rank; else it is only a place in a list.
     """
 
     path: Path
@@ -55,7 +55,7 @@ class RankName:
     spelled: str = ""
     width: int = 1
     first: int = 0
-    told_by_name: bool = True
+    rank_in_name: bool = True
 
     @property
     def group(self) -> tuple[str, str]:

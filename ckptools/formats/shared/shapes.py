@@ -35,13 +35,13 @@ class Shapes:
     """Parameters of a model, as something beside the checkpoint tells them.
 
     Attributes:
-        told_by: what told them, for messages.
+        source: what tells them, for messages.
         shapes: by name.
         tied: names that are another parameter under a second name, with the first.
         order: whether the names are in the order of the module.
     """
 
-    told_by: str
+    source: str
     shapes: Mapping[str, Ints]
     tied: Mapping[str, str]
     order: ModuleOrder

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
 
-from ckptools.formats.shared.flat.units import MAX_DEPTH, UnexplainedError
+from ckptools.formats.shared.fsdp1.units import MAX_DEPTH, UnknownLayoutError
 from ckptools.model.tensor import Tensor
 
 MAX_STEPS = 500_000
@@ -76,7 +76,7 @@ def units_of(params: Mapping[str, Tensor], lengths: Sequence[int | None], ranks:
         ranks: how many share a flat parameter.
 
     Raises:
-        UnexplainedError: the names do not come in the order of modules, or there is too much to look through.
+        UnknownLayoutError: the names do not come in the order of modules, or there is too much to look through.
     """
     found: dict[Units, None] = {}
     budget = [MAX_STEPS]
@@ -94,13 +94,13 @@ def _modules(names: Sequence[tuple[int, str]]) -> _Module:
     for i, name in names:
         *path, last = name.split(".")
         if len(path) > MAX_DEPTH:
-            raise UnexplainedError(f"a name of more than {MAX_DEPTH} modules")
+            raise UnknownLayoutError(f"a name of more than {MAX_DEPTH} modules")
         module = root
         for part in path:
             module = module.children.setdefault(part, _Module())
         module.own.append((i, last))
     if list(root.members()) != [i for i, _ in names]:
-        raise UnexplainedError("the model's names do not come in the order of its modules")
+        raise UnknownLayoutError("the model's names do not come in the order of its modules")
     return root
 
 
@@ -196,7 +196,7 @@ class _Search:
             ways.append(way)
         self.budget[0] -= 1
         if self.budget[0] < 0 or len(ways) > MAX_WAYS:
-            raise UnexplainedError("its modules could be units in too many ways to look through")
+            raise UnknownLayoutError("its modules could be units in too many ways to look through")
 
     def _fits(self, numel: int, number: int) -> bool:
         length = self.lengths[number]

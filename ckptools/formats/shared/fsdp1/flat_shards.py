@@ -7,8 +7,8 @@ beside it, as verl does): in rank order they follow each other and together have
 Where nothing tells the shape, or where equal lengths leave open whether they are pieces or replicas, they stay
 unplaced: never joined by guessing. Source: torch/distributed/fsdp/_flat_param.py; checked on verl 0.9.1 files.
 
-A local state dict holds the model itself so; `flat.parameters` takes it apart when its shapes are told from outside, or
-by an optimizer state that was saved by name.
+A local state dict holds the model itself so; `fsdp1.flat_parameters` takes it apart when its shapes are given from
+outside, or by an optimizer state that was saved by name.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ UNPLACED = (
 
 
 @dataclass
-class Settled:
+class ResolvedShards:
     """What became of pieces.
 
     Attributes:
@@ -58,13 +58,13 @@ class Settled:
     assumed: set[str] = field(default_factory=set)
 
 
-def settle(
+def resolve_flat_shards(
     tree: Any,
     all_ranks: bool,
     shapes: Shapes | None = None,
     by_name: Shapes | None = None,
     given: GivenNames | None = None,
-) -> Settled:
+) -> ResolvedShards:
     """Place the pieces of a merged tree that can be placed, and mark the others; changes the tree's dicts.
 
     Without all ranks a piece's place is not known yet; its tensor then has the parameter's shape and no shards.
@@ -72,7 +72,7 @@ def settle(
     Args:
         tree: of all ranks, or of one.
         all_ranks: whether it is of all.
-        shapes: of the model's parameters, as told from outside.
+        shapes: of the model's parameters, given from outside.
         by_name: what an optimizer state tells that is not in the tree.
         given: names for optimizer state that is keyed by number.
 
@@ -84,17 +84,17 @@ def settle(
     optimizers = {s.path: s.value for s in sections if s.kind == "optimizer"}
     local = [m for m in models if any(map(is_flat_parameter, m))]
     if len(local) == 1 and _take_apart(local[0], list(optimizers.values()), shapes, by_name, all_ranks, given):
-        return Settled(local=True)
+        return ResolvedShards(local=True)
     for model in local:
         _mark_local(model, NO_SHAPES)
-    settled = Settled(bool(local))
+    resolved = ResolvedShards(bool(local))
     model = models[0] if len(models) == 1 else None
     for path, optimizer in optimizers.items():
-        note = _settle_optimizer(optimizer, model, all_ranks, given)
+        note = _resolve_optimizer(optimizer, model, all_ranks, given)
         if note:
-            settled.notes[path] = note
-            settled.assumed |= {name for names in group_ids(optimizer) for name in names}
-    return settled
+            resolved.notes[path] = note
+            resolved.assumed |= {name for names in group_ids(optimizer) for name in names}
+    return resolved
 
 
 def _take_apart(
@@ -105,22 +105,22 @@ def _take_apart(
     all_ranks: bool,
     given: GivenNames | None,
 ) -> bool:
-    """Take a local state dict apart; if that is not possible, mark it with the reason, when shapes were told."""
+    """Take a local state dict apart; if that is not possible, mark it with the reason, when shapes were given."""
     # Most rank files have no flat parameters, and need none of this.
-    from ckptools.formats.shared.flat import optimizers as flat_optimizers
-    from ckptools.formats.shared.flat import units as flat_units
-    from ckptools.formats.shared.flat.parameters import take_apart
+    from ckptools.formats.shared.fsdp1 import optimizers as flat_optimizers
+    from ckptools.formats.shared.fsdp1 import units as flat_units
+    from ckptools.formats.shared.fsdp1.flat_parameters import take_apart
 
-    found = [told for o in optimizers if (told := flat_optimizers.shapes_by_name(o)) is not None]
+    found = [shapes_by_name for o in optimizers if (shapes_by_name := flat_optimizers.shapes_by_name(o)) is not None]
     try:
-        units = flat_units.explain(model, shapes, found[0] if len(found) == 1 else by_name)
-    except flat_units.UnexplainedError as error:
+        units = flat_units.infer_flat_layout(model, shapes, found[0] if len(found) == 1 else by_name)
+    except flat_units.UnknownLayoutError as error:
         if shapes is not None:
             _mark_local(model, f"{LOCAL}; {error}{'' if all_ranks else ' (so far as one rank tells; try --all-ranks)'}")
         return False
     take_apart(model, units, NO_SHAPES, shapes.shapes if shapes and shapes.ordered else ())
     for optimizer in optimizers:
-        flat_optimizers.settle(optimizer, model, units, given)
+        flat_optimizers.resolve_optimizer(optimizer, model, units, given)
     return True
 
 
@@ -136,17 +136,17 @@ def _mark_local(model: MutableMapping[str, Any], note: str) -> None:
             model[key] = replace(tensor, kind="flat_pieces", note=note)
 
 
-def _settle_optimizer(
+def _resolve_optimizer(
     optimizer: Any, model: Mapping[str, Any] | None, all_ranks: bool, given: GivenNames | None
 ) -> str | None:
-    """Place the pieces of one optimizer, or mark them; return what is to be told of it."""
+    """Place the pieces of one optimizer, or mark them; return what its user should know."""
     if is_flat_optimizer(optimizer):
         return None
     naming = name_with(optimizer, model, believed(AS_SAVED, model or {}), given)
     sharded = model is None or any(isinstance(t, Tensor) and t.sharded for t in model.values())
     if model is not None and sharded and naming.by != "fqn":
-        note, settled = _settle_wrapped(optimizer, model, all_ranks)
-        if settled:
+        note, resolved = _resolve_units(optimizer, model, all_ranks)
+        if resolved:
             return note
     for key, entry in optimizer["state"].items():
         parameter = model.get(naming.names[key]) if model is not None and key in naming.names else None
@@ -157,20 +157,20 @@ def _settle_optimizer(
     return None
 
 
-def _settle_wrapped(
+def _resolve_units(
     optimizer: MutableMapping[str, Any], model: Mapping[str, Any], all_ranks: bool
 ) -> tuple[str | None, bool]:
-    """Take an optimizer of flat parameters apart, or mark it; whether it was one, and what is to be told of it."""
-    from ckptools.formats.shared.flat import wrapped
-    from ckptools.formats.shared.flat.units import UnexplainedError
+    """Take an optimizer of flat parameters apart, or mark it; what its user should know, and whether it was one."""
+    from ckptools.formats.shared.fsdp1 import unit_optimizer
+    from ckptools.formats.shared.fsdp1.units import UnknownLayoutError
 
     try:
-        note = wrapped.take_apart(optimizer, model, all_ranks)
-    except UnexplainedError as error:
+        note = unit_optimizer.take_apart(optimizer, model, all_ranks)
+    except UnknownLayoutError as error:
         for entry in optimizer["state"].values():
             for slot, tensor in entry.items() if isinstance(entry, MutableMapping) else ():
                 if isinstance(tensor, Tensor) and tensor.kind == "plain" and tensor.shape:
-                    entry[slot] = replace(tensor, kind="flat_pieces", note=wrapped.REFUSED.format(why=error))
+                    entry[slot] = replace(tensor, kind="flat_pieces", note=unit_optimizer.REFUSED.format(why=error))
         return None, True
     return note, note is not None
 

@@ -3,7 +3,7 @@
 Without `use_orig_params` a number is a flat parameter, and its moments are every rank's chunk with the padding that
 the saved parameter does not have; they are taken apart like the flat parameter, so one number becomes its parameters'
 names. With it a number is a parameter, and its moments are the runs that the ranks hold; numbers stay. See
-`flat.parameters` for the rules.
+`fsdp1.flat_parameters` for the rules.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ckptools.formats.shared.flat.layout import Member
-from ckptools.formats.shared.flat.parameters import runs_of, runs_of_member
-from ckptools.formats.shared.flat.units import Unit
 from ckptools.formats.shared.flat_runs import FlatRun, joined
+from ckptools.formats.shared.fsdp1.flat_layout import Member
+from ckptools.formats.shared.fsdp1.flat_parameters import runs_of, runs_of_member
+from ckptools.formats.shared.fsdp1.units import Unit
 from ckptools.formats.shared.shapes import Shapes
 from ckptools.model.checkpoint import GivenNames, ModuleOrder
 from ckptools.model.regions import Box, Ints
@@ -51,7 +51,7 @@ def shapes_by_name(optimizer: Mapping[str, Any], of_dcp: bool = False) -> Shapes
     return Shapes("the optimizer state", {fqn: found[fqn] for fqn in names}, {}, order) if found else None
 
 
-def settle(
+def resolve_optimizer(
     optimizer: MutableMapping[str, Any], model: Mapping[str, Any], units: Sequence[Unit], given: GivenNames | None
 ) -> None:
     """Place the moments of an optimizer; changed in place.
@@ -69,9 +69,9 @@ def settle(
         return
     originals = {u.original for u in units}
     if originals == {True}:
-        _settle_parameters(optimizer, model, units, given)
+        _resolve_parameters(optimizer, model, units, given)
     elif originals == {False}:
-        _settle_units(optimizer, units, getattr(model, "_metadata", None))
+        _resolve_units(optimizer, units, getattr(model, "_metadata", None))
     else:
         _leave(optimizer["state"].values())
 
@@ -94,7 +94,7 @@ def _unplaced(tensor: Tensor) -> Tensor:
 # -- numbers that are parameters -------------------------------------------------------------------------------
 
 
-def _settle_parameters(
+def _resolve_parameters(
     optimizer: MutableMapping[str, Any], model: Mapping[str, Any], units: Sequence[Unit], given: GivenNames | None
 ) -> None:
     names = name_with(optimizer, model, believed(AS_SAVED, model), given).names
@@ -126,7 +126,7 @@ def _run_of(moment: Tensor, member: Member, unit: Unit) -> Tensor | None:
 # -- numbers that are flat parameters --------------------------------------------------------------------------
 
 
-def _settle_units(optimizer: MutableMapping[str, Any], units: Sequence[Unit], modules: Any) -> None:
+def _resolve_units(optimizer: MutableMapping[str, Any], units: Sequence[Unit], modules: Any) -> None:
     by_key = {u.key: u for u in units}
     flat = {u.key: _as_moment(u) for u in units}
     names = name_parameters(optimizer, flat, order_of(flat, modules)).names

@@ -1,6 +1,6 @@
 """Where the parameters of an FSDP1 flat parameter lie in it: torch's rules, and what the ranks' runs say of them.
 
-The rules are in `flat.parameters`.
+The rules are in `fsdp1.flat_parameters`.
 """
 
 from __future__ import annotations
@@ -56,24 +56,24 @@ def count(tensor: Tensor, flat: Tensor) -> int:
 
 def layouts(members: Sequence[Member], flat: Tensor, original: bool) -> Iterator[tuple[Member, ...]]:
     """Lay the members behind each other by every rule that torch has had; those that end where the parameter does."""
-    laid, total = _laid(members, 1)
+    layout, total = _one_behind_the_other(members, 1)
     if total == flat.numel:
-        yield laid
+        yield layout
     for alignment in ALIGNMENTS if original else ():
-        laid, total = _laid(members, alignment)
+        layout, total = _one_behind_the_other(members, alignment)
         ranks = len({s.box for s in flat.shards}) or 1
         if -(-total // ranks) * ranks == flat.numel:
-            yield laid
+            yield layout
 
 
-def _laid(members: Sequence[Member], alignment: int) -> tuple[tuple[Member, ...], int]:
+def _one_behind_the_other(members: Sequence[Member], alignment: int) -> tuple[tuple[Member, ...], int]:
     at = 0
-    laid = []
+    layout = []
     for member in members:
         at = -(-at // alignment) * alignment
-        laid.append(replace(member, start=at))
+        layout.append(replace(member, start=at))
         at += member.numel
-    return tuple(laid), at
+    return tuple(layout), at
 
 
 def run_of(shard: Shard) -> FlatRun:

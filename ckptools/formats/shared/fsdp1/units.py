@@ -1,8 +1,8 @@
 """Which parameters are in which FSDP1 flat parameter, and where: explained exactly, or not at all.
 
-A shape list is believed when, laid in order by one of torch's rules, it ends at the last element of every flat
+A shape list is believed when, layout in order by one of torch's rules, it ends at the last element of every flat
 parameter, and when each run that a file holds under a parameter's own name lies where the list puts it. The rules are
-in `flat.parameters`.
+in `fsdp1.flat_parameters`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from itertools import product
 from math import prod
 from typing import Any
 
-from ckptools.formats.shared.flat.layout import Member, count, filled, layouts, runs_agree, storage_of
 from ckptools.formats.shared.flat_runs import is_ragged
+from ckptools.formats.shared.fsdp1.flat_layout import Member, count, filled, layouts, runs_agree, storage_of
 from ckptools.formats.shared.shapes import Shapes
 from ckptools.model.regions import Ints
 from ckptools.model.tensor import Tensor
@@ -25,7 +25,7 @@ MAX_OUTER = 4
 """Outer modules that may be there on one side only."""
 
 
-class UnexplainedError(ValueError):
+class UnknownLayoutError(ValueError):
     """Why the flat parameters of a model cannot be taken apart, in words for people."""
 
 
@@ -64,7 +64,7 @@ def _unit_of(name: str, paths: Container[str]) -> str | None:
             return name
         if not name:
             return None
-    raise UnexplainedError(f"a name of more than {MAX_DEPTH} modules")
+    raise UnknownLayoutError(f"a name of more than {MAX_DEPTH} modules")
 
 
 def _renamings(shapes: Shapes, keys: Sequence[str]) -> Iterator[Shapes]:
@@ -76,7 +76,7 @@ def _renamings(shapes: Shapes, keys: Sequence[str]) -> Iterator[Shapes]:
     for strip, add in product(("", *_outer(list(shapes.shapes))), ("", *_outer(keys))):
         if strip != add:
             yield Shapes(
-                shapes.told_by,
+                shapes.source,
                 {add + k.removeprefix(strip): v for k, v in shapes.shapes.items()},
                 {add + k.removeprefix(strip): add + v.removeprefix(strip) for k, v in shapes.tied.items()},
                 shapes.order,
@@ -95,52 +95,52 @@ def _outer(names: Sequence[str]) -> list[str]:
 # -- which parameters are in which flat parameter, and where ---------------------------------------------------
 
 
-def explain(model: Mapping[str, Any], told: Shapes | None, by_name: Shapes | None) -> list[Unit]:
+def infer_flat_layout(model: Mapping[str, Any], given: Shapes | None, by_name: Shapes | None) -> list[Unit]:
     """Find the parameters of every flat parameter of a model.
 
     Args:
         model: its state dict, of all ranks or of one.
-        told: shapes from outside.
-        by_name: shapes and order that an optimizer state keyed by name tells; it must not contradict `told`.
+        given: shapes from outside.
+        by_name: shapes and order that an optimizer state keyed by name tells; it must not contradict `given`.
 
     Raises:
-        UnexplainedError: nothing tells the shapes, or they do not explain everything, or in more than one way.
+        UnknownLayoutError: nothing tells the shapes, or they do not explain everything, or in more than one way.
     """
-    if told is None:
+    if given is None:
         if by_name is None:
-            raise UnexplainedError("nothing tells shapes")
-        return _some_shape(_Explaining(model, by_name, by_name).units(), by_name)
-    cleaned = replace(told, shapes={without_wrappers(k): v for k, v in told.shapes.items()})
+            raise UnknownLayoutError("nothing tells shapes")
+        return _some_shape(_LayoutInference(model, by_name, by_name).units(), by_name)
+    cleaned = replace(given, shapes={without_wrappers(k): v for k, v in given.shapes.items()})
     keys = [without_wrappers(k) for k in model]
-    first: UnexplainedError | None = None
+    first: UnknownLayoutError | None = None
     found: dict[str, list[Unit]] = {}
     for position, renamed in enumerate(_renamings(cleaned, keys)):
         try:
-            units = _some_shape(_Explaining(model, renamed, by_name).units(), told)
-        except UnexplainedError as error:
+            units = _some_shape(_LayoutInference(model, renamed, by_name).units(), given)
+        except UnknownLayoutError as error:
             first = first or error
             continue
         if position == 0:
             return units
         found.setdefault(repr([u.members for u in units]), units)
     if len(found) > 1:
-        raise UnexplainedError(f"{told.told_by}: its names fit in {len(found)} ways")
+        raise UnknownLayoutError(f"{given.source}: its names fit in {len(found)} ways")
     if not found and first is not None:
         raise first
     return next(iter(found.values()))
 
 
-def _some_shape(units: list[Unit], told: Shapes) -> list[Unit]:
+def _some_shape(units: list[Unit], given: Shapes) -> list[Unit]:
     if not any(m.shape is not None for u in units for m in u.members):
-        raise UnexplainedError(f"{told.told_by}: names none of the parameters of this checkpoint")
+        raise UnknownLayoutError(f"{given.source}: names none of the parameters of this checkpoint")
     return units
 
 
-class _Explaining:
+class _LayoutInference:
     """One attempt to explain all flat parameters of a model."""
 
-    def __init__(self, model: Mapping[str, Any], told: Shapes | None, by_name: Shapes | None) -> None:
-        self.told, self.by_name = told, by_name
+    def __init__(self, model: Mapping[str, Any], given: Shapes | None, by_name: Shapes | None) -> None:
+        self.given, self.by_name = given, by_name
         self.flats: dict[str, Tensor] = {
             k: t for k, t in model.items() if is_flat_parameter(k) and isinstance(t, Tensor)
         }
@@ -166,38 +166,38 @@ class _Explaining:
             return False
         if is_ragged(tensor) or any(storage_of(s) in self.storages[flat] for s in tensor.found):
             return True
-        shape = self.told.shapes.get(name) if self.told else None
+        shape = self.given.shapes.get(name) if self.given else None
         return shape is not None and prod(shape) != tensor.numel
 
     def units(self) -> list[Unit]:
         """Every unit, explained.
 
         Raises:
-            UnexplainedError: one of them is not.
+            UnknownLayoutError: one of them is not.
         """
         return [self._unit(key, flat) for key, flat in self.flats.items()]
 
     def _unit(self, key: str, flat: Tensor) -> Unit:
         if len(flat.shape) != 1 or not all(s.source is None or s.source.contiguous for s in flat.shards):
-            raise UnexplainedError(f"{key} is no 1-D tensor of consecutive elements")
+            raise UnknownLayoutError(f"{key} is no 1-D tensor of consecutive elements")
         runs = self.runs[key]
         members, tied = self._named(flat, runs) if runs else self._listed(key)
-        ways = {tuple(m.start for m in laid): laid for laid in layouts(members, flat, bool(runs))}
-        fitting = [laid for laid in ways.values() if all(runs_agree(m, flat) for m in laid)]
+        ways = {tuple(m.start for m in layout): layout for layout in layouts(members, flat, bool(runs))}
+        fitting = [layout for layout in ways.values() if all(runs_agree(m, flat) for m in layout)]
         if len(fitting) != 1:
-            raise UnexplainedError(self._misfit(key, flat, members, len(ways), len(fitting)))
+            raise UnknownLayoutError(self._misfit(key, flat, members, len(ways), len(fitting)))
         return Unit(key, flat, fitting[0], tied, bool(runs))
 
     def _misfit(self, key: str, flat: Tensor, members: Sequence[Member], ways: int, fitting: int) -> str:
-        told_by = self.told.told_by if self.told else "the file"
+        source = self.given.source if self.given else "the file"
         if fitting:
-            return f"{told_by}: the parameters of {key} fit in {fitting} ways"
+            return f"{source}: the parameters of {key} fit in {fitting} ways"
         if ways:
-            return f"{told_by}: the parameters of {key} do not lie where the ranks hold them"
+            return f"{source}: the parameters of {key} do not lie where the ranks hold them"
         total = sum(m.numel for m in members)
         tied = "; of tied ones it must say so (a .pt that shares them, or in JSON the other's name for a shape)"
         return (
-            f"{key} has {flat.numel} elements, the {len(members)} parameters that {told_by} names there have {total}"
+            f"{key} has {flat.numel} elements, the {len(members)} parameters that {source} names there have {total}"
             f"{tied if total > flat.numel else ''}"
         )
 
@@ -218,33 +218,33 @@ class _Explaining:
 
     def _listed(self, key: str) -> tuple[list[Member], dict[str, str]]:
         """Without it: names and order are those that are told."""
-        if self.told is None:
-            raise UnexplainedError("")
-        names = [n for n in self.told.shapes if _unit_of(n, self.paths) == _path(key) and n not in self.whole]
-        tied = {n: first for n in names if (first := self.told.tied.get(n)) in names and first is not None}
+        if self.given is None:
+            raise UnknownLayoutError("")
+        names = [n for n in self.given.shapes if _unit_of(n, self.paths) == _path(key) and n not in self.whole]
+        tied = {n: first for n in names if (first := self.given.tied.get(n)) in names and first is not None}
         own = self._in_order(key, [n for n in names if n not in tied])
         return [Member(n, prod(self._shape(n) or ()), self._shape(n)) for n in own], tied
 
     def _in_order(self, key: str, names: list[str]) -> list[str]:
         """The names in the order in which they were flattened."""
-        assert self.told is not None
+        assert self.given is not None
         by_name = self.by_name if self.by_name and self.by_name.ordered else None
         known = [n for n in by_name.shapes if n in set(names)] if by_name else []
         if len(known) == len(names):
-            if self.told.ordered and known != names:
-                raise UnexplainedError(f"{self.told.told_by}: names {key} in another order than the optimizer state")
+            if self.given.ordered and known != names:
+                raise UnknownLayoutError(f"{self.given.source}: names {key} in another order than the optimizer state")
             return known
-        if not self.told.ordered and len(names) > 1:
-            raise UnexplainedError(
-                f"{self.told.told_by}: tells the shapes and not the order of the parameters: {self.told.order.why}; "
+        if not self.given.ordered and len(names) > 1:
+            raise UnknownLayoutError(
+                f"{self.given.source}: tells the shapes and not the order of the parameters: {self.given.order.why}; "
                 "give a .pt of the module's own state dict, or a JSON of name to shape in module order"
             )
         return names
 
     def _shape(self, name: str) -> Ints | None:
-        shape = self.told.shapes.get(name) if self.told else None
+        shape = self.given.shapes.get(name) if self.given else None
         other = self.by_name.shapes.get(name) if self.by_name else None
         if shape is not None and other is not None and shape != other:
-            told_by = self.told.told_by if self.told else ""
-            raise UnexplainedError(f"{told_by}: {name} has shape {list(shape)}, its optimizer state {list(other)}")
+            source = self.given.source if self.given else ""
+            raise UnknownLayoutError(f"{source}: {name} has shape {list(shape)}, its optimizer state {list(other)}")
         return other if shape is None else shape

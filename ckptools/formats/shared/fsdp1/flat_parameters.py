@@ -25,9 +25,9 @@ from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequenc
 from dataclasses import replace
 from typing import Any
 
-from ckptools.formats.shared.flat.layout import Member, overlap, run_of
-from ckptools.formats.shared.flat.units import Unit
 from ckptools.formats.shared.flat_runs import FlatRun, joined
+from ckptools.formats.shared.fsdp1.flat_layout import Member, overlap, run_of
+from ckptools.formats.shared.fsdp1.units import Unit
 from ckptools.model.tensor import Tensor
 from ckptools.training_state.wrappers import without_wrappers
 

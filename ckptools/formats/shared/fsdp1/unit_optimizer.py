@@ -2,7 +2,7 @@
 
 verl's default: the model is a state dict of DTensors (or ShardedTensors), the optimizer a plain
 `optimizer.state_dict()`, where each number is a flat parameter and each moment one rank's chunk of it. The model tells
-names, shapes, order and how many ranks share a parameter; `flat.wrapping` finds which parameters are in which flat
+names, shapes, order and how many ranks share a parameter; `fsdp1.unit_search` finds which parameters are in which flat
 one. Checked on verl 0.9.1 with torch 2.13, and on files of torch 2.13's own.
 """
 
@@ -13,11 +13,11 @@ from functools import lru_cache
 from typing import Any
 
 from ckptools.dtypes import is_floating
-from ckptools.formats.shared.flat.layout import Member
-from ckptools.formats.shared.flat.optimizers import name_units
-from ckptools.formats.shared.flat.units import UnexplainedError, Unit
-from ckptools.formats.shared.flat.wrapping import Members, units_of
 from ckptools.formats.shared.flat_runs import is_ragged
+from ckptools.formats.shared.fsdp1.flat_layout import Member
+from ckptools.formats.shared.fsdp1.optimizers import name_units
+from ckptools.formats.shared.fsdp1.unit_search import Members, units_of
+from ckptools.formats.shared.fsdp1.units import Unit, UnknownLayoutError
 from ckptools.model.regions import Box, Ints, chunk
 from ckptools.model.tensor import Shard, Tensor
 from ckptools.training_state.module_order import module_of, module_places, order_of
@@ -74,7 +74,7 @@ def take_apart(optimizer: MutableMapping[str, Any], model: Mapping[str, Any], al
         What was done, for people; None when the numbers are no flat parameters, as far as these ranks tell.
 
     Raises:
-        UnexplainedError: they are, and nothing tells what is in them.
+        UnknownLayoutError: they are, and nothing tells what is in them.
     """
     lengths = unit_lengths(optimizer)
     params = {k: t for k, t in model.items() if isinstance(t, Tensor) and t.sharded and is_floating(t.dtype)}
@@ -82,7 +82,7 @@ def take_apart(optimizer: MutableMapping[str, Any], model: Mapping[str, Any], al
         return None
     try:
         units = _units(optimizer, lengths, in_module_order(params, getattr(model, "_metadata", None)))
-    except UnexplainedError:
+    except UnknownLayoutError:
         if not all_ranks:
             # Runs of single parameters look the same to one rank.
             return None
@@ -99,13 +99,13 @@ def in_module_order(params: Mapping[str, Tensor], modules: Any) -> dict[str, Ten
         modules: what the state dict lists as its modules (`_metadata`).
 
     Raises:
-        UnexplainedError: it lists none, or lacks one.
+        UnknownLayoutError: it lists none, or lacks one.
     """
     places = module_places(modules if isinstance(modules, Mapping) else {})
     ordered = {n: params[n] for n in sorted(params, key=lambda n: places.get(module_of(n), -1))}
     order = order_of(ordered, modules)
     if not order.kept:
-        raise UnexplainedError(order.why)
+        raise UnknownLayoutError(order.why)
     return ordered
 
 
@@ -120,10 +120,10 @@ def _units(
     """The unit of each number.
 
     Raises:
-        UnexplainedError: there is not exactly one way.
+        UnknownLayoutError: there is not exactly one way.
     """
     if sum(1 for ids in group_ids(optimizer) if ids) > 1:
-        raise UnexplainedError("there are several param groups, so the order of the numbers is not the modules'")
+        raise UnknownLayoutError("there are several param groups, so the order of the numbers is not the modules'")
     world, ranks = sharing(params)
     ways = [dict(way) for way in units_of(params, list(lengths.values()), ranks)]
     single = _each_one(list(lengths.values()), params, ranks)
@@ -131,7 +131,7 @@ def _units(
         ways.append(single)
     if len(ways) != 1:
         number = "no way" if not ways else "more than one way"
-        raise UnexplainedError(f"{number} of wrapping its modules into {len(lengths)} units gives these lengths")
+        raise UnknownLayoutError(f"{number} of wrapping its modules into {len(lengths)} units gives these lengths")
     named = list(params.items())
     numbered = enumerate(lengths.items())
     return {number: _unit(str(number), [named[m] for m in ways[0][i]], world, ranks) for i, (number, _) in numbered}
@@ -161,20 +161,20 @@ def sharing(params: Mapping[str, Tensor]) -> tuple[int, int]:
     """Ranks of the run, and ranks that share a parameter: fewer where groups repeat each other (HSDP).
 
     Raises:
-        UnexplainedError: the model is not cut as FSDP1 cuts one, or not in rank order.
+        UnknownLayoutError: the model is not cut as FSDP1 cuts one, or not in rank order.
     """
     worlds = {t.world_size for t in params.values()}
     world = worlds.pop() if len(worlds) == 1 else None
     if not world:
-        raise UnexplainedError("its parameters do not tell one world size")
+        raise UnknownLayoutError("its parameters do not tell one world size")
     sizes = [n for n in range(1, world + 1) if world % n == 0 and all(_is_cut(t, n) for t in params.values())]
     if len(sizes) != 1:
-        raise UnexplainedError("its parameters are not cut along their rows over one number of ranks")
+        raise UnknownLayoutError("its parameters are not cut along their rows over one number of ranks")
     for name, tensor in params.items():
         boxes = _chunks(tensor.shape, sizes[0])
         for shard in tensor.shards:
             if shard.rank is not None and shard.box.numel and shard.box != boxes[shard.rank % sizes[0]]:
-                raise UnexplainedError(f"rank {shard.rank} does not hold the piece of {name} that its number says")
+                raise UnknownLayoutError(f"rank {shard.rank} does not hold the piece of {name} that its number says")
     return world, sizes[0]
 
 

@@ -1,1 +1,0 @@
-"""FSDP1's flat parameters: recognised, explained by shapes, taken apart; and their optimizer state."""
