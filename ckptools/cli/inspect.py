@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     )
     from ckptools.formats.options import Reader
     from ckptools.model.checkpoint import Checkpoint
-    from ckptools.views.details import Detail
     from ckptools.views.report import Report
+    from ckptools.views.section_rows import Detail
 
 
 def inspect(
@@ -101,28 +101,28 @@ def details_of(checkpoint: Checkpoint, section: str | None) -> tuple[Detail, ...
     """The sections that were asked for in full."""
     if section is None:
         return ()
-    from ckptools.views.details import section_details
+    from ckptools.views.section_rows import section_details
 
     return section_details(checkpoint, section)
 
 
 def show_json(report: Report, details: Sequence[Detail]) -> None:
     """Print one JSON object."""
-    from ckptools.views.json import report_json
+    from ckptools.views.report_json import report_json
 
     show(report_json(report, details))
 
 
 def show_text(report: Report, details: Sequence[Detail]) -> None:
     """Print the report, or the sections that were asked for; what was read and what comes next go to stderr."""
-    from ckptools.views import text
+    from ckptools.views.report_text import next_line, read_line, report_text
 
     if details:
-        from ckptools.views.detail_text import detail_text
+        from ckptools.views.section_text import section_text
 
-        shown = detail_text(report, details, screen())
+        shown = section_text(report, details, screen())
     else:
-        shown = text.report_text(report, screen())
+        shown = report_text(report, screen())
     show(encodable(shown, sys.stdout.encoding))
-    told = "\n".join(filter(None, (text.read_line(report), text.next_line(report))))
+    told = "\n".join(filter(None, (read_line(report), next_line(report))))
     remark(f"\n{told}")

@@ -55,7 +55,7 @@ def verify(
     from ckptools.cli.opening import answered_in_json, opened
     from ckptools.cli.progress import ProgressLine
     from ckptools.text import encodable
-    from ckptools.views.verified import verification_json, verification_text
+    from ckptools.views.verification import verification_json, verification_text
 
     with answered_in_json(json, "ckptools/verify/1", "ok", paths):
         checkpoint = opened(paths, ranks, only_this_file, follow_symlinks, weights, rules, shapes, names)

@@ -18,13 +18,13 @@ from ckptools.model.tensor import Tensor
 from ckptools.text import clip, clip_middle, count, plural, printable, shape, size
 from ckptools.training_state.sections import sections_of_kind
 from ckptools.views.checkpoint_line import checkpoint_line
-from ckptools.views.detail_text import TENSOR_COLUMNS, tensor_cells
-from ckptools.views.details import TensorRow, tensor_rows
 from ckptools.views.problems import fold
 from ckptools.views.report import Report, inspect_report
-from ckptools.views.shown import key_name, shown
+from ckptools.views.report_text import SECTION_COLUMNS, facts, headline, section_cells
+from ckptools.views.section_rows import TensorRow, tensor_rows
+from ckptools.views.section_text import TENSOR_COLUMNS, tensor_cells
 from ckptools.views.tables import Column
-from ckptools.views.text import SECTION_COLUMNS, facts, headline, section_cells
+from ckptools.views.value_text import key_name, value_text
 
 MAX_ROWS = 200
 """Rows of all tables of one output together."""
@@ -132,7 +132,7 @@ def _problems(page: _Page, report: Report) -> None:
 def _groups(page: _Page, report: Report) -> None:
     for optimizer in report.optimizers:
         names = list(dict.fromkeys(key_name(key) for group in optimizer.groups for key in group.values))
-        values = [{key_name(k): shown(v, 40) for k, v in group.values.items()} for group in optimizer.groups]
+        values = [{key_name(k): value_text(v, 40) for k, v in group.values.items()} for group in optimizer.groups]
         rows = [
             (str(n), *(v.get(name, "-") for name in names), _number(group.params), _number(group.tensors))
             for n, (v, group) in enumerate(zip(values, optimizer.groups, strict=True))
@@ -165,4 +165,4 @@ def _value_cells(key: Any, value: Any) -> tuple[str, ...]:
     name = clip_middle(printable(key_name(key)), MAX_CELL)
     if isinstance(value, Tensor):
         return name, f"tensor {shape(value.shape)}", short(value.dtype), size(value.nbytes)
-    return name, shown(value, MAX_CELL), "", ""
+    return name, value_text(value, MAX_CELL), "", ""

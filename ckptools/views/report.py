@@ -18,10 +18,10 @@ from ckptools.pickles.foreign_names import foreign_classes, foreign_problems, su
 from ckptools.training_state.modules import module_problems
 from ckptools.training_state.sections import Section, SectionKind, SectionSize, measure, sections_of, sections_of_kind
 from ckptools.training_state.steps import contradiction
-from ckptools.views import next_step
-from ckptools.views.groups import OptimizerRow, SchedulerRow, optimizer_rows, scheduler_rows
-from ckptools.views.layout import Layout, layouts, sharding_name
+from ckptools.views.next_command import command_arguments, next_command
+from ckptools.views.param_groups import OptimizerRow, SchedulerRow, optimizer_rows, scheduler_rows
 from ckptools.views.section_summary import section_summary
+from ckptools.views.sharding import Layout, layouts, sharding_name
 
 TORCH_KEYS = ("torch_version", "pytorch_version", "torch")
 WRITER_KEYS = (
@@ -187,8 +187,8 @@ def inspect_report(ck: Checkpoint) -> Report:
         compared=ck.compared,
         differing=tuple(fqn_of(path) for path in ck.differing),
         cost=ck.cost,
-        arguments=next_step.arguments(ck),
-        next=next_step.next_command(ck, scope == "alone"),
+        arguments=command_arguments(ck),
+        next=next_command(ck, scope == "alone"),
     )
 
 

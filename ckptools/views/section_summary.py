@@ -15,7 +15,7 @@ from ckptools.text import plural
 from ckptools.training_state.optimizers import nested
 from ckptools.training_state.sections import Section, SectionSize, storage_identity, stream_of
 from ckptools.training_state.steps import COUNTERS, EPOCH_COUNTERS
-from ckptools.views.shown import key_name, shown
+from ckptools.views.value_text import key_name, value_text
 
 MAX_WORDS = 8
 """Names or values that a cell shows."""
@@ -69,9 +69,9 @@ def _pieces_of_one_rank(ck: Checkpoint, section: Section) -> str:
 
 def _scheduler(ck: Checkpoint, section: Section) -> str:
     value = section.value
-    epoch = [f"last_epoch {shown(value['last_epoch'])}"] if "last_epoch" in value else []
+    epoch = [f"last_epoch {value_text(value['last_epoch'])}"] if "last_epoch" in value else []
     last = value.get("_last_lr")
-    rates = [f"lr {', '.join(map(shown, last[:4]))}"] if isinstance(last, (list, tuple)) and last else []
+    rates = [f"lr {', '.join(map(value_text, last[:4]))}"] if isinstance(last, (list, tuple)) and last else []
     return ", ".join(epoch + rates) or _values(value)
 
 
@@ -99,12 +99,12 @@ def _streams(value: Any) -> Iterable[str]:
 def _values(value: Any) -> str:
     """A few plain values, counters first: `batch 5, epoch 0`; of deeper trees the keys."""
     if not isinstance(value, (Mapping, list, tuple)) or not value:
-        return shown(value, 60)
+        return value_text(value, 60)
     found: dict[str, str] = {}
     for path, leaf in islice(walk(value), 2000):
         leaf = scalar(leaf)
         if 0 < len(path) <= 2 and isinstance(leaf, (int, float, str, timedelta)) and not isinstance(path[-1], int):
-            found.setdefault(key_name(path[-1]), f"{key_name(path[-1])} {shown(leaf, 24)}")
+            found.setdefault(key_name(path[-1]), f"{key_name(path[-1])} {value_text(leaf, 24)}")
     order = {name: n for n, name in enumerate((*COUNTERS, *EPOCH_COUNTERS))}
     names = sorted(found, key=lambda name: order.get(name, len(order)))
     if names:

@@ -21,7 +21,7 @@ import ckptools
 from ckptools.cli import app
 from ckptools.model.tree import tensors_in
 from ckptools.views.report import inspect_report
-from ckptools.views.text import report_text
+from ckptools.views.report_text import report_text
 from tests.truth import FIXTURES, LOCAL, WHOLE, Known, load_truth
 
 COMPOSER = FIXTURES / "composer-0.13.5-torch1.13.1-sharded-w4"

@@ -95,15 +95,17 @@ def metadata(data: bytes) -> None:
 def used(path: Path) -> None:
     """Every command on a file or folder: each does its work or says one line why not."""
     import ckptools
-    from ckptools.views import report, text, verified
+    from ckptools.views.report import inspect_report
+    from ckptools.views.report_text import report_text
+    from ckptools.views.verification import verification_text
 
     out = _SCRATCH / "out.safetensors"
 
     def inspect() -> None:
-        text.report_text(report.inspect_report(ckptools.open(path, all_ranks=True)))
+        report_text(inspect_report(ckptools.open(path, all_ranks=True)))
 
     def verify() -> None:
-        verified.verification_text(ckptools.verify(path, deep=True, values=True, jobs=1))
+        verification_text(ckptools.verify(path, deep=True, values=True, jobs=1))
 
     def consolidate() -> None:
         planned = ckptools.consolidate(path, out, allow_missing=True, force=True, dry_run=True, jobs=1)

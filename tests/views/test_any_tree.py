@@ -10,13 +10,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ckptools.model.values import NumpyArray, NumpyScalar, Opaque
-from ckptools.views.detail_text import detail_text
-from ckptools.views.details import section_details
 from ckptools.views.html import checkpoint_html
-from ckptools.views.json import report_json
 from ckptools.views.report import inspect_report
+from ckptools.views.report_json import report_json
+from ckptools.views.report_text import report_text
+from ckptools.views.section_rows import section_details
+from ckptools.views.section_text import section_text
 from ckptools.views.tables import Screen
-from ckptools.views.text import report_text
 from tests.views.made import HOSTILE, checkpoint, plain, sharded
 
 GROUPED = ("state", "param_groups", "params", "lr", "step", "model")
@@ -49,6 +49,6 @@ def test_every_view_has_words_for_it(tree):
     details = [d for kind in {s.kind for s in ck.sections} for d in section_details(ck, kind)]
     for screen in (Screen(), Screen(60, 5)):
         assert all(line.isprintable() for line in report_text(report, screen).split("\n"))
-        assert all(line.isprintable() for line in detail_text(report, details, screen).split("\n"))
+        assert all(line.isprintable() for line in section_text(report, details, screen).split("\n"))
     assert json.loads(report_json(report, details))["schema"]
     assert checkpoint_html(ck) and repr(ck).isprintable()

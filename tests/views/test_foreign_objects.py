@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 import ckptools
 from ckptools.cli import app
 from ckptools.model.values import Opaque
-from ckptools.views.details import section_details
-from ckptools.views.shown import Jsonable
+from ckptools.views.section_rows import section_details
+from ckptools.views.value_json import JsonValues
 from tests.truth import FIXTURES
 from tests.views.made import checkpoint
 
@@ -122,7 +122,7 @@ def test_what_has_no_end_is_shown_as_far_as_it_is_of_use(odd):
     for name in ("args", "scheduler"):
         (detail,) = section_details(ck, name)
         assert 0 < len(detail.values) <= 10_000
-    made = Jsonable()
+    made = JsonValues()
     assert json.dumps(made.of({"scheduler": odd}))
     assert len(repr(odd)) < 500
 

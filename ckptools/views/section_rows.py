@@ -14,8 +14,8 @@ from ckptools.model.tree import Key, KeyPath, children_of, fqn_of
 from ckptools.model.values import NumpyArray, Opaque, plain
 from ckptools.training_state.optimizers import optimizers_of
 from ckptools.training_state.sections import Section, sections_of
-from ckptools.views.layout import placement
-from ckptools.views.shown import described, is_brief, is_plain
+from ckptools.views.sharding import placement
+from ckptools.views.value_text import described, is_brief, is_plain
 
 KINDS = ("model", "optimizer", "scheduler", "rng", "other")
 MAX_VALUES = 10_000

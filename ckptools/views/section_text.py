@@ -9,11 +9,11 @@ from ckptools.dtypes import short
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import fqn_of
 from ckptools.text import plural, printable, shape, size
-from ckptools.views.details import Detail, StateRow, TensorRow, ValueRow, distinct
 from ckptools.views.report import Report
-from ckptools.views.shown import shown
+from ckptools.views.report_text import optimizer_lines
+from ckptools.views.section_rows import Detail, StateRow, TensorRow, ValueRow, distinct
 from ckptools.views.tables import PIPE, Column, Screen, table
-from ckptools.views.text import optimizer_lines
+from ckptools.views.value_text import value_text
 
 TENSOR_COLUMNS = (
     Column("tensor", name=True),
@@ -31,7 +31,7 @@ STATE_COLUMNS = (
 VALUE_COLUMNS = (Column("key", name=True), Column("value"))
 
 
-def detail_text(report: Report, details: Sequence[Detail], screen: Screen = PIPE) -> str:
+def section_text(report: Report, details: Sequence[Detail], screen: Screen = PIPE) -> str:
     """The sections in full, as `inspect --section` prints them on stdout."""
     blocks = [_lines(report, detail, screen) for detail in details if detail.kind != "other"]
     others = [detail for detail in details if detail.kind == "other"]
@@ -98,11 +98,11 @@ def _state_cells(row: StateRow) -> list[str]:
 
 
 def _slot(value: Any) -> str:
-    return short(value.dtype) if isinstance(value, Tensor) else shown(value, 40)
+    return short(value.dtype) if isinstance(value, Tensor) else value_text(value, 40)
 
 
 def _value_cells(row: ValueRow, section: str = "") -> list[str]:
-    told = shown(row.value, 120)
+    told = value_text(row.value, 120)
     if row.fingerprint is not None:
         told = f"{_length(row.value)}, crc {row.fingerprint:08x}"
     name = ".".join(part for part in (section, fqn_of(row.path)) if part)
@@ -110,4 +110,4 @@ def _value_cells(row: ValueRow, section: str = "") -> list[str]:
 
 
 def _length(value: Any) -> str:
-    return plural(len(value), "integer") if isinstance(value, (list, tuple)) else shown(value)
+    return plural(len(value), "integer") if isinstance(value, (list, tuple)) else value_text(value)

@@ -13,19 +13,20 @@ from ckptools._version import __version__
 from ckptools.model.checkpoint import Fact, RankFile
 from ckptools.model.problems import Problem
 from ckptools.model.tree import fqn_of
-from ckptools.views.groups import GroupRow, OptimizerRow
+from ckptools.views.param_groups import GroupRow, OptimizerRow
 from ckptools.views.report import Report, SectionRow
-from ckptools.views.shown import Jsonable, key_name
+from ckptools.views.value_json import JsonValues
+from ckptools.views.value_text import key_name
 
 if TYPE_CHECKING:
-    from ckptools.views.details import Detail, StateRow, ValueRow
+    from ckptools.views.section_rows import Detail, StateRow, ValueRow
 
 SCHEMA = "ckptools/inspect/1"
 
 
 def report_json(report: Report, details: Sequence[Detail] = ()) -> str:
     """The whole report, and the sections that were asked for in full, as text."""
-    values = Jsonable()
+    values = JsonValues()
     made = _report(report, values)
     if details:
         made["details"] = [_detail(detail, values) for detail in details]
@@ -33,7 +34,7 @@ def report_json(report: Report, details: Sequence[Detail] = ()) -> str:
     return json.dumps(made, indent=1, allow_nan=False)
 
 
-def _report(report: Report, values: Jsonable) -> dict[str, Any]:
+def _report(report: Report, values: JsonValues) -> dict[str, Any]:
 
     return {
         "schema": SCHEMA,
@@ -110,7 +111,7 @@ def _section(row: SectionRow) -> dict[str, Any]:
     }
 
 
-def _optimizer(row: OptimizerRow, values: Jsonable) -> dict[str, Any]:
+def _optimizer(row: OptimizerRow, values: JsonValues) -> dict[str, Any]:
     return {
         "name": row.name,
         "section": row.section,
@@ -124,7 +125,7 @@ def _optimizer(row: OptimizerRow, values: Jsonable) -> dict[str, Any]:
     }
 
 
-def _group(group: GroupRow, values: Jsonable) -> dict[str, Any]:
+def _group(group: GroupRow, values: JsonValues) -> dict[str, Any]:
     """Hyperparameters under their own names; how many parameters, behind them, as the table has it."""
     return {**values.of(group.values), "params": group.params, "tensors": group.tensors}
 
@@ -135,7 +136,7 @@ def _problem(problem: Problem) -> dict[str, Any]:
     return {**told, **{key: value for key, value in where.items() if value is not None}}
 
 
-def _detail(detail: Detail, values: Jsonable) -> dict[str, Any]:
+def _detail(detail: Detail, values: JsonValues) -> dict[str, Any]:
     return {
         "name": detail.name,
         "kind": detail.kind,
@@ -156,11 +157,11 @@ def _detail(detail: Detail, values: Jsonable) -> dict[str, Any]:
     }
 
 
-def _state(row: StateRow, values: Jsonable) -> dict[str, Any]:
+def _state(row: StateRow, values: JsonValues) -> dict[str, Any]:
     slots: Mapping[str, Any] = values.of(row.slots)
     return {"parameter": row.parameter, "group": row.group, "slots": slots}
 
 
-def _value(row: ValueRow, values: Jsonable) -> dict[str, Any]:
+def _value(row: ValueRow, values: JsonValues) -> dict[str, Any]:
     print_ = {} if row.fingerprint is None else {"crc32": f"{row.fingerprint:08x}"}
     return {"key": fqn_of(row.path), "value": values.of(row.value), **print_, "differs": bool(row.differs)}

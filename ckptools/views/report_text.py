@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from ckptools.dtypes import short
 from ckptools.model.problems import Code
 from ckptools.text import count, duration, few, period, plural, printable, size
-from ckptools.views.groups import GroupRow, OptimizerRow, SchedulerRow
-from ckptools.views.layout import Layout
+from ckptools.views.param_groups import GroupRow, OptimizerRow, SchedulerRow
 from ckptools.views.problems import fold, verdict
 from ckptools.views.report import Report, SectionRow
-from ckptools.views.shown import key_name, shown
+from ckptools.views.sharding import Layout
 from ckptools.views.tables import PIPE, Column, Screen, table, wrapped
+from ckptools.views.value_text import key_name, value_text
 
 MAX_PROBLEMS = 20
 """Lines about problems that a terminal gets."""
@@ -186,28 +186,28 @@ def optimizer_lines(optimizer: OptimizerRow, screen: Screen = PIPE) -> list[str]
     columns += [Column("params", right=True), Column("tensors", right=True)]
     lines += table(columns, [_group_cells(n, g, keys) for n, g in enumerate(optimizer.groups)], screen)
     first = optimizer.groups[0].values if optimizer.groups else {}
-    same = [f"{key_name(k)} {shown(v, 40)}" for k, v in first.items() if key_name(k) not in keys]
+    same = [f"{key_name(k)} {value_text(v, 40)}" for k, v in first.items() if key_name(k) not in keys]
     return lines + (wrapped("all groups: ", printable(", ".join(same)), screen) if same else [])
 
 
 def _columns(groups: Sequence[GroupRow]) -> list[str]:
     """Hyperparameters that get a column: those that people look for, and those that differ between groups."""
     names = dict.fromkeys(key_name(k) for g in groups for k in g.values)
-    values = [{key_name(k): shown(v) for k, v in g.values.items()} for g in groups]
+    values = [{key_name(k): value_text(v) for k, v in g.values.items()} for g in groups]
     differ = [n for n in names if len({v.get(n) for v in values}) > 1]
     return [n for n in SHOWN_FIRST if n in names] + [n for n in differ if n not in SHOWN_FIRST]
 
 
 def _group_cells(number: int, group: GroupRow, keys: Iterable[str]) -> list[str]:
     values = {key_name(k): v for k, v in group.values.items()}
-    cells = [shown(values[k], 40).strip("()[]") if k in values else "-" for k in keys]
+    cells = [value_text(values[k], 40).strip("()[]") if k in values else "-" for k in keys]
     params = "-" if group.params is None else count(group.params)
     return [str(number), *cells, params, "-" if group.tensors is None else str(group.tensors)]
 
 
 def _scheduler_lines(scheduler: SchedulerRow, screen: Screen) -> list[str]:
     items = scheduler.state.items() if isinstance(scheduler.state, dict) else ()
-    told = ", ".join(f"{key_name(k)} {shown(v, 60)}" for k, v in items)
+    told = ", ".join(f"{key_name(k)} {value_text(v, 60)}" for k, v in items)
     agrees = {True: "; lr as in the param groups", False: "; LR IS NOT THAT OF THE PARAM GROUPS", None: ""}
     return wrapped(f"{printable(scheduler.section)}: ", printable(told) + agrees[scheduler.agrees], screen)
 

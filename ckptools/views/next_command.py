@@ -18,7 +18,7 @@ MAX_FILES = 8
 """Files that were named one by one and are named again; a longer command is of no use."""
 
 
-def arguments(ck: Checkpoint) -> str:
+def command_arguments(ck: Checkpoint) -> str:
     """How a checkpoint is named on the command line, with the options that opened it; "" where that is too long."""
     options = ck.options
     files = getattr(options, "files", ())
@@ -49,7 +49,7 @@ def next_command(ck: Checkpoint, alone: bool) -> str:
         ck: what was shown.
         alone: whether it is one rank's file without the others.
     """
-    named = arguments(ck)
+    named = command_arguments(ck)
     if not named:
         return ""
     model = [tensor for section in sections_of_kind(ck, "model") for _, tensor in tensors_in(section.value)]

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from ckptools.model.problems import Code, Problem
-from ckptools.views import text
-from ckptools.views.detail_text import detail_text
-from ckptools.views.details import section_details
 from ckptools.views.report import inspect_report
+from ckptools.views.report_text import headline, next_line, optimizer_lines, read_line, report_text
+from ckptools.views.section_rows import section_details
+from ckptools.views.section_text import section_text
 from ckptools.views.tables import Column, Screen, table
 from tests.views.made import (
     HOSTILE,
@@ -31,12 +31,15 @@ TERMINAL = Screen(80, 40)
 @pytest.mark.parametrize("name", CASES)
 def test_a_report_reads_well(name, golden):
     report = inspect_report(CASES[name]())
-    golden(f"{name}.txt", f"{text.report_text(report)}\n\n{text.read_line(report)}\n{text.next_line(report)}")
+    golden(
+        f"{name}.txt",
+        f"{report_text(report)}\n\n{read_line(report)}\n{next_line(report)}",
+    )
 
 
 @pytest.mark.parametrize("name", ["broken", "hostile"])
 def test_a_report_fits_a_terminal(name, golden):
-    shown = text.report_text(inspect_report(CASES[name]()), TERMINAL)
+    shown = report_text(inspect_report(CASES[name]()), TERMINAL)
     golden(f"{name}-80.txt", shown)
     rest = shown.splitlines()[1:]
     assert max(map(len, rest)) <= 80
@@ -45,20 +48,20 @@ def test_a_report_fits_a_terminal(name, golden):
 @pytest.mark.parametrize("section", ["model", "optimizer", "scheduler", "rng", "other"])
 def test_a_section_reads_well(section, golden):
     ck = run7()
-    golden(f"section-{section}.txt", detail_text(inspect_report(ck), section_details(ck, section)))
+    golden(f"section-{section}.txt", section_text(inspect_report(ck), section_details(ck, section)))
 
 
 @pytest.mark.parametrize("screen", [Screen(), TERMINAL])
 def test_no_name_forges_a_line_or_moves_the_cursor(screen):
     report = inspect_report(hostile())
-    lines = text.report_text(report, screen).split("\n")
-    lines += detail_text(report, section_details(hostile(), "model"), screen).split("\n")
+    lines = report_text(report, screen).split("\n")
+    lines += section_text(report, section_details(hostile(), "model"), screen).split("\n")
     assert all(line.isprintable() for line in lines)
     assert not any(line.startswith("whole: all") for line in lines)
 
 
 def test_names_that_look_like_numbers_or_markup_stay_as_they_are():
-    shown = detail_text(inspect_report(hostile()), section_details(hostile(), "model"))
+    shown = section_text(inspect_report(hostile()), section_details(hostile(), "model"))
     for name in ("1e5", "00012", "layers[red].w[/bold]", "<script>alert(1)</script>", "漢字"):
         assert f"\n{name} " in shown
     assert len(HOSTILE) == shown.count("[2, 3]")
@@ -67,45 +70,45 @@ def test_names_that_look_like_numbers_or_markup_stay_as_they_are():
 def test_a_monolithic_file_of_rank_0_is_said_to_be_whole():
     one = snapshot()
     ck = replace(one, files=(replace(one.files[0], rank=0),))
-    (line,) = text.headline(inspect_report(ck))
+    (line,) = headline(inspect_report(ck))
     assert line == "whole: one file holds everything, though its name says rank 0"
 
 
 def test_all_files_of_ranks_that_have_several_are_counted():
     parts = tuple(replace(f, part=part) for f in run7().files[:4] for part in ("model", "optim"))
     report = inspect_report(run7(files=parts, world_size=replace(run7().world_size, value=4), all_ranks=True))
-    assert text.headline(report) == ["whole: all 8 files of 4 ranks are here, all read"]
+    assert headline(report) == ["whole: all 8 files of 4 ranks are here, all read"]
 
 
 def test_files_that_were_not_looked_into_are_not_called_whole():
     report = inspect_report(run7(compared=False))
-    assert text.headline(report) == ["256 files present, contents not compared (verify)"]
-    assert "of 255 others only that the file is there and ends well" in text.read_line(report)
-    assert text.next_line(report).startswith("next: ckptools verify ")
+    assert headline(report) == ["256 files present, contents not compared (verify)"]
+    assert "of 255 others only that the file is there and ends well" in read_line(report)
+    assert next_line(report).startswith("next: ckptools verify ")
 
 
 def test_missing_replicas_of_whole_tensors_are_told():
     warned = tuple(replace(p, severity="warning") for p in missing(3))
     report = inspect_report(run7(here=range(4), world_size=replace(run7().world_size, value=5), problems=warned))
-    assert text.headline(report) == ["whole: nothing is sharded; 4 of 5 rank files are here"]
+    assert headline(report) == ["whole: nothing is sharded; 4 of 5 rank files are here"]
 
 
 def test_a_lone_rank_with_an_error_says_so():
     wrong = Problem(Code.WORLD_SIZES_DISAGREE, "world sizes [4, 8]")
-    shown = text.report_text(inspect_report(replace(alone(), problems=(*missing(1), wrong))))
+    shown = report_text(inspect_report(replace(alone(), problems=(*missing(1), wrong))))
     assert "one rank of 256: rank 7; what is inside is told from its layout; 1 error" in shown
     assert "CK103" in shown and "CK001" not in shown
 
 
 def test_what_was_not_read_is_said():
-    assert "of 255 others only that the file is there" in text.read_line(inspect_report(run7(compared=False)))
-    assert "others" not in text.read_line(inspect_report(snapshot()))
+    assert "of 255 others only that the file is there" in read_line(inspect_report(run7(compared=False)))
+    assert "others" not in read_line(inspect_report(snapshot()))
 
 
 def test_hyperparameters_that_differ_are_columns_and_the_others_a_line():
     groups = [{**group(0.1, 0.0, [0]), "name": "a"}, {**group(0.1, 0.0, [1]), "momentum": 0.9}]
     report = inspect_report(checkpoint({"o": {"state": {}, "param_groups": groups}}))
-    _, titles, _, first, second, same = text.optimizer_lines(report.optimizers[0])
+    _, titles, _, first, second, same = optimizer_lines(report.optimizers[0])
     assert titles.split() == ["group", "lr", "betas", "momentum", "wd", "eps", "name", "params", "tensors"]
     assert first.split()[4] == "-" and "'a'" in first
     assert second.split()[4] == "0.9"
@@ -115,13 +118,13 @@ def test_hyperparameters_that_differ_are_columns_and_the_others_a_line():
 def test_a_rate_that_is_not_the_groups_stands_out():
     tree = composer_tree(4)
     tree["state"]["schedulers"]["CosineAnnealingLR"]["_last_lr"] = [1.0, 1.0]
-    assert "LR IS NOT THAT OF THE PARAM GROUPS" in text.report_text(inspect_report(checkpoint(tree)))
+    assert "LR IS NOT THAT OF THE PARAM GROUPS" in report_text(inspect_report(checkpoint(tree)))
 
 
 def test_a_terminal_gets_forty_rows_and_a_pipe_all():
     tree = {"model": {f"w{n}": plain(2, record=str(n)) for n in range(300)}}
     ck = checkpoint(tree)
-    shown = [detail_text(inspect_report(ck), section_details(ck, "model"), s) for s in (TERMINAL, Screen())]
+    shown = [section_text(inspect_report(ck), section_details(ck, "model"), s) for s in (TERMINAL, Screen())]
     assert "260 more; all of them when piped, as in | less" in shown[0]
     assert (shown[0].count("\n"), shown[1].count("w299")) == (45, 1)
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Shard, Tensor
-from ckptools.views.layout import Layout, layouts, placement, sharding_name
+from ckptools.views.sharding import Layout, layouts, placement, sharding_name
 from tests.views.made import checkpoint, dtensor, plain, sharded
 
 

@@ -6,7 +6,8 @@ from datetime import timedelta
 import pytest
 
 from ckptools.model.values import Device, Global, NumpyArray, NumpyScalar, Opaque, TorchName
-from ckptools.views.shown import Jsonable, shown
+from ckptools.views.value_json import JsonValues
+from ckptools.views.value_text import value_text
 from tests.views.made import plain
 
 
@@ -34,28 +35,28 @@ from tests.views.made import plain
     ids=lambda value: type(value).__name__,
 )
 def test_a_value_is_shown_in_few_words(value, words):
-    assert shown(value) == words
+    assert value_text(value) == words
 
 
 def test_an_integer_that_python_refuses_to_print_is_described():
-    assert shown(1 << 40_000) == "an integer of 40001 bits"
-    assert Jsonable().of([1 << 40_000]) == ["an integer of 40001 bits"]
+    assert value_text(1 << 40_000) == "an integer of 40001 bits"
+    assert JsonValues().of([1 << 40_000]) == ["an integer of 40001 bits"]
 
 
 def test_a_long_value_is_cut():
-    assert len(shown("x" * 10**6, 50)) == 50
-    assert len(shown({"k" * 1000: "v" * 1000}, 60)) == 60
+    assert len(value_text("x" * 10**6, 50)) == 50
+    assert len(value_text({"k" * 1000: "v" * 1000}, 60)) == 60
 
 
 def test_json_has_no_bare_nan():
-    values = Jsonable()
+    values = JsonValues()
     made = values.of({"a": float("nan"), "b": [float("inf"), 1.5]})
     assert made == {"a": None, "b": [None, 1.5]}
     assert values.nonfinite == 2
 
 
 def test_keys_that_are_one_in_json_are_both_kept():
-    made = Jsonable().of({1: "int", "1": "text", 1.5: "float", None: "none", (1, 2): "pair"})
+    made = JsonValues().of({1: "int", "1": "text", 1.5: "float", None: "none", (1, 2): "pair"})
     assert made == {"1": "int", "1 (str)": "text", "1.5": "float", "None": "none", "(1, 2)": "pair"}
 
 
@@ -63,7 +64,7 @@ def test_a_small_file_that_unfolds_to_millions_stays_small():
     tree: object = [1.0]
     for _ in range(40):
         tree = [tree, tree]
-    values = Jsonable()
+    values = JsonValues()
     assert len(json.dumps(values.of(tree))) < 200_000
     assert values.left_out > 0
-    assert len(shown(tree)) <= 80
+    assert len(value_text(tree)) <= 80

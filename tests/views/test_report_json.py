@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from ckptools.views.details import section_details
-from ckptools.views.json import SCHEMA, report_json
 from ckptools.views.report import inspect_report
+from ckptools.views.report_json import SCHEMA, report_json
+from ckptools.views.section_rows import section_details
 from tests.views.made import (
     ESCAPE,
     FORGED,

@@ -1,0 +1,97 @@
+"""Any value of a tree as JSON of bounded size, whatever the value holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+from ckptools.model.values import Opaque, scalar
+from ckptools.text import clip
+from ckptools.views.value_text import described, is_brief, key_name
+
+MAX_JSON_VALUES = 10_000
+"""Values of one subtree that go into JSON. Containers can be shared, so a small file may unfold to millions."""
+
+MAX_JSON_TEXT = 10_000
+
+MAX_JSON_DEPTH = 240
+"""Levels of containers; trees have fewer, foreign objects may have any number inside."""
+
+
+class JsonValues:
+    """Turns values of a tree into what `json.dumps` writes the same way everywhere.
+
+    Attributes:
+        nonfinite: NaN and infinite numbers met so far, which became null.
+        left_out: values beyond the budget, which were left out.
+    """
+
+    def __init__(self) -> None:
+        self.nonfinite = 0
+        self.left_out = 0
+        self._budget = MAX_JSON_VALUES
+        self._depth = 0
+
+    def of(self, value: Any) -> Any:
+        """Convert one subtree; each call has its own budget."""
+        self._budget = MAX_JSON_VALUES
+        return self._convert(value)
+
+    def _convert(self, value: Any) -> Any:
+        value = scalar(value)
+        self._budget -= 1
+        if self._budget < 0:
+            self.left_out += 1
+            return None
+        if isinstance(value, float):
+            return self._finite(value)
+        if isinstance(value, str):
+            return clip(value, MAX_JSON_TEXT)
+        if isinstance(value, Opaque) and self._depth and value.fields and not is_brief(value):
+            return {"class": clip(value.name, MAX_JSON_TEXT), "fields": self._inside(value.fields)}
+        told = described(value)
+        if told is not None:
+            return told
+        if value is None or isinstance(value, (bool, int)):
+            return value
+        if isinstance(value, (Mapping, list, tuple, set, frozenset)):
+            return self._inside(value)
+        return value.total_seconds() if isinstance(value, timedelta) else str(value)
+
+    def _inside(self, value: Any) -> Any:
+        """A container; what lies too deep in foreign objects, which may hold themselves, is left out."""
+        self._depth += 1
+        if self._depth > MAX_JSON_DEPTH:
+            self.left_out += len(value)
+            made: Any = None
+        elif isinstance(value, Mapping):
+            made = self._object(value)
+        else:
+            made = [self._convert(item) for item in self._some(value)]
+        self._depth -= 1
+        return made
+
+    def _finite(self, value: float) -> float | None:
+        if value - value == 0:
+            return value
+        self.nonfinite += 1
+        return None
+
+    def _some(self, items: Any) -> Any:
+        """The items that the budget has room for."""
+        for done, item in enumerate(items):
+            if self._budget <= 0:
+                self.left_out += len(items) - done
+                return
+            yield item
+
+    def _object(self, value: Mapping[Any, Any]) -> dict[str, Any]:
+        made: dict[str, Any] = {}
+        for key in self._some(value):
+            name = clip(key_name(key), MAX_JSON_TEXT)
+            # 1 and '1' are two keys in Python and one in JSON; both are shown.
+            while name in made:
+                name = f"{name} ({type(key).__name__})"
+            made[name] = self._convert(value[key])
+        return made

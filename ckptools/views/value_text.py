@@ -1,0 +1,97 @@
+"""Any value of a tree in a few words of bounded length, whatever the value holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import date, timedelta
+from itertools import islice
+from typing import Any
+
+from ckptools.dtypes import short
+from ckptools.model.tensor import Tensor
+from ckptools.model.values import Device, Global, NumpyArray, NumpyDtype, NumpyScalar, Opaque, TorchName, scalar
+from ckptools.text import clip, number, plural, printable, shape
+
+MAX_ITEMS = 6
+"""Items of a list or dict that are shown in a line."""
+
+MAX_BITS = 512
+"""A longer integer is described: printing one takes time quadratic in its length, and Python refuses it."""
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a value is a number, a text, a flag or None: something that fits into one cell."""
+    return scalar(value) is None or isinstance(scalar(value), (bool, int, float, str, timedelta, date))
+
+
+def described(value: Any) -> str | None:
+    """Words for a value that is not shown itself but described; None for numbers, texts and containers."""
+    if isinstance(value, Tensor):
+        return f"{short(value.dtype)} tensor {shape(value.shape)}"
+    if isinstance(value, (NumpyArray, NumpyScalar)):
+        dims = shape(value.shape) if isinstance(value, NumpyArray) else ""
+        return f"numpy {value.dtype} {dims}".strip()
+    if isinstance(value, (bytes, bytearray)):
+        return plural(len(value), "byte")
+    if isinstance(value, Opaque):
+        return f"<{value.name}{_arguments(value)}>"
+    if isinstance(value, Global):
+        return f"<{value.dotted}>"
+    if isinstance(value, (TorchName, Device, NumpyDtype)):
+        return str(value)
+    if type(value) is int and value.bit_length() > MAX_BITS:
+        return f"an integer of {value.bit_length()} bits"
+    return None
+
+
+def is_brief(value: Opaque) -> bool:
+    """Whether all that the file says of a foreign object is a few plain arguments, as of an enum, a path, a pair."""
+    bare = value.state is None and not value.items and not value.keywords and isinstance(value.args, tuple)
+    return bare and len(value.args) <= MAX_ITEMS and all(is_plain(a) or isinstance(a, Global) for a in value.args)
+
+
+def _arguments(value: Opaque) -> str:
+    return f"({', '.join(value_text(a, 40) for a in value.args)})" if value.args and is_brief(value) else ""
+
+
+def value_text(value: Any, width: int = 80, depth: int = 2) -> str:
+    """A value in one line of at most `width` characters, safe to print."""
+    return clip(printable(_shown(scalar(value), width, depth)), width)
+
+
+def _shown(value: Any, width: int, depth: int) -> str:
+    told = described(value)
+    if told is not None:
+        return told
+    if isinstance(value, float):
+        return number(value)
+    if isinstance(value, str):
+        return repr(clip(value, width))
+    if isinstance(value, Mapping):
+        return _mapping(value, width, depth)
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return _sequence(value, width, depth)
+    return str(value)
+
+
+def _mapping(value: Mapping[Any, Any], width: int, depth: int) -> str:
+    if not depth:
+        return "{" + plural(len(value), "value") + "}"
+    some = islice(value.items(), MAX_ITEMS)
+    return "{" + _joined([f"{key_name(k)}: {value_text(v, width, depth - 1)}" for k, v in some], len(value)) + "}"
+
+
+def _sequence(value: Any, width: int, depth: int) -> str:
+    first, last = "()" if isinstance(value, tuple) else "[]" if isinstance(value, list) else "{}"
+    if not depth:
+        return first + plural(len(value), "value") + last
+    return first + _joined([value_text(v, width, depth - 1) for v in islice(value, MAX_ITEMS)], len(value)) + last
+
+
+def _joined(texts: list[str], total: int) -> str:
+    return ", ".join(texts + ([f"{total - len(texts)} more"] if total > len(texts) else []))
+
+
+def key_name(key: Any) -> str:
+    """A dict key in words: a text as it is, anything else as it would be shown."""
+    return key if isinstance(key, str) else value_text(key)
