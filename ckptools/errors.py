@@ -14,52 +14,68 @@ CkptoolsError               exit code
     NoSpaceError            4   the output does not fit on the disk
   WriteError                3   the output could not be written
 
-A message is one line that starts with the file and ends with what to do. Facts are attributes too.
+A message is one line that starts with the file and ends with what to do. Facts are attributes too: nobody has to look
+into a message.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, Literal, Protocol
 
 from ckptools.text import few
 
-if TYPE_CHECKING:
-    from ckptools.model.problems import Problem
-
-
-_ORIGINALS: dict[Path, Path] = {}
-
-
-def stands_for(temporary: Path, original: Path) -> None:
-    """Let errors about a temporary file name the file that it was made from."""
-    _ORIGINALS[temporary] = original
-
 
 def original_of(path: Path) -> Path:
-    """The file that a temporary one was made from; any other file itself."""
-    return _ORIGINALS.get(path, path)
+    """The file that a temporary one was made from, which its path names as `original`; any other file itself."""
+    original: Path = getattr(path, "original", path)
+    return original
 
 
 class CkptoolsError(Exception):
     """Root of the tree.
 
     Attributes:
-        path: the file or folder that it is about, if there is one.
+        path: the file or folder that it is about, if there is one; of a temporary file the one that it was made from.
+        reason: the message without the path.
         exit_code: what the command line returns for it.
     """
 
     exit_code = 3
 
-    def __init__(self, path: str | Path | None, message: str) -> None:
-        path = path if path is None else original_of(Path(path))
-        super().__init__(message if path is None else f"{path}: {message}")
-        self.path = None if path is None else Path(path)
+    def __init__(self, path: str | Path | None, reason: str) -> None:
+        path = Path(path) if isinstance(path, str) else path
+        self.path = None if path is None else original_of(path)
+        self.reason = reason
+        super().__init__(reason if path is None else f"{self.path}: {reason}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (type(self), str(self), self.__dict__)
+
+
+def _restored(kind: type[CkptoolsError], message: str, facts: Mapping[str, Any]) -> CkptoolsError:
+    """An error that came from another process, whatever its class takes to make one."""
+    error = kind.__new__(kind, message)
+    error.__dict__.update(facts)
+    return error
+
+
+ReadErrorKind = Literal["absent", "no access", "cut", "damaged"]
+"""Why a file cannot be read: there is none; the system did not let us, so that nothing is known of the content; it is
+empty or ends too early; its content is something else than it claims to be."""
 
 
 class ReadError(CkptoolsError):
-    """A file cannot be read as what it claims to be."""
+    """A file cannot be read as what it claims to be.
+
+    Attributes:
+        kind: why, for those who go on differently.
+    """
+
+    def __init__(self, path: str | Path | None, reason: str, kind: ReadErrorKind = "damaged") -> None:
+        super().__init__(path, reason)
+        self.kind = kind
 
 
 class UnknownFormatError(ReadError):
@@ -101,6 +117,30 @@ class RefusedError(CkptoolsError):
     exit_code = 4
 
 
+class Finding(Protocol):
+    """One thing that is wrong, as `ckptools.Problem` has it."""
+
+    @property
+    def code(self) -> str:
+        """Such as `CK001`."""
+
+    @property
+    def severity(self) -> str:
+        """`error`, `warning` or `note`."""
+
+    @property
+    def message(self) -> str:
+        """One line: expected, found, what to do."""
+
+    @property
+    def rank(self) -> int | None:
+        """The rank it is about."""
+
+    @property
+    def tensor(self) -> str | None:
+        """Fqn of the tensor it is about."""
+
+
 class NotWholeError(RefusedError):
     """Parts of the checkpoint are missing, overlap or disagree.
 
@@ -108,8 +148,8 @@ class NotWholeError(RefusedError):
         problems: every problem found, not just the first.
     """
 
-    def __init__(self, path: str | Path, message: str, problems: Sequence[Problem] = ()) -> None:
-        super().__init__(path, message)
+    def __init__(self, path: str | Path, reason: str, problems: Sequence[Finding] = ()) -> None:
+        super().__init__(path, reason)
         self.problems = tuple(problems)
 
 

@@ -54,7 +54,8 @@ def compare(
         except Exception as error:  # whatever a library says of a file that it does not read
             if isinstance(error, CkptoolsError) and error.path not in paths:
                 raise
-            cause = f"{error}".partition("\n")[0].removeprefix(f"{paths[0]}: ") or type(error).__name__
+            said = error.reason if isinstance(error, CkptoolsError) and error.path == paths[0] else f"{error}"
+            cause = said.partition("\n")[0] or type(error).__name__
             raise WriteError(layout.files[0][0], f"cannot be read back: {cause:.200}; nothing was kept") from error
         done += len(some)
         if done == total:

@@ -4,33 +4,27 @@ Composer writes `.pt.gz`, `.pt.bz2`, `.pt.xz`, `.pt.lzma`, `.pt.zst`, `.pt.lz4` 
 tools (composer/utils/compression.py), and `.tar.gz`, `.tar.bz2`, `.tar.lzma` (which is xz) through Python's tarfile.
 The first bytes decide, not the suffix.
 
-The temporary files lie in a folder that only this user may enter, below `TMPDIR`, and are removed when the process
-ends, however it ends short of being killed. Each source is unpacked once per process. An error about a temporary file
-names the file that it stands for.
+Each source is unpacked once per process; see `ckptools.files.temporary` for where.
 """
 
 from __future__ import annotations
 
-import atexit
 import bz2
-import errno
 import gzip
 import lzma
 import os
-import shutil
 import sys
-import tempfile
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from itertools import chain, count, islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, cast
 
-from ckptools.errors import NoSpaceError, ReadError, stands_for
+from ckptools.errors import ReadError
 from ckptools.files.file_type import HEAD, content_of, what_is
 from ckptools.files.opening import File, Window
+from ckptools.files.temporary import LOOK_EVERY, check_room, room_in, temporary_file
 
 PIECE = 4 << 20
 """Bytes that are unpacked at once, at most; memory stays flat."""
@@ -39,12 +33,6 @@ BOMB_RATIO = 1000
 BOMB_BYTES = 8 << 30
 """A file that grows more than so many times, to more than so many bytes, is made to fill the disk."""
 
-RESERVE = 256 << 20
-"""Bytes that the disk keeps free."""
-
-LOOK_EVERY = 64 << 20
-"""Bytes between two looks at the free space."""
-
 MAX_MEMORY = 1 << 30
 """Bytes of dictionary or window that a file may ask for; the tools' highest ordinary levels take 64 to 128 MiB."""
 
@@ -52,8 +40,6 @@ SUFFIXES = (".gz", ".bz2", ".xz", ".lzma", ".zst", ".lz4", ".lzo")
 
 _lock = threading.Lock()
 _made: dict[tuple[int, int, int, int], Path] = {}
-_numbers = count()
-_folder: Path | None = None
 
 
 def unpacked(file: File, content: str) -> Path:
@@ -76,8 +62,7 @@ def unpacked(file: File, content: str) -> Path:
 
 
 def _unpack(file: File, content: str) -> Path:
-    target = temporary_file(file.path.with_suffix(""))
-    stands_for(target, file.path)
+    target = temporary_file(file.path, file.path.with_suffix("").name)
     found = pieces(file, content)
     first = b"".join(islice(found, 1))
     inside = content_of(first[:HEAD])
@@ -89,76 +74,19 @@ def _unpack(file: File, content: str) -> Path:
     return target
 
 
-def temporary_file(original: Path) -> Path:
-    """A new name in the temporary folder for what is unpacked of a file."""
-    target = _temporary_folder() / f"{next(_numbers)}-{original.name[-200:]}"
-    stands_for(target, original)
-    return target
-
-
-@contextmanager
-def room_in(target: Path, original: Path, nbytes: int = 0) -> Iterator[None]:
-    """Remove a temporary file that could not be finished, and say so where the disk is full.
-
-    Args:
-        target: the temporary file.
-        original: what it is made of.
-        nbytes: bytes that there must be room for from the first.
-
-    Raises:
-        NoSpaceError: the disk has less room than is needed.
-    """
-    try:
-        _check_room(target.parent, nbytes)
-        yield
-    except BaseException as error:
-        target.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            why = (error.strerror or "").lower()
-            text = f"no room to unpack {original.name} ({why}); set TMPDIR to a folder with more"
-            raise NoSpaceError(target.parent, text) from error
-        raise
-
-
 def _write(target: Path, file: File, pieces: Iterable[bytes]) -> None:
     """Write what a file unpacks to, as long as that is neither a bomb nor more than the disk can take."""
     done = checked = 0
     with target.open("xb") as out:
         for piece in pieces:
             if done >= checked:
-                _check_room(target.parent)
+                check_room(target.parent)
                 checked += LOOK_EVERY
             out.write(piece)
             done += len(piece)
             if done > max(BOMB_BYTES, BOMB_RATIO * file.size):
                 text = f"its {file.size} bytes unpack to more than {done}, as a decompression bomb does"
                 raise ReadError(file.path, f"{text}; if you trust it, unpack it first")
-
-
-def _check_room(folder: Path, nbytes: int = 0) -> None:
-    if shutil.disk_usage(folder).free < max(nbytes, LOOK_EVERY) + RESERVE:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-# -- the temporary folder ------------------------------------------------------------------------------------
-
-
-def _temporary_folder() -> Path:
-    global _folder
-    if _folder is None or not _folder.is_dir():
-        try:
-            _folder = Path(tempfile.mkdtemp(prefix="ckptools-"))
-        except OSError as error:
-            text = f"no temporary folder can be made ({(error.strerror or '').lower()}); set TMPDIR to one"
-            raise NoSpaceError(None, text) from error
-        atexit.register(_remove, _folder, os.getpid())
-    return _folder
-
-
-def _remove(folder: Path, made_by: int) -> None:
-    # A forked child has this registered too, and must leave the folder to its parent.
-    if os.getpid() == made_by:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 # -- the compressions ----------------------------------------------------------------------------------------
@@ -202,7 +130,7 @@ def pieces(file: File | Window, content: str) -> Iterator[bytes]:
         text = f"is compressed by {content}; to read it: pip install 'ckptools[compressed]'"
         raise ReadError(file.path, text) from error
     except EOFError as error:
-        raise ReadError(file.path, f"is cut short: its {content} stream does not end") from error
+        raise ReadError(file.path, f"is cut short: its {content} stream does not end", "cut") from error
     except (OSError, zlib.error, lzma.LZMAError, MemoryError, ValueError, RuntimeError) as error:
         raise ReadError(file.path, f"cannot be unpacked as {content}: {_line(error)}") from error
     except Exception as error:

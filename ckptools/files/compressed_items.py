@@ -3,7 +3,7 @@
 `dcp.save` with the extension `ZStandard` sends each item through a stream of its own before it is written; the metadata
 says so and does not say how long the item was. A tensor's is as long as its dtype and shape tell and an archive's
 directory; an object's is bounded. What is unpacked at once goes into one temporary file, in the folder that
-`ckptools.files.compressed` keeps, and is found there for the rest of the process.
+`ckptools.files.temporary` keeps, and is found there for the rest of the process.
 
 Source: torch/distributed/checkpoint/_extension.py of torch 2.13.
 """
@@ -19,6 +19,7 @@ from typing import IO, NamedTuple
 from ckptools.errors import ReadError
 from ckptools.files import compressed
 from ckptools.files.opening import File, Window
+from ckptools.files.temporary import room_in, temporary_file
 
 ZSTD = "stream.zstd"
 """The extension's name in a transform descriptor; a version follows behind a slash."""
@@ -98,9 +99,9 @@ def _key(file: File, part: Packed) -> tuple[int, int, int, int, int, int]:
 
 def _unpack(file: File, parts: list[Packed], most: int | None) -> None:
     """Write what parts unpack to into a new temporary file; without a limit for all, one that fails is an error."""
-    target = compressed.temporary_file(file.path)
+    target = temporary_file(file.path, file.path.name)
     needed = sum(part.limit for part in parts)
-    with compressed.room_in(target, file.path, min(needed, most or needed)), target.open("xb") as out:
+    with room_in(target, file.path, min(needed, most or needed)), target.open("xb") as out:
         for part in parts:
             start = out.tell()
             limit = part.limit if most is None else min(part.limit, most - start)

@@ -16,9 +16,6 @@ from threading import Lock
 
 from ckptools.errors import ReadError, UnsafePathError
 
-NO_ACCESS = "cannot be read: "
-"""How a message begins, behind the file, when the system did not let us read; nothing is known of the content then."""
-
 # O_NONBLOCK: opening a FIFO must not wait for a writer.
 _FLAGS = os.O_RDONLY | os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0)
 
@@ -46,7 +43,7 @@ class File:
         try:
             self.fd = os.open(path, _FLAGS)
         except OSError as error:
-            raise ReadError(path, _why(error)) from error
+            raise _refused(path, error) from error
         status = os.fstat(self.fd)
         if not stat.S_ISREG(status.st_mode):
             os.close(self.fd)
@@ -72,7 +69,7 @@ class File:
             try:
                 piece = os.pread(self.fd, length - done, offset + done)
             except OSError as error:
-                raise ReadError(self.path, _why(error)) from error
+                raise _refused(self.path, error) from error
             yield piece
             done += len(piece)
             self.bytes_read += len(piece)
@@ -90,7 +87,7 @@ class File:
         try:
             n = os.preadv(self.fd, [buffer], offset)
         except OSError as error:
-            raise ReadError(self.path, _why(error)) from error
+            raise _refused(self.path, error) from error
         if n == 0:
             raise ReadError(self.path, f"became shorter while it was read: no byte {offset}")
         self.bytes_read += n
@@ -202,9 +199,12 @@ def is_remote(path: str | Path) -> bool:
     return bool(_URL.match(str(path))) and not Path(path).exists()
 
 
-def _why(error: OSError) -> str:
+def _refused(path: Path, error: OSError) -> ReadError:
+    """What the system says when it does not let us read."""
     why = (error.strerror or type(error).__name__).lower()
-    return why if isinstance(error, FileNotFoundError) else NO_ACCESS + why
+    if isinstance(error, FileNotFoundError):
+        return ReadError(path, why, "absent")
+    return ReadError(path, f"cannot be read: {why}", "no access")
 
 
 @contextmanager
@@ -213,7 +213,7 @@ def reading(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ReadError(path, _why(error)) from error
+        raise _refused(path, error) from error
 
 
 def check_stays_inside(path: Path, folder: Path) -> None:

@@ -21,7 +21,7 @@ from operator import itemgetter
 from typing import Any
 
 from ckptools.dtypes import ITEMSIZE, SAFETENSORS
-from ckptools.errors import ReadError
+from ckptools.errors import ReadError, ReadErrorKind
 from ckptools.files.opening import File, Window
 from ckptools.model.regions import Ints, contiguous_strides
 from ckptools.model.tensor import Source
@@ -92,7 +92,7 @@ def read_header(file: File | Window) -> Header:
         at = file.start + size
         tensors = {name: _entry(name, dtype, shape, at + start, at + end) for name, dtype, shape, start, end in spelled}
     except HeaderError as error:
-        raise ReadError(file.path, f"safetensors header: {error}") from error
+        raise ReadError(file.path, f"safetensors header: {error}", error.kind) from error
     return Header(tensors, metadata, size)
 
 
@@ -103,19 +103,27 @@ def source_of(file: File | Window, name: str, entry: Entry) -> Source:
 
 
 class HeaderError(ValueError):
-    """What is wrong with a header, without the file."""
+    """What is wrong with a header, without the file; `kind` as a `ReadError` has it."""
+
+    kind: ReadErrorKind = "damaged"
+
+
+class ShortError(HeaderError):
+    """The file ends before the last tensor of the header does."""
+
+    kind: ReadErrorKind = "cut"
 
 
 def _header_bytes(file: File | Window) -> bytes:
     if file.size < 8:
-        raise ReadError(file.path, f"is cut short: {file.size} bytes, and a safetensors file begins with 8")
+        raise ReadError(file.path, f"is cut short: {file.size} bytes, and a safetensors file begins with 8", "cut")
     (length,) = struct.unpack("<Q", file.read(0, 8))
     if length > MAX_HEADER:
         raise ReadError(
             file.path, f"says that its header has {length} bytes, at most {MAX_HEADER}; no safetensors file"
         )
     if 8 + length > file.size:
-        raise ReadError(file.path, f"is cut short: {file.size} bytes, and its header alone ends at {8 + length}")
+        raise ReadError(file.path, f"is cut short: {file.size} bytes, and its header alone ends at {8 + length}", "cut")
     return file.read(8, length)
 
 
@@ -237,8 +245,8 @@ def _check_contiguous(entries: list[Spelled], available: int) -> None:
             )
         at = end
     if at != available:
-        what = "cut short" if available < at else "bytes were added"
-        raise HeaderError(f"its tensors have {at} bytes, and the file {available} behind the header; {what}")
+        text = f"its tensors have {at} bytes, and the file {available} behind the header"
+        raise ShortError(f"{text}; cut short") if available < at else HeaderError(f"{text}; bytes were added")
 
 
 def _nbytes(name: str, dtype: str, shape: list[int]) -> int:

@@ -42,7 +42,7 @@ def members(file: File) -> dict[str, Member]:
     at, long_name, pax = 0, "", dict[str, str]()
     for _ in range(MAX_MEMBERS):
         if at + BLOCK > file.size:
-            raise ReadError(file.path, f"is cut short: {file.size} bytes, and the tar does not end there")
+            raise ReadError(file.path, f"is cut short: {file.size} bytes, and the tar does not end there", "cut")
         header = file.read(at, BLOCK)
         if not any(header):
             return found
@@ -50,7 +50,7 @@ def members(file: File) -> dict[str, Member]:
         size, kind, start = _size(file, header, pax), header[156:157], at + BLOCK
         if start + size > file.size:
             raise ReadError(
-                file.path, f"is cut short: {file.size} bytes, and a member of the tar ends at {start + size}"
+                file.path, f"is cut short: {file.size} bytes, and a member of the tar ends at {start + size}", "cut"
             )
         at = start + -(-size // BLOCK) * BLOCK
         if kind in b"Lxg":

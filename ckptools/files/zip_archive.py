@@ -166,7 +166,7 @@ def _find_directory(file: File | Window) -> tuple[int, int, int]:
     at = file.size - EOCD.size
     end = file.read(at, EOCD.size) if at >= 0 else b""
     if end[:4] != b"PK\5\6" or end[-2:] != b"\0\0":
-        raise ReadError(file.path, _no_directory(file))
+        raise _no_directory(file)
     _, _, _, _, count, size, start, _ = EOCD.unpack(end)
     wide = _find_zip64(file, at)
     if wide:
@@ -196,14 +196,15 @@ def _find_zip64(file: File | Window, eocd_at: int) -> tuple[int, int, int, int] 
     return at, record[9], record[8], record[7]
 
 
-def _no_directory(file: File | Window) -> str:
+def _no_directory(file: File | Window) -> ReadError:
     if file.size == 0:
-        return "is empty"
+        return ReadError(file.path, "is empty", "cut")
     head = head_of(file)
     if head.startswith(b"PK\3\4"):
-        return f"is cut short: {file.size} bytes, and the zip directory at its end is absent"
+        text = f"is cut short: {file.size} bytes, and the zip directory at its end is absent"
+        return ReadError(file.path, text, "cut")
     what = what_is(head)
-    return f"is {what}" if what else "is neither a zip archive nor an older file of torch.save"
+    return ReadError(file.path, f"is {what or 'neither a zip archive nor an older file of torch.save'}")
 
 
 Entry = tuple[bytes, int, int, int, int, int, int]

@@ -21,7 +21,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ckptools.errors import CkptoolsError, ReadError, UsageError
 from ckptools.files.file_type import content_of, head_of
@@ -30,7 +30,7 @@ from ckptools.files.opening import File, check_stays_inside, reading
 from ckptools.files.safetensors_header import Header, read_header, source_of
 from ckptools.formats.options import Options
 from ckptools.formats.shared import shapes
-from ckptools.formats.shared.file_status import fault
+from ckptools.formats.shared.file_status import Fault, file_now
 from ckptools.model.checkpoint import Checkpoint, Fact, RankFile, ReadCost
 from ckptools.model.problems import Code, Problem, worst_first
 from ckptools.model.regions import Box, Ints
@@ -157,12 +157,12 @@ class _Opening:
         except ReadError as error:
             if named.path == self.path:
                 raise
-            why = str(error).removeprefix(f"{named.path}: ")
-            self.problems.append(Problem(fault(why), f"{named.path.name} {why}", named.rank))
-            self.files.append(_file(named, part, "cut" if "cut short" in why else "bad"))
+            fault = Fault.of(error, named.path)
+            self.problems.append(fault.problem(named.path.name, named.rank))
+            self.files.append(file_now(named.path, named.rank, part, fault.status))
             return
         self.bytes_read += header.size
-        self.files.append(_file(named, part, "read"))
+        self.files.append(file_now(named.path, named.rank, part, "read"))
 
     def _add(self, name: str, shard: Shard) -> None:
         assert shard.source is not None
@@ -243,12 +243,6 @@ class _Opening:
             bytes_expected=None if self.problems else sum(f.nbytes for f in self.files),
             cost=ReadCost(len(self.files), time.perf_counter() - started, self.bytes_read),
         )
-
-
-def _file(named: ShardFile, part: str, status: Literal["read", "cut", "bad"]) -> RankFile:
-    with reading(named.path):
-        found = named.path.stat()
-    return RankFile(named.path, named.rank, part, status, found.st_size, found.st_mtime)
 
 
 def _header(file: File) -> tuple[Header, dict[str, Ints]]:

@@ -21,7 +21,7 @@ from ckptools.formats import olmo_flat
 from ckptools.formats.olmo_flat import Piece
 from ckptools.formats.options import Options
 from ckptools.formats.shared import rank_checks
-from ckptools.formats.shared.file_status import looked_at, was_read
+from ckptools.formats.shared.file_status import Fault, looked_at, was_read
 from ckptools.formats.shared.merge import Merge
 from ckptools.formats.shared.rank_names import RankName, names_in, parse, siblings
 from ckptools.model.checkpoint import Checkpoint, Fact, RankFile, ReadCost
@@ -83,7 +83,7 @@ class _Opening:
         asked = named.rank if named else ranks[0]
         self.all_ranks = options.all_ranks or len(ranks) == 1
         self.saved: dict[tuple[str, int], Saved] = {}
-        self.cut: dict[Path, str] = {}
+        self.faults: dict[Path, Fault] = {}
         for key, name in self.files.items():
             if options.all_ranks or key[1] == asked:
                 self._read(key, name, must=key[1] == asked)
@@ -103,7 +103,7 @@ class _Opening:
         except ReadError as error:
             if must:
                 raise
-            self.cut[name.path] = str(error)
+            self.faults[name.path] = Fault.of(error, name.path)
 
     def checkpoint(self, started: float) -> Checkpoint:
         """Put everything together."""
@@ -116,7 +116,7 @@ class _Opening:
         files = tuple(self._rank_files(world.value))
         flat = any(t.kind == "flat_pieces" for _, t in tensors)
         problems = [
-            *rank_checks.check_files(files, self.cut, world.value, flat),
+            *rank_checks.check_files(files, self.faults, world.value, flat),
             *found.problems,
             *rank_checks.check_tensors(tensors),
         ]
@@ -184,4 +184,4 @@ class _Opening:
             return was_read(saved, rank, part)
         if name is None:
             return RankFile(self.root / part / f"rank{rank}.pt", rank, part, "missing", 0, None)
-        return looked_at(name.path, rank, part, self.cut)
+        return looked_at(name.path, rank, part, self.faults)

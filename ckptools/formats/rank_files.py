@@ -22,7 +22,7 @@ from ckptools.errors import ReadError, UnsafePathError, UsageError
 from ckptools.formats.options import Options
 from ckptools.formats.shared import rank_checks
 from ckptools.formats.shared.copied_files import check_copies
-from ckptools.formats.shared.file_status import looked_at, was_read
+from ckptools.formats.shared.file_status import Fault, looked_at, was_read
 from ckptools.formats.shared.fsdp1.flat_shards import resolve_flat_shards
 from ckptools.formats.shared.merge import Merge
 from ckptools.formats.shared.rank_groups import rank_group
@@ -102,7 +102,7 @@ class _Opening:
         self.path, self.name, self.group, self.options = path, name, group, options
         self.problems: list[Problem] = []
         self.saved: dict[Path, Saved] = {}
-        self.cut: dict[Path, str] = {}
+        self.faults: dict[Path, Fault] = {}
         every = options.all_ranks or not name.rank_in_name
         wanted = group if every else [n for n in group if n.rank == name.rank]
         self.all_ranks = every or len(wanted) == len(group)
@@ -120,14 +120,14 @@ class _Opening:
         except ReadError as error:
             if must:
                 raise
-            self.cut[member.path] = str(error)
+            self.faults[member.path] = Fault.of(error, member.path)
 
     def _read_namesakes(self, name: RankName) -> None:
         """Where the content says another rank than the name, read the file of that name too: they may be swapped."""
         rank = self._said(name)
         while rank is not None:
             others = [n for n in self.group if n.rank == rank and n.part == name.part]
-            if not others or others[0].path in {*self.saved, *self.cut}:
+            if not others or others[0].path in {*self.saved, *self.faults}:
                 return
             self._read(others[0], must=False)
             rank = self._said(others[0])
@@ -167,7 +167,7 @@ class _Opening:
         tensors = list(tensors_in(tree))
         sharded = [t for _, t in tensors if t.sharded]
         sections = find_sections(tree)
-        self.problems += rank_checks.check_files(files, self.cut, world.value, bool(sharded))
+        self.problems += rank_checks.check_files(files, self.faults, world.value, bool(sharded))
         self.problems += found.problems
         self.problems += rank_checks.check_gathered_rng(sections, merge.differing)
         self.problems += check_copies(tensors)
@@ -254,7 +254,7 @@ class _Opening:
         rank = self.ranks[name.path]
         if name.path in self.saved:
             return was_read(self.saved[name.path], rank, name.part)
-        return looked_at(name.path, rank, name.part, self.cut)
+        return looked_at(name.path, rank, name.part, self.faults)
 
 
 def _shapes_told(options: Options) -> Shapes | None:

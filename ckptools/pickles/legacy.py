@@ -155,6 +155,7 @@ class Stream:
             raise ReadError(
                 self.file.path,
                 f"is cut short: byte {describe_for_error(self.at + length)} of {self.file.size} is needed",
+                "cut",
             )
         self.at += length
 
@@ -176,16 +177,16 @@ class Stream:
                 self._read_more()
                 continue
             except CutError as error:
-                raise ReadError(self.file.path, self._cut(what)) from error
+                raise self._cut(what) from error
             except PickleError as error:
                 raise ReadError(self.file.path, f"{what}: {error}") from error
             self.at = self._from + (machine.stopped_at or 0)
             return machine, value
 
-    def _cut(self, what: str) -> str:
+    def _cut(self, what: str) -> ReadError:
         if self._end() < self.file.size:
-            return f"{what} has more than {MAX_PICKLE} bytes; no more are read"
-        return f"is cut short: it ends at byte {self.file.size}, in {what}"
+            return ReadError(self.file.path, f"{what} has more than {MAX_PICKLE} bytes; no more are read")
+        return ReadError(self.file.path, f"is cut short: it ends at byte {self.file.size}, in {what}", "cut")
 
 
 def _nowhere(storage: Storage) -> tuple[Path, int, str, int]:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ckptools.errors import ReadError
 from ckptools.files import zip_archive
 from ckptools.files.file_type import COMPRESSIONS, content_of, head_of
 from ckptools.files.opening import File
@@ -88,15 +87,6 @@ def probe(path: Path) -> None:
             members(file)
         elif content not in COMPRESSIONS.values():
             zip_archive.probe(file)
-
-
-def probe_error(path: Path) -> str:
-    """What is wrong with a file as far as `probe` sees it; "" for nothing."""
-    try:
-        probe(path)
-    except ReadError as error:
-        return str(error)
-    return ""
 
 
 @contextmanager

@@ -60,7 +60,7 @@ def locate(file: File, item: Item) -> Source:
     try:
         opened, window = compressed_items.window(file, packed(item))
     except ReadError as error:
-        raise ReadError(item.path, f"item at byte {item.offset}: {_reason(error)}") from error
+        raise ReadError(item.path, f"item at byte {item.offset}: {error.reason}", error.kind) from error
     with opened:
         return _source(window, item)
 
@@ -74,7 +74,7 @@ def _source(window: Window, item: Item) -> Source:
     try:
         _, tree = read_zip(window)
     except ReadError as error:
-        raise ReadError(item.path, f"item at byte {item.offset}: {_reason(error)}") from error
+        raise ReadError(item.path, f"item at byte {item.offset}: {error.reason}", error.kind) from error
     sources = [s.source for s in tree.shards] if isinstance(tree, Tensor) else []
     found = sources[0] if len(sources) == 1 else None
     if found is None or (found.dtype, found.shape) != (item.dtype, item.shape):
@@ -82,10 +82,6 @@ def _source(window: Window, item: Item) -> Source:
         text = f"item at byte {item.offset}: expected {item.dtype} {list(item.shape)}, found {held}; damaged or stale"
         raise ReadError(item.path, text)
     return found
-
-
-def _reason(error: ReadError) -> str:
-    return str(error).removeprefix(f"{error.path}: ")
 
 
 @dataclass(frozen=True, slots=True)

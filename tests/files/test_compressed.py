@@ -22,7 +22,7 @@ import zstandard
 
 import ckptools
 from ckptools.errors import CkptoolsError, NoSpaceError, OutputExistsError, ReadError
-from ckptools.files import compressed, file_type
+from ckptools.files import compressed, file_type, temporary
 from ckptools.formats.shared import rank_signs
 from ckptools.model.tree import tensors_in
 from ckptools.pickles import reader
@@ -67,7 +67,7 @@ def scratch(tmp_path, monkeypatch):
     """A fresh place for temporary files; returns it."""
     folder = tmp_path / "scratch"
     folder.mkdir()
-    monkeypatch.setattr(compressed, "_folder", None)
+    monkeypatch.setattr(temporary, "_folder", None)
     monkeypatch.setattr(compressed, "_made", {})
     monkeypatch.setattr("tempfile.tempdir", str(folder))
     return folder
@@ -226,9 +226,9 @@ def test_the_command_line_leaves_nothing_and_honours_tmpdir(tmp_path):
 def test_a_forked_child_leaves_the_folder_to_its_parent(tmp_path, scratch):
     ckptools.open(packed(tmp_path / "m.pt.gz", saved()))
     (folder,) = scratch.iterdir()
-    compressed._remove(folder, os.getpid() + 1)
+    temporary._remove(folder, os.getpid() + 1)
     assert folder.is_dir()
-    compressed._remove(folder, os.getpid())
+    temporary._remove(folder, os.getpid())
     assert not folder.exists()
 
 

@@ -21,7 +21,7 @@ from ckptools.files.opening import check_stays_inside
 from ckptools.formats.dcp.files import dcp_folder_of
 from ckptools.formats.dcp.folder import PLANNED, Folder, read_folder
 from ckptools.formats.options import Options
-from ckptools.formats.shared.file_status import fault, was_read
+from ckptools.formats.shared.file_status import Fault, was_read
 from ckptools.model.checkpoint import Checkpoint, Fact, ReadCost
 from ckptools.model.problems import Code, Problem, worst_first
 from ckptools.model.values import describe_for_error
@@ -89,7 +89,7 @@ def _with_companion(found: Folder, options: Options) -> tuple[dict[str, Any], Sa
     try:
         saved = options.read_file(path)
     except ReadError as error:
-        return found.tree, None, [Problem(fault(str(error)), str(error).removeprefix(f"{found.path}/"))]
+        return found.tree, None, [Fault.of(error, path).problem(f"{COMPANION}:")]
     if not isinstance(saved.tree, dict):
         text = f"{COMPANION} holds a {type(saved.tree).__name__}"
         return found.tree, saved, [Problem(Code.METADATA_CONTRADICTS, text, severity="warning")]

@@ -9,7 +9,6 @@ meant (`DCP_SHARDING_INFO`), and holds one piece of a name only. Source: torch/d
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -104,7 +103,7 @@ class Items:
         try:
             opened, window = compressed_items.window(self._open(path), part)
         except ReadError as error:
-            raise ReadError(path, f"object at byte {part.offset}: {str(error).removeprefix(f'{path}: ')}") from error
+            raise ReadError(path, f"object at byte {part.offset}: {error.reason}", error.kind) from error
         with opened:
             return self._value(window)
 
@@ -141,7 +140,9 @@ class Items:
 
     def why(self, error: ReadError) -> str:
         """What went wrong, with the path as it is in the folder."""
-        return str(error).removeprefix(f"{self.folder}{os.sep}")
+        path = error.path
+        inside = path is not None and path.is_relative_to(self.folder)
+        return f"{path.relative_to(self.folder)}: {error.reason}" if path is not None and inside else str(error)
 
     def _open(self, path: Path) -> File:
         if self._file is None or self._file.path != path:

@@ -39,6 +39,7 @@ from ckptools.formats.deepspeed.states import LAYOUT
 from ckptools.formats.options import Options
 from ckptools.formats.shared import rank_checks
 from ckptools.formats.shared.copied_files import check_copies
+from ckptools.formats.shared.file_status import Fault
 from ckptools.formats.shared.merge import Merge
 from ckptools.model.checkpoint import Checkpoint, Fact, ReadCost
 from ckptools.model.problems import Code, Problem, worst_first
@@ -91,7 +92,8 @@ class _Opening:
         self.models, self.optims = files.models(), files.optims()
         if not self.models:
             first = next((n.path for n in files.of("model")), files.folder)
-            raise ReadError(first, files.why.get(first, "").removeprefix(f"{first}: ") or NO_MODEL)
+            fault = files.faults.get(first, Fault(NO_MODEL, "damaged"))
+            raise ReadError(first, fault.reason, fault.kind)
         self.base = self.models[min(self.models)]
         self.sharded = any(o.sharded for o in self.optims.values()) or any(n.dp is not None for n in files.of("model"))
         mps, tp = model_parallel(files, self.models)
@@ -132,7 +134,7 @@ class _Opening:
         found = rank_checks.compare_ranks(self.merge, tree, assembler.differing)
         tree = found.tree
         sections = find_sections(tree)
-        self.problems += rank_checks.check_files(files, self.files.why, self.ranks.world, True)
+        self.problems += rank_checks.check_files(files, self.files.faults, self.ranks.world, True)
         for mp, layout in self.layouts.items():
             ranked = ((p, None if p.rank is None else self.ranks.of(mp, p.rank)) for p in layout.problems)
             self.problems += (replace(p, rank=rank) for p, rank in ranked)

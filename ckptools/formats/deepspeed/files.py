@@ -12,7 +12,7 @@ from ckptools.formats.deepspeed.names import StateName
 from ckptools.formats.deepspeed.states import ModelStates, OptimStates
 from ckptools.formats.options import Options
 from ckptools.formats.shared.copied_files import MIN_TELLING, is_constant, stated_checksum
-from ckptools.formats.shared.file_status import looked_at, was_read
+from ckptools.formats.shared.file_status import Fault, looked_at, was_read
 from ckptools.model.checkpoint import ModuleOrder, RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tree import tensors_in
@@ -32,7 +32,7 @@ class Files:
         options: how they are opened.
         must: the file that a caller named; an error in it is the caller's.
         saved: those that were read.
-        why: what is wrong with those that could not be.
+        faults: what is wrong with those that could not be.
     """
 
     folder: Path
@@ -40,7 +40,7 @@ class Files:
     options: Options
     must: Path
     saved: dict[Path, Saved] = field(default_factory=dict)
-    why: dict[Path, str] = field(default_factory=dict)
+    faults: dict[Path, Fault] = field(default_factory=dict)
 
     def read(self, names: Iterable[StateName]) -> None:
         """Read files; one that cannot be is remembered with what is wrong.
@@ -49,14 +49,14 @@ class Files:
             ReadError: the file that the caller named cannot be read.
         """
         for name in names:
-            if name.path in self.saved or name.path in self.why:
+            if name.path in self.saved or name.path in self.faults:
                 continue
             try:
                 self.saved[name.path] = self.options.read_file(name.path)
             except ReadError as error:
                 if name.path == self.must:
                     raise
-                self.why[name.path] = str(error)
+                self.faults[name.path] = Fault.of(error, name.path)
 
     def read_one_of_each(self, part: str) -> None:
         """Read the first readable file of each model-parallel rank; the others of its ZeRO group are like it."""
@@ -112,7 +112,7 @@ class Files:
         """What became of a file that is there; one that was not read is looked at from its end."""
         if path in self.saved:
             return was_read(self.saved[path], rank, part)
-        return looked_at(path, rank, part, self.why)
+        return looked_at(path, rank, part, self.faults)
 
 
 def same_file_twice(

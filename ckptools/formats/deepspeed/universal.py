@@ -26,7 +26,6 @@ from ckptools.formats.deepspeed.partition_layout import MAX_WORLD
 from ckptools.formats.deepspeed.states import FLAT, LAYOUT, ModelStates, OptimStates, Shapes, stage_of
 from ckptools.formats.options import Options
 from ckptools.formats.shared import rank_checks
-from ckptools.formats.shared.file_status import fault
 from ckptools.model.checkpoint import Checkpoint, Fact, RankFile, ReadCost
 from ckptools.model.problems import Code, Problem, worst_first
 from ckptools.model.regions import Box, Ints
@@ -144,8 +143,7 @@ class _Opening:
                 whose = "optimizer.param_groups" if file.path == self.common else part
                 yield Problem(Code.FILE_MISSING, f"no file {name}", None, whose)
             elif file.status in ("cut", "bad"):
-                why = self.files.why[file.path].removeprefix(f"{file.path}: ")
-                yield Problem(fault(why), f"{name} {why}")
+                yield self.files.faults[file.path].problem(str(name))
 
     def _tree(self) -> dict[Any, Any]:
         common = self._common()

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ckptools.errors import ReadError
-from ckptools.files.opening import check_stays_inside, reading
+from ckptools.files.opening import check_stays_inside
 from ckptools.formats.hugging_face.files import Weights, absent
 from ckptools.formats.hugging_face.index import Index, compare, compare_size, read_index
 from ckptools.formats.hugging_face.tensors import Held, read_weights
 from ckptools.formats.options import Options
-from ckptools.formats.shared.file_status import fault
+from ckptools.formats.shared.file_status import Fault, file_now
 from ckptools.model.checkpoint import RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
@@ -83,7 +83,7 @@ class WeightModel:
             return None
         self._check_link(self.weights.index)
         index = read_index(self.weights.index)
-        self.files.append(_file(index.path, "index", "read"))
+        self.files.append(file_now(index.path, None, "index", "read"))
         self.bytes_read += self.files[-1].nbytes
         return index
 
@@ -123,9 +123,9 @@ class WeightModel:
         except ReadError as error:
             if path == self.asked:
                 raise
-            why = str(error).removeprefix(f"{path}: ")
-            self.problems.append(Problem(fault(why), f"{path.name} {why}"))
-            self.files.append(_file(path, "", "cut" if "cut short" in why or "is empty" in why else "bad"))
+            fault = Fault.of(error, path)
+            self.problems.append(fault.problem(path.name))
+            self.files.append(file_now(path, None, "", fault.status))
             return error
         self.held.append(held)
         self.files.append(RankFile(path, None, "", "read", held.nbytes, held.modified))
@@ -161,9 +161,3 @@ class WeightModel:
         self.problems += compare(index, {one.path.name: one.tree for one in self.held})
         if not lost:
             self.problems += compare_size(index, (t for t in self.tree.values() if isinstance(t, Tensor)))
-
-
-def _file(path: Path, part: str, status: Literal["read", "cut", "bad"]) -> RankFile:
-    with reading(path):
-        found = path.stat()
-    return RankFile(path, None, part, status, found.st_size, found.st_mtime)

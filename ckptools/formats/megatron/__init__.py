@@ -42,7 +42,7 @@ from ckptools.formats.megatron.optimizer import HALF, Optimizers, masters_of
 from ckptools.formats.megatron.rules import Rules
 from ckptools.formats.options import Options
 from ckptools.formats.shared import rank_checks
-from ckptools.formats.shared.file_status import looked_at
+from ckptools.formats.shared.file_status import Fault, looked_at
 from ckptools.formats.shared.merge import Merge
 from ckptools.formats.shared.tensor_parallel import read_rules
 from ckptools.model.checkpoint import Checkpoint, ModuleOrder, RankFile, ReadCost
@@ -107,7 +107,7 @@ class _Opening:
         self.path, self.folder, self.options = path, folder, options
         self.problems: list[Problem] = []
         self.assumed_names: frozenset[str] = frozenset()
-        self.cut: dict[Path, str] = {}
+        self.faults: dict[Path, Fault] = {}
         self.rules = Rules(read_rules(options.rules))
         first = self._first(asked, found)
         self.args = arguments(first.tree)
@@ -153,14 +153,14 @@ class _Opening:
                 raise ReadError(member.path, f"expected a dict with a model, found a {type(saved.tree).__name__}")
             self.saved[at] = saved
         except ReadError as error:
-            self.cut[member.path] = str(error)
+            self.faults[member.path] = Fault.of(error, member.path)
 
     def _optimizer_files(self, member: Member) -> Iterator[tuple[str, Any]]:
         for path in member.optimizer:
             try:
                 yield f"{member.name}/{path.name}", self.options.read_file(path).tree
             except ReadError as error:
-                self.cut[path] = str(error)
+                self.faults[path] = Fault.of(error, path)
 
     def checkpoint(self, started: float) -> Checkpoint:
         """Put everything together."""
@@ -170,7 +170,7 @@ class _Opening:
         tree = found.tree
         files = tuple(self._files())
         sections = find_sections(tree)
-        self.problems += checks.of_files(files, self.cut, self.grid, self.places, self.options)
+        self.problems += checks.of_files(files, self.faults, self.grid, self.places, self.options)
         self.problems += checks.of_arguments(self.grid, {at: s.tree for at, s in self.saved.items()})
         self.problems += checks.of_values(self.args, tree, self.grid)
         self.problems += found.problems
@@ -247,4 +247,4 @@ class _Opening:
                 yield self._file(at, path, "optim", at in self.saved)
 
     def _file(self, at: Coordinates, path: Path, part: str, read: bool) -> RankFile:
-        return looked_at(path, self.grid.rank(at), part, self.cut, read)
+        return looked_at(path, self.grid.rank(at), part, self.faults, read)

@@ -10,7 +10,7 @@ from ckptools.formats.megatron.grid import Coordinates, Grid, Member, arguments,
 from ckptools.formats.megatron.model import HEADS, INPUT
 from ckptools.formats.megatron.rules import QKV
 from ckptools.formats.options import Options, Weights
-from ckptools.formats.shared.file_status import fault
+from ckptools.formats.shared.file_status import Fault
 from ckptools.model.checkpoint import RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
@@ -18,7 +18,7 @@ from ckptools.model.tensor import Tensor
 
 def of_files(
     files: Sequence[RankFile],
-    why: Mapping[Path, str],
+    faults: Mapping[Path, Fault],
     grid: Grid,
     places: Mapping[Coordinates, Member],
     options: Options,
@@ -29,8 +29,7 @@ def of_files(
         if file.status == "missing":
             yield Problem(Code.FILE_MISSING, f"no file {name}", file.rank)
         elif file.status in ("cut", "bad"):
-            text = f"{name} {why[file.path].removeprefix(f'{file.path}: ')}"
-            yield Problem(fault(text), text, file.rank)
+            yield faults[file.path].problem(name, file.rank)
     for at, member in places.items():
         if at.tp >= grid.tp or at.pp >= grid.pp or at.ep >= grid.ep:
             text = f"{member.name} is outside of the grid of {_sizes(grid)} that args tell"

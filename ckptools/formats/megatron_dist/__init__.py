@@ -38,7 +38,7 @@ from ckptools.formats.megatron.grid import arguments, setting
 from ckptools.formats.megatron_dist.stored import COMMON_KEY, Stored
 from ckptools.formats.options import Options, Weights
 from ckptools.formats.shared import rank_checks
-from ckptools.formats.shared.file_status import fault, was_read
+from ckptools.formats.shared.file_status import Fault, was_read
 from ckptools.model.checkpoint import Checkpoint, Fact, RankFile, ReadCost
 from ckptools.model.problems import Code, Problem, Severity, worst_first
 from ckptools.model.tensor import Rounded
@@ -174,7 +174,7 @@ def _common(found: Folder, config: Mapping[str, Any], options: Options) -> tuple
     try:
         saved = options.read_file(path)
     except ReadError as error:
-        return None, [Problem(fault(str(error)), str(error).removeprefix(f"{found.path}/"), None, WITHOUT)]
+        return None, [Fault.of(error, path).problem(f"{COMMON}:", None, WITHOUT)]
     if isinstance(saved.tree, dict):
         return saved, []
     text = f"{COMMON} holds a {type(saved.tree).__name__}, expected a dict"

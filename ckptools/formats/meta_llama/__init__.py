@@ -35,7 +35,7 @@ from ckptools.formats.meta_llama.layout import (
 from ckptools.formats.options import Options
 from ckptools.formats.shared import rank_checks
 from ckptools.formats.shared.copied_files import proves_a_copy, stated_checksum
-from ckptools.formats.shared.file_status import looked_at
+from ckptools.formats.shared.file_status import Fault, looked_at
 from ckptools.formats.shared.tensor_parallel import (
     NO_RULE,
     REPLICATED,
@@ -98,7 +98,7 @@ class _Opening:
     def __init__(self, path: Path, folder: Path, files: dict[int, Path], options: Options) -> None:
         self.path, self.folder, self.files, self.options = path, folder, files, options
         self.problems: list[Problem] = []
-        self.cut: dict[Path, str] = {}
+        self.faults: dict[Path, Fault] = {}
         self.saved: dict[int, Saved] = {}
         self._read_files()
         self.params = self._params()
@@ -118,7 +118,7 @@ class _Opening:
             except ReadError as error:
                 if rank == asked or len(self.files) == 1:
                     raise
-                self.cut[file] = str(error)
+                self.faults[file] = Fault.of(error, file)
         if not self.saved:
             raise ReadError(self.path, "none of its consolidated.NN.pth files can be read")
 
@@ -150,8 +150,8 @@ class _Opening:
         model = self._model()
         tree = model if self.params is None else {"model": model, "params": self.params}
         files = tuple(self._files())
-        every = len(self.saved) + len(self.cut) == len(self.files)
-        self.problems += rank_checks.check_files(files, self.cut, self.world.value, True)
+        every = len(self.saved) + len(self.faults) == len(self.files)
+        self.problems += rank_checks.check_files(files, self.faults, self.world.value, True)
         self.problems += rank_checks.check_tensors(list(tensors_in(tree)))
         self.problems += [*self._check_layers(model), *self._check_copies()]
         cost = ReadCost(len(self.saved), time.perf_counter() - started, sum(s.bytes_read for s in self.saved.values()))
@@ -234,7 +234,7 @@ class _Opening:
         for rank in sorted({*self.files, *range(min(self.world.value, MAX_RANKS))}):
             file = self.files.get(rank)
             if file is not None:
-                yield looked_at(file, rank, "", self.cut, rank in self.saved)
+                yield looked_at(file, rank, "", self.faults, rank in self.saved)
             else:
                 yield RankFile(self.folder / f"consolidated.{rank:02d}.pth", rank, "", "missing", 0, None)
 

@@ -31,7 +31,7 @@ from ckptools.errors import ReadError
 from ckptools.files.json_file import read_json
 from ckptools.files.opening import check_stays_inside, reading
 from ckptools.formats.options import Options
-from ckptools.formats.shared.file_status import fault
+from ckptools.formats.shared.file_status import Fault, file_now
 from ckptools.model.checkpoint import Fact, RankFile
 from ckptools.model.problems import Code, Problem
 
@@ -89,18 +89,15 @@ class Beside:
         try:
             tree = self._tree(path, options)
         except ReadError as error:
-            why = str(error).removeprefix(f"{path}: ")
-            self.problems.append(Problem(fault(why), f"{path.name} {why}", companion.rank, companion.key))
-            self._add(companion, "cut" if "cut short" in why or "is empty" in why else "bad")
+            fault = Fault.of(error, path)
+            self.problems.append(fault.problem(path.name, companion.rank, companion.key))
+            self._add(companion, fault.status)
             return None
         self._add(companion, "read")
         return tree
 
     def _add(self, companion: Companion, state: Literal["read", "cut", "bad"]) -> None:
-        with reading(companion.path):
-            status = companion.path.stat()
-        part = RankFile(companion.path, companion.rank, companion.key, state, status.st_size, status.st_mtime)
-        self.files.append(part)
+        self.files.append(file_now(companion.path, companion.rank, companion.key, state))
 
     def _tree(self, path: Path, options: Options) -> Any:
         if path.suffix == ".json":

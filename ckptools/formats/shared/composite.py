@@ -20,7 +20,7 @@ from ckptools.formats.dcp.files import METADATA
 from ckptools.formats.dcp.folder import Folder, read_folder
 from ckptools.formats.options import Options
 from ckptools.formats.shared.companions import Beside
-from ckptools.formats.shared.file_status import fault
+from ckptools.formats.shared.file_status import Fault
 from ckptools.model.checkpoint import Checkpoint, Fact, ModuleOrder, RankFile, ReadCost
 from ckptools.model.problems import Code, Problem, worst_first
 from ckptools.model.tree import KeyPath
@@ -151,8 +151,7 @@ class Parts:
         try:
             found = self._read(path)
         except ReadError as error:
-            why = str(error).removeprefix(f"{path}: ")
-            self.problems.append(Problem(fault(why), f"{path.name} {why}", None, key))
+            self.problems.append(Fault.of(error, path).problem(path.name, None, key))
             self.files.append(RankFile(path, None, key, "bad", status.st_size, status.st_mtime))
             return
         self.tree[key] = found

@@ -2,18 +2,44 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from ckptools.files.opening import NO_ACCESS
+from ckptools.errors import ReadError, ReadErrorKind
+from ckptools.files.opening import reading
 from ckptools.model.checkpoint import RankFile
-from ckptools.model.problems import Code
+from ckptools.model.problems import Code, Problem
 from ckptools.pickles import reader
 from ckptools.pickles.reader import Saved
 
 
-def fault(why: str) -> Code:
-    """The problem code for a file that cannot be read: the system did not let us, or it is cut short or damaged."""
-    return Code.FILE_UNREADABLE if NO_ACCESS in why else Code.FILE_CUT
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Why one file of a checkpoint cannot be read, while the others can.
+
+    Attributes:
+        reason: one line, without the file's name.
+        kind: what kind of error it is.
+    """
+
+    reason: str
+    kind: ReadErrorKind
+
+    @classmethod
+    def of(cls, error: ReadError, path: Path) -> Fault:
+        """What an error says of the file at `path`; one about another file names that."""
+        return cls(error.reason if error.path == path else str(error), error.kind)
+
+    @property
+    def status(self) -> Literal["cut", "bad"]:
+        """How its file is listed: it ends too early, or is wrong in another way."""
+        return "cut" if self.kind == "cut" else "bad"
+
+    def problem(self, name: str, rank: int | None = None, tensor: str | None = None) -> Problem:
+        """The problem that it is; `name` is what the file is called in it."""
+        code = Code.FILE_UNREADABLE if self.kind == "no access" else Code.FILE_CUT
+        return Problem(code, f"{name} {self.reason}", rank, tensor)
 
 
 def was_read(saved: Saved, rank: int | None = None, part: str = "") -> RankFile:
@@ -21,20 +47,40 @@ def was_read(saved: Saved, rank: int | None = None, part: str = "") -> RankFile:
     return RankFile(saved.path, rank, part, "read", saved.nbytes, saved.modified)
 
 
-def looked_at(path: Path, rank: int | None, part: str, wrong: dict[Path, str], read: bool = False) -> RankFile:
+def file_now(path: Path, rank: int | None, part: str, status: Literal["read", "cut", "bad"]) -> RankFile:
+    """A file with the size and time that it has now.
+
+    Raises:
+        ReadError: it is gone.
+    """
+    with reading(path):
+        found = path.stat()
+    return RankFile(path, rank, part, status, found.st_size, found.st_mtime)
+
+
+def looked_at(path: Path, rank: int | None, part: str, faults: dict[Path, Fault], read: bool = False) -> RankFile:
     """A file whose content is not at hand.
 
     Args:
         path: the file; it may be gone by now.
         rank: whose it is.
         part: what of a rank it holds.
-        wrong: what is known to be wrong with files; what is found out here is noted in it.
+        faults: what is known to be wrong with files; what is found out here is noted in it.
         read: whether it was read, so that there is nothing to look for.
     """
-    why = wrong.get(path) or ("" if read else reader.probe_error(path))
+    fault = faults.get(path) or (None if read else _look(path))
     status = path.stat() if path.exists() else None
     size, modified = (status.st_size, status.st_mtime) if status else (0, None)
-    if why:
-        wrong[path] = why
-        return RankFile(path, rank, part, "cut" if "cut short" in why or not size else "bad", size, modified)
+    if fault is not None:
+        faults[path] = fault
+        return RankFile(path, rank, part, fault.status if size else "cut", size, modified)
     return RankFile(path, rank, part, "read" if read else "seen", size, modified)
+
+
+def _look(path: Path) -> Fault | None:
+    """What is wrong with a file, as far as its directory or header tells."""
+    try:
+        reader.probe(path)
+    except ReadError as error:
+        return Fault.of(error, path)
+    return None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ckptools.formats.shared.file_status import fault
+from ckptools.formats.shared.file_status import Fault
 from ckptools.formats.shared.merge import Merge, put, same_records
 from ckptools.model.checkpoint import RankFile
 from ckptools.model.problems import Code, Problem, Severity
@@ -26,8 +26,10 @@ UNNAMED = "?"
 """What a missing file is called where the caller named the others one by one."""
 
 
-def check_files(files: Sequence[RankFile], why: Mapping[Path, str], world: int, sharded: bool) -> Iterator[Problem]:
-    """Missing, cut, odd, stray and duplicate files; `why` says what is wrong with those that cannot be read."""
+def check_files(
+    files: Sequence[RankFile], faults: Mapping[Path, Fault], world: int, sharded: bool
+) -> Iterator[Problem]:
+    """Missing, cut, odd, stray and duplicate files; `faults` has those that cannot be read."""
     sizes = sorted(f.nbytes for f in files if f.status in ("read", "seen"))
     usual = sizes[len(sizes) // 2] if sizes else 0
     here = {f.path for f in files if f.status != "missing"}
@@ -36,7 +38,7 @@ def check_files(files: Sequence[RankFile], why: Mapping[Path, str], world: int, 
             severity: Severity = "error" if sharded or file.part else "warning"
             yield Problem(Code.FILE_MISSING, _missing(file, here), file.rank, severity=severity)
         else:
-            yield from _check_file(file, why, world, sharded, usual)
+            yield from _check_file(file, faults, world, sharded, usual)
     for (rank, part), count in Counter((f.rank, f.part) for f in files).items():
         if count > 1:
             names = [f.path.name for f in files if (f.rank, f.part) == (rank, part)]
@@ -50,11 +52,12 @@ def _missing(file: RankFile, here: Collection[Path]) -> str:
     return f"no file holds it; {file.path.name} holds another" if file.path in here else f"no file {file.path.name}"
 
 
-def _check_file(file: RankFile, why: Mapping[Path, str], world: int, sharded: bool, usual: int) -> Iterator[Problem]:
+def _check_file(
+    file: RankFile, faults: Mapping[Path, Fault], world: int, sharded: bool, usual: int
+) -> Iterator[Problem]:
     name = file.path.name
     if file.status in ("cut", "bad"):
-        text = f"{name} {why[file.path].removeprefix(f'{file.path}: ')}"
-        yield Problem(fault(text), text, file.rank)
+        yield faults[file.path].problem(name, file.rank)
     elif file.rank is not None and file.rank >= world and sharded:
         yield Problem(Code.STRAY_FILE, f"{name} is rank {file.rank} of a world of {world}", file.rank)
     elif not file.part and file.nbytes < usual * ODD_SIZE:
