@@ -14,9 +14,10 @@ from ckptools.model.values import describe_for_error
 from ckptools.pickles.loading import load_checked
 from ckptools.pickles.machine import Locate, Machine
 from ckptools.pickles.rebuild import Storage
+from ckptools.pickles.repeated_records import RepeatedRecords
 
 
-def read_archive(file: File | Window) -> tuple[Machine, Any]:
+def read_archive(file: File | Window, repeated: RepeatedRecords | None = None) -> tuple[Machine, Any]:
     """Read the torch.save archive that a file, or a part of one, is; return the machine that read it, and its tree.
 
     Raises:
@@ -26,14 +27,14 @@ def read_archive(file: File | Window) -> tuple[Machine, Any]:
         from ckptools.pickles.legacy import read_stream
 
         return read_stream(file)
-    return read_zip(file)
+    return read_zip(file, repeated)
 
 
-def read_zip(file: File | Window) -> tuple[Machine, Any]:
+def read_zip(file: File | Window, repeated: RepeatedRecords | None = None) -> tuple[Machine, Any]:
     """Read a torch.save archive as every torch since 1.6 writes it; see `read_archive`."""
     archive = Container(file)
     check_byte_order(archive)
-    machine = Machine(archive.read("data.pkl"), locator(archive))
+    machine = Machine(archive.read("data.pkl"), locator(archive), repeated=repeated)
     return machine, load_checked(machine, file.path, "data.pkl")
 
 

@@ -152,10 +152,11 @@ def _other_shards(
     """What the other coordinates of the mesh hold, by the rule; their bytes are in other files."""
     m.spend(prod(mesh.sizes) // 8)
     key = (shape, mesh.sizes, mesh.ranks, placements)
-    if key not in m.layouts:
+    layouts = m.repeated.layouts
+    if key not in layouts:
         m.spend(prod(mesh.sizes) * (4 + scatter))
-        m.layouts[key] = _all_shards(*key)
-    return tuple(shard for coordinate, shards in m.layouts[key] if coordinate != mesh.coordinate for shard in shards)
+        layouts[key] = _all_shards(*key)
+    return tuple(shard for coordinate, shards in layouts[key] if coordinate != mesh.coordinate for shard in shards)
 
 
 def _all_shards(

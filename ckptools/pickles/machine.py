@@ -36,7 +36,8 @@ from ckptools.pickles.limits import (
 )
 from ckptools.pickles.opcodes import DISPATCH, Stop
 from ckptools.pickles.rebuild import Storage, call
-from ckptools.pickles.shard_runs import Placement, RunReader, ShardRecord, UnusualError
+from ckptools.pickles.repeated_records import Placement, RepeatedRecords, ShardRecord
+from ckptools.pickles.shard_runs import RunReader, UnusualError
 
 HARMLESS_KEYS = (str, bytes, bool, float, type(None), date)
 
@@ -56,7 +57,7 @@ class Machine:
         claims: `(rank, world size)` that sharded tensors in it say they were saved with; the rank may be None.
         modules: whether an object has the state of an `nn.Module`.
         meshes: device meshes that may be slices of larger ones.
-        layouts: what DTensors of one layout have in common.
+        repeated: what the pickles of other ranks have in common with this one.
         runs: reads what repeats itself: the shard lists of ShardedTensors, or the entries of DCP metadata.
         work: how many more elements calls may go through: a call may name a big list again and again.
         tuple_keys: tuples that are keys.
@@ -70,8 +71,10 @@ class Machine:
         locate: Locate | None = None,
         fast: bool = True,
         reader: type[RunReader] | type[ChunkReader] = RunReader,
+        repeated: RepeatedRecords | None = None,
     ) -> None:
         self.data = data
+        self.repeated = repeated or RepeatedRecords(limit=0)
         self.locate = locate
         self.reader = reader
         self._start(fast)
@@ -86,7 +89,6 @@ class Machine:
         self.claims: set[tuple[int | None, int]] = set()
         self.modules = False
         self.meshes: set[Mesh] = set()
-        self.layouts: dict[Any, Any] = {}
         self.runs: RunReader | ChunkReader = self.reader(self, fast)
         self.work = FREE_WORK + WORK_PER_BYTE * len(self.data)
         self.tuple_keys = 0

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ckptools.model.values import Global
+from ckptools.pickles.repeated_records import RepeatedRecords
 
 
 class MachineState(Protocol):
@@ -21,7 +22,7 @@ class MachineState(Protocol):
     claims: set[tuple[int | None, int]]
     modules: bool
     meshes: set[Any]
-    layouts: dict[Any, Any]
+    repeated: RepeatedRecords
 
     runs: Any
 

@@ -15,7 +15,8 @@ from ckptools.model.values import Global, Opaque
 from ckptools.pickles.chunk_runs import RECORDS
 from ckptools.pickles.limits import MAX_INT_BYTES, MAX_INT_DIGITS, MAX_STACK, PickleError
 from ckptools.pickles.rebuild import build, call
-from ckptools.pickles.shard_runs import Placement, ShardRecord, UnusualError
+from ckptools.pickles.repeated_records import Placement, ShardRecord
+from ckptools.pickles.shard_runs import UnusualError
 
 if TYPE_CHECKING:
     from ckptools.pickles.machine_state import MachineState

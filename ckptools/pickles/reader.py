@@ -13,6 +13,7 @@ from ckptools.files.file_type import COMPRESSIONS, content_of, head_of
 from ckptools.files.opening import File
 from ckptools.pickles.archive import read_archive
 from ckptools.pickles.dtensor import claims_of
+from ckptools.pickles.repeated_records import RepeatedRecords
 
 FORMS = {"zip": "", "legacy": "pickle stream of before torch 1.6"}
 """What people are told of a content; others go by their own name."""
@@ -47,10 +48,14 @@ class Saved:
     modules: bool = False
 
 
-def read(path: Path) -> Saved:
+def read(path: Path, repeated: RepeatedRecords | None = None) -> Saved:
     """Read the structure of a torch.save file: the zip directory, the headers and the pickle, no tensor bytes.
 
     A compressed file is unpacked into a temporary one; of a tar the torch.save file in it is read.
+
+    Args:
+        path: the file.
+        repeated: what the pickles of other ranks' files have spelled; None for a file that is read alone.
 
     Raises:
         ReadError: it is cut, damaged, or no torch.save file.
@@ -61,7 +66,7 @@ def read(path: Path) -> Saved:
 
             machine, tree = read_tar(opened)
         else:
-            machine, tree = read_archive(opened)
+            machine, tree = read_archive(opened, repeated)
         names = tuple(g.dotted for g in machine.globals.values())
         nread = opened.bytes_read if opened is file else file.bytes_read + opened.bytes_read
         form = ", ".join(filter(None, map(FORMS.get, forms, forms)))

@@ -19,9 +19,9 @@ from bisect import bisect_right
 from typing import TYPE_CHECKING, Any
 from weakref import proxy
 
-from ckptools.model.regions import Box, Ints
-from ckptools.model.tensor import Shard
+from ckptools.model.regions import Ints
 from ckptools.model.values import Global, Opaque
+from ckptools.pickles.repeated_records import NUMBERS, Part, Placement, ShardRecord
 
 if TYPE_CHECKING:
     from ckptools.pickles.machine_state import MachineState
@@ -38,38 +38,12 @@ INT = rb"(?:K.|M..|J.{4}" + b"".join(b"|\\x8a\\x%02x.{%d}" % (n, n) for n in ran
 INTS = rb"((?:" + INT + rb"a|\((?:" + INT + rb"){1,64}e|))"
 TEXT = rb"X(?:" + b"|".join(b"\\x%02x\\0\\0\\0[\\w:/.-]{%d}" % (n, n) for n in range(1, 17)) + rb")" + PUT
 
-NUMBERS = 10
-"""Memo entries that a record makes: of them the first is the record itself."""
-
 PLACEMENT = 4
 """Which of them is the placement."""
 
 
 class UnusualError(ValueError):
     """A pickle does something with a skipped record that only reading it opcode by opcode gets right."""
-
-
-class ShardRecord:
-    """One shard of a ShardedTensor's list.
-
-    Attributes:
-        shard: its box and its rank within the tensor's process group; without a source.
-        placement: the placement of the record.
-        shape: the shape that the box was last found to lie in.
-    """
-
-    __slots__ = ("placement", "shape", "shard")
-
-    def __init__(self, offsets: Ints, sizes: Ints, rank: int | None) -> None:
-        self.shard = Shard(Box(offsets, sizes), rank, None)
-        self.placement = Placement()
-        self.shape: Ints | None = None
-
-
-class Placement:
-    """Stands for the `_remote_device` of a record, which a ChunkShardingSpec lists again."""
-
-    __slots__ = ()
 
 
 class Run:
@@ -95,6 +69,7 @@ class RunReader:
     Attributes:
         trigger: the class whose fetch from the memo begins a record; None while no record can begin.
         runs: what was skipped.
+        repeated: what the pickles of other ranks have spelled.
     """
 
     def __init__(self, machine: MachineState, fast: bool) -> None:
@@ -103,7 +78,7 @@ class RunReader:
         self.runs: list[Run] = []
         self._attempts = MAX_ATTEMPTS if fast else 0
         self._pattern: re.Pattern[bytes] | None = None
-        self._known: dict[tuple[bytes, bytes, bytes], ShardRecord] = {}
+        self.repeated = machine.repeated
 
     def meet(self, name: Global) -> None:
         """Take note of a class that the pickle names for the first time."""
@@ -128,10 +103,34 @@ class RunReader:
         pattern = self._pattern or self._learn()
         if pattern is None:
             return at
-        data, end, known = self.machine.data, start, self._known
+        read: list[Part] = []
+        end, several = start, 1
+        while part := self._known(end) or self._matched(pattern, end, several):
+            if read and part.first != read[-1].past:
+                break
+            read.append(part)
+            end, several = part.end, several * 2
+        if not read:
+            return at
+        records = [record for part in read for record in part.records]
+        self.machine.next_number = read[-1].past
+        self.runs.append(Run(read[0].first, records))
+        self.machine.pop()
+        self.machine.stack.extend(records)
+        return end
+
+    def _known(self, start: int) -> Part | None:
+        """Records that another rank's pickle spells in the same bytes."""
+        part = self.repeated.find(self.machine.data, start)
+        return part if part is not None and part.first >= self.machine.next_number else None
+
+    def _matched(self, pattern: re.Pattern[bytes], start: int, several: int) -> Part | None:
+        """The next records that the pattern matches, at most so many; None where their numbers are not in a row."""
+        data, end, known = self.machine.data, start, self.repeated.records
         records: list[ShardRecord] = []
         numbers: list[bytes] = []
-        while found := pattern.match(data, end):
+        ends: list[int] = []
+        while len(records) < several and (found := pattern.match(data, end)):
             n0, n1, n2, offsets, n3, sizes, n4, n5, rank, n6, n7, n8, n9 = found.groups()
             numbers.append(b"".join((n0, n1, n2, n3, n4, n5, n6, n7, n8, n9)))
             record = known.get((offsets, sizes, rank))
@@ -139,23 +138,22 @@ class RunReader:
                 record = known[offsets, sizes, rank] = ShardRecord(ints_of(offsets), ints_of(sizes), ints_of(rank)[0])
             records.append(record)
             end = found.end()
+            ends.append(end)
         first = self._first_number(numbers) if records else None
         if first is None:
-            return at
-        self.runs.append(Run(first, records))
-        self.machine.pop()
-        self.machine.stack.extend(records)
-        return end
+            return None
+        part = Part(first, records, end)
+        self.repeated.learn(part, data, start, ends)
+        return part
 
     def _first_number(self, numbers: list[bytes]) -> int | None:
-        """The first memo number of a run; None when they do not all follow each other and those before."""
+        """The first memo number of records; None when they do not all follow each other and those before."""
         first = int.from_bytes(numbers[0][:4], "little")
         past = first + NUMBERS * len(numbers)
         if first < self.machine.next_number or past > 1 << 32:
             return None
         if b"".join(numbers) != struct.pack(f"<{past - first}I", *range(first, past)):
             return None
-        self.machine.next_number = past
         return first
 
     def uncounted(self) -> int:
@@ -196,10 +194,9 @@ class RunReader:
         if index == 0 and which not in run.listed:
             run.listed.add(which)
             stop = number + NUMBERS * len(run.records)
-            gets = b"".join(b"j" + n.to_bytes(4, "little") for n in range(number, stop, NUMBERS))
-            if self.machine.data.startswith(gets, at - 5):
+            if _fetches(self.machine.data, at - 5, range(number, stop, NUMBERS)):
                 self.machine.stack.extend(run.records if which == 0 else [r.placement for r in run.records])
-                return at - 5 + len(gets)
+                return at + 5 * (len(run.records) - 1)
         record = run.records[index]
         self.machine.stack.append(record if which == 0 else record.placement)
         return at
@@ -217,8 +214,18 @@ class RunReader:
             if not self._attempts:
                 self.trigger = None
             return None
-        self._pattern = re.compile(_record(gets), re.DOTALL)
+        spelled = _record(gets)
+        self.repeated.begin(spelled)
+        self._pattern = re.compile(spelled, re.DOTALL)
         return self._pattern
+
+
+def _fetches(data: bytes, start: int, numbers: range) -> bool:
+    """Whether a pickle fetches these memo numbers from `start` on, each by LONG_BINGET and nothing between them."""
+    found = data[start : start + 5 * len(numbers)]
+    expected = struct.pack(f"<{len(numbers)}I", *numbers)
+    opcodes, *columns = (found[i::5] for i in range(5))
+    return opcodes == b"j" * len(numbers) and all(columns[i] == expected[i::4] for i in range(4))
 
 
 def _record(gets: dict[str, bytes]) -> bytes:

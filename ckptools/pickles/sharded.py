@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ckptools.model.regions import Box, Ints
 from ckptools.model.tensor import Shard, Tensor
 from ckptools.model.values import Opaque, describe_for_error
-from ckptools.pickles.shard_runs import ShardRecord
+from ckptools.pickles.repeated_records import ShardRecord
 
 if TYPE_CHECKING:
     from ckptools.pickles.machine_state import MachineState
@@ -56,7 +56,8 @@ def describe(m: MachineState, shape: Ints, dtype: str, state: Any) -> Tensor:
     listed = attributes(metadata).get("shards_metadata") or []
     m.spend(RECORD_WORK * len(listed))
     # Under HSDP the ranks are local to the process group that shares the tensor, and the file does not name it.
-    shards = [_listed(record, shape, local_world == world) for record in listed]
+    named = local_world == world
+    shards = [_listed(record, shape, named) for record in listed]
     for box, tensor in map(_local_shard, local_shards):
         m.spend(len(shards))
         _put(shards, box, tensor, rank, dtype)
@@ -67,7 +68,8 @@ def _put(shards: list[Shard], box: Box, tensor: Tensor, rank: int | None, dtype:
     """Put a local shard in its place in the list."""
     if tensor.shape != box.sizes or tensor.dtype != dtype:
         raise ValueError(f"a shard of {list(box.sizes)} {dtype} whose tensor is {list(tensor.shape)} {tensor.dtype}")
-    places = [i for i, shard in enumerate(shards) if shard.box == box]
+    offsets = box.offsets  # compared first: boxes are many, and comparing them whole takes longer
+    places = [i for i, shard in enumerate(shards) if shard.box.offsets == offsets and shard.box == box]
     if not places or any(shards[i].source is not None for i in places):
         again = "more than once" if places else "that the ShardedTensor does not list"
         raise ValueError(f"a local shard {box} {again}")

@@ -29,6 +29,7 @@ from ckptools.pickles import reader
 from ckptools.pickles.foreign_names import classes_and_places
 from ckptools.pickles.limits import PickleError
 from ckptools.pickles.reader import Saved
+from ckptools.pickles.repeated_records import RepeatedRecords
 from ckptools.training_state.sections import find_sections
 
 MAX_DEPTH = 100
@@ -59,13 +60,17 @@ def is_module(value: Any) -> bool:
     return isinstance(state, dict) and all(isinstance(state.get(name), dict) for name in MODULE_DICTS)
 
 
-def read_file(path: Path) -> Saved:
+def read_file(path: Path, repeated: RepeatedRecords | None = None) -> Saved:
     """Read a torch.save file as `pickles.reader.read` does, with the state dicts of whole modules in their place.
+
+    Args:
+        path: the file.
+        repeated: what the pickles of other ranks' files have spelled; None for a file that is read alone.
 
     Raises:
         ReadError: it is cut, damaged, or no torch.save file.
     """
-    saved = reader.read(path)
+    saved = reader.read(path, repeated)
     if not saved.modules:
         return saved
     try:

@@ -140,6 +140,20 @@ FAULTS = (
         ('            raise UnusualError("a memo number given again")', "            pass"),
         ("return bool(self.runs) and _leaks(tree)", "return False"),
         ("signed=code == 0x4A", "signed=False"),
+        ('opcodes == b"j" * len(numbers) and all', "all"),
+    ),
+    *_in(
+        "pickles/shard_runs.py",
+        "pickles/test_repeated_records.py",
+        ("return part if part is not None and part.first >= self.machine.next_number else None", "return part"),
+    ),
+    *_in(
+        "pickles/repeated_records.py",
+        "pickles/test_repeated_records.py",
+        ("        if pattern != self._pattern:\n", "        if not self._pattern:\n"),
+        ("        if self.learned > self.limit:\n", "        if False:\n"),
+        ("return data[start : start + end - begin] != chain.spelled[begin:end]", "return False"),
+        ("for c in self._near(part.first) if c.past == part.first", "for c in self._near(part.first)"),
     ),
     *_in(
         "pickles/sharded.py",

@@ -20,7 +20,7 @@ from ckptools.model.tree import tensors_in
 from ckptools.model.values import Opaque
 from ckptools.pickles.archive import locator
 from ckptools.pickles.machine import Machine, PickleError
-from ckptools.pickles.shard_runs import Placement, ShardRecord
+from ckptools.pickles.repeated_records import Placement, ShardRecord
 from tests.pickles.forge import number, text
 from tests.truth import FIXTURES
 
@@ -275,6 +275,18 @@ def test_of_records_that_repeat_their_numbers_the_last_has_them():
 def test_a_number_given_again_to_another_record_is_that_record_in_a_list_of_all():
     _, again = read(sharded(20, run()), get(7, 0) + give(3, 0) + b"0", sharded(20, TAILS["all records in a row"]))
     assert places(again)[:5] == [(0, 0), (1, 1), (2, 2), (7, 7), (4, 4)]
+
+
+def test_numbers_given_again_behind_the_fetch_of_a_record_are_no_list_of_all():
+    fetched = b"](" + get(0, 0) + b"".join(give(i, 0) for i in range(1, 20)) + b"e"
+    *_, again = read(sharded(20, run()), sharded(20, fetched), sharded(20, b"](" + get(7, 0) + b"e"))
+    assert places(again) == [(0, 0)]
+
+
+def test_a_number_that_a_record_takes_from_what_was_before_is_the_records_afterwards():
+    taking = run().replace(give(3, 3), b"r" + (9).to_bytes(4, "little"))
+    *_, last = read(text("before") + b"q\x09", sharded(20, taking), b"h\x09")
+    assert last == [1, 3]
 
 
 def test_a_state_borrowed_from_inside_a_skipped_record_is_that_state():
