@@ -5,10 +5,10 @@
     pytorch_model_fsdp.bin              FULL_STATE_DICT, from rank 0; `pytorch_model_fsdp_1.bin`
     optimizer_0/                        a DCP whose only top is `optimizer`, under SHARDED and LOCAL
     optimizer.bin                       under FULL
-    scheduler.bin, random_states_{R}.pkl, sampler.bin, trainer_state.json, …     see `beside`
+    scheduler.bin, random_states_{R}.pkl, sampler.bin, trainer_state.json, …     see `companions`
 
 Under LOCAL the optimizer state is keyed by name and has full shapes, so that it tells those of the flat parameters.
-The step is `beside`'s matter. A folder called `pytorch_model_0` is taken for a model too. The folders of model and
+The step is told in `companions`. A folder called `pytorch_model_0` is taken for a model too. The folders of model and
 optimizer open as plain DCP too.
 
 Source: accelerate/utils/fsdp_utils.py, utils/constants.py, checkpointing.py; checked on files of Accelerate 1.15
@@ -28,7 +28,7 @@ from ckptools.formats import rank_files
 from ckptools.formats.dcp.files import METADATA, looks_like_dcp
 from ckptools.formats.dcp.folder import PLANNED
 from ckptools.formats.options import Options
-from ckptools.formats.shared.companions import read_beside, step_of_accelerate
+from ckptools.formats.shared.companions import read_companions, step_of_accelerate
 from ckptools.formats.shared.composite import Parts, is_dcp
 from ckptools.formats.shared.fsdp1 import optimizers as flat_optimizers
 from ckptools.formats.shared.shapes import Shapes
@@ -114,10 +114,12 @@ def read(path: Path, options: Options) -> Checkpoint:
             _add_model(parts, part, optimizers.tree.get(replace(part, what="optimizer").key))
     parts.take(optimizers)
     parts.problems += _without_metadata(path)
-    beside = read_beside(path, options)
-    parts.companions(beside)
+    companions = read_companions(path, options)
+    parts.companions(companions)
     counting = [key for key in parts.tree if not key.startswith("scheduler")]
-    made = parts.checkpoint(NAME, f"Accelerate, {_saved_as(found, parts)}", beside.world_size, _order(found), counting)
+    made = parts.checkpoint(
+        NAME, f"Accelerate, {_saved_as(found, parts)}", companions.world_size, _order(found), counting
+    )
     return made if made.step.value is not None else replace(made, step=step_of_accelerate(made.tree, made.world_size))
 
 

@@ -1,7 +1,7 @@
 """Hugging Face folders: safetensors or `.bin` files, one or several with an index, and what training left beside them.
 
 transformers, diffusers, PEFT and Accelerate write a model as names and tensors, every tensor whole;
-`hugging_face.files` tells the names of the files, `hugging_face.index` the index, `beside` the companions. A lone
+`hugging_face.files` tells the names of the files, `hugging_face.index` the index, `companions` the rest. A lone
 model is the bare state dict; with companions the tree is `{"model": …, "optimizer": …, …}`. Of tied weights
 safetensors hold one name, the others are absent; in `.bin` they share a storage of one file. torch's
 `HuggingFaceStorageWriter` writes the same, from rank 0 or by `consolidate_safetensors_files`; what its ranks write on
@@ -24,7 +24,7 @@ from ckptools.formats.hugging_face.index import read_index
 from ckptools.formats.hugging_face.model import WeightModel
 from ckptools.formats.hugging_face.tensors import is_safetensors
 from ckptools.formats.options import Options
-from ckptools.formats.shared.companions import Beside, read_beside, step_of_accelerate
+from ckptools.formats.shared.companions import CompanionFiles, read_companions, step_of_accelerate
 from ckptools.model.checkpoint import Checkpoint, Fact, ReadCost
 from ckptools.model.problems import Code, Problem, worst_first
 from ckptools.text import few
@@ -63,11 +63,11 @@ def read(path: Path, options: Options) -> Checkpoint:
     if not path.is_dir():
         weights, problems = _asked_for(path, options)
         model = WeightModel(weights, path, options).read()
-        return _checkpoint(path, weights.base, {"model": model}, Beside(), problems, started)
+        return _checkpoint(path, weights.base, {"model": model}, CompanionFiles(), problems, started)
     found = weights_in(path)
     models = {name: WeightModel(w, path, options).read() for name, w in chosen(path, found).items()}
     problems = _others(found, list(models.values()))
-    return _checkpoint(path, path.absolute().name, models, read_beside(path, options), problems, started)
+    return _checkpoint(path, path.absolute().name, models, read_companions(path, options), problems, started)
 
 
 def _asked_for(path: Path, options: Options) -> tuple[Weights, list[Problem]]:
@@ -99,42 +99,47 @@ def _others(found: Sequence[Weights], models: Sequence[WeightModel]) -> list[Pro
 
 
 def _checkpoint(
-    path: Path, name: str, models: Mapping[str, WeightModel], beside: Beside, problems: list[Problem], started: float
+    path: Path,
+    name: str,
+    models: Mapping[str, WeightModel],
+    companions: CompanionFiles,
+    problems: list[Problem],
+    started: float,
 ) -> Checkpoint:
     """Put everything together."""
     trees = {name: model.tree for name, model in models.items()}
-    nested = bool(beside.files) or len(trees) > 1
-    tree = {**trees, **beside.tree} if nested else trees["model"]
-    files = (*(f for m in models.values() for f in m.files), *beside.files)
+    nested = bool(companions.files) or len(trees) > 1
+    tree = {**trees, **companions.tree} if nested else trees["model"]
+    files = (*(f for m in models.values() for f in m.files), *companions.files)
     own = (_placed(p, name if nested else "") for name, m in models.items() for p in m.problems)
-    problems = [*problems, *own, *beside.problems]
+    problems = [*problems, *own, *companions.problems]
     pickled = (n for m in models.values() for h in m.held for n in h.names)
     whole = not any(f.status in ("missing", "cut", "bad") for f in files)
     saved_as = "; ".join(dict.fromkeys(m.saved_as for m in models.values()))
-    nbytes = sum(m.bytes_read for m in models.values()) + beside.bytes_read
+    nbytes = sum(m.bytes_read for m in models.values()) + companions.bytes_read
     return Checkpoint(
         path=path,
         name=name or "checkpoint",
         format=NAME,
-        saved_as=saved_as + ("; training state beside it" if beside.tree else ""),
+        saved_as=saved_as + ("; training state beside it" if companions.tree else ""),
         tree=tree,
         files=files,
-        world_size=_world_size(beside, len(files)),
-        step=_step(files[0].path, tree, beside),
+        world_size=_world_size(companions, len(files)),
+        step=_step(files[0].path, tree, companions),
         module_order=SORTED if any(h.safetensors for m in models.values() for h in m.held) else AS_SAVED,
         problems=worst_first(problems),
-        names=tuple(dict.fromkeys([*pickled, *beside.names])),
+        names=tuple(dict.fromkeys([*pickled, *companions.names])),
         bytes_expected=sum(f.nbytes for f in files) if whole else None,
         cost=ReadCost(sum(f.status == "read" for f in files), time.perf_counter() - started, nbytes),
     )
 
 
-def _step(path: Path, tree: Any, beside: Beside) -> Fact:
+def _step(path: Path, tree: Any, companions: CompanionFiles) -> Fact:
     sections = find_sections(tree)
-    if not beside.of_accelerate:
+    if not companions.from_accelerate:
         return find_step(path, sections)
     told = find_step(path, tuple(s for s in sections if s.kind != "scheduler"))
-    return told if told.value is not None else step_of_accelerate(tree, beside.world_size)
+    return told if told.value is not None else step_of_accelerate(tree, companions.world_size)
 
 
 def _placed(problem: Problem, section: str) -> Problem:
@@ -143,8 +148,8 @@ def _placed(problem: Problem, section: str) -> Problem:
     return replace(problem, tensor=f"{section}.{problem.tensor}") if inside else problem
 
 
-def _world_size(beside: Beside, files: int) -> Fact:
+def _world_size(companions: CompanionFiles, files: int) -> Fact:
     """Ranks that left RNG states; a model alone was written by one, whatever it was trained on."""
-    if beside.world_size.value is not None:
-        return beside.world_size
+    if companions.world_size.value is not None:
+        return companions.world_size
     return Fact(1, ("one file" if files == 1 else "every tensor whole",))

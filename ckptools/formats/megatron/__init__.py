@@ -170,9 +170,9 @@ class _Opening:
         tree = found.tree
         files = tuple(self._files())
         sections = find_sections(tree)
-        self.problems += checks.of_files(files, self.faults, self.grid, self.places, self.options)
-        self.problems += checks.of_arguments(self.grid, {at: s.tree for at, s in self.saved.items()})
-        self.problems += checks.of_values(self.args, tree, self.grid)
+        self.problems += checks.check_files(files, self.faults, self.grid, self.places, self.options)
+        self.problems += checks.check_arguments(self.grid, {at: s.tree for at, s in self.saved.items()})
+        self.problems += checks.check_values(self.args, tree, self.grid)
         self.problems += found.problems
         self.problems += rank_checks.check_tensors(list(tensors_in(tree)))
         read = sum(s.bytes_read for s in self.saved.values())
@@ -228,7 +228,7 @@ class _Opening:
         if not half:
             return weights
         whole = all(n in masters and not masters[n].note for n in half)
-        self.problems.append(checks.of_weights(self.options.weights, whole, len(half)))
+        self.problems.append(checks.note_on_weights(self.options.weights, whole, len(half)))
         if self.options.weights == "module" or not whole:
             return weights
         return model.tied({n: masters.get(n, t) for n, t in weights.items()})

@@ -16,7 +16,7 @@ from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
 
 
-def of_files(
+def check_files(
     files: Sequence[RankFile],
     faults: Mapping[Path, Fault],
     grid: Grid,
@@ -34,10 +34,10 @@ def of_files(
         if at.tp >= grid.tp or at.pp >= grid.pp or at.ep >= grid.ep:
             text = f"{member.name} is outside of the grid of {_sizes(grid)} that args tell"
             yield Problem(Code.STRAY_FILE, text, grid.rank(at))
-    yield from _of_stages(files, grid, options)
+    yield from _check_stages(files, grid, options)
 
 
-def _of_stages(files: Sequence[RankFile], grid: Grid, options: Options) -> Iterator[Problem]:
+def _check_stages(files: Sequence[RankFile], grid: Grid, options: Options) -> Iterator[Problem]:
     """A stage without a readable file leaves no gap in any tensor: whole layers are absent."""
     here = {file.rank for file in files if file.status in ("read", "seen") and not file.part}
     alone = " with --only-this-file" if options.only_this_file else ""
@@ -58,7 +58,7 @@ SAME = (
 )  # fmt: skip
 
 
-def of_arguments(grid: Grid, trees: Mapping[Coordinates, Any]) -> Iterator[Problem]:
+def check_arguments(grid: Grid, trees: Mapping[Coordinates, Any]) -> Iterator[Problem]:
     """Files whose arguments are of another run, or whose rank is not that of their folder."""
     args = {at: arguments(tree) for at, tree in trees.items()}
     first = next(iter(args.values()), {})
@@ -67,10 +67,10 @@ def of_arguments(grid: Grid, trees: Mapping[Coordinates, Any]) -> Iterator[Probl
         if odd is not None:
             text = f"{grid.folder(at)}: args.{odd} is {setting(own, odd)}, the first file's is {setting(first, odd)}"
             yield Problem(Code.WORLD_SIZES_DISAGREE, f"{text}; the files are not of one run", grid.rank(at))
-    yield from _of_ranks(grid, {at: own.get("rank") for at, own in args.items()})
+    yield from _check_ranks(grid, {at: own.get("rank") for at, own in args.items()})
 
 
-def _of_ranks(grid: Grid, stated: Mapping[Coordinates, Any]) -> Iterator[Problem]:
+def _check_ranks(grid: Grid, stated: Mapping[Coordinates, Any]) -> Iterator[Problem]:
     """Folders that other tensor-parallel ranks wrote than they are named for."""
     ranks = {at: rank for at, rank in stated.items() if type(rank) is int}
     # A converter writes every file from one process, so equal ranks tell nothing.
@@ -82,7 +82,7 @@ def _of_ranks(grid: Grid, stated: Mapping[Coordinates, Any]) -> Iterator[Problem
             yield Problem(Code.STRAY_FILE, f"{text} than its name says", grid.rank(at))
 
 
-def of_weights(wanted: Weights, whole: bool, count: int) -> Problem:
+def note_on_weights(wanted: Weights, whole: bool, count: int) -> Problem:
     """Which of the two copies of half-precision weights the model section holds."""
     if not whole:
         text = f"{count} half-precision weights have no fp32 master copy here that is sure; the module's own are taken"
@@ -93,7 +93,7 @@ def of_weights(wanted: Weights, whole: bool, count: int) -> Problem:
     return Problem(Code.KEPT_AS_SAVED, text)
 
 
-def of_values(args: Mapping[str, Any], tree: Mapping[Any, Any], grid: Grid) -> Iterator[Problem]:
+def check_values(args: Mapping[str, Any], tree: Mapping[Any, Any], grid: Grid) -> Iterator[Problem]:
     """What stays as Megatron has it, and what contradicts the arguments."""
     model = tree.get("model")
     model = model if isinstance(model, dict) else {}
@@ -105,7 +105,7 @@ def of_values(args: Mapping[str, Any], tree: Mapping[Any, Any], grid: Grid) -> I
             yield Problem(Code.LAYOUT_DISAGREES, text, None, f"model.{next(n for n in INPUT if n in model)}")
         text = f"embedding and output layer keep the padded vocabulary of {rows} rows (args.padded_vocab_size)"
         yield Problem(Code.KEPT_AS_SAVED, text)
-    yield from of_tied(args, model)
+    yield from notes_on_tied(args, model)
     if any(isinstance(name, str) and QKV.fullmatch(name) for name in model):
         yield Problem(Code.KEPT_AS_SAVED, _order(tree.get("checkpoint_version", 0)))
     if grid.ep > 1:
@@ -113,7 +113,7 @@ def of_values(args: Mapping[str, Any], tree: Mapping[Any, Any], grid: Grid) -> I
         yield Problem(Code.KEPT_AS_SAVED, text)
 
 
-def of_tied(args: Mapping[str, Any], model: Mapping[str, Any]) -> Iterator[Problem]:
+def notes_on_tied(args: Mapping[str, Any], model: Mapping[str, Any]) -> Iterator[Problem]:
     """A tied output layer that has no name of its own."""
     embedding = next((name for name in INPUT if name in model), None)
     stored = any(name.endswith("output_layer.weight") or name in HEADS for name in model)

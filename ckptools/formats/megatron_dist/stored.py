@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ckptools.formats.megatron.checks import of_tied, of_weights
+from ckptools.formats.megatron.checks import note_on_weights, notes_on_tied
 from ckptools.formats.megatron.grid import arguments, setting
 from ckptools.formats.megatron.optimizer import HALF, words
 from ckptools.formats.megatron.rules import QKV
@@ -118,7 +118,7 @@ class Stored:
         tree |= {"optimizer": optimizer} if optimizer is not None else {}
         tree |= {k: v for k, v in self.common.items() if k != "optimizer"}
         tree |= self._other_objects()
-        self.problems += of_tied(arguments(self.common), model)
+        self.problems += notes_on_tied(arguments(self.common), model)
         if any(QKV.fullmatch(name) for name in model):
             text = "fused QKV weights keep Megatron's row order: for each query group its queries, key and value"
             self.problems.append(Problem(Code.KEPT_AS_SAVED, text))
@@ -191,7 +191,7 @@ class Stored:
         masters = {n: t for n in model for slot in MASTERS if (t := state.get(n, {}).get(slot)) is not None}
         whole = all(n in masters and not masters[n].note for n in half)
         self.masters_whole = whole
-        self.problems.append(of_weights(weights, whole, len(half)))
+        self.problems.append(note_on_weights(weights, whole, len(half)))
         return {n: masters.get(n, t) for n, t in model.items()} if whole and weights == "fp32" else {**model}
 
     # -- optimizer -----------------------------------------------------------------------------------------------

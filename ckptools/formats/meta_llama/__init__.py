@@ -5,8 +5,8 @@
     consolidated.01.pth     of rank 1
 
 The files hold plain tensors and not a word about how they belong together, not even their rank, which the name alone
-tells. How the pieces are joined is in `layout`; a weight whose pieces do not make the shape that `params.json` gives it
-is shown and not joined. A lone `consolidated.00.pth` whose weights are whole is a whole checkpoint.
+tells. How the pieces are joined is in `weight_layout`; a weight whose pieces do not make the shape that `params.json`
+gives it is shown and not joined. A lone `consolidated.00.pth` whose weights are whole is a whole checkpoint.
 
 Source: facebookresearch/llama `llama/generation.py` (`Llama.build`); the tests hold it against files of this layout
 that torch wrote, not against Meta's own.
@@ -23,7 +23,7 @@ from typing import Any
 from ckptools.errors import ReadError
 from ckptools.files.json_file import read_json
 from ckptools.files.opening import check_stays_inside, reading
-from ckptools.formats.meta_llama.layout import (
+from ckptools.formats.meta_llama.weight_layout import (
     LAYER,
     NO_PARAMS,
     Place,

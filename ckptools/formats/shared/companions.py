@@ -59,7 +59,7 @@ class Companion:
 
 
 @dataclass
-class Beside:
+class CompanionFiles:
     """What was found beside a model.
 
     Attributes:
@@ -79,7 +79,7 @@ class Beside:
     bytes_read: int = 0
 
     @property
-    def of_accelerate(self) -> bool:
+    def from_accelerate(self) -> bool:
         """Whether Accelerate wrote it, whose scheduler counts for every process."""
         return any(file.path.name.startswith("random_states_") for file in self.files)
 
@@ -109,7 +109,7 @@ class Beside:
         return saved.tree
 
 
-def companions(folder: Path) -> list[Companion]:
+def companions_in(folder: Path) -> list[Companion]:
     """The companions in a folder, in the order of the tree. Two files of one key are called by their names."""
     with reading(folder):
         named = [c for c in map(_companion, sorted(folder.iterdir())) if c is not None and c.path.is_file()]
@@ -141,23 +141,23 @@ def _order(key: str) -> int:
     return next((n for n, name in enumerate(ORDER) if key.startswith(name)), len(ORDER))
 
 
-def read_beside(folder: Path, options: Options) -> Beside:
+def read_companions(folder: Path, options: Options) -> CompanionFiles:
     """Read the companions in a folder; those that cannot be read become problems.
 
     Raises:
         UnsafePathError: one of them is a link out of the folder.
     """
-    beside = Beside()
-    found = companions(folder)
+    found = CompanionFiles()
+    here = companions_in(folder)
     if not options.follow_symlinks:
-        for companion in found:
+        for companion in here:
             check_stays_inside(companion.path, folder)
-    for companion in found:
-        value = beside.read(companion, options)
-        if beside.files[-1].status == "read":
-            _put(beside.tree, companion, value)
-    _count_ranks(beside, found)
-    return beside
+    for companion in here:
+        value = found.read(companion, options)
+        if found.files[-1].status == "read":
+            _put(found.tree, companion, value)
+    _count_ranks(found, here)
+    return found
 
 
 def _put(tree: dict[str, Any], companion: Companion, value: Any) -> None:
@@ -183,16 +183,16 @@ def step_of_accelerate(tree: Any, world_size: Fact) -> Fact:
     return Fact(None)
 
 
-def _count_ranks(beside: Beside, found: list[Companion]) -> None:
+def _count_ranks(found: CompanionFiles, here: list[Companion]) -> None:
     """The world size as the ranks' own files tell it, and which of them are missing."""
-    ranked = {c.rank: c for c in found if c.rank is not None}
+    ranked = {c.rank: c for c in here if c.rank is not None}
     if not ranked:
         return
     world = max(ranked) + 1
-    beside.world_size = Fact(world, ("RNG files",))
+    found.world_size = Fact(world, ("RNG files",))
     for path, rank in _absent(ranked, world):
-        beside.files.append(RankFile(path, rank, "rng", "missing", 0, None))
-        beside.problems.append(Problem(Code.FILE_MISSING, f"no file {path.name}", rank, severity="warning"))
+        found.files.append(RankFile(path, rank, "rng", "missing", 0, None))
+        found.problems.append(Problem(Code.FILE_MISSING, f"no file {path.name}", rank, severity="warning"))
 
 
 def _absent(ranked: dict[int, Companion], world: int) -> Iterator[tuple[Path, int]]:

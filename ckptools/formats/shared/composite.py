@@ -19,7 +19,7 @@ from ckptools.files.zip_archive import MAX_PICKLE
 from ckptools.formats.dcp.files import METADATA
 from ckptools.formats.dcp.folder import Folder, read_folder
 from ckptools.formats.options import Options
-from ckptools.formats.shared.companions import Beside
+from ckptools.formats.shared.companions import CompanionFiles
 from ckptools.formats.shared.file_status import Fault
 from ckptools.model.checkpoint import Checkpoint, Fact, ModuleOrder, RankFile, ReadCost
 from ckptools.model.problems import Code, Problem, worst_first
@@ -195,20 +195,20 @@ class Parts:
         self.files_read += other.files_read
         self.bytes_read += other.bytes_read
 
-    def companions(self, beside: Beside) -> None:
+    def companions(self, found: CompanionFiles) -> None:
         """Add what training left beside; a part that is here already is not replaced."""
-        both = [key for key in beside.tree if key in self.tree]
-        self.tree |= {key: value for key, value in beside.tree.items() if key not in both}
-        self.problems += beside.problems
+        both = [key for key in found.tree if key in self.tree]
+        self.tree |= {key: value for key, value in found.tree.items() if key not in both}
+        self.problems += found.problems
         self.problems += (
             Problem(Code.METADATA_CONTRADICTS, f"{key} is here twice; the DCP folder is read", severity="warning")
             for key in both
         )
-        self.files += beside.files
-        self.names += beside.names
-        self.nbytes += sum(f.nbytes for f in beside.files)
-        self.files_read += sum(f.status == "read" for f in beside.files)
-        self.bytes_read += beside.bytes_read
+        self.files += found.files
+        self.names += found.names
+        self.nbytes += sum(f.nbytes for f in found.files)
+        self.files_read += sum(f.status == "read" for f in found.files)
+        self.bytes_read += found.bytes_read
 
     def whole_checkpoint(self, other: Checkpoint, key: str) -> None:
         """Add a checkpoint that was opened on its own as `tree[key]`."""

@@ -12,14 +12,14 @@ import torch
 from ckptools.errors import ReadError, UnsafePathError
 from ckptools.files.json_file import read_json
 from ckptools.formats.options import Options
-from ckptools.formats.shared.companions import Beside, companions, read_beside
+from ckptools.formats.shared.companions import CompanionFiles, companions_in, read_companions
 from ckptools.model.tensor import Tensor
 from ckptools.model.values import Opaque
 from tests.formats.trainer_folder import trainer_folder
 
 
-def read(folder: Path, **options: bool) -> Beside:
-    return read_beside(folder, Options(**options))
+def read(folder: Path, **options: bool) -> CompanionFiles:
+    return read_companions(folder, Options(**options))
 
 
 def test_the_companions_of_a_trainer_are_found_under_their_names(tmp_path):
@@ -66,7 +66,7 @@ def test_a_missing_rank_of_the_rng_is_told_and_is_no_error(tmp_path):
 )
 def test_a_name_tells_what_a_companion_is(tmp_path, name, key, rank):
     torch.save({}, tmp_path / name)
-    ((found),) = companions(tmp_path)
+    ((found),) = companions_in(tmp_path)
     assert (found.key, found.rank) == (key, rank)
 
 
@@ -75,7 +75,7 @@ def test_a_name_tells_what_a_companion_is(tmp_path, name, key, rank):
 )
 def test_other_files_are_not_companions(tmp_path, name):
     torch.save({}, tmp_path / name)
-    assert companions(tmp_path) == []
+    assert companions_in(tmp_path) == []
 
 
 def test_two_files_that_would_get_one_name_keep_their_own(tmp_path):
@@ -120,7 +120,7 @@ def test_a_companion_that_is_a_link_out_of_the_folder_is_refused_unless_asked_fo
 def test_a_companion_that_is_no_file_is_left_alone(tmp_path):
     os.mkfifo(tmp_path / "optimizer.pt")
     (tmp_path / "scheduler.bin").mkdir()
-    assert companions(tmp_path) == []
+    assert companions_in(tmp_path) == []
 
 
 @pytest.mark.parametrize(
