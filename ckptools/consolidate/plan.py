@@ -97,4 +97,4 @@ def _part(shard: Shard, window: Box) -> list[Shard]:
     if common is None or shard.source is None:
         return []
     in_shard, in_window = common.seen_from(shard.box), common.seen_from(window)
-    return [replace(shard, box=in_window, source=shard.source.part(in_shard))]
+    return [shard._replace(box=in_window, source=shard.source.part(in_shard))]

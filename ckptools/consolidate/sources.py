@@ -74,7 +74,7 @@ def without_damaged(tensor: Tensor, fqn: str, damage: Mapping[Record, int]) -> t
         return tensor, None
     first, record = wrong[0]
     gone = {id(s) for s, _ in wrong}
-    shards = tuple(replace(s, source=None, item=None) if id(s) in gone else s for s in tensor.shards)
+    shards = tuple(s._replace(source=None, item=None) if id(s) in gone else s for s in tensor.shards)
     more = f" and {plural(len(wrong) - 1, 'more shard')}" if len(wrong) > 1 else ""
     text = f"{first.box}{more}: {original_of(record.path).name} is damaged: {record.damage(damage[record])}"
     return replace(tensor, shards=shards), Problem(Code.BAD_CHECKSUM, text, first.rank, fqn)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ckptools.errors import ReadError
 from ckptools.files.file_type import head_of, what_is
@@ -43,8 +43,7 @@ ENCRYPTED = 1
 DESCRIPTOR = 1 << 3
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(NamedTuple):
     """A member of the archive.
 
     Attributes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from ckptools.model.problems import Problem
 from ckptools.model.regions import Ints
@@ -13,8 +13,7 @@ from ckptools.model.tensor import Rounded
 from ckptools.model.tree import KeyPath
 
 
-@dataclass(frozen=True, slots=True)
-class Fact:
+class Fact(NamedTuple):
     """A value and where it comes from.
 
     Attributes:
@@ -28,8 +27,7 @@ class Fact:
     agree: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class RankFile:
+class RankFile(NamedTuple):
     """One file of the checkpoint.
 
     Attributes:
@@ -49,8 +47,7 @@ class RankFile:
     modified: float | None
 
 
-@dataclass(frozen=True)
-class ReadCost:
+class ReadCost(NamedTuple):
     """What opening it cost.
 
     Attributes:
@@ -64,8 +61,10 @@ class ReadCost:
     nbytes: int
 
 
-@dataclass(frozen=True)
-class ModuleOrder:
+NOTHING_READ = ReadCost(0, 0.0, 0)
+
+
+class ModuleOrder(NamedTuple):
     """Whether names stand in the order of the module.
 
     Attributes:
@@ -142,7 +141,7 @@ class Checkpoint:
     differing: tuple[KeyPath, ...] = ()
     per_rank: Mapping[KeyPath, Mapping[int, Any]] = field(default_factory=dict, repr=False, compare=False)
     bytes_expected: int | None = None
-    cost: ReadCost = ReadCost(0, 0.0, 0)
+    cost: ReadCost = NOTHING_READ
     assumed_names: frozenset[str] = field(default=frozenset(), repr=False)
     names_given: GivenNames | None = field(default=None, repr=False, compare=False)
     rounded: tuple[Rounded, ...] = field(default=(), repr=False)

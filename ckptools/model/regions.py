@@ -9,17 +9,16 @@ Everything here is arithmetic in Python integers, which do not wrap.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice, pairwise, product
 from math import prod
+from typing import NamedTuple
 
 Ints = tuple[int, ...]
 Run = tuple[int, int]
 """`(start, length)` along one dimension."""
 
 
-@dataclass(frozen=True, slots=True)
-class Box:
+class Box(NamedTuple):
     """An axis-aligned region of a tensor.
 
     Attributes:
@@ -173,8 +172,7 @@ def _largest_box(shape: Sequence[int], start: int, length: int) -> Box:
     return Box(index, (1,) * len(shape))
 
 
-@dataclass(frozen=True, slots=True)
-class Cover:
+class Cover(NamedTuple):
     """What a set of boxes leaves out of a tensor, and where two of them meet.
 
     Attributes:

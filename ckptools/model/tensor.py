@@ -7,10 +7,10 @@ printed, compared, pickled. Nothing here opens a file, and torch is not needed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from ckptools.dtypes import ITEMSIZE, short
 from ckptools.model.regions import Box, Ints, contiguous_strides
@@ -21,8 +21,7 @@ TensorKind = Literal[
 ]  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(NamedTuple):
     """Where the elements of one strided array lie.
 
     Attributes:
@@ -48,11 +47,11 @@ class Source:
     def part(self, box: Box) -> Source:
         """The source of a box of this array."""
         first = sum(o * s for o, s in zip(box.offsets, self.strides, strict=True))
-        return replace(self, offset=self.offset + first * ITEMSIZE[self.dtype], shape=box.sizes)
+        return self._replace(offset=self.offset + first * ITEMSIZE[self.dtype], shape=box.sizes)
 
     def reshaped(self, shape: Ints) -> Source:
         """The same consecutive bytes as an array of another `shape`; only for a contiguous source."""
-        return replace(self, shape=shape, strides=contiguous_strides(shape))
+        return self._replace(shape=shape, strides=contiguous_strides(shape))
 
     @property
     def contiguous(self) -> bool:
@@ -65,8 +64,7 @@ Seen = Callable[[Source, bytes], None]
 """Called with bytes that were read, and a source that begins with the first of them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
+class Item(NamedTuple):
     """A part of a file that is a torch.save archive of one tensor: where its bytes lie is told by its own directory.
 
     Attributes:
@@ -86,8 +84,7 @@ class Item:
     zstd: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Shard:
+class Shard(NamedTuple):
     """One rank's piece of a tensor.
 
     Attributes:
@@ -171,8 +168,7 @@ class Tensor:
         return f"<Tensor {short(self.dtype)} {list(self.shape)}, {self.nbytes:,} bytes, {pieces}, not loaded>"
 
 
-@dataclass(frozen=True, slots=True)
-class Rounded:
+class Rounded(NamedTuple):
     """A half-precision weight and its fp32 copy, whose place was found and not stated.
 
     Attributes:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptools.files import zip_archive
 from ckptools.files.file_type import COMPRESSIONS, content_of, head_of
@@ -19,8 +18,7 @@ FORMS = {"zip": "", "legacy": "pickle stream of before torch 1.6"}
 """What people are told of a content; others go by their own name."""
 
 
-@dataclass(frozen=True)
-class Saved:
+class Saved(NamedTuple):
     """What one torch.save file holds.
 
     Attributes:

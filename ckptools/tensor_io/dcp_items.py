@@ -10,7 +10,7 @@ Source: torch/distributed/checkpoint/filesystem.py (`_write_item` calls torch.sa
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 
 from ckptools.dtypes import ITEMSIZE
@@ -42,7 +42,7 @@ def opened(shard: Shard) -> Shard:
     if shard.source is not None or shard.item is None:
         return shard
     with File(shard.item.path) as file:
-        return replace(shard, source=locate(file, shard.item))
+        return shard._replace(source=locate(file, shard.item))
 
 
 def locate(file: File, item: Item) -> Source:

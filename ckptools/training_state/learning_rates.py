@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.values import scalar
@@ -12,8 +11,7 @@ from ckptools.training_state.optimizers import optimizers_of
 from ckptools.training_state.sections import sections_of_kind
 
 
-@dataclass(frozen=True)
-class LearningRates:
+class LearningRates(NamedTuple):
     """The rates of one scheduler and of its optimizer, one for each param group.
 
     Attributes:

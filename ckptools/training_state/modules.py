@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +73,7 @@ def read_file(path: Path, repeated: RepeatedRecords | None = None) -> Saved:
     if not saved.modules:
         return saved
     try:
-        return replace(saved, tree=with_modules(saved.tree))
+        return saved._replace(tree=with_modules(saved.tree))
     except PickleError as error:
         raise ReadError(path, str(error)) from error
 

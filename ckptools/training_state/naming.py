@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 Id = Any
 """What an optimizer calls a parameter: an int, or the fqn itself."""
@@ -16,8 +15,7 @@ TELL = "tell them with --names FROM"
 FITS = "more than one parameter fits, or none"
 
 
-@dataclass(frozen=True)
-class Naming:
+class Naming(NamedTuple):
     """Which parameter each id of an optimizer is.
 
     Attributes:

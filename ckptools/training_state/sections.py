@@ -8,8 +8,7 @@ content does not.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.tensor import Tensor
@@ -34,8 +33,7 @@ SCHEDULER_KEYS = ("last_epoch", "_last_lr", "base_lrs", "last_batch_iteration", 
 MAX_SECTION_DEPTH = 5
 
 
-@dataclass(frozen=True)
-class Section:
+class Section(NamedTuple):
     """A part of a checkpoint.
 
     Attributes:
@@ -221,8 +219,7 @@ def is_gathered(states: Any) -> bool:
     return isinstance(states, (list, tuple)) and len(states) > 1 and all(isinstance(s, Mapping) for s in states)
 
 
-@dataclass(frozen=True)
-class SectionSize:
+class SectionSize(NamedTuple):
     """What a section holds.
 
     Attributes:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.tensor import Tensor
@@ -14,8 +13,7 @@ from ckptools.training_state.optimizers import Optimizer, ParamGroup, nested, op
 from ckptools.training_state.sections import schedulers_of, section_name, sections_of, sections_of_kind
 
 
-@dataclass(frozen=True)
-class GroupRow:
+class GroupRow(NamedTuple):
     """One param group.
 
     Attributes:
@@ -31,8 +29,7 @@ class GroupRow:
     names: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class OptimizerRow:
+class OptimizerRow(NamedTuple):
     """One optimizer.
 
     Attributes:
@@ -58,8 +55,7 @@ class OptimizerRow:
     note: str
 
 
-@dataclass(frozen=True)
-class SchedulerRow:
+class SchedulerRow(NamedTuple):
     """One scheduler.
 
     Attributes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ckptools.model.problems import Code, Problem, Severity
 from ckptools.text import and_others, clip_middle, plural, printable, spans
@@ -13,8 +13,7 @@ MAX_LINE = 500
 """Characters of a message; names from files have any number."""
 
 
-@dataclass(frozen=True)
-class Folded:
+class Folded(NamedTuple):
     """One line about one or more problems.
 
     Attributes:

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from ckptools.model.checkpoint import Checkpoint, Fact, RankFile, ReadCost
 from ckptools.model.problems import Code, Problem, worst_first
@@ -30,8 +29,7 @@ WRITER_KEYS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class RankCount:
+class RankCount(NamedTuple):
     """How many ranks and files there are.
 
     Attributes:
@@ -47,8 +45,7 @@ class RankCount:
     files: int
 
 
-@dataclass(frozen=True)
-class SectionRow:
+class SectionRow(NamedTuple):
     """One section.
 
     Attributes:
@@ -71,8 +68,7 @@ class SectionRow:
 Scope = Literal["whole", "one file", "alone", "not compared", "not whole"]
 
 
-@dataclass(frozen=True)
-class Report:
+class Report(NamedTuple):
     """Everything that `inspect` says.
 
     Attributes:

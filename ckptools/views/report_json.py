@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,7 +52,7 @@ def _report(report: Report, values: JsonValues) -> dict[str, Any]:
             "ranks_found": report.ranks.here,
             "files_found": report.ranks.files,
         },
-        "layout": [asdict(layout) for layout in report.layout],
+        "layout": [layout._asdict() for layout in report.layout],
         "bytes": {"found": report.bytes_found, "expected": report.bytes_expected},
         "saved": {"first": _time(report.saved[0]), "last": _time(report.saved[1])} if report.saved else None,
         "torch": _fact(report.torch),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from math import prod
+from typing import NamedTuple
 
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.regions import Ints
@@ -16,8 +16,7 @@ from ckptools.training_state.sections import sections_of_kind
 REPLICATE = "Replicate()"
 
 
-@dataclass(frozen=True)
-class Layout:
+class Layout(NamedTuple):
     """One way in which tensors are spread.
 
     Attributes:
@@ -47,7 +46,7 @@ def layouts(ck: Checkpoint) -> tuple[Layout, ...]:
     if any(t.sharded for t in model):
         return _ways(model)
     others = _ways([t for _, t in tensors_in(ck.tree) if t.sharded])
-    return (*_ways(model), *(replace(one, how=f"{one.how}, outside the model") for one in others))
+    return (*_ways(model), *(one._replace(how=f"{one.how}, outside the model") for one in others))
 
 
 def _ways(tensors: list[Tensor]) -> tuple[Layout, ...]:

@@ -7,7 +7,7 @@ eighth of what `inspect` takes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ckptools.text import clip, clip_middle, printable
 
@@ -18,8 +18,7 @@ WIDEST_TITLE = 40
 """A title may be the name of a hyperparameter, which a file can make as long as it likes."""
 
 
-@dataclass(frozen=True)
-class Screen:
+class Screen(NamedTuple):
     """The size that output is cut to; a pipe has neither limit.
 
     Attributes:
@@ -34,8 +33,7 @@ class Screen:
 PIPE = Screen()
 
 
-@dataclass(frozen=True)
-class Column:
+class Column(NamedTuple):
     """A column of a table.
 
     Attributes:

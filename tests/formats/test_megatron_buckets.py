@@ -314,7 +314,7 @@ def test_edges_where_no_parameter_ends_are_refused(stored):
     def cut(tensor: Tensor) -> Tensor:
         first, *rest = tensor.shards
         n = first.box.sizes[0]
-        two = [replace(first, box=Box((0,), (3,))), replace(first, box=Box((3,), (n - 3,)))]
+        two = [first._replace(box=Box((0,), (3,))), first._replace(box=Box((3,), (n - 3,)))]
         return replace(tensor, shards=(*two, *rest))
 
     assert "no parameter begins or ends at 3" in refused({k: cut(t) for k, t in buffers.items()}, weights)
@@ -325,7 +325,7 @@ def test_a_chunk_of_two_parameters_is_refused(stored):
 
     def joined(tensor: Tensor) -> Tensor:
         first, second, *rest = tensor.shards
-        both = replace(first, box=Box((0,), (first.box.sizes[0] + second.box.sizes[0],)))
+        both = first._replace(box=Box((0,), (first.box.sizes[0] + second.box.sizes[0],)))
         return replace(tensor, shards=(both, *rest))
 
     assert "no parameter begins or ends at" in refused({k: joined(t) for k, t in buffers.items()}, weights)
@@ -335,7 +335,7 @@ def test_a_rank_with_two_pieces_of_an_ungated_weight_is_refused(stored):
     buffers, weights = stored
     name = "decoder.layers.1.self_attention.linear_qkv.weight"
     first, second = weights[name].shards
-    halves = [replace(first, box=Box((at, 0), (n, 8))) for at, n in ((0, 4), (4, 5))]
+    halves = [first._replace(box=Box((at, 0), (n, 8))) for at, n in ((0, 4), (4, 5))]
     weights[name] = replace(weights[name], shards=(*halves, second))
     assert f"2 pieces of '{name}'" in refused(buffers, weights)
 
@@ -376,7 +376,7 @@ def test_slots_that_do_not_lie_alike_are_refused(stored):
 
 def test_a_rank_that_wrote_for_two_groups_is_refused(stored):
     buffers, weights = stored
-    same_ranks = {k: replace(t, shards=tuple(replace(s, rank=0) for s in t.shards)) for k, t in buffers.items()}
+    same_ranks = {k: replace(t, shards=tuple(s._replace(rank=0) for s in t.shards)) for k, t in buffers.items()}
     assert "wrote buckets of several groups" in refused(same_ranks, weights)
 
 
@@ -384,7 +384,7 @@ def test_a_piece_of_a_rank_that_wrote_no_bucket_is_refused(stored):
     buffers, weights = stored
     proj = weights["output_layer.weight"]
     weights["output_layer.weight"] = replace(
-        proj, shards=tuple(replace(s, rank=(s.rank or 0) + 40) for s in proj.shards)
+        proj, shards=tuple(s._replace(rank=(s.rank or 0) + 40) for s in proj.shards)
     )
     assert "a rank that wrote no bucket" in refused(buffers, weights)
 

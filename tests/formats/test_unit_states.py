@@ -305,7 +305,7 @@ def test_several_param_groups_leave_the_order_of_units_open(tmp_path):
 
 def test_ranks_that_hold_each_others_pieces_are_refused(tmp_path):
     optimizer, model = small(tmp_path)
-    model["a.y"] = replace(model["a.y"], shards=tuple(replace(s, rank=1 - s.rank) for s in model["a.y"].shards))
+    model["a.y"] = replace(model["a.y"], shards=tuple(s._replace(rank=1 - s.rank) for s in model["a.y"].shards))
     with pytest.raises(UnknownLayoutError, match=r"does not hold the piece of a\.y"):
         unit_optimizer.take_apart(optimizer, model, all_ranks=True)
 
@@ -314,7 +314,7 @@ def test_moments_of_several_lengths_are_no_chunks(tmp_path):
     optimizer, _ = small(tmp_path)
     moment = optimizer["state"][1]["exp_avg"]
     first, second = moment.shards
-    optimizer["state"][1]["exp_avg"] = replace(moment, shards=(first, replace(second, box=Box((0,), (3,)))))
+    optimizer["state"][1]["exp_avg"] = replace(moment, shards=(first, second._replace(box=Box((0,), (3,)))))
     assert unit_optimizer.unit_lengths(optimizer) is None
     optimizer["state"][1] = {"exp_avg": moment, "absmax": replace(moment, shape=(1,))}
     assert unit_optimizer.unit_lengths(optimizer) is None

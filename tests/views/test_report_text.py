@@ -69,14 +69,14 @@ def test_names_that_look_like_numbers_or_markup_stay_as_they_are():
 
 def test_a_monolithic_file_of_rank_0_is_said_to_be_whole():
     one = snapshot()
-    ck = replace(one, files=(replace(one.files[0], rank=0),))
+    ck = replace(one, files=(one.files[0]._replace(rank=0),))
     (line,) = headline(inspect_report(ck))
     assert line == "whole: one file holds everything, though its name says rank 0"
 
 
 def test_all_files_of_ranks_that_have_several_are_counted():
-    parts = tuple(replace(f, part=part) for f in run7().files[:4] for part in ("model", "optim"))
-    report = inspect_report(run7(files=parts, world_size=replace(run7().world_size, value=4), all_ranks=True))
+    parts = tuple(f._replace(part=part) for f in run7().files[:4] for part in ("model", "optim"))
+    report = inspect_report(run7(files=parts, world_size=run7().world_size._replace(value=4), all_ranks=True))
     assert headline(report) == ["whole: all 8 files of 4 ranks are here, all read"]
 
 
@@ -89,7 +89,7 @@ def test_files_that_were_not_looked_into_are_not_called_whole():
 
 def test_missing_replicas_of_whole_tensors_are_told():
     warned = tuple(replace(p, severity="warning") for p in missing(3))
-    report = inspect_report(run7(here=range(4), world_size=replace(run7().world_size, value=5), problems=warned))
+    report = inspect_report(run7(here=range(4), world_size=run7().world_size._replace(value=5), problems=warned))
     assert headline(report) == ["whole: nothing is sharded; 4 of 5 rank files are here"]
 
 

@@ -47,7 +47,7 @@ def _layer(tensor: Tensor, shards: list[Shard]) -> Tensor:
 
 def _row(source: Source, at: int) -> Source:
     first = source.part(Box((at, *(0,) * (len(source.shape) - 1)), (1, *source.shape[1:])))
-    return replace(first, shape=source.shape[1:], strides=source.strides[1:])
+    return first._replace(shape=source.shape[1:], strides=source.strides[1:])
 
 
 def _local_shape(whole: Ints, stored: Ints) -> Ints | None:

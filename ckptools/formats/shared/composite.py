@@ -130,7 +130,7 @@ class Parts:
         """
         self.check_link(folder)
         found = read_folder(folder, self.options)
-        self.files += (replace(f, part="/".join(filter(None, (folder.name, f.part)))) for f in found.files)
+        self.files += (f._replace(part="/".join(filter(None, (folder.name, f.part)))) for f in found.files)
         self.names += found.names
         self.ranks |= set(found.ranks)
         self.writer = self.writer or found.writer
@@ -216,7 +216,7 @@ class Parts:
         for problem in other.problems:
             tensor = None if problem.tensor is None else f"{key}.{problem.tensor}"
             self.problems.append(replace(problem, tensor=tensor))
-        self.files += (replace(f, part=key) for f in other.files)
+        self.files += (f._replace(part=key) for f in other.files)
         self.names += other.names
         self.differing += ((key, *path) for path in other.differing)
         self.per_rank |= {(key, *path): values for path, values in other.per_rank.items()}

@@ -6,16 +6,14 @@ A run that begins or ends inside a row is several boxes, at most 2 * ndim - 1 of
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptools.dtypes import ITEMSIZE
 from ckptools.model.regions import Box, Ints, contiguous_strides, span_boxes
 from ckptools.model.tensor import Shard, Source, Tensor, in_rank_order
 
 
-@dataclass(frozen=True, slots=True)
-class FlatRun:
+class FlatRun(NamedTuple):
     """Consecutive elements of a flattened tensor that one rank holds.
 
     Attributes:
@@ -34,11 +32,10 @@ class FlatRun:
 
     def within(self, low: int, high: int) -> FlatRun:
         """The elements from index `low` to `high` of the flattened tensor; both lie in this run."""
-        return replace(self, start=low, length=high - low, at=self.at + low - self.start)
+        return self._replace(start=low, length=high - low, at=self.at + low - self.start)
 
 
-@dataclass(frozen=True, slots=True)
-class RunBox:
+class RunBox(NamedTuple):
     """A box of a tensor whose elements follow each other in a flat tensor.
 
     Attributes:
@@ -82,7 +79,7 @@ def shards_of(shape: Ints, run: FlatRun) -> list[Shard]:
 
 def shards_in(piece: Box, run: FlatRun) -> list[Shard]:
     """The shards of a run of a flattened piece, in the tensor that `piece` is a box of."""
-    return [replace(shard, box=_shifted(shard.box, piece.offsets)) for shard in shards_of(piece.sizes, run)]
+    return [shard._replace(box=_shifted(shard.box, piece.offsets)) for shard in shards_of(piece.sizes, run)]
 
 
 def joined(shape: Ints, runs: Iterable[FlatRun]) -> tuple[Shard, ...]:

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 from ckptools.files.file_type import content_of, head_of
 from ckptools.files.opening import File
@@ -38,8 +38,7 @@ MAX_SIGNS = 1000
 """Places of one name in one pickle; a name that has more counts no steps."""
 
 
-@dataclass(frozen=True)
-class Signs:
+class Signs(NamedTuple):
     """What was found in one pickle.
 
     Attributes:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptools.formats.shared.file_status import Fault
 from ckptools.formats.shared.merge import Merge, put, same_records
@@ -64,8 +63,7 @@ def _check_file(
         yield Problem(Code.ODD_FILE_SIZE, f"{name} has {file.nbytes} bytes, others {usual}", file.rank)
 
 
-@dataclass(frozen=True)
-class RankValues:
+class RankValues(NamedTuple):
     """What ranks have for themselves, and what they should not.
 
     Attributes:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from glob import escape
 from itertools import islice
 from pathlib import Path
@@ -51,11 +50,11 @@ def named_together(files: Sequence[Path]) -> list[RankName]:
     """Files that the caller named as one checkpoint, in the order of their ranks as far as the names tell them."""
     parsed = [name for name in map(parse, files) if name is not None]
     if len(parsed) == len(files) and len({(n.part, n.rank) for n in parsed}) == len(files):
-        return sorted((replace(n, spelled=_unnamed(n.path)) for n in parsed), key=lambda n: (n.rank, n.path))
+        return sorted((n._replace(spelled=_unnamed(n.path)) for n in parsed), key=lambda n: (n.rank, n.path))
     numbers = _numbers(files)
     if numbers is None:
         untold = (RankName(p, p.stem, at, p.suffix, "", None, _unnamed(p)) for at, p in enumerate(files))
-        return [replace(name, rank_in_name=False) for name in untold]
+        return [name._replace(rank_in_name=False) for name in untold]
     world = _of_world(files[0], set(numbers))
     return _from_zero([_numbered(p, n, world) for p, n in zip(files, numbers, strict=True)])
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from ckptools.files.opening import check_stays_inside, reading
 from ckptools.formats.shared.several import several
@@ -29,8 +29,7 @@ WORLD = re.compile(r"(?P<part>[A-Za-z_]*?)_?world_size_(?P<world>\d{1,7})_\Z")
 VERL_PARTS = ("model", "optim", "extra_state")
 
 
-@dataclass(frozen=True)
-class RankName:
+class RankName(NamedTuple):
     """A file name with a rank in it.
 
     Attributes:
@@ -72,7 +71,7 @@ class RankName:
 
     def from_one(self) -> RankName:
         """The same file where numbers in names begin at 1."""
-        return replace(self, rank=self.rank - 1, first=1)
+        return self._replace(rank=self.rank - 1, first=1)
 
 
 def parse(path: Path) -> RankName | None:

@@ -122,7 +122,7 @@ def _placed(piece: Piece, shape: Ints, rule: Rule, ranks: int) -> Iterator[Shard
 def unjoined_tensor(pieces: Iterable[tuple[int, Tensor]], why: str) -> Tensor:
     """The pieces of a weight by rank, which are shown and cannot be loaded; `why` is its note."""
     held = list(pieces)
-    shards = tuple(replace(s, rank=rank) for rank, tensor in held for s in tensor.shards)
+    shards = tuple(s._replace(rank=rank) for rank, tensor in held for s in tensor.shards)
     return replace(held[0][1], shards=shards, kind="tensor_parallel", note=why)
 
 

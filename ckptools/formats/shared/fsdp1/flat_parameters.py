@@ -38,7 +38,7 @@ def runs_of_member(member: Member, runs: Iterable[FlatRun]) -> Iterator[FlatRun]
         low, high = overlap(member, run)
         if low < high:
             part = run.within(low, high)
-            yield replace(part, start=low - member.start)
+            yield part._replace(start=low - member.start)
 
 
 def runs_of(unit: Unit) -> list[FlatRun]:

@@ -117,7 +117,7 @@ def _run_of(moment: Tensor, member: Member, unit: Unit) -> Tensor | None:
         shard = held.pop(run.rank, None)
         if shard and shard.box.numel != run.length:
             return None
-        runs.append(replace(run, source=shard.source if shard else None, at=0))
+        runs.append(run._replace(source=shard.source if shard else None, at=0))
     if any(shard.box.numel for shard in held.values()):
         return None
     return replace(moment, shape=member.shape, shards=joined(member.shape, runs), kind="flat_pieces")
@@ -163,7 +163,7 @@ def _as_moment(unit: Unit) -> Tensor:
     """A flat parameter as its moments are: every rank whose file was read has a chunk of the same length."""
     size = _chunk_size(unit)
     ranks = {s.rank for s in unit.flat.found}
-    shards = tuple(replace(s, box=Box((0,), (size,))) for s in unit.flat.found if s.rank in ranks)
+    shards = tuple(s._replace(box=Box((0,), (size,))) for s in unit.flat.found if s.rank in ranks)
     return replace(unit.flat, shape=(size,), shards=shards, kind="plain")
 
 
@@ -195,4 +195,4 @@ def _padded(unit: Unit, moment: Tensor) -> list[FlatRun] | None:
     if any(shard.box.numel != _chunk_size(unit) for shard in held.values()):
         return None
     sources = {rank: shard.source for rank, shard in held.items()}
-    return [replace(run, source=sources.get(run.rank)) for run in runs_of(unit)]
+    return [run._replace(source=sources.get(run.rank)) for run in runs_of(unit)]
