@@ -69,6 +69,21 @@ def test_checks_consolidate_and_views_do_not_import_each_other_even_inside_of_fu
     assert [(path.name, name) for path, name in found if name.startswith(others)] == []
 
 
+OPENERS = ("opening.py", "resolver.py")
+"""What finds the format of a path; a format is handed what its options tell, and opens nothing by itself."""
+
+
+def test_no_format_imports_what_opens_any_format_not_even_inside_of_a_function():
+    folder = PACKAGE / "formats"
+    files = [path for path in folder.rglob("*.py") if path.relative_to(folder).as_posix() not in OPENERS]
+    nodes = [(path, node) for path in files for node in ast.walk(ast.parse(path.read_text()))]
+    found = [(path, f"{n.module}.{a.name}") for path, n in nodes if isinstance(n, ast.ImportFrom) for a in n.names]
+    assert [(path.name, name) for path, name in found if name.startswith("ckptools.formats.opening")] == []
+    assert len(ast.parse((folder / "__init__.py").read_text()).body) == 1, (
+        "importing a format runs this; it is text only"
+    )
+
+
 def test_importing_ckptools_imports_neither_torch_nor_numpy_nor_rich():
     code = "import sys, ckptools, ckptools.cli; print([m for m in ('torch', 'numpy', 'rich') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
