@@ -277,7 +277,7 @@ FAULTS = (
         ("or not file.holds(stored.offset + stored.length)", ""),
     ),
     *_in(
-        "formats/dcp/metadata.py",
+        "formats/dcp/metadata_reader.py",
         "formats/test_dcp.py",
         ("            if seen.setdefault(key, stored) != stored:\n", "            if False:\n"),
         ("        if not len(offsets) == len(sizes) == ndim:\n", "        if len(offsets) != len(sizes):\n"),

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from ckptools.errors import ReadError
-from ckptools.formats.dcp import metadata as dcp_metadata
+from ckptools.formats.dcp import metadata_reader as dcp_metadata
 from ckptools.pickles.chunk_runs import ChunkReader
 from ckptools.pickles.machine import Machine
 from ckptools.pickles.shard_runs import RunReader

@@ -15,7 +15,8 @@ from typing import Any
 
 from ckptools.formats.dcp.files import FileHere, by_rank, look, metadata_files, problems_of, strays
 from ckptools.formats.dcp.items import Items
-from ckptools.formats.dcp.metadata import Metadata, read_metadata
+from ckptools.formats.dcp.metadata import Metadata
+from ckptools.formats.dcp.metadata_reader import read_metadata
 from ckptools.formats.dcp.objects import read_objects
 from ckptools.formats.dcp.tensors import read_tensors
 from ckptools.formats.dcp.tree import ContradictionError, nest

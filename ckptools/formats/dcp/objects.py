@@ -13,7 +13,7 @@ from ckptools.errors import ReadError
 from ckptools.files.compressed_items import Packed
 from ckptools.formats.dcp.files import FileHere
 from ckptools.formats.dcp.items import Items
-from ckptools.formats.dcp.metadata import Metadata, Stored
+from ckptools.formats.dcp.metadata import Metadata, StoredItem
 from ckptools.formats.shared.merge import Merge
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tree import KeyPath
@@ -69,11 +69,11 @@ def read_objects(
     return joined, reading.problems()
 
 
-def _packed(stored: Stored) -> Packed:
+def _packed(stored: StoredItem) -> Packed:
     return Packed(stored.offset, stored.length, MAX_UNPACKED)
 
 
-_NOWHERE = Stored("", 0, 0)
+_NOWHERE = StoredItem("", 0, 0)
 
 
 class _Objects:
@@ -84,7 +84,7 @@ class _Objects:
         self.lost: list[Problem] = []
         self.unread = 0
 
-    def unpack(self, wanted: Iterable[Stored]) -> None:
+    def unpack(self, wanted: Iterable[StoredItem]) -> None:
         """Unpack the compressed objects of each file together."""
         packed: dict[str, list[Packed]] = {}
         for stored in wanted:
@@ -94,7 +94,7 @@ class _Objects:
         for name, parts in packed.items():
             self.items.unpack(self.here[name].path, parts, MAX_UNPACKED)
 
-    def value(self, fqn: str, stored: Stored, twice: bool) -> Any:
+    def value(self, fqn: str, stored: StoredItem, twice: bool) -> Any:
         """An object, or what stands for it."""
         file = self.here.get(stored.file)
         if file is None or twice:

@@ -20,7 +20,7 @@ from ckptools.errors import ReadError
 from ckptools.files.compressed_items import Packed
 from ckptools.formats.dcp.files import FileHere
 from ckptools.formats.dcp.items import Items, in_safetensors
-from ckptools.formats.dcp.metadata import Described, Metadata, Stored
+from ckptools.formats.dcp.metadata import Metadata, StoredItem, TensorMetadata
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box, TangledLayoutError, cover
 from ckptools.model.tensor import Item, Shard, Tensor, TensorKind, in_rank_order
@@ -54,7 +54,7 @@ class _Found:
         why_not: why ckptools does not put it together although nothing is wrong.
     """
 
-    described: Described
+    described: TensorMetadata
     shards: list[Shard] = field(default_factory=list)
     bad: str = ""
     why_not: str = ""
@@ -85,13 +85,15 @@ def read_tensors(
     return {fqn: _tensor(fqn, tensor) for fqn, tensor in found.items()}, problems
 
 
-def _disagreement(fqn: str, first: Described, other: Described, metadata: Metadata) -> Iterator[Problem]:
+def _disagreement(fqn: str, first: TensorMetadata, other: TensorMetadata, metadata: Metadata) -> Iterator[Problem]:
     if (first.shape, first.dtype) != (other.shape, other.dtype):
         text = f"{other.dtype} {list(other.shape)}, the first rank has {first.dtype} {list(first.shape)}"
         yield Problem(Code.LAYOUT_DISAGREES, text, metadata.rank, fqn)
 
 
-def _place(tensor: _Found, fqn: str, described: Described, metadata: Metadata, here: Mapping[str, FileHere]) -> None:
+def _place(
+    tensor: _Found, fqn: str, described: TensorMetadata, metadata: Metadata, here: Mapping[str, FileHere]
+) -> None:
     """Add the chunks that one metadata describes."""
     tensor.why_not = tensor.why_not or _why_not(described)
     for box in described.boxes:
@@ -106,22 +108,22 @@ def _place(tensor: _Found, fqn: str, described: Described, metadata: Metadata, h
         tensor.shards.append(Shard(box, file.rank, None, _item(described, box, stored, file)))
 
 
-def _item(described: Described, box: Box, stored: Stored, file: FileHere) -> Item | None:
+def _item(described: TensorMetadata, box: Box, stored: StoredItem, file: FileHere) -> Item | None:
     """What to read for a chunk; None when that cannot be."""
     if described.dtype is None or stored.unreadable or not file.holds(stored.offset + stored.length):
         return None
     return Item(file.path, stored.offset, stored.length, described.dtype, box.sizes, stored.zstd)
 
 
-def _why_not(described: Described) -> str:
+def _why_not(described: TensorMetadata) -> str:
     if described.dtype is None:
-        return f"its dtype is {described.dtype_told}, which ckptools does not know"
+        return f"its dtype is {described.stated_dtype}, which ckptools does not know"
     if described.dtype in QUANTIZED:
         return WHY_NOT["quantized"]
     return "" if described.layout == "strided" else WHY_NOT["sparse"]
 
 
-def _too_short(described: Described, box: Box, stored: Stored) -> str:
+def _too_short(described: TensorMetadata, box: Box, stored: StoredItem) -> str:
     nbytes = box.numel * ITEMSIZE.get(described.dtype or "", 0)
     if stored.transforms or stored.length >= nbytes:
         return ""
@@ -205,7 +207,7 @@ def _packed_in(path: Path, found: Mapping[str, _Found], wanted: Sequence[tuple[P
 def _tensor(fqn: str, found: _Found) -> Any:
     described = found.described
     if described.dtype is None:
-        return Opaque(described.dtype_told)
+        return Opaque(described.stated_dtype)
     note = found.bad or found.why_not
     kind: TensorKind = "chunks" if len(described.boxes) > 1 else "plain"
     if described.dtype in QUANTIZED or described.layout != "strided":
