@@ -19,7 +19,6 @@ parameters that have their own ranks are taken from the experts' files with `--w
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
@@ -32,8 +31,14 @@ from ckptools.formats.deepspeed import module_weights, pipeline, universal
 from ckptools.formats.deepspeed.assembler import ZeroAssembler, frozen_parameters
 from ckptools.formats.deepspeed.files import GROUPED, Files, same_file_twice
 from ckptools.formats.deepspeed.names import find_tag, looks_like, names_in
-from ckptools.formats.deepspeed.partition_layout import EXPERTS, MAX_WORLD, PartitionLayout, plan_partitions
-from ckptools.formats.deepspeed.ranks import Ranks, expected_bytes, listed, model_parallel
+from ckptools.formats.deepspeed.partition_layout import (
+    EXPERTS,
+    MAX_WORLD,
+    PartitionLayout,
+    elements_held,
+    plan_partitions,
+)
+from ckptools.formats.deepspeed.ranks import Ranks, expected_bytes, leftover_files, listed, model_parallel
 from ckptools.formats.deepspeed.runs import Where
 from ckptools.formats.deepspeed.states import LAYOUT
 from ckptools.formats.options import Options
@@ -139,11 +144,11 @@ class _Opening:
             ranked = ((p, None if p.rank is None else self.ranks.of(mp, p.rank)) for p in layout.problems)
             self.problems += (replace(p, rank=rank) for p, rank in ranked)
         self.problems += [*assembler.problems, *found.problems]
-        self.problems += self._beyond()
-        self.problems += same_file_twice(self.optims, self._held(), self.ranks.of)
+        self.problems += leftover_files(self.files, self.ranks, self._worlds())
+        self.problems += same_file_twice(self.optims, elements_held(self.layouts.values()), self.ranks.of)
         self.problems += check_copies((("model", fqn), t) for fqn, t in self.frozen.items())
-        told = {p.message for p in self.problems}
-        notes = ((path, t) for path, t in tensors_in(tree) if t.note not in told)
+        known = {p.message for p in self.problems}
+        notes = ((path, t) for path, t in tensors_in(tree) if t.note not in known)
         self.problems += rank_checks.check_tensors(notes)
         saved = self.files.saved.values()
         cost = ReadCost(len(saved), time.perf_counter() - started, sum(s.bytes_read for s in saved))
@@ -165,22 +170,6 @@ class _Opening:
             bytes_expected=expected_bytes(files),
             cost=cost,
         )
-
-    def _beyond(self) -> Iterator[Problem]:
-        """Optimizer states of more ranks than the parameters are cut over, which are left from another save."""
-        for name in self.files.of("optim"):
-            mp, dp, world = name.mp or 0, name.dp or 0, self._worlds().get(name.mp or 0, 0)
-            if world <= dp < self.ranks.dp:
-                text = f"{name.path.name} is rank {dp} of a group of {world}"
-                yield Problem(Code.STRAY_FILE, text, self.ranks.of(mp, dp))
-
-    def _held(self) -> dict[tuple[int, int], int]:
-        """How many elements of parameters each rank holds."""
-        held: Counter[tuple[int, int]] = Counter()
-        for layout in self.layouts.values():
-            for run in (run for runs in layout.runs.values() for run in runs):
-                held[run.where[:2]] += run.length
-        return held
 
     def _tree(self, assembler: ZeroAssembler) -> dict[Any, Any]:
         rest = self._rest()
@@ -289,11 +278,11 @@ class _Opening:
         stage = next((o.stage for o in self.optims.values() if o.stage is not None), None)
         stage = self.base.config("zero_optimization", "stage") if stage is None else stage
         stage = stage if type(stage) is int else 0
-        told = [f"DeepSpeed ZeRO-{stage}", self._precision()]
-        told += [f"pipeline of {self.ranks.stages} stages"] if self.base.module is None else []
-        told += [f"tensor parallel over {self.ranks.tp}"] if self.ranks.tp > 1 else []
-        told += ["experts in files of their own"] if self.files.of("expert") else []
-        return ", ".join(told)
+        words = [f"DeepSpeed ZeRO-{stage}", self._precision()]
+        words += [f"pipeline of {self.ranks.stages} stages"] if self.base.module is None else []
+        words += [f"tensor parallel over {self.ranks.tp}"] if self.ranks.tp > 1 else []
+        words += ["experts in files of their own"] if self.files.of("expert") else []
+        return ", ".join(words)
 
     def _world_size(self) -> Fact:
         world = self.ranks.world

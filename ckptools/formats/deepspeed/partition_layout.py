@@ -6,6 +6,7 @@ parameters are refused, with the rank, the group and the numbers.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -91,6 +92,15 @@ def plan_partitions(
     else:
         _plan_groups(layout, groups, model, optims)
     return layout
+
+
+def elements_held(layouts: Iterable[PartitionLayout]) -> Counter[tuple[int, int]]:
+    """How many elements of parameters each rank holds, by `(mp, dp)`."""
+    held: Counter[tuple[int, int]] = Counter()
+    for layout in layouts:
+        for run in (run for runs in layout.runs.values() for run in runs):
+            held[run.where[:2]] += run.length
+    return held
 
 
 def _groups(model: ModelStates | None, optims: Mapping[int, OptimStates]) -> list[Shapes]:

@@ -14,6 +14,7 @@ from ckptools.formats.deepspeed.files import Files
 from ckptools.formats.deepspeed.partition_layout import MAX_WORLD
 from ckptools.formats.deepspeed.states import ModelStates
 from ckptools.model.checkpoint import RankFile
+from ckptools.model.problems import Code, Problem
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,21 @@ def listed(
     for part, mp, dp, name_ in _expected(worlds, sharded, zero):
         if (part, mp, dp) not in parts:
             yield RankFile(files.folder / name_, ranks.of(mp, dp), part, "missing", 0, None)
+
+
+def leftover_files(files: Files, ranks: Ranks, worlds: Mapping[int, int]) -> Iterator[Problem]:
+    """Optimizer states of more ranks than the parameters are cut over, which are left from another save.
+
+    Args:
+        files: those that are there.
+        ranks: how the ranks are arranged.
+        worlds: how many ranks each model-parallel rank's parameters are cut over.
+    """
+    for name in files.of("optim"):
+        mp, dp, world = name.mp or 0, name.dp or 0, worlds.get(name.mp or 0, 0)
+        if world <= dp < ranks.dp:
+            text = f"{name.path.name} is rank {dp} of a group of {world}"
+            yield Problem(Code.STRAY_FILE, text, ranks.of(mp, dp))
 
 
 def _expected(worlds: Mapping[int, int], sharded: bool, zero: str | None) -> Iterator[tuple[str, int, int, str]]:
