@@ -18,70 +18,110 @@ from tests.truth import FIXTURES
 PACKAGE = Path(ckptools.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-# From the bottom up: a file imports nothing from the layers above it, at the top of the file.
+# From the bottom up: a file imports only from its own room and from those in the layers below it, wherever in the file
+# it does so: at its top, in a function, or for its annotations alone.
 LAYERS = (
-    ("errors", "dtypes", "text", "_version"),
-    ("model", "files", "pickles", "tensor_io", "training_state", "torch_engine"),
+    ("_version", "dtypes", "errors", "text"),
+    ("model",),
+    ("files",),
+    ("pickles",),
+    ("tensor_io",),
+    ("training_state",),
     ("formats",),
-    ("consolidate", "views", "training", "checks"),
+    ("torch_engine",),
+    ("checks", "consolidate", "training", "views"),
     ("api",),
     ("cli",),
     ("__init__", "__main__"),
-)  # fmt: skip
-"""Every module and package; one that is not here would be checked against nothing."""
+)
+"""Every room; one that is not here would be checked against nothing."""
+
+ONE_FILE = ("_version", "dtypes", "errors", "text", "__init__", "__main__")
+"""Rooms of one file each, which may use those that stand before them in their layer."""
+
+
+def module_of(path: Path) -> str:
+    """`formats.dcp.items`; of a package its own name, and `__init__` of ckptools itself."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
+
+
+MODULES = {module_of(path): path for path in FILES}
 
 
 def imported(path: Path) -> set[str]:
-    """First parts of the ckptools modules that a file imports when it is imported itself."""
+    """The modules of ckptools that a file names in any import, however deep inside of it."""
     found: set[str] = set()
-    for node in ast.parse(path.read_text()).body:
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("ckptools"):
-            rest = node.module.split(".")[1:2]
-            found |= set(rest) if rest else {a.name for a in node.names}
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are written in full"
+            named = [f"{node.module}.{alias.name}" for alias in node.names]
+            found |= {name if name[9:] in MODULES else str(node.module) for name in named}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return {name[9:] or "__init__" for name in found if f"{name}.".startswith("ckptools.")}
+
+
+def graph() -> dict[str, set[str]]:
+    """Every module with those that it imports; the registry with the formats that it names."""
+    found = {name: imported(path) - {name} for name, path in MODULES.items()}
+    found["formats.registry"] |= {f"formats.{known.NAME}" for known in FORMATS}
     return found
 
 
-def layer(name: str) -> int:
-    return next(i for i, names in enumerate(LAYERS) if name in names)
+def room(module: str) -> str:
+    return module.partition(".")[0]
 
 
-def test_every_module_is_in_one_layer():
-    modules = sorted({path.relative_to(PACKAGE).with_suffix("").parts[0] for path in FILES})
-    listed = [name for names in LAYERS for name in names]
-    assert [name for name in modules if listed.count(name) != 1] == []
+def place(module: str) -> int:
+    """The layer of a module, from the bottom up.
+
+    Raises:
+        StopIteration: its room is in none.
+    """
+    return next(n for n, rooms in enumerate(LAYERS) if room(module) in rooms)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_imports_point_one_way(path):
-    own = layer(path.relative_to(PACKAGE).with_suffix("").parts[0])
-    assert {name for name in imported(path) if layer(name) > own} == set()
+def in_a_circle(edges: dict[str, set[str]]) -> set[str]:
+    """The modules that are on a circle, or on a way from one to another."""
+    back: dict[str, set[str]] = {name: set() for name in edges}
+    for name, targets in edges.items():
+        for target in targets & edges.keys():
+            back[target].add(name)
+    return set(_without_ends(edges)) & set(_without_ends(back))
 
 
-SIDE_BY_SIDE = ("checks", "consolidate", "views")
-"""Rooms that know nothing of each other; what two of them need lies below both."""
+def _without_ends(edges: dict[str, set[str]]) -> dict[str, set[str]]:
+    """What is left when modules that import none of the others are taken away, again and again."""
+    left = {name: targets & edges.keys() for name, targets in edges.items()}
+    while ends := [name for name, targets in left.items() if not targets & left.keys()]:
+        for name in ends:
+            del left[name]
+    return left
 
 
-@pytest.mark.parametrize("room", SIDE_BY_SIDE)
-def test_checks_consolidate_and_views_do_not_import_each_other_even_inside_of_functions(room):
-    others = tuple(f"ckptools.{other}" for other in SIDE_BY_SIDE if other != room)
-    nodes = [(path, node) for path in (PACKAGE / room).rglob("*.py") for node in ast.walk(ast.parse(path.read_text()))]
-    found = [(path, f"{n.module}.{a.name}") for path, n in nodes if isinstance(n, ast.ImportFrom) for a in n.names]
-    assert [(path.name, name) for path, name in found if name.startswith(others)] == []
+def test_every_room_is_in_one_layer_and_is_there():
+    rooms, listed = {room(module) for module in MODULES}, [name for rooms in LAYERS for name in rooms]
+    assert sorted(rooms) == sorted(listed)
 
 
-OPENERS = ("opening.py", "resolver.py")
-"""What finds the format of a path; a format is handed what its options tell, and opens nothing by itself."""
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_point_one_way(module):
+    own = room(module)
+    beside = [name for name in LAYERS[place(module)] if own in ONE_FILE and name in ONE_FILE]
+    above = {m for m in imported(MODULES[module]) if place(m) >= place(module) and room(m) not in (own, *beside)}
+    assert above == set()
 
 
-def test_no_format_imports_what_opens_any_format_not_even_inside_of_a_function():
-    folder = PACKAGE / "formats"
-    files = [path for path in folder.rglob("*.py") if path.relative_to(folder).as_posix() not in OPENERS]
-    nodes = [(path, node) for path in files for node in ast.walk(ast.parse(path.read_text()))]
-    found = [(path, f"{n.module}.{a.name}") for path, n in nodes if isinstance(n, ast.ImportFrom) for a in n.names]
-    assert [(path.name, name) for path, name in found if name.startswith("ckptools.formats.opening")] == []
-    assert len(ast.parse((folder / "__init__.py").read_text()).body) == 1, (
-        "importing a format runs this; it is text only"
-    )
+def test_an_import_in_a_function_or_for_annotations_counts(tmp_path):
+    inside = "def f():\n    from ckptools.views import html\n"
+    typed = "if TYPE_CHECKING:\n    from ckptools.api import Checkpoint\n"
+    (tmp_path / "m.py").write_text(inside + typed + "import ckptools.cli.inspect\n")
+    assert imported(tmp_path / "m.py") == {"views.html", "api", "cli.inspect"}
+
+
+def test_a_circle_is_found():
+    assert in_a_circle({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"c"}, "e": set()}) == {"b", "c"}
 
 
 def test_importing_ckptools_imports_neither_torch_nor_numpy_nor_rich():

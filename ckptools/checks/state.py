@@ -13,6 +13,7 @@ from ckptools.dtypes import ITEMSIZE
 from ckptools.files.opening import OpenFiles
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Code, Problem
+from ckptools.model.rank_vote import named
 from ckptools.model.tensor import Shard, Tensor
 from ckptools.model.tree import KeyPath, nodes_in
 from ckptools.model.values import NumpyArray
@@ -21,7 +22,6 @@ from ckptools.tensor_io.coverage import cover_problem
 from ckptools.text import plural
 from ckptools.training_state.learning_rates import learning_rates as compared_rates
 from ckptools.training_state.optimizers import Optimizer, optimizers_of
-from ckptools.training_state.rank_vote import named
 from ckptools.training_state.sections import Section, is_gathered, model_of, sections_of_kind, stream_of
 from ckptools.training_state.steps import contradiction
 

@@ -12,7 +12,7 @@ from ckptools.checks import copies, found_files, layout, records, state
 from ckptools.checks.results import attempt, judged, skipped, unreadable, without
 from ckptools.errors import NotWholeError, ReadError, UsageError
 from ckptools.files.opening import OpenFiles
-from ckptools.formats.opening import with_all_ranks
+from ckptools.formats import with_all_ranks
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Code, Problem
 from ckptools.model.verification import Check, Verification

@@ -28,7 +28,6 @@ from ckptools.files.file_type import content_of, head_of
 from ckptools.files.json_file import JsonError, parse_json
 from ckptools.files.opening import File, check_stays_inside, reading
 from ckptools.files.safetensors_header import Header, read_header, source_of
-from ckptools.formats import hugging_face
 from ckptools.formats.options import Options
 from ckptools.formats.shared import shapes
 from ckptools.formats.shared.file_status import Fault, file_now
@@ -279,11 +278,10 @@ def _offsets(file: File, name: str, said: Any, ndim: int) -> Ints:
 def _told_shapes(folder: Path, options: Options) -> Mapping[str, Ints]:
     """Shapes of the whole tensors: those that were given, else of the consolidated model above `sharded/`."""
     if options.shapes is not None:
-        return options.shapes.shapes
-    above = folder.absolute().parent
-    if folder.absolute().name != CONSOLIDATED_FROM or not hugging_face.detect(above):
+        return shapes.read(options.shapes, options.follow_symlinks).shapes
+    if folder.absolute().name != CONSOLIDATED_FROM:
         return {}
     try:
-        return shapes.from_checkpoint(hugging_face.read(above, Options()), above).shapes
+        return shapes.read(folder.absolute().parent).shapes
     except CkptoolsError:
         return {}

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 from ckptools.dtypes import ITEMSIZE
 from ckptools.files.opening import OpenFiles
+from ckptools.model.rank_vote import minority_ranks
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Shard, Source
-from ckptools.training_state.rank_vote import minority_ranks
 
 CHUNK = 4 << 20
 """Bytes compared at a time."""

@@ -202,8 +202,8 @@ FAULTS = (
         ("yield from (s for box, s in listed.items() if box not in found)", "yield from ()"),
     ),
     *_in(
-        "training_state/rank_vote.py",
-        "training_state/test_rank_vote.py",
+        "model/rank_vote.py",
+        "model/test_rank_vote.py",
         ("        elif len(groups) < MAX_VALUES:\n", "        elif True:\n"),
         ("if members is not most for rank in members", "if len(members) < len(most) for rank in members"),
     ),

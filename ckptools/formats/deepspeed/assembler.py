@@ -15,10 +15,10 @@ from ckptools.formats.shared.copied_files import stated_checksum
 from ckptools.formats.shared.flat_runs import flat_source
 from ckptools.formats.shared.merge import Merge, same_value
 from ckptools.model.problems import Code, Problem
+from ckptools.model.rank_vote import minority_ranks
 from ckptools.model.regions import Ints, chunk
 from ckptools.model.tensor import Source, Tensor
 from ckptools.model.tree import KeyPath
-from ckptools.training_state.rank_vote import minority_ranks
 
 NOT_PER_ELEMENT = (
     "optimizer state of {numel} elements for a flat tensor of {length}: not one value per element, so it cannot be "

@@ -13,8 +13,8 @@ from ckptools.formats.megatron.rules import Rules
 from ckptools.formats.shared.merge import same_value
 from ckptools.formats.shared.tensor_parallel import REPLICATED, Piece, Rule, UnlikeError, join, unjoined_tensor
 from ckptools.model.problems import Code, Problem
+from ckptools.model.rank_vote import minority_ranks, named
 from ckptools.model.tensor import Tensor
-from ckptools.training_state.rank_vote import minority_ranks, named
 
 EXPERT = re.compile(r"(?:.*\.)?(?:local_)?experts\..*", re.DOTALL)
 EXPERTS = "weights of experts that are spread over expert-parallel ranks are not joined"

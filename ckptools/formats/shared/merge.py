@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ckptools.model.problems import Code, Problem
+from ckptools.model.rank_vote import minority_ranks
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Shard, Tensor, in_rank_order
 from ckptools.model.tree import KeyPath, fqn_of
 from ckptools.model.values import Device, Global, NumpyArray, NumpyDtype, NumpyScalar, Opaque, Size, TorchName
-from ckptools.training_state.rank_vote import minority_ranks
 
 Ranked = Sequence[tuple[int, Any]]
 """The value that each rank has at one key path, in rank order."""

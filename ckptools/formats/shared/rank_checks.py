@@ -11,11 +11,11 @@ from ckptools.formats.shared.file_status import Fault
 from ckptools.formats.shared.merge import Merge, put, same_records
 from ckptools.model.checkpoint import RankFile
 from ckptools.model.problems import Code, Problem, Severity
+from ckptools.model.rank_vote import minority_ranks, named
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath, fqn_of, tensors_in
 from ckptools.text import few
 from ckptools.training_state.rank_own import RUN_NAMES, Shared, counts_steps, is_own
-from ckptools.training_state.rank_vote import minority_ranks, named
 from ckptools.training_state.sections import Section, find_sections, is_gathered
 
 ODD_SIZE = 0.5

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ckptools
-from ckptools.training_state.rank_vote import MAX_VALUES, minority_ranks
+from ckptools.model.rank_vote import MAX_VALUES, minority_ranks
 
 
 @given(st.lists(st.integers(0, MAX_VALUES - 1), min_size=1, max_size=40))

@@ -1,0 +1,30 @@
+"""What users hold: a checkpoint with its methods, lazy tensors that load, and the functions that open and write them.
+
+Everything below returns data; this room gives it methods. It is the only one that may import from every other, and does
+so where a method is called, so that importing ckptools stays cheap.
+"""
+
+from __future__ import annotations
+
+from ckptools.api.checkpoint import Checkpoint
+from ckptools.api.opening import consolidate, open, verify
+from ckptools.api.tensor import Tensor
+from ckptools.errors import CkptoolsError
+from ckptools.model.problems import Problem
+from ckptools.model.tensor import Shard
+from ckptools.model.values import Opaque
+from ckptools.torch_engine.offline import load_shard, offline
+
+__all__ = [
+    "Checkpoint",
+    "CkptoolsError",
+    "Opaque",
+    "Problem",
+    "Shard",
+    "Tensor",
+    "consolidate",
+    "load_shard",
+    "offline",
+    "open",
+    "verify",
+]

@@ -1,0 +1,227 @@
+"""A checkpoint as users hold it: what its readers found, with methods that load, verify and consolidate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ckptools.api.state_dict import StateDict
+from ckptools.model import checkpoint as checkpoint_data
+
+if TYPE_CHECKING:
+    from ckptools.consolidate.result import Consolidated
+    from ckptools.formats.resolver import Resolver
+    from ckptools.model.verification import Verification
+    from ckptools.training_state.optimizers import Optimizer
+    from ckptools.training_state.sections import Section
+
+Progress = Callable[[int, str], None]
+"""Called with a number of bytes that were read or written, and the tensor or file that they belong to."""
+
+
+@dataclass(frozen=True, repr=False)
+class Checkpoint(checkpoint_data.Checkpoint):
+    """A distributed checkpoint, opened: its structure is read, its tensors are lazy.
+
+    A context manager: `with ckptools.open(path) as ck:` forgets at its end what was read of other ranks' files.
+
+    Attributes:
+        resolver: reads other ranks' files when their shards are asked for, each once.
+    """
+
+    resolver: Resolver | None = field(default=None, compare=False)
+
+    @property
+    def raw(self) -> Any:
+        """The tree as the file has it: nested dicts, lists and tuples with plain values and lazy tensors."""
+        return self.tree
+
+    @cached_property
+    def sections(self) -> tuple[Section, ...]:
+        """The parts of the tree: model, optimizers, schedulers, RNG and the rest, in file order."""
+        from ckptools.training_state.sections import sections_of
+
+        return sections_of(self)
+
+    def of_kind(self, kind: str) -> tuple[Section, ...]:
+        """The sections of one kind: `model`, `optimizer`, `scheduler`, `rng` or `other`."""
+        return tuple(s for s in self.sections if s.kind == kind)
+
+    @cached_property
+    def model(self) -> Mapping[str, Any]:
+        """The model's state dict: fqn to lazy tensor. Of several models the names are prefixed with the section."""
+        from ckptools.training_state.sections import model_of
+
+        models = self.of_kind("model")
+        return StateDict(models[0].name if len(models) == 1 else "models", model_of(self))
+
+    @cached_property
+    def optimizers(self) -> Mapping[str, Optimizer]:
+        """The optimizers by class name or key, their state by fqn where names are known.
+
+        Raises:
+            RefusedError: the names that were given when it was opened do not fit.
+        """
+        from ckptools.training_state.optimizers import optimizers_of
+
+        return StateDict("optimizers", {name: _with_states(o) for name, o in optimizers_of(self).items()})
+
+    @cached_property
+    def schedulers(self) -> Mapping[str, Any]:
+        """The schedulers' states, by class name or key."""
+        from ckptools.training_state.sections import schedulers_of
+
+        return StateDict("schedulers", schedulers_of(self))
+
+    @property
+    def rng(self) -> Any:
+        """The saved RNG state as the file has it; None when it has none."""
+        from ckptools.training_state.sections import rng_of
+
+        return rng_of(self)
+
+    def verify(
+        self,
+        *,
+        deep: bool = False,
+        values: bool = False,
+        manifest: str | Path | None = None,
+        ignore: Iterable[str] = (),
+        jobs: int | None = None,
+        progress: Progress | None = None,
+    ) -> Verification:
+        """Check whether it is whole, unharmed and coherent. What cannot be read on the way is a problem found.
+
+        Args:
+            deep: read every tensor's bytes and compare the CRC-32 that the container carries.
+            values: look for NaN and infinities.
+            manifest: a JSON that `consolidate(manifest=True)` wrote; every tensor and file in it is compared.
+            ignore: codes of problems that are not counted.
+            jobs: threads.
+            progress: called with bytes read and the file they are in.
+
+        Raises:
+            ReadError: it cannot be opened, or the manifest cannot be read.
+            UsageError: a code that does not exist.
+        """
+        from ckptools.checks import verifying
+
+        return verifying.verify(
+            self._with_all_ranks(),
+            deep=deep,
+            values=values,
+            manifest=manifest,
+            ignore=ignore,
+            jobs=jobs,
+            progress=progress,
+        )
+
+    def consolidate(
+        self,
+        out: str | Path,
+        *,
+        format: str | None = None,
+        only: str | None = None,
+        dtype: str | None = None,
+        max_shard_size: int | None = None,
+        tied: str = "keep",
+        keep_types: bool = False,
+        force: bool = False,
+        allow_missing: bool = False,
+        fill: str | None = None,
+        prefer_rank: int | None = None,
+        check: bool = False,
+        unchecked: bool = False,
+        manifest: bool = False,
+        dry_run: bool = False,
+        jobs: int | None = None,
+        progress: Progress | None = None,
+    ) -> Consolidated:
+        """Write its full tensors into one `.pt`, one or several `.safetensors`, or a DCP folder to resume from.
+
+        Args:
+            out: the file or folder to write; its suffix (`.dcp` for a folder) says the format. With a `/` at its end,
+                or where it is a folder, `model.safetensors` or `model.pt` in it.
+            format: `pt`, `safetensors` or `dcp`, where no suffix says it; a file gets that suffix.
+            only: `model` (the bare state dict), `optimizer`, or `all` (the same tree). Default: `model` for
+                `.safetensors`, else `all`.
+            dtype: torch dtype for the floating-point tensors of the model, such as `bfloat16`.
+            max_shard_size: bytes of tensors per file of safetensors (which get a Hugging Face index) or of a DCP.
+            tied: for safetensors: `keep` writes a tied weight under each name, `drop` only under the first.
+            keep_types: keep what plain `torch.load` does not make (timedeltas, numpy's values …) in a `.pt`, instead
+                of the nearest that it does.
+            force: overwrite an existing output.
+            allow_missing: leave out tensors that are not whole, and list them, instead of refusing.
+            fill: with `allow_missing`: `nan` or `zero` to put into holes, which are listed; without it a tensor with
+                a hole is left out.
+            prefer_rank: where ranks hold different copies of a tensor that should be equal, take this rank's.
+            check: let the format's own library read the output back before it gets its name, and compare it with the
+                shards; for a dry run, compare the source with its checksums.
+            unchecked: do not compare the source with the checksums that it states.
+            manifest: write sha256 of every tensor and file into a JSON beside the output.
+            dry_run: plan and check, write nothing.
+            jobs: threads.
+            progress: called with bytes written, or read back, and the tensor they belong to.
+
+        Raises:
+            NotWholeError: something is missing, overlaps, contradicts, or was found damaged before anything was
+                written.
+            DamagedError: a record is not what its checksum says.
+            OutputExistsError, NoSpaceError: the output is in the way or does not fit.
+            ReadError, WriteError: a file cannot be read or written; nothing that looks finished is left.
+            UsageError: options that do not fit together.
+        """
+        from ckptools.consolidate.options import ConsolidateOptions
+        from ckptools.consolidate.run import consolidate as write
+
+        options = ConsolidateOptions(
+            format=format,
+            only=only,
+            dtype=dtype,
+            max_shard_size=max_shard_size,
+            tied=tied,
+            keep_types=keep_types,
+            force=force,
+            allow_missing=allow_missing,
+            fill=fill,
+            prefer_rank=prefer_rank,
+            check=check,
+            unchecked=unchecked,
+            manifest=manifest,
+            dry_run=dry_run,
+            jobs=jobs,
+        )
+        return write(self._with_all_ranks(), out, options, progress)
+
+    def close(self) -> None:
+        """Forget what was read of other ranks' files; lazy tensors that need them read them again."""
+        if self.resolver is not None:
+            self.resolver.close()
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _with_all_ranks(self) -> checkpoint_data.Checkpoint:
+        return self if self.all_ranks or self.resolver is None else self.resolver.all_ranks()
+
+    def __repr__(self) -> str:
+        from ckptools.views.checkpoint_line import checkpoint_line
+
+        return checkpoint_line(self)
+
+    def _repr_html_(self) -> str:
+        from ckptools.views.html import checkpoint_html
+
+        return checkpoint_html(self)
+
+
+def _with_states(optimizer: Optimizer) -> Optimizer:
+    """The optimizer with the state of each parameter as a mapping that shows itself."""
+    state = {n: StateDict(str(n), v) if isinstance(v, Mapping) else v for n, v in optimizer.state.items()}
+    return replace(optimizer, state=StateDict(f"{optimizer.name}.state", state))

@@ -1,0 +1,146 @@
+"""Opening a checkpoint, and what can be asked of one by its path alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ckptools.api.checkpoint import Checkpoint, Progress
+from ckptools.api.tensor import with_lazy_tensors
+
+if TYPE_CHECKING:
+    from ckptools.consolidate.result import Consolidated
+    from ckptools.formats.options import Reader, Weights
+    from ckptools.formats.shared.given_names import NamesFrom
+    from ckptools.model.checkpoint import Checkpoint as CheckpointData
+    from ckptools.model.verification import Verification
+
+
+def open(
+    path: str | Path | Sequence[str | Path],
+    *,
+    all_ranks: bool = False,
+    only_this_file: bool = False,
+    follow_symlinks: bool = False,
+    read_file: Reader | None = None,
+    shapes: str | Path | None = None,
+    weights: Weights = "fp32",
+    rules: str | Path | None = None,
+    ranks: str | None = None,
+    names: NamesFrom | None = None,
+) -> Checkpoint:
+    """Open a checkpoint: its structure, none of its tensor values. Runs nothing that the file names.
+
+    Args:
+        path: a rank file (its siblings are found), a folder of rank files, any torch.save file; or several rank
+            files, by any name, which together are the checkpoint.
+        all_ranks: read every rank's structure now; otherwise the others are read when something needs them.
+        only_this_file: do not look for siblings.
+        follow_symlinks: accept siblings that are links out of the folder.
+        read_file: what reads one file; the inert reader unless somebody asks for torch's.
+        shapes: where shapes are told that the checkpoint lacks (FSDP1 flat parameters): another checkpoint, a folder
+            of safetensors, or a JSON of name to shape.
+        weights: where the model is held twice, `fp32` (master copy) or `module`.
+        rules: a JSON file that says how tensor-parallel weights are joined.
+        ranks: what the rank files in the folder `path` are called, such as `model-{rank}-of-{world}.pt`.
+        names: what names the parameters of an optimizer that is keyed by number: a checkpoint that keeps the module's
+            order, a JSON list in the optimizer's order, such a list itself, or the `nn.Module`.
+
+    Raises:
+        ReadError: it cannot be read as what it claims to be.
+        UnknownFormatError: no format recognises it.
+        UsageError: a folder holds several checkpoints; or names are given that nothing here needs.
+        RefusedError: names are given that do not fit.
+    """
+    from ckptools.formats import open_checkpoint
+    from ckptools.training_state import modules
+
+    opened = open_checkpoint(
+        path,
+        all_ranks=all_ranks,
+        only_this_file=only_this_file,
+        follow_symlinks=follow_symlinks,
+        read_file=read_file or modules.read_file,
+        shapes=shapes,
+        weights=weights,
+        rules=rules,
+        ranks=ranks,
+        names=names,
+    )
+    return with_methods(opened)
+
+
+def with_methods(data: CheckpointData) -> Checkpoint:
+    """The checkpoint that a reader made, with methods; the tensors in its tree are replaced by ones that load."""
+    from ckptools.formats.resolver import Resolver
+
+    resolver = Resolver(data.path, data.options)
+    found = {f.name: getattr(data, f.name) for f in fields(data) if f.init}
+    found["tree"] = with_lazy_tensors(data.tree, None if data.all_ranks else resolver)
+    found["per_rank"] = {key: {r: with_lazy_tensors(v) for r, v in of.items()} for key, of in data.per_rank.items()}
+    return Checkpoint(**found, resolver=resolver)
+
+
+def verify(
+    checkpoint: Checkpoint | str | Path,
+    *,
+    deep: bool = False,
+    values: bool = False,
+    manifest: str | Path | None = None,
+    ignore: Iterable[str] = (),
+    jobs: int | None = None,
+    progress: Progress | None = None,
+) -> Verification:
+    """Check whether a checkpoint, or what is at a path, is whole, unharmed and coherent; see `Checkpoint.verify`."""
+    return _opened(checkpoint).verify(
+        deep=deep, values=values, manifest=manifest, ignore=ignore, jobs=jobs, progress=progress
+    )
+
+
+def consolidate(
+    checkpoint: Checkpoint | str | Path,
+    out: str | Path,
+    *,
+    format: str | None = None,
+    only: str | None = None,
+    dtype: str | None = None,
+    max_shard_size: int | None = None,
+    tied: str = "keep",
+    keep_types: bool = False,
+    force: bool = False,
+    allow_missing: bool = False,
+    fill: str | None = None,
+    prefer_rank: int | None = None,
+    check: bool = False,
+    unchecked: bool = False,
+    manifest: bool = False,
+    dry_run: bool = False,
+    jobs: int | None = None,
+    progress: Progress | None = None,
+) -> Consolidated:
+    """Write the full tensors of a checkpoint, or of what is at a path; see `Checkpoint.consolidate`."""
+    return _opened(checkpoint).consolidate(
+        out,
+        format=format,
+        only=only,
+        dtype=dtype,
+        max_shard_size=max_shard_size,
+        tied=tied,
+        keep_types=keep_types,
+        force=force,
+        allow_missing=allow_missing,
+        fill=fill,
+        prefer_rank=prefer_rank,
+        check=check,
+        unchecked=unchecked,
+        manifest=manifest,
+        dry_run=dry_run,
+        jobs=jobs,
+        progress=progress,
+    )
+
+
+def _opened(checkpoint: Checkpoint | str | Path) -> Checkpoint:
+    return open(checkpoint, all_ranks=True) if isinstance(checkpoint, (str, Path)) else checkpoint

@@ -1,0 +1,152 @@
+"""A lazy tensor as users hold it: known by shape, dtype and where its pieces lie, and loaded when it is asked to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+from ckptools.model import tensor as tensor_data
+from ckptools.model.regions import Box
+from ckptools.model.tree import KeyPath
+from ckptools.model.values import Opaque
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    import torch
+
+    from ckptools.formats.resolver import Resolver
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Tensor(tensor_data.Tensor):
+    """A tensor of a checkpoint, known by shape, dtype and where its pieces lie. Its values stay on disk until `load`.
+
+    Attributes:
+        resolver: finds its shards in files that were not read yet; None where every shard has its bytes.
+        key: its key path in the checkpoint's tree.
+    """
+
+    resolver: Resolver | None = field(default=None, compare=False)
+    key: KeyPath = field(default=(), compare=False)
+
+    def load(self, rank: int | None = None) -> torch.Tensor:
+        """Read the values as a `torch.Tensor` of the global shape.
+
+        Args:
+            rank: read only what this rank holds, as it held it: its local tensor.
+
+        Raises:
+            NotWholeError: no file that is here holds some of it.
+            ReadError: a file cannot be read, or the tensor cannot be put together; the message says why.
+            UsageError: `rank` holds nothing of it.
+        """
+        from ckptools.tensor_io import read
+
+        if rank is None:
+            loaded: torch.Tensor = read.load(self._with_box(Box.whole(self.shape)))
+        else:
+            loaded = read.load(self._with_rank(rank), rank)
+        return loaded
+
+    def numpy(self) -> npt.NDArray[Any]:
+        """Read the values as a numpy array; bfloat16 and fp8, which numpy lacks, become float32 exactly.
+
+        Raises:
+            NotWholeError, ReadError: as `load`.
+            UsageError: numpy has nothing like its dtype.
+        """
+        from ckptools.tensor_io import read
+
+        return read.to_numpy(self._with_box(Box.whole(self.shape)))
+
+    def __array__(self, dtype: np.dtype[Any] | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        """Read the values for `np.asarray(tensor)`, as `numpy()` does.
+
+        Raises:
+            ValueError: the values were asked for without a copy; they are on disk.
+        """
+        if copy is False:
+            raise ValueError("the values are in a file: an array of them is always a copy")
+        values = self.numpy()
+        return values if dtype is None else values.astype(dtype)
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        """Read a slice as a `torch.Tensor`: only the shards, and only the bytes, that it needs.
+
+        Args:
+            index: ints, slices with step 1, and `...`.
+
+        Raises:
+            NotWholeError, ReadError: as `load`.
+            UsageError: another kind of index.
+        """
+        from ckptools.tensor_io import read
+
+        box, shape = read.box_of_index(self, index)
+        loaded: torch.Tensor = read.load_box(self._with_box(box), box, shape)
+        return loaded
+
+    def _with_box(self, box: Box) -> tensor_data.Tensor:
+        if self.resolver is None or self.note:
+            return self
+        return self.resolver.with_sources(self, self.key, box)
+
+    def _with_rank(self, rank: int) -> tensor_data.Tensor:
+        return self if self.resolver is None else self.resolver.with_rank(self, self.key, rank)
+
+
+def with_lazy_tensors(tree: Any, resolver: Resolver | None = None) -> Any:
+    """The tree with tensors that load in the place of those that only say where they are.
+
+    Containers are changed in place: a state dict keeps its class and what else is known of it.
+
+    Args:
+        tree: a tree that a reader made.
+        resolver: finds shards in files that were not read yet.
+    """
+    return _Binding(resolver).bound(tree, ())
+
+
+class _Binding:
+    """Puts lazy tensors that load in the place of those that only say where they are.
+
+    Containers are changed in place: a state dict keeps its class and what else is known of it.
+    """
+
+    def __init__(self, resolver: Resolver | None) -> None:
+        self._resolver = resolver
+        self._met: dict[int, tuple[Any, Any]] = {}
+
+    def bound(self, value: Any, path: KeyPath) -> Any:
+        """The value, or what stands in its place."""
+        if isinstance(value, tensor_data.Tensor):
+            return self._tensor(value, path)
+        if id(value) in self._met or not isinstance(value, _HOLDERS):
+            return self._met.get(id(value), (value, value))[1]
+        self._met[id(value)] = value, value
+        if isinstance(value, Opaque):
+            for name in ("args", "state", "items", "keywords"):
+                setattr(value, name, self.bound(getattr(value, name), path))
+            return value
+        if isinstance(value, tuple):
+            children = [self.bound(child, (*path, n)) for n, child in enumerate(value)]
+            same = all(a is b for a, b in zip(children, value, strict=True))
+            bound = value if same else tuple(children)
+            self._met[id(value)] = value, bound
+            return bound
+        for key, child in list(value.items() if isinstance(value, dict) else enumerate(value)):
+            if isinstance(child, _BOUND):
+                value[key] = self.bound(child, (*path, key))
+        return value
+
+    def _tensor(self, tensor: tensor_data.Tensor, path: KeyPath) -> Tensor:
+        if isinstance(tensor, Tensor):
+            return tensor
+        known = {f.name: getattr(tensor, f.name) for f in fields(tensor)}
+        complete = tensor.shards and all(s.source is not None or s.item is not None for s in tensor.shards)
+        return Tensor(**known, resolver=None if complete else self._resolver, key=path)
+
+
+_HOLDERS = (dict, list, tuple, Opaque)
+_BOUND = (*_HOLDERS, tensor_data.Tensor)
