@@ -12,8 +12,9 @@ from ckptools.files.opening import File, Window
 from ckptools.files.zip_archive import Container
 from ckptools.model.values import describe_for_error
 from ckptools.pickles.loading import load_checked
-from ckptools.pickles.machine import Locate, Machine
-from ckptools.pickles.rebuild import Storage
+from ckptools.pickles.machine import Machine
+from ckptools.pickles.machine_state import Locate
+from ckptools.pickles.objects import Storage
 from ckptools.pickles.repeated_records import RepeatedRecords
 
 

@@ -13,15 +13,15 @@ fetches any of it again (Megatron's plans do) is `UnusualError`, and the machine
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import proxy
 
 from ckptools.model.regions import Box, Ints
 from ckptools.model.values import Global
-from ckptools.pickles.shard_runs import INT, UnusualError, ints_of
-
-if TYPE_CHECKING:
-    from ckptools.pickles.machine_state import MachineState
+from ckptools.pickles.limits import UnusualError
+from ckptools.pickles.machine_state import MachineState
+from ckptools.pickles.run_records import ChunkRecord, IndexRecord, PlaceRecord
+from ckptools.pickles.shard_runs import INT, ints_of
 
 CHUNK, INDEX, PLACE, SIZE = "ChunkStorageMetadata", "MetadataIndex", "_StorageInfo", "Size"
 WORDS = frozenset(("offsets", "sizes", "fqn", "index", "offset", "relative_path", "length"))
@@ -42,54 +42,6 @@ TUPLE = (
 )
 SIZE_OF = TUPLE + rb"\x85\x94R\x94"
 TEXT = rb"(?:h(.)|j(.{4})|\x8c(.))"
-
-
-class ChunkRecord:
-    """A `ChunkStorageMetadata`.
-
-    Attributes:
-        box: its offsets and sizes.
-    """
-
-    __slots__ = ("box",)
-
-    def __init__(self, box: Box) -> None:
-        self.box = box
-
-
-class IndexRecord:
-    """A `MetadataIndex`; its hint is left out, as it is of its equality.
-
-    Attributes:
-        fqn: of the tensor or object.
-        offset: of the chunk; None for an object.
-    """
-
-    __slots__ = ("fqn", "offset")
-
-    def __init__(self, fqn: str, offset: Ints | None) -> None:
-        self.fqn = fqn
-        self.offset = offset
-
-
-class PlaceRecord:
-    """A `_StorageInfo` without transforms.
-
-    Attributes:
-        file: relative path.
-        offset: byte offset of the item.
-        length: bytes of the item.
-    """
-
-    __slots__ = ("file", "length", "offset")
-
-    def __init__(self, file: str, offset: int, length: int) -> None:
-        self.file = file
-        self.offset = offset
-        self.length = length
-
-
-RECORDS = (ChunkRecord, IndexRecord, PlaceRecord)
 
 
 class ChunkReader:

@@ -31,8 +31,9 @@ from ckptools.files.zip_archive import MAX_PICKLE
 from ckptools.model.values import Global, describe_for_error
 from ckptools.pickles.limits import CutError, PickleError
 from ckptools.pickles.loading import gc_paused, load_checked
-from ckptools.pickles.machine import Locate, Machine
-from ckptools.pickles.rebuild import Storage
+from ckptools.pickles.machine import Machine
+from ckptools.pickles.machine_state import Locate
+from ckptools.pickles.objects import Storage
 
 PROTOCOL_VERSION = 1001
 

@@ -23,6 +23,9 @@ FREE_WORK = 1_000_000
 WORK_PER_BYTE = 2
 """Elements that calls may go through: no more than the pickle can have spelled out for them, with some room."""
 
+MAX_NDIM = 64
+"""Dimensions of a tensor or array; numpy and torch stop here too."""
+
 
 class PickleError(ValueError):
     """The stream is no pickle that torch.save writes, or asks for more than the budgets allow."""
@@ -30,3 +33,7 @@ class PickleError(ValueError):
 
 class CutError(PickleError):
     """The bytes end before the pickle does; where it is the front of a larger file, more of that may help."""
+
+
+class UnusualError(ValueError):
+    """A pickle does something with a skipped record that only reading it opcode by opcode gets right."""

@@ -11,88 +11,29 @@ protocols 0 to 5; source: Lib/pickletools.py.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
-from datetime import date
 from itertools import repeat
-from pathlib import Path
 from typing import Any
 
-from ckptools.model.values import Global, NumpyScalar, Opaque, describe_for_error
-from ckptools.pickles import tensors  # noqa: F401 - registers what tensors are rebuilt from
-from ckptools.pickles.chunk_runs import ChunkReader, IndexRecord
-from ckptools.pickles.dtensor import Mesh
-from ckptools.pickles.limits import (
-    BLOCK,
-    FREE_WORK,
-    MAX_FLAT_KEY,
-    MAX_MEMO,
-    MAX_OPCODES,
-    MAX_STACK,
-    MAX_TUPLE_KEYS,
-    SAFE_INT,
-    WORK_PER_BYTE,
-    CutError,
-    PickleError,
-)
+from ckptools.pickles import object_opcodes, tensors  # noqa: F401 - they register opcodes, and what tensors are
+from ckptools.pickles.limits import BLOCK, MAX_OPCODES, CutError, PickleError, UnusualError
+from ckptools.pickles.machine_state import Locate, MachineState, Reader
 from ckptools.pickles.opcodes import DISPATCH, Stop
-from ckptools.pickles.rebuild import Storage, call
-from ckptools.pickles.repeated_records import Placement, RepeatedRecords, ShardRecord
-from ckptools.pickles.shard_runs import RunReader, UnusualError
-
-HARMLESS_KEYS = (str, bytes, bool, float, type(None), date)
-
-Locate = Callable[[Storage], tuple[Path, int, str, int]]
+from ckptools.pickles.repeated_records import RepeatedRecords
+from ckptools.pickles.shard_runs import RunReader
 
 
-class Machine:
-    """Interprets one pickle.
-
-    Attributes:
-        data: the pickle.
-        stack: values under construction above the last mark.
-        memo: what the pickle has given a number.
-        globals: every name that the pickle mentions, in order of first use.
-        next_number: one more than the highest number given; picklers count upwards.
-        storages: every storage that it mentions, by key.
-        claims: `(rank, world size)` that sharded tensors in it say they were saved with; the rank may be None.
-        modules: whether an object has the state of an `nn.Module`.
-        meshes: device meshes that may be slices of larger ones.
-        repeated: what the pickles of other ranks have in common with this one.
-        runs: reads what repeats itself: the shard lists of ShardedTensors, or the entries of DCP metadata.
-        work: how many more elements calls may go through: a call may name a big list again and again.
-        tuple_keys: tuples that are keys.
-        locate: tells where a storage's bytes are: `(file, byte offset, record name, CRC-32)`. None when it has none.
-        stopped_at: offset behind STOP; None while it was not met.
-    """
+class Machine(MachineState):
+    """Interprets one pickle."""
 
     def __init__(
         self,
         data: bytes,
         locate: Locate | None = None,
         fast: bool = True,
-        reader: type[RunReader] | type[ChunkReader] = RunReader,
+        reader: Reader = RunReader,
         repeated: RepeatedRecords | None = None,
     ) -> None:
-        self.data = data
-        self.repeated = repeated or RepeatedRecords(limit=0)
-        self.locate = locate
-        self.reader = reader
-        self._start(fast)
-
-    def _start(self, fast: bool) -> None:
-        self.stack: list[Any] = []
-        self.marks: list[list[Any]] = []
-        self.memo: dict[int, Any] = {}
-        self.next_number = 0
-        self.globals: dict[tuple[str, str], Global] = {}
-        self.storages: dict[str, Storage] = {}
-        self.claims: set[tuple[int | None, int]] = set()
-        self.modules = False
-        self.meshes: set[Mesh] = set()
-        self.runs: RunReader | ChunkReader = self.reader(self, fast)
-        self.work = FREE_WORK + WORK_PER_BYTE * len(self.data)
-        self.tuple_keys = 0
-        self.stopped_at: int | None = None
+        super().__init__(data, locate, fast, reader, repeated or RepeatedRecords(limit=0))
 
     def load(self, at: int = 0) -> Any:
         """Interpret the pickle that begins at `at` up to its STOP and return what it describes.
@@ -134,112 +75,6 @@ class Machine:
         if not self.stack:
             raise PickleError("the pickle ends with nothing on its stack")
         return self.pop()
-
-    def check_sizes(self) -> None:
-        """Refuse a pickle whose stack or memo has outgrown its budget; asked once per block of opcodes."""
-        if len(self.stack) > MAX_STACK:
-            raise PickleError(f"more than {MAX_STACK} values on the pickle's stack")
-        if len(self.memo) > MAX_MEMO:
-            raise PickleError(f"more than {MAX_MEMO} memo entries")
-
-    # -- what handlers need -------------------------------------------------------------------------------
-
-    def pop(self) -> Any:
-        """Take the top of the stack."""
-        return self.stack.pop()
-
-    def pop_mark(self) -> list[Any]:
-        """Take everything above the last mark."""
-        items, self.stack = self.stack, self.marks.pop()
-        return items
-
-    def take(self, at: int, length: int) -> bytes:
-        """Return `length` bytes at `at`."""
-        self.check(at, length)
-        return self.data[at : at + length]
-
-    def check(self, at: int, length: int) -> None:
-        """Refuse a length that runs past the end."""
-        if at + length > len(self.data):
-            raise CutError(f"a length of {length} where {max(len(self.data) - at, 0)} bytes remain")
-
-    def spend(self, elements: int) -> None:
-        """Account for a call that goes through so many elements.
-
-        Raises:
-            PickleError: calls have gone through more than the pickle can mean.
-        """
-        self.work -= elements
-        if self.work < 0:
-            raise PickleError("its calls unfold to far more than the pickle holds")
-
-    def line(self, at: int) -> tuple[str, int]:
-        """Return the text up to the next newline, and where to go on."""
-        end = self.newline(at)
-        return self.data[at:end].decode("utf-8"), end + 1
-
-    def newline(self, at: int) -> int:
-        """Return where the next newline is."""
-        end = self.data.find(b"\n", at)
-        if end < 0:
-            raise CutError("a text argument without an end")
-        return end
-
-    def put(self, index: int) -> None:
-        """Give the top of the stack a number."""
-        if index < self.next_number:
-            self.runs.stop()
-        else:
-            self.next_number = index + 1
-        self.memo[index] = self.stack[-1]
-
-    def get(self, index: int) -> Any:
-        """Return what has the number `index`."""
-        if index not in self.memo and self.runs.runs:
-            raise UnusualError("a number that may be of a skipped record")
-        return self.memo[index]
-
-    def key(self, key: Any) -> Any:
-        """Return `key`, or an object that stands for it, such that hashing it costs little and cannot be made to.
-
-        Containers that share structure take forever to hash, and big ints can be made to collide; such keys do not
-        occur in real checkpoints and are kept by identity.
-        """
-        if _flat(key):
-            return key
-        if isinstance(key, tuple) and len(key) <= MAX_FLAT_KEY and all(map(_flat, key)):
-            self.tuple_keys += 1
-            if self.tuple_keys <= MAX_TUPLE_KEYS:
-                return key
-        if isinstance(key, (Global, Opaque, NumpyScalar, ShardRecord, Placement, IndexRecord)):
-            return key
-        odd = Opaque(f"a {type(key).__name__} used as a key")
-        odd.state = key
-        return odd
-
-    def name(self, module: str, name: str) -> Global:
-        """Return the one `Global` for a name."""
-        found = self.globals.get((module, name))
-        if found is None:
-            found = self.globals[module, name] = Global(module, name)
-            self.runs.meet(found)
-        return found
-
-    def rebuild(self, function: Global, args: tuple[Any, ...]) -> Any:
-        """Return what the call `function(*args)` stands for."""
-        return call(self, function, args)
-
-    def persistent(self, pid: Any) -> Any:
-        """Return the storage that a persistent id describes."""
-        storage = Storage.from_pid(pid)
-        known = self.storages.setdefault(storage.key, storage)
-        if (known.dtype, known.numel) != (storage.dtype, storage.numel):
-            raise PickleError(f"storage {describe_for_error(storage.key)} is described in two ways")
-        return known
-
-
-def _flat(key: Any) -> bool:
-    return isinstance(key, HARMLESS_KEYS) or (isinstance(key, int) and abs(key) < SAFE_INT)
 
 
 def _line(error: Exception) -> str:

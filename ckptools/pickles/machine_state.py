@@ -1,69 +1,216 @@
-"""What opcodes, rebuilders and the readers of runs see of the pickle machine that calls them."""
+"""What a pickle has built so far, and how an opcode changes it: the stack, the memo, names, storages and budgets.
+
+Everything that a machine calls on the way takes a `MachineState`; only `machine` knows how the opcodes are run.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 from typing import Any, Protocol
 
-from ckptools.model.values import Global
+from ckptools.model.values import Global, NumpyScalar, Opaque, describe_for_error
+from ckptools.pickles.device_mesh import Claim, Mesh
+from ckptools.pickles.limits import (
+    FREE_WORK,
+    MAX_FLAT_KEY,
+    MAX_MEMO,
+    MAX_STACK,
+    MAX_TUPLE_KEYS,
+    SAFE_INT,
+    WORK_PER_BYTE,
+    CutError,
+    PickleError,
+    UnusualError,
+)
+from ckptools.pickles.objects import Storage
 from ckptools.pickles.repeated_records import RepeatedRecords
+from ckptools.pickles.run_records import IndexRecord, Placement, ShardRecord
+
+HARMLESS_KEYS = (str, bytes, bool, float, type(None), date)
+
+Locate = Callable[[Storage], tuple[Path, int, str, int]]
 
 
-class MachineState(Protocol):
-    """A machine while it interprets a pickle; `ckptools.pickles.machine.Machine` says what each attribute is."""
+class Runs(Protocol):
+    """Reads what repeats itself in a pickle without interpreting every opcode of it.
 
-    data: bytes
-    locate: Callable[[Any], tuple[Path, int, str, int]] | None
-    stack: list[Any]
-    marks: list[list[Any]]
-    memo: dict[int, Any]
-    next_number: int
-    claims: set[tuple[int | None, int]]
-    modules: bool
-    meshes: set[Any]
-    repeated: RepeatedRecords
+    Attributes:
+        trigger: the class whose fetch from the memo begins what repeats itself; None while nothing can begin.
+    """
 
-    runs: Any
+    trigger: Global | None
+
+    @property
+    def runs(self) -> object:
+        """What was read so: anything false for nothing."""
+
+    def meet(self, name: Global) -> None:
+        """Take note of a class that the pickle names for the first time."""
+
+    def stop(self) -> None:
+        """Read nothing in runs from here on."""
+
+    def uncounted(self) -> int:
+        """How many memo numbers were given to what is not kept."""
+
+    def fetch(self, number: int, at: int) -> int:
+        """Push what a skipped record gave the memo number `number`; return where to go on."""
+
+    def skip(self, start: int, at: int) -> int:
+        """Read what begins at `start`, where the trigger has just been fetched; return where to go on."""
+
+    def has_unresolved_records(self, tree: Any) -> bool:
+        """Whether a skipped record stands where nobody knows what it is."""
+
+
+Reader = Callable[["MachineState", bool], Runs]
+"""Makes what reads runs for a machine; False to read none."""
+
+
+class MachineState:
+    """The state of a machine that interprets one pickle.
+
+    Attributes:
+        data: the pickle.
+        stack: values under construction above the last mark.
+        memo: what the pickle has given a number.
+        globals: every name that the pickle mentions, in order of first use.
+        next_number: one more than the highest number given; picklers count upwards.
+        storages: every storage that it mentions, by key.
+        claims: `(rank, world size)` that sharded tensors in it say they were saved with; the rank may be None.
+        modules: whether an object has the state of an `nn.Module`.
+        meshes: device meshes that may be slices of larger ones.
+        repeated: what the pickles of other ranks have in common with this one.
+        runs: reads what repeats itself: the shard lists of ShardedTensors, or the entries of DCP metadata.
+        work: how many more elements calls may go through: a call may name a big list again and again.
+        tuple_keys: tuples that are keys.
+        locate: tells where a storage's bytes are: `(file, byte offset, record name, CRC-32)`. None when it has none.
+        reader: makes what reads runs.
+        stopped_at: offset behind STOP; None while it was not met.
+    """
+
+    def __init__(
+        self, data: bytes, locate: Locate | None, fast: bool, reader: Reader, repeated: RepeatedRecords
+    ) -> None:
+        self.data = data
+        self.repeated = repeated
+        self.locate = locate
+        self.reader = reader
+        self._start(fast)
+
+    def _start(self, fast: bool) -> None:
+        self.stack: list[Any] = []
+        self.marks: list[list[Any]] = []
+        self.memo: dict[int, Any] = {}
+        self.next_number = 0
+        self.globals: dict[tuple[str, str], Global] = {}
+        self.storages: dict[str, Storage] = {}
+        self.claims: set[Claim] = set()
+        self.modules = False
+        self.meshes: set[Mesh] = set()
+        self.runs: Runs = self.reader(self, fast)
+        self.work = FREE_WORK + WORK_PER_BYTE * len(self.data)
+        self.tuple_keys = 0
+        self.stopped_at: int | None = None
 
     def check_sizes(self) -> None:
-        """Hold the sizes of stack and memo against their limits."""
+        """Refuse a pickle whose stack or memo has outgrown its budget; asked once per block of opcodes."""
+        if len(self.stack) > MAX_STACK:
+            raise PickleError(f"more than {MAX_STACK} values on the pickle's stack")
+        if len(self.memo) > MAX_MEMO:
+            raise PickleError(f"more than {MAX_MEMO} memo entries")
 
     def pop(self) -> Any:
-        """Take the value on top of the stack."""
+        """Take the top of the stack."""
+        return self.stack.pop()
 
     def pop_mark(self) -> list[Any]:
         """Take everything above the last mark."""
+        items, self.stack = self.stack, self.marks.pop()
+        return items
 
     def take(self, at: int, length: int) -> bytes:
-        """The bytes of an argument."""
+        """Return `length` bytes at `at`."""
+        self.check(at, length)
+        return self.data[at : at + length]
 
     def check(self, at: int, length: int) -> None:
-        """Refuse an argument that ends behind the pickle."""
+        """Refuse a length that runs past the end."""
+        if at + length > len(self.data):
+            raise CutError(f"a length of {length} where {max(len(self.data) - at, 0)} bytes remain")
 
     def spend(self, elements: int) -> None:
-        """Count elements that a call goes through against what the pickle can have spelled out."""
+        """Account for a call that goes through so many elements.
+
+        Raises:
+            PickleError: calls have gone through more than the pickle can mean.
+        """
+        self.work -= elements
+        if self.work < 0:
+            raise PickleError("its calls unfold to far more than the pickle holds")
 
     def line(self, at: int) -> tuple[str, int]:
-        """A text argument that a newline ends, and where it ends."""
+        """Return the text up to the next newline, and where to go on."""
+        end = self.newline(at)
+        return self.data[at:end].decode("utf-8"), end + 1
 
     def newline(self, at: int) -> int:
-        """Where the next newline is."""
+        """Return where the next newline is."""
+        end = self.data.find(b"\n", at)
+        if end < 0:
+            raise CutError("a text argument without an end")
+        return end
 
     def put(self, index: int) -> None:
-        """Keep the value on top of the stack in the memo."""
+        """Give the top of the stack a number."""
+        if index < self.next_number:
+            self.runs.stop()
+        else:
+            self.next_number = index + 1
+        self.memo[index] = self.stack[-1]
 
     def get(self, index: int) -> Any:
-        """A value of the memo."""
+        """Return what has the number `index`."""
+        if index not in self.memo and self.runs.runs:
+            raise UnusualError("a number that may be of a skipped record")
+        return self.memo[index]
 
     def key(self, key: Any) -> Any:
-        """A value that may be a key of a dict."""
+        """Return `key`, or an object that stands for it, such that hashing it costs little and cannot be made to.
+
+        Containers that share structure take forever to hash, and big ints can be made to collide; such keys do not
+        occur in real checkpoints and are kept by identity.
+        """
+        if _flat(key):
+            return key
+        if isinstance(key, tuple) and len(key) <= MAX_FLAT_KEY and all(map(_flat, key)):
+            self.tuple_keys += 1
+            if self.tuple_keys <= MAX_TUPLE_KEYS:
+                return key
+        if isinstance(key, (Global, Opaque, NumpyScalar, ShardRecord, Placement, IndexRecord)):
+            return key
+        odd = Opaque(f"a {type(key).__name__} used as a key")
+        odd.state = key
+        return odd
 
     def name(self, module: str, name: str) -> Global:
-        """A global that the pickle mentions."""
-
-    def rebuild(self, function: Global, args: tuple[Any, ...]) -> Any:
-        """What a call of a global stands for."""
+        """Return the one `Global` for a name."""
+        found = self.globals.get((module, name))
+        if found is None:
+            found = self.globals[module, name] = Global(module, name)
+            self.runs.meet(found)
+        return found
 
     def persistent(self, pid: Any) -> Any:
-        """What a persistent id names."""
+        """Return the storage that a persistent id describes."""
+        storage = Storage.from_pid(pid)
+        known = self.storages.setdefault(storage.key, storage)
+        if (known.dtype, known.numel) != (storage.dtype, storage.numel):
+            raise PickleError(f"storage {describe_for_error(storage.key)} is described in two ways")
+        return known
+
+
+def _flat(key: Any) -> bool:
+    return isinstance(key, HARMLESS_KEYS) or (isinstance(key, int) and abs(key) < SAFE_INT)

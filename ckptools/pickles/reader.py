@@ -11,7 +11,7 @@ from ckptools.files import zip_archive
 from ckptools.files.file_type import COMPRESSIONS, content_of, head_of
 from ckptools.files.opening import File
 from ckptools.pickles.archive import read_archive
-from ckptools.pickles.dtensor import claims_of
+from ckptools.pickles.device_mesh import claims_of
 from ckptools.pickles.repeated_records import RepeatedRecords
 
 FORMS = {"zip": "", "legacy": "pickle stream of before torch 1.6"}

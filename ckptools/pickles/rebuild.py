@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable
 from datetime import date, datetime, timedelta
-from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ckptools.dtypes import ITEMSIZE, STORAGE_CLASS
+from ckptools.dtypes import ITEMSIZE
 from ckptools.model.values import (
     Device,
     Global,
@@ -21,56 +20,13 @@ from ckptools.model.values import (
     Opaque,
     Size,
     TorchName,
-    describe_for_error,
 )
-from ckptools.pickles.limits import PickleError
-
-if TYPE_CHECKING:
-    from ckptools.pickles.machine_state import MachineState
-
+from ckptools.pickles.limits import MAX_NDIM, PickleError
+from ckptools.pickles.machine_state import MachineState
+from ckptools.pickles.numpy_state import array_data, array_shape, build_array, build_dtype
 
 STATELESS = (int, float, complex, str, bytes, type(None))
 """What has no `__setstate__` and no attributes, so that no pickler gives it any; Python's refuses it too."""
-
-MAX_NDIM = 64
-"""Dimensions of a tensor or array; numpy and torch stop here too."""
-
-
-class Storage(Opaque):
-    """A storage that a persistent id names: where a tensor's elements come from.
-
-    Attributes:
-        key: the record is `data/<key>`.
-        dtype: of its elements; `uint8` for an untyped storage.
-        numel: number of elements.
-        location: device tag, such as `cpu` or `cuda:3`.
-    """
-
-    __slots__ = ("dtype", "key", "location", "numel")
-
-    def __init__(self, kind: str, key: str, location: str, numel: int) -> None:
-        super().__init__(f"torch.{kind}")
-        self.key = key
-        self.dtype = STORAGE_CLASS[kind]
-        self.numel = numel
-        self.location = location
-
-    @classmethod
-    def from_pid(cls, pid: Any) -> Storage:
-        """Read torch's persistent id: `('storage', storage class, key, location, numel)`.
-
-        Raises:
-            ValueError: it is something else.
-        """
-        if not isinstance(pid, tuple) or len(pid) < 5 or pid[0] != "storage":
-            raise ValueError("a persistent id that is not torch's")
-        kind, key, location, numel = pid[1:5]
-        name = kind.name if isinstance(kind, Global) else ""
-        if name not in STORAGE_CLASS or not isinstance(key, str) or not isinstance(location, str):
-            raise ValueError(f"a storage of unknown type {describe_for_error(name or kind)}")
-        if type(numel) is not int or numel < 0:
-            raise ValueError(f"storage {describe_for_error(key)} has {describe_for_error(numel)} elements")
-        return cls(name, key, location, numel)
 
 
 def call(m: MachineState, function: Any, args: Any) -> Any:
@@ -90,9 +46,9 @@ def build(target: Any, state: Any) -> None:
     if isinstance(target, Opaque):
         target.state = state
     elif isinstance(target, NumpyArray):
-        _build_array(target, state)
+        build_array(target, state)
     elif isinstance(target, NumpyDtype):
-        _build_dtype(target, state)
+        build_dtype(target, state)
     elif isinstance(target, OrderedDict) and isinstance(state, dict):
         # nn.Module.state_dict() carries the versions of its modules in this attribute.
         metadata = state.get("_metadata")
@@ -103,60 +59,7 @@ def build(target: Any, state: Any) -> None:
     # Any other state (of a dict or list subclass, say) has no place in what we build; the values are whole.
 
 
-def _build_dtype(target: NumpyDtype, state: Any) -> None:
-    """State: version, byte order, subarray, names, fields, size, alignment, flags, and the unit of a time."""
-    _, order, subarray, names, fields, *_, last = (*state, None) if len(state) == 8 else state
-    if not isinstance(order, str) or order not in ("<", ">", "|", "="):
-        raise ValueError(f"a numpy dtype of byte order {describe_for_error(order)}")
-    plain = target.dtype.lstrip("<>|=")
-    if subarray is not None or names is not None or fields is not None:
-        plain, order = "O", "|"  # a record: nothing that a number or a text says
-    elif plain in ("M8", "m8"):
-        plain += _time_unit(last)
-    target.dtype = order.replace("=", "<") + plain
-
-
-def _time_unit(metadata: Any) -> str:
-    """The unit of a numpy time as its dtype spells it: `[s]`, `[25us]`; nothing for a time without one."""
-    inner = metadata[1] if isinstance(metadata, tuple) and len(metadata) == 2 else None
-    unit, count = inner[:2] if isinstance(inner, tuple) and len(inner) >= 2 else (None, None)
-    if not isinstance(unit, bytes) or not unit.isalpha() or len(unit) > 7 or type(count) is not int:
-        raise ValueError("a numpy time of unknown unit")
-    return "" if unit == b"generic" else f"[{'' if count == 1 else describe_for_error(count)}{unit.decode()}]"
-
-
-def _build_array(target: NumpyArray, state: Any) -> None:
-    _, shape, dtype, fortran, data = state
-    target.shape, target.fortran_order = _array_shape(shape), fortran is True
-    if isinstance(data, bytes) and isinstance(dtype, NumpyDtype):
-        target.dtype, target.data = dtype.dtype, _array_data(target.shape, dtype.dtype, data)
-    else:  # an array of Python objects
-        target.dtype, target.data = "|O", b""
-
-
-def _array_shape(shape: Any) -> tuple[int, ...]:
-    ok = isinstance(shape, tuple) and len(shape) <= MAX_NDIM and all(type(n) is int and 0 <= n < 1 << 63 for n in shape)
-    if not ok:
-        raise ValueError(f"a numpy array of shape {describe_for_error(shape)}")
-    return tuple(shape)
-
-
-def _array_data(shape: tuple[int, ...], dtype: str, data: bytes) -> bytes:
-    """`data`, if the array has that many bytes; a dtype with fields or units tells no size."""
-    kind, width = dtype[1:2], dtype[2:]
-    if dtype[1:] == "O":
-        return b""
-    if kind in "mM":
-        width = "8"
-    if kind in "biufcmMSUV" and width.isdecimal() and len(data) != prod(shape) * int(width) * (4 if kind == "U" else 1):
-        raise ValueError(
-            f"a numpy array of shape {describe_for_error(shape)} and dtype "
-            f"{describe_for_error(dtype)} with {len(data)} bytes"
-        )
-    return data
-
-
-Rebuild = Callable[["MachineState", tuple[Any, ...]], Any]
+Rebuild = Callable[[MachineState, tuple[Any, ...]], Any]
 REBUILD: dict[str, Rebuild] = {}
 
 
@@ -337,8 +240,8 @@ def _frombuffer(m: MachineState, args: tuple[Any, ...]) -> Any:
     if not isinstance(data, (bytes, bytearray)) or not isinstance(dtype, NumpyDtype):
         return None
     m.spend(len(data) // 8)
-    sizes = _array_shape(shape)
-    return NumpyArray(dtype.dtype, sizes, order == "F", _array_data(sizes, dtype.dtype, bytes(data)))
+    sizes = array_shape(shape)
+    return NumpyArray(dtype.dtype, sizes, order == "F", array_data(sizes, dtype.dtype, bytes(data)))
 
 
 @rebuilds(*(f"{module}.scalar" for module in _NUMPY))

@@ -14,8 +14,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ckptools.model.regions import Box, Ints
-from ckptools.model.tensor import Shard
+from ckptools.pickles.run_records import ShardRecord
 
 NUMBERS = 10
 """Memo entries that a record makes: of them the first is the record itself."""
@@ -28,29 +27,6 @@ MAX_RECORDS = 1 << 20
 
 MAX_OVERLAP = 4
 """Chains that are looked at for one memo number: two are usual, before a rank's own place in a list and behind it."""
-
-
-class ShardRecord:
-    """One shard of a ShardedTensor's list.
-
-    Attributes:
-        shard: its box and its rank within the tensor's process group; without a source.
-        placement: the placement of the record.
-        shape: the shape that the box was last found to lie in.
-    """
-
-    __slots__ = ("placement", "shape", "shard")
-
-    def __init__(self, offsets: Ints, sizes: Ints, rank: int | None) -> None:
-        self.shard = Shard(Box(offsets, sizes), rank, None)
-        self.placement = Placement()
-        self.shape: Ints | None = None
-
-
-class Placement:
-    """Stands for the `_remote_device` of a record, which a ChunkShardingSpec lists again."""
-
-    __slots__ = ()
 
 
 class Part(NamedTuple):

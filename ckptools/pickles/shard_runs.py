@@ -16,15 +16,15 @@ from __future__ import annotations
 import re
 import struct
 from bisect import bisect_right
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import proxy
 
 from ckptools.model.regions import Ints
 from ckptools.model.values import Global, Opaque
-from ckptools.pickles.repeated_records import NUMBERS, Part, Placement, ShardRecord
-
-if TYPE_CHECKING:
-    from ckptools.pickles.machine_state import MachineState
+from ckptools.pickles.limits import UnusualError
+from ckptools.pickles.machine_state import MachineState
+from ckptools.pickles.repeated_records import NUMBERS, Part
+from ckptools.pickles.run_records import Placement, ShardRecord
 
 RECORD_CLASS = "ShardMetadata"
 PLACEMENT_CLASS = "_remote_device"
@@ -40,10 +40,6 @@ TEXT = rb"X(?:" + b"|".join(b"\\x%02x\\0\\0\\0[\\w:/.-]{%d}" % (n, n) for n in r
 
 PLACEMENT = 4
 """Which of them is the placement."""
-
-
-class UnusualError(ValueError):
-    """A pickle does something with a skipped record that only reading it opcode by opcode gets right."""
 
 
 class Run:

@@ -14,15 +14,14 @@ of a GPU job): places are compared by offsets and sizes only.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ckptools.model.regions import Box, Ints
 from ckptools.model.tensor import Shard, Tensor
-from ckptools.model.values import Opaque, describe_for_error
-from ckptools.pickles.repeated_records import ShardRecord
-
-if TYPE_CHECKING:
-    from ckptools.pickles.machine_state import MachineState
+from ckptools.model.values import describe_for_error
+from ckptools.pickles.machine_state import MachineState
+from ckptools.pickles.objects import attributes
+from ckptools.pickles.run_records import ShardRecord
 
 MAX_WORLD = 1 << 20
 """Ranks of a world; more than any cluster has."""
@@ -30,15 +29,6 @@ MAX_WORLD = 1 << 20
 
 RECORD_WORK = 8
 """What reading a record counts for; it takes more than a hundred bytes of pickle to spell one."""
-
-
-def attributes(value: Any) -> dict[str, Any]:
-    """The attributes of an object: its state is a dict, or `(dict, slots dict)` for classes with slots."""
-    state = value.state if isinstance(value, Opaque) else None
-    parts = [part for part in (state[:2] if isinstance(state, tuple) else (state,)) if isinstance(part, dict)]
-    if len(parts) > 1:
-        return {**parts[0], **parts[1]}
-    return parts[0] if parts else {}
 
 
 def describe(m: MachineState, shape: Ints, dtype: str, state: Any) -> Tensor:

@@ -11,17 +11,17 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import islice
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ckptools.dtypes import ITEMSIZE, QUANTIZED
 from ckptools.model.regions import Box, Ints
 from ckptools.model.tensor import Shard, Source, Tensor, TensorKind
 from ckptools.model.values import Global, NumpyArray, Opaque, describe_for_error
 from ckptools.pickles import dtensor, sharded
-from ckptools.pickles.rebuild import MAX_NDIM, Storage, dtype_of, rebuilds
-
-if TYPE_CHECKING:
-    from ckptools.pickles.machine_state import MachineState
+from ckptools.pickles.limits import MAX_NDIM
+from ckptools.pickles.machine_state import MachineState
+from ckptools.pickles.objects import Storage
+from ckptools.pickles.rebuild import call, dtype_of, rebuilds
 
 Args = tuple[Any, ...]
 
@@ -163,8 +163,8 @@ def _rebuild_from_type(m: MachineState, args: Args) -> Any:
         return _wrapper_subclass(m, cls, inner, state)
     if cls.dotted in ("torch.Tensor", "torch.nn.parameter.Parameter"):
         # A plain tensor with Python attributes on it; the values are all there.
-        return m.rebuild(function, inner)
-    return _unknown_subclass(cls, m.rebuild(function, inner), state)
+        return call(m, function, inner)
+    return _unknown_subclass(cls, call(m, function, inner), state)
 
 
 def _wrapper_subclass(m: MachineState, cls: Global, inner: Args, state: Any) -> Tensor | Opaque:

@@ -23,10 +23,10 @@ from ckptools.files.zip_archive import MAX_RECORDS
 from ckptools.model.tensor import Tensor
 from ckptools.model.values import Global, describe_for_error
 from ckptools.pickles.legacy import Stream, View, check_system, locator
-from ckptools.pickles.limits import PickleError
+from ckptools.pickles.limits import MAX_NDIM, PickleError
 from ckptools.pickles.loading import load_checked
 from ckptools.pickles.machine import Machine
-from ckptools.pickles.rebuild import MAX_NDIM, Storage
+from ckptools.pickles.objects import Storage
 from ckptools.pickles.tensors import plain
 
 Known = dict[int, "Storage | Tensor"]

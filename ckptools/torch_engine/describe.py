@@ -20,7 +20,7 @@ from ckptools.errors import ReadError
 from ckptools.files.opening import File
 from ckptools.model.values import Device, Global, NumpyArray, NumpyDtype, NumpyScalar, Opaque, Size, TorchName
 from ckptools.pickles.cycles import without_cycles
-from ckptools.pickles.dtensor import claims_of
+from ckptools.pickles.device_mesh import claims_of
 from ckptools.pickles.reader import Saved
 from ckptools.torch_engine.allow_list import names_in
 from ckptools.torch_engine.describe_tensors import Tensors, dtype_name

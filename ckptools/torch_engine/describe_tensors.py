@@ -16,7 +16,8 @@ from typing import Any
 
 from ckptools.model.regions import Box, Ints, grid_boxes
 from ckptools.model.tensor import Shard, Source, Tensor, in_rank_order
-from ckptools.pickles.dtensor import Mesh, Placement, local_runs, note_mesh, worlds
+from ckptools.pickles.device_mesh import Mesh, note_mesh, worlds
+from ckptools.pickles.dtensor import Placement, local_runs
 from ckptools.pickles.tensors import WHY_NOT
 
 NOWHERE = -(1 << 62)

@@ -115,7 +115,7 @@ FAULTS = (
         (' or end[-2:] != b"\\0\\0"', ""),
     ),
     *_in(
-        "pickles/machine.py",
+        "pickles/machine_state.py",
         "pickles/test_machine.py pickles/test_hostile.py",
         ("        if len(self.memo) > MAX_MEMO:\n", "        if False:\n"),
         ("        if len(self.stack) > MAX_STACK:\n", "        if False:\n"),
@@ -175,13 +175,17 @@ FAULTS = (
             "type(dim) is int and 0 <= dim < ndim and type(split) is int",
             "type(dim) is int and 0 <= dim <= ndim and type(split) is int",
         ),
-        ("type(c) is int and 0 <= c < n for c, n", "type(c) is int and 0 <= c <= n for c, n"),
         ("    if scatter > MAX_SCATTER:\n", "    if False:\n"),
         ("if coordinate != mesh.coordinate for shard", "for shard"),
-        ("whole = names_root or ranks is None or sorted(ranks) == list(range(at_least))", "whole = True"),
-        ("return known if len(known) == prod(sizes) else None", "return known"),
         ("    if strange:\n", "    if False:\n"),
         ('    if kind == "_StridedShard" and not 1 <= split <= MAX_MESH:\n', "    if False:\n"),
+    ),
+    *_in(
+        "pickles/device_mesh.py",
+        "pickles/test_dtensor.py",
+        ("type(c) is int and 0 <= c < n for c, n", "type(c) is int and 0 <= c <= n for c, n"),
+        ("whole = names_root or ranks is None or sorted(ranks) == list(range(at_least))", "whole = True"),
+        ("return known if len(known) == prod(sizes) else None", "return known"),
     ),
     # -- what ranks say together --------------------------------------------------------------------------------------
     *_in(

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptools.model.values import NumpyArray, NumpyScalar, Opaque
-from ckptools.pickles import machine
+from ckptools.pickles import machine_state
 from ckptools.pickles.machine import Machine, PickleError
 from tests.pickles.forge import storage
 
@@ -232,14 +232,14 @@ def test_ints_are_kept_while_python_can_print_them():
 
 
 def test_a_pickle_above_the_memo_budget_is_refused(monkeypatch):
-    monkeypatch.setattr(machine, "MAX_MEMO", 6500)
+    monkeypatch.setattr(machine_state, "MAX_MEMO", 6500)
     assert load(b"\x80\x04N" + b"\x94" * 6000 + b".") is None
     with pytest.raises(PickleError, match="more than 6500 memo entries"):
         load(b"\x80\x04N" + b"\x94" * 8000 + b".")
 
 
 def test_tuples_above_their_budget_as_keys_are_kept_by_identity(monkeypatch):
-    monkeypatch.setattr(machine, "MAX_TUPLE_KEYS", 2)
+    monkeypatch.setattr(machine_state, "MAX_TUPLE_KEYS", 2)
     found = list(load(pickle.dumps({("a", n): n for n in range(4)})))
     assert found[:2] == [("a", 0), ("a", 1)]
     assert [key.name for key in found[2:]] == ["a tuple used as a key"] * 2
@@ -253,7 +253,7 @@ def test_a_storage_that_is_described_in_two_ways_is_refused(other):
 
 
 def test_a_pickle_above_the_stack_budget_is_refused(monkeypatch):
-    monkeypatch.setattr(machine, "MAX_STACK", 3000)
+    monkeypatch.setattr(machine_state, "MAX_STACK", 3000)
     with pytest.raises(PickleError, match="stack"):
         load(b"\x80\x04" + b"N" * 5000 + b".")
 

@@ -20,7 +20,7 @@ from ckptools.model.tree import tensors_in
 from ckptools.model.values import Opaque
 from ckptools.pickles.archive import locator
 from ckptools.pickles.machine import Machine, PickleError
-from ckptools.pickles.repeated_records import Placement, ShardRecord
+from ckptools.pickles.run_records import Placement, ShardRecord
 from tests.pickles.forge import number, text
 from tests.truth import FIXTURES
 

@@ -24,11 +24,12 @@ from ckptools.formats.dcp.metadata import Metadata, StoredItem, TensorMetadata
 from ckptools.model.regions import Box, Ints
 from ckptools.model.tree import KeyPath
 from ckptools.model.values import Global, Opaque, TorchName, describe_for_error
-from ckptools.pickles.chunk_runs import ChunkReader, ChunkRecord, IndexRecord, PlaceRecord
+from ckptools.pickles.chunk_runs import ChunkReader
 from ckptools.pickles.loading import load_checked
 from ckptools.pickles.machine import Machine
+from ckptools.pickles.objects import attributes
 from ckptools.pickles.rebuild import dtype_of
-from ckptools.pickles.sharded import attributes
+from ckptools.pickles.run_records import ChunkRecord, IndexRecord, PlaceRecord
 
 MAX_METADATA = 2 << 30
 """Bytes of a `.metadata`; the largest runs write some hundred megabytes."""

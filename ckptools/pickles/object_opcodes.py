@@ -1,0 +1,217 @@
+"""The opcodes that build objects: containers, names, calls and persistent ids; the others are in `opcodes`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ckptools.model.values import Global, Opaque
+from ckptools.pickles.limits import PickleError, UnusualError
+from ckptools.pickles.machine_state import MachineState
+from ckptools.pickles.opcodes import DISPATCH, opcode
+from ckptools.pickles.rebuild import build, call
+from ckptools.pickles.run_records import RECORDS, Placement, ShardRecord
+
+_SKIPPED = (ShardRecord, Placement, *RECORDS)
+
+
+# -- containers ------------------------------------------------------------------------------------------
+
+
+@opcode(b"\x85")
+def _tuple1(m: MachineState, at: int) -> int:
+    m.stack[-1] = (m.stack[-1],)
+    return at
+
+
+@opcode(b"\x86")
+def _tuple2(m: MachineState, at: int) -> int:
+    second = m.stack.pop()
+    m.stack[-1] = (m.stack[-1], second)
+    return at
+
+
+@opcode(b"\x87")
+def _tuple3(m: MachineState, at: int) -> int:
+    third, second = m.stack.pop(), m.stack.pop()
+    m.stack[-1] = (m.stack[-1], second, third)
+    return at
+
+
+@opcode(b"t")
+def _tuple(m: MachineState, at: int) -> int:
+    items = m.pop_mark()
+    m.stack.append(tuple(items))
+    return at
+
+
+@opcode(b"l")
+def _list(m: MachineState, at: int) -> int:
+    items = m.pop_mark()
+    m.stack.append(items)
+    return at
+
+
+@opcode(b"d")
+def _dict(m: MachineState, at: int) -> int:
+    items = m.pop_mark()
+    m.stack.append({})
+    _set_items(m, m.stack[-1], items)
+    return at
+
+
+@opcode(b"\x91")
+def _frozenset(m: MachineState, at: int) -> int:
+    items = m.pop_mark()
+    m.stack.append(frozenset(map(m.key, items)))
+    return at
+
+
+@opcode(b"a")
+def _append(m: MachineState, at: int) -> int:
+    value = m.pop()
+    _extend(m, m.stack[-1], [value])
+    return at
+
+
+@opcode(b"e")
+def _appends(m: MachineState, at: int) -> int:
+    items = m.pop_mark()
+    _extend(m, m.stack[-1], items)
+    return at
+
+
+@opcode(b"\x90")
+def _additems(m: MachineState, at: int) -> int:
+    items = m.pop_mark()
+    _extend(m, m.stack[-1], items)
+    return at
+
+
+@opcode(b"s")
+def _setitem(m: MachineState, at: int) -> int:
+    value, key = m.pop(), m.pop()
+    _set_items(m, m.stack[-1], [key, value])
+    return at
+
+
+@opcode(b"u")
+def _setitems(m: MachineState, at: int) -> int:
+    items = m.pop_mark()
+    _set_items(m, m.stack[-1], items)
+    return at
+
+
+def _extend(m: MachineState, target: Any, items: list[Any]) -> None:
+    if isinstance(target, list):
+        target.extend(items)
+    elif isinstance(target, set):
+        target.update(map(m.key, items))
+    elif isinstance(target, Opaque):
+        target.items.extend(items)
+    else:
+        raise PickleError(f"items are added to a {type(target).__name__}")
+
+
+def _set_items(m: MachineState, target: Any, items: list[Any]) -> None:
+    pairs = zip(items[::2], items[1::2], strict=True)
+    if isinstance(target, dict):
+        for key, value in pairs:
+            target[key if type(key) is str else m.key(key)] = value
+    elif isinstance(target, Opaque):
+        target.items.extend(pairs)
+    else:
+        raise PickleError(f"keys are set on a {type(target).__name__}")
+
+
+# -- names and calls -------------------------------------------------------------------------------------
+
+
+@opcode(b"c")
+def _global(m: MachineState, at: int) -> int:
+    module, at = m.line(at)
+    name, at = m.line(at)
+    m.stack.append(m.name(module, name))
+    return at
+
+
+@opcode(b"\x93")
+def _stack_global(m: MachineState, at: int) -> int:
+    name, module = m.pop(), m.pop()
+    if not isinstance(name, str) or not isinstance(module, str):
+        raise PickleError("a global whose name is not text")
+    m.stack.append(m.name(module, name))
+    return at
+
+
+def _extension(code: bytes, width: int) -> None:
+    def handler(m: MachineState, at: int) -> int:
+        number = int.from_bytes(m.take(at, width), "little")
+        m.stack.append(m.name("copyreg", f"extension {number}"))
+        return at + width
+
+    DISPATCH[code[0]] = handler
+
+
+for _code, _width in ((b"\x82", 1), (b"\x83", 2), (b"\x84", 4)):
+    _extension(_code, _width)
+
+
+@opcode(b"R")
+def _reduce(m: MachineState, at: int) -> int:
+    args, function = m.pop(), m.pop()
+    m.stack.append(call(m, function, args))
+    return at
+
+
+@opcode(b"\x81")
+def _newobj(m: MachineState, at: int) -> int:
+    return _reduce(m, at)
+
+
+@opcode(b"\x92")
+def _newobj_ex(m: MachineState, at: int) -> int:
+    keywords, args, function = m.pop(), m.pop(), m.pop()
+    name = function.dotted if isinstance(function, Global) else "not a class"
+    m.stack.append(Opaque(name, args, keywords))
+    return at
+
+
+@opcode(b"i")
+def _inst(m: MachineState, at: int) -> int:
+    module, at = m.line(at)
+    name, at = m.line(at)
+    args = tuple(m.pop_mark())
+    m.stack.append(call(m, m.name(module, name), args))
+    return at
+
+
+@opcode(b"o")
+def _obj(m: MachineState, at: int) -> int:
+    function, *args = m.pop_mark()
+    m.stack.append(call(m, function, tuple(args)))
+    return at
+
+
+@opcode(b"b")
+def _build(m: MachineState, at: int) -> int:
+    state = m.pop()
+    if isinstance(m.stack[-1], _SKIPPED):
+        raise UnusualError("a skipped record gets another state")
+    build(m.stack[-1], state)
+    if type(state) is dict and "_modules" in state:
+        m.modules = True
+    return at
+
+
+@opcode(b"P")
+def _persid(m: MachineState, at: int) -> int:
+    text, at = m.line(at)
+    m.stack.append(m.persistent(text))
+    return at
+
+
+@opcode(b"Q")
+def _binpersid(m: MachineState, at: int) -> int:
+    pid = m.pop()
+    m.stack.append(m.persistent(pid))
+    return at
