@@ -25,11 +25,11 @@ from typing import Any
 
 from ckptools.files.opening import reading
 from ckptools.formats import rank_files
+from ckptools.formats.dcp.composite import Parts, is_dcp
 from ckptools.formats.dcp.files import METADATA, looks_like_dcp
 from ckptools.formats.dcp.folder import PLANNED
 from ckptools.formats.options import Options
 from ckptools.formats.shared.companions import read_companions, step_of_accelerate
-from ckptools.formats.shared.composite import Parts, is_dcp
 from ckptools.formats.shared.fsdp1 import optimizers as flat_optimizers
 from ckptools.formats.shared.shapes import Shapes
 from ckptools.model.checkpoint import Checkpoint, ModuleOrder

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from ckptools.formats import rank_files
+from ckptools.formats.dcp.composite import Parts, is_dcp
 from ckptools.formats.dcp.folder import PLANNED
 from ckptools.formats.options import Options
-from ckptools.formats.shared.composite import Parts, is_dcp
 from ckptools.formats.shared.rank_names import parse
 from ckptools.model.checkpoint import Checkpoint, Fact
 from ckptools.model.problems import Code, Problem

@@ -37,8 +37,9 @@ from ckptools.formats.megatron.grid import (
     members,
 )
 from ckptools.formats.megatron.layers import is_chunk
+from ckptools.formats.megatron.masters import choose_weights, masters_of
 from ckptools.formats.megatron.model import Model
-from ckptools.formats.megatron.optimizer import HALF, Optimizers, masters_of
+from ckptools.formats.megatron.optimizer import Optimizers
 from ckptools.formats.megatron.rules import Rules
 from ckptools.formats.options import Options
 from ckptools.formats.shared import rank_checks
@@ -224,14 +225,9 @@ class _Opening:
 
     def _chosen(self, model: Model, weights: dict[str, Any], masters: Mapping[str, Tensor]) -> dict[str, Any]:
         """The weights that were asked for: the optimizer's master copies where it has one of every half weight."""
-        half = [n for n, t in weights.items() if isinstance(t, Tensor) and t.dtype in HALF]
-        if not half:
-            return weights
-        whole = all(n in masters and not masters[n].note for n in half)
-        self.problems.append(checks.note_on_weights(self.options.weights, whole, len(half)))
-        if self.options.weights == "module" or not whole:
-            return weights
-        return model.tied({n: masters.get(n, t) for n, t in weights.items()})
+        chosen = choose_weights(weights, masters, self.options.weights)
+        self.problems += chosen.problems
+        return model.tied(chosen.weights) if chosen.masters_taken else chosen.weights
 
     def _files(self) -> Iterator[RankFile]:
         """Every file that is here or should be, in rank order."""

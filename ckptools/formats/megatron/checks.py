@@ -9,7 +9,7 @@ from typing import Any
 from ckptools.formats.megatron.grid import Coordinates, Grid, Member, arguments, setting
 from ckptools.formats.megatron.model import HEADS, INPUT
 from ckptools.formats.megatron.rules import QKV
-from ckptools.formats.options import Options, Weights
+from ckptools.formats.options import Options
 from ckptools.formats.shared.file_status import Fault
 from ckptools.model.checkpoint import RankFile
 from ckptools.model.problems import Code, Problem
@@ -80,17 +80,6 @@ def _check_ranks(grid: Grid, stated: Mapping[Coordinates, Any]) -> Iterator[Prob
         if rank % grid.tp != at.tp:
             text = f"{grid.folder(at)} was written by rank {rank} (args.rank), another tensor-parallel rank"
             yield Problem(Code.STRAY_FILE, f"{text} than its name says", grid.rank(at))
-
-
-def note_on_weights(wanted: Weights, whole: bool, count: int) -> Problem:
-    """Which of the two copies of half-precision weights the model section holds."""
-    if not whole:
-        text = f"{count} half-precision weights have no fp32 master copy here that is sure; the module's own are taken"
-    elif wanted == "module":
-        text = f"{count} half-precision weights as the module had them; --weights fp32 takes the master copies"
-    else:
-        text = f"{count} half-precision weights in their fp32 master copies; --weights module takes the module's own"
-    return Problem(Code.KEPT_AS_SAVED, text)
 
 
 def check_values(args: Mapping[str, Any], tree: Mapping[Any, Any], grid: Grid) -> Iterator[Problem]:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ckptools.formats.megatron.grid import Coordinates
+from ckptools.formats.megatron.masters import HALF, MASTER
 from ckptools.formats.megatron.model import Held, Model
 from ckptools.formats.shared.merge import Merge
 from ckptools.formats.shared.tensor_parallel import REPLICATED, Piece, UnlikeError, join
@@ -29,10 +30,8 @@ from ckptools.model.tree import KeyPath, fqn_of, tensors_in
 from ckptools.model.values import Opaque, describe_for_error
 from ckptools.training_state.optimizer_names import name_parameters
 
-MASTER = "fp32_param"
 """Slot of the master copy: what Megatron's own distributed checkpoints call it."""
 
-HALF = ("float16", "bfloat16")
 STRIDE = 10_000_000
 """Ids of chained optimizers are told apart by so much."""
 
@@ -248,16 +247,3 @@ def _ids(group: Mapping[str, Any]) -> list[Any]:
 def words(path: KeyPath) -> str:
     """A key path for people, also where a pair of dtypes is a key."""
     return fqn_of(tuple(describe_for_error(k.state) if isinstance(k, Opaque) else k for k in path))
-
-
-def masters_of(tree: Any) -> dict[str, Tensor]:
-    """The joined master copies in a merged optimizer, by parameter."""
-    found: dict[str, Tensor] = {}
-    for one in tree if isinstance(tree, list) else [tree]:
-        inner = one.get("optimizer", one) if isinstance(one, Mapping) else {}
-        state = inner.get("state", {}) if isinstance(inner, Mapping) else {}
-        for fqn, slots in state.items():
-            master = slots.get(MASTER) if isinstance(slots, Mapping) else None
-            if isinstance(master, Tensor):
-                found[fqn] = master
-    return found

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ckptools.formats.megatron.checks import note_on_weights, notes_on_tied
+from ckptools.formats.megatron.checks import notes_on_tied
 from ckptools.formats.megatron.grid import arguments, setting
-from ckptools.formats.megatron.optimizer import HALF, words
+from ckptools.formats.megatron.masters import HALF, MASTER, choose_weights
+from ckptools.formats.megatron.optimizer import words
 from ckptools.formats.megatron.rules import QKV
 from ckptools.formats.megatron_dist.buckets import UnjoinedError, join
 from ckptools.formats.megatron_dist.stored_shapes import in_true_shape, layers_of
@@ -29,7 +30,7 @@ SIZES = re.compile(r".*\.per_bucket_numel(?:_unpadded)?(?:/shard_0_1)?", re.DOTA
 COMMON_KEY = "common_state/shard_0_1"
 DISTRIBUTED = "distributed."
 STATE = "state."
-MASTERS = ("fp32_param", "param")
+MASTERS = (MASTER, "param")
 """Slots of the master copy: of Float16Optimizer and older distributed optimizers, of `fully_reshardable`."""
 
 SHAPES = "its stored form is not its weight's shape: flat runs that nothing places; --only model writes the model"
@@ -185,14 +186,11 @@ class Stored:
         self, model: dict[str, Tensor], state: Mapping[str, Mapping[str, Any]], weights: Weights
     ) -> dict[str, Any]:
         """The weights that were asked for: the optimizer's master copies where it has one of every half weight."""
-        half = [name for name, tensor in model.items() if tensor.dtype in HALF]
-        if not half:
-            return {**model}
         masters = {n: t for n in model for slot in MASTERS if (t := state.get(n, {}).get(slot)) is not None}
-        whole = all(n in masters and not masters[n].note for n in half)
-        self.masters_whole = whole
-        self.problems.append(note_on_weights(weights, whole, len(half)))
-        return {n: masters.get(n, t) for n, t in model.items()} if whole and weights == "fp32" else {**model}
+        chosen = choose_weights(model, masters, weights)
+        self.masters_whole = chosen.masters_whole
+        self.problems += chosen.problems
+        return chosen.weights
 
     # -- optimizer -----------------------------------------------------------------------------------------------
 
