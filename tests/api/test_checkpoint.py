@@ -1,0 +1,118 @@
+"""What users hold: a checkpoint, its mappings and its lazy tensors."""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from dataclasses import fields
+
+import pytest
+
+import ckptools
+from ckptools.consolidate.options import ConsolidateOptions
+from ckptools.model.tensor import Tensor as TensorData
+from ckptools.model.tree import tensors_in
+from ckptools.training_state import modules
+from tests.truth import FIXTURES
+
+SHARDED = FIXTURES / "torch2.13.0-fsdp1-sharded-w4"
+RANK0 = SHARDED / "rank0.pt"
+
+
+class Counting:
+    """Reads files as the inert reader does, and remembers which."""
+
+    def __init__(self):
+        self.read = Counter()
+
+    def __call__(self, path):
+        self.read[path.name] += 1
+        return modules.read_file(path)
+
+
+def one_rank(**options):
+    """A checkpoint of four ranks of which one file was read."""
+    ck = ckptools.open(RANK0, **options)
+    assert not ck.all_ranks
+    return ck
+
+
+def test_each_file_of_another_rank_is_read_once_however_many_tensors_are_loaded():
+    reader = Counting()
+    ck = one_rank(read_file=reader)
+    for tensor in ck.model.values():
+        tensor.load()
+    assert reader.read == {f"rank{rank}.pt": 1 for rank in range(4)}
+
+
+def test_every_tensor_is_the_same_whether_one_rank_was_read_or_all():
+    one, every = one_rank(), ckptools.open(RANK0, all_ranks=True)
+    assert all(t.load().equal(every.model[name].load()) for name, t in one.model.items())
+
+
+def test_a_slice_reads_only_the_ranks_that_hold_it():
+    reader = Counting()
+    ck = one_rank(read_file=reader)
+    name, tensor = next((k, t) for k, t in ck.model.items() if len(t.shards) == 4 and t.shards[1].box.numel)
+    last = tensor.shards[1].box.offsets[0]
+    assert tensor[last].equal(ckptools.open(RANK0, all_ranks=True).model[name].load()[last])
+    assert set(reader.read) == {"rank0.pt", "rank1.pt"}
+
+
+def test_verify_and_consolidate_share_what_was_read_of_all_ranks(tmp_path):
+    reader = Counting()
+    ck = one_rank(read_file=reader)
+    assert ck.verify().ok
+    before = reader.read.copy()
+    ck.consolidate(tmp_path / "out.pt")
+    assert reader.read == before
+
+
+def test_at_the_end_of_its_block_it_forgets_what_it_read():
+    reader = Counting()
+    with one_rank(read_file=reader) as ck:
+        ck.resolver.all_ranks()
+    read = reader.read.total()
+    ck.resolver.all_ranks()
+    assert reader.read.total() == read + 4
+
+
+@pytest.mark.parametrize("what", ["model", "optimizers", "schedulers"])
+def test_a_key_that_is_not_there_is_told_with_the_nearest(what):
+    known = getattr(ckptools.open(SHARDED), what)
+    key = next(iter(known))
+    with pytest.raises(KeyError, match=f"no '{key}x' here; the nearest is '{key}'"):
+        known[f"{key}x"]
+    assert f"{key}x" not in known and known.get(f"{key}x", 7) == 7
+
+
+def test_what_readers_return_has_no_methods_that_open_files():
+    assert {"load", "numpy", "__array__", "__getitem__"} & set(dir(TensorData)) == set()
+
+
+def test_every_tensor_of_the_tree_can_be_loaded():
+    ck = ckptools.open(SHARDED)
+    assert all(isinstance(t, ckptools.Tensor) for _, t in tensors_in(ck.raw))
+
+
+def parameters(function):
+    """Names of what can be given to a function beside the checkpoint and its callbacks."""
+    found = inspect.signature(function).parameters.values()
+    assert all(p.kind is not p.VAR_KEYWORD and (p.annotation is not p.empty or p.name == "self") for p in found)
+    return {p.name: p.default for p in found if p.name not in ("self", "checkpoint", "out", "progress")}
+
+
+def test_methods_and_functions_have_the_same_full_signatures():
+    assert parameters(ckptools.Checkpoint.verify) == parameters(ckptools.verify)
+    assert parameters(ckptools.Checkpoint.consolidate) == parameters(ckptools.consolidate)
+    assert parameters(ckptools.consolidate) == {f.name: f.default for f in fields(ConsolidateOptions)}
+
+
+def test_every_public_name_is_documented():
+    assert [name for name in ckptools.__all__ if not inspect.getdoc(getattr(ckptools, name))] == []
+    methods = [getattr(c, n) for c in (ckptools.Checkpoint, ckptools.Tensor) for n in vars(c) if n[0] != "_"]
+    assert [m for m in methods if callable(m) and not inspect.getdoc(m)] == []
+
+
+def test_dir_shows_the_public_names_only():
+    assert dir(ckptools) == sorted([*ckptools.__all__, "__version__"])
