@@ -124,6 +124,16 @@ def test_a_circle_is_found():
     assert in_a_circle({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"c"}, "e": set()}) == {"b", "c"}
 
 
+def test_the_readme_tells_where_everything_is():
+    told = (PACKAGE.parent / "README.md").read_text().partition("## Architecture")[2].partition("\n## ")[0]
+    paths = {name for name in re.findall(r"`([\w/]+(?:\.py|/))`", told) if not name.startswith("tests/")}
+    inside = {name for name in paths if (PACKAGE / name).exists()}
+    rooms = {room(module) for module in MODULES} - {"_version", "__init__", "__main__"}
+    # A module of a room is told by its own name in the room's paragraph.
+    assert {name for name in paths - inside if not any(PACKAGE.glob(f"*/{name}"))} == set()
+    assert {f"{name}/" if (PACKAGE / name).is_dir() else f"{name}.py" for name in rooms} <= paths
+
+
 def test_importing_ckptools_imports_neither_torch_nor_numpy_nor_rich():
     code = "import sys, ckptools, ckptools.cli; print([m for m in ('torch', 'numpy', 'rich') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
