@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckptools.cli.commands import COMMANDS, function_of, help_text
 from ckptools.cli.ending import ended_at_once
+from ckptools.cli.plain_arguments import TAKE_PATHS, plain_arguments
 from ckptools.cli.printing import remark, show
 
 if TYPE_CHECKING:
@@ -24,9 +25,6 @@ USAGE_EXIT = 2
 
 WIDTH = 80
 """Columns beyond which help is not laid out any wider."""
-
-TAKE_PATHS = ("inspect", "verify")
-"""Commands that can be given paths and nothing else."""
 
 
 def run() -> None:
@@ -43,14 +41,22 @@ def run() -> None:
         import signal
 
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-        if name in TAKE_PATHS and _are_paths(arguments[1:]):
-            from ckptools.cli.exit_codes import one_line_errors
-
-            one_line_errors(function_of(name))(arguments[1:])
-        else:
+        if not (name in TAKE_PATHS and _run_without_typer(name, arguments[1:])):
             from ckptools.cli.program import program
 
             program([name] if name in COMMANDS else COMMANDS)()
+
+
+def _run_without_typer(name: str, arguments: Sequence[str]) -> bool:
+    """Run a command if it is given nothing to parse; return whether it was."""
+    function = function_of(name)
+    plain = plain_arguments(function, arguments)
+    if plain is None:
+        return False
+    from ckptools.cli.exit_codes import one_line_errors
+
+    one_line_errors(function)(plain.paths, **plain.flags)
+    return True
 
 
 def _show_help(asked: bool) -> None:
@@ -77,11 +83,6 @@ def _has_80_columns() -> bool:
         return not sys.stdout.isatty() or os.get_terminal_size().columns >= WIDTH
     except OSError:
         return False
-
-
-def _are_paths(arguments: Sequence[str]) -> bool:
-    """Whether a command is given paths, and nothing to parse. On Windows typer finds what a `*` stands for."""
-    return os.name != "nt" and bool(arguments) and not any(argument.startswith("-") for argument in arguments)
 
 
 def __getattr__(name: str) -> Any:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
+import inspect
 import os
 import shutil
 import subprocess
@@ -14,6 +16,8 @@ from typer.testing import CliRunner
 
 from ckptools.cli import app
 from ckptools.cli.commands import COMMANDS, function_of
+from ckptools.cli.plain_arguments import plain_arguments
+from ckptools.cli.program import program
 from ckptools.model.problems import Code
 from tests.truth import FIXTURES
 
@@ -90,9 +94,48 @@ def test_the_list_of_commands_fits_a_narrow_terminal():
     assert max(map(len, process("--help", COLUMNS="50").stdout.splitlines())) <= 50
 
 
+FLAGS = {
+    "inspect": ["--json", "--all-ranks", "--only-this-file", "--follow-symlinks", "--trust"],
+    "verify": ["--deep", "--values", "--json", "--only-this-file", "--follow-symlinks"],
+}
+PLAIN = [
+    *((name, ["a.pt", flag, "b"]) for name in FLAGS for flag in FLAGS[name]),
+    ("inspect", ["a.pt"]),
+    ("inspect", ["", "."]),
+    ("verify", [*FLAGS["verify"], "x"]),
+    ("verify", ["a", "--deep", "a", "--deep"]),
+]
+
+
+@pytest.mark.parametrize(("name", "arguments"), PLAIN, ids=str)
+def test_paths_and_flags_mean_what_typer_takes_them_for(name, arguments, monkeypatch):
+    taken: list[dict[str, object]] = []
+    noting = lambda function: functools.wraps(function)(lambda **given: taken.append(given))  # noqa: E731
+    monkeypatch.setattr("ckptools.cli.program.one_line_errors", noting)
+    program([name])([name, *arguments], standalone_mode=False)
+    plain = plain_arguments(function_of(name), arguments)
+    assert plain is not None
+    ours = inspect.signature(function_of(name)).bind(plain.paths, **plain.flags)
+    ours.apply_defaults()
+    assert [ours.arguments] == taken
+
+
+MORE = [[], ["--json"], ["a", "-j", "2"], ["a", "--ranks=x"], ["--", "a"], ["a", "--jso"], ["a", "-"]]
+
+
+@pytest.mark.parametrize("arguments", MORE, ids=str)
+def test_what_is_more_than_paths_and_flags_is_left_to_typer(arguments):
+    assert plain_arguments(function_of("verify"), arguments) is None
+
+
 @pytest.mark.parametrize(
     ("typer", "arguments"),
-    [(False, ["--help"]), (False, ["inspect", COMPOSER]), (False, ["verify", COMPOSER]), (True, ["inspect", "--help"])],
+    [
+        (False, ["--help"]),
+        (False, ["inspect", COMPOSER]),
+        (False, ["verify", COMPOSER, "--json"]),
+        (True, ["inspect", "--help"]),
+    ],
     ids=str,
 )
 def test_only_the_command_that_is_called_is_imported_and_typer_only_to_parse_options(arguments, typer):
