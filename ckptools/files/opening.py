@@ -11,7 +11,7 @@ import stat
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from threading import Lock
 
 from ckptools.errors import ReadError, UnsafePathError
@@ -230,3 +230,14 @@ def check_stays_inside(path: Path, folder: Path) -> None:
         raise UnsafePathError(
             path, f"is a link to {target}, out of the checkpoint's folder; follow it with --follow-symlinks"
         )
+
+
+def is_plain_name(text: str) -> bool:
+    """Whether a name that a file gives is that of something in the same folder, on any system."""
+    return text not in ("", ".", "..") and not {"/", "\\", "\0", os.sep} & set(text)
+
+
+def is_plain_path(text: str) -> bool:
+    """Whether a name that a file gives leads to a place below its own folder, on any system."""
+    odd = not text or len(text) > 4096 or "\0" in text or "\\" in text or ":" in text.split("/")[0]
+    return not odd and not PurePosixPath(text).is_absolute() and {"", ".", ".."}.isdisjoint(text.split("/"))

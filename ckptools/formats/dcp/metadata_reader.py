@@ -15,11 +15,11 @@ of torch 1.13.1, 2.0.1 and 2.13.0.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from ckptools.errors import ReadError, UnsafePathError
-from ckptools.files.opening import File
+from ckptools.files.opening import File, is_plain_path
 from ckptools.formats.dcp.metadata import Metadata, StoredItem, TensorMetadata
 from ckptools.model.regions import Box, Ints
 from ckptools.model.tree import KeyPath
@@ -211,12 +211,6 @@ def class_of(value: Any) -> str:
 def describe_class(value: Any) -> str:
     """What a value is, for a message."""
     return describe_for_error(value.name) if isinstance(value, Opaque) else describe_for_error(value)
-
-
-def is_plain_path(text: str) -> bool:
-    """Whether a name that a file gives leads to a place below its own folder, on any system."""
-    odd = not text or len(text) > 4096 or "\0" in text or "\\" in text or ":" in text.split("/")[0]
-    return not odd and not PurePosixPath(text).is_absolute() and {"", ".", ".."}.isdisjoint(text.split("/"))
 
 
 def _properties(state: Any) -> tuple[Any, str, bool]:

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Literal
 
 from ckptools.errors import ReadError, UnsafePathError
-from ckptools.files.opening import check_stays_inside, reading
+from ckptools.files.opening import check_stays_inside, is_plain_name, reading
 from ckptools.formats.shared.several import several
-from ckptools.formats.shared.trackers import is_plain_name, text_of
+from ckptools.formats.shared.trackers import text_of
 from ckptools.model.values import describe_for_error
 from ckptools.text import few
 

@@ -9,7 +9,6 @@ transformers/modeling_utils.py, huggingface_hub/serialization, torch/distributed
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 
 from ckptools.errors import ReadError, UnsafePathError
 from ckptools.files.json_file import read_json
+from ckptools.files.opening import is_plain_name
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
 from ckptools.model.values import describe_for_error
@@ -66,11 +66,6 @@ def read_index(path: Path) -> Index:
 def _total_size(metadata: Any) -> int | None:
     total = metadata.get("total_size") if isinstance(metadata, dict) else None
     return int(total) if isinstance(total, (int, float)) and 0 <= total < MAX_SIZE else None
-
-
-def is_plain_name(name: str) -> bool:
-    """Whether a name is that of a file in the same folder, on any system."""
-    return name not in ("", ".", "..") and not {"/", "\\", "\0", os.sep} & set(name)
 
 
 def compare(index: Index, held: Mapping[str, Mapping[str, Any]]) -> list[Problem]:

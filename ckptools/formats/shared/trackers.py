@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from ckptools.files.opening import File, check_stays_inside, reading
+from ckptools.files.opening import File, check_stays_inside, is_plain_name, reading
 from ckptools.model.values import describe_for_error
 from ckptools.training_state.steps import step_in
 
@@ -72,11 +72,6 @@ def text_of(path: Path) -> str:
     """
     with File(path) as file:
         return file.read(0, min(file.size, MAX_TRACKER)).decode("utf-8", "replace").strip()
-
-
-def is_plain_name(text: str) -> bool:
-    """Whether the text of a tracker may be the name of something beside it; only that is followed."""
-    return text == Path(text).name and text not in ("", ".", "..") and not set(text) & set("\\\0")
 
 
 def _named(tracker: Path, text: str) -> Tracker:
