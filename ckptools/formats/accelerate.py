@@ -108,14 +108,14 @@ def read(path: Path, options: Options) -> Checkpoint:
     parts, optimizers = Parts(path, options), Parts(path, options)
     for part in found:
         if part.what == "optimizer":
-            optimizers.dcp(part.path, part.key, "optimizer")
+            optimizers.add_dcp(part.path, part.key, "optimizer")
     for part in found:
         if part.what == "model":
             _add_model(parts, part, optimizers.tree.get(replace(part, what="optimizer").key))
-    parts.take(optimizers)
+    parts.add_parts(optimizers)
     parts.problems += _without_metadata(path)
     companions = read_companions(path, options)
-    parts.companions(companions)
+    parts.add_companions(companions)
     counting = [key for key in parts.tree if not key.startswith("scheduler")]
     made = parts.checkpoint(
         NAME, f"Accelerate, {_saved_as(found, parts)}", companions.world_size, _order(found), counting
@@ -139,13 +139,13 @@ def _without_metadata(folder: Path) -> Iterator[Problem]:
 
 def _add_model(parts: Parts, part: _Part, optimizer: Any) -> None:
     if part.kind == "dcp":
-        parts.dcp(part.path, part.key, "model")
+        parts.add_dcp(part.path, part.key, "model")
     elif part.kind == "full":
-        parts.file(part.path, part.key)
+        parts.add_file(part.path, part.key)
     else:
         told = _shapes_by_name(optimizer)
         # All of them, so that no tensor has to look for the rest of it from inside of this folder.
-        parts.whole_checkpoint(rank_files.read(part.path, replace(parts.options, all_ranks=True), told), part.key)
+        parts.add_checkpoint(rank_files.read(part.path, replace(parts.options, all_ranks=True), told), part.key)
 
 
 def _shapes_by_name(optimizer: Any) -> Shapes | None:

@@ -49,16 +49,16 @@ def read(path: Path, options: Options) -> Checkpoint:
     parts = Parts(path, options)
     for name in FOLDERS:
         if is_dcp(path / name):
-            parts.dcp(path / name, name)
+            parts.add_dcp(path / name, name)
         elif (path / name / f"{name}.pt").is_file():
             parts.check_link(path / name)
-            parts.file(path / name / f"{name}.pt", name)
+            parts.add_file(path / name / f"{name}.pt", name)
         else:
             parts.problems.append(Problem(Code.FILE_MISSING, f"no folder {name}: it was not saved", severity="note"))
     if (path / RESUMPTION).is_file():
-        parts.file(path / RESUMPTION, "resumption")
+        parts.add_file(path / RESUMPTION, "resumption")
     if (path / METADATA).is_file():
-        parts.file(path / METADATA, "metadata")
+        parts.add_file(path / METADATA, "metadata")
     return parts.checkpoint(
         NAME, f"Composer, {_saved_as(parts)}", _world_size(parts.tree.get("metadata")), _order(path)
     )

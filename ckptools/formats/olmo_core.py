@@ -47,10 +47,10 @@ def read(path: Path, options: Options) -> Checkpoint:
         UnsafePathError: a part is a link out of the folder.
     """
     parts = Parts(path, options)
-    parts.spread(path / MODEL_AND_OPTIM)
+    parts.add_dcp_at_top(path / MODEL_AND_OPTIM)
     world = _add_trainer(parts)
     if (path / VERSION).is_file():
-        parts.file(path / VERSION, "metadata")
+        parts.add_file(path / VERSION, "metadata")
     return parts.checkpoint(NAME, f"OLMo-core, DCP folder, {parts.writer}", world, PLANNED)
 
 
@@ -67,7 +67,7 @@ def _add_trainer(parts: Parts) -> Fact:
     if not ranks:
         parts.problems.append(Problem(Code.FILE_MISSING, f"no file rank0.pt in {TRAIN}", severity="warning"))
         return Fact(None)
-    parts.whole_checkpoint(rank_files.read(folder / f"rank{ranks[0]}.pt", parts.options), TRAIN)
+    parts.add_checkpoint(rank_files.read(folder / f"rank{ranks[0]}.pt", parts.options), TRAIN)
     world = _stated(parts.tree[TRAIN])
     if world is None:
         return Fact(None)

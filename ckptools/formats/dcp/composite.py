@@ -1,4 +1,4 @@
-"""A checkpoint whose parts lie in folders and files of their own: what formats put together that build on DCP.
+"""Composite checkpoints: DCP folders and files of their own, put together into one tree.
 
 Each part is read by what reads it alone, and its problems say in which part they are.
 """
@@ -46,7 +46,7 @@ def is_dcp(folder: Path) -> bool:
 
 @dataclass
 class Parts:
-    """The parts of one checkpoint, as they are read.
+    """Collects the parts of one checkpoint, and makes the checkpoint of them.
 
     Attributes:
         path: the checkpoint.
@@ -88,7 +88,7 @@ class Parts:
         if not self.options.follow_symlinks:
             check_stays_inside(path, self.path)
 
-    def dcp(self, folder: Path, key: str, top: str | None = None) -> None:
+    def add_dcp(self, folder: Path, key: str, top: str | None = None) -> None:
         """Add a DCP folder as `tree[key]`.
 
         Args:
@@ -110,7 +110,7 @@ class Parts:
         self.differing += ((key, *path[cut:]) for path in found.differing)
         self.per_rank |= {(key, *path[cut:]): values for path, values in found.per_rank.items()}
 
-    def spread(self, folder: Path) -> None:
+    def add_dcp_at_top(self, folder: Path) -> None:
         """Add the parts that a DCP folder has at its top.
 
         Raises:
@@ -139,7 +139,7 @@ class Parts:
         self.bytes_read += found.bytes_read
         return found
 
-    def file(self, path: Path, key: str) -> None:
+    def add_file(self, path: Path, key: str) -> None:
         """Add what a torch.save, pickle or JSON file holds as `tree[key]`, or a problem when that is not possible.
 
         Raises:
@@ -181,8 +181,8 @@ class Parts:
         self.bytes_read += len(machine.data)
         return tree
 
-    def take(self, other: Parts) -> None:
-        """Add everything of other parts, read apart so that they stand behind these."""
+    def add_parts(self, other: Parts) -> None:
+        """Add other parts behind these."""
         self.tree |= other.tree
         self.files += other.files
         self.problems += other.problems
@@ -195,8 +195,8 @@ class Parts:
         self.files_read += other.files_read
         self.bytes_read += other.bytes_read
 
-    def companions(self, found: CompanionFiles) -> None:
-        """Add what training left beside; a part that is here already is not replaced."""
+    def add_companions(self, found: CompanionFiles) -> None:
+        """Add companion files; a part that is here already is not replaced."""
         both = [key for key in found.tree if key in self.tree]
         self.tree |= {key: value for key, value in found.tree.items() if key not in both}
         self.problems += found.problems
@@ -210,7 +210,7 @@ class Parts:
         self.files_read += sum(f.status == "read" for f in found.files)
         self.bytes_read += found.bytes_read
 
-    def whole_checkpoint(self, other: Checkpoint, key: str) -> None:
+    def add_checkpoint(self, other: Checkpoint, key: str) -> None:
         """Add a checkpoint that was opened on its own as `tree[key]`."""
         self.tree[key] = other.tree
         for problem in other.problems:
@@ -233,7 +233,7 @@ class Parts:
         order: ModuleOrder,
         steps: Iterable[str] | None = None,
     ) -> Checkpoint:
-        """Put everything together.
+        """The checkpoint that the parts make.
 
         Args:
             format: name of the format.

@@ -21,6 +21,7 @@ from ckptools.files.opening import check_stays_inside, reading
 from ckptools.formats.shared.several import several
 from ckptools.model.checkpoint import RankFile
 from ckptools.model.problems import Code, Problem
+from ckptools.text import few
 from ckptools.training_state.steps import NAMES
 
 METADATA = ".metadata"
@@ -108,8 +109,8 @@ def _steps(folder: Path) -> list[Path]:
 
 
 @dataclass(frozen=True, slots=True)
-class FileHere:
-    """One data file that the metadata names.
+class DataFile:
+    """A `.distcp` file that the metadata names, found or missing.
 
     Attributes:
         path: in the folder.
@@ -126,27 +127,27 @@ class FileHere:
     needed: int
 
     def holds(self, end: int) -> bool:
-        """Whether it is here and reaches to byte `end`."""
+        """Whether the file is here and reaches to byte `end`."""
         return self.size is not None and end <= self.size
 
     def rank_file(self) -> RankFile:
-        """The file for the checkpoint's list. What there is to know of one that is here, the metadata knows."""
+        """The file as the checkpoint lists it: one that is here counts as read, for the metadata knows all of it."""
         if self.size is None:
             return RankFile(self.path, self.rank, "", "missing", 0, None)
         status: Literal["read", "cut"] = "cut" if self.size < self.needed else "read"
         return RankFile(self.path, self.rank, "", status, self.size, self.modified)
 
 
-def look(folder: Path, needed: Mapping[str, int], follow_symlinks: bool) -> dict[str, FileHere]:
-    """Look at every file that the metadata names; `needed` has the bytes that each must have.
+def find_data_files(folder: Path, needed: Mapping[str, int], follow_symlinks: bool) -> dict[str, DataFile]:
+    """The data files that the metadata names, as they are in the folder; `needed` has the bytes that each must have.
 
     Raises:
         UnsafePathError: one is a link out of the folder, or no regular file.
     """
-    return {name: _look(folder, name, n, follow_symlinks) for name, n in needed.items()}
+    return {name: _data_file(folder, name, n, follow_symlinks) for name, n in needed.items()}
 
 
-def _look(folder: Path, name: str, needed: int, follow_symlinks: bool) -> FileHere:
+def _data_file(folder: Path, name: str, needed: int, follow_symlinks: bool) -> DataFile:
     path = folder / name
     try:
         status = path.lstat()
@@ -155,12 +156,12 @@ def _look(folder: Path, name: str, needed: int, follow_symlinks: bool) -> FileHe
         if stat.S_ISLNK(status.st_mode):
             status = path.stat()
     except (FileNotFoundError, NotADirectoryError):
-        return FileHere(path, rank_of(name), None, None, needed)
+        return DataFile(path, rank_of(name), None, None, needed)
     except OSError as error:
         raise ReadError(path, (error.strerror or "cannot be looked at").lower()) from error
     if not stat.S_ISREG(status.st_mode):
         raise UnsafePathError(path, "not a regular file")
-    return FileHere(path, rank_of(name), status.st_size, status.st_mtime, needed)
+    return DataFile(path, rank_of(name), status.st_size, status.st_mtime, needed)
 
 
 def _check_inside(path: Path, folder: Path) -> None:
@@ -171,10 +172,10 @@ def _check_inside(path: Path, folder: Path) -> None:
         check_stays_inside(step, folder)
 
 
-def problems_of(files: Mapping[str, FileHere], holds: Mapping[str, list[str]]) -> Iterable[Problem]:
-    """Missing and cut files, with what they hold."""
+def check_data_files(files: Mapping[str, DataFile], holds: Mapping[str, list[str]]) -> Iterable[Problem]:
+    """Data files that are missing or cut, with what they hold."""
     for name, file in files.items():
-        lost = f"{', '.join(holds[name][:MAX_NAMED])}{_more(len(holds[name]) - MAX_NAMED)}"
+        lost = few(holds[name], MAX_NAMED)
         if file.size is None:
             yield Problem(Code.FILE_MISSING, f"no file {name}, which holds {lost}", file.rank)
         elif file.size < file.needed:
@@ -182,14 +183,10 @@ def problems_of(files: Mapping[str, FileHere], holds: Mapping[str, list[str]]) -
             yield Problem(Code.FILE_CUT, text, file.rank)
 
 
-def _more(n: int) -> str:
-    return f" and {n} more" if n > 0 else ""
-
-
-def strays(folder: Path, named: Iterable[str]) -> Iterable[Problem]:
+def stray_files(folder: Path, named: Iterable[str]) -> Iterable[Problem]:
     """Data files that the metadata does not name: of another save into the same folder, or another rank's."""
     stray = sorted(name for name in _names(folder) - set(named) if DATA.fullmatch(name))
     if stray:
-        listed = f"{', '.join(stray[:MAX_NAMED])}{_more(len(stray) - MAX_NAMED)}"
+        listed = few(stray, MAX_NAMED)
         text = f"{listed}: not named by the metadata, perhaps left over from another save into this folder"
         yield Problem(Code.STRAY_FILE, text, rank_of(stray[0]), severity="warning")

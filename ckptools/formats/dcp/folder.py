@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ckptools.formats.dcp.files import FileHere, by_rank, look, metadata_files, problems_of, strays
-from ckptools.formats.dcp.items import Items
+from ckptools.formats.dcp.files import DataFile, by_rank, check_data_files, find_data_files, metadata_files, stray_files
+from ckptools.formats.dcp.items import ItemReader
 from ckptools.formats.dcp.metadata import Metadata
 from ckptools.formats.dcp.metadata_reader import read_metadata
 from ckptools.formats.dcp.objects import read_objects
@@ -77,8 +77,8 @@ def read_folder(folder: Path, options: Options) -> Folder:
     """
     metadata = [read_metadata(path, rank) for path, rank in metadata_files(folder, options.follow_symlinks)]
     holds = _holds(metadata)
-    here = look(folder, _needed(metadata, holds), options.follow_symlinks)
-    items = Items(folder)
+    here = find_data_files(folder, _needed(metadata, holds), options.follow_symlinks)
+    items = ItemReader(folder)
     merge = Merge()
     try:
         tensors, problems = read_tensors(metadata, here, items, options.all_ranks)
@@ -92,13 +92,13 @@ def read_folder(folder: Path, options: Options) -> Folder:
     found = RankValues(tree, tuple(merge.problems), (), {})
     if not any(p.severity == "error" for p in contradiction):  # else the tree has other paths
         found = compare_ranks(merge, tree)
-    problems = [*problems_of(here, holds), *problems, *lost, *found.problems, *contradiction]
+    problems = [*check_data_files(here, holds), *problems, *lost, *found.problems, *contradiction]
     return Folder(
         path=folder,
         tree=found.tree,
         flat=flat,
         files=tuple(_files(metadata, here)),
-        problems=(*problems, *strays(folder, here)),
+        problems=(*problems, *stray_files(folder, here)),
         names=tuple(dict.fromkeys(n for one in metadata for n in one.names) | items.names),
         writer=metadata[0].writer,
         ranks=tuple(sorted({f.rank for f in here.values() if f.rank is not None})),
@@ -146,7 +146,7 @@ def _nested(flat: dict[str, Any], paths: Mapping[str, KeyPath]) -> tuple[dict[st
     ]
 
 
-def _files(metadata: Sequence[Metadata], here: Mapping[str, FileHere]) -> Iterator[RankFile]:
+def _files(metadata: Sequence[Metadata], here: Mapping[str, DataFile]) -> Iterator[RankFile]:
     for one in metadata:
         yield RankFile(one.path, one.rank, "metadata" if one.rank is not None else "", "read", one.nbytes, one.modified)
     yield from (file.rank_file() for file in here.values())

@@ -44,8 +44,8 @@ def in_safetensors(shard: Shard) -> bool:
     return item is not None and not item.zstd and item.length == shard.box.numel * ITEMSIZE[item.dtype]
 
 
-class Items:
-    """Reads the items of a folder, one file after the other.
+class ItemReader:
+    """Reads the items of a DCP folder, with one file open at a time.
 
     Attributes:
         folder: what messages leave out of paths.
@@ -139,7 +139,7 @@ class Items:
         return value
 
     def why(self, error: ReadError) -> str:
-        """What went wrong, with the path as it is in the folder."""
+        """An error in words, with the path as it is in the folder."""
         path = error.path
         inside = path is not None and path.is_relative_to(self.folder)
         return f"{path.relative_to(self.folder)}: {error.reason}" if path is not None and inside else str(error)

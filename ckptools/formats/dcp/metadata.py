@@ -19,7 +19,7 @@ from ckptools.model.values import describe_for_error
 
 @dataclass(frozen=True, slots=True)
 class StoredItem:
-    """Where one item lies.
+    """Where an item lies: a chunk of a tensor, or a pickled object.
 
     Attributes:
         file: relative path, checked to stay in the folder.
@@ -35,12 +35,12 @@ class StoredItem:
 
     @property
     def zstd(self) -> bool:
-        """Whether it was compressed, in the way that ckptools unpacks."""
+        """Whether the item was compressed by zstd, which ckptools unpacks."""
         return is_zstd(self.transforms)
 
     @property
     def unreadable(self) -> str:
-        """Why its bytes cannot be read as they are stored; empty when they can."""
+        """Why the item's bytes cannot be read; empty when they can."""
         if not self.transforms or (self.zstd and has_zstd()):
             return ""
         if self.zstd:

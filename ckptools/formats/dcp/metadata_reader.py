@@ -209,7 +209,7 @@ def class_of(value: Any) -> str:
 
 
 def describe_class(value: Any) -> str:
-    """What a value is, for a message."""
+    """The class of an object that was not rebuilt, or a value, for an error message."""
     return describe_for_error(value.name) if isinstance(value, Opaque) else describe_for_error(value)
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from ckptools.errors import ReadError
 from ckptools.files.compressed_items import Packed
-from ckptools.formats.dcp.files import FileHere
-from ckptools.formats.dcp.items import Items
+from ckptools.formats.dcp.files import DataFile
+from ckptools.formats.dcp.items import ItemReader
 from ckptools.formats.dcp.metadata import Metadata, StoredItem
 from ckptools.formats.shared.merge import Merge
 from ckptools.model.problems import Code, Problem
@@ -31,13 +31,13 @@ MAX_LOST = 100
 
 def read_objects(
     metadata: Sequence[Metadata],
-    here: Mapping[str, FileHere],
-    items: Items,
+    here: Mapping[str, DataFile],
+    items: ItemReader,
     everything: bool,
     merge: Merge,
     paths: Mapping[str, KeyPath],
 ) -> tuple[dict[str, Any], list[Problem]]:
-    """The objects by fqn, and those that are lost.
+    """Read the pickled objects of a DCP folder by fqn, and the problems of those that are lost.
 
     Args:
         metadata: one for all ranks, or one of each.
@@ -79,7 +79,7 @@ _NOWHERE = StoredItem("", 0, 0)
 class _Objects:
     """Reads objects and notes what is lost."""
 
-    def __init__(self, here: Mapping[str, FileHere], items: Items, budget: int | None) -> None:
+    def __init__(self, here: Mapping[str, DataFile], items: ItemReader, budget: int | None) -> None:
         self.here, self.items, self.budget = here, items, budget
         self.lost: list[Problem] = []
         self.unread = 0

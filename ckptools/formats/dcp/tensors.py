@@ -18,8 +18,8 @@ from typing import Any
 from ckptools.dtypes import ITEMSIZE, QUANTIZED
 from ckptools.errors import ReadError
 from ckptools.files.compressed_items import Packed
-from ckptools.formats.dcp.files import FileHere
-from ckptools.formats.dcp.items import Items, in_safetensors
+from ckptools.formats.dcp.files import DataFile
+from ckptools.formats.dcp.items import ItemReader, in_safetensors
 from ckptools.formats.dcp.metadata import Metadata, StoredItem, TensorMetadata
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box, TangledLayoutError, cover
@@ -34,7 +34,7 @@ MAX_PROBLEMS = 100
 
 
 MAX_LOOKED_AT = 1000
-"""Items of which the first bytes are looked at where not all ranks are asked for."""
+"""ItemReader of which the first bytes are looked at where not all ranks are asked for."""
 
 MAX_SECONDS = 0.3
 """Wall time that this may take."""
@@ -61,9 +61,9 @@ class _Found:
 
 
 def read_tensors(
-    metadata: Sequence[Metadata], here: Mapping[str, FileHere], items: Items, locate: bool
+    metadata: Sequence[Metadata], here: Mapping[str, DataFile], items: ItemReader, locate: bool
 ) -> tuple[dict[str, Any], list[Problem]]:
-    """The tensors by fqn, and what is wrong with them.
+    """Read the tensors of a DCP folder by fqn, and what is wrong with them.
 
     Args:
         metadata: one for all ranks, or one of each.
@@ -92,7 +92,7 @@ def _disagreement(fqn: str, first: TensorMetadata, other: TensorMetadata, metada
 
 
 def _place(
-    tensor: _Found, fqn: str, described: TensorMetadata, metadata: Metadata, here: Mapping[str, FileHere]
+    tensor: _Found, fqn: str, described: TensorMetadata, metadata: Metadata, here: Mapping[str, DataFile]
 ) -> None:
     """Add the chunks that one metadata describes."""
     tensor.why_not = tensor.why_not or _why_not(described)
@@ -108,7 +108,7 @@ def _place(
         tensor.shards.append(Shard(box, file.rank, None, _item(described, box, stored, file)))
 
 
-def _item(described: TensorMetadata, box: Box, stored: StoredItem, file: FileHere) -> Item | None:
+def _item(described: TensorMetadata, box: Box, stored: StoredItem, file: DataFile) -> Item | None:
     """What to read for a chunk; None when that cannot be."""
     if described.dtype is None or stored.unreadable or not file.holds(stored.offset + stored.length):
         return None
@@ -150,7 +150,7 @@ def _refuse_shared_places(found: Mapping[str, _Found]) -> None:
                 )
 
 
-def _out_of_place(found: Mapping[str, _Found], items: Items) -> set[Place]:
+def _out_of_place(found: Mapping[str, _Found], items: ItemReader) -> set[Place]:
     """Places where no item begins, of as many as can be looked at in a moment: the file is not the one that was saved.
 
     Of more than that, some all over the files.
@@ -174,7 +174,7 @@ def _out_of_place(found: Mapping[str, _Found], items: Items) -> set[Place]:
     return wrong
 
 
-def _locate(found: Mapping[str, _Found], items: Items, everything: bool) -> None:
+def _locate(found: Mapping[str, _Found], items: ItemReader, everything: bool) -> None:
     """Give shards their sources, file by file: of all, or of those that must be read to know whether they are there."""
     suspects = set() if everything else _out_of_place(found, items)
     wanted = [

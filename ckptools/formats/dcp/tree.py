@@ -32,7 +32,7 @@ class _Node(dict[Any, Any]):
 
 
 def nest(leaves: Iterable[tuple[str, Any]], paths: Mapping[str, KeyPath]) -> tuple[dict[str, Any], int]:
-    """Put leaves in their places; a name without a path stays at the top. Return the tree and how many holes it has.
+    """Rebuild a nested state from leaves and key paths; return it, and how many places of its lists are empty.
 
     Raises:
         ContradictionError: two names have one place, one lies inside another, or a list has an absurd index.

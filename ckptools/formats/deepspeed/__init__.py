@@ -29,8 +29,8 @@ from ckptools.errors import ReadError
 from ckptools.formats import torch_file
 from ckptools.formats.deepspeed import module_weights, pipeline, universal
 from ckptools.formats.deepspeed.assembler import ZeroAssembler, frozen_parameters
-from ckptools.formats.deepspeed.files import GROUPED, Files, same_file_twice
-from ckptools.formats.deepspeed.names import find_tag, looks_like, names_in
+from ckptools.formats.deepspeed.files import GROUPED, Files, check_copied_ranks
+from ckptools.formats.deepspeed.names import find_tag, is_deepspeed, names_in
 from ckptools.formats.deepspeed.partition_layout import (
     EXPERTS,
     MAX_WORLD,
@@ -38,7 +38,7 @@ from ckptools.formats.deepspeed.partition_layout import (
     elements_held,
     plan_partitions,
 )
-from ckptools.formats.deepspeed.ranks import Ranks, expected_bytes, leftover_files, listed, model_parallel
+from ckptools.formats.deepspeed.ranks import Ranks, expected_bytes, leftover_files, list_files, model_parallel
 from ckptools.formats.deepspeed.runs import Where
 from ckptools.formats.deepspeed.states import LAYOUT
 from ckptools.formats.options import Options
@@ -65,7 +65,7 @@ TENSOR_PARALLEL = (
 
 def detect(path: Path) -> bool:
     """A tag folder, a folder whose `latest` names one, or a file of one."""
-    return looks_like(path)
+    return is_deepspeed(path)
 
 
 def read(path: Path, options: Options) -> Checkpoint:
@@ -135,7 +135,7 @@ class _Opening:
         else:
             assembler.check_shapes()
         tree = self._tree(assembler)
-        files = tuple(listed(self.files, self.ranks, self._worlds(), self.sharded, self._prefix()))
+        files = tuple(list_files(self.files, self.ranks, self._worlds(), self.sharded, self._prefix()))
         found = rank_checks.compare_ranks(self.merge, tree, assembler.differing)
         tree = found.tree
         sections = find_sections(tree)
@@ -145,7 +145,7 @@ class _Opening:
             self.problems += (replace(p, rank=rank) for p, rank in ranked)
         self.problems += [*assembler.problems, *found.problems]
         self.problems += leftover_files(self.files, self.ranks, self._worlds())
-        self.problems += same_file_twice(self.optims, elements_held(self.layouts.values()), self.ranks.of)
+        self.problems += check_copied_ranks(self.optims, elements_held(self.layouts.values()), self.ranks.of)
         self.problems += check_copies((("model", fqn), t) for fqn, t in self.frozen.items())
         known = {p.message for p in self.problems}
         notes = ((path, t) for path, t in tensors_in(tree) if t.note not in known)

@@ -31,7 +31,7 @@ Holder = tuple[int, int]
 
 @dataclass
 class Slot:
-    """What the optimizers of all ranks keep under one name.
+    """One slot of the optimizer state, such as `exp_avg`, as the ranks hold it.
 
     Attributes:
         flats: flat tensors, one value per element.
@@ -47,7 +47,7 @@ class Slot:
 
 
 class ZeroAssembler:
-    """Puts the parameters of all model-parallel ranks together.
+    """Assembles parameters and their optimizer state from the flat tensors of all ranks.
 
     Attributes:
         layouts: where they lie, by model-parallel rank.
@@ -92,7 +92,7 @@ class ZeroAssembler:
                 _sort(self.slots.setdefault(str(name), Slot()), str(name), (mp, dp, k), value, {length, stored})
 
     def check_shapes(self) -> None:
-        """Pipeline stages that hold one parameter must agree on its shape; tensor-parallel ranks need not."""
+        """Refuse parameters on whose shape pipeline stages disagree; tensor-parallel ranks need not agree."""
         for one in self.layouts.values():
             for fqn, shape in one.shapes.items():
                 if shape != self.shapes[fqn]:

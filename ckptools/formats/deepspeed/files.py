@@ -43,7 +43,7 @@ class Files:
     faults: dict[Path, Fault] = field(default_factory=dict)
 
     def read(self, names: Iterable[StateName]) -> None:
-        """Read files; one that cannot be is remembered with what is wrong.
+        """Read files; what is wrong with one that cannot be read is kept.
 
         Raises:
             ReadError: the file that the caller named cannot be read.
@@ -74,7 +74,7 @@ class Files:
         return [n for n in self.names if n.part == part]
 
     def tree(self, name: StateName) -> dict[Any, Any] | None:
-        """What a file holds; None when it was not read.
+        """The dict that a file holds; None when it was not read.
 
         Raises:
             ReadError: it is no dict.
@@ -115,12 +115,12 @@ class Files:
         return looked_at(path, rank, part, self.faults)
 
 
-def same_file_twice(
+def check_copied_ranks(
     optims: Mapping[tuple[int, int], OptimStates],
     held: Mapping[tuple[int, int], int],
     rank_of: Callable[[int, int], int],
 ) -> Iterator[Problem]:
-    """Ranks whose optimizer states have the same checksums throughout: one rank's file under two names.
+    """Optimizer states of one rank under the names of two, told by equal checksums throughout.
 
     ZeRO-3 files do not say whose they are. A few elements may be equal by chance, padding is, and state that is all
     zeros proves nothing: nobody has trained.

@@ -30,7 +30,7 @@ UNKNOWN = "module has a placeholder, and neither param_shapes nor frozen_param_s
 
 
 def aliases(model: ModelStates, stored: Mapping[str, Any]) -> dict[str, str]:
-    """Names that are other names of a stored parameter: as `shared_params` says, else those that share its bytes.
+    """Second names of stored parameters, with the stored one: as `shared_params` says, else those that share its bytes.
 
     Args:
         model: model states of rank 0, the only one whose `shared_params` is filled in.

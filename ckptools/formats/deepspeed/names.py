@@ -46,7 +46,7 @@ POINTERS = ("latest", "latest_universal")
 
 @dataclass(frozen=True)
 class StateName:
-    """A file of a tag folder.
+    """A state file of a tag folder, by its name.
 
     Attributes:
         path: the file.
@@ -68,7 +68,7 @@ class StateName:
 
 
 def parse(path: Path) -> StateName | None:
-    """Read what a file name says; None when it is no name that DeepSpeed gives."""
+    """Parse the name of a state file; None when it is no name that DeepSpeed gives."""
     for part, pattern in PATTERNS:
         found = pattern.fullmatch(path.name)
         if found:
@@ -99,7 +99,7 @@ def is_tag_folder(folder: Path) -> bool:
     return False
 
 
-def looks_like(path: Path) -> bool:
+def is_deepspeed(path: Path) -> bool:
     """Whether a path leads to a DeepSpeed checkpoint, by names and the few bytes of `latest`."""
     if not path.is_dir():
         return parse(path) is not None or _is_slot_file(path)

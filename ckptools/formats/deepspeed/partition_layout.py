@@ -34,7 +34,7 @@ SHUFFLED = (
 
 @dataclass
 class PartitionLayout:
-    """The trainable parameters of one model-parallel rank.
+    """Where the trainable parameters of one model-parallel rank lie in the flat tensors of its ZeRO ranks.
 
     Attributes:
         mp: the model-parallel rank.
@@ -59,19 +59,19 @@ class PartitionLayout:
     def refuse(
         self, names: Iterable[str], why: str, code: Code = Code.LAYOUT_DISAGREES, rank: int | None = None
     ) -> None:
-        """Mark parameters as not to be put together, and say so once."""
+        """Refuse parameters for one reason, which becomes one problem."""
         self.refused |= dict.fromkeys(names, why)
         self.problems.append(Problem(code, why, rank))
 
     def add(self, run: Run) -> None:
-        """Add a piece."""
+        """Add a run of a parameter."""
         self.runs.setdefault(run.fqn, []).append(run)
 
 
 def plan_partitions(
     mp: int, model: ModelStates | None, optims: Mapping[int, OptimStates], ranks: Iterable[int]
 ) -> PartitionLayout:
-    """Find the place of every trainable parameter.
+    """Compute where every trainable parameter of a model-parallel rank lies.
 
     Args:
         mp: the model-parallel rank.
@@ -95,7 +95,7 @@ def plan_partitions(
 
 
 def elements_held(layouts: Iterable[PartitionLayout]) -> Counter[tuple[int, int]]:
-    """How many elements of parameters each rank holds, by `(mp, dp)`."""
+    """Elements of parameters that each rank holds, by `(mp, dp)`; padding is left out."""
     held: Counter[tuple[int, int]] = Counter()
     for layout in layouts:
         for run in (run for runs in layout.runs.values() for run in runs):

@@ -25,7 +25,7 @@ Layers = Mapping[int, Mapping[str, Any]]
 
 
 def layer_names(layers: Layers, shapes: Mapping[str, Ints]) -> dict[tuple[int, str], str]:
-    """The name in the pipeline's state dict of every key of every layer file.
+    """Map `(layer, key)` of every layer file to the name in the pipeline's state dict.
 
     A tied layer's file does not say that it is one. It is known as such when none of its keys is a parameter of
     its own place, and it alone has the keys and shapes of a tied module that no other such layer has.

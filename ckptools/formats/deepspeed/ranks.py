@@ -19,7 +19,7 @@ from ckptools.model.problems import Code, Problem
 
 @dataclass(frozen=True)
 class Ranks:
-    """How the ranks are arranged.
+    """How the ranks are arranged: data-parallel, tensor-parallel, pipeline stages.
 
     Attributes:
         dp: ranks in a data-parallel group.
@@ -33,22 +33,22 @@ class Ranks:
 
     @property
     def world(self) -> int:
-        """All of them."""
+        """The world size."""
         return self.dp * self.mps
 
     @property
     def stages(self) -> int:
-        """Pipeline stages."""
+        """Number of pipeline stages."""
         return max(1, self.mps // self.tp)
 
     def of(self, mp: int, dp: int) -> int:
-        """The global rank."""
+        """The global rank of a model-parallel rank `mp` and a data-parallel rank `dp`."""
         stage, slice_ = divmod(mp, self.tp)
         return (stage * self.dp + dp) * self.tp + slice_
 
 
 def model_parallel(files: Files, models: Mapping[tuple[int, int], ModelStates]) -> tuple[int, int]:
-    """`(mps, tp)`: what the files state, or as many as there are."""
+    """`(mps, tp)`, the model-parallel and tensor-parallel sizes: what the files state, or as many as there are."""
     found = [n.mp for n in (*files.of("model"), *files.of("optim")) if n.mp is not None]
     stated = [model.number("mp_world_size") or 1 for model in models.values()]
     mps = min(max([*found, *(n - 1 for n in stated)]) + 1, MAX_WORLD)
@@ -64,7 +64,7 @@ def model_parallel(files: Files, models: Mapping[tuple[int, int], ModelStates]) 
     return mps, max(1, min(degree, MAX_WORLD))
 
 
-def listed(
+def list_files(
     files: Files, ranks: Ranks, worlds: Mapping[int, int], sharded: bool, zero: str | None
 ) -> Iterator[RankFile]:
     """Every file, found or missing.

@@ -23,7 +23,7 @@ def row_length(shapes: Mapping[str, Ints], world: int) -> int:
 
 
 def runs(mp: int, shapes: Mapping[str, Ints], world: int, groups: Sequence[int], ranks: Iterable[int]) -> Iterator[Run]:
-    """Every piece of every parameter that `ranks` hold.
+    """The runs of every parameter that `ranks` hold.
 
     Args:
         mp: model-parallel rank that they belong to.

@@ -51,7 +51,7 @@ class Group:
 
     @cached_property
     def numel(self) -> int:
-        """Elements up to the end of the last parameter."""
+        """Elements of the group up to the end of its last parameter, the end padding left out."""
         return max((start + n for _, start, n in self.places()), default=0)
 
     def places(self) -> Iterator[tuple[str, int, int]]:
@@ -66,7 +66,7 @@ class Group:
         return min(max(self.numel - rank * partition, 0), partition)
 
     def runs(self, partition: int) -> Iterator[Run]:
-        """Every piece of every parameter."""
+        """The runs of every parameter, one for each partition that it lies in."""
         for fqn, start, n in self.places():
             done = 0
             while done < n:

@@ -59,7 +59,7 @@ class ModelStates:
 
     @property
     def module(self) -> dict[str, Any] | None:
-        """The weights as the forward pass used them; None in a pipeline."""
+        """`module`, the weights as the forward pass used them; None in a pipeline."""
         module = self.tree.get("module")
         if module is None:
             return None
@@ -87,19 +87,19 @@ class ModelStates:
 
     @property
     def fragments(self) -> dict[str, Tensor]:
-        """This rank's pieces of the frozen parameters."""
+        """`frozen_param_fragments`, this rank's pieces of the frozen parameters."""
         return _tensors(self.tree.get("frozen_param_fragments"))
 
     @property
     def shared(self) -> dict[str, str]:
-        """Names that are other names of a stored parameter."""
+        """`shared_params`: second names of stored parameters, with the stored one."""
         shared = self.tree.get("shared_params")
         pairs = shared.items() if isinstance(shared, Mapping) else shared if isinstance(shared, (list, tuple)) else ()
         texts = (pair for pair in pairs if isinstance(pair, (list, tuple)) and len(pair) == 2)
         return {a: b for a, b in texts if isinstance(a, str) and isinstance(b, str)}
 
     def number(self, key: str) -> int | None:
-        """A count that the file states."""
+        """A count that the file states; None where it states none."""
         value = self.tree.get(key)
         return value if type(value) is int and value >= 0 else None
 
@@ -177,7 +177,7 @@ class OptimStates:
 
     @property
     def slots(self) -> list[dict[str, Any]]:
-        """What the optimizer keeps of each flat tensor."""
+        """The slots of the optimizer state, of each flat tensor."""
         if isinstance(self.base, (list, tuple)):
             return [entry if isinstance(entry, dict) else {} for entry in self.base]
         state = self.base.get("state") if isinstance(self.base, dict) else None
@@ -202,7 +202,7 @@ class OptimStates:
         return paddings
 
     def others(self) -> dict[Any, Any]:
-        """Everything that is not about the cutting."""
+        """What ZeRO saves beside partitions and state: loss scaler, overflow, `clip_grad`."""
         kept = {k: v for k, v in self.tree.items() if k not in FLAT}
         return kept if self.stage is None else {**kept, "zero_stage": self.stage}
 
