@@ -18,8 +18,9 @@ from ckptools.errors import NotWholeError, RefusedError, UsageError
 from ckptools.files.opening import OpenFiles
 from ckptools.formats.shared.merge import like
 from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.cover import cover
 from ckptools.model.problems import Code, Problem
-from ckptools.model.regions import Box, cover
+from ckptools.model.regions import Box
 from ckptools.model.tensor import Shard, Tensor
 from ckptools.model.tree import KeyPath, fqn_of, tensors_in
 from ckptools.model.values import Global, Opaque, describe_for_error

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ckptools.model.cover import TangledLayoutError, cover
 from ckptools.model.problems import Code, Problem
-from ckptools.model.regions import Box, Ints, TangledLayoutError, cover
+from ckptools.model.regions import Box, Ints
 from ckptools.model.tensor import Tensor
 
 

@@ -17,7 +17,8 @@ import numpy.typing as npt
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import NotWholeError, ReadError, UsageError
 from ckptools.files.opening import File, OpenFiles
-from ckptools.model.regions import Box, Ints, cover
+from ckptools.model.cover import cover
+from ckptools.model.regions import Box, Ints
 from ckptools.model.tensor import Seen, Shard, Source, Tensor
 from ckptools.tensor_io import dcp_items
 

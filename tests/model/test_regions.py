@@ -7,16 +7,15 @@ from math import prod
 import numpy as np
 import pytest
 import torch
+from ckptools.model.cover import TangledLayoutError, cover
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptools.model.regions import (
     Box,
-    TangledLayoutError,
     chunk,
     chunk_runs,
     contiguous_strides,
-    cover,
     grid_boxes,
     span_boxes,
     strided_chunk_runs,

@@ -8,6 +8,7 @@ from math import prod
 
 import pytest
 import torch
+from ckptools.model.cover import cover
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.device_mesh import init_device_mesh
@@ -16,7 +17,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 import ckptools
 from ckptools.errors import ReadError
-from ckptools.model.regions import cover, grid_boxes
+from ckptools.model.regions import grid_boxes
 from ckptools.model.tree import tensors_in
 from ckptools.pickles import reader
 from ckptools.pickles.dtensor import Placement, local_runs

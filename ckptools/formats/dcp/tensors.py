@@ -21,8 +21,9 @@ from ckptools.files.compressed_items import Packed
 from ckptools.formats.dcp.files import DataFile
 from ckptools.formats.dcp.items import ItemReader, in_safetensors
 from ckptools.formats.dcp.metadata import Metadata, StoredItem, TensorMetadata
+from ckptools.model.cover import TangledLayoutError, cover
 from ckptools.model.problems import Code, Problem
-from ckptools.model.regions import Box, TangledLayoutError, cover
+from ckptools.model.regions import Box
 from ckptools.model.tensor import Item, Shard, Tensor, TensorKind, in_rank_order
 from ckptools.model.values import Opaque, describe_for_error
 from ckptools.pickles.tensors import WHY_NOT
