@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from ckptools.model.cover import cover
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
@@ -21,6 +20,7 @@ from ckptools.formats.megatron.layers import Layers
 from ckptools.formats.megatron.rules import Rules
 from ckptools.formats.shared import rank_signs
 from ckptools.formats.shared.tensor_parallel import GATED, ROWS, Piece, Rule, UnlikeError, join
+from ckptools.model.cover import cover
 from ckptools.model.regions import Box, contiguous_strides
 from ckptools.model.tensor import Shard, Source, Tensor
 from tests.formats.megatron_runs import Run, full_model, master, moments_of, save

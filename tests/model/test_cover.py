@@ -8,10 +8,10 @@ from itertools import combinations_with_replacement, product
 from math import prod
 
 import pytest
-from ckptools.model.cover import MAX_NAMED, TangledLayoutError, cover
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ckptools.model.cover import MAX_NAMED, TangledLayoutError, cover
 from ckptools.model.regions import Box
 
 shapes = st.lists(st.integers(0, 5), max_size=3).map(tuple)

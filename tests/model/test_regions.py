@@ -7,10 +7,10 @@ from math import prod
 import numpy as np
 import pytest
 import torch
-from ckptools.model.cover import TangledLayoutError, cover
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ckptools.model.cover import TangledLayoutError, cover
 from ckptools.model.regions import (
     Box,
     chunk,

@@ -8,7 +8,6 @@ from math import prod
 
 import pytest
 import torch
-from ckptools.model.cover import cover
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.device_mesh import init_device_mesh
@@ -17,6 +16,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 import ckptools
 from ckptools.errors import ReadError
+from ckptools.model.cover import cover
 from ckptools.model.regions import grid_boxes
 from ckptools.model.tree import tensors_in
 from ckptools.pickles import reader

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from ckptools.model.cover import cover
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ckptools.model.cover import cover
 from ckptools.model.tree import tensors_in
 from ckptools.pickles import reader
 from ckptools.pickles.machine import Machine, PickleError
