@@ -105,7 +105,7 @@ def read(path: Path, options: Options) -> Checkpoint:
         UnsafePathError: a part is a link out of the folder.
     """
     found = sorted(_parts(path), key=lambda p: (p.what, p.index))
-    parts, optimizers = Parts(path, options), Parts(path, options)
+    parts, optimizers = Parts(NAME, path, options), Parts(NAME, path, options)
     for part in found:
         if part.what == "optimizer":
             optimizers.add_dcp(part.path, part.key, "optimizer")
@@ -117,9 +117,7 @@ def read(path: Path, options: Options) -> Checkpoint:
     companions = read_companions(path, options)
     parts.add_companions(companions)
     counting = [key for key in parts.tree if not key.startswith("scheduler")]
-    made = parts.checkpoint(
-        NAME, f"Accelerate, {_saved_as(found, parts)}", companions.world_size, _order(found), counting
-    )
+    made = parts.checkpoint(f"Accelerate, {_saved_as(found, parts)}", companions.world_size, _order(found), counting)
     return made if made.step.value is not None else replace(made, step=step_of_accelerate(made.tree, made.world_size))
 
 

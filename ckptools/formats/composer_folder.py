@@ -46,7 +46,7 @@ def read(path: Path, options: Options) -> Checkpoint:
         ReadError: a DCP folder in it cannot be read.
         UnsafePathError: a part is a link out of the folder.
     """
-    parts = Parts(path, options)
+    parts = Parts(NAME, path, options)
     for name in FOLDERS:
         if is_dcp(path / name):
             parts.add_dcp(path / name, name)
@@ -59,9 +59,7 @@ def read(path: Path, options: Options) -> Checkpoint:
         parts.add_file(path / RESUMPTION, "resumption")
     if (path / METADATA).is_file():
         parts.add_file(path / METADATA, "metadata")
-    return parts.checkpoint(
-        NAME, f"Composer, {_saved_as(parts)}", _world_size(parts.tree.get("metadata")), _order(path)
-    )
+    return parts.checkpoint(f"Composer, {_saved_as(parts)}", _world_size(parts.tree.get("metadata")), _order(path))
 
 
 def _order(path: Path) -> ModuleOrder:

@@ -17,7 +17,6 @@ _consolidate_hf_safetensors.py of torch 2.13; checked on its files.
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,9 +29,10 @@ from ckptools.files.opening import File, check_stays_inside, reading
 from ckptools.files.safetensors_header import Header, read_header, source_of
 from ckptools.formats.options import Options
 from ckptools.formats.shared import shapes
+from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder
 from ckptools.formats.shared.file_status import Fault, file_now
-from ckptools.model.checkpoint import Checkpoint, Fact, RankFile, ReadCost
-from ckptools.model.problems import Code, Problem, worst_first
+from ckptools.model.checkpoint import Checkpoint, Fact, RankFile
+from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box, Ints
 from ckptools.model.tensor import Shard, Tensor
 from ckptools.model.values import describe_for_error
@@ -97,7 +97,7 @@ def read(path: Path, options: Options) -> Checkpoint:
         ReadError: one of them is damaged, or contradicts another.
         UsageError: the folder holds shards of two checkpoints.
     """
-    started = time.perf_counter()
+    builder = CheckpointBuilder(NAME, path)
     folder = path if path.is_dir() else path.parent
     files = files_in(folder)
     _check_one_checkpoint(folder, files)
@@ -108,7 +108,7 @@ def read(path: Path, options: Options) -> Checkpoint:
             if file.path != path:
                 check_stays_inside(file.path, folder)
     alone = options.only_this_file and path != folder
-    return _Opening(path, files, _told_shapes(folder, options), alone).checkpoint(files, started)
+    return _Opening(builder, files, _told_shapes(folder, options), alone).checkpoint(files)
 
 
 def _check_one_checkpoint(folder: Path, files: Sequence[ShardFile]) -> None:
@@ -136,13 +136,13 @@ class _Whole:
 class _Opening:
     """The steps of opening one checkpoint, with what they find on the way."""
 
-    def __init__(self, path: Path, files: Sequence[ShardFile], shapes: Mapping[str, Ints], alone: bool) -> None:
-        self.path, self.shapes = path, shapes
-        self.alone = alone
+    def __init__(
+        self, builder: CheckpointBuilder, files: Sequence[ShardFile], shapes: Mapping[str, Ints], alone: bool
+    ) -> None:
+        self.builder, self.path, self.problems = builder, builder.path, builder.problems
+        self.shapes, self.alone = shapes, alone
         self.wholes: dict[str, _Whole] = {}
-        self.problems: list[Problem] = []
         self.files: list[RankFile] = []
-        self.bytes_read = 0
         self.world = max(f.rank for f in files) + 1
         for file in files:
             self._read(file)
@@ -161,7 +161,7 @@ class _Opening:
             self.problems.append(fault.problem(named.path.name, named.rank))
             self.files.append(file_now(named.path, named.rank, part, fault.status))
             return
-        self.bytes_read += header.size
+        self.builder.add_read(0, header.size)
         self.files.append(file_now(named.path, named.rank, part, "read"))
 
     def _add(self, name: str, shard: Shard) -> None:
@@ -223,25 +223,22 @@ class _Opening:
             text = "shapes are what the pieces reach to: a missing last rank cannot be told, unless --shapes tells them"
             self.problems.append(Problem(Code.KEPT_AS_SAVED, text))
 
-    def checkpoint(self, files: Sequence[ShardFile], started: float) -> Checkpoint:
+    def checkpoint(self, files: Sequence[ShardFile]) -> Checkpoint:
         """Put everything together."""
         tree = {name: self._tensor(name, whole) for name, whole in self.wholes.items()}
         self._check_files(files)
         self._check_names()
         per_rank = f", {files[0].parts} files per rank" if files[0].parts > 1 else ""
-        return Checkpoint(
-            path=self.path,
+        self.builder.add_read(len(self.files), 0)
+        return self.builder.checkpoint(
             name=files[0].path.parent.absolute().name or "checkpoint",
-            format=NAME,
             saved_as=f"DCP safetensors shards{per_rank}",
             tree=tree,
-            files=tuple(self.files),
+            files=self.files,
             world_size=Fact(self.world, ("shard numbers",)),
             step=find_step(files[0].path, find_sections(tree)),
             module_order=SORTED,
-            problems=worst_first(self.problems),
             bytes_expected=None if self.problems else sum(f.nbytes for f in self.files),
-            cost=ReadCost(len(self.files), time.perf_counter() - started, self.bytes_read),
         )
 
 

@@ -46,12 +46,12 @@ def read(path: Path, options: Options) -> Checkpoint:
         ReadError: its DCP folder or rank 0's trainer state cannot be read.
         UnsafePathError: a part is a link out of the folder.
     """
-    parts = Parts(path, options)
+    parts = Parts(NAME, path, options)
     parts.add_dcp_at_top(path / MODEL_AND_OPTIM)
     world = _add_trainer(parts)
     if (path / VERSION).is_file():
         parts.add_file(path / VERSION, "metadata")
-    return parts.checkpoint(NAME, f"OLMo-core, DCP folder, {parts.writer}", world, PLANNED)
+    return parts.checkpoint(f"OLMo-core, DCP folder, {parts.writer}", world, PLANNED)
 
 
 def _add_trainer(parts: Parts) -> Fact:

@@ -10,7 +10,6 @@ Source: olmo/checkpoint.py (`LocalShardedCheckpointer`).
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,11 +20,11 @@ from ckptools.formats import olmo_flat
 from ckptools.formats.olmo_flat import Piece
 from ckptools.formats.options import Options
 from ckptools.formats.shared import rank_checks
+from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder
 from ckptools.formats.shared.file_status import Fault, looked_at, was_read
 from ckptools.formats.shared.merge import Merge
 from ckptools.formats.shared.rank_names import RankName, names_in, parse, siblings
-from ckptools.model.checkpoint import Checkpoint, Fact, RankFile, ReadCost
-from ckptools.model.problems import worst_first
+from ckptools.model.checkpoint import Checkpoint, Fact, RankFile
 from ckptools.model.tree import tensors_in
 from ckptools.pickles.reader import Saved
 from ckptools.training_state.module_order import AS_SAVED, BY_UNIT
@@ -64,18 +63,19 @@ def read(path: Path, options: Options) -> Checkpoint:
     Raises:
         ReadError: the file that is read first cannot be, or is not what OLMo writes.
     """
-    started = time.perf_counter()
+    builder = CheckpointBuilder(NAME, path)
     root = _root(path)
     if root is None:
         raise ReadError(path, "no folders model and optim with rank files")
-    return _Opening(path, root, options).checkpoint(started)
+    return _Opening(builder, root, options).checkpoint()
 
 
 class _Opening:
     """The steps of opening one checkpoint, with what they find on the way."""
 
-    def __init__(self, path: Path, root: Path, options: Options) -> None:
-        self.path, self.root, self.options = path, root, options
+    def __init__(self, builder: CheckpointBuilder, root: Path, options: Options) -> None:
+        self.builder, self.root, self.options = builder, root, options
+        path = builder.path
         self.files = dict(self._found())
         self.found = tuple(dict.fromkeys(part for part, _ in self.files))
         ranks = sorted({rank for _, rank in self.files})
@@ -105,7 +105,7 @@ class _Opening:
                 raise
             self.faults[name.path] = Fault.of(error, name.path)
 
-    def checkpoint(self, started: float) -> Checkpoint:
+    def checkpoint(self) -> Checkpoint:
         """Put everything together."""
         merge, world = Merge(), self._world_size()
         placed = {rank: self._of_rank(rank) for rank in sorted({rank for _, rank in self.saved})}
@@ -115,29 +115,20 @@ class _Opening:
         sections, tensors = find_sections(tree), list(tensors_in(tree))
         files = tuple(self._rank_files(world.value))
         flat = any(t.kind == "flat_pieces" for _, t in tensors)
-        problems = [
-            *rank_checks.check_files(files, self.faults, world.value, flat),
-            *found.problems,
-            *rank_checks.check_tensors(tensors),
-        ]
-        saved = self.saved.values()
-        return Checkpoint(
-            path=self.path,
+        self.builder.problems += rank_checks.check_files(files, self.faults, world.value, flat)
+        self.builder.add_rank_values(found)
+        self.builder.problems += rank_checks.check_tensors(tensors)
+        self.builder.add_saved(self.saved.values())
+        return self.builder.checkpoint(
             name=self.root.name or "checkpoint",
-            format=NAME,
             saved_as=f"OLMo local, {'FSDP flat parameters and their shapes' if flat else 'every tensor whole'}",
             tree=tree,
             files=files,
             world_size=world,
             step=find_step(self.root, sections),
             module_order=BY_UNIT if flat else AS_SAVED,
-            problems=worst_first(problems),
-            names=tuple(dict.fromkeys(n for s in saved for n in s.names)),
             all_ranks=self.all_ranks,
-            differing=found.differing,
-            per_rank=found.per_rank,
             bytes_expected=rank_checks.expected_bytes(files),
-            cost=ReadCost(len(self.saved), time.perf_counter() - started, sum(s.bytes_read for s in saved)),
         )
 
     def _of_rank(self, rank: int) -> dict[str, Any]:

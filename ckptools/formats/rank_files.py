@@ -13,7 +13,6 @@ read in full when all ranks are asked for, or when those do not fit together.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from ckptools.errors import ReadError, UnsafePathError, UsageError
 from ckptools.formats.options import Options
 from ckptools.formats.shared import rank_checks
+from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder
 from ckptools.formats.shared.copied_files import check_copies
 from ckptools.formats.shared.file_status import Fault, looked_at, was_read
 from ckptools.formats.shared.fsdp1.flat_shards import resolve_flat_shards
@@ -29,8 +29,8 @@ from ckptools.formats.shared.rank_groups import rank_group
 from ckptools.formats.shared.rank_names import RankName, only_group, parse
 from ckptools.formats.shared.rank_signs import tell_one_checkpoint
 from ckptools.formats.torch_file import in_form
-from ckptools.model.checkpoint import Checkpoint, Fact, RankFile, ReadCost
-from ckptools.model.problems import Code, Problem, worst_first
+from ckptools.model.checkpoint import Checkpoint, Fact, RankFile
+from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import fqn_of, tensors_in
 from ckptools.pickles.reader import Saved
@@ -70,24 +70,24 @@ def read(path: Path, options: Options, by_name: Shapes | None = None) -> Checkpo
         ReadError: the file itself cannot be read.
         UsageError: the folder holds several checkpoints.
     """
-    started = time.perf_counter()
+    builder = CheckpointBuilder(NAME, path)
     found = rank_group(path, options)
     if found is None:
         raise ReadError(path, "no rank in this name, and no rank files in this folder")
     name, group = found
-    return _opening(path, name, group, options).checkpoint(started, by_name)
+    return _opening(builder, name, group, options).checkpoint(by_name)
 
 
-def _opening(path: Path, name: RankName, group: Sequence[RankName], options: Options) -> _Opening:
+def _opening(builder: CheckpointBuilder, name: RankName, group: Sequence[RankName], options: Options) -> _Opening:
     """Read the file that was named; of a folder the first that can be read, so that a damaged one is a problem of it.
 
     Raises:
         ReadError: the file, or every file of the folder, cannot be read.
     """
     errors: list[ReadError] = []
-    for member in group if path.is_dir() else [name]:
+    for member in group if builder.path.is_dir() else [name]:
         try:
-            return _Opening(path, member, group, options)
+            return _Opening(builder, member, group, options)
         except UnsafePathError:
             raise
         except ReadError as error:
@@ -98,9 +98,9 @@ def _opening(path: Path, name: RankName, group: Sequence[RankName], options: Opt
 class _Opening:
     """The steps of opening one checkpoint, with what they find on the way."""
 
-    def __init__(self, path: Path, name: RankName, group: Sequence[RankName], options: Options) -> None:
-        self.path, self.name, self.group, self.options = path, name, group, options
-        self.problems: list[Problem] = []
+    def __init__(self, builder: CheckpointBuilder, name: RankName, group: Sequence[RankName], options: Options) -> None:
+        self.builder, self.problems = builder, builder.problems
+        self.name, self.group, self.options = name, group, options
         self.saved: dict[Path, Saved] = {}
         self.faults: dict[Path, Fault] = {}
         every = options.all_ranks or not name.rank_in_name
@@ -155,7 +155,7 @@ class _Opening:
         self.problems.append(Problem(Code.NAME_CONTRADICTS, text, name.rank))
         return rank
 
-    def checkpoint(self, started: float, by_name: Shapes | None) -> Checkpoint:
+    def checkpoint(self, by_name: Shapes | None) -> Checkpoint:
         """Put everything together."""
         world = self._world_size()
         merge = Merge()
@@ -168,33 +168,26 @@ class _Opening:
         sharded = [t for _, t in tensors if t.sharded]
         sections = find_sections(tree)
         self.problems += rank_checks.check_files(files, self.faults, world.value, bool(sharded))
-        self.problems += found.problems
+        self.builder.add_rank_values(found)
         self.problems += rank_checks.check_gathered_rng(sections, merge.differing)
         self.problems += check_copies(tensors)
         self.problems += rank_checks.check_tensors(tensors)
         self.problems += (
             Problem(Code.LAYOUT_INFERRED, note, None, fqn_of(path)) for path, note in resolved.notes.items()
         )
-        cost = ReadCost(len(self.saved), time.perf_counter() - started, sum(s.bytes_read for s in self.saved.values()))
-        return Checkpoint(
-            path=self.path,
+        self.builder.add_saved(self.saved.values())
+        return self.builder.checkpoint(
             name=_checkpoint_name(self.name),
-            format=NAME,
             saved_as=in_form(LOCAL if resolved.local else _saved_as(sharded, len(self.group)), self._form()),
             tree=tree,
             files=files,
             world_size=world,
             step=find_step(self.name.path, sections),
             module_order=AS_SAVED,
-            problems=worst_first(self.problems),
-            names=tuple(dict.fromkeys(n for s in self.saved.values() for n in s.names)),
             all_ranks=self.all_ranks,
             compared=self.compared,
-            differing=found.differing,
-            per_rank=found.per_rank,
             bytes_expected=rank_checks.expected_bytes(files),
-            cost=cost,
-            assumed_names=frozenset(resolved.assumed),
+            assumed_names=resolved.assumed,
         )
 
     def _tree(self, merge: Merge) -> Any:

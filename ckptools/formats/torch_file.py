@@ -9,15 +9,15 @@ What is inside is told from the content by `sections`; a single file without a r
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from ckptools.files.file_type import HEAD, content_of
 from ckptools.formats.options import Options
+from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder
 from ckptools.formats.shared.file_status import was_read
 from ckptools.formats.shared.rank_names import COMPRESSED
-from ckptools.model.checkpoint import Checkpoint, Fact, ReadCost
+from ckptools.model.checkpoint import Checkpoint, Fact
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tree import tensors_in
 from ckptools.training_state.module_order import AS_SAVED
@@ -46,25 +46,22 @@ def read(path: Path, options: Options) -> Checkpoint:
     Raises:
         ReadError: it cannot be read.
     """
-    started = time.perf_counter()
+    builder = CheckpointBuilder(NAME, path)
     saved = options.read_file(path)
+    builder.add_saved([saved])
+    builder.problems += _part_of_more(path)
     claims = sorted({world for _, world in saved.claims})
     sections = find_sections(saved.tree)
     sharded = any(t.sharded for _, t in tensors_in(saved.tree))
-    return Checkpoint(
-        path=path,
+    return builder.checkpoint(
         name=stem(path.name),
-        format=NAME,
         saved_as=in_form("one .pt with shards of one rank" if sharded else "one .pt, every tensor whole", saved.form),
         tree=saved.tree,
-        files=(was_read(saved),),
+        files=[was_read(saved)],
         world_size=Fact(claims[-1], ("layout",)) if claims else Fact(1, ("one file",)),
         step=find_step(path, sections),
         module_order=AS_SAVED,
-        problems=tuple(_part_of_more(path)),
-        names=saved.names,
         bytes_expected=saved.nbytes,
-        cost=ReadCost(1, time.perf_counter() - started, saved.bytes_read),
     )
 
 

@@ -12,7 +12,6 @@ whether its bytes are unharmed, not of which save they are.
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,10 @@ from ckptools.files.opening import check_stays_inside
 from ckptools.formats.dcp.files import dcp_folder_of
 from ckptools.formats.dcp.folder import PLANNED, Folder, read_folder
 from ckptools.formats.options import Options
+from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder
 from ckptools.formats.shared.file_status import Fault, was_read
-from ckptools.model.checkpoint import Checkpoint, Fact, ReadCost
-from ckptools.model.problems import Code, Problem, worst_first
+from ckptools.model.checkpoint import Checkpoint, Fact
+from ckptools.model.problems import Code, Problem
 from ckptools.model.values import describe_for_error
 from ckptools.pickles.reader import Saved
 from ckptools.training_state.sections import find_sections
@@ -51,31 +51,28 @@ def read(path: Path, options: Options) -> Checkpoint:
         ReadError: it has no metadata, or that is damaged.
         UsageError: a run folder holds several.
     """
-    started = time.perf_counter()
+    builder = CheckpointBuilder(NAME, path)
     folder = dcp_folder_of(path)
     if folder is None:
         raise ReadError(path, "neither .metadata nor .distcp files in this folder")
     found = read_folder(folder, options)
     tree, companion, problems = _with_companion(found, options)
-    files = (*found.files, *([was_read(companion)] if companion else []))
-    nbytes = found.bytes_read + (companion.bytes_read if companion else 0)
-    return Checkpoint(
-        path=path,
+    builder.problems += [*found.problems, *problems]
+    builder.differing += found.differing
+    builder.per_rank |= found.per_rank
+    builder.add_read(found.files_read, found.bytes_read, found.names)
+    beside = [companion] if companion else []
+    builder.add_saved(beside)
+    return builder.checkpoint(
         name=folder.resolve().name,
-        format=NAME,
         saved_as=f"DCP folder, {found.writer}",
         tree=tree,
-        files=files,
+        files=[*found.files, *map(was_read, beside)],
         world_size=Fact(max(len(found.ranks), 1), ("files found",)),
         step=find_step(folder, find_sections(tree)),
         module_order=PLANNED,
-        problems=worst_first([*found.problems, *problems]),
-        names=tuple(dict.fromkeys((*found.names, *(companion.names if companion else ())))),
         all_ranks=options.all_ranks,
-        differing=found.differing,
-        per_rank=found.per_rank,
-        bytes_expected=found.bytes_expected + (companion.nbytes if companion else 0),
-        cost=ReadCost(found.files_read + bool(companion), time.perf_counter() - started, nbytes),
+        bytes_expected=found.bytes_expected + sum(s.nbytes for s in beside),
     )
 
 

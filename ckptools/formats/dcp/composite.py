@@ -5,9 +5,8 @@ Each part is read by what reads it alone, and its problems say in which part the
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +18,14 @@ from ckptools.files.zip_archive import MAX_PICKLE
 from ckptools.formats.dcp.files import METADATA
 from ckptools.formats.dcp.folder import Folder, read_folder
 from ckptools.formats.options import Options
+from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder
 from ckptools.formats.shared.companions import CompanionFiles
 from ckptools.formats.shared.file_status import Fault
-from ckptools.model.checkpoint import Checkpoint, Fact, ModuleOrder, RankFile, ReadCost
-from ckptools.model.problems import Code, Problem, worst_first
-from ckptools.model.tree import KeyPath
+from ckptools.model.checkpoint import Checkpoint, Fact, ModuleOrder, RankFile
+from ckptools.model.problems import Code, Problem
 from ckptools.pickles.loading import load_checked
 from ckptools.pickles.machine import Machine
-from ckptools.training_state.sections import sections_of
+from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import find_step
 
 PROTO = b"\x80"
@@ -44,40 +43,28 @@ def is_dcp(folder: Path) -> bool:
     return folder.is_dir() and (folder / METADATA).is_file()
 
 
-@dataclass
 class Parts:
     """Collects the parts of one checkpoint, and makes the checkpoint of them.
 
     Attributes:
-        path: the checkpoint.
         options: how it is opened.
         tree: every part by its key.
         files: of all parts.
-        problems: of all parts.
-        names: dotted names in pickles.
-        differing: key paths of values that differ between ranks.
-        per_rank: what each rank has at a key path.
         ranks: who wrote a DCP file.
         writer: what wrote the DCP folders.
         nbytes: bytes that the files should have.
-        files_read: how many files were opened.
-        bytes_read: how much of them was read.
+        builder: what else was found of all parts.
+        problems: those of the builder.
     """
 
-    path: Path
-    options: Options
-    tree: dict[str, Any] = field(default_factory=dict)
-    files: list[RankFile] = field(default_factory=list)
-    problems: list[Problem] = field(default_factory=list)
-    names: list[str] = field(default_factory=list)
-    differing: list[KeyPath] = field(default_factory=list)
-    per_rank: dict[KeyPath, Mapping[int, Any]] = field(default_factory=dict)
-    ranks: set[int] = field(default_factory=set)
-    writer: str = ""
-    nbytes: int = 0
-    files_read: int = 0
-    bytes_read: int = 0
-    started: float = field(default_factory=time.perf_counter)
+    def __init__(self, format: str, path: Path, options: Options) -> None:
+        self.path, self.options = path, options
+        self.tree: dict[str, Any] = {}
+        self.files: list[RankFile] = []
+        self.ranks: set[int] = set()
+        self.writer, self.nbytes = "", 0
+        self.builder = CheckpointBuilder(format, path)
+        self.problems = self.builder.problems
 
     def check_link(self, path: Path) -> None:
         """Refuse a part that is a link out of the checkpoint.
@@ -107,8 +94,8 @@ class Parts:
             tensor = None if problem.tensor is None else f"{key}.{problem.tensor.removeprefix(prefix)}"
             self.problems.append(replace(problem, tensor=tensor, message=f"{folder.name}: {problem.message}"))
         cut = 1 if prefix else 0
-        self.differing += ((key, *path[cut:]) for path in found.differing)
-        self.per_rank |= {(key, *path[cut:]): values for path, values in found.per_rank.items()}
+        self.builder.differing += ((key, *path[cut:]) for path in found.differing)
+        self.builder.per_rank |= {(key, *path[cut:]): values for path, values in found.per_rank.items()}
 
     def add_dcp_at_top(self, folder: Path) -> None:
         """Add the parts that a DCP folder has at its top.
@@ -119,8 +106,8 @@ class Parts:
         found = self.read_dcp(folder)
         self.tree |= found.tree
         self.problems += (replace(p, message=f"{folder.name}: {p.message}") for p in found.problems)
-        self.differing += found.differing
-        self.per_rank |= found.per_rank
+        self.builder.differing += found.differing
+        self.builder.per_rank |= found.per_rank
 
     def read_dcp(self, folder: Path) -> Folder:
         """Read a DCP folder and note its files and cost.
@@ -131,12 +118,10 @@ class Parts:
         self.check_link(folder)
         found = read_folder(folder, self.options)
         self.files += (f._replace(part="/".join(filter(None, (folder.name, f.part)))) for f in found.files)
-        self.names += found.names
+        self.builder.add_read(found.files_read, found.bytes_read, found.names)
         self.ranks |= set(found.ranks)
         self.writer = self.writer or found.writer
         self.nbytes += found.bytes_expected
-        self.files_read += found.files_read
-        self.bytes_read += found.bytes_read
         return found
 
     def add_file(self, path: Path, key: str) -> None:
@@ -157,17 +142,16 @@ class Parts:
         self.tree[key] = found
         self.files.append(RankFile(path, None, key, "read", status.st_size, status.st_mtime))
         self.nbytes += status.st_size
-        self.files_read += 1
+        self.builder.add_read(1, 0)
 
     def _read(self, path: Path) -> Any:
         if path.suffix == ".json":
-            self.bytes_read += path.stat().st_size
+            self.builder.add_read(0, path.stat().st_size)
             return read_json(path)
         if _is_plain_pickle(path):
             return self._plain_pickle(path)
         saved = self.options.read_file(path)
-        self.names += saved.names
-        self.bytes_read += saved.bytes_read
+        self.builder.add_read(0, saved.bytes_read, saved.names)
         return saved.tree
 
     def _plain_pickle(self, path: Path) -> Any:
@@ -177,23 +161,17 @@ class Parts:
                 raise ReadError(path, f"has {file.size} bytes; at most {MAX_PICKLE} are read")
             machine = Machine(file.read(0, file.size))
         tree = load_checked(machine, path, "pickle")
-        self.names += (g.dotted for g in machine.globals.values())
-        self.bytes_read += len(machine.data)
+        self.builder.add_read(0, len(machine.data), (g.dotted for g in machine.globals.values()))
         return tree
 
     def add_parts(self, other: Parts) -> None:
         """Add other parts behind these."""
         self.tree |= other.tree
         self.files += other.files
-        self.problems += other.problems
-        self.names += other.names
-        self.differing += other.differing
-        self.per_rank |= other.per_rank
         self.ranks |= other.ranks
         self.writer = self.writer or other.writer
         self.nbytes += other.nbytes
-        self.files_read += other.files_read
-        self.bytes_read += other.bytes_read
+        self.builder.add(other.builder)
 
     def add_companions(self, found: CompanionFiles) -> None:
         """Add companion files; a part that is here already is not replaced."""
@@ -205,10 +183,8 @@ class Parts:
             for key in both
         )
         self.files += found.files
-        self.names += found.names
         self.nbytes += sum(f.nbytes for f in found.files)
-        self.files_read += sum(f.status == "read" for f in found.files)
-        self.bytes_read += found.bytes_read
+        self.builder.add_read(sum(f.status == "read" for f in found.files), found.bytes_read, found.names)
 
     def add_checkpoint(self, other: Checkpoint, key: str) -> None:
         """Add a checkpoint that was opened on its own as `tree[key]`."""
@@ -217,26 +193,18 @@ class Parts:
             tensor = None if problem.tensor is None else f"{key}.{problem.tensor}"
             self.problems.append(replace(problem, tensor=tensor))
         self.files += (f._replace(part=key) for f in other.files)
-        self.names += other.names
-        self.differing += ((key, *path) for path in other.differing)
-        self.per_rank |= {(key, *path): values for path, values in other.per_rank.items()}
+        self.builder.differing += ((key, *path) for path in other.differing)
+        self.builder.per_rank |= {(key, *path): values for path, values in other.per_rank.items()}
         self.ranks |= set(range(other.world_size.value or 0))
         self.nbytes += other.bytes_expected or 0
-        self.files_read += other.cost.files
-        self.bytes_read += other.cost.nbytes
+        self.builder.add_read(other.cost.files, other.cost.nbytes, other.names)
 
     def checkpoint(
-        self,
-        format: str,
-        saved_as: str,
-        world_size: Fact,
-        order: ModuleOrder,
-        steps: Iterable[str] | None = None,
+        self, saved_as: str, world_size: Fact, order: ModuleOrder, steps: Iterable[str] | None = None
     ) -> Checkpoint:
         """The checkpoint that the parts make.
 
         Args:
-            format: name of the format.
             saved_as: for people.
             world_size: as the parts that tell it say; the DCP files tell it where it has no value.
             order: whether the model's names come in the order of the module, and why.
@@ -244,23 +212,15 @@ class Parts:
         """
         if world_size.value is None:
             world_size = Fact(max(len(self.ranks), 1), ("files found",))
-        made = Checkpoint(
-            path=self.path,
+        counting = (s for s in find_sections(self.tree) if steps is None or (s.path and s.path[0] in steps))
+        return self.builder.checkpoint(
             name=self.path.absolute().name,
-            format=format,
             saved_as=saved_as,
             tree=self.tree,
-            files=tuple(self.files),
+            files=self.files,
             world_size=world_size,
-            step=Fact(None),
+            step=find_step(self.path, tuple(counting)),
             module_order=order,
-            problems=worst_first(self.problems),
-            names=tuple(dict.fromkeys(self.names)),
-            all_ranks=self.options.all_ranks,
-            differing=tuple(self.differing),
-            per_rank=self.per_rank,
             bytes_expected=self.nbytes,
-            cost=ReadCost(self.files_read, time.perf_counter() - self.started, self.bytes_read),
+            all_ranks=self.options.all_ranks,
         )
-        counting = tuple(s for s in sections_of(made) if steps is None or (s.path and s.path[0] in steps))
-        return replace(made, step=find_step(self.path, counting))

@@ -18,7 +18,6 @@ parameters that have their own ranks are taken from the experts' files with `--w
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
@@ -43,11 +42,12 @@ from ckptools.formats.deepspeed.runs import Where
 from ckptools.formats.deepspeed.states import LAYOUT
 from ckptools.formats.options import Options
 from ckptools.formats.shared import rank_checks
+from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder
 from ckptools.formats.shared.copied_files import check_copies
 from ckptools.formats.shared.file_status import Fault
 from ckptools.formats.shared.merge import Merge
-from ckptools.model.checkpoint import Checkpoint, Fact, ReadCost
-from ckptools.model.problems import Code, Problem, worst_first
+from ckptools.model.checkpoint import Checkpoint, Fact
+from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import tensors_in
 from ckptools.training_state.sections import find_sections
@@ -77,21 +77,20 @@ def read(path: Path, options: Options) -> Checkpoint:
     """
     if options.only_this_file and path.is_file():
         return torch_file.read(path, options)
-    started = time.perf_counter()
+    builder = CheckpointBuilder(NAME, path)
     folder = find_tag(path, options.follow_symlinks)
     if (folder / "zero").is_dir():
-        return universal.read(path, folder, options, started)
+        return universal.read(builder, folder, options)
     files = Files(folder, names_in(folder, options.follow_symlinks), options, path)
-    return _Opening(path, files).checkpoint(started)
+    return _Opening(builder, files).checkpoint()
 
 
 class _Opening:
     """The steps of opening one tag folder, with what they find on the way."""
 
-    def __init__(self, path: Path, files: Files) -> None:
-        self.path, self.files = path, files
+    def __init__(self, builder: CheckpointBuilder, files: Files) -> None:
+        self.builder, self.problems, self.files = builder, builder.problems, files
         self.all_ranks = files.options.all_ranks
-        self.problems: list[Problem] = []
         self.merge = Merge()
         self._read()
         self.models, self.optims = files.models(), files.optims()
@@ -127,7 +126,7 @@ class _Opening:
         absent = [dp for dp in range(min(max(counts), MAX_WORLD)) if dp not in here][:MAX_ABSENT]
         return plan_partitions(mp, model, optims, sorted({d for d in here if d < max(counts)} | set(absent)))
 
-    def checkpoint(self, started: float) -> Checkpoint:
+    def checkpoint(self) -> Checkpoint:
         """Put everything together."""
         assembler = ZeroAssembler(self.layouts, self.optims, self._rank_of, self.ranks.world)
         if self.ranks.tp > 1:
@@ -143,32 +142,25 @@ class _Opening:
         for mp, layout in self.layouts.items():
             ranked = ((p, None if p.rank is None else self.ranks.of(mp, p.rank)) for p in layout.problems)
             self.problems += (replace(p, rank=rank) for p, rank in ranked)
-        self.problems += [*assembler.problems, *found.problems]
+        self.problems += assembler.problems
+        self.builder.add_rank_values(found)
         self.problems += leftover_files(self.files, self.ranks, self._worlds())
         self.problems += check_copied_ranks(self.optims, elements_held(self.layouts.values()), self.ranks.of)
         self.problems += check_copies((("model", fqn), t) for fqn, t in self.frozen.items())
         known = {p.message for p in self.problems}
         notes = ((path, t) for path, t in tensors_in(tree) if t.note not in known)
         self.problems += rank_checks.check_tensors(notes)
-        saved = self.files.saved.values()
-        cost = ReadCost(len(saved), time.perf_counter() - started, sum(s.bytes_read for s in saved))
-        return Checkpoint(
-            path=self.path,
+        self.builder.add_saved(self.files.saved.values())
+        return self.builder.checkpoint(
             name=self.files.folder.name,
-            format=NAME,
             saved_as=self._saved_as(),
             tree=tree,
             files=files,
             world_size=self._world_size(),
             step=find_step(self.files.folder, tuple(s for s in sections if s.path == ("global_steps",))),
             module_order=GROUPED,
-            problems=worst_first(self.problems),
-            names=tuple(dict.fromkeys(n for s in saved for n in s.names)),
             all_ranks=self.all_ranks,
-            differing=found.differing,
-            per_rank=found.per_rank,
             bytes_expected=expected_bytes(files),
-            cost=cost,
         )
 
     def _tree(self, assembler: ZeroAssembler) -> dict[Any, Any]:

@@ -10,7 +10,6 @@ Source: checkpoint/ds_to_universal.py of 0.9 to 0.19.8; checked on real files of
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
@@ -26,8 +25,9 @@ from ckptools.formats.deepspeed.partition_layout import MAX_WORLD
 from ckptools.formats.deepspeed.states import FLAT, LAYOUT, ModelStates, OptimStates, Shapes, stage_of
 from ckptools.formats.options import Options
 from ckptools.formats.shared import rank_checks
-from ckptools.model.checkpoint import Checkpoint, Fact, RankFile, ReadCost
-from ckptools.model.problems import Code, Problem, worst_first
+from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder
+from ckptools.model.checkpoint import Checkpoint, Fact, RankFile
+from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box, Ints
 from ckptools.model.tensor import Shard, Tensor
 from ckptools.model.tree import tensors_in
@@ -55,15 +55,15 @@ class SlotFile:
     path: Path
 
 
-def read(path: Path, folder: Path, options: Options, started: float) -> Checkpoint:
+def read(builder: CheckpointBuilder, folder: Path, options: Options) -> Checkpoint:
     """Open the universal checkpoint in a tag folder.
 
     Raises:
         ReadError: the file that was named cannot be read.
         UnsafePathError: a file is a link out of the folder.
     """
-    files = Files(folder, names_in(folder, options.follow_symlinks), options, path)
-    return _Opening(path, folder, files, _slot_files(folder, options.follow_symlinks)).checkpoint(started)
+    files = Files(folder, names_in(folder, options.follow_symlinks), options, builder.path)
+    return _Opening(builder, folder, files, _slot_files(folder, options.follow_symlinks)).checkpoint()
 
 
 def _slot_files(folder: Path, follow_symlinks: bool) -> list[SlotFile]:
@@ -80,10 +80,10 @@ def _slot_files(folder: Path, follow_symlinks: bool) -> list[SlotFile]:
 class _Opening:
     """The steps of opening a universal checkpoint."""
 
-    def __init__(self, path: Path, folder: Path, files: Files, slot_files: list[SlotFile]) -> None:
-        self.path, self.folder, self.files, self.slot_files = path, folder, files, slot_files
+    def __init__(self, builder: CheckpointBuilder, folder: Path, files: Files, slot_files: list[SlotFile]) -> None:
+        self.builder, self.problems = builder, builder.problems
+        self.folder, self.files, self.slot_files = folder, files, slot_files
         self.common = folder / "zero" / "optimizer_state.pt"
-        self.problems: list[Problem] = []
         # Frozen parameters of ZeRO-3 are in pieces, one in every rank's model states.
         files.read(files.of("model"))
         files.read(StateName(p, "model", None) for p in self._own_files())
@@ -108,30 +108,24 @@ class _Opening:
                 groups[k] |= shapes
         return groups
 
-    def checkpoint(self, started: float) -> Checkpoint:
+    def checkpoint(self) -> Checkpoint:
         """Put everything together."""
         tree = self._tree()
         files = tuple(self._files())
         sections = find_sections(tree)
         self.problems += self._check_files(files)
         self.problems += rank_checks.check_tensors(tensors_in(tree))
-        saved = self.files.saved.values()
+        self.builder.add_saved(self.files.saved.values())
         world = (self.base.number("dp_world_size") or 1) * (self.base.number("mp_world_size") or 1)
-        return Checkpoint(
-            path=self.path,
+        return self.builder.checkpoint(
             name=self.folder.name,
-            format="deepspeed",
             saved_as="DeepSpeed universal checkpoint, one file per parameter and slot",
             tree=tree,
             files=files,
             world_size=Fact(world, ("dp_world_size",) if "dp_world_size" in self.base.tree else ()),
             step=find_step(self.folder, tuple(s for s in sections if s.path == ("global_steps",))),
             module_order=GROUPED,
-            problems=worst_first(self.problems),
-            names=tuple(dict.fromkeys(n for s in saved for n in s.names)),
-            all_ranks=True,
             bytes_expected=rank_checks.expected_bytes(files),
-            cost=ReadCost(len(saved), time.perf_counter() - started, sum(s.bytes_read for s in saved)),
         )
 
     def _check_files(self, files: tuple[RankFile, ...]) -> Iterator[Problem]:

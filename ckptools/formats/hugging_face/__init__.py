@@ -12,7 +12,6 @@ Checked on files of transformers 4.56 (`.bin`) and 5.23 (safetensors), and of to
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,9 +23,10 @@ from ckptools.formats.hugging_face.index import read_index
 from ckptools.formats.hugging_face.model import WeightModel
 from ckptools.formats.hugging_face.tensors import is_safetensors
 from ckptools.formats.options import Options
+from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder
 from ckptools.formats.shared.companions import CompanionFiles, read_companions, step_of_accelerate
-from ckptools.model.checkpoint import Checkpoint, Fact, ReadCost
-from ckptools.model.problems import Code, Problem, worst_first
+from ckptools.model.checkpoint import Checkpoint, Fact
+from ckptools.model.problems import Code, Problem
 from ckptools.text import few
 from ckptools.training_state.module_order import AS_SAVED, SORTED
 from ckptools.training_state.sections import find_sections
@@ -59,15 +59,16 @@ def read(path: Path, options: Options) -> Checkpoint:
         UsageError: the folder holds several models.
         UnsafePathError: a file is a link out of the folder, or the index names one elsewhere.
     """
-    started = time.perf_counter()
+    builder = CheckpointBuilder(NAME, path)
     if not path.is_dir():
         weights, problems = _asked_for(path, options)
         model = WeightModel(weights, path, options).read()
-        return _checkpoint(path, weights.base, {"model": model}, CompanionFiles(), problems, started)
+        builder.problems += problems
+        return _checkpoint(builder, weights.base, {"model": model}, CompanionFiles())
     found = weights_in(path)
     models = {name: WeightModel(w, path, options).read() for name, w in chosen(path, found).items()}
-    problems = _others(found, list(models.values()))
-    return _checkpoint(path, path.absolute().name, models, read_companions(path, options), problems, started)
+    builder.problems += _others(found, list(models.values()))
+    return _checkpoint(builder, path.absolute().name, models, read_companions(path, options))
 
 
 def _asked_for(path: Path, options: Options) -> tuple[Weights, list[Problem]]:
@@ -99,38 +100,29 @@ def _others(found: Sequence[Weights], models: Sequence[WeightModel]) -> list[Pro
 
 
 def _checkpoint(
-    path: Path,
-    name: str,
-    models: Mapping[str, WeightModel],
-    companions: CompanionFiles,
-    problems: list[Problem],
-    started: float,
+    builder: CheckpointBuilder, name: str, models: Mapping[str, WeightModel], companions: CompanionFiles
 ) -> Checkpoint:
     """Put everything together."""
     trees = {name: model.tree for name, model in models.items()}
     nested = bool(companions.files) or len(trees) > 1
     tree = {**trees, **companions.tree} if nested else trees["model"]
     files = (*(f for m in models.values() for f in m.files), *companions.files)
-    own = (_placed(p, name if nested else "") for name, m in models.items() for p in m.problems)
-    problems = [*problems, *own, *companions.problems]
+    builder.problems += (_placed(p, name if nested else "") for name, m in models.items() for p in m.problems)
+    builder.problems += companions.problems
     pickled = (n for m in models.values() for h in m.held for n in h.names)
     whole = not any(f.status in ("missing", "cut", "bad") for f in files)
     saved_as = "; ".join(dict.fromkeys(m.saved_as for m in models.values()))
     nbytes = sum(m.bytes_read for m in models.values()) + companions.bytes_read
-    return Checkpoint(
-        path=path,
+    builder.add_read(sum(f.status == "read" for f in files), nbytes, [*pickled, *companions.names])
+    return builder.checkpoint(
         name=name or "checkpoint",
-        format=NAME,
         saved_as=saved_as + ("; training state beside it" if companions.tree else ""),
         tree=tree,
         files=files,
         world_size=_world_size(companions, len(files)),
         step=_step(files[0].path, tree, companions),
         module_order=SORTED if any(h.safetensors for m in models.values() for h in m.held) else AS_SAVED,
-        problems=worst_first(problems),
-        names=tuple(dict.fromkeys([*pickled, *companions.names])),
         bytes_expected=sum(f.nbytes for f in files) if whole else None,
-        cost=ReadCost(sum(f.status == "read" for f in files), time.perf_counter() - started, nbytes),
     )
 
 

@@ -18,7 +18,6 @@ megatron/checkpointing.py of v1.0 to core 0.5; checked on files of core 0.12.1 a
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -43,11 +42,12 @@ from ckptools.formats.megatron.optimizer import Optimizers
 from ckptools.formats.megatron.rules import Rules
 from ckptools.formats.options import Options
 from ckptools.formats.shared import rank_checks
+from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder
 from ckptools.formats.shared.file_status import Fault, looked_at
 from ckptools.formats.shared.merge import Merge
 from ckptools.formats.shared.tensor_parallel import read_rules
-from ckptools.model.checkpoint import Checkpoint, ModuleOrder, RankFile, ReadCost
-from ckptools.model.problems import Code, Problem, worst_first
+from ckptools.model.checkpoint import Checkpoint, ModuleOrder, RankFile
+from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import tensors_in
 from ckptools.pickles.reader import Saved
@@ -76,16 +76,16 @@ def read(path: Path, options: Options) -> Checkpoint:
         ReadError: the file that was asked for, or the first one, cannot be read.
         UsageError: the run has several checkpoints and no tracker file, or the rule file is none.
     """
-    started = time.perf_counter()
+    builder = CheckpointBuilder(NAME, path)
     inside = _iteration_above(path)
     if inside is None and _lone(path):
         alone = Member(path, (0,))
-        return _Opening(path, path.parent, [alone], alone, options).checkpoint(started)
+        return _Opening(builder, path.parent, [alone], alone, options).checkpoint()
     folder = inside or run.find(path, holds_members, options.follow_symlinks)
     found = members(folder, options.follow_symlinks)
     asked = next((m for m in found if path in (m.path, m.path.parent)), found[0])
-    opening = _Opening(path, folder, [asked] if options.only_this_file and inside else found, asked, options)
-    return opening.checkpoint(started)
+    opening = _Opening(builder, folder, [asked] if options.only_this_file and inside else found, asked, options)
+    return opening.checkpoint()
 
 
 def _lone(path: Path) -> bool:
@@ -104,9 +104,11 @@ def _iteration_above(path: Path) -> Path | None:
 class _Opening:
     """The steps of opening one checkpoint, with what they find on the way."""
 
-    def __init__(self, path: Path, folder: Path, found: list[Member], asked: Member, options: Options) -> None:
-        self.path, self.folder, self.options = path, folder, options
-        self.problems: list[Problem] = []
+    def __init__(
+        self, builder: CheckpointBuilder, folder: Path, found: list[Member], asked: Member, options: Options
+    ) -> None:
+        self.builder, self.problems = builder, builder.problems
+        self.folder, self.options = folder, options
         self.assumed_names: frozenset[str] = frozenset()
         self.faults: dict[Path, Fault] = {}
         self.rules = Rules(read_rules(options.rules))
@@ -133,7 +135,7 @@ class _Opening:
 
     def _first(self, asked: Member, found: list[Member]) -> Saved:
         """The file that tells the arguments: the one that was asked for, else the first that can be read."""
-        if asked.path == self.path or asked.path.parent == self.path:
+        if asked.path == self.builder.path or asked.path.parent == self.builder.path:
             return self.options.read_file(asked.path)
         error: ReadError | None = None
         for member in found:
@@ -163,7 +165,7 @@ class _Opening:
             except ReadError as error:
                 self.faults[path] = Fault.of(error, path)
 
-    def checkpoint(self, started: float) -> Checkpoint:
+    def checkpoint(self) -> Checkpoint:
         """Put everything together."""
         merge = Merge()
         tree = self._tree(merge)
@@ -174,27 +176,20 @@ class _Opening:
         self.problems += checks.check_files(files, self.faults, self.grid, self.places, self.options)
         self.problems += checks.check_arguments(self.grid, {at: s.tree for at, s in self.saved.items()})
         self.problems += checks.check_values(self.args, tree, self.grid)
-        self.problems += found.problems
+        self.builder.add_rank_values(found)
         self.problems += rank_checks.check_tensors(list(tensors_in(tree)))
-        read = sum(s.bytes_read for s in self.saved.values())
-        return Checkpoint(
-            path=self.path,
+        self.builder.add_saved(self.saved.values())
+        return self.builder.checkpoint(
             name=self.folder.name,
-            format=NAME,
             saved_as=f"Megatron-LM, {self._sizes()}",
             tree=tree,
             files=files,
             world_size=self.grid.world,
             step=find_step(self.folder, sections),
             module_order=JOINED,
-            problems=worst_first(self.problems),
-            names=tuple(dict.fromkeys(n for s in self.saved.values() for n in s.names)),
             all_ranks=self.all_ranks,
             assumed_names=self.assumed_names,
-            differing=found.differing,
-            per_rank=found.per_rank,
             bytes_expected=rank_checks.expected_bytes(files),
-            cost=ReadCost(len(self.saved), time.perf_counter() - started, read),
         )
 
     def _sizes(self) -> str:

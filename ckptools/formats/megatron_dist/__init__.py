@@ -23,7 +23,6 @@ megatron/core/dist_checkpointing/{serialization,mapping,core}.py, strategies/tor
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -38,9 +37,10 @@ from ckptools.formats.megatron.grid import arguments, setting
 from ckptools.formats.megatron_dist.stored import COMMON_KEY, Stored
 from ckptools.formats.options import Options, Weights
 from ckptools.formats.shared import rank_checks
+from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder
 from ckptools.formats.shared.file_status import Fault, was_read
-from ckptools.model.checkpoint import Checkpoint, Fact, RankFile, ReadCost
-from ckptools.model.problems import Code, Problem, Severity, worst_first
+from ckptools.model.checkpoint import Checkpoint, Fact, RankFile
+from ckptools.model.problems import Code, Problem, Severity
 from ckptools.model.tensor import Rounded
 from ckptools.model.tree import tensors_in
 from ckptools.model.values import describe_for_error
@@ -97,7 +97,7 @@ def read(path: Path, options: Options) -> Checkpoint:
         ReadError: it has no metadata, that is damaged, or another backend wrote it.
         UsageError: the run has several checkpoints and no tracker file.
     """
-    started = time.perf_counter()
+    builder = CheckpointBuilder(NAME, path)
     inside = path if path.is_dir() else path.parent
     holds = _holds_dcp if (inside / run.TRACKER).is_file() else _holds_config
     folder = run.find(inside, holds, options.follow_symlinks)
@@ -113,23 +113,21 @@ def read(path: Path, options: Options) -> Checkpoint:
         by_order, rounded = stored.by_order, stored.rounded
         problems += _masters_lost(found.problems, stored, options.weights)
         problems += [*stored.problems, *rank_checks.check_tensors(list(tensors_in(tree)))]
-    nread = found.bytes_read + (common.bytes_read if common else 0)
-    return Checkpoint(
-        path=path,
+    builder.problems += [*found.problems, *problems]
+    builder.differing += found.differing
+    builder.add_read(found.files_read, found.bytes_read, found.names)
+    beside = [common] if common else []
+    builder.add_saved(beside)
+    return builder.checkpoint(
         name=folder.resolve().name,
-        format=NAME,
         saved_as=f"Megatron-LM {TORCH_DIST if config else 'torch_dcp'}, {found.writer}",
         tree=tree,
-        files=(*found.files, *_config_file(folder, config), *([was_read(common)] if common else [])),
+        files=[*found.files, *_config_file(folder, config), *map(was_read, beside)],
         world_size=_world(tree, found),
         step=find_step(folder, find_sections(tree)),
         module_order=PLANNED,
-        problems=worst_first([*found.problems, *problems]),
-        names=tuple(dict.fromkeys((*found.names, *(common.names if common else ())))),
         all_ranks=options.all_ranks,
-        differing=found.differing,
-        bytes_expected=found.bytes_expected + (common.nbytes if common else 0),
-        cost=ReadCost(found.files_read + bool(common), time.perf_counter() - started, nread),
+        bytes_expected=found.bytes_expected + sum(s.nbytes for s in beside),
         assumed_names=by_order,
         rounded=rounded,
     )

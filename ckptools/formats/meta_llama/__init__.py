@@ -15,7 +15,6 @@ that torch wrote, not against Meta's own.
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -34,6 +33,7 @@ from ckptools.formats.meta_llama.weight_layout import (
 )
 from ckptools.formats.options import Options
 from ckptools.formats.shared import rank_checks
+from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder
 from ckptools.formats.shared.copied_files import proves_a_copy, stated_checksum
 from ckptools.formats.shared.file_status import Fault, looked_at
 from ckptools.formats.shared.tensor_parallel import (
@@ -47,8 +47,8 @@ from ckptools.formats.shared.tensor_parallel import (
     read_rules,
     unjoined_tensor,
 )
-from ckptools.model.checkpoint import Checkpoint, Fact, RankFile, ReadCost
-from ckptools.model.problems import Code, Problem, worst_first
+from ckptools.model.checkpoint import Checkpoint, Fact, RankFile
+from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import tensors_in
 from ckptools.pickles.reader import Saved
@@ -81,7 +81,7 @@ def read(path: Path, options: Options) -> Checkpoint:
         ReadError: the file that was named, or of a folder every one, cannot be read.
         UnsafePathError: a file is a link out of the folder.
     """
-    started = time.perf_counter()
+    builder = CheckpointBuilder(NAME, path)
     folder = path if path.is_dir() else path.parent
     files = _files_in(folder)
     if options.only_this_file and not path.is_dir():
@@ -89,15 +89,15 @@ def read(path: Path, options: Options) -> Checkpoint:
     for file in files.values() if not options.follow_symlinks else ():
         if file != path:
             check_stays_inside(file, folder)
-    return _Opening(path, folder, files, options).checkpoint(started)
+    return _Opening(builder, folder, files, options).checkpoint()
 
 
 class _Opening:
     """The steps of opening one checkpoint, with what they find on the way."""
 
-    def __init__(self, path: Path, folder: Path, files: dict[int, Path], options: Options) -> None:
-        self.path, self.folder, self.files, self.options = path, folder, files, options
-        self.problems: list[Problem] = []
+    def __init__(self, builder: CheckpointBuilder, folder: Path, files: dict[int, Path], options: Options) -> None:
+        self.builder, self.path, self.problems = builder, builder.path, builder.problems
+        self.folder, self.files, self.options = folder, files, options
         self.faults: dict[Path, Fault] = {}
         self.saved: dict[int, Saved] = {}
         self._read_files()
@@ -145,7 +145,7 @@ class _Opening:
             return Fact(world, ("shapes and params.json" if self.sizes else "shapes",))
         return Fact(len(self.files), ("files found",), agree=not told)
 
-    def checkpoint(self, started: float) -> Checkpoint:
+    def checkpoint(self) -> Checkpoint:
         """Put everything together."""
         model = self._model()
         tree = model if self.params is None else {"model": model, "params": self.params}
@@ -154,23 +154,18 @@ class _Opening:
         self.problems += rank_checks.check_files(files, self.faults, self.world.value, True)
         self.problems += rank_checks.check_tensors(list(tensors_in(tree)))
         self.problems += [*self._check_layers(model), *self._check_copies()]
-        cost = ReadCost(len(self.saved), time.perf_counter() - started, sum(s.bytes_read for s in self.saved.values()))
+        self.builder.add_saved(self.saved.values())
         one = self.world.value == 1
-        return Checkpoint(
-            path=self.path,
+        return self.builder.checkpoint(
             name=self.folder.absolute().name,
-            format=NAME,
             saved_as="Meta Llama, " + ("every tensor whole" if one else f"tensor parallel {self.world.value}"),
             tree=tree,
             files=files,
             world_size=self.world,
             step=Fact(None),
             module_order=AS_SAVED,
-            problems=worst_first(self.problems),
-            names=tuple(dict.fromkeys(n for s in self.saved.values() for n in s.names)),
             all_ranks=every,
             bytes_expected=rank_checks.expected_bytes(files),
-            cost=cost,
         )
 
     def _model(self) -> dict[Any, Any]:
