@@ -107,9 +107,9 @@ class Checkpoint(checkpoint_data.Checkpoint):
             ReadError: it cannot be opened, or the manifest cannot be read.
             UsageError: a code that does not exist.
         """
-        from ckptools.checks import verifying
+        from ckptools.checks import verify
 
-        return verifying.verify(
+        return verify.verify(
             self._with_all_ranks(),
             deep=deep,
             values=values,

@@ -1,1 +1,1 @@
-"""Is a checkpoint whole, unharmed and coherent? One file per subject; nothing is written and nothing is changed."""
+"""Checks of whether a checkpoint is whole, unharmed and coherent: one file per subject. Nothing is written."""

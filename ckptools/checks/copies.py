@@ -1,4 +1,4 @@
-"""Are copies that ranks hold of one thing equal, byte for byte?"""
+"""The check of replicas: copies that several ranks hold of one thing are equal, byte for byte."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_NAMED = 5
 
 
 def replicated(ck: Checkpoint) -> list[tuple[str, Tensor]]:
-    """Tensors that ranks should share, of which a region is held more than once."""
+    """Tensors that ranks should share, and of which several hold the same region, with their names."""
     found, shared = [], Shared(sections_of(ck))
     for section in sections_of(ck):
         for path, tensor in tensors_in(section.value):
@@ -30,7 +30,7 @@ def replicated(ck: Checkpoint) -> list[tuple[str, Tensor]]:
 
 
 def own(ck: Checkpoint, files: OpenFiles) -> str:
-    """The note on what ranks have for themselves and differ in; empty where there is nothing.
+    """The line that names what each rank has for itself, and differs in; empty where there is nothing.
 
     Raises:
         ReadError: a file cannot be read.

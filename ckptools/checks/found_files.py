@@ -1,4 +1,4 @@
-"""Are the files all there, whole, and of one save?"""
+"""Checks of files: all are there, complete, and of one save."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ FAR_APART = 3600.0
 
 
 def presence(ck: Checkpoint) -> Check:
-    """Missing, cut, stray and left-over files."""
+    """Whether every file is there and complete, and none is that does not belong to the checkpoint."""
     here = sum(f.status in ("read", "seen") for f in ck.files)
     problems = [*(p for p in ck.problems if p.kind in PRESENCE), *_left_over(ck)]
     return judged("files", problems, f"{here} of {len(ck.files)} here and complete")
 
 
 def one_save(ck: Checkpoint) -> Check:
-    """Sizes, times and steps that fit together."""
+    """Whether the sizes, times and steps of the files are those of one save."""
     here = [f for f in ck.files if f.status in ("read", "seen")]
     sizes = sorted({f.nbytes for f in here})
     times = [f.modified for f in ck.files if f.modified is not None]

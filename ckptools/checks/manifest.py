@@ -1,4 +1,4 @@
-"""Are the values those that a manifest tells?"""
+"""The check against a manifest: tensors and files have the SHA-256 that it lists."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MAX_MANIFEST = 256 << 20
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a manifest says.
+    """What a manifest lists.
 
     Attributes:
         tensors: by fqn: dtype, shape and sha256.
@@ -68,7 +68,7 @@ def whole_tensors(ck: Checkpoint) -> Iterator[tuple[str, Tensor]]:
 def of_tensor(
     name: str, said: tuple[str, tuple[int, ...], str], tensor: Tensor | None, files: OpenFiles
 ) -> Iterator[Problem]:
-    """What is wrong with one tensor."""
+    """How one tensor differs from what the manifest lists of it."""
     dtype, shape, digest = said
     if tensor is None:
         yield Problem(Code.MANIFEST_DIFFERS, "is in the manifest and not in the checkpoint", None, name)
@@ -87,7 +87,7 @@ def _once(tensor: Tensor) -> Tensor:
 
 
 def of_file(manifest: Path, name: str, said: tuple[int, str]) -> Iterator[Problem]:
-    """What is wrong with one file, where it is beside the manifest."""
+    """How one file beside the manifest differs from what the manifest lists of it; nothing where it is not there."""
     plain = all(part not in ("", ".", "..") for part in name.split("/")) and "\0" not in name and "\\" not in name
     path = manifest.parent / name
     if not plain or not path.is_file():

@@ -1,4 +1,4 @@
-"""The bytes of tensors, read once: do their checksums hold, and are they finite numbers?
+"""Checks of stored bytes, which are read once for both: checksums hold, and values are finite numbers.
 
 Checksums are those that the container carries: a CRC-32 for each record of a torch.save archive, so also for each
 item of a DCP. torch never compares them, so a flipped bit loads in silence. safetensors has none.
@@ -29,7 +29,7 @@ def records_of(ck: Checkpoint) -> list[Stored]:
 
 @dataclass(frozen=True)
 class Findings:
-    """What reading one record told.
+    """What reading one record found.
 
     Attributes:
         checksum: the record does not have the CRC-32 that its container states.

@@ -1,4 +1,4 @@
-"""How a check says what it found."""
+"""Results of checks: made from the problems that were found, and judged again without those to ignore."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def skipped(name: str, why: str) -> Check:
 
 
 def attempt(name: str, check: Callable[[Checkpoint], Check], ck: Checkpoint) -> Check:
-    """What a check says; where it meets something that cannot be read, that is what it found."""
+    """The result of a check; where it meets a file that cannot be read, that is the problem that it found."""
     try:
         return check(ck)
     except (ReadError, NotWholeError) as error:
@@ -37,8 +37,8 @@ def unreadable(error: CkptoolsError, rank: int | None = None, fqn: str | None = 
     return Problem(Code.FILE_CUT, str(error), rank, fqn)
 
 
-def without(checks: Sequence[Check], codes: Iterable[str]) -> tuple[tuple[Check, ...], int]:
-    """The checks without the problems of some codes, judged again, and how many problems that left out."""
+def ignore_codes(checks: Sequence[Check], codes: Iterable[str]) -> tuple[tuple[Check, ...], int]:
+    """The checks judged without the problems of some codes, and how many problems were left out."""
     unwanted, kept, ignored = set(codes), [], 0
     for check in checks:
         problems = tuple(p for p in check.problems if p.code not in unwanted)

@@ -51,7 +51,7 @@ def verify(
 
     Exit code: 0 no check failed (warnings may be shown), 1 a check failed, 3 unreadable.
     """
-    from ckptools.checks.verifying import verify as check
+    from ckptools.checks.verify import verify as check
     from ckptools.cli.opening import answered_in_json, opened
     from ckptools.cli.progress import ProgressLine
     from ckptools.text import encodable

@@ -8,7 +8,10 @@ from ckptools.training_state.sections import measure, sections_of
 
 
 def checkpoint_line(ck: Checkpoint) -> str:
-    """A checkpoint in one line: `<Checkpoint ep0-ba11500: step 11500, 256 ranks (whole), 1164 tensors, 75.3 GiB>`."""
+    """Name, step, ranks, tensors and size of a checkpoint in one line.
+
+    Such as `<Checkpoint ep0-ba11500: step 11500, 256 ranks (whole), 1164 tensors, 75.3 GiB>`.
+    """
     tensors = sum(measure(s.value).tensors for s in sections_of(ck))
     step = [] if ck.step.value is None else [f"step {ck.step.value}"]
     found = size(sum(f.nbytes for f in ck.files))

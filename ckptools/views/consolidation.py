@@ -1,4 +1,4 @@
-"""What `consolidate` did, or would do, in lines."""
+"""What `consolidate` did, or would do, as lines of text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COPY_COLUMNS = tuple(Column(f"{title}  ") for title in ("tensor", "from file", "
 
 
 def summary(done: ConsolidationReport) -> Iterator[str]:
-    """The lines for stdout: each file, and the tensors in it."""
+    """The lines for stdout: the files, how many tensors they hold, and how these were checked."""
     verb = "would write" if done.dry_run else "wrote"
     for path in done.files:
         yield printable(f"{verb} {path}")
@@ -74,7 +74,7 @@ def _filled(done: ConsolidationReport) -> Iterator[str]:
 
 
 def remarks(done: ConsolidationReport) -> Iterator[str]:
-    """The lines for stderr: what the user should know although it went well, and how to load it."""
+    """The lines for stderr: what was left out, filled, converted or noticed, and how to load the output."""
     yield from (f"note: {note}" for note in done.notes)
     for name, why in list(done.left_out.items())[:MAX_NAMED]:
         yield f"left out: {name}: {why}"

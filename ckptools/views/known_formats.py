@@ -26,7 +26,7 @@ class OutputFormat(Protocol):
 
 
 def known_formats_text(outputs: Sequence[OutputFormat]) -> str:
-    """Every format that is read, in the order of trying, then every one that is written; two lines each."""
+    """Formats that are read, in the order in which they are tried, then those that are written; two lines each."""
     lines = ["read, the first that recognises a path:"]
     for known in (*formats_from_outside(), *FORMATS):
         lines.append(f"  {printable(known.NAME)}: {printable(known.READS)}")

@@ -19,7 +19,10 @@ MAX_FILES = 8
 
 
 def command_arguments(ck: Checkpoint) -> str:
-    """How a checkpoint is named on the command line, with the options that opened it; "" where that is too long."""
+    """The arguments that open a checkpoint again: its path, and the options that it was opened with.
+
+    Empty where so many files were named that they would not fit a line.
+    """
     options = ck.options
     files = getattr(options, "files", ())
     if len(files) > MAX_FILES:

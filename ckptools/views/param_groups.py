@@ -1,4 +1,4 @@
-"""Optimizers' param groups and schedulers' states, as rows."""
+"""Rows about optimizers with their param groups, and about learning-rate schedulers."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class SchedulerRow(NamedTuple):
 
 
 def optimizer_rows(ck: Checkpoint) -> tuple[OptimizerRow, ...]:
-    """Describe every optimizer."""
+    """A row for each optimizer."""
     return tuple(_optimizer_row(ck, optimizer) for optimizer in optimizers_of(ck).values())
 
 
@@ -126,6 +126,6 @@ def _is_entry(entry: Any) -> bool:
 
 
 def scheduler_rows(ck: Checkpoint) -> tuple[SchedulerRow, ...]:
-    """Describe every scheduler."""
+    """A row for each scheduler."""
     rows = zip(sections_of_kind(ck, "scheduler"), schedulers_of(ck), learning_rates(ck), strict=True)
     return tuple(SchedulerRow(name, s.name, s.value, rates.agree if rates else None) for s, name, rates in rows)

@@ -1,4 +1,4 @@
-"""Problems for people: the same thing said of many ranks or tensors becomes one line."""
+"""Problems as lines of text; the same problem of many ranks or tensors is one line."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Folded(NamedTuple):
 
 
 def fold(problems: Iterable[Problem]) -> list[Folded]:
-    """Fold problems that say the same but for numbers and names, in order of first appearance."""
+    """Problems in the order of their first appearance; those that differ in numbers and names alone become one."""
     groups: dict[tuple[str, str, str], list[Problem]] = {}
     for problem in problems:
         groups.setdefault((problem.code, problem.severity, _alike(problem)), []).append(problem)
@@ -69,7 +69,7 @@ def error_lines(problems: Iterable[Problem]) -> list[str]:
 
 
 def verdict(problems: Sequence[Problem]) -> str:
-    """What is wrong, in a few words: `1 rank missing, 1 rank cut short, 3 other errors`."""
+    """How many errors there are of each kind: `1 rank missing, 1 rank cut short, 3 other errors`."""
     errors = [p for p in problems if p.severity == "error"]
     told = _counted("missing", [p for p in errors if p.kind is Code.FILE_MISSING])
     told += _counted("cut short or damaged", [p for p in errors if p.kind is Code.FILE_CUT])

@@ -1,4 +1,4 @@
-"""What `inspect` tells about a checkpoint, as plain data. Text, JSON and the notebook all render this.
+"""The report of `inspect` on a checkpoint, as plain data. Text, JSON and notebooks all render this.
 
 Nothing is escaped or cut here: names are as the file has them.
 """
@@ -46,7 +46,7 @@ class RankCount(NamedTuple):
 
 
 class SectionRow(NamedTuple):
-    """One section.
+    """One section of the tree.
 
     Attributes:
         kind: what it is.
@@ -69,7 +69,7 @@ Scope = Literal["whole", "one file", "alone", "not compared", "not whole"]
 
 
 class Report(NamedTuple):
-    """Everything that `inspect` says.
+    """Everything that `inspect` shows.
 
     Attributes:
         path: what was opened.
@@ -146,7 +146,7 @@ class Report(NamedTuple):
 
 
 def inspect_report(ck: Checkpoint) -> Report:
-    """Collect what `inspect` tells. Reads nothing but the model in memory."""
+    """The report on an opened checkpoint; no file is read for it."""
     foreign = foreign_classes(ck.tree)
     suspicious = suspicious_names(ck.names, foreign)
     scope, alone = _scope(ck), ck.world_size.value in (None, 1)

@@ -24,7 +24,7 @@ SCHEMA = "ckptools/inspect/1"
 
 
 def report_json(report: Report, details: Sequence[Detail] = ()) -> str:
-    """The whole report, and the sections that were asked for in full, as text."""
+    """The report, and the sections that were asked for in full, as one JSON object."""
     values = JsonValues()
     made = _report(report, values)
     if details:

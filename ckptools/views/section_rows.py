@@ -1,4 +1,4 @@
-"""One section in full, as plain data: what `inspect --section` shows."""
+"""Sections in full, as plain data: what `inspect --section` shows. Text and JSON render these rows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LONG = 8
 
 @dataclass(frozen=True)
 class TensorRow:
-    """One tensor.
+    """One tensor of a section.
 
     Attributes:
         fqn: its name in the section.
@@ -66,7 +66,7 @@ class StateRow:
 
 @dataclass(frozen=True)
 class ValueRow:
-    """One value that is no tensor of a model or optimizer.
+    """One value of a section that is no tensor of a model or optimizer.
 
     Attributes:
         path: key path below the section.
@@ -125,7 +125,7 @@ def _detail(ck: Checkpoint, section: Section) -> Detail:
 
 
 def tensor_rows(value: Any) -> Iterator[TensorRow]:
-    """The tensors of a subtree."""
+    """A row for each tensor of a subtree."""
     for path, leaf in _leaves(value):
         if isinstance(leaf, Tensor):
             yield TensorRow(fqn_of(path), leaf.shape, leaf.dtype, leaf.nbytes, placement(leaf), leaf.note)
@@ -189,7 +189,7 @@ def _fingerprint(value: Any) -> int | None:
 
 
 def distinct(detail: Detail) -> dict[str, tuple[int, int]]:
-    """How many different states the ranks have, and of how many ranks, by stream, for RNG that is a list by rank."""
+    """By generator: how many different states the ranks have, and of how many ranks; for RNG that is a list by rank."""
     found: dict[str, list[int]] = {}
     for row in detail.values:
         if row.fingerprint is not None and len(row.path) > 1 and isinstance(row.path[0], int):

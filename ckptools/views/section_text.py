@@ -1,4 +1,4 @@
-"""One section in full, as text."""
+"""Sections in full, as text."""
 
 from __future__ import annotations
 

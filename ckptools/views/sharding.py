@@ -1,4 +1,4 @@
-"""How the tensors of a checkpoint are spread over the ranks, in one line per way."""
+"""How the tensors of a checkpoint are sharded over its ranks; tensors that are sharded alike are one row."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ REPLICATE = "Replicate()"
 
 
 class Layout(NamedTuple):
-    """One way in which tensors are spread.
+    """Tensors that are sharded alike.
 
     Attributes:
         how: in words: `dim 0 over 4 ranks`, or DTensor's placements and mesh.
-        tensors: how many are spread like this.
+        tensors: how many tensors there are.
         sharded: whether ranks hold different pieces.
         uneven: how many of them are cut into pieces of different sizes.
         empty: how many of them leave some rank without a piece.
@@ -35,7 +35,7 @@ class Layout(NamedTuple):
 
 
 def layouts(ck: Checkpoint) -> tuple[Layout, ...]:
-    """The ways in which the model's tensors are spread, the most frequent first.
+    """How the model's tensors are sharded: a row for each way, that of the most tensors first.
 
     Where nothing in it is sharded, what is sharded elsewhere is told behind it (an optimizer's partitions); where
     there is no model, all tensors are counted.
@@ -59,7 +59,7 @@ def _ways(tensors: list[Tensor]) -> tuple[Layout, ...]:
 
 
 def sharding_name(ck: Checkpoint) -> str:
-    """One word for programs: what kind of sharded tensors the file holds, or `none`."""
+    """The kinds of sharded tensors that the files hold, as a word for programs: `dtensor`, or `none`."""
     kinds = {t.kind for _, t in tensors_in(ck.tree) if t.sharded}
     names = {
         "sharded_tensor": "fsdp1-sharded-tensor",
@@ -72,7 +72,7 @@ def sharding_name(ck: Checkpoint) -> str:
 
 
 def placement(tensor: Tensor) -> str:
-    """How one tensor is spread, for a table of tensors."""
+    """How one tensor is sharded, in a few words: `dim 0 over 4 ranks`."""
     return _how(tensor, _group([tensor])) if tensor.sharded else "whole" if tensor.kind == "plain" else tensor.kind
 
 

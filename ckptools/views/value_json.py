@@ -20,7 +20,7 @@ MAX_JSON_DEPTH = 240
 
 
 class JsonValues:
-    """Turns values of a tree into what `json.dumps` writes the same way everywhere.
+    """Makes values of a tree into what JSON has; what it has not, or not within the limits, is counted.
 
     Attributes:
         nonfinite: NaN and infinite numbers met so far, which became null.
@@ -34,7 +34,7 @@ class JsonValues:
         self._depth = 0
 
     def of(self, value: Any) -> Any:
-        """Convert one subtree; each call has its own budget."""
+        """One subtree as JSON has it: a dict, list, text, number, flag or None. Each call has its own limits."""
         self._budget = MAX_JSON_VALUES
         return self._convert(value)
 

@@ -25,7 +25,7 @@ def is_plain(value: Any) -> bool:
 
 
 def described(value: Any) -> str | None:
-    """Words for a value that is not shown itself but described; None for numbers, texts and containers."""
+    """A description of a value that has no text of its own: a tensor, an array, bytes, a class; else None."""
     if isinstance(value, Tensor):
         return f"{short(value.dtype)} tensor {shape(value.shape)}"
     if isinstance(value, (NumpyArray, NumpyScalar)):
@@ -45,7 +45,7 @@ def described(value: Any) -> str | None:
 
 
 def is_brief(value: Opaque) -> bool:
-    """Whether all that the file says of a foreign object is a few plain arguments, as of an enum, a path, a pair."""
+    """Whether a foreign object is nothing but a class and a few plain arguments, such as an enum or a path."""
     bare = value.state is None and not value.items and not value.keywords and isinstance(value.args, tuple)
     return bare and len(value.args) <= MAX_ITEMS and all(is_plain(a) or isinstance(a, Global) for a in value.args)
 
@@ -93,5 +93,5 @@ def _joined(texts: list[str], total: int) -> str:
 
 
 def key_name(key: Any) -> str:
-    """A dict key in words: a text as it is, anything else as it would be shown."""
+    """A dict key as text: a string as it is, anything else as a value."""
     return key if isinstance(key, str) else value_text(key)

@@ -1,4 +1,4 @@
-"""What `verify` found, as a table and as JSON."""
+"""What `verify` found, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COLUMNS = (Column("check"), Column("result"), Column("detail"))
 
 
 def verification_text(found: Verification, screen: Screen = PIPE) -> str:
-    """One row for each check and each kind of problem, then a line that sums up."""
+    """What was found, as text: a table with a row for each check and each kind of problem, and a line below it."""
     rows = [row for check in found.checks for row in _rows(check)]
     return "\n".join([*table(COLUMNS, rows, Screen(screen.width, None)), summary(found)])
 
@@ -41,7 +41,7 @@ def summary(found: Verification) -> str:
 
 
 def verification_json(found: Verification) -> str:
-    """Everything, for programs."""
+    """What was found, as one JSON object."""
     told = {
         "schema": "ckptools/verify/1",
         "path": str(found.path),

@@ -439,15 +439,19 @@ FAULTS = (
         (" or path in self._copies:", ":"),
     ),
     *_in(
-        "checks/state.py",
+        "checks/optimizers.py",
         "checks/test_verify.py",
         ("if told and slot in ELEMENTWISE and moment.shape != parameter.shape:", "if False:"),
         ("    for fqn in twice:\n", "    for fqn in ():\n"),
         ("    for fqn in sorted(keys - set(groups)):\n", "    for fqn in ():\n"),
         ("    if len(values) > 1:\n", "    if False:\n"),
         ("    if not ck.step.agree:\n", "    if False:\n"),
-        ("        if len(set(d.values())) == 1\n", "        if False\n"),
         ("        if told and not told.agree:\n", "        if False:\n"),
+    ),
+    *_in(
+        "checks/rng.py",
+        "checks/test_verify.py",
+        ("        if len(set(d.values())) == 1\n", "        if False\n"),
     ),
     *_in(
         "checks/found_files.py",
@@ -455,7 +459,7 @@ FAULTS = (
         ("    if apart > FAR_APART:\n", "    if False:\n"),
     ),
     *_in(
-        "checks/verifying.py",
+        "checks/verify.py",
         "checks/test_verify.py formats/test_folders.py",
         ("        checks += _others(ck, checks)\n", ""),
     ),

@@ -1,4 +1,4 @@
-"""Do the shards of every tensor cover it exactly, and do the ranks agree on how?"""
+"""Checks of shards: those of every tensor cover it exactly, and all ranks agree on how it is cut."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ckptools.text import plural
 AGREEMENT = (Code.WORLD_SIZES_DISAGREE, Code.LAYOUT_DISAGREES)
 
 
-def layout(ck: Checkpoint) -> Check:
-    """Every element of every tensor in exactly one shard; replicas of a shard count once."""
+def exactly_covered(ck: Checkpoint) -> Check:
+    """Whether every element of every tensor is in exactly one shard; replicas of a shard count once."""
     tensors = [(path, t) for path, t in tensors_in(ck.tree) if t.kind != "meta"]
     if not tensors:
         return skipped("layout", "no tensors")
@@ -23,8 +23,8 @@ def layout(ck: Checkpoint) -> Check:
     return judged("layout", problems, f"{plural(len(tensors), 'tensor')}, {sharded} sharded, covered exactly")
 
 
-def agreement(ck: Checkpoint) -> Check:
-    """World size by name, content and count; shapes, dtypes and shard maps across ranks."""
+def ranks_agree(ck: Checkpoint) -> Check:
+    """Whether ranks agree on the world size, and on the shape, dtype and shards of every tensor."""
     ranks = len({f.rank for f in ck.files if f.status == "read" and f.rank is not None})
     problems = [p for p in ck.problems if p.kind in AGREEMENT]
     if ranks < 2 and not problems:

@@ -1,4 +1,4 @@
-"""`verify`: every check on one checkpoint, in a fixed order."""
+"""Verification: every check on one checkpoint, in a fixed order."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ckptools.checks import copies, found_files, layout, records, state
-from ckptools.checks.results import attempt, judged, skipped, unreadable, without
+from ckptools.checks import copies, coverage, found_files, optimizers, records, rng
+from ckptools.checks.results import attempt, ignore_codes, judged, skipped, unreadable
 from ckptools.errors import NotWholeError, ReadError, UsageError
 from ckptools.files.opening import OpenFiles
 from ckptools.formats import with_all_ranks
@@ -36,7 +36,7 @@ def verify(
     jobs: int | None = None,
     progress: Progress | None = None,
 ) -> Verification:
-    """Check whether a checkpoint is whole, unharmed and coherent. What cannot be read on the way is a problem found.
+    """Check whether a checkpoint is whole, unharmed and coherent; what cannot be read on the way is a problem too.
 
     Args:
         checkpoint: an opened checkpoint, or its path; every rank is read.
@@ -60,7 +60,7 @@ def verify(
         checks += [reading.manifest(ck, Path(manifest))] if manifest is not None else []
         checks += [*_each(STATE, ck), _pickles(ck)]
         checks += _others(ck, checks)
-    kept, ignored = without(checks, codes)
+    kept, ignored = ignore_codes(checks, codes)
     opened = ck.cost.seconds if ck is checkpoint else 0.0
     return Verification(ck.path, kept, ignored, reading.nbytes, opened + time.perf_counter() - started)
 
@@ -76,16 +76,16 @@ def _codes(ignore: Iterable[str]) -> list[str]:
 STRUCTURE = {
     "files": found_files.presence,
     "one save": found_files.one_save,
-    "layout": layout.layout,
-    "ranks agree on layout": layout.agreement,
+    "layout": coverage.exactly_covered,
+    "ranks agree on layout": coverage.ranks_agree,
 }
 """Checks of files and layout, by the name of their row."""
 
 STATE = {
-    "optimizer covers params": state.optimizer_covers,
-    "step counters": state.step_counters,
-    "lr: scheduler = groups": state.learning_rates,
-    "rng": state.rng,
+    "optimizer covers params": optimizers.state_covers_parameters,
+    "step counters": optimizers.step_counters,
+    "lr: scheduler = groups": optimizers.learning_rates,
+    "rng": rng.distinct_states,
 }
 """Checks of what the training saved beside the model, by the name of their row."""
 
