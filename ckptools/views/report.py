@@ -20,7 +20,7 @@ from ckptools.training_state.steps import contradiction
 from ckptools.views.next_command import command_arguments, next_command
 from ckptools.views.param_groups import OptimizerRow, SchedulerRow, optimizer_rows, scheduler_rows
 from ckptools.views.section_summary import section_summary
-from ckptools.views.sharding import Layout, layouts, sharding_name
+from ckptools.views.sharding import ShardingRow, sharding_name, sharding_rows
 
 TORCH_KEYS = ("torch_version", "pytorch_version", "torch")
 WRITER_KEYS = (
@@ -115,7 +115,7 @@ class Report(NamedTuple):
     step: Fact
     world_size: Fact
     ranks: RankCount
-    layout: tuple[Layout, ...]
+    layout: tuple[ShardingRow, ...]
     bytes_found: int
     bytes_expected: int | None
     saved: tuple[float, float] | None
@@ -167,7 +167,7 @@ def inspect_report(ck: Checkpoint) -> Report:
         step=ck.step,
         world_size=Fact(None, ck.world_size.sources) if scope == "one file" and alone else ck.world_size,
         ranks=_rank_count(ck, scope),
-        layout=layouts(ck),
+        layout=sharding_rows(ck),
         bytes_found=sum(f.nbytes for f in ck.files),
         bytes_expected=ck.bytes_expected,
         saved=(min(times), max(times)) if times else None,

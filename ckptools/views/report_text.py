@@ -10,7 +10,7 @@ from ckptools.text import count, duration, few, period, plural, printable, size
 from ckptools.views.param_groups import GroupRow, OptimizerRow, SchedulerRow
 from ckptools.views.problems import fold, verdict
 from ckptools.views.report import Report, SectionRow
-from ckptools.views.sharding import Layout
+from ckptools.views.sharding import ShardingRow
 from ckptools.views.tables import PIPE, Column, Screen, table, wrapped
 from ckptools.views.value_text import key_name, value_text
 
@@ -110,7 +110,7 @@ def _known(value: object, otherwise: str) -> str:
     return otherwise if value is None else str(value)
 
 
-def layout_words(layout: Layout, report: Report) -> tuple[str, str]:
+def layout_words(layout: ShardingRow, report: Report) -> tuple[str, str]:
     """How tensors are sharded, and how many are sharded so."""
     total = plural(layout.tensors, "tensor")
     if not layout.sharded:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptools.errors import UsageError
 from ckptools.model.checkpoint import Checkpoint
@@ -28,8 +27,7 @@ LONG = 8
 """A sequence of more plain values than this is one row."""
 
 
-@dataclass(frozen=True)
-class TensorRow:
+class TensorRow(NamedTuple):
     """One tensor of a section.
 
     Attributes:
@@ -49,8 +47,7 @@ class TensorRow:
     note: str
 
 
-@dataclass(frozen=True)
-class StateRow:
+class StateRow(NamedTuple):
     """What an optimizer keeps of one parameter.
 
     Attributes:
@@ -64,8 +61,7 @@ class StateRow:
     slots: Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class ValueRow:
+class ValueRow(NamedTuple):
     """One value of a section that is no tensor of a model or optimizer.
 
     Attributes:
@@ -81,8 +77,7 @@ class ValueRow:
     differs: str
 
 
-@dataclass(frozen=True)
-class Detail:
+class Detail(NamedTuple):
     """One section in full.
 
     Attributes:

@@ -16,7 +16,7 @@ from ckptools.training_state.sections import sections_of_kind
 REPLICATE = "Replicate()"
 
 
-class Layout(NamedTuple):
+class ShardingRow(NamedTuple):
     """Tensors that are sharded alike.
 
     Attributes:
@@ -34,7 +34,7 @@ class Layout(NamedTuple):
     empty: int = 0
 
 
-def layouts(ck: Checkpoint) -> tuple[Layout, ...]:
+def sharding_rows(ck: Checkpoint) -> tuple[ShardingRow, ...]:
     """How the model's tensors are sharded: a row for each way, that of the most tensors first.
 
     Where nothing in it is sharded, what is sharded elsewhere is told behind it (an optimizer's partitions); where
@@ -49,7 +49,7 @@ def layouts(ck: Checkpoint) -> tuple[Layout, ...]:
     return (*_ways(model), *(one._replace(how=f"{one.how}, outside the model") for one in others))
 
 
-def _ways(tensors: list[Tensor]) -> tuple[Layout, ...]:
+def _ways(tensors: list[Tensor]) -> tuple[ShardingRow, ...]:
     group = _group(tensors)
     found: dict[str, list[Tensor]] = {}
     for tensor in tensors:
@@ -92,15 +92,15 @@ def _boxes(tensor: Tensor) -> set[tuple[Ints, Ints]]:
     return {(s.box.offsets, s.box.sizes) for s in tensor.shards}
 
 
-def _layout(how: str, tensors: list[Tensor], group: int | None) -> Layout:
+def _layout(how: str, tensors: list[Tensor], group: int | None) -> ShardingRow:
     if not tensors[0].sharded or tensors[0].kind == "flat_pieces":
-        return Layout(how, len(tensors), tensors[0].sharded)
+        return ShardingRow(how, len(tensors), tensors[0].sharded)
     uneven = empty = 0
     for tensor in tensors:
         pieces, expected = _pieces(tensor), _expected(tensor, group)
         empty += len(pieces) < expected
         uneven += len(set(pieces)) > 1 or len(pieces) < expected
-    return Layout(how, len(tensors), True, uneven, empty)
+    return ShardingRow(how, len(tensors), True, uneven, empty)
 
 
 def _pieces(tensor: Tensor) -> list[tuple[int, ...]]:

@@ -4,17 +4,17 @@ from dataclasses import replace
 
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Shard, Tensor
-from ckptools.views.sharding import Layout, layouts, placement, sharding_name
+from ckptools.views.sharding import ShardingRow, placement, sharding_name, sharding_rows
 from tests.views.made import checkpoint, dtensor, plain, sharded
 
 
 def layout_of(*tensors: Tensor, **facts):
-    return layouts(checkpoint({"model": {f"w{n}": t for n, t in enumerate(tensors)}}, **facts))
+    return sharding_rows(checkpoint({"model": {f"w{n}": t for n, t in enumerate(tensors)}}, **facts))
 
 
 def test_even_rows_are_told_from_uneven_ones():
-    assert layout_of(sharded(8, 2, ranks=4)) == (Layout("dim 0 over 4 ranks", 1, True, 0, 0),)
-    assert layout_of(sharded(7, 2, ranks=4)) == (Layout("dim 0 over 4 ranks", 1, True, 1, 0),)
+    assert layout_of(sharded(8, 2, ranks=4)) == (ShardingRow("dim 0 over 4 ranks", 1, True, 0, 0),)
+    assert layout_of(sharded(7, 2, ranks=4)) == (ShardingRow("dim 0 over 4 ranks", 1, True, 1, 0),)
 
 
 def test_a_tensor_that_leaves_ranks_empty_is_counted():
@@ -30,27 +30,27 @@ def test_the_most_frequent_way_comes_first_and_whole_tensors_last():
 def test_the_models_tensors_are_counted_whether_they_are_sharded_or_whole():
     moments = {"state": {0: {"exp_avg": plain(3)}}, "param_groups": [{"params": [0], "lr": 0.1}]}
     for tensor in (plain(3), sharded(8)):
-        (layout,) = layouts(checkpoint({"model": {"w": tensor}, "optim": moments}))
+        (layout,) = sharding_rows(checkpoint({"model": {"w": tensor}, "optim": moments}))
         assert layout.tensors == 1
 
 
 def test_what_is_sharded_outside_of_a_whole_model_is_told_behind_it():
     moments = {"state": {0: {"exp_avg": sharded(8)}}, "param_groups": [{"params": [0], "lr": 0.1}]}
-    found = layouts(checkpoint({"model": {"w": plain(8)}, "optim": moments}))
+    found = sharding_rows(checkpoint({"model": {"w": plain(8)}, "optim": moments}))
     assert [(one.how, one.tensors) for one in found] == [("whole", 1), ("dim 0 over 4 ranks, outside the model", 1)]
 
 
 def test_groups_that_hold_replicas_are_named_seen_from_one_rank():
     shards = (Shard(Box((0,), (4,)), 0, None), Shard(Box((4,), (4,)), None, None))
     (layout,) = layout_of(replace(sharded(8), shards=shards), sharded(1))
-    assert layout == Layout("dim 0 over groups of 2 of 4 ranks", 2, True, 1, 1)
+    assert layout == ShardingRow("dim 0 over groups of 2 of 4 ranks", 2, True, 1, 1)
 
 
 def test_groups_that_hold_replicas_are_named_seen_from_all_ranks():
     boxes = [Box((0,), (4,)), Box((4,), (4,))] * 2
     shards = tuple(Shard(box, rank, None) for rank, box in enumerate(boxes))
     (layout,) = layout_of(replace(sharded(8), shards=shards))
-    assert layout == Layout("dim 0 over groups of 2 of 4 ranks", 1, True, 0, 0)
+    assert layout == ShardingRow("dim 0 over groups of 2 of 4 ranks", 1, True, 0, 0)
 
 
 def test_a_dtensor_is_told_in_its_own_words():
@@ -68,7 +68,7 @@ def test_a_dtensor_is_told_in_its_own_words():
 
 def test_pieces_of_flattened_parameters_are_neither_even_nor_uneven():
     piece = replace(plain(12), kind="flat_pieces")
-    assert layout_of(piece) == (Layout("pieces of flattened parameters", 1, True),)
+    assert layout_of(piece) == (ShardingRow("pieces of flattened parameters", 1, True),)
 
 
 def test_a_tensor_of_a_table_says_how_it_lies():
