@@ -10,12 +10,12 @@ from ckptools.checks.results import judged, skipped
 from ckptools.files.opening import OpenFiles
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Code, Problem
+from ckptools.model.rank_vote import named
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath, nodes_in
 from ckptools.model.values import NumpyArray
 from ckptools.model.verification import Check
 from ckptools.tensor_io.stream import shard_bytes
-from ckptools.model.rank_vote import named
 from ckptools.training_state.sections import Section, is_gathered, sections_of_kind, stream_of
 
 
