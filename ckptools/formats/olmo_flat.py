@@ -28,8 +28,8 @@ from ckptools.training_state.wrappers import without_wrappers
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """A rank's run of one parameter.
+class ParameterRun:
+    """The run of consecutive elements that a rank holds of one parameter.
 
     Attributes:
         shape: of the whole parameter.
@@ -50,8 +50,8 @@ def is_flat_model(tree: Any) -> bool:
     return isinstance(modules, list) and all(isinstance(m, dict) and "handles" in m for m in modules)
 
 
-def pieces_of(tree: Any) -> Iterator[tuple[str, Piece, Tensor]]:
-    """Every parameter that a rank's model tells of: fqn, its run, and the tensor that the run lies in.
+def parameter_runs(tree: Any) -> Iterator[tuple[str, ParameterRun, Tensor]]:
+    """The parameters in a rank's model: fqn, the run that the rank holds, and the flat tensor with it.
 
     Raises:
         ValueError: the file is not what OLMo writes, or contradicts itself.
@@ -70,7 +70,7 @@ def pieces_of(tree: Any) -> Iterator[tuple[str, Piece, Tensor]]:
                 yield f"{prefix}.{fqn}" if prefix else fqn, piece, data
 
 
-def _pieces(fields: Mapping[str, Any], room: int) -> Iterator[tuple[str, Piece]]:
+def _pieces(fields: Mapping[str, Any], room: int) -> Iterator[tuple[str, ParameterRun]]:
     fqns, shapes = fields.get("_fqns"), fields.get("_shapes")
     if not isinstance(fqns, (list, tuple)) or not isinstance(shapes, (list, tuple)) or len(fqns) != len(shapes):
         raise ValueError("a flat parameter without names and shapes")
@@ -85,7 +85,7 @@ def _pieces(fields: Mapping[str, Any], room: int) -> Iterator[tuple[str, Piece]]
                 f"has {numel} elements from {start}, at {at} of {room}"
             )
             raise ValueError(text)
-        yield without_wrappers(fqn), Piece(tuple(shape), start, at, numel)
+        yield without_wrappers(fqn), ParameterRun(tuple(shape), start, at, numel)
 
 
 def _runs(fields: Mapping[str, Any], count: int) -> Iterator[Ints]:
@@ -124,21 +124,21 @@ def _is_pair(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and len(value) == 2 and all(type(n) is int for n in value)
 
 
-def model(tree: Any, rank: int, all_ranks: bool) -> dict[str, Tensor]:
+def read_model(tree: Any, rank: int, all_ranks: bool) -> dict[str, Tensor]:
     """The parameters of a rank's model: whole shapes, and the rank's runs where all ranks are read.
 
     Raises:
         ValueError: the file is not what OLMo writes, or contradicts itself.
     """
     found: dict[str, Tensor] = {}
-    for fqn, piece, data in pieces_of(tree):
+    for fqn, piece, data in parameter_runs(tree):
         if fqn in found:
             raise ValueError(f"parameter {describe_for_error(fqn)} is in two flat parameters")
         found[fqn] = _placed(data, piece, piece.at, rank, all_ranks)
     return found
 
 
-def _placed(data: Tensor, piece: Piece, at: int, rank: int, all_ranks: bool) -> Tensor:
+def _placed(data: Tensor, piece: ParameterRun, at: int, rank: int, all_ranks: bool) -> Tensor:
     shards = []
     if all_ranks and piece.numel:
         source = data.shards[0].source
@@ -148,7 +148,7 @@ def _placed(data: Tensor, piece: Piece, at: int, rank: int, all_ranks: bool) -> 
     return replace(data, shape=piece.shape, shards=tuple(shards), kind="flat_pieces", parameter=False)
 
 
-def optimizer(tree: Any, pieces: Mapping[str, Piece], rank: int, all_ranks: bool) -> dict[str, Any]:
+def read_optimizer(tree: Any, pieces: Mapping[str, ParameterRun], rank: int, all_ranks: bool) -> dict[str, Any]:
     """A rank's optimizer state by name, its moments placed as their parameters are.
 
     Raises:
@@ -171,7 +171,7 @@ def optimizer(tree: Any, pieces: Mapping[str, Piece], rank: int, all_ranks: bool
     return {"state": placed, "param_groups": named}
 
 
-def _state(fqn: str, slots: Any, pieces: Mapping[str, Piece], rank: int, all_ranks: bool) -> Any:
+def _state(fqn: str, slots: Any, pieces: Mapping[str, ParameterRun], rank: int, all_ranks: bool) -> Any:
     if not isinstance(slots, dict):
         return slots
     found = {}

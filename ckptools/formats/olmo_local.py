@@ -17,7 +17,7 @@ from typing import Any
 from ckptools.errors import ReadError
 from ckptools.files.opening import File, check_stays_inside
 from ckptools.formats import olmo_flat
-from ckptools.formats.olmo_flat import Piece
+from ckptools.formats.olmo_flat import ParameterRun
 from ckptools.formats.options import Options
 from ckptools.formats.shared import rank_checks
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder
@@ -139,12 +139,12 @@ class _Opening:
             return trees
         path = self.files["model", rank].path
         try:
-            pieces: dict[str, Piece] = {fqn: piece for fqn, piece, _ in olmo_flat.pieces_of(model)}
-            trees["model"] = olmo_flat.model(model, rank, self.all_ranks)
+            pieces: dict[str, ParameterRun] = {fqn: piece for fqn, piece, _ in olmo_flat.parameter_runs(model)}
+            trees["model"] = olmo_flat.read_model(model, rank, self.all_ranks)
             optim = trees.get("optim")
             if isinstance(optim, dict) and {"state", "param_groups"} <= optim.keys():
                 path = self.files["optim", rank].path
-                trees["optim"] = olmo_flat.optimizer(optim, pieces, rank, self.all_ranks)
+                trees["optim"] = olmo_flat.read_optimizer(optim, pieces, rank, self.all_ranks)
         except (ValueError, TypeError) as error:
             raise ReadError(path, f"is not what OLMo writes: {error}") from error
         return trees

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import ckptools
 from ckptools.errors import NotWholeError
-from ckptools.formats.megatron_dist.buckets import UnjoinedError, join
+from ckptools.formats.megatron_dist.buckets import UnjoinedError, join_buckets
 from ckptools.model.regions import Box, Ints
 from ckptools.model.tensor import Shard, Source, Tensor
 from ckptools.tensor_io import read
@@ -250,7 +250,7 @@ def test_any_model_is_read_back_or_refused_and_never_wrong(model, tp, dp, most):
         # Megatron stops where a rank has no part of a bucket.
         assume({s.rank for t in buffers.values() for s in t.shards} == set(range(tp * dp)))
         try:
-            state = join(buffers, model_of(weights, tp, dp))
+            state = join_buckets(buffers, model_of(weights, tp, dp))
         except UnjoinedError as error:
             # Sizes that coincide leave open where the norms are.
             assert "more than one order" in str(error)
@@ -273,7 +273,7 @@ def stored(tmp_path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 
 def refused(buffers: dict[str, Tensor], weights: dict[str, Tensor]) -> str:
     with pytest.raises(UnjoinedError) as error:
-        join(buffers, weights)
+        join_buckets(buffers, weights)
     return str(error.value)
 
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import ckptools
 from ckptools.errors import NotWholeError, ReadError, UnsafePathError, UsageError
-from ckptools.formats.megatron_dist.stored import Stored
+from ckptools.formats.megatron_dist.stored import StoredState
 from ckptools.model.regions import Box, contiguous_strides
 from ckptools.model.tensor import Shard, Source, Tensor
 from ckptools.tensor_io import read
@@ -269,7 +269,7 @@ def test_flat_runs_of_pieces_are_placed(tmp_path_factory, data):
     whole = np.arange(np.prod(shape), dtype="<f4").reshape(shape)
     stored = flat_runs(tmp_path_factory.mktemp("runs") / "n.bin", whole, cuts, runs)
     name = "optimizer.state.exp_avg.w"
-    made = Stored({name: stored}, {name: {"nd_reformulated_orig_global_shape": shape}}, {}).tree("fp32")
+    made = StoredState({name: stored}, {name: {"nd_reformulated_orig_global_shape": shape}}, {}).tree("fp32")
     moment = made["optimizer"]["state"]["w"]["exp_avg"]
     assert moment.shape == shape and np.array_equal(read.to_numpy(moment), whole)
 
@@ -278,6 +278,6 @@ def test_flat_runs_of_pieces_are_placed(tmp_path_factory, data):
 def test_flat_runs_of_a_shape_that_cannot_be_are_refused(shape, tmp_path):
     stored = flat_runs(tmp_path / "n.bin", np.arange(16, dtype="<f4").reshape(4, 4), (2, 2), [])
     name = "optimizer.state.exp_avg.w"
-    made = Stored({name: stored}, {name: {"nd_reformulated_orig_global_shape": shape}}, {}).tree("fp32")
+    made = StoredState({name: stored}, {name: {"nd_reformulated_orig_global_shape": shape}}, {}).tree("fp32")
     moment = made["optimizer"]["state"]["w"]["exp_avg"]
     assert "--only model" in moment.note or (shape is None and moment is stored)

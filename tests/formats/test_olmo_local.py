@@ -254,7 +254,7 @@ def before(indices: object, offsets: object) -> dict[str, Any]:
 
 
 def test_the_account_of_torch_2_0_is_understood():
-    found = olmo_flat.model(before((1, 2), [(2, 5), (0, 0)]), 1, all_ranks=True)
+    found = olmo_flat.read_model(before((1, 2), [(2, 5), (0, 0)]), 1, all_ranks=True)
     assert {k: t.shape for k, t in found.items()} == {"m.a": (4,), "m.b": (2, 3), "m.c": (2,)}
     assert [(str(s.box), s.source.offset) for s in found["m.b"].shards] == [("[0:1, 2:3]", 100), ("[1:2, 0:3]", 104)]
     assert [(str(s.box), s.source.offset) for s in found["m.c"].shards] == [("[0:1]", 116)]
@@ -267,4 +267,4 @@ def test_the_account_of_torch_2_0_is_understood():
 )
 def test_an_account_of_torch_2_0_that_does_not_fit_is_refused(indices, offsets):
     with pytest.raises(ValueError):
-        olmo_flat.model(before(indices, offsets), 0, all_ranks=True)
+        olmo_flat.read_model(before(indices, offsets), 0, all_ranks=True)

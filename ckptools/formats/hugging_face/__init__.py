@@ -18,7 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from ckptools.files.file_type import HEAD, content_of
-from ckptools.formats.hugging_face.files import Weights, chosen, of_file, parse_index, weights_in
+from ckptools.formats.hugging_face.files import (
+    ModelFiles,
+    model_files_in,
+    model_files_of,
+    models_of_folder,
+    parse_index,
+)
 from ckptools.formats.hugging_face.index import read_index
 from ckptools.formats.hugging_face.model import WeightModel
 from ckptools.formats.hugging_face.tensors import is_safetensors
@@ -40,14 +46,14 @@ KNOWN_BY = "model.safetensors, model-00001-of-00004.safetensors, pytorch_model.b
 def detect(path: Path) -> bool:
     """A safetensors file, an index, one of several `.bin` that are here, or a folder with any of these."""
     if path.is_dir():
-        return bool(weights_in(path))
+        return bool(model_files_in(path))
     if not path.is_file() or parse_index(path) is not None:
         return path.is_file()
     with path.open("rb") as file:
         head = file.read(HEAD)
     if is_safetensors(head) or (path.suffix == ".safetensors" and not content_of(head)):
         return True
-    weights = of_file(path)
+    weights = model_files_of(path)
     return weights.kind == "bin" and (len(weights.files) > 1 or weights.index is not None)
 
 
@@ -65,18 +71,18 @@ def read(path: Path, options: Options) -> Checkpoint:
         model = WeightModel(weights, path, options).read()
         builder.problems += problems
         return _checkpoint(builder, weights.base, {"model": model}, CompanionFiles())
-    found = weights_in(path)
-    models = {name: WeightModel(w, path, options).read() for name, w in chosen(path, found).items()}
+    found = model_files_in(path)
+    models = {name: WeightModel(w, path, options).read() for name, w in models_of_folder(path, found).items()}
     builder.problems += _others(found, list(models.values()))
     return _checkpoint(builder, path.absolute().name, models, read_companions(path, options))
 
 
-def _asked_for(path: Path, options: Options) -> tuple[Weights, list[Problem]]:
+def _asked_for(path: Path, options: Options) -> tuple[ModelFiles, list[Problem]]:
     """The set that a file or an index is of; a file that an index does not name stands without it."""
     key = parse_index(path)
     if key is not None:
-        return Weights(*key, (), path), []
-    weights = of_file(path)
+        return ModelFiles(*key, (), path), []
+    weights = model_files_of(path)
     if weights.files[0].number is None:
         return weights, []
     if options.only_this_file:
@@ -87,8 +93,8 @@ def _asked_for(path: Path, options: Options) -> tuple[Weights, list[Problem]]:
     return weights if named else replace(weights, index=None), []
 
 
-def _others(found: Sequence[Weights], models: Sequence[WeightModel]) -> list[Problem]:
-    """Weights in the folder that are not read: other spellings of the model, other models, left-overs."""
+def _others(found: Sequence[ModelFiles], models: Sequence[WeightModel]) -> list[Problem]:
+    """ModelFiles in the folder that are not read: other spellings of the model, other models, left-overs."""
     read = {file.path for model in models for file in model.files}
     others = {f.path.name: (w.base, w.kind) for w in found for f in w.files if f.path not in read}
     if not others:
@@ -109,7 +115,7 @@ def _checkpoint(
     files = (*(f for m in models.values() for f in m.files), *companions.files)
     builder.problems += (_placed(p, name if nested else "") for name, m in models.items() for p in m.problems)
     builder.problems += companions.problems
-    pickled = (n for m in models.values() for h in m.held for n in h.names)
+    pickled = (n for m in models.values() for h in m.weight_files for n in h.names)
     whole = not any(f.status in ("missing", "cut", "bad") for f in files)
     saved_as = "; ".join(dict.fromkeys(m.saved_as for m in models.values()))
     nbytes = sum(m.bytes_read for m in models.values()) + companions.bytes_read
@@ -121,7 +127,7 @@ def _checkpoint(
         files=files,
         world_size=_world_size(companions, len(files)),
         step=_step(files[0].path, tree, companions),
-        module_order=SORTED if any(h.safetensors for m in models.values() for h in m.held) else AS_SAVED,
+        module_order=SORTED if any(h.safetensors for m in models.values() for h in m.weight_files) else AS_SAVED,
         bytes_expected=sum(f.nbytes for f in files) if whole else None,
     )
 

@@ -69,8 +69,8 @@ class WeightName:
 
 
 @dataclass(frozen=True)
-class Weights:
-    """The files of one model.
+class ModelFiles:
+    """The weight files of one model, with their index.
 
     Attributes:
         base: as in `WeightName`.
@@ -112,7 +112,7 @@ class Weights:
 
 
 def parse(path: Path) -> WeightName | None:
-    """Read a file name; None when it is no name of a weight file."""
+    """Parse the name of a weight file; None when it is none."""
     found = FILE.fullmatch(path.name)
     if not found or not found["head"]:
         return None
@@ -122,15 +122,15 @@ def parse(path: Path) -> WeightName | None:
 
 
 def parse_index(path: Path) -> tuple[str, Kind] | None:
-    """The base and kind that an index is for; None when it is no name of an index."""
+    """Parse the name of an index into the base and kind that it is for; None when it is none."""
     found = INDEX.fullmatch(path.name)
     if not found or not found["head"]:
         return None
     return found["head"] + (found["variant"] or ""), "bin" if found["kind"] == "bin" else "safetensors"
 
 
-def weights_in(folder: Path) -> list[Weights]:
-    """Every model that the names in a folder tell of; a `.bin` of its own counts only under a name that all use."""
+def model_files_in(folder: Path) -> list[ModelFiles]:
+    """The weight files of every model in a folder; a `.bin` alone counts only under a name that all use."""
     with reading(folder):
         entries = sorted(p for p in folder.iterdir() if p.is_file())
     indexes = {key: p for p in entries if (key := parse_index(p)) is not None}
@@ -138,7 +138,7 @@ def weights_in(folder: Path) -> list[Weights]:
     for name in filter(None, map(parse, entries)):
         group = (name.base, name.kind, None) if (name.base, name.kind) in indexes else name.group
         groups.setdefault(group, []).append(name)
-    found = [Weights(b, k, tuple(sorted(n, key=_number)), indexes.get((b, k))) for (b, k, _), n in groups.items()]
+    found = [ModelFiles(b, k, tuple(sorted(n, key=_number)), indexes.get((b, k))) for (b, k, _), n in groups.items()]
     return [w for w in found if w.kind == "safetensors" or w.index or w.model or w.files[0].number is not None]
 
 
@@ -146,13 +146,13 @@ def _number(name: WeightName) -> int:
     return -1 if name.number is None else name.number
 
 
-def chosen(folder: Path, found: Sequence[Weights]) -> dict[str, Weights]:
+def models_of_folder(folder: Path, found: Sequence[ModelFiles]) -> dict[str, ModelFiles]:
     """The models of a folder by their name in the tree: `model`, and `model_1` … where Accelerate saved several.
 
     Raises:
         UsageError: it holds several that are not one model in different spellings.
     """
-    by_model: dict[str | None, list[Weights]] = {}
+    by_model: dict[str | None, list[ModelFiles]] = {}
     for weights in found:
         by_model.setdefault(weights.model, []).append(weights)
     mine = [name for name in by_model if name is not None and re.fullmatch(r"model(_\d+)?", name)]
@@ -162,7 +162,7 @@ def chosen(folder: Path, found: Sequence[Weights]) -> dict[str, Weights]:
     return {"model": _first(folder, by_model[named] if named else found)}
 
 
-def _first(folder: Path, spellings: Sequence[Weights]) -> Weights:
+def _first(folder: Path, spellings: Sequence[ModelFiles]) -> ModelFiles:
     ordered = sorted(spellings, key=lambda w: w.rank)
     indexed = [w for w in ordered if w.index]
     if ordered[0].model is None and len(indexed) == 1:
@@ -172,21 +172,21 @@ def _first(folder: Path, spellings: Sequence[Weights]) -> Weights:
     return ordered[0]
 
 
-def of_file(path: Path) -> Weights:
-    """The set that a file is one of: those with its name and total, and the index for that name."""
+def model_files_of(path: Path) -> ModelFiles:
+    """The weight files that a file is one of: those with its name and total, and the index for that name."""
     name = parse(path)
     if name is None:
-        return Weights(path.stem, "safetensors", (WeightName(path, path.stem, "safetensors", None, None),), None)
+        return ModelFiles(path.stem, "safetensors", (WeightName(path, path.stem, "safetensors", None, None),), None)
     if name.number is None:
-        return Weights(name.base, name.kind, (name,), None)
+        return ModelFiles(name.base, name.kind, (name,), None)
     with reading(path.parent):
         entries = sorted(path.parent.iterdir())
     same = [n for n in map(parse, entries) if n is not None and n.group == name.group]
     index = next((p for p in entries if parse_index(p) == (name.base, name.kind)), None)
-    return Weights(name.base, name.kind, tuple(sorted(same, key=_number)) or (name,), index)
+    return ModelFiles(name.base, name.kind, tuple(sorted(same, key=_number)) or (name,), index)
 
 
-def absent(files: Sequence[WeightName]) -> list[Path]:
+def missing_files(files: Sequence[WeightName]) -> list[Path]:
     """The files that numbers such as `-00002-of-00004` speak of and that are not here, at most `MAX_FILES`."""
     first = files[0]
     if first.total is None:
@@ -202,6 +202,6 @@ def _numbered(name: WeightName, number: int) -> Path:
     return name.path.with_name(NUMBER.sub(lambda m: f"-{number:0{len(m[1])}d}-of-", name.path.name, count=1))
 
 
-def listed(weights: Iterable[Weights]) -> str:
+def listed(weights: Iterable[ModelFiles]) -> str:
     """Names of models, a few of them."""
     return few(sorted(w.shown for w in weights))

@@ -28,7 +28,7 @@ MAX_SIZE = 1 << 62
 
 @dataclass(frozen=True)
 class Index:
-    """What an index says.
+    """An index: which file holds each tensor.
 
     Attributes:
         path: the file.
@@ -68,8 +68,8 @@ def _total_size(metadata: Any) -> int | None:
     return int(total) if isinstance(total, (int, float)) and 0 <= total < MAX_SIZE else None
 
 
-def compare(index: Index, held: Mapping[str, Mapping[str, Any]]) -> list[Problem]:
-    """What an index says against what its files hold.
+def check_index(index: Index, held: Mapping[str, Mapping[str, Any]]) -> list[Problem]:
+    """Problems where an index says something else than its files hold.
 
     Args:
         index: the index.
@@ -101,8 +101,8 @@ def _some(names: list[str]) -> str:
     return f"{len(names)} tensor{'' if len(names) == 1 else 's'} ({listed}{', …' if len(names) > MAX_NAMED else ''})"
 
 
-def compare_size(index: Index, tensors: Iterable[Tensor]) -> list[Problem]:
-    """The `total_size` of an index against its tensors, tied ones counted once or each."""
+def check_total_size(index: Index, tensors: Iterable[Tensor]) -> list[Problem]:
+    """A problem where the `total_size` of an index is not that of its tensors, tied ones counted once or each."""
     every = list(tensors)
     most = sum(t.nbytes for t in every)
     once = {storage_identity(t) or id(t): t for t in every}.values()

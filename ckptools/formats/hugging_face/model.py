@@ -9,9 +9,9 @@ from typing import Any
 
 from ckptools.errors import ReadError
 from ckptools.files.opening import check_stays_inside
-from ckptools.formats.hugging_face.files import Weights, absent
-from ckptools.formats.hugging_face.index import Index, compare, compare_size, read_index
-from ckptools.formats.hugging_face.tensors import Held, read_weights
+from ckptools.formats.hugging_face.files import ModelFiles, missing_files
+from ckptools.formats.hugging_face.index import Index, check_index, check_total_size, read_index
+from ckptools.formats.hugging_face.tensors import WeightFile, read_weights
 from ckptools.formats.options import Options
 from ckptools.formats.shared.file_status import Fault, file_now
 from ckptools.model.checkpoint import RankFile
@@ -25,7 +25,7 @@ MAX_LINES = 6
 
 @dataclass
 class WeightModel:
-    """A model while it is read.
+    """One model of a folder, read from its weight files.
 
     Attributes:
         weights: its files by name.
@@ -34,21 +34,21 @@ class WeightModel:
         tree: its names and tensors, once read.
         files: its files, found or missing, and the index.
         problems: what is wrong with them.
-        held: what the files that could be read hold.
+        weight_files: what the files that could be read hold.
         bytes_read: how much was read.
     """
 
-    weights: Weights
+    weights: ModelFiles
     asked: Path
     options: Options
     tree: Any = None
     files: list[RankFile] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
-    held: list[Held] = field(default_factory=list)
+    weight_files: list[WeightFile] = field(default_factory=list)
     bytes_read: int = 0
 
     def read(self) -> WeightModel:
-        """Read everything.
+        """Read the index and every weight file, and put their tensors together.
 
         Raises:
             ReadError: no file of it can be read, or not the one that was asked for.
@@ -58,10 +58,10 @@ class WeightModel:
         here, missing = self._wanted(index)
         self._tell_missing(missing, here)
         errors = [error for path in here if (error := self._read_file(path)) is not None]
-        if errors and not self.held:
+        if errors and not self.weight_files:
             raise errors[0]
-        lost = len(here) + len(missing) - len(self.held)
-        self.tree = self.held[0].tree if len(here) == 1 and not missing and not index else self._joined()
+        lost = len(here) + len(missing) - len(self.weight_files)
+        self.tree = self.weight_files[0].tree if len(here) == 1 and not missing and not index else self._joined()
         self._check_kinds()
         if index:
             self._check_index(index, lost)
@@ -72,8 +72,8 @@ class WeightModel:
 
     @property
     def saved_as(self) -> str:
-        """How it was saved, for people."""
-        kinds = " and ".join(sorted({".safetensors" if h.safetensors else ".bin" for h in self.held}))
+        """How the model was saved, in words for people."""
+        kinds = " and ".join(sorted({".safetensors" if h.safetensors else ".bin" for h in self.weight_files}))
         count = sum(f.part != "index" for f in self.files)
         index = " and an index" if count < len(self.files) else ""
         return f"{'one' if count == 1 else count} {kinds}{index}, every tensor whole"
@@ -101,7 +101,7 @@ class WeightModel:
         beyond = [f.path.name for f in self.weights.files if f.number is not None and f.number > int(f.total or 0)]
         if beyond:
             self.problems.append(Problem(Code.STRAY_FILE, f"{few(beyond)}: a number beyond how many there are"))
-        return absent(self.weights.files)
+        return missing_files(self.weights.files)
 
     def _tell_missing(self, missing: Sequence[Path], here: Sequence[Path]) -> None:
         names = [path.name for path in missing]
@@ -127,7 +127,7 @@ class WeightModel:
             self.problems.append(fault.problem(path.name))
             self.files.append(file_now(path, None, "", fault.status))
             return error
-        self.held.append(held)
+        self.weight_files.append(held)
         self.files.append(RankFile(path, None, "", "read", held.nbytes, held.modified))
         self.bytes_read += held.bytes_read
         return None
@@ -136,7 +136,7 @@ class WeightModel:
         """The tensors of several files in one dict; each must be in one of them only."""
         tree: dict[Any, Any] = {}
         where: dict[Any, str] = {}
-        for one in self.held:
+        for one in self.weight_files:
             if not isinstance(one.tree, dict):
                 raise ReadError(one.path, f"holds a {type(one.tree).__name__}, not the names and tensors of a model")
             for name, value in one.tree.items():
@@ -149,7 +149,7 @@ class WeightModel:
 
     def _check_kinds(self) -> None:
         """Files that are not what their names say."""
-        for one in self.held:
+        for one in self.weight_files:
             if one.safetensors != (one.path.suffix == ".safetensors"):
                 what = "safetensors" if one.safetensors else "a torch.save file"
                 self.problems.append(Problem(Code.NAME_CONTRADICTS, f"{one.path.name} is {what} by its content"))
@@ -158,6 +158,6 @@ class WeightModel:
                 self.problems.append(Problem(Code.ONE_OF_SEVERAL, text))
 
     def _check_index(self, index: Index, lost: int) -> None:
-        self.problems += compare(index, {one.path.name: one.tree for one in self.held})
+        self.problems += check_index(index, {one.path.name: one.tree for one in self.weight_files})
         if not lost:
-            self.problems += compare_size(index, (t for t in self.tree.values() if isinstance(t, Tensor)))
+            self.problems += check_total_size(index, (t for t in self.tree.values() if isinstance(t, Tensor)))

@@ -22,8 +22,8 @@ MAX_LIKELY = 1 << 32
 
 
 @dataclass(frozen=True)
-class Held:
-    """What a weight file holds.
+class WeightFile:
+    """The structure of one weight file, safetensors or torch.save.
 
     Attributes:
         path: the file.
@@ -51,7 +51,7 @@ def is_safetensors(head: bytes) -> bool:
     return head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= MAX_LIKELY
 
 
-def read_weights(path: Path, options: Options) -> Held:
+def read_weights(path: Path, options: Options) -> WeightFile:
     """Read the structure of one weight file.
 
     Raises:
@@ -62,17 +62,17 @@ def read_weights(path: Path, options: Options) -> Held:
         if is_safetensors(head) or (path.suffix == ".safetensors" and not content_of(head)):
             return _of_safetensors(file, head)
     saved = options.read_file(path)
-    return Held(path, saved.tree, saved.nbytes, saved.modified, saved.bytes_read, False, names=saved.names)
+    return WeightFile(path, saved.tree, saved.nbytes, saved.modified, saved.bytes_read, False, names=saved.names)
 
 
-def _of_safetensors(file: File, head: bytes) -> Held:
+def _of_safetensors(file: File, head: bytes) -> WeightFile:
     what = "" if is_safetensors(head) else what_is(head)
     if what:
         raise ReadError(file.path, f"is {what}")
     with gc_paused():
         header = read_header(file)
         tree = {name: _tensor(file, header, name) for name in header.tensors}
-    return Held(file.path, tree, file.size, file.modified, header.size, True, _says_pieces(header))
+    return WeightFile(file.path, tree, file.size, file.modified, header.size, True, _says_pieces(header))
 
 
 def _tensor(file: File, header: Header, name: str) -> Tensor:

@@ -29,11 +29,11 @@ from ckptools.formats.megatron.grid import (
     MAX_RANKS,
     MODEL_FILES,
     Coordinates,
-    Member,
+    RankFolder,
     arguments,
     grid_of,
-    holds_members,
-    members,
+    holds_rank_folders,
+    rank_folders,
 )
 from ckptools.formats.megatron.layers import is_chunk
 from ckptools.formats.megatron.masters import choose_weights, masters_of
@@ -65,7 +65,7 @@ JOINED = ModuleOrder(False, "the model is joined from the files of its ranks, la
 def detect(path: Path) -> bool:
     """A run, an iteration, a folder of one model-parallel rank, or the file in it, wherever that lies."""
     if path.is_dir() and not FOLDER.fullmatch(path.name):
-        return run.looks_like_run(path, holds_members)
+        return run.looks_like_run(path, holds_rank_folders)
     return _iteration_above(path) is not None or _lone(path)
 
 
@@ -79,10 +79,10 @@ def read(path: Path, options: Options) -> Checkpoint:
     builder = CheckpointBuilder(NAME, path)
     inside = _iteration_above(path)
     if inside is None and _lone(path):
-        alone = Member(path, (0,))
+        alone = RankFolder(path, (0,))
         return _Opening(builder, path.parent, [alone], alone, options).checkpoint()
-    folder = inside or run.find(path, holds_members, options.follow_symlinks)
-    found = members(folder, options.follow_symlinks)
+    folder = inside or run.find_iteration(path, holds_rank_folders, options.follow_symlinks)
+    found = rank_folders(folder, options.follow_symlinks)
     asked = next((m for m in found if path in (m.path, m.path.parent)), found[0])
     opening = _Opening(builder, folder, [asked] if options.only_this_file and inside else found, asked, options)
     return opening.checkpoint()
@@ -105,7 +105,7 @@ class _Opening:
     """The steps of opening one checkpoint, with what they find on the way."""
 
     def __init__(
-        self, builder: CheckpointBuilder, folder: Path, found: list[Member], asked: Member, options: Options
+        self, builder: CheckpointBuilder, folder: Path, found: list[RankFolder], asked: RankFolder, options: Options
     ) -> None:
         self.builder, self.problems = builder, builder.problems
         self.folder, self.options = folder, options
@@ -122,7 +122,7 @@ class _Opening:
                 f"one of {self.grid.size} ranks' files; which one, its folder's name mp_rank_* tells: put it back there"
             )
             self.problems.append(Problem(Code.STRAY_FILE, text))
-        self.places: dict[Coordinates, Member] = {}
+        self.places: dict[Coordinates, RankFolder] = {}
         for member in found:
             if self.places.setdefault(self.grid.place(member), member) is not member:
                 self.problems.append(Problem(Code.STRAY_FILE, f"{member.name} and another folder are the same rank"))
@@ -133,7 +133,7 @@ class _Opening:
         self.flat = {name: tree for at in self.saved for name, tree in self._optimizer_files(self.places[at])}
         self.all_ranks = len(wanted) == len(self.places)
 
-    def _first(self, asked: Member, found: list[Member]) -> Saved:
+    def _first(self, asked: RankFolder, found: list[RankFolder]) -> Saved:
         """The file that tells the arguments: the one that was asked for, else the first that can be read."""
         if asked.path == self.builder.path or asked.path.parent == self.builder.path:
             return self.options.read_file(asked.path)
@@ -149,7 +149,7 @@ class _Opening:
         """Whether it is the first tensor-parallel rank that its stage has: it tells every name and shape."""
         return at == min(other for other in self.places if (other.pp, other.ep) == (at.pp, at.ep))
 
-    def _read(self, at: Coordinates, member: Member, first: Saved) -> None:
+    def _read(self, at: Coordinates, member: RankFolder, first: Saved) -> None:
         try:
             saved = first if member.path == first.path else self.options.read_file(member.path)
             if not isinstance(saved.tree, dict):
@@ -158,7 +158,7 @@ class _Opening:
         except ReadError as error:
             self.faults[member.path] = Fault.of(error, member.path)
 
-    def _optimizer_files(self, member: Member) -> Iterator[tuple[str, Any]]:
+    def _optimizer_files(self, member: RankFolder) -> Iterator[tuple[str, Any]]:
         for path in member.optimizer:
             try:
                 yield f"{member.name}/{path.name}", self.options.read_file(path).tree
@@ -222,7 +222,7 @@ class _Opening:
         """The weights that were asked for: the optimizer's master copies where it has one of every half weight."""
         chosen = choose_weights(weights, masters, self.options.weights)
         self.problems += chosen.problems
-        return model.tied(chosen.weights) if chosen.masters_taken else chosen.weights
+        return model.with_tied_head(chosen.weights) if chosen.masters_taken else chosen.weights
 
     def _files(self) -> Iterator[RankFile]:
         """Every file that is here or should be, in rank order."""

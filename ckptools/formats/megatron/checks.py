@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ckptools.formats.megatron.grid import Coordinates, Grid, Member, arguments, setting
+from ckptools.formats.megatron.grid import Coordinates, Grid, RankFolder, arguments, setting
 from ckptools.formats.megatron.model import HEADS, INPUT
 from ckptools.formats.megatron.rules import QKV
 from ckptools.formats.options import Options
@@ -20,10 +20,10 @@ def check_files(
     files: Sequence[RankFile],
     faults: Mapping[Path, Fault],
     grid: Grid,
-    places: Mapping[Coordinates, Member],
+    places: Mapping[Coordinates, RankFolder],
     options: Options,
 ) -> Iterator[Problem]:
-    """Missing, cut and stray files, and stages of which nothing is here."""
+    """Files that are missing, cut or stray, and pipeline stages of which nothing is here."""
     for file in files:
         name = f"{file.path.parent.name}/{file.path.name}"
         if file.status == "missing":
@@ -83,7 +83,7 @@ def _check_ranks(grid: Grid, stated: Mapping[Coordinates, Any]) -> Iterator[Prob
 
 
 def check_values(args: Mapping[str, Any], tree: Mapping[Any, Any], grid: Grid) -> Iterator[Problem]:
-    """What stays as Megatron has it, and what contradicts the arguments."""
+    """Notes on what stays as Megatron saves it, and problems where values contradict the saved arguments."""
     model = tree.get("model")
     model = model if isinstance(model, dict) else {}
     rows = next((model[n].shape[0] for n in INPUT if isinstance(model.get(n), Tensor) and not model[n].note), None)
@@ -103,7 +103,7 @@ def check_values(args: Mapping[str, Any], tree: Mapping[Any, Any], grid: Grid) -
 
 
 def notes_on_tied(args: Mapping[str, Any], model: Mapping[str, Any]) -> Iterator[Problem]:
-    """A tied output layer that has no name of its own."""
+    """A note on a tied output layer that has no name of its own."""
     embedding = next((name for name in INPUT if name in model), None)
     stored = any(name.endswith("output_layer.weight") or name in HEADS for name in model)
     if args.get("untie_embeddings_and_output_weights") is False and embedding is not None and not stored:

@@ -29,7 +29,7 @@ MAX_RANKS = 1 << 16
 
 
 @dataclass(frozen=True)
-class Member:
+class RankFolder:
     """The folder of one model-parallel rank.
 
     Attributes:
@@ -44,13 +44,13 @@ class Member:
 
     @property
     def name(self) -> str:
-        """For people: the folder's name."""
+        """The folder's name, for people."""
         return self.path.parent.name
 
 
 @dataclass(frozen=True, order=True)
 class Coordinates:
-    """A place in the model-parallel grid; ordered as the pieces of the model are.
+    """The coordinates of a model-parallel rank, ordered as the pieces of the model are.
 
     Attributes:
         pp: pipeline stage.
@@ -65,7 +65,7 @@ class Coordinates:
 
 @dataclass(frozen=True)
 class Grid:
-    """How many ranks there are in each direction.
+    """The sizes of the model-parallel grid.
 
     Attributes:
         tp: tensor-parallel size.
@@ -87,11 +87,11 @@ class Grid:
 
     @property
     def size(self) -> int:
-        """Model-parallel ranks."""
+        """Number of model-parallel ranks."""
         return self.tp * self.pp * self.ep
 
-    def place(self, member: Member) -> Coordinates:
-        """Which model-parallel rank a folder's name says."""
+    def place(self, member: RankFolder) -> Coordinates:
+        """The coordinates that the name of a rank's folder says."""
         tp, *rest = member.numbers
         if len(rest) == 2:
             return Coordinates(rest[0], rest[1], tp)
@@ -99,20 +99,20 @@ class Grid:
         return Coordinates(only, 0, tp) if self.pipelined else Coordinates(0, only, tp)
 
     def rank(self, at: Coordinates) -> int:
-        """The global rank that wrote it."""
+        """The lowest global rank at some coordinates, which wrote the file."""
         return at.tp + self.tp * self.cp * at.ep + self.stage * at.pp
 
     def folder(self, at: Coordinates) -> str:
-        """What its folder is called."""
+        """The name of a rank's folder."""
         stage = f"_{at.pp:03d}" if self.pipelined else ""
         return f"mp_rank_{at.tp:02d}{stage}" + (f"_{at.ep:03d}" if self.ep > 1 else "")
 
     def every(self) -> list[Coordinates]:
-        """All places."""
+        """The coordinates of every model-parallel rank."""
         return [Coordinates(p, e, t) for p in range(self.pp) for e in range(self.ep) for t in range(self.tp)]
 
 
-def members(folder: Path, follow_symlinks: bool = False) -> list[Member]:
+def rank_folders(folder: Path, follow_symlinks: bool = False) -> list[RankFolder]:
     """The folders of model-parallel ranks that hold a model, in the order of their names.
 
     Raises:
@@ -120,7 +120,7 @@ def members(folder: Path, follow_symlinks: bool = False) -> list[Member]:
     """
     with reading(folder):
         named = [(e, m) for e in sorted(folder.iterdir()) if (m := FOLDER.fullmatch(e.name)) and e.is_dir()]
-    found: list[Member] = []
+    found: list[RankFolder] = []
     for entry, match in named:
         numbers = tuple(int(n) for n in match.groups() if n is not None)
         model = next((entry / name for name in MODEL_FILES if (entry / name).is_file()), None)
@@ -129,11 +129,11 @@ def members(folder: Path, follow_symlinks: bool = False) -> list[Member]:
         optimizer = tuple(entry / name for name in OPTIMIZER_FILES if (entry / name).is_file())
         for path in () if follow_symlinks else (entry, model, *optimizer):
             check_stays_inside(path, folder)
-        found.append(Member(model, numbers, optimizer))
+        found.append(RankFolder(model, numbers, optimizer))
     return found
 
 
-def holds_members(folder: Path) -> bool:
+def holds_rank_folders(folder: Path) -> bool:
     """Whether a folder holds folders of model-parallel ranks."""
     with reading(folder):
         entries = [e for e in folder.iterdir() if FOLDER.fullmatch(e.name) and e.is_dir()]
@@ -148,13 +148,13 @@ def arguments(tree: Any) -> Mapping[str, Any]:
 
 
 def setting(args: Mapping[str, Any], *names: str) -> int | None:
-    """The first of some arguments that is a positive number."""
+    """The first of some saved arguments that is a positive number; None where none is."""
     values = (args.get(name) for name in names)
     return next((v for v in values if type(v) is int and 0 < v < 1 << 31), None)
 
 
-def grid_of(args: Mapping[str, Any], found: Sequence[Member]) -> Grid:
-    """The grid, by the saved arguments; by the folders' names where they say nothing."""
+def grid_of(args: Mapping[str, Any], found: Sequence[RankFolder]) -> Grid:
+    """The grid that the saved arguments tell; that of the folders' names where they tell none."""
     pipeline = setting(args, "pipeline_model_parallel_size")
     pipelined = pipeline > 1 if pipeline else any(len(m.numbers) > 1 for m in found)
     tp = setting(args, "tensor_model_parallel_size", "model_parallel_size") or 1 + max(m.numbers[0] for m in found)

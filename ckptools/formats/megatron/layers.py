@@ -48,7 +48,7 @@ def _flat(node: Any, prefix: str) -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{key}", value
 
 
-def order_in(tree: Mapping[Any, Any]) -> ModuleOrder:
+def module_order_in(tree: Mapping[Any, Any]) -> ModuleOrder:
     """Whether the model in one file has the order of its modules, chunk by chunk.
 
     Older versions put the state dicts of embedding, encoder and output layer into dicts by hand, in that order.
@@ -74,7 +74,7 @@ def is_chunk(key: Any) -> bool:
 
 
 class Layers:
-    """The numbers of layers, counted over the stages.
+    """Numbers the layers of the whole model, counted over the pipeline stages.
 
     Args:
         chunks: the part of the model at each place that was read.
@@ -112,7 +112,7 @@ class Layers:
                 return
 
     def total(self, block: str) -> int:
-        """How many layers the files hold of a block."""
+        """Number of layers that the files hold of a block."""
         return sum(map(len, self.counts[block].values()))
 
     def name(self, name: str, place: Place) -> tuple[str, str]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from ckptools.formats.megatron.grid import Coordinates, Grid, setting
-from ckptools.formats.megatron.layers import LAYER, Layers, chunks_of, order_in
+from ckptools.formats.megatron.layers import LAYER, Layers, chunks_of, module_order_in
 from ckptools.formats.megatron.rules import Rules
 from ckptools.formats.shared.merge import same_value
 from ckptools.formats.shared.tensor_parallel import REPLICATED, Piece, Rule, UnlikeError, join, unjoined_tensor
@@ -22,12 +22,12 @@ EXTRA_STATE = "_extra_state"
 INPUT = ("embedding.word_embeddings.weight", "language_model.embedding.word_embeddings.weight")
 HEADS = ("output_layer.weight", "word_embeddings_for_head.weight")
 
-Held = list[tuple[Coordinates, Any]]
+ValuesByRank = list[tuple[Coordinates, Any]]
 """What ranks have under one name."""
 
 
 class Model:
-    """Names and pieces of the whole model.
+    """The whole model: the names and pieces that the model-parallel ranks saved.
 
     Args:
         grid: the model-parallel grid.
@@ -56,7 +56,7 @@ class Model:
         self.layers = Layers(first, grid.pp, setting(args, "num_layers"))
         self.local = {at: list(self._named(at, c)) for at, c in chunks.items()}
         self.pieces = {at: {n: v for n, v in c if isinstance(v, Tensor)} for at, c in self.local.items()}
-        self.orders = {at: order_in(tree) for at, tree in trees.items()}
+        self.orders = {at: module_order_in(tree) for at, tree in trees.items()}
         self.names = self._names()
         self._check_number()
 
@@ -88,9 +88,9 @@ class Model:
             found.update(dict.fromkeys(fqn for fqn, _ in self.local[at]))
         return sorted(found, key=_layer_order(found))
 
-    def held(self) -> dict[str, Held]:
-        """What ranks hold, by name."""
-        gathered: dict[str, Held] = {fqn: [] for fqn in self.names}
+    def by_name(self) -> dict[str, ValuesByRank]:
+        """What each rank has under every name of the whole model."""
+        gathered: dict[str, ValuesByRank] = {fqn: [] for fqn in self.names}
         for at, values in self.local.items():
             for fqn, value in values:
                 gathered[fqn].append((at, value))
@@ -100,17 +100,17 @@ class Model:
         """The state dict, and the extra states of the ranks, which belong to each rank alone."""
         whole: dict[str, Any] = {}
         extra: dict[str, list[Any]] = {}
-        for fqn, held in self.held().items():
+        for fqn, held in self.by_name().items():
             if fqn.endswith(EXTRA_STATE) and len(held) > 1 and any(v is not None for _, v in held):
                 extra[fqn] = [v for _, v in held]
             elif any(isinstance(v, Tensor) for _, v in held):
-                whole[fqn] = self.whole(fqn, held)
+                whole[fqn] = self.joined(fqn, held)
             else:
-                whole[fqn] = self.value(f"model.{fqn}", held)
-        return self.tied(whole), extra
+                whole[fqn] = self.agreed(f"model.{fqn}", held)
+        return self.with_tied_head(whole), extra
 
-    def whole(self, fqn: str, held: Held, slot: str = "") -> Tensor:
-        """Join what ranks hold of a weight, or of its optimizer state; with a note where that cannot be done."""
+    def joined(self, fqn: str, held: ValuesByRank, slot: str = "") -> Tensor:
+        """Join the pieces of a weight, or of its optimizer state; with a note where that cannot be done."""
         tensors = [(at, v) for at, v in held if isinstance(v, Tensor)]
         first = tensors[0][1]
         rule = self.rule(fqn, tensors[0][0]) if len(tensors) == len(held) else "ranks hold it and something else"
@@ -150,7 +150,7 @@ class Model:
                 if (stage, tp) not in here:
                     yield Piece(tp, self.grid.rank(Coordinates(stage, ep, tp)), None)
 
-    def value(self, path: str, held: Held) -> Any:
+    def agreed(self, path: str, held: ValuesByRank) -> Any:
         """The value that ranks agree on."""
         odd = minority_ranks([(self.grid.rank(at), value) for at, value in held], same_value)
         if odd:
@@ -158,8 +158,8 @@ class Model:
             self.problems.append(Problem(Code.COPIES_DIFFER, text, None, path))
         return held[0][1]
 
-    def tied(self, whole: dict[str, Any]) -> dict[str, Any]:
-        """Lay the input embedding beside an output layer that is tied to it: consolidating compares the two."""
+    def with_tied_head(self, whole: dict[str, Any]) -> dict[str, Any]:
+        """Add the input embedding to a tied output layer as a replica, so that consolidating compares the two."""
         source = next((whole[n] for n in INPUT if isinstance(whole.get(n), Tensor)), None)
         for head in HEADS:
             tied = head == "word_embeddings_for_head.weight" or (

@@ -21,7 +21,7 @@ from typing import Any
 
 from ckptools.formats.megatron.grid import Coordinates
 from ckptools.formats.megatron.masters import HALF, MASTER
-from ckptools.formats.megatron.model import Held, Model
+from ckptools.formats.megatron.model import Model, ValuesByRank
 from ckptools.formats.shared.merge import Merge
 from ckptools.formats.shared.tensor_parallel import REPLICATED, Piece, UnlikeError, join
 from ckptools.model.problems import Code, Problem
@@ -41,7 +41,7 @@ FLAT = "distributed optimizer: flat buffers without names or shapes, not joined;
 
 
 @dataclass(frozen=True)
-class Inner:
+class RankOptimizer:
     """One optimizer of one rank.
 
     Attributes:
@@ -57,8 +57,8 @@ class Inner:
     rest: dict[str, Any] | None
 
 
-def inner_of(value: Any) -> Inner | None:
-    """Take an optimizer's saved state apart; None when it is none that is known."""
+def rank_optimizer(value: Any) -> RankOptimizer | None:
+    """Parse what a rank saved of one optimizer; None when it is of no known form."""
     if not isinstance(value, Mapping):
         return None
     key = next((k for k in ("optimizer", "optimizer_state_dict") if isinstance(value.get(k), Mapping)), None)
@@ -73,9 +73,9 @@ def inner_of(value: Any) -> Inner | None:
     masters: Any = next((value[k] for k in ("fp32_from_fp16_params", "fp32_from_fp16") if k in value), [])
     kept = [[t for t in group if isinstance(t, Tensor)] for group in _list(masters) if isinstance(group, list)]
     if key is None:
-        return Inner(state, groups, [], None)
+        return RankOptimizer(state, groups, [], None)
     rest = {k: v for k, v in value.items() if k not in (key, "fp32_from_fp16_params", "fp32_from_fp16")}
-    return Inner(state, groups, kept, rest)
+    return RankOptimizer(state, groups, kept, rest)
 
 
 class Optimizers:
@@ -98,10 +98,10 @@ class Optimizers:
         self.assumed: set[str] = set()
         self.chained = any(isinstance(v, list) for v in saved.values())
         self.saved = {at: v if isinstance(v, list) else [v] for at, v in sorted(saved.items())}
-        self.inner = {at: [inner_of(one) for one in every] for at, every in self.saved.items()}
+        self.inner = {at: [rank_optimizer(one) for one in every] for at, every in self.saved.items()}
         self.names = {at: self._names(at, inners) for at, inners in self.inner.items()}
 
-    def _names(self, at: Coordinates, inners: Sequence[Inner | None]) -> dict[tuple[int, Any], str]:
+    def _names(self, at: Coordinates, inners: Sequence[RankOptimizer | None]) -> dict[tuple[int, Any], str]:
         """Name of each parameter of one rank, by optimizer and number."""
         state: dict[Any, Any] = {}
         groups: list[dict[str, Any]] = []
@@ -138,8 +138,8 @@ class Optimizers:
         rests = [(self.model.grid.rank(at), i.rest) for at, i in known.items() if i.rest is not None]
         return {"optimizer": state, **self.merge.trees(rests, ("optimizer",))} if rests else state
 
-    def _state(self, k: int, inners: Mapping[Coordinates, Inner]) -> dict[str, dict[str, Any]]:
-        gathered: dict[str, dict[str, Held]] = {fqn: {} for fqn in self.model.names}
+    def _state(self, k: int, inners: Mapping[Coordinates, RankOptimizer]) -> dict[str, dict[str, Any]]:
+        gathered: dict[str, dict[str, ValuesByRank]] = {fqn: {} for fqn in self.model.names}
         for at, inner in inners.items():
             for fqn, slot, value in self._entries(k, at, inner):
                 gathered.setdefault(fqn, {}).setdefault(slot, []).append((at, value))
@@ -149,7 +149,7 @@ class Optimizers:
                 state[fqn] = {slot: self._slot(fqn, slot, held) for slot, held in slots.items()}
         return state
 
-    def _entries(self, k: int, at: Coordinates, inner: Inner) -> Iterator[tuple[str, str, Any]]:
+    def _entries(self, k: int, at: Coordinates, inner: RankOptimizer) -> Iterator[tuple[str, str, Any]]:
         masters = self._masters(k, at, inner)
         ids = [i for group in inner.groups for i in _ids(group)]
         for i in dict.fromkeys([*ids, *(key for key in inner.state if type(key) is int)]):
@@ -164,7 +164,7 @@ class Optimizers:
         known = self.names[at].get((k, number))
         return known or f"?{number} of {self.model.grid.folder(at)}" + (f", optimizer {k}" if k else "")
 
-    def _masters(self, k: int, at: Coordinates, inner: Inner) -> dict[Any, Tensor]:
+    def _masters(self, k: int, at: Coordinates, inner: RankOptimizer) -> dict[Any, Tensor]:
         """The master copy of each number: those of a group are of its half-precision parameters, in order."""
         model = self.model.pieces[at]
         found: dict[Any, Tensor] = {}
@@ -176,18 +176,18 @@ class Optimizers:
                 found.update({i: master for (i, _), master in zip(half, masters, strict=True)})
         return found
 
-    def _slot(self, fqn: str, slot: str, held: Held) -> Any:
+    def _slot(self, fqn: str, slot: str, held: ValuesByRank) -> Any:
         if not any(isinstance(v, Tensor) for _, v in held):
-            return self.model.value(f"optimizer.{fqn}.{slot}", held)
+            return self.model.agreed(f"optimizer.{fqn}.{slot}", held)
         tensors = [v for _, v in held if isinstance(v, Tensor)]
         if fqn.startswith("?"):
             return replace(tensors[0], note=UNNAMED)
         own = [self.model.pieces[at].get(fqn) for at, _ in held]
         if all(p is not None and p.shape == t.shape for p, t in zip(own, tensors, strict=False)):
-            return self.model.whole(fqn, held, slot)
+            return self.model.joined(fqn, held, slot)
         return self._scalar(held) if all(t.numel == 1 for t in tensors) else replace(tensors[0], note=UNLIKE)
 
-    def _scalar(self, held: Held) -> Tensor:
+    def _scalar(self, held: ValuesByRank) -> Tensor:
         """A value such as `step` that every rank has for itself."""
         pieces = [Piece(at.tp, self.model.grid.rank(at), v) for at, v in held if isinstance(v, Tensor)]
         try:
@@ -195,7 +195,7 @@ class Optimizers:
         except UnlikeError as error:
             return replace(next(v for _, v in held if isinstance(v, Tensor)), note=str(error))
 
-    def _groups(self, k: int, inners: Mapping[Coordinates, Inner]) -> list[dict[str, Any]]:
+    def _groups(self, k: int, inners: Mapping[Coordinates, RankOptimizer]) -> list[dict[str, Any]]:
         """Param groups by their settings: stages hold different parameters of one group."""
         found: dict[str, dict[str, Any]] = {}
         order = {fqn: n for n, fqn in enumerate(self.model.names)}
@@ -209,7 +209,7 @@ class Optimizers:
             group["params"] = sorted(group["params"], key=lambda fqn: order.get(fqn, len(order)))
         return list(found.values())
 
-    def _check_groups(self, inners: Mapping[Coordinates, Inner]) -> None:
+    def _check_groups(self, inners: Mapping[Coordinates, RankOptimizer]) -> None:
         """Tensor-parallel ranks of a stage hold the same parameters in the same groups."""
         first: dict[int, str] = {}
         for at, inner in inners.items():
@@ -229,7 +229,7 @@ class Optimizers:
         found: dict[str, dict[Any, Tensor]] = {}
         for file, tree in self.flat.items():
             for path, tensor in tensors_in(tree):
-                name = ": ".join([file, words(path[:-1])] if path[:-1] else [file])
+                name = ": ".join([file, dotted_path(path[:-1])] if path[:-1] else [file])
                 found.setdefault(name, {})[path[-1]] = replace(tensor, kind="flat_pieces", note=FLAT)
         yield from found.items()
 
@@ -244,6 +244,6 @@ def _ids(group: Mapping[str, Any]) -> list[Any]:
     return listed if all(type(i) is int and 0 <= i < STRIDE for i in listed) else []
 
 
-def words(path: KeyPath) -> str:
-    """A key path for people, also where a pair of dtypes is a key."""
+def dotted_path(path: KeyPath) -> str:
+    """A key path joined with dots, also where a pair of dtypes is a key."""
     return fqn_of(tuple(describe_for_error(k.state) if isinstance(k, Opaque) else k for k in path))

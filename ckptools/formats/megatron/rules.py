@@ -61,7 +61,7 @@ _COMPILED = [(re.compile(pattern), rule) for pattern, rule in BUILT_IN]
 
 
 class Rules:
-    """The rules of one checkpoint.
+    """The rules that join the weights of one checkpoint: the user's first, then the built-in ones.
 
     Args:
         given: the rules that the user gave, which come first.

@@ -32,7 +32,7 @@ def looks_like_run(path: Path, holds: Holds) -> bool:
     return holds(path) or any(map(holds, [named] if named and named.is_dir() else _iterations(path)))
 
 
-def find(path: Path, holds: Holds, follow_symlinks: bool) -> Path:
+def find_iteration(path: Path, holds: Holds, follow_symlinks: bool) -> Path:
     """The checkpoint's own folder, for the folder of a run or that folder itself.
 
     Raises:

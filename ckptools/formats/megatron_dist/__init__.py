@@ -34,7 +34,7 @@ from ckptools.formats.dcp.files import looks_like_dcp
 from ckptools.formats.dcp.folder import PLANNED, Folder, read_folder
 from ckptools.formats.megatron import run
 from ckptools.formats.megatron.grid import arguments, setting
-from ckptools.formats.megatron_dist.stored import COMMON_KEY, Stored
+from ckptools.formats.megatron_dist.stored import COMMON_KEY, StoredState
 from ckptools.formats.options import Options, Weights
 from ckptools.formats.shared import rank_checks
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder
@@ -82,7 +82,7 @@ def _holds_dcp(folder: Path) -> bool:
     return _holds_config(folder) or looks_like_dcp(folder)
 
 
-def _masters_lost(problems: Iterable[Problem], stored: Stored, weights: Weights) -> Iterator[Problem]:
+def _masters_lost(problems: Iterable[Problem], stored: StoredState, weights: Weights) -> Iterator[Problem]:
     """That the fp32 master copies cannot be taken because the optimizer is damaged."""
     damage = [p for p in problems if p.severity == "error" and (p.tensor or "").startswith("optimizer.")]
     if damage and weights == "fp32" and not stored.masters_whole:
@@ -100,7 +100,7 @@ def read(path: Path, options: Options) -> Checkpoint:
     builder = CheckpointBuilder(NAME, path)
     inside = path if path.is_dir() else path.parent
     holds = _holds_dcp if (inside / run.TRACKER).is_file() else _holds_config
-    folder = run.find(inside, holds, options.follow_symlinks)
+    folder = run.find_iteration(inside, holds, options.follow_symlinks)
     config = _config(folder, options)
     found = read_folder(folder, options)
     common, problems = _common(found, config, options)
@@ -108,7 +108,7 @@ def read(path: Path, options: Options) -> Checkpoint:
     by_order: frozenset[str] = frozenset()
     rounded: tuple[Rounded, ...] = ()
     if config:
-        stored = Stored(found.flat, found.extra.get("mcore_data"), common.tree if common else None)
+        stored = StoredState(found.flat, found.extra.get("mcore_data"), common.tree if common else None)
         tree = stored.tree(options.weights)
         by_order, rounded = stored.by_order, stored.rounded
         problems += _masters_lost(found.problems, stored, options.weights)

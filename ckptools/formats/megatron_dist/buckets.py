@@ -77,7 +77,7 @@ Pieces = Mapping[str, tuple[Box, ...]]
 
 @dataclass(frozen=True)
 class Place:
-    """Where a piece of a weight lies.
+    """The place of a weight's piece in a bucket.
 
     Attributes:
         name: the weight.
@@ -92,7 +92,7 @@ class Place:
     end: int
 
 
-def join(buffers: Mapping[str, Any], weights: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+def join_buckets(buffers: Mapping[str, Any], weights: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     """The optimizer's state by weight and slot, from the buckets of all groups.
 
     Args:

@@ -10,9 +10,9 @@ from typing import Any
 from ckptools.formats.megatron.checks import notes_on_tied
 from ckptools.formats.megatron.grid import arguments, setting
 from ckptools.formats.megatron.masters import HALF, MASTER, choose_weights
-from ckptools.formats.megatron.optimizer import words
+from ckptools.formats.megatron.optimizer import dotted_path
 from ckptools.formats.megatron.rules import QKV
-from ckptools.formats.megatron_dist.buckets import UnjoinedError, join
+from ckptools.formats.megatron_dist.buckets import UnjoinedError, join_buckets
 from ckptools.formats.megatron_dist.stored_shapes import in_true_shape, layers_of
 from ckptools.formats.options import Weights
 from ckptools.model.problems import Code, Problem
@@ -45,8 +45,8 @@ MAX_MADE = 1_000_000
 """Tensors that stacked ones come apart into; a forged first dimension asks for more."""
 
 
-class Stored:
-    """What a folder holds, taken apart.
+class StoredState:
+    """The state of a torch_dist folder, sorted into weights, optimizer state, buckets and objects.
 
     Args:
         flat: tensors and objects by stored name.
@@ -109,7 +109,7 @@ class Stored:
         return layers
 
     def tree(self, weights: Weights) -> dict[Any, Any]:
-        """The state as a user expects it."""
+        """The nested state: `model`, `optimizer`, and what is common to the ranks."""
         model = self._unstacked(self.weights)
         state = self._optimizer_state(model)
         state |= self._joined(model) if self.buffers and not state else {}
@@ -235,7 +235,7 @@ class Stored:
     def _joined(self, model: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
         """The state of each weight out of the buckets of the distributed optimizer, where that is sure."""
         try:
-            joined = join(self.buffers, model)
+            joined = join_buckets(self.buffers, model)
         except UnjoinedError as error:
             self.unjoined = str(error)
             return {}
@@ -251,7 +251,7 @@ class Stored:
         found: dict[str, dict[str, Tensor]] = {}
         for name, value in self.buffers.items():
             for path, tensor in tensors_in(value):
-                buffer, _, slot = words((name, *path)).rpartition(".")
+                buffer, _, slot = dotted_path((name, *path)).rpartition(".")
                 found.setdefault(buffer, {})[slot] = replace(tensor, note=UNJOINED.format(why=self.unjoined))
         yield from found.items()
 

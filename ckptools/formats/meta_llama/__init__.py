@@ -25,8 +25,8 @@ from ckptools.files.opening import check_stays_inside, reading
 from ckptools.formats.meta_llama.weight_layout import (
     LAYER,
     NO_PARAMS,
-    Place,
-    places_of,
+    WeightLayout,
+    layouts_of,
     sizes_of,
     tensor_parallel_size,
     vocabulary,
@@ -193,9 +193,9 @@ class _Opening:
     def _rule(self, name: Any, piece: Tensor, vocab: int | None) -> Rule | str:
         """How a weight is joined, or why it is not."""
         ranks = self.world.value
-        places = places_of(str(name), self.sizes, vocab) if self.sizes else ()
-        fitting = next((place for place in places if place.accepts(piece.shape, ranks)), None)
-        why = "" if fitting or not places else _unlike(piece, ranks, places[0])
+        layouts = layouts_of(str(name), self.sizes, vocab) if self.sizes else ()
+        fitting = next((layout for layout in layouts if layout.accepts(piece.shape, ranks)), None)
+        why = "" if fitting or not layouts else _unlike(piece, ranks, layouts[0])
         if ranks == 1:
             self.problems += [Problem(Code.LAYOUT_DISAGREES, why, None, str(name), severity="warning")] if why else []
             return REPLICATED
@@ -240,8 +240,8 @@ def _state(saved: Saved) -> dict[Any, Any]:
     return saved.tree
 
 
-def _unlike(piece: Tensor, ranks: int, place: Place) -> str:
-    whole = " x ".join("?" if n is None else str(n) for n in place.shape)
+def _unlike(piece: Tensor, ranks: int, layout: WeightLayout) -> str:
+    whole = " x ".join("?" if n is None else str(n) for n in layout.shape)
     return f"{list(piece.shape)} on each of {ranks} ranks does not make {whole}, which {PARAMS} tells"
 
 

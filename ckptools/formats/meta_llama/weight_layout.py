@@ -76,7 +76,7 @@ def _hidden(params: Mapping[str, Any], dim: int) -> int | None:
 
 
 def tensor_parallel_size(tree: Mapping[Any, Any], sizes: Sizes | None) -> int | None:
-    """The number of ranks that a file's shapes tell: whole query rows by the rows that it has; None where they do not.
+    """The tensor-parallel size by a file's shapes: whole query rows by the rows that it has; None where they tell none.
 
     Without `params.json` the final norm, which is never cut, has as many elements as there are query rows.
     """
@@ -88,8 +88,8 @@ def tensor_parallel_size(tree: Mapping[Any, Any], sizes: Sizes | None) -> int | 
 
 
 @dataclass(frozen=True)
-class Place:
-    """How a weight lies on the ranks.
+class WeightLayout:
+    """How one weight is cut over the ranks, and its whole shape.
 
     Attributes:
         rule: how its pieces are joined.
@@ -105,8 +105,8 @@ class Place:
         return len(joined) == len(self.shape) and all(w in (None, n) for w, n in zip(self.shape, joined, strict=True))
 
 
-def places_of(name: str, sizes: Sizes, vocab: int | None) -> tuple[Place, ...]:
-    """The ways in which a weight may lie, one of which its shape must fit; empty for a name without a rule.
+def layouts_of(name: str, sizes: Sizes, vocab: int | None) -> tuple[WeightLayout, ...]:
+    """The layouts that a weight may have, one of which its shape must fit; none for a name without a rule.
 
     Args:
         name: of the weight.
@@ -114,25 +114,25 @@ def places_of(name: str, sizes: Sizes, vocab: int | None) -> tuple[Place, ...]:
         vocab: rows of the vocabulary, where anything tells them.
     """
     dim, hidden = sizes.dim, sizes.hidden
-    cut: dict[str, Place] = {
-        "attention.wq": Place(ROWS, (sizes.queries, dim)),
-        "attention.wk": Place(ROWS, (sizes.keys, dim)),
-        "attention.wv": Place(ROWS, (sizes.keys, dim)),
-        "attention.wo": Place(COLUMNS, (dim, sizes.queries)),
-        "feed_forward.w1": Place(ROWS, (hidden, dim)),
-        "feed_forward.w2": Place(COLUMNS, (dim, hidden)),
-        "feed_forward.w3": Place(ROWS, (hidden, dim)),
-        "attention_norm": Place(REPLICATED, (dim,)),
-        "ffn_norm": Place(REPLICATED, (dim,)),
+    cut: dict[str, WeightLayout] = {
+        "attention.wq": WeightLayout(ROWS, (sizes.queries, dim)),
+        "attention.wk": WeightLayout(ROWS, (sizes.keys, dim)),
+        "attention.wv": WeightLayout(ROWS, (sizes.keys, dim)),
+        "attention.wo": WeightLayout(COLUMNS, (dim, sizes.queries)),
+        "feed_forward.w1": WeightLayout(ROWS, (hidden, dim)),
+        "feed_forward.w2": WeightLayout(COLUMNS, (dim, hidden)),
+        "feed_forward.w3": WeightLayout(ROWS, (hidden, dim)),
+        "attention_norm": WeightLayout(REPLICATED, (dim,)),
+        "ffn_norm": WeightLayout(REPLICATED, (dim,)),
     }
     if LAYER.match(name) and name.endswith(".weight"):
         known = cut.get(LAYER.sub("", name, count=1).removesuffix(".weight"))
         return (known,) if known else ()
     whole = {
-        "norm.weight": (Place(REPLICATED, (dim,)),),
-        "rope.freqs": (Place(REPLICATED, (sizes.head // 2,)),),
-        HEAD: (Place(ROWS, (vocab, dim)),),
-        EMBEDDING: (Place(COLUMNS, (vocab, dim)), Place(ROWS, (vocab, dim))),
+        "norm.weight": (WeightLayout(REPLICATED, (dim,)),),
+        "rope.freqs": (WeightLayout(REPLICATED, (sizes.head // 2,)),),
+        HEAD: (WeightLayout(ROWS, (vocab, dim)),),
+        EMBEDDING: (WeightLayout(COLUMNS, (vocab, dim)), WeightLayout(ROWS, (vocab, dim))),
     }
     return whole.get(name, ())
 
