@@ -30,9 +30,10 @@ WORLD = b"global_world_size"
 SHARED = (b"last_epoch", b"_step_count", b"rank_zero_seed", *(c.encode() for c in COUNTERS))
 """What every rank's file has alike, in each of its places."""
 
-STORED = rb"(?:q(?P<short>.)|r(?P<long>.{4}))?"
-NUMBER = rb"(?:K(?P<one>.)|M(?P<two>..)|J(?P<four>.{4}))"
-PLACES = rb"\](?:q.|r.{4})?(?P<place>K.a|\((?:K.)+e)"
+PLACES = rb"(?:q.|r.{4})?\](?:q.|r.{4})?(?P<place>K.a|\((?:K.)+e)"
+
+WIDTHS = {b"K": 1, b"M": 2, b"J": 4}
+"""Bytes of the number behind an opcode; the widest has a sign."""
 
 MAX_SIGNS = 1000
 """Places of one name in one pickle; a name that has more counts no steps."""
@@ -67,28 +68,52 @@ def signs_in(path: Path) -> Signs | None:
 
 def find_signs(pickle: bytes) -> Signs:
     """The signs in a pickle of protocol 2 or 3."""
-    rank = next((value for name in RANK for value in _numbers(pickle, name)), None)
-    place = re.search(_named(PLACE) + PLACES, pickle, re.DOTALL)
-    shared = [(WORLD, value) for value in islice(_numbers(pickle, WORLD), 1)]
-    shared += [(name, value) for name in SHARED for value in islice(_numbers(pickle, name), MAX_SIGNS)]
-    return Signs(
-        rank, tuple(b[0] for b in re.findall(rb"K(.)", place["place"], re.DOTALL)) if place else (), tuple(shared)
-    )
+    rank = next((value for name in RANK for value in _numbers(pickle, name, 1)), None)
+    shared = [(WORLD, value) for value in _numbers(pickle, WORLD, 1)]
+    shared += [(name, value) for name in SHARED for value in _numbers(pickle, name, MAX_SIGNS)]
+    return Signs(rank, _place(pickle), tuple(shared))
 
 
-def _named(name: bytes) -> bytes:
-    """Pattern of the first time that a pickle spells a name, and of the place in the memo where it is kept."""
-    return re.escape(b"X" + len(name).to_bytes(4, "little") + name) + STORED
+def _place(pickle: bytes) -> tuple[int, ...]:
+    """The coordinate in the first device mesh; empty where nothing spells one."""
+    spelled = _spelled(PLACE)
+    if spelled not in pickle:
+        return ()
+    found = re.search(re.escape(spelled) + PLACES, pickle, re.DOTALL)
+    return tuple(b[0] for b in re.findall(rb"K(.)", found["place"], re.DOTALL)) if found else ()
 
 
-def _numbers(pickle: bytes, name: bytes) -> Iterator[int]:
-    """The numbers that follow a name, where it is spelled and where the memo gives it again."""
-    at = pickle.find(b"X" + len(name).to_bytes(4, "little") + name)
-    spelled = re.compile(_named(name), re.DOTALL).match(pickle, max(at, 0))
-    if spelled is None:
-        return
-    again = b"h" + spelled["short"] if spelled["short"] else b"j" + (spelled["long"] or b"")
-    names = [spelled[0], *([again] if len(again) > 1 else [])]
-    pattern = b"(?:" + b"|".join(map(re.escape, names)) + b")" + NUMBER
-    for found in re.compile(pattern, re.DOTALL).finditer(pickle, at):
-        yield int.from_bytes(found["one"] or found["two"] or found["four"], "little", signed=bool(found["four"]))
+def _spelled(name: bytes) -> bytes:
+    return b"X" + len(name).to_bytes(4, "little") + name
+
+
+def _numbers(pickle: bytes, name: bytes, limit: int) -> list[int]:
+    """The first numbers that follow a name, where it is spelled and where the memo gives it again."""
+    spelled = _spelled(name)
+    at = pickle.find(spelled)
+    if at < 0:
+        return []
+    put, get = _memo_opcodes(pickle, at + len(spelled))
+    found = list(islice(_numbers_behind(pickle, spelled + put, at), limit))
+    if get:
+        found += islice(_numbers_behind(pickle, get, at), limit)
+    return [value for _, value in sorted(found)[:limit]]
+
+
+def _memo_opcodes(pickle: bytes, at: int) -> tuple[bytes, bytes]:
+    """The opcode at a place that keeps a value in the memo, and the one that gives it again; empty where none does."""
+    opcode = pickle[at : at + 1]
+    if opcode == b"q":
+        return pickle[at : at + 2], b"h" + pickle[at + 1 : at + 2]
+    if opcode == b"r":
+        return pickle[at : at + 5], b"j" + pickle[at + 1 : at + 5]
+    return b"", b""
+
+
+def _numbers_behind(pickle: bytes, opcodes: bytes, at: int) -> Iterator[tuple[int, int]]:
+    """Small numbers right behind some opcodes, each with its place; from `at` on."""
+    while (at := pickle.find(opcodes, at)) >= 0:
+        at += len(opcodes)
+        width = WIDTHS.get(pickle[at : at + 1])
+        if width:
+            yield at, int.from_bytes(pickle[at + 1 : at + 1 + width], "little", signed=width == 4)
