@@ -134,6 +134,20 @@ def test_the_readme_tells_where_everything_is():
     assert {f"{name}/" if (PACKAGE / name).is_dir() else f"{name}.py" for name in rooms} <= paths
 
 
+OPENERS = ("opening.py", "resolver.py")
+"""What finds the format of a path; a format is handed what its options tell, and opens nothing by itself."""
+
+
+def test_no_format_imports_what_opens_any_format_not_even_inside_of_a_function():
+    folder = PACKAGE / "formats"
+    files = [path for path in folder.rglob("*.py") if path.relative_to(folder).as_posix() not in OPENERS]
+    nodes = [(path, node) for path in files for node in ast.walk(ast.parse(path.read_text()))]
+    found = [(path, f"{n.module}.{a.name}") for path, n in nodes if isinstance(n, ast.ImportFrom) for a in n.names]
+    assert [(path.name, name) for path, name in found if name.startswith("ckptools.formats.opening")] == []
+    # Importing a format runs this one, so that it must be text alone.
+    assert len(ast.parse((folder / "__init__.py").read_text()).body) == 1
+
+
 def test_importing_ckptools_imports_neither_torch_nor_numpy_nor_rich():
     code = "import sys, ckptools, ckptools.cli; print([m for m in ('torch', 'numpy', 'rich') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -54,7 +54,7 @@ def open(
         UsageError: a folder holds several checkpoints; or names are given that nothing here needs.
         RefusedError: names are given that do not fit.
     """
-    from ckptools.formats import open_checkpoint
+    from ckptools.formats.opening import open_checkpoint
     from ckptools.training_state import modules
 
     opened = open_checkpoint(

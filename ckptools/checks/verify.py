@@ -12,7 +12,7 @@ from ckptools.checks import copies, coverage, found_files, optimizers, records, 
 from ckptools.checks.results import attempt, ignore_codes, judged, skipped, unreadable
 from ckptools.errors import NotWholeError, ReadError, UsageError
 from ckptools.files.opening import OpenFiles
-from ckptools.formats import with_all_ranks
+from ckptools.formats.opening import with_all_ranks
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Code, Problem
 from ckptools.model.verification import Check, Verification

@@ -30,7 +30,7 @@ def opened(
 ) -> Checkpoint:
     """Open a checkpoint as `open_checkpoint` does; `read` reads one file, by default the inert reader."""
     from ckptools.cli.progress import ReadingLine
-    from ckptools.formats import open_checkpoint
+    from ckptools.formats.opening import open_checkpoint
     from ckptools.training_state import modules
 
     with ReadingLine(read or modules.read_file) as line:

@@ -26,7 +26,7 @@ from ckptools.consolidate.writers.layout import Layout, WriteOptions, Writer, be
 from ckptools.consolidate.writers.sidecar import left_out_json
 from ckptools.errors import RefusedError
 from ckptools.files.opening import OpenFiles
-from ckptools.formats import with_all_ranks
+from ckptools.formats.opening import with_all_ranks
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.tree import fqn_of, tensors_in
 from ckptools.training_state.sections import sections_of, sections_of_kind

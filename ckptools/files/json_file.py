@@ -17,6 +17,11 @@ MAX_JSON = 64 << 20
 MAX_VALUES = 8_000_000
 
 
+def is_json(path: Path) -> bool:
+    """Whether a path is a JSON by its name, and not the index of a model in several files."""
+    return path.suffix == ".json" and not path.name.endswith(".index.json") and path.is_file()
+
+
 def read_json(path: Path) -> Any:
     """Read a JSON file; a name that is twice in one object is refused, for readers differ in which one they take.
 

@@ -27,6 +27,7 @@ from ckptools.files.file_type import content_of, head_of
 from ckptools.files.json_file import JsonError, parse_json
 from ckptools.files.opening import File, check_stays_inside, reading
 from ckptools.files.safetensors_header import Header, read_header, source_of
+from ckptools.formats import hugging_face
 from ckptools.formats.options import Options
 from ckptools.formats.shared import shapes
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder
@@ -275,10 +276,11 @@ def _offsets(file: File, name: str, said: Any, ndim: int) -> Ints:
 def _told_shapes(folder: Path, options: Options) -> Mapping[str, Ints]:
     """Shapes of the whole tensors: those that were given, else of the consolidated model above `sharded/`."""
     if options.shapes is not None:
-        return shapes.read(options.shapes, options.follow_symlinks).shapes
-    if folder.absolute().name != CONSOLIDATED_FROM:
+        return options.shapes.shapes
+    above = folder.absolute().parent
+    if folder.absolute().name != CONSOLIDATED_FROM or not hugging_face.detect(above):
         return {}
     try:
-        return shapes.read(folder.absolute().parent).shapes
+        return shapes.from_checkpoint(hugging_face.read(above, Options()), above).shapes
     except CkptoolsError:
         return {}

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from ckptools.model.checkpoint import GivenNames
 from ckptools.pickles.reader import Saved
 from ckptools.training_state import modules
+
+if TYPE_CHECKING:
+    from ckptools.formats.shared.shapes import Shapes
 
 Reader = Callable[[Path], Saved]
 Weights = Literal["fp32", "module"]
@@ -24,8 +27,7 @@ class Options:
         only_this_file: do not look for siblings.
         follow_symlinks: accept siblings that are links out of the folder.
         read_file: what reads one torch.save file; the inert reader unless somebody asks for torch's.
-        shapes: where the shapes of parameters are told that the checkpoint itself does not tell: another checkpoint,
-            a folder of safetensors, or a JSON of name to shape.
+        shapes: the shapes of parameters that the checkpoint itself does not tell.
         weights: where a checkpoint holds the model twice (DeepSpeed, Megatron): `fp32` for the optimizer's master
             copy where it has one, `module` for the weights that the forward pass used.
         names: names for an optimizer that is keyed by number.
@@ -38,7 +40,7 @@ class Options:
     only_this_file: bool = False
     follow_symlinks: bool = False
     read_file: Reader = modules.read_file
-    shapes: Path | None = None
+    shapes: Shapes | None = None
     weights: Weights = "fp32"
     rules: Path | None = None
     files: tuple[Path, ...] = ()

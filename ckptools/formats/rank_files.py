@@ -160,7 +160,7 @@ class _Opening:
         world = self._world_size()
         merge = Merge()
         tree = self._tree(merge)
-        resolved = resolve_flat_shards(tree, self.all_ranks, _shapes_told(self.options), by_name, self.options.names)
+        resolved = resolve_flat_shards(tree, self.all_ranks, self.options.shapes, by_name, self.options.names)
         found = rank_checks.compare_ranks(merge, tree)
         tree = found.tree
         files = tuple(self._files(world.value))
@@ -248,15 +248,6 @@ class _Opening:
         if name.path in self.saved:
             return was_read(self.saved[name.path], rank, name.part)
         return looked_at(name.path, rank, name.part, self.faults)
-
-
-def _shapes_told(options: Options) -> Shapes | None:
-    """The shapes that the caller has for us."""
-    if options.shapes is None:
-        return None
-    from ckptools.formats.shared import shapes
-
-    return shapes.read(options.shapes, options.follow_symlinks)
 
 
 def _stated_world_size(saved: Iterable[Saved]) -> int | None:

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
-from ckptools.formats import open_again
+from ckptools.formats.opening import open_again
 from ckptools.formats.options import Options
 from ckptools.formats.shared.rank_groups import rank_group
 from ckptools.formats.shared.rank_names import RankName

@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import Protocol
 
-from ckptools.formats import FORMATS
 from ckptools.formats.plugins import formats_from_outside
+from ckptools.formats.registry import FORMATS
 from ckptools.text import printable
 
 

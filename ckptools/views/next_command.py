@@ -36,8 +36,8 @@ def command_arguments(ck: Checkpoint) -> str:
     words += ["--weights", options.weights] if options.weights != "fp32" else []
     told_by = getattr(options.names, "told_by", "")
     words += ["--names", told_by] if told_by and Path(told_by).exists() else []
-    for name in ("rules", "shapes"):
-        words += [f"--{name}", str(getattr(options, name))] if getattr(options, name) is not None else []
+    words += ["--rules", str(options.rules)] if options.rules is not None else []
+    words += ["--shapes", options.shapes.source] if options.shapes is not None else []
     return _quoted(words)
 
 

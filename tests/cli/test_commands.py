@@ -190,7 +190,7 @@ def test_an_output_that_cannot_be_printed_is_one_line_and_code_3():
 
 
 def test_a_bug_is_code_70_and_says_how_to_report_it(monkeypatch):
-    monkeypatch.setattr("ckptools.formats.open_checkpoint", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("ckptools.formats.opening.open_checkpoint", lambda *_, **__: 1 / 0)
     code, stdout, stderr = run("inspect", str(COMPOSER))
     assert (code, stdout) == (70, "")
     assert "ZeroDivisionError" in stderr and "CKPTOOLS_DEBUG=1" in stderr and stderr.count("\n") == 1

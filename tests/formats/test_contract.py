@@ -9,8 +9,7 @@ import pytest
 
 import ckptools
 from ckptools.errors import UnknownFormatError, UsageError, original_of
-from ckptools.formats import FORMATS
-from ckptools.formats.registry import recognised
+from ckptools.formats.registry import FORMATS, recognised
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import children_of, tensors_in, walk

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptools.formats import FORMATS
+from ckptools.formats.registry import FORMATS
 from tests.truth import FIXTURES
 
 RANK = FIXTURES / "torch2.4.1-fsdp2-w3" / "rank0.pt"

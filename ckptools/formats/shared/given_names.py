@@ -39,29 +39,29 @@ NamesFrom = Union[str, Path, "list[str]", "list[list[str]]", Module]
 """What may tell names: a path, a list, or a module."""
 
 
-def read(names: NamesFrom, follow_symlinks: bool = False) -> GivenNames:
-    """Take names from whatever tells them.
+def from_python(names: list[str] | list[list[str]] | Module) -> GivenNames:
+    """The names in a list, by param group or of all, or those of a module's parameters.
 
     Raises:
-        ReadError: it cannot be read.
-        UsageError: it tells no names, or has lost their order.
+        UsageError: it is no list of names.
     """
     if isinstance(names, (list, tuple)):
         return GivenNames("the list that was given", _listed(names, None))
-    if not isinstance(names, (str, Path)):
-        found = {name: tuple(parameter.shape) for name, parameter in names.named_parameters()}
-        return GivenNames(f"the {type(names).__name__}", shapes=found)
-    path = Path(names)
-    if path.suffix == ".json" and not path.name.endswith(".index.json") and path.is_file():
-        return _from_json(path)
-    return _from_checkpoint(path, follow_symlinks)
+    found = {name: tuple(parameter.shape) for name, parameter in names.named_parameters()}
+    return GivenNames(f"the {type(names).__name__}", shapes=found)
 
 
-def _from_json(path: Path) -> GivenNames:
+def from_json(path: Path) -> GivenNames:
+    """The names in a JSON: a list of them, or the keys of one that tells shapes.
+
+    Raises:
+        ReadError: it cannot be read, or holds something else.
+        UsageError: its list is no list of names.
+    """
     content = read_json(path)
     if isinstance(content, list):
         return GivenNames(str(path), _listed(content, path))
-    found = shapes.read(path)
+    found = shapes.from_json(path)
     return GivenNames(str(path), shapes={k: shape for k, shape in found.shapes.items() if k not in found.tied})
 
 
@@ -80,10 +80,16 @@ def _listed(content: Any, path: Path | None) -> tuple[tuple[str, ...], ...]:
     return tuple(tuple(group) for group in groups)
 
 
-def _from_checkpoint(path: Path, follow_symlinks: bool) -> GivenNames:
-    from ckptools.formats import open_checkpoint
+def from_checkpoint(checkpoint: Checkpoint, path: Path) -> GivenNames:
+    """The names that the optimizer of a checkpoint has, or its model where that keeps the module's order.
 
-    checkpoint = open_checkpoint(path, follow_symlinks=follow_symlinks)
+    Args:
+        checkpoint: what tells them.
+        path: where it was opened.
+
+    Raises:
+        UsageError: it tells no names, or has lost their order.
+    """
     listed = _of_optimizer(checkpoint)
     models = sections_of_kind(checkpoint, "model")
     model: Mapping[str, Any] = models[0].value if len(models) == 1 else {}

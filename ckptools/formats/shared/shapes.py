@@ -1,6 +1,6 @@
 """Shapes told from outside: `--shapes FROM` for checkpoints that hold flattened parameters and not their shapes.
 
-FROM is a JSON that maps names to shapes, or anything that ckptools opens: its model's names, shapes and ties are taken,
+FROM is a JSON that maps names to shapes, or another checkpoint: its model's names, shapes and ties are taken,
 no values. An order is taken only from where it is the module's: a torch.save file whose state dict lists its modules in
 that order (`ckptools.training_state.module_order`), a JSON, which is written in the order that its author means.
 
@@ -19,7 +19,7 @@ from typing import Any
 
 from ckptools.errors import ReadError, UsageError
 from ckptools.files.json_file import read_json
-from ckptools.model.checkpoint import ModuleOrder
+from ckptools.model.checkpoint import Checkpoint, ModuleOrder
 from ckptools.model.regions import Ints
 from ckptools.model.tensor import Tensor
 from ckptools.model.values import describe_for_error
@@ -52,22 +52,12 @@ class Shapes:
         return self.order.kept
 
 
-def read(path: Path, follow_symlinks: bool = False) -> Shapes:
-    """Read what `--shapes` names.
+def from_checkpoint(checkpoint: Checkpoint, path: Path) -> Shapes:
+    """The shapes of the model of a checkpoint, which was opened at `path`.
 
     Raises:
-        ReadError: it cannot be read.
-        UsageError: it tells no shapes.
+        UsageError: it holds no model, several, or one whose shapes are not known either.
     """
-    if path.suffix == ".json" and not path.name.endswith(".index.json") and path.is_file():
-        return _from_json(path)
-    return _from_checkpoint(path, follow_symlinks)
-
-
-def _from_checkpoint(path: Path, follow_symlinks: bool) -> Shapes:
-    from ckptools.formats import open_checkpoint
-
-    checkpoint = open_checkpoint(path, follow_symlinks=follow_symlinks)
     models = sections_of_kind(checkpoint, "model")
     if len(models) != 1:
         raise UsageError(path, f"holds {len(models)} models; --shapes needs something that holds one")
@@ -91,7 +81,12 @@ def ties(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     return tied
 
 
-def _from_json(path: Path) -> Shapes:
+def from_json(path: Path) -> Shapes:
+    """The shapes that a JSON tells.
+
+    Raises:
+        ReadError: it is no JSON of name to shape.
+    """
     found = read_json(path)
     if not isinstance(found, dict) or not found:
         raise ReadError(
