@@ -16,7 +16,7 @@ from ckptools.consolidate.sources import damaged_copy, spared_note, without_dama
 from ckptools.dtypes import can_be_nan
 from ckptools.errors import NotWholeError, RefusedError, UsageError
 from ckptools.files.opening import OpenFiles
-from ckptools.formats.shared.merge import like
+from ckptools.formats.shared.merge import empty_like
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.cover import cover
 from ckptools.model.problems import Code, Problem
@@ -174,7 +174,7 @@ class _Picking:
         return [None if value is _LEFT_OUT else value for value in kept]
 
     def _dict(self, node: dict[Any, Any], source: KeyPath, at: KeyPath) -> Any:
-        copied = like(node)
+        copied = empty_like(node)
         if hasattr(copied, "_metadata") and not is_plain(copied._metadata):
             versions = (*at, "_metadata")
             self.left_out[versions] = "module versions that hold foreign objects"

@@ -141,9 +141,9 @@ def _add_model(parts: Parts, part: _Part, optimizer: Any) -> None:
     elif part.kind == "full":
         parts.add_file(part.path, part.key)
     else:
-        told = _shapes_by_name(optimizer)
+        by_name = _shapes_by_name(optimizer)
         # All of them, so that no tensor has to look for the rest of it from inside of this folder.
-        parts.add_checkpoint(rank_files.read(part.path, replace(parts.options, all_ranks=True), told), part.key)
+        parts.add_checkpoint(rank_files.read(part.path, replace(parts.options, all_ranks=True), by_name), part.key)
 
 
 def _shapes_by_name(optimizer: Any) -> Shapes | None:
@@ -158,5 +158,5 @@ def _order(found: list[_Part]) -> ModuleOrder:
 
 def _saved_as(found: list[_Part], parts: Parts) -> str:
     kinds = {p.kind for p in found if p.what == "model"}
-    said = {"dcp": f"DCP folders, {parts.writer}", "rank files": "rank files", "full": "the model whole"}
-    return " and ".join(said[k] for k in said if k in kinds)
+    words = {"dcp": f"DCP folders, {parts.writer}", "rank files": "rank files", "full": "the model whole"}
+    return " and ".join(words[k] for k in words if k in kinds)

@@ -56,7 +56,7 @@ CONSOLIDATED_FROM = "sharded"
 
 @dataclass(frozen=True)
 class ShardFile:
-    """One file, by its name.
+    """A shard file, by its name.
 
     Attributes:
         path: the file.
@@ -72,7 +72,7 @@ class ShardFile:
 
 
 def parse(path: Path) -> ShardFile | None:
-    """Read rank and part out of a file name; None when it is another name."""
+    """Parse the name of a shard file; None when it is none."""
     found = FILE.fullmatch(path.name)
     if found is None or int(found[1]) == 0:
         return None
@@ -261,8 +261,8 @@ def _header(file: File) -> tuple[Header, dict[str, Ints]]:
     return header, {name: _offsets(file, name, info.get(name), len(e.shape)) for name, e in header.tensors.items()}
 
 
-def _offsets(file: File, name: str, said: Any, ndim: int) -> Ints:
-    offsets = said.get("saved_offsets") if isinstance(said, dict) else None
+def _offsets(file: File, name: str, stated: Any, ndim: int) -> Ints:
+    offsets = stated.get("saved_offsets") if isinstance(stated, dict) else None
     listed = offsets if isinstance(offsets, list) else [None]
     if len(listed) != ndim or not all(type(o) is int and 0 <= o < MAX_OFFSET for o in listed):
         text = (

@@ -161,8 +161,8 @@ class _Opening:
         if not path.is_file():
             return None
         with File(path) as file:
-            said = WORLD.search(file.read(0, min(file.size, MAX_METADATA)))
-        return int(said[1]) if said and int(said[1]) > 0 else None
+            found = WORLD.search(file.read(0, min(file.size, MAX_METADATA)))
+        return int(found[1]) if found and int(found[1]) > 0 else None
 
     def _rank_files(self, world: int) -> Iterator[RankFile]:
         for rank in sorted({*range(min(world, MAX_WORLD)), *(r for _, r in self.files)}):

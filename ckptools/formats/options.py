@@ -20,7 +20,7 @@ Weights = Literal["fp32", "module"]
 
 @dataclass(frozen=True)
 class Options:
-    """How to open a checkpoint.
+    """How a checkpoint is opened.
 
     Attributes:
         all_ranks: read every rank's structure, not just that of the file that was named.

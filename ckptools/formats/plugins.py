@@ -28,11 +28,11 @@ NEEDS = ("NAME", "READS", "KNOWN_BY", "detect", "read")
 
 
 class PluginWarning(UserWarning):
-    """A format from outside is broken, and is left out."""
+    """A format that another package brings is broken, and is left out."""
 
 
 class Guarded:
-    """A format from outside, whose failures do not end the program.
+    """A format that another package brings, whose failures do not end the program.
 
     Attributes:
         NAME, READS, KNOWN_BY: as the format has them.
@@ -51,7 +51,7 @@ class Guarded:
             return False
 
     def read(self, path: Path, options: Options) -> Checkpoint:
-        """Read the structure.
+        """Open a checkpoint of this format.
 
         Raises:
             CkptoolsError: as the format raises it, or the format fails in a way that it should not.

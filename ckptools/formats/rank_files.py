@@ -27,7 +27,7 @@ from ckptools.formats.shared.fsdp1.flat_shards import resolve_flat_shards
 from ckptools.formats.shared.merge import Merge
 from ckptools.formats.shared.rank_groups import rank_group
 from ckptools.formats.shared.rank_names import RankName, only_group, parse
-from ckptools.formats.shared.rank_signs import tell_one_checkpoint
+from ckptools.formats.shared.rank_signs import are_one_checkpoint
 from ckptools.formats.torch_file import in_form
 from ckptools.model.checkpoint import Checkpoint, Fact, RankFile
 from ckptools.model.problems import Code, Problem
@@ -110,7 +110,7 @@ class _Opening:
             self._read(member, must=member.path == name.path or not member.rank_in_name)
         if all(map(self._counts_from_one, group)) and any(self._said(n) is not None for n in group):
             self.group, self.name = [n.from_one() for n in group], name.from_one()
-        self.compared = self.all_ranks or tell_one_checkpoint(self.group)
+        self.compared = self.all_ranks or are_one_checkpoint(self.group)
         self._read_namesakes(self.name)
         self.ranks = {n.path: self._rank_of(n) for n in self.group}
 
@@ -135,8 +135,8 @@ class _Opening:
     def _said(self, name: RankName) -> int | None:
         """The one rank that a file's content says; None where it says none, several, or was not read."""
         claims = {rank for rank, _ in self.saved[name.path].claims} if name.path in self.saved else set()
-        said = [rank for rank in claims if rank is not None]
-        return said[0] if len(said) == 1 else None
+        claimed = [rank for rank in claims if rank is not None]
+        return claimed[0] if len(claimed) == 1 else None
 
     def _counts_from_one(self, name: RankName) -> bool:
         """Whether a name of the caller's choice has one more than the rank, as far as the content was read."""

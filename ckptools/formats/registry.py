@@ -37,7 +37,7 @@ class Format(Protocol):
         """Whether `path` looks like this format, by names and a few bytes; never by its pickles."""
 
     def read(self, path: Path, options: Options) -> Checkpoint:
-        """Read the structure."""
+        """Open a checkpoint of this format."""
 
 
 AnyFormat = TypeVar("AnyFormat", bound=Format)
@@ -63,7 +63,7 @@ class OnDemand:
         return cast("Format", module)
 
     def suits(self, names: Sequence[str]) -> bool:
-        """Whether one of some names suggests it."""
+        """Whether one of some names suggests this format."""
         return any(map(self.suggested_by.search, names))
 
     @property
@@ -81,7 +81,7 @@ class OnDemand:
         return self._module.detect(path)
 
     def read(self, path: Path, options: Options) -> Checkpoint:
-        """Read the structure."""
+        """Open a checkpoint of this format."""
         return self._module.read(path, options)
 
 

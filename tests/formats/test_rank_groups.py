@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import ckptools
 from ckptools.cli import app
 from ckptools.errors import NotWholeError, ReadError, UnsafePathError, UsageError
-from ckptools.formats.shared.rank_groups import fitting, named_together
+from ckptools.formats.shared.rank_groups import files_matching, group_of_files
 from tests.truth import FIXTURES
 
 RANKS = FIXTURES / "torch2.4.1-fsdp2-w3"
@@ -187,21 +187,21 @@ def test_a_file_behind_a_link_out_of_the_folder_is_refused(tmp_path):
 @given(st.sets(st.integers(0, 40), min_size=2, max_size=8), st.sampled_from(["a{}b", "x-{:05d}-of-3", "r{}/m"]))
 def test_the_one_number_that_differs_is_the_rank(numbers, spelled):
     files = [Path(spelled.format(n)) for n in numbers]
-    assert [(n.rank + n.first, n.path) for n in named_together(files)] == sorted(
+    assert [(n.rank + n.first, n.path) for n in group_of_files(files)] == sorted(
         (n, Path(spelled.format(n))) for n in numbers
     )
 
 
 @given(st.permutations(range(1, 6)))
 def test_numbers_up_to_the_world_size_begin_at_one(numbers):
-    ranks = [n.rank for n in named_together([Path(f"m-{n}-of-5.pt") for n in numbers])]
+    ranks = [n.rank for n in group_of_files([Path(f"m-{n}-of-5.pt") for n in numbers])]
     assert ranks == [0, 1, 2, 3, 4]
 
 
 def test_a_pattern_finds_exactly_what_fits_it(tmp_path):
     for name in ("r1-1.pt", "r2-2.pt", "r3-4.pt", "r4-4.pt.bak", "xr5-5.pt"):
         (tmp_path / name).touch()
-    assert [n.path.name for n in fitting(tmp_path, "r{rank}-{rank}.pt", False)] == ["r1-1.pt", "r2-2.pt"]
+    assert [n.path.name for n in files_matching(tmp_path, "r{rank}-{rank}.pt", False)] == ["r1-1.pt", "r2-2.pt"]
 
 
 # -- what is not here --------------------------------------------------------------------------------------------

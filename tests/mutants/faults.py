@@ -307,7 +307,7 @@ FAULTS = (
         "formats/test_dcp.py",
         ("        if (entry.dtype, entry.shape) != (dtype, box.sizes):\n", "        if entry.shape != box.sizes:\n"),
         ("        if (entry.dtype, entry.shape) != (dtype, box.sizes):\n", "        if entry.dtype != dtype:\n"),
-        ("        if said is not None and said != list(box.offsets):\n", "        if False:\n"),
+        ("        if stated is not None and stated != list(box.offsets):\n", "        if False:\n"),
     ),
     *_in(
         "tensor_io/dcp_items.py",
@@ -347,10 +347,10 @@ FAULTS = (
         ),
         ("all(group.held(r, p) <= length <= p for r, length", "all(group.held(r, p) <= length for r, length"),
         ("all(group.held(r, p) <= length <= p for r, length", "all(length <= p for r, length"),
-        (" or len(said) != group.world", ""),
+        (" or len(mappings) != group.world", ""),
         (" or left != set(order)", ""),
         ("if any(group.paddings) or ", "if "),
-        ("return contradiction(before, partition, said) is None", "return True"),
+        ("return contradiction(before, partition, mappings) is None", "return True"),
         ("            start += prod(shape) + padding\n", "            start += prod(shape)\n"),
     ),
     *_in(

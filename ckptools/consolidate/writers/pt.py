@@ -26,7 +26,7 @@ from ckptools.consolidate.writers.loadable import LEFT_OUT, Loadable
 from ckptools.consolidate.writers.numpy_values import HeldTensor
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import RefusedError
-from ckptools.formats.shared.merge import like
+from ckptools.formats.shared.merge import empty_like
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath, fqn_of
 from ckptools.torch_engine.offline import load_plain, load_shard
@@ -154,7 +154,7 @@ class _Storages:
         if isinstance(node, HeldTensor):
             self._by_object[id(node)] = self._new(node.data)
         if isinstance(node, dict):
-            copied = like(node)
+            copied = empty_like(node)
             for key, value in node.items():
                 copied[key] = self._typed(value, (*path, key), selection, options)
             return copied

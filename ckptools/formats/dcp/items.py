@@ -168,10 +168,10 @@ class ItemReader:
         if (entry.dtype, entry.shape) != (dtype, box.sizes):
             text = f"expected {dtype} {list(box.sizes)}, found {entry.dtype} {list(entry.shape)}; damaged or stale"
             raise ReadError(file.path, f"{where}: {text}")
-        said = offsets.get(fqn)
-        said = said.get("saved_offsets") if isinstance(said, dict) else None
-        if said is not None and said != list(box.offsets):
-            text = f"holds the piece at {describe_for_error(said)}, expected the one at {list(box.offsets)}"
+        stated = offsets.get(fqn)
+        stated = stated.get("saved_offsets") if isinstance(stated, dict) else None
+        if stated is not None and stated != list(box.offsets):
+            text = f"holds the piece at {describe_for_error(stated)}, expected the one at {list(box.offsets)}"
             raise ReadError(file.path, f"{where}: {text}")
         return safetensors_header.source_of(file, fqn, entry)
 

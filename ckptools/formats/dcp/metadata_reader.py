@@ -111,8 +111,8 @@ class _Reading:
         if not isinstance(chunks, list):
             raise self._bad(f"{describe_for_error(fqn)} has {describe_class(chunks)} for its list of chunks")
         boxes = dict.fromkeys(self._box(fqn, chunk, len(shape)) for chunk in chunks)
-        said = dtype.dotted if isinstance(dtype, Global) else describe_class(dtype)
-        return TensorMetadata(dtype_of(dtype), said, layout, shape, tuple(boxes), grad)
+        stated = dtype.dotted if isinstance(dtype, Global) else describe_class(dtype)
+        return TensorMetadata(dtype_of(dtype), stated, layout, shape, tuple(boxes), grad)
 
     def _box(self, fqn: str, chunk: Any, ndim: int) -> Box:
         if isinstance(chunk, ChunkRecord):

@@ -133,13 +133,13 @@ def check_copied_ranks(
     seen: dict[tuple[Any, ...], tuple[int, int]] = {}
     for place, optim in sorted(optims.items()):
         sums = [stated_checksum(t) for _, t in tensors_in([optim.masters, optim.slots])]
-        told = tuple(s for s in sums if s is not None)
+        stated = tuple(s for s in sums if s is not None)
         trained = any(
-            nbytes > 8 and not is_constant(dtype, crc, nbytes) for dtype, crc, nbytes in told[len(optim.masters) :]
+            nbytes > 8 and not is_constant(dtype, crc, nbytes) for dtype, crc, nbytes in stated[len(optim.masters) :]
         )
-        if len(told) < len(sums) or held.get(place, 0) < MIN_TELLING or not trained:
+        if len(stated) < len(sums) or held.get(place, 0) < MIN_TELLING or not trained:
             continue
-        twin = seen.setdefault((place[0], *told), place)
+        twin = seen.setdefault((place[0], *stated), place)
         if twin != place:
             text = f"{optim.path.name} holds the same bytes as {optims[twin].path.name}; the same rank twice"
             yield Problem(Code.STRAY_FILE, text, rank_of(*place))

@@ -36,14 +36,14 @@ def aliases(model: ModelStates, stored: Mapping[str, Any]) -> dict[str, str]:
         model: model states of rank 0, the only one whose `shared_params` is filled in.
         stored: the parameters that are stored elsewhere than in `module`.
     """
-    told = {alias: name for alias, name in model.shared.items() if name in stored and alias not in stored}
+    found = {alias: name for alias, name in model.shared.items() if name in stored and alias not in stored}
     module = model.module or {}
     owners = {storage_identity(t): fqn for fqn, t in module.items() if isinstance(t, Tensor) and fqn in stored}
     for fqn, tensor in module.items():
         identity = storage_identity(tensor) if isinstance(tensor, Tensor) and fqn not in stored else None
         if identity is not None and identity in owners:
-            told.setdefault(fqn, owners[identity])
-    return told
+            found.setdefault(fqn, owners[identity])
+    return found
 
 
 def fp32_model(

@@ -105,9 +105,9 @@ def elements_held(layouts: Iterable[PartitionLayout]) -> Counter[tuple[int, int]
 
 def _groups(model: ModelStates | None, optims: Mapping[int, OptimStates]) -> list[Shapes]:
     """`param_shapes`; where there are none (BF16_Optimizer without ZeRO), the mappings of all ranks in their order."""
-    told = model.groups if model is not None else None
-    if told is not None:
-        return told
+    stated = model.groups if model is not None else None
+    if stated is not None:
+        return stated
     module = (model.module if model is not None else None) or {}
     groups: list[Shapes] = []
     for _, optim in sorted(optims.items()):
@@ -245,16 +245,16 @@ def _unlike_mappings(
 ) -> Refusal | None:
     """Hold the layout against `param_slice_mappings`, where there are any; return how they disagree."""
     found = {dp: optim.mappings() for dp, optim in optims.items()}
-    said = {dp: m for dp, maps in found.items() if group.index < len(maps) and (m := maps[group.index]) is not None}
-    odd = stage_1_and_2.contradiction(group, partition, said)
+    mappings = {dp: m for dp, maps in found.items() if group.index < len(maps) and (m := maps[group.index]) is not None}
+    odd = stage_1_and_2.contradiction(group, partition, mappings)
     if odd is None:
-        confirmed = said or not any(group.paddings)
+        confirmed = mappings or not any(group.paddings)
         return None if confirmed else Refusal(min(optims), "padding between parameters, and nothing that confirms it")
     if model is not None and model.config("zero_optimization", "round_robin_gradients") is True:
-        if len(said) < group.world:
+        if len(mappings) < group.world:
             # Only all mappings together tell the order before the shuffle; until then nothing is wrong.
             return None
-        if stage_1_and_2.shuffled(group, partition, said):
+        if stage_1_and_2.shuffled(group, partition, mappings):
             if not any(p.message == SHUFFLED for p in layout.problems):
                 layout.problems.append(Problem(Code.LAYOUT_DISAGREES, SHUFFLED, severity="note"))
             return None

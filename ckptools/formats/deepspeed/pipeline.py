@@ -63,9 +63,9 @@ def misplaced_layers(layers: Layers, shapes: Mapping[str, Ints]) -> Iterator[Pro
     for n, state in sorted(layers.items()):
         tensors = {key: t for key, t in state.items() if isinstance(t, Tensor)}
         for key, tensor in tensors.items():
-            told = shapes.get(f"{n}.{key}", tensor.shape)
-            if tensor.shape != told:
-                text = f"shape {list(tensor.shape)} in the file of layer {n}, {list(told)} in param_shapes"
+            expected = shapes.get(f"{n}.{key}", tensor.shape)
+            if tensor.shape != expected:
+                text = f"shape {list(tensor.shape)} in the file of layer {n}, {list(expected)} in param_shapes"
                 yield Problem(Code.LAYOUT_DISAGREES, text, None, f"model.{n}.{key}")
         records = tuple((key, stated) for key, t in tensors.items() if (stated := stated_checksum(t)) is not None)
         other = seen.setdefault(records, n) if proves_a_copy(stated for _, stated in records) else n

@@ -128,35 +128,37 @@ def mapped(mapping: Any) -> dict[str, tuple[int, int]] | None:
     return found
 
 
-def contradiction(group: Group, partition: int, said: Mapping[int, Mapping[str, tuple[int, int]]]) -> Refusal | None:
+def contradiction(
+    group: Group, partition: int, mappings: Mapping[int, Mapping[str, tuple[int, int]]]
+) -> Refusal | None:
     """How `param_slice_mappings` of the ranks contradicts the layout; None when they agree."""
     expected: dict[int, dict[str, tuple[int, int]]] = {}
     for run in group.runs(partition):
         expected.setdefault(run.where[1], {})[run.fqn] = run.at, run.length
-    for rank, addresses in sorted(said.items()):
+    for rank, addresses in sorted(mappings.items()):
         here = expected.get(rank, {})
         odd = next((f for f in (*addresses, *here) if addresses.get(f) != here.get(f)), None)
         if odd is not None:
             text = (
-                f"group {group.index}, rank {rank}: param_slice_mappings has {_told(addresses.get(odd))} of {odd}, "
-                f"expected {_told(here.get(odd))}; the file is another rank's or of another run"
+                f"group {group.index}, rank {rank}: param_slice_mappings has {_describe(addresses.get(odd))} of {odd}, "
+                f"expected {_describe(here.get(odd))}; the file is another rank's or of another run"
             )
             return Refusal(rank, text)
     return None
 
 
-def _told(address: tuple[int, int] | None) -> str:
+def _describe(address: tuple[int, int] | None) -> str:
     return "no element" if address is None else f"{address[1]} elements at {address[0]}"
 
 
-def shuffled(group: Group, partition: int, said: Mapping[int, Mapping[str, tuple[int, int]]]) -> bool:
+def shuffled(group: Group, partition: int, mappings: Mapping[int, Mapping[str, tuple[int, int]]]) -> bool:
     """Whether the mappings are those of the same parameters in another order: before a round-robin shuffle.
 
     Only the mappings of all ranks together tell that order.
     """
-    order = dict.fromkeys(fqn for _, addresses in sorted(said.items()) for fqn in addresses)
+    order = dict.fromkeys(fqn for _, addresses in sorted(mappings.items()) for fqn in addresses)
     left = {fqn for fqn, shape in group.shapes.items() if prod(shape)}
-    if any(group.paddings) or len(said) != group.world or left != set(order):
+    if any(group.paddings) or len(mappings) != group.world or left != set(order):
         return False
     before = Group(group.mp, group.index, {f: group.shapes[f] for f in order}, [0] * len(order), group.world)
-    return contradiction(before, partition, said) is None
+    return contradiction(before, partition, mappings) is None

@@ -136,8 +136,8 @@ def _step(path: Path, tree: Any, companions: CompanionFiles) -> Fact:
     sections = find_sections(tree)
     if not companions.from_accelerate:
         return find_step(path, sections)
-    told = find_step(path, tuple(s for s in sections if s.kind != "scheduler"))
-    return told if told.value is not None else step_of_accelerate(tree, companions.world_size)
+    step = find_step(path, tuple(s for s in sections if s.kind != "scheduler"))
+    return step if step.value is not None else step_of_accelerate(tree, companions.world_size)
 
 
 def _placed(problem: Problem, section: str) -> Problem:

@@ -98,7 +98,7 @@ class Layers:
         """The first number at each place; none from where on it cannot be told."""
         even = {len(indices) for indices in counts.values()}
         (each,) = even if len(even) == 1 else (None,)
-        told = each is not None and number == each * self.virtual * self.stages
+        even_everywhere = each is not None and number == each * self.virtual * self.stages
         start = 0
         for place in product(range(self.virtual), range(self.stages)):
             if counts.get(place, set()) != set(range(len(counts.get(place, ())))):
@@ -106,7 +106,7 @@ class Layers:
             yield place, start
             if place in counts:
                 start += len(counts[place])
-            elif told and each is not None:
+            elif even_everywhere and each is not None:
                 start += each
             else:
                 return

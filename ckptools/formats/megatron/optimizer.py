@@ -33,7 +33,7 @@ from ckptools.training_state.optimizer_names import name_parameters
 """Slot of the master copy: what Megatron's own distributed checkpoints call it."""
 
 STRIDE = 10_000_000
-"""Ids of chained optimizers are told apart by so much."""
+"""Ids of chained optimizers are groups apart by so much."""
 
 UNNAMED = "its number could be more than one parameter's, or none's; --only model writes the model"
 UNLIKE = "its shape is not its parameter's, so nothing tells how its pieces are joined; --only model writes the model"
@@ -213,8 +213,8 @@ class Optimizers:
         """Tensor-parallel ranks of a stage hold the same parameters in the same groups."""
         first: dict[int, str] = {}
         for at, inner in inners.items():
-            told = repr([dict(g) for g in inner.groups])
-            if first.setdefault(at.pp, told) != told and self.model.grid.ep == 1:
+            groups = repr([dict(g) for g in inner.groups])
+            if first.setdefault(at.pp, groups) != groups and self.model.grid.ep == 1:
                 text = f"{self.model.grid.folder(at)} has other param groups than the stage's first rank"
                 self.problems.append(Problem(Code.COPIES_DIFFER, text, self.model.grid.rank(at), "optimizer"))
 

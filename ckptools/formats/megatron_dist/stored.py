@@ -178,8 +178,8 @@ class StoredState:
 
     def _placed(self, name: str, tensor: Tensor) -> Tensor:
         """The tensor in its true shape, where it is stored as flat runs."""
-        told = self.runs.get(name)
-        shape = told.get("nd_reformulated_orig_global_shape") if isinstance(told, Mapping) else None
+        run = self.runs.get(name)
+        shape = run.get("nd_reformulated_orig_global_shape") if isinstance(run, Mapping) else None
         return tensor if shape is None or tensor.note else in_true_shape(tensor, shape)
 
     def _chosen(

@@ -135,15 +135,15 @@ class _Opening:
 
     def _world(self) -> Fact:
         sizes = {tensor_parallel_size(tree, self.sizes) for tree in self.trees.values()}
-        told = sorted(size for size in sizes if size is not None)
-        if len(told) > 1:
-            self.problems.append(Problem(Code.WORLD_SIZES_DISAGREE, f"shapes in the files speak of {told} ranks"))
-        if len(told) == 1:
-            (world,) = told
+        stated = sorted(size for size in sizes if size is not None)
+        if len(stated) > 1:
+            self.problems.append(Problem(Code.WORLD_SIZES_DISAGREE, f"shapes in the files speak of {stated} ranks"))
+        if len(stated) == 1:
+            (world,) = stated
             if world > MAX_RANKS:
                 raise ReadError(self.path, f"its shapes speak of {world} tensor-parallel ranks; no model has so many")
             return Fact(world, ("shapes and params.json" if self.sizes else "shapes",))
-        return Fact(len(self.files), ("files found",), agree=not told)
+        return Fact(len(self.files), ("files found",), agree=not stated)
 
     def checkpoint(self) -> Checkpoint:
         """Put everything together."""

@@ -60,7 +60,7 @@ class Companion:
 
 @dataclass
 class CompanionFiles:
-    """What was found beside a model.
+    """The companion files in a folder, read.
 
     Attributes:
         tree: by name, such as `optimizer`; `rng` by rank where ranks have their own.

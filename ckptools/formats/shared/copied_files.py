@@ -50,7 +50,7 @@ def stated_checksum(value: Any, whole: bool = False) -> Checksum | None:
 
 
 def check_copies(tensors: Iterable[tuple[KeyPath, Tensor]]) -> Iterator[Problem]:
-    """Files that hold the same bytes for different places of tensors: one was copied over the other.
+    """Problems of files with the same bytes for different places of tensors: one was copied over the other.
 
     Replicas have the same places, and are none.
     """

@@ -43,12 +43,12 @@ class Fault:
 
 
 def was_read(saved: Saved, rank: int | None = None, part: str = "") -> RankFile:
-    """A file that was read in full."""
+    """The `RankFile` of a file that was read in full."""
     return RankFile(saved.path, rank, part, "read", saved.nbytes, saved.modified)
 
 
 def file_now(path: Path, rank: int | None, part: str, status: Literal["read", "cut", "bad"]) -> RankFile:
-    """A file with the size and time that it has now.
+    """The `RankFile` of a file, with the size and time that it has now.
 
     Raises:
         ReadError: it is gone.
@@ -59,7 +59,7 @@ def file_now(path: Path, rank: int | None, part: str, status: Literal["read", "c
 
 
 def looked_at(path: Path, rank: int | None, part: str, faults: dict[Path, Fault], read: bool = False) -> RankFile:
-    """A file whose content is not at hand.
+    """The `RankFile` of a file whose content was not read: by its end, or its fault.
 
     Args:
         path: the file; it may be gone by now.

@@ -40,7 +40,7 @@ MAX_READ = 64
 
 @dataclass
 class Search:
-    """A search below one folder, with what it may still look at.
+    """A search for checkpoints below one folder, bounded in the entries that it looks at.
 
     Attributes:
         formats: what is recognised.

@@ -24,7 +24,7 @@ Ranked = Sequence[tuple[int, Any]]
 
 @dataclass
 class Merge:
-    """What merging found beside the tree.
+    """Merges the trees of several ranks, and keeps what differs between them.
 
     Attributes:
         disagreeing: key paths of tensors of whose shape, dtype or layout ranks say different things.
@@ -82,7 +82,7 @@ class Merge:
         keys = dict.fromkeys(k for _, v in ranked for k in v)
         if len(keys) > len(first) and all(type(k) is int for k in keys):
             keys = dict.fromkeys(sorted(keys))
-        merged = like(first)
+        merged = empty_like(first)
         for key in keys:
             having = [(r, v[key]) for r, v in ranked if key in v]
             if len(having) < len(ranked):
@@ -130,7 +130,7 @@ def _at(tree: Any, path: KeyPath) -> Any:
 
 
 def put(tree: Any, path: KeyPath, value: Any) -> Any:
-    """Put a value at a key path of a tree; its dicts and lists are changed, its tuples are new in what comes back."""
+    """Put a value at a key path; dicts and lists of the tree are changed in place, tuples are made anew."""
     if not path:
         return value
     child = put(tree[path[0]], path[1:], value)
@@ -149,14 +149,14 @@ def _same_keys(ranked: Ranked) -> Ranked:
     known: dict[str, Any] = {}
     renamed = []
     for rank, values in ranked:
-        copied = like(values)
+        copied = empty_like(values)
         for key, value in values.items():
             copied[known.setdefault(repr(key), key) if isinstance(key, _NAMES) else key] = value
         renamed.append((rank, copied))
     return renamed
 
 
-def like(container: dict[Any, Any]) -> dict[Any, Any]:
+def empty_like(container: dict[Any, Any]) -> dict[Any, Any]:
     """An empty dict of the same type, with a state dict's `_metadata` kept."""
     if isinstance(container, defaultdict):
         return defaultdict(container.default_factory)
@@ -171,7 +171,7 @@ def like(container: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def difference(a: Tensor, b: Any) -> tuple[str, str] | None:
-    """What two ranks say differently of one tensor, the second first; None when they agree.
+    """How two ranks describe one tensor differently, the second first; None when they agree.
 
     Plain tensors of different shapes are no contradiction yet: they may be pieces of a flattened parameter.
     """
@@ -195,9 +195,9 @@ def _disagreement(ranked: Ranked, path: KeyPath) -> Problem:
     odd = minority_ranks(ranked, lambda a, b: _either_way(a, b) is None)
     rank, value = next((r, v) for r, v in ranked if r in odd)
     usual_rank, usual = next((r, v) for r, v in ranked if r not in odd)
-    told = _either_way(usual, value)
-    assert told is not None
-    text = f"{told[0]}, rank {usual_rank} has {told[1]}; the ranks are not of one run"
+    differing = _either_way(usual, value)
+    assert differing is not None
+    text = f"{differing[0]}, rank {usual_rank} has {differing[1]}; the ranks are not of one run"
     return Problem(Code.LAYOUT_DISAGREES, text, rank, fqn_of(path))
 
 

@@ -40,7 +40,7 @@ MAX_SIGNS = 1000
 
 
 class Signs(NamedTuple):
-    """What was found in one pickle.
+    """What a rank file's pickle says of its rank, its world and its step.
 
     Attributes:
         rank: of the process; None where nothing spells it.

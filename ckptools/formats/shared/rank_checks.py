@@ -28,7 +28,7 @@ UNNAMED = "?"
 def check_files(
     files: Sequence[RankFile], faults: Mapping[Path, Fault], world: int, sharded: bool
 ) -> Iterator[Problem]:
-    """Missing, cut, odd, stray and duplicate files; `faults` has those that cannot be read."""
+    """Problems of files that are missing, cut, odd, stray or there twice."""
     sizes = sorted(f.nbytes for f in files if f.status in ("read", "seen"))
     usual = sizes[len(sizes) // 2] if sizes else 0
     here = {f.path for f in files if f.status != "missing"}
@@ -64,7 +64,7 @@ def _check_file(
 
 
 class RankValues(NamedTuple):
-    """What ranks have for themselves, and what they should not.
+    """Values that differ between ranks: those that may, and those that should not.
 
     Attributes:
         tree: the ranks' tree, with the lowest rank's tensor where each rank has its own.
@@ -80,7 +80,7 @@ class RankValues(NamedTuple):
 
 
 def compare_ranks(merge: Merge, tree: Any, more: Mapping[KeyPath, Sequence[int]] | None = None) -> RankValues:
-    """Judge what differs between ranks.
+    """Judge which values that differ between ranks may do so.
 
     Args:
         merge: how the ranks' trees were merged.
@@ -139,7 +139,7 @@ def _check_values(differing: Mapping[KeyPath, Sequence[int]], shared: Shared) ->
 
 
 def check_gathered_rng(sections: Sequence[Section], differing: Mapping[KeyPath, Sequence[int]]) -> Iterator[Problem]:
-    """RNG states of all ranks that every rank's file lists: files of one save list the same ones.
+    """Problems of files that list other RNG states of all ranks than the others: those of one save list the same.
 
     Composer gathers them while it saves, so they tell two runs apart that are at the same step. Tensors are compared
     by the checksums of their records, so that nothing is read. Source: composer/utils/reproducibility.py.

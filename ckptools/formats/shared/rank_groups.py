@@ -35,9 +35,9 @@ def rank_group(path: Path, options: Options) -> tuple[RankName, list[RankName]] 
         UnsafePathError: a file is a link out of the folder.
     """
     if options.files:
-        group = named_together(options.files)
+        group = group_of_files(options.files)
     elif options.ranks is not None:
-        group = fitting(path, options.ranks, options.follow_symlinks)
+        group = files_matching(path, options.ranks, options.follow_symlinks)
     else:
         name = only_group(path) if path.is_dir() else parse(path)
         if name is None:
@@ -46,8 +46,8 @@ def rank_group(path: Path, options: Options) -> tuple[RankName, list[RankName]] 
     return group[0], group
 
 
-def named_together(files: Sequence[Path]) -> list[RankName]:
-    """Files that the caller named as one checkpoint, in the order of their ranks as far as the names tell them."""
+def group_of_files(files: Sequence[Path]) -> list[RankName]:
+    """The files that a caller named as one checkpoint, in the order of the ranks in their names."""
     parsed = [name for name in map(parse, files) if name is not None]
     if len(parsed) == len(files) and len({(n.part, n.rank) for n in parsed}) == len(files):
         return sorted((n._replace(spelled=_unnamed(n.path)) for n in parsed), key=lambda n: (n.rank, n.path))
@@ -85,8 +85,8 @@ def _of_world(path: Path, numbers: set[int]) -> int | None:
     return int(found[1]) if found and max(numbers) <= int(found[1]) else None
 
 
-def fitting(folder: Path, pattern: str, follow_symlinks: bool) -> list[RankName]:
-    """The files of a folder that fit a pattern, in rank order.
+def files_matching(folder: Path, pattern: str, follow_symlinks: bool) -> list[RankName]:
+    """The files of a folder whose names match a pattern such as `model-{rank}-of-{world}.pt`, in rank order.
 
     Args:
         folder: where they are.

@@ -58,7 +58,7 @@ class RankName(NamedTuple):
 
     @property
     def group(self) -> tuple[str, str]:
-        """What all files of one checkpoint have in common."""
+        """What the names of all files of one checkpoint have in common."""
         return ("", self.tail) if self.part else (self.head, self.tail)
 
     def of_rank(self, rank: int, part: str) -> Path:
@@ -70,12 +70,12 @@ class RankName(NamedTuple):
         return self.path.with_name(f"{head}{middle}{rank}{self.tail}")
 
     def from_one(self) -> RankName:
-        """The same file where numbers in names begin at 1."""
+        """The same file, for names that number ranks from 1."""
         return self._replace(rank=self.rank - 1, first=1)
 
 
 def parse(path: Path) -> RankName | None:
-    """Read the rank out of a file name; None when it has none."""
+    """Parse a file name with a rank in it; None when it has none."""
     found = RANKED.fullmatch(path.name)
     if not found:
         return None

@@ -17,8 +17,8 @@ MAX_SECONDS = 1.0
 """Wall time that looking into the other ranks' files may take."""
 
 
-def tell_one_checkpoint(group: Sequence[RankName]) -> bool:
-    """Whether each file says the rank of its name, and all say the same of the world and the step.
+def are_one_checkpoint(group: Sequence[RankName]) -> bool:
+    """Whether rank files say, each, the rank of its name and, all, the same world and step.
 
     False wherever that cannot be told at a glance: whoever needs to know then reads every file in full.
     """

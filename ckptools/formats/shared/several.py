@@ -28,13 +28,13 @@ def several(folder: Path, found: Sequence[Path], why: str = "") -> SeveralError:
 
 
 def listed(folder: Path, found: Sequence[Path]) -> str:
-    """What to open, the newest first; "" where there is nothing."""
+    """Which paths to open instead, the newest first, for a message; empty where there is none."""
     ordered, how = newest_first(found) if len(found) > 1 else (found, "")
     return f"name the one you mean{how}: {names(folder, ordered)}" if found else ""
 
 
 def names(folder: Path, found: Sequence[Path]) -> str:
-    """Some of the names of checkpoints as they are typed behind the folder, and how many more there are."""
+    """Names of checkpoints relative to the folder, cut after eight."""
     return few([_shown(path, folder) for path in found])
 
 

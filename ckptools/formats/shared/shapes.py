@@ -32,7 +32,7 @@ MAX_SIZE = (1 << 63) - 1
 
 @dataclass(frozen=True)
 class Shapes:
-    """Parameters of a model, as something beside the checkpoint tells them.
+    """Shapes, ties and order of a model's parameters, from outside of the checkpoint.
 
     Attributes:
         source: what tells them, for messages.
@@ -71,7 +71,7 @@ def from_checkpoint(checkpoint: Checkpoint, path: Path) -> Shapes:
 
 
 def ties(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """Names that see the same bytes as an earlier one."""
+    """Tied names: those with the bytes of an earlier name, which they map to."""
     first: dict[Any, str] = {}
     tied: dict[str, str] = {}
     for name, tensor in tensors.items():

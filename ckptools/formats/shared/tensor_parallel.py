@@ -27,7 +27,7 @@ MAX_HALVES = 64
 
 @dataclass(frozen=True)
 class Rule:
-    """How the pieces of one weight are joined.
+    """How the tensor-parallel pieces of one weight are joined.
 
     Attributes:
         dim: dimension along which they follow each other in rank order; None when every rank has the same.
@@ -48,7 +48,7 @@ GivenRules = tuple[tuple[str, Rule], ...]
 
 @dataclass(frozen=True)
 class Piece:
-    """What one rank holds of a weight.
+    """The piece of a weight that one rank holds.
 
     Attributes:
         tp: its tensor-parallel rank.
@@ -62,11 +62,11 @@ class Piece:
 
 
 class UnlikeError(ValueError):
-    """Ranks hold what cannot be pieces of one weight."""
+    """What ranks hold cannot be pieces of one weight."""
 
 
 def join(pieces: Sequence[Piece], rule: Rule, ranks: int) -> Tensor:
-    """The whole weight.
+    """Join the pieces of a weight.
 
     Args:
         pieces: by rank; at least one has a tensor.

@@ -33,7 +33,7 @@ MAX_ENTRIES = 1000
 
 @dataclass(frozen=True)
 class Tracker:
-    """A tracker and what it leads to.
+    """A tracker, and the checkpoint that it names.
 
     Attributes:
         path: the file or link.
@@ -65,7 +65,7 @@ def tracker_in(folder: Path, follow_symlinks: bool = False) -> Tracker | None:
 
 
 def text_of(path: Path) -> str:
-    """What a tracker file holds.
+    """The text of a tracker file.
 
     Raises:
         ReadError: it cannot be read.

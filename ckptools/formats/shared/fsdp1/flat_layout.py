@@ -38,24 +38,24 @@ class Member:
 
 
 def filled(tensor: Tensor) -> list[Shard]:
-    """The shards that were found and hold something."""
+    """The shards with a source and at least one element."""
     return [s for s in tensor.found if s.box.numel]
 
 
 def storage_of(shard: Shard) -> Any:
-    """Which storage of which file a shard lies in."""
+    """The file and record that a shard lies in; None without a source."""
     return shard.source and (shard.source.path, shard.source.record)
 
 
 def count(tensor: Tensor, flat: Tensor) -> int:
-    """The elements of a parameter: its runs, each region of the flat parameter counted once (HSDP repeats them)."""
+    """Elements of a parameter, from its runs: each region of the flat parameter counts once (HSDP repeats them)."""
     lengths = {s.rank: s.box.numel for s in tensor.found}
     by_region = {s.box: lengths.get(s.rank, 0) for s in flat.found}
     return sum(by_region.values())
 
 
 def layouts(members: Sequence[Member], flat: Tensor, original: bool) -> Iterator[tuple[Member, ...]]:
-    """Lay the members behind each other by every rule that torch has had; those that end where the parameter does."""
+    """The layouts, by each rule that torch has had, that end where the flat parameter ends."""
     layout, total = _one_behind_the_other(members, 1)
     if total == flat.numel:
         yield layout
@@ -88,7 +88,7 @@ def overlap(member: Member, run: FlatRun) -> tuple[int, int]:
 
 
 def runs_agree(member: Member, flat: Tensor) -> bool:
-    """Whether every rank whose file was read holds the run that the member's place demands, at its place."""
+    """Whether the run that each rank holds is the one that the member's place demands."""
     if not member.runs:
         return True
     held = {s.rank: s for s in member.runs}

@@ -33,7 +33,7 @@ from ckptools.training_state.wrappers import without_wrappers
 
 
 def runs_of_member(member: Member, runs: Iterable[FlatRun]) -> Iterator[FlatRun]:
-    """What runs of the flat parameter hold of a member, counted from the member's first element."""
+    """The parts of the flat parameter's runs that lie in a member, counted from the member's first element."""
     for run in runs:
         low, high = overlap(member, run)
         if low < high:
@@ -42,12 +42,12 @@ def runs_of_member(member: Member, runs: Iterable[FlatRun]) -> Iterator[FlatRun]
 
 
 def runs_of(unit: Unit) -> list[FlatRun]:
-    """The flat parameter as the ranks hold it."""
+    """The runs of a flat parameter that the ranks hold."""
     return [run_of(s) for s in unit.flat.shards]
 
 
 def take_apart(model: MutableMapping[str, Any], units: Sequence[Unit], note: str, order: Iterable[str]) -> None:
-    """Put the parameters into the model in place of the flat ones.
+    """Replace the flat parameters of a model by the parameters in them.
 
     Args:
         model: changed in place.

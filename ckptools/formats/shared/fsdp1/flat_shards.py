@@ -45,7 +45,7 @@ UNPLACED = (
 
 @dataclass
 class ResolvedShards:
-    """What became of pieces.
+    """What `resolve_flat_shards` found.
 
     Attributes:
         local: whether the model was saved as flat parameters.
@@ -65,7 +65,7 @@ def resolve_flat_shards(
     by_name: Shapes | None = None,
     given: GivenNames | None = None,
 ) -> ResolvedShards:
-    """Place the pieces of a merged tree that can be placed, and mark the others; changes the tree's dicts.
+    """Place the flat shards of a merged tree that can be placed, and note the others; changes the tree's dicts.
 
     Without all ranks a piece's place is not known yet; its tensor then has the parameter's shape and no shards.
 

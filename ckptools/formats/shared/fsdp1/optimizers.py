@@ -32,7 +32,7 @@ UNPLACED = (
 
 
 def shapes_by_name(optimizer: Mapping[str, Any], of_dcp: bool = False) -> Shapes | None:
-    """The shapes that an optimizer state keyed by name tells: those of its moments; None when it tells none.
+    """The shapes of an optimizer state that is keyed by name, which are those of its moments; None without any.
 
     In a DCP every tensor is whole, and the order of its keys is not that of the state dict.
     """
@@ -54,7 +54,7 @@ def shapes_by_name(optimizer: Mapping[str, Any], of_dcp: bool = False) -> Shapes
 def resolve_optimizer(
     optimizer: MutableMapping[str, Any], model: Mapping[str, Any], units: Sequence[Unit], given: GivenNames | None
 ) -> None:
-    """Place the moments of an optimizer; changed in place.
+    """Place the moments of an optimizer whose model had flat parameters; changed in place.
 
     Args:
         optimizer: its state dict.
@@ -134,7 +134,7 @@ def _resolve_units(optimizer: MutableMapping[str, Any], units: Sequence[Unit], m
 
 
 def name_units(optimizer: MutableMapping[str, Any], units: Mapping[Any, Unit]) -> None:
-    """Give an optimizer that numbers flat parameters the parameters in their place; changed in place.
+    """Name the parameters in an optimizer that numbers flat ones; changed in place.
 
     Args:
         optimizer: its state dict.

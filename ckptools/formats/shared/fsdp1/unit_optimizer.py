@@ -63,7 +63,7 @@ def _chunk_length(tensor: Tensor) -> int | None:
 
 
 def take_apart(optimizer: MutableMapping[str, Any], model: Mapping[str, Any], all_ranks: bool) -> str | None:
-    """Give an optimizer its parameters in place of the flat ones, where only one way of wrapping fits.
+    """Replace flat parameters in an optimizer by parameters, where one way of wrapping alone fits.
 
     Args:
         optimizer: its state dict; changed in place.
@@ -158,7 +158,7 @@ def _unit(key: str, named: list[tuple[str, Tensor]], world: int, ranks: int) -> 
 
 
 def sharing(params: Mapping[str, Tensor]) -> tuple[int, int]:
-    """Ranks of the run, and ranks that share a parameter: fewer where groups repeat each other (HSDP).
+    """`(world_size, ranks that share a parameter)`: the second is smaller where groups repeat each other (HSDP).
 
     Raises:
         UnknownLayoutError: the model is not cut as FSDP1 cuts one, or not in rank order.

@@ -68,7 +68,7 @@ class _Module:
 
 
 def units_of(params: Mapping[str, Tensor], lengths: Sequence[int | None], ranks: int) -> list[Units]:
-    """Every way, at most two, in which modules are units whose flat parameters have these lengths.
+    """The ways, at most two, to wrap modules into units whose flat parameters have these lengths.
 
     Args:
         params: the parameters of the model in module order, tied ones under each of their names.

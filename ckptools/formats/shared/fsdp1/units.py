@@ -26,12 +26,12 @@ MAX_OUTER = 4
 
 
 class UnknownLayoutError(ValueError):
-    """Why the flat parameters of a model cannot be taken apart, in words for people."""
+    """The flat parameters of a model cannot be taken apart; the message says why."""
 
 
 @dataclass(frozen=True)
 class Unit:
-    """A module that FSDP wrapped.
+    """A module that FSDP wrapped, with the parameters in its flat parameter.
 
     Attributes:
         key: of its flat parameter in the model.
@@ -96,7 +96,7 @@ def _outer(names: Sequence[str]) -> list[str]:
 
 
 def infer_flat_layout(model: Mapping[str, Any], given: Shapes | None, by_name: Shapes | None) -> list[Unit]:
-    """Find the parameters of every flat parameter of a model.
+    """Infer which parameters lie where in every flat parameter of a model.
 
     Args:
         model: its state dict, of all ranks or of one.
