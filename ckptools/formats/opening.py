@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 from ckptools.errors import CkptoolsError, ReadError, SeveralError, UnknownFormatError, UsageError
 from ckptools.files.file_type import HEAD, what_is
 from ckptools.files.opening import is_remote, reading
-from ckptools.formats.options import Options, Reader, Weights
+from ckptools.formats.options import OnFile, Options, Reader, Weights
 from ckptools.formats.plugins import formats_from_outside
 from ckptools.formats.registry import FORMATS, RANK_FILES, Format, recognised
 from ckptools.formats.shared import rank_signs
+from ckptools.formats.shared.file_reader import FileReader
 from ckptools.model.checkpoint import Checkpoint, GivenNames
 from ckptools.model.problems import Code, Problem
 from ckptools.pickles.loading import gc_paused
@@ -35,6 +36,8 @@ def open_checkpoint(
     only_this_file: bool = False,
     follow_symlinks: bool = False,
     read_file: Reader = modules.read_file,
+    jobs: int | None = None,
+    on_file: OnFile | None = None,
     shapes: str | Path | None = None,
     weights: Weights = "fp32",
     rules: str | Path | None = None,
@@ -50,6 +53,9 @@ def open_checkpoint(
         only_this_file: do not look for siblings.
         follow_symlinks: accept siblings that are links out of the folder.
         read_file: what reads one file; the inert reader unless somebody asks for torch's.
+        jobs: processes that read rank files, from 16 files on; None for as many as there are cores, where the files
+            take a while.
+        on_file: called for each torch.save file that has been read.
         shapes: where shapes are told that the checkpoint lacks (FSDP1 flat parameters): another checkpoint, a folder
             of safetensors, or a JSON of name to shape.
         weights: where the model is held twice, `fp32` (master copy) or `module`.
@@ -66,7 +72,9 @@ def open_checkpoint(
     """
     if weights not in ("fp32", "module"):
         raise UsageError(None, f"--weights {weights}: choose fp32 or module")
-    options = Options(all_ranks, only_this_file, follow_symlinks, read_file, weights=weights)
+    options = Options(
+        all_ranks, only_this_file, follow_symlinks, read_file, jobs=jobs, on_file=on_file, weights=weights
+    )
     options = replace(
         options,
         shapes=None if shapes is None else read_shapes(Path(shapes), follow_symlinks),
@@ -217,9 +225,11 @@ def _only_one_in(path: Path, formats: Sequence[Format], options: Options) -> Pat
 
 def _read(format_: Format, path: Path, options: Options) -> Checkpoint:
     """Read a checkpoint, and all of it where that alone tells whether its files fit together and costs little."""
-    made = format_.read(path, options)
-    if made.whole is None and _cheap(made):
-        made = format_.read(path, replace(options, all_ranks=True))
+    with FileReader(options.read_file, options.jobs, options.on_file) as files:
+        reading = replace(options, read_file=files, read_ahead=files.ahead)
+        made = format_.read(path, reading)
+        if made.whole is None and _cheap(made):
+            made = format_.read(path, replace(reading, all_ranks=True))
     return replace(made, options=options)
 
 

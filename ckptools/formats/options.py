@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -15,7 +15,12 @@ if TYPE_CHECKING:
     from ckptools.formats.shared.shapes import Shapes
 
 Reader = Callable[[Path], Saved]
+OnFile = Callable[[Path], None]
 Weights = Literal["fp32", "module"]
+
+
+def _not_ahead(paths: Sequence[Path]) -> None:
+    """Read no file before it is asked for."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,9 @@ class Options:
         only_this_file: do not look for siblings.
         follow_symlinks: accept siblings that are links out of the folder.
         read_file: what reads one torch.save file; the inert reader unless somebody asks for torch's.
+        read_ahead: told which files will be read, and in which order, where they may be many.
+        jobs: processes that read rank files; None for as many as there are cores, where there is work for them.
+        on_file: called for each torch.save file that has been read, such as to say how far it is.
         shapes: the shapes of parameters that the checkpoint itself does not tell.
         weights: where a checkpoint holds the model twice (DeepSpeed, Megatron): `fp32` for the optimizer's master
             copy where it has one, `module` for the weights that the forward pass used.
@@ -40,6 +48,9 @@ class Options:
     only_this_file: bool = False
     follow_symlinks: bool = False
     read_file: Reader = modules.read_file
+    read_ahead: Callable[[Sequence[Path]], None] = _not_ahead
+    jobs: int | None = None
+    on_file: OnFile | None = None
     shapes: Shapes | None = None
     weights: Weights = "fp32"
     rules: Path | None = None

@@ -106,7 +106,9 @@ class _Opening:
         every = options.all_ranks or not name.rank_in_name
         wanted = group if every else [n for n in group if n.rank == name.rank]
         self.all_ranks = every or len(wanted) == len(group)
-        for member in sorted(wanted, key=lambda n: n.path != name.path):
+        wanted = sorted(wanted, key=lambda n: n.path != name.path)
+        options.read_ahead([member.path for member in wanted])
+        for member in wanted:
             self._read(member, must=member.path == name.path or not member.rank_in_name)
         if all(map(self._counts_from_one, group)) and any(self._said(n) is not None for n in group):
             self.group, self.name = [n.from_one() for n in group], name.from_one()

@@ -71,7 +71,7 @@ class RepeatedRecords:
         limit: bytes of pickle that are remembered; 0 for a file that is read alone.
 
     Attributes:
-        records: every record that was met, by the bytes of its offsets, sizes and rank.
+        records: records that were matched, by the bytes of offsets, sizes and rank.
         layouts: what DTensors of one layout have in common.
         learned: bytes of pickle that are remembered, and that were too many to be.
     """
@@ -79,6 +79,7 @@ class RepeatedRecords:
     def __init__(self, limit: int = MAX_KEPT) -> None:
         self.limit = limit
         self.records: dict[tuple[bytes, bytes, bytes], ShardRecord] = {}
+        self._by_value: dict[tuple[Ints, Ints, int | None], ShardRecord] = {}
         self.layouts: dict[Any, Any] = {}
         self.learned = 0
         self._pattern = b""
@@ -88,8 +89,15 @@ class RepeatedRecords:
         """Begin a pickle in which a record has this pattern; what was learned with another one is forgotten."""
         if pattern != self._pattern:
             self._pattern, self._chains, self.learned = pattern, [], 0
-        if len(self.records) > MAX_RECORDS:
-            self.records = {}
+        if len(self._by_value) > MAX_RECORDS:
+            self.records, self._by_value = {}, {}
+
+    def record(self, offsets: Ints, sizes: Ints, rank: int | None) -> ShardRecord:
+        """The one record of these offsets, sizes and rank."""
+        found = self._by_value.get((offsets, sizes, rank))
+        if found is None:
+            found = self._by_value[offsets, sizes, rank] = ShardRecord(offsets, sizes, rank)
+        return found
 
     def find(self, data: bytes, start: int) -> Part | None:
         """The longest known part that a pickle spells from `start`; None where nothing is known."""

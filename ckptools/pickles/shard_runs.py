@@ -131,7 +131,8 @@ class RunReader:
             numbers.append(b"".join((n0, n1, n2, n3, n4, n5, n6, n7, n8, n9)))
             record = known.get((offsets, sizes, rank))
             if record is None:
-                record = known[offsets, sizes, rank] = ShardRecord(ints_of(offsets), ints_of(sizes), ints_of(rank)[0])
+                record = self.repeated.record(ints_of(offsets), ints_of(sizes), ints_of(rank)[0])
+                known[offsets, sizes, rank] = record
             records.append(record)
             end = found.end()
             ends.append(end)

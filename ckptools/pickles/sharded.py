@@ -47,8 +47,9 @@ def describe(m: MachineState, shape: Ints, dtype: str, state: Any) -> Tensor:
     m.spend(RECORD_WORK * len(listed))
     # Under HSDP the ranks are local to the process group that shares the tensor, and the file does not name it.
     named = local_world == world
-    shards = [_listed(record, shape, named) for record in listed]
-    for box, tensor in map(_local_shard, local_shards):
+    shards = [_listed(m, record, shape, named) for record in listed]
+    for local in local_shards:
+        box, tensor = _local_shard(m, local)
         m.spend(len(shards))
         _put(shards, box, tensor, rank, dtype)
     return Tensor(shape, dtype, tuple(shards), "sharded_tensor", world_size=world)
@@ -68,9 +69,9 @@ def _put(shards: list[Shard], box: Box, tensor: Tensor, rank: int | None, dtype:
             shards[i] = Shard(box, rank, tensor.shards[0].source)
 
 
-def _listed(value: Any, shape: Ints, named: bool) -> Shard:
+def _listed(m: MachineState, value: Any, shape: Ints, named: bool) -> Shard:
     """One entry of the shard list; with its rank when the ranks are global."""
-    record = value if isinstance(value, ShardRecord) else _record(value)
+    record = value if isinstance(value, ShardRecord) else _record(m, value)
     if record.shape != shape:
         if not record.shard.box.inside(shape):
             raise ValueError(
@@ -100,7 +101,7 @@ def _group(state: Any) -> tuple[int | None, int | None, int | None]:
     return rank, local_world, world
 
 
-def _record(value: Any) -> ShardRecord:
+def _record(m: MachineState, value: Any) -> ShardRecord:
     fields = attributes(value)
     offsets, sizes = fields.get("shard_offsets"), fields.get("shard_sizes")
     if not isinstance(offsets, list) or not isinstance(sizes, list):
@@ -108,13 +109,13 @@ def _record(value: Any) -> ShardRecord:
     if not all(type(n) is int and n >= 0 for n in (*offsets, *sizes)):
         raise ValueError(f"a shard at {describe_for_error(offsets)} of {describe_for_error(sizes)}")
     rank = attributes(fields.get("placement")).get("_rank")
-    return ShardRecord(tuple(offsets), tuple(sizes), rank if type(rank) is int else None)
+    return m.repeated.record(tuple(offsets), tuple(sizes), rank if type(rank) is int else None)
 
 
-def _local_shard(value: Any) -> tuple[Box, Tensor]:
+def _local_shard(m: MachineState, value: Any) -> tuple[Box, Tensor]:
     fields = attributes(value)
     tensor, metadata = fields.get("tensor"), fields.get("metadata")
     if not isinstance(tensor, Tensor):
         raise ValueError("a local shard without a tensor")
-    record = metadata if isinstance(metadata, ShardRecord) else _record(metadata)
+    record = metadata if isinstance(metadata, ShardRecord) else _record(m, metadata)
     return record.shard.box, tensor

@@ -1,0 +1,177 @@
+"""What a reading process answers: a file's structure as a pickle in which only ckptools' own records can occur.
+
+The process has read a file that a stranger may have made, so what comes from it is not trusted either: of the names in
+an answer only those in `RECORDS` are known, each of them plain data, and nothing is looked up or imported.
+
+The tensors of a rank file list the shards of all ranks. Such a list is sent once; where the next file's has the same
+shards but for a few, those few are sent.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable
+from datetime import date, datetime, timedelta
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ckptools.model.regions import Box, Ints
+from ckptools.model.tensor import Item, Shard, Source, Tensor
+from ckptools.model.values import (
+    Cycle,
+    Device,
+    Global,
+    Lost,
+    NumpyArray,
+    NumpyDtype,
+    NumpyScalar,
+    Opaque,
+    Size,
+    TorchName,
+)
+from ckptools.pickles.reader import Saved
+from ckptools.pickles.rebuild import Storage
+from ckptools.training_state.modules import ModuleState
+
+Shards = tuple[Shard, ...]
+
+FEW = 8
+"""Shards of a list that is sent in full wherever it occurs; of a longer one, as a fraction, those that may differ."""
+
+
+class ShardList(NamedTuple):
+    """A tensor's shards, all of them.
+
+    Attributes:
+        shape: of the tensor.
+        shards: its shards.
+    """
+
+    shape: Ints
+    shards: Shards
+
+
+class ChangedShardList(NamedTuple):
+    """A tensor's shards, told by those that differ from the last list in full of the same shape and length.
+
+    Attributes:
+        shape: of the tensor.
+        length: how many shards.
+        changed: those that differ, with their places.
+    """
+
+    shape: Ints
+    length: int
+    changed: tuple[tuple[int, Shard], ...]
+
+
+TUPLES = (Box, Item, Shard, Source, Saved, ShardList, ChangedShardList)
+"""Records that are sent as a call with their fields, which is the fastest there is."""
+
+RECORDS = (
+    *(Tensor, Box, Item, Shard, Source, Saved, ModuleState, Storage),
+    *(Cycle, Device, Global, Lost, NumpyArray, NumpyDtype, NumpyScalar, Opaque, Size, TorchName),
+    *(Counter, OrderedDict, defaultdict, date, datetime, timedelta, type(Path())),
+    *(dict, list, set, int, float, complex),  # what a defaultdict makes, and complex numbers
+)
+
+NAMES: dict[tuple[str, str], Callable[..., Any]] = {(c.__module__, c.__qualname__): c for c in RECORDS}
+
+_fields = attrgetter(*(name for name in Tensor.__slots__ if name != "shards"))
+_order = tuple(name for name in Tensor.__slots__ if name != "shards").index("dtype") + 1
+
+
+class Sender:
+    """Makes answers, in the process that reads."""
+
+    def __init__(self) -> None:
+        self._lists: dict[tuple[Ints, int], Shards] = {}
+        self._table: dict[type, Callable[[Any], tuple[Any, ...]]] = dict.fromkeys(TUPLES, _as_call)
+        self._table[Tensor] = self._tensor
+
+    def encode(self, saved: Saved) -> bytes:
+        """The structure of one file."""
+        out = io.BytesIO()
+        pickler = pickle.Pickler(out, protocol=5)
+        pickler.dispatch_table = self._table
+        pickler.dump(saved)
+        return out.getvalue()
+
+    def _tensor(self, tensor: Tensor) -> tuple[Any, ...]:
+        fields = _fields(tensor)
+        return Tensor, (*fields[:_order], self._shards(tensor.shape, tensor.shards), *fields[_order:])
+
+    def _shards(self, shape: Ints, shards: Shards) -> Shards | ShardList | ChangedShardList:
+        if len(shards) <= FEW:
+            return shards
+        known = self._lists.get((shape, len(shards)))
+        if known is not None:
+            pairs = enumerate(zip(shards, known, strict=True))
+            changed = tuple((place, shard) for place, (shard, other) in pairs if shard is not other)
+            if len(changed) <= len(shards) // FEW:
+                return ChangedShardList(shape, len(shards), changed)
+        self._lists[shape, len(shards)] = shards
+        return ShardList(shape, shards)
+
+
+def _as_call(record: Any) -> tuple[Any, ...]:
+    return type(record), tuple(record)
+
+
+class Receiver:
+    """Understands the answers of one process.
+
+    Args:
+        same: the shards that other processes have listed, by themselves: equal ones become one object.
+    """
+
+    def __init__(self, same: dict[Shard, Shard]) -> None:
+        self._lists: dict[tuple[Ints, int], Shards] = {}
+        self._same = same
+        self._names = NAMES | {
+            (ShardList.__module__, ShardList.__qualname__): self._list,
+            (ChangedShardList.__module__, ChangedShardList.__qualname__): self._changed,
+        }
+
+    def decode(self, data: bytes) -> Saved:
+        """The structure of one file.
+
+        Raises:
+            Exception: the answer is no such thing; whatever then goes wrong in it.
+        """
+        saved = _Unpickler(io.BytesIO(data), self._names).load()
+        if not isinstance(saved, Saved):
+            raise pickle.UnpicklingError("an answer that is no file's structure")
+        return saved
+
+    def _list(self, shape: Ints, shards: Shards) -> Shards:
+        found = tuple(self._same.setdefault(shard, shard) for shard in shards)
+        self._lists[shape, len(found)] = found
+        return found
+
+    def _changed(self, shape: Ints, length: int, changed: tuple[tuple[int, Shard], ...]) -> Shards:
+        shards = list(self._lists[shape, length])
+        for place, shard in changed:
+            shards[place] = shard
+        return tuple(shards)
+
+
+class _Unpickler(pickle.Unpickler):
+    """Knows some names and looks for no others."""
+
+    def __init__(self, file: io.BytesIO, names: dict[tuple[str, str], Callable[..., Any]]) -> None:
+        super().__init__(file)
+        self._names = names
+
+    def find_class(self, module: str, name: str) -> Any:
+        """What an answer means by a name.
+
+        Raises:
+            UnpicklingError: it may not occur.
+        """
+        if (module, name) not in self._names:
+            raise pickle.UnpicklingError("a name that does not belong into an answer")
+        return self._names[module, name]
