@@ -148,7 +148,8 @@ def check_gathered_rng(sections: Sequence[Section], differing: Mapping[KeyPath, 
         if section.kind != "rng" or not is_gathered(section.value):
             continue
         odd = {rank for path, ranks in differing.items() if section.holds(path) for rank in ranks}
-        tensors = [tensor for _, tensor in tensors_in(section.value)]
+        # Of a thousand ranks' states from a thousand ranks nearly all agree, which is seen faster than who does not.
+        tensors = [tensor for _, tensor in tensors_in(section.value) if not same_records(tensor.shards)]
         for tensor in tensors:
             ranked = [(s.rank, s) for s in tensor.shards if s.rank is not None]
             odd.update(minority_ranks(ranked, lambda a, b: same_records((a, b))))

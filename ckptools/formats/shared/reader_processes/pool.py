@@ -99,6 +99,8 @@ class _Process:
         )
 
     def ask(self, path: Path) -> None:
+        if self._gone:
+            return
         name = os.fsencode(path)
         try:
             assert self._process.stdin is not None

@@ -1,0 +1,228 @@
+"""Rank files read in processes: the same checkpoint as without, whatever happens to a process."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ckptools.errors import ReadError
+from ckptools.formats.opening import open_checkpoint
+from ckptools.formats.shared.file_reader import MIN_FILES, FileReader
+from ckptools.formats.shared.reader_processes import messages, pool
+from ckptools.formats.shared.reader_processes.messages import Receiver, Sender
+from ckptools.pickles.repeated_records import RepeatedRecords
+from ckptools.training_state import modules
+from tests.benchmarks.load import MANY
+from tests.pickles.test_shard_runs import spelled
+from tests.truth import FIXTURES
+
+WORLD = 20
+FILES = sorted(p for p in FIXTURES.glob("**/*.pt") if p.stat().st_size)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A checkpoint of 20 ranks, written by real FSDP1 in another process."""
+    folder = tmp_path_factory.mktemp("world") / "run"
+    subprocess.run([sys.executable, "-c", MANY, str(folder), "0", str(WORLD), str(WORLD)], check=True)
+    return folder
+
+
+@pytest.fixture
+def folder(whole, tmp_path):
+    """A copy of it, to be damaged."""
+    return Path(shutil.copytree(whole, tmp_path / "run"))
+
+
+def rank_file(folder, rank):
+    return folder / f"ep0-ba1-rank{rank}.pt"
+
+
+def told(folder, jobs):
+    """Everything about a checkpoint but the seconds that it took."""
+    ck = open_checkpoint(folder, all_ranks=True, jobs=jobs)
+    cost = (ck.cost.files, ck.cost.nbytes)
+    return spelled(ck.tree), ck.files, ck.problems, ck.world_size, ck.step, ck.names, ck.differing, cost
+
+
+def fields(saved):
+    return spelled(saved.tree), saved._replace(tree=None)
+
+
+def read_by_processes(paths, count=2):
+    """What processes answer for each path, in order."""
+    processes = pool.started(paths, count)
+    try:
+        return [processes.take(path) for path in paths]
+    finally:
+        processes.close()
+
+
+@pytest.mark.parametrize("jobs", [2, 3, 16])
+def test_a_checkpoint_is_the_same_with_processes_and_without(whole, jobs):
+    assert told(whole, jobs) == told(whole, 1)
+
+
+def test_every_file_of_it_was_read_by_a_process(whole):
+    paths = [rank_file(whole, rank) for rank in range(WORLD)]
+    found = read_by_processes(paths)
+    assert [fields(saved) for saved in found] == [fields(modules.read_file(path)) for path in paths]
+
+
+@pytest.mark.parametrize("first", [0, 7], ids=["the first file", "a file in the middle"])
+@pytest.mark.parametrize("damage", ["cut", "no archive", "another pickle", "gone"])
+def test_one_damaged_file_among_twenty_is_the_same_problem(folder, damage, first):
+    path = rank_file(folder, first)
+    data = path.read_bytes()
+    if damage == "gone":
+        path.unlink()
+    else:
+        at = data.index(b"shards_metadata")
+        kinds = {"cut": data[:2000], "no archive": b"x" * 3000, "another pickle": data[:at] + b"?" + data[at + 1 :]}
+        path.write_bytes(kinds[damage])
+    without = told(folder, 1)
+    assert told(folder, 2) == without and any(problem.rank == first for problem in without[2])
+
+
+def test_the_error_of_a_file_that_was_named_is_the_same(folder):
+    path = rank_file(folder, 3)
+    path.write_bytes(b"x" * 3000)
+    errors = []
+    for jobs in (1, 2):
+        with pytest.raises(ReadError) as raised:
+            open_checkpoint(path, all_ranks=True, jobs=jobs)
+        errors.append((str(raised.value), raised.value.kind))
+    assert errors[0] == errors[1]
+
+
+def test_files_of_a_process_that_dies_are_read_by_who_asked(whole):
+    paths = [rank_file(whole, rank) for rank in range(WORLD)]
+    with FileReader(modules.read_file, jobs=2) as reader:
+        reader.ahead(paths)
+        found = [reader(paths[0])]
+        for process in reader._processes._processes:
+            os.kill(process._process.pid, signal.SIGKILL)
+        found += map(reader, paths[1:])
+    assert [saved.path for saved in found] == paths
+    assert [spelled(saved.tree) for saved in found] == [spelled(modules.read_file(path).tree) for path in paths]
+
+
+def test_a_compressed_file_is_left_to_who_asked_for_its_tensors_lie_in_a_temporary_file(folder):
+    path = rank_file(folder, 0).with_suffix(".pt.gz")
+    path.write_bytes(gzip.compress(rank_file(folder, 0).read_bytes()))
+    assert [saved is None for saved in read_by_processes([path, rank_file(folder, 1)])] == [True, False]
+
+
+def test_files_are_told_of_in_order_as_they_are_read(whole):
+    seen = []
+    open_checkpoint(whole, all_ranks=True, jobs=2, on_file=seen.append)
+    assert seen == [rank_file(whole, rank) for rank in range(WORLD)]
+
+
+def test_few_files_and_files_that_take_no_time_start_no_process(whole):
+    paths = [rank_file(whole, rank) for rank in range(WORLD)]
+    for jobs, asked in ((None, paths), (2, paths[: MIN_FILES - 1]), (1, paths)):
+        with FileReader(modules.read_file, jobs) as reader:
+            reader.ahead(asked)
+            assert [reader(path).path for path in asked] == asked and reader._processes is None
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(FIXTURES)))
+def test_what_a_process_answers_is_what_was_read(path):
+    sender, receiver, repeated = Sender(), Receiver({}), RepeatedRecords()
+    for _ in range(2):
+        saved = modules.read_file(path, repeated)
+        assert fields(receiver.decode(sender.encode(saved))) == fields(saved)
+
+
+def test_a_list_of_shards_is_sent_once_and_then_what_differs_in_it(whole):
+    sender, repeated = Sender(), RepeatedRecords()
+    paths = [rank_file(whole, rank) for rank in range(3)]
+    sent = [sender.encode(modules.read_file(path, repeated)) for path in paths]
+    lists = [(data.count(b"ChangedShardList"), data.count(messages.ShardList.__name__.encode())) for data in sent]
+    assert lists[0][1] > lists[0][0] and lists[1] == lists[2] == (1, 1)  # a name is spelled once in an answer
+
+
+@pytest.mark.parametrize("value", [os.system, subprocess.Popen, Receiver, pickle.loads])
+def test_an_answer_with_any_other_name_in_it_is_refused(value):
+    with pytest.raises(pickle.UnpicklingError, match="does not belong"):
+        Receiver({}).decode(pickle.dumps(value))
+
+
+def test_an_answer_that_is_no_structure_is_refused():
+    with pytest.raises(pickle.UnpicklingError, match="no file's structure"):
+        Receiver({}).decode(pickle.dumps({"a": 1}))
+
+
+# -- whole programs ----------------------------------------------------------------------------------------------
+
+FOREVER = """
+import sys
+sys.path.append(sys.argv[2])
+import ckptools.formats.opening as opening
+while True:
+    opening.open_checkpoint(sys.argv[1], all_ranks=True, jobs=2)
+    print("opened", flush=True)
+"""
+
+
+def alive(word):
+    """The processes with a word among their arguments."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if word.encode() in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="looks for processes in /proc")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_program_that_is_interrupted_leaves_no_process(whole, tmp_path, number):
+    word = str(tmp_path / "no-such-folder")
+    program = subprocess.Popen(
+        [sys.executable, "-c", FOREVER, str(whole), word], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    program.stdout.readline()
+    deadline = time.monotonic() + 20
+    while len(alive(word)) < 3 and time.monotonic() < deadline:
+        pass  # until it reads again, with its two processes
+    program.send_signal(number)
+    assert program.wait(20) != 0
+    program.stdout.close()
+    while alive(word) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert alive(word) == []
+
+
+def test_a_script_without_a_guard_is_run_once(whole, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys\nfrom ckptools.formats.opening import open_checkpoint\n"
+        "open('runs', 'a').write('once ')\n"
+        "print(open_checkpoint(sys.argv[1], all_ranks=True, jobs=2).world_size.value)\n"
+    )
+    done = subprocess.run([sys.executable, script, whole], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr, (tmp_path / "runs").read_text()) == (f"{WORLD}\n", "", "once ")
+
+
+def test_a_folder_that_a_program_imports_from_stands_before_none_of_pythons_modules(whole, tmp_path):
+    for name in ("struct", "pickle", "queue", "ckptools"):
+        (tmp_path / f"{name}.py").write_text("open('imported', 'w').write('yes')\n")
+    code = (
+        "import os, queue, pickle, struct, sys\nimport ckptools.formats.opening as opening\n"
+        "sys.path.insert(0, os.getcwd())\nopening.open_checkpoint(sys.argv[1], all_ranks=True, jobs=2)"
+    )
+    subprocess.run([sys.executable, "-I", "-c", code, str(whole)], cwd=tmp_path, check=True)
+    assert not (tmp_path / "imported").exists()
