@@ -25,6 +25,7 @@ def open(
     only_this_file: bool = False,
     follow_symlinks: bool = False,
     read_file: Reader | None = None,
+    jobs: int | None = None,
     shapes: str | Path | None = None,
     weights: Weights = "fp32",
     rules: str | Path | None = None,
@@ -40,6 +41,8 @@ def open(
         only_this_file: do not look for siblings.
         follow_symlinks: accept siblings that are links out of the folder.
         read_file: what reads one file; the inert reader unless somebody asks for torch's.
+        jobs: processes that read rank files, from 16 files on; None for as many as there are cores, where the files
+            take a while.
         shapes: where shapes are told that the checkpoint lacks (FSDP1 flat parameters): another checkpoint, a folder
             of safetensors, or a JSON of name to shape.
         weights: where the model is held twice, `fp32` (master copy) or `module`.
@@ -63,6 +66,7 @@ def open(
         only_this_file=only_this_file,
         follow_symlinks=follow_symlinks,
         read_file=read_file or modules.read_file,
+        jobs=jobs,
         shapes=shapes,
         weights=weights,
         rules=rules,

@@ -31,7 +31,8 @@ RanksPattern = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object for other programs.")]
-Jobs = Annotated[int | None, typer.Option("--jobs", "-j", help="Threads.")]
+Jobs = Annotated[int | None, typer.Option("--jobs", "-j", help="Threads, and processes that open many rank files.")]
+Processes = Annotated[int | None, typer.Option("--jobs", "-j", help="Processes that open many rank files.")]
 SectionName = Annotated[
     str | None,
     typer.Option(help="Show one section in full: model, optimizer, scheduler, rng, other, or a section's own name."),

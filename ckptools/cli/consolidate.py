@@ -119,7 +119,7 @@ def consolidate(
     from ckptools.consolidate.options import ConsolidateOptions
     from ckptools.consolidate.run import consolidate as run
 
-    checkpoint = opened(paths, ranks, only_this_file, follow_symlinks, weights, rules, shapes, names)
+    checkpoint = opened(paths, ranks, only_this_file, follow_symlinks, weights, rules, shapes, names, jobs=jobs)
     options = ConsolidateOptions(
         format=format,
         only=only,

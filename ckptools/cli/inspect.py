@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         FollowSymlinks,
         NamesFrom,
         OnlyThisFile,
+        Processes,
         RanksPattern,
         RulesFile,
         SectionName,
@@ -48,6 +49,7 @@ def inspect(
     names: NamesFrom = None,
     engine: EngineName = Engine.inert,
     trust: Trust = False,
+    jobs: Processes = None,
 ) -> None:
     """Show what a checkpoint is, and whether it is whole.
 
@@ -63,7 +65,7 @@ def inspect(
     with answered_in_json(json, "ckptools/inspect/1", "whole", paths):
         read = reader_of(engine, trust)
         told = (weights, rules, shapes, names)
-        checkpoint = opened(paths, ranks, only_this_file, follow_symlinks, *told, all_ranks, read)
+        checkpoint = opened(paths, ranks, only_this_file, follow_symlinks, *told, all_ranks, read, jobs)
     report = inspect_report(checkpoint)
     details = details_of(checkpoint, section)
     if json:

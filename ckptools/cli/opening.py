@@ -27,19 +27,22 @@ def opened(
     names: Path | None,
     all_ranks: bool = True,
     read: Reader | None = None,
+    jobs: int | None = None,
 ) -> Checkpoint:
     """Open a checkpoint as `open_checkpoint` does; `read` reads one file, by default the inert reader."""
     from ckptools.cli.progress import ReadingLine
     from ckptools.formats.opening import open_checkpoint
     from ckptools.training_state import modules
 
-    with ReadingLine(read or modules.read_file) as line:
+    with ReadingLine() as line:
         return open_checkpoint(
             paths,
             all_ranks=all_ranks,
             only_this_file=only_this_file,
             follow_symlinks=follow_symlinks,
-            read_file=line,
+            read_file=read or modules.read_file,
+            jobs=jobs,
+            on_file=line,
             weights=weights.value,
             rules=rules,
             shapes=shapes,

@@ -13,8 +13,6 @@ from ckptools.text import clip, plural, printable, size
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from ckptools.formats.options import Reader
-    from ckptools.pickles.reader import Saved
 
 TERMINAL_SECONDS = 0.2
 LOG_SECONDS = 10.0
@@ -92,25 +90,14 @@ class ProgressLine(Line):
 
 
 class ReadingLine(Line):
-    """Reads the structure of files and says how many have been read: a thousand ranks take a while.
+    """Says of how many files the structure has been read: a thousand ranks take a while."""
 
-    Attributes:
-        read: what reads one file.
-    """
-
-    def __init__(self, read: Reader) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.read = read
         self._files = 0
 
-    def __call__(self, path: Path) -> Saved:
-        """Read a file.
-
-        Raises:
-            ReadError: it cannot be read.
-        """
-        saved = self.read(path)
+    def __call__(self, path: Path) -> None:
+        """Count a file that has been read."""
         self._files += 1
         if self.due():
             self.print(f"read the structure of {plural(self._files, 'file')}", path.name)
-        return saved

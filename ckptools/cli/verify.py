@@ -58,7 +58,7 @@ def verify(
     from ckptools.views.verification import verification_json, verification_text
 
     with answered_in_json(json, "ckptools/verify/1", "ok", paths):
-        checkpoint = opened(paths, ranks, only_this_file, follow_symlinks, weights, rules, shapes, names)
+        checkpoint = opened(paths, ranks, only_this_file, follow_symlinks, weights, rules, shapes, names, jobs=jobs)
     with ProgressLine(sum(f.nbytes for f in checkpoint.files)) as line:
         found = check(
             checkpoint, deep=deep, values=values, manifest=manifest, ignore=ignore or (), jobs=jobs, progress=line

@@ -14,6 +14,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from ckptools.model.regions import Ints
 from ckptools.pickles.run_records import ShardRecord
 
 NUMBERS = 10

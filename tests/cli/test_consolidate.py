@@ -100,9 +100,9 @@ def test_a_size_that_is_none_is_a_usage_error(text):
 def test_a_terminal_s_line_is_gone_before_an_error_is_printed(capsys, monkeypatch):
     monkeypatch.setattr("ckptools.cli.progress.TERMINAL_SECONDS", 0.0)
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    with pytest.raises(ReadError), ReadingLine(reader.read) as read:
-        read(FIXTURES / "torch2.4.1-fsdp2-w3" / "rank0.pt")
-        read(FIXTURES / "nothing.pt")
+    with pytest.raises(ReadError), ReadingLine() as line:
+        line(reader.read(FIXTURES / "torch2.4.1-fsdp2-w3" / "rank0.pt").path)
+        line(reader.read(FIXTURES / "nothing.pt").path)
     shown = capsys.readouterr().err
     assert "read the structure of 1 file  rank0.pt" in shown and shown.endswith("\r\x1b[K")
 

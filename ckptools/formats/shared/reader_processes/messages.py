@@ -32,8 +32,8 @@ from ckptools.model.values import (
     Size,
     TorchName,
 )
+from ckptools.pickles.objects import Storage
 from ckptools.pickles.reader import Saved
-from ckptools.pickles.rebuild import Storage
 from ckptools.training_state.modules import ModuleState
 
 Shards = tuple[Shard, ...]

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-import ckptools
 from ckptools.formats.shared.reader_processes.messages import Receiver
 from ckptools.formats.shared.reader_processes.worker import GREETING, LENGTH, read_exactly
 from ckptools.model.tensor import Shard
@@ -145,5 +144,5 @@ class _Process:
 
 def _command() -> list[str]:
     flags = ["-I", "-S", "-X", f"utf8={sys.flags.utf8_mode}", *(["-B"] if sys.dont_write_bytecode else [])]
-    here = str(Path(ckptools.__file__).resolve().parent.parent)
+    here = str(Path(__file__).resolve().parents[4])  # where the package is
     return [sys.executable, *flags, "-c", RUN, here, *filter(None, sys.path)]
