@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
@@ -105,7 +106,7 @@ def with_lazy_tensors(tree: Any, resolver: Resolver | None = None) -> Any:
         tree: a tree that a reader made.
         resolver: finds shards in files that were not read yet.
     """
-    return _Binding(resolver).bound(tree, ())
+    return _Binding(resolver).bound(tree)
 
 
 class _Binding:
@@ -118,27 +119,37 @@ class _Binding:
         self._resolver = resolver
         self._met: dict[int, tuple[Any, Any]] = {}
 
-    def bound(self, value: Any, path: KeyPath) -> Any:
-        """The value, or what stands in its place."""
-        if isinstance(value, tensor_data.Tensor):
-            return self._tensor(value, path)
-        if id(value) in self._met or not isinstance(value, _HOLDERS):
-            return self._met.get(id(value), (value, value))[1]
-        self._met[id(value)] = value, value
+    def bound(self, tree: Any) -> Any:
+        """The tree, or what stands in its place. Iterative: foreign objects may lie in each other without end."""
+        stack: list[tuple[Any, KeyPath, bool]] = [(tree, (), False)]
+        while stack:
+            value, path, entered = stack.pop()
+            if entered:
+                self._met[id(value)] = value, self._with_bound_children(value, path)
+            elif isinstance(value, _HOLDERS) and id(value) not in self._met:
+                self._met[id(value)] = value, value
+                stack.append((value, path, True))
+                stack += [(child, at, False) for at, child in reversed(list(_children(value, path)))]
+        return self._now(tree, ())
+
+    def _with_bound_children(self, value: Any, path: KeyPath) -> Any:
+        """The holder whose children are bound; a tuple is made again where one of them is another now."""
         if isinstance(value, Opaque):
-            for name in ("args", "state", "items", "keywords"):
-                setattr(value, name, self.bound(getattr(value, name), path))
+            for name in _OPAQUE_PARTS:
+                setattr(value, name, self._now(getattr(value, name), path))
             return value
         if isinstance(value, tuple):
-            children = [self.bound(child, (*path, n)) for n, child in enumerate(value)]
-            same = all(a is b for a, b in zip(children, value, strict=True))
-            bound = value if same else tuple(children)
-            self._met[id(value)] = value, bound
-            return bound
+            children = [self._now(child, (*path, n)) for n, child in enumerate(value)]
+            return value if all(a is b for a, b in zip(children, value, strict=True)) else tuple(children)
         for key, child in list(value.items() if isinstance(value, dict) else enumerate(value)):
             if isinstance(child, _BOUND):
-                value[key] = self.bound(child, (*path, key))
+                value[key] = self._now(child, (*path, key))
         return value
+
+    def _now(self, value: Any, path: KeyPath) -> Any:
+        if isinstance(value, tensor_data.Tensor):
+            return self._tensor(value, path)
+        return self._met[id(value)][1] if id(value) in self._met else value
 
     def _tensor(self, tensor: tensor_data.Tensor, path: KeyPath) -> Tensor:
         if isinstance(tensor, Tensor):
@@ -148,5 +159,15 @@ class _Binding:
         return Tensor(**known, resolver=None if complete else self._resolver, key=path)
 
 
+def _children(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
+    """What holds other things in a holder, with its key path; an object's parts have the object's own."""
+    if isinstance(value, Opaque):
+        yield from ((path, getattr(value, name)) for name in _OPAQUE_PARTS)
+    else:
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        yield from (((*path, key), child) for key, child in items if isinstance(child, _HOLDERS))
+
+
+_OPAQUE_PARTS = ("args", "state", "items", "keywords")
 _HOLDERS = (dict, list, tuple, Opaque)
 _BOUND = (*_HOLDERS, tensor_data.Tensor)
