@@ -1,6 +1,6 @@
 """How things are said in one line of plain text: names made safe to print, numbers with their units, lists cut short.
 
-The words are ASCII; only names from files may hold more.
+The words are ASCII but for `…`; only names from files may hold more.
 """
 
 from __future__ import annotations
@@ -62,6 +62,11 @@ def few(names: Sequence[str], most: int = MOST) -> str:
     return ", ".join(names[:most]) + and_more(len(names) - most)
 
 
+def first_few(things: Sequence[object], most: int = 8) -> str:
+    """Things in a row, at most `most` of them, and ` …` where there are more: `0, 1, 2 …`."""
+    return ", ".join(map(str, things[:most])) + (" …" if len(things) > most else "")
+
+
 def and_more(count: int) -> str:
     """` and 4 more`; nothing where there are none."""
     return f" and {count} more" if count > 0 else ""
@@ -70,6 +75,14 @@ def and_more(count: int) -> str:
 def and_others(count: int) -> str:
     """` (and 4 more)` behind the first of several sentences; nothing where there are none."""
     return f" (and {count} more)" if count > 0 else ""
+
+
+# -- errors ------------------------------------------------------------------------------------------------------
+
+
+def first_line(error: BaseException) -> str:
+    """An error in one line: its message up to the first line break, or the name of its class where it has none."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 # -- numbers -----------------------------------------------------------------------------------------------------

@@ -74,3 +74,18 @@ def test_two_times_of_one_day_name_it_once():
     assert text.period(1763602927, 1763602965) == "2025-11-20 01:42:07 .. 01:42:45"
     assert text.period(1763602927, 1763602927) == "2025-11-20 01:42:07"
     assert text.duration(200.2) == "3 min 20 s"
+
+
+def test_a_list_that_is_cut_says_so():
+    assert (text.first_few([1, 2, 3], 3), text.first_few([1, 2, 3, 4], 3)) == ("1, 2, 3", "1, 2, 3 …")
+    assert (text.few(["a", "b"], 2), text.few(["a", "b", "c"], 2)) == ("a, b", "a, b and 1 more")
+
+
+def test_a_noun_has_its_own_plural_where_s_would_not_do():
+    assert (text.plural(1, "rank"), text.plural(0, "rank"), text.plural(3, "rank")) == ("1 rank", "0 ranks", "3 ranks")
+    assert (text.plural(1, "copy", "copies"), text.plural(2, "copy", "copies")) == ("1 copy", "2 copies")
+
+
+def test_an_error_is_one_line_or_its_class():
+    assert text.first_line(RuntimeError("\n what happened\nC++ stack\n")) == "what happened"
+    assert text.first_line(RuntimeError()) == "RuntimeError"

@@ -10,12 +10,12 @@ from ckptools.checks.results import judged, skipped
 from ckptools.files.opening import OpenFiles
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Code, Problem
-from ckptools.model.rank_vote import named
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath, nodes_in
 from ckptools.model.values import NumpyArray
 from ckptools.model.verification import Check
 from ckptools.tensor_io.stream import shard_bytes
+from ckptools.text import first_few
 from ckptools.training_state.sections import Section, is_gathered, sections_of_kind, stream_of
 
 
@@ -51,7 +51,7 @@ def _equal_for_some(states: Mapping[str, Mapping[Any, int]]) -> Iterator[Problem
             for members in (m for m in groups.values() if len(m) > 1):
                 streams.setdefault(tuple(members), []).append(stream)
     for ranks, same in streams.items():
-        text = f"ranks {named(ranks)} have the same {', '.join(same)} state, other ranks have their own"
+        text = f"ranks {first_few(ranks)} have the same {', '.join(same)} state, other ranks have their own"
         yield Problem(Code.RNG_STATES_EQUAL, f"{text}; a file may have been copied, or restored on the wrong rank")
 
 

@@ -27,7 +27,7 @@ from ckptools.model.values import Global, Opaque, describe_for_error
 from ckptools.tensor_io.coverage import cover_problem
 from ckptools.tensor_io.records import Record
 from ckptools.tensor_io.replicas import differing_boxes
-from ckptools.text import plural
+from ckptools.text import first_few, plural
 from ckptools.training_state.rank_values import NOTHING, RankValues
 from ckptools.training_state.sections import Section, sections_of, sections_of_kind
 
@@ -271,5 +271,5 @@ _LEFT_OUT = Opaque("left out")
 
 def _note_on_own(paths: Sequence[KeyPath], what: str) -> list[str]:
     """The note on values that ranks have for themselves."""
-    names = ", ".join(fqn_of(p) for p in paths[:MAX_NAMED]) + (" …" if len(paths) > MAX_NAMED else "")
+    names = first_few(list(map(fqn_of, paths)), MAX_NAMED)
     return [f"{plural(len(paths), 'value')} that ranks have for themselves ({names}): {what}"] if paths else []

@@ -11,15 +11,6 @@ MAX_VALUES = 8
 """Different values that are told apart; where there are more, every rank has its own."""
 
 
-MAX_NAMED = 8
-"""Ranks that a line names."""
-
-
-def named(ranks: Sequence[int]) -> str:
-    """Ranks in a line, the first of many."""
-    return ", ".join(map(str, ranks[:MAX_NAMED])) + (" …" if len(ranks) > MAX_NAMED else "")
-
-
 def minority_ranks(ranked: Sequence[tuple[int, T]], same: Callable[[T, T], bool]) -> list[int]:
     """The ranks that do not have the value that most have; of values that as many have, the lowest rank's counts."""
     groups: list[tuple[T, list[int]]] = []

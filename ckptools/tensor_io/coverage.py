@@ -8,6 +8,7 @@ from ckptools.model.cover import TangledLayoutError, cover
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box, Ints
 from ckptools.model.tensor import Tensor
+from ckptools.text import first_few
 
 
 def cover_problem(tensor: Tensor, fqn: str) -> Problem | None:
@@ -30,7 +31,7 @@ def cover_problem(tensor: Tensor, fqn: str) -> Problem | None:
         return Problem(Code.TENSOR_OVERLAP, text, None, fqn)
     ranks = sorted({s.rank for s in tensor.shards if s.source is None and s.rank is not None})
     whose = f", held by rank {', '.join(map(str, ranks[:8]))}" if ranks else ""
-    where = ", ".join(map(str, told.gaps[:3])) + (" …" if len(told.gaps) > 3 else "")
+    where = first_few(told.gaps, 3)
     text = f"gap {where}: {told.missing} of {tensor.numel} elements are in no file here{whose}"
     return Problem(Code.TENSOR_GAP, text, ranks[0] if ranks else None, fqn)
 

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
 from ckptools.errors import WriteError
+from ckptools.text import first_line
 from ckptools.training import layouts, output, truth
 from ckptools.training.options import Created, CreateOptions
 from ckptools.training.run import Report, Run, train
@@ -69,11 +70,6 @@ def _save(run: Run, partial: Path) -> Created:
     dist.barrier()
     nbytes = sum(path.stat().st_size for path in files[0])
     return Created(out, files[0], tuple(run.losses), dist.get_world_size(), nbytes, dist.get_rank())
-
-
-def first_line(error: BaseException) -> str:
-    """Say an exception in one line; torch's messages carry C++ stacks."""
-    return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 def say_nothing(line: str) -> None:

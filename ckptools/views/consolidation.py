@@ -8,7 +8,7 @@ from pathlib import Path
 from ckptools.dtypes import short
 from ckptools.model.consolidation import ConsolidationReport, PlannedCopy, PlannedReading, SourceChecksums
 from ckptools.model.regions import Box
-from ckptools.text import and_more, clip, duration, few, plural, printable, size
+from ckptools.text import and_more, clip, duration, few, first_few, plural, printable, size
 from ckptools.views.tables import Column, table
 
 MAX_NAMED = 5
@@ -82,7 +82,7 @@ def remarks(done: ConsolidationReport) -> Iterator[str]:
     if len(done.left_out) > MAX_NAMED:
         yield f"left out: {len(done.left_out) - MAX_NAMED} more; all are in {_listed_in(done)}"
     if done.odd:
-        names = ", ".join(clip(name, 60) for name in done.odd[:3]) + (" …" if len(done.odd) > 3 else "")
+        names = first_few([clip(name, 60) for name in done.odd], 3)
         yield f"note: NaN or infinity seen in {plural(len(done.odd), 'tensor')}: {names}"
     if done.tied:
         name, first = next(iter(done.tied.items()))

@@ -166,3 +166,12 @@ def test_a_dry_run_writes_nothing_and_knows_every_copy(tmp_path):
     assert sum(part.nbytes for job in done.layout.jobs for part in job.parts()) == sum(
         j.nbytes for j in done.layout.jobs
     )
+
+
+def test_what_a_dry_run_would_read_is_told_as_often_as_somebody_asks(tmp_path):
+    source = known("composer-0.13").file
+    planned = ckptools.consolidate(source, tmp_path / "all.pt", dry_run=True).planned
+    assert planned is not None and planned.files == 4
+    assert sum(copy.nbytes for copy in planned.copies) == planned.nbytes == sum(c.nbytes for c in planned.copies)
+    done = ckptools.consolidate(source, tmp_path / "all.pt")
+    assert (done.planned, done.dry_run) == (None, False)

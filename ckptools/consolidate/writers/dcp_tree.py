@@ -22,7 +22,7 @@ from ckptools.consolidate.writers.dcp_metadata import ObjectPath
 from ckptools.errors import RefusedError
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath, fqn_of
-from ckptools.text import plural
+from ckptools.text import first_few, plural
 from ckptools.training_state.naming import Naming
 from ckptools.training_state.sections import GROUPS, STATE, Section, is_flat_optimizer, sections_of_kind
 from ckptools.training_state.wrappers import ddp_prefix, without_wrappers
@@ -169,7 +169,7 @@ class _Flattening:
 
 
 def _some(paths: list[KeyPath]) -> str:
-    return ", ".join(map(fqn_of, paths[:3])) + (" …" if len(paths) > 3 else "")
+    return first_few(list(map(fqn_of, paths)), 3)
 
 
 def _descended(node: list[Any] | tuple[Any, ...]) -> bool:

@@ -28,7 +28,7 @@ from ckptools.model.tensor import Item, Shard, Tensor, TensorKind, in_rank_order
 from ckptools.model.values import Opaque, describe_for_error
 from ckptools.pickles.tensors import WHY_NOT
 from ckptools.tensor_io.dcp_items import packed
-from ckptools.text import few
+from ckptools.text import few, first_few
 
 MAX_PROBLEMS = 100
 """Tensors that are named one by one before they are counted."""
@@ -250,6 +250,6 @@ def _problems_of(fqn: str, tensor: _Found) -> Iterator[Problem]:
             Code.TENSOR_OVERLAP, f"chunks {covered.overlaps[0][0]} and {covered.overlaps[0][1]} overlap", None, fqn
         )
     elif covered.missing:
-        where = ", ".join(map(str, covered.gaps[:3])) + (" …" if len(covered.gaps) > 3 else "")
+        where = first_few(covered.gaps, 3)
         text = f"gap {where}: the metadata has no chunk for {covered.missing} of its {Box.whole(shape).numel} elements"
         yield Problem(Code.TENSOR_GAP, text, None, fqn)

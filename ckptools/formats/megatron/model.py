@@ -13,8 +13,9 @@ from ckptools.formats.megatron.rules import Rules
 from ckptools.formats.shared.merge import same_value
 from ckptools.formats.shared.tensor_parallel import REPLICATED, Piece, Rule, UnlikeError, join, unjoined_tensor
 from ckptools.model.problems import Code, Problem
-from ckptools.model.rank_vote import minority_ranks, named
+from ckptools.model.rank_vote import minority_ranks
 from ckptools.model.tensor import Tensor
+from ckptools.text import first_few
 
 EXPERT = re.compile(r"(?:.*\.)?(?:local_)?experts\..*", re.DOTALL)
 EXPERTS = "weights of experts that are spread over expert-parallel ranks are not joined"
@@ -154,7 +155,7 @@ class Model:
         """The value that ranks agree on."""
         odd = minority_ranks([(self.grid.rank(at), value) for at, value in held], same_value)
         if odd:
-            text = f"rank {named(odd)} has another value than the others"
+            text = f"rank {first_few(odd)} has another value than the others"
             self.problems.append(Problem(Code.COPIES_DIFFER, text, None, path))
         return held[0][1]
 

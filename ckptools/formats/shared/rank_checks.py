@@ -11,10 +11,10 @@ from ckptools.formats.shared.file_status import Fault
 from ckptools.formats.shared.merge import Merge, put, same_records
 from ckptools.model.checkpoint import RankFile
 from ckptools.model.problems import Code, Problem, Severity
-from ckptools.model.rank_vote import minority_ranks, named
+from ckptools.model.rank_vote import minority_ranks
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath, fqn_of, tensors_in
-from ckptools.text import few
+from ckptools.text import few, first_few
 from ckptools.training_state.rank_own import RUN_NAMES, Shared, counts_steps, is_own
 from ckptools.training_state.sections import Section, find_sections, is_gathered
 
@@ -126,7 +126,7 @@ def _is_listed(section: Section, own: Iterable[KeyPath]) -> bool:
 def _check_values(differing: Mapping[KeyPath, Sequence[int]], shared: Shared) -> Iterator[Problem]:
     """Plain values that should be equal on all ranks and are not."""
     for path, ranks in differing.items():
-        listed = named(ranks)
+        listed = first_few(ranks)
         if counts_steps(path):
             text = f"differs between ranks (rank {listed} from the others); they are not of one step"
             yield Problem(Code.MIXED_SAVES, text, None, fqn_of(path))
