@@ -242,8 +242,8 @@ def _beside_others(checkpoint: Checkpoint, path: Path, options: Options, formats
     training = None if sections_of_kind(checkpoint, "optimizer") else _training_file(path, others, options)
     if training is not None:
         checkpoint, others = training, _others(training, path, formats)
-    told_already = " ".join(p.message for p in checkpoint.problems if p.kind is Code.NOT_READ)
-    others = [p for p in others if p.name not in told_already]
+    known = {name for problem in checkpoint.problems for name in problem.files}
+    others = [p for p in others if p.name not in known]
     if not others:
         return checkpoint
     from ckptools.formats.shared import several

@@ -81,6 +81,7 @@ class Problem:
         rank: the rank it is about.
         tensor: fqn of the tensor it is about.
         severity: as the kind has it, unless this one is more or less grave.
+        files: names of files that it is about, also of those that the message only counts.
     """
 
     kind: Code
@@ -88,6 +89,7 @@ class Problem:
     rank: int | None = None
     tensor: str | None = None
     severity: Severity = None  # type: ignore[assignment]  # from here on, as the kind has it
+    files: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.severity:

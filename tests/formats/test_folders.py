@@ -249,3 +249,10 @@ def test_json_has_what_else_is_here(tmp_path):
     assert [p["message"] for p in shown["problems"] if p["code"] == "CK013"] == [
         "also here, and not read: ema.pth; open it by its name"
     ]
+
+
+def test_other_models_of_a_folder_are_told_once_however_many_they_are(tmp_path):
+    for name in ("model", *(f"ema{n}" for n in range(12))):
+        save_file({"w": torch.arange(4.0)}, tmp_path / f"{name}.safetensors")
+    (note,) = notes(ckptools.open(tmp_path))
+    assert note.startswith("not read, since model.safetensors is here: ema0.safetensors") and "and 6 more" in note

@@ -26,9 +26,11 @@ EXPERTS = (
     "expert parameters are cut over fewer ranks than the others, and their optimizer states are not joined; "
     "--weights module takes the experts' own files"
 )
-SHUFFLED = (
+SHUFFLED = Problem(
+    Code.LAYOUT_DISAGREES,
     "round_robin_gradients: param_slice_mappings has the order before the shuffle, param_shapes that of the buffer, "
-    "which is taken"
+    "which is taken",
+    severity="note",
 )
 
 
@@ -255,7 +257,6 @@ def _unlike_mappings(
             # Only all mappings together tell the order before the shuffle; until then nothing is wrong.
             return None
         if stage_1_and_2.shuffled(group, partition, mappings):
-            if not any(p.message == SHUFFLED for p in layout.problems):
-                layout.problems.append(Problem(Code.LAYOUT_DISAGREES, SHUFFLED, severity="note"))
+            layout.problems += [SHUFFLED] if SHUFFLED not in layout.problems else []
             return None
     return odd

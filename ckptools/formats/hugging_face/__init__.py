@@ -101,8 +101,9 @@ def _others(found: Sequence[ModelFiles], models: Sequence[WeightModel]) -> list[
         return []
     # One name for a file and for several: one of the two is left over, and nothing tells which.
     doubtful = not {(m.weights.base, m.weights.kind) for m in models}.isdisjoint(others.values())
-    text = f"not read, since {models[0].weights.shown} is here: {few(sorted(others))}; name a file to open it"
-    return [Problem(Code.NOT_READ, text, severity="warning" if doubtful else "note")]
+    names = tuple(sorted(others))
+    text = f"not read, since {models[0].weights.shown} is here: {few(names)}; name a file to open it"
+    return [Problem(Code.NOT_READ, text, severity="warning" if doubtful else "note", files=names)]
 
 
 def _checkpoint(
