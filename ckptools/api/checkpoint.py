@@ -26,7 +26,9 @@ Progress = Callable[[int, str], None]
 class Checkpoint(checkpoint_data.Checkpoint):
     """A distributed checkpoint, opened: its structure is read, its tensors are lazy.
 
-    A context manager: `with ckptools.open(path) as ck:` forgets at its end what was read of other ranks' files.
+    A context manager: `with ckptools.open(path) as ck:` forgets at its end what was read of other ranks' files. Beside
+    what stands here it has everything that `ckptools.model.checkpoint.Checkpoint` lists: `path`, `format`, `files`,
+    `world_size`, `step`, `problems`, `whole`, `ranks` and more.
 
     Attributes:
         resolver: reads other ranks' files when their shards are asked for, each once.
