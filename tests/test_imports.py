@@ -113,6 +113,10 @@ def test_imports_point_one_way(module):
     assert above == set()
 
 
+def test_no_module_imports_itself_by_way_of_others():
+    assert in_a_circle(graph()) == set()
+
+
 def test_an_import_in_a_function_or_for_annotations_counts(tmp_path):
     inside = "def f():\n    from ckptools.views import html\n"
     typed = "if TYPE_CHECKING:\n    from ckptools.api import Checkpoint\n"
@@ -122,6 +126,13 @@ def test_an_import_in_a_function_or_for_annotations_counts(tmp_path):
 
 def test_a_circle_is_found():
     assert in_a_circle({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"c"}, "e": set()}) == {"b", "c"}
+
+
+def test_a_format_imports_neither_another_way_in_nor_what_opens_it():
+    opening = {"formats", "formats.registry", "formats.plugins", "formats.resolver"}
+    named = {f"formats.{known.NAME}" for known in FORMATS} | {"formats.shared"}
+    within = [m for m in MODULES if any(f"{m}.".startswith(f"{name}.") for name in named)]
+    assert {m: found for m in within if (found := imported(MODULES[m]) & opening)} == {}
 
 
 def test_the_readme_tells_where_everything_is():

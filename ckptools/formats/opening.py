@@ -215,7 +215,7 @@ def _only_one_in(path: Path, formats: Sequence[Format], options: Options) -> Pat
     """
     found = None
     if path.is_dir():
-        from ckptools.formats.shared import folder_search
+        from ckptools.formats import folder_search
 
         found = folder_search.find(path, formats, options.follow_symlinks)
     if found is None:
@@ -255,7 +255,7 @@ def _beside_others(checkpoint: Checkpoint, path: Path, options: Options, formats
 def _others(checkpoint: Checkpoint, path: Path, formats: Sequence[Format]) -> list[Path]:
     if not path.is_dir():
         return []
-    from ckptools.formats.shared import folder_search
+    from ckptools.formats import folder_search
 
     return folder_search.others_in(path, formats, (f.path for f in checkpoint.files))
 
