@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ckptools.cli.printing import say
-from ckptools.errors import CkptoolsError
 
 
 class Ending:
@@ -36,6 +35,8 @@ class Ending:
             except BrokenPipeError:
                 pass
             except OSError as error:
+                from ckptools.errors import CkptoolsError
+
                 say(f"error: standard output: {(error.strerror or '').lower()}")
                 self.code = CkptoolsError.exit_code
         os._exit(self.code)

@@ -102,7 +102,9 @@ class Shard(NamedTuple):
 
 def in_rank_order(shards: Iterable[Shard]) -> tuple[Shard, ...]:
     """Shards sorted by rank, those of one rank by their place; nobody's come first."""
-    return tuple(sorted(shards, key=lambda s: (-1 if s.rank is None else s.rank, s.box.offsets)))
+    found = list(shards)
+    keys = [(-1 if s.rank is None else s.rank, s.box.offsets) for s in found]
+    return tuple([found[i] for i in sorted(range(len(keys)), key=keys.__getitem__)])
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,6 +102,8 @@ class RepeatedRecords:
 
     def find(self, data: bytes, start: int) -> Part | None:
         """The longest known part that a pickle spells from `start`; None where nothing is known."""
+        if not self._chains:
+            return None
         number = _number_at(data, start)
         for chain in self._near(number):
             index, rest = divmod(number - chain.first, NUMBERS)

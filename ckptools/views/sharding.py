@@ -7,7 +7,7 @@ from math import prod
 from typing import NamedTuple
 
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.regions import Ints
+from ckptools.model.regions import Box, Ints
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import tensors_in
 from ckptools.text import plural
@@ -88,8 +88,8 @@ def _group(tensors: list[Tensor]) -> int | None:
     return max(len(_boxes(t)) for t in shared)
 
 
-def _boxes(tensor: Tensor) -> set[tuple[Ints, Ints]]:
-    return {(s.box.offsets, s.box.sizes) for s in tensor.shards}
+def _boxes(tensor: Tensor) -> set[Box]:
+    return {s.box for s in tensor.shards}
 
 
 def _layout(how: str, tensors: list[Tensor], group: int | None) -> ShardingRow:
@@ -105,7 +105,7 @@ def _layout(how: str, tensors: list[Tensor], group: int | None) -> ShardingRow:
 
 def _pieces(tensor: Tensor) -> list[tuple[int, ...]]:
     """Sizes of the distinct pieces: a replica on another rank is the same piece, an empty one is none."""
-    return [sizes for _, sizes in _boxes(tensor) if prod(sizes)]
+    return [box.sizes for box in _boxes(tensor) if box.numel]
 
 
 def _expected(tensor: Tensor, group: int | None) -> int:
@@ -142,7 +142,8 @@ def _placed(placements: tuple[str, ...], mesh: Ints) -> str:
 
 def _cut(tensor: Tensor) -> str:
     """Which dimensions are cut; a tensor of one piece is told apart by its emptier ranks alone."""
-    dims = sorted({d for s in tensor.shards for d in _cut_dims(s.box.sizes, tensor.shape)}) or [0]
+    sizes = {s.box.sizes for s in tensor.shards}  # few of them differ
+    dims = sorted({d for own in sizes for d in _cut_dims(own, tensor.shape)}) or [0]
     return "dim " + " and ".join(map(str, dims))
 
 

@@ -220,8 +220,10 @@ def _joined(ranked: Sequence[tuple[int, Tensor]]) -> Iterable[Shard]:
         for shard in tensor.shards:
             if shard.source is not None:
                 found.setdefault(shard.box, []).append(Shard(shard.box, rank, shard.source))
-    listed = {s.box: s for s in ranked[0][1].shards if s.source is None and s.box.numel}
-    yield from (s for box, s in listed.items() if box not in found)
+    listed = {s.box: s for s in ranked[0][1].shards if s.source is None and 0 not in s.box.sizes}
+    for box in found:
+        listed.pop(box, None)
+    yield from listed.values()
     yield from (s for shards in found.values() for s in shards)
 
 
