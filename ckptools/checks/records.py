@@ -17,14 +17,14 @@ from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Shard
 from ckptools.model.tree import fqn_of, tensors_in
 from ckptools.tensor_io.checksums import crc32
-from ckptools.tensor_io.finite import EXPONENTS, NAN_CODES, WIDTHS, has_odd, odd_mask, scannable
-from ckptools.tensor_io.records import Stored, pieces, stored
+from ckptools.tensor_io.finite import EXPONENTS, NAN_CODES, WIDTHS, has_nonfinite, nonfinite_mask, scannable
+from ckptools.tensor_io.records import Stored, read_pieces, stored_records
 from ckptools.text import and_more
 
 
 def records_of(ck: Checkpoint) -> list[Stored]:
     """Every record that a tensor of the checkpoint lies in, in file order."""
-    return stored((fqn_of(path), tensor) for path, tensor in tensors_in(ck.tree))
+    return stored_records((fqn_of(path), tensor) for path, tensor in tensors_in(ck.tree))
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,9 @@ def read_record(found: Stored, files: OpenFiles, deep: bool, values: bool) -> Fi
         return Findings((), (), 0)
     crc, odd = 0, False
     with files.open(record.path) as file:
-        for piece in pieces(file, record.offset, record.nbytes):
+        for piece in read_pieces(file, record.offset, record.nbytes):
             crc = crc32(piece, crc) if check else 0
-            odd = odd or any(has_odd(piece, dtype) for dtype in dtypes)
+            odd = odd or any(has_nonfinite(piece, dtype) for dtype in dtypes)
     wrong = (_wrong_checksum(found, crc),) if check and crc != record.crc else ()
     return Findings(wrong, tuple(_odd_values(found, files)) if odd else (), record.nbytes)
 
@@ -82,7 +82,7 @@ def _odd_values(found: Stored, files: OpenFiles) -> Iterator[Problem]:
         if shard.source is None or not scannable(shard.source.dtype):
             continue
         data = read_shard(shard, files).tobytes()
-        mask = odd_mask(data, shard.source.dtype)
+        mask = nonfinite_mask(data, shard.source.dtype)
         if mask.any():
             yield _odd_problem(fqn, shard, data, mask)
 

@@ -20,8 +20,8 @@ from ckptools.errors import CkptoolsError, ReadError, WriteError
 from ckptools.files.opening import OpenFiles
 from ckptools.tensor_io.byte_plan import Band, Copy
 from ckptools.tensor_io.checksums import combine, crc32
-from ckptools.tensor_io.finite import has_odd
-from ckptools.tensor_io.records import CHUNK, pieces
+from ckptools.tensor_io.finite import has_nonfinite
+from ckptools.tensor_io.records import CHUNK, read_pieces
 from ckptools.tensor_io.threads import in_threads
 
 KERNEL_CHUNK = 64 << 20
@@ -133,7 +133,7 @@ class Executor:
         if buffer is None:
             buffer = self._buffers.bytes = memoryview(bytearray(CHUNK))
         with self.files.open(copy.source) as source:
-            for piece in pieces(source, copy.source_offset, copy.nbytes, buffer):
+            for piece in read_pieces(source, copy.source_offset, copy.nbytes, buffer):
                 if self._stop.is_set():
                     raise Stopped
                 yield piece
@@ -148,7 +148,7 @@ class Executor:
         return crc32(data) if self.checksums else 0
 
     def _write(self, job: Job, offset: int, data: memoryview) -> None:
-        if not job.tensor.fill and job.fqn not in self.odd and has_odd(data, job.dtype):
+        if not job.tensor.fill and job.fqn not in self.odd and has_nonfinite(data, job.dtype):
             self.odd.add(job.fqn)
         try:
             write_at(self.targets[job.file], job.offset + offset, data)

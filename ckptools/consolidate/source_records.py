@@ -13,7 +13,7 @@ from ckptools.errors import DamagedError
 from ckptools.files.opening import OpenFiles
 from ckptools.model.tensor import Source
 from ckptools.tensor_io.checksums import combine, crc32
-from ckptools.tensor_io.records import Record, pieces
+from ckptools.tensor_io.records import Record, read_pieces
 
 
 class Piece(NamedTuple):
@@ -80,7 +80,7 @@ class SourceRecords:
 
     def _read(self, record: Record, start: int, end: int) -> Iterator[tuple[int, int]]:
         with self.files.open(record.path) as file:
-            for data in pieces(file, start, end - start):
+            for data in read_pieces(file, start, end - start):
                 yield len(data), crc32(data)
 
     def _compare(self, record: Record, crc: int, fqn: str) -> None:

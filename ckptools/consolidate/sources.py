@@ -17,7 +17,7 @@ from ckptools.model.consolidation import SourceChecksums
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Tensor
-from ckptools.tensor_io.records import Progress, Record, damaged, stored
+from ckptools.tensor_io.records import Progress, Record, damaged_records, stored_records
 from ckptools.text import and_others, plural
 
 
@@ -46,15 +46,15 @@ def compare(
     Raises:
         ReadError: a file cannot be read.
     """
-    records = [found.record for found in stored(tensors) if found.record.crc]
+    records = [found.record for found in stored_records(tensors) if found.record.crc]
     planned(sum(record.nbytes for record in records))
-    wrong = damaged(records, files, threads, progress)
+    wrong = damaged_records(records, files, threads, progress)
     return Compared(frozenset(records) - wrong.keys(), wrong)
 
 
 def count(jobs: Iterable[Job], right: frozenset[Record]) -> SourceChecksums:
     """How many of the records that jobs read are right, and how many state no checksum."""
-    records = {found.record for found in stored((job.fqn, job.tensor) for job in jobs) if found.record.nbytes}
+    records = {found.record for found in stored_records((job.fqn, job.tensor) for job in jobs) if found.record.nbytes}
     return SourceChecksums(len(records & right), sum(not record.crc for record in records))
 
 
@@ -83,7 +83,7 @@ def without_damaged(tensor: Tensor, fqn: str, damage: Mapping[Record, int]) -> t
 def damaged_copy(tensor: Tensor, box: Box, files: OpenFiles) -> str:
     """Whose copy of a region is damaged by its checksum, and what to do; empty when no checksum tells."""
     records = {Record.of(s.source) for s in tensor.found if s.box == box and s.source is not None}
-    wrong = damaged(records, files, 1, lambda _, __: None)
+    wrong = damaged_records(records, files, 1, lambda _, __: None)
     if not wrong or len(wrong) == len(records):
         return ""
     record, crc = next(iter(wrong.items()))

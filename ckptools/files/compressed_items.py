@@ -28,7 +28,7 @@ ARCHIVE = 64 << 10
 """Bytes that an archive of one tensor has beside its values, at most; torch writes less than two thousand."""
 
 
-class Packed(NamedTuple):
+class CompressedItem(NamedTuple):
     """A compressed part of a file.
 
     Attributes:
@@ -42,7 +42,7 @@ class Packed(NamedTuple):
     limit: int
 
 
-class Place(NamedTuple):
+class UnpackedItem(NamedTuple):
     """Where a part lies unpacked: a temporary file, byte offset and length there."""
 
     path: Path
@@ -51,7 +51,7 @@ class Place(NamedTuple):
 
 
 _lock = threading.Lock()
-_places: dict[tuple[int, int, int, int, int, int], Place] = {}
+_unpacked: dict[tuple[int, int, int, int, int, int], UnpackedItem] = {}
 
 
 def is_zstd(transforms: tuple[str, ...]) -> bool:
@@ -60,7 +60,7 @@ def is_zstd(transforms: tuple[str, ...]) -> bool:
     return name == ZSTD and version.partition(".")[0] == "1"
 
 
-def unpack(file: File, parts: Iterable[Packed], most: int) -> None:
+def unpack(file: File, parts: Iterable[CompressedItem], most: int) -> None:
     """Unpack parts of a file into one temporary file; those that cannot be are left for `window` to tell of.
 
     Args:
@@ -72,12 +72,12 @@ def unpack(file: File, parts: Iterable[Packed], most: int) -> None:
         NoSpaceError: there is no room for them.
     """
     with _lock:
-        wanted = [part for part in parts if _key(file, part) not in _places]
+        wanted = [part for part in parts if _key(file, part) not in _unpacked]
         if wanted:
             _unpack(file, wanted, most)
 
 
-def window(file: File, part: Packed) -> tuple[File, Window]:
+def window(file: File, part: CompressedItem) -> tuple[File, Window]:
     """Open what a part unpacks to: a temporary file, which the caller closes, and the window that the part is there.
 
     Raises:
@@ -85,19 +85,19 @@ def window(file: File, part: Packed) -> tuple[File, Window]:
         NoSpaceError: there is no room for it.
     """
     with _lock:
-        if _key(file, part) not in _places or not _places[_key(file, part)].path.exists():
+        if _key(file, part) not in _unpacked or not _unpacked[_key(file, part)].path.exists():
             _unpack(file, [part], None)
-        place = _places[_key(file, part)]
+        place = _unpacked[_key(file, part)]
     opened = File(place.path)
     return opened, Window(opened, place.start, place.size)
 
 
-def _key(file: File, part: Packed) -> tuple[int, int, int, int, int, int]:
+def _key(file: File, part: CompressedItem) -> tuple[int, int, int, int, int, int]:
     status = os.fstat(file.fd)
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, part.offset, part.length
 
 
-def _unpack(file: File, parts: list[Packed], most: int | None) -> None:
+def _unpack(file: File, parts: list[CompressedItem], most: int | None) -> None:
     """Write what parts unpack to into a new temporary file; without a limit for all, one that fails is an error."""
     target = temporary_file(file.path, file.path.name)
     needed = sum(part.limit for part in parts)
@@ -113,10 +113,10 @@ def _unpack(file: File, parts: list[Packed], most: int | None) -> None:
                 out.seek(start)
                 out.truncate()
             else:
-                _places[_key(file, part)] = Place(target, start, out.tell() - start)
+                _unpacked[_key(file, part)] = UnpackedItem(target, start, out.tell() - start)
 
 
-def _write(out: IO[bytes], file: File, part: Packed) -> None:
+def _write(out: IO[bytes], file: File, part: CompressedItem) -> None:
     done = 0
     for piece in compressed.pieces(Window(file, part.offset, part.length), "zstd"):
         done += len(piece)

@@ -54,14 +54,14 @@ def _rebuild_tensor(m: MachineState, args: Args) -> Any:
         dtype, rest = dtype_of(rest[0]), rest[1:]
     if dtype is None:
         return None
-    tensor = plain(m, storage, offset, size, stride, dtype)
+    tensor = strided_tensor(m, storage, offset, size, stride, dtype)
     if rest and isinstance(rest[0], dict) and any(rest[0].values()):
         bits = ", ".join(describe_for_error(k).strip("'") for k, v in islice(rest[0].items(), 4) if v)
         tensor = replace(tensor, kind="unreadable", note=f"a lazy view ({bits}) whose values are not what is stored")
     return replace(tensor, requires_grad=True) if requires_grad is True else tensor
 
 
-def plain(m: MachineState, storage: Storage, offset: Any, size: Any, stride: Any, dtype: str) -> Tensor:
+def strided_tensor(m: MachineState, storage: Storage, offset: Any, size: Any, stride: Any, dtype: str) -> Tensor:
     """Describe a strided view of a storage as a tensor of one shard.
 
     Raises:

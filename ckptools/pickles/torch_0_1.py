@@ -27,7 +27,7 @@ from ckptools.pickles.limits import MAX_NDIM, PickleError
 from ckptools.pickles.loading import load_checked
 from ckptools.pickles.machine import Machine
 from ckptools.pickles.objects import Storage
-from ckptools.pickles.tensors import plain
+from ckptools.pickles.tensors import strided_tensor
 
 Known = dict[int, "Storage | Tensor"]
 
@@ -137,4 +137,4 @@ def _tensors(stream: Stream, machine: Machine, known: Known) -> Iterator[tuple[i
         if not 0 <= ndim <= MAX_NDIM:
             raise ReadError(stream.file.path, f"has a tensor of {ndim} dimensions")
         numbers = struct.unpack(f"<{2 * ndim + 1}q", stream.take(16 * ndim + 8))
-        yield key, plain(machine, storage, numbers[-1], numbers[:ndim], numbers[ndim:-1], storage.dtype)
+        yield key, strided_tensor(machine, storage, numbers[-1], numbers[:ndim], numbers[ndim:-1], storage.dtype)

@@ -1,1 +1,1 @@
-"""Values on disk: their checksums, and whether they are finite numbers. Nothing here imports torch."""
+"""Tensor values: read by region, compared, rounded, checksummed. torch is imported only to make its tensors."""

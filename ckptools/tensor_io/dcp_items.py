@@ -16,7 +16,7 @@ from math import prod
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import ReadError
 from ckptools.files import compressed_items
-from ckptools.files.compressed_items import ARCHIVE, Packed
+from ckptools.files.compressed_items import ARCHIVE, CompressedItem
 from ckptools.files.opening import File, Window
 from ckptools.files.zip_archive import CENTRAL, Container
 from ckptools.model.regions import Ints
@@ -33,7 +33,7 @@ READ = ("data.pkl", "byteorder")
 """Records that reading an archive reads, so that their checksums count."""
 
 
-def opened(shard: Shard) -> Shard:
+def with_source(shard: Shard) -> Shard:
     """The shard with its source, read from its item where that is not known yet.
 
     Raises:
@@ -58,16 +58,16 @@ def locate(file: File, item: Item) -> Source:
     if not item.zstd:
         return _source(Window(file, item.offset, item.length), item)
     try:
-        opened, window = compressed_items.window(file, packed(item))
+        opened, window = compressed_items.window(file, compressed_item(item))
     except ReadError as error:
         raise ReadError(item.path, f"item at byte {item.offset}: {error.reason}", error.kind) from error
     with opened:
         return _source(window, item)
 
 
-def packed(item: Item) -> Packed:
+def compressed_item(item: Item) -> CompressedItem:
     """A compressed item as a part of its file, with the bytes that its tensor and an archive take."""
-    return Packed(item.offset, item.length, prod(item.shape) * ITEMSIZE[item.dtype] + ARCHIVE)
+    return CompressedItem(item.offset, item.length, prod(item.shape) * ITEMSIZE[item.dtype] + ARCHIVE)
 
 
 def _source(window: Window, item: Item) -> Source:
@@ -103,7 +103,7 @@ class ItemTemplate:
     source: Source
 
 
-class Locator:
+class ItemLocator:
     """Finds the tensors of many items."""
 
     def __init__(self) -> None:
@@ -131,7 +131,7 @@ class Locator:
         self._met[kind] = start - item.offset, start - item.offset + size
         return source
 
-    def _learn(self, window: Held, item: Item, kind: _Kind) -> Source:
+    def _learn(self, window: CachedWindow, item: Item, kind: _Kind) -> Source:
         source = _source(window, item)
         template = _template(window, source)
         if template is not None:
@@ -143,7 +143,7 @@ _Kind = tuple[int, str, Ints]
 """Length of an item, dtype and shape of its tensor."""
 
 
-class Held(Window):
+class CachedWindow(Window):
     """A part of a file of which some pieces are held in memory.
 
     Attributes:
@@ -164,10 +164,10 @@ class Held(Window):
         return super().read(offset, length)
 
 
-def _around(file: File, item: Item, start: int, end: int) -> Held:
+def _around(file: File, item: Item, start: int, end: int) -> CachedWindow:
     """An item of which everything is held but its values, from byte `start` to `end` of it."""
     front, behind = file.read(item.offset, start), file.read(item.offset + end, item.length - end)
-    return Held(file, item.offset, item.length, ((0, front), (end, behind)))
+    return CachedWindow(file, item.offset, item.length, ((0, front), (end, behind)))
 
 
 def _same_but_values(template: ItemTemplate, file: File, item: Item) -> Source | None:

@@ -21,7 +21,7 @@ def scannable(dtype: str) -> bool:
     return dtype in EXPONENTS or dtype in NAN_CODES
 
 
-def odd_mask(data: Any, dtype: str) -> Any:
+def nonfinite_mask(data: Any, dtype: str) -> Any:
     """Which elements of raw bytes are NaN or infinite, as a flat boolean array; complex numbers count as two."""
     import numpy as np
 
@@ -32,7 +32,7 @@ def odd_mask(data: Any, dtype: str) -> Any:
     return (raw & mask) == mask
 
 
-def has_odd(data: Any, dtype: str) -> bool:
+def has_nonfinite(data: Any, dtype: str) -> bool:
     """Whether an element of raw bytes is NaN or infinite; bytes behind the last whole element are not looked at.
 
     Takes less time than the CRC-32 of the bytes.
@@ -46,7 +46,7 @@ def has_odd(data: Any, dtype: str) -> bool:
     if width >= 4:
         return not np.isfinite(np.frombuffer(whole, f"<f{width}")).all()
     if dtype in NAN_CODES:
-        return bool(odd_mask(whole, dtype).any())
+        return bool(nonfinite_mask(whole, dtype).any())
     raw = np.frombuffer(whole, f"<u{width}")
     mask = raw.dtype.type(EXPONENTS[dtype])
     return bool((raw & mask).max() == mask)

@@ -190,7 +190,7 @@ def _needed(tensor: Tensor, box: Box) -> list[Shard]:
     chosen: dict[Box, Shard] = {}
     for shard in tensor.shards:
         if (shard.source or shard.item) and shard.box not in chosen and (not box.sizes or shard.box.intersect(box)):
-            chosen[shard.box] = dcp_items.opened(shard)
+            chosen[shard.box] = dcp_items.with_source(shard)
     parts = [b.intersect(box) or b for b in chosen] if box.sizes else list(chosen)
     told = cover(
         box.sizes, (Box(tuple(o - p for o, p in zip(b.offsets, box.offsets, strict=True)), b.sizes) for b in parts)
@@ -203,7 +203,7 @@ def _needed(tensor: Tensor, box: Box) -> list[Shard]:
 
 def _local(tensor: Tensor, rank: int) -> Raw:
     """What one rank holds, as it held it: its boxes put together in order."""
-    pieces = [dcp_items.opened(s) for s in tensor.on_rank(rank) if s.source or s.item]
+    pieces = [dcp_items.with_source(s) for s in tensor.on_rank(rank) if s.source or s.item]
     if not pieces and tensor.kind == "plain" and len(tensor.found) == 1 and tensor.found[0].rank is None:
         pieces = list(tensor.found)
     if not pieces:

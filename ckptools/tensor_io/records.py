@@ -68,7 +68,7 @@ class Stored:
     owners: list[tuple[str, Shard]] = field(default_factory=list)
 
 
-def stored(tensors: Iterable[tuple[str, Tensor]]) -> list[Stored]:
+def stored_records(tensors: Iterable[tuple[str, Tensor]]) -> list[Stored]:
     """Every record that a shard of some tensors, given with their fqns, lies in; in file order."""
     found: dict[Record, Stored] = {}
     for fqn, tensor in tensors:
@@ -79,7 +79,7 @@ def stored(tensors: Iterable[tuple[str, Tensor]]) -> list[Stored]:
     return [found[key] for key in sorted(found, key=lambda r: (str(r.path), r.offset))]
 
 
-def damaged(records: Iterable[Record], files: OpenFiles, threads: int, progress: Progress) -> dict[Record, int]:
+def damaged_records(records: Iterable[Record], files: OpenFiles, threads: int, progress: Progress) -> dict[Record, int]:
     """The records that do not have the CRC-32 that their container states, with the one that they have.
 
     Raises:
@@ -104,12 +104,12 @@ def crc_of(record: Record, files: OpenFiles) -> int:
     """
     crc = 0
     with files.open(record.path) as file:
-        for piece in pieces(file, record.offset, record.nbytes):
+        for piece in read_pieces(file, record.offset, record.nbytes):
             crc = crc32(piece, crc)
     return crc
 
 
-def pieces(file: File, offset: int, nbytes: int, buffer: memoryview | None = None) -> Iterator[memoryview]:
+def read_pieces(file: File, offset: int, nbytes: int, buffer: memoryview | None = None) -> Iterator[memoryview]:
     """Read consecutive bytes piece by piece; each is gone when the next one is read.
 
     Args:

@@ -19,7 +19,7 @@ SAMPLE = 4096
 """Elements of each piece that are compared, or a row of it where that is longer."""
 
 
-def unequal(pair: Rounded) -> Problem | None:
+def mismatch(pair: Rounded) -> Problem | None:
     """What is wrong with one pair; None when nothing is.
 
     Raises:
@@ -53,7 +53,7 @@ def compare(pairs: Iterable[Rounded]) -> tuple[list[Problem], int]:
     compared = 0
     for pair in pairs:
         try:
-            problem = unequal(pair)
+            problem = mismatch(pair)
         except (NotWholeError, ReadError):
             # What is missing or cannot be read is told by others.
             continue

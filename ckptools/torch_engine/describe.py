@@ -23,7 +23,7 @@ from ckptools.pickles.cycles import without_cycles
 from ckptools.pickles.device_mesh import claims_of
 from ckptools.pickles.reader import Saved
 from ckptools.torch_engine.allow_list import names_in
-from ckptools.torch_engine.describe_tensors import Tensors, dtype_name
+from ckptools.torch_engine.describe_tensors import TensorDescriber, dtype_name
 from ckptools.torch_engine.offline import load_named
 from ckptools.training_state.modules import with_modules
 
@@ -45,7 +45,7 @@ def read(path: Path, trust: bool = False) -> Saved:
     with File(path) as file:
         nbytes, modified = file.size, file.modified
     names = names_in(path)
-    described = Description(path)
+    described = ObjectDescriber(path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's advice to whoever trains with ShardedTensor
@@ -56,7 +56,7 @@ def read(path: Path, trust: bool = False) -> Saved:
     return Saved(path, tree, claims, names, nbytes, modified, nbytes, at_least=at_least)
 
 
-class Description:
+class ObjectDescriber:
     """Describes the objects of one loaded file.
 
     Attributes:
@@ -64,7 +64,7 @@ class Description:
     """
 
     def __init__(self, path: Path) -> None:
-        self.tensors = Tensors(path)
+        self.tensors = TensorDescriber(path)
         self._done: dict[int, tuple[Any, Any]] = {}
 
     def value(self, node: Any) -> Any:

@@ -24,7 +24,7 @@ NOWHERE = -(1 << 62)
 """Offset of a storage whose place in the file is not known."""
 
 
-class Tensors:
+class TensorDescriber:
     """Describes the tensors of one loaded file.
 
     Attributes:

@@ -65,7 +65,11 @@ def create_rank(out: Path, world_size: int = 256, rank: int = 0, parameters: int
         The file, `ep0-ba1-rank{rank}.pt`.
     """
     torch.manual_seed(0)
-    with warnings.catch_warnings(), fake_group(rank, world_size), output.growing(out, f"rank{rank}") as partial:
+    with (
+        warnings.catch_warnings(),
+        fake_group(rank, world_size),
+        output.open_partial_folder(out, f"rank{rank}") as partial,
+    ):
         warnings.simplefilter("ignore")
         torch.save(_content(world_size, parameters), partial / f"ep0-ba1-rank{rank}.pt")
         return output.finish(partial, out)[0]

@@ -48,7 +48,7 @@ def create(options: CreateOptions, verbose: bool = False) -> Created:
         options = dataclasses.replace(options, world_size=DEFAULT_WORLD_SIZE)
     _check(options)
     run_id = uuid.uuid4().hex
-    with output.growing(options.out, run_id) as partial:
+    with output.open_partial_folder(options.out, run_id) as partial:
         return _launch(options, partial, run_id, verbose)
 
 
@@ -82,7 +82,7 @@ def _be_a_rank(options: CreateOptions, verbose: bool) -> Created:
         return train_and_save(options, output.partial_folder(options.out, run_id), say)
     _check_world(options)
     _check(options)
-    with output.growing(options.out, run_id) as partial:
+    with output.open_partial_folder(options.out, run_id) as partial:
         return train_and_save(options, partial, say)
 
 
@@ -116,7 +116,7 @@ def _launch(options: CreateOptions, partial: Path, run_id: str, verbose: bool) -
         try:
             elastic_launch(config, sys.executable)("-m", worker.__name__, *arguments)
         except ChildFailedError as error:
-            raise explain(options.out, error) from None
+            raise failure_reason(options.out, error) from None
         except SignalException as error:
             raise _interruption(error.sigval) from None
         return worker.from_json(answer.read_text(), options.out)
@@ -160,7 +160,7 @@ def _interruption(number: signal.Signals) -> BaseException:
     return KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number)
 
 
-def explain(out: Path, error: ChildFailedError) -> Exception:
+def failure_reason(out: Path, error: ChildFailedError) -> Exception:
     """Make one line of what the ranks died from.
 
     When one rank dies, the others soon fail too, at the connection to it or by the launcher's SIGTERM. So a rank

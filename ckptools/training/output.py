@@ -48,7 +48,7 @@ def partial_folder(out: Path, run_id: str) -> Path:
 
 
 @contextmanager
-def growing(out: Path, run_id: str) -> Iterator[Path]:
+def open_partial_folder(out: Path, run_id: str) -> Iterator[Path]:
     """Make the hidden folder, and remove it whatever happens; an `out` that this made and is empty goes too.
 
     Raises:

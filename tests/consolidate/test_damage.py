@@ -21,7 +21,7 @@ from ckptools.files.opening import OpenFiles
 from ckptools.model.tensor import Shard, Tensor
 from ckptools.model.tree import fqn_of, tensors_in
 from ckptools.tensor_io.checksums import crc32
-from ckptools.tensor_io.records import Record, stored
+from ckptools.tensor_io.records import Record, stored_records
 from tests.truth import FIXTURES
 
 OUTPUTS = ("out.pt", "out.safetensors", "out.dcp")
@@ -106,7 +106,7 @@ def test_a_damaged_region_is_filled_and_the_rest_of_the_tensor_stays(copied, tmp
 def test_every_tensor_of_a_damaged_flat_parameter_is_touched(copied, tmp_path):
     run = copied(FLAT)
     tensors = [(fqn_of(p), t) for p, t in tensors_in(ckptools.open(run, all_ranks=True).tree)]
-    flat = max(stored(tensors), key=lambda found: len(found.owners))
+    flat = max(stored_records(tensors), key=lambda found: len(found.owners))
     flip(flat.record.path, flat.record.end - 1)
     done = ckptools.consolidate(run, tmp_path / "out.pt", allow_missing=True)
     assert len(flat.owners) > 2 and set(done.missing) == {fqn for fqn, _ in flat.owners}

@@ -13,7 +13,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 
 from ckptools.errors import WriteError
 from ckptools.training import CreateOptions, ModelSize, options
-from ckptools.training.launch import explain
+from ckptools.training.launch import failure_reason
 
 
 def failure(tmp_path: Path, rank: int, exitcode: int, message: str = "") -> ProcessFailure:
@@ -24,7 +24,7 @@ def failure(tmp_path: Path, rank: int, exitcode: int, message: str = "") -> Proc
 
 
 def explained(*failures: ProcessFailure) -> Exception:
-    return explain(Path("run"), ChildFailedError("worker", dict(enumerate(failures))))
+    return failure_reason(Path("run"), ChildFailedError("worker", dict(enumerate(failures))))
 
 
 def test_a_killed_rank_is_named_before_those_that_lost_it(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def test_force_knows_world_sizes_and_dcp_files(tmp_path: Path) -> None:
 
 
 def test_a_failure_leaves_neither_pieces_nor_an_empty_folder(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), output.growing(tmp_path / "run", "id") as partial:
+    with pytest.raises(KeyboardInterrupt), output.open_partial_folder(tmp_path / "run", "id") as partial:
         touch(partial, "ep0-ba5-rank0.pt")
         raise KeyboardInterrupt
     assert list(tmp_path.iterdir()) == []
@@ -56,14 +56,14 @@ def test_a_failure_leaves_neither_pieces_nor_an_empty_folder(tmp_path: Path) -> 
 
 def test_a_failure_leaves_what_was_there(tmp_path: Path) -> None:
     touch(tmp_path, "ep0-ba5-rank0.pt")
-    with pytest.raises(RuntimeError), output.growing(tmp_path, "id") as partial:
+    with pytest.raises(RuntimeError), output.open_partial_folder(tmp_path, "id") as partial:
         touch(partial, "ep0-ba5-rank0.pt")
         raise RuntimeError
     assert [path.name for path in tmp_path.iterdir()] == ["ep0-ba5-rank0.pt"]
 
 
 def test_finished_files_have_moved(tmp_path: Path) -> None:
-    with output.growing(tmp_path / "run", "id") as partial:
+    with output.open_partial_folder(tmp_path / "run", "id") as partial:
         touch(partial, "__0_0.distcp", ".metadata")
         files = output.finish(partial, tmp_path / "run")
     assert [path.name for path in files] == [".metadata", "__0_0.distcp"]

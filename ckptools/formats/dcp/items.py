@@ -16,7 +16,7 @@ from typing import Any
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import ReadError
 from ckptools.files import compressed_items, safetensors_header
-from ckptools.files.compressed_items import Packed
+from ckptools.files.compressed_items import CompressedItem
 from ckptools.files.file_type import content_of, head_of
 from ckptools.files.opening import File, Window
 from ckptools.files.safetensors_header import Header
@@ -25,7 +25,7 @@ from ckptools.model.values import describe_for_error
 from ckptools.pickles.archive import read_archive
 from ckptools.pickles.loading import load_checked
 from ckptools.pickles.machine import Machine
-from ckptools.tensor_io.dcp_items import Held, Locator
+from ckptools.tensor_io.dcp_items import CachedWindow, ItemLocator
 
 SMALL = 4 << 10
 """Bytes of an object that is looked up among those that were read: thousands are the same number."""
@@ -59,7 +59,7 @@ class ItemReader:
         self.names: dict[str, None] = {}
         self.bytes_read = 0
         self.files_read: set[Path] = set()
-        self._locator = Locator()
+        self._locator = ItemLocator()
         self._values: dict[bytes, Any] = {}
         self._file: File | None = None
         self._headers: dict[tuple[Path, int], tuple[Header, dict[str, Any]]] = {}
@@ -85,7 +85,7 @@ class ItemReader:
         head = self._open(item.path).read(item.offset, min(item.length, MAGIC))
         return content_of(head) == ("zstd" if item.zstd else "zip")
 
-    def unpack(self, path: Path, parts: Iterable[Packed], most: int) -> None:
+    def unpack(self, path: Path, parts: Iterable[CompressedItem], most: int) -> None:
         """Unpack compressed items of a file together, to `most` bytes, so that each is at hand when it is wanted.
 
         Raises:
@@ -94,7 +94,7 @@ class ItemReader:
         """
         compressed_items.unpack(self._open(path), parts, most)
 
-    def unpacked_value(self, path: Path, part: Packed) -> Any:
+    def unpacked_value(self, path: Path, part: CompressedItem) -> Any:
         """The object that a compressed item holds.
 
         Raises:
@@ -119,7 +119,7 @@ class ItemReader:
         raw = file.read(offset, length) if length <= SMALL else b""
         if raw in self._values:
             return self._values[raw]
-        value = self._value(Held(file, offset, length, ((0, raw),)))
+        value = self._value(CachedWindow(file, offset, length, ((0, raw),)))
         if raw and isinstance(value, (str, int, float, type(None))):
             self._values[raw] = value
         return value

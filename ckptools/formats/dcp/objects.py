@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ckptools.errors import ReadError
-from ckptools.files.compressed_items import Packed
+from ckptools.files.compressed_items import CompressedItem
 from ckptools.formats.dcp.files import DataFile
 from ckptools.formats.dcp.items import ItemReader
 from ckptools.formats.dcp.metadata import Metadata, StoredItem
@@ -69,8 +69,8 @@ def read_objects(
     return joined, reading.problems()
 
 
-def _packed(stored: StoredItem) -> Packed:
-    return Packed(stored.offset, stored.length, MAX_UNPACKED)
+def _packed(stored: StoredItem) -> CompressedItem:
+    return CompressedItem(stored.offset, stored.length, MAX_UNPACKED)
 
 
 _NOWHERE = StoredItem("", 0, 0)
@@ -86,7 +86,7 @@ class _Objects:
 
     def unpack(self, wanted: Iterable[StoredItem]) -> None:
         """Unpack the compressed objects of each file together."""
-        packed: dict[str, list[Packed]] = {}
+        packed: dict[str, list[CompressedItem]] = {}
         for stored in wanted:
             file = self.here.get(stored.file)
             if stored.zstd and not stored.unreadable and file is not None and file.holds(stored.offset + stored.length):

@@ -17,7 +17,7 @@ from typing import Any
 
 from ckptools.dtypes import ITEMSIZE, QUANTIZED
 from ckptools.errors import ReadError
-from ckptools.files.compressed_items import Packed
+from ckptools.files.compressed_items import CompressedItem
 from ckptools.formats.dcp.files import DataFile
 from ckptools.formats.dcp.items import ItemReader, in_safetensors
 from ckptools.formats.dcp.metadata import Metadata, StoredItem, TensorMetadata
@@ -27,7 +27,7 @@ from ckptools.model.regions import Box
 from ckptools.model.tensor import Item, Shard, Tensor, TensorKind, in_rank_order
 from ckptools.model.values import Opaque, describe_for_error
 from ckptools.pickles.tensors import WHY_NOT
-from ckptools.tensor_io.dcp_items import packed
+from ckptools.tensor_io.dcp_items import compressed_item
 from ckptools.text import few, first_few
 
 MAX_PROBLEMS = 100
@@ -199,10 +199,12 @@ def _locate(found: Mapping[str, _Found], items: ItemReader, everything: bool) ->
             tensor.bad = tensor.bad or items.why(error)
 
 
-def _packed_in(path: Path, found: Mapping[str, _Found], wanted: Sequence[tuple[Path, int, str, int]]) -> list[Packed]:
+def _packed_in(
+    path: Path, found: Mapping[str, _Found], wanted: Sequence[tuple[Path, int, str, int]]
+) -> list[CompressedItem]:
     """The compressed items of one file."""
     here = (found[fqn].shards[i].item for where, _, fqn, i in wanted if where == path)
-    return [packed(item) for item in here if item is not None and item.zstd]
+    return [compressed_item(item) for item in here if item is not None and item.zstd]
 
 
 def _tensor(fqn: str, found: _Found) -> Any:
