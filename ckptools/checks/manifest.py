@@ -46,12 +46,12 @@ def read_manifest(path: Path) -> Manifest:
             raise ReadError(path, f"has {file.size} bytes; at most {MAX_MANIFEST} are read")
         data = file.read(0, file.size)
     try:
-        told = json.loads(data)
-        tensors = {k: (str(v["dtype"]), tuple(v["shape"]), str(v["sha256"])) for k, v in told["tensors"].items()}
-        files = {k: (int(v["bytes"]), str(v["sha256"])) for k, v in told["files"].items()}
+        content = json.loads(data)
+        tensors = {k: (str(v["dtype"]), tuple(v["shape"]), str(v["sha256"])) for k, v in content["tensors"].items()}
+        files = {k: (int(v["bytes"]), str(v["sha256"])) for k, v in content["files"].items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ReadError(path, "is no manifest of ckptools, which has tensors and files with their sha256") from error
-    if told.get("schema") != MANIFEST_SCHEMA:
+    if content.get("schema") != MANIFEST_SCHEMA:
         raise ReadError(path, f"is no manifest that this version reads; expected schema {MANIFEST_SCHEMA}")
     return Manifest(tensors, files)
 

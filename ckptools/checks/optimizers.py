@@ -72,8 +72,8 @@ def _shaped(ck: Checkpoint, optimizer: Optimizer) -> Iterator[Problem]:
         if not isinstance(parameter, Tensor) or not isinstance(slots, Mapping):
             continue
         for slot, moment in slots.items():
-            told = isinstance(moment, Tensor) and not moment.note and not parameter.note
-            if told and slot in ELEMENTWISE and moment.shape != parameter.shape:
+            comparable = isinstance(moment, Tensor) and not moment.note and not parameter.note
+            if comparable and slot in ELEMENTWISE and moment.shape != parameter.shape:
                 text = f"{slot} has shape {list(moment.shape)}, its parameter {list(parameter.shape)}"
                 yield Problem(Code.OPTIMIZER_STATE_SHAPE, text, None, fqn)
 
@@ -83,9 +83,9 @@ def step_counters(ck: Checkpoint) -> Check:
     name, problems = "step counters", []
     found = {(o.name, fqn): step for o in optimizers_of(ck).values() for fqn, step in _steps(o)}
     counted = {key: step for key, step in found.items() if math.isfinite(step)}
-    odd = {key: step for key, step in found.items() if key not in counted}
-    for (_, fqn), step in list(odd.items())[:1]:
-        text = f"the optimizer counts {step} steps (of {len(found)} parameters {len(odd)} have no number)"
+    not_numbers = {key: step for key, step in found.items() if key not in counted}
+    for (_, fqn), step in list(not_numbers.items())[:1]:
+        text = f"the optimizer counts {step} steps (of {len(found)} parameters {len(not_numbers)} have no number)"
         problems.append(Problem(Code.STEPS_DISAGREE, text, None, str(fqn)))
     values = sorted(set(counted.values()))
     if len(values) > 1:
@@ -101,8 +101,8 @@ def step_counters(ck: Checkpoint) -> Check:
     if ck.step.value is None and not found:
         return skipped(name, "nothing counts steps")
     where = [*ck.step.sources, *([f"{plural(len(counted), 'optimizer step')}"] if counted else [])]
-    told = ck.step.value if ck.step.value is not None else next(iter(values), None)
-    return judged(name, problems, f"{told} in {', '.join(where)}" if where else "")
+    counter = ck.step.value if ck.step.value is not None else next(iter(values), None)
+    return judged(name, problems, f"{counter} in {', '.join(where)}" if where else "")
 
 
 def _steps(optimizer: Optimizer) -> Iterator[tuple[Any, float]]:
@@ -138,11 +138,11 @@ def _number(tensor: Tensor, files: OpenFiles) -> float:
 def learning_rates(ck: Checkpoint) -> Check:
     """Whether the rates that a scheduler computed last are those in the param groups."""
     name, rates, problems = "lr: scheduler = groups", set[float](), []
-    for section, told in zip(sections_of_kind(ck, "scheduler"), compared_rates(ck), strict=True):
-        rates.update(told.scheduler if told else ())
-        if told and not told.agree:
+    for section, pair in zip(sections_of_kind(ck, "scheduler"), compared_rates(ck), strict=True):
+        rates.update(pair.scheduler if pair else ())
+        if pair and not pair.agree:
             text = (
-                f"its last learning rates are {_rates(told.scheduler)}, those of the param groups {_rates(told.groups)}"
+                f"its last learning rates are {_rates(pair.scheduler)}, those of the param groups {_rates(pair.groups)}"
             )
             problems.append(Problem(Code.LEARNING_RATES_DISAGREE, text, None, section.name))
     if not rates:
@@ -151,5 +151,5 @@ def learning_rates(ck: Checkpoint) -> Check:
 
 
 def _rates(rates: Iterable[float]) -> str:
-    told = sorted(set(rates))
-    return ", ".join(f"{rate:.4g}" for rate in told[:MAX_RATES]) + (", ..." if len(told) > MAX_RATES else "")
+    distinct = sorted(set(rates))
+    return ", ".join(f"{rate:.4g}" for rate in distinct[:MAX_RATES]) + (", ..." if len(distinct) > MAX_RATES else "")

@@ -28,13 +28,13 @@ def distinct_states(ck: Checkpoint) -> Check:
     shared = {s: d for s, d in states.items() if len(d) > 1}
     if not shared:
         return skipped("rng", "no RNG state" if not states else "RNG state of one rank")
-    told = ", ".join(f"{stream} {len(set(d.values()))} distinct of {len(d)}" for stream, d in shared.items())
+    counts = ", ".join(f"{stream} {len(set(d.values()))} distinct of {len(d)}" for stream, d in shared.items())
     problems = [
         Problem(Code.RNG_STATES_EQUAL, f"all {len(d)} ranks have the same {stream} state")
         for stream, d in shared.items()
         if len(set(d.values())) == 1
     ]
-    return judged("rng", [*problems, *_equal_for_some(shared)], told)
+    return judged("rng", [*problems, *_equal_for_some(shared)], counts)
 
 
 def _equal_for_some(states: Mapping[str, Mapping[Any, int]]) -> Iterator[Problem]:

@@ -100,8 +100,8 @@ ELSEWHERE = (Code.TENSOR_GAP, Code.TENSOR_OVERLAP, Code.TENSOR_NOT_JOINED)
 
 def _others(ck: Checkpoint, checks: Sequence[Check]) -> list[Check]:
     """What opening it found and no check has told: nothing that is wrong goes unsaid."""
-    told = {problem for check in checks for problem in check.problems}
-    left = [p for p in ck.problems if p not in told and p.kind not in ELSEWHERE and p.severity != "note"]
+    known = {problem for check in checks for problem in check.problems}
+    left = [p for p in ck.problems if p not in known and p.kind not in ELSEWHERE and p.severity != "note"]
     return [judged("anything else", left, "")] if left else []
 
 
@@ -163,10 +163,10 @@ class _Reading:
             problems, own = [*problems, unreadable(error)], ""
         if not pairs and not problems and not own and not ck.rounded:
             return skipped("copies equal", "nothing is stored twice")
-        told = [f"{plural(len(pairs), 'tensor')} stored more than once"]
+        parts = [f"{plural(len(pairs), 'tensor')} stored more than once"]
         right = rounded - len(contradicted)
-        told += [f"{plural(right, 'weight')} beside fp32 copies that round to them"] if ck.rounded else []
-        return judged("copies equal", problems, "; ".join([*told, *([own] if own else [])]))
+        parts += [f"{plural(right, 'weight')} beside fp32 copies that round to them"] if ck.rounded else []
+        return judged("copies equal", problems, "; ".join([*parts, *([own] if own else [])]))
 
     def manifest(self, ck: Checkpoint, path: Path) -> Check:
         """Digests of tensors and files, against those of a manifest."""

@@ -104,6 +104,6 @@ def _not_asked(done: ConsolidationReport) -> Iterator[str]:
         return
     tensors = [f"{count} in {clip(name, 60)}" for name, count in done.not_asked.items() if count]
     plain = [clip(name, 60) for name, count in done.not_asked.items() if not count]
-    told = [f"{plural(sum(done.not_asked.values()), 'tensor')} ({few(tensors, MAX_NAMED)})"] if tensors else []
-    told += [f"what is no tensor ({few(plain, MAX_NAMED)})"] if plain else []
-    yield f"note: the model alone is written, without {' and '.join(told)}; --only all writes everything"
+    parts = [f"{plural(sum(done.not_asked.values()), 'tensor')} ({few(tensors, MAX_NAMED)})"] if tensors else []
+    parts += [f"what is no tensor ({few(plain, MAX_NAMED)})"] if plain else []
+    yield f"note: the model alone is written, without {' and '.join(parts)}; --only all writes everything"

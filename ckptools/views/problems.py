@@ -71,12 +71,12 @@ def error_lines(problems: Iterable[Problem]) -> list[str]:
 def verdict(problems: Sequence[Problem]) -> str:
     """How many errors there are of each kind: `1 rank missing, 1 rank cut short, 3 other errors`."""
     errors = [p for p in problems if p.severity == "error"]
-    told = _counted("missing", [p for p in errors if p.kind is Code.FILE_MISSING])
-    told += _counted("cut short or damaged", [p for p in errors if p.kind is Code.FILE_CUT])
-    told += _counted("not readable", [p for p in errors if p.kind is Code.FILE_UNREADABLE])
+    counts = _counted("missing", [p for p in errors if p.kind is Code.FILE_MISSING])
+    counts += _counted("cut short or damaged", [p for p in errors if p.kind is Code.FILE_CUT])
+    counts += _counted("not readable", [p for p in errors if p.kind is Code.FILE_UNREADABLE])
     others = sum(p.kind not in (Code.FILE_MISSING, Code.FILE_CUT, Code.FILE_UNREADABLE) for p in errors)
-    told += [plural(others, "other error" if told else "error")] if others else []
-    return ", ".join(told)
+    counts += [plural(others, "other error" if counts else "error")] if others else []
+    return ", ".join(counts)
 
 
 def _counted(what: str, problems: Sequence[Problem]) -> list[str]:

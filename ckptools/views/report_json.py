@@ -130,9 +130,9 @@ def _group(group: GroupRow, values: JsonValues) -> dict[str, Any]:
 
 
 def _problem(problem: Problem) -> dict[str, Any]:
-    told = {"code": problem.code, "severity": problem.severity, "message": problem.message}
+    facts = {"code": problem.code, "severity": problem.severity, "message": problem.message}
     where = {"rank": problem.rank, "tensor": problem.tensor}
-    return {**told, **{key: value for key, value in where.items() if value is not None}}
+    return {**facts, **{key: value for key, value in where.items() if value is not None}}
 
 
 def _detail(detail: Detail, values: JsonValues) -> dict[str, Any]:

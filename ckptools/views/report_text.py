@@ -46,8 +46,8 @@ def headline(report: Report) -> list[str]:
         return [f"NOT WHOLE: {verdict(report.problems)}"]
     if report.scope == "alone":
         errors = f"; {verdict(report.problems)}" if report.errors else ""
-        held = next((f.rank for f in report.files if f.status == "read"), None)
-        return [f"one rank of {ranks.expected}: rank {held}; what is inside is told from its layout{errors}"]
+        rank = next((f.rank for f in report.files if f.status == "read"), None)
+        return [f"one rank of {ranks.expected}: rank {rank}; what is inside is told from its layout{errors}"]
     if report.scope == "one file":
         rank = next((f.rank for f in report.files if f.rank is not None), None)
         return ["whole: one file holds everything" + ("" if rank is None else f", though its name says rank {rank}")]
@@ -55,8 +55,8 @@ def headline(report: Report) -> list[str]:
         return [f"{plural(report.ranks.files, 'file')} present, contents not compared (verify)"]
     if any(f.status == "missing" for f in report.files):
         return [f"whole: nothing is sharded; {ranks.here} of {ranks.expected} rank files are here"]
-    told = ", all read" if report.all_ranks else ", of one world size and step" if report.compared else ""
-    return [f"whole: {_files(report)}{told}"]
+    checked = ", all read" if report.all_ranks else ", of one world size and step" if report.compared else ""
+    return [f"whole: {_files(report)}{checked}"]
 
 
 def _files(report: Report) -> str:
@@ -159,16 +159,16 @@ def section_cells(sections: Sequence[SectionRow]) -> list[list[str]]:
     """The rows of the table of sections; sections that are a single value share one row."""
     cells = [_section_cells(s) for s in sections if not s.plain]
     plain = [s for s in sections if s.plain]
-    told = [f"{s.name} {s.holds}" for s in plain if s.holds not in ("{}", "[]", "()", "None")]
-    told += [f"{len(plain) - len(told)} empty"] if len(told) < len(plain) else []
-    return [*cells, ["other", "-", "-", "-", "-", ", ".join(told)]] if plain else cells
+    values = [f"{s.name} {s.holds}" for s in plain if s.holds not in ("{}", "[]", "()", "None")]
+    values += [f"{len(plain) - len(values)} empty"] if len(values) < len(plain) else []
+    return [*cells, ["other", "-", "-", "-", "-", ", ".join(values)]] if plain else cells
 
 
 def _section_cells(row: SectionRow) -> list[str]:
-    held = row.size
-    if not held.tensors:
+    measured = row.size
+    if not measured.tensors:
         return [row.name, "-", "-", "-", "-", row.holds]
-    numbers = [str(held.tensors), count(held.params), _dtypes(held.dtypes), size(held.nbytes)]
+    numbers = [str(measured.tensors), count(measured.params), _dtypes(measured.dtypes), size(measured.nbytes)]
     return [row.name, *numbers, row.holds]
 
 
@@ -207,9 +207,9 @@ def _group_cells(number: int, group: GroupRow, keys: Iterable[str]) -> list[str]
 
 def _scheduler_lines(scheduler: SchedulerRow, screen: Screen) -> list[str]:
     items = scheduler.state.items() if isinstance(scheduler.state, dict) else ()
-    told = ", ".join(f"{key_name(k)} {value_text(v, 60)}" for k, v in items)
+    state = ", ".join(f"{key_name(k)} {value_text(v, 60)}" for k, v in items)
     agrees = {True: "; lr as in the param groups", False: "; LR IS NOT THAT OF THE PARAM GROUPS", None: ""}
-    return wrapped(f"{printable(scheduler.section)}: ", printable(told) + agrees[scheduler.agrees], screen)
+    return wrapped(f"{printable(scheduler.section)}: ", printable(state) + agrees[scheduler.agrees], screen)
 
 
 def _differing(report: Report, screen: Screen) -> list[str]:

@@ -30,9 +30,9 @@ def section_summary(ck: Checkpoint, section: Section, size: SectionSize) -> str:
         size: its tensors, as they were counted.
     """
     tell = {"model": _model, "optimizer": _optimizer, "scheduler": _scheduler, "rng": _rng}.get(section.kind)
-    told = tell(ck, section) if tell else _values(section.value)
+    words = tell(ck, section) if tell else _values(section.value)
     foreign = f"foreign: {_some(size.opaque)}" if size.opaque and section.value.__class__.__name__ != "Opaque" else ""
-    return "; ".join(part for part in (told, foreign) if part)
+    return "; ".join(part for part in (words, foreign) if part)
 
 
 def _some(words: Iterable[Any]) -> str:
@@ -46,18 +46,18 @@ def _model(ck: Checkpoint, section: Section) -> str:
     sharded = sum(t.sharded for t in tensors)
     identities = [i for i in map(storage_identity, tensors) if i is not None]
     tied = len(identities) - len(set(identities))
-    told = [f"{sharded} sharded, {len(tensors) - sharded} whole"] if sharded else []
-    told += [f"{tied} tied to another"] if tied else []
+    parts = [f"{sharded} sharded, {len(tensors) - sharded} whole"] if sharded else []
+    parts += [f"{tied} tied to another"] if tied else []
     others = len(section.value) - len(tensors) if isinstance(section.value, Mapping) else 0
-    told += [f"{plural(others, 'value')} beside the tensors"] if others > 0 else []
-    return ", ".join(told) + _pieces_of_one_rank(ck, section)
+    parts += [f"{plural(others, 'value')} beside the tensors"] if others > 0 else []
+    return ", ".join(parts) + _pieces_of_one_rank(ck, section)
 
 
 def _optimizer(ck: Checkpoint, section: Section) -> str:
     state = nested(section.value)["state"]
     slots = {slot: None for entry in state.values() if isinstance(entry, Mapping) for slot in entry}
-    told = f"{_some(slots)} of {plural(len(state), 'parameter')}" if state else "no state yet"
-    return told + _pieces_of_one_rank(ck, section)
+    words = f"{_some(slots)} of {plural(len(state), 'parameter')}" if state else "no state yet"
+    return words + _pieces_of_one_rank(ck, section)
 
 
 def _pieces_of_one_rank(ck: Checkpoint, section: Section) -> str:

@@ -66,8 +66,8 @@ def _left_out(details: Sequence[Detail]) -> list[str]:
 
 def _agreement(report: Report, detail: Detail) -> list[str]:
     agrees = [s.agrees for s in report.schedulers if s.section == detail.name and detail.kind == "scheduler"]
-    told = {True: "_last_lr is the lr of the param groups", False: "_last_lr IS NOT the lr of the param groups"}
-    return [told[agree] for agree in agrees if agree is not None]
+    sentences = {True: "_last_lr is the lr of the param groups", False: "_last_lr IS NOT the lr of the param groups"}
+    return [sentences[agree] for agree in agrees if agree is not None]
 
 
 def _groups(report: Report, detail: Detail, screen: Screen) -> list[str]:
@@ -93,8 +93,8 @@ def _state(detail: Detail, screen: Screen) -> list[str]:
 def _state_cells(row: StateRow) -> list[str]:
     moments = [v for k, v in row.slots.items() if isinstance(v, Tensor) and k != "step"]
     dims = shape(moments[0].shape) if moments else "-"
-    told = ", ".join(f"{slot} {_slot(value)}" for slot, value in row.slots.items())
-    return [row.parameter, "-" if row.group is None else str(row.group), dims, told]
+    slots = ", ".join(f"{slot} {_slot(value)}" for slot, value in row.slots.items())
+    return [row.parameter, "-" if row.group is None else str(row.group), dims, slots]
 
 
 def _slot(value: Any) -> str:
@@ -102,11 +102,11 @@ def _slot(value: Any) -> str:
 
 
 def _value_cells(row: ValueRow, section: str = "") -> list[str]:
-    told = value_text(row.value, 120)
+    text = value_text(row.value, 120)
     if row.fingerprint is not None:
-        told = f"{_length(row.value)}, crc {row.fingerprint:08x}"
+        text = f"{_length(row.value)}, crc {row.fingerprint:08x}"
     name = ".".join(part for part in (section, fqn_of(row.path)) if part)
-    return [name or "value", told + (f" (ranks differ in {row.differs})" if row.differs else "")]
+    return [name or "value", text + (f" (ranks differ in {row.differs})" if row.differs else "")]
 
 
 def _length(value: Any) -> str:

@@ -50,9 +50,9 @@ class JsonValues:
             return clip(value, MAX_JSON_TEXT)
         if isinstance(value, Opaque) and self._depth and value.fields and not is_brief(value):
             return {"class": clip(value.name, MAX_JSON_TEXT), "fields": self._inside(value.fields)}
-        told = described(value)
-        if told is not None:
-            return told
+        description = described(value)
+        if description is not None:
+            return description
         if value is None or isinstance(value, (bool, int)):
             return value
         if isinstance(value, (Mapping, list, tuple, set, frozenset)):

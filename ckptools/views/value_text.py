@@ -60,9 +60,9 @@ def value_text(value: Any, width: int = 80, depth: int = 2) -> str:
 
 
 def _shown(value: Any, width: int, depth: int) -> str:
-    told = described(value)
-    if told is not None:
-        return told
+    description = described(value)
+    if description is not None:
+        return description
     if isinstance(value, float):
         return number(value)
     if isinstance(value, str):

@@ -34,15 +34,15 @@ def summary(found: Verification) -> str:
     """How many checks failed or warned, what was ignored, and what it cost."""
     failed = sum(c.result == "FAIL" for c in found.checks)
     warned = sum(c.result == "warn" for c in found.checks)
-    told = [f"{plural(failed, 'check')} failed" if failed else "no check failed"]
-    told += [plural(warned, "warning")] if warned else []
-    told += [f"{plural(found.ignored, 'problem')} ignored"] if found.ignored else []
-    return f"{', '.join(told)}; {size(found.bytes_read)} read for checksums and values, {found.seconds:.2f} s"
+    parts = [f"{plural(failed, 'check')} failed" if failed else "no check failed"]
+    parts += [plural(warned, "warning")] if warned else []
+    parts += [f"{plural(found.ignored, 'problem')} ignored"] if found.ignored else []
+    return f"{', '.join(parts)}; {size(found.bytes_read)} read for checksums and values, {found.seconds:.2f} s"
 
 
 def verification_json(found: Verification) -> str:
     """What was found, as one JSON object."""
-    told = {
+    data = {
         "schema": "ckptools/verify/1",
         "path": str(found.path),
         "ok": found.ok,
@@ -54,7 +54,7 @@ def verification_json(found: Verification) -> str:
         "bytes_read": found.bytes_read,
         "seconds": round(found.seconds, 3),
     }
-    return json.dumps(told, indent=2, allow_nan=False)
+    return json.dumps(data, indent=2, allow_nan=False)
 
 
 def _problems(problems: Sequence[Problem]) -> list[dict[str, object]]:

@@ -441,12 +441,12 @@ FAULTS = (
     *_in(
         "checks/optimizers.py",
         "checks/test_verify.py",
-        ("if told and slot in ELEMENTWISE and moment.shape != parameter.shape:", "if False:"),
+        ("if comparable and slot in ELEMENTWISE and moment.shape != parameter.shape:", "if False:"),
         ("    for fqn in twice:\n", "    for fqn in ():\n"),
         ("    for fqn in sorted(keys - set(groups)):\n", "    for fqn in ():\n"),
         ("    if len(values) > 1:\n", "    if False:\n"),
         ("    if not ck.step.agree:\n", "    if False:\n"),
-        ("        if told and not told.agree:\n", "        if False:\n"),
+        ("        if pair and not pair.agree:\n", "        if False:\n"),
     ),
     *_in(
         "checks/rng.py",
