@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckptools.api.state_dict import StateDict
 from ckptools.model import checkpoint as checkpoint_data
+from ckptools.model.tree import fqn_of
 
 if TYPE_CHECKING:
     from ckptools.consolidate.result import Consolidated
@@ -58,7 +59,7 @@ class Checkpoint(checkpoint_data.Checkpoint):
         from ckptools.training_state.sections import model_of
 
         models = self.of_kind("model")
-        return StateDict(models[0].name if len(models) == 1 else "models", model_of(self))
+        return StateDict(fqn_of(models[0].path) if len(models) == 1 else "", model_of(self))
 
     @cached_property
     def optimizers(self) -> Mapping[str, Optimizer]:
