@@ -11,7 +11,7 @@ import stat
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from threading import Lock
 
 from ckptools.errors import ReadError, UnsafePathError
@@ -240,4 +240,4 @@ def is_plain_name(text: str) -> bool:
 def is_plain_path(text: str) -> bool:
     """Whether a name that a file gives leads to a place below its own folder, on any system."""
     odd = not text or len(text) > 4096 or "\0" in text or "\\" in text or ":" in text.split("/")[0]
-    return not odd and not PurePosixPath(text).is_absolute() and {"", ".", ".."}.isdisjoint(text.split("/"))
+    return not odd and {"", ".", ".."}.isdisjoint(text.split("/"))

@@ -529,6 +529,8 @@ DAMAGE = {
     "size": lambda m: setattr(_w(m), "size", torch.Size([-5, 7])),
     "offsets": lambda m: setattr(_w(m).chunks[0], "offsets", torch.Size([0, -1])),
     "dimensions": lambda m: setattr(_w(m).chunks[0], "sizes", torch.Size([35])),
+    "model.w' has 2 dimensions": lambda m: setattr(_w(m), "chunks", [ChunkStorageMetadata(*[torch.Size([35])] * 2)]),
+    "size .*9223372036854775808": lambda m: setattr(_w(m), "size", (1 << 63, 7)),
     "offset and length": lambda m: setattr(next(iter(m.storage_data.values())), "length", -1),
     "storage_data": lambda m: setattr(m, "storage_data", [1, 2]),
     "state_dict_metadata": lambda m: setattr(m, "state_dict_metadata", None),

@@ -248,6 +248,15 @@ def test_a_file_of_another_world_size_is_an_error(tmp_path):
     assert told(ck)[0] == ("CK103", 1) and "partition_count [2], rank 0 has [3]" in ck.problems[0].message
 
 
+def test_a_file_of_other_sub_groups_is_an_error(tmp_path):
+    run = Run(values({"a": (30, 7), "b": (20,)}), [["a", "b"]], 2, 3)
+    tag = run.save(tmp_path / "one")
+    run.sub_group_size = 1
+    shutil.copy(run.save(tmp_path / "two") / OPTIM.format(1), tag)
+    ck = ckptools.open(tag, all_ranks=True)
+    assert told(ck)[0] == ("CK104", 1) and "115 elements in 2 sub-groups (105, 10)" in ck.problems[0].message
+
+
 def test_a_file_of_another_step_is_an_error(tmp_path):
     run = Run(values({"a": (30, 7)}), [["a"]], 3)
     tag = run.save(tmp_path / "now")
