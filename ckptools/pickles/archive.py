@@ -50,7 +50,10 @@ def check_byte_order(archive: Container) -> None:
 
 
 def locator(archive: Container) -> Locate:
-    """Tell where storages lie, checking that each record is as long as the pickle says."""
+    """Make a function that tells where a storage lies: `(file, byte offset, record name, CRC-32)`.
+
+    It raises a ReadError for a record that is missing, or not as long as the pickle says.
+    """
     known: dict[str, int] = {}
 
     def locate(storage: Storage) -> tuple[Path, int, str, int]:

@@ -279,7 +279,7 @@ def _places(stream: Stream, keys: Any, storages: Mapping[str, Storage]) -> dict[
 
 
 def locator(file: File | Window, places: Mapping[str, int]) -> Locate:
-    """Tell where storages lie, from the byte offset of each in `file`."""
+    """Make a function that tells where a storage lies, from the byte offset of each in `file`."""
 
     def locate(storage: Storage) -> tuple[Path, int, str, int]:
         first = storage.first if isinstance(storage, View) else 0

@@ -1,4 +1,4 @@
-"""What a pickle may cost, and the error that says it asked for more, or is no pickle at all."""
+"""Limits of what a pickle may ask for, and the errors that say it is beyond them, cut short, or no pickle at all."""
 
 from __future__ import annotations
 

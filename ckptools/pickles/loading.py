@@ -1,4 +1,4 @@
-"""A pickle run within its limits: the tree that it describes, or one line that says why there is none."""
+"""Running a pickle within its limits: the tree that it describes, or one line that says why there is none."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ckptools.pickles.machine import Machine
 
 
 def load_checked(machine: Machine, path: Path, what: str) -> Any:
-    """Run a pickle and hold its tree against the budgets; `what` names it in errors.
+    """Run a pickle and check its tree against the limits; `what` names the pickle in errors.
 
     Raises:
-        ReadError: it is damaged, or beyond the budgets.
+        ReadError: it is damaged, or beyond the limits.
     """
     try:
         with gc_paused():
@@ -42,7 +42,7 @@ def _checked(tree: Any) -> Any:
 
 @contextmanager
 def gc_paused() -> Iterator[None]:
-    """Hold Python's search for cycles back while many objects are made and none becomes garbage."""
+    """Pause Python's cyclic garbage collector while many objects are made and none of them becomes garbage."""
     was = gc.isenabled()
     gc.disable()
     try:

@@ -75,6 +75,7 @@ class MachineState:
     Attributes:
         data: the pickle.
         stack: values under construction above the last mark.
+        marks: the stacks below each mark, the outermost first.
         memo: what the pickle has given a number.
         globals: every name that the pickle mentions, in order of first use.
         next_number: one more than the highest number given; picklers count upwards.

@@ -94,7 +94,7 @@ def probe(path: Path) -> None:
 
 @contextmanager
 def decompressed(file: File) -> Iterator[tuple[File, tuple[str, ...]]]:
-    """The file itself, or where it is compressed a temporary file with what it holds; and what contents that makes.
+    """Yield the file, or a temporary one with what it unpacks to, and its contents, such as `("gzip", "zip")`.
 
     Raises:
         ReadError: it cannot be unpacked.

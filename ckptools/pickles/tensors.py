@@ -17,7 +17,7 @@ from ckptools.dtypes import ITEMSIZE, QUANTIZED
 from ckptools.model.regions import Box, Ints
 from ckptools.model.tensor import Shard, Source, Tensor, TensorKind
 from ckptools.model.values import Global, NumpyArray, Opaque, describe_for_error
-from ckptools.pickles import dtensor, sharded
+from ckptools.pickles import dtensor, sharded_tensor
 from ckptools.pickles.limits import MAX_NDIM
 from ckptools.pickles.machine_state import MachineState
 from ckptools.pickles.objects import Storage
@@ -174,7 +174,7 @@ def _wrapper_subclass(m: MachineState, cls: Global, inner: Args, state: Any) -> 
         return _unknown_subclass(cls, None, state)
     requires_grad = len(inner) > 7 and inner[7] is True
     if cls.name == "ShardedTensor":
-        tensor = sharded.describe(m, shape, dtype, state)
+        tensor = sharded_tensor.describe(m, shape, dtype, state)
         return replace(tensor, requires_grad=True) if requires_grad else tensor
     if cls.name == "DTensor":
         tensor = dtensor.describe(m, shape, dtype, state)

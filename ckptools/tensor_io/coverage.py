@@ -1,4 +1,4 @@
-"""Why a tensor cannot be put together whole, told in the words of a problem."""
+"""Whether the shards of a tensor make all of it, and the problem that says what is missing or overlaps."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from ckptools.errors import WriteError
 from ckptools.text import first_line
-from ckptools.training import layouts, output, truth
+from ckptools.training import full_state, layouts, output
 from ckptools.training.options import Created, CreateOptions
 from ckptools.training.run import Report, Run, train
 
@@ -57,7 +57,7 @@ def _save(run: Run, partial: Path) -> Created:
     try:
         layouts.BY_NAME[run.options.layout].save(run, partial)
         if run.options.full:
-            truth.save(run, partial)
+            full_state.save(run, partial)
         dist.barrier()
         if dist.get_rank() == 0:
             files = [output.finish(partial, out)]

@@ -160,8 +160,8 @@ FAULTS = (
         ("for c in self._near(part.first) if c.past == part.first", "for c in self._near(part.first)"),
     ),
     *_in(
-        "pickles/sharded.py",
-        "pickles/test_sharded.py",
+        "pickles/sharded_tensor.py",
+        "pickles/test_sharded_tensor.py",
         ("    if tensor.shape != box.sizes or tensor.dtype != dtype:\n", "    if tensor.dtype != dtype:\n"),
         ("    if tensor.shape != box.sizes or tensor.dtype != dtype:\n", "    if tensor.shape != box.sizes:\n"),
         ("    if not places or any(shards[i].source is not None for i in places):\n", "    if not places:\n"),
