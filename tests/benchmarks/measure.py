@@ -82,10 +82,9 @@ class Pair:
         """Median over the pairs of ours / theirs, in wall time."""
         return statistics.median(a.seconds / b.seconds for a, b in zip(self.ours, self.theirs, strict=True))
 
-    @property
-    def over(self) -> float:
-        """Median over the pairs of (ours - 0.5 s) / theirs, for figures that allow half a second to start."""
-        return statistics.median((a.seconds - 0.5) / b.seconds for a, b in zip(self.ours, self.theirs, strict=True))
+    def over(self, start: float) -> float:
+        """Median over the pairs of (ours - `start` seconds) / theirs, for figures that allow some time to start."""
+        return statistics.median((a.seconds - start) / b.seconds for a, b in zip(self.ours, self.theirs, strict=True))
 
 
 def in_turn(ours: Sequence[str], theirs: Sequence[str], rounds: int, between: Callable[[], None]) -> Pair:
