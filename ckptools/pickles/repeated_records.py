@@ -5,7 +5,7 @@ place elsewhere in the pickle, the files of neighbouring ranks spell those lists
 included. So what `shard_runs` has matched once need only be compared afterwards, which costs a hundredth.
 
 The same bytes mean the same only where the words in them have the same memo numbers. Those are what the pattern of a
-record is made from; where a pickle has another pattern, nothing is recognised and everything is learned anew.
+record is made from, so what was learned with one pattern is for pickles that have the same.
 """
 
 from __future__ import annotations
@@ -83,13 +83,12 @@ class RepeatedRecords:
         self._by_value: dict[tuple[Ints, Ints, int | None], ShardRecord] = {}
         self.layouts: dict[Any, Any] = {}
         self.learned = 0
-        self._pattern = b""
+        self._by_pattern: dict[bytes, list[_Chain]] = {}
         self._chains: list[_Chain] = []
 
     def begin(self, pattern: bytes) -> None:
-        """Begin a pickle in which a record has this pattern; what was learned with another one is forgotten."""
-        if pattern != self._pattern:
-            self._pattern, self._chains, self.learned = pattern, [], 0
+        """Begin a pickle in which a record has this pattern: only what was learned with the same one is recognised."""
+        self._chains = self._by_pattern.setdefault(pattern, [])
         if len(self._by_value) > MAX_RECORDS:
             self.records, self._by_value = {}, {}
 
