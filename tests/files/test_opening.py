@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ckptools.errors import ReadError, UnsafePathError
-from ckptools.files.opening import File, OpenFiles, check_stays_inside, reading
+from ckptools.files.opening import File, OpenFiles, Window, check_stays_inside, reading
 
 
 @pytest.fixture
@@ -198,3 +198,17 @@ def test_threads_share_it(path):
         for thread in threads:
             thread.join()
     assert wrong == []
+
+
+@pytest.mark.parametrize(("start", "size"), [(-1, 5), (0, -1), (195, 6), (201, 0)])
+def test_a_part_that_does_not_lie_in_its_file_is_one_line(path, start, size):
+    with File(path) as file, pytest.raises(ReadError, match=f"ends at byte 200; expected {size} bytes at {start}$"):
+        Window(file, start, size)
+
+
+def test_a_part_reads_its_own_bytes_and_no_others(path):
+    with File(path) as file:
+        part = Window(file, 195, 5)
+        assert part.read(1, 4) == bytes([196, 197, 198, 199])
+        with pytest.raises(ReadError, match=r"expected 5 bytes at 1$"):
+            part.read(1, 5)

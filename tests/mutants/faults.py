@@ -562,13 +562,49 @@ FAULTS = (
     ),
     *_in(
         "model/problems.py",
-        "consolidate/test_refusals.py formats/test_one_run.py formats/test_rank_files.py",
+        "consolidate/test_forbidden.py",
         ('"files of different steps or saves", "error", "any output"', '"files of different steps or saves", "error"'),
+        ('"metadata that contradicts itself", "error", "any output"', '"metadata that contradicts itself", "error"'),
         ('"stray or duplicate rank file", "error", "any output"', '"stray or duplicate rank file", "error"'),
         ('"world sizes disagree", "error", "any output"', '"world sizes disagree", "error"'),
         (
             '"ranks disagree on layout, shape or dtype", "error", "any output"',
             '"ranks disagree on layout, shape or dtype", "error"',
         ),
+        (
+            '"copies that should be equal differ", "error", "any output"',
+            '"copies that should be equal differ", "error"',
+        ),
+        ('"rank file missing", "error", "complete output", "file"', '"rank file missing", "error"'),
+        (
+            '"value lost or damaged inside a file", "error", "complete output", "value"',
+            '"value lost or damaged inside a file", "error"',
+        ),
+        ('"one file of several", "error", "complete output", "part"', '"one file of several", "error"'),
+    ),
+    *_in(
+        "formats/shared/file_status.py",
+        "formats/test_file_status.py",
+        ('return "cut" if self.kind == "cut" else "bad"', 'return "bad"'),
+        ('Code.FILE_UNREADABLE if self.kind == "no access" else Code.FILE_CUT', "Code.FILE_CUT"),
+        ("error.reason if error.path == path else str(error)", "error.reason"),
+    ),
+    *_in(
+        "formats/shared/checkpoint_builder.py",
+        "formats/test_checkpoint_builder.py",
+        ("problems=worst_first(self.problems)", "problems=tuple(self.problems)"),
+        ("self.names |= dict.fromkeys(names)", "self.names = dict.fromkeys(names)"),
+        ("        self.add_read(other.files_read, other.bytes_read, other.names)\n", ""),
+    ),
+    *_in(
+        "errors.py",
+        "test_errors.py",
+        ('getattr(path, "original", path)', "path"),
+        ("    error.__dict__.update(facts)\n", ""),
+    ),
+    *_in(
+        "formats/opening.py",
+        "formats/test_folders.py",
+        ("[p for p in others if p.name not in known]", "list(others)"),
     ),
 )
