@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 
 from ckptools.dtypes import can_be_nan
@@ -42,6 +41,8 @@ def command_arguments(ck: Checkpoint) -> str:
 
 
 def _quoted(words: list[str]) -> str:
+    import shlex
+
     return " ".join(printable(shlex.quote(word)) for word in words)
 
 

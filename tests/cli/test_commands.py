@@ -120,7 +120,7 @@ def test_paths_and_flags_mean_what_typer_takes_them_for(name, arguments, monkeyp
     assert [ours.arguments] == taken
 
 
-MORE = [[], ["--json"], ["a", "-j", "2"], ["a", "--ranks=x"], ["--", "a"], ["a", "--jso"], ["a", "-"]]
+MORE = [[], ["--json"], ["a", "-j", "2"], ["a", "--ranks=x"], ["--", "a"], ["a", "--jso"], ["a", "-"], ["a", "--jobs"]]
 
 
 @pytest.mark.parametrize("arguments", MORE, ids=str)
@@ -153,6 +153,13 @@ def test_what_registers_itself_is_undone_before_the_process_ends(tmp_path):
     (tmp_path / "scratch").mkdir()
     done = process("inspect", packed, "--only-this-file", TMPDIR=str(tmp_path / "scratch"))
     assert (done.returncode, list((tmp_path / "scratch").iterdir())) == (0, [])
+
+
+def test_what_the_code_of_a_shell_has_not_written_yet_is_written_when_it_ends(tmp_path):
+    done = process(
+        "shell", COMPOSER, "-c", f"import math; math.f = open({str(tmp_path / 'kept')!r}, 'w'); math.f.write('kept')"
+    )
+    assert (done.returncode, (tmp_path / "kept").read_text()) == (0, "kept")
 
 
 def closed_early(*arguments: object) -> tuple[int, str]:

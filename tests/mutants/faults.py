@@ -553,6 +553,19 @@ FAULTS = (
         ("if start < 0 or size < 0 or start + size > file.size:", "if start < 0 or size < 0:"),
     ),
     *_in(
+        "cli/plain_arguments.py",
+        "cli/test_commands.py",
+        ('os.name == "nt" or not paths or not all(', 'os.name == "nt" or not all('),
+        ("zip(names[len(names) - len(defaults) :], defaults", "zip(names[: len(defaults)], defaults"),
+        (" if default is False}", "}"),
+    ),
+    *_in(
+        "cli/ending.py",
+        "cli/test_commands.py",
+        (' or "torch" in sys.modules', ""),
+        ("            ending.code = done.code or 0\n", "            ending.code = 0\n"),
+    ),
+    *_in(
         "cli/printing.py",
         "cli/test_commands.py",
         (

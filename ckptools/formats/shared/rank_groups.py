@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Sequence
-from glob import escape
 from itertools import islice
 from pathlib import Path
 
@@ -98,6 +97,8 @@ def files_matching(folder: Path, pattern: str, follow_symlinks: bool) -> list[Ra
         ReadError: no file fits.
         UnsafePathError: a file is a link out of the folder.
     """
+    from glob import escape
+
     _check_pattern(folder, pattern)
     expression = re.compile("".join(_expressions(pattern)))
     anything = "".join("*" if n % 2 else escape(text) for n, text in enumerate(HOLDER.split(pattern)))
