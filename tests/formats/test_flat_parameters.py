@@ -285,3 +285,17 @@ def test_a_name_of_very_many_modules_is_refused():
         infer_flat_layout(
             {"x._flat_param": flat(3, (0, 0, 3))}, Shapes("told", {"a." * 200 + "w": (3,)}, {}, AS_WRITTEN), None
         )
+
+
+def run_at(first: int, length: int) -> Tensor:
+    """What rank 0 has of a parameter under its own name: a view of its flat parameter's storage."""
+    source = Source(Path("0"), 4 * first, "float32", (length,), (1,), "data/0", (0, 16))
+    return Tensor((length,), "float32", (Shard(Box((0,), (length,)), 0, source),))
+
+
+def test_runs_of_the_right_lengths_at_other_places_are_refused():
+    right = {"_flat_param": flat(4, (0, 0, 4)), "v": run_at(0, 2), "w": run_at(2, 2)}
+    (unit,) = infer_flat_layout(right, told(v=(2,), w=(2,)), None)
+    assert [m.start for m in unit.members] == [0, 2]
+    with pytest.raises(UnknownLayoutError, match="do not lie where the ranks hold them"):
+        infer_flat_layout({**right, "v": run_at(2, 2), "w": run_at(0, 2)}, told(v=(2,), w=(2,)), None)
