@@ -199,6 +199,17 @@ def is_remote(path: str | Path) -> bool:
     return bool(_URL.match(str(path))) and not Path(path).exists()
 
 
+def local_path(path: str | Path) -> Path:
+    """A path of this machine, as the user gave it.
+
+    Raises:
+        ReadError: it is a URL.
+    """
+    if is_remote(path):
+        raise ReadError(None, f"{path}: is remote; only local files are read: copy it to this machine first")
+    return Path(path)
+
+
 def _refused(path: Path, error: OSError) -> ReadError:
     """What the system says when it does not let us read."""
     why = (error.strerror or type(error).__name__).lower()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ckptools.errors import CkptoolsError, ReadError, SeveralError, UnknownFormatError, UsageError
 from ckptools.files.file_type import HEAD, what_is
-from ckptools.files.opening import is_remote, reading
+from ckptools.files.opening import local_path, reading
 from ckptools.formats.options import OnFile, Options, Reader, Weights
 from ckptools.formats.plugins import formats_from_outside
 from ckptools.formats.registry import FORMATS, RANK_FILES, Format, recognised
@@ -82,8 +82,8 @@ def open_checkpoint(
         names=None if names is None else read_names(names, follow_symlinks),
     )
     if isinstance(path, (str, Path)):
-        return _named(_open(_local(path), replace(options, ranks=ranks)), options.names)
-    return _named(_open_files([_local(one) for one in path], options, ranks), options.names)
+        return _named(_open(local_path(path), replace(options, ranks=ranks)), options.names)
+    return _named(_open_files([local_path(one) for one in path], options, ranks), options.names)
 
 
 def open_again(path: Path, options: Options | None) -> Checkpoint:
@@ -173,17 +173,6 @@ def _check_here(path: Path) -> None:
     with reading(path):
         if not path.exists():
             raise ReadError(path, "no such file or folder")
-
-
-def _local(path: str | Path) -> Path:
-    """A path of this machine.
-
-    Raises:
-        ReadError: it is a URL.
-    """
-    if is_remote(path):
-        raise ReadError(None, f"{path}: is remote; only local files are read: copy it to this machine first")
-    return Path(path)
 
 
 def _open(path: Path, options: Options) -> Checkpoint:
