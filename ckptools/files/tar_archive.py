@@ -5,7 +5,7 @@ Layout of headers: POSIX.1-2001 (pax), and GNU tar's long names and base-256 siz
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ckptools.errors import ReadError
 from ckptools.files.opening import File
@@ -17,8 +17,7 @@ MAX_EXTENSION = 1 << 16
 """Bytes of a long name or a pax header; both hold a path and a few numbers."""
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(NamedTuple):
     """A regular file in a tar.
 
     Attributes:

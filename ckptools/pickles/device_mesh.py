@@ -10,10 +10,9 @@ Source: torch/distributed/device_mesh.py, _mesh_layout.py; checked on files of t
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from itertools import product
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptools.model.regions import Ints, contiguous_strides
 from ckptools.model.tensor import Tensor
@@ -29,8 +28,7 @@ Claim = tuple[int | None, int]
 """Rank, which may be None, and world size."""
 
 
-@dataclass(frozen=True)
-class Mesh:
+class Mesh(NamedTuple):
     """A device mesh as one rank saw it.
 
     Attributes:

@@ -12,10 +12,9 @@ torch 2.2.2, 2.4.1, 2.6.0 and 2.13.0, and with torch's own full tensors for unev
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import product
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptools.model.regions import Ints, Run, chunk_runs, grid_boxes, strided_chunk_runs
 from ckptools.model.tensor import Shard, Source, Tensor, in_rank_order
@@ -30,8 +29,7 @@ MAX_SCATTER = 1024
 SHARDS = ("Shard", "_StridedShard")
 
 
-@dataclass(frozen=True)
-class Placement:
+class Placement(NamedTuple):
     """How a mesh dimension cuts a tensor.
 
     Attributes:
