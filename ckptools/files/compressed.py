@@ -47,7 +47,7 @@ def unpacked(file: File, content: str) -> Path:
 
     Args:
         file: the compressed file, open.
-        content: the compression, as `contents.content_of` names it.
+        content: the compression, as `file_type.content_of` names it.
 
     Raises:
         ReadError: it is cut or damaged, is no checkpoint inside, or needs a package that is not installed.

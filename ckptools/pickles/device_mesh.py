@@ -87,18 +87,18 @@ def worlds(outermost: int, ranks: Ints | None, names_root: bool) -> tuple[int | 
     return at_least if whole else None, at_least
 
 
-def claims_of(told: Iterable[Claim], meshes: Iterable[Mesh]) -> tuple[frozenset[Claim], bool]:
+def claims_of(claims: Iterable[Claim], meshes: Iterable[Mesh]) -> tuple[frozenset[Claim], bool]:
     """What a file claims, and whether its world sizes are only what the world has at least.
 
     Args:
-        told: what ShardedTensors say, and meshes that name the one that they were cut from.
+        claims: what ShardedTensors say, and meshes that name the one that they were cut from.
         meshes: the others. Several in one file may be slices of one world: the one with the most ranks speaks for all.
     """
-    listed, sure = list(meshes), max((world for _, world in told), default=0)
+    listed, sure = list(meshes), max((world for _, world in claims), default=0)
     most = max((mesh.at_least for mesh in listed), default=0)
     known = max((mesh.world_size or 0 for mesh in listed), default=0)
     world = max(most, sure)
-    return frozenset(told) | {(mesh.rank, world) for mesh in listed}, world > max(known, sure)
+    return frozenset(claims) | {(mesh.rank, world) for mesh in listed}, world > max(known, sure)
 
 
 def _ranks(known: Ints | None, sizes: Ints, strides: Ints | None, place: Ints | None, rank: int | None) -> Ints | None:

@@ -16,23 +16,23 @@ def cover_problem(tensor: Tensor, fqn: str) -> Problem | None:
     if tensor.note:
         return Problem(Code.TENSOR_NOT_JOINED, tensor.note, None, fqn)
     try:
-        told = cover(tensor.shape, {s.box for s in tensor.found})
+        covered = cover(tensor.shape, {s.box for s in tensor.found})
     except TangledLayoutError as error:
         return Problem(Code.TENSOR_NOT_JOINED, str(error), None, fqn)
-    if told.exact:
+    if covered.exact:
         return None
-    if told.outside:
-        box = told.outside[0]
+    if covered.outside:
+        box = covered.outside[0]
         text = f"a shard at {box}{_whose(tensor, box)} outside of {list(tensor.shape)}"
         return Problem(Code.TENSOR_OVERLAP, text, None, fqn)
-    if told.overlaps:
-        a, b = told.overlaps[0]
+    if covered.overlaps:
+        a, b = covered.overlaps[0]
         text = f"shards {a}{_whose(tensor, a)} and {b}{_whose(tensor, b)} overlap"
         return Problem(Code.TENSOR_OVERLAP, text, None, fqn)
     ranks = sorted({s.rank for s in tensor.shards if s.source is None and s.rank is not None})
     whose = f", held by rank {', '.join(map(str, ranks[:8]))}" if ranks else ""
-    where = first_few(told.gaps, 3)
-    text = f"gap {where}: {told.missing} of {tensor.numel} elements are in no file here{whose}"
+    where = first_few(covered.gaps, 3)
+    text = f"gap {where}: {covered.missing} of {tensor.numel} elements are in no file here{whose}"
     return Problem(Code.TENSOR_GAP, text, ranks[0] if ranks else None, fqn)
 
 

@@ -192,12 +192,12 @@ def _needed(tensor: Tensor, box: Box) -> list[Shard]:
         if (shard.source or shard.item) and shard.box not in chosen and (not box.sizes or shard.box.intersect(box)):
             chosen[shard.box] = dcp_items.with_source(shard)
     parts = [b.intersect(box) or b for b in chosen] if box.sizes else list(chosen)
-    told = cover(
+    covered = cover(
         box.sizes, (Box(tuple(o - p for o, p in zip(b.offsets, box.offsets, strict=True)), b.sizes) for b in parts)
     )
-    if not told.exact:
-        where = ", ".join(map(str, told.gaps[:3])) or "overlapping shards"
-        raise NotWholeError("tensor", f"no file here holds {told.missing} of its {box.numel} elements: {where}")
+    if not covered.exact:
+        where = ", ".join(map(str, covered.gaps[:3])) or "overlapping shards"
+        raise NotWholeError("tensor", f"no file here holds {covered.missing} of its {box.numel} elements: {where}")
     return list(chosen.values())
 
 

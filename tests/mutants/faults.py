@@ -73,9 +73,9 @@ FAULTS = (
     *_in(
         "tensor_io/coverage.py",
         "consolidate/test_coverage.py formats/test_rank_files.py formats/test_dcp.py",
-        ("    if told.exact:\n", "    if not told.missing:\n"),
-        ("    if told.exact:\n", "    if not (told.missing or told.overlaps):\n"),
-        ("    if told.exact:\n", "    if not (told.missing or told.outside):\n"),
+        ("    if covered.exact:\n", "    if not covered.missing:\n"),
+        ("    if covered.exact:\n", "    if not (covered.missing or covered.overlaps):\n"),
+        ("    if covered.exact:\n", "    if not (covered.missing or covered.outside):\n"),
         ("    if tensor.note:\n", "    if False:\n"),
     ),
     *_in(
@@ -85,8 +85,8 @@ FAULTS = (
         ("if not -n <= part < n:", "if not -n - 1 <= part < n:"),
         ("return part % n, 1", "return abs(part), 1"),
         ("if step != 1:", "if step < 0:"),
-        ("if not told.exact:", "if told.overlaps:"),
-        ("if not told.exact:", "if told.missing:"),
+        ("if not covered.exact:", "if covered.overlaps:"),
+        ("if not covered.exact:", "if covered.missing:"),
         ("    if len(parts) > len(tensor.shape):\n", "    if False:\n"),
         ("if not isinstance(part, bool) and hasattr", "if hasattr"),
         (
