@@ -207,7 +207,7 @@ FAULTS = (
         ("return len(a) == len(b) and all(", "return all("),
         ("return difference(a, b) is None and same_records", "return same_records"),
         ("return difference(a, b) is None and same_records([*a.shards, *b.shards])", "return difference(a, b) is None"),
-        ("    yield from listed.values()\n", "    yield from ()\n"),
+        ("in_rank_order((*listed.values(), *(s for", "in_rank_order((*(s for"),
     ),
     *_in(
         "model/rank_vote.py",

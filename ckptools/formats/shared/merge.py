@@ -110,7 +110,7 @@ class Merge:
             return first
         if any(other.shape != first.shape for _, other in ranked):
             self.uneven.append(path)
-        return replace(first, shards=in_rank_order(_joined([(r, v) for r, v in ranked])))
+        return replace(first, shards=_joined(ranked))
 
 
 _NOTHING = object()
@@ -213,18 +213,20 @@ def _same_layout(a: Tensor, b: Tensor) -> bool:
     return [s.box for s in a.shards] == [s.box for s in b.shards]
 
 
-def _joined(ranked: Sequence[tuple[int, Tensor]]) -> Iterable[Shard]:
-    """Every rank's own shards, and those that a file lists and nobody has."""
+def _joined(ranked: Sequence[tuple[int, Tensor]]) -> tuple[Shard, ...]:
+    """Every rank's own shards, and those that a file lists and nobody has, in rank order."""
     found: dict[Box, list[Shard]] = {}
     for rank, tensor in ranked:
         for shard in tensor.shards:
             if shard.source is not None:
-                found.setdefault(shard.box, []).append(Shard(shard.box, rank, shard.source))
+                own = shard if shard.rank == rank else Shard(shard.box, rank, shard.source)
+                found.setdefault(shard.box, []).append(own)
     listed = {s.box: s for s in ranked[0][1].shards if s.source is None and 0 not in s.box.sizes}
     for box in found:
         listed.pop(box, None)
-    yield from listed.values()
-    yield from (s for shards in found.values() for s in shards)
+    if len(found) == 1 and not listed:
+        return tuple(*found.values())  # replicas, which have the order of the ranks already
+    return in_rank_order((*listed.values(), *(s for shards in found.values() for s in shards)))
 
 
 def same_records(shards: Iterable[Shard]) -> bool:
