@@ -15,13 +15,11 @@ from ckptools.files.opening import local_path, reading
 from ckptools.formats.options import OnFile, Options, Reader, Weights
 from ckptools.formats.plugins import formats_from_outside
 from ckptools.formats.registry import FORMATS, RANK_FILES, Format, recognised
-from ckptools.formats.shared import rank_signs
 from ckptools.formats.shared.file_reader import FileReader
 from ckptools.model.checkpoint import Checkpoint, GivenNames
 from ckptools.model.problems import Code, Problem
 from ckptools.pickles.loading import gc_paused
 from ckptools.training_state import modules
-from ckptools.training_state.optimizers import optimizers_of
 from ckptools.training_state.sections import sections_of_kind
 
 if TYPE_CHECKING:
@@ -262,6 +260,8 @@ def _training_file(folder: Path, found: Sequence[Path], options: Options) -> Che
 
 def _cheap(opened: Checkpoint) -> bool:
     """Whether reading every file in full, and not only what was read, takes no longer than a first look may."""
+    from ckptools.formats.shared import rank_signs
+
     ranks = len({f.rank for f in opened.files})
     seconds = opened.cost.seconds * len(opened.files) / max(opened.cost.files, 1)
     return ranks <= rank_signs.MAX_RANKS and seconds <= rank_signs.MAX_SECONDS
@@ -271,6 +271,8 @@ def _named(checkpoint: Checkpoint, given: GivenNames | None) -> Checkpoint:
     """The checkpoint with names for its one optimizer that is keyed by number, once they are seen to fit."""
     if given is None:
         return checkpoint
+    from ckptools.training_state.optimizers import optimizers_of
+
     numbered = [o.name for o in optimizers_of(checkpoint).values() if o.naming.by != "fqn"]
     if len(numbered) != 1:
         here = ", ".join(numbered) or "no optimizer here"

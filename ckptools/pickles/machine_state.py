@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ckptools.model.values import Global, NumpyScalar, Opaque, describe_for_error
-from ckptools.pickles.device_mesh import Claim, Mesh
 from ckptools.pickles.limits import (
     FREE_WORK,
     MAX_FLAT_KEY,
@@ -27,6 +26,9 @@ from ckptools.pickles.limits import (
 from ckptools.pickles.objects import Storage
 from ckptools.pickles.repeated_records import RepeatedRecords
 from ckptools.pickles.run_records import IndexRecord, Placement, ShardRecord
+
+if TYPE_CHECKING:
+    from ckptools.pickles.device_mesh import Claim, Mesh
 
 HARMLESS_KEYS = (str, bytes, bool, float, type(None), date)
 

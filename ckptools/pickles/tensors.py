@@ -17,7 +17,7 @@ from ckptools.dtypes import ITEMSIZE, QUANTIZED
 from ckptools.model.regions import Box, Ints
 from ckptools.model.tensor import Shard, Source, Tensor, TensorKind
 from ckptools.model.values import Global, NumpyArray, Opaque, describe_for_error
-from ckptools.pickles import dtensor, sharded_tensor
+from ckptools.pickles import sharded_tensor
 from ckptools.pickles.limits import MAX_NDIM
 from ckptools.pickles.machine_state import MachineState
 from ckptools.pickles.objects import Storage
@@ -177,6 +177,8 @@ def _wrapper_subclass(m: MachineState, cls: Global, inner: Args, state: Any) -> 
         tensor = sharded_tensor.describe(m, shape, dtype, state)
         return replace(tensor, requires_grad=True) if requires_grad else tensor
     if cls.name == "DTensor":
+        from ckptools.pickles import dtensor
+
         tensor = dtensor.describe(m, shape, dtype, state)
         return replace(tensor, requires_grad=True) if requires_grad else tensor
     return _unknown_subclass(cls, Tensor(shape, dtype, ()), state)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.tensor import Tensor
-from ckptools.training_state.learning_rates import learning_rates
-from ckptools.training_state.optimizer_names import group_ids
-from ckptools.training_state.optimizers import Optimizer, ParamGroup, nested, optimizers_of
 from ckptools.training_state.sections import schedulers_of, section_name, sections_of, sections_of_kind
+
+if TYPE_CHECKING:
+    from ckptools.training_state.optimizers import Optimizer, ParamGroup
 
 
 class GroupRow(NamedTuple):
@@ -73,10 +73,17 @@ class SchedulerRow(NamedTuple):
 
 def optimizer_rows(ck: Checkpoint) -> tuple[OptimizerRow, ...]:
     """A row for each optimizer."""
+    if not sections_of_kind(ck, "optimizer"):
+        return ()
+    from ckptools.training_state.optimizers import optimizers_of
+
     return tuple(_optimizer_row(ck, optimizer) for optimizer in optimizers_of(ck).values())
 
 
 def _optimizer_row(ck: Checkpoint, optimizer: Optimizer) -> OptimizerRow:
+    from ckptools.training_state.optimizer_names import group_ids
+    from ckptools.training_state.optimizers import nested
+
     slots = {slot: None for entry in optimizer.state.values() if isinstance(entry, Mapping) for slot in entry}
     raw = next(s.value for s in sections_of(ck) if s.path == optimizer.path)
     listed = [bool(ids) or not optimizer.state for ids in group_ids(nested(raw))]
@@ -127,5 +134,10 @@ def _is_entry(entry: Any) -> bool:
 
 def scheduler_rows(ck: Checkpoint) -> tuple[SchedulerRow, ...]:
     """A row for each scheduler."""
-    rows = zip(sections_of_kind(ck, "scheduler"), schedulers_of(ck), learning_rates(ck), strict=True)
+    sections = sections_of_kind(ck, "scheduler")
+    if not sections:
+        return ()
+    from ckptools.training_state.learning_rates import learning_rates
+
+    rows = zip(sections, schedulers_of(ck), learning_rates(ck), strict=True)
     return tuple(SchedulerRow(name, s.name, s.value, rates.agree if rates else None) for s, name, rates in rows)

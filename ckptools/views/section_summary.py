@@ -12,7 +12,6 @@ from ckptools.model.tensor import Tensor
 from ckptools.model.tree import nodes_in, tensors_in, walk
 from ckptools.model.values import NumpyArray, scalar
 from ckptools.text import plural
-from ckptools.training_state.optimizers import nested
 from ckptools.training_state.sections import Section, SectionSize, storage_identity, stream_of
 from ckptools.training_state.steps import COUNTERS, EPOCH_COUNTERS
 from ckptools.views.value_text import key_name, value_text
@@ -54,6 +53,8 @@ def _model(ck: Checkpoint, section: Section) -> str:
 
 
 def _optimizer(ck: Checkpoint, section: Section) -> str:
+    from ckptools.training_state.optimizers import nested
+
     state = nested(section.value)["state"]
     slots = {slot: None for entry in state.values() if isinstance(entry, Mapping) for slot in entry}
     words = f"{_some(slots)} of {plural(len(state), 'parameter')}" if state else "no state yet"

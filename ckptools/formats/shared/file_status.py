@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ckptools.errors import ReadError, ReadErrorKind
 from ckptools.files.opening import reading
@@ -14,8 +13,7 @@ from ckptools.pickles import reader
 from ckptools.pickles.reader import Saved
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
+class Fault(NamedTuple):
     """Why one file of a checkpoint cannot be read, while the others can.
 
     Attributes:
