@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckptools.consolidate.writers.emit import Call, Emitter, Instance
+from ckptools.consolidate.writers.pickle_emitter import Emitter
+from ckptools.consolidate.writers.pickled_objects import Call, Instance
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Tensor
 from ckptools.model.values import Global, Size, TorchName

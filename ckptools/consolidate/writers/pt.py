@@ -12,7 +12,6 @@ from typing import Any
 from ckptools.consolidate.plan import Job
 from ckptools.consolidate.selection import Selection
 from ckptools.consolidate.writers.archive import Archive, Storage
-from ckptools.consolidate.writers.emit import Emitter
 from ckptools.consolidate.writers.layout import (
     Layout,
     ReadBack,
@@ -24,6 +23,7 @@ from ckptools.consolidate.writers.layout import (
 )
 from ckptools.consolidate.writers.loadable import LEFT_OUT, Loadable
 from ckptools.consolidate.writers.numpy_values import HeldTensor
+from ckptools.consolidate.writers.pickle_emitter import Emitter
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import RefusedError
 from ckptools.formats.shared.merge import empty_like

@@ -9,11 +9,11 @@ from __future__ import annotations
 import struct
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from typing import Any
 
 from ckptools.consolidate.writers.numpy_values import HeldTensor
+from ckptools.consolidate.writers.pickled_objects import Call, Instance
 from ckptools.dtypes import ITEMSIZE, LEGACY_STORAGE
 from ckptools.model.regions import contiguous_strides
 from ckptools.model.tensor import Tensor
@@ -26,36 +26,6 @@ ALLOWED_BY_TORCH = frozenset(
 """Names outside torch that `torch.load(weights_only=True)` accepts; source: torch/_weights_only_unpickler.py."""
 
 StorageKey = Callable[[Tensor | HeldTensor], str]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Instance:
-    """An object of one of torch's classes, made without a call and then given its state. May be a key of a dict.
-
-    Attributes:
-        module: of the class.
-        name: of the class.
-        state: what its `__setstate__` gets, or its attributes.
-    """
-
-    module: str
-    name: str
-    state: Any
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """What one of torch's functions or classes returns, such as a member of an enum.
-
-    Attributes:
-        module: of the function.
-        name: of the function.
-        args: positional arguments.
-    """
-
-    module: str
-    name: str
-    args: tuple[Any, ...]
 
 
 class Emitter:
