@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import ckptools
 from ckptools.cli import app
 from ckptools.errors import NotWholeError, ReadError
 from ckptools.formats.shared.fsdp1.flat_parameters import take_apart
+from ckptools.formats.shared.fsdp1.flat_shards import resolve_flat_shards
 from ckptools.formats.shared.fsdp1.units import UnknownLayoutError, infer_flat_layout
 from ckptools.formats.shared.shapes import Shapes
 from ckptools.model.regions import Box
@@ -299,3 +301,30 @@ def test_runs_of_the_right_lengths_at_other_places_are_refused():
     assert [m.start for m in unit.members] == [0, 2]
     with pytest.raises(UnknownLayoutError, match="do not lie where the ranks hold them"):
         infer_flat_layout({**right, "v": run_at(2, 2), "w": run_at(0, 2)}, told(v=(2,), w=(2,)), None)
+
+
+def test_runs_that_two_alignments_explain_are_refused():
+    """Of 8 ranks one was read: `b` begins at element 2 or at 4, and none of it is here."""
+    region = flat(8, (0, 0, 1))
+    others = tuple(Shard(Box((rank,), (1,)), rank, None) for rank in range(1, 8))
+    model = {"_flat_param": replace(region, shards=(*region.shards, *others)), "a": run_at(0, 1), "b": run_at(1, 0)}
+    with pytest.raises(UnknownLayoutError, match="the parameters of _flat_param fit in 2 ways"):
+        infer_flat_layout(model, told(a=(1,), b=(1,)), None)
+
+
+def test_names_that_fit_under_two_outer_modules_are_refused():
+    shapes = Shapes("told", {"a.w": (3,)}, {}, AS_WRITTEN)
+    with pytest.raises(UnknownLayoutError, match="its names fit in 2 ways"):
+        infer_flat_layout({"m.n._flat_param": flat(3, (0, 0, 3))}, shapes, None)
+
+
+@pytest.mark.parametrize(("lengths", "placed"), [((1, 3), True), ((1, 2), False), ((3, 5), False), ((2, 2, 2), False)])
+def test_runs_are_placed_only_where_they_make_whole_parameters(lengths, placed):
+    """Optimizer state by name beside a sharded model: in rank order the runs fill the parameter, once or more often."""
+    shards = tuple(run_at(0, n).shards[0]._replace(rank=rank) for rank, n in enumerate(lengths))
+    weight = Tensor((4,), "float32", tuple(Shard(Box((2 * r,), (2,)), r, None) for r in (0, 1)), "dtensor")
+    moment = Tensor((lengths[0],), "float32", shards)
+    optimizer = {"state": {"w": {"exp_avg": moment}}, "param_groups": [{"params": ["w"]}]}
+    resolve_flat_shards({"model": {"w": weight}, "optimizer": optimizer}, all_ranks=True)
+    moment = optimizer["state"]["w"]["exp_avg"]  # type: ignore[index]
+    assert (moment.shape == (4,), not moment.note) == (placed, placed)
