@@ -121,7 +121,7 @@ def measured(work: Path) -> Iterator[Row]:
     yield row(f"inspect one of {WORLD} rank files / torch.load", [*inspect, one], [*PEER, "load", one])
     yield row(f"inspect --all-ranks of {WORLD} / torch.load", [*inspect, many, "--all-ranks"], [*PEER, "load", many])
     every = [*inspect, many, "--all-ranks", "-j"]
-    yield row(f"inspect --all-ranks of {WORLD} -j 2 / -j 1 (to reach: 0.59)", [*every, "2"], [*every, "1"])
+    yield row(f"inspect --all-ranks of {WORLD} -j 2 / -j 1", [*every, "2"], [*every, "1"])
     yield row(f"verify --deep of {WORLD} / torch.load", [*verify, many, "--deep"], [*PEER, "load", many])
     to_pt = [*consolidate, many, "-o", str(out / "many.pt")]
     yield row(f"consolidate {WORLD} to .pt / torch.load", to_pt, [*PEER, "load", many])
