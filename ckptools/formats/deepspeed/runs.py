@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
+from typing import NamedTuple
 
 from ckptools.formats.shared.flat_runs import RunBox, boxes_of
 from ckptools.model.regions import Box, Ints, contiguous_strides
@@ -21,8 +21,7 @@ Where = tuple[int, int, int]
 """`(mp, dp, group)`: whose flat tensor, and which of them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(NamedTuple):
     """Consecutive elements of one parameter in one rank's flat tensor.
 
     Attributes:
@@ -40,8 +39,7 @@ class Run:
     at: int
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """A box of a parameter, and which flat tensor has its elements.
 
     Attributes:
@@ -85,4 +83,4 @@ def _pieces(run: Run, cuts: list[int]) -> Iterator[Run]:
     end = run.start + run.length
     inner = [run.start, *cuts[bisect_right(cuts, run.start) : bisect_right(cuts, end - 1)], end]
     for a, b in pairwise(inner):
-        yield replace(run, start=a, length=b - a, at=run.at + a - run.start)
+        yield run._replace(start=a, length=b - a, at=run.at + a - run.start)
