@@ -16,6 +16,7 @@ import pytest
 
 from ckptools.errors import ReadError
 from ckptools.formats.opening import open_checkpoint
+from ckptools.formats.shared import file_reader
 from ckptools.formats.shared.file_reader import MIN_FILES, FileReader
 from ckptools.formats.shared.reader_processes import messages, pool
 from ckptools.formats.shared.reader_processes.messages import Receiver, Sender
@@ -128,12 +129,24 @@ def test_files_are_told_of_in_order_as_they_are_read(whole):
     assert seen == [rank_file(whole, rank) for rank in range(WORLD)]
 
 
-def test_few_files_and_files_that_take_no_time_start_no_process(whole):
+@pytest.mark.parametrize("jobs, count", [(1, WORLD), (2, MIN_FILES - 1), (None, MIN_FILES - 1)])
+def test_few_files_or_one_job_start_no_process(whole, monkeypatch, jobs, count):
+    monkeypatch.setattr(file_reader, "MIN_SECONDS", 0.0)
+    paths = [rank_file(whole, rank) for rank in range(count)]
+    with FileReader(modules.read_file, jobs) as reader:
+        reader.ahead(paths)
+        assert [reader(path).path for path in paths] == paths and reader._processes is None
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1000.0], ids=["a while", "no time"])
+def test_unless_told_how_many_processes_are_started_only_for_files_that_take_a_while(whole, monkeypatch, seconds):
+    monkeypatch.setattr(file_reader, "MIN_SECONDS", seconds)
+    monkeypatch.setattr(file_reader, "_cores", lambda: 2)
     paths = [rank_file(whole, rank) for rank in range(WORLD)]
-    for jobs, asked in ((None, paths), (2, paths[: MIN_FILES - 1]), (1, paths)):
-        with FileReader(modules.read_file, jobs) as reader:
-            reader.ahead(asked)
-            assert [reader(path).path for path in asked] == asked and reader._processes is None
+    with FileReader(modules.read_file) as reader:
+        reader.ahead(paths)
+        assert [reader(path).path for path in paths] == paths
+        assert (reader._processes is not None) == (seconds == 0.0)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(FIXTURES)))
