@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ckptools.model import tensor as tensor_data
 from ckptools.model.regions import Box
@@ -109,6 +109,10 @@ def with_lazy_tensors(tree: Any, resolver: Resolver | None = None) -> Any:
     return _Binding(resolver).bound(tree)
 
 
+_Trail: TypeAlias = "tuple[_Trail, Any] | None"
+"""Where something is: the trail of what holds it, and its key there. Key paths of a deep tree would fill the memory."""
+
+
 class _Binding:
     """Puts lazy tensors that load in the place of those that only say where they are.
 
@@ -121,51 +125,60 @@ class _Binding:
 
     def bound(self, tree: Any) -> Any:
         """The tree, or what stands in its place. Iterative: foreign objects may lie in each other without end."""
-        stack: list[tuple[Any, KeyPath, bool]] = [(tree, (), False)]
+        stack: list[tuple[Any, _Trail, bool]] = [(tree, None, False)]
         while stack:
-            value, path, entered = stack.pop()
+            value, trail, entered = stack.pop()
             if entered:
-                self._met[id(value)] = value, self._with_bound_children(value, path)
+                self._met[id(value)] = value, self._with_bound_children(value, trail)
             elif isinstance(value, _HOLDERS) and id(value) not in self._met:
                 self._met[id(value)] = value, value
-                stack.append((value, path, True))
-                stack += [(child, at, False) for at, child in reversed(list(_children(value, path)))]
-        return self._now(tree, ())
+                stack.append((value, trail, True))
+                stack += [(child, at, False) for at, child in reversed(list(_children(value, trail)))]
+        return self._now(tree, None)
 
-    def _with_bound_children(self, value: Any, path: KeyPath) -> Any:
+    def _with_bound_children(self, value: Any, trail: _Trail) -> Any:
         """The holder whose children are bound; a tuple is made again where one of them is another now."""
         if isinstance(value, Opaque):
             for name in _OPAQUE_PARTS:
-                setattr(value, name, self._now(getattr(value, name), path))
+                setattr(value, name, self._now(getattr(value, name), trail))
             return value
         if isinstance(value, tuple):
-            children = [self._now(child, (*path, n)) for n, child in enumerate(value)]
+            children = [self._now(child, (trail, n)) for n, child in enumerate(value)]
             return value if all(a is b for a, b in zip(children, value, strict=True)) else tuple(children)
         for key, child in list(value.items() if isinstance(value, dict) else enumerate(value)):
             if isinstance(child, _BOUND):
-                value[key] = self._now(child, (*path, key))
+                value[key] = self._now(child, (trail, key))
         return value
 
-    def _now(self, value: Any, path: KeyPath) -> Any:
+    def _now(self, value: Any, trail: _Trail) -> Any:
         if isinstance(value, tensor_data.Tensor):
-            return self._tensor(value, path)
+            return self._tensor(value, trail)
         return self._met[id(value)][1] if id(value) in self._met else value
 
-    def _tensor(self, tensor: tensor_data.Tensor, path: KeyPath) -> Tensor:
+    def _tensor(self, tensor: tensor_data.Tensor, trail: _Trail) -> Tensor:
         if isinstance(tensor, Tensor):
             return tensor
         known = {f.name: getattr(tensor, f.name) for f in fields(tensor)}
         complete = tensor.shards and all(s.source is not None or s.item is not None for s in tensor.shards)
-        return Tensor(**known, resolver=None if complete else self._resolver, key=path)
+        return Tensor(**known, resolver=None if complete else self._resolver, key=_key_path(trail))
 
 
-def _children(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
-    """What holds other things in a holder, with its key path; an object's parts have the object's own."""
+def _children(value: Any, trail: _Trail) -> Iterator[tuple[_Trail, Any]]:
+    """What holds other things in a holder, with where it is; an object's parts have the object's own."""
     if isinstance(value, Opaque):
-        yield from ((path, getattr(value, name)) for name in _OPAQUE_PARTS)
+        yield from ((trail, getattr(value, name)) for name in _OPAQUE_PARTS)
     else:
         items = value.items() if isinstance(value, dict) else enumerate(value)
-        yield from (((*path, key), child) for key, child in items if isinstance(child, _HOLDERS))
+        yield from (((trail, key), child) for key, child in items if isinstance(child, _HOLDERS))
+
+
+def _key_path(trail: _Trail) -> KeyPath:
+    """The key path that a trail spells, from the root on."""
+    keys: list[Any] = []
+    while trail is not None:
+        trail, key = trail
+        keys.append(key)
+    return tuple(reversed(keys))
 
 
 _OPAQUE_PARTS = ("args", "state", "items", "keywords")
