@@ -68,7 +68,8 @@ class FileReader:
 
     def _read_here(self, path: Path) -> Saved:
         started = time.perf_counter()
-        saved = modules.read_file(path, self._repeated) if self._read is modules.read_file else self._read(path)
+        repeated = self._repeated if self._files else None  # the first is often the only one, and quicker without
+        saved = modules.read_file(path, repeated) if self._read is modules.read_file else self._read(path)
         self._seconds += time.perf_counter() - started
         self._files += 1
         return saved
