@@ -58,10 +58,24 @@ class File:
         Raises:
             ReadError: the file ends before that, or the disk fails.
         """
-        if offset < 0 or length < 0 or offset + length > self.size:
-            raise ReadError(self.path, f"ends at byte {self.size}; expected {length} bytes at {offset}")
+        self._check_has(offset, length)
         pieces = list(self._pieces(offset, length))
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def fill(self, offset: int, buffer: memoryview) -> None:
+        """Read a buffer full at `offset`.
+
+        Raises:
+            ReadError: the file ends before that, or the disk fails.
+        """
+        self._check_has(offset, len(buffer))
+        done = 0
+        while done < len(buffer):
+            done += self.read_into(offset + done, buffer[done:])
+
+    def _check_has(self, offset: int, length: int) -> None:
+        if offset < 0 or length < 0 or offset + length > self.size:
+            raise ReadError(self.path, f"ends at byte {self.size}; expected {length} bytes at {offset}")
 
     def _pieces(self, offset: int, length: int) -> Iterator[bytes]:
         done = 0

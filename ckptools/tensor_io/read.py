@@ -147,7 +147,10 @@ def fill(
                 place = tuple(
                     slice(t.start + o, t.start + o + n) for t, o, n in zip(target, at, part.shape, strict=True)
                 )
-                out[place] = _strided(file, part, seen)
+                if seen is None and part.shape and part.contiguous and out[place].flags.c_contiguous:
+                    file.fill(part.offset, out[place].reshape(-1).view("u1").data)
+                else:
+                    out[place] = _strided(file, part, seen)
 
 
 def _bounded(source: Source, limit: int) -> Iterator[tuple[Source, tuple[int, ...]]]:
@@ -241,11 +244,10 @@ def read_shard(shard: Shard, files: OpenFiles | None = None) -> Raw:
 def _as_torch(raw: Raw, dtype: str) -> Any:
     import torch
 
-    empty = torch.empty(raw.shape, dtype=getattr(torch, dtype))
-    if raw.size:
-        as_bytes = np.ascontiguousarray(raw).reshape(-1).view("u1")
-        empty.reshape(-1).view(torch.uint8).copy_(torch.from_numpy(as_bytes))
-    return empty
+    if not raw.size:
+        return torch.empty(raw.shape, dtype=getattr(torch, dtype))
+    as_bytes = np.ascontiguousarray(raw).reshape(-1).view("u1")
+    return torch.from_numpy(as_bytes).view(getattr(torch, dtype)).reshape(raw.shape)
 
 
 def box_of_index(tensor: Tensor, index: Any) -> tuple[Box, tuple[int, ...]]:

@@ -146,8 +146,9 @@ def test_a_slice_reads_only_the_bytes_it_needs(tmp_path, monkeypatch):
     from ckptools.files.opening import File
 
     found = saved(tmp_path, torch.arange(100_000.0).reshape(1000, 100))
-    sizes, read = [], File.read
+    sizes, read, fill = [], File.read, File.fill
     monkeypatch.setattr(File, "read", lambda self, at, n: (sizes.append(n), read(self, at, n))[1])
+    monkeypatch.setattr(File, "fill", lambda self, at, out: (sizes.append(len(out)), fill(self, at, out))[1])
     assert found[10, 3:5].tolist() == [1003, 1004]
     assert sum(sizes) == 8
 
