@@ -69,9 +69,7 @@ class File:
             ReadError: the file ends before that, or the disk fails.
         """
         self._check_has(offset, len(buffer))
-        done = 0
-        while done < len(buffer):
-            done += self.read_into(offset + done, buffer[done:])
+        self.read_all_into(offset, buffer)
 
     def _check_has(self, offset: int, length: int) -> None:
         if offset < 0 or length < 0 or offset + length > self.size:
@@ -91,6 +89,16 @@ class File:
                 return
             if not piece:
                 raise ReadError(self.path, f"became shorter while it was read: no byte {offset + done}")
+
+    def read_all_into(self, offset: int, buffer: memoryview) -> None:
+        """Read a buffer full at `offset`, of a file that may have grown or shrunk since it was opened.
+
+        Raises:
+            ReadError: the file ends before that, or the disk fails.
+        """
+        done = 0
+        while done < len(buffer):
+            done += self.read_into(offset + done, buffer[done:])
 
     def read_into(self, offset: int, buffer: memoryview) -> int:
         """Read up to a buffer full at `offset`; return how many bytes.

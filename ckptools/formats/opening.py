@@ -71,10 +71,13 @@ def open_checkpoint(
     if weights not in ("fp32", "module"):
         raise UsageError(None, f"--weights {weights}: choose fp32 or module")
     options = Options(
-        all_ranks, only_this_file, follow_symlinks, read_file, jobs=jobs, on_file=on_file, weights=weights
-    )
-    options = replace(
-        options,
+        all_ranks,
+        only_this_file,
+        follow_symlinks,
+        read_file,
+        jobs=jobs,
+        on_file=on_file,
+        weights=weights,
         shapes=None if shapes is None else read_shapes(Path(shapes), follow_symlinks),
         rules=None if rules is None else Path(rules),
         names=None if names is None else read_names(names, follow_symlinks),

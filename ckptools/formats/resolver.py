@@ -15,7 +15,7 @@ from ckptools.formats.opening import open_again
 from ckptools.formats.options import Options
 from ckptools.formats.shared.rank_groups import rank_group
 from ckptools.formats.shared.rank_names import RankName
-from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.checkpoint import Checkpoint, RankFile
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Shard, Tensor
 from ckptools.model.tree import KeyPath, leaf_at
@@ -44,12 +44,12 @@ class Resolver:
         self._whole: Checkpoint | None = None
 
     def all_ranks(self) -> Checkpoint:
-        """The checkpoint with every rank's structure read, which happens once.
+        """The checkpoint with every rank's structure read, which happens once, and again if a file has changed since.
 
         Raises:
             CkptoolsError: it cannot be opened any more.
         """
-        if self._whole is None:
+        if self._whole is None or not all(map(_unchanged, self._whole.files)):
             self._whole = open_again(self.path, self.options)
             self._saved.clear()
         return self._whole
@@ -115,6 +115,15 @@ class Resolver:
             return tensor
         same = {name: getattr(found, name) for name in ("shape", "dtype", "shards", "kind", "note")}
         return replace(tensor, **same)
+
+
+def _unchanged(file: RankFile) -> bool:
+    """Whether a file is as it was when its checkpoint was opened: of one size and time, or missing."""
+    try:
+        status = file.path.stat()
+    except OSError:
+        return file.status == "missing"
+    return (status.st_size, status.st_mtime) == (file.nbytes, file.modified)
 
 
 def _with_shards(tensor: AnyTensor, rank: int, found: tuple[Shard, ...]) -> AnyTensor:

@@ -125,8 +125,6 @@ def read_pieces(file: File, offset: int, nbytes: int, buffer: memoryview | None 
     end = offset + nbytes
     while offset < end:
         wanted = buffer[: min(len(buffer), end - offset)]
-        done = 0
-        while done < len(wanted):
-            done += file.read_into(offset + done, wanted[done:])
+        file.read_all_into(offset, wanted)
         yield wanted
         offset += len(wanted)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import shutil
 from collections import Counter
 from dataclasses import fields
 
@@ -66,6 +67,15 @@ def test_verify_and_consolidate_share_what_was_read_of_all_ranks(tmp_path):
     before = reader.read.copy()
     ck.consolidate(tmp_path / "out.pt")
     assert reader.read == before
+
+
+def test_a_file_that_came_back_after_a_verdict_is_seen_by_the_next(tmp_path):
+    folder = shutil.copytree(SHARDED, tmp_path / "ck")
+    lost = (folder / "rank2.pt").rename(tmp_path / "rank2.pt")
+    ck = ckptools.open(folder / "rank0.pt")
+    assert not ck.verify().ok
+    lost.rename(folder / "rank2.pt")
+    assert ck.verify().ok
 
 
 def test_at_the_end_of_its_block_it_forgets_what_it_read():
