@@ -29,8 +29,9 @@ LAYERS = (
     ("training_state",),
     ("formats",),
     ("torch_engine",),
-    ("checks", "consolidate", "training", "views"),
+    ("checks", "consolidate", "views"),
     ("api",),
+    ("training",),
     ("cli",),
     ("__init__", "__main__"),
 )

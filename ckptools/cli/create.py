@@ -47,6 +47,7 @@ def create(
     heads: Size = 5,
     context: Size = 31,
     batch: Size = 8,
+    dropout: Annotated[float, typer.Option(hidden=True)] = 0.1,
 ) -> None:
     """Train a small transformer and save a real checkpoint.
 
@@ -69,7 +70,7 @@ def create(
         full=full,
         force=force,
         batch=batch,
-        size=training.ModelSize(vocab, width, layers, heads, context),
+        size=training.ModelSize(vocab, width, layers, heads, context, dropout),
     )
     created = training.create(options, verbose=True)
     if created.rank == 0:

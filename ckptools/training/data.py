@@ -1,13 +1,16 @@
 """Synthetic text that a model can learn within a few steps.
 
-A few common words follow one another by a fixed rule; one word in ten is replaced by any word at all.
+A few common words follow one another by a fixed rule. While training, one word in ten is replaced by any word at
+all: which ones NumPy draws, by which word Python, so that a run depends on every state that a checkpoint keeps.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from typing import cast
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
@@ -30,18 +33,24 @@ def sequences(vocab: int, context: int, seed: int) -> Tensor:
     Returns:
         int64 tokens (SEQUENCES, context + 1).
     """
-    random = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     common = min(COMMON_WORDS, vocab)
-    words = torch.randint(common, (SEQUENCES, 1), generator=random)
-    tokens = (words + 5 * torch.arange(context + 1)) % common
-    noisy = torch.rand(tokens.shape, generator=random) < NOISE
-    return torch.where(noisy, torch.randint(vocab, tokens.shape, generator=random), tokens)
+    words = torch.randint(common, (SEQUENCES, 1), generator=generator)
+    return (words + 5 * torch.arange(context + 1)) % common
 
 
-def make_loader(options: CreateOptions, rank: int, world_size: int) -> DataLoader[tuple[Tensor, ...]]:
-    """Make this rank's share of the training set; every epoch shuffles anew, from the seed."""
+def with_noise(tokens: Tensor, vocab: int) -> Tensor:
+    """Replace one token in ten by a random one; draws from NumPy's and Python's global generators."""
+    noisy = torch.from_numpy(np.random.random(tokens.shape) < NOISE)
+    tokens = tokens.clone()
+    tokens[noisy] = torch.tensor([random.randrange(vocab) for _ in range(int(noisy.sum()))], dtype=tokens.dtype)
+    return tokens
+
+
+def make_loader(options: CreateOptions, share: int, shares: int) -> DataLoader[tuple[Tensor, ...]]:
+    """Make one of `shares` shares of the training set; every epoch shuffles anew, from the seed."""
     dataset = TensorDataset(sequences(options.size.vocab, options.size.context, options.seed))
-    sampler: DistributedSampler[tuple[Tensor, ...]] = DistributedSampler(dataset, world_size, rank, seed=options.seed)
+    sampler: DistributedSampler[tuple[Tensor, ...]] = DistributedSampler(dataset, shares, share, seed=options.seed)
     return DataLoader(dataset, batch_size=options.batch, sampler=sampler)
 
 

@@ -77,7 +77,7 @@ def create_rank(out: Path, world_size: int = 256, rank: int = 0, parameters: int
 
 def _content(world_size: int, parameters: int) -> dict[str, Any]:
     # Rows that do not divide evenly, and still leave nobody without any: ranks own two rows, the last one.
-    model = fsdp1.wrap(Columns(2 * world_size - 1, parameters), unit=nn.Linear)
+    model = fsdp1.wrap_units(Columns(2 * world_size - 1, parameters), nn.Linear)
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.ones(1, WIDTH)).sum().backward()
     optimizer.step()

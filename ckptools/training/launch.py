@@ -42,6 +42,7 @@ def create(options: CreateOptions, verbose: bool = False) -> Created:
         OutputExistsError: the folder holds a checkpoint already, and `force` is off.
         WriteError: a rank died, or a file could not be written.
     """
+    options = options.completed()
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         return _be_a_rank(options, verbose)
     if options.world_size is None:

@@ -51,11 +51,12 @@ class Block(nn.Module):
         self.norm2 = nn.LayerNorm(size.width)
         self.up = nn.Linear(size.width, hidden)
         self.down = nn.Linear(hidden, size.width)
+        self.dropout = nn.Dropout(size.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, context, width) to the same shape."""
-        x = x + self.attn(self.norm1(x))
-        out: Tensor = x + self.down(functional.gelu(self.up(self.norm2(x))))
+        x = x + self.dropout(self.attn(self.norm1(x)))
+        out: Tensor = x + self.dropout(self.down(functional.gelu(self.up(self.norm2(x)))))
         return out
 
 

@@ -36,6 +36,7 @@ class ModelSize:
         layers: blocks.
         heads: attention heads.
         context: tokens in a training sequence.
+        dropout: share of the features that a block drops while training.
     """
 
     vocab: int = 257
@@ -43,6 +44,18 @@ class ModelSize:
     layers: int = 3
     heads: int = 5
     context: int = 31
+    dropout: float = 0.1
+
+
+@dataclass(frozen=True)
+class ParallelOptions:
+    """How a strategy spreads the model, where it has a choice.
+
+    Attributes:
+        dtensor: FSDP1 on a device mesh, whose state dict holds DTensor instead of ShardedTensor.
+    """
+
+    dtensor: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,6 +75,7 @@ class CreateOptions:
         force: replace a checkpoint of the same name in `out`.
         batch: sequences per rank and step.
         size: size of the model.
+        parallel: how the strategy spreads it.
     """
 
     out: Path
@@ -76,6 +90,13 @@ class CreateOptions:
     force: bool = False
     batch: int = 8
     size: ModelSize = field(default_factory=ModelSize)
+    parallel: ParallelOptions = field(default_factory=ParallelOptions)
+
+    def completed(self) -> CreateOptions:
+        """These options with what follows from them: verl saves DTensors, with either FSDP."""
+        if self.layout != "verl" or self.parallel.dtensor:
+            return self
+        return dataclasses.replace(self, parallel=dataclasses.replace(self.parallel, dtensor=True))
 
 
 @dataclass(frozen=True)
@@ -116,12 +137,16 @@ def check(options: CreateOptions) -> None:
     _check_word("optimizer", options.optimizer, OPTIMIZERS)
     _check_word("scheduler", options.scheduler, SCHEDULERS)
     _check_layout(options)
-    counts = dataclasses.asdict(options.size) | {"steps": options.steps, "batch": options.batch}
+    size = options.size
+    counts = {name: getattr(size, name) for name in ("vocab", "width", "layers", "heads", "context")}
+    counts |= {"steps": options.steps, "batch": options.batch}
     for name, value in counts.items():
         if value < 1:
             raise UsageError(None, f"--{name} is {value}, must be at least 1")
     if options.world_size is not None and options.world_size < 1:
         raise UsageError(None, f"--world-size is {options.world_size}, must be at least 1")
+    if not 0 <= size.dropout < 1:
+        raise UsageError(None, f"--dropout is {size.dropout}, must be at least 0 and below 1")
     if options.size.width % options.size.heads:
         raise UsageError(None, f"--width {options.size.width} does not divide by --heads {options.size.heads}")
 
@@ -141,6 +166,9 @@ def _check_layout(options: CreateOptions) -> None:
         )
 
 
+_RECORDS: dict[str, type] = {"size": ModelSize, "parallel": ParallelOptions}
+
+
 def to_json(options: CreateOptions) -> str:
     """Write the options down for another process."""
     return json.dumps(dataclasses.asdict(options) | {"out": str(options.out)})
@@ -150,5 +178,4 @@ def from_json(text: str) -> CreateOptions:
     """Read what `to_json` wrote."""
     fields: dict[str, Any] = json.loads(text)
     fields["out"] = Path(fields["out"])
-    fields["size"] = ModelSize(**fields["size"])
-    return CreateOptions(**fields)
+    return CreateOptions(**fields | {name: record(**fields[name]) for name, record in _RECORDS.items()})

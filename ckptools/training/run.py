@@ -12,13 +12,13 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn, optim
-from torch.nn import functional
 from torch.optim.lr_scheduler import LRScheduler
 
 from ckptools.training import optimizers, strategies
-from ckptools.training.data import batches, make_loader
+from ckptools.training.data import batches, make_loader, with_noise
 from ckptools.training.model import Transformer
 from ckptools.training.options import CreateOptions
+from ckptools.training.strategies.strategy import Strategy
 
 Report = Callable[[str], None]
 
@@ -46,7 +46,7 @@ class Run:
     elapsed: timedelta = timedelta(0)
 
     @property
-    def strategy(self) -> strategies.Strategy:
+    def strategy(self) -> Strategy:
         """How the model is spread."""
         return strategies.BY_NAME[self.options.strategy]
 
@@ -81,7 +81,7 @@ def train(options: CreateOptions, report: Report) -> Run:
 
 
 def _prepare(options: CreateOptions, report: Report) -> tuple[Run, torch.utils.data.DataLoader[tuple[Tensor, ...]]]:
-    rank, world_size = dist.get_rank(), dist.get_world_size()
+    world_size = dist.get_world_size()
     torch.manual_seed(options.seed)
     model = Transformer(options.size)
     count = sum(param.numel() for param in model.parameters())
@@ -90,24 +90,24 @@ def _prepare(options: CreateOptions, report: Report) -> tuple[Run, torch.utils.d
         f"parameters, {options.strategy}, {options.optimizer} + {options.scheduler}"
     )
     decayed = optimizers.decayed_names(model)
-    wrapped = strategies.BY_NAME[options.strategy].wrap(model, as_dtensor=options.layout == "verl")
+    strategy = strategies.BY_NAME[options.strategy]
+    wrapped = strategy.wrap(model, options)
     optimizer = optimizers.make_optimizer(options.optimizer, strategies.plain_parameters(wrapped), decayed)
     scheduler = optimizers.make_scheduler(options.scheduler, optimizer, options.steps)
-    # From here on ranks draw different numbers, as they do where there is dropout.
-    seed_rank(options.seed + rank)
-    loader = make_loader(options, rank, world_size)
+    share, shares = strategy.data_share(options)
+    # From here on shares draw different numbers: dropout and the noise in the data.
+    seed_rank(options.seed + share)
+    loader = make_loader(options, share, shares)
     return Run(options, wrapped, optimizer, scheduler, len(loader)), loader
 
 
 def _train_step(run: Run, tokens: Tensor) -> float:
     """Take one optimizer step; returns the loss before it, averaged over the ranks."""
-    logits = run.model(tokens[:, :-1])
-    loss = functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
     run.optimizer.zero_grad()
-    loss.backward()
+    loss = run.strategy.backward(run.model, with_noise(tokens, run.options.size.vocab))
     run.optimizer.step()
     run.scheduler.step()
-    return mean_over_ranks(loss.detach())
+    return mean_over_ranks(loss)
 
 
 def mean_over_ranks(value: Tensor) -> float:

@@ -1,32 +1,20 @@
-"""One file per way to spread a model over ranks; each provides what `Strategy` lists."""
+"""One file per way to spread a model over ranks; each makes one `Strategy`. None of them knows a layout."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Protocol
 
-from torch import nn, optim
+from torch import nn
 
 from ckptools.training.strategies import ddp, fsdp1, fsdp2
+from ckptools.training.strategies.strategy import Strategy
 from ckptools.training_state.wrappers import without_ddp
 
-StateDict = dict[str, Any]
-
-
-class Strategy(Protocol):
-    """What every module in this folder provides."""
-
-    def wrap(self, model: nn.Module, as_dtensor: bool = False) -> nn.Module:
-        """Spread the model; `as_dtensor` asks for DTensor in the state dict where there is a choice."""
-
-    def model_state(self, model: nn.Module) -> StateDict:
-        """State of the model as this rank saves it, under plain fqns. A collective: every rank must call it."""
-
-    def optimizer_state(self, model: nn.Module, optimizer: optim.Optimizer) -> StateDict:
-        """State of the optimizer as this rank saves it. A collective: every rank must call it."""
-
-
-BY_NAME: dict[str, Strategy] = {"ddp": ddp, "fsdp1": fsdp1, "fsdp2": fsdp2}
+BY_NAME: dict[str, Strategy] = {
+    "ddp": ddp.STRATEGY,
+    "fsdp1": fsdp1.STRATEGY,
+    "fsdp2": fsdp2.STRATEGY,
+}
 
 
 def plain_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:

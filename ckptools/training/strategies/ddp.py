@@ -7,8 +7,11 @@ from typing import Any
 from torch import nn, optim
 from torch.nn.parallel import DistributedDataParallel
 
+from ckptools.training.options import CreateOptions
+from ckptools.training.strategies.strategy import Strategy
 
-def wrap(model: nn.Module, as_dtensor: bool = False) -> nn.Module:
+
+def wrap(model: nn.Module, options: CreateOptions) -> nn.Module:
     """Wrap in DistributedDataParallel."""
     return DistributedDataParallel(model)
 
@@ -22,3 +25,6 @@ def model_state(model: nn.Module) -> dict[str, Any]:
 def optimizer_state(model: nn.Module, optimizer: optim.Optimizer) -> dict[str, Any]:
     """Return the optimizer's own state dict: parameters are integers, in the order of the groups."""
     return optimizer.state_dict()
+
+
+STRATEGY = Strategy(wrap, model_state, optimizer_state)

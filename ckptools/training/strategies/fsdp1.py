@@ -23,16 +23,23 @@ from torch.distributed.fsdp import (
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 from ckptools.training.model import Block
+from ckptools.training.options import CreateOptions
+from ckptools.training.strategies.strategy import Strategy
 
 
-def wrap(model: nn.Module, as_dtensor: bool = False, unit: type[nn.Module] = Block) -> nn.Module:
-    """Wrap each module of the class `unit`, and the root with what is left: embedding, head, norm."""
+def wrap(model: nn.Module, options: CreateOptions) -> nn.Module:
+    """Wrap each block, and the root with what is left: embedding, head, norm."""
+    return wrap_units(model, Block, options.parallel.dtensor)
+
+
+def wrap_units(model: nn.Module, unit: type[nn.Module], dtensor: bool = False) -> nn.Module:
+    """Wrap each module of the class `unit`, and the root with what is left."""
     return FullyShardedDataParallel(
         model,
         auto_wrap_policy=ModuleWrapPolicy({unit}),
         use_orig_params=True,
         device_id=torch.device("cpu"),
-        device_mesh=init_device_mesh("cpu", (dist.get_world_size(),)) if as_dtensor else None,
+        device_mesh=init_device_mesh("cpu", (dist.get_world_size(),)) if dtensor else None,
     )
 
 
@@ -57,3 +64,6 @@ def optimizer_state(model: nn.Module, optimizer: optim.Optimizer) -> dict[str, A
     """Return the state under fqns, moments cut like their parameters, `step` a plain 0-d tensor."""
     with _sharded(model):
         return FullyShardedDataParallel.optim_state_dict(model, optimizer)
+
+
+STRATEGY = Strategy(wrap, model_state, optimizer_state)

@@ -11,9 +11,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from ckptools.training.model import Block
+from ckptools.training.options import CreateOptions
+from ckptools.training.strategies.strategy import Strategy
 
 
-def wrap(model: nn.Module, as_dtensor: bool = False) -> nn.Module:
+def wrap(model: nn.Module, options: CreateOptions) -> nn.Module:
     """Shard each block, and the root with what is left; the model stays the object that it was."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for module in model.modules():
@@ -31,3 +33,6 @@ def model_state(model: nn.Module) -> dict[str, Any]:
 def optimizer_state(model: nn.Module, optimizer: optim.Optimizer) -> dict[str, Any]:
     """Return the state under fqns, moments as DTensors, `step` a plain 0-d tensor."""
     return dict(get_optimizer_state_dict(model, optimizer))
+
+
+STRATEGY = Strategy(wrap, model_state, optimizer_state)

@@ -1,0 +1,48 @@
+"""What every strategy provides: one record, of which each file in this folder makes one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor, nn, optim
+from torch.nn import functional
+
+from ckptools.training.options import CreateOptions
+
+StateDict = dict[str, Any]
+
+
+def every_rank_its_own(options: CreateOptions) -> tuple[int, int]:
+    """Say which share of the data this rank trains on, and how many shares there are: a share per rank."""
+    return dist.get_rank(), dist.get_world_size()
+
+
+def forward_and_backward(model: nn.Module, tokens: Tensor) -> Tensor:
+    """Compute the gradients of one batch of int64 tokens (batch, context + 1); returns the mean loss, 0-d."""
+    logits = model(tokens[:, :-1])
+    loss = functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+    loss.backward()
+    return loss.detach()
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """How a model is spread over the ranks. All of these are collectives: every rank must call them.
+
+    Attributes:
+        wrap: spreads a model that every rank has built alike.
+        model_state: the state of the model as this rank saves it, under plain fqns.
+        optimizer_state: the state of the optimizer as this rank saves it.
+        data_share: which share of the data this rank trains on, and of how many; ranks that hold pieces of one
+            copy of the model see the same data.
+        backward: takes one batch through the model and leaves the gradients; returns the loss.
+    """
+
+    wrap: Callable[[nn.Module, CreateOptions], nn.Module]
+    model_state: Callable[[nn.Module], StateDict]
+    optimizer_state: Callable[[nn.Module, optim.Optimizer], StateDict]
+    data_share: Callable[[CreateOptions], tuple[int, int]] = every_rank_its_own
+    backward: Callable[[nn.Module, Tensor], Tensor] = forward_and_backward
