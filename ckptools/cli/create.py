@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ckptools.cli.printing import remark, show
+from ckptools.cli.record_options import fill, parameters
+from ckptools.training.options import CreateOptions
 
 if TYPE_CHECKING:
     from ckptools.training import Created
@@ -16,39 +19,8 @@ if TYPE_CHECKING:
 # The number of the rank in a name: `-rank3.pt`, `_rank_3.pt`, `__3_0.distcp`.
 _RANK = re.compile(r"(?<=rank)\d+|(?<=rank_)\d+|(?<=^__)\d+")
 
-Out = Annotated[Path, typer.Argument(readable=False, help="Folder for the checkpoint.")]
-Strategy = Annotated[str, typer.Option(help="How the model is spread: ddp, fsdp1, fsdp2.")]
-WorldSize = Annotated[int | None, typer.Option("--world-size", help="Ranks. [default: 4, or what torchrun started]")]
-Steps = Annotated[int, typer.Option(help="Optimizer steps before it is saved.")]
-Layout = Annotated[str, typer.Option(help="How the files are laid out: composer, snapshot, verl, dcp.")]
-Seed = Annotated[int, typer.Option(help="The same seed gives the same bytes in every tensor.")]
-Optimizer = Annotated[str, typer.Option(help="AdamW or DecoupledAdamW.")]
-Scheduler = Annotated[str, typer.Option(help="How the learning rate moves: cosine, lambda.")]
-Full = Annotated[bool, typer.Option("--full", help="Also save full.pt, the state gathered by torch itself.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace a checkpoint of the same name in OUT.")]
-# For benchmarks: a model of any size, at little cost for training it.
-Size = Annotated[int, typer.Option(hidden=True)]
 
-
-def create(
-    out: Out,
-    strategy: Strategy = "fsdp1",
-    world_size: WorldSize = None,
-    steps: Steps = 5,
-    layout: Layout = "composer",
-    seed: Seed = 0,
-    optimizer: Optimizer = "AdamW",
-    scheduler: Scheduler = "cosine",
-    full: Full = False,
-    force: Force = False,
-    vocab: Size = 257,
-    width: Size = 65,
-    layers: Size = 3,
-    heads: Size = 5,
-    context: Size = 31,
-    batch: Size = 8,
-    dropout: Annotated[float, typer.Option(hidden=True)] = 0.1,
-) -> None:
+def create(out: Path, **given: Any) -> None:
     """Train a small transformer and save a real checkpoint.
 
     On the CPU. Starts the ranks itself; inside `torchrun -m ckptools create ...` it is one of them.
@@ -58,23 +30,18 @@ def create(
     """
     from ckptools import training
 
-    options = training.CreateOptions(
-        out=out,
-        strategy=strategy,
-        world_size=world_size,
-        steps=steps,
-        layout=layout,
-        seed=seed,
-        optimizer=optimizer,
-        scheduler=scheduler,
-        full=full,
-        force=force,
-        batch=batch,
-        size=training.ModelSize(vocab, width, layers, heads, context, dropout),
-    )
+    options = fill(CreateOptions, {"out": out, **given})
     created = training.create(options, verbose=True)
     if created.rank == 0:
         _tell(created)
+
+
+_OUT = Annotated[Path, typer.Argument(readable=False, metavar="OUT", help="Folder for the checkpoint.")]
+
+# The options are the fields of the record; typer asks for the signature.
+create.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    [inspect.Parameter("out", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=_OUT), *parameters(CreateOptions)]
+)
 
 
 def _tell(created: Created) -> None:

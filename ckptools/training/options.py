@@ -26,25 +26,28 @@ LAYOUTS: dict[str, tuple[str, ...]] = {
 }
 
 
+def option(default: Any, help: str, flag: str | None = None, hidden: bool = False) -> Any:
+    """Make a field that is an option of `ckptools create` too.
+
+    Args:
+        default: its value where nothing is said.
+        help: one line for `--help`, which is also what a reader of the record needs to know.
+        flag: how it is spelled; None makes `--world-size` of `world_size`.
+        hidden: left out of `--help`.
+    """
+    return field(default=default, metadata={"help": help, "flag": flag, "hidden": hidden})
+
+
 @dataclass(frozen=True)
 class ModelSize:
-    """Size of the transformer. The defaults are odd, so that shards are uneven in any even world.
+    """Size of the transformer. The defaults are odd, so that shards are uneven in any even world."""
 
-    Attributes:
-        vocab: tokens in the vocabulary.
-        width: features of a token; must divide by `heads`.
-        layers: blocks.
-        heads: attention heads.
-        context: tokens in a training sequence.
-        dropout: share of the features that a block drops while training.
-    """
-
-    vocab: int = 257
-    width: int = 65
-    layers: int = 3
-    heads: int = 5
-    context: int = 31
-    dropout: float = 0.1
+    vocab: int = option(257, "Tokens in the vocabulary.", hidden=True)
+    width: int = option(65, "Features of a token; must divide by --heads.", hidden=True)
+    layers: int = option(3, "Blocks.", hidden=True)
+    heads: int = option(5, "Attention heads.", hidden=True)
+    context: int = option(31, "Tokens in a training sequence.", hidden=True)
+    dropout: float = option(0.1, "Share of the features that a block drops while training.", hidden=True)
 
 
 @dataclass(frozen=True)
@@ -60,35 +63,19 @@ class ParallelOptions:
 
 @dataclass(frozen=True)
 class CreateOptions:
-    """One training run and the way it is saved.
-
-    Attributes:
-        out: folder for the checkpoint; made if it is not there.
-        strategy: one of `STRATEGIES`.
-        world_size: ranks; None is 4, or what an outer torchrun started.
-        steps: optimizer steps before the checkpoint is saved.
-        layout: one of `LAYOUTS`.
-        seed: the same seed gives the same bytes in every tensor.
-        optimizer: one of `OPTIMIZERS`, which is also the class name in the file.
-        scheduler: one of `SCHEDULERS`.
-        full: also write `full.pt`, the state gathered by torch itself.
-        force: replace a checkpoint of the same name in `out`.
-        batch: sequences per rank and step.
-        size: size of the model.
-        parallel: how the strategy spreads it.
-    """
+    """One training run and the way it is saved; `out` is the folder for the checkpoint, made if it is not there."""
 
     out: Path
-    strategy: str = "fsdp1"
-    world_size: int | None = None
-    steps: int = 5
-    layout: str = "composer"
-    seed: int = 0
-    optimizer: str = "AdamW"
-    scheduler: str = "cosine"
-    full: bool = False
-    force: bool = False
-    batch: int = 8
+    strategy: str = option("fsdp1", f"How the model is spread: {', '.join(STRATEGIES)}.")
+    world_size: int | None = option(None, "Ranks. [default: 4, or what torchrun started]")
+    steps: int = option(5, "Optimizer steps before it is saved.")
+    layout: str = option("composer", f"How the files are laid out: {', '.join(LAYOUTS)}.")
+    seed: int = option(0, "The same seed gives the same bytes in every tensor.")
+    optimizer: str = option("AdamW", f"{' or '.join(OPTIMIZERS)}.")
+    scheduler: str = option("cosine", f"How the learning rate moves: {', '.join(SCHEDULERS)}.")
+    full: bool = option(False, "Also save full.pt, the state gathered by torch itself.")
+    force: bool = option(False, "Replace a checkpoint of the same name in OUT.")
+    batch: int = option(8, "Sequences per rank and step.", hidden=True)
     size: ModelSize = field(default_factory=ModelSize)
     parallel: ParallelOptions = field(default_factory=ParallelOptions)
 
