@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Parallel tests each start their own ranks: more threads than cores only slows them down.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test check bench load fuzz mutants test-oldest test-newest clean
+.PHONY: demo test test-slow check bench load fuzz mutants test-oldest test-newest clean
 
 .venv/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -16,7 +16,11 @@ demo: .venv/.installed
 	$(BIN)/python -m ckptools.training.demo demo
 
 test: .venv/.installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not slow"
+
+# Every strategy in every layout, several nodes, restarts: minutes more.
+test-slow: .venv/.installed
+	$(BIN)/python -m pytest -m slow
 
 check: .venv/.installed
 	$(BIN)/ruff check .
