@@ -1,7 +1,7 @@
 """What users hold: a checkpoint with its methods, lazy tensors that load, and the functions that open and write them.
 
-Everything below returns data; this room gives it methods. It is the only one that may import from every other, and does
-so where a method is called, so that importing ckptools stays cheap.
+Everything below returns data; this room gives it methods. It imports them where a method is called,
+so that importing ckptools stays cheap.
 """
 
 from __future__ import annotations

@@ -1,0 +1,37 @@
+"""`torchrun -m tests.training.matrix OUT OPTIONS LAYOUT ...`: train once, save in each of the layouts, and the truth.
+
+OPTIONS is what `options.to_json` writes. Every layout gets a folder of its name in OUT; `full.pt` is beside them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from ckptools.training import full_state, layouts, options
+from ckptools.training.run import train
+
+
+def main(out: Path, text: str, names: list[str]) -> None:
+    """Be one rank; every rank of the run is called alike."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    asked = dataclasses.replace(options.from_json(text), layout=names[0]).completed()
+    run = train(asked, lambda line: None)
+    for name in names:
+        run.options = dataclasses.replace(asked, layout=name)
+        (out / name).mkdir(parents=True, exist_ok=True)
+        layouts.BY_NAME[name].save(run, out / name)
+    full_state.save(run, out)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3:])

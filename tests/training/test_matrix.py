@@ -1,0 +1,123 @@
+"""Every strategy in every layout: what ckptools consolidates is, bit for bit, what torch's collectives gathered."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+import ckptools
+from ckptools.training.demo import same, tensors
+from ckptools.training.options import LAYOUTS, STRATEGIES, CreateOptions, ParallelOptions, to_json
+
+
+@dataclass(frozen=True)
+class Training:
+    """One run that is saved in several layouts.
+
+    Attributes:
+        strategy: a name of `STRATEGIES`.
+        layouts: those in which it is saved.
+        world_size: ranks.
+        parallel: choices of the strategy.
+    """
+
+    strategy: str
+    layouts: tuple[str, ...]
+    world_size: int = 3
+    parallel: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return "-".join([self.strategy, *(f"{key}-{value}" for key, value in self.parallel.items())])
+
+
+def written_with(strategy: str, *without: str) -> tuple[str, ...]:
+    return tuple(name for name, strategies in LAYOUTS.items() if strategy in strategies and name not in without)
+
+
+TRAININGS = (
+    Training("ddp", written_with("ddp")),
+    Training("fsdp1", written_with("fsdp1", "verl")),
+    Training("fsdp1", ("verl", "composer", "dcp"), parallel={"dtensor": True}),
+    Training("fsdp2", written_with("fsdp2")),
+)
+"""Every strategy with all its layouts, and the choices that change what is in a file."""
+
+NO_OPTIMIZER = ("huggingface",)
+FLAT_MOMENTS = [("fsdp1", "verl")]
+"""Layouts whose optimizer is pieces of flat parameters: the file says neither names nor shapes."""
+
+CASES = [
+    pytest.param(training, layout, id=f"{training.name}-{layout}")
+    for training in TRAININGS
+    for layout in training.layouts
+]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The folders of the trainings that were asked for so far."""
+    return {"": tmp_path_factory.mktemp("matrix")}
+
+
+def trained(training: Training, runs: dict[str, Path]) -> Path:
+    """Train once for all layouts of a training; returns the folder that has a folder for each, and `full.pt`."""
+    if training.name not in runs:
+        out = runs[""] / training.name
+        options = CreateOptions(out, training.strategy, steps=2, parallel=ParallelOptions(**training.parallel))
+        start = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(training.world_size))
+        module = ("-m", "tests.training.matrix", str(out), to_json(options))
+        environment = os.environ | {"TMPDIR": str(runs[""]), "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            [sys.executable, *start, *module, *training.layouts], capture_output=True, text=True, env=environment
+        )
+        assert done.returncode == 0, done.stderr
+        runs[training.name] = out
+    return runs[training.name]
+
+
+def consolidated(folder: Path, out: Path, only: str | None) -> dict[str, torch.Tensor]:
+    """What ckptools makes of a checkpoint: tensors of model and optimizer under fqns, by way of a DCP folder."""
+    ckptools.consolidate(folder, out / "all.dcp", only=only)
+    dcp_to_torch_save(out / "all.dcp", out / "all.pt")
+    state = torch.load(out / "all.pt", weights_only=False)  # generators of NumPy are in it
+    optimizer = state.get("optimizer", {}).get("state", {})
+    return dict(tensors({"model": state["model"], "optimizer": optimizer}))
+
+
+def truth(full: Path, only: str | None) -> dict[str, torch.Tensor]:
+    state = torch.load(full)
+    optimizer = {} if only else state["optimizer"]["state"]
+    return dict(tensors({"model": state["model"], "optimizer": optimizer}))
+
+
+def test_every_strategy_is_trained_in_every_layout_that_it_is_written_in() -> None:
+    trained = {(training.strategy, layout) for training in TRAININGS for layout in training.layouts}
+    assert trained == {(strategy, layout) for strategy in STRATEGIES for layout in written_with(strategy)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("training", "layout"), CASES)
+def test_what_is_consolidated_is_what_was_trained(
+    training: Training, layout: str, runs: dict[str, Path], tmp_path: Path
+) -> None:
+    out = trained(training, runs)
+    only = "model" if layout in NO_OPTIMIZER or (training.strategy, layout) in FLAT_MOMENTS else None
+    found, expected = consolidated(out / layout, tmp_path, only), truth(out / "full.pt", only)
+    assert found.keys() == expected.keys()
+    assert [name for name in expected if not same(found[name], expected[name])] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("training", "layout"), CASES)
+def test_what_was_trained_is_called_whole(training: Training, layout: str, runs: dict[str, Path]) -> None:
+    report = ckptools.verify(trained(training, runs) / layout, deep=True)
+    assert [problem.code for problem in report.problems if problem.severity == "error"] == []
