@@ -16,8 +16,8 @@ from ckptools.training.options import CreateOptions
 if TYPE_CHECKING:
     from ckptools.training import Created
 
-# The number of the rank in a name: `-rank3.pt`, `_rank_3.pt`, `__3_0.distcp`.
-_RANK = re.compile(r"(?<=rank)\d+|(?<=rank_)\d+|(?<=^__)\d+")
+# The number of the rank in a name: `-rank3.pt`, `_rank_3.pt`, `__3_0.distcp`, `random_states_3.pkl`.
+_RANK = re.compile(r"(?<=rank)\d+|(?<=rank_)\d+|(?<=^__)\d+|(?<=/__)\d+|(?<=random_states_)\d+")
 
 
 def create(out: Path, **given: Any) -> None:
@@ -25,8 +25,9 @@ def create(out: Path, **given: Any) -> None:
 
     On the CPU. Starts the ranks itself; inside `torchrun -m ckptools create ...` it is one of them.
 
-    Layouts: composer (ep0-ba5-rank0.pt, one file per rank; with ddp one whole file), snapshot (snapshot.pt,
-    ddp only), verl (model_world_size_4_rank_0.pt and so on, not ddp), dcp (torch.distributed.checkpoint).
+    Layouts: composer (ep0-ba5-rank0.pt, one file per rank; with ddp one whole file), composer-dcp (ep0-ba5/, as
+    Composer saves shards since 0.16; not ddp), snapshot (snapshot.pt, ddp only), verl (model_world_size_4_rank_0.pt
+    and so on, not ddp), dcp (torch.distributed.checkpoint).
     """
     from ckptools import training
 
@@ -46,7 +47,7 @@ create.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
 
 def _tell(created: Created) -> None:
     """Say what was saved and, on stderr, what to do with it."""
-    names = [path.name for path in created.files]
+    names = [path.relative_to(created.out).as_posix() for path in created.files]
     saved = ", ".join(f"{created.out}/{kind}" for kind in fold(names))
     show(f"saved {saved} ({created.nbytes / 2**20:.1f} MiB)")
     remark(f"try: ckptools inspect {created.first}")

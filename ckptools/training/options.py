@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ LAYOUTS: dict[str, tuple[str, ...]] = {
     "snapshot": ("ddp",),
     "verl": ("fsdp1", "fsdp2"),
     "dcp": STRATEGIES,
+    "composer-dcp": ("fsdp1", "fsdp2"),
 }
 
 
@@ -109,8 +112,9 @@ class Created:
     @property
     def first(self) -> Path:
         """What to open: the file of rank 0, or the folder where the layout has files of several kinds."""
-        several = any(path.suffix == ".json" or path.name == ".metadata" for path in self.files)
-        return self.out if several else next(path for path in self.files if path.name != FULL_STATE)
+        files = [path for path in self.files if path.name != FULL_STATE]
+        several = len({re.sub(r"\d+", "N", path.name) for path in files}) > 1
+        return Path(os.path.commonpath([path.parent for path in files])) if several else files[0]
 
 
 def check(options: CreateOptions) -> None:

@@ -1,7 +1,8 @@
 """The folder that a checkpoint goes to: nothing in it is overwritten by accident or looks finished too early.
 
 All ranks write into a hidden folder inside it. When every file is complete they move into place by
-`os.replace`, which is atomic within a file system; `.metadata`, which makes a DCP folder valid, moves last.
+`os.replace`, which is atomic within a file system; `.metadata`, which makes a DCP folder valid, moves last. A layout
+may have sub-folders: its files move one by one, so that what else lies in a folder of that name stays.
 """
 
 from __future__ import annotations
@@ -16,10 +17,16 @@ from pathlib import Path
 from ckptools.errors import OutputExistsError, UsageError, WriteError
 from ckptools.training.options import FULL_STATE
 
-CHECKPOINT_SUFFIXES = (".pt", ".pth", ".distcp", ".safetensors")
+CHECKPOINT_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".distcp", ".safetensors")
+
+# The hidden folder's name begins so.
+PARTIAL = ".ckptools-"
+
+# How deep the layouts nest their folders.
+DEPTH = 2
 
 # Rank and world size in the names of the layouts: `-rank3.pt`, `_world_size_4_rank_3.pt`, `__3_0.distcp`.
-_NUMBERS = re.compile(r"(rank_?|world_size_|^__)\d+")
+_NUMBERS = re.compile(r"(rank_?|world_size_|random_states_|(?:^|/)__)\d+")
 
 
 def refuse_existing(out: Path, force: bool) -> None:
@@ -33,7 +40,7 @@ def refuse_existing(out: Path, force: bool) -> None:
         raise UsageError(out, "is a file; give a folder for the checkpoint")
     if force or not out.exists():
         return
-    found = sorted(path.name for path in out.iterdir() if _is_checkpoint(path))
+    found = sorted(path.relative_to(out).as_posix() for path in _files(out, DEPTH) if _is_checkpoint(path))
     if found:
         raise OutputExistsError(out, f"already holds a checkpoint ({found[0]}); give another folder or --force")
 
@@ -42,9 +49,18 @@ def _is_checkpoint(path: Path) -> bool:
     return path.suffix in CHECKPOINT_SUFFIXES or path.name == ".metadata"
 
 
+def _files(folder: Path, depth: int) -> Iterator[Path]:
+    """Yield the files in a folder and in those in it, `depth` folders deep; neither links nor files in the making."""
+    for path in folder.iterdir():
+        if not path.is_dir():
+            yield path
+        elif depth and not path.is_symlink() and not path.name.startswith(PARTIAL):
+            yield from _files(path, depth - 1)
+
+
 def partial_folder(out: Path, run_id: str) -> Path:
     """Name the hidden folder in which the files of one run grow."""
-    return out / f".ckptools-{re.sub(r'[^0-9A-Za-z]', '-', run_id)}"
+    return out / f"{PARTIAL}{re.sub(r'[^0-9A-Za-z]', '-', run_id)}"
 
 
 @contextmanager
@@ -76,13 +92,16 @@ def finish(partial: Path, out: Path) -> tuple[Path, ...]:
     Returns:
         The files where they are now, sorted.
     """
-    staged = sorted(partial.iterdir(), key=lambda path: (path.name == ".metadata", path.name))
+    staged = sorted(_files(partial, DEPTH), key=lambda path: (path.name == ".metadata", path))
+    moves = {path: out / path.relative_to(partial) for path in staged}
     for path in staged:
         _flush(path)
-    for path in staged:
-        path.replace(out / path.name)
-    _flush(out)
-    return tuple(sorted(out / path.name for path in staged))
+    for path, target in moves.items():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        path.replace(target)
+    for folder in {out, *(target.parent for target in moves.values())}:
+        _flush(folder)
+    return tuple(sorted(moves.values()))
 
 
 def remove_older(out: Path, files: Iterable[Path]) -> None:
@@ -92,10 +111,11 @@ def remove_older(out: Path, files: Iterable[Path]) -> None:
         out: the folder.
         files: the new checkpoint, complete.
     """
-    names = {path.name for path in files}
+    names = {path.relative_to(out).as_posix() for path in files}
     kinds = {_NUMBERS.sub(r"\1N", name) for name in names} | {FULL_STATE}
-    for path in list(out.iterdir()):
-        if path.name not in names and _NUMBERS.sub(r"\1N", path.name) in kinds:
+    for path in list(_files(out, DEPTH)):
+        name = path.relative_to(out).as_posix()
+        if name not in names and _NUMBERS.sub(r"\1N", name) in kinds:
             path.unlink()
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ckptools.training import Created, CreateOptions, create
+from ckptools.training.options import to_json
 from tests.training.rank_files import ckptools
 
 FSDP1 = ("--strategy", "fsdp1", "--seed", "7", "--optimizer", "DecoupledAdamW", "--scheduler", "lambda")
@@ -73,3 +74,20 @@ def verl(folder: Path) -> Created:
 @pytest.fixture(scope="session")
 def dcp(folder: Path) -> Created:
     return create(CreateOptions(folder / "dcp", "fsdp2", world_size=2, steps=2, layout="dcp"))
+
+
+def train_once(out: Path, strategy: str, *layouts: str) -> Path:
+    """Train with two ranks and save in several layouts; returns a folder with one for each, and `full.pt`."""
+    options = to_json(CreateOptions(out, strategy, steps=2))
+    start = ("torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "tests.training.matrix")
+    environment = os.environ | {"TMPDIR": str(out.parent), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", *start, str(out), options, *layouts]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment)
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+@pytest.fixture(scope="session")
+def trainers_fsdp2(folder: Path) -> Path:
+    """FSDP2 in the layouts of the trainers."""
+    return train_once(folder / "trainers-fsdp2", "fsdp2", "composer-dcp")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
-from ckptools.training.layouts import composer, dcp, snapshot, verl
+from ckptools.training.layouts import composer, composer_dcp, dcp, snapshot, verl
 from ckptools.training.run import Run
 
 
@@ -16,4 +16,10 @@ class Layout(Protocol):
         """Write this rank's files into `folder`; a collective."""
 
 
-BY_NAME: dict[str, Layout] = {"composer": composer, "snapshot": snapshot, "verl": verl, "dcp": dcp}
+BY_NAME: dict[str, Layout] = {
+    "composer": composer,
+    "snapshot": snapshot,
+    "verl": verl,
+    "dcp": dcp,
+    "composer-dcp": composer_dcp,
+}
