@@ -253,7 +253,15 @@ def _fits(moment: Tensor | None, parameter: Tensor, pieces: bool) -> bool:
     if parameter.kind == "flat_pieces" and not parameter.note and _held(moment) != _held(parameter):
         return False
     run = pieces and not moment.sharded and len(moment.shape) == 1
-    return run or moment.shape == parameter.shape
+    return _may_be_runs(moment, parameter) if run else moment.shape == parameter.shape
+
+
+def _may_be_runs(moment: Tensor, parameter: Tensor) -> bool:
+    """Whether runs may be those of a parameter: once all ranks are read, they hold its elements once per replica."""
+    if not parameter.numel or sum(_held(parameter).values()) < parameter.numel:
+        return True
+    copies, rest = divmod(sum(_held(moment).values()), parameter.numel)
+    return not rest and copies > 0 and (parameter.world_size or copies) % copies == 0
 
 
 def _held(tensor: Tensor) -> dict[int | None, int]:

@@ -52,8 +52,7 @@ TRAININGS = (
 """Every strategy with all its layouts, and the choices that change what is in a file."""
 
 NO_OPTIMIZER = ("huggingface",)
-FLAT_MOMENTS = [("fsdp1", "verl")]
-"""Layouts whose optimizer is pieces of flat parameters: the file says neither names nor shapes."""
+"""Layouts that hold the model alone."""
 
 CASES = [
     pytest.param(training, layout, id=f"{training.name}-{layout}")
@@ -110,7 +109,7 @@ def test_what_is_consolidated_is_what_was_trained(
     training: Training, layout: str, runs: dict[str, Path], tmp_path: Path
 ) -> None:
     out = trained(training, runs)
-    only = "model" if layout in NO_OPTIMIZER or (training.strategy, layout) in FLAT_MOMENTS else None
+    only = "model" if layout in NO_OPTIMIZER else None
     found, expected = consolidated(out / layout, tmp_path, only), truth(out / "full.pt", only)
     assert found.keys() == expected.keys()
     assert [name for name in expected if not same(found[name], expected[name])] == []

@@ -208,3 +208,22 @@ def test_a_flattened_parameter_takes_moments_only_that_ranks_hold_as_much_of():
     fits = {"a": run_of(3, 2, at=20), "b": run_of(2, 2, at=30)}
     assert name_parameters(value, fits).names == {0: "a", 1: "b"}
     assert name_parameters(value, {"b": fits["b"], "a": fits["a"]}).names == {}
+
+
+def over_ranks(*shape: int, at: int) -> Tensor:
+    """A parameter of which two ranks hold half of the rows each."""
+    rows, rest = shape[0] // 2, shape[1:]
+    shards = []
+    for rank in (0, 1):
+        source = Source("f", at, "float32", (rows, *rest), (1,) * len(shape), "r", (at, rank))  # type: ignore[arg-type]
+        shards.append(Shard(Box((rank * rows, *(0,) * len(rest)), (rows, *rest)), rank, source))
+    return Tensor(shape, "float32", tuple(shards), "dtensor", world_size=2)
+
+
+def test_runs_belong_to_a_parameter_of_as_many_elements_once_all_ranks_are_read():
+    state = {0: {"exp_avg": tensor(8, at=0)}, 1: {"exp_avg": tensor(4, at=9)}}
+    groups = [{"params": [0]}, {"params": [1]}]
+    sizes = {"a": over_ranks(2, 2, at=20), "b": over_ranks(4, 2, at=30), "c": over_ranks(2, 3, at=40)}
+    assert name_parameters({"state": state, "param_groups": groups}, sizes).names == {0: "b", 1: "a"}
+    del sizes["a"]
+    assert name_parameters({"state": state, "param_groups": groups}, sizes).names == {}
