@@ -266,7 +266,9 @@ FAULTS = (
             "return shapes.pop() if len(shapes) == 1 and not runs else None",
             "return shapes.pop() if shapes and not runs else None",
         ),
-        ("return run or moment.shape == parameter.shape", "return True"),
+        ("if run else moment.shape == parameter.shape", "if run else True"),
+        ("return not rest and copies > 0 and", "return copies > 0 and"),
+        ("(parameter.world_size or copies) % copies == 0", "True"),
         ("and _held(moment) != _held(parameter):", "and False:"),
     ),
     # -- formats ------------------------------------------------------------------------------------------------------
