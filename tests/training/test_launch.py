@@ -13,7 +13,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 
 from ckptools.errors import WriteError
 from ckptools.training import CreateOptions, ModelSize, options
-from ckptools.training.launch import failure_reason
+from ckptools.training.launchers.failures import failure_reason
 
 
 def failure(tmp_path: Path, rank: int, exitcode: int, message: str = "") -> ProcessFailure:

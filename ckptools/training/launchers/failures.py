@@ -1,0 +1,44 @@
+"""From the deaths of ranks to one error that says why."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ckptools import errors
+from ckptools.errors import CkptoolsError, WriteError
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+
+def failure_reason(out: Path, error: ChildFailedError) -> Exception:
+    """Make one line of what the ranks died from.
+
+    When one rank dies, the others soon fail too, at the connection to it or by the launcher's SIGTERM. So a rank
+    that another signal ended is believed first, then one that says what was wrong, then the earliest.
+
+    Returns:
+        The ckptools error that the rank raised, WriteError for a rank that was killed, RuntimeError for a
+        mistake in ckptools.
+    """
+    rank, failure = min(error.failures.items(), key=lambda item: _weight(item[1]))
+    if failure.exitcode < 0:
+        return WriteError(out, f"not written: rank {rank} was killed by {failure.signal_name()}")
+    kind, _, message = _message(failure).partition(": ")
+    known = getattr(errors, kind, None)
+    if isinstance(known, type) and issubclass(known, CkptoolsError):
+        return known(None, message)
+    return RuntimeError(f"rank {rank}: {kind}: {message}".splitlines()[0])
+
+
+def _weight(failure: ProcessFailure) -> tuple[bool, bool, bool, int]:
+    told_to_stop = failure.exitcode == -signal.SIGTERM
+    ours = hasattr(errors, _message(failure).partition(": ")[0])
+    return told_to_stop, failure.exitcode >= 0, not ours, failure.timestamp
+
+
+def _message(failure: ProcessFailure) -> str:
+    recorded = failure.message
+    return str(recorded["message"]) if isinstance(recorded, dict) else recorded
