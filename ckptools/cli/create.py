@@ -11,6 +11,7 @@ import typer
 
 from ckptools.cli.printing import remark, show
 from ckptools.cli.record_options import fill, parameters
+from ckptools.errors import UsageError
 from ckptools.training.options import CreateOptions
 
 if TYPE_CHECKING:
@@ -20,10 +21,11 @@ if TYPE_CHECKING:
 _RANK = re.compile(r"(?<=rank)\d+|(?<=rank_)\d+|(?<=^__)\d+|(?<=/__)\d+|(?<=random_states_)\d+")
 
 
-def create(out: Path, **given: Any) -> None:
+def create(out: Path | None, backends: bool, **given: Any) -> None:
     """Train a small transformer and save a real checkpoint.
 
-    On the CPU. Starts the ranks itself; inside `torchrun -m ckptools create ...` it is one of them.
+    On GPUs where there are any, else on the CPU. Starts the ranks itself; inside `torchrun -m ckptools create ...`
+    it is one of them.
 
     Layouts: composer (ep0-ba5-rank0.pt, one file per rank; with ddp one whole file), composer-dcp (ep0-ba5/, as
     Composer saves shards since 0.16; not ddp), snapshot (snapshot.pt, ddp only), verl (model_world_size_4_rank_0.pt
@@ -31,18 +33,41 @@ def create(out: Path, **given: Any) -> None:
     """
     from ckptools import training
 
+    if backends:
+        _show_backends()
+        return
+    if out is None:
+        raise UsageError(None, "OUT is missing, the folder for the checkpoint: ckptools create run")
     options = fill(CreateOptions, {"out": out, **given})
     created = training.create(options, verbose=True)
     if created.rank == 0:
         _tell(created)
 
 
-_OUT = Annotated[Path, typer.Argument(readable=False, metavar="OUT", help="Folder for the checkpoint.")]
+_OUT = Annotated[
+    Path | None, typer.Argument(readable=False, metavar="OUT", show_default=False, help="Folder for the checkpoint.")
+]
+_BACKENDS = Annotated[bool, typer.Option("--backends", help="Only say which backends this machine has, and why not.")]
+
+Parameter = inspect.Parameter
 
 # The options are the fields of the record; typer asks for the signature.
 create.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-    [inspect.Parameter("out", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=_OUT), *parameters(CreateOptions)]
+    [
+        Parameter("out", Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=_OUT),
+        Parameter("backends", Parameter.KEYWORD_ONLY, default=False, annotation=_BACKENDS),
+        *parameters(CreateOptions),
+    ]
 )
+
+
+def _show_backends() -> None:
+    from ckptools.training import backends
+    from ckptools.views.tables import Column, table
+
+    machine = backends.this_machine()
+    columns = (Column("backend"), Column("here"), Column("for what, or why not"))
+    show("\n".join([*table(columns, backends.rows(machine)), backends.default_in_words(machine)]))
 
 
 def _tell(created: Created) -> None:

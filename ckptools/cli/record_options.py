@@ -16,7 +16,7 @@ def parameters(record: type) -> Iterator[inspect.Parameter]:
     """Yield a keyword parameter for typer per field that has a help text; a field that is a record brings its own.
 
     Args:
-        record: a dataclass whose fields were made by `ckptools.training.options.option`.
+        record: a dataclass whose fields were made by `ckptools.training.option.option`.
     """
     hints = get_type_hints(record)
     for field in dataclasses.fields(record):

@@ -20,12 +20,12 @@ from ckptools.training.run import Run
 def gather(run: Run) -> dict[str, Any]:
     """Gather everything on every rank; a collective.
 
-    No `cpu_offload`: on the CPU it copies nothing, and FSDP1's tensors are then views of a freed buffer.
+    No `cpu_offload` on the CPU: there it copies nothing, and FSDP1's tensors are then views of a freed buffer.
 
     Returns:
         `{"model": {fqn: tensor}, "optimizer": {"state": {fqn: {name: value}}, "param_groups": [...]}}`
     """
-    options = StateDictOptions(full_state_dict=True)
+    options = StateDictOptions(full_state_dict=True, cpu_offload=run.device.type != "cpu")
     return {
         "model": dict(get_model_state_dict(run.model, options=options)),
         "optimizer": dict(get_optimizer_state_dict(run.model, run.optimizer, options=options)),

@@ -7,8 +7,8 @@ import os
 import uuid
 
 from ckptools.errors import UsageError
+from ckptools.training import backends, output, worker
 from ckptools.training import options as choices
-from ckptools.training import output, worker
 from ckptools.training.launchers import elastic
 from ckptools.training.options import Created, CreateOptions
 
@@ -44,6 +44,7 @@ def create(options: CreateOptions, verbose: bool = False) -> Created:
 def _check(options: CreateOptions) -> None:
     choices.check(options)
     _check_torch(options)
+    backends.chosen_here(options.hardware, options.world_size)
     output.refuse_existing(options.out, options.force)
 
 

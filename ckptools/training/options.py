@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ckptools.errors import UsageError
+from ckptools.training.backends import BackendOptions
+from ckptools.training.option import option
 
 STRATEGIES = ("ddp", "fsdp1", "fsdp2")
 OPTIMIZERS = ("AdamW", "DecoupledAdamW")
@@ -27,18 +29,6 @@ LAYOUTS: dict[str, tuple[str, ...]] = {
     "dcp": STRATEGIES,
     "composer-dcp": ("fsdp1", "fsdp2"),
 }
-
-
-def option(default: Any, help: str, flag: str | None = None, hidden: bool = False) -> Any:
-    """Make a field that is an option of `ckptools create` too.
-
-    Args:
-        default: its value where nothing is said.
-        help: one line for `--help`, which is also what a reader of the record needs to know.
-        flag: how it is spelled; None makes `--world-size` of `world_size`.
-        hidden: left out of `--help`.
-    """
-    return field(default=default, metadata={"help": help, "flag": flag, "hidden": hidden})
 
 
 @dataclass(frozen=True)
@@ -81,6 +71,7 @@ class CreateOptions:
     batch: int = option(8, "Sequences per rank and step.", hidden=True)
     size: ModelSize = field(default_factory=ModelSize)
     parallel: ParallelOptions = field(default_factory=ParallelOptions)
+    hardware: BackendOptions = field(default_factory=BackendOptions)
 
     def completed(self) -> CreateOptions:
         """These options with what follows from them: verl saves DTensors, with either FSDP."""
@@ -157,7 +148,7 @@ def _check_layout(options: CreateOptions) -> None:
         )
 
 
-_RECORDS: dict[str, type] = {"size": ModelSize, "parallel": ParallelOptions}
+_RECORDS: dict[str, type] = {"size": ModelSize, "parallel": ParallelOptions, "hardware": BackendOptions}
 
 
 def to_json(options: CreateOptions) -> str:

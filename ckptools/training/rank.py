@@ -14,17 +14,18 @@ from torch.distributed.checkpoint.api import CheckpointException
 from ckptools.errors import WriteError
 from ckptools.text import first_line
 from ckptools.training import full_state, layouts, output
+from ckptools.training.backends import chosen_here
 from ckptools.training.options import Created, CreateOptions
 from ckptools.training.run import Report, Run, train
 
 
 @contextmanager
-def process_group() -> Iterator[None]:
+def process_group(options: CreateOptions) -> Iterator[None]:
     """Join the group that the environment describes; one that is there already is used and left alone."""
     if dist.is_initialized():
         yield
         return
-    dist.init_process_group("gloo")
+    dist.init_process_group(chosen_here(options.hardware).group)
     try:
         yield
     finally:
@@ -44,7 +45,7 @@ def train_and_save(options: CreateOptions, partial: Path, report: Report) -> Cre
     """
     # The order in which threads add up floats would be chance; ranks are parallel enough.
     torch.set_num_threads(1)
-    with warnings.catch_warnings(), process_group():
+    with warnings.catch_warnings(), process_group(options):
         # FSDP1 and ShardedTensor announce their retirement; whoever asks for them here knows.
         warnings.simplefilter("ignore")
         run = train(options, report if dist.get_rank() == 0 else say_nothing)

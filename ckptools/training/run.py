@@ -14,7 +14,8 @@ import torch.distributed as dist
 from torch import Tensor, nn, optim
 from torch.optim.lr_scheduler import LRScheduler
 
-from ckptools.training import optimizers, strategies
+from ckptools.training import backends, optimizers, strategies
+from ckptools.training.backends import Chosen
 from ckptools.training.data import batches, make_loader, with_noise
 from ckptools.training.model import Transformer
 from ckptools.training.options import CreateOptions
@@ -33,6 +34,8 @@ class Run:
         optimizer: over the wrapped parameters.
         scheduler: moved once per step.
         batches_per_epoch: on each rank.
+        hardware: the backend and the kind of device.
+        device: of this rank.
         losses: mean loss over all ranks, before each step.
         elapsed: wall-clock time of the steps, the mean over all ranks.
     """
@@ -42,6 +45,8 @@ class Run:
     optimizer: optim.Optimizer
     scheduler: LRScheduler
     batches_per_epoch: int
+    hardware: Chosen
+    device: torch.device
     losses: list[float] = field(default_factory=list)
     elapsed: timedelta = timedelta(0)
 
@@ -83,12 +88,18 @@ def train(options: CreateOptions, report: Report) -> Run:
 def _prepare(options: CreateOptions, report: Report) -> tuple[Run, torch.utils.data.DataLoader[tuple[Tensor, ...]]]:
     world_size = dist.get_world_size()
     torch.manual_seed(options.seed)
-    model = Transformer(options.size)
+    hardware = backends.chosen_here(options.hardware)
+    device = backends.own_device(hardware)
+    # Made on the CPU, so that it begins with the same weights everywhere.
+    model = Transformer(options.size).to(device)
     count = sum(param.numel() for param in model.parameters())
     report(
-        f"{world_size} processes, gloo, CPU; {options.size.layers}-block transformer, {millions(count)} "
-        f"parameters, {options.strategy}, {options.optimizer} + {options.scheduler}"
+        f"{world_size} processes, {hardware.backend}, {hardware.device_in_words}; "
+        f"{options.size.layers}-block transformer, {millions(count)} parameters, "
+        f"{options.strategy}, {options.optimizer} + {options.scheduler}"
     )
+    if hardware.remark:
+        report(hardware.remark)
     decayed = optimizers.decayed_names(model)
     strategy = strategies.BY_NAME[options.strategy]
     wrapped = strategy.wrap(model, options)
@@ -98,13 +109,15 @@ def _prepare(options: CreateOptions, report: Report) -> tuple[Run, torch.utils.d
     # From here on shares draw different numbers: dropout and the noise in the data.
     seed_rank(options.seed + share)
     loader = make_loader(options, share, shares)
-    return Run(options, wrapped, optimizer, scheduler, len(loader)), loader
+    run = Run(options, wrapped, optimizer, scheduler, len(loader), hardware, device)
+    return run, loader
 
 
 def _train_step(run: Run, tokens: Tensor) -> float:
     """Take one optimizer step; returns the loss before it, averaged over the ranks."""
     run.optimizer.zero_grad()
-    loss = run.strategy.backward(run.model, with_noise(tokens, run.options.size.vocab))
+    noisy = with_noise(tokens, run.options.size.vocab).to(run.device)
+    loss = run.strategy.backward(run.model, noisy)
     run.optimizer.step()
     run.scheduler.step()
     return mean_over_ranks(loss)

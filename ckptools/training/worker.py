@@ -27,10 +27,12 @@ def main(arguments: list[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
     try:
+        from ckptools.training.backends import chosen_here
         from ckptools.training.rank import say_nothing, train_and_save
 
-        dist.init_process_group("gloo")
-        created = train_and_save(choices.from_json(text), Path(partial), say if loud == "loud" else say_nothing)
+        options = choices.from_json(text)
+        dist.init_process_group(chosen_here(options.hardware).group)
+        created = train_and_save(options, Path(partial), say if loud == "loud" else say_nothing)
         if created.rank == 0:
             Path(answer).write_text(to_json(created))
     except Exception as error:

@@ -622,4 +622,12 @@ FAULTS = (
         "formats/test_folders.py",
         ("[p for p in others if p.name not in known]", "list(others)"),
     ),
+    *_in(
+        "training/backends.py",
+        "training/test_backends.py",
+        ("local_world_size > machine.gpus", "local_world_size >= machine.gpus"),
+        (" and not shared and machine.nccl", " and machine.nccl"),
+        (" and not machine.under_mpi", " and False"),
+        ('"cpu:gloo,cuda:nccl" if', '"nccl" if'),
+    ),
 )

@@ -21,7 +21,7 @@ from ckptools.training.run import Run
 
 def save(run: Run, folder: Path) -> None:
     """Write this rank's file; with DDP only rank 0 does."""
-    content = {"state": state(run), "rng": gather_rng()}
+    content = {"state": state(run), "rng": gather_rng(run.device)}
     rank = dist.get_rank()
     if run.options.strategy != "ddp" or rank == 0:
         torch.save(content, folder / f"ep{run.epoch}-ba{run.step}-rank{rank}.pt")
@@ -65,17 +65,19 @@ def metadata(run: Run) -> dict[str, Any]:
     """Say what trained, in plain values that any unpickler takes."""
     return {
         "torch_version": str(torch.__version__),
-        "device": "cpu",
+        "device": "cpu" if run.device.type == "cpu" else "gpu",
         "precision": "fp32",
         "world_size": dist.get_world_size(),
         "device_train_microbatch_size": run.options.batch,
-        "dist_backend": "gloo",
+        "dist_backend": run.hardware.backend,
     }
 
 
-def gather_rng() -> list[dict[str, Any]]:
-    """Collect the random number state of every rank on every rank; a collective."""
+def gather_rng(device: torch.device) -> list[dict[str, Any]]:
+    """Collect the random number state of every rank, and of its GPU, on every rank; a collective."""
     mine = {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}
+    if device.type == "cuda":
+        mine["cuda"] = torch.cuda.get_rng_state(device)
     everyone: list[dict[str, Any]] = [{}] * dist.get_world_size()
     dist.all_gather_object(everyone, mine)
     return everyone

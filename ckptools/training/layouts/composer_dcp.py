@@ -22,7 +22,7 @@ from ckptools.training.run import Run
 def save(run: Run, folder: Path) -> None:
     """Save `{state, rng}`; the random states of all ranks come from rank 0."""
     content: dict[str, Any] = {"state": composer.state(run)}
-    rng = composer.gather_rng()
+    rng = composer.gather_rng(run.device)
     if dist.get_rank() == 0:
         content["rng"] = rng
     planner = DefaultSavePlanner(dedup_save_to_lowest_rank=True)

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import nn, optim
 from torch.distributed.device_mesh import init_device_mesh
@@ -24,7 +23,7 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 from ckptools.training.model import Block
 from ckptools.training.options import CreateOptions
-from ckptools.training.strategies.strategy import Strategy
+from ckptools.training.strategies.strategy import Strategy, device_of
 
 
 def wrap(model: nn.Module, options: CreateOptions) -> nn.Module:
@@ -34,12 +33,13 @@ def wrap(model: nn.Module, options: CreateOptions) -> nn.Module:
 
 def wrap_units(model: nn.Module, unit: type[nn.Module], dtensor: bool = False) -> nn.Module:
     """Wrap each module of the class `unit`, and the root with what is left."""
+    device = device_of(model)
     return FullyShardedDataParallel(
         model,
         auto_wrap_policy=ModuleWrapPolicy({unit}),
         use_orig_params=True,
-        device_id=torch.device("cpu"),
-        device_mesh=init_device_mesh("cpu", (dist.get_world_size(),)) if dtensor else None,
+        device_id=device,
+        device_mesh=init_device_mesh(device.type, (dist.get_world_size(),)) if dtensor else None,
     )
 
 

@@ -12,12 +12,12 @@ from torch.distributed.fsdp import fully_shard
 
 from ckptools.training.model import Block
 from ckptools.training.options import CreateOptions
-from ckptools.training.strategies.strategy import Strategy
+from ckptools.training.strategies.strategy import Strategy, device_of
 
 
 def wrap(model: nn.Module, options: CreateOptions) -> nn.Module:
     """Shard each block, and the root with what is left; the model stays the object that it was."""
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    mesh = init_device_mesh(device_of(model).type, (dist.get_world_size(),))
     for module in model.modules():
         if isinstance(module, Block):
             fully_shard(module, mesh=mesh)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn, optim
 from torch.nn import functional
@@ -18,6 +19,11 @@ StateDict = dict[str, Any]
 def every_rank_its_own(options: CreateOptions) -> tuple[int, int]:
     """Say which share of the data this rank trains on, and how many shares there are: a share per rank."""
     return dist.get_rank(), dist.get_world_size()
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Say where the model is, which is where its shards stay: the rank's own GPU, or the CPU."""
+    return next(model.parameters()).device
 
 
 def forward_and_backward(model: nn.Module, tokens: Tensor) -> Tensor:

@@ -1,0 +1,18 @@
+"""A field of a record that is an option of `ckptools create` too."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import Any
+
+
+def option(default: Any, help: str, flag: str | None = None, hidden: bool = False) -> Any:
+    """Make a field that is an option of `ckptools create` too.
+
+    Args:
+        default: its value where nothing is said.
+        help: one line for `--help`, which is also what a reader of the record needs to know.
+        flag: how it is spelled; None makes `--world-size` of `world_size`.
+        hidden: left out of `--help`.
+    """
+    return field(default=default, metadata={"help": help, "flag": flag, "hidden": hidden})

@@ -1,0 +1,107 @@
+"""Which backend and which device a run takes, on machines with and without GPUs, and what is said of the others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ckptools.errors import UsageError
+from ckptools.training.backends import BackendOptions, Chosen, Machine, absence, choose, default_in_words, rows
+from tests.training.conftest import Command
+from tests.training.rank_files import ckptools, load
+
+LAPTOP = Machine("2.13.0+cpu")
+ONE_GPU = Machine("2.13.0", gpus=1, cuda=True, nccl=True)
+NODE = Machine("2.13.0", gpus=8, cuda=True, nccl=True)
+WINDOWS = Machine("2.13.0", gpus=2, cuda=True)
+CLUSTER = Machine("2.13.0", mpi=True, under_mpi=True)
+
+
+def chosen(machine: Machine, ranks: int, backend: str = "auto", device: str = "auto") -> tuple[str, str]:
+    found = choose(BackendOptions(backend, device), ranks, machine)
+    return found.backend, found.device
+
+
+@pytest.mark.parametrize(
+    ("machine", "ranks", "asked", "expected"),
+    [
+        (LAPTOP, 4, ("auto", "auto"), ("gloo", "cpu")),
+        (NODE, 8, ("auto", "auto"), ("nccl", "cuda")),
+        (NODE, 9, ("auto", "auto"), ("gloo", "cuda")),
+        (ONE_GPU, 1, ("auto", "auto"), ("nccl", "cuda")),
+        (ONE_GPU, 2, ("auto", "auto"), ("gloo", "cuda")),
+        (NODE, 8, ("gloo", "auto"), ("gloo", "cuda")),
+        (NODE, 8, ("auto", "cpu"), ("gloo", "cpu")),
+        (WINDOWS, 2, ("auto", "auto"), ("gloo", "cuda")),
+        (CLUSTER, 4, ("mpi", "auto"), ("mpi", "cpu")),
+        (CLUSTER, 4, ("auto", "auto"), ("gloo", "cpu")),
+    ],
+)
+def test_a_run_takes_what_the_node_has(
+    machine: Machine, ranks: int, asked: tuple[str, str], expected: tuple[str, str]
+) -> None:
+    assert chosen(machine, ranks, *asked) == expected
+
+
+@pytest.mark.parametrize(
+    ("machine", "ranks", "asked", "says"),
+    [
+        (LAPTOP, 1, ("nccl", "auto"), "built without CUDA"),
+        (Machine("2.13.0", cuda=True, nccl=True), 1, ("nccl", "auto"), "no GPU is visible"),
+        (WINDOWS, 1, ("nccl", "auto"), "built without NCCL"),
+        (ONE_GPU, 2, ("nccl", "auto"), "2 ranks on this node and 1 GPU, and it takes one rank per GPU"),
+        (NODE, 2, ("nccl", "cpu"), "not of --device cpu"),
+        (LAPTOP, 1, ("mpi", "auto"), "built without MPI"),
+        (Machine("2.13.0", mpi=True), 1, ("mpi", "auto"), "mpirun -n 4"),
+        (Machine("2.13.0", gloo=False), 1, ("gloo", "auto"), "built without gloo"),
+        (LAPTOP, 1, ("auto", "cuda"), "--device cuda: torch .* was built without CUDA"),
+        (LAPTOP, 1, ("ncl", "auto"), "--backend ncl is not known"),
+        (LAPTOP, 1, ("auto", "gpu"), "--device gpu is not known; choose from auto, cpu, cuda"),
+    ],
+)
+def test_what_is_not_to_be_had_is_refused_with_the_reason(
+    machine: Machine, ranks: int, asked: tuple[str, str], says: str
+) -> None:
+    with pytest.raises(UsageError, match=says):
+        chosen(machine, ranks, *asked)
+
+
+def test_ranks_that_share_a_gpu_are_told_so() -> None:
+    assert "2 ranks on this node and 1 GPU: " in choose(BackendOptions(), 2, ONE_GPU).remark
+    assert choose(BackendOptions(), 8, NODE).remark == ""
+    assert choose(BackendOptions(device="cpu"), 9, NODE).remark == ""
+
+
+def test_what_lies_on_the_cpu_goes_over_gloo_where_gpus_use_nccl() -> None:
+    assert Chosen("nccl", "cuda", 8).group == "cpu:gloo,cuda:nccl"
+    assert (Chosen("gloo", "cpu").group, Chosen("mpi", "cpu").group) == ("gloo", "mpi")
+
+
+def test_every_backend_has_a_row_that_says_yes_or_why_not() -> None:
+    assert [(name, here) for name, here, _ in rows(NODE)] == [("gloo", "yes"), ("nccl", "yes"), ("mpi", "no")]
+    assert [why for _, here, why in rows(LAPTOP) if here == "no"] == [absence("nccl", LAPTOP), absence("mpi", LAPTOP)]
+    assert default_in_words(NODE).endswith("nccl, GPU by local rank; gloo when a node has more ranks than its 8")
+
+
+def test_the_backends_are_told_without_a_folder() -> None:
+    done = ckptools("create", "--backends")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [line.split()[:2] for line in done.stdout.splitlines()[2:3]] == [["gloo", "yes"]]
+
+
+def test_a_folder_that_is_not_given_is_asked_for() -> None:
+    done = ckptools("create", "--world-size", 2)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "OUT is missing" in done.stderr
+
+
+def test_a_backend_that_is_not_here_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    done = ckptools("create", tmp_path / "run", "--backend", "mpi")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_file_says_what_carried_the_collectives(fsdp1: Command) -> None:
+    metadata = load(fsdp1.out / "ep0-ba5-rank0.pt")["state"]["metadata"]
+    assert (metadata["dist_backend"], metadata["device"]) == ("gloo", "cpu")
