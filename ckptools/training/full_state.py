@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ def gather(run: Run) -> dict[str, Any]:
     Returns:
         `{"model": {fqn: tensor}, "optimizer": {"state": {fqn: {name: value}}, "param_groups": [...]}}`
     """
+    # It remarks on matrices that tensor parallel and FSDP2 cut both, which take two all-gathers.
+    logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)
     options = StateDictOptions(full_state_dict=True, cpu_offload=run.device.type != "cpu")
     return {
         "model": dict(get_model_state_dict(run.model, options=options)),

@@ -7,12 +7,13 @@ import os
 import uuid
 
 from ckptools.errors import UsageError
-from ckptools.training import backends, output, worker
+from ckptools.training import backends, output, worker, world_sizes
 from ckptools.training import options as choices
 from ckptools.training.launchers import elastic
 from ckptools.training.options import Created, CreateOptions
 
 DEFAULT_WORLD_SIZE = 4
+OVER_FSDP2 = ("fsdp2", "fsdp2-tp", "hsdp-tp")
 
 
 def create(options: CreateOptions, verbose: bool = False) -> Created:
@@ -35,14 +36,15 @@ def create(options: CreateOptions, verbose: bool = False) -> Created:
         return _be_a_rank(options, verbose)
     if options.world_size is None:
         options = dataclasses.replace(options, world_size=DEFAULT_WORLD_SIZE)
-    _check(options)
+    _check(options, options.world_size or DEFAULT_WORLD_SIZE)
     run_id = uuid.uuid4().hex
     with output.open_partial_folder(options.out, run_id) as partial:
         return elastic.launch(options, partial, run_id, verbose)
 
 
-def _check(options: CreateOptions) -> None:
+def _check(options: CreateOptions, world_size: int) -> None:
     choices.check(options)
+    world_sizes.check(options, world_size)
     _check_torch(options)
     backends.chosen_here(options.hardware, options.world_size)
     output.refuse_existing(options.out, options.force)
@@ -52,8 +54,10 @@ def _check_torch(options: CreateOptions) -> None:
     """Refuse FSDP2 where torch can do it on GPUs only: up to 2.6 it asks for streams, which a CPU does not have."""
     import torch
 
-    if options.strategy == "fsdp2" and not hasattr(torch.cpu.Stream, "record_event"):
-        text = f"--strategy fsdp2 on a CPU needs a later torch than {torch.__version__}; fsdp1 and ddp do not"
+    if options.strategy in OVER_FSDP2 and not hasattr(torch.cpu.Stream, "record_event"):
+        text = (
+            f"--strategy {options.strategy} on a CPU needs a later torch than {torch.__version__}; fsdp1 and ddp do not"
+        )
         raise UsageError(None, text)
 
 
@@ -71,7 +75,7 @@ def _be_a_rank(options: CreateOptions, verbose: bool) -> Created:
     if os.environ["RANK"] != "0":
         return train_and_save(options, output.partial_folder(options.out, run_id), say)
     _check_world(options)
-    _check(options)
+    _check(options, int(os.environ["WORLD_SIZE"]))
     with output.open_partial_folder(options.out, run_id) as partial:
         return train_and_save(options, partial, say)
 

@@ -14,7 +14,7 @@ from ckptools.errors import UsageError
 from ckptools.training.backends import BackendOptions
 from ckptools.training.option import option
 
-STRATEGIES = ("ddp", "fsdp1", "fsdp2")
+STRATEGIES = ("ddp", "fsdp1", "fsdp2", "tp", "fsdp2-tp", "hsdp-tp")
 OPTIMIZERS = ("AdamW", "DecoupledAdamW")
 SCHEDULERS = ("cosine", "lambda")
 
@@ -49,9 +49,17 @@ class ParallelOptions:
 
     Attributes:
         dtensor: FSDP1 on a device mesh, whose state dict holds DTensor instead of ShardedTensor.
+        tensor_parallel: None leaves it to the strategy.
     """
 
     dtensor: bool = False
+    tensor_parallel: int | None = option(None, "Ranks that cut each matrix. [default: all with tp, 2 over fsdp2]")
+    replicas: int = option(2, "Copies of the shards, with hsdp-tp.")
+
+    @property
+    def tensor_parallel_size(self) -> int:
+        """Ranks that cut each matrix where the others of the world shard or repeat it."""
+        return self.tensor_parallel or 2
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,9 @@ TRAININGS = (
     Training("fsdp1", written_with("fsdp1", "verl")),
     Training("fsdp1", ("verl", "composer", "dcp"), parallel={"dtensor": True}),
     Training("fsdp2", written_with("fsdp2")),
+    Training("tp", written_with("tp"), 2),
+    Training("fsdp2-tp", written_with("fsdp2-tp"), 4),
+    Training("hsdp-tp", written_with("hsdp-tp"), 8),
 )
 """Every strategy with all its layouts, and the choices that change what is in a file."""
 

@@ -43,8 +43,9 @@ def state(run: Run) -> dict[str, Any]:
 
 
 def timestamp(run: Run) -> dict[str, int | timedelta]:
-    """Count epochs, batches, samples and tokens over all ranks; wall-clock times are real."""
-    samples_per_batch = run.options.batch * dist.get_world_size()
+    """Count epochs, batches, samples and tokens over all shares of the data; wall-clock times are real."""
+    _, shares = run.strategy.data_share(run.options)
+    samples_per_batch = run.options.batch * shares
     batch_in_epoch = run.step % run.batches_per_epoch
     context = run.options.size.context
     return {

@@ -7,7 +7,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn, optim
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from ckptools.training.model import Block
@@ -16,8 +16,12 @@ from ckptools.training.strategies.strategy import Strategy, device_of
 
 
 def wrap(model: nn.Module, options: CreateOptions) -> nn.Module:
+    """Shard over all ranks."""
+    return shard(model, init_device_mesh(device_of(model).type, (dist.get_world_size(),)))
+
+
+def shard(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """Shard each block, and the root with what is left; the model stays the object that it was."""
-    mesh = init_device_mesh(device_of(model).type, (dist.get_world_size(),))
     for module in model.modules():
         if isinstance(module, Block):
             fully_shard(module, mesh=mesh)

@@ -1,0 +1,47 @@
+"""Which numbers of ranks a strategy takes. Free of torch, so that a mistake is said before anything starts."""
+
+from __future__ import annotations
+
+from ckptools.errors import UsageError
+from ckptools.training.options import CreateOptions
+
+WITH_TENSOR_PARALLEL = ("tp", "fsdp2-tp", "hsdp-tp")
+
+
+def check(options: CreateOptions, world_size: int) -> None:
+    """Refuse a world that does not divide into the groups that the strategy makes.
+
+    Raises:
+        UsageError: it does not, or an option is of another strategy.
+    """
+    size = options.parallel.tensor_parallel
+    if size is not None and options.strategy not in WITH_TENSOR_PARALLEL:
+        _refuse(f"--tensor-parallel goes with --strategy {', '.join(WITH_TENSOR_PARALLEL)}, not {options.strategy}")
+    if size is not None and size < 1:
+        _refuse(f"--tensor-parallel is {size}, must be at least 1")
+    if options.strategy == "tp" and size not in (None, world_size):
+        _refuse(
+            f"--strategy tp cuts over all {world_size} ranks, not over --tensor-parallel {size}; "
+            "groups of fewer ranks than there are come with --strategy fsdp2-tp"
+        )
+    if options.strategy in ("fsdp2-tp", "hsdp-tp"):
+        _check_mesh(options, world_size)
+
+
+def _check_mesh(options: CreateOptions, world_size: int) -> None:
+    sizes = {"tensor-parallel": options.parallel.tensor_parallel_size}
+    if options.strategy == "hsdp-tp":
+        sizes["replicas"] = options.parallel.replicas
+    group = 1
+    for name, size in sizes.items():
+        if size < 1:
+            _refuse(f"--{name} is {size}, must be at least 1")
+        group *= size
+    if world_size % group:
+        words = " times ".join(f"--{name} {size}" for name, size in sizes.items())
+        fitting = -(-world_size // group) * group
+        _refuse(f"--world-size {world_size} does not divide by {words}; try --world-size {fitting}")
+
+
+def _refuse(text: str) -> None:
+    raise UsageError(None, text)

@@ -1,0 +1,126 @@
+"""Tensor parallel, alone and under FSDP2: what is cut how, and that it trains the model that one process trains."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.tensor import DTensor
+
+import ckptools
+from ckptools.errors import UsageError
+from ckptools.training import Created, CreateOptions, demo, world_sizes
+from ckptools.training.options import ParallelOptions
+from tests.training.rank_files import ckptools as command
+from tests.training.rank_files import load, load_all, local_tensors
+
+
+def placements(created: Created, name: str) -> str:
+    """How a tensor of the model lies on the ranks, as the file of rank 1 says."""
+    return said_of(load(created.out / "ep0-ba5-rank1.pt")["state"]["model"][name])
+
+
+def said_of(value: Any) -> str:
+    return str(value.placements) if isinstance(value, DTensor) else "plain"
+
+
+def differing(created: Created, out: Path) -> list[str]:
+    """What ckptools consolidates otherwise than torch gathered it."""
+    ckptools.consolidate(created.first, out)
+    total, different = demo.compare(out, created.out / "full.pt")
+    return different if total == 48 + 3 * 43 else [f"{total} tensors"]
+
+
+def test_tensor_parallel_trains_what_one_process_trains(tp: Created, one_rank: Created) -> None:
+    torch.testing.assert_close(tp.losses, one_rank.losses, rtol=1e-5, atol=0)
+
+
+def test_every_group_is_one_share_of_the_data(fsdp2_tp: Created, ddp: Created) -> None:
+    torch.testing.assert_close(fsdp2_tp.losses, ddp.losses, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "alone", "under_fsdp2"),
+    [
+        ("blocks.0.up.weight", "(Shard(dim=0),)", "(_StridedShard(dim=0, sf=2), Shard(dim=0))"),
+        ("blocks.0.down.weight", "(Shard(dim=1),)", "(Shard(dim=0), Shard(dim=1))"),
+        ("blocks.0.down.bias", "(Replicate(),)", "(Shard(dim=0), Replicate())"),
+        ("blocks.2.attn.qkv.bias", "(Shard(dim=0),)", "(_StridedShard(dim=0, sf=2), Shard(dim=0))"),
+        ("emb.weight", "(Shard(dim=0),)", "(_StridedShard(dim=0, sf=2), Shard(dim=0))"),
+        ("norm.weight", "plain", "(Shard(dim=0),)"),
+        ("positions", "plain", "plain"),
+    ],
+)
+def test_columns_rows_and_the_vocabulary_are_cut(
+    name: str, alone: str, under_fsdp2: str, tp: Created, fsdp2_tp: Created
+) -> None:
+    assert (placements(tp, name), placements(fsdp2_tp, name)) == (alone, under_fsdp2)
+
+
+def test_odd_sizes_make_uneven_parts(tp: Created) -> None:
+    parts = [content["state"]["model"]["blocks.1.up.weight"] for content in load_all(tp.out, "ep0-*.pt")]
+    assert [tuple(part._local_tensor.shape) for part in parts] == [(131, 65), (130, 65)]
+
+
+def test_what_is_not_cut_stays_the_same_on_all_ranks_of_a_group(tp: Created) -> None:
+    one, other = (content["state"]["model"] for content in load_all(tp.out, "ep0-*.pt"))
+    whole = [name for name in one if "Shard" not in said_of(one[name])]
+    mine, theirs = (dict(local_tensors({name: model[name] for name in whole})) for model in (one, other))
+    assert len(whole) == 28
+    assert all(demo.same(mine[name], theirs[name]) for name in mine)
+
+
+def test_the_embedding_stays_the_head(tp: Created, fsdp2_tp: Created) -> None:
+    for created in (tp, fsdp2_tp):
+        full = torch.load(created.out / "full.pt")
+        assert torch.equal(full["model"]["emb.weight"], full["model"]["head.weight"])
+        assert "head.weight" not in full["optimizer"]["state"]
+
+
+def test_parts_join_to_the_gathered_state(tp: Created, fsdp2_tp: Created, tmp_path: Path) -> None:
+    assert differing(tp, tmp_path / "tp.pt") == []
+    assert differing(fsdp2_tp, tmp_path / "fsdp2-tp.pt") == []
+
+
+@pytest.mark.slow
+def test_a_mesh_of_three_dimensions_joins_to_the_gathered_state(hsdp_tp: Created, tmp_path: Path) -> None:
+    assert differing(hsdp_tp, tmp_path / "hsdp-tp.pt") == []
+
+
+@pytest.mark.slow
+def test_replicas_of_shards_hold_the_same_bits(hsdp_tp: Created) -> None:
+    ranks = [dict(local_tensors(content["state"]["model"])) for content in load_all(hsdp_tp.out, "ep0-*.pt")]
+    for one, other in zip(ranks[:4], ranks[4:], strict=True):
+        assert all(demo.same(one[name], other[name]) for name in one if name != "/seen")
+
+
+def test_composer_counts_the_samples_of_a_group_once(tp: Created, fsdp2_tp: Created) -> None:
+    stamps: list[dict[str, Any]] = [load(c.first)["state"]["timestamp"]["Timestamp"] for c in (tp, fsdp2_tp)]
+    assert [stamp["sample"] for stamp in stamps] == [5 * 8, 5 * 8 * 2]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "world_size", "parallel", "says"),
+    [
+        ("fsdp2-tp", 3, {}, "--world-size 3 does not divide by --tensor-parallel 2; try --world-size 4"),
+        ("hsdp-tp", 6, {}, "does not divide by --tensor-parallel 2 times --replicas 2; try --world-size 8"),
+        ("tp", 4, {"tensor_parallel": 2}, "--strategy tp cuts over all 4 ranks"),
+        ("ddp", 4, {"tensor_parallel": 2}, "--tensor-parallel goes with --strategy tp, fsdp2-tp, hsdp-tp, not ddp"),
+        ("fsdp2-tp", 4, {"tensor_parallel": 0}, "--tensor-parallel is 0, must be at least 1"),
+        ("hsdp-tp", 4, {"replicas": 0}, "--replicas is 0, must be at least 1"),
+    ],
+)
+def test_a_world_that_does_not_divide_is_refused(
+    strategy: str, world_size: int, parallel: dict[str, int], says: str
+) -> None:
+    options = CreateOptions(Path("run"), strategy, world_size, parallel=ParallelOptions(**parallel))
+    with pytest.raises(UsageError, match=says):
+        world_sizes.check(options, world_size)
+
+
+def test_the_refusal_comes_before_anything_starts(tmp_path: Path) -> None:
+    done = command("create", tmp_path / "run", "--strategy", "fsdp2-tp", "--world-size", 5)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert not (tmp_path / "run").exists()
