@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
@@ -227,3 +228,16 @@ def test_runs_belong_to_a_parameter_of_as_many_elements_once_all_ranks_are_read(
     assert name_parameters({"state": state, "param_groups": groups}, sizes).names == {0: "b", 1: "a"}
     del sizes["a"]
     assert name_parameters({"state": state, "param_groups": groups}, sizes).names == {}
+
+
+def test_three_times_the_elements_are_no_replicas_in_a_world_of_two():
+    value = {"state": {0: {"exp_avg": tensor(12, at=0)}}, "param_groups": [{"params": [0]}]}
+    assert name_parameters(value, {"a": over_ranks(2, 2, at=20)}).names == {}
+
+
+def test_runs_belong_to_the_flattened_parameter_that_the_same_ranks_hold():
+    value = {"state": {0: {"exp_avg": tensor(4, at=0)}}, "param_groups": [{"params": [0]}]}
+    elsewhere = run_of(2, 2, at=20)
+    (shard,) = elsewhere.shards
+    elsewhere = replace(elsewhere, shards=(shard._replace(rank=1),))
+    assert name_parameters(value, {"a": elsewhere, "b": run_of(2, 2, at=30)}).names == {0: "b"}
