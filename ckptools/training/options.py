@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from ckptools.errors import UsageError
+from ckptools.training import file_names
 from ckptools.training.backends import BackendOptions
+from ckptools.training.file_options import FileOptions
 from ckptools.training.option import option
 
 STRATEGIES = ("ddp", "fsdp1", "fsdp2", "tp", "fsdp2-tp", "hsdp-tp")
@@ -80,6 +82,7 @@ class CreateOptions:
     size: ModelSize = field(default_factory=ModelSize)
     parallel: ParallelOptions = field(default_factory=ParallelOptions)
     hardware: BackendOptions = field(default_factory=BackendOptions)
+    files: FileOptions = field(default_factory=FileOptions)
 
     def completed(self) -> CreateOptions:
         """These options with what follows from them: verl saves DTensors, with either FSDP."""
@@ -127,6 +130,7 @@ def check(options: CreateOptions) -> None:
     _check_word("optimizer", options.optimizer, OPTIMIZERS)
     _check_word("scheduler", options.scheduler, SCHEDULERS)
     _check_layout(options)
+    _check_files(options)
     size = options.size
     counts = {name: getattr(size, name) for name in ("vocab", "width", "layers", "heads", "context")}
     counts |= {"steps": options.steps, "batch": options.batch}
@@ -156,7 +160,27 @@ def _check_layout(options: CreateOptions) -> None:
         )
 
 
-_RECORDS: dict[str, type] = {"size": ModelSize, "parallel": ParallelOptions, "hardware": BackendOptions}
+def _check_files(options: CreateOptions) -> None:
+    if options.files.run_name is not None:
+        file_names.check_run_name(options.files.run_name)
+    if options.files.name == FULL_STATE:
+        raise UsageError(None, f"--name {FULL_STATE}: this is what --full writes; expected another name")
+    if options.files.name is not None:
+        one_writer = options.strategy == "ddp" and options.layout in ("composer", "snapshot")
+        file_names.check(options.files.name, options.layout, one_writer, run_name(options, 1))
+
+
+def run_name(options: CreateOptions, world_size: int) -> str:
+    """Name the run as was asked for, or after what it is."""
+    return options.files.run_name or f"{options.strategy}-{world_size}-ranks"
+
+
+_RECORDS: dict[str, type] = {
+    "size": ModelSize,
+    "parallel": ParallelOptions,
+    "hardware": BackendOptions,
+    "files": FileOptions,
+}
 
 
 def to_json(options: CreateOptions) -> str:

@@ -1,8 +1,9 @@
 """The folder that a checkpoint goes to: nothing in it is overwritten by accident or looks finished too early.
 
 All ranks write into a hidden folder inside it. When every file is complete they move into place by
-`os.replace`, which is atomic within a file system; `.metadata`, which makes a DCP folder valid, moves last. A layout
-may have sub-folders: its files move one by one, so that what else lies in a folder of that name stays.
+`os.replace`, which is atomic within a file system. A sub-folder moves whole, at once, unless there is one of its
+name: then its files move one by one, so that what else lies in it stays. What makes a folder valid moves last:
+`.metadata` of a DCP, the index of safetensors.
 """
 
 from __future__ import annotations
@@ -19,14 +20,21 @@ from ckptools.training.options import FULL_STATE
 
 CHECKPOINT_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".distcp", ".safetensors")
 
+METADATA = ".metadata"
+
 # The hidden folder's name begins so.
 PARTIAL = ".ckptools-"
 
-# How deep the layouts nest their folders.
-DEPTH = 2
+# How deep layouts and templates nest their folders.
+DEPTH = 5
 
-# Rank and world size in the names of the layouts: `-rank3.pt`, `_world_size_4_rank_3.pt`, `__3_0.distcp`.
-_NUMBERS = re.compile(r"(rank_?|world_size_|random_states_|(?:^|/)__)\d+")
+# Rank and world size in the names of the layouts: `-rank3.pt`, `_world_size_4_rank_3.pt`, and `__3_0.distcp`.
+_NUMBERS = re.compile(r"(rank_?|world_size_|random_states_)\d+|(?<![^/])__\d+_\d+")
+
+# What else differs between the forms of one model: `sharded/shard-00001-model-00001-of-00002.safetensors`.
+_FORMS = re.compile(
+    r"(?<![^/])sharded/|(?<![^/])shard-\d+-|-\d+-of-\d+(?=\.safetensors$)|(?<=\.safetensors)\.index\.json$"
+)
 
 
 def refuse_existing(out: Path, force: bool) -> None:
@@ -46,7 +54,7 @@ def refuse_existing(out: Path, force: bool) -> None:
 
 
 def _is_checkpoint(path: Path) -> bool:
-    return path.suffix in CHECKPOINT_SUFFIXES or path.name == ".metadata"
+    return path.suffix in CHECKPOINT_SUFFIXES or path.name == METADATA
 
 
 def _files(folder: Path, depth: int) -> Iterator[Path]:
@@ -92,31 +100,50 @@ def finish(partial: Path, out: Path) -> tuple[Path, ...]:
     Returns:
         The files where they are now, sorted.
     """
-    staged = sorted(_files(partial, DEPTH), key=lambda path: (path.name == ".metadata", path))
-    moves = {path: out / path.relative_to(partial) for path in staged}
-    for path in staged:
+    files = sorted(out / path.relative_to(partial) for path in _files(partial, DEPTH))
+    for path in sorted(partial.rglob("*")):
         _flush(path)
-    for path, target in moves.items():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        path.replace(target)
-    for folder in {out, *(target.parent for target in moves.values())}:
+    _move_into(partial, out)
+    for folder in {out, *(path.parent for path in files)}:
         _flush(folder)
-    return tuple(sorted(moves.values()))
+    return tuple(files)
 
 
-def remove_older(out: Path, files: Iterable[Path]) -> None:
+def _move_into(folder: Path, target: Path) -> None:
+    """Move what is in one folder into another; a DCP that is replaced there stops being valid first."""
+    if (folder / METADATA).exists():
+        (target / METADATA).unlink(missing_ok=True)
+    for path in sorted(folder.iterdir(), key=lambda path: (path.name.endswith((METADATA, ".index.json")), path)):
+        there = target / path.name
+        if path.is_dir() and there.is_dir():
+            _move_into(path, there)
+        else:
+            path.replace(there)
+
+
+def remove_older(out: Path, files: Iterable[Path], of_any_rank: str | None = None) -> None:
     """Remove what `--force` replaces under other names: ranks of a larger world, the full state of another run.
 
     Args:
         out: the folder.
         files: the new checkpoint, complete.
+        of_any_rank: a regular expression for the paths in `out` that the files of other ranks have, where the
+            names are not those of the layout.
     """
     names = {path.relative_to(out).as_posix() for path in files}
-    kinds = {_NUMBERS.sub(r"\1N", name) for name in names} | {FULL_STATE}
+    kinds = {_kind(name) for name in names} | {FULL_STATE}
     for path in list(_files(out, DEPTH)):
         name = path.relative_to(out).as_posix()
-        if name not in names and _NUMBERS.sub(r"\1N", name) in kinds:
+        other_rank = of_any_rank is not None and re.fullmatch(of_any_rank, name)
+        if name not in names and (other_rank or _kind(name) in kinds):
             path.unlink()
+            with suppress(OSError):  # a folder that holds something else stays
+                path.parent.rmdir()
+
+
+def _kind(name: str) -> str:
+    """What the paths of all ranks' files, and of other forms of one model, have in common."""
+    return _FORMS.sub("", _NUMBERS.sub(r"\1N", name))
 
 
 def _flush(path: Path) -> None:

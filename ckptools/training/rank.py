@@ -15,6 +15,7 @@ from ckptools.errors import WriteError
 from ckptools.text import first_line
 from ckptools.training import full_state, layouts, output
 from ckptools.training.backends import chosen_here
+from ckptools.training.layouts.place import of_any_rank
 from ckptools.training.options import Created, CreateOptions
 from ckptools.training.run import Report, Run, train
 
@@ -62,7 +63,7 @@ def _save(run: Run, partial: Path) -> Created:
         dist.barrier()
         if dist.get_rank() == 0:
             files = [output.finish(partial, out)]
-            output.remove_older(out, files[0])
+            output.remove_older(out, files[0], of_any_rank(run))
     except (OSError, RuntimeError, CheckpointException) as error:
         # torch reports a full disk as a RuntimeError.
         raise WriteError(out, f"could not be written: {first_line(error)}") from error

@@ -67,6 +67,55 @@ def test_force_takes_away_ranks_in_sub_folders_and_leaves_what_else_is_there(tmp
     assert kept == {"ep0-ba5/__0_0.distcp", "ep0-ba5/notes.txt", "ep0-ba9/__7_0.distcp"}
 
 
+@pytest.mark.parametrize(
+    "new",
+    ["model.safetensors", "model-00001-of-00003.safetensors", "sharded/shard-00001-model-00001-of-00001.safetensors"],
+)
+def test_force_takes_away_another_form_of_the_model(new: str, tmp_path: Path) -> None:
+    others = ("model-00002-of-00002.safetensors", "model.safetensors.index.json", "model.safetensors")
+    shard = "sharded/shard-00002-model-00001-of-00001.safetensors"
+    touch_below(tmp_path, *others, shard, "shard-00001-model-00001-of-00001.safetensors", "other.safetensors")
+    output.remove_older(tmp_path, touch_below(tmp_path, new))
+    assert {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.*")} == {new, "other.safetensors"}
+
+
+def test_force_takes_away_the_ranks_of_a_larger_world_by_their_template(tmp_path: Path) -> None:
+    touch_below(tmp_path, "node1/gpu0.pt", "node0/gpu1.pt", "node0/gpu1.txt", "node1/cpu0.pt")
+    output.remove_older(tmp_path, touch_below(tmp_path, "node0/gpu0.pt"), r"node\d+/gpu\d+\.pt")
+    kept = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.*")}
+    assert kept == {"node0/gpu0.pt", "node0/gpu1.txt", "node1/cpu0.pt"}
+
+
+def test_a_folder_that_is_left_empty_goes(tmp_path: Path) -> None:
+    touch_below(tmp_path, "node1/gpu0.pt")
+    output.remove_older(tmp_path, touch_below(tmp_path, "node0/gpu0.pt"), r"node\d+/gpu\d+\.pt")
+    assert [path.name for path in tmp_path.iterdir()] == ["node0"]
+
+
+def test_a_new_sub_folder_moves_at_once(tmp_path: Path) -> None:
+    with output.open_partial_folder(tmp_path / "run", "id") as partial:
+        touch_below(partial, "step-5/__0_0.distcp", "step-5/.metadata")
+        made = (partial / "step-5").stat().st_ino
+        output.finish(partial, tmp_path / "run")
+    assert (tmp_path / "run" / "step-5").stat().st_ino == made
+
+
+def test_a_dcp_that_is_replaced_is_not_valid_in_between(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    touch_below(tmp_path / "run", "step-5/__0_0.distcp", "step-5/.metadata")
+    moved = []
+    replace = Path.replace
+
+    def watch(path: Path, target: Path) -> Path:
+        moved.append((path.name, (tmp_path / "run/step-5/.metadata").exists()))
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", watch)
+    with output.open_partial_folder(tmp_path / "run", "id") as partial:
+        touch_below(partial, "step-5/__0_0.distcp", "step-5/.metadata")
+        output.finish(partial, tmp_path / "run")
+    assert moved == [("__0_0.distcp", False), (".metadata", False)]
+
+
 def test_sub_folders_move_file_by_file(tmp_path: Path) -> None:
     touch_below(tmp_path, "run/ep0-ba5/notes.txt")
     with output.open_partial_folder(tmp_path / "run", "id") as partial:

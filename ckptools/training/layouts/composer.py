@@ -16,15 +16,16 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from ckptools.training.layouts.place import place
+from ckptools.training.options import run_name
 from ckptools.training.run import Run
 
 
 def save(run: Run, folder: Path) -> None:
     """Write this rank's file; with DDP only rank 0 does."""
     content = {"state": state(run), "rng": gather_rng(run.device)}
-    rank = dist.get_rank()
-    if run.options.strategy != "ddp" or rank == 0:
-        torch.save(content, folder / f"ep{run.epoch}-ba{run.step}-rank{rank}.pt")
+    if run.options.strategy != "ddp" or dist.get_rank() == 0:
+        torch.save(content, place(run, folder))
 
 
 def state(run: Run) -> dict[str, Any]:
@@ -37,7 +38,7 @@ def state(run: Run) -> dict[str, Any]:
         "callbacks": {},
         "timestamp": {"Timestamp": timestamp(run)},
         "rank_zero_seed": run.options.seed,
-        "run_name": f"{run.options.strategy}-{dist.get_world_size()}-ranks",
+        "run_name": run_name(run.options, dist.get_world_size()),
         "metadata": metadata(run),
     }
 

@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from ckptools.training.layouts import composer
+from ckptools.training.layouts.place import place_folder
 from ckptools.training.run import Run
 
 
@@ -26,4 +27,4 @@ def save(run: Run, folder: Path) -> None:
     if dist.get_rank() == 0:
         content["rng"] = rng
     planner = DefaultSavePlanner(dedup_save_to_lowest_rank=True)
-    dcp_save(content, checkpoint_id=folder / f"ep{run.epoch}-ba{run.step}", planner=planner)
+    dcp_save(content, checkpoint_id=place_folder(run, folder), planner=planner)

@@ -7,6 +7,7 @@ from pathlib import Path
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
+from ckptools.training.layouts.place import place_folder
 from ckptools.training.run import Run
 
 
@@ -14,4 +15,4 @@ def save(run: Run, folder: Path) -> None:
     """Save `{model, optim, scheduler, step}`, the optimizer under fqns."""
     model, optim = get_state_dict(run.model, run.optimizer)
     content = {"model": model, "optim": optim, "scheduler": run.scheduler.state_dict(), "step": run.step}
-    dcp_save(content, checkpoint_id=folder)
+    dcp_save(content, checkpoint_id=place_folder(run, folder))

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from ckptools.training.layouts.place import place
 from ckptools.training.run import Run
 
 
@@ -23,4 +24,4 @@ def save(run: Run, folder: Path) -> None:
         "OPTIMIZER_STATE": run.strategy.optimizer_state(run.model, run.optimizer),
         "EPOCHS_RUN": run.epoch,
     }
-    torch.save(content, folder / "snapshot.pt")
+    torch.save(content, place(run, folder))

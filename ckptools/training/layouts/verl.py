@@ -15,11 +15,13 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from ckptools.training.layouts.place import place_folder
 from ckptools.training.run import Run
 
 
 def save(run: Run, folder: Path) -> None:
     """Write this rank's three files; rank 0 adds `fsdp_config.json`."""
+    folder = place_folder(run, folder)
     rank, world_size = dist.get_rank(), dist.get_world_size()
     contents = {
         "model": run.strategy.model_state(run.model),
