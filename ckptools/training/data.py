@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
 from typing import cast
 
 import numpy as np
@@ -47,18 +49,54 @@ def with_noise(tokens: Tensor, vocab: int) -> Tensor:
     return tokens
 
 
-def make_loader(options: CreateOptions, share: int, shares: int) -> DataLoader[tuple[Tensor, ...]]:
+@dataclass(frozen=True)
+class Position:
+    """How far a run is in its data.
+
+    Attributes:
+        epoch: whole passes over the training set.
+        samples: sequences of the next pass that all ranks together have seen.
+    """
+
+    epoch: int = 0
+    samples: int = 0
+
+    def after(self, samples: int, in_epoch: int) -> Position:
+        """Move on by what all ranks together have seen; a pass ends after `in_epoch` samples."""
+        samples += self.samples
+        return Position(self.epoch, samples) if samples < in_epoch else Position(self.epoch + 1, 0)
+
+
+class ShareSampler(DistributedSampler[int]):
+    """A DistributedSampler that can begin in the middle of an epoch, as a resumed run must."""
+
+    begin = 0
+
+    def go_to(self, position: Position) -> None:
+        """Shuffle for this epoch, and leave out what this share has seen of it."""
+        self.set_epoch(position.epoch)
+        self.begin = position.samples // self.num_replicas
+
+    def __iter__(self) -> Iterator[int]:
+        return islice(super().__iter__(), self.begin, None)
+
+
+Loader = DataLoader[tuple[Tensor, ...]]
+
+
+def make_loader(options: CreateOptions, share: int, shares: int) -> Loader:
     """Make one of `shares` shares of the training set; every epoch shuffles anew, from the seed."""
     dataset = TensorDataset(sequences(options.size.vocab, options.size.context, options.seed))
-    sampler: DistributedSampler[tuple[Tensor, ...]] = DistributedSampler(dataset, shares, share, seed=options.seed)
-    return DataLoader(dataset, batch_size=options.batch, sampler=sampler)
+    sampler = ShareSampler(dataset, shares, share, seed=options.seed)
+    # A loader draws a seed for its workers whenever it is iterated: not from the generator that a checkpoint keeps.
+    return DataLoader(dataset, batch_size=options.batch, sampler=sampler, generator=torch.Generator())
 
 
-def batches(loader: DataLoader[tuple[Tensor, ...]], steps: int) -> Iterator[Tensor]:
-    """Yield `steps` batches of int64 tokens (batch, context + 1), over as many epochs as that takes."""
-    for step in range(steps):
-        epoch, batch_in_epoch = divmod(step, len(loader))
-        if batch_in_epoch == 0:
-            cast("DistributedSampler[tuple[Tensor, ...]]", loader.sampler).set_epoch(epoch)
-            epoch_batches = iter(loader)
-        yield next(epoch_batches)[0]
+def batches(loader: Loader, position: Position) -> Iterator[tuple[Tensor, Position]]:
+    """Yield int64 tokens (batch, context + 1) and the position after them; does not end."""
+    sampler = cast("ShareSampler", loader.sampler)
+    while True:
+        sampler.go_to(position)
+        for (tokens,) in loader:
+            position = position.after(len(tokens) * sampler.num_replicas, sampler.total_size)
+            yield tokens, position

@@ -52,6 +52,11 @@ def of_any_rank(template: str, values: Values) -> str:
     )
 
 
+def tells_step(template: str) -> bool:
+    """Say whether checkpoints of two steps have different names."""
+    return any(field == "batch" for _, field, _, _ in Formatter().parse(template))
+
+
 def check(template: str, layout: str, one_writer: bool, run_name: str) -> None:
     """Refuse a template by which files would lie on each other, or outside of OUT.
 

@@ -15,6 +15,7 @@ from ckptools.training import file_names
 from ckptools.training.backends import BackendOptions
 from ckptools.training.file_options import FileOptions
 from ckptools.training.option import option
+from ckptools.training.resume_options import ResumeOptions
 
 STRATEGIES = ("ddp", "fsdp1", "fsdp2", "tp", "fsdp2-tp", "hsdp-tp")
 OPTIMIZERS = ("AdamW", "DecoupledAdamW")
@@ -83,6 +84,7 @@ class CreateOptions:
     parallel: ParallelOptions = field(default_factory=ParallelOptions)
     hardware: BackendOptions = field(default_factory=BackendOptions)
     files: FileOptions = field(default_factory=FileOptions)
+    resuming: ResumeOptions = field(default_factory=ResumeOptions)
 
     def completed(self) -> CreateOptions:
         """These options with what follows from them: verl saves DTensors, with either FSDP."""
@@ -131,6 +133,7 @@ def check(options: CreateOptions) -> None:
     _check_word("scheduler", options.scheduler, SCHEDULERS)
     _check_layout(options)
     _check_files(options)
+    options.resuming.check(options.steps, options.world_size)
     size = options.size
     counts = {name: getattr(size, name) for name in ("vocab", "width", "layers", "heads", "context")}
     counts |= {"steps": options.steps, "batch": options.batch}
@@ -180,6 +183,7 @@ _RECORDS: dict[str, type] = {
     "parallel": ParallelOptions,
     "hardware": BackendOptions,
     "files": FileOptions,
+    "resuming": ResumeOptions,
 }
 
 

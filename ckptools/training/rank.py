@@ -13,11 +13,11 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from ckptools.errors import WriteError
 from ckptools.text import first_line
-from ckptools.training import full_state, layouts, output
+from ckptools.training import file_names, full_state, layouts, output
 from ckptools.training.backends import chosen_here
 from ckptools.training.layouts.place import of_any_rank
 from ckptools.training.options import Created, CreateOptions
-from ckptools.training.run import Report, Run, train
+from ckptools.training.run import Report, Run, prepare, train
 
 
 @contextmanager
@@ -49,16 +49,18 @@ def train_and_save(options: CreateOptions, partial: Path, report: Report) -> Cre
     with warnings.catch_warnings(), process_group(options):
         # FSDP1 and ShardedTensor announce their retirement; whoever asks for them here knows.
         warnings.simplefilter("ignore")
-        run = train(options, report if dist.get_rank() == 0 else say_nothing)
-        return _save(run, partial)
+        say = report if dist.get_rank() == 0 else say_nothing
+        saved: list[Created] = []
+        train(prepare(options, say), say, lambda run: saved.append(_save(run, partial)))
+        return saved[-1]
 
 
 def _save(run: Run, partial: Path) -> Created:
     out = run.options.out
     files: list[tuple[Path, ...]] = [()]
     try:
-        layouts.BY_NAME[run.options.layout].save(run, partial)
-        if run.options.full:
+        layouts.BY_NAME[run.options.layout].save(run, _folder(run, partial))
+        if run.options.full and run.step == run.options.steps:
             full_state.save(run, partial)
         dist.barrier()
         if dist.get_rank() == 0:
@@ -72,6 +74,17 @@ def _save(run: Run, partial: Path) -> Created:
     dist.barrier()
     nbytes = sum(path.stat().st_size for path in files[0])
     return Created(out, files[0], tuple(run.losses), dist.get_world_size(), nbytes, dist.get_rank())
+
+
+def _folder(run: Run, partial: Path) -> Path:
+    """Make the folder for a checkpoint: one per step where there are several, and their names do not tell the step."""
+    options = run.options
+    name = options.files.name or file_names.NAMES[options.layout]
+    if options.resuming.save_every is None or file_names.tells_step(name):
+        return partial
+    folder = partial / f"step-{run.step}"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 def say_nothing(line: str) -> None:

@@ -1,22 +1,24 @@
-"""The training itself: every rank calls `train`, in a process group that is already there."""
+"""The training itself: every rank calls `prepare` and `train`, in a process group that is already there."""
 
 from __future__ import annotations
 
-import random
+import os
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import islice
+from typing import cast
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn, optim
 from torch.optim.lr_scheduler import LRScheduler
 
-from ckptools.training import backends, optimizers, strategies
+from ckptools.training import backends, optimizers, random_states, strategies
 from ckptools.training.backends import Chosen
-from ckptools.training.data import batches, make_loader, with_noise
+from ckptools.training.data import Loader, Position, ShareSampler, batches, make_loader, with_noise
 from ckptools.training.model import Transformer
 from ckptools.training.options import CreateOptions
 from ckptools.training.strategies.strategy import Strategy
@@ -33,20 +35,25 @@ class Run:
         model: the wrapped model.
         optimizer: over the wrapped parameters.
         scheduler: moved once per step.
-        batches_per_epoch: on each rank.
+        loader: this rank's share of the data.
         hardware: the backend and the kind of device.
         device: of this rank.
-        losses: mean loss over all ranks, before each step.
-        elapsed: wall-clock time of the steps, the mean over all ranks.
+        position: how far the run is in its data.
+        step: optimizer steps taken, since the very start.
+        losses: mean loss over all ranks, before each step; those of a run that this one goes on from are the first,
+            where they are known.
+        elapsed: wall-clock time of the steps taken here, the mean over all ranks.
     """
 
     options: CreateOptions
     model: nn.Module
     optimizer: optim.Optimizer
     scheduler: LRScheduler
-    batches_per_epoch: int
+    loader: Loader
     hardware: Chosen
     device: torch.device
+    position: Position = field(default_factory=Position)
+    step: int = 0
     losses: list[float] = field(default_factory=list)
     elapsed: timedelta = timedelta(0)
 
@@ -56,37 +63,58 @@ class Run:
         return strategies.BY_NAME[self.options.strategy]
 
     @property
-    def step(self) -> int:
-        """Optimizer steps taken."""
-        return len(self.losses)
-
-    @property
     def epoch(self) -> int:
         """Whole passes over the training set."""
-        return self.step // self.batches_per_epoch
+        return self.position.epoch
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """Batches of one pass, on each rank."""
+        return len(self.loader)
+
+    @property
+    def sampler(self) -> ShareSampler:
+        """What picks this rank's share of the data."""
+        return cast("ShareSampler", self.loader.sampler)
+
+    @property
+    def samples(self) -> int:
+        """Sequences that all ranks together have seen, those of another pass counted again."""
+        return self.epoch * self.sampler.total_size + self.position.samples
 
 
-def train(options: CreateOptions, report: Report) -> Run:
-    """Build the model, spread it and train it for `options.steps` steps.
+def train(run: Run, report: Report, save: Callable[[Run], None]) -> None:
+    """Train up to step `options.steps`.
+
+    Args:
+        run: prepared, or resumed.
+        report: takes one line at a time; called on every rank alike.
+        save: called at the end, and before as often as `options` says; a collective.
+    """
+    options, begin = run.options, time.monotonic()
+    every = max(1, options.steps // 10)
+    for tokens, position in islice(batches(run.loader, run.position), options.steps - run.step):
+        run.losses.append(train_step(run, tokens))
+        run.step, run.position = run.step + 1, position
+        last = run.step == options.steps
+        if run.step % every == 0 or last:
+            lr = run.scheduler.get_last_lr()[0]
+            report(f"step {run.step}  loss {run.losses[-1]:.2f}  lr {lr:.2e}")
+        die_if_asked(run, report)
+        if last or run.step % (options.resuming.save_every or options.steps) == 0:
+            run.elapsed = timedelta(
+                seconds=mean_over_ranks(torch.tensor(time.monotonic() - begin, dtype=torch.float64))
+            )
+            save(run)
+
+
+def prepare(options: CreateOptions, report: Report) -> Run:
+    """Build the model and spread it; the run is at its start.
 
     Args:
         options: checked already.
         report: takes one line at a time; called on every rank alike.
     """
-    run, loader = _prepare(options, report)
-    begin = time.monotonic()
-    every = max(1, options.steps // 10)
-    for tokens in batches(loader, options.steps):
-        run.losses.append(_train_step(run, tokens))
-        if run.step % every == 0 or run.step == options.steps:
-            lr = run.scheduler.get_last_lr()[0]
-            report(f"step {run.step}  loss {run.losses[-1]:.2f}  lr {lr:.2e}")
-    run.elapsed = timedelta(seconds=mean_over_ranks(torch.tensor(time.monotonic() - begin, dtype=torch.float64)))
-    return run
-
-
-def _prepare(options: CreateOptions, report: Report) -> tuple[Run, torch.utils.data.DataLoader[tuple[Tensor, ...]]]:
-    world_size = dist.get_world_size()
     torch.manual_seed(options.seed)
     hardware = backends.chosen_here(options.hardware)
     device = backends.own_device(hardware)
@@ -94,7 +122,7 @@ def _prepare(options: CreateOptions, report: Report) -> tuple[Run, torch.utils.d
     model = Transformer(options.size).to(device)
     count = sum(param.numel() for param in model.parameters())
     report(
-        f"{world_size} processes, {hardware.backend}, {hardware.device_in_words}; "
+        f"{dist.get_world_size()} processes, {hardware.backend}, {hardware.device_in_words}; "
         f"{options.size.layers}-block transformer, {millions(count)} parameters, "
         f"{options.strategy}, {options.optimizer} + {options.scheduler}"
     )
@@ -107,13 +135,11 @@ def _prepare(options: CreateOptions, report: Report) -> tuple[Run, torch.utils.d
     scheduler = optimizers.make_scheduler(options.scheduler, optimizer, options.steps)
     share, shares = strategy.data_share(options)
     # From here on shares draw different numbers: dropout and the noise in the data.
-    seed_rank(options.seed + share)
-    loader = make_loader(options, share, shares)
-    run = Run(options, wrapped, optimizer, scheduler, len(loader), hardware, device)
-    return run, loader
+    random_states.seed_all(options.seed + share)
+    return Run(options, wrapped, optimizer, scheduler, make_loader(options, share, shares), hardware, device)
 
 
-def _train_step(run: Run, tokens: Tensor) -> float:
+def train_step(run: Run, tokens: Tensor) -> float:
     """Take one optimizer step; returns the loss before it, averaged over the ranks."""
     run.optimizer.zero_grad()
     noisy = with_noise(tokens, run.options.size.vocab).to(run.device)
@@ -123,18 +149,26 @@ def _train_step(run: Run, tokens: Tensor) -> float:
     return mean_over_ranks(loss)
 
 
+def die_if_asked(run: Run, report: Report) -> None:
+    """End this rank as a machine that fails would, if it is the one; not again after a restart."""
+    rank, step = run.options.resuming.killed or (0, 0)
+    if run.step != step or restarts() > 0:
+        return
+    report(f"rank {rank} is killed")
+    if dist.get_rank() == rank:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def restarts() -> int:
+    """How often torch's elastic launcher has started all ranks again."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
 def mean_over_ranks(value: Tensor) -> float:
     """Average a 0-d tensor over the ranks, so that all of them count with the same number; a collective."""
     mean = value / dist.get_world_size()
     dist.all_reduce(mean)
     return mean.item()
-
-
-def seed_rank(seed: int) -> None:
-    """Seed every random number generator that a checkpoint keeps."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
 
 
 def millions(count: int) -> str:

@@ -27,9 +27,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 import ckptools
+from ckptools.training import random_states
 from ckptools.training.layouts import verl
 from ckptools.training.options import CreateOptions, ModelSize
-from ckptools.training.run import Run, _prepare, _train_step
+from ckptools.training.run import Run, prepare, train_step
 
 RANKS = 3
 CAN_TRAIN = torch.cuda.is_available() or hasattr(getattr(torch.cpu, "Stream", None), "record_event")
@@ -82,12 +83,13 @@ def resume(folder: Path) -> dict[str, Any]:
     """Train, save rank files, make a DCP of them, load it into a new run, take one more step in both."""
     size = ModelSize(width=20, layers=1, context=7)
     options = CreateOptions(folder / "run", "fsdp2", steps=2, layout="verl", batch=2, size=size)
-    run, loader = _prepare(options, lambda _: None)
-    batches = [tokens for (tokens,), _ in zip(loader, range(3), strict=False)]
-    run.losses += [_train_step(run, tokens) for tokens in batches[:2]]
+    run = prepare(options, lambda _: None)
+    batches = [tokens for (tokens,), _ in zip(run.loader, range(3), strict=False)]
+    run.losses += [train_step(run, tokens) for tokens in batches[:2]]
+    run.step = 2
     _save(run, folder)
 
-    other, _ = _prepare(CreateOptions(folder / "run", "fsdp2", seed=9, batch=2, size=size), lambda _: None)
+    other = prepare(CreateOptions(folder / "run", "fsdp2", seed=9, batch=2, size=size), lambda _: None)
     state = {
         "model": get_model_state_dict(other.model),
         "optimizer": get_optimizer_state_dict(other.model, other.optimizer),
@@ -97,9 +99,15 @@ def resume(folder: Path) -> dict[str, Any]:
     set_model_state_dict(other.model, state["model"])
     set_optimizer_state_dict(other.model, other.optimizer, state["optimizer"])
     other.scheduler.load_state_dict(state["extra_state"]["lr_scheduler"])
-    losses = [_train_step(r, batches[2]) for r in (run, other)]
+    losses = [_seeded_step(r, batches[2]) for r in (run, other)]
     lrs = [r.scheduler.get_last_lr() for r in (run, other)]
     return {"losses": losses, "lrs": lrs, "differ": _differing(run, other)}
+
+
+def _seeded_step(run: Run, tokens: torch.Tensor) -> float:
+    """Take a step whose dropout and noise in the data are the same for every run."""
+    random_states.seed_all(dist.get_rank())
+    return train_step(run, tokens)
 
 
 def _save(run: Run, folder: Path) -> None:

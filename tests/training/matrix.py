@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from ckptools.training import full_state, layouts, options
-from ckptools.training.run import train
+from ckptools.training.run import prepare, train
 
 
 def main(out: Path, text: str, names: list[str]) -> None:
@@ -23,7 +23,8 @@ def main(out: Path, text: str, names: list[str]) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     asked = dataclasses.replace(options.from_json(text), layout=names[0]).completed()
-    run = train(asked, lambda line: None)
+    run = prepare(asked, lambda line: None)
+    train(run, lambda line: None, lambda run: None)
     for name in names:
         run.options = dataclasses.replace(asked, layout=name)
         (out / name).mkdir(parents=True, exist_ok=True)

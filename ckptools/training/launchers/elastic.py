@@ -37,7 +37,7 @@ def launch(options: CreateOptions, partial: Path, run_id: str, verbose: bool) ->
             rdzv_backend="c10d",
             rdzv_endpoint="localhost:0",
             local_addr="localhost",
-            max_restarts=0,
+            max_restarts=options.resuming.max_restarts,
             logs_specs=DefaultLogsSpecs(log_dir=scratch),
         )
         answer = Path(scratch, "answer.json")

@@ -7,15 +7,14 @@ Source: composer/utils/checkpoint.py and composer/core/state.py of those version
 
 from __future__ import annotations
 
-import random
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
+from ckptools.training import random_states
 from ckptools.training.layouts.place import place
 from ckptools.training.options import run_name
 from ckptools.training.run import Run
@@ -23,7 +22,7 @@ from ckptools.training.run import Run
 
 def save(run: Run, folder: Path) -> None:
     """Write this rank's file; with DDP only rank 0 does."""
-    content = {"state": state(run), "rng": gather_rng(run.device)}
+    content = {"state": state(run), "rng": random_states.gather(run.device)}
     if run.options.strategy != "ddp" or dist.get_rank() == 0:
         torch.save(content, place(run, folder))
 
@@ -45,18 +44,16 @@ def state(run: Run) -> dict[str, Any]:
 
 def timestamp(run: Run) -> dict[str, int | timedelta]:
     """Count epochs, batches, samples and tokens over all shares of the data; wall-clock times are real."""
-    _, shares = run.strategy.data_share(run.options)
-    samples_per_batch = run.options.batch * shares
-    batch_in_epoch = run.step % run.batches_per_epoch
-    context = run.options.size.context
+    context, sample = run.options.size.context, run.position.samples
+    batch_in_epoch = sample // (run.options.batch * run.sampler.num_replicas)
     return {
         "epoch": run.epoch,
         "batch": run.step,
-        "sample": run.step * samples_per_batch,
-        "token": run.step * samples_per_batch * context,
+        "sample": run.samples,
+        "token": run.samples * context,
         "batch_in_epoch": batch_in_epoch,
-        "sample_in_epoch": batch_in_epoch * samples_per_batch,
-        "token_in_epoch": batch_in_epoch * samples_per_batch * context,
+        "sample_in_epoch": sample,
+        "token_in_epoch": sample * context,
         "total_wct": run.elapsed,
         "epoch_wct": run.elapsed * (batch_in_epoch / run.step),
         "batch_wct": run.elapsed / run.step,
@@ -73,13 +70,3 @@ def metadata(run: Run) -> dict[str, Any]:
         "device_train_microbatch_size": run.options.batch,
         "dist_backend": run.hardware.backend,
     }
-
-
-def gather_rng(device: torch.device) -> list[dict[str, Any]]:
-    """Collect the random number state of every rank, and of its GPU, on every rank; a collective."""
-    mine = {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}
-    if device.type == "cuda":
-        mine["cuda"] = torch.cuda.get_rng_state(device)
-    everyone: list[dict[str, Any]] = [{}] * dist.get_world_size()
-    dist.all_gather_object(everyone, mine)
-    return everyone

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
+from ckptools.training import random_states
 from ckptools.training.layouts import composer
 from ckptools.training.layouts.place import place_folder
 from ckptools.training.run import Run
@@ -23,7 +24,7 @@ from ckptools.training.run import Run
 def save(run: Run, folder: Path) -> None:
     """Save `{state, rng}`; the random states of all ranks come from rank 0."""
     content: dict[str, Any] = {"state": composer.state(run)}
-    rng = composer.gather_rng(run.device)
+    rng = random_states.gather(run.device)
     if dist.get_rank() == 0:
         content["rng"] = rng
     planner = DefaultSavePlanner(dedup_save_to_lowest_rank=True)
