@@ -31,6 +31,9 @@ LAYOUTS: dict[str, tuple[str, ...]] = {
     "verl": ("fsdp1", "fsdp2"),
     "dcp": STRATEGIES,
     "composer-dcp": ("fsdp1", "fsdp2"),
+    "accelerate": STRATEGIES,
+    "lightning": STRATEGIES,
+    "fabric": STRATEGIES,
 }
 
 

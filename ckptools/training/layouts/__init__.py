@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
-from ckptools.training.layouts import composer, composer_dcp, dcp, snapshot, verl
+from ckptools.training.layouts import accelerate, composer, composer_dcp, dcp, fabric, lightning, snapshot, verl
 from ckptools.training.run import Run
 
 
@@ -22,4 +22,7 @@ BY_NAME: dict[str, Layout] = {
     "verl": verl,
     "dcp": dcp,
     "composer-dcp": composer_dcp,
+    "accelerate": accelerate,
+    "lightning": lightning,
+    "fabric": fabric,
 }

@@ -1,0 +1,73 @@
+"""What `accelerator.save_state` writes: model and optimizer, and beside them what else a run resumes with.
+
+| | with DDP | with FSDP, whose state dicts are sharded |
+|---|---|---|
+| model | `model.safetensors`, under DDP's names: `module.<fqn>` | DCP folder `pytorch_model_fsdp_0/`, `model.<fqn>` |
+| optimizer | `optimizer.bin`, keyed by integers | DCP folder `optimizer_0/`, `optimizer.state.<fqn>.<name>` |
+
+`scheduler.bin` and `random_states_{rank}.pkl` are pickles of `torch.save`, the latter with the batches that this epoch
+has had. `custom_checkpoint_0.pkl` is the state of the first object that a script gave to
+`register_for_checkpointing`: here the counters that Accelerate itself does not keep. A `DistributedSampler` has no file
+of its own. The scheduler has moved once per optimizer step, as with `split_batches` or
+`step_scheduler_with_optimizer=False`; else Accelerate moves it once for every process.
+Source: accelerate/accelerator.py (`save_state`), checkpointing.py and utils/fsdp_utils.py of 1.15.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
+
+from ckptools.training.run import Run
+
+
+def save(run: Run, folder: Path) -> None:
+    """Write model and optimizer whole from rank 0, or sharded by all; and every rank's random states."""
+    if run.options.strategy == "ddp":
+        _save_whole(run, folder)
+    else:
+        dcp_save({"model": run.strategy.model_state(run.model)}, checkpoint_id=folder / "pytorch_model_fsdp_0")
+        optimizer = run.strategy.optimizer_state(run.model, run.optimizer)
+        dcp_save({"optimizer": optimizer}, checkpoint_id=folder / "optimizer_0")
+    if dist.get_rank() == 0:
+        torch.save(run.scheduler.state_dict(), folder / "scheduler.bin")
+        torch.save(progress(run), folder / "custom_checkpoint_0.pkl")
+    torch.save(random_states(run), folder / f"random_states_{dist.get_rank()}.pkl")
+
+
+def _save_whole(run: Run, folder: Path) -> None:
+    if dist.get_rank() == 0:
+        # Not `strategy.model_state`: Accelerate asks the wrapper, whose names begin with `module.`.
+        save_file(each_once(run.model.state_dict()), folder / "model.safetensors", metadata={"format": "pt"})
+        torch.save(run.optimizer.state_dict(), folder / "optimizer.bin")
+
+
+def each_once(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Leave a tied weight under its first name only: safetensors has no two names for the same bytes."""
+    first: dict[int, str] = {}
+    for name, tensor in state.items():
+        first.setdefault(tensor.untyped_storage().data_ptr(), name)
+    return {name: state[name] for name in first.values()}
+
+
+def progress(run: Run) -> dict[str, int]:
+    """Count what a script that uses Accelerate counts itself."""
+    return {"epoch": run.epoch, "batch_in_epoch": run.step % run.batches_per_epoch, "global_step": run.step}
+
+
+def random_states(run: Run) -> dict[str, Any]:
+    """Return this rank's random states; `step` begins anew with every epoch."""
+    return {
+        "step": run.step % run.batches_per_epoch,
+        "random_state": random.getstate(),
+        "numpy_random_seed": np.random.get_state(),
+        "torch_manual_seed": torch.get_rng_state(),
+    }

@@ -1,0 +1,128 @@
+"""A checkpoint of Lightning's Trainer, `epoch={epoch}-step={step}.ckpt`: a file with DDP, a folder with FSDP.
+
+The Trainer trains a LightningModule, of which the model is one attribute: here `model`, so that every name begins with
+`model.`. With DDP rank 0 writes everything into one file. With FSDP the tensors are a DCP folder and the rest is
+`meta.pt` in it; the model is called `model` there by the strategy for FSDP1, `state_dict` by the one for FSDP2.
+
+| key | holds |
+|---|---|
+| `epoch`, `global_step`, `pytorch-lightning_version` | counters, and who wrote it |
+| `state_dict` | the model |
+| `loops` | how far each loop is, in this epoch and in all: the position in the data |
+| `callbacks` | nothing here |
+| `optimizer_states`, `lr_schedulers` | lists; in the DCP folder `optimizer_0` |
+| `rng` | of every rank; Lightning leaves random states to the hook `on_save_checkpoint`, which may add keys |
+
+Source: lightning/pytorch/trainer/connectors/checkpoint_connector.py (`dump_checkpoint`), strategies/fsdp.py and
+strategies/model_parallel.py, loops/ and loops/progress.py of 2.6.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
+
+from ckptools.training.layouts.composer import gather_rng
+from ckptools.training.run import Run
+
+ATTRIBUTE = "model"
+WRITER = "2.6.6"
+
+# What is counted of a batch, and of an optimizer step.
+STAGES = ("ready", "completed", "started", "processed")
+
+
+def save(run: Run, folder: Path) -> None:
+    """Write one file from rank 0, or the shards of every rank and rank 0's `meta.pt`."""
+    epoch, _ = position(run)
+    path = folder / f"epoch={epoch}-step={run.step}.ckpt"
+    content = training_state(run)
+    if run.options.strategy == "ddp":
+        content["state_dict"] = lightning_module(run.model.module).state_dict()
+        content["optimizer_states"] = [run.optimizer.state_dict()]
+    else:
+        dcp_save(sharded_state(run), checkpoint_id=path)
+        path = path / "meta.pt"
+    if dist.get_rank() == 0:
+        torch.save(content, path)
+
+
+def lightning_module(model: nn.Module | Tensor) -> nn.Module:
+    """Make a module that holds the model as its attribute, with what that leaves in a state dict."""
+    return nn.ModuleDict({ATTRIBUTE: cast("nn.Module", model)})
+
+
+def sharded_state(run: Run) -> dict[str, Any]:
+    """Return model and optimizer with the attribute in front of every fqn."""
+    model = run.strategy.model_state(run.model)
+    optimizer = run.strategy.optimizer_state(run.model, run.optimizer)
+    groups = [group | {"params": [attribute(fqn) for fqn in group["params"]]} for group in optimizer["param_groups"]]
+    return {
+        "model" if run.options.strategy == "fsdp1" else "state_dict": _renamed(model),
+        "optimizer_0": {"state": _renamed(optimizer["state"]), "param_groups": groups},
+    }
+
+
+def attribute(fqn: str) -> str:
+    """Name a parameter of the model as the LightningModule does."""
+    return f"{ATTRIBUTE}.{fqn}"
+
+
+def _renamed(state: dict[str, Any]) -> dict[str, Any]:
+    return {attribute(fqn): value for fqn, value in state.items()}
+
+
+def position(run: Run) -> tuple[int, int]:
+    """Return epoch and batches of it; an epoch that is complete is not over before the next one begins."""
+    epoch = (run.step - 1) // run.batches_per_epoch
+    return epoch, run.step - epoch * run.batches_per_epoch
+
+
+def training_state(run: Run) -> dict[str, Any]:
+    """Return everything but model and optimizer; a collective."""
+    return {
+        "epoch": position(run)[0],
+        "global_step": run.step,
+        "pytorch-lightning_version": WRITER,
+        "loops": loops(run),
+        "callbacks": {},
+        "lr_schedulers": [run.scheduler.state_dict()],
+        "rng": gather_rng(),
+    }
+
+
+def loops(run: Run) -> dict[str, Any]:
+    """Say how far the four loops are; only the one that fits has begun."""
+    epoch, batches = position(run)
+    idle = {"state_dict": {}, "batch_progress": batch_progress(0, 0, last=False)}
+    steps = progress(run.step, batches, "ready", "completed")
+    zero_grad = progress(run.step, batches, "ready", "completed", "started")
+    inner = {
+        "state_dict": {"_batches_that_stepped": run.step},
+        "batch_progress": batch_progress(run.step, batches, last=batches == run.batches_per_epoch),
+        "scheduler_progress": steps,
+        "automatic_optimization.state_dict": {},
+        "automatic_optimization.optim_progress": {"optimizer": {"step": steps, "zero_grad": zero_grad}},
+        "manual_optimization.state_dict": {},
+        "manual_optimization.optim_step_progress": progress(0, 0, "ready", "completed"),
+        **{f"val_loop.{key}": value for key, value in idle.items()},
+    }
+    epochs = {stage: epoch if stage == "completed" else epoch + 1 for stage in STAGES}
+    fit = {"state_dict": {}, **{f"epoch_loop.{key}": value for key, value in inner.items()}}
+    fit["epoch_progress"] = {"total": epochs, "current": epochs}
+    return {"fit_loop": fit, "validate_loop": idle, "test_loop": idle, "predict_loop": idle}
+
+
+def batch_progress(total: int, current: int, last: bool) -> dict[str, Any]:
+    """Count batches, and say whether the last was the epoch's last."""
+    return progress(total, current, *STAGES) | {"is_last_batch": last}
+
+
+def progress(total: int, current: int, *stages: str) -> dict[str, Any]:
+    """Count since training and since the epoch began; between two steps every stage stands at the same number."""
+    return {"total": dict.fromkeys(stages, total), "current": dict.fromkeys(stages, current)}
