@@ -29,7 +29,8 @@ def create(out: Path | None, backends: bool, **given: Any) -> None:
 
     Layouts: composer (ep0-ba5-rank0.pt, one file per rank; with ddp one whole file), composer-dcp (ep0-ba5/, as
     Composer saves shards since 0.16; not ddp), snapshot (snapshot.pt, ddp only), verl (model_world_size_4_rank_0.pt
-    and so on, not ddp), dcp (torch.distributed.checkpoint).
+    and so on, not ddp), dcp (torch.distributed.checkpoint), accelerate (save_state), lightning (the Trainer's .ckpt:
+    a file with ddp, else a folder), fabric (fabric.save).
     """
     from ckptools import training
 
@@ -72,8 +73,11 @@ def _show_backends() -> None:
 
 def _tell(created: Created) -> None:
     """Say what was saved and, on stderr, what to do with it."""
-    names = [path.relative_to(created.out).as_posix() for path in created.files]
-    saved = ", ".join(f"{created.out}/{kind}" for kind in fold(names))
+    kinds = fold([path.relative_to(created.out).as_posix() for path in created.files])
+    if len(kinds) > 3:
+        saved = f"{len(created.files)} files in {created.out}: {', '.join(kinds)}"
+    else:
+        saved = ", ".join(f"{created.out}/{kind}" for kind in kinds)
     show(f"saved {saved} ({created.nbytes / 2**20:.1f} MiB)")
     remark(f"try: ckptools inspect {created.first}")
 

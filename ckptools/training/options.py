@@ -31,9 +31,9 @@ LAYOUTS: dict[str, tuple[str, ...]] = {
     "verl": ("fsdp1", "fsdp2"),
     "dcp": STRATEGIES,
     "composer-dcp": ("fsdp1", "fsdp2"),
-    "accelerate": STRATEGIES,
-    "lightning": STRATEGIES,
-    "fabric": STRATEGIES,
+    "accelerate": ("ddp", "fsdp1", "fsdp2", "fsdp2-tp", "hsdp-tp"),
+    "lightning": ("ddp", "fsdp1", "fsdp2", "tp", "fsdp2-tp"),
+    "fabric": ("ddp", "fsdp1", "fsdp2", "tp", "fsdp2-tp"),
 }
 
 

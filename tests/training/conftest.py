@@ -88,27 +88,12 @@ def train_once(out: Path, strategy: str, *layouts: str) -> Path:
 
 
 @pytest.fixture(scope="session")
+def trainers_ddp(folder: Path) -> Path:
+    """DDP in the layouts of the trainers."""
+    return train_once(folder / "trainers-ddp", "ddp", "accelerate", "lightning", "fabric")
+
+
+@pytest.fixture(scope="session")
 def trainers_fsdp2(folder: Path) -> Path:
     """FSDP2 in the layouts of the trainers."""
-    return train_once(folder / "trainers-fsdp2", "fsdp2", "composer-dcp")
-
-
-@pytest.fixture(scope="session")
-def one_rank(folder: Path) -> Created:
-    """What a single process learns: the measure for ranks that share all of their data."""
-    return create(CreateOptions(folder / "one", "ddp", world_size=1, layout="dcp"))
-
-
-@pytest.fixture(scope="session")
-def tp(folder: Path) -> Created:
-    return create(CreateOptions(folder / "tp", "tp", world_size=2, full=True))
-
-
-@pytest.fixture(scope="session")
-def fsdp2_tp(folder: Path) -> Created:
-    return create(CreateOptions(folder / "fsdp2-tp", "fsdp2-tp", world_size=4, full=True))
-
-
-@pytest.fixture(scope="session")
-def hsdp_tp(folder: Path) -> Created:
-    return create(CreateOptions(folder / "hsdp-tp", "hsdp-tp", world_size=8, steps=2, full=True))
+    return train_once(folder / "trainers-fsdp2", "fsdp2", "composer-dcp", "accelerate", "lightning", "fabric")

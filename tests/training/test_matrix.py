@@ -57,6 +57,15 @@ TRAININGS = (
 NO_OPTIMIZER = ("huggingface",)
 """Layouts that hold the model alone."""
 
+PREFIXES = {"lightning": "model."}
+"""What a layout has in front of the model's own names: the LightningModule's attribute."""
+
+NUMBERED = {("ddp", "accelerate")}
+"""An optimizer keyed by number beside safetensors, which are sorted: its names have to be told."""
+
+TIED_ONCE = {("ddp", "accelerate")}
+"""Layouts that have a tied weight under its first name only."""
+
 CASES = [
     pytest.param(training, layout, id=f"{training.name}-{layout}")
     for training in TRAININGS
@@ -86,19 +95,19 @@ def trained(training: Training, runs: dict[str, Path]) -> Path:
     return runs[training.name]
 
 
-def consolidated(folder: Path, out: Path, only: str | None) -> dict[str, torch.Tensor]:
+def consolidated(folder: Path, out: Path, only: str | None, names: Path | None) -> dict[str, torch.Tensor]:
     """What ckptools makes of a checkpoint: tensors of model and optimizer under fqns, by way of a DCP folder."""
-    ckptools.consolidate(folder, out / "all.dcp", only=only)
+    ckptools.open(folder, names=names).consolidate(out / "all.dcp", only=only)
     dcp_to_torch_save(out / "all.dcp", out / "all.pt")
     state = torch.load(out / "all.pt", weights_only=False)  # generators of NumPy are in it
     optimizer = state.get("optimizer", {}).get("state", {})
     return dict(tensors({"model": state["model"], "optimizer": optimizer}))
 
 
-def truth(full: Path, only: str | None) -> dict[str, torch.Tensor]:
+def truth(full: Path, only: str | None, prefix: str) -> dict[str, torch.Tensor]:
     state = torch.load(full)
-    optimizer = {} if only else state["optimizer"]["state"]
-    return dict(tensors({"model": state["model"], "optimizer": optimizer}))
+    parts = {"model": state["model"], "optimizer": {} if only else state["optimizer"]["state"]}
+    return dict(tensors({part: {prefix + fqn: value for fqn, value in parts[part].items()} for part in parts}))
 
 
 def test_every_strategy_is_trained_in_every_layout_that_it_is_written_in() -> None:
@@ -113,7 +122,11 @@ def test_what_is_consolidated_is_what_was_trained(
 ) -> None:
     out = trained(training, runs)
     only = "model" if layout in NO_OPTIMIZER else None
-    found, expected = consolidated(out / layout, tmp_path, only), truth(out / "full.pt", only)
+    names = out / "full.pt" if (training.strategy, layout) in NUMBERED else None
+    found = consolidated(out / layout, tmp_path, only, names)
+    expected = truth(out / "full.pt", only, PREFIXES.get(layout, ""))
+    if (training.strategy, layout) in TIED_ONCE:
+        del expected["model / head.weight"]
     assert found.keys() == expected.keys()
     assert [name for name in expected if not same(found[name], expected[name])] == []
 

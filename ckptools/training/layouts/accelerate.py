@@ -65,9 +65,12 @@ def progress(run: Run) -> dict[str, int]:
 
 def random_states(run: Run) -> dict[str, Any]:
     """Return this rank's random states; `step` begins anew with every epoch."""
-    return {
+    states = {
         "step": run.step % run.batches_per_epoch,
         "random_state": random.getstate(),
         "numpy_random_seed": np.random.get_state(),
         "torch_manual_seed": torch.get_rng_state(),
     }
+    if torch.cuda.is_available():
+        states["torch_cuda_manual_seed"] = torch.cuda.get_rng_state_all()
+    return states

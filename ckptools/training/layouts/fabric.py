@@ -1,8 +1,8 @@
 """What Lightning's `fabric.save(path, state)` writes: a file with DDP, a folder with FSDP.
 
-`state` is a script's own dict. Here it is `{model, optimizer, scheduler, iteration, rng}`, the first three as objects,
-which Fabric replaces by their state dicts. With DDP rank 0 writes all of it into one file. With FSDP model and optimizer
-are a DCP folder, and the rest is `meta.pt` in it.
+`state` is a script's own dict: here `{model, optimizer, scheduler, iteration, rng}`, the first three as objects, for
+which Fabric puts their state dicts. With DDP rank 0 writes all of it into one file. With FSDP model and optimizer are a
+DCP folder, and the rest is `meta.pt` in it.
 Source: lightning/fabric/strategies/strategy.py, fsdp.py and model_parallel.py of 2.6.
 """
 
@@ -25,7 +25,7 @@ def save(run: Run, folder: Path) -> None:
         "model": run.strategy.model_state(run.model),
         "optimizer": run.strategy.optimizer_state(run.model, run.optimizer),
     }
-    content = {"scheduler": run.scheduler.state_dict(), "iteration": run.step, "rng": gather_rng()}
+    content = {"scheduler": run.scheduler.state_dict(), "iteration": run.step, "rng": gather_rng(run.device)}
     if run.options.strategy == "ddp":
         content = tensors | content
     else:

@@ -39,7 +39,7 @@ STAGES = ("ready", "completed", "started", "processed")
 
 def save(run: Run, folder: Path) -> None:
     """Write one file from rank 0, or the shards of every rank and rank 0's `meta.pt`."""
-    epoch, _ = position(run)
+    epoch, _ = position(run.step, run.batches_per_epoch)
     path = folder / f"epoch={epoch}-step={run.step}.ckpt"
     content = training_state(run)
     if run.options.strategy == "ddp":
@@ -77,28 +77,28 @@ def _renamed(state: dict[str, Any]) -> dict[str, Any]:
     return {attribute(fqn): value for fqn, value in state.items()}
 
 
-def position(run: Run) -> tuple[int, int]:
+def position(step: int, batches_per_epoch: int) -> tuple[int, int]:
     """Return epoch and batches of it; an epoch that is complete is not over before the next one begins."""
-    epoch = (run.step - 1) // run.batches_per_epoch
-    return epoch, run.step - epoch * run.batches_per_epoch
+    epoch = (step - 1) // batches_per_epoch
+    return epoch, step - epoch * batches_per_epoch
 
 
 def training_state(run: Run) -> dict[str, Any]:
     """Return everything but model and optimizer; a collective."""
     return {
-        "epoch": position(run)[0],
+        "epoch": position(run.step, run.batches_per_epoch)[0],
         "global_step": run.step,
         "pytorch-lightning_version": WRITER,
         "loops": loops(run),
         "callbacks": {},
         "lr_schedulers": [run.scheduler.state_dict()],
-        "rng": gather_rng(),
+        "rng": gather_rng(run.device),
     }
 
 
 def loops(run: Run) -> dict[str, Any]:
     """Say how far the four loops are; only the one that fits has begun."""
-    epoch, batches = position(run)
+    epoch, batches = position(run.step, run.batches_per_epoch)
     idle = {"state_dict": {}, "batch_progress": batch_progress(0, 0, last=False)}
     steps = progress(run.step, batches, "ready", "completed")
     zero_grad = progress(run.step, batches, "ready", "completed", "started")
@@ -115,7 +115,8 @@ def loops(run: Run) -> dict[str, Any]:
     epochs = {stage: epoch if stage == "completed" else epoch + 1 for stage in STAGES}
     fit = {"state_dict": {}, **{f"epoch_loop.{key}": value for key, value in inner.items()}}
     fit["epoch_progress"] = {"total": epochs, "current": epochs}
-    return {"fit_loop": fit, "validate_loop": idle, "test_loop": idle, "predict_loop": idle}
+    predict = {"state_dict": {}, "batch_progress": progress(0, 0, *STAGES)}
+    return {"fit_loop": fit, "validate_loop": idle, "test_loop": idle, "predict_loop": predict}
 
 
 def batch_progress(total: int, current: int, last: bool) -> dict[str, Any]:
