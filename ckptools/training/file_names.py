@@ -24,6 +24,9 @@ NAMES: dict[str, str] = {
     "verl": "",
     "dcp": "",
     "composer-dcp": "ep{epoch}-ba{batch}",
+    "accelerate": "",
+    "lightning": "epoch={epoch}-step={batch}.ckpt",
+    "fabric": "step-{batch}.ckpt",
 }
 
 SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")

@@ -73,6 +73,11 @@ class Run:
         return len(self.loader)
 
     @property
+    def batch_in_epoch(self) -> int:
+        """Batches of this pass that each rank has seen."""
+        return self.position.samples // (self.options.batch * self.sampler.num_replicas)
+
+    @property
     def sampler(self) -> ShareSampler:
         """What picks this rank's share of the data."""
         return cast("ShareSampler", self.loader.sampler)

@@ -13,8 +13,8 @@ import ckptools
 from ckptools.cli.create import fold
 from ckptools.training import Created
 from ckptools.training.demo import same
-from ckptools.training.layouts import lightning
 
+FABRICS_REST = ("scheduler", "iteration", "epoch", "batch_in_epoch", "rng")
 FIXTURES = Path(__file__).parent.parent.parent / "fixtures"
 
 
@@ -115,18 +115,13 @@ def test_lightnings_file_tells_the_order_of_its_modules(trainers_ddp: Path) -> N
     assert set(optimizer.state) == {f"model.{name}" for name in names}
 
 
-def test_lightnings_epoch_is_not_over_with_its_last_batch() -> None:
-    assert lightning.position(64, batches_per_epoch=64) == (0, 64)
-    assert lightning.position(65, batches_per_epoch=64) == (1, 1)
-
-
 def test_fabrics_folder_is_laid_out_like_a_real_one(trainers_fsdp2: Path) -> None:
     folder = trainers_fsdp2 / "fabric"
     assert kinds_in(folder / "step-2.ckpt") == kinds_in(FIXTURES / "lightning-fabric-fsdp2/ckpt")
-    assert set(torch.load(folder / "step-2.ckpt/meta.pt", weights_only=False)) == {"scheduler", "iteration", "rng"}
+    assert set(torch.load(folder / "step-2.ckpt/meta.pt", weights_only=False)) == set(FABRICS_REST)
 
 
 def test_fabric_with_ddp_is_one_file_with_the_same_tree(trainers_ddp: Path, trainers_fsdp2: Path) -> None:
     file, folder = (ckptools.open(run / "fabric/step-2.ckpt") for run in (trainers_ddp, trainers_fsdp2))
-    assert file.raw.keys() == folder.raw.keys() == {"model", "optimizer", "scheduler", "iteration", "rng"}
+    assert file.raw.keys() == folder.raw.keys() == {*("model", "optimizer"), *FABRICS_REST}
     assert list(file.model) == list(torch.load(trainers_ddp / "full.pt")["model"])

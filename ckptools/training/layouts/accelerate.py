@@ -26,11 +26,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
+from ckptools.training.layouts.place import place_folder
 from ckptools.training.run import Run
 
 
 def save(run: Run, folder: Path) -> None:
     """Write model and optimizer whole from rank 0, or sharded by all; and every rank's random states."""
+    folder = place_folder(run, folder)
     if run.options.strategy == "ddp":
         _save_whole(run, folder)
     else:
@@ -60,13 +62,13 @@ def each_once(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def progress(run: Run) -> dict[str, int]:
     """Count what a script that uses Accelerate counts itself."""
-    return {"epoch": run.epoch, "batch_in_epoch": run.step % run.batches_per_epoch, "global_step": run.step}
+    return {"epoch": run.epoch, "batch_in_epoch": run.batch_in_epoch, "global_step": run.step}
 
 
 def random_states(run: Run) -> dict[str, Any]:
     """Return this rank's random states; `step` begins anew with every epoch."""
     states = {
-        "step": run.step % run.batches_per_epoch,
+        "step": run.batch_in_epoch,
         "random_state": random.getstate(),
         "numpy_random_seed": np.random.get_state(),
         "torch_manual_seed": torch.get_rng_state(),

@@ -45,17 +45,16 @@ def state(run: Run) -> dict[str, Any]:
 def timestamp(run: Run) -> dict[str, int | timedelta]:
     """Count epochs, batches, samples and tokens over all shares of the data; wall-clock times are real."""
     context, sample = run.options.size.context, run.position.samples
-    batch_in_epoch = sample // (run.options.batch * run.sampler.num_replicas)
     return {
         "epoch": run.epoch,
         "batch": run.step,
         "sample": run.samples,
         "token": run.samples * context,
-        "batch_in_epoch": batch_in_epoch,
+        "batch_in_epoch": run.batch_in_epoch,
         "sample_in_epoch": sample,
         "token_in_epoch": sample * context,
         "total_wct": run.elapsed,
-        "epoch_wct": run.elapsed * (batch_in_epoch / run.step),
+        "epoch_wct": run.elapsed * (run.batch_in_epoch / run.step),
         "batch_wct": run.elapsed / run.step,
     }
 

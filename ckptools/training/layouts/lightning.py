@@ -27,7 +27,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
-from ckptools.training.layouts.composer import gather_rng
+from ckptools.training import random_states
+from ckptools.training.layouts.place import place, place_folder
 from ckptools.training.run import Run
 
 ATTRIBUTE = "model"
@@ -39,15 +40,15 @@ STAGES = ("ready", "completed", "started", "processed")
 
 def save(run: Run, folder: Path) -> None:
     """Write one file from rank 0, or the shards of every rank and rank 0's `meta.pt`."""
-    epoch, _ = position(run.step, run.batches_per_epoch)
-    path = folder / f"epoch={epoch}-step={run.step}.ckpt"
     content = training_state(run)
     if run.options.strategy == "ddp":
+        path = place(run, folder)
         content["state_dict"] = lightning_module(run.model.module).state_dict()
         content["optimizer_states"] = [run.optimizer.state_dict()]
     else:
+        path = place_folder(run, folder)
         dcp_save(sharded_state(run), checkpoint_id=path)
-        path = path / "meta.pt"
+        path /= "meta.pt"
     if dist.get_rank() == 0:
         torch.save(content, path)
 
@@ -77,34 +78,28 @@ def _renamed(state: dict[str, Any]) -> dict[str, Any]:
     return {attribute(fqn): value for fqn, value in state.items()}
 
 
-def position(step: int, batches_per_epoch: int) -> tuple[int, int]:
-    """Return epoch and batches of it; an epoch that is complete is not over before the next one begins."""
-    epoch = (step - 1) // batches_per_epoch
-    return epoch, step - epoch * batches_per_epoch
-
-
 def training_state(run: Run) -> dict[str, Any]:
     """Return everything but model and optimizer; a collective."""
     return {
-        "epoch": position(run.step, run.batches_per_epoch)[0],
+        "epoch": run.epoch,
         "global_step": run.step,
         "pytorch-lightning_version": WRITER,
         "loops": loops(run),
         "callbacks": {},
         "lr_schedulers": [run.scheduler.state_dict()],
-        "rng": gather_rng(run.device),
+        "rng": random_states.gather(run.device),
     }
 
 
 def loops(run: Run) -> dict[str, Any]:
     """Say how far the four loops are; only the one that fits has begun."""
-    epoch, batches = position(run.step, run.batches_per_epoch)
-    idle = {"state_dict": {}, "batch_progress": batch_progress(0, 0, last=False)}
+    batches = run.batch_in_epoch
+    idle = {"state_dict": {}, "batch_progress": batch_progress(0, 0)}
     steps = progress(run.step, batches, "ready", "completed")
     zero_grad = progress(run.step, batches, "ready", "completed", "started")
     inner = {
         "state_dict": {"_batches_that_stepped": run.step},
-        "batch_progress": batch_progress(run.step, batches, last=batches == run.batches_per_epoch),
+        "batch_progress": batch_progress(run.step, batches),
         "scheduler_progress": steps,
         "automatic_optimization.state_dict": {},
         "automatic_optimization.optim_progress": {"optimizer": {"step": steps, "zero_grad": zero_grad}},
@@ -112,16 +107,16 @@ def loops(run: Run) -> dict[str, Any]:
         "manual_optimization.optim_step_progress": progress(0, 0, "ready", "completed"),
         **{f"val_loop.{key}": value for key, value in idle.items()},
     }
-    epochs = {stage: epoch if stage == "completed" else epoch + 1 for stage in STAGES}
+    begun = {stage: run.epoch + (stage in ("ready", "started")) for stage in STAGES}
     fit = {"state_dict": {}, **{f"epoch_loop.{key}": value for key, value in inner.items()}}
-    fit["epoch_progress"] = {"total": epochs, "current": epochs}
+    fit["epoch_progress"] = {"total": begun, "current": begun}
     predict = {"state_dict": {}, "batch_progress": progress(0, 0, *STAGES)}
     return {"fit_loop": fit, "validate_loop": idle, "test_loop": idle, "predict_loop": predict}
 
 
-def batch_progress(total: int, current: int, last: bool) -> dict[str, Any]:
-    """Count batches, and say whether the last was the epoch's last."""
-    return progress(total, current, *STAGES) | {"is_last_batch": last}
+def batch_progress(total: int, current: int) -> dict[str, Any]:
+    """Count batches; after an epoch's last one the next epoch has begun."""
+    return progress(total, current, *STAGES) | {"is_last_batch": False}
 
 
 def progress(total: int, current: int, *stages: str) -> dict[str, Any]:
