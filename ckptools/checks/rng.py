@@ -11,7 +11,7 @@ from ckptools.files.opening import OpenFiles
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
-from ckptools.model.tree import KeyPath, nodes_in
+from ckptools.model.tree import KeyPath, nodes_in, tensors_in
 from ckptools.model.values import NumpyArray
 from ckptools.model.verification import Check
 from ckptools.tensor_io.stream import shard_bytes
@@ -34,7 +34,19 @@ def distinct_states(ck: Checkpoint) -> Check:
         for stream, d in shared.items()
         if len(set(d.values())) == 1
     ]
+    if _one_share(ck):
+        return judged("rng", [], f"{counts}; all ranks train on the same data")
     return judged("rng", [*problems, *_equal_for_some(shared)], counts)
+
+
+def _one_share(ck: Checkpoint) -> bool:
+    """Whether all ranks work on one copy of the model and see the same data, so that they may draw alike.
+
+    Stages of a pipeline do, and a mesh of one dimension on which something is repeated: FSDP shards every parameter,
+    tensor parallel leaves biases whole.
+    """
+    model = (t for s in sections_of_kind(ck, "model") for _, t in tensors_in(s.value))
+    return ck.in_parts or any(t.placements == ("Replicate()",) and t.mesh == (ck.world_size.value,) for t in model)
 
 
 def _equal_for_some(states: Mapping[str, Mapping[Any, int]]) -> Iterator[Problem]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckptools.errors import ReadError, UnsafePathError, UsageError
 from ckptools.formats.options import Options
-from ckptools.formats.shared import rank_checks
+from ckptools.formats.shared import rank_checks, rank_parts
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder
 from ckptools.formats.shared.copied_files import check_copies
 from ckptools.formats.shared.file_status import Fault, looked_at, was_read
@@ -163,13 +163,16 @@ class _Opening:
         merge = Merge()
         tree = self._tree(merge)
         resolved = resolve_flat_shards(tree, self.all_ranks, self.options.shapes, by_name, self.options.names)
+        in_parts = rank_parts.is_in_parts(merge, find_sections(tree))
+        tree = rank_parts.join_param_groups(merge, tree) if in_parts else tree
         found = rank_checks.compare_ranks(merge, tree)
         tree = found.tree
         files = tuple(self._files(world.value))
         tensors = list(tensors_in(tree))
         sharded = [t for _, t in tensors if t.sharded]
         sections = find_sections(tree)
-        self.problems += rank_checks.check_files(files, self.faults, world.value, bool(sharded))
+        self.problems += rank_checks.check_files(files, self.faults, world.value, bool(sharded), in_parts)
+        self.problems += rank_parts.lost_parts(files) if in_parts else ()
         self.builder.add_rank_values(found)
         self.problems += rank_checks.check_gathered_rng(sections, merge.differing)
         self.problems += check_copies(tensors)
@@ -180,7 +183,7 @@ class _Opening:
         self.builder.add_saved(self.saved.values())
         return self.builder.checkpoint(
             name=_checkpoint_name(self.name),
-            saved_as=in_form(LOCAL if resolved.local else _saved_as(sharded, len(self.group)), self._form()),
+            saved_as=in_form(LOCAL if resolved.local else _saved_as(sharded, len(self.group), in_parts), self._form()),
             tree=tree,
             files=files,
             world_size=world,
@@ -190,6 +193,7 @@ class _Opening:
             compared=self.compared,
             bytes_expected=rank_checks.expected_bytes(files),
             assumed_names=resolved.assumed,
+            in_parts=in_parts,
         )
 
     def _tree(self, merge: Merge) -> Any:
@@ -270,7 +274,9 @@ def _checkpoint_name(name: RankName) -> str:
     return name.head.rstrip("-_.") or name.path.parent.name or "checkpoint"
 
 
-def _saved_as(sharded: Sequence[Tensor], files: int) -> str:
+def _saved_as(sharded: Sequence[Tensor], files: int, in_parts: bool) -> str:
+    if in_parts and not sharded:
+        return "per-rank .pt, each with parameters of its own"
     if not sharded:
         return "one .pt, every tensor whole" if files == 1 else "per-rank .pt, every tensor whole"
     kinds = {t.kind for t in sharded}

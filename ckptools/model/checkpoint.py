@@ -121,6 +121,7 @@ class Checkpoint:
             was read.
         names_given: names for optimizer state that is keyed by number, which the user told.
         rounded: fp32 copies that round to weights if the layout that was found is right; verify and consolidate look.
+        in_parts: whether ranks' files hold parameters of their own, such as stages of a pipeline.
         options: how it was opened, so that it can be opened again with all ranks.
         worked_out: what was worked out of it once, by name: its sections, its optimizers.
     """
@@ -145,6 +146,7 @@ class Checkpoint:
     assumed_names: frozenset[str] = field(default=frozenset(), repr=False)
     names_given: GivenNames | None = field(default=None, repr=False, compare=False)
     rounded: tuple[Rounded, ...] = field(default=(), repr=False)
+    in_parts: bool = False
     options: Any = field(default=None, repr=False, compare=False)
     worked_out: dict[str, Any] = field(init=False, default_factory=dict, repr=False, compare=False)
 

@@ -29,10 +29,27 @@ def gather(run: Run) -> dict[str, Any]:
     # It remarks on matrices that tensor parallel and FSDP2 cut both, which take two all-gathers.
     logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)
     options = StateDictOptions(full_state_dict=True, cpu_offload=run.device.type != "cpu")
-    return {
+    state = {
         "model": dict(get_model_state_dict(run.model, options=options)),
         "optimizer": dict(get_optimizer_state_dict(run.model, run.optimizer, options=options)),
     }
+    return union(state) if run.strategy.in_parts else state
+
+
+def union(mine: dict[str, Any]) -> dict[str, Any]:
+    """Put together what each rank alone has; a collective.
+
+    Param groups are the same on all ranks but for their parameters, of which every rank lists its own.
+    """
+    parts: list[dict[str, Any]] = [{}] * dist.get_world_size()
+    dist.all_gather_object(parts, mine)
+    whole = parts[0]
+    for part in parts[1:]:
+        whole["model"] |= part["model"]
+        whole["optimizer"]["state"] |= part["optimizer"]["state"]
+        for group, more in zip(whole["optimizer"]["param_groups"], part["optimizer"]["param_groups"], strict=True):
+            group["params"] += [name for name in more["params"] if name not in group["params"]]
+    return whole
 
 
 def save(run: Run, folder: Path) -> None:

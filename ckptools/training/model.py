@@ -61,8 +61,14 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """A language model; call it with tokens to get logits."""
+    """A language model; call it with tokens to get logits.
 
+    Blocks are keyed by their number as text, so that a stage of a pipeline that has only some of them calls them as
+    the whole model does. What a stage has not is None: `position` at all but the first, `head` at all but the last.
+    """
+
+    position: nn.Parameter | None
+    head: nn.Linear | None
     positions: Tensor
     logit_scale: Tensor
     seen: Tensor
@@ -72,7 +78,7 @@ class Transformer(nn.Module):
         self.emb = nn.Embedding(size.vocab, size.width)
         self.start = nn.Parameter(torch.zeros(1, size.width))
         self.position = nn.Parameter(sinusoids(size.context, size.width), requires_grad=False)
-        self.blocks = nn.ModuleList(Block(size) for _ in range(size.layers))
+        self.blocks = nn.ModuleDict({str(number): Block(size) for number in range(size.layers)})
         self.norm = nn.LayerNorm(size.width)
         self.head = nn.Linear(size.width, size.vocab, bias=False)
         self.head.weight = self.emb.weight
@@ -81,15 +87,22 @@ class Transformer(nn.Module):
         self.register_buffer("logit_scale", torch.tensor(size.width**-0.5))
         self.register_buffer("seen", torch.tensor(0))
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Map int64 tokens (batch, context) to logits (batch, context, vocab)."""
-        self.seen += tokens.numel()
-        x = self.emb(tokens) + self.position[self.positions]
-        x = torch.cat([x[:, :1] + self.start, x[:, 1:]], 1)
-        for block in self.blocks:
+    def forward(self, x: Tensor) -> Tensor:
+        """Map int64 tokens (batch, context) to logits (batch, context, vocab).
+
+        Between stages of a pipeline go features (batch, context, width).
+        """
+        if self.position is not None:
+            x = self.embed(x, self.position)
+        for block in self.blocks.values():
             x = block(x)
-        logits: Tensor = self.head(self.norm(x)) * self.logit_scale
-        return logits
+        return x if self.head is None else self.head(self.norm(x)) * self.logit_scale
+
+    def embed(self, tokens: Tensor, position: Tensor) -> Tensor:
+        """Map int64 tokens (batch, context) to features (batch, context, width)."""
+        self.seen += tokens.numel()
+        x = self.emb(tokens) + position[self.positions]
+        return torch.cat([x[:, :1] + self.start, x[:, 1:]], 1)
 
 
 def sinusoids(length: int, width: int) -> Tensor:

@@ -17,7 +17,7 @@ from ckptools.training.file_options import FileOptions
 from ckptools.training.option import option
 from ckptools.training.resume_options import ResumeOptions
 
-STRATEGIES = ("ddp", "fsdp1", "fsdp2", "tp", "fsdp2-tp", "hsdp-tp")
+STRATEGIES = ("ddp", "fsdp1", "fsdp2", "tp", "fsdp2-tp", "hsdp-tp", "pipeline")
 OPTIMIZERS = ("AdamW", "DecoupledAdamW")
 SCHEDULERS = ("cosine", "lambda")
 
@@ -61,6 +61,7 @@ class ParallelOptions:
     dtensor: bool = False
     tensor_parallel: int | None = option(None, "Ranks that cut each matrix. [default: all with tp, 2 over fsdp2]")
     replicas: int = option(2, "Copies of the shards, with hsdp-tp.")
+    microbatches: int = option(4, "Parts of a batch that are under way at once, with pipeline.")
 
     @property
     def tensor_parallel_size(self) -> int:

@@ -26,6 +26,8 @@ def check(options: CreateOptions, world_size: int) -> None:
         )
     if options.strategy in ("fsdp2-tp", "hsdp-tp"):
         _check_mesh(options, world_size)
+    if options.strategy == "pipeline":
+        _check_stages(options, world_size)
 
 
 def _check_mesh(options: CreateOptions, world_size: int) -> None:
@@ -41,6 +43,17 @@ def _check_mesh(options: CreateOptions, world_size: int) -> None:
         words = " times ".join(f"--{name} {size}" for name, size in sizes.items())
         fitting = -(-world_size // group) * group
         _refuse(f"--world-size {world_size} does not divide by {words}; try --world-size {fitting}")
+
+
+def _check_stages(options: CreateOptions, world_size: int) -> None:
+    """The last stage has the head, so that it may go without a block; every other needs one."""
+    layers, batch, parts = options.size.layers, options.batch, options.parallel.microbatches
+    if world_size > layers + 1:
+        _refuse(
+            f"--strategy pipeline has {world_size} stages for {layers} blocks; try --layers {world_size - 1} or more"
+        )
+    if parts < 1 or batch % parts:
+        _refuse(f"--batch {batch} does not divide into --microbatches {parts}")
 
 
 def _refuse(text: str) -> None:

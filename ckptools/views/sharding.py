@@ -43,17 +43,21 @@ def sharding_rows(ck: Checkpoint) -> tuple[ShardingRow, ...]:
     model = [t for s in sections_of_kind(ck, "model") for _, t in tensors_in(s.value)]
     if not model:
         return _ways([t for _, t in tensors_in(ck.tree)])
+    if ck.in_parts:
+        return _ways(model, len(ck.ranks))
     if any(t.sharded for t in model):
         return _ways(model)
     others = _ways([t for _, t in tensors_in(ck.tree) if t.sharded])
     return (*_ways(model), *(one._replace(how=f"{one.how}, outside the model") for one in others))
 
 
-def _ways(tensors: list[Tensor]) -> tuple[ShardingRow, ...]:
+def _ways(tensors: list[Tensor], ranks: int | None = None) -> tuple[ShardingRow, ...]:
+    """The ways; with the number of `ranks`, whole tensors are told apart by how many of them have one."""
     group = _group(tensors)
     found: dict[str, list[Tensor]] = {}
     for tensor in tensors:
-        found.setdefault(_how(tensor, group), []).append(tensor)
+        on = f" on {len({s.rank for s in tensor.found})} of {ranks} ranks" if ranks and not tensor.sharded else ""
+        found.setdefault(_how(tensor, group) + on, []).append(tensor)
     made = [_layout(how, alike, group) for how, alike in found.items()]
     return tuple(sorted(made, key=lambda one: (not one.sharded, -one.tensors)))
 

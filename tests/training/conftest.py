@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from ckptools.training import Created, CreateOptions, create
+from ckptools.training import Created, CreateOptions, ModelSize, create
 from ckptools.training.options import to_json
 from tests.training.rank_files import ckptools
 
+NO_DROPOUT = ModelSize(dropout=0.0)
 FSDP1 = ("--strategy", "fsdp1", "--seed", "7", "--optimizer", "DecoupledAdamW", "--scheduler", "lambda")
 
 
@@ -29,6 +30,32 @@ class Command:
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="session")
+def one_rank(folder: Path) -> Created:
+    """What a single process learns: the measure for ranks that share all of their data."""
+    return create(CreateOptions(folder / "one", "ddp", world_size=1, layout="dcp", size=NO_DROPOUT))
+
+
+@pytest.fixture(scope="session")
+def tp(folder: Path) -> Created:
+    return create(CreateOptions(folder / "tp", "tp", world_size=2, full=True, size=NO_DROPOUT))
+
+
+@pytest.fixture(scope="session")
+def pipeline(folder: Path) -> Created:
+    return create(CreateOptions(folder / "pipeline", "pipeline", world_size=3, full=True, size=NO_DROPOUT))
+
+
+@pytest.fixture(scope="session")
+def fsdp2_tp(folder: Path) -> Created:
+    return create(CreateOptions(folder / "fsdp2-tp", "fsdp2-tp", world_size=4, full=True))
+
+
+@pytest.fixture(scope="session")
+def hsdp_tp(folder: Path) -> Created:
+    return create(CreateOptions(folder / "hsdp-tp", "hsdp-tp", world_size=8, steps=2, full=True))
 
 
 @pytest.fixture(scope="session")

@@ -51,6 +51,7 @@ TRAININGS = (
     Training("tp", written_with("tp"), 2),
     Training("fsdp2-tp", written_with("fsdp2-tp"), 4),
     Training("hsdp-tp", written_with("hsdp-tp"), 8),
+    Training("pipeline", written_with("pipeline")),
 )
 """Every strategy with all its layouts, and the choices that change what is in a file."""
 
@@ -100,8 +101,17 @@ def consolidated(folder: Path, out: Path, only: str | None, names: Path | None) 
     ckptools.open(folder, names=names).consolidate(out / "all.dcp", only=only)
     dcp_to_torch_save(out / "all.dcp", out / "all.pt")
     state = torch.load(out / "all.pt", weights_only=False)  # generators of NumPy are in it
-    optimizer = state.get("optimizer", {}).get("state", {})
+    optimizer = nested(state.get("optimizer", {}))
     return dict(tensors({"model": state["model"], "optimizer": optimizer}))
+
+
+def nested(optimizer: dict[str, Any]) -> dict[str, Any]:
+    """The state of an optimizer by fqn, also where it was saved flat: `state.<fqn>.<slot>`."""
+    found: dict[str, Any] = optimizer.get("state", {})
+    for key in (key for key in optimizer if key.startswith("state.")):
+        fqn, _, slot = key.removeprefix("state.").rpartition(".")
+        found.setdefault(fqn, {})[slot] = optimizer[key]
+    return found
 
 
 def truth(full: Path, only: str | None, prefix: str) -> dict[str, torch.Tensor]:

@@ -81,6 +81,7 @@ class CheckpointBuilder:
         compared: bool = False,
         assumed_names: Iterable[str] = (),
         rounded: Iterable[Rounded] = (),
+        in_parts: bool = False,
     ) -> Checkpoint:
         """The checkpoint, with what was found and what opening it cost; see `Checkpoint` for what is given."""
         return Checkpoint(
@@ -103,4 +104,5 @@ class CheckpointBuilder:
             cost=ReadCost(self.files_read, time.perf_counter() - self._started, self.bytes_read),
             assumed_names=frozenset(assumed_names),
             rounded=tuple(rounded),
+            in_parts=in_parts,
         )

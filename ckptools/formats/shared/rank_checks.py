@@ -26,18 +26,26 @@ UNNAMED = "?"
 
 
 def check_files(
-    files: Sequence[RankFile], faults: Mapping[Path, Fault], world: int, sharded: bool
+    files: Sequence[RankFile], faults: Mapping[Path, Fault], world: int, sharded: bool, in_parts: bool = False
 ) -> Iterator[Problem]:
-    """Problems of files that are missing, cut, odd, stray or there twice."""
+    """Problems of files that are missing, cut, odd, stray or there twice.
+
+    Args:
+        files: those that are here and those that should be.
+        faults: why some cannot be read.
+        world: ranks there are.
+        sharded: whether any tensor is.
+        in_parts: whether ranks have parameters of their own, so that one file may well be larger than another.
+    """
     sizes = sorted(f.nbytes for f in files if f.status in ("read", "seen"))
     usual = sizes[len(sizes) // 2] if sizes else 0
     here = {f.path for f in files if f.status != "missing"}
     for file in files:
         if file.status == "missing":
-            severity: Severity = "error" if sharded or file.part else "warning"
+            severity: Severity = "error" if sharded or in_parts or file.part else "warning"
             yield Problem(Code.FILE_MISSING, _missing(file, here), file.rank, severity=severity)
         else:
-            yield from _check_file(file, faults, world, sharded, usual)
+            yield from _check_file(file, faults, world, sharded, 0 if in_parts else usual)
     for (rank, part), count in Counter((f.rank, f.part) for f in files).items():
         if count > 1:
             names = [f.path.name for f in files if (f.rank, f.part) == (rank, part)]

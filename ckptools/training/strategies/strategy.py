@@ -28,10 +28,14 @@ def device_of(model: nn.Module) -> torch.device:
 
 def forward_and_backward(model: nn.Module, tokens: Tensor) -> Tensor:
     """Compute the gradients of one batch of int64 tokens (batch, context + 1); returns the mean loss, 0-d."""
-    logits = model(tokens[:, :-1])
-    loss = functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+    loss = mean_loss(model(tokens[:, :-1]), tokens[:, 1:])
     loss.backward()
     return loss.detach()
+
+
+def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Take the mean cross entropy of logits (batch, context, vocab) against int64 targets (batch, context); 0-d."""
+    return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,7 @@ class Strategy:
         data_share: which share of the data this rank trains on, and of how many; ranks that hold pieces of one
             copy of the model see the same data.
         backward: takes one batch through the model and leaves the gradients; returns the loss.
+        in_parts: ranks have parameters of their own, so that the whole state is all of theirs together.
     """
 
     wrap: Callable[[nn.Module, CreateOptions], nn.Module]
@@ -52,3 +57,4 @@ class Strategy:
     optimizer_state: Callable[[nn.Module, optim.Optimizer], StateDict]
     data_share: Callable[[CreateOptions], tuple[int, int]] = every_rank_its_own
     backward: Callable[[nn.Module, Tensor], Tensor] = forward_and_backward
+    in_parts: bool = False
