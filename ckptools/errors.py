@@ -13,6 +13,7 @@ CkptoolsError               exit code
     OutputExistsError       4   the output is already there, or lies inside the input
     NoSpaceError            4   the output does not fit on the disk
   WriteError                3   the output could not be written
+  RendezvousError           3   nodes or ranks of a run did not find each other
 
 A message is one line that starts with the file and ends with what to do. Facts are attributes too: nobody has to look
 into a message.
@@ -187,3 +188,7 @@ class NoSpaceError(RefusedError):
 
 class WriteError(CkptoolsError):
     """The output could not be written; nothing that looks finished was left."""
+
+
+class RendezvousError(CkptoolsError):
+    """Nodes or ranks of a run did not find each other, or are not those that were expected."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 _RANK = re.compile(r"(?<=rank)\d+|(?<=rank_)\d+|(?<=^__)\d+|(?<=/__)\d+|(?<=random_states_)\d+")
 
 
-def create(out: Path | None, backends: bool, **given: Any) -> None:
+def create(out: Path | None, backends: bool, explain_env: bool, **given: Any) -> None:
     """Train a small transformer and save a real checkpoint.
 
     On GPUs where there are any, else on the CPU. Starts the ranks itself; inside `torchrun -m ckptools create ...`
@@ -37,6 +38,9 @@ def create(out: Path | None, backends: bool, **given: Any) -> None:
     if backends:
         _show_backends()
         return
+    if explain_env:
+        _explain_environment()
+        return
     if out is None:
         raise UsageError(None, "OUT is missing, the folder for the checkpoint: ckptools create run")
     options = fill(CreateOptions, {"out": out, **given})
@@ -49,6 +53,9 @@ _OUT = Annotated[
     Path | None, typer.Argument(readable=False, metavar="OUT", show_default=False, help="Folder for the checkpoint.")
 ]
 _BACKENDS = Annotated[bool, typer.Option("--backends", help="Only say which backends this machine has, and why not.")]
+_EXPLAIN = Annotated[
+    bool, typer.Option("--explain-env", help="Only say what launchers and schedulers have set here, and what follows.")
+]
 
 Parameter = inspect.Parameter
 
@@ -57,6 +64,7 @@ create.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
     [
         Parameter("out", Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=_OUT),
         Parameter("backends", Parameter.KEYWORD_ONLY, default=False, annotation=_BACKENDS),
+        Parameter("explain_env", Parameter.KEYWORD_ONLY, default=False, annotation=_EXPLAIN),
         *parameters(CreateOptions),
     ]
 )
@@ -69,6 +77,12 @@ def _show_backends() -> None:
     machine = backends.this_machine()
     columns = (Column("backend"), Column("here"), Column("for what, or why not"))
     show("\n".join([*table(columns, backends.rows(machine)), backends.default_in_words(machine)]))
+
+
+def _explain_environment() -> None:
+    from ckptools.training.launchers import environment, explain
+
+    show(explain.explain(os.environ, environment.derive(os.environ)))
 
 
 def _tell(created: Created) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
-from typing import get_type_hints
+from typing import Annotated, get_type_hints
 
 import typer
 
@@ -22,10 +23,18 @@ def program(names: Iterable[str]) -> typer.Typer:
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
     )
-    made.callback()(lambda: None)  # without it, a single command would not be called by its name
+    made.callback()(_before_any)  # without it, a single command would not be called by its name
     for name in names:
         made.command(no_args_is_help=name != "formats")(one_line_errors(_with_options(function_of(name))))
     return made
+
+
+def _before_any(
+    local_rank: Annotated[int | None, typer.Option("--local-rank", "--local_rank", hidden=True)] = None,
+) -> None:
+    """Take what `python -m torch.distributed.launch` puts between the name of a module and its arguments."""
+    if local_rank is not None:
+        os.environ.setdefault("LOCAL_RANK", str(local_rank))
 
 
 def _with_options(function: Callable[..., None]) -> Callable[..., None]:

@@ -30,7 +30,7 @@ def _parameter(field: dataclasses.Field[Any], kind: Any) -> inspect.Parameter:
     flag = field.metadata["flag"] or "--" + field.name.replace("_", "-")
     if kind is bool and field.default:
         flag = f"{flag}/--no-{flag[2:]}"
-    option = typer.Option(flag, help=field.metadata["help"], hidden=field.metadata["hidden"])
+    option = typer.Option(*flag.split(), help=field.metadata["help"], hidden=field.metadata["hidden"])
     return inspect.Parameter(
         field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=Annotated[kind, option]
     )

@@ -1,18 +1,30 @@
-"""Start the ranks through torch's elastic launcher, or be one of them where a launcher did that already."""
+"""Start the ranks of this node, or be one of them where something else started them already."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
+import sys
 import uuid
+from typing import TYPE_CHECKING
 
-from ckptools.errors import UsageError
+from ckptools.errors import CkptoolsError, UsageError
 from ckptools.training import backends, output, worker, world_sizes
 from ckptools.training import options as choices
-from ckptools.training.launchers import elastic
+from ckptools.training.launchers import elastic, environment, nodes, spawn
+from ckptools.training.launchers import options as launch_options
+from ckptools.training.launchers.agreement import agree
+from ckptools.training.launchers.environment import Fact, Place, missing_variables
+from ckptools.training.launchers.job import Job
+from ckptools.training.launchers.options import LaunchOptions
+from ckptools.training.launchers.shared_folder import shared_partial_folder
 from ckptools.training.options import Created, CreateOptions
 
-DEFAULT_WORLD_SIZE = 4
+if TYPE_CHECKING:
+    from ckptools.training.rendezvous import Meeting
+
+LAUNCHERS = {"elastic": elastic.launch, "spawn": spawn.launch}
+
 OVER_FSDP2 = ("fsdp2", "fsdp2-tp", "hsdp-tp")
 
 
@@ -27,26 +39,138 @@ def create(options: CreateOptions, verbose: bool = False) -> Created:
         The files, the losses and the world size.
 
     Raises:
-        UsageError: the options do not fit together, or not with the outer torchrun.
+        UsageError: the options do not fit together, or not with what started this process.
+        RendezvousError: the other nodes or ranks were not found.
         OutputExistsError: the folder holds a checkpoint already, and `force` is off.
         WriteError: a rank died, or a file could not be written.
     """
     options = options.completed()
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        return _be_a_rank(options, verbose)
-    if options.world_size is None:
-        options = dataclasses.replace(options, world_size=DEFAULT_WORLD_SIZE)
-    _check(options, options.world_size or DEFAULT_WORLD_SIZE)
-    run_id = uuid.uuid4().hex
-    with output.open_partial_folder(options.out, run_id) as partial:
-        return elastic.launch(options, partial, run_id, verbose)
+    launch_options.check(options.launch)
+    worker.calm_torch()
+    place = environment.derive(os.environ, _given(options))
+    if place.starter is None or _starts_ranks(options.launch, place):
+        return _start_ranks(options, place, verbose)
+    return _be_a_rank(options, place, verbose)
 
 
-def _check(options: CreateOptions, world_size: int) -> None:
+def _given(options: CreateOptions) -> dict[str, Fact]:
+    """What options say of a rank that something else started."""
+    launch = options.launch
+    given: dict[str, object] = {"LOCAL_RANK": launch.local_rank}
+    if launch.rdzv_endpoint:
+        given["MASTER_ADDR"], given["MASTER_PORT"] = nodes.parse_endpoint(launch.rdzv_endpoint)
+    else:
+        given |= {"MASTER_ADDR": launch.master_addr, "MASTER_PORT": launch.master_port}
+    if launch.world_size_from == "argument" and "WORLD_SIZE" not in os.environ:
+        given["WORLD_SIZE"] = options.world_size
+    return {name: Fact(str(value), "an option") for name, value in given.items() if value is not None}
+
+
+def _starts_ranks(launch: LaunchOptions, place: Place) -> bool:
+    """Tell whether a process that a scheduler started is a node that starts ranks itself, as torchrun would be."""
+    return place.starter is not environment.STARTERS[0] and launch.nproc_per_node is not None
+
+
+def _start_ranks(options: CreateOptions, place: Place, verbose: bool) -> Created:
+    choices.check(options)
+    if options.launch.launcher == "spawn" and options.resuming.max_restarts:
+        raise UsageError(None, "--max-restarts: --launcher spawn starts no rank again; --launcher elastic does")
+    node = nodes.this_node(options.launch, options.world_size, place)
+    from torch.distributed.distributed_c10d import PrefixStore
+
+    from ckptools.training.rendezvous import Meeting, open_store
+
+    timeout = options.launch.timeout
+    at = open_store(node.address, node.port, node.hosts, timeout)
+    store = PrefixStore(node.rdzv_id, at.store)
+    with Meeting(store, "node", node.node_rank, node.nnodes, timeout, hosts=at.hosted) as meeting:
+        node = dataclasses.replace(node, node_rank=meeting.number, port=at.store.port)
+        counts = agree(meeting, options, node.nproc)
+        options = _with_counts(options, counts)
+        _check(options, sum(counts), node.nproc)
+        _warn(node.nproc, verbose)
+        run_id = meeting.gather("run", uuid.uuid4().hex)[0]
+        with shared_partial_folder(meeting, options.out, run_id) as partial:
+            return _launch(meeting, Job(options, node, counts, at.hosted, partial, run_id, verbose))
+
+
+def _with_counts(options: CreateOptions, counts: tuple[int, ...]) -> CreateOptions:
+    launch = dataclasses.replace(options.launch, nproc_per_node=",".join(map(str, counts)))
+    return dataclasses.replace(options, world_size=sum(counts), launch=launch)
+
+
+def _warn(nproc: int, verbose: bool) -> None:
+    warning = nodes.idle_gpus(nproc, backends.this_machine().gpus)
+    if warning and verbose:
+        sys.stderr.write(f"{warning}\n")
+
+
+def _launch(meeting: Meeting, job: Job) -> Created:
+    """Start the ranks; where they fail because those of another node did, say what that node says."""
+    try:
+        created = LAUNCHERS[job.options.launch.launcher or "elastic"](job)
+    except RuntimeError as error:
+        raise meeting.cause(error) from None
+    meeting.gather("done")
+    return created
+
+
+def _be_a_rank(options: CreateOptions, place: Place, verbose: bool) -> Created:
+    """Train as the rank that something else started.
+
+    A mistake is found by all ranks, as all have the same options; the first to say so speaks for all.
+    """
+    _check_outer(options, place)
+    place.export(os.environ)
+    worker.prepare_process()
+    from ckptools.training.rendezvous import meet_ranks
+
+    with meet_ranks(options.launch) as meeting:
+        try:
+            return _train_together(options, meeting, verbose)
+        except CkptoolsError as error:
+            if meeting.told:
+                raise SystemExit(error.exit_code) from None
+            raise
+
+
+def _train_together(options: CreateOptions, meeting: Meeting, verbose: bool) -> Created:
+    agree(meeting, options, 1)
+    if meeting.number == 0:
+        _check(options, meeting.count, int(os.environ.get("LOCAL_WORLD_SIZE", meeting.count)))
+    run_id = meeting.gather("run", uuid.uuid4().hex)[0]
+    from ckptools.training.rank import say_nothing, train_and_save
+
+    with shared_partial_folder(meeting, options.out, run_id) as partial:
+        try:
+            created = train_and_save(options, partial, worker.say if verbose else say_nothing)
+        except RuntimeError as error:
+            raise meeting.cause(error) from None
+        meeting.gather("done")
+        return created
+
+
+def _check_outer(options: CreateOptions, place: Place) -> None:
+    """Refuse what contradicts the launcher that started this rank, and what it has left open."""
+    name = place.starter.name if place.starter else ""
+    started = place.number("WORLD_SIZE")
+    if started is not None and options.world_size not in (None, started):
+        text = f"--world-size is {options.world_size}, but {name} started {started} ranks; leave it out"
+        raise UsageError(None, text)
+    if place.missing:
+        raise UsageError(None, missing_variables(place.missing))
+    launch = options.launch
+    here = ("launcher", "nnodes", "node_rank", "nproc_per_node", "rdzv_backend", "rdzv_id")
+    asked = [f"--{word.replace('_', '-')}" for word in here if getattr(launch, word) is not None]
+    if asked:
+        raise UsageError(None, f"{asked[0]}: {name} has started the ranks already; leave it out")
+
+
+def _check(options: CreateOptions, world_size: int, nproc: int) -> None:
     choices.check(options)
     world_sizes.check(options, world_size)
     _check_torch(options)
-    backends.chosen_here(options.hardware, options.world_size)
+    backends.chosen_here(options.hardware, nproc)
     output.refuse_existing(options.out, options.force)
 
 
@@ -59,30 +183,3 @@ def _check_torch(options: CreateOptions) -> None:
             f"--strategy {options.strategy} on a CPU needs a later torch than {torch.__version__}; fsdp1 and ddp do not"
         )
         raise UsageError(None, text)
-
-
-def _be_a_rank(options: CreateOptions, verbose: bool) -> Created:
-    """Train as the rank that an outer torchrun started.
-
-    Only rank 0 looks for mistakes. The others would find the same ones and say them again; they wait in the
-    rendezvous instead, until torchrun sees that rank 0 is gone and ends them.
-    """
-    worker.prepare_process()
-    from ckptools.training.rank import say_nothing, train_and_save
-
-    say = worker.say if verbose else say_nothing
-    run_id = os.environ.get("TORCHELASTIC_RUN_ID", "run")
-    if os.environ["RANK"] != "0":
-        return train_and_save(options, output.partial_folder(options.out, run_id), say)
-    _check_world(options)
-    _check(options, int(os.environ["WORLD_SIZE"]))
-    with output.open_partial_folder(options.out, run_id) as partial:
-        return train_and_save(options, partial, say)
-
-
-def _check_world(options: CreateOptions) -> None:
-    started = int(os.environ["WORLD_SIZE"])
-    if options.world_size not in (None, started):
-        raise UsageError(
-            None, f"--world-size is {options.world_size}, but torchrun started {started} ranks; leave it out"
-        )

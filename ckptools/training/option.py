@@ -12,7 +12,7 @@ def option(default: Any, help: str, flag: str | None = None, hidden: bool = Fals
     Args:
         default: its value where nothing is said.
         help: one line for `--help`, which is also what a reader of the record needs to know.
-        flag: how it is spelled; None makes `--world-size` of `world_size`.
+        flag: how it is spelled; None makes `--world-size` of `world_size`. Several spellings have spaces between them.
         hidden: left out of `--help`.
     """
     return field(default=default, metadata={"help": help, "flag": flag, "hidden": hidden})

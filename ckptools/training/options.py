@@ -14,6 +14,7 @@ from ckptools.errors import UsageError
 from ckptools.training import file_names
 from ckptools.training.backends import BackendOptions
 from ckptools.training.file_options import FileOptions
+from ckptools.training.launchers.options import LaunchOptions
 from ckptools.training.option import option
 from ckptools.training.resume_options import ResumeOptions
 
@@ -89,6 +90,7 @@ class CreateOptions:
     hardware: BackendOptions = field(default_factory=BackendOptions)
     files: FileOptions = field(default_factory=FileOptions)
     resuming: ResumeOptions = field(default_factory=ResumeOptions)
+    launch: LaunchOptions = field(default_factory=LaunchOptions)
 
     def completed(self) -> CreateOptions:
         """These options with what follows from them: verl saves DTensors, with either FSDP."""
@@ -188,6 +190,7 @@ _RECORDS: dict[str, type] = {
     "hardware": BackendOptions,
     "files": FileOptions,
     "resuming": ResumeOptions,
+    "launch": LaunchOptions,
 }
 
 

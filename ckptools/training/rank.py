@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,10 +12,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
-from ckptools.errors import WriteError
+from ckptools.errors import UsageError, WriteError
 from ckptools.text import first_line
 from ckptools.training import file_names, full_state, layouts, output
 from ckptools.training.backends import chosen_here
+from ckptools.training.launchers.environment import NEEDED, missing_variables
 from ckptools.training.layouts.place import of_any_rank
 from ckptools.training.options import Created, CreateOptions
 from ckptools.training.run import Report, Run, prepare, train
@@ -26,11 +28,33 @@ def process_group(options: CreateOptions) -> Iterator[None]:
     if dist.is_initialized():
         yield
         return
-    dist.init_process_group(chosen_here(options.hardware).group)
+    join(options)
     try:
         yield
     finally:
         dist.destroy_process_group()
+
+
+def join(options: CreateOptions) -> None:
+    """Initialize the process group, at the address and by the numbers that the environment says.
+
+    torch reads them there itself, or is given them: `--world-size-from`. MPI knows them without either.
+
+    Raises:
+        UsageError: a variable is missing.
+    """
+    backend = chosen_here(options.hardware).group
+    missing = [name for name in NEEDED if name not in os.environ]
+    if backend == "mpi":
+        dist.init_process_group(backend)
+    elif missing:
+        raise UsageError(None, missing_variables(missing))
+    elif options.launch.world_size_from == "env":
+        dist.init_process_group(backend, init_method="env://")
+    else:
+        rank, world_size, address, port = (os.environ[name] for name in NEEDED)
+        host = f"[{address}]" if ":" in address else address
+        dist.init_process_group(backend, init_method=f"tcp://{host}:{port}", rank=int(rank), world_size=int(world_size))
 
 
 def train_and_save(options: CreateOptions, partial: Path, report: Report) -> Created:

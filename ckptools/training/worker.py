@@ -1,7 +1,7 @@
 """`python -m ckptools.training.worker OPTIONS PARTIAL ANSWER LOUD`: the process that the launcher starts per rank.
 
-OPTIONS is JSON, PARTIAL the folder for files in the making, ANSWER a file in which rank 0 writes what came
-out, LOUD is `loud` or `quiet`. A failure goes to torchelastic's error file, from which the launcher makes one
+OPTIONS is JSON, PARTIAL the folder for files in the making, ANSWER a file in which the first rank of the node writes
+what came out, LOUD is `loud` or `quiet`. A failure goes to torchelastic's error file, from which the launcher makes one
 line.
 """
 
@@ -16,24 +16,26 @@ import traceback
 from pathlib import Path
 
 from ckptools.training import options as choices
-from ckptools.training.options import Created
+from ckptools.training.launchers.nodes import is_loopback
+from ckptools.training.options import Created, CreateOptions
 
 
-def main(arguments: list[str]) -> int:
+def main(words: list[str]) -> int:
     """Run one rank; returns the exit code of the process."""
     prepare_process()
-    text, partial, answer, loud = arguments
-    import torch.distributed as dist
+    text, partial, answer, loud = words
     from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
     try:
-        from ckptools.training.backends import chosen_here
-        from ckptools.training.rank import say_nothing, train_and_save
+        from ckptools.training.rank import join, say_nothing, train_and_save
+        from ckptools.training.rendezvous import meet_ranks
 
         options = choices.from_json(text)
-        dist.init_process_group(chosen_here(options.hardware).group)
+        with meet_ranks(options.launch) as meeting:
+            meeting.gather("came")
+        join(options)
         created = train_and_save(options, Path(partial), say if loud == "loud" else say_nothing)
-        if created.rank == 0:
+        if os.environ["LOCAL_RANK"] == "0":
             Path(answer).write_text(to_json(created))
     except Exception as error:
         if os.environ.get("CKPTOOLS_DEBUG"):
@@ -45,14 +47,24 @@ def main(arguments: list[str]) -> int:
 
 def prepare_process() -> None:
     """Prepare the process before torch is imported: threads, network, signals, C++ warnings."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    # The ranks share a machine: its own name may resolve to nothing, or to a network behind a firewall.
+    calm_torch()
+    # Where ranks share a machine, its own name may resolve to nothing, or to a network behind a firewall.
     loopback = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
-    if loopback:
+    if loopback and is_loopback(os.environ.get("MASTER_ADDR", "localhost")):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback[0])
     # The launcher cleans up; a rank that is told to stop has nothing to say.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def calm_torch() -> None:
+    """Prepare the environment of this process and its children before torch is imported: threads, C++ warnings."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+
+
+def arguments(options: CreateOptions, partial: Path, answer: Path, verbose: bool) -> list[str]:
+    """Make what `main` takes."""
+    return [choices.to_json(options), str(partial), str(answer), "loud" if verbose else "quiet"]
 
 
 def say(line: str) -> None:
@@ -69,6 +81,7 @@ def to_json(created: Created) -> str:
             "losses": created.losses,
             "world_size": created.world_size,
             "nbytes": created.nbytes,
+            "rank": created.rank,
         }
     )
 
@@ -77,7 +90,7 @@ def from_json(text: str, out: Path) -> Created:
     """Read what `to_json` wrote."""
     answer = json.loads(text)
     files = tuple(Path(name) for name in answer["files"])
-    return Created(out, files, tuple(answer["losses"]), answer["world_size"], answer["nbytes"], rank=0)
+    return Created(out, files, tuple(answer["losses"]), answer["world_size"], answer["nbytes"], answer["rank"])
 
 
 if __name__ == "__main__":

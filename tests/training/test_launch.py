@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from ckptools.errors import WriteError
 from ckptools.training import CreateOptions, ModelSize, options
@@ -24,7 +24,7 @@ def failure(tmp_path: Path, rank: int, exitcode: int, message: str = "") -> Proc
 
 
 def explained(*failures: ProcessFailure) -> Exception:
-    return failure_reason(Path("run"), ChildFailedError("worker", dict(enumerate(failures))))
+    return failure_reason(Path("run"), dict(enumerate(failures)))
 
 
 def test_a_killed_rank_is_named_before_those_that_lost_it(tmp_path: Path) -> None:

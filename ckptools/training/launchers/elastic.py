@@ -10,45 +10,61 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ckptools.training import options as choices
 from ckptools.training import worker
 from ckptools.training.launchers.failures import failure_reason
-from ckptools.training.options import Created, CreateOptions
+from ckptools.training.launchers.job import Job
+from ckptools.training.launchers.nodes import is_loopback
+from ckptools.training.options import Created
+
+if TYPE_CHECKING:
+    from torch.distributed.launcher.api import LaunchConfig
 
 
-def launch(options: CreateOptions, partial: Path, run_id: str, verbose: bool) -> Created:
-    """Start the ranks, wait for them and take the answer of rank 0.
+def launch(job: Job) -> Created:
+    """Start the ranks of this node, wait for them and take the answer of the first.
 
     Raises:
         CkptoolsError: a rank failed; it is the error that says why.
         KeyboardInterrupt: Ctrl-C; every rank has been ended.
     """
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+    from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+    from torch.distributed.launcher.api import elastic_launch
 
     with tempfile.TemporaryDirectory(prefix="ckptools-") as scratch, _calm_launcher():
-        config = LaunchConfig(
-            min_nodes=1,
-            max_nodes=1,
-            nproc_per_node=options.world_size or 1,
-            run_id=run_id,
-            rdzv_backend="c10d",
-            rdzv_endpoint="localhost:0",
-            local_addr="localhost",
-            max_restarts=options.resuming.max_restarts,
-            logs_specs=DefaultLogsSpecs(log_dir=scratch),
-        )
         answer = Path(scratch, "answer.json")
-        arguments = (choices.to_json(options), str(partial), str(answer), "loud" if verbose else "quiet")
+        arguments = worker.arguments(job.options, job.partial, answer, job.verbose)
         try:
-            elastic_launch(config, sys.executable)("-m", worker.__name__, *arguments)
+            elastic_launch(_config(job, scratch), sys.executable)("-m", worker.__name__, *arguments)
         except ChildFailedError as error:
-            raise failure_reason(options.out, error) from None
+            raise failure_reason(job.options.out, error.failures) from None
         except SignalException as error:
             raise _interruption(error.sigval) from None
-        return worker.from_json(answer.read_text(), options.out)
+        return worker.from_json(answer.read_text(), job.options.out)
+
+
+def _config(job: Job, scratch: str) -> LaunchConfig:
+    """Say to torch what `torchrun` would; the nodes have met already, so nobody has to be waited for."""
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+    from torch.distributed.launcher.api import LaunchConfig
+
+    node = job.node
+    own = {"rank": node.node_rank} if node.rdzv_backend == "static" else {"is_host": job.hosts}
+    return LaunchConfig(
+        min_nodes=node.nnodes,
+        max_nodes=node.nnodes,
+        nproc_per_node=node.nproc,
+        run_id=job.run_id,
+        rdzv_backend=node.rdzv_backend,
+        rdzv_endpoint=node.endpoint,
+        rdzv_configs={**own, "timeout": int(job.options.launch.timeout) + 1},
+        # The address that rank 0's node gives to the others; its own name may not be known to them.
+        local_addr=node.address if job.hosts or is_loopback(node.address) else None,
+        max_restarts=job.options.resuming.max_restarts,
+        logs_specs=DefaultLogsSpecs(log_dir=scratch),
+    )
 
 
 @contextmanager

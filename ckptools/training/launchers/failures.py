@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,27 +11,34 @@ from ckptools import errors
 from ckptools.errors import CkptoolsError, WriteError
 
 if TYPE_CHECKING:
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 
-def failure_reason(out: Path, error: ChildFailedError) -> Exception:
+def failure_reason(out: Path, failures: Mapping[int, ProcessFailure]) -> Exception:
     """Make one line of what the ranks died from.
 
     When one rank dies, the others soon fail too, at the connection to it or by the launcher's SIGTERM. So a rank
     that another signal ended is believed first, then one that says what was wrong, then the earliest.
 
+    Args:
+        out: the folder that they were to write.
+        failures: by rank.
+
     Returns:
         The ckptools error that the rank raised, WriteError for a rank that was killed, RuntimeError for a
         mistake in ckptools.
     """
-    rank, failure = min(error.failures.items(), key=lambda item: _weight(item[1]))
+    rank, failure = min(failures.items(), key=lambda item: _weight(item[1]))
     if failure.exitcode < 0:
         return WriteError(out, f"not written: rank {rank} was killed by {failure.signal_name()}")
     kind, _, message = _message(failure).partition(": ")
+    return remade(kind, message) or RuntimeError(f"rank {rank}: {kind}: {message}".splitlines()[0])
+
+
+def remade(kind: str, message: str) -> CkptoolsError | None:
+    """Make an error of ckptools again that another process raised; None where the name is no such error's."""
     known = getattr(errors, kind, None)
-    if isinstance(known, type) and issubclass(known, CkptoolsError):
-        return known(None, message)
-    return RuntimeError(f"rank {rank}: {kind}: {message}".splitlines()[0])
+    return known(None, message) if isinstance(known, type) and issubclass(known, CkptoolsError) else None
 
 
 def _weight(failure: ProcessFailure) -> tuple[bool, bool, bool, int]:

@@ -1,0 +1,302 @@
+"""The rendezvous, checked before training: everybody has come, and all want the same, or one line says what is wrong.
+
+Nodes and ranks meet at a store of torch's, a small server for keys and values that number 0 hosts (or the launcher
+on its node, for ranks). Each says there that it came, and waits until all have.
+"""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import itertools
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from types import TracebackType
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from ckptools.errors import CkptoolsError, RendezvousError
+from ckptools.text import first_line
+from ckptools.training.launchers.failures import remade
+from ckptools.training.launchers.options import LaunchOptions
+
+# How long a reader sleeps between two looks at the store, in seconds.
+_PAUSE = 0.05
+
+# How long the host of the store waits at the end until the others have read the last word.
+_FAREWELL = 5.0
+
+# How long to wait for somebody to say why it failed.
+_EXPLANATION = 15.0
+
+# How long to wait for an answer from something that may not be a store.
+_ANSWER = 10.0
+
+_MARK = "ckptools"
+
+
+@dataclass(frozen=True)
+class MeetingPlace:
+    """A store, and whether this process hosts it."""
+
+    store: TCPStore
+    hosted: bool
+
+
+def open_store(address: str, port: int, hosts: bool | None, timeout: float) -> MeetingPlace:
+    """Host the store at an address, or reach it there.
+
+    Args:
+        address: where it is.
+        port: 0 takes a free one, where this process hosts it.
+        hosts: whether this process does; None: whoever is first of those at that address.
+        timeout: seconds.
+
+    Raises:
+        RendezvousError: the port is taken by something else, or nobody can be reached there in time.
+    """
+    if not hosts and not (hosts is None and _is_here(address)):
+        _reach(address, port, timeout)
+        return MeetingPlace(_join(address, port, timeout), hosted=False)
+    try:
+        store = _store(address, port, timeout, hosts=True)
+    except RuntimeError as error:
+        if "listen" in str(error):
+            return MeetingPlace(_join_other(address, port), hosted=False)
+        text = (
+            f"cannot host the rendezvous at {address}:{port}; is that an address of this machine? {first_line(error)}"
+        )
+        raise RendezvousError(None, text) from error
+    store.set(_MARK, "")
+    return MeetingPlace(store, hosted=True)
+
+
+def _store(address: str, port: int, timeout: float, hosts: bool) -> TCPStore:
+    # Several stores of one process may share the server: torch's own launcher opens one more at this port.
+    return TCPStore(
+        address, port, is_master=hosts, wait_for_workers=False, multi_tenant=True, timeout=timedelta(seconds=timeout)
+    )
+
+
+def _is_here(address: str) -> bool:
+    try:
+        socket.create_server((address, 0)).close()
+    except OSError:
+        return False
+    return True
+
+
+def _join_other(address: str, port: int) -> TCPStore:
+    """Find out who has the port that was to be ours; if it is another node of a run, the numbers will tell."""
+    with suppress(RuntimeError):
+        store = _store(address, port, _ANSWER, hosts=False)
+        if store.check([_MARK]):
+            return store
+    raise RendezvousError(None, f"port {port} of {address} is taken by something else; choose another")
+
+
+def _reach(address: str, port: int, timeout: float) -> None:
+    """Wait until somebody listens there. Not left to torch, which cannot be interrupted meanwhile."""
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            socket.create_connection((address, port), timeout=min(timeout, 5)).close()
+        except OSError as error:
+            if time.monotonic() > deadline:
+                why = (error.strerror or str(error)).lower()
+                text = f"{address}:{port} was not reachable within {timeout:g} s ({why}); is number 0 started there?"
+                raise RendezvousError(None, text) from error
+            time.sleep(_PAUSE)
+        else:
+            return
+
+
+def _join(address: str, port: int, timeout: float) -> TCPStore:
+    try:
+        return _store(address, port, min(timeout, _ANSWER), hosts=False)
+    except RuntimeError as error:
+        text = f"{address}:{port} answers, but not as torch's rendezvous does: something else has that port"
+        raise RendezvousError(None, text) from error
+
+
+def meet_ranks(launch: LaunchOptions, variables: Mapping[str, str] = os.environ) -> Meeting:
+    """Come to the meeting of all ranks, at the address that torch will use too.
+
+    Raises:
+        RendezvousError: it cannot be reached, or this rank is there already.
+    """
+    rank, world_size = int(variables["RANK"]), int(variables["WORLD_SIZE"])
+    launcher_hosts = variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    port = int(variables["MASTER_PORT"])
+    place = open_store(variables["MASTER_ADDR"], port, rank == 0 and not launcher_hosts, launch.timeout)
+    attempt = variables.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store = PrefixStore(f"ckptools-{attempt}", place.store)
+    call = functools.partial(name_rank, per_node=_ranks_per_node(launch, variables))
+    return Meeting(store, "rank", rank, world_size, launch.timeout, hosts=place.hosted, name=call)
+
+
+def _ranks_per_node(launch: LaunchOptions, variables: Mapping[str, str]) -> tuple[int, ...]:
+    """How many ranks each node has, as far as one rank knows; empty where it is one node, or unknown."""
+    if launch.rdzv_backend != "c10d" and "," in (launch.nproc_per_node or ""):
+        return tuple(map(int, (launch.nproc_per_node or "").split(",")))
+    here, world_size = int(variables.get("LOCAL_WORLD_SIZE", "0")), int(variables["WORLD_SIZE"])
+    return (here,) * (world_size // here) if here and here < world_size and world_size % here == 0 else ()
+
+
+def name_rank(rank: int, per_node: Sequence[int]) -> str:
+    """Call a rank by its number, and by that of its node where it is known: `rank 2 (node 1)`."""
+    ends = list(itertools.accumulate(per_node))
+    return f"rank {rank} (node {bisect.bisect(ends, rank)})" if ends and rank < ends[-1] else f"rank {rank}"
+
+
+class Meeting:
+    """All nodes, or all ranks, of one run at a store.
+
+    Use it as a context: whoever leaves it by an error tells the others, who then fail with the same error.
+
+    Attributes:
+        number: of this member.
+        count: of all.
+        told: another member found the error that this one raised, and reports it.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        role: str,
+        number: int | None,
+        count: int,
+        timeout: float,
+        *,
+        hosts: bool = False,
+        name: Callable[[int], str] | None = None,
+    ) -> None:
+        """Come to a meeting.
+
+        Args:
+            store: keys of other meetings have other prefixes.
+            role: what a member is, `node` or `rank`.
+            number: None takes the next that is free.
+            count: how many are to come.
+            timeout: seconds in which they must.
+            hosts: this process hosts the store, and leaves last.
+            name: what a number is called, `rank 2 (node 1)`.
+
+        Raises:
+            RendezvousError: the number is taken already, or all are.
+        """
+        self.role, self.count, self.timeout = role, count, timeout
+        self.told = False
+        self._store = PrefixStore(f"{role}s", store)
+        self._hosts = hosts
+        self.call = name or (lambda number: f"{role} {number}")
+        self.number = self._store.add("arrivals", 1) - 1 if number is None else number
+        try:
+            self._claim()
+        except CkptoolsError as error:
+            # Those who train already are not stopped by somebody who was not meant to come.
+            if not self._has("begun"):
+                self._fail(error)
+            raise
+
+    def _claim(self) -> None:
+        if self.number >= self.count:
+            raise RendezvousError(None, f"{self.number + 1} {self.role}s came, but there are to be {self.count}")
+        here = socket.gethostname()
+        if self._store.add(f"claims/{self.number}", 1) > 1:
+            self._await("host", [self.number])
+            other = self._store.get(f"host/{self.number}").decode()
+            raise RendezvousError(None, f"{self.role} rank {self.number} is used twice, on {other} and on {here}")
+        self._store.set(f"host/{self.number}", here)
+
+    def gather(self, step: str, value: str = "") -> list[str]:
+        """Exchange a text with all others; returns those of all, by number.
+
+        Raises:
+            RendezvousError: somebody did not come in time.
+            CkptoolsError: another member failed, and this is its error.
+        """
+        self._store.set(f"{step}/{self.number}", value)
+        self._await(step, range(self.count))
+        self._store.set("begun", "")
+        return [self._store.get(f"{step}/{number}").decode() for number in range(self.count)]
+
+    def _await(self, step: str, numbers: range | list[int]) -> None:
+        deadline = time.monotonic() + self.timeout
+        while missing := [number for number in numbers if not self._has(f"{step}/{number}")]:
+            if self._has("failure"):
+                raise self._failure()
+            if time.monotonic() > deadline:
+                raise self._agreed(self._absence(missing))
+            time.sleep(_PAUSE)
+
+    def cause(self, error: Exception) -> Exception:
+        """Return what another member has said of why it failed, within some seconds, else this error.
+
+        For those who notice only that the connection to somebody was lost.
+        """
+        deadline = time.monotonic() + _EXPLANATION
+        with suppress(CkptoolsError):
+            while self.count > 1 and time.monotonic() < deadline:
+                if self._has("failure"):
+                    return self._failure()
+                time.sleep(_PAUSE)
+        return error
+
+    def _has(self, key: str) -> bool:
+        try:
+            return self._store.check([key])
+        except RuntimeError as error:
+            raise RendezvousError(None, f"{self.call(0)} has left: its rendezvous no longer answers") from error
+
+    def _absence(self, missing: list[int]) -> RendezvousError:
+        who = ", ".join(map(self.call, missing))
+        came = self.count - len(missing)
+        text = f"{came} of {self.count} {self.role}s came; {who} did not within {self.timeout:g} s"
+        return RendezvousError(None, text)
+
+    def _agreed(self, error: CkptoolsError) -> CkptoolsError:
+        """Tell everybody of an error, and return the one that somebody else told first, if so."""
+        told = json.dumps([type(error).__name__, str(error), self.number])
+        first = self._store.compare_set("failure", "", told).decode()
+        return error if first == told else self._failure()
+
+    def _failure(self) -> CkptoolsError:
+        kind, message, number = json.loads(self._store.get("failure"))
+        self.told = number != self.number
+        return remade(kind, message) or RendezvousError(None, message)
+
+    def _fail(self, error: BaseException) -> None:
+        if isinstance(error, CkptoolsError):
+            self._agreed(error)
+        else:
+            how = "was interrupted" if isinstance(error, KeyboardInterrupt) else f"failed: {first_line(error)}"
+            self._agreed(RendezvousError(None, f"{self.call(self.number)} {how}"))
+
+    def __enter__(self) -> Meeting:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        # Where the store is gone, nobody is left to be told.
+        with suppress(RuntimeError, CkptoolsError):
+            if error is not None:
+                self._fail(error)
+            self._leave()
+
+    def _leave(self) -> None:
+        """Leave; the host of the store waits until the others have read what they were told."""
+        left = self._store.add("left", 1)
+        deadline = time.monotonic() + _FAREWELL
+        while self._hosts and left < self._came() and time.monotonic() < deadline:
+            time.sleep(_PAUSE)
+            left = self._store.add("left", 0)
+
+    def _came(self) -> int:
+        return sum(self._store.add(f"claims/{number}", 0) for number in range(self.count))
