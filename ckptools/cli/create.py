@@ -93,7 +93,20 @@ def _tell(created: Created) -> None:
     else:
         saved = ", ".join(f"{created.out}/{kind}" for kind in kinds)
     show(f"saved {saved} ({created.nbytes / 2**20:.1f} MiB)")
-    remark(f"try: ckptools inspect {created.first}")
+    if created.damage:
+        _tell_damage(created)
+    else:
+        remark(f"try: ckptools inspect {created.first}")
+
+
+def _tell_damage(created: Created) -> None:
+    """Say what was broken on purpose and, on stderr, the command that shows it."""
+    from ckptools.views.tables import Column, table
+
+    columns = (Column("broken"), Column("file"), Column("what"), Column("verify shows"))
+    show("\n".join(table(columns, [(str(b.asked), b.files, b.what, b.seen) for b in created.damage])))
+    values = " --values" if any(b.asked.kind == "nan" for b in created.damage) else ""
+    remark(f"try: ckptools verify {created.left} --deep{values}")
 
 
 def fold(names: list[str]) -> list[str]:

@@ -38,6 +38,9 @@ OTHER_ZIPS = dict.fromkeys(
 ) | {"[Content_Types].xml": "an Office document, not a checkpoint"}
 """What a zip archive is that holds these beside each other, below no folder."""
 
+ENTRY_CRC, LOCAL_CRC = 16, 14
+"""Where the CRC-32 is in an entry of the directory, and in a local header."""
+
 MAX_32 = 0xFFFFFFFF
 ENCRYPTED = 1
 DESCRIPTOR = 1 << 3
@@ -120,6 +123,33 @@ class Container:
         if crc and zlib.crc32(data) != crc:
             raise ReadError(self.file.path, f"record {name}: CRC-32 is wrong; the file is damaged")
         return data
+
+
+def checksum_places(archive: Container, name: str) -> list[int]:
+    """The offsets in an archive at which the CRC-32 of a record stands: in the directory, and at the record itself.
+
+    There it is in the local header, or, as torch writes it, in a data descriptor behind the payload, whose signature
+    may be left out (APPNOTE.TXT 4.3.9).
+    """
+    record = archive.records[name]
+    start, size = archive.payload(name)
+    entry = _entry_of(archive.file, record.full_name)
+    if not record.flags & DESCRIPTOR:
+        return [entry + ENTRY_CRC, record.header + LOCAL_CRC]
+    signed = archive.file.read(start + size, 4) == b"PK\7\x08"
+    return [entry + ENTRY_CRC, start + size + (4 if signed else 0)]
+
+
+def _entry_of(file: File | Window, full_name: bytes) -> int:
+    """The offset of a record's entry in the directory, which has one."""
+    at, size, _ = _find_directory(file)
+    directory, entry = file.read(at, size), 0
+    while True:
+        n_name, n_extra, n_comment = CENTRAL.unpack_from(directory, entry)[10:13]
+        names = entry + CENTRAL.size
+        if directory[names : names + n_name] == full_name:
+            return at + entry
+        entry = names + n_name + n_extra + n_comment
 
 
 def probe(file: File | Window) -> None:

@@ -13,10 +13,10 @@ from ckptools.training.options import Created, CreateOptions, ModelSize
 
 
 def create(options: CreateOptions, verbose: bool = False) -> Created:
-    """Train and save; see `ckptools.training.launch.create`."""
-    from ckptools.training import launch
+    """Train and save; see `ckptools.training.launch.create`. With `options.damage`, damage what was saved too."""
+    from ckptools.training import damaged_run, launch
 
-    return launch.create(options, verbose)
+    return damaged_run.create(options, verbose) if options.damage else launch.create(options, verbose)
 
 
 __all__ = ["create", "CreateOptions", "Created", "ModelSize"]

@@ -9,13 +9,14 @@ import uuid
 from typing import TYPE_CHECKING
 
 from ckptools.errors import CkptoolsError, UsageError
-from ckptools.training import backends, output, worker, world_sizes
+from ckptools.training import backends, damage, output, worker, world_sizes
 from ckptools.training import options as choices
 from ckptools.training.launchers import elastic, environment, nodes, spawn
 from ckptools.training.launchers import options as launch_options
 from ckptools.training.launchers.agreement import agree
 from ckptools.training.launchers.environment import Fact, Place, missing_variables
 from ckptools.training.launchers.job import Job
+from ckptools.training.launchers.nodes import Node
 from ckptools.training.launchers.options import LaunchOptions
 from ckptools.training.launchers.shared_folder import shared_partial_folder
 from ckptools.training.options import Created, CreateOptions
@@ -94,6 +95,13 @@ def _start_ranks(options: CreateOptions, place: Place, verbose: bool) -> Created
             return _launch(meeting, Job(options, node, counts, at.hosted, partial, run_id, verbose))
 
 
+def lone_node(options: CreateOptions) -> Node | None:
+    """The node that this process is, where it starts all ranks itself; None where something else starts some."""
+    place = environment.derive(os.environ, _given(options))
+    node = None if place.starter else nodes.this_node(options.launch, options.world_size, place)
+    return node if node and node.nnodes == 1 else None
+
+
 def _with_counts(options: CreateOptions, counts: tuple[int, ...]) -> CreateOptions:
     launch = dataclasses.replace(options.launch, nproc_per_node=",".join(map(str, counts)))
     return dataclasses.replace(options, world_size=sum(counts), launch=launch)
@@ -168,6 +176,8 @@ def _check_outer(options: CreateOptions, place: Place) -> None:
 
 def _check(options: CreateOptions, world_size: int, nproc: int) -> None:
     choices.check(options)
+    if options.damage:
+        damage.check(options, world_size, own_ranks=lone_node(options) is not None)
     world_sizes.check(options, world_size)
     _check_torch(options)
     backends.chosen_here(options.hardware, nproc)

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from ckptools.errors import UsageError
 from ckptools.training import file_names
 from ckptools.training.backends import BackendOptions
+from ckptools.training.damage_records import Broken
 from ckptools.training.file_options import FileOptions
 from ckptools.training.launchers.options import LaunchOptions
 from ckptools.training.option import option
@@ -84,6 +86,7 @@ class CreateOptions:
     scheduler: str = option("cosine", f"How the learning rate moves: {', '.join(SCHEDULERS)}.")
     full: bool = option(False, "Also save full.pt, the state gathered by torch itself.")
     force: bool = option(False, "Replace a checkpoint of the same name in OUT.")
+    damage: str = option("", "Damage what was saved, to see what shows it: truncate:2,bitflip:1,swap:0-3.", "--break")
     batch: int = option(8, "Sequences per rank and step.", hidden=True)
     size: ModelSize = field(default_factory=ModelSize)
     parallel: ParallelOptions = field(default_factory=ParallelOptions)
@@ -110,6 +113,7 @@ class Created:
         world_size: ranks that trained.
         nbytes: size of all files together.
         rank: of this process; 0 where `create` started the ranks itself.
+        damage: what was done to the files on purpose, when it was asked for.
     """
 
     out: Path
@@ -118,13 +122,23 @@ class Created:
     world_size: int
     nbytes: int
     rank: int
+    damage: tuple[Broken, ...] = ()
 
     @property
     def first(self) -> Path:
         """What to open: the file of rank 0, or the folder where the layout has files of several kinds."""
-        files = [path for path in self.files if path.name != FULL_STATE]
-        several = len({re.sub(r"\d+", "N", path.name) for path in files}) > 1
-        return Path(os.path.commonpath([path.parent for path in files])) if several else files[0]
+        return _opened_by(self.files)
+
+    @property
+    def left(self) -> Path:
+        """What to open of files that were damaged on purpose, of which some may be gone."""
+        return _opened_by([path for path in self.files if path.exists()])
+
+
+def _opened_by(found: Iterable[Path]) -> Path:
+    files = [path for path in found if path.name != FULL_STATE]
+    several = len({re.sub(r"\d+", "N", path.name) for path in files}) > 1
+    return Path(os.path.commonpath([path.parent for path in files])) if several else files[0]
 
 
 def check(options: CreateOptions) -> None:

@@ -630,4 +630,17 @@ FAULTS = (
         (" and not machine.under_mpi", " and False"),
         ('"cpu:gloo,cuda:nccl" if', '"nccl" if'),
     ),
+    *_in(
+        "training/damage.py",
+        "training/test_damage.py",
+        ("count == 1 or p.rank in broken.asked.ranks or _names_one(p, files)", "True"),
+        ("if one_file and (asked.rank or ", "if one_file and ("),
+        ("range(len(self.paths))", "[0] * len(self.paths)"),
+    ),
+    *_in(
+        "training/kinds_of_damage.py",
+        "training/test_damage.py",
+        ('        _write(source.path, at, struct.pack("<I", checksum))\n', "        pass\n"),
+        ("bytes([byte ^ 1 << bit])", "bytes([byte ^ 1])"),
+    ),
 )

@@ -124,3 +124,13 @@ def trainers_ddp(folder: Path) -> Path:
 def trainers_fsdp2(folder: Path) -> Path:
     """FSDP2 in the layouts of the trainers."""
     return train_once(folder / "trainers-fsdp2", "fsdp2", "composer-dcp", "accelerate", "lightning", "fabric")
+
+
+@pytest.fixture(scope="session")
+def dcp_of_three(folder: Path) -> Created:
+    return create(CreateOptions(folder / "dcp_of_three", "fsdp1", world_size=3, steps=2, layout="dcp"))
+
+
+@pytest.fixture(scope="session")
+def verl_of_three(folder: Path) -> Created:
+    return create(CreateOptions(folder / "verl_of_three", "fsdp2", world_size=3, steps=2, layout="verl"))

@@ -1,0 +1,184 @@
+"""Damage on purpose: `--break truncate:2,bitflip:1,swap:0-3` on a checkpoint that was just saved.
+
+A number is that of the rank whose file it is, or, where no file is a rank's, of the file, from 0 on. What shows the
+damage is not looked up anywhere: the result is verified, and what `verify` says of the rank or the file is reported.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from ckptools import api
+from ckptools.dtypes import ITEMSIZE
+from ckptools.errors import CkptoolsError, UsageError
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.problems import Problem
+from ckptools.model.tensor import Shard
+from ckptools.model.tree import fqn_of, tensors_in
+from ckptools.training.damage_records import Asked, Broken
+from ckptools.training.kinds_of_damage import KINDS, NAN, Target, drawable, names, renumbered
+from ckptools.training.options import CreateOptions
+
+RUNS = ("older run", "another run")
+
+# Strategies and layouts of which rank 0 writes one file for all.
+ONE_FILE = (("ddp", "composer"), ("ddp", "snapshot"))
+
+
+def parse(text: str) -> tuple[Asked, ...]:
+    """Read what `--break` was given; in the order in which it is done.
+
+    Raises:
+        UsageError: an unknown kind, no rank or one too many, one rank twice.
+    """
+    asked = [_parse_one(item.strip()) for item in text.split(",") if item.strip()]
+    ranks = [rank for one in asked for rank in one.ranks]
+    twice = sorted({rank for rank in ranks if ranks.count(rank) > 1})
+    if twice:
+        raise UsageError(None, f"--break {text}: rank {twice[0]} is named twice; damage each rank once")
+    return tuple(sorted(asked, key=lambda one: list(KINDS).index(one.kind)))
+
+
+def _parse_one(item: str) -> Asked:
+    kind, _, ranks = item.partition(":")
+    if kind not in KINDS:
+        raise UsageError(None, f"--break {item}: {kind} is not a known damage; choose from {', '.join(KINDS)}")
+    numbers = ranks.split("-")
+    if not all(n.isascii() and n.isdigit() for n in numbers) or len(numbers) != 1 + KINDS[kind].two:
+        wanted = f"two ranks, as in {kind}:0-1" if KINDS[kind].two else f"one rank, as in {kind}:2"
+        raise UsageError(None, f"--break {item}: {kind} takes {wanted}")
+    return Asked(kind, *map(int, numbers))
+
+
+def check(options: CreateOptions, world_size: int, own_ranks: bool = True) -> None:
+    """Refuse what does not apply, before anything is trained.
+
+    Args:
+        options: what was asked for.
+        world_size: ranks.
+        own_ranks: whether ckptools starts the ranks, so that it can start others for another run.
+
+    Raises:
+        UsageError: as `parse`; a rank that is not there; a kind that means nothing in this layout.
+    """
+    whose = f"{options.layout} with {options.strategy}"
+    one_file = (options.strategy, options.layout) in ONE_FILE
+    for asked in parse(options.damage):
+        if one_file and (asked.rank or KINDS[asked.kind].part == "files"):
+            raise UsageError(None, f"--break {asked} does not apply: {whose} is one file for all ranks, named rank 0")
+        if max(asked.ranks) >= world_size:
+            raise UsageError(None, f"--break {asked}: there is no rank {max(asked.ranks)} in a world of {world_size}")
+        run = KINDS[asked.kind].others
+        if run == "older run" and options.steps < 2:
+            raise UsageError(None, f"--break {asked}: there is no older step; it needs --steps 2 or more")
+        if run in RUNS and not own_ranks:
+            raise UsageError(None, f"--break {asked} trains another run: ckptools create must start the ranks")
+
+
+def other_runs(text: str) -> tuple[str, ...]:
+    """Which of `RUNS` the damage takes files from."""
+    return tuple(run for run in RUNS if run in {KINDS[asked.kind].others for asked in parse(text)})
+
+
+def apply(path: Path, text: str, seed: int, runs: dict[str, Path]) -> tuple[Broken, ...]:
+    """Damage a finished checkpoint.
+
+    Args:
+        path: what to open: a folder or a rank's file.
+        text: what `--break` was given.
+        seed: the same one damages the same place.
+        runs: what to open of each of the runs that `other_runs` names.
+
+    Returns:
+        What was done, in the order in which it was, with what `verify` finds in the result.
+
+    Raises:
+        UsageError: a rank has no file here, or none with a tensor in it; nothing was damaged then.
+    """
+    files = _Files(path)
+    elsewhere = {name: _Files(other) for name, other in runs.items()}
+    targets = {asked: _target(asked, files, elsewhere, seed) for asked in parse(text)}
+    done = [Broken(asked, names(t.files), KINDS[asked.kind].do(t)) for asked, t in targets.items()]
+    problems, refused = _verified(path if path.exists() else files.left, any(b.asked.kind == "nan" for b in done))
+    shown = [_shown(broken, targets[broken.asked], problems, files.count) for broken in done]
+    return tuple(dataclasses.replace(b, shown=codes, refused=refused) for b, codes in zip(done, shown, strict=True))
+
+
+class _Files:
+    """The files of a checkpoint by rank, and what lies in them; by number where no file is a rank's."""
+
+    def __init__(self, path: Path) -> None:
+        self.checkpoint: Checkpoint = api.open(path, all_ranks=True)
+        # Read to the end, a tensor of a DCP no longer says which item of its file it is in.
+        lazy = tensors_in(api.open(path).tree)
+        self._items = {(fqn_of(p), shard.box): shard.item for p, tensor in lazy for shard in tensor.shards}
+        ranked = [file for file in self.checkpoint.files if file.rank is not None]
+        self.paths = [file.path for file in ranked or self.checkpoint.files]
+        self._ranks = [file.rank for file in ranked] or range(len(self.paths))
+        self.count = self.checkpoint.world_size.value if ranked else len(self.paths)
+
+    @property
+    def left(self) -> Path:
+        """The first file that is still there."""
+        return next(path for path in self.paths if path.exists())
+
+    def of(self, asked: Asked, rank: int) -> tuple[Path, ...]:
+        found = tuple(path for path, whose in zip(self.paths, self._ranks, strict=True) if whose == rank)
+        if not found:
+            raise self.refusal(asked, f"rank {rank} has no file here, only {names(self.paths)}")
+        return found
+
+    def shards_in(self, asked: Asked, file: Path) -> tuple[tuple[str, Shard], ...]:
+        """Every shard that lies in a file and can be damaged in this way, with its fqn."""
+        dtypes = NAN if asked.kind == "nan" else ITEMSIZE
+        tensors = [(fqn_of(path), tensor) for path, tensor in tensors_in(self.checkpoint.tree)]
+        shards = [(fqn, s) for fqn, tensor in tensors for s in tensor.found if s.source and s.source.path == file]
+        shards = [(fqn, shard._replace(item=self._items.get((fqn, shard.box)))) for fqn, shard in shards]
+        found = tuple((fqn, shard) for fqn, shard in shards if drawable(shard, dtypes))
+        if not found:
+            raise self.refusal(asked, f"no tensor lies in {file.name}")
+        return found
+
+    def refusal(self, asked: Asked, why: str) -> UsageError:
+        return UsageError(self.checkpoint.path, f"was saved and not damaged: --break {asked} does not apply, {why}")
+
+
+def _target(asked: Asked, files: _Files, elsewhere: dict[str, _Files], seed: int) -> Target:
+    kind = KINDS[asked.kind]
+    mine = files.of(asked, asked.rank)
+    others: tuple[Path, ...] = ()
+    if asked.other is not None:
+        others = files.of(asked, asked.other)
+    elif kind.others in RUNS:
+        others = elsewhere[kind.others].of(asked, asked.rank)
+    elif kind.others:
+        others = tuple(renumbered(path, asked.rank, files.count) for path in mine)
+    if others and len(others) != len(mine):
+        raise files.refusal(asked, f"{names(mine)} and {names(others)} do not correspond")
+    chance = random.Random(f"{seed} {asked}")
+    mine = mine if kind.part == "files" else mine[:1]
+    shards = files.shards_in(asked, mine[0]) if kind.part == "tensor" else ()
+    return Target(mine, others, shards, chance)
+
+
+def _verified(path: Path, values: bool) -> tuple[Sequence[Problem], str]:
+    """What `verify --deep` finds; or the error, where what is left cannot be opened."""
+    try:
+        return api.verify(path, deep=True, values=values).problems, ""
+    except CkptoolsError as error:
+        return (), str(error)
+
+
+def _shown(broken: Broken, target: Target, problems: Iterable[Problem], count: int) -> tuple[str, ...]:
+    """The codes of the problems that name a rank or a file of what was broken, or anything where there is one file."""
+    files = {path.name for path in (*target.files, *target.others)}
+    graver = [p for p in problems if p.severity != "note"]
+    found = [p for p in graver if count == 1 or p.rank in broken.asked.ranks or _names_one(p, files)]
+    return tuple(dict.fromkeys(p.code + (" (a warning)" if p.severity == "warning" else "") for p in found))
+
+
+def _names_one(problem: Problem, files: set[str]) -> bool:
+    return any(name in problem.message or name in problem.files for name in files)
