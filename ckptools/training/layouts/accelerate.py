@@ -2,9 +2,10 @@
 
 | | with DDP | with FSDP, whose state dicts are sharded |
 |---|---|---|
-| model | `model.safetensors`, under DDP's names: `module.<fqn>` | DCP folder `pytorch_model_fsdp_0/`, `model.<fqn>` |
+| model | `model.safetensors` | DCP folder `pytorch_model_fsdp_0/`, `model.<fqn>` |
 | optimizer | `optimizer.bin`, keyed by integers | DCP folder `optimizer_0/`, `optimizer.state.<fqn>.<name>` |
 
+DDP's safetensors have the names of the model without its wrapper, and a tied weight under its first name only.
 `scheduler.bin` and `random_states_{rank}.pkl` are pickles of `torch.save`, the latter with the batches that this epoch
 has had. `custom_checkpoint_0.pkl` is the state of the first object that a script gave to
 `register_for_checkpointing`: here the counters that Accelerate itself does not keep. A `DistributedSampler` has no file
@@ -47,8 +48,8 @@ def save(run: Run, folder: Path) -> None:
 
 def _save_whole(run: Run, folder: Path) -> None:
     if dist.get_rank() == 0:
-        # Not `strategy.model_state`: Accelerate asks the wrapper, whose names begin with `module.`.
-        save_file(each_once(run.model.state_dict()), folder / "model.safetensors", metadata={"format": "pt"})
+        model = each_once(run.strategy.model_state(run.model))
+        save_file(model, folder / "model.safetensors", metadata={"format": "pt"})
         torch.save(run.optimizer.state_dict(), folder / "optimizer.bin")
 
 

@@ -94,11 +94,11 @@ def training_state(run: Run) -> dict[str, Any]:
 def loops(run: Run) -> dict[str, Any]:
     """Say how far the four loops are; only the one that fits has begun."""
     batches = run.batch_in_epoch
-    idle = {"state_dict": {}, "batch_progress": batch_progress(0, 0)}
+    idle = {"state_dict": {}, "batch_progress": progress(0, 0, *STAGES) | {"is_last_batch": False}}
     steps = progress(run.step, batches, "ready", "completed")
     zero_grad = progress(run.step, batches, "ready", "completed", "started")
     inner = {
-        "state_dict": {"_batches_that_stepped": run.step},
+        "state_dict": {"_batches_that_stepped": run.step - bool(batches)},
         "batch_progress": batch_progress(run.step, batches),
         "scheduler_progress": steps,
         "automatic_optimization.state_dict": {},
@@ -115,8 +115,15 @@ def loops(run: Run) -> dict[str, Any]:
 
 
 def batch_progress(total: int, current: int) -> dict[str, Any]:
-    """Count batches; after an epoch's last one the next epoch has begun."""
-    return progress(total, current, *STAGES) | {"is_last_batch": False}
+    """Count batches as they stand in the hook in which they are saved, before the one at hand is called complete.
+
+    After an epoch's last batch this is the start of the next epoch.
+    """
+    counts = progress(total, current, *STAGES)
+    if current:
+        counts["total"]["completed"] -= 1
+        counts["current"]["completed"] -= 1
+    return counts | {"is_last_batch": False}
 
 
 def progress(total: int, current: int, *stages: str) -> dict[str, Any]:
