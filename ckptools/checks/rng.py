@@ -34,13 +34,14 @@ def distinct_states(ck: Checkpoint) -> Check:
         for stream, d in shared.items()
         if len(set(d.values())) == 1
     ]
-    if _one_share(ck):
-        return judged("rng", [], f"{counts}; all ranks train on the same data")
-    return judged("rng", [*problems, *_equal_for_some(shared)], counts)
+    problems += _equal_for_some(shared)
+    if problems and _share_a_model(ck):
+        return judged("rng", [], f"{counts}; ranks that share one copy of the model may draw alike")
+    return judged("rng", problems, counts)
 
 
-def _one_share(ck: Checkpoint) -> bool:
-    """Whether all ranks work on one copy of the model and see the same data, so that they may draw alike.
+def _share_a_model(ck: Checkpoint) -> bool:
+    """Whether all ranks work on one copy of the model, and so on the same data.
 
     Stages of a pipeline do, and a mesh of one dimension on which something is repeated: FSDP shards every parameter,
     tensor parallel leaves biases whole.

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ckptools.training.mixture import MixtureOfExperts
 from ckptools.training.options import ModelSize
 
 
@@ -41,7 +42,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a two-layer perceptron, each behind a layer norm; the unit that FSDP wraps."""
+    """Attention and a two-layer perceptron, or experts, each behind a layer norm; the unit that FSDP wraps."""
 
     def __init__(self, size: ModelSize) -> None:
         super().__init__()
@@ -49,14 +50,22 @@ class Block(nn.Module):
         self.norm1 = nn.LayerNorm(size.width)
         self.attn = Attention(size)
         self.norm2 = nn.LayerNorm(size.width)
-        self.up = nn.Linear(size.width, hidden)
-        self.down = nn.Linear(hidden, size.width)
+        if size.experts:
+            self.moe = MixtureOfExperts(size)
+        else:
+            self.up = nn.Linear(size.width, hidden)
+            self.down = nn.Linear(hidden, size.width)
         self.dropout = nn.Dropout(size.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, context, width) to the same shape."""
         x = x + self.dropout(self.attn(self.norm1(x)))
-        out: Tensor = x + self.dropout(self.down(functional.gelu(self.up(self.norm2(x)))))
+        out: Tensor = x + self.dropout(self.perceptron(self.norm2(x)))
+        return out
+
+    def perceptron(self, x: Tensor) -> Tensor:
+        """Map (batch, context, width) to the same shape: the perceptron, or a mixture of several."""
+        out: Tensor = self.moe(x) if hasattr(self, "moe") else self.down(functional.gelu(self.up(x)))
         return out
 
 

@@ -20,9 +20,12 @@ from ckptools.training.launchers.options import LaunchOptions
 from ckptools.training.option import option
 from ckptools.training.resume_options import ResumeOptions
 
-STRATEGIES = ("ddp", "fsdp1", "fsdp2", "tp", "fsdp2-tp", "hsdp-tp", "pipeline")
+STRATEGIES = ("ddp", "fsdp1", "fsdp2", "tp", "fsdp2-tp", "hsdp-tp", "pipeline", "moe")
 OPTIMIZERS = ("AdamW", "DecoupledAdamW")
 SCHEDULERS = ("cosine", "lambda")
+
+# Of each block, with moe.
+EXPERTS = 4
 
 # File of the gathered state; its name fits no rank file's pattern.
 FULL_STATE = "full.pt"
@@ -49,6 +52,9 @@ class ModelSize:
     layers: int = option(3, "Blocks.", hidden=True)
     heads: int = option(5, "Attention heads.", hidden=True)
     context: int = option(31, "Tokens in a training sequence.", hidden=True)
+    experts: int = option(
+        0, f"Experts in place of each block's perceptron, with any strategy but tp. [with moe: {EXPERTS}]"
+    )
     dropout: float = option(0.1, "Share of the features that a block drops while training.", hidden=True)
 
 
@@ -96,10 +102,13 @@ class CreateOptions:
     launch: LaunchOptions = field(default_factory=LaunchOptions)
 
     def completed(self) -> CreateOptions:
-        """These options with what follows from them: verl saves DTensors, with either FSDP."""
-        if self.layout != "verl" or self.parallel.dtensor:
-            return self
-        return dataclasses.replace(self, parallel=dataclasses.replace(self.parallel, dtensor=True))
+        """These options with what follows from them: verl saves DTensors, with either FSDP; moe has experts."""
+        parallel, size = self.parallel, self.size
+        if self.layout == "verl":
+            parallel = dataclasses.replace(parallel, dtensor=True)
+        if self.strategy == "moe" and not size.experts:
+            size = dataclasses.replace(size, experts=EXPERTS)
+        return dataclasses.replace(self, parallel=parallel, size=size)
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ def check(options: CreateOptions, world_size: int) -> None:
         _check_mesh(options, world_size)
     if options.strategy == "pipeline":
         _check_stages(options, world_size)
+    _check_experts(options, world_size)
 
 
 def _check_mesh(options: CreateOptions, world_size: int) -> None:
@@ -54,6 +55,19 @@ def _check_stages(options: CreateOptions, world_size: int) -> None:
         )
     if parts < 1 or batch % parts:
         _refuse(f"--batch {batch} does not divide into --microbatches {parts}")
+
+
+def _check_experts(options: CreateOptions, world_size: int) -> None:
+    experts = options.size.experts
+    if experts < 0:
+        _refuse(f"--experts is {experts}, must be at least 0")
+    if experts and options.strategy in WITH_TENSOR_PARALLEL:
+        _refuse(
+            f"--strategy {options.strategy} cuts perceptrons, not --experts; leave them out, or take --strategy moe"
+        )
+    if options.strategy == "moe" and experts % world_size:
+        fitting = -(-experts // world_size) * world_size
+        _refuse(f"--experts {experts} does not divide by {world_size} ranks; try --experts {fitting}")
 
 
 def _refuse(text: str) -> None:

@@ -72,3 +72,11 @@ def test_a_stage_may_be_far_smaller_than_the_others(tmp_path):
     large = {"big": torch.zeros(100_000)}
     with_parts = [stage("a") | {"model": {f"a{rank}": large["big"]}} for rank in range(2)]
     assert ckptools.open(save(tmp_path, *with_parts, stage("z"))).problems == ()
+
+
+def test_stages_of_one_model_may_draw_alike_and_ranks_that_have_all_may_not(tmp_path):
+    states = {"rng": [{"torch": torch.zeros(8, dtype=torch.uint8)}] * 2}
+    for name, second in (("stages", "b"), ("replicas", "a")):
+        (tmp_path / name).mkdir()
+        report = ckptools.verify(save(tmp_path / name, stage("a", **states), stage(second, **states)))
+        assert ("CK206" in [problem.code for problem in report.problems]) == (name == "replicas")

@@ -49,6 +49,11 @@ def pipeline(folder: Path) -> Created:
 
 
 @pytest.fixture(scope="session")
+def moe(folder: Path) -> Created:
+    return create(CreateOptions(folder / "moe", "moe", world_size=2, full=True))
+
+
+@pytest.fixture(scope="session")
 def fsdp2_tp(folder: Path) -> Created:
     return create(CreateOptions(folder / "fsdp2-tp", "fsdp2-tp", world_size=4, full=True))
 

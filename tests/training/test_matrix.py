@@ -52,6 +52,7 @@ TRAININGS = (
     Training("fsdp2-tp", written_with("fsdp2-tp"), 4),
     Training("hsdp-tp", written_with("hsdp-tp"), 8),
     Training("pipeline", written_with("pipeline")),
+    Training("moe", written_with("moe"), 2),
 )
 """Every strategy with all its layouts, and the choices that change what is in a file."""
 

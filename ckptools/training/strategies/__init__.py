@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from ckptools.training.strategies import ddp, fsdp1, fsdp2, fsdp2_tp, pipeline, tensor_parallel
+from ckptools.training.strategies import ddp, expert_parallel, fsdp1, fsdp2, fsdp2_tp, pipeline, tensor_parallel
 from ckptools.training.strategies.strategy import Strategy
 from ckptools.training_state.wrappers import without_ddp
 
@@ -18,6 +18,7 @@ BY_NAME: dict[str, Strategy] = {
     "fsdp2-tp": fsdp2_tp.FSDP2_TP,
     "hsdp-tp": fsdp2_tp.HSDP_TP,
     "pipeline": pipeline.STRATEGY,
+    "moe": expert_parallel.STRATEGY,
 }
 
 
