@@ -3,6 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 # Parallel tests each start their own ranks: more threads than cores only slows them down.
 export OMP_NUM_THREADS ?= 1
+# A process per core; the tests of a file stay together, because they share real runs.
+PARALLEL := -n auto --dist loadfile
 
 .PHONY: demo test test-slow check bench load fuzz mutants test-oldest test-newest clean
 
@@ -16,11 +18,11 @@ demo: .venv/.installed
 	$(BIN)/python -m ckptools.training.demo demo
 
 test: .venv/.installed
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest $(PARALLEL) -m "not slow"
 
 # Every strategy in every layout, several nodes, restarts: minutes more.
 test-slow: .venv/.installed
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest $(PARALLEL) -m slow
 
 check: .venv/.installed
 	$(BIN)/ruff check .
@@ -46,12 +48,12 @@ NEWEST ?= $(PYTHON)
 test-oldest:
 	$(OLDEST) -m venv .venv-oldest
 	.venv-oldest/bin/python -m pip install --quiet --constraint constraints-oldest.txt --editable '.[test]'
-	.venv-oldest/bin/python -m pytest
+	.venv-oldest/bin/python -m pytest $(PARALLEL)
 
 test-newest:
 	$(NEWEST) -m venv .venv-newest
 	.venv-newest/bin/python -m pip install --quiet --upgrade --upgrade-strategy eager --editable '.[test]'
-	.venv-newest/bin/python -m pytest
+	.venv-newest/bin/python -m pytest $(PARALLEL)
 
 # One fault at a time in a copy of the package: do the tests notice? Half an hour; a word tries those that hold it.
 FAULTS ?=

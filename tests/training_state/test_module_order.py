@@ -53,7 +53,11 @@ def test_what_a_module_gives_is_believed_also_from_a_file_and_under_ddp():
     assert order(torch.load(file)).kept
 
 
-@pytest.mark.parametrize("rebuilt", [dict, OrderedDict, lambda d: {k: v.cpu() for k, v in d.items()}], ids=str)
+@pytest.mark.parametrize(
+    "rebuilt",
+    [dict, OrderedDict, lambda d: {k: v.cpu() for k, v in d.items()}],
+    ids=["dict", "OrderedDict", "comprehension"],
+)
 def test_a_dict_that_was_built_anew_says_nothing_of_its_order(rebuilt):
     found = order(rebuilt(Model().state_dict()))
     assert not found.kept and "_metadata" in found.why
