@@ -5,6 +5,7 @@ The words are ASCII but for `…`; only names from files may hold more.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable, Sequence
 from itertools import islice
@@ -168,6 +169,20 @@ def period(first: float, last: float) -> str:
     if start == end:
         return start
     return f"{start} .. {end[11:] if start[:10] == end[:10] else end}"
+
+
+_UNITS = {"": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4}
+
+
+def parse_bytes(text: str) -> int | None:
+    """`5GB` (decimal, as Hugging Face means it), `500MiB`, or a plain number of bytes; None for anything else."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", text.strip(), re.IGNORECASE)
+    if not found or float(found[1]) <= 0:
+        return None
+    unit = _UNITS[found[2].upper()]
+    if found[3]:
+        unit = 1024 ** ("KMGT".index(found[2].upper()) + 1) if found[2] else 1
+    return int(float(found[1]) * unit)
 
 
 # -- tensors -----------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from ckptools.cli.arguments import (
 )
 from ckptools.cli.choices import Weights
 from ckptools.cli.printing import say, show
+from ckptools.text import parse_bytes
 
 if TYPE_CHECKING:
     from ckptools.consolidate.result import Consolidated
@@ -142,24 +143,13 @@ def consolidate(
     _tell(done, copies)
 
 
-_UNITS = {"": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4}
-
-
 def _bytes(text: str | None) -> int | None:
-    """`5GB` (decimal, as Hugging Face means it), `500MiB`, or a plain number of bytes."""
-    import re
-
     from ckptools.errors import UsageError
 
-    if text is None:
-        return None
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", text.strip(), re.IGNORECASE)
-    if not found or float(found[1]) <= 0:
+    nbytes = None if text is None else parse_bytes(text)
+    if text is not None and nbytes is None:
         raise UsageError(None, f"--max-shard-size {text}: expected a size such as 5GB or 500MiB")
-    unit = _UNITS[found[2].upper()]
-    if found[3]:
-        unit = 1024 ** ("KMGT".index(found[2].upper()) + 1) if found[2] else 1
-    return int(float(found[1]) * unit)
+    return nbytes
 
 
 def _tell(done: Consolidated, copies: bool) -> None:

@@ -18,8 +18,7 @@ from ckptools.training.options import CreateOptions
 if TYPE_CHECKING:
     from ckptools.training import Created
 
-# The number of the rank in a name: `-rank3.pt`, `_rank_3.pt`, `__3_0.distcp`, `random_states_3.pkl`.
-_RANK = re.compile(r"(?<=rank)\d+|(?<=rank_)\d+|(?<=^__)\d+|(?<=/__)\d+|(?<=random_states_)\d+")
+_NUMBER = re.compile(r"\d+")
 
 
 def create(out: Path | None, backends: bool, explain_env: bool, **given: Any) -> None:
@@ -31,7 +30,8 @@ def create(out: Path | None, backends: bool, explain_env: bool, **given: Any) ->
     Layouts: composer (ep0-ba5-rank0.pt, one file per rank; with ddp one whole file), composer-dcp (ep0-ba5/, as
     Composer saves shards since 0.16; not ddp), snapshot (snapshot.pt, ddp only), verl (model_world_size_4_rank_0.pt
     and so on, not ddp), dcp (torch.distributed.checkpoint), accelerate (save_state), lightning (the Trainer's .ckpt:
-    a file with ddp, else a folder), fabric (fabric.save).
+    a file with ddp, else a folder), fabric (fabric.save), torchtitan (step-5/), olmo (step5/), huggingface (the
+    model alone: model.safetensors, or several with an index).
     """
     from ckptools import training
 
@@ -110,13 +110,19 @@ def _tell_damage(created: Created) -> None:
 
 
 def fold(names: list[str]) -> list[str]:
-    """Write the files of all ranks as one: `ep0-ba5-rank{0..3}.pt`."""
-    ranks: dict[str, list[int]] = {}
+    """Write names that differ in numbers only as one: `ep0-ba5-rank{0..3}.pt`, `__{0..1}_{0..3}.distcp`."""
+    kinds: dict[str, list[list[str]]] = {}
     for name in names:
-        found = _RANK.search(name)
-        kind = name if found is None else f"{name[: found.start()]}{{}}{name[found.end() :]}"
-        ranks.setdefault(kind, []).append(0 if found is None else int(found[0]))
-    return [
-        kind.replace("{}", f"{{{min(numbers)}..{max(numbers)}}}" if len(numbers) > 1 else str(numbers[0]))
-        for kind, numbers in ranks.items()
-    ]
+        kinds.setdefault(_NUMBER.sub("\0", name), []).append(_NUMBER.findall(name))
+    return [_with_numbers(kind, numbers) for kind, numbers in kinds.items()]
+
+
+def _with_numbers(kind: str, numbers: list[list[str]]) -> str:
+    """Put what the names have in each place between the parts that they have in common."""
+    first, *others = kind.split("\0")
+    places = [sorted(set(place), key=int) for place in zip(*numbers, strict=True)]
+    return first + "".join(_from_to(place) + part for place, part in zip(places, others, strict=True))
+
+
+def _from_to(numbers: list[str]) -> str:
+    return numbers[0] if len(numbers) == 1 else f"{{{numbers[0]}..{numbers[-1]}}}"

@@ -27,6 +27,9 @@ NAMES: dict[str, str] = {
     "accelerate": "",
     "lightning": "epoch={epoch}-step={batch}.ckpt",
     "fabric": "step-{batch}.ckpt",
+    "torchtitan": "step-{batch}",
+    "olmo": "step{batch}",
+    "huggingface": "",
 }
 
 SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")

@@ -9,7 +9,7 @@ import uuid
 from typing import TYPE_CHECKING
 
 from ckptools.errors import CkptoolsError, UsageError
-from ckptools.training import backends, damage, output, worker, world_sizes
+from ckptools.training import backends, damage, file_options, output, worker, world_sizes
 from ckptools.training import options as choices
 from ckptools.training.launchers import elastic, environment, nodes, spawn
 from ckptools.training.launchers import options as launch_options
@@ -180,6 +180,7 @@ def _check(options: CreateOptions, world_size: int, nproc: int) -> None:
         damage.check(options, world_size, own_ranks=lone_node(options) is not None)
     world_sizes.check(options, world_size)
     _check_torch(options)
+    file_options.check_torch(options.files)
     backends.chosen_here(options.hardware, nproc)
     output.refuse_existing(options.out, options.force)
 

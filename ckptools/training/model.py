@@ -21,6 +21,9 @@ from torch.nn import functional
 from ckptools.training.mixture import MixtureOfExperts
 from ckptools.training.options import ModelSize
 
+# Second names of parameters, and what they are tied to.
+TIED = {"head.weight": "emb.weight"}
+
 
 class Attention(nn.Module):
     """Causal self-attention with one learned scale per head."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptools.errors import UsageError
-from ckptools.training import file_names
+from ckptools.training import file_names, file_options
 from ckptools.training.backends import BackendOptions
 from ckptools.training.damage_records import Broken
 from ckptools.training.file_options import FileOptions
@@ -40,6 +40,9 @@ LAYOUTS: dict[str, tuple[str, ...]] = {
     "accelerate": ("ddp", "fsdp1", "fsdp2", "fsdp2-tp", "hsdp-tp"),
     "lightning": ("ddp", "fsdp1", "fsdp2", "tp", "fsdp2-tp"),
     "fabric": ("ddp", "fsdp1", "fsdp2", "tp", "fsdp2-tp"),
+    "torchtitan": ("ddp", "fsdp2", "tp", "fsdp2-tp", "hsdp-tp", "pipeline"),
+    "olmo": ("ddp", "fsdp2", "tp", "fsdp2-tp", "hsdp-tp"),
+    "huggingface": STRATEGIES,
 }
 
 
@@ -195,6 +198,7 @@ def _check_layout(options: CreateOptions) -> None:
 def _check_files(options: CreateOptions) -> None:
     if options.files.run_name is not None:
         file_names.check_run_name(options.files.run_name)
+    file_options.check(options.files, options.layout)
     if options.files.name == FULL_STATE:
         raise UsageError(None, f"--name {FULL_STATE}: this is what --full writes; expected another name")
     if options.files.name is not None:

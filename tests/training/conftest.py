@@ -139,3 +139,23 @@ def dcp_of_three(folder: Path) -> Created:
 @pytest.fixture(scope="session")
 def verl_of_three(folder: Path) -> Created:
     return create(CreateOptions(folder / "verl_of_three", "fsdp2", world_size=3, steps=2, layout="verl"))
+
+
+@pytest.fixture(scope="session")
+def torch_layouts(folder: Path) -> Path:
+    """FSDP2 in the layouts that torch's own writers make, each as it is and with the options that it has."""
+    return train_once(
+        folder / "torch-layouts",
+        "fsdp2",
+        "dcp",
+        "torchtitan",
+        "olmo",
+        "huggingface",
+        'several=dcp:{"files_per_rank": "several"}',
+        'async=dcp:{"async_save": true}',
+        'safetensors=dcp:{"items": "safetensors"}',
+        'async-titan=torchtitan:{"async_save": true, "files_per_rank": "several"}',
+        'cut=huggingface:{"max_shard_size": "200KB"}',
+        'joined=huggingface:{"save_distributed": true, "max_shard_size": "200KB"}',
+        'shards=huggingface:{"save_distributed": true, "consolidated": false}',
+    )

@@ -65,7 +65,7 @@ PREFIXES = {"lightning": "model."}
 NUMBERED = {("ddp", "accelerate")}
 """An optimizer keyed by number beside safetensors, which are sorted: its names have to be told."""
 
-TIED_ONCE = {("ddp", "accelerate")}
+TIED_ONCE = {("ddp", "accelerate"), *((strategy, "huggingface") for strategy in STRATEGIES)}
 """Layouts that have a tied weight under its first name only."""
 
 CASES = [

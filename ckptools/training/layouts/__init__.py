@@ -5,7 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
-from ckptools.training.layouts import accelerate, composer, composer_dcp, dcp, fabric, lightning, snapshot, verl
+from ckptools.training.layouts import (
+    accelerate,
+    composer,
+    composer_dcp,
+    dcp,
+    fabric,
+    huggingface,
+    lightning,
+    olmo,
+    snapshot,
+    torchtitan,
+    verl,
+)
 from ckptools.training.run import Run
 
 
@@ -25,4 +37,7 @@ BY_NAME: dict[str, Layout] = {
     "accelerate": accelerate,
     "lightning": lightning,
     "fabric": fabric,
+    "torchtitan": torchtitan,
+    "olmo": olmo,
+    "huggingface": huggingface,
 }

@@ -1,0 +1,117 @@
+"""The model alone, as Hugging Face's libraries read it: whole, in several files, and as the ranks' shards."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
+from torch.distributed.checkpoint import load as dcp_load
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+
+import ckptools
+from ckptools.errors import UsageError
+from ckptools.training import CreateOptions, options
+from ckptools.training.demo import same
+from ckptools.training.file_options import FileOptions
+from ckptools.training.layouts.huggingface import file_numbers, untied
+from tests.training.rank_files import ckptools as run
+
+FORMS = ("huggingface", "cut", "joined", "shards")
+
+
+def truth(folder: Path) -> dict[str, torch.Tensor]:
+    """The gathered model, each tied weight once."""
+    return untied(torch.load(folder / "full.pt")["model"])
+
+
+def is_truth(found: dict[str, torch.Tensor], folder: Path) -> bool:
+    expected = truth(folder)
+    return found.keys() == expected.keys() and all(same(found[name], expected[name]) for name in found)
+
+
+def test_a_tied_weight_is_there_once(torch_layouts: Path) -> None:
+    names = torch.load(torch_layouts / "full.pt")["model"].keys()
+    assert names - load_file(torch_layouts / "huggingface/model.safetensors").keys() == {"head.weight"}
+    assert json.loads((torch_layouts / "huggingface/config.json").read_text())["tie_word_embeddings"] is True
+
+
+def test_one_file_holds_the_gathered_model(torch_layouts: Path) -> None:
+    assert is_truth(load_file(torch_layouts / "huggingface/model.safetensors"), torch_layouts)
+
+
+@pytest.mark.parametrize("form", ["cut", "joined"])
+def test_the_index_leads_to_every_tensor(form: str, torch_layouts: Path) -> None:
+    folder = torch_layouts / form
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    files = {name: load_file(folder / name) for name in set(index["weight_map"].values())}
+    assert is_truth({fqn: files[name][fqn] for fqn, name in index["weight_map"].items()}, torch_layouts)
+    assert sum(map(len, files.values())) == len(index["weight_map"])
+    assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in truth(torch_layouts).values())
+
+
+def test_a_file_is_no_larger_than_asked_for(torch_layouts: Path) -> None:
+    files = [load_file(path) for path in (torch_layouts / "cut").glob("*.safetensors")]
+    assert len(files) == 5
+    assert all(sum(tensor.nbytes for tensor in file.values()) <= 200_000 for file in files)
+
+
+def test_torchs_own_reader_joins_the_shards(torch_layouts: Path) -> None:
+    state = {name: torch.empty_like(tensor) for name, tensor in truth(torch_layouts).items()}
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        dcp_load(state, storage_reader=HuggingFaceStorageReader(str(torch_layouts / "shards")))
+    finally:
+        dist.destroy_process_group()
+    assert is_truth(state, torch_layouts)
+
+
+def test_shards_lie_below_the_model_that_was_joined_from_them(torch_layouts: Path) -> None:
+    shards = sorted(path.name for path in (torch_layouts / "joined/sharded").iterdir())
+    assert shards == [f"shard-{rank:05d}-model-{n:05d}-of-00005.safetensors" for rank in (1, 2) for n in range(1, 6)]
+    assert len(list((torch_layouts / "joined").glob("model-*.safetensors"))) == 5
+
+
+@pytest.mark.parametrize("form", [*FORMS, "joined/sharded"])
+def test_every_form_is_consolidated_to_the_trained_model(form: str, torch_layouts: Path, tmp_path: Path) -> None:
+    assert ckptools.verify(torch_layouts / form, deep=True).ok
+    ckptools.consolidate(torch_layouts / form, tmp_path / "model.safetensors")
+    assert is_truth(load_file(tmp_path / "model.safetensors"), torch_layouts)
+
+
+def test_a_model_is_cut_in_order_and_no_tensor_is() -> None:
+    sizes = {"a": 10, "b": 10, "c": 50, "d": 5, "e": 5}
+    numbers = file_numbers(sizes, FileOptions(max_shard_size="20"))
+    assert numbers == {"a": 1, "b": 1, "c": 2, "d": 3, "e": 3}
+    assert set(file_numbers(sizes, FileOptions()).values()) == {1}
+
+
+@pytest.mark.parametrize(
+    ("layout", "files", "says"),
+    [
+        ("huggingface", FileOptions(consolidated=False), "--no-consolidated goes with --save-distributed"),
+        ("huggingface", FileOptions(max_shard_size="5XB"), "--max-shard-size 5XB: expected a size"),
+        ("huggingface", FileOptions(max_shard_size="0"), "--max-shard-size 0: expected a size"),
+        ("dcp", FileOptions(save_distributed=True), "--save-distributed goes with --layout huggingface; not with dcp"),
+        ("dcp", FileOptions(items="json"), "--items json is not known; choose from torch, safetensors"),
+        ("dcp", FileOptions(files_per_rank="2"), "--files-per-rank 2 is not known; choose from one, several"),
+        ("olmo", FileOptions(items="safetensors"), "--items goes with --layout dcp; not with olmo"),
+        ("composer", FileOptions(async_save=True), "--async-save goes with --layout dcp, torchtitan, olmo; not with"),
+    ],
+)
+def test_options_that_a_layout_does_not_have_are_refused(layout: str, files: FileOptions, says: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        options.check(CreateOptions(Path("run"), "fsdp2", layout=layout, files=files))
+    assert says in str(refused.value)
+
+
+def test_another_form_takes_the_place_of_one_that_was_there(tmp_path: Path) -> None:
+    asked = ("create", tmp_path / "run", "--world-size", 2, "--steps", 1, "--layout", "huggingface")
+    first = run(*asked, "--save-distributed", "--max-shard-size", "200KB")
+    assert "sharded/shard-{00001..00002}-model-{00001..00005}-of-00005.safetensors" in first.stdout
+    assert run(*asked).returncode == 4
+    assert run(*asked, "--force").returncode == 0
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {"config.json", "model.safetensors"}
