@@ -133,7 +133,7 @@ def _be_a_rank(options: CreateOptions, place: Place, verbose: bool) -> Created:
     worker.prepare_process()
     from ckptools.training.rendezvous import meet_ranks
 
-    with meet_ranks(options.launch) as meeting:
+    with meet_ranks(options.launch.timeout, place.counts) as meeting:
         try:
             return _train_together(options, meeting, verbose)
         except CkptoolsError as error:

@@ -12,6 +12,7 @@ import itertools
 import json
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -25,7 +26,6 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from ckptools.errors import CkptoolsError, RendezvousError
 from ckptools.text import first_line
 from ckptools.training.launchers.failures import remade
-from ckptools.training.launchers.options import LaunchOptions
 
 # How long a reader sleeps between two looks at the store, in seconds.
 _PAUSE = 0.05
@@ -69,13 +69,34 @@ def open_store(address: str, port: int, hosts: bool | None, timeout: float) -> M
         store = _store(address, port, timeout, hosts=True)
     except RuntimeError as error:
         if "listen" in str(error):
-            return MeetingPlace(_join_other(address, port), hosted=False)
+            return MeetingPlace(_join_other(address, port, timeout), hosted=False)
         text = (
             f"cannot host the rendezvous at {address}:{port}; is that an address of this machine? {first_line(error)}"
         )
         raise RendezvousError(None, text) from error
     store.set(_MARK, "")
     return MeetingPlace(store, hosted=True)
+
+
+def _client(address: str, port: int, timeout: float) -> TCPStore:
+    """Open a store that another process hosts.
+
+    Raises:
+        RuntimeError: what is there is no store.
+    """
+    made: list[TCPStore] = []
+
+    def make() -> None:
+        with suppress(RuntimeError):
+            made.append(_store(address, port, timeout, hosts=False))
+
+    # torch waits without end for the first answer. The thread stays behind if there is none.
+    thread = threading.Thread(target=make, daemon=True)
+    thread.start()
+    thread.join(timeout)
+    if not made:
+        raise RuntimeError(f"no store answers at {address}:{port}")
+    return made[0]
 
 
 def _store(address: str, port: int, timeout: float, hosts: bool) -> TCPStore:
@@ -93,10 +114,10 @@ def _is_here(address: str) -> bool:
     return True
 
 
-def _join_other(address: str, port: int) -> TCPStore:
+def _join_other(address: str, port: int, timeout: float) -> TCPStore:
     """Find out who has the port that was to be ours; if it is another node of a run, the numbers will tell."""
     with suppress(RuntimeError):
-        store = _store(address, port, _ANSWER, hosts=False)
+        store = _client(address, port, min(timeout, _ANSWER))
         if store.check([_MARK]):
             return store
     raise RendezvousError(None, f"port {port} of {address} is taken by something else; choose another")
@@ -120,14 +141,19 @@ def _reach(address: str, port: int, timeout: float) -> None:
 
 def _join(address: str, port: int, timeout: float) -> TCPStore:
     try:
-        return _store(address, port, min(timeout, _ANSWER), hosts=False)
+        return _client(address, port, timeout)
     except RuntimeError as error:
         text = f"{address}:{port} answers, but not as torch's rendezvous does: something else has that port"
         raise RendezvousError(None, text) from error
 
 
-def meet_ranks(launch: LaunchOptions, variables: Mapping[str, str] = os.environ) -> Meeting:
+def meet_ranks(timeout: float, per_node: Sequence[int] = (), variables: Mapping[str, str] = os.environ) -> Meeting:
     """Come to the meeting of all ranks, at the address that torch will use too.
+
+    Args:
+        timeout: seconds.
+        per_node: how many ranks each node has, where that is known.
+        variables: the environment, with what torch needs.
 
     Raises:
         RendezvousError: it cannot be reached, or this rank is there already.
@@ -135,25 +161,18 @@ def meet_ranks(launch: LaunchOptions, variables: Mapping[str, str] = os.environ)
     rank, world_size = int(variables["RANK"]), int(variables["WORLD_SIZE"])
     launcher_hosts = variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     port = int(variables["MASTER_PORT"])
-    place = open_store(variables["MASTER_ADDR"], port, rank == 0 and not launcher_hosts, launch.timeout)
+    place = open_store(variables["MASTER_ADDR"], port, rank == 0 and not launcher_hosts, timeout)
     attempt = variables.get("TORCHELASTIC_RESTART_COUNT", "0")
     store = PrefixStore(f"ckptools-{attempt}", place.store)
-    call = functools.partial(name_rank, per_node=_ranks_per_node(launch, variables))
-    return Meeting(store, "rank", rank, world_size, launch.timeout, hosts=place.hosted, name=call)
-
-
-def _ranks_per_node(launch: LaunchOptions, variables: Mapping[str, str]) -> tuple[int, ...]:
-    """How many ranks each node has, as far as one rank knows; empty where it is one node, or unknown."""
-    if launch.rdzv_backend != "c10d" and "," in (launch.nproc_per_node or ""):
-        return tuple(map(int, (launch.nproc_per_node or "").split(",")))
-    here, world_size = int(variables.get("LOCAL_WORLD_SIZE", "0")), int(variables["WORLD_SIZE"])
-    return (here,) * (world_size // here) if here and here < world_size and world_size % here == 0 else ()
+    call = functools.partial(name_rank, per_node=per_node)
+    return Meeting(store, "rank", rank, world_size, timeout, hosts=place.hosted, name=call)
 
 
 def name_rank(rank: int, per_node: Sequence[int]) -> str:
     """Call a rank by its number, and by that of its node where it is known: `rank 2 (node 1)`."""
     ends = list(itertools.accumulate(per_node))
-    return f"rank {rank} (node {bisect.bisect(ends, rank)})" if ends and rank < ends[-1] else f"rank {rank}"
+    known = len(ends) > 1 and rank < ends[-1]
+    return f"rank {rank} (node {bisect.bisect(ends, rank)})" if known else f"rank {rank}"
 
 
 class Meeting:
@@ -204,16 +223,20 @@ class Meeting:
             # Those who train already are not stopped by somebody who was not meant to come.
             if not self._has("begun"):
                 self._fail(error)
+            self._leave()
             raise
 
     def _claim(self) -> None:
+        self._store.add("came", 1)
         if self.number >= self.count:
             raise RendezvousError(None, f"{self.number + 1} {self.role}s came, but there are to be {self.count}")
         here = socket.gethostname()
         if self._store.add(f"claims/{self.number}", 1) > 1:
             self._await("host", [self.number])
             other = self._store.get(f"host/{self.number}").decode()
-            raise RendezvousError(None, f"{self.role} rank {self.number} is used twice, on {other} and on {here}")
+            own = "node rank" if self.role == "node" else "rank"
+            text = f"{own} {self.number} is used twice, on {other} and again on {here}; each {self.role} needs its own"
+            raise RendezvousError(None, text)
         self._store.set(f"host/{self.number}", here)
 
     def gather(self, step: str, value: str = "") -> list[str]:
@@ -294,9 +317,6 @@ class Meeting:
         """Leave; the host of the store waits until the others have read what they were told."""
         left = self._store.add("left", 1)
         deadline = time.monotonic() + _FAREWELL
-        while self._hosts and left < self._came() and time.monotonic() < deadline:
+        while self._hosts and left < self._store.add("came", 0) and time.monotonic() < deadline:
             time.sleep(_PAUSE)
             left = self._store.add("left", 0)
-
-    def _came(self) -> int:
-        return sum(self._store.add(f"claims/{number}", 0) for number in range(self.count))

@@ -31,7 +31,7 @@ def main(words: list[str]) -> int:
         from ckptools.training.rendezvous import meet_ranks
 
         options = choices.from_json(text)
-        with meet_ranks(options.launch) as meeting:
+        with meet_ranks(options.launch.timeout, options.launch.counts) as meeting:
             meeting.gather("came")
         join(options)
         created = train_and_save(options, Path(partial), say if loud == "loud" else say_nothing)
@@ -59,7 +59,8 @@ def prepare_process() -> None:
 def calm_torch() -> None:
     """Prepare the environment of this process and its children before torch is imported: threads, C++ warnings."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    # What goes wrong there is raised too; the text that is logged has a stack of C++ frames with it.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
 
 
 def arguments(options: CreateOptions, partial: Path, answer: Path, verbose: bool) -> list[str]:

@@ -51,7 +51,10 @@ def test_options_survive_the_way_to_another_process() -> None:
     assert options.from_json(options.to_json(asked)) == asked
 
 
-@pytest.mark.parametrize("module", ["ckptools.training", "ckptools.training.launch", "ckptools.cli.create"])
+@pytest.mark.parametrize(
+    "module",
+    ["ckptools.training", "ckptools.training.launch", "ckptools.training.launchers.explain", "ckptools.cli.create"],
+)
 def test_torch_is_not_imported_before_it_is_needed(module: str) -> None:
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -152,12 +152,14 @@ class Place:
         allocation: the job of a scheduler that it runs in.
         facts: by torch's names of the variables.
         hosts: of the job, each once, in the order of their node ranks; empty where no scheduler says so.
+        counts: ranks of each node, by node rank; empty where that is not known.
     """
 
     starter: Starter | None
     allocation: Allocation | None
     facts: dict[str, Fact] = field(default_factory=dict)
     hosts: tuple[str, ...] = ()
+    counts: tuple[int, ...] = ()
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -250,6 +252,7 @@ def _complete_ranks(place: Place, slots: list[str], variables: Variables) -> Non
         place.facts.setdefault("WORLD_SIZE", Fact(str(len(slots)), f"lines of {source}"))
     rank = place.number("RANK")
     if rank is not None and place.number("WORLD_SIZE") == len(slots) and rank < len(slots):
+        place.counts = tuple(Counter(slots).values())
         node_rank = place.number("GROUP_RANK")
         # srun may deal ranks out to the nodes in turn; then it says the node, and the list has another order.
         host = slots[rank] if node_rank is None or node_rank >= len(place.hosts) else place.hosts[node_rank]
@@ -260,7 +263,9 @@ def _complete_ranks(place: Place, slots: list[str], variables: Variables) -> Non
 
 
 def _complete_equal_nodes(place: Place) -> None:
-    rank, here = place.number("RANK"), place.number("LOCAL_WORLD_SIZE")
+    rank, here, world_size = (place.number(name) for name in ("RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE"))
+    if not place.counts and here and world_size and world_size % here == 0:
+        place.counts = (here,) * (world_size // here)
     if rank is not None and here:
         place.facts.setdefault("GROUP_RANK", Fact(str(rank // here), "RANK // LOCAL_WORLD_SIZE"))
         place.facts.setdefault("LOCAL_RANK", Fact(str(rank % here), "RANK % LOCAL_WORLD_SIZE"))

@@ -40,6 +40,12 @@ class LaunchOptions:
         None, "Passed by torch.distributed.launch.", flag="--local-rank --local_rank", hidden=True
     )
 
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Ranks of each node, by node rank; empty where `nproc_per_node` is no list, or c10d makes other node ranks."""
+        parts = (self.nproc_per_node or "").split(",")
+        return tuple(map(int, parts)) if len(parts) > 1 and self.rdzv_backend != "c10d" else ()
+
 
 def check(launch: LaunchOptions) -> None:
     """Refuse unknown words and numbers out of range.

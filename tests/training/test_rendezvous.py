@@ -1,0 +1,177 @@
+"""Members who meet at a real store of torch's, each in a thread of its own."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import pytest
+
+from ckptools.errors import CkptoolsError, RendezvousError, UsageError
+from ckptools.training.launchers.agreement import agree
+from ckptools.training.options import CreateOptions
+from ckptools.training.rendezvous import Meeting, name_rank, open_store
+
+LONG = 60.0
+SHORT = 1.0
+
+
+def free_port() -> int:
+    with socket.create_server(("localhost", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+def attend(
+    port: int, number: int | None, count: int, say: Callable[[Meeting], object] | None = None, timeout: float = LONG
+) -> object:
+    """Be one member: returns what it got, or the ckptools error that it ended with."""
+    try:
+        place = open_store("localhost", port, None if number is None else number == 0, timeout)
+        with Meeting(place.store, "node", number, count, timeout, hosts=place.hosted) as meeting:
+            return say(meeting) if say else meeting.gather("hello", f"from {meeting.number}")
+    except CkptoolsError as error:
+        return error
+
+
+def together(*members: Callable[[], object]) -> list[object]:
+    with ThreadPoolExecutor(len(members)) as pool:
+        return [each.result() for each in [pool.submit(member) for member in members]]
+
+
+@contextmanager
+def somebody_else() -> Iterator[int]:
+    """A program that listens and never answers; yields its port."""
+    with socket.create_server(("localhost", 0)) as server:
+        yield server.getsockname()[1]
+
+
+def test_all_get_what_each_says_by_number() -> None:
+    port = free_port()
+    got = together(*(lambda number=number: attend(port, number, 3) for number in (2, 0, 1)))  # type: ignore[misc]
+    assert got == [["from 0", "from 1", "from 2"]] * 3
+
+
+def test_members_without_numbers_take_the_next_that_is_free() -> None:
+    port = free_port()
+    got = together(*(lambda: attend(port, None, 3) for _ in range(3)))
+    assert got == [["from 0", "from 1", "from 2"]] * 3
+
+
+def test_those_who_did_not_come_are_named_to_all() -> None:
+    port = free_port()
+    got = together(lambda: attend(port, 0, 4, timeout=SHORT), lambda: attend(port, 2, 4, timeout=SHORT))
+    assert [type(error) for error in got] == [RendezvousError] * 2
+    says = [str(error) for error in got]
+    assert "2 of 4 nodes came; node 1, node 3 did not within 1 s" in says
+
+
+def test_nobody_at_the_address_is_said_in_time() -> None:
+    error = attend(free_port(), 1, 2, timeout=SHORT)
+    assert "was not reachable within 1 s (connection refused)" in str(error)
+
+
+def test_a_host_that_does_not_exist_is_said_in_time() -> None:
+    with pytest.raises(RendezvousError, match=r"no-such-host\.invalid:7 was not reachable within 1 s"):
+        open_store("no-such-host.invalid", 7, hosts=False, timeout=SHORT)
+
+
+def test_a_port_that_something_else_has_is_refused_to_who_would_host() -> None:
+    with somebody_else() as port:
+        assert f"port {port} of localhost is taken by something else" in str(attend(port, 0, 2, timeout=SHORT))
+
+
+def test_what_answers_otherwise_is_no_rendezvous() -> None:
+    with somebody_else() as port:
+        error = attend(port, 1, 2, timeout=SHORT)
+    assert "answers, but not as torch's rendezvous does" in str(error)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_number_that_is_used_twice_is_named_to_all(number: int) -> None:
+    port = free_port()
+    got = together(*(lambda own=own: attend(port, own, 3) for own in (0, 1, number)))  # type: ignore[misc]
+    assert all(isinstance(error, RendezvousError) for error in got)
+    assert {str(error).partition(",")[0] for error in got} == {f"node rank {number} is used twice"}
+
+
+def test_one_too_many_is_refused() -> None:
+    port = free_port()
+    got = together(*(lambda: attend(port, None, 2) for _ in range(3)))
+    assert "3 nodes came, but there are to be 2" in {str(error) for error in got}
+
+
+def test_somebody_who_was_not_meant_to_come_stops_nobody_later() -> None:
+    port = free_port()
+
+    def late(meeting: Meeting) -> object:
+        meeting.gather("hello")
+        refused = attend(port, 1, 2)
+        return refused, meeting.gather("end", "well")
+
+    refused, ended = late_and_other(port, late)
+    assert "used twice" in str(refused)
+    assert ended == ["well", "well"]
+
+
+def late_and_other(port: int, late: Callable[[Meeting], object]) -> tuple[object, object]:
+    def other(meeting: Meeting) -> object:
+        meeting.gather("hello")
+        return meeting.gather("end", "well")
+
+    (refused, ended), _ = together(lambda: attend(port, 0, 2, late), lambda: attend(port, 1, 2, other))  # type: ignore[misc]
+    return refused, ended
+
+
+def test_the_error_of_one_ends_all_with_its_class_and_words() -> None:
+    port = free_port()
+
+    def fail(meeting: Meeting) -> object:
+        raise UsageError(None, "wrong")
+
+    got = together(lambda: attend(port, 0, 2), lambda: attend(port, 1, 2, fail))
+    assert [(type(error), str(error)) for error in got] == [(UsageError, "wrong")] * 2
+
+
+def test_who_lost_the_others_says_what_they_said() -> None:
+    port = free_port()
+
+    def fail(meeting: Meeting) -> object:
+        meeting.gather("begin")
+        raise UsageError(None, "the cause")
+
+    def lose(meeting: Meeting) -> object:
+        meeting.gather("begin")
+        return meeting.cause(RuntimeError("connection closed"))
+
+    got = together(lambda: attend(port, 0, 2, lose), lambda: attend(port, 1, 2, fail))
+    assert str(got[0]) == "the cause"
+
+
+def test_options_that_differ_are_named_with_both_values() -> None:
+    port = free_port()
+
+    def compare(seed: int) -> Callable[[Meeting], object]:
+        return lambda meeting: agree(meeting, CreateOptions(out=f"out{seed}", seed=seed), 1)  # type: ignore[arg-type]
+
+    got = together(lambda: attend(port, 0, 2, compare(0)), lambda: attend(port, 1, 2, compare(8)))
+    assert {str(error) for error in got} == {"--seed is 0 on node 0, but 8 on node 1; give all the same"}
+
+
+def test_a_world_size_that_the_nodes_do_not_make_is_refused() -> None:
+    port = free_port()
+
+    def compare(nproc: int) -> Callable[[Meeting], object]:
+        return lambda meeting: agree(meeting, CreateOptions(out="out", world_size=4), nproc)  # type: ignore[arg-type]
+
+    got = together(lambda: attend(port, 0, 2, compare(2)), lambda: attend(port, 1, 2, compare(1)))
+    assert {str(error) for error in got} == {
+        "--world-size is 4, but the nodes start 2 + 1 = 3 ranks; leave one of them out"
+    }
+
+
+def test_a_rank_is_called_by_its_node_too_where_that_is_known() -> None:
+    assert [name_rank(rank, (2, 1)) for rank in (1, 2)] == ["rank 1 (node 0)", "rank 2 (node 1)"]
+    assert name_rank(1, (4,)) == name_rank(1, ()) == "rank 1"
