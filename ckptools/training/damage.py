@@ -12,10 +12,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ckptools import api
+from ckptools.api import Checkpoint
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import CkptoolsError, UsageError
-from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.problems import Problem
+from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Shard
 from ckptools.model.tree import fqn_of, tensors_in
 from ckptools.training.damage_records import Asked, Broken
@@ -25,7 +25,7 @@ from ckptools.training.options import CreateOptions
 RUNS = ("older run", "another run")
 
 # Strategies and layouts of which rank 0 writes one file for all.
-ONE_FILE = (("ddp", "composer"), ("ddp", "snapshot"))
+ONE_FILE = (("ddp", "composer"), ("ddp", "snapshot"), ("ddp", "lightning"), ("ddp", "fabric"))
 
 
 def parse(text: str) -> tuple[Asked, ...]:
@@ -102,7 +102,7 @@ def apply(path: Path, text: str, seed: int, runs: dict[str, Path]) -> tuple[Brok
     elsewhere = {name: _Files(other) for name, other in runs.items()}
     targets = {asked: _target(asked, files, elsewhere, seed) for asked in parse(text)}
     done = [Broken(asked, names(t.files), KINDS[asked.kind].do(t)) for asked, t in targets.items()]
-    problems, refused = _verified(path if path.exists() else files.left, any(b.asked.kind == "nan" for b in done))
+    problems, refused = _verified(files.left, any(b.asked.kind == "nan" for b in done))
     shown = [_shown(broken, targets[broken.asked], problems, files.count) for broken in done]
     return tuple(dataclasses.replace(b, shown=codes, refused=refused) for b, codes in zip(done, shown, strict=True))
 
@@ -122,8 +122,17 @@ class _Files:
 
     @property
     def left(self) -> Path:
-        """The first file that is still there."""
-        return next(path for path in self.paths if path.exists())
+        """What to open of it now: as before, or the first file that is still there."""
+        path = self.checkpoint.path
+        return path if path.exists() else next((file for file in self.paths if file.exists()), path)
+
+    def with_tensors(self, asked: Asked) -> Path:
+        """The file of a rank that holds something of the model; rank 0 writes those that are no rank's too."""
+        tensors = self.checkpoint.model.values()
+        holding = {s.source.path for tensor in tensors for s in tensor.found if s.source}
+        nobodys = [file.path for file in self.checkpoint.files if file.rank is None and asked.rank == 0]
+        mine = self.of(asked, asked.rank)
+        return next((path for path in (*mine, *nobodys) if path in holding), mine[0])
 
     def of(self, asked: Asked, rank: int) -> tuple[Path, ...]:
         found = tuple(path for path, whose in zip(self.paths, self._ranks, strict=True) if whose == rank)
@@ -159,7 +168,7 @@ def _target(asked: Asked, files: _Files, elsewhere: dict[str, _Files], seed: int
     if others and len(others) != len(mine):
         raise files.refusal(asked, f"{names(mine)} and {names(others)} do not correspond")
     chance = random.Random(f"{seed} {asked}")
-    mine = mine if kind.part == "files" else mine[:1]
+    mine = mine if kind.part == "files" else (files.with_tensors(asked),)
     shards = files.shards_in(asked, mine[0]) if kind.part == "tensor" else ()
     return Target(mine, others, shards, chance)
 
@@ -173,12 +182,17 @@ def _verified(path: Path, values: bool) -> tuple[Sequence[Problem], str]:
 
 
 def _shown(broken: Broken, target: Target, problems: Iterable[Problem], count: int) -> tuple[str, ...]:
-    """The codes of the problems that name a rank or a file of what was broken, or anything where there is one file."""
+    """The codes of the problems that are about what was broken; where one file is all there is, every one is."""
     files = {path.name for path in (*target.files, *target.others)}
     graver = [p for p in problems if p.severity != "note"]
-    found = [p for p in graver if count == 1 or p.rank in broken.asked.ranks or _names_one(p, files)]
+    found = [p for p in graver if count == 1 or p.rank in broken.asked.ranks or _names(p, files, broken.what)]
     return tuple(dict.fromkeys(p.code + (" (a warning)" if p.severity == "warning" else "") for p in found))
 
 
-def _names_one(problem: Problem, files: set[str]) -> bool:
+def _names(problem: Problem, files: set[str], what: str) -> bool:
+    """Whether a problem is about one of some files, or about the tensor in which something was done."""
+    # A gap of the same tensor is another rank's.
+    of_values = problem.kind in (Code.NOT_FINITE, Code.BAD_CHECKSUM)
+    if of_values and f" in {problem.tensor}," in f"{what},":
+        return True
     return any(name in problem.message or name in problem.files for name in files)

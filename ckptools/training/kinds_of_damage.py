@@ -156,8 +156,10 @@ KINDS: dict[str, Kind] = {
 
 
 def names(files: Iterable[Path]) -> str:
-    """The names of some files, at most three."""
-    return few([path.name for path in files], 3)
+    """The names of some files, at most three; where two are called alike, with their folders."""
+    found = list(files)
+    alike = len({path.name for path in found}) < len(found)
+    return few([f"{path.parent.name}/{path.name}" if alike else path.name for path in found], 3)
 
 
 def drawable(shard: Shard, dtypes: Collection[str]) -> bool:

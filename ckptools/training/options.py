@@ -144,7 +144,8 @@ class Created:
     @property
     def left(self) -> Path:
         """What to open of files that were damaged on purpose, of which some may be gone."""
-        return _opened_by([path for path in self.files if path.exists()])
+        there = [path for path in self.files if path.exists() and path.name != FULL_STATE]
+        return _opened_by(there or self.files)
 
 
 def _opened_by(found: Iterable[Path]) -> Path:

@@ -633,7 +633,7 @@ FAULTS = (
     *_in(
         "training/damage.py",
         "training/test_damage.py",
-        ("count == 1 or p.rank in broken.asked.ranks or _names_one(p, files)", "True"),
+        ("count == 1 or p.rank in broken.asked.ranks or _names(p, files, broken.what)", "True"),
         ("if one_file and (asked.rank or ", "if one_file and ("),
         ("range(len(self.paths))", "[0] * len(self.paths)"),
     ),

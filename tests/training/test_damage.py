@@ -202,6 +202,21 @@ def test_a_refused_damage_trains_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+def test_what_is_no_ranks_file_is_rank_0s_to_damage(trainers_ddp: Path, tmp_path: Path) -> None:
+    """Accelerate's safetensors state no checksum: a flipped bit goes unseen, and that is said; a NaN does not."""
+    shutil.copytree(trainers_ddp / "accelerate", tmp_path / "run")
+    (flipped,) = damage.apply(tmp_path / "run", "bitflip:0", 0, {})
+    (spoiled,) = damage.apply(tmp_path / "run", "nan:0", 0, {})
+    assert (flipped.files, flipped.seen) == ("model.safetensors", "nothing: the files do not tell")
+    assert (spoiled.files, spoiled.shown) == ("model.safetensors", ("CK201",))
+
+
+def test_a_checkpoint_of_which_nothing_is_left_cannot_be_opened(snapshot: Created, tmp_path: Path) -> None:
+    shutil.copytree(snapshot.out, tmp_path / "run")
+    (broken,) = damage.apply(tmp_path / "run/snapshot.pt", "missing:0", 0, {})
+    assert (broken.seen, "snapshot.pt" in broken.refused) == ("cannot be opened", True)
+
+
 def test_a_rank_without_a_file_is_told_and_nothing_is_damaged(ranks: Path) -> None:
     before = {path.name: path.read_bytes() for path in ranks.iterdir()}
     with pytest.raises(UsageError, match=r"was saved and not damaged: --break missing:7 .* rank 7 has no file"):
