@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 LAUNCHERS = {"elastic": elastic.launch, "spawn": spawn.launch}
 
-OVER_FSDP2 = ("fsdp2", "fsdp2-tp", "hsdp-tp")
+OVER_FSDP2 = ("fsdp2", "hsdp", "fsdp2-tp", "hsdp-tp")
 
 
 def create(options: CreateOptions, verbose: bool = False) -> Created:

@@ -18,6 +18,9 @@ HORIZON = 100
 # DecoupledAdamW does not multiply the decay by the learning rate, so the same pull needs a smaller number.
 WEIGHT_DECAY = {"AdamW": 0.1, "DecoupledAdamW": 0.1 * LEARNING_RATE}
 
+# How FSDP1 calls what the optimizer sees without `use_orig_params`.
+FLAT_PARAMETER = "_flat_param"
+
 
 class DecoupledAdamW(torch.optim.Optimizer):
     """Adam whose weight decay follows the schedule but not the size of the learning rate.
@@ -87,16 +90,20 @@ def make_optimizer(
 ) -> torch.optim.Optimizer:
     """Make an optimizer with a group for what decays and one for the rest; frozen parameters are in neither.
 
+    A flat parameter of FSDP1 cannot be in two groups: where the model has such, there is one, and all of it decays.
+
     Args:
         kind: a name from `options.OPTIMIZERS`.
         named: parameters of the wrapped model under their plain fqns.
         decayed: fqns of the first group.
     """
     trained = [(name, param) for name, param in named if param.requires_grad]
+    decayed |= {name for name, _ in trained if name.endswith(FLAT_PARAMETER)}
     groups: list[dict[str, Any]] = [
         {"params": [param for name, param in trained if name in decayed], "weight_decay": WEIGHT_DECAY[kind]},
         {"params": [param for name, param in trained if name not in decayed], "weight_decay": 0.0},
     ]
+    groups = [group for group in groups if group["params"]]
     if kind == "DecoupledAdamW":
         return DecoupledAdamW(groups, lr=LEARNING_RATE)
     # One kernel per parameter: fused and foreach kernels do not take every kind of DTensor.

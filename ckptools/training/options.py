@@ -12,15 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from ckptools.errors import UsageError
-from ckptools.training import file_names, file_options
+from ckptools.training import file_names, file_options, parallel_options
 from ckptools.training.backends import BackendOptions
 from ckptools.training.damage_records import Broken
 from ckptools.training.file_options import FileOptions
 from ckptools.training.launchers.options import LaunchOptions
 from ckptools.training.option import option
+from ckptools.training.parallel_options import ParallelOptions
 from ckptools.training.resume_options import ResumeOptions
 
-STRATEGIES = ("ddp", "fsdp1", "fsdp2", "tp", "fsdp2-tp", "hsdp-tp", "pipeline", "moe")
+STRATEGIES = ("ddp", "fsdp1", "fsdp2", "hsdp", "tp", "fsdp2-tp", "hsdp-tp", "pipeline", "moe")
 OPTIMIZERS = ("AdamW", "DecoupledAdamW")
 SCHEDULERS = ("cosine", "lambda")
 
@@ -34,16 +35,19 @@ FULL_STATE = "full.pt"
 LAYOUTS: dict[str, tuple[str, ...]] = {
     "composer": STRATEGIES,
     "snapshot": ("ddp",),
-    "verl": ("fsdp1", "fsdp2"),
+    "verl": ("fsdp1", "fsdp2", "hsdp"),
     "dcp": STRATEGIES,
-    "composer-dcp": ("fsdp1", "fsdp2"),
-    "accelerate": ("ddp", "fsdp1", "fsdp2", "fsdp2-tp", "hsdp-tp"),
+    "composer-dcp": ("fsdp1", "fsdp2", "hsdp"),
+    "accelerate": ("ddp", "fsdp1", "fsdp2", "hsdp", "fsdp2-tp", "hsdp-tp"),
     "lightning": ("ddp", "fsdp1", "fsdp2", "tp", "fsdp2-tp"),
     "fabric": ("ddp", "fsdp1", "fsdp2", "tp", "fsdp2-tp"),
-    "torchtitan": ("ddp", "fsdp2", "tp", "fsdp2-tp", "hsdp-tp", "pipeline"),
-    "olmo": ("ddp", "fsdp2", "tp", "fsdp2-tp", "hsdp-tp"),
+    "torchtitan": ("ddp", "fsdp2", "hsdp", "tp", "fsdp2-tp", "hsdp-tp", "pipeline"),
+    "olmo": ("ddp", "fsdp2", "hsdp", "tp", "fsdp2-tp", "hsdp-tp"),
     "huggingface": STRATEGIES,
 }
+
+# The layouts that take a state dict of FSDP1 which is not sharded; a sharded one goes into all that it is written with.
+LAYOUTS_OF_STATE_DICT: dict[str, tuple[str, ...]] = {"local": ("composer",), "full": ("composer",)}
 
 
 @dataclass(frozen=True)
@@ -59,26 +63,6 @@ class ModelSize:
         0, f"Experts in place of each block's perceptron, with any strategy but tp. [with moe: {EXPERTS}]"
     )
     dropout: float = option(0.1, "Share of the features that a block drops while training.", hidden=True)
-
-
-@dataclass(frozen=True)
-class ParallelOptions:
-    """How a strategy spreads the model, where it has a choice.
-
-    Attributes:
-        dtensor: FSDP1 on a device mesh, whose state dict holds DTensor instead of ShardedTensor.
-        tensor_parallel: None leaves it to the strategy.
-    """
-
-    dtensor: bool = False
-    tensor_parallel: int | None = option(None, "Ranks that cut each matrix. [default: all with tp, 2 over fsdp2]")
-    replicas: int = option(2, "Copies of the shards, with hsdp-tp.")
-    microbatches: int = option(4, "Parts of a batch that are under way at once, with pipeline.")
-
-    @property
-    def tensor_parallel_size(self) -> int:
-        """Ranks that cut each matrix where the others of the world shard or repeat it."""
-        return self.tensor_parallel or 2
 
 
 @dataclass(frozen=True)
@@ -104,10 +88,15 @@ class CreateOptions:
     resuming: ResumeOptions = field(default_factory=ResumeOptions)
     launch: LaunchOptions = field(default_factory=LaunchOptions)
 
+    @property
+    def one_rank_has_all(self) -> bool:
+        """Whether the whole state is on rank 0, which then writes alone where otherwise every rank writes its file."""
+        return self.strategy == "ddp" or self.parallel.state_dict_type == "full"
+
     def completed(self) -> CreateOptions:
-        """These options with what follows from them: verl saves DTensors, with either FSDP; moe has experts."""
+        """These options with what follows from them: verl saves DTensors, also with FSDP1; moe has experts."""
         parallel, size = self.parallel, self.size
-        if self.layout == "verl":
+        if self.layout == "verl" and self.strategy == "fsdp1":
             parallel = dataclasses.replace(parallel, dtensor=True)
         if self.strategy == "moe" and not size.experts:
             size = dataclasses.replace(size, experts=EXPERTS)
@@ -164,6 +153,7 @@ def check(options: CreateOptions) -> None:
     _check_word("layout", options.layout, tuple(LAYOUTS))
     _check_word("optimizer", options.optimizer, OPTIMIZERS)
     _check_word("scheduler", options.scheduler, SCHEDULERS)
+    parallel_options.check(options.parallel, options.strategy)
     _check_layout(options)
     _check_files(options)
     options.resuming.check(options.steps, options.world_size)
@@ -194,6 +184,12 @@ def _check_layout(options: CreateOptions) -> None:
             f"--layout {options.layout} is not written with --strategy {options.strategy}; "
             f"with {options.strategy} choose from {', '.join(fitting)}",
         )
+    kind = options.parallel.state_dict_type
+    takers = LAYOUTS_OF_STATE_DICT.get(kind, tuple(LAYOUTS))
+    if options.layout not in takers:
+        raise UsageError(
+            None, f"--layout {options.layout} takes no --state-dict-type {kind}; choose from {', '.join(takers)}"
+        )
 
 
 def _check_files(options: CreateOptions) -> None:
@@ -203,7 +199,7 @@ def _check_files(options: CreateOptions) -> None:
     if options.files.name == FULL_STATE:
         raise UsageError(None, f"--name {FULL_STATE}: this is what --full writes; expected another name")
     if options.files.name is not None:
-        one_writer = options.strategy == "ddp" and options.layout in ("composer", "snapshot")
+        one_writer = options.one_rank_has_all and options.layout in ("composer", "snapshot")
         file_names.check(options.files.name, options.layout, one_writer, run_name(options, 1))
 
 

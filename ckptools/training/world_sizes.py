@@ -24,17 +24,29 @@ def check(options: CreateOptions, world_size: int) -> None:
             f"--strategy tp cuts over all {world_size} ranks, not over --tensor-parallel {size}; "
             "groups of fewer ranks than there are come with --strategy fsdp2-tp"
         )
-    if options.strategy in ("fsdp2-tp", "hsdp-tp"):
-        _check_mesh(options, world_size)
     if options.strategy == "pipeline":
         _check_stages(options, world_size)
     _check_experts(options, world_size)
+    _check_mesh(_mesh_sizes(options), world_size)
+    if options.parallel.sharding == "hybrid" and options.parallel.replicas == world_size > 1:
+        # FSDP1 turns to NO_SHARD then, in a group of one rank, and the replicas drift apart.
+        _refuse(
+            f"--sharding hybrid with --replicas {world_size} leaves one rank to each replica, and FSDP1 then averages "
+            f"no gradients; try --world-size {2 * world_size}, or --strategy hsdp"
+        )
 
 
-def _check_mesh(options: CreateOptions, world_size: int) -> None:
-    sizes = {"tensor-parallel": options.parallel.tensor_parallel_size}
-    if options.strategy == "hsdp-tp":
+def _mesh_sizes(options: CreateOptions) -> dict[str, int]:
+    """Name the groups by which the world must divide; none for a strategy that takes all ranks as one."""
+    sizes = {}
+    if options.strategy in ("fsdp2-tp", "hsdp-tp"):
+        sizes["tensor-parallel"] = options.parallel.tensor_parallel_size
+    if options.strategy in ("hsdp", "hsdp-tp") or options.parallel.sharding == "hybrid":
         sizes["replicas"] = options.parallel.replicas
+    return sizes
+
+
+def _check_mesh(sizes: dict[str, int], world_size: int) -> None:
     group = 1
     for name, size in sizes.items():
         if size < 1:

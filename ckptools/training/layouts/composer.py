@@ -1,7 +1,8 @@
 """Composer's rank files: `ep{epoch}-ba{batch}-rank{rank}.pt`, as its versions 0.13 to 0.15 write them.
 
 `{"state": {...}, "rng": [one dict per rank]}`: every file holds the random number state of all ranks. With
-FSDP each rank writes its shards; with DDP rank 0 writes one whole file, also named `rank0`.
+FSDP each rank writes its shards, or flat pieces; with DDP, and with FSDP's full state dict, rank 0 writes one whole
+file, also named `rank0`.
 Source: composer/utils/checkpoint.py and composer/core/state.py of those versions, and files that they wrote.
 """
 
@@ -21,9 +22,9 @@ from ckptools.training.run import Run
 
 
 def save(run: Run, folder: Path) -> None:
-    """Write this rank's file; with DDP only rank 0 does."""
+    """Write this rank's file; where rank 0 has everything, only rank 0 does."""
     content = {"state": state(run), "rng": random_states.gather(run.device)}
-    if run.options.strategy != "ddp" or dist.get_rank() == 0:
+    if dist.get_rank() == 0 or not run.options.one_rank_has_all:
         torch.save(content, place(run, folder))
 
 
@@ -64,7 +65,7 @@ def metadata(run: Run) -> dict[str, Any]:
     return {
         "torch_version": str(torch.__version__),
         "device": "cpu" if run.device.type == "cpu" else "gpu",
-        "precision": "fp32",
+        "precision": {"fp32": "fp32", "bf16": "amp_bf16"}[run.options.parallel.precision],
         "world_size": dist.get_world_size(),
         "device_train_microbatch_size": run.options.batch,
         "dist_backend": run.hardware.backend,

@@ -38,6 +38,6 @@ def save(run: Run, folder: Path) -> None:
     for what, content in contents.items():
         torch.save(content, folder / f"{what}_world_size_{world_size}_rank_{rank}.pt")
     if rank == 0:
-        version = {"fsdp1": 1, "fsdp2": 2}[run.options.strategy]
+        version = 1 if run.options.strategy == "fsdp1" else 2
         config = {"FSDP_version": version, "world_size": world_size}
         (folder / "fsdp_config.json").write_text(json.dumps(config, indent=4))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from ckptools.training.strategies import ddp, expert_parallel, fsdp1, fsdp2, fsdp2_tp, pipeline, tensor_parallel
+from ckptools.training.strategies import ddp, expert_parallel, fsdp1, fsdp2, fsdp2_tp, hsdp, pipeline, tensor_parallel
 from ckptools.training.strategies.strategy import Strategy
 from ckptools.training_state.wrappers import without_ddp
 
@@ -14,6 +14,7 @@ BY_NAME: dict[str, Strategy] = {
     "ddp": ddp.STRATEGY,
     "fsdp1": fsdp1.STRATEGY,
     "fsdp2": fsdp2.STRATEGY,
+    "hsdp": hsdp.STRATEGY,
     "tp": tensor_parallel.STRATEGY,
     "fsdp2-tp": fsdp2_tp.FSDP2_TP,
     "hsdp-tp": fsdp2_tp.HSDP_TP,

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn, optim
 from torch.nn.parallel import DistributedDataParallel
 
 from ckptools.training.options import CreateOptions
-from ckptools.training.strategies.strategy import Strategy
+from ckptools.training.strategies.strategy import Strategy, device_of
 
 
 def wrap(model: nn.Module, options: CreateOptions) -> nn.Module:
-    """Wrap in DistributedDataParallel."""
+    """Wrap in DistributedDataParallel; with bf16 the forward pass casts where that is safe, and backward follows it."""
+    if options.parallel.precision == "bf16":
+        autocast = torch.autocast(device_of(model).type, torch.bfloat16)
+        model.forward = autocast(model.forward)
     return DistributedDataParallel(model)
 
 

@@ -4,28 +4,34 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn, optim
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from ckptools.training.model import Block
 from ckptools.training.options import CreateOptions
 from ckptools.training.strategies.strategy import Strategy, device_of
 
+# Parameters are cast when they are gathered; the shards that the optimizer moves, and gradients' sums, stay float32.
+PRECISIONS = {"fp32": MixedPrecisionPolicy(), "bf16": MixedPrecisionPolicy(torch.bfloat16, torch.float32)}
+
 
 def wrap(model: nn.Module, options: CreateOptions) -> nn.Module:
     """Shard over all ranks."""
-    return shard(model, init_device_mesh(device_of(model).type, (dist.get_world_size(),)))
+    mesh = init_device_mesh(device_of(model).type, (dist.get_world_size(),))
+    return shard(model, mesh, options.parallel.precision)
 
 
-def shard(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+def shard(model: nn.Module, mesh: DeviceMesh, precision: str = "fp32") -> nn.Module:
     """Shard each block, and the root with what is left; the model stays the object that it was."""
+    policy = PRECISIONS[precision]
     for module in model.modules():
         if isinstance(module, Block):
-            fully_shard(module, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+            fully_shard(module, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
     return model
 
 

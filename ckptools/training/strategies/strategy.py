@@ -35,7 +35,7 @@ def forward_and_backward(model: nn.Module, tokens: Tensor) -> Tensor:
 
 def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
     """Take the mean cross entropy of logits (batch, context, vocab) against int64 targets (batch, context); 0-d."""
-    return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
 
 @dataclass(frozen=True)
