@@ -643,4 +643,50 @@ FAULTS = (
         ('        _write(source.path, at, struct.pack("<I", checksum))\n', "        pass\n"),
         ("bytes([byte ^ 1 << bit])", "bytes([byte ^ 1])"),
     ),
+    *_in(
+        "training/strategies/tensor_parallel.py",
+        "training/test_tensor_parallel.py",
+        ("    model.head.weight = model.emb.weight  # type: ignore[union-attr]\n", ""),
+        ("Shard(-1), use_local_output=False", "Replicate()"),
+    ),
+    *_in(
+        "training/strategies/fsdp2_tp.py",
+        "training/test_tensor_parallel.py",
+        ("return dist.get_rank() // size, ", "return dist.get_rank() % size, "),
+    ),
+    *_in(
+        "training/strategies/pipeline.py",
+        "training/test_pipeline.py",
+        ("if stage.ends is not None and (first or last):", "if False:"),
+        (
+            "        model.start = model.position = model.positions = model.seen = None  # type: ignore[assignment]\n",
+            "        pass\n",
+        ),
+    ),
+    *_in(
+        "training/strategies/expert_parallel.py",
+        "training/test_expert_parallel.py",
+        ("if not isinstance(param, DTensor):", "if True:"),
+        ("param.grad /= dist.get_world_size()", "param.grad /= 1"),
+        ("order = expert.argsort(stable=True)", "order = torch.arange(len(expert))"),
+    ),
+    *_in(
+        "training/world_sizes.py",
+        "training/test_world_sizes.py",
+        ("if world_size % group:", "if world_size < group:"),
+        ("world_size > layers + 1", "world_size > layers + 2"),
+    ),
+    *_in(
+        "formats/shared/rank_parts.py",
+        "formats/test_rank_parts.py",
+        ("return not any(own == every for own in keys.values())", "return len(keys) > 1"),
+        ("if all(_knows_no_other(rank, listed, merge, sections) for rank in listed):", "if True:"),
+        ('f.status not in ("read", "seen")', "False"),
+    ),
+    *_in(
+        "checks/rng.py",
+        "formats/test_rank_parts.py checks/test_verify.py",
+        ("if problems and _share_a_model(ck):", "if problems:"),
+        ("if problems and _share_a_model(ck):", "if False:"),
+    ),
 )

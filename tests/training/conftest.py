@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def one_rank(folder: Path) -> Created:
     """What a single process learns: the measure for ranks that share all of their data."""
-    return create(CreateOptions(folder / "one", "ddp", world_size=1, layout="dcp", size=NO_DROPOUT))
+    return create(CreateOptions(folder / "one", "ddp", world_size=1, layout="dcp", full=True, size=NO_DROPOUT))
 
 
 @pytest.fixture(scope="session")

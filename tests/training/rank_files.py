@@ -80,3 +80,13 @@ def local_tensors(tree: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor
         yield from ((f"{name}/{shard.metadata.shard_offsets}", shard.tensor) for shard in tree._local_shards)
     elif isinstance(tree, torch.Tensor):
         yield name, tree._local_tensor if isinstance(tree, DTensor) else tree
+
+
+def assert_same_moments(one: Path, other: Path) -> None:
+    """Compare Adam's moments in two `full.pt`: losses say nothing of a gradient's scale, which Adam undoes."""
+    states = [torch.load(path / "full.pt")["optimizer"]["state"] for path in (one, other)]
+    assert states[0].keys() == states[1].keys()
+    for name, state in states[0].items():
+        for slot in ("exp_avg", "exp_avg_sq"):
+            expected = states[1][name][slot]
+            torch.testing.assert_close(state[slot], expected, rtol=1e-3, atol=1e-4 * expected.abs().max().item())

@@ -10,11 +10,9 @@ import torch
 from torch.distributed.tensor import DTensor
 
 import ckptools
-from ckptools.errors import UsageError
-from ckptools.training import Created, CreateOptions, demo, world_sizes
-from ckptools.training.options import ParallelOptions
+from ckptools.training import Created, demo
+from tests.training.rank_files import assert_same_moments, load, load_all, local_tensors
 from tests.training.rank_files import ckptools as command
-from tests.training.rank_files import load, load_all, local_tensors
 
 
 def placements(created: Created, name: str) -> str:
@@ -35,10 +33,12 @@ def differing(created: Created, out: Path) -> list[str]:
 
 def test_tensor_parallel_trains_what_one_process_trains(tp: Created, one_rank: Created) -> None:
     torch.testing.assert_close(tp.losses, one_rank.losses, rtol=1e-5, atol=0)
+    assert_same_moments(tp.out, one_rank.out)
 
 
 def test_every_group_is_one_share_of_the_data(fsdp2_tp: Created, ddp: Created) -> None:
     torch.testing.assert_close(fsdp2_tp.losses, ddp.losses, rtol=1e-5, atol=0)
+    assert_same_moments(fsdp2_tp.out, ddp.out)
 
 
 @pytest.mark.parametrize(
@@ -99,25 +99,6 @@ def test_replicas_of_shards_hold_the_same_bits(hsdp_tp: Created) -> None:
 def test_composer_counts_the_samples_of_a_group_once(tp: Created, fsdp2_tp: Created) -> None:
     stamps: list[dict[str, Any]] = [load(c.first)["state"]["timestamp"]["Timestamp"] for c in (tp, fsdp2_tp)]
     assert [stamp["sample"] for stamp in stamps] == [5 * 8, 5 * 8 * 2]
-
-
-@pytest.mark.parametrize(
-    ("strategy", "world_size", "parallel", "says"),
-    [
-        ("fsdp2-tp", 3, {}, "--world-size 3 does not divide by --tensor-parallel 2; try --world-size 4"),
-        ("hsdp-tp", 6, {}, "does not divide by --tensor-parallel 2 times --replicas 2; try --world-size 8"),
-        ("tp", 4, {"tensor_parallel": 2}, "--strategy tp cuts over all 4 ranks"),
-        ("ddp", 4, {"tensor_parallel": 2}, "--tensor-parallel goes with --strategy tp, fsdp2-tp, hsdp-tp, not ddp"),
-        ("fsdp2-tp", 4, {"tensor_parallel": 0}, "--tensor-parallel is 0, must be at least 1"),
-        ("hsdp-tp", 4, {"replicas": 0}, "--replicas is 0, must be at least 1"),
-    ],
-)
-def test_a_world_that_does_not_divide_is_refused(
-    strategy: str, world_size: int, parallel: dict[str, int], says: str
-) -> None:
-    options = CreateOptions(Path("run"), strategy, world_size, parallel=ParallelOptions(**parallel))
-    with pytest.raises(UsageError, match=says):
-        world_sizes.check(options, world_size)
 
 
 def test_the_refusal_comes_before_anything_starts(tmp_path: Path) -> None:

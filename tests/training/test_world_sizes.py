@@ -1,0 +1,66 @@
+"""Which numbers of ranks a strategy takes: what does not divide is refused in one line, before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ckptools.errors import UsageError
+from ckptools.training import CreateOptions, ModelSize, world_sizes
+from ckptools.training.options import ParallelOptions
+
+
+@pytest.mark.parametrize(
+    ("strategy", "world_size", "parallel", "says"),
+    [
+        ("fsdp2-tp", 3, {}, "--world-size 3 does not divide by --tensor-parallel 2; try --world-size 4"),
+        ("hsdp-tp", 6, {}, "does not divide by --tensor-parallel 2 times --replicas 2; try --world-size 8"),
+        ("tp", 4, {"tensor_parallel": 2}, "--strategy tp cuts over all 4 ranks"),
+        ("ddp", 4, {"tensor_parallel": 2}, "--tensor-parallel goes with --strategy tp, fsdp2-tp, hsdp-tp, not ddp"),
+        ("fsdp2-tp", 4, {"tensor_parallel": 0}, "--tensor-parallel is 0, must be at least 1"),
+        ("hsdp-tp", 4, {"replicas": 0}, "--replicas is 0, must be at least 1"),
+    ],
+)
+def test_a_world_that_does_not_divide_is_refused(
+    strategy: str, world_size: int, parallel: dict[str, int], says: str
+) -> None:
+    options = CreateOptions(Path("run"), strategy, world_size, parallel=ParallelOptions(**parallel))
+    with pytest.raises(UsageError, match=says):
+        world_sizes.check(options, world_size)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "parallel", "says"),
+    [
+        (5, {}, "--strategy pipeline has 5 stages for 3 blocks; try --layers 4 or more"),
+        (3, {"microbatches": 3}, "--batch 8 does not divide into --microbatches 3"),
+        (3, {"microbatches": 0}, "--batch 8 does not divide into --microbatches 0"),
+    ],
+)
+def test_a_pipeline_that_cannot_be_cut_is_refused(world_size: int, parallel: dict[str, int], says: str) -> None:
+    options = CreateOptions(Path("run"), "pipeline", world_size, parallel=ParallelOptions(**parallel))
+    with pytest.raises(UsageError, match=says):
+        world_sizes.check(options, world_size)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "world_size", "experts", "says"),
+    [
+        ("moe", 3, 4, "--experts 4 does not divide by 3 ranks; try --experts 6"),
+        ("ddp", 2, -1, "--experts is -1, must be at least 0"),
+        ("fsdp2-tp", 2, 4, "--strategy fsdp2-tp cuts perceptrons, not --experts"),
+    ],
+)
+def test_experts_that_cannot_be_shared_out_are_refused(strategy: str, world_size: int, experts: int, says: str) -> None:
+    options = CreateOptions(Path("run"), strategy, world_size, size=ModelSize(experts=experts))
+    with pytest.raises(UsageError, match=says):
+        world_sizes.check(options, world_size)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "world_size"),
+    [("fsdp2-tp", 2), ("hsdp-tp", 8), ("tp", 5), ("pipeline", 4), ("pipeline", 1), ("moe", 2), ("ddp", 7)],
+)
+def test_what_divides_is_taken(strategy: str, world_size: int) -> None:
+    world_sizes.check(CreateOptions(Path("run"), strategy).completed(), world_size)
