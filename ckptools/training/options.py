@@ -80,6 +80,7 @@ class CreateOptions:
     full: bool = option(False, "Also save full.pt, the state gathered by torch itself.")
     force: bool = option(False, "Replace a checkpoint of the same name in OUT.")
     damage: str = option("", "Damage what was saved, to see what shows it: truncate:2,bitflip:1,swap:0-3.", "--break")
+    communication: bool = option(False, "Say what the ranks send each other in the last step.")
     batch: int = option(8, "Sequences per rank and step.", hidden=True)
     size: ModelSize = field(default_factory=ModelSize)
     parallel: ParallelOptions = field(default_factory=ParallelOptions)

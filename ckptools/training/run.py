@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from itertools import islice
 from typing import cast
 
@@ -16,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn, optim
 from torch.optim.lr_scheduler import LRScheduler
 
-from ckptools.training import backends, optimizers, random_states, strategies
+from ckptools.training import backends, communication, optimizers, random_states, strategies
 from ckptools.training.backends import Chosen
 from ckptools.training.data import Loader, Position, ShareSampler, batches, make_loader, with_noise
 from ckptools.training.model import Transformer
@@ -99,9 +100,10 @@ def train(run: Run, report: Report, save: Callable[[Run], None]) -> None:
     options, begin = run.options, time.monotonic()
     every = max(1, options.steps // 10)
     for tokens, position in islice(batches(run.loader, run.position), options.steps - run.step):
-        run.losses.append(train_step(run, tokens))
+        last = run.step + 1 == options.steps
+        step = partial(train_step, run, tokens)
+        run.losses.append(communication.recorded(step, report) if last and options.communication else step())
         run.step, run.position = run.step + 1, position
-        last = run.step == options.steps
         if run.step % every == 0 or last:
             lr = run.scheduler.get_last_lr()[0]
             report(f"step {run.step}  loss {run.losses[-1]:.2f}  lr {lr:.2e}")
