@@ -1,0 +1,72 @@
+"""Run the commands of a document and hold their output against what it shows.
+
+A block that starts with three backticks and `console` has lines `$ command`, each followed by what it prints, stdout
+and stderr as a terminal shows them. Blocks are run in order in one folder. What differs from run to run (times, dates,
+process numbers) is masked on both sides; a line `…` stands for any lines.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+MASKS = (
+    (r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", "DATE"),
+    (r"\b\d+(\.\d+)? m?s\b", "TIME"),
+    (r"\b\d+(\.\d+)? [KMG]iB/s\b", "SPEED"),
+    (r"(?<=loss )\d+\.\d+", "LOSS"),
+    (r"\b\d+\.\d+\.\d+\+\w+", "TORCH"),
+    (r" +", " "),
+    (r"--+", "--"),
+)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A command of a document, and what the document says that it prints."""
+
+    line: int
+    command: str
+    shown: str
+
+
+def steps(text: str) -> Iterator[Step]:
+    """Yield the commands of a document's console blocks in order."""
+    for block in re.finditer(r"^```console\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        before = text.count("\n", 0, block.start(1)) + 1
+        for command in re.finditer(r"^\$ ((?:.*\\\n)*.*)\n((?:(?!\$ ).*\n)*)", block[1], re.MULTILINE):
+            yield Step(before + block[1].count("\n", 0, command.start()), command[1], command[2])
+
+
+def run(step: Step, folder: Path) -> str:
+    """Run a command as a reader would, and return all that a terminal would show."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = os.environ | {"PATH": path, "COLUMNS": "120", "TMPDIR": str(folder)}
+    done = subprocess.run(
+        ["bash", "-c", step.command],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=250,
+    )
+    return done.stdout
+
+
+def masked(text: str) -> list[str]:
+    """Lines without what differs from run to run, and without empty ones."""
+    for pattern, word in MASKS:
+        text = re.sub(pattern, word, text)
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def agrees(shown: str, printed: str) -> bool:
+    """Whether a command printed what the document shows; `…` in it stands for any lines."""
+    pattern = "".join(r"(.*\n)*?" if line == "…" else re.escape(line) + r"\n" for line in masked(shown))
+    return re.fullmatch(pattern, "".join(f"{line}\n" for line in masked(printed))) is not None

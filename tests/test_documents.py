@@ -1,0 +1,45 @@
+"""The commands of the guides print what the guides show."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.documents import agrees, run, steps
+
+DOCS = Path(__file__).parent.parent / "docs"
+GUIDES = sorted(DOCS.glob("*.md"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("guide", GUIDES, ids=lambda path: path.stem)
+def test_every_command_of_a_guide_prints_what_the_guide_shows(guide: Path, tmp_path: Path) -> None:
+    found = list(steps(guide.read_text()))
+    printed = {step: run(step, tmp_path) for step in found}
+    wrong = [f"{guide.name}:{s.line}: $ {s.command}\n{out}" for s, out in printed.items() if not agrees(s.shown, out)]
+    assert found and not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("guide", GUIDES, ids=lambda path: path.stem)
+def test_every_link_of_a_guide_leads_somewhere(guide: Path) -> None:
+    targets = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", guide.read_text())
+    assert [t for t in targets if not t.startswith("https://") and not (guide.parent / t).exists()] == []
+
+
+def test_output_that_differs_is_noticed() -> None:
+    assert agrees("a  1.2 s\n…\nc\n", "a 7 s\nb\nb\n\nc\n")
+    assert not agrees("a\n", "a\nb\n")
+    assert not agrees("world size 3\n", "world size 4\n")
+
+
+def test_a_command_may_go_over_several_lines(tmp_path: Path) -> None:
+    text = "```console\n$ echo a \\\n  b\na b\n$ pwd\nx\n```\n"
+    first, second = steps(text)
+    assert (first.line, first.command, run(first, tmp_path)) == (2, "echo a \\\n  b", "a b\n")
+    assert (second.line, second.shown, os.path.realpath(run(second, tmp_path).strip())) == (
+        5, "x\n", os.path.realpath(tmp_path),
+    )  # fmt: skip
