@@ -13,7 +13,10 @@ import ckptools
 from ckptools.cli.create import fold
 from ckptools.training import Created
 from ckptools.training.demo import same
+from tests.training.conftest import Command
 
+OBJECTS_OF_A_TRAINER = ("state.callbacks", "state.scaler", "state.integrations")
+"""What Composer has an empty entry for, and DCP keeps where it is one object, as up to torch 2.3."""
 FABRICS_REST = ("scheduler", "iteration", "epoch", "batch_in_epoch", "rng")
 FIXTURES = Path(__file__).parent.parent.parent / "fixtures"
 
@@ -36,6 +39,24 @@ def keys(tree: Any, depth: int) -> set[str]:
     }
 
 
+def test_composers_rank_files_have_the_tree_of_real_ones(fsdp1: Command) -> None:
+    real = ckptools.open(FIXTURES / "composer-0.13.5-torch1.13.1-sharded-w4/ep0-ba5-rank0.pt").raw
+    ours = ckptools.open(fsdp1.out / "ep0-ba5-rank0.pt").raw
+    assert list(ours) == list(real)
+    assert list(ours["state"]) == list(real["state"])
+    assert list(ours["state"]["timestamp"]["Timestamp"]) == list(real["state"]["timestamp"]["Timestamp"])
+    (optimizer,), (composers,) = (tree["state"]["optimizers"].values() for tree in (ours, real))
+    assert {slot for state in composers["state"].values() for slot in state} == {"step", "exp_avg", "exp_avg_sq"}
+    assert {slot for state in optimizer["state"].values() for slot in state} == {"step", "exp_avg", "exp_avg_sq"}
+
+
+def test_composers_dcp_has_the_tree_of_a_real_one_but_for_where_optimizers_are(trainers_fsdp2: Path) -> None:
+    real = ckptools.open(FIXTURES / "composer-0.16.4-torch2.0.1-elastic-w4/ep0-ba5").raw
+    ours = ckptools.open(trainers_fsdp2 / "composer-dcp").raw
+    assert keys(real, 2) - keys(ours, 2) == {"optimizers", "optimizers.DecoupledAdamW", *OBJECTS_OF_A_TRAINER}
+    assert keys(ours, 2) - keys(real, 2) == {"state.optimizers"}
+
+
 def test_composers_dcp_is_a_folder_named_by_epoch_and_batch(trainers_fsdp2: Path) -> None:
     names = files_in(trainers_fsdp2 / "composer-dcp")
     assert names == {f"ep0-ba2/{name}" for name in (".metadata", "__0_0.distcp", "__1_0.distcp")}
@@ -51,7 +72,8 @@ def test_what_to_open_of_a_folder_in_the_folder_is_that_folder(tmp_path: Path) -
 def test_composers_dcp_has_the_tree_of_the_rank_files(trainers_fsdp2: Path, fsdp2: Created) -> None:
     folder, files = ckptools.open(trainers_fsdp2 / "composer-dcp").raw, ckptools.open(fsdp2.first).raw
     # DCP keeps no empty list or dict.
-    empty = {"state.algorithms", "state.callbacks"}
+    names = ("algorithms", "callbacks", "scaler", "train_metrics", "eval_metrics", "integrations", "dataset_state.eval")
+    empty = {f"state.{name}" for name in names}
     assert keys(files, 3) - keys(folder, 3) <= empty
     assert keys(folder, 3) <= keys(files, 3)
 
@@ -84,6 +106,12 @@ def test_accelerate_with_ddp_keeps_a_tied_weight_once(trainers_ddp: Path) -> Non
     names = load_file(folder / "model.safetensors").keys()
     full = torch.load(trainers_ddp / "full.pt")["model"].keys()
     assert names == full - {"head.weight"}
+
+
+def test_accelerate_with_ddp_is_called_so(trainers_ddp: Path) -> None:
+    ck = ckptools.open(trainers_ddp / "accelerate")
+    assert ck.saved_as == "one .safetensors, every tensor whole; Accelerate's training state beside it"
+    assert (ck.whole, ck.world_size.value, ck.step.value) == (True, 2, 2)
 
 
 def test_accelerates_scripts_count_the_steps_that_its_scheduler_may_not(trainers_fsdp2: Path) -> None:

@@ -119,11 +119,12 @@ def _checkpoint(
     pickled = (n for m in models.values() for h in m.weight_files for n in h.names)
     whole = not any(f.status in ("missing", "cut", "bad") for f in files)
     saved_as = "; ".join(dict.fromkeys(m.saved_as for m in models.values()))
+    beside = "; Accelerate's training state beside it" if companions.from_accelerate else "; training state beside it"
     nbytes = sum(m.bytes_read for m in models.values()) + companions.bytes_read
     builder.add_read(sum(f.status == "read" for f in files), nbytes, [*pickled, *companions.names])
     return builder.checkpoint(
         name=name or "checkpoint",
-        saved_as=saved_as + ("; training state beside it" if companions.tree else ""),
+        saved_as=saved_as + (beside if companions.tree else ""),
         tree=tree,
         files=files,
         world_size=_world_size(companions, len(files)),

@@ -29,16 +29,21 @@ def save(run: Run, folder: Path) -> None:
 
 
 def state(run: Run) -> dict[str, Any]:
-    """Everything under `state`; optimizers and schedulers go by their class names."""
+    """Everything under `state`; optimizers and schedulers go by their class names, and what a run lacks is empty."""
     return {
         "model": run.strategy.model_state(run.model),
         "optimizers": {type(run.optimizer).__name__: run.strategy.optimizer_state(run.model, run.optimizer)},
         "schedulers": {type(run.scheduler).__name__: run.scheduler.state_dict()},
         "algorithms": [],
         "callbacks": {},
+        "scaler": {},
         "timestamp": {"Timestamp": timestamp(run)},
         "rank_zero_seed": run.options.seed,
+        "train_metrics": {},
+        "eval_metrics": {},
         "run_name": run_name(run.options, dist.get_world_size()),
+        "dataset_state": {"train": None, "eval": {}},
+        "integrations": {},
         "metadata": metadata(run),
     }
 
