@@ -689,4 +689,22 @@ FAULTS = (
         ("if problems and _share_a_model(ck):", "if problems:"),
         ("if problems and _share_a_model(ck):", "if False:"),
     ),
+    *_in(
+        "training/layouts/accelerate.py",
+        "training/test_trainer_layouts.py",
+        ("first.setdefault(tensor.untyped_storage().data_ptr(), name)", "first[len(first)] = name"),
+        ('"global_step": run.step}', '"global_step": run.batches_per_epoch}'),
+    ),
+    *_in(
+        "training/layouts/lightning.py",
+        "training/test_trainer_layouts.py",
+        ('return f"{ATTRIBUTE}.{fqn}"', "return fqn"),
+        ('"model" if run.options.strategy == "fsdp1" else "state_dict": _renamed(model)', '"state_dict": model'),
+        ('nn.ModuleDict({ATTRIBUTE: cast("nn.Module", model)})', 'cast("nn.Module", model)'),
+    ),
+    *_in(
+        "training/layouts/composer_dcp.py",
+        "training/test_trainer_layouts.py",
+        ('        content["rng"] = rng\n', "        pass\n"),
+    ),
 )
