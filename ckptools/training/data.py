@@ -56,15 +56,29 @@ class Position:
     Attributes:
         epoch: whole passes over the training set.
         samples: sequences of the next pass that all ranks together have seen.
+        exact: False where only the epoch is known.
     """
 
     epoch: int = 0
     samples: int = 0
+    exact: bool = True
+
+    def aligned(self, shares: int) -> Position:
+        """Go back to where so many shares have seen equally much, which may be less by a few samples."""
+        samples = self.samples // shares * shares
+        return Position(self.epoch, samples) if samples < SEQUENCES else Position(self.epoch + 1, 0)
 
     def after(self, samples: int, in_epoch: int) -> Position:
         """Move on by what all ranks together have seen; a pass ends after `in_epoch` samples."""
         samples += self.samples
         return Position(self.epoch, samples) if samples < in_epoch else Position(self.epoch + 1, 0)
+
+
+def position_after(steps: int, shares: int, batch: int) -> Position:
+    """Say where a run is that took so many steps from the start, each with `batch` samples of every share."""
+    per_share = -(-SEQUENCES // shares)
+    epoch, batch_in_epoch = divmod(steps, -(-per_share // batch))
+    return Position(epoch, batch_in_epoch * batch * shares)
 
 
 class ShareSampler(DistributedSampler[int]):

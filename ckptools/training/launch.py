@@ -20,6 +20,7 @@ from ckptools.training.launchers.nodes import Node
 from ckptools.training.launchers.options import LaunchOptions
 from ckptools.training.launchers.shared_folder import shared_partial_folder
 from ckptools.training.options import Created, CreateOptions
+from ckptools.training.resume_options import restarts
 
 if TYPE_CHECKING:
     from ckptools.training.rendezvous import Meeting
@@ -182,7 +183,9 @@ def _check(options: CreateOptions, world_size: int, nproc: int) -> None:
     _check_torch(options)
     file_options.check_torch(options.files)
     backends.chosen_here(options.hardware, nproc)
-    output.refuse_existing(options.out, options.force)
+    # What a run has saved before it was started again, or goes on from, is not in its way.
+    if not (restarts() or (options.several and options.resuming.goes_on_in(options.out))):
+        output.refuse_existing(options.out, options.force)
 
 
 def _check_torch(options: CreateOptions) -> None:

@@ -17,6 +17,7 @@ from ckptools.training.backends import BackendOptions
 from ckptools.training.damage_records import Broken
 from ckptools.training.file_options import FileOptions
 from ckptools.training.launchers.options import LaunchOptions
+from ckptools.training.losses import LOSSES
 from ckptools.training.option import option
 from ckptools.training.parallel_options import ParallelOptions
 from ckptools.training.resume_options import ResumeOptions
@@ -94,6 +95,12 @@ class CreateOptions:
         """Whether the whole state is on rank 0, which then writes alone where otherwise every rank writes its file."""
         return self.strategy == "ddp" or self.parallel.state_dict_type == "full"
 
+    @property
+    def several(self) -> bool:
+        """Whether checkpoints of different steps lie beside one another, for their names tell the step."""
+        name = self.files.name or file_names.NAMES[self.layout]
+        return self.resuming.save_every is not None or file_names.tells_step(name)
+
     def completed(self) -> CreateOptions:
         """These options with what follows from them: verl saves DTensors, also with FSDP1; moe has experts."""
         parallel, size = self.parallel, self.size
@@ -129,17 +136,18 @@ class Created:
     @property
     def first(self) -> Path:
         """What to open: the file of rank 0, or the folder where the layout has files of several kinds."""
-        return _opened_by(self.files)
+        return opened_by(self.files)
 
     @property
     def left(self) -> Path:
         """What to open of files that were damaged on purpose, of which some may be gone."""
-        there = [path for path in self.files if path.exists() and path.name != FULL_STATE]
-        return _opened_by(there or self.files)
+        there = [path for path in self.files if path.exists() and path.name not in (FULL_STATE, LOSSES)]
+        return opened_by(there or self.files)
 
 
-def _opened_by(found: Iterable[Path]) -> Path:
-    files = [path for path in found if path.name != FULL_STATE]
+def opened_by(found: Iterable[Path]) -> Path:
+    """Which of the files of a checkpoint to open: that of rank 0, or the folder where there are several kinds."""
+    files = [path for path in found if path.name not in (FULL_STATE, LOSSES)]
     several = len({re.sub(r"\d+", "N", path.name) for path in files}) > 1
     return Path(os.path.commonpath([path.parent for path in files])) if several else files[0]
 

@@ -2,8 +2,9 @@
 
 All ranks write into a hidden folder inside it. When every file is complete they move into place by
 `os.replace`, which is atomic within a file system. A sub-folder moves whole, at once, unless there is one of its
-name: then its files move one by one, so that what else lies in it stays. What makes a folder valid moves last:
-`.metadata` of a DCP, the index of safetensors.
+name: then its files move one by one, so that what else lies in it stays. Several files cannot move at once, so old
+ones of the same names are removed first, and those that make a checkpoint of the rest move last: a half-moved set
+lacks files, and says so.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ckptools.errors import OutputExistsError, UsageError, WriteError
+from ckptools.training.losses import LOSSES
 from ckptools.training.options import FULL_STATE
 
 CHECKPOINT_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".distcp", ".safetensors")
@@ -48,12 +50,13 @@ def refuse_existing(out: Path, force: bool) -> None:
         raise UsageError(out, "is a file; give a folder for the checkpoint")
     if force or not out.exists():
         return
-    found = sorted(path.relative_to(out).as_posix() for path in _files(out, DEPTH) if _is_checkpoint(path))
+    found = sorted(path.relative_to(out).as_posix() for path in _files(out, DEPTH) if is_checkpoint(path))
     if found:
         raise OutputExistsError(out, f"already holds a checkpoint ({found[0]}); give another folder or --force")
 
 
-def _is_checkpoint(path: Path) -> bool:
+def is_checkpoint(path: Path) -> bool:
+    """Say whether a file is one that checkpoints are made of, by its name."""
     return path.suffix in CHECKPOINT_SUFFIXES or path.name == METADATA
 
 
@@ -94,6 +97,17 @@ def open_partial_folder(out: Path, run_id: str) -> Iterator[Path]:
                 out.rmdir()
 
 
+def make_anew(folder: Path) -> None:
+    """Make a folder that is empty: what lies in it is of a save that was not finished."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+
+
+def common_folder(folder: Path) -> Path:
+    """The innermost folder that holds all files of a folder."""
+    return Path(os.path.commonpath([path.parent for path in _files(folder, DEPTH)]))
+
+
 def finish(partial: Path, out: Path) -> tuple[Path, ...]:
     """Move complete files into place.
 
@@ -103,6 +117,9 @@ def finish(partial: Path, out: Path) -> tuple[Path, ...]:
     files = sorted(out / path.relative_to(partial) for path in _files(partial, DEPTH))
     for path in sorted(partial.rglob("*")):
         _flush(path)
+    if len(files) > 1:
+        for path in files:
+            path.unlink(missing_ok=True)
     _move_into(partial, out)
     for folder in {out, *(path.parent for path in files)}:
         _flush(folder)
@@ -110,15 +127,21 @@ def finish(partial: Path, out: Path) -> tuple[Path, ...]:
 
 
 def _move_into(folder: Path, target: Path) -> None:
-    """Move what is in one folder into another; a DCP that is replaced there stops being valid first."""
-    if (folder / METADATA).exists():
-        (target / METADATA).unlink(missing_ok=True)
-    for path in sorted(folder.iterdir(), key=lambda path: (path.name.endswith((METADATA, ".index.json")), path)):
+    """Move what is in one folder into another."""
+    for path in sorted(folder.iterdir(), key=_turn):
         there = target / path.name
         if path.is_dir() and there.is_dir():
             _move_into(path, there)
         else:
             path.replace(there)
+
+
+def _turn(path: Path) -> tuple[bool, bool, Path]:
+    """When a file moves: the model late, and what makes a folder valid last.
+
+    A crash between two moves then leaves no model, or one that lacks ranks: nothing that looks like a checkpoint.
+    """
+    return path.name.endswith((METADATA, ".index.json")), "model" in path.name, path
 
 
 def remove_older(out: Path, files: Iterable[Path], of_any_rank: str | None = None) -> None:
@@ -131,7 +154,7 @@ def remove_older(out: Path, files: Iterable[Path], of_any_rank: str | None = Non
             names are not those of the layout.
     """
     names = {path.relative_to(out).as_posix() for path in files}
-    kinds = {_kind(name) for name in names} | {FULL_STATE}
+    kinds = {_kind(name) for name in names} | {FULL_STATE, LOSSES}
     for path in list(_files(out, DEPTH)):
         name = path.relative_to(out).as_posix()
         other_rank = of_any_rank is not None and re.fullmatch(of_any_rank, name)

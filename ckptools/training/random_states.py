@@ -35,6 +35,42 @@ def gather(device: torch.device) -> list[RandomState]:
     return everyone
 
 
+def find(tree: Any) -> RandomState:
+    """Find one rank's states in a tree, whatever their keys are: by what they look like.
+
+    Args:
+        tree: nested dicts, lists and tuples.
+    """
+    kind = kind_of(tree)
+    if kind:
+        return {kind: tree}
+    found: RandomState = {}
+    for child in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, (list, tuple)) else ():
+        found = find(child) | found
+    return found
+
+
+def kind_of(value: Any) -> str:
+    """Say which generator a value is a state of: `python`, `numpy`, `torch`, `cuda`; nothing for none.
+
+    Python's is `(3, 624 numbers and a place, None or a number)`, NumPy's `("MT19937", 624 numbers, a place, ...)`,
+    torch's uint8, 5056 on the CPU and 16 on a GPU.
+    """
+    if isinstance(value, tuple) and len(value) == 3 and isinstance(value[1], tuple) and len(value[1]) == 625:
+        return "python"
+    if isinstance(value, tuple) and len(value) == 5 and value[0] == "MT19937":
+        return "numpy"
+    if isinstance(value, torch.Tensor) and value.dtype == torch.uint8:
+        return {5056: "torch", 16: "cuda"}.get(value.numel(), "")
+    return ""
+
+
+def fingerprint(state: RandomState) -> str:
+    """Make a text that two states share only where they are equal."""
+    values = (value.tolist() if isinstance(value, torch.Tensor) else value for _, value in sorted(state.items()))
+    return "".join(map(repr, values))
+
+
 def restore(state: RandomState, device: torch.device) -> None:
     """Go on drawing where `capture` was; a generator that `state` does not have is left alone."""
     if "python" in state:

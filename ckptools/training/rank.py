@@ -11,14 +11,18 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from ckptools.errors import UsageError, WriteError
 from ckptools.text import first_line
-from ckptools.training import file_names, full_state, layouts, output
+from ckptools.training import file_names, full_state, layouts, losses, output, snapshots
 from ckptools.training.backends import chosen_here
 from ckptools.training.launchers.environment import NEEDED, missing_variables
 from ckptools.training.layouts.place import of_any_rank
 from ckptools.training.options import Created, CreateOptions
+from ckptools.training.resume import resume
+from ckptools.training.resume_options import restarts
 from ckptools.training.run import Report, Run, prepare, train
 
 
@@ -50,11 +54,21 @@ def join(options: CreateOptions) -> None:
     elif missing:
         raise UsageError(None, missing_variables(missing))
     elif options.launch.world_size_from == "env":
-        dist.init_process_group(backend, init_method="env://")
+        _join_at(backend, "env://")
     else:
         rank, world_size, address, port = (os.environ[name] for name in NEEDED)
         host = f"[{address}]" if ":" in address else address
-        dist.init_process_group(backend, init_method=f"tcp://{host}:{port}", rank=int(rank), world_size=int(world_size))
+        _join_at(backend, f"tcp://{host}:{port}", int(rank), int(world_size))
+
+
+def _join_at(backend: str, url: str, *numbers: int) -> None:
+    """Initialize the process group with a store of this start's own.
+
+    torch's launcher keeps its store when it starts all ranks again, and with it the addresses of those that died.
+    """
+    store, rank, world_size = next(rendezvous(url, *numbers))
+    store = PrefixStore(f"start-{restarts()}", store)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
 
 
 def train_and_save(options: CreateOptions, partial: Path, report: Report) -> Created:
@@ -75,21 +89,27 @@ def train_and_save(options: CreateOptions, partial: Path, report: Report) -> Cre
         warnings.simplefilter("ignore")
         say = report if dist.get_rank() == 0 else say_nothing
         saved: list[Created] = []
-        train(prepare(options, say), say, lambda run: saved.append(_save(run, partial)))
+        run = prepare(options, say)
+        saved_before = snapshots.to_go_on_from(options, partial)
+        if saved_before:
+            resume(run, saved_before, say)
+        train(run, say, lambda run: saved.append(_save(run, partial)))
         return saved[-1]
 
 
 def _save(run: Run, partial: Path) -> Created:
-    out = run.options.out
+    out, growing = run.options.out, partial / "growing"
     files: list[tuple[Path, ...]] = [()]
     try:
-        layouts.BY_NAME[run.options.layout].save(run, _folder(run, partial))
+        if dist.get_rank() == 0:
+            output.make_anew(growing)
+        dist.barrier()
+        layouts.BY_NAME[run.options.layout].save(run, _folder(run, growing))
         if run.options.full and run.step == run.options.steps:
-            full_state.save(run, partial)
+            full_state.save(run, growing)
         dist.barrier()
         if dist.get_rank() == 0:
-            files = [output.finish(partial, out)]
-            output.remove_older(out, files[0], of_any_rank(run))
+            files = [_publish(run, growing, partial)]
     except (OSError, RuntimeError, CheckpointException) as error:
         # torch reports a full disk as a RuntimeError.
         raise WriteError(out, f"could not be written: {first_line(error)}") from error
@@ -100,13 +120,23 @@ def _save(run: Run, partial: Path) -> Created:
     return Created(out, files[0], tuple(run.losses), dist.get_world_size(), nbytes, dist.get_rank())
 
 
-def _folder(run: Run, partial: Path) -> Path:
+def _publish(run: Run, growing: Path, partial: Path) -> tuple[Path, ...]:
+    """Give complete files their names, and remember the checkpoint for the case that the ranks are started again."""
+    if run.options.resuming.keeps_losses:
+        losses.write(output.common_folder(growing), run.losses)
+    files = output.finish(growing, run.options.out)
+    output.remove_older(run.options.out, files, of_any_rank(run))
+    snapshots.remember(partial, files)
+    return files
+
+
+def _folder(run: Run, growing: Path) -> Path:
     """Make the folder for a checkpoint: one per step where there are several, and their names do not tell the step."""
     options = run.options
-    name = options.files.name or file_names.NAMES[options.layout]
-    if options.resuming.save_every is None or file_names.tells_step(name):
-        return partial
-    folder = partial / f"step-{run.step}"
+    template = options.files.name or file_names.NAMES[options.layout]
+    if options.resuming.save_every is None or file_names.tells_step(template):
+        return growing
+    folder = growing / f"step-{run.step}"
     folder.mkdir(exist_ok=True)
     return folder
 

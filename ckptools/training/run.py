@@ -22,6 +22,7 @@ from ckptools.training.backends import Chosen
 from ckptools.training.data import Loader, Position, ShareSampler, batches, make_loader, with_noise
 from ckptools.training.model import Transformer
 from ckptools.training.options import CreateOptions
+from ckptools.training.resume_options import restarts
 from ckptools.training.strategies.strategy import Strategy
 
 Report = Callable[[str], None]
@@ -164,11 +165,6 @@ def die_if_asked(run: Run, report: Report) -> None:
     report(f"rank {rank} is killed")
     if dist.get_rank() == rank:
         os.kill(os.getpid(), signal.SIGKILL)
-
-
-def restarts() -> int:
-    """How often torch's elastic launcher has started all ranks again."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def mean_over_ranks(value: Tensor) -> float:

@@ -1,0 +1,178 @@
+"""What a run needs to go on, read of a checkpoint in any layout; nothing that the files name is run.
+
+ckptools finds model, optimizer, scheduler and random states by what they look like, and gives whole tensors under
+fqns. What only says how far a run was is looked for here, by its keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from ckptools import api
+from ckptools.model.values import NumpyArray
+from ckptools.training import data, random_states
+from ckptools.training.data import Position
+from ckptools.training.model import TIED
+from ckptools.training.random_states import RandomState
+
+# What counts whole passes over the data, where nothing finer is told; the second is from torch's tutorials.
+EPOCHS = ("epoch", "EPOCHS_RUN")
+
+
+@dataclass
+class SavedRun:
+    """What was read of a checkpoint.
+
+    Attributes:
+        path: where it is.
+        world_size: ranks that saved it; None where nothing tells.
+        step: optimizer steps that were taken.
+        position: where the run was in its data; None where nothing tells.
+        model: whole tensors by fqn.
+        optimizer: `{"state": {fqn: {name: value}}, "param_groups": [...]}` with whole tensors; empty for none.
+        optimizer_name: what the optimizer is called, which may be its class; empty for none.
+        scheduler: its state dict; empty for none.
+        random: the states of all shares of the data, in their order.
+    """
+
+    path: Path
+    world_size: int | None
+    step: int
+    position: Position | None
+    model: dict[str, Tensor]
+    optimizer: dict[str, Any]
+    optimizer_name: str
+    scheduler: dict[str, Any]
+    random: list[RandomState]
+
+
+def read(ck: api.Checkpoint, names: list[str], batch: int) -> SavedRun:
+    """Read everything of an opened checkpoint.
+
+    Args:
+        ck: opened with all ranks.
+        names: fqns of the optimizer's parameters in its order: what a layout calls by number is named by them.
+        batch: sequences per share and step, for layouts that count steps only.
+
+    Raises:
+        ReadError: it cannot be read.
+    """
+    model = {name: value.load() for name, value in ck.model.items() if isinstance(value, api.Tensor)}
+    prefix = _prefix(model, names)
+    optimizer_name, optimizer = _optimizer(ck, names, prefix)
+    random = _random_states(ck)
+    step = _step(ck, optimizer)
+    return SavedRun(
+        path=ck.path,
+        world_size=_world_size(ck),
+        step=step,
+        position=_position(ck, step, len(random) or _world_size(ck), batch),
+        model=with_tied({name.removeprefix(prefix): value for name, value in model.items()}),
+        optimizer=optimizer,
+        optimizer_name=optimizer_name,
+        scheduler=next((_plain(value) for value in ck.schedulers.values()), {}),
+        random=random,
+    )
+
+
+def _world_size(ck: api.Checkpoint) -> int | None:
+    """Ranks that saved it; one file that one rank wrote for all does not tell."""
+    size: int | None = ck.world_size.value
+    return None if len(ck.files) == 1 and size == 1 else size
+
+
+def with_tied(model: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Add the second names of tensors, which safetensors do not have."""
+    return {name: model[tied_to] for name, tied_to in TIED.items() if tied_to in model} | model
+
+
+def _prefix(model: Mapping[str, Tensor], names: list[str]) -> str:
+    """What stands before every fqn, for the module that was saved held the model: Lightning's `model.`."""
+    ends = (name.removesuffix(names[0]) for name in model if name == names[0] or name.endswith("." + names[0]))
+    return next((prefix for prefix in ends if all(prefix + name in model for name in names)), "")
+
+
+def _optimizer(ck: api.Checkpoint, names: list[str], prefix: str) -> tuple[str, dict[str, Any]]:
+    for name, found in ck.optimizers.items():
+        fqns: dict[Any, str] = {f"?{number}": name for number, name in enumerate(names)} | dict(enumerate(names))
+        fqns |= {prefix + name: name for name in names}
+        state = {fqns.get(key, key): _plain(dict(value)) for key, value in found.state.items()}
+        groups = [
+            {**_plain(dict(group)), "params": [fqns.get(name, name) for name in group.names]}
+            for group in found.param_groups
+        ]
+        return name, {"state": state, "param_groups": groups}
+    return "", {}
+
+
+def _step(ck: api.Checkpoint, optimizer: dict[str, Any]) -> int:
+    """Steps that were taken: as the checkpoint says, else as the optimizer has counted."""
+    if ck.step.value is not None:
+        return int(ck.step.value)
+    counted = [int(state["step"]) for state in optimizer.get("state", {}).values() if "step" in state]
+    return max(counted, default=0)
+
+
+def _position(ck: api.Checkpoint, step: int, shares: int | None, batch: int) -> Position | None:
+    """Where the run was in its data: as it says, else where so many steps lead to, else at the start of an epoch."""
+    mappings = [node for section in ck.of_kind("other") for node in _mappings({section.path[-1]: section.value})]
+    for node in mappings:
+        if {"epoch", "sample_in_epoch"} <= node.keys():
+            return Position(node["epoch"], node["sample_in_epoch"])
+    if shares is not None:
+        return data.position_after(step, shares, batch)
+    epochs = [node[key] for key in EPOCHS for node in mappings if isinstance(node.get(key), int)]
+    return Position(epochs[0], exact=False) if epochs else None
+
+
+def _mappings(tree: Any) -> Iterator[Mapping[Any, Any]]:
+    """Yield every mapping of a tree."""
+    if isinstance(tree, Mapping):
+        yield tree
+    children = tree.values() if isinstance(tree, Mapping) else tree if isinstance(tree, (list, tuple)) else ()
+    for child in children:
+        yield from _mappings(child)
+
+
+def _random_states(ck: api.Checkpoint) -> list[RandomState]:
+    """The random states of all shares of the data, in their order.
+
+    Ranks that hold pieces of one copy of the model see the same data, and draw the same numbers: their states are
+    equal. So the different ones, in the order of the ranks, are those of the shares.
+    """
+    found: dict[str, RandomState] = {}
+    for tree in _by_rank(ck):
+        state = random_states.find(_plain(tree))
+        if state:
+            found.setdefault(random_states.fingerprint(state), state)
+    return list(found.values())
+
+
+def _by_rank(ck: api.Checkpoint) -> Iterator[Any]:
+    """Yield what each rank has saved of random states: in files of its own, or gathered in one tree."""
+    for section in ck.of_kind("rng"):
+        if section.path in ck.per_rank:
+            yield from (tree for _, tree in sorted(ck.per_rank[section.path].items()))
+        elif isinstance(section.value, Mapping) and all(str(key).isdecimal() for key in section.value):
+            yield from (section.value[key] for key in sorted(section.value, key=int))
+        else:
+            yield from section.value if isinstance(section.value, list) else [section.value]
+
+
+def _plain(value: Any) -> Any:
+    """The values that torch and NumPy take: tensors are loaded, arrays made, containers copied."""
+    if isinstance(value, api.Tensor):
+        return value.load()
+    if isinstance(value, NumpyArray):
+        return np.frombuffer(value.data, value.dtype).reshape(value.shape)
+    if isinstance(value, Mapping):
+        return {key: _plain(child) for key, child in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_plain(child) for child in value)
+    return value
