@@ -12,6 +12,8 @@ import os
 import signal
 import socket
 import sys
+import threading
+import time
 import traceback
 from pathlib import Path
 
@@ -19,10 +21,14 @@ from ckptools.training import options as choices
 from ckptools.training.launchers.nodes import is_loopback
 from ckptools.training.options import Created, CreateOptions
 
+# Seconds between two looks at whether the launcher is there.
+_LOOK = 1.0
+
 
 def main(words: list[str]) -> int:
     """Run one rank; returns the exit code of the process."""
     prepare_process()
+    threading.Thread(target=_end_after, args=(os.getppid(),), daemon=True).start()
     text, partial, answer, loud = words
     from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
@@ -43,6 +49,13 @@ def main(words: list[str]) -> int:
         get_error_handler().record_exception(error)
         return 1
     return 0
+
+
+def _end_after(launcher: int) -> None:
+    """End this rank when its launcher is gone without a word: nobody else would, and nobody waits for what it does."""
+    while os.getppid() == launcher:
+        time.sleep(_LOOK)
+    os._exit(1)
 
 
 def prepare_process() -> None:

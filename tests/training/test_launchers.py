@@ -1,0 +1,154 @@
+"""The same run under every launcher: real processes, and the same bytes from all of them."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.training.conftest import FSDP1, Command
+from tests.training.started import PATIENCE, finish, free_port, is_free, same, start
+
+# Variables that each scheduler would set for three ranks on two nodes, as far as they differ by rank.
+LOCAL = (0, 1, 0)
+NODE = (0, 0, 1)
+
+
+def slurm(rank: int, job: int, _: Path) -> dict[str, object]:
+    own = {"SLURM_PROCID": rank, "SLURM_LOCALID": LOCAL[rank], "SLURM_NODEID": NODE[rank]}
+    step = {"SLURM_STEP_ID": 0, "SLURM_NTASKS": 3, "SLURM_STEP_TASKS_PER_NODE": "2,1"}
+    # Both names are of this machine.
+    return own | step | {"SLURM_JOB_ID": job, "SLURM_STEP_NODELIST": "localhost,127.0.0.1"}
+
+
+def open_mpi(rank: int, job: int, _: Path) -> dict[str, object]:
+    names = {"RANK": rank, "SIZE": 3, "LOCAL_RANK": rank, "LOCAL_SIZE": 3, "NODE_RANK": rank}
+    return {f"OMPI_COMM_WORLD_{name}": value for name, value in names.items()} | {"MASTER_PORT": port_of(job)}
+
+
+def mpich(rank: int, job: int, _: Path) -> dict[str, object]:
+    own = {"PMI_RANK": rank, "PMI_SIZE": 3, "MPI_LOCALRANKID": rank, "MPI_LOCALNRANKS": 3}
+    return own | {"MASTER_PORT": port_of(job)}
+
+
+def pbs(rank: int, job: int, folder: Path) -> dict[str, object]:
+    (folder / "nodes").write_text("localhost\nlocalhost\n127.0.0.1\n")
+    own = {"PBS_NODENUM": rank, "PBS_TASKNUM": rank + 2, "PBS_NODEFILE": folder / "nodes"}
+    return own | {"PBS_JOBID": f"{job}.server"}
+
+
+def by_hand(rank: int, job: int, _: Path) -> dict[str, object]:
+    return {"RANK": rank, "WORLD_SIZE": 3, "MASTER_ADDR": "localhost", "MASTER_PORT": port_of(job)}
+
+
+def free_job() -> int:
+    """A number of a job whose port nobody has now."""
+    return next(job for job in random.sample(range(120000, 130000), 1000) if is_free(port_of(job)))
+
+
+def port_of(job: int) -> int:
+    return 15000 + job % 10000
+
+
+@pytest.mark.parametrize(
+    "scheduler",
+    [
+        slurm,
+        pytest.param(open_mpi, marks=pytest.mark.slow),
+        pytest.param(mpich, marks=pytest.mark.slow),
+        pytest.param(pbs, marks=pytest.mark.slow),
+        pytest.param(by_hand, marks=pytest.mark.slow),
+    ],
+)
+def test_ranks_of_a_scheduler_write_what_the_elastic_launcher_writes(scheduler, fsdp1: Command, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    job, out = free_job(), tmp_path / "run"
+    ended = finish([start(out, *FSDP1, variables=scheduler(rank, job, tmp_path)) for rank in range(3)])
+    assert [code for code, _, _ in ended] == [0, 0, 0], ended
+    assert [said.count("saved ") for _, said, _ in ended] == [1, 0, 0]
+    assert [path.name for path in sorted(out.iterdir())] == [f"ep0-ba5-rank{rank}.pt" for rank in range(3)]
+    assert same(out, fsdp1.out)
+
+
+def test_under_torchrun_the_bytes_are_the_same(torchrun: Command, fsdp1: Command) -> None:
+    assert same(torchrun.out, fsdp1.out)
+
+
+def test_spawned_ranks_write_the_same_bytes(fsdp1: Command, tmp_path: Path) -> None:
+    arguments = ("--world-size", 3, "--launcher", "spawn", *FSDP1)
+    [(code, said, complained)] = finish([start(tmp_path / "run", *arguments)])
+    assert (code, said.count("saved ")) == (0, 1), complained
+    assert same(tmp_path / "run", fsdp1.out)
+
+
+@pytest.mark.slow
+def test_torch_distributed_launch_passes_a_local_rank_and_gets_the_same_bytes(fsdp1: Command, tmp_path: Path) -> None:
+    launch = ("torch.distributed.launch", "--nproc-per-node", "3", "--master-port", str(free_port()))
+    command = [sys.executable, "-m", *launch, "-m", "ckptools", "create", str(tmp_path / "run"), *FSDP1]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr
+    assert same(tmp_path / "run", fsdp1.out)
+
+
+@pytest.mark.slow
+def test_a_world_size_that_is_an_argument_gives_the_same_bytes(fsdp1: Command, tmp_path: Path) -> None:
+    where = {"MASTER_ADDR": "localhost", "MASTER_PORT": free_port()}
+    arguments = (tmp_path / "run", "--world-size", 3, "--world-size-from", "argument", *FSDP1)
+    ended = finish([start(*arguments, variables=where | {"RANK": rank}) for rank in range(3)])
+    assert [code for code, _, _ in ended] == [0, 0, 0], ended
+    assert same(tmp_path / "run", fsdp1.out)
+
+
+@pytest.mark.parametrize("spelling", ["--local-rank=1", "--local_rank=1"])
+@pytest.mark.parametrize("before", [True, False])
+def test_a_local_rank_is_taken_in_both_spellings_and_places(spelling: str, before: bool) -> None:
+    words = [spelling, "create"] if before else ["create", spelling]
+    command = [sys.executable, "-m", "ckptools", *words, "--explain-env"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_world_size_in_neither_place_is_a_missing_variable(tmp_path: Path) -> None:
+    where = {"RANK": 0, "MASTER_ADDR": "localhost", "MASTER_PORT": free_port()}
+    [(code, _, said)] = finish([start(tmp_path / "run", variables=where)])
+    assert (code, said.count("\n")) == (2, 1)
+    assert said.startswith("error: WORLD_SIZE missing from the environment")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--world-size", 3), "--world-size is 3, but torchrun started 4 ranks"),
+        (("--nnodes", 2), "--nnodes: torchrun has started the ranks already; leave it out"),
+        (("--launcher", "spawn"), "--launcher: torchrun has started the ranks already"),
+        (("--nproc-per-node", "2"), "--nproc-per-node: torchrun has started the ranks already"),
+    ],
+)
+def test_what_an_outer_launcher_has_decided_is_not_asked_for_again(
+    arguments: tuple[object, ...], says: str, tmp_path: Path
+) -> None:
+    where = {"RANK": 0, "WORLD_SIZE": 4, "MASTER_ADDR": "localhost", "MASTER_PORT": free_port()}
+    [(code, _, said)] = finish([start(tmp_path / "run", *arguments, variables=where)])
+    assert (code, said.count("\n")) == (2, 1)
+    assert says in said
+
+
+@pytest.mark.slow
+def test_a_rank_that_never_comes_is_named_with_its_node(tmp_path: Path) -> None:
+    job = free_job()
+    arguments = (tmp_path / "run", "--timeout", 20)
+    ended = finish([start(*arguments, variables=slurm(rank, job, tmp_path)) for rank in (0, 1)])
+    assert [code for code, _, _ in ended] == [3, 3]
+    assert any("rank 2 (node 1) did not within 20 s" in said for _, _, said in ended)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_a_mistake_is_said_by_one_rank_for_all(tmp_path: Path) -> None:
+    job = free_job()
+    (tmp_path / "ep0-ba5-rank0.pt").touch()
+    ended = finish([start(tmp_path, *FSDP1, variables=by_hand(rank, job, tmp_path)) for rank in range(3)])
+    assert [code for code, _, _ in ended] == [4, 4, 4]
+    assert "".join(said for _, _, said in ended).count("already holds a checkpoint") == 1

@@ -1,0 +1,132 @@
+"""Two nodes on one machine: two commands that meet at a port, start ranks of one world and write one checkpoint."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.training.conftest import FSDP1, Command
+from tests.training.started import children, finish, free_port, is_free, same, start
+from tests.training.test_command import leftovers
+
+ENDLESS = ("--steps", 100_000)
+
+
+def two(port: int, first: tuple[object, ...], second: tuple[object, ...]) -> list[subprocess.Popen[str]]:
+    at = ("--rdzv-endpoint", f"localhost:{port}")
+    return [start(*first, *at), start(*second, *at)]
+
+
+@pytest.mark.parametrize(
+    ("backend", "launcher", "counts"),
+    [
+        ("static", "elastic", "2,1"),
+        pytest.param("static", "elastic", "1,2", marks=pytest.mark.slow),
+        pytest.param("c10d", "elastic", "2,1", marks=pytest.mark.slow),
+        pytest.param("static", "spawn", "2,1", marks=pytest.mark.slow),
+    ],
+)
+def test_unequal_nodes_write_what_one_node_writes(
+    backend: str, launcher: str, counts: str, fsdp1: Command, tmp_path: Path
+) -> None:
+    port, out = free_port(), tmp_path / "run"
+    asked = (out, *FSDP1, "--nproc-per-node", counts, "--rdzv-backend", backend, "--launcher", launcher)
+    ended = finish(two(port, (*asked, "--node-rank", 0), (*asked, "--node-rank", 1)))
+    assert [code for code, _, _ in ended] == [0, 0], ended
+    assert "".join(said for _, said, _ in ended).count("saved ") == 1
+    assert [path.name for path in sorted(out.iterdir())] == [f"ep0-ba5-rank{rank}.pt" for rank in range(3)]
+    assert same(out, fsdp1.out)
+    assert leftovers(str(tmp_path)) == []
+    assert is_free(port)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (("--rdzv-backend", "static", "--node-rank", 0), ("--rdzv-backend", "static", "--node-rank", 1)),
+        (("--rdzv-backend", "c10d", "--rdzv-id", "a"), ("--rdzv-backend", "c10d", "--rdzv-id", "a")),
+    ],
+)
+def test_equal_nodes_make_one_world(first: tuple[object, ...], second: tuple[object, ...], tmp_path: Path) -> None:
+    port, out = free_port(), tmp_path / "run"
+    asked = (out, "--steps", 2, "--nnodes", 2, "--world-size", 2)
+    ended = finish(two(port, (*asked, *first), (*asked, *second)))
+    assert [code for code, _, _ in ended] == [0, 0], ended
+    assert [path.name for path in sorted(out.iterdir())] == ["ep0-ba2-rank0.pt", "ep0-ba2-rank1.pt"]
+
+
+def test_a_node_that_never_comes_is_named_and_nothing_is_left(tmp_path: Path) -> None:
+    port = free_port()
+    asked = ("--nproc-per-node", "2,1", "--node-rank", 0, "--rdzv-endpoint", f"localhost:{port}", "--timeout", 2)
+    [(code, _, said)] = finish([start(tmp_path / "run", *asked)])
+    assert (code, said) == (3, "error: 1 of 2 nodes came; node 1 did not within 2 s\n")
+    assert not (tmp_path / "run").exists()
+    assert is_free(port)
+
+
+@pytest.mark.slow
+def test_a_node_whose_folder_is_another_one_is_noticed_by_both(tmp_path: Path) -> None:
+    asked = ("--nnodes", 2, "--world-size", 2)
+    ended = finish(
+        two(
+            free_port(),
+            (tmp_path / "here", *asked, "--node-rank", 0),
+            (tmp_path / "elsewhere", *asked, "--node-rank", 1),
+        )
+    )
+    expected = f"error: {tmp_path / 'elsewhere'}: on node 1 is not the folder that number 0 writes to"
+    assert [(code, said.partition(";")[0]) for code, _, said in ended] == [(3, expected)] * 2
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["elastic", "spawn"])
+def test_a_rank_that_is_killed_on_one_node_is_named_by_both(launcher: str, tmp_path: Path) -> None:
+    port = free_port()
+    asked = (tmp_path / "run", *ENDLESS, "--nnodes", 2, "--world-size", 2, "--launcher", launcher)
+    nodes = two(port, (*asked, "--node-rank", 0), (*asked, "--node-rank", 1))
+    wait_for_training(nodes[0])
+    # Python's own tracker of resources is a child of a spawning process too, and the first.
+    os.kill(children(nodes[1].pid)[-1], signal.SIGKILL)
+    ended = finish(nodes)
+    expected = f"error: {tmp_path / 'run'}: not written: rank 1 was killed by SIGKILL\n"
+    assert [(code, said) for code, _, said in ended] == [(3, expected)] * 2
+    assert list(tmp_path.iterdir()) == []
+    assert leftovers(str(tmp_path)) == []
+    assert is_free(port)
+
+
+@pytest.mark.slow
+def test_an_interrupt_on_one_node_ends_both(tmp_path: Path) -> None:
+    asked = (tmp_path / "run", *ENDLESS, "--nnodes", 2, "--world-size", 2)
+    nodes = two(free_port(), (*asked, "--node-rank", 0), (*asked, "--node-rank", 1))
+    wait_for_training(nodes[0])
+    nodes[1].send_signal(signal.SIGINT)
+    (code, _, said), (interrupted, _, _) = finish(nodes)
+    assert (code, said, interrupted) == (3, "error: node 1 was interrupted\n", 130)
+    assert list(tmp_path.iterdir()) == []
+    assert leftovers(str(tmp_path)) == []
+
+
+@pytest.mark.slow
+def test_a_launcher_that_is_killed_leaves_no_rank(tmp_path: Path) -> None:
+    asked = (tmp_path / "run", *ENDLESS, "--nnodes", 2, "--world-size", 2)
+    nodes = two(free_port(), (*asked, "--node-rank", 0), (*asked, "--node-rank", 1))
+    wait_for_training(nodes[0])
+    nodes[1].kill()
+    (code, _, said), _ = finish(nodes)
+    assert code != 0
+    assert said.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+    assert leftovers(str(tmp_path)) == []
+
+
+def wait_for_training(node: subprocess.Popen[str]) -> None:
+    """Wait until the ranks have joined each other: the first line says how many processes there are."""
+    assert node.stdout is not None
+    assert "processes" in node.stdout.readline()
