@@ -17,7 +17,8 @@ CHOICES_OF: dict[str, tuple[str, ...]] = {
     "use_orig_params": ("fsdp1",),
     "state_dict_type": ("fsdp1",),
     "dtensor": ("fsdp1",),
-    "precision": ("ddp", "fsdp1", "fsdp2", "hsdp"),
+    "precision": ("ddp", "fsdp1", "fsdp2", "hsdp", "fsdp2-tp", "hsdp-tp"),
+    "replicas": ("fsdp1", "hsdp", "hsdp-tp"),
 }
 
 
@@ -61,6 +62,8 @@ def check(parallel: ParallelOptions, strategy: str) -> None:
     _check_strategy(parallel, strategy)
     if parallel.state_dict_type == "local":
         _check_local(parallel)
+    if strategy == "fsdp1" and parallel.sharding != "hybrid" and parallel.replicas != ParallelOptions.replicas:
+        raise UsageError(None, f"--replicas goes with --sharding hybrid, not {parallel.sharding}")
 
 
 def _check_word(name: str, value: str, known: tuple[str, ...]) -> None:

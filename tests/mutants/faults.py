@@ -644,6 +644,36 @@ FAULTS = (
         ("bytes([byte ^ 1 << bit])", "bytes([byte ^ 1])"),
     ),
     *_in(
+        "training/parallel_options.py",
+        "training/test_parallel_options.py",
+        ("if value != defaults[name] and strategy not in strategies:", "if False:"),
+        ("    if parallel.dtensor:\n", "    if False:\n"),
+    ),
+    *_in(
+        "training/world_sizes.py",
+        "training/test_parallel_options.py",
+        ("options.parallel.replicas == world_size > 1", "False"),
+    ),
+    *_in(
+        "training/optimizers.py",
+        "training/test_optimizers.py",
+        ("    decayed |= {name for name, _ in trained if name.endswith(FLAT_PARAMETER)}\n", ""),
+    ),
+    *_in(
+        "training/strategies/fsdp1.py",
+        "training/test_strategies_fsdp.py",
+        (
+            '(mesh.get_group("shard"), mesh.get_group("replicate"))',
+            '(mesh.get_group("replicate"), mesh.get_group("shard"))',
+        ),
+        ("torch.float32, torch.float32, cast", "torch.float32, torch.bfloat16, cast"),
+    ),
+    *_in(
+        "training/layouts/composer.py",
+        "training/test_strategies_fsdp.py",
+        ("dist.get_rank() == 0 or not run.options.one_rank_has_all", "True"),
+    ),
+    *_in(
         "training/strategies/tensor_parallel.py",
         "training/test_tensor_parallel.py",
         ("    model.head.weight = model.emb.weight  # type: ignore[union-attr]\n", ""),

@@ -42,6 +42,13 @@ def test_two_groups_hold_every_trained_parameter_once() -> None:
     assert (decay, rest) == (6, 11)
 
 
+def test_a_flat_parameter_holds_matrices_and_decays() -> None:
+    flat = torch.nn.Parameter(torch.ones(7))
+    named = [("blocks.0._flat_param", flat), ("position", torch.nn.Parameter(torch.ones(1), requires_grad=False))]
+    (group,) = make_optimizer("AdamW", named, frozenset({"blocks.0.up.weight"})).param_groups
+    assert (group["params"], group["weight_decay"] > 0) == ([flat], True)
+
+
 def test_the_cosine_falls_to_the_end_of_a_long_run() -> None:
     optimizer = DecoupledAdamW([torch.nn.Parameter(torch.ones(1))], lr=0.01)
     scheduler = make_scheduler("cosine", optimizer, steps=300)

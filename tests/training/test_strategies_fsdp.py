@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,8 +15,7 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import ckptools
-from ckptools.errors import UsageError
-from ckptools.training import CreateOptions, demo, options, world_sizes
+from ckptools.training import CreateOptions, demo, options
 from ckptools.training.options import ParallelOptions
 from tests.training.rank_files import ckptools as run_cli
 from tests.training.rank_files import load, load_all, local_tensors
@@ -45,8 +43,8 @@ WHOLE = [name for name in RUNS if not name.startswith(("ddp", "local", "bf16-loc
 RANK_0 = "ep0-ba2-rank0.pt"
 
 
-def asked(out: Path, strategy: str, world_size: int | None = None, **parallel: Any) -> CreateOptions:
-    return CreateOptions(out, strategy, world_size, steps=2, full=True, parallel=ParallelOptions(**parallel))
+def asked(out: Path, strategy: str, **parallel: Any) -> CreateOptions:
+    return CreateOptions(out, strategy, steps=2, full=True, parallel=ParallelOptions(**parallel))
 
 
 @pytest.fixture(scope="session")
@@ -167,35 +165,3 @@ def test_without_original_parameters_it_has_the_flat_parameters_alone(runs: Path
     model = model_of(runs / "local-flat", 1)
     flat = {name for name, value in model.items() if isinstance(value, ShardedTensor)}
     assert flat == {"_flat_param", *(f"blocks.{block}._flat_param" for block in range(3))}
-
-
-REFUSED = [
-    ("fsdp2", 4, {"sharding": "hybrid"}, "--sharding goes with --strategy fsdp1, not fsdp2"),
-    ("ddp", 4, {"use_orig_params": False}, "--no-use-orig-params goes with --strategy fsdp1, not ddp"),
-    ("tp", 4, {"precision": "bf16"}, "--precision goes with --strategy ddp, fsdp1, fsdp2, hsdp, not tp"),
-    ("fsdp1", 4, {"sharding": "none"}, "--sharding none is not known; choose from full, grad-op, hybrid"),
-    ("fsdp1", 4, {"precision": "fp16"}, "--precision fp16 is not known; choose from fp32, bf16"),
-    ("fsdp1", 4, {"state_dict_type": "flat"}, "--state-dict-type flat is not known"),
-    ("fsdp1", 4, {"state_dict_type": "local", "dtensor": True}, "does not go with --dtensor"),
-    ("fsdp1", 4, {"state_dict_type": "local", "sharding": "hybrid"}, "choose --state-dict-type sharded or full"),
-    ("hsdp", 3, {}, "--world-size 3 does not divide by --replicas 2; try --world-size 4"),
-    ("fsdp1", 4, {"sharding": "hybrid", "replicas": 3}, "does not divide by --replicas 3; try --world-size 6"),
-    ("hsdp", 4, {"replicas": 0}, "--replicas is 0, must be at least 1"),
-    ("fsdp1", 2, {"sharding": "hybrid"}, "FSDP1 then averages no gradients; try --world-size 4, or --strategy hsdp"),
-]
-
-
-@pytest.mark.parametrize(("strategy", "world_size", "parallel", "says"), REFUSED)
-def test_what_torch_or_the_strategy_does_not_have_is_refused(
-    strategy: str, world_size: int, parallel: dict[str, Any], says: str
-) -> None:
-    with pytest.raises(UsageError, match=re.escape(says)):
-        wanted = asked(Path("run"), strategy, world_size, **parallel)
-        options.check(wanted)
-        world_sizes.check(wanted, world_size)
-
-
-def test_a_layout_that_takes_sharded_state_only_says_so() -> None:
-    wanted = CreateOptions(Path("run"), layout="dcp", parallel=ParallelOptions(state_dict_type="local"))
-    with pytest.raises(UsageError, match="--layout dcp takes no --state-dict-type local; choose from composer"):
-        options.check(wanted)

@@ -20,7 +20,7 @@ def wrap(model: nn.Module, options: CreateOptions) -> nn.Module:
     """Cut over `tp`, then shard over `dp`."""
     size = options.parallel.tensor_parallel_size
     mesh = init_device_mesh(device_of(model).type, (dist.get_world_size() // size, size), mesh_dim_names=("dp", "tp"))
-    return fsdp2.shard(tensor_parallel.cut(model, mesh["tp"], options), mesh["dp"])
+    return fsdp2.shard(tensor_parallel.cut(model, mesh["tp"], options), mesh["dp"], options.parallel.precision)
 
 
 def wrap_replicated(model: nn.Module, options: CreateOptions) -> nn.Module:
@@ -28,7 +28,9 @@ def wrap_replicated(model: nn.Module, options: CreateOptions) -> nn.Module:
     size, replicas = options.parallel.tensor_parallel_size, options.parallel.replicas
     shape = (replicas, dist.get_world_size() // (replicas * size), size)
     mesh = init_device_mesh(device_of(model).type, shape, mesh_dim_names=("replicate", "shard", "tp"))
-    return fsdp2.shard(tensor_parallel.cut(model, mesh["tp"], options), mesh["replicate", "shard"])
+    return fsdp2.shard(
+        tensor_parallel.cut(model, mesh["tp"], options), mesh["replicate", "shard"], options.parallel.precision
+    )
 
 
 def share_of_group(options: CreateOptions) -> tuple[int, int]:
