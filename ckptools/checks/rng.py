@@ -19,6 +19,10 @@ from ckptools.text import first_few
 from ckptools.training_state.sections import Section, is_gathered, sections_of_kind, stream_of
 
 
+MAY = "; only ranks that share one copy of the model should"
+"""Not every file tells whether they do: in a DCP folder a tensor-parallel matrix looks as one that FSDP cut."""
+
+
 def distinct_states(ck: Checkpoint) -> Check:
     """Whether every rank has a state of its own for each generator."""
     states: dict[str, dict[Any, int]] = {}
@@ -30,7 +34,7 @@ def distinct_states(ck: Checkpoint) -> Check:
         return skipped("rng", "no RNG state" if not states else "RNG state of one rank")
     counts = ", ".join(f"{stream} {len(set(d.values()))} distinct of {len(d)}" for stream, d in shared.items())
     problems = [
-        Problem(Code.RNG_STATES_EQUAL, f"all {len(d)} ranks have the same {stream} state")
+        Problem(Code.RNG_STATES_EQUAL, f"all {len(d)} ranks have the same {stream} state{MAY}")
         for stream, d in shared.items()
         if len(set(d.values())) == 1
     ]
