@@ -42,7 +42,7 @@ LAYOUTS: dict[str, tuple[str, ...]] = {
     "accelerate": ("ddp", "fsdp1", "fsdp2", "hsdp", "fsdp2-tp", "hsdp-tp"),
     "lightning": ("ddp", "fsdp1", "fsdp2", "tp", "fsdp2-tp"),
     "fabric": ("ddp", "fsdp1", "fsdp2", "tp", "fsdp2-tp"),
-    "torchtitan": ("ddp", "fsdp2", "hsdp", "tp", "fsdp2-tp", "hsdp-tp", "pipeline"),
+    "torchtitan": ("ddp", "fsdp2", "hsdp", "tp", "fsdp2-tp", "hsdp-tp", "pipeline", "moe"),
     "olmo": ("ddp", "fsdp2", "hsdp", "tp", "fsdp2-tp", "hsdp-tp"),
     "huggingface": STRATEGIES,
 }
