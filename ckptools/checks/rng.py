@@ -18,7 +18,6 @@ from ckptools.tensor_io.stream import shard_bytes
 from ckptools.text import first_few
 from ckptools.training_state.sections import Section, is_gathered, sections_of_kind, stream_of
 
-
 MAY = "; only ranks that share one copy of the model should"
 """Not every file tells whether they do: in a DCP folder a tensor-parallel matrix looks as one that FSDP cut."""
 

@@ -24,6 +24,8 @@ def check(options: CreateOptions, world_size: int) -> None:
             f"--strategy tp cuts over all {world_size} ranks, not over --tensor-parallel {size}; "
             "groups of fewer ranks than there are come with --strategy fsdp2-tp"
         )
+    if options.strategy in WITH_TENSOR_PARALLEL:
+        _check_matrices(options, world_size if options.strategy == "tp" else options.parallel.tensor_parallel_size)
     if options.strategy == "pipeline":
         _check_stages(options, world_size)
     _check_experts(options, world_size)
@@ -56,6 +58,14 @@ def _check_mesh(sizes: dict[str, int], world_size: int) -> None:
         words = " times ".join(f"--{name} {size}" for name, size in sizes.items())
         fitting = -(-world_size // group) * group
         _refuse(f"--world-size {world_size} does not divide by {words}; try --world-size {fitting}")
+
+
+def _check_matrices(options: CreateOptions, ranks: int) -> None:
+    """Some rank may have an empty part, but torch's optimizers do not take a matrix with fewer rows than ranks."""
+    for name in ("width", "vocab"):
+        rows = getattr(options.size, name)
+        if rows < ranks:
+            _refuse(f"--{name} {rows} cannot be cut over {ranks} ranks; try --{name} {ranks} or more")
 
 
 def _check_stages(options: CreateOptions, world_size: int) -> None:

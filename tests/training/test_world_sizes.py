@@ -58,6 +58,15 @@ def test_experts_that_cannot_be_shared_out_are_refused(strategy: str, world_size
         world_sizes.check(options, world_size)
 
 
+@pytest.mark.parametrize(("strategy", "ranks"), [("tp", 8), ("fsdp2-tp", 16)])
+def test_a_matrix_of_fewer_rows_than_ranks_is_not_cut(strategy: str, ranks: int) -> None:
+    parallel = ParallelOptions(tensor_parallel=8)
+    for size, says in ((ModelSize(width=7), "--width 7 cannot be cut over 8 ranks"), (ModelSize(vocab=7), "--vocab 7")):
+        options = CreateOptions(Path("run"), strategy, ranks, size=size, parallel=parallel)
+        with pytest.raises(UsageError, match=says):
+            world_sizes.check(options, ranks)
+
+
 @pytest.mark.parametrize(
     ("strategy", "world_size"),
     [("fsdp2-tp", 2), ("hsdp-tp", 8), ("tp", 5), ("pipeline", 4), ("pipeline", 1), ("moe", 2), ("ddp", 7)],
