@@ -12,7 +12,7 @@ The step is told in `companions`. A folder called `pytorch_model_0` is taken for
 optimizer open as plain DCP too.
 
 Source: accelerate/utils/fsdp_utils.py, utils/constants.py, checkpointing.py; checked on files of Accelerate 1.15
-(FSDP2); LOCAL and FULL on folders of this layout that torch wrote.
+in each of the forms.
 """
 
 from __future__ import annotations

@@ -48,7 +48,10 @@ LAYOUTS: dict[str, tuple[str, ...]] = {
 }
 
 # The layouts that take a state dict of FSDP1 which is not sharded; a sharded one goes into all that it is written with.
-LAYOUTS_OF_STATE_DICT: dict[str, tuple[str, ...]] = {"local": ("composer",), "full": ("composer",)}
+LAYOUTS_OF_STATE_DICT: dict[str, tuple[str, ...]] = {
+    "local": ("composer", "accelerate"),
+    "full": ("composer", "accelerate"),
+}
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
-"""`torchrun -m tests.training.frameworks OUT STRATEGY`: one run saved by ckptools and by the frameworks themselves.
+"""`torchrun -m tests.training.frameworks OUT STRATEGY [TYPE]`: one run, saved by ckptools and by frameworks themselves.
 
 OUT gets `ours/` and `theirs/`, each with a folder for every layout. Accelerate and Fabric are given the objects of our
-run. Lightning's Trainer has a training loop of its own, which begins with the same seed.
+run. Lightning's Trainer has a training loop of its own, which begins with the same seed. With a TYPE of FSDP1's state
+dict that is not sharded there is Accelerate alone.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from lightning_fabric.strategies import ModelParallelStrategy as FabricModelPara
 from pytorch_lightning.strategies import FSDPStrategy as TrainersFSDP
 from pytorch_lightning.strategies import ModelParallelStrategy
 from torch import nn
+from torch.distributed.fsdp import FullOptimStateDictConfig, FullStateDictConfig
 from torch.nn import functional
 
 from ckptools.training import layouts, optimizers, random_states, strategies
@@ -33,6 +35,7 @@ from ckptools.training.layouts import lightning
 from ckptools.training.layouts.accelerate import progress
 from ckptools.training.model import Transformer
 from ckptools.training.options import CreateOptions
+from ckptools.training.parallel_options import ParallelOptions
 from ckptools.training.run import Run, prepare, train
 
 STEPS = 2
@@ -56,9 +59,13 @@ def save_with_accelerate(run: Run, out: Path) -> None:
     if run.options.strategy == "ddp":
         accelerator.prepare(run.model.module, run.optimizer, run.scheduler)
     else:
-        # Accelerate turns FSDP on where there are GPUs only.
+        # Accelerate turns FSDP on where there are GPUs only, and offloads from there. On a CPU torch's offloading
+        # returns views of a buffer that it frees.
+        for config in (FullStateDictConfig, FullOptimStateDictConfig):
+            config.offload_to_cpu = property(lambda self: False, lambda self, value: None)
         version = {"fsdp1": 1, "fsdp2": 2}[run.options.strategy]
-        plugin = FullyShardedDataParallelPlugin(fsdp_version=version, state_dict_type="SHARDED_STATE_DICT")
+        kind = f"{run.options.parallel.state_dict_type.upper()}_STATE_DICT"
+        plugin = FullyShardedDataParallelPlugin(fsdp_version=version, state_dict_type=kind)
         AcceleratorState._shared_state |= {"distributed_type": DistributedType.FSDP, "fsdp_plugin": plugin}
         accelerator._models, accelerator._optimizers = [run.model], [run.optimizer]
         accelerator._schedulers = [run.scheduler]
@@ -171,16 +178,16 @@ def save_with_the_trainers_fsdp(options: CreateOptions, out: Path) -> None:
     strategy.save_checkpoint(checkpoint, out / f"epoch=0-step={STEPS}.ckpt")
 
 
-def main(out: Path, strategy: str) -> None:
+def main(out: Path, strategy: str, kind: str = "sharded") -> None:
     """Be one rank."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    asked = CreateOptions(out, strategy, steps=STEPS)
+    asked = CreateOptions(out, strategy, steps=STEPS, parallel=ParallelOptions(state_dict_type=kind))
     run = prepare(asked, lambda line: None)
     train(run, lambda line: None, lambda run: None)
     theirs = {"accelerate": save_with_accelerate, "fabric": save_with_fabric}
-    for name in ("accelerate", "fabric", "lightning"):
+    for name in ("accelerate", "fabric", "lightning") if kind == "sharded" else ("accelerate",):
         run.options = dataclasses.replace(asked, layout=name)
         for folder in (out / "ours" / name, out / "theirs" / name):
             folder.mkdir(parents=True, exist_ok=True)
@@ -188,10 +195,11 @@ def main(out: Path, strategy: str) -> None:
         if name in theirs:
             theirs[name](run, out / "theirs" / name)
     train_theirs = save_with_the_trainers_fsdp if strategy == "fsdp1" else train_with_lightning
-    train_theirs(asked, out / "theirs/lightning")
+    if kind == "sharded":
+        train_theirs(asked, out / "theirs/lightning")
     dist.barrier()
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[1]), *sys.argv[2:])

@@ -13,24 +13,39 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from ckptools.training.demo import same
+from tests.training.rank_files import load
 from tests.training.test_trainer_layouts import files_in
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module", params=["ddp", "fsdp1", "fsdp2"])
-def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `ours` and `theirs`, of one strategy."""
-    out = tmp_path_factory.mktemp("frameworks") / request.param
-    start = ("torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "tests.training.frameworks")
-    environment = os.environ | {"TMPDIR": str(out.parent), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", *start, str(out), request.param]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, env=environment)
-    assert done.returncode == 0, done.stderr
-    return out
+TRAINERS = ("accelerate", "fabric", "lightning")
+SAVED = {("ddp",): TRAINERS, ("fsdp1",): TRAINERS, ("fsdp2",): TRAINERS}
+SAVED |= {("fsdp1", "local"): ("accelerate",), ("fsdp1", "full"): ("accelerate",)}
+"""A strategy, and a type of state dict, with the frameworks that save so."""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], Path]:
+    """The folders of the runs that were asked for so far."""
+    return {(): tmp_path_factory.mktemp("frameworks")}
+
+
+def saved(how: tuple[str, ...], runs: dict[tuple[str, ...], Path]) -> Path:
+    """Save a run once; returns a folder with `ours` and `theirs`."""
+    if how not in runs:
+        out = runs[()] / "-".join(how)
+        start = ("torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "tests.training.frameworks")
+        environment = os.environ | {"TMPDIR": str(runs[()]), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", *start, str(out), *how]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=280, env=environment)
+        assert done.returncode == 0, done.stderr
+        runs[how] = out
+    return runs[how]
 
 
 def contents(folder: Path, scratch: Path) -> dict[str, Any]:
@@ -45,7 +60,7 @@ def contents(folder: Path, scratch: Path) -> dict[str, Any]:
             dcp_to_torch_save(path.parent, scratch / "dcp.pt")
             found[name] = torch.load(scratch / "dcp.pt", weights_only=False)
         elif path.suffix != ".distcp":
-            found[name] = torch.load(path, weights_only=False)
+            found[name] = load(path)
     return found
 
 
@@ -60,14 +75,34 @@ def differences(one: Any, other: Any, at: str = "") -> Iterator[str]:
     elif isinstance(one, (list, tuple)) and len(one) == len(other):
         for index, (left, right) in enumerate(zip(one, other, strict=True)):
             yield from differences(left, right, f"{at}/{index}")
+    elif isinstance(one, ShardedTensor):
+        yield from differences(one._metadata.shards_metadata, other._metadata.shards_metadata, f"{at}/shards")
+        tensors = ([shard.tensor for shard in sharded._local_shards] for sharded in (one, other))
+        yield from differences(*tensors, at)
     elif isinstance(one, torch.Tensor):
         yield from () if same(one, other) else (f"{at}: other values",)
     elif not np.array_equal(one, other):
         yield f"{at}: {one!r} and {other!r}"
 
 
-@pytest.mark.parametrize("layout", ["accelerate", "fabric", "lightning"])
-def test_a_layout_is_what_its_framework_writes(saved: Path, layout: str, tmp_path: Path) -> None:
-    ours, theirs = saved / "ours" / layout, saved / "theirs" / layout
+@pytest.mark.parametrize(
+    ("how", "layout"),
+    [pytest.param(how, layout, id="-".join((*how, layout))) for how in SAVED for layout in SAVED[how]],
+)
+def test_a_layout_is_what_its_framework_writes(
+    how: tuple[str, ...], layout: str, runs: dict[tuple[str, ...], Path], tmp_path: Path
+) -> None:
+    ours, theirs = (saved(how, runs) / whose / layout for whose in ("ours", "theirs"))
     assert files_in(ours) == files_in(theirs)
-    assert list(differences(contents(ours, tmp_path), contents(theirs, tmp_path))) == []
+    found = contents(ours, tmp_path)
+    assert found
+    assert list(differences(found, contents(theirs, tmp_path))) == []
+
+
+@pytest.mark.parametrize(
+    "other", [{"a": [1, torch.ones(2)]}, {"a": (1, torch.zeros(2))}, {"a": [2, torch.zeros(2)]}, {"a": [1]}, {}]
+)
+def test_a_difference_in_keys_classes_or_bits_is_found(other: dict[str, Any]) -> None:
+    tree = {"a": [1, torch.zeros(2)]}
+    assert list(differences(tree, {"a": [1, torch.zeros(2)]})) == []
+    assert len(list(differences(tree, other))) == 1

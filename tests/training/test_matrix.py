@@ -51,6 +51,8 @@ TRAININGS = (
     Training("fsdp1", ("verl",), parallel={"use_orig_params": False, "dtensor": True}),
     Training("fsdp1", written_with("fsdp1", "verl"), 4, {"sharding": "hybrid"}),
     Training("fsdp1", ("verl", "composer", "dcp"), 4, {"sharding": "hybrid", "dtensor": True}),
+    Training("fsdp1", ("composer", "accelerate"), parallel={"state_dict_type": "full"}),
+    Training("fsdp1", ("composer", "accelerate"), parallel={"state_dict_type": "local"}),
     Training("fsdp2", written_with("fsdp2")),
     Training("hsdp", written_with("hsdp"), 4),
     Training("tp", written_with("tp"), 2),
@@ -102,9 +104,15 @@ def trained(training: Training, runs: dict[str, Path]) -> Path:
     return runs[training.name]
 
 
-def consolidated(folder: Path, out: Path, only: str | None, names: Path | None) -> dict[str, torch.Tensor]:
+def told(training: Training, layout: str, full: Path) -> dict[str, Path]:
+    """What a user has to tell, since the files do not: names of an optimizer, shapes of flat parameters."""
+    numbered = {"names": full} if (training.strategy, layout) in NUMBERED else {}
+    return numbered | ({"shapes": full} if training.parallel.get("state_dict_type") == "local" else {})
+
+
+def consolidated(folder: Path, out: Path, only: str | None, **told: Path) -> dict[str, torch.Tensor]:
     """What ckptools makes of a checkpoint: tensors of model and optimizer under fqns, by way of a DCP folder."""
-    ckptools.open(folder, names=names).consolidate(out / "all.dcp", only=only)
+    ckptools.open(folder, **told).consolidate(out / "all.dcp", only=only)
     dcp_to_torch_save(out / "all.dcp", out / "all.pt")
     state = torch.load(out / "all.pt", weights_only=False)  # generators of NumPy are in it
     optimizer = nested(state.get("optimizer", {}))
@@ -138,8 +146,7 @@ def test_what_is_consolidated_is_what_was_trained(
 ) -> None:
     out = trained(training, runs)
     only = "model" if layout in NO_OPTIMIZER else None
-    names = out / "full.pt" if (training.strategy, layout) in NUMBERED else None
-    found = consolidated(out / layout, tmp_path, only, names)
+    found = consolidated(out / layout, tmp_path, only, **told(training, layout, out / "full.pt"))
     expected = truth(out / "full.pt", only, PREFIXES.get(layout, ""))
     if (training.strategy, layout) in TIED_ONCE:
         del expected["model / head.weight"]
@@ -150,5 +157,6 @@ def test_what_is_consolidated_is_what_was_trained(
 @pytest.mark.slow
 @pytest.mark.parametrize(("training", "layout"), CASES)
 def test_what_was_trained_is_called_whole(training: Training, layout: str, runs: dict[str, Path]) -> None:
-    report = ckptools.verify(trained(training, runs) / layout, deep=True)
+    out = trained(training, runs)
+    report = ckptools.open(out / layout, **told(training, layout, out / "full.pt")).verify(deep=True)
     assert [problem.code for problem in report.problems if problem.severity == "error"] == []

@@ -1,9 +1,11 @@
 """What `accelerator.save_state` writes: model and optimizer, and beside them what else a run resumes with.
 
-| | with DDP | with FSDP, whose state dicts are sharded |
+| with | model | optimizer |
 |---|---|---|
-| model | `model.safetensors` | DCP folder `pytorch_model_fsdp_0/`, `model.<fqn>` |
-| optimizer | `optimizer.bin`, keyed by integers | DCP folder `optimizer_0/`, `optimizer.state.<fqn>.<name>` |
+| DDP | `model.safetensors` | `optimizer.bin`, keyed by integers |
+| FSDP, sharded state dicts | DCP folder `pytorch_model_fsdp_0/` | DCP folder `optimizer_0/` |
+| FSDP1, local ones | `pytorch_model_fsdp_rank{rank}.bin`, flat parameters | DCP folder `optimizer_0/` |
+| FSDP1, full ones | `pytorch_model_fsdp.bin` | `optimizer.bin`, keyed by fqns |
 
 DDP's safetensors have the names of the model without its wrapper, and a tied weight under its first name only.
 `scheduler.bin` and `random_states_{rank}.pkl` are pickles of `torch.save`, the latter with the batches that this epoch
@@ -29,16 +31,18 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from ckptools.training.layouts.place import place_folder
 from ckptools.training.run import Run
+from ckptools.training.strategies.strategy import StateDict
 
 
 def save(run: Run, folder: Path) -> None:
     """Write model and optimizer whole from rank 0, or sharded by all; and every rank's random states."""
     folder = place_folder(run, folder)
-    if run.options.strategy == "ddp":
-        _save_whole(run, folder)
+    model = run.strategy.model_state(run.model)
+    optimizer = run.strategy.optimizer_state(run.model, run.optimizer)
+    if run.options.one_rank_has_all:
+        _save_whole(run, model, optimizer, folder)
     else:
-        dcp_save({"model": run.strategy.model_state(run.model)}, checkpoint_id=folder / "pytorch_model_fsdp_0")
-        optimizer = run.strategy.optimizer_state(run.model, run.optimizer)
+        _save_model(run, model, folder)
         dcp_save({"optimizer": optimizer}, checkpoint_id=folder / "optimizer_0")
     if dist.get_rank() == 0:
         torch.save(run.scheduler.state_dict(), folder / "scheduler.bin")
@@ -46,11 +50,20 @@ def save(run: Run, folder: Path) -> None:
     torch.save(random_states(run), folder / f"random_states_{dist.get_rank()}.pkl")
 
 
-def _save_whole(run: Run, folder: Path) -> None:
+def _save_whole(run: Run, model: StateDict, optimizer: StateDict, folder: Path) -> None:
     if dist.get_rank() == 0:
-        model = each_once(run.strategy.model_state(run.model))
-        save_file(model, folder / "model.safetensors", metadata={"format": "pt"})
-        torch.save(run.optimizer.state_dict(), folder / "optimizer.bin")
+        if run.options.strategy == "ddp":
+            save_file(each_once(model), folder / "model.safetensors", metadata={"format": "pt"})
+        else:
+            torch.save(model, folder / "pytorch_model_fsdp.bin")
+        torch.save(optimizer, folder / "optimizer.bin")
+
+
+def _save_model(run: Run, model: StateDict, folder: Path) -> None:
+    if run.options.parallel.state_dict_type == "local":
+        torch.save(model, folder / f"pytorch_model_fsdp_rank{dist.get_rank()}.bin")
+    else:
+        dcp_save({"model": model}, checkpoint_id=folder / "pytorch_model_fsdp_0")
 
 
 def each_once(state: dict[str, Tensor]) -> dict[str, Tensor]:
