@@ -49,11 +49,11 @@ def newest_whole(paths: Iterable[Path], report: Report) -> api.Checkpoint | None
     """
     opened = [ck for ck in (_opened(path, report) for path in paths) if ck is not None]
     for ck in sorted(opened, key=lambda ck: ck.step.value or 0, reverse=True):
-        problems = [p for p in ck.verify(deep=True).problems if p.severity == "error"]
-        if not problems:
+        wrong = [p.message for p in ck.verify(deep=True).problems if p.severity == "error"]
+        wrong += [] if ck.model else ["holds no model"]
+        if not wrong:
             return ck
-        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        report(f"skipped {ck.path}: {problems[0].message}{more}")
+        report(f"skipped {ck.path}: {wrong[0]}{f' (and {len(wrong) - 1} more)' if len(wrong) > 1 else ''}")
     return None
 
 

@@ -1,0 +1,212 @@
+"""A rank that dies takes nothing with it: all begin again with the last whole checkpoint, to the same end."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+
+from ckptools.errors import ReadError
+from ckptools.training import losses, snapshots
+from ckptools.training.demo import same, tensors
+from tests.training.rank_files import ckptools
+from tests.training.test_command import leftovers
+
+SMALL = ("--world-size", 2, "--vocab", 31, "--width", 20, "--layers", 1, "--context", 7, "--batch", 128)
+RUN = (*SMALL, "--steps", 6, "--full", "--save-every", 2)
+
+
+def create(out: Path, *options: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    return ckptools("create", out, *RUN, *options, env=os.environ | environment)
+
+
+def same_end(out: Path, other: Path) -> bool:
+    """Whether two runs had the same losses, and have the same bits in model and optimizer."""
+    one, two = (dict(tensors(torch.load(folder / "full.pt"))) for folder in (out, other))
+    known = losses.read(next(out.rglob("losses.csv")), 6)
+    return (
+        len(known) == 6
+        and known == losses.read(other / "losses.csv", 6)
+        and one.keys() == two.keys()
+        and all(same(one[name], two[name]) for name in one)
+    )
+
+
+@pytest.fixture(scope="session")
+def undisturbed(folder: Path) -> Path:
+    done = create(folder / "undisturbed", "--strategy", "fsdp2")
+    assert done.returncode == 0, done.stderr
+    return folder / "undisturbed"
+
+
+def test_the_end_is_the_same_as_without_the_death_of_a_rank(undisturbed: Path, tmp_path: Path) -> None:
+    done = create(tmp_path / "run", "--strategy", "fsdp2", "--kill", "1:5", "--max-restarts", 1)
+    assert done.returncode == 0, done.stderr
+    assert "rank 1 is killed\n" in done.stdout
+    assert f"resumed from {tmp_path}/run/ep1-ba4-rank0.pt: step 4, epoch 1, sample 0\n" in done.stdout
+    assert same_end(tmp_path / "run", undisturbed)
+    assert leftovers(str(tmp_path)) == []
+
+
+@pytest.fixture
+def run(undisturbed: Path, tmp_path: Path) -> Path:
+    """The checkpoints of steps 2 and 4, as a run left them that died then."""
+    (tmp_path / "run").mkdir()
+    for path in [*undisturbed.glob("*-ba2-*"), *undisturbed.glob("*-ba4-*"), undisturbed / "losses.csv"]:
+        shutil.copy(path, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def chosen(folder: Path) -> tuple[str, list[str]]:
+    """The step of the checkpoint to go on from, and what was said."""
+    said: list[str] = []
+    found = snapshots.newest_whole(snapshots.found_at(folder), said.append)
+    return found.path.name if found else "", said
+
+
+def test_the_newest_whole_one_is_taken(run: Path) -> None:
+    assert chosen(run) == ("ep1-ba4-rank0.pt", [])
+
+
+def flip(path: Path) -> None:
+    """Flip a bit in the middle, where tensors are."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda path: os.truncate(path, path.stat().st_size // 2), "ep1-ba4-rank1.pt"),
+        (Path.unlink, "no file ep1-ba4-rank1.pt"),
+        (flip, "ep1-ba4-rank1.pt"),
+    ],
+    ids=["cut", "missing", "a wrong bit"],
+)
+def test_a_broken_one_is_passed_over_and_said(damage: Callable[[Path], None], says: str, run: Path) -> None:
+    damage(run / "ep1-ba4-rank1.pt")
+    step, (said,) = chosen(run)
+    assert step == "ep0-ba2-rank0.pt"
+    assert said.startswith("skipped ")
+    assert says in said
+
+
+def test_what_is_not_whole_is_not_gone_on_from(run: Path) -> None:
+    for path in run.glob("*-rank1.pt"):
+        path.unlink()
+    done = create(run, "--strategy", "fsdp2", "--resume", str(run))
+    assert done.returncode == 4, done.stderr
+    assert (done.stderr.count("\n"), done.stdout.count("skipped ")) == (1, 2)
+
+
+def test_a_run_goes_on_in_its_own_folder(run: Path, undisturbed: Path) -> None:
+    (run / "ep1-ba4-rank0.pt").unlink()
+    done = create(run, "--strategy", "fsdp2", "--resume", str(run))
+    assert done.returncode == 0, done.stderr
+    assert "skipped " in done.stdout
+    assert f"resumed from {run}/ep0-ba2-rank0.pt: step 2, " in done.stdout
+    assert same_end(run, undisturbed)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--kill", "1"), "--kill 1 is not RANK:STEP"),
+        (("--kill", "2:3"), "there is no rank 2 of 2"),
+        (("--kill", "1:7"), "there is no step 7; --steps is 6"),
+        (("--load", "some"), "choose from each, broadcast"),
+        (("--resume", "nowhere"), "nowhere: no such file or folder to go on from"),
+        (("--save-every", 0), "--save-every is 0"),
+        (("--max-restarts", -1), "--max-restarts is -1"),
+    ],
+)
+def test_what_cannot_be_is_one_line(options: tuple[object, ...], says: str, tmp_path: Path) -> None:
+    done = create(tmp_path / "run", *options)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert says in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+DYING = """
+import os, signal, sys
+from ckptools.training import output
+
+moves = 0
+
+def die_at(event, arguments):
+    global moves
+    moves += event == "os.rename"
+    if event == "os.rename" and moves > {moves}:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+sys.addaudithook(die_at)
+output.finish(*map(output.Path, sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("layout", ["fsdp1", "verl", "dcp"])
+def test_a_set_that_was_moved_by_half_is_not_whole(layout: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    files = [path for path in request.getfixturevalue(layout).out.iterdir() if path.name != "full.pt"]
+    for moves in range(1, len(files)):
+        out, growing = tmp_path / str(moves), tmp_path / str(moves) / ".ckptools-1"
+        growing.mkdir(parents=True)
+        for path in files:
+            shutil.copy(path, growing)
+        done = subprocess.run(
+            [sys.executable, "-c", DYING.format(moves=moves), str(growing), str(out)], capture_output=True, text=True
+        )
+        assert done.returncode == -9, done.stderr
+        assert len([path for path in out.iterdir() if path.is_file()]) == moves
+        with suppress(ReadError):  # which says that there is none
+            assert chosen(out)[0] == ""
+
+
+DIES = """
+import os, signal, sys
+
+count = 0
+
+def die_at(event, arguments):
+    global count
+    if event == "{event}" and "growing" in str(arguments[0]) and {name!r} in str(arguments[0]):
+        count += 1
+        if count == {count}:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+if os.environ.get("RANK") == "{rank}" and os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0":
+    sys.addaudithook(die_at)
+"""
+
+MOMENTS = [
+    pytest.param("composer", 0, "os.rename", "rank0", 2, id="before the second is moved"),
+    pytest.param("composer", 0, "os.rename", "rank1", 2, id="when the second is moved by half"),
+    pytest.param("composer", 0, "open", "rank1", 2, id="before the second is on the disk"),
+    pytest.param("dcp", 1, "open", "distcp", 2, id="while a rank begins to write"),
+    pytest.param("dcp", 0, "os.rename", "step-4", 1, id="before a folder is moved"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("layout", "rank", "event", "name", "count"), MOMENTS)
+def test_a_death_while_saving_leaves_nothing_that_looks_whole(
+    layout: str, rank: int, event: str, name: str, count: int, undisturbed: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(DIES.format(rank=rank, event=event, name=name, count=count))
+    out = tmp_path / "run"
+    asked = ("--strategy", "fsdp2", "--layout", layout)
+    done = create(out, *asked, PYTHONPATH=str(tmp_path))
+    assert (done.returncode, done.stderr.count("\n")) == (3, 1), done.stderr
+    assert "was killed by SIGKILL" in done.stderr
+    done = create(out, *asked, "--resume", str(out))
+    assert done.returncode == 0, done.stderr
+    assert ": step 2, " in done.stdout
+    assert same_end(out, undisturbed)
+    assert leftovers(str(tmp_path)) == []
