@@ -18,6 +18,9 @@ from ckptools.training.options import CreateOptions
 if TYPE_CHECKING:
     from ckptools.training import Created
 
+# Numbers with gaps between them are listed up to so many.
+FEW = 8
+
 _NUMBER = re.compile(r"\d+")
 
 
@@ -125,4 +128,9 @@ def _with_numbers(kind: str, numbers: list[list[str]]) -> str:
 
 
 def _from_to(numbers: list[str]) -> str:
-    return numbers[0] if len(numbers) == 1 else f"{{{numbers[0]}..{numbers[-1]}}}"
+    first, last, count = numbers[0], numbers[-1], len(numbers)
+    if count == 1:
+        return first
+    if int(last) - int(first) < count:
+        return f"{{{first}..{last}}}"
+    return f"{{{','.join(numbers)}}}" if count < FEW else f"{{{first}..{last}: {count} of them}}"

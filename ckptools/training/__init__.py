@@ -14,8 +14,10 @@ from ckptools.training.options import Created, CreateOptions, ModelSize
 
 def create(options: CreateOptions, verbose: bool = False) -> Created:
     """Train and save; see `ckptools.training.launch.create`. With `options.damage`, damage what was saved too."""
-    from ckptools.training import damaged_run, launch
+    from ckptools.training import damaged_run, launch, simulation
 
+    if options.simulation.simulate_world is not None:
+        return simulation.create(options, verbose)
     return damaged_run.create(options, verbose) if options.damage else launch.create(options, verbose)
 
 

@@ -21,6 +21,7 @@ from ckptools.training.losses import LOSSES
 from ckptools.training.option import option
 from ckptools.training.parallel_options import ParallelOptions
 from ckptools.training.resume_options import ResumeOptions
+from ckptools.training.simulation_options import SimulationOptions
 
 STRATEGIES = ("ddp", "fsdp1", "fsdp2", "hsdp", "tp", "fsdp2-tp", "hsdp-tp", "pipeline", "moe")
 OPTIMIZERS = ("AdamW", "DecoupledAdamW")
@@ -89,6 +90,7 @@ class CreateOptions:
     size: ModelSize = field(default_factory=ModelSize)
     parallel: ParallelOptions = field(default_factory=ParallelOptions)
     hardware: BackendOptions = field(default_factory=BackendOptions)
+    simulation: SimulationOptions = field(default_factory=SimulationOptions)
     files: FileOptions = field(default_factory=FileOptions)
     resuming: ResumeOptions = field(default_factory=ResumeOptions)
     launch: LaunchOptions = field(default_factory=LaunchOptions)
@@ -227,6 +229,7 @@ _RECORDS: dict[str, type] = {
     "files": FileOptions,
     "resuming": ResumeOptions,
     "launch": LaunchOptions,
+    "simulation": SimulationOptions,
 }
 
 

@@ -756,4 +756,15 @@ FAULTS = (
         "training/test_trainer_layouts.py",
         ('        content["rng"] = rng\n', "        pass\n"),
     ),
+    *_in(
+        "training/simulated_world.py",
+        "training/test_simulation.py",
+        ("_sharded(t) if name in names else t", "_sharded(t) if t.ndim else t"),
+        ("src_data_rank=None", "src_data_rank=0"),
+        (
+            "        own.submit(_write_rank, trained, rank, folder).result()\n",
+            "        _write_rank(trained, rank, folder)\n",
+        ),
+        ("_seeded(options.seed + rank)", "_seeded(options.seed)"),
+    ),
 )

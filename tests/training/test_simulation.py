@@ -1,0 +1,163 @@
+"""Files of a world that is not there are what its ranks would have written, and say how much of it is here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torch.distributed.tensor import DTensor
+
+import ckptools
+from ckptools.errors import UsageError
+from ckptools.training import Created, CreateOptions, create, demo
+from ckptools.training.simulation_options import SimulationOptions
+from tests.training.conftest import Command
+from tests.training.rank_files import ckptools as command
+from tests.training.rank_files import load
+
+WORLD = 6
+
+
+def simulated(out: Path, strategy: str, ranks: str = "all", **options: Any) -> Created:
+    simulation = SimulationOptions(simulate_world=WORLD, ranks=ranks)
+    return create(CreateOptions(out, strategy, steps=2, simulation=simulation, **options))
+
+
+@pytest.fixture(scope="session")
+def all_of_fsdp1(folder: Path) -> Created:
+    return simulated(folder / "simulated-fsdp1", "fsdp1", full=True)
+
+
+@pytest.fixture(scope="session")
+def all_of_fsdp2(folder: Path) -> Created:
+    return simulated(folder / "simulated-fsdp2", "fsdp2", full=True)
+
+
+@pytest.mark.parametrize("name", ["all_of_fsdp1", "all_of_fsdp2"])
+def test_all_ranks_together_are_the_run_of_one_process(
+    name: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    created: Created = request.getfixturevalue(name)
+    assert ckptools.verify(created.first, deep=True).problems == ()
+    ckptools.consolidate(created.first, tmp_path / "merged.pt")
+    total, different = demo.compare(tmp_path / "merged.pt", created.out / "full.pt")
+    assert (total, different) == (48 + 3 * 43, [])
+
+
+@pytest.mark.parametrize("name", ["all_of_fsdp1", "all_of_fsdp2"])
+def test_every_rank_has_random_states_of_its_own_and_all_files_list_them(
+    name: str, request: pytest.FixtureRequest
+) -> None:
+    created: Created = request.getfixturevalue(name)
+    first, last = (load(created.out / f"ep0-ba2-rank{rank}.pt")["rng"] for rank in (0, WORLD - 1))
+    assert len({state["torch"].numpy().tobytes() for state in first}) == WORLD
+    assert [state["python"] for state in first] == [state["python"] for state in last]
+
+
+def outline(value: Any) -> Any:
+    """What a file holds, without the numbers in its tensors, plain values and times."""
+    if isinstance(value, dict):
+        return {key: outline(item) for key, item in value.items()}
+    if isinstance(value, ShardedTensor):
+        mine = [(shard.metadata, shard.tensor.shape, shard.tensor.dtype) for shard in value._local_shards]
+        return ("sharded", value._metadata, value._sharding_spec, mine)
+    if isinstance(value, DTensor):
+        return ("dtensor", value.shape, value.stride(), value.placements, value._local_tensor.shape, value.dtype)
+    if isinstance(value, torch.Tensor):
+        return (type(value), value.shape, value.dtype)
+    return type(value)
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_simulated_file_of_fsdp1_is_laid_out_as_that_of_a_real_rank(
+    rank: int, fsdp1: Command, tmp_path: Path
+) -> None:
+    asked = {"seed": 7, "optimizer": "DecoupledAdamW", "scheduler": "lambda"}
+    create(CreateOptions(tmp_path, "fsdp1", simulation=SimulationOptions(3, str(rank)), **asked))
+    real, found = (load(folder / f"ep0-ba5-rank{rank}.pt") for folder in (fsdp1.out, tmp_path))
+    assert outline(found) == outline(real)
+    assert groups(found) == groups(real)
+
+
+def test_a_simulated_file_of_fsdp2_is_laid_out_as_that_of_a_real_rank(fsdp2: Created, tmp_path: Path) -> None:
+    create(CreateOptions(tmp_path, "fsdp2", simulation=SimulationOptions(2, "1")))
+    real, found = (load(folder / "ep0-ba5-rank1.pt") for folder in (fsdp2.out, tmp_path))
+    assert outline(found) == outline(real)
+    assert groups(found) == groups(real)
+
+
+def groups(content: Any) -> Any:
+    (optimizer,) = content["state"]["optimizers"].values()
+    return optimizer["param_groups"]
+
+
+def test_fewer_than_all_ranks_are_not_whole(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    done = command("create", out, "--simulate-world", 256, "--ranks", "0,137", "--tiny", "--steps", 1)
+    assert done.returncode == 0, done.stderr
+    assert "one process for 2 of 256 ranks, by torch's fake process group; fsdp1\nvalues: true" in done.stdout
+    assert f"saved {out}/ep0-ba1-rank{{0,137}}.pt (" in done.stdout
+    ck = ckptools.open(out)
+    assert (ck.whole, ck.world_size.value, ck.ranks) == (False, 256, (0, 137))
+    assert next((p.code, p.severity) for p in ck.problems) == ("CK001", "error")
+
+
+def test_a_tiny_file_lists_the_shards_of_all_1024_ranks(tmp_path: Path) -> None:
+    create(CreateOptions(tmp_path, steps=1, simulation=SimulationOptions(1024, "1023", tiny=True)))
+    (path,) = tmp_path.iterdir()
+    moment = load(path)["state"]["optimizers"]["AdamW"]["state"]["emb.weight"]["exp_avg"]
+    assert [shard.placement.rank() for shard in moment._metadata.shards_metadata] == list(range(1024))
+    assert moment._local_shards[0].metadata.shard_sizes == [1, 16]  # the last rank has one row of 2,047
+    assert path.stat().st_size < 2_000_000
+
+
+def test_verl_writes_three_files_for_each_rank(tmp_path: Path) -> None:
+    created = simulated(tmp_path / "run", "fsdp2", "1,4", layout="verl")
+    assert [path.name for path in created.files if "model" in path.name] == [
+        f"model_world_size_{WORLD}_rank_{rank}.pt" for rank in (1, 4)
+    ]
+    assert ckptools.open(created.first).ranks == (1, 4)
+
+
+@pytest.mark.slow
+def test_several_processes_write_what_one_does(all_of_fsdp1: Created, tmp_path: Path) -> None:
+    simulation = SimulationOptions(WORLD, "all", jobs=2)
+    created = create(CreateOptions(tmp_path / "run", "fsdp1", steps=2, full=True, simulation=simulation))
+    mine, theirs = (ckptools.open(one.first, all_ranks=True) for one in (created, all_of_fsdp1))
+    assert [path.name for path in created.files] == [path.name for path in all_of_fsdp1.files]
+    assert all(torch.equal(tensor.load(), theirs.model[name].load()) for name, tensor in mine.model.items())
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("0", (0,)), ("all", tuple(range(9))), ("0-3,7", (0, 1, 2, 3, 7)), ("7, 1,1", (1, 7))]
+)
+def test_ranks_are_told_one_by_one_in_spans_or_all(text: str, expected: tuple[int, ...]) -> None:
+    assert SimulationOptions(9, text).ranks_written == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--ranks", "8"), "there is no rank 8 in a world of 8"),
+        (("--ranks", "3-1"), "'3-1' is no rank"),
+        (("--ranks", "x"), "'x' is no rank; expected such as 0,137 or 0-3 or all"),
+        (("--world-size", "4"), "--world-size is 4, --simulate-world 8"),
+        (("--layout", "dcp"), "writes no dcp with fsdp1, only --strategy fsdp1 with --layout composer"),
+        (("--jobs", "0"), "--jobs is 0"),
+        (("--break", "missing:0"), "options to launch, resume or break do not apply"),
+        (("--sharding", "hybrid"), "leave out how a strategy spreads the model"),
+    ],
+)
+def test_what_cannot_be_simulated_is_one_line(arguments: tuple[str, ...], says: str, tmp_path: Path) -> None:
+    done = command("create", tmp_path / "run", "--simulate-world", 8, *arguments)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert says in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_world_of_no_ranks_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--simulate-world is 0"):
+        create(CreateOptions(tmp_path / "run", simulation=SimulationOptions(0)))
