@@ -21,6 +21,7 @@ from ckptools.formats.registry import Format, recognised
 from ckptools.formats.shared.companions import is_companion
 from ckptools.formats.shared.rank_names import COMPRESSED
 from ckptools.formats.shared.several import listed, several
+from ckptools.formats.shared.sibling_search import are_of_one
 from ckptools.formats.shared.trackers import tracker_in
 from ckptools.model.tree import tensors_in
 from ckptools.model.values import describe_for_error
@@ -135,8 +136,9 @@ def find(folder: Path, formats: Sequence[Format], follow_symlinks: bool = False)
 
 
 def _one_of(folder: Path, found: Sequence[Path]) -> Path | None:
-    if len(found) > 1:
-        raise several(folder, found)
+    with gc_paused():
+        if len(found) > 1 and not are_of_one(found):
+            raise several(folder, found)
     return found[0] if found else None
 
 

@@ -57,3 +57,8 @@ class Options:
     files: tuple[Path, ...] = ()
     ranks: str | None = None
     names: GivenNames | None = None
+
+    @property
+    def looks_around(self) -> bool:
+        """Whether siblings are looked for: the caller neither named them nor wants none."""
+        return not (self.only_this_file or self.files or self.ranks)

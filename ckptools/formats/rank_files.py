@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Any
 from ckptools.errors import ReadError, UnsafePathError, UsageError
 from ckptools.formats.options import Options
 from ckptools.formats.shared import rank_checks, rank_parts
-from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder
+from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, in_form
 from ckptools.formats.shared.copied_files import check_copies
 from ckptools.formats.shared.file_status import Fault, looked_at, was_read
 from ckptools.formats.shared.fsdp1.flat_shards import resolve_flat_shards
 from ckptools.formats.shared.merge import Merge
-from ckptools.formats.shared.rank_groups import rank_group
-from ckptools.formats.shared.rank_names import RankName, only_group, parse
+from ckptools.formats.shared.rank_groups import group_in, rank_group
+from ckptools.formats.shared.rank_names import RankName, parse
 from ckptools.formats.shared.rank_signs import are_one_checkpoint
-from ckptools.formats.torch_file import in_form
+from ckptools.formats.shared.sibling_search import columns, siblings_by_content
 from ckptools.model.checkpoint import Checkpoint, Fact, RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
@@ -54,7 +54,7 @@ MAX_WORLD = 1 << 16
 def detect(path: Path) -> bool:
     """A file with a rank in its name, or a folder that holds such files."""
     if path.is_dir():
-        return only_group(path) is not None
+        return group_in(path) is not None
     return parse(path) is not None
 
 
@@ -75,7 +75,20 @@ def read(path: Path, options: Options, by_name: Shapes | None = None) -> Checkpo
     if found is None:
         raise ReadError(path, "no rank in this name, and no rank files in this folder")
     name, group = found
+    if len(group) == 1 and options.looks_around and len(list(columns(Path(name.path.name)))) > 1:
+        group = siblings_by_content(name.path, options.read_file(name.path), options.follow_symlinks) or group
+        name = next(n for n in group if n.path == name.path)
     return _opening(builder, name, group, options).checkpoint(by_name)
+
+
+def read_group(path: Path, group: Sequence[RankName], options: Options) -> Checkpoint:
+    """Open the checkpoint that a file and others are, which were found by their contents.
+
+    Raises:
+        ReadError: the file itself cannot be read.
+    """
+    name = next(n for n in group if n.path == path)
+    return _opening(CheckpointBuilder(NAME, path), name, group, options).checkpoint(None)
 
 
 def _opening(builder: CheckpointBuilder, name: RankName, group: Sequence[RankName], options: Options) -> _Opening:

@@ -3,23 +3,26 @@
 Also as torch wrote it before 1.6 (a row of pickles), in a tar (Composer's `.tar`), and compressed; see
 `ckptools.pickles.legacy`, `tar_checkpoint` and `ckptools.files.compressed`. The first bytes say which.
 
-What is inside is told from the content by `sections`; a single file without a rank in its name has no siblings.
+What is inside is told from the content by `sections`. A file whose name tells no rank has siblings where its content
+says so, and theirs proves it (`sibling_search`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 from ckptools.files.file_type import HEAD, content_of
+from ckptools.formats import rank_files
 from ckptools.formats.options import Options
-from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder
+from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, in_form
 from ckptools.formats.shared.file_status import was_read
 from ckptools.formats.shared.rank_names import COMPRESSED
+from ckptools.formats.shared.sibling_search import siblings_by_content
 from ckptools.model.checkpoint import Checkpoint, Fact
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tree import tensors_in
+from ckptools.pickles.reader import Saved
 from ckptools.training_state.module_order import AS_SAVED
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import find_step
@@ -48,11 +51,16 @@ def read(path: Path, options: Options) -> Checkpoint:
     """
     builder = CheckpointBuilder(NAME, path)
     saved = options.read_file(path)
+    tensors = [t for _, t in tensors_in(saved.tree)]
+    sharded = any(t.sharded for t in tensors)
+    if sharded and options.looks_around:
+        group = siblings_by_content(path, saved, options.follow_symlinks)
+        if group:
+            return rank_files.read_group(path, group, options)
     builder.add_saved([saved])
-    builder.problems += _part_of_more(path)
+    builder.problems += _part_of_more(path) or _shards_of_one(saved, sharded)
     claims = sorted({world for _, world in saved.claims})
     sections = find_sections(saved.tree)
-    sharded = any(t.sharded for _, t in tensors_in(saved.tree))
     return builder.checkpoint(
         name=stem(path.name),
         saved_as=in_form("one .pt with shards of one rank" if sharded else "one .pt, every tensor whole", saved.form),
@@ -71,13 +79,21 @@ def stem(name: str) -> str:
     return Path(plain.stem).stem if plain.suffix in COMPRESSED else plain.stem
 
 
-def in_form(saved_as: str, form: str) -> str:
-    """Add to how something was saved what it is beside a zip archive."""
-    return f"{saved_as} ({form})" if form else saved_as
-
-
-def _part_of_more(path: Path) -> Iterator[Problem]:
+def _part_of_more(path: Path) -> list[Problem]:
     """A name such as `x-00001-of-00004.bin` or `mp_rank_00_x.pt` speaks of files that this format does not join."""
     found = PART.search(path.name)
-    if found:
-        yield Problem(Code.ONE_OF_SEVERAL, f"its name says {found[0]}: one file of several, and only this one is read")
+    if not found:
+        return []
+    return [Problem(Code.ONE_OF_SEVERAL, f"its name says {found[0]}: one file of several, and only this one is read")]
+
+
+def _shards_of_one(saved: Saved, sharded: bool) -> list[Problem]:
+    """Shards of a larger world speak of other files, which no name tells."""
+    world = max((world for _, world in saved.claims), default=1)
+    if not sharded or world < 2:
+        return []
+    text = (
+        f"holds the shards of one rank of {world}, and nothing proves which files hold the others'; "
+        "name them all, or the folder with --ranks PATTERN"
+    )
+    return [Problem(Code.ONE_OF_SEVERAL, text)]

@@ -47,7 +47,7 @@ def test_every_form_of_dcp_is_the_trained_state(layout: str, torch_layouts: Path
 @pytest.mark.parametrize("layout", DCP)
 def test_every_form_of_dcp_is_whole(layout: str, torch_layouts: Path) -> None:
     report = ckptools.verify(torch_layouts / layout, deep=True)
-    assert [problem.text for problem in report.problems if problem.severity != "note"] == []
+    assert [problem.message for problem in report.problems if problem.severity != "note"] == []
 
 
 @pytest.mark.parametrize("layout", ["dcp", "several", "async"])

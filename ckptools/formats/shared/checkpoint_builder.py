@@ -106,3 +106,8 @@ class CheckpointBuilder:
             rounded=tuple(rounded),
             in_parts=in_parts,
         )
+
+
+def in_form(saved_as: str, form: str) -> str:
+    """Add to how something was saved what it is beside a zip archive."""
+    return f"{saved_as} ({form})" if form else saved_as

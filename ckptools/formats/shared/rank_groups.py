@@ -13,11 +13,12 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 
-from ckptools.errors import ReadError, UnsafePathError, UsageError
+from ckptools.errors import ReadError, SeveralError, UnsafePathError, UsageError
 from ckptools.files.opening import reading
 from ckptools.formats.options import Options
 from ckptools.formats.shared.rank_checks import UNNAMED
-from ckptools.formats.shared.rank_names import RankName, only_group, parse, siblings
+from ckptools.formats.shared.rank_names import RankName, names_in, only_group, parse, siblings
+from ckptools.formats.shared.sibling_search import are_of_one
 from ckptools.model.values import describe_for_error
 
 NUMBER = re.compile(r"\d+")
@@ -38,11 +39,26 @@ def rank_group(path: Path, options: Options) -> tuple[RankName, list[RankName]] 
     elif options.ranks is not None:
         group = files_matching(path, options.ranks, options.follow_symlinks)
     else:
-        name = only_group(path) if path.is_dir() else parse(path)
+        name = group_in(path) if path.is_dir() else parse(path)
         if name is None:
             return None
         return name, [name] if options.only_this_file else siblings(name, options.follow_symlinks)
     return group[0], group
+
+
+def group_in(folder: Path) -> RankName | None:
+    """A file of the one checkpoint that a folder of rank files holds, by their names or else by their contents.
+
+    Raises:
+        UsageError: it holds several.
+    """
+    try:
+        return only_group(folder)
+    except SeveralError:
+        names = list(names_in(folder))
+        if not are_of_one([name.path for name in names]):
+            raise
+        return names[0]
 
 
 def group_of_files(files: Sequence[Path]) -> list[RankName]:
