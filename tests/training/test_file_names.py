@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -115,3 +117,11 @@ def test_sub_folders_are_filled_replaced_and_opened(tmp_path: Path) -> None:
     assert made == [tuple(here / f"node0-gpu{rank}-rank{rank}.pt" for rank in range(n)) for n in (2, 1)]
     assert list(here.iterdir()) == list(made[1])
     assert load(made[1][0])["state"]["run_name"] == "gpt"
+
+
+@pytest.mark.parametrize("name", ["{rank}-of-{world_size}.pt", "{rank}/model.pt"])
+def test_what_is_said_to_try_opens_names_that_do_not_say_rank(name: str, tmp_path: Path) -> None:
+    done = ckptools("create", tmp_path / "run", "--world-size", 2, "--steps", 1, "--name", name)
+    command = shlex.split(done.stderr.removeprefix("try: ckptools "))
+    opened = json.loads(ckptools(*command, "--json").stdout)
+    assert (opened["whole"], opened["world_size"]["value"]) == (True, 2)
