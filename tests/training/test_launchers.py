@@ -60,7 +60,6 @@ def port_of(job: int) -> int:
         pytest.param(open_mpi, marks=pytest.mark.slow),
         pytest.param(mpich, marks=pytest.mark.slow),
         pytest.param(pbs, marks=pytest.mark.slow),
-        pytest.param(by_hand, marks=pytest.mark.slow),
     ],
 )
 def test_ranks_of_a_scheduler_write_what_the_elastic_launcher_writes(scheduler, fsdp1: Command, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
