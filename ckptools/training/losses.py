@@ -8,12 +8,12 @@ from pathlib import Path
 LOSSES = "losses.csv"
 
 
-def write(folder: Path, losses: list[float]) -> None:
-    """Write a line per step; every digit that it takes to read the same number back."""
+def write(folder: Path, losses: list[float], steps: int) -> None:
+    """Write a line for each of the last of so many steps; every digit that it takes to read the same number back."""
     with (folder / LOSSES).open("w", newline="") as file:
         rows = csv.writer(file)
         rows.writerow(["step", "loss"])
-        rows.writerows((step, repr(loss)) for step, loss in enumerate(losses, 1))
+        rows.writerows((step, repr(loss)) for step, loss in enumerate(losses, steps - len(losses) + 1))
 
 
 def read(checkpoint: Path, steps: int) -> list[float]:
@@ -28,5 +28,6 @@ def read(checkpoint: Path, steps: int) -> list[float]:
     if not path.is_file():
         return []
     with path.open(newline="") as file:
-        found = [float(row["loss"]) for row in csv.DictReader(file)]
-    return found[:steps] if len(found) >= steps else []
+        found = {int(row["step"]): float(row["loss"]) for row in csv.DictReader(file)}
+    wanted = range(1, steps + 1)
+    return [found[step] for step in wanted] if found.keys() >= set(wanted) else []

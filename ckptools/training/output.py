@@ -118,7 +118,7 @@ def finish(partial: Path, out: Path) -> tuple[Path, ...]:
     for path in sorted(partial.rglob("*")):
         _flush(path)
     if len(files) > 1:
-        for path in files:
+        for path in (path for path in files if path.name != LOSSES):
             path.unlink(missing_ok=True)
     _move_into(partial, out)
     for folder in {out, *(path.parent for path in files)}:

@@ -123,7 +123,7 @@ def _save(run: Run, partial: Path) -> Created:
 def _publish(run: Run, growing: Path, partial: Path) -> tuple[Path, ...]:
     """Give complete files their names, and remember the checkpoint for the case that the ranks are started again."""
     if run.options.resuming.keeps_losses:
-        losses.write(output.common_folder(growing), run.losses)
+        losses.write(output.common_folder(growing), run.losses, run.step)
     files = output.finish(growing, run.options.out)
     output.remove_older(run.options.out, files, of_any_rank(run))
     snapshots.remember(partial, files)

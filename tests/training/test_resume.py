@@ -89,7 +89,6 @@ def test_what_a_layout_does_not_hold_is_said(ddp: dict[str, Any]) -> None:
         ("fsdp2", ("verl", "accelerate", "fabric", "composer-dcp"), 2, {}),
         ("ddp", ("accelerate",), 2, {}),
         ("tp", ("composer",), 2, {}),
-        ("fsdp2-tp", ("composer",), 4, {}),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
