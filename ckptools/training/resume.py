@@ -113,7 +113,7 @@ def _restore(run: Run, saved: SavedRun) -> None:
     share, shares = run.strategy.data_share(run.options)
     run.step = saved.step
     run.position = (saved.position or Position()).aligned(shares)
-    run.losses = losses.read(saved.path, saved.step)
+    run.losses = losses.read(saved.folder, saved.step)
     # Last, for building and loading a model draw random numbers too.
     if share < len(saved.random):
         random_states.restore(saved.random[share], run.device)

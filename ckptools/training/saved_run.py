@@ -6,6 +6,7 @@ fqns. What only says how far a run was is looked for here, by its keys.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ class SavedRun:
 
     Attributes:
         path: where it is.
+        folder: that its files are in, which may be below that path.
         world_size: ranks that saved it; None where nothing tells.
         step: optimizer steps that were taken.
         position: where the run was in its data; None where nothing tells.
@@ -42,6 +44,7 @@ class SavedRun:
     """
 
     path: Path
+    folder: Path
     world_size: int | None
     step: int
     position: Position | None
@@ -70,6 +73,7 @@ def read(ck: api.Checkpoint, names: list[str], batch: int) -> SavedRun:
     step = _step(ck, optimizer)
     return SavedRun(
         path=ck.path,
+        folder=Path(os.path.commonpath([file.path.parent for file in ck.files])) if ck.files else ck.path,
         world_size=_world_size(ck),
         step=step,
         position=_position(ck, step, len(random) or _world_size(ck), batch),

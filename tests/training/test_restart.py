@@ -30,7 +30,7 @@ def create(out: Path, *options: object, **environment: str) -> subprocess.Comple
 def same_end(out: Path, other: Path) -> bool:
     """Whether two runs had the same losses, and have the same bits in model and optimizer."""
     one, two = (dict(tensors(torch.load(folder / "full.pt"))) for folder in (out, other))
-    known = losses.read(next(out.rglob("losses.csv")), 6)
+    known = losses.read(max(out.rglob("losses.csv"), key=lambda path: len(path.read_text())), 6)
     return (
         len(known) == 6
         and known == losses.read(other / "losses.csv", 6)
