@@ -19,6 +19,7 @@ from ckptools.training.launchers.job import Job
 from ckptools.training.launchers.nodes import Node
 from ckptools.training.launchers.options import LaunchOptions
 from ckptools.training.launchers.shared_folder import shared_partial_folder
+from ckptools.training.launchers.variables import STARTERS
 from ckptools.training.options import Created, CreateOptions
 from ckptools.training.resume_options import restarts
 
@@ -70,7 +71,7 @@ def _given(options: CreateOptions) -> dict[str, Fact]:
 
 def _starts_ranks(launch: LaunchOptions, place: Place) -> bool:
     """Tell whether a process that a scheduler started is a node that starts ranks itself, as torchrun would be."""
-    return place.starter is not environment.STARTERS[0] and launch.nproc_per_node is not None
+    return place.starter is not STARTERS[0] and launch.nproc_per_node is not None
 
 
 def _start_ranks(options: CreateOptions, place: Place, verbose: bool) -> Created:
@@ -80,7 +81,8 @@ def _start_ranks(options: CreateOptions, place: Place, verbose: bool) -> Created
     node = nodes.this_node(options.launch, options.world_size, place)
     from torch.distributed.distributed_c10d import PrefixStore
 
-    from ckptools.training.rendezvous import Meeting, open_store
+    from ckptools.training.rendezvous import Meeting
+    from ckptools.training.rendezvous_store import open_store
 
     timeout = options.launch.timeout
     at = open_store(node.address, node.port, node.hosts, timeout)

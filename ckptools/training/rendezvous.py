@@ -12,139 +12,23 @@ import itertools
 import json
 import os
 import socket
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from datetime import timedelta
 from types import TracebackType
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ckptools.errors import CkptoolsError, RendezvousError
 from ckptools.text import first_line
 from ckptools.training.launchers.failures import remade
-
-# How long a reader sleeps between two looks at the store, in seconds.
-_PAUSE = 0.05
+from ckptools.training.rendezvous_store import PAUSE, open_store
 
 # How long the host of the store waits at the end until the others have read the last word.
 _FAREWELL = 5.0
 
 # How long to wait for somebody to say why it failed.
 _EXPLANATION = 15.0
-
-# How long to wait for an answer from something that may not be a store.
-_ANSWER = 10.0
-
-_MARK = "ckptools"
-
-
-@dataclass(frozen=True)
-class MeetingPlace:
-    """A store, and whether this process hosts it."""
-
-    store: TCPStore
-    hosted: bool
-
-
-def open_store(address: str, port: int, hosts: bool | None, timeout: float) -> MeetingPlace:
-    """Host the store at an address, or reach it there.
-
-    Args:
-        address: where it is.
-        port: 0 takes a free one, where this process hosts it.
-        hosts: whether this process does; None: whoever is first of those at that address.
-        timeout: seconds.
-
-    Raises:
-        RendezvousError: the port is taken by something else, or nobody can be reached there in time.
-    """
-    if not hosts and not (hosts is None and _is_here(address)):
-        _reach(address, port, timeout)
-        return MeetingPlace(_join(address, port, timeout), hosted=False)
-    try:
-        store = _store(address, port, timeout, hosts=True)
-    except RuntimeError as error:
-        if "listen" in str(error):
-            return MeetingPlace(_join_other(address, port, timeout), hosted=False)
-        text = (
-            f"cannot host the rendezvous at {address}:{port}; is that an address of this machine? {first_line(error)}"
-        )
-        raise RendezvousError(None, text) from error
-    store.set(_MARK, "")
-    return MeetingPlace(store, hosted=True)
-
-
-def _client(address: str, port: int, timeout: float) -> TCPStore:
-    """Open a store that another process hosts.
-
-    Raises:
-        RuntimeError: what is there is no store.
-    """
-    made: list[TCPStore] = []
-
-    def make() -> None:
-        with suppress(RuntimeError):
-            made.append(_store(address, port, timeout, hosts=False))
-
-    # torch waits without end for the first answer. The thread stays behind if there is none.
-    thread = threading.Thread(target=make, daemon=True)
-    thread.start()
-    thread.join(timeout)
-    if not made:
-        raise RuntimeError(f"no store answers at {address}:{port}")
-    return made[0]
-
-
-def _store(address: str, port: int, timeout: float, hosts: bool) -> TCPStore:
-    # Several stores of one process may share the server: torch's own launcher opens one more at this port.
-    return TCPStore(
-        address, port, is_master=hosts, wait_for_workers=False, multi_tenant=True, timeout=timedelta(seconds=timeout)
-    )
-
-
-def _is_here(address: str) -> bool:
-    try:
-        socket.create_server((address, 0)).close()
-    except OSError:
-        return False
-    return True
-
-
-def _join_other(address: str, port: int, timeout: float) -> TCPStore:
-    """Find out who has the port that was to be ours; if it is another node of a run, the numbers will tell."""
-    with suppress(RuntimeError):
-        store = _client(address, port, min(timeout, _ANSWER))
-        if store.check([_MARK]):
-            return store
-    raise RendezvousError(None, f"port {port} of {address} is taken by something else; choose another")
-
-
-def _reach(address: str, port: int, timeout: float) -> None:
-    """Wait until somebody listens there. Not left to torch, which cannot be interrupted meanwhile."""
-    deadline = time.monotonic() + timeout
-    while True:
-        try:
-            socket.create_connection((address, port), timeout=min(timeout, 5)).close()
-        except OSError as error:
-            if time.monotonic() > deadline:
-                why = (error.strerror or str(error)).lower()
-                text = f"{address}:{port} was not reachable within {timeout:g} s ({why}); is number 0 started there?"
-                raise RendezvousError(None, text) from error
-            time.sleep(_PAUSE)
-        else:
-            return
-
-
-def _join(address: str, port: int, timeout: float) -> TCPStore:
-    try:
-        return _client(address, port, timeout)
-    except RuntimeError as error:
-        text = f"{address}:{port} answers, but not as torch's rendezvous does: something else has that port"
-        raise RendezvousError(None, text) from error
 
 
 def meet_ranks(timeout: float, per_node: Sequence[int] = (), variables: Mapping[str, str] = os.environ) -> Meeting:
@@ -258,7 +142,7 @@ class Meeting:
                 raise self._failure()
             if time.monotonic() > deadline:
                 raise self._agreed(self._absence(missing))
-            time.sleep(_PAUSE)
+            time.sleep(PAUSE)
 
     def cause(self, error: Exception) -> Exception:
         """Return what another member has said of why it failed, within some seconds, else this error.
@@ -270,7 +154,7 @@ class Meeting:
             while self.count > 1 and time.monotonic() < deadline:
                 if self._has("failure"):
                     return self._failure()
-                time.sleep(_PAUSE)
+                time.sleep(PAUSE)
         return error
 
     def _has(self, key: str) -> bool:
@@ -318,5 +202,5 @@ class Meeting:
         left = self._store.add("left", 1)
         deadline = time.monotonic() + _FAREWELL
         while self._hosts and left < self._store.add("came", 0) and time.monotonic() < deadline:
-            time.sleep(_PAUSE)
+            time.sleep(PAUSE)
             left = self._store.add("left", 0)

@@ -678,20 +678,28 @@ FAULTS = (
     *_in(
         "training/launchers/environment.py",
         "training/test_environment.py",
+        ("if node_rank is None or node_rank >= len(place.hosts) else place.hosts[node_rank]", ""),
+        ("return 15000 + int(digits[-4:] or 0)", "return 15000 + int(digits[:4] or 0)"),
+    ),
+    *_in(
+        "training/launchers/variables.py",
+        "training/test_environment.py",
         ("and step.isdecimal() and int(step) < _FIRST_SPECIAL_STEP", ""),
         ("(not _is_in_srun(variables) or any(name in variables for name in _PMI_LOCAL))", "True"),
         ('and own != ("1", "0")', ""),
-        ("if node_rank is None or node_rank >= len(place.hosts) else place.hosts[node_rank]", ""),
-        ("return 15000 + int(digits[-4:] or 0)", "return 15000 + int(digits[:4] or 0)"),
     ),
     *_in(
         "training/rendezvous.py",
         "training/test_rendezvous.py",
         ('if not self._has("begun"):', "if True:"),
         ('if self._store.add(f"claims/{self.number}", 1) > 1:', 'if self._store.add(f"claims/{self.number}", 1) > 2:'),
-        ("        if store.check([_MARK]):\n", "        if not store.check([_MARK]):\n"),
         ("return error if first == told else self._failure()", "return error"),
         ("bisect.bisect(ends, rank)", "bisect.bisect_left(ends, rank)"),
+    ),
+    *_in(
+        "training/rendezvous_store.py",
+        "training/test_rendezvous.py",
+        ("        if store.check([_MARK]):\n", "        if not store.check([_MARK]):\n"),
     ),
     *_in(
         "training/launchers/nodes.py",

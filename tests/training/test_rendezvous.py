@@ -12,7 +12,8 @@ import pytest
 from ckptools.errors import CkptoolsError, RendezvousError, UsageError
 from ckptools.training.launchers.agreement import agree
 from ckptools.training.options import CreateOptions
-from ckptools.training.rendezvous import Meeting, name_rank, open_store
+from ckptools.training.rendezvous import Meeting, name_rank
+from ckptools.training.rendezvous_store import open_store
 
 LONG = 60.0
 SHORT = 1.0
