@@ -62,7 +62,9 @@ class ResumeOptions:
             raise UsageError(None, f"--save-every is {self.save_every}, must be at least 1")
         if self.max_restarts < 0:
             raise UsageError(None, f"--max-restarts is {self.max_restarts}, must be at least 0")
-        rank, step = self.killed or (0, 1)
+        if self.killed is None:
+            return
+        rank, step = self.killed
         if world_size is not None and rank >= world_size:
             raise UsageError(None, f"--kill {self.kill}: there is no rank {rank} of {world_size}, counted from 0")
         if not 1 <= step <= steps:

@@ -7,6 +7,7 @@ seconds, and a run of two steps less than one.
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 
 import torch.distributed as dist
@@ -24,7 +25,7 @@ def main(texts: list[str]) -> None:
         partial.mkdir(parents=True, exist_ok=True)
         created = train_and_save(asked, partial, say_nothing)
         if created.rank == 0:
-            partial.rmdir()
+            shutil.rmtree(partial)
             asked.out.with_suffix(".json").write_text(json.dumps(created.losses))
     dist.barrier()
     dist.destroy_process_group()
