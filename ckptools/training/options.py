@@ -171,8 +171,9 @@ def check(options: CreateOptions) -> None:
     _check_layout(options)
     _check_files(options)
     options.resuming.check(options.steps, options.world_size)
-    if options.resuming.resume is not None and options.strategy not in RESUMED:
-        text = f"--resume does not go with --strategy {options.strategy}; a run goes on with {', '.join(RESUMED)}"
+    asked = "--resume" if options.resuming.resume is not None else "--max-restarts"
+    if (options.resuming.resume is not None or options.resuming.max_restarts) and options.strategy not in RESUMED:
+        text = f"{asked} does not go with --strategy {options.strategy}; a run goes on with {', '.join(RESUMED)}"
         raise UsageError(None, text)
     size = options.size
     counts = {name: getattr(size, name) for name in ("vocab", "width", "layers", "heads", "context")}

@@ -125,6 +125,7 @@ def test_a_run_goes_on_in_its_own_folder(run: Path, undisturbed: Path) -> None:
         (("--load", "some"), "choose from each, broadcast"),
         (("--resume", "nowhere"), "nowhere: no such file or folder to go on from"),
         (("--resume", ".", "--strategy", "pipeline"), "--resume does not go with --strategy pipeline"),
+        (("--max-restarts", 1, "--strategy", "moe"), "--max-restarts does not go with --strategy moe"),
         (("--save-every", 0), "--save-every is 0"),
         (("--max-restarts", -1), "--max-restarts is -1"),
     ],
