@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 FEW = 8
 
 _NUMBER = re.compile(r"\d+")
-_FROM_TO = re.compile(r"\{\d+\.\.\d+\}")
 
 
 def create(out: Path | None, backends: bool, explain_env: bool, **given: Any) -> None:
@@ -100,24 +99,7 @@ def _tell(created: Created) -> None:
     if created.damage:
         _tell_damage(created)
     else:
-        remark(f"try: ckptools inspect {_what_to_open(created)}")
-
-
-def _what_to_open(created: Created) -> str:
-    """The PATH of a command, with `--ranks` where a template gave rank files names that only their writer knows."""
-    from ckptools.formats.shared import rank_names
-
-    first = created.first
-    ranks = [path for path in created.files if _kind(path) == _kind(first)]
-    if first.is_dir() or len(ranks) == 1 or rank_names.parse(first):
-        return str(first)
-    folder = os.path.commonpath([path.parent for path in ranks])
-    (pattern,) = fold([path.relative_to(folder).as_posix() for path in ranks])
-    return f"{folder} --ranks '{_FROM_TO.sub('{rank}', pattern)}'"
-
-
-def _kind(path: Path) -> str:
-    return _NUMBER.sub("\0", path.as_posix())
+        remark(f"try: ckptools inspect {created.first}")
 
 
 def _tell_damage(created: Created) -> None:
