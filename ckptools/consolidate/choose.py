@@ -36,6 +36,10 @@ ONLY = ("model", "optimizer", "all")
 MAX_NAMED = 5
 """Names in a note."""
 
+COPIES = "take one with --prefer-rank if they are copies of one model"
+IN_PARTS = "ranks hold parameters of their own here, so that one name may stand for two"
+"""What to do where copies differ; a rank that is taken for all would lose what is another's."""
+
 MAX_TENSOR = 1 << 60
 """Bytes of one tensor. A few bytes that are expanded, with strides of 0, can claim any number."""
 
@@ -140,6 +144,7 @@ class _Picking:
     ) -> None:
         self.path, self.files, self.damage = checkpoint.path, files, damage
         self.holes, self.prefer_rank = holes, prefer_rank
+        self.in_parts = checkpoint.in_parts
         self.problems: list[Problem] = []
         self.left_out: dict[KeyPath, str] = {}
         self.missing: dict[KeyPath, tuple[Box, ...]] = {}
@@ -240,7 +245,7 @@ class _Picking:
         differing = differing_boxes(tensor.found, self.files)
         if differing and self.prefer_rank is None:
             box, ranks = next(iter(differing.items()))
-            way = damaged_copy(tensor, box, self.files) or "take one with --prefer-rank"
+            way = damaged_copy(tensor, box, self.files) or (IN_PARTS if self.in_parts else COPIES)
             text = f"{box}: rank {ranks[1]} holds other bytes than rank {ranks[0]}; {way}"
             self.problems.append(Problem(Code.COPIES_DIFFER, text, ranks[1], fqn))
         by_box: dict[Box, Shard] = {}

@@ -272,7 +272,7 @@ def _cheap(opened: Checkpoint) -> bool:
 
 def _named(checkpoint: Checkpoint, given: GivenNames | None) -> Checkpoint:
     """The checkpoint with names for its one optimizer that is keyed by number, once they are seen to fit."""
-    if given is None:
+    if given is None or checkpoint.names_given is given:
         return checkpoint
     from ckptools.training_state.optimizers import optimizers_of
 

@@ -13,7 +13,7 @@ read in full when all ranks are asked for, or when those do not fit together.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,15 +24,16 @@ from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, in_for
 from ckptools.formats.shared.copied_files import check_copies
 from ckptools.formats.shared.file_status import Fault, looked_at, was_read
 from ckptools.formats.shared.fsdp1.flat_shards import resolve_flat_shards
-from ckptools.formats.shared.merge import Merge
+from ckptools.formats.shared.merge import Merge, Ranked
 from ckptools.formats.shared.rank_groups import group_in, rank_group
 from ckptools.formats.shared.rank_names import RankName, parse
+from ckptools.formats.shared.rank_optimizers import named_by_own_models
 from ckptools.formats.shared.rank_signs import are_one_checkpoint
 from ckptools.formats.shared.sibling_search import columns, siblings_by_content
 from ckptools.model.checkpoint import Checkpoint, Fact, RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
-from ckptools.model.tree import fqn_of, tensors_in
+from ckptools.model.tree import KeyPath, fqn_of, tensors_in
 from ckptools.pickles.reader import Saved
 from ckptools.training_state.module_order import AS_SAVED
 from ckptools.training_state.sections import find_sections
@@ -123,6 +124,9 @@ class _Opening:
         options.read_ahead([member.path for member in wanted])
         for member in wanted:
             self._read(member, must=member.path == name.path or not member.rank_in_name)
+        if options.names is not None and not any(s.claims for s in self.saved.values()):
+            # Names may be those of several ranks' parameters, and then fit no rank alone.
+            self._read_rest()
         if all(map(self._counts_from_one, group)) and any(self._said(n) is not None for n in group):
             self.group, self.name = [n.from_one() for n in group], name.from_one()
         self.compared = self.all_ranks or are_one_checkpoint(self.group)
@@ -136,6 +140,12 @@ class _Opening:
             if must:
                 raise
             self.faults[member.path] = Fault.of(error, member.path)
+
+    def _read_rest(self) -> None:
+        for member in self.group:
+            if member.path not in {*self.saved, *self.faults}:
+                self._read(member, must=False)
+        self.all_ranks = True
 
     def _read_namesakes(self, name: RankName) -> None:
         """Where the content says another rank than the name, read the file of that name too: they may be swapped."""
@@ -174,9 +184,14 @@ class _Opening:
         """Put everything together."""
         world = self._world_size()
         merge = Merge()
-        tree = self._tree(merge)
-        resolved = resolve_flat_shards(tree, self.all_ranks, self.options.shapes, by_name, self.options.names)
+        tree = _merged(merge, self._roots())
         in_parts = rank_parts.is_in_parts(merge, find_sections(tree))
+        named = named_by_own_models(merge, find_sections(tree), self.options.names) if in_parts else None
+        if named is not None:
+            merge = Merge()
+            tree = _merged(merge, named.roots)
+        given = None if in_parts else self.options.names
+        resolved = resolve_flat_shards(tree, self.all_ranks, self.options.shapes, by_name, given)
         tree = rank_parts.join_param_groups(merge, tree) if in_parts else tree
         found = rank_checks.compare_ranks(merge, tree)
         tree = found.tree
@@ -205,18 +220,19 @@ class _Opening:
             all_ranks=self.all_ranks,
             compared=self.compared,
             bytes_expected=rank_checks.expected_bytes(files),
-            assumed_names=resolved.assumed,
+            assumed_names={*resolved.assumed, *(named.assumed if named else ())},
+            names_given=self.options.names if named else None,
             in_parts=in_parts,
         )
 
-    def _tree(self, merge: Merge) -> Any:
-        """Merge the ranks of each part, then put the parts side by side."""
-        parts: dict[str, list[tuple[int, Any]]] = {}
+    def _roots(self) -> dict[KeyPath, Ranked]:
+        """The ranks' trees in rank order, by the key path where the part lies that they are."""
+        parts: dict[KeyPath, list[tuple[int, Any]]] = {}
         for name in self.group:
             if name.path in self.saved:
-                parts.setdefault(name.part, []).append((self.ranks[name.path], self.saved[name.path].tree))
-        merged = {p: merge.trees(sorted(v, key=lambda i: i[0]), (p,) if p else ()) for p, v in parts.items()}
-        return merged[""] if list(merged) == [""] else merged
+                path = (name.part,) if name.part else ()
+                parts.setdefault(path, []).append((self.ranks[name.path], self.saved[name.path].tree))
+        return {path: sorted(ranked, key=lambda i: i[0]) for path, ranked in parts.items()}
 
     def _world_size(self) -> Fact:
         at_least = {w for s in self.saved.values() if s.at_least for _, w in s.claims}
@@ -267,6 +283,12 @@ class _Opening:
         if name.path in self.saved:
             return was_read(self.saved[name.path], rank, name.part)
         return looked_at(name.path, rank, name.part, self.faults)
+
+
+def _merged(merge: Merge, roots: Mapping[KeyPath, Ranked]) -> Any:
+    """Merge the ranks of each part, then put the parts side by side."""
+    trees = {path: merge.trees(ranked, path) for path, ranked in roots.items()}
+    return trees[()] if list(trees) == [()] else {path[0]: tree for path, tree in trees.items()}
 
 
 def _stated_world_size(saved: Iterable[Saved]) -> int | None:

@@ -797,6 +797,19 @@ FAULTS = (
         ('f.status not in ("read", "seen")', "False"),
     ),
     *_in(
+        "formats/shared/rank_parts.py",
+        "formats/test_rank_optimizers.py",
+        ('_LISTS = (("params",), ("param_names",))', '_LISTS = (("params",),)'),
+    ),
+    *_in(
+        "formats/shared/rank_optimizers.py",
+        "formats/test_rank_optimizers.py",
+        ("[of[rank] for of in models if rank in of]", "list(models[0].values())"),
+        ('f"{UNNAMED}{number} of rank {rank}"', 'f"{UNNAMED}{number}"'),
+        ("if i in naming.names else _without_name(entry)", ""),
+        ("{k: v for k, v in given.shapes.items() if k in model}", "given.shapes"),
+    ),
+    *_in(
         "checks/rng.py",
         "formats/test_rank_parts.py checks/test_verify.py",
         ("if problems and _share_a_model(ck):", "if problems:"),

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckptools.model.checkpoint import Checkpoint, Fact, ModuleOrder, RankFile, ReadCost
+from ckptools.model.checkpoint import Checkpoint, Fact, GivenNames, ModuleOrder, RankFile, ReadCost
 from ckptools.model.problems import Problem, worst_first
 from ckptools.model.tensor import Rounded
 from ckptools.model.tree import KeyPath
@@ -80,6 +80,7 @@ class CheckpointBuilder:
         all_ranks: bool = True,
         compared: bool = False,
         assumed_names: Iterable[str] = (),
+        names_given: GivenNames | None = None,
         rounded: Iterable[Rounded] = (),
         in_parts: bool = False,
     ) -> Checkpoint:
@@ -103,6 +104,7 @@ class CheckpointBuilder:
             bytes_expected=bytes_expected,
             cost=ReadCost(self.files_read, time.perf_counter() - self._started, self.bytes_read),
             assumed_names=frozenset(assumed_names),
+            names_given=names_given,
             rounded=tuple(rounded),
             in_parts=in_parts,
         )

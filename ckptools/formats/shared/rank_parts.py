@@ -36,6 +36,10 @@ def lost_parts(files: Iterable[RankFile]) -> Iterator[Problem]:
         yield Problem(Code.MODEL_PART_MISSING, f"ranks hold parameters of their own; those of {whose} are nowhere else")
 
 
+_LISTS = (("params",), ("param_names",))
+"""What of a param group has one entry for each parameter."""
+
+
 def join_param_groups(merge: Merge, tree: Any) -> Any:
     """Let every param group list what any rank lists in it, where ranks have parameters of their own.
 
@@ -48,7 +52,7 @@ def join_param_groups(merge: Merge, tree: Any) -> Any:
     """
     sections = find_sections(tree)
     for path in list(merge.differing):
-        if path[-1:] != ("params",) or not any(s.kind == "optimizer" and s.holds(path) for s in sections):
+        if path[-1:] not in _LISTS or not any(s.kind == "optimizer" and s.holds(path) for s in sections):
             continue
         listed = merge.values(path)
         if all(_knows_no_other(rank, listed, merge, sections) for rank in listed):

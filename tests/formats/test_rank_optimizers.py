@@ -1,0 +1,157 @@
+"""Optimizers that stages of a pipeline saved by number: each rank's are named by its own model, or kept apart."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ckptools
+from ckptools.errors import NotWholeError, RefusedError, UsageError
+from tests.formats import stages
+from tests.formats.stages import Trained, by_decay, save, train_stages, trained
+
+
+def contents(ranks: list[Trained]) -> list[dict[str, Any]]:
+    return [one.content for one in ranks]
+
+
+def without_metadata(ranks: list[Trained]) -> list[dict[str, Any]]:
+    """Files whose state dicts have lost the list of their modules, so that their order proves nothing."""
+    return [{**one.content, "model": dict(one.content["model"])} for one in ranks]
+
+
+def moments_in(path: Path) -> dict[str, Any]:
+    state: dict[str, Any] = torch.load(path)["optimizer"]["state"]
+    return state
+
+
+def assert_moments(found: dict[str, Any], ranks: list[Trained]) -> None:
+    expected = {name: slots for one in ranks for name, slots in one.moments.items()}
+    assert found.keys() == expected.keys()
+    for name, slots in expected.items():
+        for slot, value in slots.items():
+            assert torch.equal(found[name][slot], value), (name, slot)
+
+
+def errors(ck: ckptools.Checkpoint, deep: bool = True) -> list[str]:
+    return [p.message for p in ckptools.verify(ck, deep=deep).problems if p.severity == "error"]
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_every_moment_gets_the_name_it_has_on_its_own_rank(count: int, tmp_path: Path) -> None:
+    ranks = train_stages(count)
+    folder = save(tmp_path / "run", contents(ranks))
+    assert errors(ckptools.open(folder)) == []
+    ckptools.consolidate(folder, tmp_path / "all.pt")
+    assert_moments(moments_in(tmp_path / "all.pt"), ranks)
+
+
+def test_param_groups_are_joined_by_name(tmp_path: Path) -> None:
+    ranks = train_stages(params=by_decay)
+    ckptools.consolidate(save(tmp_path / "run", contents(ranks)), tmp_path / "all.pt")
+    state = torch.load(tmp_path / "all.pt")
+    assert_moments(state["optimizer"]["state"], ranks)
+    for group, many in zip(state["optimizer"]["param_groups"], (True, False), strict=True):
+        assert set(group["params"]) == {n for n, t in state["model"].items() if (t.ndim > 1) is many}
+
+
+def test_names_by_order_are_called_assumed(tmp_path: Path) -> None:
+    naming = ckptools.open(save(tmp_path, contents(train_stages()))).optimizers["optimizer"].naming
+    assert (naming.by, len(naming.assumed) > 0, naming.unnamed) == ("order", True, ())
+
+
+def test_names_that_each_rank_lists_are_believed(tmp_path: Path) -> None:
+    ranks = train_stages(params=lambda model: model.named_parameters())
+    ck = ckptools.open(save(tmp_path / "run", contents(ranks)))
+    assert (ck.optimizers["optimizer"].naming.by, errors(ck)) == ("fqn", [])
+    assert_moments(
+        {name: {} for name in ck.optimizers["optimizer"].state}, [Trained({}, {n: {} for n in names(ranks)})]
+    )
+
+
+def names(ranks: list[Trained]) -> list[str]:
+    return [name for one in ranks for name in one.moments]
+
+
+def test_replicas_of_a_stage_have_one_name_and_are_compared(tmp_path: Path) -> None:
+    first, second = train_stages()
+    folder = save(tmp_path / "run", contents([first, first, second, second]))
+    assert errors(ckptools.open(folder)) == []
+    other = trained(stages.stage(1, 2), seed=7)
+    torch.save({**second.content, "optimizer": other.content["optimizer"]}, folder / "ckpt-rank3.pt")
+    assert any("other bytes than rank 2 has" in message for message in errors(ckptools.open(folder)))
+
+
+def test_numbers_that_nothing_names_are_never_joined(tmp_path: Path) -> None:
+    ranks = train_stages()
+    folder = save(tmp_path / "run", without_metadata(ranks))
+    ck = ckptools.open(folder)
+    unnamed = [key for key in ck.optimizers["optimizer"].state if key.startswith("?")]
+    assert len(ck.optimizers["optimizer"].state) == len(names(ranks))
+    assert {key.rpartition(" ")[2] for key in unnamed} == {"0", "1"}
+    with pytest.raises(NotWholeError, match=r"every rank numbers its own.*--names FROM") as refused:
+        ckptools.consolidate(folder, tmp_path / "all.pt")
+    assert "prefer-rank" not in str(refused.value)
+    assert not (tmp_path / "all.pt").exists()
+
+
+def test_the_model_is_written_where_its_optimizer_has_no_names(tmp_path: Path) -> None:
+    ranks = train_stages()
+    ckptools.consolidate(save(tmp_path / "run", without_metadata(ranks)), tmp_path / "model.pt", only="model")
+    saved, expected = (
+        torch.load(tmp_path / "model.pt"),
+        {k: t for one in ranks for k, t in one.content["model"].items()},
+    )
+    assert saved.keys() == expected.keys()
+    assert all(torch.equal(saved[name], tensor) for name, tensor in expected.items())
+
+
+def test_a_rank_is_not_preferred_to_those_with_other_parameters(tmp_path: Path) -> None:
+    folder = save(tmp_path / "run", without_metadata(train_stages()))
+    with pytest.raises(NotWholeError, match="every rank numbers its own"):
+        ckptools.consolidate(folder, tmp_path / "all.pt", prefer_rank=1)
+
+
+def test_one_name_for_two_parameters_is_no_matter_of_preference(tmp_path: Path) -> None:
+    first, second = (dict(one.content) for one in train_stages())
+    second["model"] = {k.replace("blocks.2", "blocks.0"): v for k, v in second["model"].items()}
+    with pytest.raises(NotWholeError, match="one name may stand for two") as refused:
+        ckptools.consolidate(save(tmp_path / "run", [first, second]), tmp_path / "all.pt", only="model")
+    assert "prefer-rank" not in str(refused.value)
+
+
+@pytest.mark.parametrize("told", ["list", "module"])
+def test_names_that_are_told_are_those_of_all_ranks(told: str, tmp_path: Path) -> None:
+    ranks = train_stages()
+    folder = save(tmp_path / "run", without_metadata(ranks))
+    given: Any = names(ranks) if told == "list" else stages.Model(4)
+    ck = ckptools.open(folder, names=given)
+    assert errors(ck) == []
+    ck.consolidate(tmp_path / "all.pt")
+    assert_moments(moments_in(tmp_path / "all.pt"), ranks)
+
+
+def test_names_in_a_json_that_do_not_fit_a_rank_are_refused(tmp_path: Path) -> None:
+    folder = save(tmp_path / "run", without_metadata(train_stages()))
+    (tmp_path / "names.json").write_text(json.dumps(["emb.weight", "head.weight"]))
+    with pytest.raises(RefusedError, match="for rank 0: tells the names of 1 parameters, and the optimizer numbers 13"):
+        ckptools.open(folder, names=tmp_path / "names.json")
+
+
+def test_names_are_not_asked_for_where_the_ranks_say_them(tmp_path: Path) -> None:
+    ranks = [
+        {**one.content, "optimizer": {"state": one.moments, "param_groups": [{"lr": 0.1, "params": list(one.moments)}]}}
+        for one in train_stages()
+    ]
+    with pytest.raises(UsageError, match="no optimizer here is keyed by number"):
+        ckptools.open(save(tmp_path, ranks), names=["emb.weight"])
+
+
+def test_ranks_that_all_have_the_model_keep_their_numbers(tmp_path: Path) -> None:
+    one = trained(stages.Model(2), seed=1)
+    ckptools.consolidate(save(tmp_path / "run", [one.content, one.content]), tmp_path / "all.pt")
+    assert set(moments_in(tmp_path / "all.pt")) == set(range(len(one.moments)))
