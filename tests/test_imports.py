@@ -21,7 +21,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # From the bottom up: a file imports only from its own room and from those in the layers below it, wherever in the file
 # it does so: at its top, in a function, or for its annotations alone.
 LAYERS = (
-    ("_version", "dtypes", "errors", "text"),
+    ("_version", "dtypes", "errors", "option", "text"),
     ("model",),
     ("files",),
     ("pickles",),
@@ -29,6 +29,7 @@ LAYERS = (
     ("training_state",),
     ("formats",),
     ("torch_engine",),
+    ("contents",),
     ("checks", "consolidate", "views"),
     ("api",),
     ("training",),
@@ -37,7 +38,7 @@ LAYERS = (
 )
 """Every room; one that is not here would be checked against nothing."""
 
-ONE_FILE = ("_version", "dtypes", "errors", "text", "__init__", "__main__")
+ONE_FILE = ("_version", "dtypes", "errors", "option", "text", "__init__", "__main__")
 """Rooms of one file each, which may use those that stand before them in their layer."""
 
 

@@ -11,9 +11,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ckptools.cli.commands import COMMANDS, function_of, help_text
+from ckptools.cli.commands import ARGUMENTS, COMMANDS, function_of, help_text
 from ckptools.cli.ending import ended_at_once
-from ckptools.cli.plain_arguments import TAKE_PATHS, plain_arguments
 from ckptools.cli.printing import remark, show
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ def run() -> None:
         import signal
 
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-        if not (name in TAKE_PATHS and _run_without_typer(name, arguments[1:])):
+        if not (name in ARGUMENTS and _run_without_typer(name, arguments[1:])):
             from ckptools.cli.program import program
 
             program([name] if name in COMMANDS else COMMANDS)()
@@ -49,13 +48,14 @@ def run() -> None:
 
 def _run_without_typer(name: str, arguments: Sequence[str]) -> bool:
     """Run a command if it is given nothing to parse; return whether it was."""
-    function = function_of(name)
-    plain = plain_arguments(function, arguments)
-    if plain is None:
-        return False
     from ckptools.cli.exit_codes import one_line_errors
+    from ckptools.cli.plain_arguments import plain_arguments
 
-    one_line_errors(function)(plain.paths, **plain.flags)
+    function = function_of(name)
+    given = plain_arguments(function, ARGUMENTS[name], arguments)
+    if given is None:
+        return False
+    one_line_errors(function)(**given)
     return True
 
 

@@ -1,6 +1,6 @@
-"""The arguments and options that several commands have, and those of `inspect` and `verify`, each with its help.
+"""Arguments and options that several commands have, each with its help; those of opening are in `opening.py`.
 
-What those two are called with most often, paths and nothing else, is not parsed; so their modules do not import this.
+What commands are called with most often, paths and flags, is not parsed; so their modules do not import this.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from ckptools.cli.choices import Engine, Weights
+from ckptools.cli.choices import Engine
 
 # readable=False everywhere: what cannot be read is our own line with exit code 3, not typer's usage error.
 CheckpointPaths = Annotated[
@@ -22,52 +22,12 @@ CheckpointPaths = Annotated[
         " in it), any checkpoint file; or several rank files, by any name.",
     ),
 ]
-RanksPattern = Annotated[
-    str | None,
-    typer.Option(
-        "--ranks",
-        metavar="PATTERN",
-        help="What the rank files in the folder PATH are called, such as 'model-{rank}-of-{world}.pt'.",
-    ),
-]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object for other programs.")]
-Jobs = Annotated[int | None, typer.Option("--jobs", "-j", help="Threads, and processes that open many rank files.")]
-Processes = Annotated[int | None, typer.Option("--jobs", "-j", help="Processes that open many rank files.")]
 SectionName = Annotated[
     str | None,
     typer.Option(help="Show one section in full: model, optimizer, scheduler, rng, other, or a section's own name."),
 ]
 AllRanks = Annotated[bool, typer.Option("--all-ranks", help="Read the structure of every rank, and compare them.")]
-OnlyThisFile = Annotated[bool, typer.Option("--only-this-file", help="Do not look for the other ranks' files.")]
-FollowSymlinks = Annotated[bool, typer.Option("--follow-symlinks", help="Accept links that lead out of the folder.")]
-WhichWeights = Annotated[
-    Weights, typer.Option(help="Where the model is held twice (DeepSpeed, Megatron): fp32 master copy, or module.")
-]
-RulesFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--rules", readable=False, help="JSON that says how tensor-parallel weights are joined (Megatron, Meta Llama)."
-    ),
-]
-ShapesFrom = Annotated[
-    Path | None,
-    typer.Option(
-        "--shapes",
-        readable=False,
-        metavar="FROM",
-        help="For FSDP1 flat parameters: what tells their shapes, another checkpoint or a JSON of name to shape.",
-    ),
-]
-NamesFrom = Annotated[
-    Path | None,
-    typer.Option(
-        "--names",
-        readable=False,
-        metavar="FROM",
-        help="For an optimizer keyed by number: what names its parameters, a checkpoint that keeps the module's order "
-        "or a JSON list in the optimizer's order.",
-    ),
-]
 EngineName = Annotated[
     Engine, typer.Option(help="inert: names are only names, nothing is run. torch: through torch.load, as a check.")
 ]

@@ -10,10 +10,3 @@ class Engine(str, Enum):
 
     inert = "inert"
     torch = "torch"
-
-
-class Weights(str, Enum):
-    """Which copy of the model is read where there are two."""
-
-    fp32 = "fp32"
-    module = "module"

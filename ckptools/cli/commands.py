@@ -16,6 +16,9 @@ COMMANDS = {
 }
 """Every command with the first line of its docstring, in the order in which `--help` has them."""
 
+ARGUMENTS = {"inspect": "paths*", "verify": "paths*"}
+"""Arguments of the commands that are mostly called with nothing to parse; `*` stands behind one that repeats."""
+
 
 def function_of(name: str) -> Callable[..., None]:
     """Import the function of a command, and no other."""

@@ -6,16 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ckptools.cli.arguments import (
-    CheckpointPaths,
-    Jobs,
-    NamesFrom,
-    RanksPattern,
-    RulesFile,
-    ShapesFrom,
-    WhichWeights,
-)
-from ckptools.cli.choices import Weights
+from ckptools.cli.arguments import CheckpointPaths
+from ckptools.cli.opening import AS_A_USER_WOULD, OpeningOptions, opened
 from ckptools.cli.printing import say, show
 from ckptools.text import parse_bytes
 
@@ -78,10 +70,6 @@ PreferRank = Annotated[
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check and plan; write nothing.")]
 Copies = Annotated[bool, typer.Option("--copies", help="With --dry-run: print every copy of bytes.")]
-OnlyThisFile = Annotated[bool, typer.Option("--only-this-file", help="Do not look for other ranks.")]
-FollowSymlinks = Annotated[
-    bool, typer.Option("--follow-symlinks", help="Accept rank files that are links out of the folder.")
-]
 
 
 def consolidate(
@@ -102,25 +90,17 @@ def consolidate(
     prefer_rank: PreferRank = None,
     dry_run: DryRun = False,
     copies: Copies = False,
-    jobs: Jobs = None,
-    weights: WhichWeights = Weights.fp32,
-    rules: RulesFile = None,
-    shapes: ShapesFrom = None,
-    ranks: RanksPattern = None,
-    names: NamesFrom = None,
-    only_this_file: OnlyThisFile = False,
-    follow_symlinks: FollowSymlinks = False,
+    opening: OpeningOptions = AS_A_USER_WOULD,
 ) -> None:
     """Write full tensors into a .pt, .safetensors or DCP.
 
     A DCP folder is one to resume from, at any world size.
     """
-    from ckptools.cli.opening import opened
     from ckptools.cli.progress import ProgressLine
     from ckptools.consolidate.options import ConsolidateOptions
     from ckptools.consolidate.run import consolidate as run
 
-    checkpoint = opened(paths, ranks, only_this_file, follow_symlinks, weights, rules, shapes, names, jobs=jobs)
+    checkpoint = opened(paths, opening)
     options = ConsolidateOptions(
         format=format,
         only=only,
@@ -136,7 +116,7 @@ def consolidate(
         unchecked=unchecked,
         manifest=manifest,
         dry_run=dry_run,
-        jobs=jobs,
+        jobs=opening.jobs,
     )
     with ProgressLine() as line:
         done = run(checkpoint, out, options, line, line.expect)

@@ -6,8 +6,11 @@ import functools
 import os
 import warnings
 from collections.abc import Callable
+from typing import Any
 
-from ckptools.cli.printing import discard_stdout, say
+from ckptools.cli.output_options import with_output
+from ckptools.cli.printing import Output, discard_stdout, say
+from ckptools.cli.record_options import call
 from ckptools.errors import CkptoolsError
 from ckptools.text import clip_middle
 
@@ -22,13 +25,13 @@ MAX_LINE = 1000
 
 
 def one_line_errors(function: Callable[..., None]) -> Callable[..., None]:
-    """Return a command whose every error is a line on stderr and the right exit code."""
+    """Return a command whose options are flat, and whose every error is a line on stderr and the right exit code."""
 
     @functools.wraps(function)
-    def command(*args: object, **kwargs: object) -> None:
+    def command(**given: Any) -> None:
         warnings.showwarning = _say_warning
         try:
-            function(*args, **kwargs)
+            call(function, with_output(given))
         except CkptoolsError as error:
             _say_error(error)
             raise SystemExit(error.exit_code) from error
@@ -74,12 +77,12 @@ def _clipped(line: str) -> str:
 def _say_bug(error: Exception) -> None:
     import traceback
 
-    if os.environ.get("CKPTOOLS_DEBUG"):
+    if Output.debug or os.environ.get("CKPTOOLS_DEBUG"):
         traceback.print_exception(error)
     where = traceback.extract_tb(error.__traceback__)[-1]
     say(
         f"error: a bug in ckptools: {type(error).__name__}: {error} ({where.name}:{where.lineno}); "
-        "please report it with the output of CKPTOOLS_DEBUG=1"
+        "please report it with the output of --debug"
     )
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from ckptools.cli.choices import Engine, Weights
+from ckptools.cli.choices import Engine
+from ckptools.cli.opening import AS_A_USER_WOULD, OpeningOptions, answered_in_json, opened
 from ckptools.cli.printing import remark, show
 from ckptools.cli.terminal import screen
 from ckptools.text import encodable
@@ -13,22 +14,7 @@ from ckptools.text import encodable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ckptools.cli.arguments import (
-        AllRanks,
-        AsJson,
-        CheckpointPaths,
-        EngineName,
-        FollowSymlinks,
-        NamesFrom,
-        OnlyThisFile,
-        Processes,
-        RanksPattern,
-        RulesFile,
-        SectionName,
-        ShapesFrom,
-        Trust,
-        WhichWeights,
-    )
+    from ckptools.cli.arguments import AllRanks, AsJson, CheckpointPaths, EngineName, SectionName, Trust
     from ckptools.formats.options import Reader
     from ckptools.model.checkpoint import Checkpoint
     from ckptools.views.report import Report
@@ -40,16 +26,9 @@ def inspect(
     json: AsJson = False,
     section: SectionName = None,
     all_ranks: AllRanks = False,
-    ranks: RanksPattern = None,
-    only_this_file: OnlyThisFile = False,
-    follow_symlinks: FollowSymlinks = False,
-    weights: WhichWeights = Weights.fp32,
-    rules: RulesFile = None,
-    shapes: ShapesFrom = None,
-    names: NamesFrom = None,
     engine: EngineName = Engine.inert,
     trust: Trust = False,
-    jobs: Processes = None,
+    opening: OpeningOptions = AS_A_USER_WOULD,
 ) -> None:
     """Show what a checkpoint is, and whether it is whole.
 
@@ -59,13 +38,10 @@ def inspect(
     Exit code: 0 shown and nothing wrong (also for one rank's file alone), 1 problems found, 2 usage (also a
     folder with several checkpoints), 3 unreadable.
     """
-    from ckptools.cli.opening import answered_in_json, opened
     from ckptools.views.report import inspect_report
 
     with answered_in_json(json, "ckptools/inspect/1", "whole", paths):
-        read = reader_of(engine, trust)
-        told = (weights, rules, shapes, names)
-        checkpoint = opened(paths, ranks, only_this_file, follow_symlinks, *told, all_ranks, read, jobs)
+        checkpoint = opened(paths, opening, all_ranks, reader_of(engine, trust))
     report = inspect_report(checkpoint)
     details = details_of(checkpoint, section)
     if json:

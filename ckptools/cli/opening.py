@@ -4,32 +4,63 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from ckptools.cli.printing import show
 from ckptools.errors import CkptoolsError
+from ckptools.option import option
 
 if TYPE_CHECKING:
-    from ckptools.cli.choices import Weights
     from ckptools.formats.options import Reader
     from ckptools.model.checkpoint import Checkpoint
 
 
+@dataclass(frozen=True)
+class OpeningOptions:
+    """How a checkpoint is opened, by any command."""
+
+    ranks: str | None = option(
+        None,
+        "What the rank files in the folder PATH are called, such as 'model-{rank}-of-{world}.pt'.",
+        metavar="PATTERN",
+    )
+    only_this_file: bool = option(False, "Do not look for the other ranks' files.")
+    follow_symlinks: bool = option(False, "Accept links that lead out of the folder.")
+    weights: Literal["fp32", "module"] = option(
+        "fp32", "Where the model is held twice (DeepSpeed, Megatron): fp32 master copy, or module."
+    )
+    rules: Path | None = option(None, "JSON that says how tensor-parallel weights are joined (Megatron, Meta Llama).")
+    shapes: Path | None = option(
+        None,
+        "For FSDP1 flat parameters: what tells their shapes, another checkpoint or a JSON of name to shape.",
+        metavar="FROM",
+    )
+    names: Path | None = option(
+        None,
+        "For an optimizer keyed by number: what names its parameters, a checkpoint that keeps the module's order or a "
+        "JSON list in the optimizer's order.",
+        metavar="FROM",
+    )
+    jobs: int | None = option(None, "Threads, and processes that open many rank files.", flag="--jobs -j")
+
+
+AS_A_USER_WOULD = OpeningOptions()
+"""How a checkpoint is opened where nothing else was asked for."""
+
+
 def opened(
-    paths: Sequence[str],
-    ranks: str | None,
-    only_this_file: bool,
-    follow_symlinks: bool,
-    weights: Weights,
-    rules: Path | None,
-    shapes: Path | None,
-    names: Path | None,
-    all_ranks: bool = True,
-    read: Reader | None = None,
-    jobs: int | None = None,
+    paths: Sequence[str], how: OpeningOptions = AS_A_USER_WOULD, all_ranks: bool = True, read: Reader | None = None
 ) -> Checkpoint:
-    """Open a checkpoint as `open_checkpoint` does; `read` reads one file, by default the inert reader."""
+    """Open a checkpoint as `open_checkpoint` does, and say how far it is.
+
+    Args:
+        paths: a path, or those of several rank files.
+        how: what the user asked for.
+        all_ranks: read every rank's structure, not only that of the file that was named.
+        read: reads one file; None for the inert reader.
+    """
     from ckptools.cli.progress import ReadingLine
     from ckptools.formats.opening import open_checkpoint
     from ckptools.training_state import modules
@@ -38,16 +69,16 @@ def opened(
         return open_checkpoint(
             paths,
             all_ranks=all_ranks,
-            only_this_file=only_this_file,
-            follow_symlinks=follow_symlinks,
+            only_this_file=how.only_this_file,
+            follow_symlinks=how.follow_symlinks,
             read_file=read or modules.read_file,
-            jobs=jobs,
+            jobs=how.jobs,
             on_file=line,
-            weights=weights.value,
-            rules=rules,
-            shapes=shapes,
-            ranks=ranks,
-            names=names,
+            weights=how.weights,
+            rules=how.rules,
+            shapes=how.shapes,
+            ranks=how.ranks,
+            names=how.names,
         )
 
 

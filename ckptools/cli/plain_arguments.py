@@ -1,4 +1,4 @@
-"""Command lines of paths and flags, which need no parser: most calls of `inspect` and `verify` are like that.
+"""Command lines of arguments and flags, which need no parser: most calls of `inspect` and `verify` are like that.
 
 To import typer and to let it find out what a command takes costs more time than reading a small checkpoint.
 """
@@ -7,40 +7,35 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any
 
-TAKE_PATHS = ("inspect", "verify")
-"""Commands whose only argument is paths."""
-
-
-class PlainArguments(NamedTuple):
-    """What a command is called with.
-
-    Attributes:
-        paths: its paths, at least one.
-        flags: names of the parameters that are turned on.
-    """
-
-    paths: list[str]
-    flags: dict[str, bool]
+from ckptools.cli.output_options import AS_ALWAYS
+from ckptools.cli.record_options import flags_of
 
 
-def plain_arguments(command: Callable[..., None], arguments: Sequence[str]) -> PlainArguments | None:
-    """Tell paths and flags apart; None where there is anything else, which typer has to look at.
+def plain_arguments(command: Callable[..., None], names: str, arguments: Sequence[str]) -> dict[str, Any] | None:
+    """What a command is called with, by parameter; None where there is anything that typer has to look at.
 
     On Windows that is always so: there typer finds what a `*` in a path stands for.
+
+    Args:
+        command: the function of a command.
+        names: of its positional parameters, as in `commands.ARGUMENTS`.
+        arguments: what the user typed behind the command's name.
     """
-    known = _flags_of(command)
-    paths = [argument for argument in arguments if not argument.startswith("-")]
+    known = {**flags_of(command), **flags_of(AS_ALWAYS)}
     options = [argument for argument in arguments if argument.startswith("-")]
-    if os.name == "nt" or not paths or not all(option in known for option in options):
+    if os.name == "nt" or not all(option in known for option in options):
         return None
-    return PlainArguments(paths, {known[option]: True for option in options})
+    given = _positional(names.split(), [argument for argument in arguments if not argument.startswith("-")])
+    return None if given is None else {**given, **{known[option]: True for option in options}}
 
 
-def _flags_of(command: Callable[..., None]) -> dict[str, str]:
-    """The flags of a command, with the names of their parameters: those that are off unless they are given."""
-    code, defaults = command.__code__, command.__defaults__ or ()
-    names = code.co_varnames[: code.co_argcount]
-    with_defaults = zip(names[len(names) - len(defaults) :], defaults, strict=True)
-    return {f"--{name.replace('_', '-')}": name for name, default in with_defaults if default is False}
+def _positional(names: Sequence[str], values: Sequence[str]) -> dict[str, Any] | None:
+    """The values by parameter; None where there are too few of them or too many."""
+    repeats = names[-1].endswith("*")
+    if len(values) < len(names) or (len(values) > len(names) and not repeats):
+        return None
+    single = names[:-1] if repeats else names
+    given: dict[str, Any] = dict(zip(single, values, strict=False))
+    return {**given, names[-1][:-1]: list(values[len(single) :])} if repeats else given

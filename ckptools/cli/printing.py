@@ -9,6 +9,20 @@ import sys
 from ckptools.text import encodable, printable
 
 
+class Output:
+    """How much this process says, and whether in colour; see `OutputOptions`, which a command is given.
+
+    Attributes:
+        quiet: nothing but the answer, and errors.
+        verbose: also what was read, and how long it took.
+        debug: where something goes wrong, Python's traceback too.
+        color: `auto` (on a terminal), `always` or `never`.
+    """
+
+    quiet = verbose = debug = False
+    color = "auto"
+
+
 def show(text: str) -> None:
     """Print to stdout. A reader that closed the pipe, as `| head` does, changes no exit code: that is the verdict."""
     try:
@@ -24,7 +38,12 @@ def discard_stdout() -> None:
 
 
 def remark(text: str) -> None:
-    """Print lines on stderr, which are no part of the output."""
+    """Print lines on stderr, which are no part of the output; none where the user wants quiet."""
+    if not Output.quiet:
+        _complain(text)
+
+
+def _complain(text: str) -> None:
     sys.stderr.write(f"{encodable(text, sys.stderr.encoding)}\n")
     sys.stderr.flush()
 
@@ -33,4 +52,4 @@ def say(message: str) -> None:
     """Print one line on stderr, with everything in it that a terminal could act on made visible."""
     # Where stderr cannot be written there is nobody to tell; the exit code still says it.
     with contextlib.suppress(OSError):
-        remark(printable(message))
+        _complain(printable(message))

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterable
-from typing import Annotated, get_type_hints
+from typing import Annotated, Any
 
 import typer
 
 from ckptools.cli import arguments
 from ckptools.cli.commands import HELP, function_of
 from ckptools.cli.exit_codes import one_line_errors
+from ckptools.cli.output_options import OutputOptions
+from ckptools.cli.record_options import flat_signature, parameters
 
 
 def program(names: Iterable[str]) -> typer.Typer:
@@ -25,7 +28,7 @@ def program(names: Iterable[str]) -> typer.Typer:
     )
     made.callback()(_before_any)  # without it, a single command would not be called by its name
     for name in names:
-        made.command(no_args_is_help=name != "formats")(one_line_errors(_with_options(function_of(name))))
+        made.command(no_args_is_help=name != "formats")(_flattened(function_of(name)))
     return made
 
 
@@ -37,8 +40,15 @@ def _before_any(
         os.environ.setdefault("LOCAL_RANK", str(local_rank))
 
 
-def _with_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Give a function's annotations their values: `arguments` has those that its own module does not import."""
-    names = {**vars(arguments), **function.__globals__}
-    function.__annotations__ = get_type_hints(function, names, include_extras=True)
-    return function
+def _flattened(function: Callable[..., None]) -> Callable[..., None]:
+    """A command as typer takes it: with an option for each field of its records, and those that all commands have."""
+
+    @functools.wraps(function)
+    def command(**given: Any) -> None:
+        one_line_errors(function)(**given)
+
+    flat = flat_signature(function, vars(arguments))
+    found = [*flat.parameters.values(), *parameters(OutputOptions)]
+    command.__signature__ = flat.replace(parameters=found)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in found}
+    return command

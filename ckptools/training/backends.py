@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckptools.errors import UsageError
-from ckptools.training.option import option
+from ckptools.option import option
 
 if TYPE_CHECKING:
     import torch

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from inspect import signature
 
 from ckptools.errors import UsageError
+from ckptools.option import option
 from ckptools.text import parse_bytes
-from ckptools.training.option import option
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from ckptools.errors import UsageError
+from ckptools.option import option
 from ckptools.training import file_names, file_options, parallel_options
 from ckptools.training.backends import BackendOptions
 from ckptools.training.damage_records import Broken
 from ckptools.training.file_options import FileOptions
 from ckptools.training.launchers.options import LaunchOptions
 from ckptools.training.losses import LOSSES
-from ckptools.training.option import option
 from ckptools.training.parallel_options import ParallelOptions
 from ckptools.training.resume_options import RESUMED, ResumeOptions
 from ckptools.training.simulation_options import SimulationOptions

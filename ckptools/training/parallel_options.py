@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from ckptools.errors import UsageError
-from ckptools.training.option import option
+from ckptools.option import option
 
 SHARDINGS = ("full", "grad-op", "hybrid")
 STATE_DICT_TYPES = ("sharded", "local", "full")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ckptools.errors import UsageError
-from ckptools.training.option import option
+from ckptools.option import option
 
 LOADS = ("each", "broadcast")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ckptools.errors import UsageError
-from ckptools.training.option import option
+from ckptools.option import option
 
 # What a world can be simulated with, and the layouts of which every rank writes files of its own.
 SIMULATED: dict[str, tuple[str, ...]] = {"fsdp1": ("composer",), "fsdp2": ("composer", "verl")}

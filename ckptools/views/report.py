@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from ckptools.contents.sharding import ShardingRow, sharding_name, sharding_rows
 from ckptools.model.checkpoint import Checkpoint, Fact, RankFile, ReadCost
 from ckptools.model.problems import Code, Problem, worst_first
 from ckptools.model.tree import fqn_of, walk
@@ -20,7 +21,6 @@ from ckptools.training_state.steps import contradiction
 from ckptools.views.next_command import command_arguments, next_command
 from ckptools.views.param_groups import OptimizerRow, SchedulerRow, optimizer_rows, scheduler_rows
 from ckptools.views.section_summary import section_summary
-from ckptools.views.sharding import ShardingRow, sharding_name, sharding_rows
 
 TORCH_KEYS = ("torch_version", "pytorch_version", "torch")
 WRITER_KEYS = (

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from ckptools.contents.leaves import fingerprint, leaves_of
+from ckptools.contents.sharding import placement
 from ckptools.errors import UsageError
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.tensor import Tensor
-from ckptools.model.tree import Key, KeyPath, children_of, fqn_of
-from ckptools.model.values import NumpyArray, Opaque, plain
+from ckptools.model.tree import KeyPath, fqn_of
 from ckptools.training_state.optimizers import optimizers_of
 from ckptools.training_state.sections import Section, sections_of
-from ckptools.views.sharding import placement
-from ckptools.views.value_text import described, is_brief, is_plain
 
 KINDS = ("model", "optimizer", "scheduler", "rng", "other")
 MAX_VALUES = 10_000
 """Rows of values of one section. Containers can be shared, so a small file may unfold to millions."""
-
-MAX_DEPTH = 250
-"""Levels that rows go down; a tree has fewer, what lies in foreign objects may have any number."""
-
-LONG = 8
-"""A sequence of more plain values than this is one row."""
 
 
 class TensorRow(NamedTuple):
@@ -121,7 +113,7 @@ def _detail(ck: Checkpoint, section: Section) -> Detail:
 
 def tensor_rows(value: Any) -> Iterator[TensorRow]:
     """A row for each tensor of a subtree."""
-    for path, leaf in _leaves(value):
+    for path, leaf in leaves_of(value):
         if isinstance(leaf, Tensor):
             yield TensorRow(fqn_of(path), leaf.shape, leaf.dtype, leaf.nbytes, placement(leaf), leaf.note)
 
@@ -137,50 +129,13 @@ def _state_rows(ck: Checkpoint, section: Section) -> Iterator[StateRow]:
 
 def _value_rows(ck: Checkpoint, section: Section) -> Iterator[ValueRow]:
     differing = set(map(fqn_of, ck.differing))
-    for n, (path, leaf) in enumerate(_leaves(section.value)):
+    for n, (path, leaf) in enumerate(leaves_of(section.value)):
         if n > MAX_VALUES:
             return
         full = (*section.path, *path)
         names = (fqn_of(full[:k]) for k in range(1, len(full) + 1)) if differing else ()
         differs = next((name for name in names if name in differing), "")
-        yield ValueRow(path, leaf, _fingerprint(leaf), differs)
-
-
-def _leaves(tree: Any) -> Iterator[tuple[KeyPath, Any]]:
-    """Walk a subtree in order, lazily; a long run of plain values is a leaf.
-
-    A foreign object is a leaf with its attributes behind it. It may hold itself, so it is not entered twice on a path.
-    """
-    stack: list[tuple[KeyPath, Any, frozenset[int]]] = [((), tree, frozenset())]
-    while stack:
-        path, node, above = stack.pop()
-        node = plain(node)
-        children = [] if len(path) >= MAX_DEPTH or id(node) in above or _is_run(node) else _inside(node)
-        if isinstance(node, Opaque) or not children:
-            yield path, node
-        above = above | {id(node)} if isinstance(node, Opaque) else above
-        stack += [((*path, key), child, above) for key, child in reversed(children)]
-
-
-def _inside(node: Any) -> list[tuple[Key, Any]]:
-    """What a container holds, or the file says of an object of a foreign class beyond what its own line has."""
-    if isinstance(node, Opaque):
-        return [] if is_brief(node) else list(node.fields.items())
-    return children_of(node) or []
-
-
-def _is_run(node: Any) -> bool:
-    """Whether a sequence is shown as one value: short pairs such as betas, and long states of a generator."""
-    return isinstance(node, (list, tuple)) and all(is_plain(item) for item in node[:LONG])
-
-
-def _fingerprint(value: Any) -> int | None:
-    data = value.data if isinstance(value, NumpyArray) else None
-    if isinstance(data, bytes):
-        return zlib.crc32(data)
-    if isinstance(value, (list, tuple)) and len(value) > LONG and all(type(v) is int for v in value):
-        return zlib.crc32(b",".join(b"%d" % v if described(v) is None else b"?" for v in value))
-    return None
+        yield ValueRow(path, leaf, fingerprint(leaf), differs)
 
 
 def distinct(detail: Detail) -> dict[str, tuple[int, int]]:

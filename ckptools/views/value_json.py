@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
+from ckptools.contents.leaves import is_brief
 from ckptools.model.values import Opaque, scalar
 from ckptools.text import clip
-from ckptools.views.value_text import described, is_brief, key_name
+from ckptools.views.value_text import described, key_name
 
 MAX_JSON_VALUES = 10_000
 """Values of one subtree that go into JSON. Containers can be shared, so a small file may unfold to millions."""

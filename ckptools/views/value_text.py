@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import date, timedelta
 from itertools import islice
 from typing import Any
 
+from ckptools.contents.leaves import MAX_BITS, is_brief
 from ckptools.dtypes import short
 from ckptools.model.tensor import Tensor
 from ckptools.model.values import Device, Global, NumpyArray, NumpyDtype, NumpyScalar, Opaque, TorchName, scalar
@@ -14,14 +14,6 @@ from ckptools.text import clip, number, plural, printable, shape
 
 MAX_ITEMS = 6
 """Items of a list or dict that are shown in a line."""
-
-MAX_BITS = 512
-"""A longer integer is described: printing one takes time quadratic in its length, and Python refuses it."""
-
-
-def is_plain(value: Any) -> bool:
-    """Whether a value is a number, a text, a flag or None: something that fits into one cell."""
-    return scalar(value) is None or isinstance(scalar(value), (bool, int, float, str, timedelta, date))
 
 
 def described(value: Any) -> str | None:
@@ -42,12 +34,6 @@ def described(value: Any) -> str | None:
     if type(value) is int and value.bit_length() > MAX_BITS:
         return f"an integer of {value.bit_length()} bits"
     return None
-
-
-def is_brief(value: Opaque) -> bool:
-    """Whether a foreign object is nothing but a class and a few plain arguments, such as an enum or a path."""
-    bare = value.state is None and not value.items and not value.keywords and isinstance(value.args, tuple)
-    return bare and len(value.args) <= MAX_ITEMS and all(is_plain(a) or isinstance(a, Global) for a in value.args)
 
 
 def _arguments(value: Opaque) -> str:

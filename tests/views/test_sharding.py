@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ckptools.contents.sharding import ShardingRow, placement, sharding_name, sharding_rows
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Shard, Tensor
-from ckptools.views.sharding import ShardingRow, placement, sharding_name, sharding_rows
 from tests.views.made import checkpoint, dtensor, plain, sharded
 
 

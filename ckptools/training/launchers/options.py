@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ckptools.errors import UsageError
-from ckptools.training.option import option
+from ckptools.option import option
 
 LAUNCHERS = ("elastic", "spawn")
 RDZV_BACKENDS = ("static", "c10d")

@@ -1,0 +1,71 @@
+"""Which entries of a checkpoint were asked for: by glob, by section."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import translate
+
+from ckptools.contents.entries import Entry, entries_of
+from ckptools.errors import UsageError
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.training_state.sections import sections_of
+
+KINDS = ("model", "optimizer", "scheduler", "rng", "other")
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which entries are wanted; by default all.
+
+    Attributes:
+        include: globs of which a name must match one, such as `blocks.*.weight`; `*` matches dots too. None means all.
+        exclude: globs of which a name may match none.
+        section: a kind of section, or the name of one; "" for all.
+    """
+
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    section: str = ""
+
+    def of(self, ck: Checkpoint) -> list[Entry]:
+        """The entries of a checkpoint that are wanted, in its order.
+
+        Raises:
+            UsageError: it has no such section.
+        """
+        self._check_section(ck)
+        wanted, unwanted = pattern(self.include or ("*",)), pattern(self.exclude)
+        return [
+            entry
+            for entry in entries_of(ck)
+            if self.section in ("", entry.kind, entry.section)
+            and wanted.fullmatch(entry.name)
+            and not (self.exclude and unwanted.fullmatch(entry.name))
+        ]
+
+    def _check_section(self, ck: Checkpoint) -> None:
+        names = [section.name for section in sections_of(ck)]
+        if self.section and self.section not in (*names, *KINDS):
+            known = ", ".join(dict.fromkeys([*KINDS, *names]))
+            raise UsageError(ck.path, f"has no section {self.section!r}; there are {known}")
+
+
+EVERYTHING = Selection()
+
+
+def pattern(globs: Iterable[str]) -> re.Pattern[str]:
+    """A pattern that fully matches the names that any of some globs matches; case counts."""
+    return re.compile("|".join(map(translate, globs)))
+
+
+def is_glob(text: str) -> bool:
+    """Whether a key is meant as a glob."""
+    return any(sign in text for sign in "*?[")
+
+
+def matching(entries: Sequence[Entry], glob: str) -> list[Entry]:
+    """The entries whose name a glob matches."""
+    wanted = pattern((glob,))
+    return [entry for entry in entries if wanted.fullmatch(entry.name)]
