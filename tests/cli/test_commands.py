@@ -205,3 +205,23 @@ def test_what_a_name_says_cannot_forge_a_line(tmp_path):
     evil = tmp_path / "a\nerror: all is well\x1b[2J.pt"
     code, _, stderr = run("inspect", os.fspath(evil))
     assert code == 3 and stderr.count("\n") == 1 and "\x1b" not in stderr
+
+
+@pytest.mark.parametrize(
+    ("names", "arguments", "given"),
+    [
+        ("a b", ["1", "2"], {"a": "1", "b": "2"}),
+        ("a b", ["1"], None),
+        ("a b", ["1", "2", "3"], None),
+        ("a b*", ["1", "2", "3"], {"a": "1", "b": ["2", "3"]}),
+        ("a b*", ["1"], None),
+    ],
+)
+def test_arguments_go_to_the_parameters_that_are_named_for_them(names, arguments, given):
+    assert plain_arguments(function_of("verify"), names, arguments) == given
+
+
+def test_quiet_leaves_out_what_is_no_answer_and_keeps_errors(tmp_path):
+    assert run("inspect", str(COMPOSER))[2] != ""
+    assert run("inspect", str(COMPOSER), "-q")[2] == ""
+    assert "no such file" in run("inspect", str(tmp_path / "x"), "--quiet")[2]

@@ -557,9 +557,14 @@ FAULTS = (
     *_in(
         "cli/plain_arguments.py",
         "cli/test_commands.py",
-        ('os.name == "nt" or not paths or not all(', 'os.name == "nt" or not all('),
-        ("zip(names[len(names) - len(defaults) :], defaults", "zip(names[: len(defaults)], defaults"),
-        (" if default is False}", "}"),
+        ("if len(values) < len(names) or", "if"),
+        ("or (len(values) > len(names) and not repeats)", ""),
+    ),
+    *_in(
+        "cli/record_options.py",
+        "cli/test_commands.py",
+        ("fields(options) if field.default is False]", "fields(options)]"),
+        ("        elif parameter.default is False:\n", "        else:\n"),
     ),
     *_in(
         "cli/ending.py",
