@@ -83,7 +83,9 @@ def flat_signature(command: Callable[..., None], names: Mapping[str, Any]) -> in
         if dataclasses.is_dataclass(parameter.default):
             found += parameters(type(parameter.default))
         else:
-            found.append(parameter.replace(annotation=hints.get(parameter.name, parameter.annotation)))
+            # What is written as a text has to be resolved; a signature of its own has its annotations already.
+            text = isinstance(parameter.annotation, str)
+            found.append(parameter.replace(annotation=hints[parameter.name]) if text else parameter)
     return inspect.Signature(found)
 
 

@@ -37,6 +37,11 @@ def test_every_command_has_help_and_a_line_in_the_readme(name):
     assert f"ckptools {name}" in README.read_text()
 
 
+def test_create_takes_its_folder_as_an_argument(tmp_path):
+    code, _, stderr = run("create", str(tmp_path / "out"), "--strategy", "none")
+    assert (code, "--strategy none" in stderr) == (2, True)
+
+
 def test_every_problem_code_is_explained_in_the_readme():
     told = README.read_text()
     assert [kind for kind in Code if f"| {kind.code} | {kind.meaning} |" not in told] == []
