@@ -1,26 +1,20 @@
-"""`torchrun -m tests.training.choices OPTIONS ...`: several runs, one after the other, by the same ranks.
-
-OPTIONS is what `options.to_json` writes. Losses go into `OUT.json`, beside the folder. Starting a rank takes
-seconds, and a run of two steps less than one.
-"""
+"""Several runs, one after the other, by the same ranks; the losses of each go into `OUT.json`, beside its folder."""
 
 from __future__ import annotations
 
 import json
 import shutil
-import sys
 
 import torch.distributed as dist
 
-from ckptools.training import options, output, worker
+from ckptools.training import CreateOptions, output
 from ckptools.training.rank import say_nothing, train_and_save
 
 
-def main(texts: list[str]) -> None:
+def train_all(runs: list[CreateOptions]) -> None:
     """Be one rank; every rank of the runs is called alike."""
-    worker.prepare_process()
     dist.init_process_group("gloo")
-    for asked in map(options.from_json, texts):
+    for asked in runs:
         partial = output.partial_folder(asked.out, "run")
         partial.mkdir(parents=True, exist_ok=True)
         created = train_and_save(asked, partial, say_nothing)
@@ -29,7 +23,3 @@ def main(texts: list[str]) -> None:
             asked.out.with_suffix(".json").write_text(json.dumps(created.losses))
     dist.barrier()
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from ckptools.training import Created, CreateOptions, ModelSize, create
-from ckptools.training.options import to_json
+from ckptools.training import Created, CreateOptions, ModelSize
+from tests.training.forked import create_forked, run_ranks
+from tests.training.matrix import train_and_save
 from tests.training.rank_files import ckptools
 
 NO_DROPOUT = ModelSize(dropout=0.0)
@@ -35,32 +36,32 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def one_rank(folder: Path) -> Created:
     """What a single process learns: the measure for ranks that share all of their data."""
-    return create(CreateOptions(folder / "one", "ddp", world_size=1, layout="dcp", full=True, size=NO_DROPOUT))
+    return create_forked(CreateOptions(folder / "one", "ddp", world_size=1, layout="dcp", full=True, size=NO_DROPOUT))
 
 
 @pytest.fixture(scope="session")
 def tp(folder: Path) -> Created:
-    return create(CreateOptions(folder / "tp", "tp", world_size=2, full=True, size=NO_DROPOUT))
+    return create_forked(CreateOptions(folder / "tp", "tp", world_size=2, full=True, size=NO_DROPOUT))
 
 
 @pytest.fixture(scope="session")
 def pipeline(folder: Path) -> Created:
-    return create(CreateOptions(folder / "pipeline", "pipeline", world_size=3, full=True, size=NO_DROPOUT))
+    return create_forked(CreateOptions(folder / "pipeline", "pipeline", world_size=3, full=True, size=NO_DROPOUT))
 
 
 @pytest.fixture(scope="session")
 def moe(folder: Path) -> Created:
-    return create(CreateOptions(folder / "moe", "moe", world_size=2, full=True))
+    return create_forked(CreateOptions(folder / "moe", "moe", world_size=2, full=True))
 
 
 @pytest.fixture(scope="session")
 def fsdp2_tp(folder: Path) -> Created:
-    return create(CreateOptions(folder / "fsdp2-tp", "fsdp2-tp", world_size=4, full=True))
+    return create_forked(CreateOptions(folder / "fsdp2-tp", "fsdp2-tp", world_size=4, full=True))
 
 
 @pytest.fixture(scope="session")
 def hsdp_tp(folder: Path) -> Created:
-    return create(CreateOptions(folder / "hsdp-tp", "hsdp-tp", world_size=8, steps=2, full=True))
+    return create_forked(CreateOptions(folder / "hsdp-tp", "hsdp-tp", world_size=8, steps=2, full=True))
 
 
 @pytest.fixture(scope="session")
@@ -85,37 +86,32 @@ def torchrun(folder: Path) -> Command:
 
 @pytest.fixture(scope="session")
 def fsdp2(folder: Path) -> Created:
-    return create(CreateOptions(folder / "fsdp2", "fsdp2", world_size=2, full=True))
+    return create_forked(CreateOptions(folder / "fsdp2", "fsdp2", world_size=2, full=True))
 
 
 @pytest.fixture(scope="session")
 def ddp(folder: Path) -> Created:
-    return create(CreateOptions(folder / "ddp", "ddp", world_size=2, full=True))
+    return create_forked(CreateOptions(folder / "ddp", "ddp", world_size=2, full=True))
 
 
 @pytest.fixture(scope="session")
 def snapshot(folder: Path) -> Created:
-    return create(CreateOptions(folder / "snapshot", "ddp", world_size=2, steps=2, layout="snapshot"))
+    return create_forked(CreateOptions(folder / "snapshot", "ddp", world_size=2, steps=2, layout="snapshot"))
 
 
 @pytest.fixture(scope="session")
 def verl(folder: Path) -> Created:
-    return create(CreateOptions(folder / "verl", "fsdp1", world_size=2, steps=2, layout="verl"))
+    return create_forked(CreateOptions(folder / "verl", "fsdp1", world_size=2, steps=2, layout="verl"))
 
 
 @pytest.fixture(scope="session")
 def dcp(folder: Path) -> Created:
-    return create(CreateOptions(folder / "dcp", "fsdp2", world_size=2, steps=2, layout="dcp"))
+    return create_forked(CreateOptions(folder / "dcp", "fsdp2", world_size=2, steps=2, layout="dcp"))
 
 
 def train_once(out: Path, strategy: str, *layouts: str) -> Path:
     """Train with two ranks and save in several layouts; returns a folder with one for each, and `full.pt`."""
-    options = to_json(CreateOptions(out, strategy, steps=2))
-    start = ("torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "tests.training.matrix")
-    environment = os.environ | {"TMPDIR": str(out.parent), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", *start, str(out), options, *layouts]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment)
-    assert done.returncode == 0, done.stderr
+    run_ranks(2, train_and_save, CreateOptions(out, strategy, steps=2), layouts)
     return out
 
 
@@ -133,12 +129,12 @@ def trainers_fsdp2(folder: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def dcp_of_three(folder: Path) -> Created:
-    return create(CreateOptions(folder / "dcp_of_three", "fsdp1", world_size=3, steps=2, layout="dcp"))
+    return create_forked(CreateOptions(folder / "dcp_of_three", "fsdp1", world_size=3, steps=2, layout="dcp"))
 
 
 @pytest.fixture(scope="session")
 def verl_of_three(folder: Path) -> Created:
-    return create(CreateOptions(folder / "verl_of_three", "fsdp2", world_size=3, steps=2, layout="verl"))
+    return create_forked(CreateOptions(folder / "verl_of_three", "fsdp2", world_size=3, steps=2, layout="verl"))
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,7 @@
-"""`torchrun -m tests.training.resumed OUT OPTIONS LAYOUT ...`: train, save in the middle, go on from there, compare.
+"""Train, save in the middle, go on from there, compare.
 
-OPTIONS is what `options.to_json` writes. OUT gets a folder per layout and `resumed.json`: what came of going on from
-each layout, and of going on from the first without one of the things that a checkpoint keeps.
+The folder gets one per layout and `resumed.json`: what came of going on from each layout, and of going on from the
+first without one of the things that a checkpoint keeps.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +18,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from ckptools.training import full_state, layouts, options, random_states
+from ckptools.training import full_state, layouts, random_states
 from ckptools.training.data import Position
 from ckptools.training.demo import same, tensors
 from ckptools.training.optimizers import make_scheduler
@@ -39,12 +38,13 @@ WITHOUT: dict[str, Callable[[Run], Any]] = {
 """Spoils one of the things that were restored."""
 
 
-def main(out: Path, text: str, names: list[str]) -> None:
+def go_on_from_each(options: CreateOptions, names: tuple[str, ...]) -> None:
     """Be one rank; every rank of the run is called alike."""
+    out = options.out
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    asked = dataclasses.replace(options.from_json(text), layout=names[0]).completed()
+    asked = dataclasses.replace(options, layout=names[0]).completed()
     run = trained(prepare(asked, lambda line: None), lambda run: save(run, out, names))
     truth = state(run)
     found = {name: gone_on(asked, out / name, truth) for name in names}
@@ -62,7 +62,7 @@ def trained(run: Run, save: Callable[[Run], None] = lambda run: None) -> Run:
     return run
 
 
-def save(run: Run, out: Path, names: list[str]) -> None:
+def save(run: Run, out: Path, names: tuple[str, ...]) -> None:
     """Save in every layout, unless this is the end."""
     if run.step == run.options.steps:
         return
@@ -100,7 +100,3 @@ def gone_on(
         "random": found["random"] == truth["random"],
         "differ": [name for name, tensor in truth["tensors"].items() if not same(found["tensors"][name], tensor)],
     }
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3:])

@@ -9,8 +9,9 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 import ckptools
-from ckptools.training import Created, CreateOptions, ModelSize, create, demo
+from ckptools.training import Created, CreateOptions, ModelSize, demo
 from ckptools.training.mixture import MixtureOfExperts
+from tests.training.forked import create_forked
 from tests.training.rank_files import assert_same_moments, load_all, local_tensors
 
 UP = "blocks.0.moe.experts.up"
@@ -45,7 +46,7 @@ def test_an_expert_that_no_token_comes_to_has_gradients_of_zero() -> None:
 
 def test_experts_on_two_ranks_learn_what_they_learn_on_one(moe: Created, folder: Path) -> None:
     size = ModelSize(experts=4)
-    on_one = create(CreateOptions(folder / "moe-ddp", "ddp", world_size=2, layout="dcp", full=True, size=size))
+    on_one = create_forked(CreateOptions(folder / "moe-ddp", "ddp", world_size=2, layout="dcp", full=True, size=size))
     torch.testing.assert_close(moe.losses, on_one.losses, rtol=1e-5, atol=0)
     assert_same_moments(moe.out, on_one.out)
     assert moe.losses[-1] < moe.losses[0] - 1

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from ckptools.errors import UsageError
-from ckptools.training import CreateOptions, create, file_names, options
+from ckptools.training import CreateOptions, file_names, options
 from ckptools.training.file_options import FileOptions
 from ckptools.training.options import LAYOUTS
+from tests.training.forked import create_forked
 from tests.training.rank_files import ckptools, load
 
 VALUES = {
@@ -110,7 +111,7 @@ def test_sub_folders_are_filled_replaced_and_opened(tmp_path: Path) -> None:
     name = "{run_name}/ep{epoch}-ba{batch}/node{node_rank}-gpu{local_rank}-rank{rank}.pt"
     files = FileOptions(name, "gpt")
     made = [
-        create(CreateOptions(tmp_path, world_size=n, steps=1, files=files, force=force)).files
+        create_forked(CreateOptions(tmp_path, world_size=n, steps=1, files=files, force=force)).files
         for n, force in ((2, False), (1, True))
     ]
     here = tmp_path / "gpt" / "ep0-ba1"

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +12,9 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 import ckptools
 from ckptools.training.demo import same, tensors
-from ckptools.training.options import LAYOUTS, STRATEGIES, CreateOptions, ParallelOptions, to_json
+from ckptools.training.options import LAYOUTS, STRATEGIES, CreateOptions, ParallelOptions
+from tests.training.forked import run_ranks
+from tests.training.matrix import train_and_save
 
 
 @dataclass(frozen=True)
@@ -93,13 +92,7 @@ def trained(training: Training, runs: dict[str, Path]) -> Path:
     if training.name not in runs:
         out = runs[""] / training.name
         options = CreateOptions(out, training.strategy, steps=2, parallel=ParallelOptions(**training.parallel))
-        start = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(training.world_size))
-        module = ("-m", "tests.training.matrix", str(out), to_json(options))
-        environment = os.environ | {"TMPDIR": str(runs[""]), "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(
-            [sys.executable, *start, *module, *training.layouts], capture_output=True, text=True, env=environment
-        )
-        assert done.returncode == 0, done.stderr
+        run_ranks(training.world_size, train_and_save, options, training.layouts)
         runs[training.name] = out
     return runs[training.name]
 

@@ -11,9 +11,10 @@ from torch.distributed.checkpoint import FileSystemReader
 
 import ckptools
 from ckptools.errors import NotWholeError
-from ckptools.training import Created, CreateOptions, ModelSize, create, demo
+from ckptools.training import Created, CreateOptions, ModelSize, demo
 from ckptools.training.model import Transformer
 from ckptools.training.strategies.pipeline import keep_stage
+from tests.training.forked import create_forked
 from tests.training.rank_files import assert_same_moments, load_all
 
 
@@ -92,7 +93,7 @@ def test_blocks_are_dealt_evenly(layers: int, stages: int, owned: list[list[int]
 
 @pytest.mark.slow
 def test_in_a_dcp_every_parameter_has_its_hyperparameters(tmp_path: Path) -> None:
-    create(CreateOptions(tmp_path / "dcp", "pipeline", world_size=2, steps=1, layout="dcp"))
+    create_forked(CreateOptions(tmp_path / "dcp", "pipeline", world_size=2, steps=1, layout="dcp"))
     entries = FileSystemReader(tmp_path / "dcp").read_metadata().state_dict_metadata
     rates = [name for name in entries if name.startswith("optim.param_groups.") and name.endswith(".lr")]
     assert len(rates) == 43

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ckptools.training.options import CreateOptions, ModelSize, to_json
+from ckptools.training.options import CreateOptions, ModelSize
 from ckptools.training.parallel_options import ParallelOptions
 from ckptools.training.resume_options import ResumeOptions
+from tests.training.forked import run_ranks
+from tests.training.resumed import go_on_from_each
 
 SMALL = ModelSize(vocab=31, width=20, layers=1, context=7)
 WITHOUT = ("python", "numpy", "torch", "position", "scheduler", "moments")
@@ -32,11 +31,7 @@ def gone_on(folder: Path, strategy: str, *layouts: str, world_size: int = 2, **p
         parallel=ParallelOptions(**parallel),
         resuming=ResumeOptions(save_every=3),
     )
-    start = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world_size))
-    command = [sys.executable, *start, "-m", "tests.training.resumed", str(out), to_json(options), *layouts]
-    environment = os.environ | {"TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
-    assert done.returncode == 0, done.stderr
+    run_ranks(world_size, go_on_from_each, options, layouts)
     found: dict[str, Any] = json.loads((out / "resumed.json").read_text())
     return found
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +12,10 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import ckptools
-from ckptools.training import CreateOptions, demo, options
+from ckptools.training import CreateOptions, demo
 from ckptools.training.options import ParallelOptions
+from tests.training.choices import train_all
+from tests.training.forked import run_ranks
 from tests.training.rank_files import ckptools as run_cli
 from tests.training.rank_files import load, load_all, local_tensors
 
@@ -51,13 +50,8 @@ def asked(out: Path, strategy: str, **parallel: Any) -> CreateOptions:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a folder per run, of four ranks and two steps each, with full.pt in it."""
     folder = tmp_path_factory.mktemp("choices")
-    texts = [options.to_json(asked(folder / name, strategy, **more)) for name, (strategy, more) in RUNS.items()]
-    start = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", "-m", "tests.training.choices")
-    environment = os.environ | {"TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, *start, *texts], capture_output=True, text=True, env=environment, timeout=500
-    )
-    assert done.returncode == 0, done.stderr
+    all_runs = [asked(folder / name, strategy, **more) for name, (strategy, more) in RUNS.items()]
+    run_ranks(4, train_all, all_runs)
     return folder
 
 

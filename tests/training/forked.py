@@ -1,0 +1,72 @@
+"""Start ranks as forks of a server that has imported torch: what three seconds of imports are for each of them else.
+
+For tests whose subject is not how ranks are started. The ranks are real processes that meet at a port, with the
+variables that torchrun would set for them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from torch.multiprocessing.spawn import ProcessContext, start_processes
+
+from ckptools.training import Created, CreateOptions, create, worker
+from tests.training.started import PATIENCE, free_port
+
+PRELOADED = ["ckptools.training.rank", "torch._dynamo"]
+"""What every rank imports."""
+
+
+def run_ranks(world_size: int, function: Callable[..., None], *arguments: Any) -> None:
+    """Call a function of a module in every rank of a world, and wait until all have returned.
+
+    Raises:
+        ProcessRaisedException: it raised in one; the others are ended.
+        TimeoutError: it did not return in one.
+    """
+    multiprocessing.set_forkserver_preload(PRELOADED)
+    worker.calm_torch()
+    shared = (world_size, free_port(), function, arguments)
+    ranks = start_processes(_be_a_rank, shared, world_size, join=False, daemon=True, start_method="forkserver")
+    with _ended(ranks):
+        deadline = time.monotonic() + PATIENCE
+        while not ranks.join(timeout=1):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{function.__module__}: not all of {world_size} ranks ended")
+
+
+def create_forked(options: CreateOptions) -> Created:
+    """Do as `create` does, in ranks that this started: what it writes is what it writes under any launcher."""
+    answer = options.out.with_name(f"{options.out.name}.json")
+    run_ranks(options.world_size or 1, _create, options, answer)
+    return worker.from_json(answer.read_text(), options.out)
+
+
+def _create(options: CreateOptions, answer: Path) -> None:
+    done = create(options)
+    if done.rank == 0:
+        answer.write_text(worker.to_json(done))
+
+
+def _be_a_rank(rank: int, world_size: int, port: int, function: Callable[..., None], arguments: tuple[Any]) -> None:
+    local = {"LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": world_size, "GROUP_RANK": 0}
+    where = {"RANK": rank, "WORLD_SIZE": world_size, "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in (where | local).items()})
+    function(*arguments)
+
+
+@contextlib.contextmanager
+def _ended(ranks: ProcessContext) -> Iterator[None]:
+    """Leave no rank behind, whatever happens."""
+    try:
+        yield
+    finally:
+        for process in ranks.processes:
+            process.kill()
+            process.join()
