@@ -6,7 +6,7 @@ export OMP_NUM_THREADS ?= 1
 # A process per core; the tests of a file stay together, because they share real runs.
 PARALLEL := -n auto --dist loadfile
 
-.PHONY: demo test test-slow check bench load fuzz mutants test-oldest test-newest clean
+.PHONY: demo test test-slow check repeat bench load fuzz mutants test-oldest test-newest clean
 
 .venv/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -28,6 +28,11 @@ check: .venv/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Runs on two nodes, by spawn, resumed, killed: so many times, each with the bits of the undisturbed run; an hour for ten.
+TIMES ?= 10
+repeat: .venv/.installed
+	$(BIN)/python -m tests.training.repeated --times $(TIMES)
 
 bench: .venv/.installed
 	$(BIN)/python -m tests.benchmarks
