@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,10 +47,38 @@ def steps(text: str) -> Iterator[Step]:
 
 def run(step: Step, folder: Path) -> str:
     """Run a command as a reader would, and return all that a terminal would show."""
+    if step.command.startswith("ckptools create ") and not _SHELL.search(step.command):
+        return _created(step.command, folder)
+    return _run(step.command, folder)
+
+
+_SHELL = re.compile(r"[|&;<>$`]|--resume")
+"""What a command of a training has in it when it does more than to fill a folder of its own."""
+
+_RUNS: dict[str, tuple[Path, str]] = {}
+"""By command: the folder that a training filled, and what it printed. Pages that begin with the same one share it."""
+
+
+def _created(command: str, folder: Path) -> str:
+    """What a training prints; the second time, its folder is copied with all its times."""
+    name = command.split()[2]
+    if command in _RUNS and not (folder / name).exists():
+        kept, printed = _RUNS[command]
+        shutil.copytree(kept, folder / name)
+        return printed
+    printed = _run(command, folder)
+    if (folder / name).is_dir() and command not in _RUNS:
+        kept = Path(tempfile.mkdtemp(dir=folder.parent)) / name
+        shutil.copytree(folder / name, kept)
+        _RUNS[command] = kept, printed
+    return printed
+
+
+def _run(command: str, folder: Path) -> str:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = os.environ | {"PATH": path, "COLUMNS": "120", "TMPDIR": str(folder)}
     done = subprocess.run(
-        ["bash", "-c", step.command],
+        ["bash", "-c", command],
         cwd=folder,
         env=environment,
         stdout=subprocess.PIPE,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.documents import agrees, run, steps
+from tests.documents import Step, agrees, run, steps
 
 DOCS = Path(__file__).parent.parent / "docs"
 GUIDES = sorted(DOCS.glob("*.md"))
@@ -43,3 +43,13 @@ def test_a_command_may_go_over_several_lines(tmp_path: Path) -> None:
     assert (second.line, second.shown, os.path.realpath(run(second, tmp_path).strip())) == (
         5, "x\n", os.path.realpath(tmp_path),
     )  # fmt: skip
+
+
+def test_a_training_that_two_pages_begin_with_is_run_once(tmp_path: Path) -> None:
+    step = Step(1, "ckptools create run --strategy ddp --world-size 1 --steps 1", "")
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for folder in folders:
+        folder.mkdir()
+    first, second = (run(step, folder) for folder in folders)
+    times = [path.stat().st_mtime_ns for folder in folders for path in folder.rglob("*.pt")]
+    assert first == second and len(times) == 2 and len(set(times)) == 1
