@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ckptools.consolidate.result import Consolidated
     from ckptools.formats.options import Reader, Weights
     from ckptools.formats.shared.given_names import NamesFrom
+    from ckptools.formats.shared.shapes import ShapesFrom
     from ckptools.model.checkpoint import Checkpoint as CheckpointData
     from ckptools.model.verification import Verification
 
@@ -26,7 +27,7 @@ def open(
     follow_symlinks: bool = False,
     read_file: Reader | None = None,
     jobs: int | None = None,
-    shapes: str | Path | None = None,
+    shapes: ShapesFrom | None = None,
     weights: Weights = "fp32",
     rules: str | Path | None = None,
     ranks: str | None = None,
@@ -44,7 +45,7 @@ def open(
         jobs: processes that read rank files, from 16 files on; None for as many as there are cores, where the files
             take a while.
         shapes: where shapes are told that the checkpoint lacks (FSDP1 flat parameters): another checkpoint, a folder
-            of safetensors, or a JSON of name to shape.
+            of safetensors, a JSON of name to shape, or the `nn.Module` before it was wrapped.
         weights: where the model is held twice, `fp32` (master copy) or `module`.
         rules: a JSON file that says how tensor-parallel weights are joined.
         ranks: what the rank files in the folder `path` are called, such as `model-{rank}-of-{world}.pt`.

@@ -24,7 +24,7 @@ from ckptools.training_state.sections import sections_of_kind
 
 if TYPE_CHECKING:
     from ckptools.formats.shared.given_names import NamesFrom
-    from ckptools.formats.shared.shapes import Shapes
+    from ckptools.formats.shared.shapes import Shapes, ShapesFrom
 
 
 def open_checkpoint(
@@ -36,7 +36,7 @@ def open_checkpoint(
     read_file: Reader = modules.read_file,
     jobs: int | None = None,
     on_file: OnFile | None = None,
-    shapes: str | Path | None = None,
+    shapes: ShapesFrom | None = None,
     weights: Weights = "fp32",
     rules: str | Path | None = None,
     ranks: str | None = None,
@@ -55,7 +55,7 @@ def open_checkpoint(
             take a while.
         on_file: called for each torch.save file that has been read.
         shapes: where shapes are told that the checkpoint lacks (FSDP1 flat parameters): another checkpoint, a folder
-            of safetensors, or a JSON of name to shape.
+            of safetensors, a JSON of name to shape, or the `nn.Module` before it was wrapped.
         weights: where the model is held twice, `fp32` (master copy) or `module`.
         rules: a JSON file that says how tensor-parallel weights are joined.
         ranks: what the rank files in the folder `path` are called, such as `model-{rank}-of-{world}.pt`.
@@ -78,7 +78,7 @@ def open_checkpoint(
         jobs=jobs,
         on_file=on_file,
         weights=weights,
-        shapes=None if shapes is None else read_shapes(Path(shapes), follow_symlinks),
+        shapes=None if shapes is None else read_shapes(shapes, follow_symlinks),
         rules=None if rules is None else Path(rules),
         names=None if names is None else read_names(names, follow_symlinks),
     )
@@ -100,8 +100,8 @@ def with_all_ranks(checkpoint: Checkpoint | str | Path) -> Checkpoint:
     return checkpoint if checkpoint.all_ranks else open_again(checkpoint.path, checkpoint.options)
 
 
-def read_shapes(path: Path, follow_symlinks: bool = False) -> Shapes:
-    """The shapes that a JSON, or the model of another checkpoint, tells.
+def read_shapes(told_by: ShapesFrom, follow_symlinks: bool = False) -> Shapes:
+    """The shapes that a module, a JSON, or the model of another checkpoint tells.
 
     Raises:
         ReadError: it cannot be read.
@@ -110,6 +110,9 @@ def read_shapes(path: Path, follow_symlinks: bool = False) -> Shapes:
     from ckptools.files.json_file import is_json
     from ckptools.formats.shared import shapes
 
+    if not isinstance(told_by, (str, Path)):
+        return shapes.from_python(told_by)
+    path = Path(told_by)
     if is_json(path):
         return shapes.from_json(path)
     return shapes.from_checkpoint(open_checkpoint(path, follow_symlinks=follow_symlinks), path)

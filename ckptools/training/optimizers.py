@@ -110,6 +110,13 @@ def make_optimizer(
     return torch.optim.AdamW(groups, lr=LEARNING_RATE, betas=(0.9, 0.95), foreach=False)
 
 
+def trained_names(kind: str, model: nn.Module) -> list[str]:
+    """List what an optimizer of a whole model trains, in its order: a state dict calls them 0, 1, 2 and so on."""
+    names = {param: name for name, param in model.named_parameters()}
+    groups = make_optimizer(kind, model.named_parameters(), decayed_names(model)).param_groups
+    return [names[param] for group in groups for param in group["params"]]
+
+
 def make_scheduler(kind: str, optimizer: torch.optim.Optimizer, steps: int) -> LRScheduler:
     """Make a schedule that moves once per step: half a cosine over `HORIZON` steps or more, or a warm-up."""
     if kind == "cosine":

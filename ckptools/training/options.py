@@ -20,7 +20,7 @@ from ckptools.training.file_options import FileOptions
 from ckptools.training.launchers.options import LaunchOptions
 from ckptools.training.losses import LOSSES
 from ckptools.training.parallel_options import ParallelOptions
-from ckptools.training.resume_options import RESUMED, ResumeOptions
+from ckptools.training.resume_options import ResumeOptions
 from ckptools.training.simulation_options import SimulationOptions
 
 STRATEGIES = ("ddp", "fsdp1", "fsdp2", "hsdp", "tp", "fsdp2-tp", "hsdp-tp", "pipeline", "moe")
@@ -171,10 +171,6 @@ def check(options: CreateOptions) -> None:
     _check_layout(options)
     _check_files(options)
     options.resuming.check(options.steps, options.world_size)
-    asked = "--resume" if options.resuming.resume is not None else "--max-restarts"
-    if (options.resuming.resume is not None or options.resuming.max_restarts) and options.strategy not in RESUMED:
-        text = f"{asked} does not go with --strategy {options.strategy}; a run goes on with {', '.join(RESUMED)}"
-        raise UsageError(None, text)
     size = options.size
     counts = {name: getattr(size, name) for name in ("vocab", "width", "layers", "heads", "context")}
     counts |= {"steps": options.steps, "batch": options.batch}

@@ -65,6 +65,17 @@ def kind_of(value: Any) -> str:
     return ""
 
 
+def first_of_shares(states: list[RandomState]) -> list[int]:
+    """Say which ranks are the first of their share of the data, given the states of all.
+
+    Ranks that hold pieces of one copy of the model see the same data, and draw the noise in it alike: from Python's and
+    NumPy's generators. torch's may differ, as a stage of a pipeline drops features of its own blocks only.
+    """
+    of_noise = [{kind: value for kind, value in state.items() if kind in ("python", "numpy")} for state in states]
+    prints = [fingerprint(noise or state) for noise, state in zip(of_noise, states, strict=True)]
+    return [rank for rank, each in enumerate(prints) if prints.index(each) == rank]
+
+
 def fingerprint(state: RandomState) -> str:
     """Make a text that two states share only where they are equal."""
     values = (value.tolist() if isinstance(value, torch.Tensor) else value for _, value in sorted(state.items()))

@@ -1,7 +1,8 @@
 """Going on from a checkpoint, as if the run had never stopped.
 
-Whole tensors go into the run by `set_model_state_dict` and `set_optimizer_state_dict`, which cut them for the
-strategy of this run. So it may be another than the one that saved, in another layout, on another number of ranks.
+`dcp.load` fills the state dict of this run from the checkpoint, each rank its own part, and `set_model_state_dict` and
+`set_optimizer_state_dict` put that into the run. So the run may be spread by another strategy than the one that saved,
+over another number of ranks, and the checkpoint may have any layout.
 """
 
 from __future__ import annotations
@@ -10,24 +11,34 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
     get_model_state_dict,
+    get_optimizer_state_dict,
     set_model_state_dict,
     set_optimizer_state_dict,
 )
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
 from ckptools import api
-from ckptools.errors import NotWholeError, UsageError
-from ckptools.training import losses, random_states, saved_run, snapshots, strategies
+from ckptools.errors import CkptoolsError, NotWholeError, ReadError, UsageError
+from ckptools.text import first_line
+from ckptools.training import losses, optimizers, random_states, saved_run, snapshots
 from ckptools.training.data import Position
+from ckptools.training.model import Transformer
 from ckptools.training.options import OPTIMIZERS
+from ckptools.training.random_states import RandomState
 from ckptools.training.run import Report, Run
 from ckptools.training.saved_run import SavedRun
+from ckptools.training.storage_reader import OpenedReader, here, sent_by_rank_0
 
 # What the state of each schedule has and no other's.
 SCHEDULERS = {"cosine": "T_max", "lambda": "lr_lambdas"}
+
+# How `--load` brings a tensor to every rank.
+FETCH = {"each": here, "broadcast": sent_by_rank_0}
 
 
 def resume(run: Run, paths: list[Path], report: Report) -> None:
@@ -41,19 +52,23 @@ def resume(run: Run, paths: list[Path], report: Report) -> None:
     Raises:
         NotWholeError: none of them is whole.
         UsageError: the checkpoint is of another model, optimizer or scheduler, or has all the steps already.
+        ReadError: a file that was whole a moment ago cannot be read.
     """
-    saved = _load(run, _newest_whole(paths, report))
-    _refuse_another(run, saved)
+    # The model before it was spread, without values: what it is called, how large it is and in which order.
+    with torch.device("meta"):
+        model = Transformer(run.options.size)
+    saved = _open(run, model, _newest_whole(paths, model, report))
+    _refuse_another(run, model, saved)
     _restore(run, saved)
     for line in _summary(run, saved):
         report(line)
 
 
-def _newest_whole(paths: list[Path], report: Report) -> Path:
+def _newest_whole(paths: list[Path], model: Transformer, report: Report) -> Path:
     """Let rank 0 choose, so that all ranks go on from the same checkpoint."""
     chosen: list[Path | None] = [None]
     if dist.get_rank() == 0:
-        found = snapshots.newest_whole(paths, report)
+        found = snapshots.newest_whole(paths, report, model)
         if found is None:
             raise NotWholeError(paths[-1], "is not whole, and no other checkpoint is there to go on from")
         chosen = [found.path]
@@ -62,34 +77,25 @@ def _newest_whole(paths: list[Path], report: Report) -> Path:
     return chosen[0]
 
 
-def _load(run: Run, path: Path) -> SavedRun:
-    """Read on every rank, or on rank 0, which sends what it read to the others.
-
-    Sending everything at once is simple, and every rank holds the whole model for a moment. Where that is too much
-    torch sends tensor by tensor, and a rank keeps its shards only: `StateDictOptions(broadcast_from_rank0=True)`.
-    """
+def _open(run: Run, model: Transformer, path: Path) -> SavedRun:
+    """Open it on every rank, or on rank 0, which tells the others what is in it; tensors are not read yet."""
     saved: list[SavedRun | None] = [None]
     if run.options.resuming.load == "each" or dist.get_rank() == 0:
-        saved = [saved_run.read(api.open(path, all_ranks=True), optimized_names(run), run.options.batch)]
+        names = optimizers.trained_names(run.options.optimizer, model)
+        saved = [saved_run.read(api.open(path, all_ranks=True, shapes=model), names, run.options.batch)]
     if run.options.resuming.load == "broadcast":
         dist.broadcast_object_list(saved)
     assert saved[0] is not None
     return saved[0]
 
 
-def optimized_names(run: Run) -> list[str]:
-    """List the fqns of the optimizer's parameters, in its order: a state dict calls them 0, 1, 2 and so on."""
-    names = {param: name for name, param in strategies.plain_parameters(run.model)}
-    return [names[param] for group in run.optimizer.param_groups for param in group["params"]]
-
-
-def _refuse_another(run: Run, saved: SavedRun) -> None:
+def _refuse_another(run: Run, model: Transformer, saved: SavedRun) -> None:
     """Refuse a checkpoint that this run cannot go on from, before anything of the run has changed."""
-    expected: dict[str, Any] = dict(get_model_state_dict(run.model))
-    for name, shape in ((name, tuple(value.shape)) for name, value in expected.items()):
+    for name, value in model.state_dict().items():
+        expected = tuple(value.shape)
         found = tuple(saved.model[name].shape) if name in saved.model else "not there"
-        if found != shape:
-            raise UsageError(saved.path, f"is of another model: {name} is {found}, expected {shape}")
+        if found != expected:
+            raise UsageError(saved.path, f"is of another model: {name} is {found}, expected {expected}")
     if saved.optimizer_name in OPTIMIZERS and saved.optimizer_name != run.options.optimizer:
         raise UsageError(saved.path, f"was trained with --optimizer {saved.optimizer_name}; give it here too")
     for name, key in SCHEDULERS.items():
@@ -97,47 +103,97 @@ def _refuse_another(run: Run, saved: SavedRun) -> None:
             raise UsageError(saved.path, f"was trained with --scheduler {name}; give it here too")
     if saved.step >= run.options.steps:
         raise UsageError(saved.path, f"is at step {saved.step} already; give --steps that is more")
+    stateless = set(optimizers.trained_names(run.options.optimizer, model)) - saved.moments.keys()
+    if saved.moments and stateless:
+        raise UsageError(saved.path, f"holds no optimizer state of {min(stateless)}, which is trained here")
 
 
 def _restore(run: Run, saved: SavedRun) -> None:
-    options = StateDictOptions(full_state_dict=True)
-    set_model_state_dict(run.model, dict(saved.model), options=options)
-    if saved.optimizer:
-        _restore_optimizer(run, saved.optimizer, options)
-    if saved.scheduler:
-        known = run.scheduler.state_dict().keys()
-        run.scheduler.load_state_dict({key: value for key, value in saved.scheduler.items() if key in known})
-    else:
-        for group, lr in zip(run.optimizer.param_groups, run.scheduler.get_last_lr(), strict=True):
-            group["lr"] = lr
+    _restore_tensors(run, saved)
+    _restore_scheduler(run, saved)
     share, shares = run.strategy.data_share(run.options)
     run.step = saved.step
     run.position = (saved.position or Position()).aligned(shares)
     run.losses = losses.read(saved.folder, saved.step)
     # Last, for building and loading a model draw random numbers too.
-    if share < len(saved.random):
-        random_states.restore(saved.random[share], run.device)
+    own = own_random_state(run, saved.random, share, shares)
+    if own is not None:
+        random_states.restore(own, run.device)
 
 
-def _restore_optimizer(run: Run, state: dict[str, Any], options: StateDictOptions) -> None:
-    """Load moments and hyperparameters; what torch makes a list on the way, such as `betas`, is a tuple again."""
-    groups = run.optimizer.param_groups
-    tuples = [[key for key, value in group.items() if isinstance(value, tuple)] for group in groups]
-    set_optimizer_state_dict(run.model, run.optimizer, state, options=options)
-    for group, keys in zip(run.optimizer.param_groups, tuples, strict=True):
-        group.update({key: tuple(group[key]) for key in keys})
+def _restore_tensors(run: Run, saved: SavedRun) -> None:
+    """Read this rank's part of model and optimizer.
+
+    Asked for its state dict, an optimizer that has not moved yet makes moments of zero, which are then filled.
+    """
+    model = dict(get_model_state_dict(run.model))
+    optimizer: dict[str, Any] = {"state": {}}
+    if saved.moments:
+        optimizer |= get_optimizer_state_dict(run.model, run.optimizer)
+    wanted = by_key(model, optimizer["state"])
+    reader = OpenedReader(by_key(saved.model, saved.moments), FETCH[run.options.resuming.load])
+    try:
+        dcp_load(wanted, storage_reader=reader)
+    except CheckpointException as error:
+        failure, _ = next(iter(error.failures.values()))
+        if isinstance(failure, CkptoolsError):
+            raise failure from None
+        raise ReadError(saved.path, f"cannot be read into this run: {first_line(failure)}") from error
+    set_model_state_dict(run.model, model)
+    if saved.moments:
+        optimizer["param_groups"] = [_as_saved(group, saved) for group in optimizer["param_groups"]]
+        set_optimizer_state_dict(run.model, run.optimizer, optimizer)
+
+
+def by_key(model: dict[str, Any], moments: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Put model and optimizer into one flat dict, as DCP takes it."""
+    keys = {f"model.{fqn}": value for fqn, value in model.items()}
+    return keys | {f"optimizer.{fqn}.{name}": value for fqn, state in moments.items() for name, value in state.items()}
+
+
+def _as_saved(group: dict[str, Any], saved: SavedRun) -> dict[str, Any]:
+    """A param group with the hyperparameters that were saved; `betas`, which may have become a list, is a tuple again.
+
+    Groups are told by what is in them: a stage of a pipeline has some of the parameters, and others may be cut anew.
+    """
+    found = next((other for other in saved.param_groups if set(group["params"]) & set(other["params"])), {})
+    known = {key: value for key, value in found.items() if key in group and key != "params"}
+    return {**group, **{key: tuple(v) if isinstance(group[key], tuple) else v for key, v in known.items()}}
+
+
+def _restore_scheduler(run: Run, saved: SavedRun) -> None:
+    """Put the scheduler where it was; it follows from the steps where the layout does not keep it."""
+    if saved.scheduler:
+        known = run.scheduler.state_dict().keys()
+        run.scheduler.load_state_dict({key: value for key, value in saved.scheduler.items() if key in known})
+        return
+    for group, lr in zip(run.optimizer.param_groups, run.scheduler.get_last_lr(), strict=True):
+        group["lr"] = lr
+    for _ in range(saved.step):
+        run.scheduler.step()
+
+
+def own_random_state(run: Run, states: list[RandomState], share: int, shares: int) -> RandomState | None:
+    """Which of the saved random states this rank goes on with: that of its share of the data; None for a new share.
+
+    Ranks of a share draw alike, but for those that have parts of the model of their own: then each its own.
+    """
+    first = random_states.first_of_shares(states)
+    if run.strategy.in_parts and (len(states), len(first)) == (dist.get_world_size(), shares):
+        return states[dist.get_rank()]
+    return states[first[share]] if share < len(first) else None
 
 
 def _summary(run: Run, saved: SavedRun) -> Iterator[str]:
     """Say where the run goes on, and what does not go on as it was."""
     yield f"resumed from {saved.path}: step {run.step}, epoch {run.epoch}, sample {run.position.samples}"
-    held = {"optimizer": saved.optimizer, "scheduler": saved.scheduler, "random states": saved.random}
-    missing = [name for name, value in held.items() if not value]
+    missing = [name for name, held in {"optimizer": saved.moments, "random states": saved.random}.items() if not held]
     if saved.position is None or not saved.position.exact:
         missing.append("position in the data" if saved.position is None else "position in the epoch")
     if missing:
         yield f"not in this layout: {', '.join(missing)}; starts anew"
     _, shares = run.strategy.data_share(run.options)
-    if saved.random and len(saved.random) != shares:
-        new = f"; shares from {len(saved.random)} on draw new random numbers" if shares > len(saved.random) else ""
-        yield f"saved with {len(saved.random)} shares of the data, goes on with {shares}{new}"
+    before = len(random_states.first_of_shares(saved.random))
+    if saved.random and before != shares:
+        new = f"; shares from {before} on draw new random numbers" if shares > before else ""
+        yield f"saved with {before} shares of the data, goes on with {shares}{new}"

@@ -11,9 +11,6 @@ from ckptools.option import option
 
 LOADS = ("each", "broadcast")
 
-# The strategies for which torch cuts whole tensors as they are to be cut, which is tested.
-RESUMED = ("ddp", "fsdp1", "fsdp2", "tp")
-
 
 @dataclass(frozen=True)
 class ResumeOptions:

@@ -1,7 +1,8 @@
-"""What a run needs to go on, read of a checkpoint in any layout; nothing that the files name is run.
+"""What a run needs to go on, found in a checkpoint of any layout; nothing that the files name is run.
 
 ckptools finds model, optimizer, scheduler and random states by what they look like, and gives whole tensors under
-fqns. What only says how far a run was is looked for here, by its keys.
+fqns, which are read when a rank wants its part of them. What only says how far a run was is looked for here, by its
+keys.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import Tensor
+import torch
 
 from ckptools import api
 from ckptools.model.values import NumpyArray
@@ -21,6 +22,10 @@ from ckptools.training import data, random_states
 from ckptools.training.data import Position
 from ckptools.training.model import TIED
 from ckptools.training.random_states import RandomState
+from ckptools.training.storage_reader import Saved
+
+if TYPE_CHECKING:
+    from ckptools.training_state.optimizers import Optimizer
 
 # What counts whole passes over the data, where nothing finer is told; the second is from torch's tutorials.
 EPOCHS = ("epoch", "EPOCHS_RUN")
@@ -37,10 +42,11 @@ class SavedRun:
         step: optimizer steps that were taken.
         position: where the run was in its data; None where nothing tells.
         model: whole tensors by fqn.
-        optimizer: `{"state": {fqn: {name: value}}, "param_groups": [...]}` with whole tensors; empty for none.
+        moments: the optimizer's state: whole tensors, of numbers too, by name, by fqn; empty for none.
+        param_groups: the optimizer's, their `params` by fqn.
         optimizer_name: what the optimizer is called, which may be its class; empty for none.
         scheduler: its state dict; empty for none.
-        random: the states of all shares of the data, in their order.
+        random: the states of every rank, in their order; empty where not every rank's are there.
     """
 
     path: Path
@@ -48,15 +54,16 @@ class SavedRun:
     world_size: int | None
     step: int
     position: Position | None
-    model: dict[str, Tensor]
-    optimizer: dict[str, Any]
+    model: dict[str, Saved]
+    moments: dict[str, dict[str, Saved]]
+    param_groups: list[dict[str, Any]]
     optimizer_name: str
     scheduler: dict[str, Any]
     random: list[RandomState]
 
 
 def read(ck: api.Checkpoint, names: list[str], batch: int) -> SavedRun:
-    """Read everything of an opened checkpoint.
+    """Find everything in an opened checkpoint.
 
     Args:
         ck: opened with all ranks.
@@ -66,19 +73,23 @@ def read(ck: api.Checkpoint, names: list[str], batch: int) -> SavedRun:
     Raises:
         ReadError: it cannot be read.
     """
-    model = {name: value.load() for name, value in ck.model.items() if isinstance(value, api.Tensor)}
+    model: dict[str, Saved] = {name: value for name, value in ck.model.items() if isinstance(value, api.Tensor)}
     prefix = _prefix(model, names)
-    optimizer_name, optimizer = _optimizer(ck, names, prefix)
+    fqns: dict[Any, str] = {f"?{number}": name for number, name in enumerate(names)} | dict(enumerate(names))
+    fqns |= {prefix + name: name for name in names}
+    optimizer_name, optimizer = next(iter(ck.optimizers.items()), ("", None))
+    moments = _moments(optimizer, fqns) if optimizer else {}
     random = _random_states(ck)
-    step = _step(ck, optimizer)
+    step = _step(ck, moments)
     return SavedRun(
         path=ck.path,
         folder=Path(os.path.commonpath([file.path.parent for file in ck.files])) if ck.files else ck.path,
         world_size=_world_size(ck),
         step=step,
-        position=_position(ck, step, len(random) or _world_size(ck), batch),
+        position=_position(ck, step, len(random_states.first_of_shares(random)) or _world_size(ck), batch),
         model=with_tied({name.removeprefix(prefix): value for name, value in model.items()}),
-        optimizer=optimizer,
+        moments=moments,
+        param_groups=_param_groups(optimizer, fqns) if optimizer else [],
         optimizer_name=optimizer_name,
         scheduler=next((_plain(value) for value in ck.schedulers.values()), {}),
         random=random,
@@ -91,47 +102,54 @@ def _world_size(ck: api.Checkpoint) -> int | None:
     return None if len(ck.files) == 1 and size == 1 else size
 
 
-def with_tied(model: dict[str, Tensor]) -> dict[str, Tensor]:
+def with_tied(model: dict[str, Saved]) -> dict[str, Saved]:
     """Add the second names of tensors, which safetensors do not have."""
     return {name: model[tied_to] for name, tied_to in TIED.items() if tied_to in model} | model
 
 
-def _prefix(model: Mapping[str, Tensor], names: list[str]) -> str:
+def _prefix(model: Mapping[str, Saved], names: list[str]) -> str:
     """What stands before every fqn, for the module that was saved held the model: Lightning's `model.`."""
     ends = (name.removesuffix(names[0]) for name in model if name == names[0] or name.endswith("." + names[0]))
     return next((prefix for prefix in ends if all(prefix + name in model for name in names)), "")
 
 
-def _optimizer(ck: api.Checkpoint, names: list[str], prefix: str) -> tuple[str, dict[str, Any]]:
-    for name, found in ck.optimizers.items():
-        fqns: dict[Any, str] = {f"?{number}": name for number, name in enumerate(names)} | dict(enumerate(names))
-        fqns |= {prefix + name: name for name in names}
-        state = {fqns.get(key, key): _plain(dict(value)) for key, value in found.state.items()}
-        groups = [
-            {**_plain(dict(group)), "params": [fqns.get(name, name) for name in group.names]}
-            for group in found.param_groups
-        ]
-        return name, {"state": state, "param_groups": groups}
-    return "", {}
+def _moments(optimizer: Optimizer, fqns: Mapping[Any, str]) -> dict[str, dict[str, Saved]]:
+    return {
+        fqns.get(key, key): {name: _tensor(value) for name, value in state.items()}
+        for key, state in optimizer.state.items()
+    }
 
 
-def _step(ck: api.Checkpoint, optimizer: dict[str, Any]) -> int:
+def _tensor(value: Any) -> Saved:
+    """A number of the optimizer's, such as `step`, is a 0-d tensor in some layouts and a plain one in others."""
+    return value if isinstance(value, api.Tensor) else torch.tensor(value)
+
+
+def _param_groups(optimizer: Optimizer, fqns: Mapping[Any, str]) -> list[dict[str, Any]]:
+    groups = ((_plain(dict(group)), group.names) for group in optimizer.param_groups)
+    return [{**values, "params": [fqns.get(name, name) for name in names]} for values, names in groups]
+
+
+def _step(ck: api.Checkpoint, moments: Mapping[str, Mapping[str, Saved]]) -> int:
     """Steps that were taken: as the checkpoint says, else as the optimizer has counted."""
     if ck.step.value is not None:
         return int(ck.step.value)
-    counted = [int(state["step"]) for state in optimizer.get("state", {}).values() if "step" in state]
-    return max(counted, default=0)
+    return max((int(_plain(state["step"])) for state in moments.values() if "step" in state), default=0)
 
 
 def _position(ck: api.Checkpoint, step: int, shares: int | None, batch: int) -> Position | None:
     """Where the run was in its data: as it says, else where so many steps lead to, else at the start of an epoch."""
-    mappings = [node for section in ck.of_kind("other") for node in _mappings({section.path[-1]: section.value})]
-    for node in mappings:
+    nodes = [node for section in ck.of_kind("other") for node in _mappings({section.path[-1]: section.value})]
+    for node in nodes:
         if {"epoch", "sample_in_epoch"} <= node.keys():
             return Position(node["epoch"], node["sample_in_epoch"])
+        if {"epoch", "tokens_processed", "sequence_length"} <= node.keys():  # OLMo-core
+            return Position(node["epoch"], node["tokens_processed"] // node["sequence_length"])
+    # torchtitan has a loader per share, and no random states that would tell how many there are.
+    shares = next((node["world_size"] for node in nodes if "dp_rank_0" in node and "world_size" in node), shares)
     if shares is not None:
         return data.position_after(step, shares, batch)
-    epochs = [node[key] for key in EPOCHS for node in mappings if isinstance(node.get(key), int)]
+    epochs = [node[key] for key in EPOCHS for node in nodes if isinstance(node.get(key), int)]
     return Position(epochs[0], exact=False) if epochs else None
 
 
@@ -145,17 +163,9 @@ def _mappings(tree: Any) -> Iterator[Mapping[Any, Any]]:
 
 
 def _random_states(ck: api.Checkpoint) -> list[RandomState]:
-    """The random states of all shares of the data, in their order.
-
-    Ranks that hold pieces of one copy of the model see the same data, and draw the same numbers: their states are
-    equal. So the different ones, in the order of the ranks, are those of the shares.
-    """
-    found: dict[str, RandomState] = {}
-    for tree in _by_rank(ck):
-        state = random_states.find(_plain(tree))
-        if state:
-            found.setdefault(random_states.fingerprint(state), state)
-    return list(found.values())
+    """The random states of all ranks, in their order; those of one rank where only that has saved any."""
+    found = (random_states.find(_plain(tree)) for tree in _by_rank(ck))
+    return [state for state in found if state]
 
 
 def _by_rank(ck: api.Checkpoint) -> Iterator[Any]:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from torch import nn
+
 from ckptools import api
 from ckptools.errors import CkptoolsError, ReadError, SeveralError
 from ckptools.training.options import FULL_STATE, CreateOptions, opened_by
@@ -38,7 +40,7 @@ def remember(partial: Path, files: tuple[Path, ...]) -> None:
         file.write(f"{opened_by(files)}\n")
 
 
-def newest_whole(paths: Iterable[Path], report: Report) -> api.Checkpoint | None:
+def newest_whole(paths: Iterable[Path], report: Report, model: nn.Module | None = None) -> api.Checkpoint | None:
     """Open the newest whole one of several checkpoints; None where none is.
 
     Every byte is read and compared with its checksum: a run that goes on from damaged weights would not notice.
@@ -46,8 +48,9 @@ def newest_whole(paths: Iterable[Path], report: Report) -> api.Checkpoint | None
     Args:
         paths: a file or folder of each.
         report: takes a line per checkpoint that is passed over, which says why.
+        model: not wrapped; tells shapes, which FSDP1's local state dicts lack.
     """
-    opened = [ck for ck in (_opened(path, report) for path in paths) if ck is not None]
+    opened = [ck for ck in (_opened(path, report, model) for path in paths) if ck is not None]
     for ck in sorted(opened, key=lambda ck: ck.step.value or 0, reverse=True):
         wrong = [p.message for p in ck.verify(deep=True).problems if p.severity == "error"]
         wrong += [] if ck.model else ["holds no model"]
@@ -57,9 +60,9 @@ def newest_whole(paths: Iterable[Path], report: Report) -> api.Checkpoint | None
     return None
 
 
-def _opened(path: Path, report: Report) -> api.Checkpoint | None:
+def _opened(path: Path, report: Report, model: nn.Module | None) -> api.Checkpoint | None:
     try:
-        return api.open(path, all_ranks=True)
+        return api.open(path, all_ranks=True, shapes=model)
     except CkptoolsError as error:
         report(f"skipped {error}")
         return None

@@ -36,7 +36,8 @@ def command_arguments(ck: Checkpoint) -> str:
     told_by = getattr(options.names, "told_by", "")
     words += ["--names", told_by] if told_by and Path(told_by).exists() else []
     words += ["--rules", str(options.rules)] if options.rules is not None else []
-    words += ["--shapes", options.shapes.source] if options.shapes is not None else []
+    shapes = getattr(options.shapes, "source", "")
+    words += ["--shapes", shapes] if shapes and Path(shapes).exists() else []
     return _quoted(words)
 
 

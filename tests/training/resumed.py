@@ -1,7 +1,7 @@
 """Train, save in the middle, go on from there, compare.
 
-The folder gets one per layout and `resumed.json`: what came of going on from each layout, and of going on from the
-first without one of the things that a checkpoint keeps.
+The folder gets one per layout, `full.pt` and `losses.csv` of the end, and `resumed.json`: what came of going on from
+each layout, in other strategies, and without one of the things that a checkpoint keeps.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import dataclasses
 import json
 import random
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,23 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from ckptools.training import full_state, layouts, random_states
+from ckptools.training import full_state, layouts, losses, random_states
 from ckptools.training.data import Position
 from ckptools.training.demo import same, tensors
 from ckptools.training.optimizers import make_scheduler
-from ckptools.training.options import CreateOptions
+from ckptools.training.options import CreateOptions, ModelSize
+from ckptools.training.parallel_options import ParallelOptions
 from ckptools.training.resume import resume
+from ckptools.training.resume_options import ResumeOptions
 from ckptools.training.run import Run, prepare, train
 from ckptools.training.snapshots import found_at
+from tests.training.forked import run_ranks
+
+SMALL = ModelSize(vocab=31, width=20, layers=2, context=7)
+"""A model whose runs take a second; two blocks, so that a pipeline of three has a stage with none."""
+
+MIDDLE = "middle.pt"
+"""The state that was saved, for other runs to compare with."""
 
 WITHOUT: dict[str, Callable[[Run], Any]] = {
     "python": lambda run: random.seed(99),
@@ -38,32 +48,68 @@ WITHOUT: dict[str, Callable[[Run], Any]] = {
 """Spoils one of the things that were restored."""
 
 
-def go_on_from_each(options: CreateOptions, names: tuple[str, ...]) -> None:
+@dataclass(frozen=True)
+class What:
+    """What to go on from, and how.
+
+    Attributes:
+        layouts: those in which it is saved, and gone on from.
+        others: strategies that the first layout is put into as well.
+        elsewhere: folders of other runs of this kind, whose checkpoints in each layout are put into this one.
+        broadcast: go on from the first layout with rank 0 reading for all.
+        without: go on from the first layout without each thing that a checkpoint keeps.
+    """
+
+    layouts: Sequence[str]
+    others: Sequence[str] = ()
+    elsewhere: Sequence[str] = ()
+    broadcast: bool = False
+    without: bool = False
+
+
+def go_on_from_each(options: CreateOptions, what: What) -> None:
     """Be one rank; every rank of the run is called alike."""
     out = options.out
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    asked = dataclasses.replace(options, layout=names[0]).completed()
-    run = trained(prepare(asked, lambda line: None), lambda run: save(run, out, names))
+    first = what.layouts[0]
+    asked = dataclasses.replace(options, layout=first).completed()
+    middle: list[dict[str, Any]] = []
+    run = trained(prepare(asked, say_nothing), lambda run: save(run, out, what.layouts, middle))
     truth = state(run)
-    found = {name: gone_on(asked, out / name, truth) for name in names}
-    broadcast = dataclasses.replace(asked, resuming=dataclasses.replace(asked.resuming, load="broadcast"))
-    found["broadcast"] = gone_on(broadcast, out / names[0], truth)
-    found |= {f"without {what}": gone_on(asked, out / names[0], truth, spoil) for what, spoil in WITHOUT.items()}
+    found = {name: went_on(asked, out / name, middle[0], truth) for name in what.layouts}
+    if what.broadcast:
+        resuming = dataclasses.replace(asked.resuming, load="broadcast")
+        found["broadcast"] = went_on(dataclasses.replace(asked, resuming=resuming), out / first, middle[0], truth)
+    for name, spoil in WITHOUT.items() if what.without else ():
+        found[f"without {name}"] = went_on(asked, out / first, middle[0], truth, spoil)
+    for other in what.others:
+        found[other] = put_into(dataclasses.replace(asked, strategy=other), out / first, middle[0])[1]
+    for folder in map(Path, what.elsewhere):
+        saved = torch.load(folder / MIDDLE, weights_only=False)
+        for path in (path for path in folder.iterdir() if path.is_dir() and path.name != "huggingface"):
+            found[str(path)] = put_into(asked, path, saved)[1]
+    full_state.save(run, out)
     if dist.get_rank() == 0:
+        torch.save(middle[0], out / MIDDLE)
+        losses.write(out, run.losses, run.step)
         (out / "resumed.json").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
 
 
+def say_nothing(line: str) -> None:
+    pass
+
+
 def trained(run: Run, save: Callable[[Run], None] = lambda run: None) -> Run:
-    train(run, lambda line: None, save)
+    train(run, say_nothing, save)
     return run
 
 
-def save(run: Run, out: Path, names: tuple[str, ...]) -> None:
-    """Save in every layout, unless this is the end."""
+def save(run: Run, out: Path, names: Sequence[str], middle: list[dict[str, Any]]) -> None:
+    """Save in every layout and remember what there is, unless this is the end."""
     if run.step == run.options.steps:
         return
     for name in names:
@@ -71,32 +117,86 @@ def save(run: Run, out: Path, names: tuple[str, ...]) -> None:
         asked, run.options = run.options, dataclasses.replace(run.options, layout=name)
         layouts.BY_NAME[name].save(run, out / name)
         run.options = asked
-    dist.barrier()
+    middle.append(state(run))
 
 
 def state(run: Run) -> dict[str, Any]:
-    """What there is at the end: losses, every tensor, and the random states of this rank."""
+    """What there is: losses, every tensor, hyperparameters by name, and this rank's random states; a collective."""
+    whole = full_state.gather(run)
+    groups = [(name, group) for group in whole["optimizer"]["param_groups"] for name in group["params"]]
     return {
-        "losses": run.losses,
-        "tensors": dict(tensors(full_state.gather(run))),
-        "groups": full_state.gather(run)["optimizer"]["param_groups"],
+        "losses": list(run.losses),
+        "tensors": {name: tensor.clone() for name, tensor in tensors(whole)},
+        "groups": {name: {**group, "params": []} for name, group in groups},
         "random": random_states.fingerprint(random_states.capture(run.device)),
+        "at": (run.step, run.position, run.scheduler.last_epoch),
     }
 
 
-def gone_on(
-    asked: CreateOptions, folder: Path, truth: dict[str, Any], spoil: Callable[[Run], Any] = lambda run: None
+def differing(found: dict[str, Any], truth: dict[str, Any]) -> list[str]:
+    """What of a state is not that of another: names of tensors, and of the rest but losses and random states."""
+    names = [name for name, tensor in truth["tensors"].items() if not same(found["tensors"][name], tensor)]
+    return names + [key for key in ("groups", "at") if found[key] != truth[key]]
+
+
+def put_into(asked: CreateOptions, folder: Path, middle: dict[str, Any]) -> tuple[Run, dict[str, Any]]:
+    """Put a checkpoint into a new run and say what differs from when it was saved."""
+    said: list[str] = []
+    run = prepare(asked, say_nothing)
+    resume(run, found_at(folder), said.append)
+    own = random_states.capture(run.device)
+    put = {"said": said, "put otherwise": differing(state(run), middle)}
+    random_states.restore(own, run.device)
+    return run, put
+
+
+def went_on(
+    asked: CreateOptions,
+    folder: Path,
+    middle: dict[str, Any],
+    truth: dict[str, Any],
+    spoil: Callable[[Run], Any] = lambda run: None,
 ) -> dict[str, Any]:
     """Go on to the end and say what differs."""
-    said: list[str] = []
-    run = prepare(asked, lambda line: None)
-    resume(run, found_at(folder), said.append)
+    run, put = put_into(asked, folder, middle)
     spoil(run)
     found = state(trained(run))
+    alike: list[bool] = [False] * dist.get_world_size()
+    dist.all_gather_object(alike, found["random"] == truth["random"])
     return {
-        "said": said,
+        **put,
         "losses": found["losses"] == truth["losses"][-len(found["losses"]) :] and len(found["losses"]) == 3,
-        "groups": found["groups"] == truth["groups"],
-        "random": found["random"] == truth["random"],
-        "differ": [name for name, tensor in truth["tensors"].items() if not same(found["tensors"][name], tensor)],
+        "random": all(alike),
+        "differ": differing(found, truth),
     }
+
+
+def gone_on(out: Path, strategy: str, *layouts: str, world_size: int = 2, **more: Any) -> dict[str, Any]:
+    """Train six steps over the end of an epoch, and go on from the third in each layout.
+
+    Args:
+        out: a folder for all of it.
+        strategy: of the run.
+        layouts: those it is saved in.
+        world_size: ranks.
+        more: other fields of `resumed.What`, or choices of the strategy.
+    """
+    choices = {key: more.pop(key) for key in list(more) if key in ParallelOptions.__dataclass_fields__}
+    options = CreateOptions(
+        out,
+        strategy,
+        world_size,
+        steps=6,
+        batch=128,
+        size=SMALL,
+        parallel=ParallelOptions(**choices),
+        resuming=ResumeOptions(save_every=3),
+    )
+    run_ranks(world_size, go_on_from_each, options, What(layouts, **more))
+    found: dict[str, Any] = json.loads((out / "resumed.json").read_text())
+    return found
+
+
+def equal(found: dict[str, Any]) -> bool:
+    """Whether everything was put where it had been, and all that followed was as in the run that was not stopped."""
+    return bool(found["losses"] and found["random"] and not found["put otherwise"] and not found["differ"])

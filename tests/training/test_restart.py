@@ -124,8 +124,6 @@ def test_a_run_goes_on_in_its_own_folder(run: Path, undisturbed: Path) -> None:
         (("--kill", "1:7"), "there is no step 7; --steps is 6"),
         (("--load", "some"), "choose from each, broadcast"),
         (("--resume", "nowhere"), "nowhere: no such file or folder to go on from"),
-        (("--resume", ".", "--strategy", "pipeline"), "--resume does not go with --strategy pipeline"),
-        (("--max-restarts", 1, "--strategy", "moe"), "--max-restarts does not go with --strategy moe"),
         (("--save-every", 0), "--save-every is 0"),
         (("--max-restarts", -1), "--max-restarts is -1"),
     ],

@@ -11,14 +11,15 @@ has the order of the module. In Python it may be such a list, or the module. The
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol, Union
+from typing import Any, Union
 
 from ckptools.dtypes import is_floating
 from ckptools.errors import UsageError
 from ckptools.files.json_file import read_json
 from ckptools.formats.shared import shapes
+from ckptools.formats.shared.shapes import Module
 from ckptools.model.checkpoint import Checkpoint, GivenNames
 from ckptools.model.tensor import Tensor
 from ckptools.model.values import describe_for_error
@@ -26,14 +27,6 @@ from ckptools.training_state.module_order import believed
 from ckptools.training_state.optimizer_names import group_ids
 from ckptools.training_state.optimizers import optimizers_of
 from ckptools.training_state.sections import is_flat_optimizer, sections_of, sections_of_kind
-
-
-class Module(Protocol):
-    """What is asked of a module: `torch.nn.Module` has it."""
-
-    def named_parameters(self) -> Iterable[tuple[str, Any]]:
-        """Names and parameters, in the order in which the module has them."""
-
 
 NamesFrom = Union[str, Path, "list[str]", "list[list[str]]", Module]
 """What may tell names: a path, a list, or a module."""

@@ -7,15 +7,15 @@ that order (`ckptools.training_state.module_order`), a JSON, which is written in
     {"emb.weight": [33, 17], "head.weight": "emb.weight"}
 
 A name instead of a shape says that the parameter is tied to that one. Such a JSON is made where the model is:
-`json.dump({k: list(v.shape) for k, v in model.named_parameters()}, file)`.
+`json.dump({k: list(v.shape) for k, v in model.named_parameters()}, file)`. In Python it may be the model itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ckptools.errors import ReadError, UsageError
 from ckptools.files.json_file import read_json
@@ -50,6 +50,23 @@ class Shapes:
     def ordered(self) -> bool:
         """Whether the names are in the order of the module."""
         return self.order.kept
+
+
+class Module(Protocol):
+    """What is asked of a module: `torch.nn.Module` has it."""
+
+    def named_parameters(self) -> Iterable[tuple[str, Any]]:
+        """Names and parameters, in the order in which the module has them, each parameter once."""
+
+
+ShapesFrom = str | Path | Module
+"""What may tell shapes: a path, or a module before anything wrapped it."""
+
+
+def from_python(module: Module) -> Shapes:
+    """The shapes of a module's parameters; those of a tied one under its first name."""
+    found = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+    return Shapes(f"the {type(module).__name__}", found, {}, AS_WRITTEN)
 
 
 def from_checkpoint(checkpoint: Checkpoint, path: Path) -> Shapes:
