@@ -7,6 +7,7 @@ that numpy does not have. torch is imported only by `load` and `load_box`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from math import prod
 from operator import index
 from typing import Any
@@ -61,16 +62,21 @@ def load_box(tensor: Tensor, box: Box, shape: Ints) -> Any:
 
 def to_numpy(tensor: Tensor) -> Raw:
     """Read a tensor as a numpy array. bfloat16 and fp8, which numpy lacks, become float32, which holds them exactly."""
-    raw = read_box(tensor, Box.whole(tensor.shape))
-    if tensor.dtype == "bfloat16":
-        return (raw.astype("<u4") << 16).view("<f4")
-    if tensor.dtype.startswith("float8"):
-        return fp8_table(tensor.dtype)[raw]
     if tensor.dtype in ("complex32", "float4_e2m1fn_x2"):
         raise UsageError(None, f"numpy has no {tensor.dtype}; use .load() for a torch tensor")
-    return raw.view(np.dtype(tensor.dtype))
+    return decoded(read_box(tensor, Box.whole(tensor.shape)), tensor.dtype)
 
 
+def decoded(raw: Raw, dtype: str) -> Raw:
+    """Raw elements as numbers; bfloat16 and fp8, which numpy lacks, become float32, which holds them exactly."""
+    if dtype == "bfloat16":
+        return np.left_shift(raw, 16, dtype="<u4").view("<f4")
+    if dtype.startswith("float8"):
+        return fp8_table(dtype)[raw]
+    return raw.view(np.dtype(dtype))
+
+
+@lru_cache
 def fp8_table(dtype: str) -> npt.NDArray[np.float32]:
     """The 256 values of an 8-bit float format, as float32.
 
@@ -143,7 +149,7 @@ def fill(
             slice(a - b, a - b + n) for a, b, n in zip(common.offsets, box.offsets, common.sizes, strict=True)
         )
         with files.open(shard.source.path) as file:
-            for part, at in _bounded(shard.source.part(Box(inner, common.sizes)), MAX_SPAN):
+            for part, at in bounded(shard.source.part(Box(inner, common.sizes)), MAX_SPAN):
                 place = tuple(
                     slice(t.start + o, t.start + o + n) for t, o, n in zip(target, at, part.shape, strict=True)
                 )
@@ -153,13 +159,13 @@ def fill(
                     out[place] = _strided(file, part, seen)
 
 
-def _bounded(source: Source, limit: int) -> Iterator[tuple[Source, tuple[int, ...]]]:
+def bounded(source: Source, limit: int) -> Iterator[tuple[Source, tuple[int, ...]]]:
     """Cut a source so that every part spans at most `limit` bytes of its file; each with its place in it."""
     stack = [(source, (0,) * len(source.shape))]
     while stack:
         part, at = stack.pop()
         spans = [(n - 1) * s for n, s in zip(part.shape, part.strides, strict=True)]
-        if not prod(part.shape) or _extent(part) <= limit or not any(spans):
+        if not prod(part.shape) or extent(part) <= limit or not any(spans):
             yield part, at
             continue
         dim = spans.index(max(spans))
@@ -170,7 +176,7 @@ def _bounded(source: Source, limit: int) -> Iterator[tuple[Source, tuple[int, ..
             stack.append((part.part(Box(offsets, sizes)), tuple(a + o for a, o in zip(at, offsets, strict=True))))
 
 
-def _extent(source: Source) -> int:
+def extent(source: Source) -> int:
     """Bytes from the first to the last element of a source."""
     last = sum((n - 1) * s for n, s in zip(source.shape, source.strides, strict=True))
     return (last + 1) * ITEMSIZE[source.dtype] if prod(source.shape) else 0
@@ -178,7 +184,7 @@ def _extent(source: Source) -> int:
 
 def _strided(file: File, source: Source, seen: Seen | None) -> Raw:
     width = ITEMSIZE[source.dtype]
-    data = file.read(source.offset, _extent(source))
+    data = file.read(source.offset, extent(source))
     if seen is not None:
         seen(source, data)
     strides = tuple(s * width for s in source.strides)

@@ -51,8 +51,8 @@ def test_a_view_is_read_in_pieces_of_bounded_span(numbers, view, span):
     shape, strides, start = view
     expected = torch.arange(10_000.0).as_strided(shape, strides, start)
     out = np.empty(shape, "<u4")
-    parts = list(read._bounded(source(numbers, shape, strides, start), span))
-    assert all(read._extent(part) <= span or set(part.shape) == {1} for part, _ in parts)
+    parts = list(read.bounded(source(numbers, shape, strides, start), span))
+    assert all(read.extent(part) <= span or set(part.shape) == {1} for part, _ in parts)
     read.fill(out, Box.whole(shape), whole(numbers, shape, strides, start).shards)
     assert out.view("<f4").tolist() == expected.tolist()
 

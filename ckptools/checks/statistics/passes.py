@@ -1,0 +1,125 @@
+"""One pass over the bytes of many arrays, in threads: what cannot be read is noted, and the others go on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from threading import Event
+from typing import Generic, Protocol, TypeVar
+
+from ckptools.checks.statistics.reading import said
+from ckptools.dtypes import ITEMSIZE
+from ckptools.errors import ReadError
+from ckptools.files.opening import OpenFiles
+from ckptools.model.tensor import Source
+from ckptools.tensor_io.elements import Piece, bands_of, pieces_of
+from ckptools.tensor_io.read import Raw
+from ckptools.tensor_io.threads import in_threads
+
+Progress = Callable[[int, str], None]
+"""Called with bytes that were read, and the tensor they are of."""
+
+PIECE = 16 << 20
+"""Bytes of an array that one thread works on at a time, at least."""
+
+MAX_PIECES = 4096
+"""Pieces that the arrays of a large checkpoint are cut into, so that their list stays short."""
+
+Result = TypeVar("Result")
+Result_co = TypeVar("Result_co", covariant=True)
+
+
+class Collector(Protocol[Result_co]):
+    """Takes in the elements of a piece, and tells what it found."""
+
+    def add(self, raw: Raw) -> None:
+        """Take in some elements."""
+
+    def result(self, times: int) -> Result_co:
+        """What was found, where every element is there so many times."""
+
+
+@dataclass
+class Found(Generic[Result]):
+    """What a pass over one array found.
+
+    Attributes:
+        results: of its pieces that could be read, in their order.
+        problem: why others could not; empty where all could.
+        nbytes: bytes read.
+    """
+
+    results: list[Result] = field(default_factory=list)
+    problem: str = ""
+    nbytes: int = 0
+
+
+@dataclass(frozen=True)
+class Array:
+    """What one tensor, or a part of one, has for bytes.
+
+    Attributes:
+        name: of a tensor that has them.
+        sources: where they lie.
+    """
+
+    name: str
+    sources: tuple[Source, ...]
+
+
+def over(
+    arrays: Sequence[Array],
+    collector: Callable[[int, str], Collector[Result]],
+    jobs: int | None = None,
+    progress: Progress | None = None,
+) -> list[Found[Result]]:
+    """Read every array once, and collect what is in it.
+
+    Args:
+        arrays: what to read.
+        collector: makes what takes in a piece of the array of a number, and of a dtype.
+        jobs: threads.
+        progress: called as bytes are read.
+    """
+    found: list[Found[Result]] = [Found() for _ in arrays]
+    pieces = list(_pieces(arrays, found))
+    given_up = Event()
+
+    def read(work: tuple[int, Piece]) -> tuple[Result | None, str]:
+        number, piece = work
+        collecting = collector(number, piece.source.dtype)
+        try:
+            with files.open(piece.source.path) as file:
+                for band in bands_of(piece, file):
+                    if given_up.is_set():
+                        break
+                    collecting.add(band)
+        except ReadError as error:
+            return None, said(error)
+        if progress is not None:
+            progress(piece.nbytes, arrays[number].name)
+        return collecting.result(piece.times), ""
+
+    with OpenFiles() as files:
+        results = in_threads(read, pieces, jobs or min(8, os.cpu_count() or 1), given_up.set)
+    for (number, piece), (result, problem) in zip(pieces, results, strict=True):
+        one = found[number]
+        one.problem = one.problem or problem
+        if result is not None:
+            one.results.append(result)
+            one.nbytes += piece.nbytes
+    return found
+
+
+def _pieces(arrays: Sequence[Array], found: Sequence[Found[Result]]) -> Iterator[tuple[int, Piece]]:
+    """The pieces of every array with its number; what has none says why."""
+    total = sum(prod(s.shape) * ITEMSIZE[s.dtype] for array in arrays for s in array.sources)
+    limit = max(PIECE, total // MAX_PIECES)
+    for number, array in enumerate(arrays):
+        for source in array.sources:
+            try:
+                yield from ((number, piece) for piece in pieces_of(source, limit))
+            except ReadError as error:
+                found[number].problem = said(error)

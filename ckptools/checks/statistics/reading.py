@@ -1,0 +1,89 @@
+"""Which bytes are read for figures of a tensor: each region once, whichever ranks hold replicas of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import NamedTuple
+
+from ckptools.checks.statistics.sums import UNKNOWN
+from ckptools.dtypes import short
+from ckptools.errors import ReadError, original_of
+from ckptools.model.problems import Code
+from ckptools.model.regions import Box
+from ckptools.model.tensor import Shard, Source, Tensor
+from ckptools.tensor_io.coverage import cover_problem
+from ckptools.tensor_io.dcp_items import with_source
+
+
+class Part(NamedTuple):
+    """What figures are taken of: a tensor, or one rank's part of it.
+
+    Attributes:
+        name: of the tensor.
+        section: of the checkpoint that it is in.
+        tensor: the tensor.
+        rank: None for all of it.
+    """
+
+    name: str
+    section: str
+    tensor: Tensor
+    rank: int | None = None
+
+
+class Readable(NamedTuple):
+    """What can be read of a part.
+
+    Attributes:
+        sources: where, each region once.
+        numel: elements that there should be.
+        problem: why that is nothing, or not all of it; empty where it is all.
+    """
+
+    sources: tuple[Source, ...]
+    numel: int
+    problem: str = ""
+
+
+def readable(part: Part) -> Readable:
+    """Find where the elements of a part lie, and what is in the way."""
+    tensor = part.tensor
+    shards = _one_per_box(tensor.shards if part.rank is None else tensor.on_rank(part.rank))
+    numel = tensor.numel if part.rank is None else sum(shard.box.numel for shard in shards)
+    reason = no_numbers(tensor) or (tensor.note if part.rank is None else "")
+    if reason:
+        return Readable((), numel, reason)
+    try:
+        shards = [with_source(shard) for shard in shards]
+    except ReadError as error:
+        return Readable((), numel, said(error))
+    found = tuple(shard.source for shard in shards if shard.source is not None)
+    if part.rank is not None:
+        return Readable(found, numel, "" if len(found) == len(shards) else "no file here holds it")
+    wrong = cover_problem(replace(tensor, shards=tuple(shards)), part.name)
+    if wrong is None:
+        return Readable(found, numel)
+    return Readable(found if wrong.kind is Code.TENSOR_GAP else (), numel, wrong.message)
+
+
+def no_numbers(tensor: Tensor) -> str:
+    """Why the bytes of a tensor are no numbers, if they are none."""
+    if tensor.kind == "meta":
+        return "was saved without values (meta)"
+    return f"{short(tensor.dtype)} is not decoded" if tensor.dtype in UNKNOWN else ""
+
+
+def _one_per_box(shards: Iterable[Shard]) -> list[Shard]:
+    """A shard for each region, one whose bytes are here if there is one."""
+    found: dict[Box, Shard] = {}
+    for shard in shards:
+        known = found.setdefault(shard.box, shard)
+        if known.source is None and known.item is None:
+            found[shard.box] = shard
+    return list(found.values())
+
+
+def said(error: ReadError) -> str:
+    """An error in the words of a row: the file's name without its folder, and what is wrong."""
+    return f"{original_of(error.path).name}: {error.reason}" if error.path else error.reason

@@ -1,0 +1,195 @@
+"""Sums over elements, taken band by band and merged: count, mean and squared deviations, extremes, zeros, NaN.
+
+Mean and deviations are merged as Chan, Golub and LeVeque do ("Updating formulae and a pairwise algorithm for
+computing sample variances", 1979), for a sum of squares minus a squared mean loses every digit where the mean is
+large. Squares of float64 may overflow or vanish where the elements do not, so such bands are scaled by a power of two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import inf, ldexp, sqrt
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ckptools.tensor_io.elements import BAND
+from ckptools.tensor_io.read import decoded
+
+Values = npt.NDArray[Any]
+
+LARGE, SMALL, SHIFT = 2.0**400, 2.0**-400, 600
+"""Magnitudes whose squares float64 holds in any number, and the power of two that others are scaled by."""
+
+UNKNOWN = frozenset({"float4_e2m1fn_x2", "qint8", "quint8", "qint32", "quint4x2", "quint2x4"})
+"""Dtypes whose bytes alone are no numbers: several to a byte, or with a scale elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """Sums over elements. What is not finite is only counted.
+
+    Attributes:
+        count: finite elements.
+        mean: their mean, times two to the power of -`scale`.
+        m2: sum of their squared deviations from the mean, times two to the power of -2 * `scale`.
+        scale: that power.
+        low: the smallest; None where there is none.
+        high: the largest.
+        zeros: how many are zero.
+        nan: elements that are NaN.
+        inf: elements that are infinite.
+    """
+
+    count: int = 0
+    mean: float = 0.0
+    m2: float = 0.0
+    scale: int = 0
+    low: float | None = None
+    high: float | None = None
+    zeros: int = 0
+    nan: int = 0
+    inf: int = 0
+
+    @property
+    def elements(self) -> int:
+        """All elements, finite or not."""
+        return self.count + self.nan + self.inf
+
+    @property
+    def rms(self) -> float | None:
+        """Root of the mean square; None where there is no finite element."""
+        return self._unscaled(sqrt(self.mean**2 + self.m2 / self.count)) if self.count else None
+
+    @property
+    def l2(self) -> float | None:
+        """Root of the sum of squares."""
+        return self._unscaled(sqrt(self.count * self.mean**2 + self.m2)) if self.count else None
+
+    @property
+    def average(self) -> float | None:
+        """The mean."""
+        return self._unscaled(self.mean) if self.count else None
+
+    @property
+    def std(self) -> float | None:
+        """Standard deviation, as of all that there are."""
+        return self._unscaled(sqrt(self.m2 / self.count)) if self.count else None
+
+    def repeated(self, times: int) -> Sums:
+        """The sums where every element is there so many times."""
+        if times == 1:
+            return self
+        counts = {name: getattr(self, name) * times for name in ("count", "zeros", "nan", "inf", "m2")}
+        return replace(self, **counts)
+
+    def _unscaled(self, value: float) -> float:
+        try:
+            return ldexp(value, self.scale)
+        except OverflowError:
+            return inf if value > 0 else -inf
+
+
+NOTHING = Sums()
+
+
+def merged(a: Sums, b: Sums) -> Sums:
+    """The sums over the elements of both."""
+    if not a.count or not b.count:
+        finite, other = (a, b) if a.count else (b, a)
+        return replace(finite, nan=finite.nan + other.nan, inf=finite.inf + other.inf)
+    scale = max(a.scale, b.scale)
+    (mean_a, m2_a), (mean_b, m2_b) = _at(a, scale), _at(b, scale)
+    count, apart = a.count + b.count, mean_b - mean_a
+    return Sums(
+        count,
+        mean_a + apart * (b.count / count),
+        m2_a + m2_b + apart * apart * (a.count * (b.count / count)),
+        scale,
+        min(a.low, b.low),  # type: ignore[type-var]
+        max(a.high, b.high),  # type: ignore[type-var]
+        a.zeros + b.zeros,
+        a.nan + b.nan,
+        a.inf + b.inf,
+    )
+
+
+def _at(sums: Sums, scale: int) -> tuple[float, float]:
+    """Mean and squared deviations at a scale that is not smaller than their own."""
+    apart = sums.scale - scale
+    return ldexp(sums.mean, apart), ldexp(sums.m2, 2 * apart)
+
+
+class Summing:
+    """Takes the sums of raw elements of one dtype, band after band.
+
+    Attributes:
+        sums: over all of them so far.
+    """
+
+    def __init__(self, dtype: str) -> None:
+        self.sums = NOTHING
+        self._dtype = dtype
+        self._wide, self._flags = np.empty(BAND), np.empty(BAND, np.bool_)
+
+    def add(self, raw: Values) -> None:
+        """Take in at most `BAND` elements."""
+        self.sums = merged(self.sums, self._of(numbers(raw, self._dtype)))
+
+    def result(self, times: int) -> Sums:
+        """The sums, where every element is there so many times."""
+        return self.sums.repeated(times)
+
+    def _of(self, values: Values) -> Sums:
+        nan = infinite = 0
+        low, high = values.min(), values.max()
+        if not (-inf < low and high < inf):
+            finite = values[np.isfinite(values)]
+            nan = int(np.isnan(values).sum())
+            infinite, values = len(values) - len(finite) - nan, finite
+            if not len(values):
+                return Sums(nan=nan, inf=infinite)
+            low, high = values.min(), values.max()
+        zeros = int(np.count_nonzero(np.equal(values, 0, out=self._flags[: len(values)])))
+        mean, m2, scale = self._moments(values, float(low), float(high))
+        return Sums(len(values), mean, m2, scale, low.item(), high.item(), zeros, nan, infinite)
+
+    def _moments(self, values: Values, low: float, high: float) -> tuple[float, float, int]:
+        """Mean, sum of squared deviations from it, and the power of two by which they are scaled."""
+        largest = max(-low, high)
+        scale = SHIFT if largest > LARGE else -SHIFT if largest < SMALL else 0
+        if low == high:
+            return low * 2.0**-scale, 0.0, scale
+        wide = self._wide[: len(values)]
+        np.copyto(wide, values)
+        if scale:
+            wide *= 2.0**-scale
+        mean = float(wide.sum()) / len(wide)
+        wide -= mean
+        return mean, _square(wide), scale
+
+
+def _square(values: Values) -> float:
+    """The sum of squares; by runs that are too short for the BLAS to start threads of its own."""
+    return sum(float(np.dot(part, part)) for part in np.split(values, range(8192, len(values), 8192)))
+
+
+def numbers(raw: Values, dtype: str) -> Values:
+    """Raw elements as numbers that can be summed: complex ones as their magnitudes, flags as 0 and 1."""
+    if dtype == "bool":
+        flags: Values = raw != 0
+        return flags.view("u1")
+    if dtype == "complex32":
+        return _magnitudes(raw.view("<f2").astype("<f4").view("<c8"))
+    if dtype == "float16":
+        return raw.view("<f2").astype("<f4")
+    values: Values = decoded(raw, dtype)
+    return _magnitudes(values) if values.dtype.kind == "c" else values
+
+
+def _magnitudes(values: Values) -> Values:
+    """NaN where a part is NaN, also where the other is infinite."""
+    found: Values = np.hypot(values.real.astype("f8"), values.imag.astype("f8"))
+    found[np.isnan(values.real) | np.isnan(values.imag)] = np.nan
+    return found

@@ -1,0 +1,117 @@
+"""What `stats` found: figures of tensors' values, of what optimizers know of them, and rows that are dead."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Generic, Literal, TypeVar
+
+from ckptools.model.regions import Ints
+from ckptools.model.rows import Rows, to_dict
+
+Row = TypeVar("Row")
+
+BINS = 32
+"""Bins of a histogram; all are equally wide and together reach from the smallest element to the largest."""
+
+
+@dataclass(frozen=True, repr=False)
+class Stats:
+    """Figures of the elements of a tensor, or of one rank's part of it, taken in float64.
+
+    NaN and infinities are counted, and left out of all other figures. Those of complex elements are figures of their
+    magnitudes. A figure is None where there is no finite element, and infinite where float64 cannot hold it.
+
+    Attributes:
+        name: of the tensor.
+        section: of the checkpoint that it is in.
+        rank: whose part of it this is; None for the whole tensor.
+        dtype: torch's name.
+        shape: global sizes.
+        numel: elements that there should be.
+        elements: elements that were read; fewer than `numel` where some are in no file here.
+        rms: root of the mean square.
+        l2: root of the sum of squares.
+        min: the smallest element; an integer where the tensor holds integers.
+        max: the largest one.
+        mean: their mean.
+        std: their standard deviation, as of all that there are (divided by their number, not by one less).
+        zeros: how many are zero, of either sign.
+        nan: how many are NaN.
+        inf: how many are infinite, of either sign.
+        histogram: how many of the finite ones lie in each of `BINS` bins; None where it was not asked for.
+        problem: why there are no figures, or not of all elements; empty where there are.
+    """
+
+    name: str
+    section: str
+    rank: int | None
+    dtype: str
+    shape: Ints
+    numel: int
+    elements: int = 0
+    rms: float | None = None
+    l2: float | None = None
+    min: float | None = None
+    max: float | None = None
+    mean: float | None = None
+    std: float | None = None
+    zeros: int = 0
+    nan: int = 0
+    inf: int = 0
+    histogram: tuple[int, ...] | None = None
+    problem: str = ""
+
+    @property
+    def nonfinite(self) -> int:
+        """How many elements are NaN or infinite."""
+        return self.nan + self.inf
+
+    def to_dict(self) -> dict[str, Any]:
+        """Its fields as texts, numbers, None and lists of these."""
+        return to_dict(self)
+
+    def __repr__(self) -> str:
+        found = {name: getattr(self, name) for name in ("rms", "l2", "min", "max")}
+        figures = ", ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in found.items())
+        part = "" if self.elements == self.numel else f", elements={self.elements} of {self.numel}"
+        told = f", problem={self.problem!r}" if self.problem else ""
+        return f"Stats({figures}, zeros={self.zeros}, nonfinite={self.nonfinite}{part}{told})"
+
+
+@dataclass(frozen=True)
+class Statistics(Generic[Row]):
+    """The answer of `stats`: a row for each tensor, and what all of them together are.
+
+    Attributes:
+        path: what was looked at.
+        of: what the rows tell: figures of values, of an optimizer's moments beside the model, or rows that are dead.
+        tensors: how many tensors, or parts of them, were looked at.
+        elements: how many elements were read.
+        l2: root of the sum of squares of all finite ones, a tied tensor counted once; None where not all could be
+            read, where ranks are looked at one by one, and where the rows tell something else.
+        nonfinite: how many elements are NaN or infinite.
+        incomplete: rows that have a problem: they tell nothing, or not of all elements.
+        bytes_read: bytes of tensors that were read.
+        seconds: wall time, opening included.
+        rows: the rows.
+    """
+
+    path: Path
+    of: Literal["values", "moments", "dead rows"]
+    tensors: int
+    elements: int
+    l2: float | None
+    nonfinite: int
+    incomplete: int
+    bytes_read: int
+    seconds: float
+    rows: Rows[Row]
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """A plain dict per row, as pandas and polars take them."""
+        return self.rows.to_dicts()
+
+
+FIGURES = tuple(f.name for f in fields(Stats))
+"""Names of the fields of `Stats`."""
