@@ -3,8 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 # Parallel tests each start their own ranks: more threads than cores only slows them down.
 export OMP_NUM_THREADS ?= 1
-# A process per core; the tests of a file stay together, because they share real runs.
-PARALLEL := -n auto --dist loadfile
+# A process per core; the tests of a file stay together, because they share real runs, in the order of tests/conftest.py.
+PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test test-slow check repeat bench load fuzz mutants test-oldest test-newest clean
 

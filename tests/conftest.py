@@ -20,6 +20,19 @@ SKIPS = {
 """Patterns of reasons to skip that a machine may give, and why the tests cannot bring along what is missing."""
 
 
+LONGEST_FIRST = (
+    "tests/test_documents.py",
+    "tests/training/test_matrix.py",
+    "tests/training/test_restart.py",
+    "tests/training/test_two_nodes.py",
+    "tests/training/test_launchers.py",
+    "tests/training/test_damage.py",
+    "tests/training/test_frameworks.py",
+    "tests/training/test_resume.py",
+)
+"""Files whose tests take longest: begun last, one would keep one process busy after the others have ended."""
+
+
 @dataclass(eq=False)
 class Skips:
     """Reasons of the tests that were skipped; reports come here from every process that runs tests."""
@@ -33,6 +46,11 @@ class Skips:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Skips(), "skips")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    order = {name: place for place, name in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: order.get(item.nodeid.partition("::")[0], len(order)))
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import random
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+from torch.multiprocessing.spawn import ProcessRaisedException
 
+from ckptools.training import CreateOptions
 from tests.training.conftest import FSDP1, Command
+from tests.training.forked import create_forked, run_ranks
 from tests.training.started import PATIENCE, finish, free_port, is_free, same, start
 
 # Variables that each scheduler would set for three ranks on two nodes, as far as they differ by rank.
@@ -73,6 +79,25 @@ def test_ranks_of_a_scheduler_write_what_the_elastic_launcher_writes(scheduler, 
 
 def test_under_torchrun_the_bytes_are_the_same(torchrun: Command, fsdp1: Command) -> None:
     assert same(torchrun.out, fsdp1.out)
+
+
+def test_ranks_that_tests_fork_write_the_same_bytes(fsdp1: Command, tmp_path: Path) -> None:
+    asked = {"seed": 7, "optimizer": "DecoupledAdamW", "scheduler": "lambda"}
+    create_forked(CreateOptions(tmp_path / "run", "fsdp1", 3, **asked))
+    assert same(tmp_path / "run", fsdp1.out)
+
+
+def fail_if_first() -> None:
+    if os.environ["RANK"] == "0":
+        raise ValueError("the first has failed")
+    time.sleep(1000)
+
+
+def test_a_forked_rank_that_fails_is_told_and_none_is_left() -> None:
+    before = multiprocessing.active_children()
+    with pytest.raises(ProcessRaisedException, match="the first has failed"):
+        run_ranks(2, fail_if_first)
+    assert multiprocessing.active_children() == before
 
 
 def test_spawned_ranks_write_the_same_bytes(fsdp1: Command, tmp_path: Path) -> None:
