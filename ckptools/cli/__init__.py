@@ -32,10 +32,10 @@ def run() -> None:
     Only the command that is called is imported, and typer only where there is an option to parse: with all its
     commands it takes longer to start than a small checkpoint to read.
     """
-    arguments = sys.argv[1:]
+    arguments = sys.argv[1:] = _without_help_command(sys.argv[1:])
     name = arguments[0] if arguments else ""
     with ended_at_once():
-        if arguments in ([], ["--help"]) and _has_80_columns():
+        if "_CKPTOOLS_COMPLETE" not in os.environ and arguments in ([], ["-h"], ["--help"]) and _has_80_columns():
             _show_help(asked=bool(arguments))
         import signal
 
@@ -44,6 +44,13 @@ def run() -> None:
             from ckptools.cli.program import program
 
             program([name] if name in COMMANDS else COMMANDS)()
+
+
+def _without_help_command(arguments: Sequence[str]) -> list[str]:
+    """`help` and `help COMMAND` spelled as `--help`."""
+    if not arguments or arguments[0] != "help":
+        return list(arguments)
+    return [*arguments[1:2], "--help"]
 
 
 def _run_without_typer(name: str, arguments: Sequence[str]) -> bool:

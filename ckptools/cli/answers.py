@@ -14,6 +14,8 @@ from ckptools.option import option
 from ckptools.text import encodable
 
 if TYPE_CHECKING:
+    import re
+
     from ckptools.model.rows import Rows
     from ckptools.views.tables import Screen
 
@@ -30,7 +32,12 @@ AS_TEXT = AnswerOptions()
 
 
 def show_answer(
-    form: AnswerOptions, command: str, answer: Any, rows: Rows[Any], text: Callable[[Any, Screen], str]
+    form: AnswerOptions,
+    command: str,
+    answer: Any,
+    rows: Rows[Any],
+    text: Callable[[Any, Screen], str],
+    words: re.Pattern[str] | None = None,
 ) -> None:
     """Print an answer in the form that was asked for.
 
@@ -40,6 +47,7 @@ def show_answer(
         answer: a record.
         rows: those of its rows that `--jsonl` prints.
         text: the answer as text, cut to a screen.
+        words: which words of the text have a colour; see `ckptools.views.colors`.
 
     Raises:
         UsageError: two forms were asked for.
@@ -47,7 +55,7 @@ def show_answer(
     if form.json and form.jsonl:
         raise UsageError(None, "--json and --jsonl are two forms of one answer: give one of them")
     if not (form.json or form.jsonl):
-        show(encodable(text(answer, screen()), sys.stdout.encoding))
+        show(encodable(text(answer, screen()), sys.stdout.encoding), words)
         return
     from ckptools.views.answers import answer_json, json_lines
 

@@ -40,6 +40,4 @@ ManifestFile = Annotated[
     Path | None,
     typer.Option(readable=False, help="A JSON that consolidate --manifest wrote: compare every digest in it."),
 ]
-Ignored = Annotated[
-    list[str] | None, typer.Option(help="A problem code that does not count, such as CK206; may be repeated.")
-]
+Ignored = Annotated[list[str] | None, typer.Option(help="Problem codes that do not count, such as CK206,CK105.")]

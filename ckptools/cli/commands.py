@@ -11,7 +11,7 @@ COMMANDS = {
     "verify": "Check that a checkpoint is whole, unharmed and coherent.",
     "consolidate": "Write full tensors into a .pt, .safetensors or DCP.",
     "create": "Train a small transformer and save a real checkpoint.",
-    "shell": "Open a Python prompt with one rank's file loaded.",
+    "shell": "Open a Python prompt with a checkpoint opened.",
     "formats": "List the formats that are read and written.",
 }
 """Every command with the first line of its docstring, in the order in which `--help` has them."""
@@ -55,8 +55,29 @@ def help_text(program: str) -> str:
     lines = (
         f"Usage: {program} [OPTIONS] COMMAND [ARGS]...",
         f"\n  {HELP}",
-        "\nOptions:\n  --help  Show this message and exit.",
+        "\nOptions:",
+        "  --version             Print the version and exit.",
+        "  --install-completion  Install completion for the current shell.",
+        "  --show-completion     Show completion for the current shell, to copy it or\n"
+        "                        customize the installation.",
+        "  -h, --help            Show this message and exit.",
         "\nCommands:",
         *(f"  {name:{width}}  {summary}" for name, summary in COMMANDS.items()),
     )
     return "\n".join(lines)
+
+
+def version_text() -> str:
+    """What `--version` prints: the version, and those of Python and the libraries that matter for a report."""
+    from importlib.metadata import PackageNotFoundError, version
+    from platform import python_version
+
+    from ckptools._version import __version__
+
+    found = [f"ckptools {__version__}", f"Python {python_version()}"]
+    for name in ("torch", "numpy", "safetensors"):
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            found.append(f"no {name}")
+    return ", ".join(found)

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from ckptools.cli.measured import measured
 from ckptools.cli.output_options import with_output
 from ckptools.cli.printing import Output, discard_stdout, say
 from ckptools.cli.record_options import call
@@ -31,7 +32,8 @@ def one_line_errors(function: Callable[..., None]) -> Callable[..., None]:
     def command(**given: Any) -> None:
         warnings.showwarning = _say_warning
         try:
-            call(function, with_output(given))
+            with measured():
+                call(function, with_output(given))
         except CkptoolsError as error:
             _say_error(error)
             raise SystemExit(error.exit_code) from error

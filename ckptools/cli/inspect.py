@@ -93,6 +93,7 @@ def show_json(report: Report, details: Sequence[Detail]) -> None:
 
 def show_text(report: Report, details: Sequence[Detail]) -> None:
     """Print the report, or the sections that were asked for; what was read and what comes next go to stderr."""
+    from ckptools.views.colors import REPORT
     from ckptools.views.report_text import next_line, read_line, report_text
 
     if details:
@@ -101,6 +102,6 @@ def show_text(report: Report, details: Sequence[Detail]) -> None:
         shown = section_text(report, details, screen())
     else:
         shown = report_text(report, screen())
-    show(encodable(shown, sys.stdout.encoding))
+    show(encodable(shown, sys.stdout.encoding), REPORT)
     told = "\n".join(filter(None, (read_line(report), next_line(report))))
     remark(f"\n{told}")

@@ -5,8 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from typing import TYPE_CHECKING, TextIO
 
 from ckptools.text import encodable, printable
+
+if TYPE_CHECKING:
+    import re
 
 
 class Output:
@@ -23,8 +27,26 @@ class Output:
     color = "auto"
 
 
-def show(text: str) -> None:
-    """Print to stdout. A reader that closed the pipe, as `| head` does, changes no exit code: that is the verdict."""
+def in_color(stream: TextIO) -> bool:
+    """Whether what is printed on a stream has colour: where it is a terminal that has any, unless the user says."""
+    if Output.color != "auto":
+        return Output.color == "always"
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return False
+    return bool(os.environ.get("FORCE_COLOR")) or stream.isatty()
+
+
+def show(text: str, words: re.Pattern[str] | None = None) -> None:
+    """Print to stdout. A reader that closed the pipe, as `| head` does, changes no exit code: that is the verdict.
+
+    Args:
+        text: what to print.
+        words: which words have a colour on a terminal; see `ckptools.views.colors`.
+    """
+    if words is not None and in_color(sys.stdout):
+        from ckptools.views.colors import painted
+
+        text = painted(text, words)
     try:
         sys.stdout.write(f"{text}\n")
         sys.stdout.flush()
@@ -52,4 +74,12 @@ def say(message: str) -> None:
     """Print one line on stderr, with everything in it that a terminal could act on made visible."""
     # Where stderr cannot be written there is nobody to tell; the exit code still says it.
     with contextlib.suppress(OSError):
-        _complain(printable(message))
+        _complain(_with_color(printable(message)))
+
+
+def _with_color(line: str) -> str:
+    if not in_color(sys.stderr):
+        return line
+    from ckptools.views.colors import ERRORS, painted
+
+    return painted(line, ERRORS)

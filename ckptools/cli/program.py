@@ -22,7 +22,7 @@ def program(names: Iterable[str]) -> typer.Typer:
         name="ckptools",
         help=HELP,
         no_args_is_help=True,
-        add_completion=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
     )
@@ -32,7 +32,19 @@ def program(names: Iterable[str]) -> typer.Typer:
     return made
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from ckptools.cli.commands import version_text
+        from ckptools.cli.printing import show
+
+        show(version_text())
+        raise typer.Exit
+
+
 def _before_any(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
+    ] = False,
     local_rank: Annotated[int | None, typer.Option("--local-rank", "--local_rank", hidden=True)] = None,
 ) -> None:
     """Take what `python -m torch.distributed.launch` puts between the name of a module and its arguments."""

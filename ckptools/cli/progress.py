@@ -8,7 +8,7 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from ckptools.text import clip, plural, printable, size
+from ckptools.text import clip_middle, duration, plural, printable, size
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -46,7 +46,7 @@ class Line:
     def print(self, line: str, name: str) -> None:
         """Show how far it is; on a terminal also what it is at."""
         if self._terminal:
-            sys.stderr.write(f"\r\x1b[K{line}  {clip(printable(name), 40)}")
+            sys.stderr.write(f"\r\x1b[K{line}  {clip_middle(printable(name), 40)}")
         else:
             seconds = int(self.seconds)
             sys.stderr.write(f"[{seconds // 60:02d}:{seconds % 60:02d}] {line}\n")
@@ -86,7 +86,8 @@ class ProgressLine(Line):
             if self.due():
                 rate = self._done / self.seconds if self.seconds else 0.0
                 percent = min(100, 100 * self._done // max(self.total, 1))  # tied weights are read back twice
-                self.print(f"{percent:3d}%  {size(self._done)} of {size(self.total)}  {size(int(rate))}/s", fqn)
+                left = f"  {duration((self.total - self._done) / rate)} left" if 0 < self._done < self.total else ""
+                self.print(f"{percent:3d}%  {size(self._done)} of {size(self.total)}  {size(int(rate))}/s{left}", fqn)
 
 
 class ReadingLine(Line):

@@ -1,4 +1,4 @@
-"""`ckptools shell`: a Python prompt with one rank's file loaded."""
+"""`ckptools shell`: a Python prompt with a checkpoint opened."""
 
 from __future__ import annotations
 
@@ -6,17 +6,21 @@ import ast
 import code
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ckptools.cli.arguments import CheckpointPaths
+from ckptools.cli.opening import AS_A_USER_WOULD, OpeningOptions
 from ckptools.cli.printing import remark
 
-ShardPath = Annotated[Path, typer.Argument(readable=False, help="One rank's file.", show_default=False)]
+if TYPE_CHECKING:
+    from ckptools.api import Checkpoint
+
 Command = Annotated[
     str | None,
     typer.Option("--command", "-c", help="Run this and leave; prints an expression.", show_default=False),
@@ -24,24 +28,77 @@ Command = Annotated[
 Trust = Annotated[bool, typer.Option("--trust", help="Run whatever code the file names. Only if you trust it.")]
 
 
-def shell(path: ShardPath, command: Command = None, trust: Trust = False) -> None:
-    """Open a Python prompt with one rank's file loaded.
+def shell(
+    paths: CheckpointPaths,
+    command: Command = None,
+    trust: Trust = False,
+    opening: OpeningOptions = AS_A_USER_WOULD,
+) -> None:
+    """Open a Python prompt with a checkpoint opened.
 
-    PATH is `shard` there: real tensors, ShardedTensors and DTensors. No torchrun, no other ranks, no GPU needed.
-    Without a terminal, code is read from stdin.
+    `ck` is what ckptools.open gives, whatever PATH is. Of a single torch.save file `shard` is what torch makes of it:
+    real tensors, ShardedTensors and DTensors. No torchrun, no other ranks, no GPU needed. Without a terminal, code is
+    read from stdin.
     """
+    names = {"__name__": "__console__", "ckptools": sys.modules["ckptools"], "ck": open_as_users_do(paths, opening)}
+    with plain_tracebacks(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Please use DTensor instead", FutureWarning)
+        with shard_of(paths, trust) as shard:
+            names |= shard
+            talk(names, command, banner(names, paths))
+
+
+def open_as_users_do(paths: Sequence[str], how: OpeningOptions) -> Checkpoint:
+    """The checkpoint at some paths as `ckptools.open` returns it."""
+    from ckptools import api
+
+    return api.open(
+        paths if len(paths) > 1 else paths[0],
+        only_this_file=how.only_this_file,
+        follow_symlinks=how.follow_symlinks,
+        jobs=how.jobs,
+        shapes=how.shapes,
+        weights=how.weights,
+        rules=how.rules,
+        ranks=how.ranks,
+        names=how.names,
+    )
+
+
+@contextmanager
+def shard_of(paths: Sequence[str], trust: bool) -> Iterator[dict[str, Any]]:
+    """What torch makes of a single torch.save file, under the name `shard`; nothing for anything else.
+
+    Raises:
+        RefusedError: it names classes that are not on the list, and is not trusted.
+    """
+    if len(paths) > 1 or not _is_torch_file(Path(paths[0])):
+        yield {}
+        return
     from ckptools.torch_engine.offline import load_shard, offline
 
-    with offline(), plain_tracebacks(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Please use DTensor instead", FutureWarning)
-        shard = load_shard(path, trust=trust)
-        names = {"__name__": "__console__", "shard": shard}
-        if command is not None:
-            run(names, command, "<command>", echo=True)
-        elif not sys.stdin.isatty():
-            run(names, sys.stdin.read(), "<stdin>", echo=False)
-        else:
-            prompt(names, banner(path, shard))
+    with offline():
+        yield {"shard": load_shard(Path(paths[0]), trust=trust)}
+
+
+def _is_torch_file(path: Path) -> bool:
+    from ckptools.files.file_type import content_of, head_of
+    from ckptools.files.opening import File
+
+    if not path.is_file():
+        return False
+    with File(path) as file:
+        return content_of(head_of(file)) != ""
+
+
+def talk(names: dict[str, Any], command: str | None, text: str) -> None:
+    """Run a command, what comes from stdin, or what a user types at a prompt."""
+    if command is not None:
+        run(names, command, "<command>", echo=True)
+    elif not sys.stdin.isatty():
+        run(names, sys.stdin.read(), "<stdin>", echo=False)
+    else:
+        prompt(names, text)
 
 
 @contextmanager
@@ -101,21 +158,19 @@ def compiled_from(source: str, filename: str, echo: bool) -> CodeType:
     return compile(module, filename, "exec")
 
 
-def banner(path: Path, shard: Any) -> str:
+def banner(names: Mapping[str, Any], paths: Sequence[str]) -> str:
     """Say what is bound."""
-    import torch
-
     from ckptools._version import __version__
     from ckptools.text import clip, printable
 
-    what = type(shard).__name__
-    if isinstance(shard, dict):
-        what += ": " + ", ".join(str(key) for key in list(shard)[:8]) + (", ..." if len(shard) > 8 else "")
-    lines = (
-        f"ckptools {__version__}, torch {torch.__version__}, Python {sys.version.split()[0]}",
-        clip(printable(f"shard = {path}, a {what}"), 160),
-    )
-    return "\n".join(lines)
+    lines = [f"ckptools {__version__}, Python {sys.version.split()[0]}", f"ck = {names['ck']!r}"]
+    if "shard" in names:
+        shard = names["shard"]
+        what = type(shard).__name__
+        if isinstance(shard, dict):
+            what += ": " + ", ".join(str(key) for key in list(shard)[:8]) + (", ..." if len(shard) > 8 else "")
+        lines.append(f"shard = {paths[0]} as torch loads it, a {what}")
+    return "\n".join(clip(printable(line), 160) for line in lines)
 
 
 def prompt(names: dict[str, Any], text: str) -> None:

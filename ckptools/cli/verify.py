@@ -32,6 +32,7 @@ def verify(
     from ckptools.checks.verify import verify as check
     from ckptools.cli.progress import ProgressLine
     from ckptools.text import encodable
+    from ckptools.views.colors import VERIFICATION
     from ckptools.views.verification import verification_json, verification_text
 
     with answered_in_json(json, "ckptools/verify/1", "ok", paths):
@@ -42,11 +43,11 @@ def verify(
             deep=deep,
             values=values,
             manifest=manifest,
-            ignore=ignore or (),
+            ignore=[code for codes in ignore or () for code in codes.split(",") if code],
             jobs=opening.jobs,
             progress=line,
         )
     shown = verification_json(found) if json else verification_text(found, screen())
-    show(encodable(shown, sys.stdout.encoding))
+    show(encodable(shown, sys.stdout.encoding), None if json else VERIFICATION)
     if not found.ok:
         raise SystemExit(1)

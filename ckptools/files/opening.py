@@ -23,6 +23,9 @@ _FLAGS = os.O_RDONLY | os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0)
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 
 
+_COUNTING = Lock()
+
+
 class File:
     """A regular file open for reading at offsets.
 
@@ -35,6 +38,9 @@ class File:
 
     start = 0
     """Where it begins in its file, as a `Window` tells of itself."""
+
+    total_read = 0
+    """Bytes read by this process through files that are closed by now."""
 
     __slots__ = ("bytes_read", "fd", "modified", "path", "size")
 
@@ -118,6 +124,8 @@ class File:
     def close(self) -> None:
         """Close the descriptor."""
         os.close(self.fd)
+        with _COUNTING:
+            File.total_read += self.bytes_read
 
     def __enter__(self) -> File:
         return self

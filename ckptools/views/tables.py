@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ckptools.text import clip, clip_middle, printable
+from ckptools.text import clip_middle, printable
 
 GAP = 2
 NARROWEST = 10
-"""A column is never cut below this; a screen that is narrower still wraps."""
+"""A column is never made narrower than this; a screen that is narrower still wraps."""
+MOST_LINES = 12
+"""Lines that a cell goes on in."""
 WIDEST_TITLE = 40
 """A title may be the name of a hyperparameter, which a file can make as long as it likes."""
 
@@ -38,8 +40,8 @@ class Column(NamedTuple):
 
     Attributes:
         title: its heading.
-        right: whether it holds numbers, which are aligned right.
-        name: whether it holds names, which lose their middle when they are cut; other texts lose their end.
+        right: whether it holds numbers, which are aligned right and never cut.
+        name: whether it holds names, which lose their middle before they take a second line.
     """
 
     title: str
@@ -48,41 +50,72 @@ class Column(NamedTuple):
 
 
 def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], screen: Screen = PIPE) -> list[str]:
-    """The lines of a table, cut to the screen: titles, dashes, rows. None where there are no rows."""
+    """The lines of a table: titles, dashes, rows. None where there are no rows.
+
+    Where the screen is too narrow, names lose their middle as long as all of them stay distinct; other texts, and names
+    that would not, go on in the line below. Numbers are never cut.
+    """
     if not rows:
         return []
     kept = rows if screen.rows is None else rows[: screen.rows]
     titles = [clip_middle(printable(c.title), WIDEST_TITLE) for c in columns]
     cells = [titles, *([printable(cell) for cell in row] for row in kept)]
-    widths = _widths(cells, screen.width)
-    cut = [[_cut(c, cell, w) for c, cell, w in zip(columns, row, widths, strict=True)] for row in cells]
-    lines = [cut[0], ["-" * w for w in widths], *cut[1:]]
+    widths = _widths(columns, cells, screen.width)
+    by_column = map(_laid_out, columns, widths, zip(*cells, strict=True))
+    laid_out = list(zip(*by_column, strict=True))
+    dashes = ["-" * width for width in widths]
+    lines = [line for row in (laid_out[0], [[dash] for dash in dashes], *laid_out[1:]) for line in _lines_of(row)]
     shown = [(" " * GAP).join(map(_padded, columns, line, widths)).rstrip() for line in lines]
     left = len(rows) - len(kept)
     return [*shown, f"{left} more; all of them when piped, as in | less"] if left else shown
 
 
-def _widths(cells: Sequence[Sequence[str]], width: int | None) -> list[int]:
-    """Width of each column, the widest made narrower until the table fits."""
+def _widths(columns: Sequence[Column], cells: Sequence[Sequence[str]], width: int | None) -> list[int]:
+    """Width of each column, the widest of texts and names made narrower until the table fits."""
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     if width is None:
         return widths
     excess = sum(widths) + GAP * (len(widths) - 1) - width
-    while excess > 0 and max(widths) > NARROWEST:
-        widest = widths.index(max(widths))
-        others = [w for i, w in enumerate(widths) if i != widest]
+    soft = [n for n, column in enumerate(columns) if not column.right]
+    while excess > 0 and soft:
+        widest = max(soft, key=lambda n: widths[n])
+        if widths[widest] <= NARROWEST:
+            break
+        others = [widths[n] for n in soft if n != widest]
         step = min(excess, max(widths[widest] - max([*others, NARROWEST]), 1))
         widths[widest] -= step
         excess -= step
     return widths
 
 
+def _laid_out(column: Column, width: int, cells: Sequence[str]) -> list[list[str]]:
+    """The lines of each cell of a column, its title first."""
+    if column.right:
+        return [[cell] for cell in cells]
+    if column.name:
+        cut = [clip_middle(cell, width) for cell in cells[1:]]
+        if len(set(cut)) == len(set(cells[1:])):
+            return [[clip_middle(cells[0], width)], *([cell] for cell in cut)]
+    return [_pieces(cell, width) for cell in cells]
+
+
+def _pieces(text: str, width: int) -> list[str]:
+    """A text in lines of at most `width` characters; one that a file made very long loses its middle."""
+    if len(text) <= width:
+        return [text]
+    from textwrap import wrap
+
+    return wrap(clip_middle(text, MOST_LINES * width), width) or [""]
+
+
+def _lines_of(row: Sequence[Sequence[str]]) -> list[list[str]]:
+    """The lines of a row, whose cells may have several."""
+    height = max(map(len, row))
+    return [[cell[n] if n < len(cell) else "" for cell in row] for n in range(height)]
+
+
 def _padded(column: Column, text: str, width: int) -> str:
     return text.rjust(width) if column.right else text.ljust(width)
-
-
-def _cut(column: Column, text: str, width: int) -> str:
-    return clip_middle(text, width) if column.name else clip(text, width)
 
 
 def wrapped(first: str, text: str, screen: Screen) -> list[str]:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import functools
 import gzip
 import os
+import re
 import shutil
 import subprocess
 import sys
+from importlib.metadata import version as torch_version
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from ckptools._version import __version__
 from ckptools.cli import app
 from ckptools.cli.commands import ARGUMENTS, COMMANDS, function_of
 from ckptools.cli.plain_arguments import plain_arguments
@@ -63,6 +66,56 @@ def test_a_file_that_is_no_checkpoint_is_one_line_and_code_3(name, tmp_path):
     assert (code, stdout, stderr.count("\n")) == (3, "", 1)
 
 
+@pytest.mark.parametrize(("words", "same"), [(["help"], ["-h"]), (["help", "verify"], ["verify", "--help"])], ids=str)
+def test_help_is_a_command_too(words, same):
+    ours, theirs = process(*words), process(*same)
+    assert (ours.returncode, ours.stdout) == (0, theirs.stdout)
+
+
+def test_the_version_is_told_with_those_that_a_report_needs():
+    done = process("--version")
+    assert (
+        done.stdout.startswith(f"ckptools {__version__}, Python 3.")
+        and f"torch {torch_version('torch')}" in done.stdout
+    )
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_completes_commands(shell):
+    told = {"COMP_WORDS": "ckptools insp", "COMP_CWORD": "1", "_TYPER_COMPLETE_ARGS": "ckptools insp"}
+    asked = {"_CKPTOOLS_COMPLETE": f"complete_{shell}", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    program = [str(Path(sys.executable).with_name("ckptools"))]
+    done = subprocess.run(program, capture_output=True, text=True, env={**os.environ, **told, **asked})
+    assert "inspect" in done.stdout and "verify" not in done.stdout
+
+
+def test_verbose_says_what_a_command_cost_on_stderr():
+    plain, verbose = process("verify", COMPOSER, "--deep"), process("verify", COMPOSER, "--deep", "-v")
+    assert "took" not in plain.stderr
+    assert re.search(
+        r"^took .* of CPU; .* of memory at most; \d+\.\d KiB read from files$", verbose.stderr, re.MULTILINE
+    )
+
+
+def test_colour_is_asked_for_or_comes_with_a_terminal_and_changes_no_word():
+    plain, painted = process("verify", COMPOSER), process("verify", COMPOSER, "--color", "always")
+    assert "\x1b[32mok\x1b[0m" in painted.stdout and "\x1b" not in plain.stdout
+    assert re.sub(r"\x1b\[\d*m", "", painted.stdout).splitlines()[:-1] == plain.stdout.splitlines()[:-1]
+    assert "\x1b" in process("verify", COMPOSER, FORCE_COLOR="1").stdout
+    assert "\x1b" not in process("verify", COMPOSER, FORCE_COLOR="1", NO_COLOR="1").stdout
+
+
+def test_an_error_has_colour_where_it_is_asked_for(tmp_path):
+    done = process("inspect", tmp_path / "x", "--color=always")
+    assert done.stderr.startswith("\x1b[31merror\x1b[0m: ")
+
+
+def test_codes_to_ignore_may_stand_in_one_option():
+    code, stdout, _ = run("verify", str(COMPOSER), "--ignore", "CK206,CK105", "--ignore", "CK207")
+    assert code == 0 and "no check failed" in stdout
+    assert run("verify", str(COMPOSER), "--ignore", "CK206,CK999")[0] == 2
+
+
 def test_help_imports_neither_torch_nor_numpy():
     code = "import sys, ckptools.cli as c\ntry: c.app(['--help'])\nexcept SystemExit: pass\nprint(sorted(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -86,7 +139,7 @@ def process(*arguments: object, **more: str) -> subprocess.CompletedProcess[str]
     return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **more})
 
 
-@pytest.mark.parametrize("arguments", [[], ["--help"]], ids=str)
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]], ids=str)
 @pytest.mark.parametrize("columns", ["80", "200", ""])
 def test_the_list_of_commands_is_what_typer_prints(arguments, columns):
     typers = CliRunner().invoke(app, arguments, prog_name="python -m ckptools", env={"COLUMNS": columns})

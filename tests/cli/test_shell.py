@@ -9,6 +9,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from ckptools import api
 from ckptools.cli import app
 from tests.truth import FIXTURES
 
@@ -22,6 +23,13 @@ def run(*args, stdin=None):
 
 def test_a_command_prints_the_value_of_an_expression():
     assert run(RANK_1, "-c", 'shard["state"]["schedulers"]["LambdaLR"]["base_lrs"]') == (0, "[0.003]\n", "")
+
+
+def test_the_checkpoint_is_there_as_open_returns_it_whatever_it_is():
+    assert run(RANK_1, "-c", "ck.step.value, ckptools.open(ck.path).ranks")[1] == "(5, (0, 1, 2, 3))\n"
+    assert run(FIXTURES / "composer-0.13.5-torch1.13.1-sharded-w4", "-c", "len(ck.model)")[1] == "18\n"
+    code, _, err = run(FIXTURES / "composer-0.13.5-torch1.13.1-sharded-w4", "-c", "shard")
+    assert code == 1 and "NameError" in err
 
 
 def test_a_command_may_be_several_statements():
@@ -59,7 +67,7 @@ def test_an_interrupted_command_ends_like_any_other():
 
 
 def test_a_missing_file_is_one_line_on_stderr(tmp_path):
-    assert run(tmp_path / "no.pt", "-c", "1") == (3, "", f"error: {tmp_path / 'no.pt'}: no such file or directory\n")
+    assert run(tmp_path / "no.pt", "-c", "1") == (3, "", f"error: {tmp_path / 'no.pt'}: no such file or folder\n")
 
 
 def test_a_foreign_class_is_refused_unless_the_file_is_trusted(tmp_path):
@@ -92,12 +100,13 @@ def test_the_prompt_has_the_shard_and_says_what_it_is(monkeypatch, without_ipyth
             raise EOFError from None
 
     monkeypatch.setattr("builtins.input", typed)
-    names = {"shard": {"state": {}, "rng\x1b[31m": []}}
     shell = sys.modules["ckptools.cli.shell"]  # the package has the command itself under this name
-    shell.prompt(names, shell.banner(RANK_1, names["shard"]))
+    names = {"ck": api.open(RANK_1), "shard": {"state": {}, "rng\x1b[31m": []}}
+    shell.prompt(names, shell.banner(names, [RANK_1]))
     out, err = capsys.readouterr()
     assert (out, names["exit_code"]) == ("2\n", 3)
-    assert "ep0-ba5-rank1.pt, a dict: state, rng\\x1b[31m" in err and "KeyError" in err
+    assert "ep0-ba5-rank1.pt as torch loads it, a dict: state, rng\\x1b[31m" in err and "KeyError" in err
+    assert "ck = <Checkpoint ep0-ba5" in err
 
 
 def test_it_needs_no_launcher_and_leaves_by_a_broken_pipe_quietly():

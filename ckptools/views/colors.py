@@ -1,0 +1,36 @@
+"""Colour for words that say whether all is well. It is never the only sign: the words stay, and mean the same."""
+
+from __future__ import annotations
+
+import re
+
+CODES = {"red": "31", "green": "32", "yellow": "33", "bold": "1", "dim": "2"}
+"""Select Graphic Rendition parameters. Source: ECMA-48, 8.3.117."""
+
+RESULTS = r"(?:(?P<red>FAIL)|(?P<yellow>warn)|(?P<green>ok)|(?P<dim>skip))(?=  |$)"
+"""Results of checks, in a column of their own."""
+
+VERIFICATION = re.compile(rf"^\S.*?  +{RESULTS}", re.MULTILINE)
+"""Of each line of what `verify` prints: the result, in the second column."""
+
+REPORT = re.compile(r"^(?:(?P<red>NOT WHOLE)|(?P<green>whole))(?=:)|^  (?P<bold>CK\d{3})(?=  )", re.MULTILINE)
+"""Of what `inspect` prints: the verdict, and codes of problems."""
+
+ERRORS = re.compile(r"^(?:(?P<red>error)|(?P<yellow>warning))(?=:)", re.MULTILINE)
+"""Of lines on stderr: what kind they are."""
+
+
+def painted(text: str, words: re.Pattern[str]) -> str:
+    """The text with colour around what a pattern finds.
+
+    Args:
+        text: lines without control characters.
+        words: its groups are named by colours, as in `CODES`.
+    """
+    return words.sub(_painted, text)
+
+
+def _painted(found: re.Match[str]) -> str:
+    color = found.lastgroup or "bold"
+    start, end = (at - found.start() for at in found.span(color))
+    return f"{found[0][:start]}\x1b[{CODES[color]}m{found[0][start:end]}\x1b[0m{found[0][end:]}"
