@@ -76,6 +76,21 @@ def first_of_shares(states: list[RandomState]) -> list[int]:
     return [rank for rank, each in enumerate(prints) if prints.index(each) == rank]
 
 
+def own(states: list[RandomState], share: int, shares: int, rank: int | None = None) -> RandomState | None:
+    """Choose which of the saved states a rank goes on with: that of its share of the data; None for a new share.
+
+    Args:
+        states: of all ranks that saved.
+        share: of this rank.
+        shares: that there are now.
+        rank: of this one, where ranks of a share draw apart and as many saved: then its own, if shares are as before.
+    """
+    first = first_of_shares(states)
+    if rank is not None and len(first) == shares:
+        return states[rank]
+    return states[first[share]] if share < len(first) else None
+
+
 def fingerprint(state: RandomState) -> str:
     """Make a text that two states share only where they are equal."""
     values = (value.tolist() if isinstance(value, torch.Tensor) else value for _, value in sorted(state.items()))

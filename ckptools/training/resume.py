@@ -13,26 +13,22 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
     get_optimizer_state_dict,
     set_model_state_dict,
     set_optimizer_state_dict,
 )
-from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
 from ckptools import api
-from ckptools.errors import CkptoolsError, NotWholeError, ReadError, UsageError
-from ckptools.text import first_line
+from ckptools.errors import NotWholeError, UsageError
 from ckptools.training import losses, optimizers, random_states, saved_run, snapshots
 from ckptools.training.data import Position
 from ckptools.training.model import Transformer
 from ckptools.training.options import OPTIMIZERS
-from ckptools.training.random_states import RandomState
 from ckptools.training.run import Report, Run
 from ckptools.training.saved_run import SavedRun
-from ckptools.training.storage_reader import OpenedReader, here, sent_by_rank_0
+from ckptools.training.storage_reader import OpenedReader, fill, here, sent_by_rank_0
 
 # What the state of each schedule has and no other's.
 SCHEDULERS = {"cosine": "T_max", "lambda": "lr_lambdas"}
@@ -116,7 +112,7 @@ def _restore(run: Run, saved: SavedRun) -> None:
     run.position = (saved.position or Position()).aligned(shares)
     run.losses = losses.read(saved.folder, saved.step)
     # Last, for building and loading a model draw random numbers too.
-    own = own_random_state(run, saved.random, share, shares)
+    own = random_states.own(saved.random, share, shares, dist.get_rank() if _draws_apart(run, saved) else None)
     if own is not None:
         random_states.restore(own, run.device)
 
@@ -130,15 +126,8 @@ def _restore_tensors(run: Run, saved: SavedRun) -> None:
     optimizer: dict[str, Any] = {"state": {}}
     if saved.moments:
         optimizer |= get_optimizer_state_dict(run.model, run.optimizer)
-    wanted = by_key(model, optimizer["state"])
     reader = OpenedReader(by_key(saved.model, saved.moments), FETCH[run.options.resuming.load])
-    try:
-        dcp_load(wanted, storage_reader=reader)
-    except CheckpointException as error:
-        failure, _ = next(iter(error.failures.values()))
-        if isinstance(failure, CkptoolsError):
-            raise failure from None
-        raise ReadError(saved.path, f"cannot be read into this run: {first_line(failure)}") from error
+    fill(by_key(model, optimizer["state"]), reader, saved.path)
     set_model_state_dict(run.model, model)
     if saved.moments:
         optimizer["param_groups"] = [_as_saved(group, saved) for group in optimizer["param_groups"]]
@@ -173,17 +162,6 @@ def _restore_scheduler(run: Run, saved: SavedRun) -> None:
         run.scheduler.step()
 
 
-def own_random_state(run: Run, states: list[RandomState], share: int, shares: int) -> RandomState | None:
-    """Which of the saved random states this rank goes on with: that of its share of the data; None for a new share.
-
-    Ranks of a share draw alike, but for those that have parts of the model of their own: then each its own.
-    """
-    first = random_states.first_of_shares(states)
-    if run.strategy.in_parts and (len(states), len(first)) == (dist.get_world_size(), shares):
-        return states[dist.get_rank()]
-    return states[first[share]] if share < len(first) else None
-
-
 def _summary(run: Run, saved: SavedRun) -> Iterator[str]:
     """Say where the run goes on, and what does not go on as it was."""
     yield f"resumed from {saved.path}: step {run.step}, epoch {run.epoch}, sample {run.position.samples}"
@@ -197,3 +175,11 @@ def _summary(run: Run, saved: SavedRun) -> Iterator[str]:
     if saved.random and before != shares:
         new = f"; shares from {before} on draw new random numbers" if shares > before else ""
         yield f"saved with {before} shares of the data, goes on with {shares}{new}"
+    drew_apart = len(set(map(random_states.fingerprint, saved.random))) > before
+    if drew_apart and not (_draws_apart(run, saved) and before == shares):
+        yield "stages of a pipeline had random states of their own; all ranks of a share go on with those of its first"
+
+
+def _draws_apart(run: Run, saved: SavedRun) -> bool:
+    """Whether ranks of a share draw numbers of their own here, and as many ranks saved."""
+    return run.strategy.in_parts and len(saved.random) == dist.get_world_size()

@@ -10,11 +10,13 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -22,11 +24,13 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from ckptools import api
-from ckptools.errors import CkptoolsError
+from ckptools.errors import CkptoolsError, ReadError
+from ckptools.text import first_line
 
 Saved = api.Tensor | Tensor
 """A whole tensor of a checkpoint: one that is read when it is sliced, or one that is here already."""
@@ -111,3 +115,19 @@ def described(saved: Saved) -> TensorStorageMetadata:
     return TensorStorageMetadata(
         TensorProperties(dtype), size, [ChunkStorageMetadata(torch.Size([0] * len(size)), size)]
     )
+
+
+def fill(state: dict[str, Any], reader: OpenedReader, path: Path) -> None:
+    """Read this rank's part of every tensor of a flat state dict into it; a collective.
+
+    Raises:
+        CkptoolsError: what a rank could not read, on all of them.
+        ReadError: the checkpoint at `path` does not have what the state dict has.
+    """
+    try:
+        load(state, storage_reader=reader)
+    except CheckpointException as error:
+        failure, _ = next(iter(error.failures.values()))
+        if isinstance(failure, CkptoolsError):
+            raise failure from None
+        raise ReadError(path, f"cannot be read into this run: {first_line(failure)}") from error

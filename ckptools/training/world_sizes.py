@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ckptools.errors import UsageError
+from ckptools.model.regions import chunk
 from ckptools.training.options import CreateOptions
 
 WITH_TENSOR_PARALLEL = ("tp", "fsdp2-tp", "hsdp-tp")
@@ -30,6 +31,8 @@ def check(options: CreateOptions, world_size: int) -> None:
         _check_stages(options, world_size)
     _check_experts(options, world_size)
     _check_mesh(_mesh_sizes(options), world_size)
+    if options.strategy in ("fsdp2-tp", "hsdp-tp"):
+        _check_twice_cut(options, world_size)
     if options.parallel.sharding == "hybrid" and options.parallel.replicas == world_size > 1:
         # FSDP1 turns to NO_SHARD then, in a group of one rank, and the replicas drift apart.
         _refuse(
@@ -66,6 +69,32 @@ def _check_matrices(options: CreateOptions, ranks: int) -> None:
         rows = getattr(options.size, name)
         if rows < ranks:
             _refuse(f"--{name} {rows} cannot be cut over {ranks} ranks; try --{name} {ranks} or more")
+
+
+def _check_twice_cut(options: CreateOptions, world_size: int) -> None:
+    """Rows that tensor parallel cuts and FSDP2 cuts again must lie as DTensor says of them (torch 2.13).
+
+    A DTensor's placements say: take your part of each tensor-parallel piece, one after the other, and cut all of that
+    over the tensor-parallel ranks. Where pieces are uneven, that is not always the part that FSDP2 has given a rank.
+    """
+    cuts = options.parallel.tensor_parallel_size
+    shards = world_size // cuts // (options.parallel.replicas if options.strategy == "hsdp-tp" else 1)
+    size = options.size
+    for name, value, rows in (
+        ("vocab", size.vocab, size.vocab),
+        ("width", size.width, 3 * size.width),
+        ("width", size.width, 4 * size.width + 1),
+    ):
+        if not all(_lies_as_said(rows, cuts, shards, shard) for shard in range(shards)):
+            _refuse(
+                f"--strategy {options.strategy} with --{name} {value}: torch's DTensor does not describe {rows} rows "
+                f"that {cuts} ranks cut and {shards} ranks cut again; try another --{name} or --world-size"
+            )
+
+
+def _lies_as_said(rows: int, cuts: int, shards: int, shard: int) -> bool:
+    held = [chunk(chunk(rows, cuts, cut)[1], shards, shard)[1] for cut in range(cuts)]
+    return held == [chunk(sum(held), cuts, cut)[1] for cut in range(cuts)]
 
 
 def _check_stages(options: CreateOptions, world_size: int) -> None:

@@ -6,7 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from ckptools import api
+from ckptools.errors import ReadError
+from ckptools.training.storage_reader import OpenedReader, fill, here, sent_by_rank_0
+from tests.training.rank_files import lone_group
 from tests.training.resumed import WITHOUT, equal, gone_on
 
 
@@ -32,10 +37,10 @@ def test_whatever_is_not_restored_changes_the_losses(what: str, fsdp2: dict[str,
 
 @pytest.fixture(scope="session")
 def ddp(folder: Path) -> dict[str, Any]:
-    return gone_on(folder / "gone-on-ddp", "ddp", "composer", "snapshot", "lightning")
+    return gone_on(folder / "gone-on-ddp", "ddp", "composer", "snapshot", "lightning", "accelerate")
 
 
-@pytest.mark.parametrize("layout", ["composer", "lightning"])
+@pytest.mark.parametrize("layout", ["composer", "lightning", "accelerate"])
 def test_one_file_for_all_ranks_goes_on_as_well(layout: str, ddp: dict[str, Any]) -> None:
     assert equal(ddp[layout]), ddp[layout]
 
@@ -44,3 +49,22 @@ def test_what_a_layout_does_not_hold_is_said(ddp: dict[str, Any]) -> None:
     assert "not in this layout: random states, position in the epoch; starts anew" in ddp["snapshot"]["said"]
     assert ddp["snapshot"]["put otherwise"] == ["at"]
     assert not ddp["snapshot"]["losses"]
+
+
+def test_what_rank_0_cannot_read_is_told_to_all(tmp_path: Path) -> None:
+    torch.save({"weight": torch.ones(3)}, tmp_path / "model.pt")
+    saved = api.open(tmp_path / "model.pt").model["weight"]
+    with lone_group():
+        read = sent_by_rank_0(saved)
+        assert read[:].tolist() == [1, 1, 1]
+        (tmp_path / "model.pt").unlink()
+        with pytest.raises(ReadError, match=r"model\.pt"):
+            sent_by_rank_0(saved)
+
+
+def test_what_is_gone_while_it_is_read_is_one_line(tmp_path: Path) -> None:
+    torch.save({"weight": torch.ones(3)}, tmp_path / "model.pt")
+    saved = api.open(tmp_path / "model.pt").model["weight"]
+    (tmp_path / "model.pt").unlink()
+    with lone_group(), pytest.raises(ReadError, match=r"model\.pt"):
+        fill({"weight": torch.zeros(3)}, OpenedReader({"weight": saved}, here), tmp_path)

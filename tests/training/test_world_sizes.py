@@ -31,6 +31,29 @@ def test_a_world_that_does_not_divide_is_refused(
 
 
 @pytest.mark.parametrize(
+    ("world_size", "vocab", "parallel", "says"),
+    [
+        (6, 31, {}, "--vocab 31: torch's DTensor does not describe 31 rows that 2 ranks cut and 3 ranks cut again"),
+        (8, 257, {}, "--vocab 257: torch's DTensor does not describe 257 rows that 2 ranks cut and 4 ranks cut again"),
+        (12, 256, {"tensor_parallel": 4}, "--width 65: torch's DTensor does not describe 195 rows that 4 ranks cut"),
+    ],
+)
+def test_rows_that_torch_would_describe_wrongly_are_refused(
+    world_size: int, vocab: int, parallel: dict[str, int], says: str
+) -> None:
+    options = CreateOptions(
+        Path("run"), "fsdp2-tp", world_size, parallel=ParallelOptions(**parallel), size=ModelSize(vocab=vocab)
+    )
+    with pytest.raises(UsageError, match=says):
+        world_sizes.check(options, world_size)
+
+
+@pytest.mark.parametrize(("strategy", "world_size"), [("fsdp2-tp", 4), ("fsdp2-tp", 6), ("hsdp-tp", 8)])
+def test_uneven_rows_that_torch_describes_are_taken(strategy: str, world_size: int) -> None:
+    world_sizes.check(CreateOptions(Path("run"), strategy, world_size), world_size)
+
+
+@pytest.mark.parametrize(
     ("world_size", "parallel", "says"),
     [
         (5, {}, "--strategy pipeline has 5 stages for 3 blocks; try --layers 4 or more"),
