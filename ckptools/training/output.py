@@ -104,8 +104,9 @@ def make_anew(folder: Path) -> None:
 
 
 def common_folder(folder: Path) -> Path:
-    """The innermost folder that holds all files of a folder."""
-    return Path(os.path.commonpath([path.parent for path in _files(folder, DEPTH)]))
+    """The innermost folder that holds all files of a checkpoint; the gathered state beside it is none of them."""
+    files = [path for path in _files(folder, DEPTH) if path.name != FULL_STATE]
+    return Path(os.path.commonpath([path.parent for path in files]))
 
 
 def finish(partial: Path, out: Path) -> tuple[Path, ...]:

@@ -655,6 +655,7 @@ FAULTS = (
         "training/output.py",
         "training/test_output.py",
         ("if name not in names and (other_rank or ", "if name not in names and ("),
+        (" if path.name != FULL_STATE]", "]"),
         ('return _FORMS.sub("", _NUMBERS.sub(r"\\1N", name))', 'return _NUMBERS.sub(r"\\1N", name)'),
     ),
     *_in(

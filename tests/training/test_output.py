@@ -28,6 +28,14 @@ def test_a_folder_with_a_checkpoint_needs_force(name: str, tmp_path: Path) -> No
     output.refuse_existing(tmp_path, force=True)
 
 
+def test_losses_go_into_the_folder_of_a_step_though_the_gathered_state_lies_above(tmp_path: Path) -> None:
+    touch(tmp_path / "step-4", ".metadata", "__0_0.distcp")
+    touch(tmp_path, "full.pt")
+    assert output.common_folder(tmp_path) == tmp_path / "step-4"
+    touch(tmp_path, "ep0-ba4-rank0.pt")
+    assert output.common_folder(tmp_path) == tmp_path
+
+
 def test_a_file_is_no_folder(tmp_path: Path) -> None:
     (file,) = touch(tmp_path, "run")
     with pytest.raises(UsageError, match="is a file"):
