@@ -258,7 +258,8 @@ class _Picking:
 
     def notes_for(self, checkpoint: Checkpoint, parts: Iterable[Section]) -> list[str]:
         """What the user should know although nothing is missing."""
-        return [*spared_note(self.spared), *self._of_one_rank(checkpoint, parts)]
+        more = [p for p in checkpoint.problems if p.severity == "warning" and p.kind.lacks == "part"]
+        return [*(p.message for p in more), *spared_note(self.spared), *self._of_one_rank(checkpoint, parts)]
 
     def _of_one_rank(self, checkpoint: Checkpoint, parts: Iterable[Section]) -> list[str]:
         """What each rank has for itself: what is kept of every rank, and what only of the lowest."""

@@ -221,7 +221,7 @@ def _read(format_: Format, path: Path, options: Options) -> Checkpoint:
     with FileReader(options.read_file, options.jobs, options.on_file) as files:
         reading = replace(options, read_file=files, read_ahead=files.ahead)
         made = format_.read(path, reading)
-        if made.whole is None and _cheap(made):
+        if made.whole is None and not made.all_ranks and _cheap(made):
             made = format_.read(path, replace(reading, all_ranks=True))
     return replace(made, options=options)
 

@@ -30,6 +30,7 @@ from ckptools.formats.shared.rank_names import RankName, parse
 from ckptools.formats.shared.rank_optimizers import named_by_own_models
 from ckptools.formats.shared.rank_signs import are_one_checkpoint
 from ckptools.formats.shared.sibling_search import columns, siblings_by_content
+from ckptools.formats.shared.stage_signs import signs_of_more, stated_world_size
 from ckptools.model.checkpoint import Checkpoint, Fact, RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
@@ -50,6 +51,10 @@ LOCAL = "per-rank .pt, FSDP flat parameters (local state)"
 
 MAX_WORLD = 1 << 16
 """Ranks that are looked for; a file that claims more is not from any cluster there is."""
+
+
+FILES_FOUND = ("files found",)
+"""What a world size is told by where nothing states it."""
 
 
 def detect(path: Path) -> bool:
@@ -76,7 +81,7 @@ def read(path: Path, options: Options, by_name: Shapes | None = None) -> Checkpo
     if found is None:
         raise ReadError(path, "no rank in this name, and no rank files in this folder")
     name, group = found
-    if len(group) == 1 and options.looks_around and len(list(columns(Path(name.path.name)))) > 1:
+    if len(group) == 1 and options.looks_around and sum(c.level == 0 for c in columns(name.path)) > 1:
         group = siblings_by_content(name.path, options.read_file(name.path), options.follow_symlinks) or group
         name = next(n for n in group if n.path == name.path)
     return _opening(builder, name, group, options).checkpoint(by_name)
@@ -201,6 +206,8 @@ class _Opening:
         sections = find_sections(tree)
         self.problems += rank_checks.check_files(files, self.faults, world.value, bool(sharded), in_parts)
         self.problems += rank_parts.lost_parts(files) if in_parts else ()
+        if not (sharded or resolved.local or any(f.status != "read" for f in files)):
+            self.problems += self._signs_of_more(in_parts, world)
         self.builder.add_rank_values(found)
         self.problems += rank_checks.check_gathered_rng(sections, merge.differing)
         self.problems += check_copies(tensors)
@@ -251,16 +258,16 @@ class _Opening:
             return Fact(claimed[-1], ("layout", *(["file name"] if named == claimed[-1] else [])), agrees)
         if named is not None:
             return Fact(named, ("file name",))
-        stated = _stated_world_size(self.saved.values())
+        stated = stated_world_size(one.tree for one in self.saved.values())
         if stated is not None and found > 1:
             return Fact(stated, ("metadata",))
-        return Fact(found, ("files found",))
+        return Fact(found, FILES_FOUND)
 
     def _world_of_slices(self, at_least: int, named: int | None, found: int) -> Fact:
         """The world where files tell of slices of its mesh only: what is named, or else what is here."""
         if named is not None and named >= at_least:
             return Fact(named, ("file name",))
-        return Fact(found, ("files found",)) if found >= at_least else Fact(at_least, ("at least, by its layout",))
+        return Fact(found, FILES_FOUND) if found >= at_least else Fact(at_least, ("at least, by its layout",))
 
     def _files(self, world: int) -> Iterable[RankFile]:
         parts = dict.fromkeys(n.part for n in self.group)
@@ -274,6 +281,14 @@ class _Opening:
             for part in parts:
                 if (rank, part) not in here:
                     yield RankFile(self.name.of_rank(rank, part), rank, part, "missing", 0, None)
+
+    def _signs_of_more(self, in_parts: bool, world: Fact) -> Iterable[Problem]:
+        """What the files, or the name of a single one, tell of parameters that are in none of them."""
+        ranked = [(self.ranks[path], one.tree) for path, one in self.saved.items()]
+        yield from signs_of_more(sorted(ranked, key=lambda i: i[0]), in_parts, world.sources != FILES_FOUND)
+        if len(self.group) == 1 and self.name.rank > 0 and world.sources == FILES_FOUND:
+            text = f"rank {self.name.rank}'s file by its name, and no other rank's is here; they may hold more"
+            yield Problem(Code.ONE_OF_SEVERAL, text, severity="warning")
 
     def _form(self) -> str:
         return self.saved[self.name.path].form
@@ -289,18 +304,6 @@ def _merged(merge: Merge, roots: Mapping[KeyPath, Ranked]) -> Any:
     """Merge the ranks of each part, then put the parts side by side."""
     trees = {path: merge.trees(ranked, path) for path, ranked in roots.items()}
     return trees[()] if list(trees) == [()] else {path[0]: tree for path, tree in trees.items()}
-
-
-def _stated_world_size(saved: Iterable[Saved]) -> int | None:
-    """Composer's `state.metadata.world_size`; the length of its all-gathered `rng` says the same."""
-    for one in saved:
-        tree = one.tree if isinstance(one.tree, dict) else {}
-        state = tree.get("state")
-        metadata = state.get("metadata") if isinstance(state, dict) else None
-        stated = metadata.get("world_size") if isinstance(metadata, dict) else None
-        if type(stated) is int and stated > 0:
-            return stated
-    return None
 
 
 def _checkpoint_name(name: RankName) -> str:

@@ -19,6 +19,7 @@ from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, in_for
 from ckptools.formats.shared.file_status import was_read
 from ckptools.formats.shared.rank_names import COMPRESSED
 from ckptools.formats.shared.sibling_search import siblings_by_content
+from ckptools.formats.shared.stage_signs import other_parts_beside, signs_of_more
 from ckptools.model.checkpoint import Checkpoint, Fact
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tree import tensors_in
@@ -59,6 +60,9 @@ def read(path: Path, options: Options) -> Checkpoint:
             return rank_files.read_group(path, group, options)
     builder.add_saved([saved])
     builder.problems += _part_of_more(path) or _shards_of_one(saved, sharded)
+    builder.problems += () if sharded else signs_of_more([(0, saved.tree)], in_parts=False, world_stated=True)
+    if options.looks_around and not sharded and not saved.form:
+        builder.problems += other_parts_beside(path, saved.tree, options.read_file)
     claims = sorted({world for _, world in saved.claims})
     sections = find_sections(saved.tree)
     return builder.checkpoint(

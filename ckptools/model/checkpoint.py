@@ -152,11 +152,18 @@ class Checkpoint:
 
     @property
     def whole(self) -> bool | None:
-        """Whether all of it is here and of one save; None where nothing wrong was seen, but not every file compared."""
+        """Whether all of it is here and of one save; None where nothing wrong was seen, and that is not proven."""
         if any(p.severity == "error" for p in self.problems):
             return False
+        if self.perhaps_more:
+            return None
         looked_into = self.all_ranks or self.compared or not any(f.status == "seen" for f in self.files)
         return True if looked_into else None
+
+    @property
+    def perhaps_more(self) -> bool:
+        """Whether something tells that files which are not here may hold more of it."""
+        return any(p.severity == "warning" and p.kind.lacks == "part" for p in self.problems)
 
     @property
     def ranks(self) -> tuple[int, ...]:

@@ -22,6 +22,7 @@ from ckptools.training.launchers.shared_folder import shared_partial_folder
 from ckptools.training.launchers.variables import STARTERS
 from ckptools.training.options import Created, CreateOptions
 from ckptools.training.resume_options import restarts
+from ckptools.training.waiting import say_nothing, say_on_stderr
 
 if TYPE_CHECKING:
     from ckptools.training.rendezvous import Meeting
@@ -84,11 +85,12 @@ def _start_ranks(options: CreateOptions, place: Place, verbose: bool) -> Created
     from ckptools.training.rendezvous import Meeting
     from ckptools.training.rendezvous_store import open_store
 
-    timeout = options.launch.timeout
-    at = open_store(node.address, node.port, node.hosts, timeout)
-    store = PrefixStore(node.rdzv_id, at.store)
-    with Meeting(store, "node", node.node_rank, node.nnodes, timeout, hosts=at.hosted) as meeting:
-        node = dataclasses.replace(node, node_rank=meeting.number, port=at.store.port)
+    timeout, say = options.launch.timeout, say_on_stderr if verbose else say_nothing
+    at = open_store(node.address, node.port, node.hosts, timeout, say)
+    node, store = dataclasses.replace(node, port=at.store.port), PrefixStore(node.rdzv_id, at.store)
+    number, count = node.node_rank, node.nnodes
+    with Meeting(store, "node", number, count, timeout, hosts=at.hosted, at=node.endpoint, say=say) as meeting:
+        node = dataclasses.replace(node, node_rank=meeting.number)
         counts = agree(meeting, options, node.nproc)
         options = _with_counts(options, counts)
         _check(options, sum(counts), node.nproc)
@@ -136,7 +138,8 @@ def _be_a_rank(options: CreateOptions, place: Place, verbose: bool) -> Created:
     worker.prepare_process()
     from ckptools.training.rendezvous import meet_ranks
 
-    with meet_ranks(options.launch.timeout, place.counts) as meeting:
+    say = say_on_stderr if verbose else say_nothing
+    with meet_ranks(options.launch.timeout, place.counts, say=say) as meeting:
         try:
             return _train_together(options, meeting, verbose)
         except CkptoolsError as error:
@@ -150,7 +153,7 @@ def _train_together(options: CreateOptions, meeting: Meeting, verbose: bool) -> 
     if meeting.number == 0:
         _check(options, meeting.count, int(os.environ.get("LOCAL_WORLD_SIZE", meeting.count)))
     run_id = meeting.gather("run", uuid.uuid4().hex)[0]
-    from ckptools.training.rank import say_nothing, train_and_save
+    from ckptools.training.rank import train_and_save
 
     with shared_partial_folder(meeting, options.out, run_id) as partial:
         try:

@@ -24,6 +24,7 @@ from ckptools.training.options import Created, CreateOptions
 from ckptools.training.resume import resume
 from ckptools.training.resume_options import restarts
 from ckptools.training.run import Report, Run, prepare, train
+from ckptools.training.waiting import say_nothing
 
 
 @contextmanager
@@ -139,7 +140,3 @@ def _folder(run: Run, growing: Path) -> Path:
     folder = growing / f"step-{run.step}"
     folder.mkdir(exist_ok=True)
     return folder
-
-
-def say_nothing(line: str) -> None:
-    """Take a line of the report and do nothing with it."""

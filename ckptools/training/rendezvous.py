@@ -20,9 +20,10 @@ from types import TracebackType
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ckptools.errors import CkptoolsError, RendezvousError
-from ckptools.text import first_line
+from ckptools.text import few, first_line
 from ckptools.training.launchers.failures import remade
-from ckptools.training.rendezvous_store import PAUSE, open_store
+from ckptools.training.rendezvous_store import open_store
+from ckptools.training.waiting import PAUSE, Say, Wait, say_nothing
 
 # How long the host of the store waits at the end until the others have read the last word.
 _FAREWELL = 5.0
@@ -31,13 +32,19 @@ _FAREWELL = 5.0
 _EXPLANATION = 15.0
 
 
-def meet_ranks(timeout: float, per_node: Sequence[int] = (), variables: Mapping[str, str] = os.environ) -> Meeting:
+def meet_ranks(
+    timeout: float,
+    per_node: Sequence[int] = (),
+    variables: Mapping[str, str] = os.environ,
+    say: Say = say_nothing,
+) -> Meeting:
     """Come to the meeting of all ranks, at the address that torch will use too.
 
     Args:
         timeout: seconds.
         per_node: how many ranks each node has, where that is known.
         variables: the environment, with what torch needs.
+        say: is told, on one rank of several that share a terminal, for whom it waits.
 
     Raises:
         RendezvousError: it cannot be reached, or this rank is there already.
@@ -45,11 +52,14 @@ def meet_ranks(timeout: float, per_node: Sequence[int] = (), variables: Mapping[
     rank, world_size = int(variables["RANK"]), int(variables["WORLD_SIZE"])
     launcher_hosts = variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     port = int(variables["MASTER_PORT"])
-    place = open_store(variables["MASTER_ADDR"], port, rank == 0 and not launcher_hosts, timeout)
+    hosts = rank == 0 and not launcher_hosts
+    first = variables.get("LOCAL_RANK", "0") == "0"
+    place = open_store(variables["MASTER_ADDR"], port, hosts, timeout, say if first else say_nothing)
     attempt = variables.get("TORCHELASTIC_RESTART_COUNT", "0")
     store = PrefixStore(f"ckptools-{attempt}", place.store)
     call = functools.partial(name_rank, per_node=per_node)
-    return Meeting(store, "rank", rank, world_size, timeout, hosts=place.hosted, name=call)
+    at = f"{variables['MASTER_ADDR']}:{port}"
+    return Meeting(store, "rank", rank, world_size, timeout, hosts=place.hosted, name=call, at=at, say=say)
 
 
 def name_rank(rank: int, per_node: Sequence[int]) -> str:
@@ -80,6 +90,8 @@ class Meeting:
         *,
         hosts: bool = False,
         name: Callable[[int], str] | None = None,
+        at: str = "",
+        say: Say = say_nothing,
     ) -> None:
         """Come to a meeting.
 
@@ -91,12 +103,15 @@ class Meeting:
             timeout: seconds in which they must.
             hosts: this process hosts the store, and leaves last.
             name: what a number is called, `rank 2 (node 1)`.
+            at: the address of the store, for messages.
+            say: is told for whom this member waits.
 
         Raises:
             RendezvousError: the number is taken already, or all are.
         """
         self.role, self.count, self.timeout = role, count, timeout
         self.told = False
+        self._at, self._say = at, say
         self._store = PrefixStore(f"{role}s", store)
         self._hosts = hosts
         self.call = name or (lambda number: f"{role} {number}")
@@ -136,13 +151,22 @@ class Meeting:
         return [self._store.get(f"{step}/{number}").decode() for number in range(self.count)]
 
     def _await(self, step: str, numbers: range | list[int]) -> None:
-        deadline = time.monotonic() + self.timeout
+        wait: Wait | None = None
         while missing := [number for number in numbers if not self._has(f"{step}/{number}")]:
             if self._has("failure"):
                 raise self._failure()
-            if time.monotonic() > deadline:
+            wait = wait or Wait(self.timeout, self._say if self._speaks(missing) else say_nothing)
+            if wait.is_over():
                 raise self._agreed(self._absence(missing))
-            time.sleep(PAUSE)
+            wait.pause(functools.partial(self._waited_for, missing))
+
+    def _speaks(self, missing: Sequence[int]) -> bool:
+        """Whether this member says for whom it waits: every node, and of ranks, which share a terminal, the first."""
+        return self.role == "node" or set(missing).issuperset(range(self.number))
+
+    def _waited_for(self, missing: Sequence[int]) -> str:
+        who, at = few(list(map(self.call, missing))), f" at {self._at}" if self._at else ""
+        return f"{who}{at} ({self.count - len(missing)} of {self.count} {self.role}s came)"
 
     def cause(self, error: Exception) -> Exception:
         """Return what another member has said of why it failed, within some seconds, else this error.

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -16,9 +15,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from ckptools.errors import RendezvousError
 from ckptools.text import first_line
-
-# How long a reader sleeps between two looks, in seconds.
-PAUSE = 0.05
+from ckptools.training.waiting import Say, Wait, say_nothing
 
 # How long to wait for an answer from something that may not be a store.
 _ANSWER = 10.0
@@ -34,7 +31,7 @@ class MeetingPlace:
     hosted: bool
 
 
-def open_store(address: str, port: int, hosts: bool | None, timeout: float) -> MeetingPlace:
+def open_store(address: str, port: int, hosts: bool | None, timeout: float, say: Say = say_nothing) -> MeetingPlace:
     """Host the store at an address, or reach it there.
 
     Args:
@@ -42,12 +39,13 @@ def open_store(address: str, port: int, hosts: bool | None, timeout: float) -> M
         port: 0 takes a free one, where this process hosts it.
         hosts: whether this process does; None: whoever is first of those at that address.
         timeout: seconds.
+        say: is told that nobody hosts it yet.
 
     Raises:
         RendezvousError: the port is taken by something else, or nobody can be reached there in time.
     """
     if not hosts and not (hosts is None and _is_here(address)):
-        _reach(address, port, timeout)
+        _reach(address, port, timeout, say)
         return MeetingPlace(_join(address, port, timeout), hosted=False)
     try:
         store = _store(address, port, timeout, hosts=True)
@@ -107,18 +105,18 @@ def _join_other(address: str, port: int, timeout: float) -> TCPStore:
     raise RendezvousError(None, f"port {port} of {address} is taken by something else; choose another")
 
 
-def _reach(address: str, port: int, timeout: float) -> None:
+def _reach(address: str, port: int, timeout: float, say: Say) -> None:
     """Wait until somebody listens there. Not left to torch, which cannot be interrupted meanwhile."""
-    deadline = time.monotonic() + timeout
+    wait = Wait(timeout, say)
     while True:
         try:
             socket.create_connection((address, port), timeout=min(timeout, 5)).close()
         except OSError as error:
-            if time.monotonic() > deadline:
+            if wait.is_over():
                 why = (error.strerror or str(error)).lower()
                 text = f"{address}:{port} was not reachable within {timeout:g} s ({why}); is number 0 started there?"
                 raise RendezvousError(None, text) from error
-            time.sleep(PAUSE)
+            wait.pause(lambda: f"number 0, which nobody is yet at {address}:{port}")
         else:
             return
 

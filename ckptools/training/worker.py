@@ -21,6 +21,7 @@ from pathlib import Path
 from ckptools.training import options as choices
 from ckptools.training.launchers.nodes import is_loopback
 from ckptools.training.options import Created, CreateOptions
+from ckptools.training.waiting import say_nothing
 
 # Seconds between two looks at whether the launcher is there.
 _LOOK = 1.0
@@ -34,7 +35,7 @@ def main(words: list[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
     try:
-        from ckptools.training.rank import join, say_nothing, train_and_save
+        from ckptools.training.rank import join, train_and_save
         from ckptools.training.rendezvous import meet_ranks
 
         options = choices.from_json(text)

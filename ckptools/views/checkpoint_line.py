@@ -26,6 +26,7 @@ def ranks_line(ck: Checkpoint) -> str:
         return "one file"
     if not isinstance(world, int) or here >= world or not any(f.status == "missing" for f in ck.files):
         parts = plural(here, "rank") if here else plural(len(ck.files), "file")
-        verdict = "not compared" if ck.whole is None else "whole" if ck.whole else "not whole"
+        unproven = "perhaps not all" if ck.perhaps_more else "not compared"
+        verdict = unproven if ck.whole is None else "whole" if ck.whole else "not whole"
         return f"{parts} ({verdict})"
     return f"{here} of {world} ranks"

@@ -65,7 +65,7 @@ class SectionRow(NamedTuple):
     plain: bool
 
 
-Scope = Literal["whole", "one file", "alone", "not compared", "not whole"]
+Scope = Literal["whole", "one file", "alone", "not compared", "perhaps more", "not whole"]
 
 
 class Report(NamedTuple):
@@ -79,7 +79,8 @@ class Report(NamedTuple):
         saved_as: how it was saved, for people.
         sharding: the same, for programs.
         scope: `whole`; `one file` that holds everything; `alone` for one rank's file without its siblings;
-            `not compared` where all files are here, but were not looked into; `not whole`.
+            `not compared` where all files are here, but were not looked into; `perhaps more` where files that are not
+            here may hold parameters; `not whole`.
         problems: what is wrong, errors first, then warnings and notes.
         step: training step.
         world_size: ranks that saved it; no value when one file holds everything and does not tell.
@@ -136,8 +137,8 @@ class Report(NamedTuple):
 
     @property
     def whole(self) -> bool | None:
-        """Whether everything that was saved is here and of one save; None where the files were not compared."""
-        return None if self.scope == "not compared" else self.scope in ("whole", "one file")
+        """Whether everything that was saved is here and of one save; None where that is not proven."""
+        return None if self.scope in ("not compared", "perhaps more") else self.scope in ("whole", "one file")
 
     @property
     def errors(self) -> bool:
@@ -165,7 +166,7 @@ def inspect_report(ck: Checkpoint) -> Report:
         scope=scope,
         problems=worst_first(problems),
         step=ck.step,
-        world_size=Fact(None, ck.world_size.sources) if scope == "one file" and alone else ck.world_size,
+        world_size=Fact(None, ck.world_size.sources) if len(ck.files) == 1 and alone else ck.world_size,
         ranks=_rank_count(ck, scope),
         layout=sharding_rows(ck),
         bytes_found=sum(f.nbytes for f in ck.files),
@@ -198,7 +199,8 @@ def _scope(ck: Checkpoint) -> Scope:
     if _alone(ck, here):
         return "alone"
     if not ck.whole:
-        return "not compared" if ck.whole is None else "not whole"
+        unproven: Scope = "perhaps more" if ck.perhaps_more else "not compared"
+        return unproven if ck.whole is None else "not whole"
     return "one file" if len(ck.files) == 1 else "whole"
 
 

@@ -49,14 +49,22 @@ def headline(report: Report) -> list[str]:
         rank = next((f.rank for f in report.files if f.status == "read"), None)
         return [f"one rank of {ranks.expected}: rank {rank}; what is inside is told from its layout{errors}"]
     if report.scope == "one file":
-        rank = next((f.rank for f in report.files if f.rank is not None), None)
-        return ["whole: one file holds everything" + ("" if rank is None else f", though its name says rank {rank}")]
+        return [_one_file(next((f.rank for f in report.files if f.rank is not None), None))]
+    if report.scope == "perhaps more":
+        each = "each whole" if ranks.files > 1 else "whole"
+        return [f"{plural(ranks.files, 'file')}, {each} in itself; files that are not here may hold more"]
     if report.scope == "not compared":
         return [f"{plural(report.ranks.files, 'file')} present, contents not compared (verify)"]
     if any(f.status == "missing" for f in report.files):
         return [f"whole: nothing is sharded; {ranks.here} of {ranks.expected} rank files are here"]
     checked = ", all read" if report.all_ranks else ", of one world size and step" if report.compared else ""
     return [f"whole: {_files(report)}{checked}"]
+
+
+def _one_file(rank: int | None) -> str:
+    if rank is None:
+        return "whole: one file holds everything"
+    return f"whole in itself: one file, rank {rank}'s by its name; that other ranks hold more is not excluded"
 
 
 def _files(report: Report) -> str:

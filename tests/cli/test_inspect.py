@@ -186,7 +186,7 @@ def test_a_monolithic_file_is_whole_though_its_name_has_a_rank(tmp_path):
     path = tmp_path / "ep0-ba5-rank0.pt"
     shutil.copy(FIXTURES / "torch2.13.0-ddp-w4" / "snapshot.pt", path)
     code, out, _ = run(path)
-    assert (code, "whole: one file holds everything, though its name says rank 0" in out) == (0, True)
+    assert (code, "whole in itself: one file, rank 0's by its name; " in out) == (0, True)
 
 
 def test_what_was_not_read_is_said():

@@ -808,6 +808,28 @@ FAULTS = (
         ('_LISTS = (("params",), ("param_names",))', '_LISTS = (("params",),)'),
     ),
     *_in(
+        "formats/shared/stage_signs.py",
+        "formats/test_stage_signs.py",
+        ("if in_parts and not (world_stated or stages):", "if in_parts and not stages:"),
+        ("1 if all(listed) else 2)", "1)"),
+        ("pairwise((-1, *sorted(found)))", "pairwise(sorted(found))"),
+        ("if lacking and own.difference(names):", "if True:"),
+        ("elif len(here) < counts[0]:", "elif False:"),
+        ("if len({len(same) for same in ranks.values()}) > 1:", "if len(ranks) > 1:"),
+    ),
+    *_in(
+        "training/waiting.py",
+        "training/test_waiting.py",
+        ("self._next *= LONGER", "pass"),
+        ("self._next = PATIENCE", "self._next = 0.0"),
+    ),
+    *_in(
+        "training/rendezvous.py",
+        "training/test_waiting.py",
+        ('self.role == "node" or set(missing)', "set(missing)"),
+        ('self.role == "node" or set(missing).issuperset(range(self.number))', "True"),
+    ),
+    *_in(
         "formats/shared/rank_optimizers.py",
         "formats/test_rank_optimizers.py",
         ("[of[rank] for of in models if rank in of]", "list(models[0].values())"),

@@ -59,14 +59,18 @@ def start(*arguments: object, variables: Mapping[str, object] | None = None) -> 
 
 
 def finish(processes: Iterable[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
-    """Wait for all of them; returns exit code, stdout and stderr of each."""
+    """Wait for all of them; returns exit code, stdout and stderr of each, this without its lines about waiting.
+
+    On a busy machine every process may have to wait for the others.
+    """
     ended = []
     for process in processes:
         try:
             out, err = process.communicate(timeout=PATIENCE)
         finally:
             process.kill()
-        ended.append((process.returncode, out, err))
+        kept = [line for line in err.splitlines(keepends=True) if not line.startswith("waiting for ")]
+        ended.append((process.returncode, out, "".join(kept)))
     return ended
 
 

@@ -71,7 +71,7 @@ def test_a_monolithic_file_of_rank_0_is_said_to_be_whole():
     one = snapshot()
     ck = replace(one, files=(one.files[0]._replace(rank=0),))
     (line,) = headline(inspect_report(ck))
-    assert line == "whole: one file holds everything, though its name says rank 0"
+    assert line == "whole in itself: one file, rank 0's by its name; that other ranks hold more is not excluded"
 
 
 def test_all_files_of_ranks_that_have_several_are_counted():

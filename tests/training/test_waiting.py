@@ -1,0 +1,103 @@
+"""What is said while somebody is waited for, and that nothing is said where nobody is."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from ckptools.errors import RendezvousError
+from ckptools.training import waiting
+from ckptools.training.rendezvous import Meeting
+from ckptools.training.rendezvous_store import open_store
+from ckptools.training.waiting import Wait
+from tests.training.started import PATIENCE, finish, free_port, is_free, start
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Say a line after a fifth of a second."""
+    monkeypatch.setattr(waiting, "PATIENCE", 0.2)
+
+
+def said_in(timeout: float) -> list[str]:
+    lines: list[str] = []
+    wait = Wait(timeout, lines.append)
+    while not wait.is_over():
+        wait.pause(lambda: "node 1")
+    return lines
+
+
+def test_lines_come_ever_more_seldom(impatient: None) -> None:
+    # After 0.2, 0.6 and 1.8 s; of a machine that sleeps longer, fewer.
+    lines = said_in(3)
+    assert 1 <= len(lines) <= 3
+    assert re.fullmatch(r"waiting for node 1; gives up after 3 s, \d s are over", lines[0])
+
+
+def test_a_wait_that_ends_soon_is_silent() -> None:
+    assert said_in(0.3) == []
+
+
+def said_by(role: str, numbers: Sequence[int], count: int) -> list[list[str]]:
+    """What members say who come to a meeting of more than they are, if they are no more than that."""
+    said: list[list[str]] = [[] for _ in numbers]
+    host = open_store("localhost", 0, True, 60.0).store
+    with ThreadPoolExecutor(len(numbers)) as pool:
+        for number, lines in zip(numbers, said, strict=True):
+            pool.submit(attend, host.port, role, number, count, lines)
+    return said
+
+
+def attend(port: int, role: str, number: int, count: int, lines: list[str]) -> None:
+    store = open_store("localhost", port, False, 60.0).store
+    with Meeting(store, role, number, count, 3.0, at="head:7", say=lines.append) as meeting:
+        meeting.gather("hello")
+
+
+def test_every_node_says_for_whom_it_waits(impatient: None) -> None:
+    first, other = said_by("node", [0, 2], 4)
+    for lines in (first, other):
+        assert lines[-1].startswith("waiting for node 1, node 3 at head:7 (2 of 4 nodes came); gives up after 3 s, ")
+
+
+def test_of_ranks_which_share_a_terminal_the_first_speaks(impatient: None) -> None:
+    first, other = said_by("rank", [1, 2], 3)
+    assert first[-1].startswith("waiting for rank 0 at head:7 (2 of 3 ranks came)")
+    assert other == []
+
+
+def test_nothing_is_said_where_all_have_come(impatient: None) -> None:
+    assert said_by("node", [0], 1) == [[]]
+
+
+def test_a_rendezvous_that_nobody_hosts_yet_is_waited_for_aloud(impatient: None) -> None:
+    lines: list[str] = []
+    port = free_port()
+    with pytest.raises(RendezvousError, match="was not reachable"):
+        open_store("localhost", port, False, 1.0, lines.append)
+    assert lines[0].startswith(f"waiting for number 0, which nobody is yet at localhost:{port}; gives up after 1 s")
+
+
+def reads(process: subprocess.Popen[str]) -> str:
+    assert process.stderr is not None
+    return process.stderr.readline()
+
+
+@pytest.mark.timeout(PATIENCE)
+@pytest.mark.parametrize("backend", ["static", pytest.param("c10d", marks=pytest.mark.slow)])
+def test_a_node_that_waits_for_another_says_so(backend: str, tmp_path: Path) -> None:
+    port = free_port()
+    node = start(tmp_path / "run", "--nnodes", 2, "--node-rank", 0, "--rdzv-endpoint", f"localhost:{port}",
+                 "--rdzv-backend", backend)  # fmt: skip
+    line = reads(node)
+    node.send_signal(signal.SIGINT)
+    expected = rf"waiting for node 1 at localhost:{port} \(1 of 2 nodes came\); gives up after 300 s, \d+ s are over\n"
+    assert re.fullmatch(expected, line)
+    assert finish([node])[0][0] == 130
+    assert is_free(port)
