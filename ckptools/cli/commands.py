@@ -8,6 +8,7 @@ HELP = "Open, check and consolidate distributed PyTorch checkpoints offline."
 
 COMMANDS = {
     "inspect": "Show what a checkpoint is, and whether it is whole.",
+    "tree": "Show every key: shape, dtype, size and layout, or its value.",
     "verify": "Check that a checkpoint is whole, unharmed and coherent.",
     "consolidate": "Write full tensors into a .pt, .safetensors or DCP.",
     "create": "Train a small transformer and save a real checkpoint.",
@@ -16,7 +17,7 @@ COMMANDS = {
 }
 """Every command with the first line of its docstring, in the order in which `--help` has them."""
 
-ARGUMENTS = {"inspect": "paths*", "verify": "paths*"}
+ARGUMENTS = {"inspect": "paths*", "verify": "paths*", "tree": "paths*"}
 """Arguments of the commands that are mostly called with nothing to parse; `*` stands behind one that repeats."""
 
 
@@ -27,6 +28,10 @@ def function_of(name: str) -> Callable[..., None]:
             from ckptools.cli.inspect import inspect
 
             return inspect
+        case "tree":
+            from ckptools.cli.tree import tree
+
+            return tree
         case "verify":
             from ckptools.cli.verify import verify
 
