@@ -15,6 +15,7 @@ from ckptools.model.tree import fqn_of
 if TYPE_CHECKING:
     from ckptools.consolidate.result import Consolidated
     from ckptools.formats.resolver import Resolver
+    from ckptools.model.keys import Keys
     from ckptools.model.verification import Verification
     from ckptools.training_state.optimizers import Optimizer
     from ckptools.training_state.sections import Section
@@ -85,6 +86,25 @@ class Checkpoint(checkpoint_data.Checkpoint):
         from ckptools.training_state.sections import rng_of
 
         return rng_of(self)
+
+    def records(self, section: str = "", *, filter: Iterable[str] = (), exclude: Iterable[str] = ()) -> Keys:
+        """Every key with kind, shape, dtype, size and layout: what `ckptools tree` shows.
+
+        `pandas.DataFrame(ck.records("model").to_dicts())` is a table of the model's tensors. It is not called `tree`,
+        for that is the tree that the file holds.
+
+        Args:
+            section: a kind of section (`model`, `optimizer`, `scheduler`, `rng`, `other`), or the name of one.
+            filter: globs of which a name must match one, such as `blocks.*.weight`; none means all.
+            exclude: globs of which a name may match none.
+
+        Raises:
+            UsageError: it has no such section.
+        """
+        from ckptools.contents.keys import keys_of
+        from ckptools.contents.selection import Selection
+
+        return keys_of(self, Selection(tuple(filter), tuple(exclude), section))
 
     def verify(
         self,

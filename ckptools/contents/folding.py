@@ -8,8 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
-from os.path import commonprefix
+from itertools import groupby, takewhile
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
@@ -163,7 +162,8 @@ def label_text(labels: Sequence[str], most: int = 8) -> str:
 
 def _common_end(labels: Sequence[str]) -> str:
     """What all labels end with, from a `_` on: `_proj`; "" where one label is nothing else."""
-    end = commonprefix([label[::-1] for label in labels])[::-1]
+    alike = takewhile(lambda letters: len(set(letters)) == 1, zip(*map(reversed, labels), strict=False))
+    end = "".join(letters[0] for letters in alike)[::-1]
     behind = end[end.index("_") :] if "_" in end else ""
     return "" if behind in labels else behind
 

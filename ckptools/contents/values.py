@@ -35,7 +35,7 @@ def is_short(value: Any) -> bool:
     value = scalar(value)
     if isinstance(value, (list, tuple)):
         return len(value) <= LONG and all(map(_is_short_scalar, value))
-    return isinstance(value, Mapping) and not value or _is_short_scalar(value)
+    return (isinstance(value, Mapping) and not value) or _is_short_scalar(value)
 
 
 def _is_short_scalar(value: Any) -> bool:

@@ -24,10 +24,11 @@ COMPOSER = FIXTURES / "composer-0.13.5-torch1.13.1-sharded-w4"
 CALLS: dict[str, list[list[str]]] = {
     "inspect": [[], ["--section", "model"], ["--section", "optimizer"], ["--section", "rng"], ["--all-ranks"]],
     "verify": [[], ["--deep", "--values"]],
+    "tree": [[], ["--section", "rng"], ["--sort", "bytes", "--limit", "3"]],
 }
 """What follows the path of a checkpoint, on each fixture the first, on one of them all; `{path}` is that path again."""
 
-LINES: dict[str, list[list[str]]] = {}
+LINES: dict[str, list[list[str]]] = {"tree": [[]]}
 """The same for --jsonl."""
 
 

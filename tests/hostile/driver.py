@@ -96,6 +96,7 @@ def commands(name: str, path: Path, folder: Path) -> dict[str, list[str]]:
     every = {
         "inspect": ["inspect", str(path), "--all-ranks"],
         "json": ["inspect", str(path), "--json"],
+        "tree": ["tree", str(path)],
         "verify": ["verify", str(path), "--deep", "--values"],
         "consolidate": ["consolidate", str(path), "-o", str(out / "out.pt")],
         "safetensors": ["consolidate", str(path), "-o", str(out / "out.safetensors")],

@@ -1,0 +1,89 @@
+"""`ckptools tree` as a program."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from ckptools.cli import app
+from tests.truth import FIXTURES
+
+FSDP = FIXTURES / "torch2.13.0-fsdp1-sharded-w4"
+BF16 = FIXTURES / "hf-llama-safetensors-bf16"
+STARTED = [sys.executable, "-m", "ckptools"]
+
+
+def run(*words: object):
+    return CliRunner().invoke(app, ["tree", *map(str, words)])
+
+
+def test_every_section_is_a_line_and_what_is_below_it_is_drawn():
+    done = run(FSDP)
+    lines = done.stdout.splitlines()
+    assert done.exit_code == 0 and lines[0].startswith("torch2.13.0-fsdp1-sharded-w4   ")
+    roots = [line.split()[0] for line in lines[1:] if line[0] not in "├└│ "]
+    assert roots == ["model", "optim", "scheduler", "step", "rng"]
+
+
+def test_a_line_of_json_per_key_names_it_in_full_and_folds_nothing():
+    rows = [json.loads(line) for line in run(BF16, "--jsonl").stdout.splitlines()]
+    assert len(rows) == 30 and {row["dtype"] for row in rows} == {"bfloat16"}
+    assert not any("{" in row["name"] for row in rows)
+
+
+def test_a_limit_shortens_the_rows_and_not_what_they_are_counted_to():
+    answer = json.loads(run(FSDP, "--section", "model", "--sort", "bytes", "--limit", 2, "--json").stdout)
+    assert len(answer["rows"]) == 2 and answer["tensors"] > 2
+    assert answer["rows"][0]["bytes"] >= answer["rows"][1]["bytes"]
+
+
+def test_keys_are_chosen_and_what_matches_nothing_is_said():
+    assert "exp_avg" not in run(FSDP, "--filter", "*weight", "--section", "model").stdout
+    done = run(FSDP, "--filter", "nothing*")
+    assert (done.exit_code, done.stderr) == (0, "no key matches\n")
+
+
+@pytest.mark.parametrize(
+    "words", [["--depth", "0"], ["--sort", "size2"], ["--section", "nodel"], ["--json", "--jsonl"]]
+)
+def test_mistakes_are_one_line(words):
+    done = run(FSDP, *words)
+    assert (done.exit_code, done.stdout if "--json" not in words else "") == (2, "")
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+
+
+def test_a_checkpoint_that_is_not_whole_is_shown_and_that_is_said(tmp_path):
+    for name in ("rank0.pt", "rank1.pt"):
+        (tmp_path / name).write_bytes((FSDP / name).read_bytes())
+    done = run(tmp_path / "rank0.pt")
+    assert done.exit_code == 0 and done.stderr.startswith("this checkpoint is not whole: ckptools inspect ")
+    assert done.stdout.splitlines()[1:] == run(FSDP / "rank0.pt").stdout.splitlines()[1:]
+
+
+def test_a_stream_without_box_characters_gets_ascii():
+    environment = os.environ | {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "LC_ALL": "C"}
+    done = subprocess.run([*STARTED, "tree", str(FSDP)], capture_output=True, env=environment, check=True)
+    assert b"\n|- " in done.stdout and b"\\u" not in done.stdout and done.stdout.isascii()
+
+
+def test_it_starts_without_torch_numpy_and_typer():
+    told = "import sys, atexit, runpy; atexit.register(lambda: print(sorted({'torch', 'numpy', 'typer'} & {*sys.modules})))"
+    code = (
+        f"{told}; sys.argv[1:] = ['tree', {str(FSDP)!r}, '--jsonl']; runpy.run_module('ckptools', run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_the_same_is_one_call_in_python():
+    import ckptools
+
+    answer = json.loads(run(FSDP, "--section", "optimizer", "--json").stdout)
+    found = ckptools.open(Path(FSDP)).records("optimizer").to_dicts()
+    assert answer["rows"] == json.loads(json.dumps(found))
