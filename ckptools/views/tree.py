@@ -189,34 +189,47 @@ def _values_text(rows: Sequence[KeyRow]) -> str:
 RIGHT = (True, True, True, False, False, False)
 """Which of the cells behind a name are numbers."""
 
-PARAMS = 1
-"""The cell that a narrow screen does without: the shape has it too."""
+PARAMS, LAYOUT = 1, 4
+"""The cell that a narrow screen does without, for the shape has it too; and the one that has a shorter form."""
 
 
 def _laid_out(lines: Sequence[_Line], screen: Screen) -> list[str]:
     """The lines with their cells below each other, cut to the screen."""
-    widths = [max((len(line.cells[n]) for line in lines if len(line.cells) > n), default=0) for n in range(len(RIGHT))]
     name = max((len(line.drawn) + len(line.name) for line in lines), default=0)
+    widths = _widths(lines)
     if screen.width is not None and _width(name, widths) > screen.width:
-        widths[PARAMS] = 0
+        lines = [_shorter(line) for line in lines]
+        widths = _widths(lines)
         excess = _width(name, widths) - screen.width
         name = max(name - max(excess, 0), min(name, NARROWEST))
     return [_cut(_shown(line, name, widths), screen) for line in lines]
+
+
+def _widths(lines: Sequence[_Line]) -> list[int]:
+    """Width of each cell behind the name; 0 for one that is empty in all lines."""
+    return [max((len(line.cells[n]) for line in lines if len(line.cells) > n), default=0) for n in range(len(RIGHT))]
 
 
 def _width(name: int, widths: Sequence[int]) -> int:
     return name + sum(width + 2 for width in widths if width)
 
 
+def _shorter(line: _Line) -> _Line:
+    """The line without the number of elements, and with `dim 0 / 4` for `dim 0 over 4 ranks`."""
+    cells = list(line.cells)
+    if len(cells) > PARAMS:
+        cells[PARAMS] = ""
+    if len(cells) > LAYOUT:
+        cells[LAYOUT] = cells[LAYOUT].removesuffix(" ranks").replace(" over ", " / ")
+    return line._replace(cells=tuple(cells))
+
+
 def _shown(line: _Line, name: int, widths: Sequence[int]) -> str:
     label = (line.drawn + clip_middle(line.name, max(name - len(line.drawn), 8))).ljust(name)
     if line.text:
         return f"{label}  {line.text}"
-    padded = [
-        cell.rjust(width) if right else cell.ljust(width)
-        for cell, width, right in zip(line.cells, widths, RIGHT, strict=False)
-        if width
-    ]
+    cells = zip(line.cells, widths, RIGHT, strict=False)
+    padded = [cell.rjust(width) if right else cell.ljust(width) for cell, width, right in cells if width]
     return "  ".join([label, *padded]).rstrip()
 
 

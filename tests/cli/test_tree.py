@@ -73,12 +73,10 @@ def test_a_stream_without_box_characters_gets_ascii():
 
 
 def test_it_starts_without_torch_numpy_and_typer():
-    told = "import sys, atexit, runpy; atexit.register(lambda: print(sorted({'torch', 'numpy', 'typer'} & {*sys.modules})))"
-    code = (
-        f"{told}; sys.argv[1:] = ['tree', {str(FSDP)!r}, '--jsonl']; runpy.run_module('ckptools', run_name='__main__')"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"
+    code = "import sys, ckptools.cli as c; c.run(); print({'torch', 'numpy', 'typer'} & {*sys.modules})"
+    command = [sys.executable, "-c", code, "tree", str(FSDP), "--jsonl"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "set()"
 
 
 def test_the_same_is_one_call_in_python():

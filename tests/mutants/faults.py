@@ -891,4 +891,24 @@ FAULTS = (
         ),
         ("_seeded(options.seed + rank)", "_seeded(options.seed)"),
     ),
+    # -- keys ----------------------------------------------------------------------------------------------------
+    *_in(
+        "contents/folding.py",
+        "contents/test_folding.py",
+        ("            groups.setdefault((number, own, _stem", "            groups.setdefault((0, own, _stem"),
+        ("return number if number in self._wordy and", "return number if"),
+        ("            own = tuple(map(self._beside, branch.items))\n", "            own = ()\n"),
+        ("follows = bool(runs) and n == runs[-1][1] + 1", "follows = bool(runs)"),
+    ),
+    *_in(
+        "contents/keys.py",
+        "contents/test_keys.py",
+        ("once = {row.storage: row for row in tensors}.values()", "once = tensors"),
+        ("first.setdefault((entry.section, identity), entry.name)", 'first.setdefault(("", identity), entry.name)'),
+    ),
+    *_in(
+        "views/tree.py",
+        "views/test_tree.py",
+        ("row.dtype, row.layout, bool(row.tied)", 'row.dtype, "", bool(row.tied)'),
+    ),
 )
