@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 TERMINAL_SECONDS = 0.2
 LOG_SECONDS = 10.0
+SECONDS_FOR_A_RATE = 1.0
+"""Before that, the time that is left would be a guess."""
 
 
 class Line:
@@ -84,10 +86,15 @@ class ProgressLine(Line):
         with self._lock:
             self._done += nbytes
             if self.due():
-                rate = self._done / self.seconds if self.seconds else 0.0
                 percent = min(100, 100 * self._done // max(self.total, 1))  # tied weights are read back twice
-                left = f"  {duration((self.total - self._done) / rate)} left" if 0 < self._done < self.total else ""
-                self.print(f"{percent:3d}%  {size(self._done)} of {size(self.total)}  {size(int(rate))}/s{left}", fqn)
+                rate = f"{size(int(self._done / self.seconds))}/s" if self.seconds else ""
+                self.print(f"{percent:3d}%  {size(self._done)} of {size(self.total)}  {rate}{self._left()}", fqn)
+
+    def _left(self) -> str:
+        """How long the rest takes at this rate, once there is a rate to speak of."""
+        if self.seconds < SECONDS_FOR_A_RATE or not 0 < self._done < self.total:
+            return ""
+        return f"  {duration(self.seconds * (self.total - self._done) / self._done)} left"
 
 
 class ReadingLine(Line):
