@@ -14,8 +14,6 @@ from ckptools.option import option
 from ckptools.text import encodable
 
 if TYPE_CHECKING:
-    import re
-
     from ckptools.model.rows import Rows
     from ckptools.views.tables import Screen
 
@@ -37,17 +35,15 @@ def show_answer(
     answer: Any,
     rows: Rows[Any],
     text: Callable[[Any, Screen], str],
-    words: re.Pattern[str] | None = None,
 ) -> None:
     """Print an answer in the form that was asked for.
 
     Args:
         form: which one.
-        command: name of the command, which is also that of its schema.
+        command: name of the command, which is also that of its schema and of the words that have a colour.
         answer: a record.
         rows: those of its rows that `--jsonl` prints.
         text: the answer as text, cut to a screen.
-        words: which words of the text have a colour; see `ckptools.views.colors`.
 
     Raises:
         UsageError: two forms were asked for.
@@ -55,7 +51,7 @@ def show_answer(
     if form.json and form.jsonl:
         raise UsageError(None, "--json and --jsonl are two forms of one answer: give one of them")
     if not (form.json or form.jsonl):
-        show(encodable(text(answer, screen()), sys.stdout.encoding), words)
+        show(encodable(text(answer, screen()), sys.stdout.encoding), command)
         return
     from ckptools.views.answers import answer_json, json_lines
 

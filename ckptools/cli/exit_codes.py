@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from ckptools.cli.measured import measured
 from ckptools.cli.output_options import with_output
 from ckptools.cli.printing import Output, discard_stdout, say
 from ckptools.cli.record_options import call
@@ -32,8 +31,7 @@ def one_line_errors(function: Callable[..., None]) -> Callable[..., None]:
     def command(**given: Any) -> None:
         warnings.showwarning = _say_warning
         try:
-            with measured():
-                call(function, with_output(given))
+            _run(function, with_output(given))
         except CkptoolsError as error:
             _say_error(error)
             raise SystemExit(error.exit_code) from error
@@ -53,6 +51,16 @@ def one_line_errors(function: Callable[..., None]) -> Callable[..., None]:
             raise SystemExit(BUG_EXIT) from error
 
     return command
+
+
+def _run(function: Callable[..., None], given: dict[str, Any]) -> None:
+    if not Output.verbose:
+        call(function, given)
+        return
+    from ckptools.cli.measured import measured
+
+    with measured():
+        call(function, given)
 
 
 def _say_error(error: CkptoolsError) -> None:

@@ -93,7 +93,6 @@ def show_json(report: Report, details: Sequence[Detail]) -> None:
 
 def show_text(report: Report, details: Sequence[Detail]) -> None:
     """Print the report, or the sections that were asked for; what was read and what comes next go to stderr."""
-    from ckptools.views.colors import REPORT
     from ckptools.views.report_text import next_line, read_line, report_text
 
     if details:
@@ -102,6 +101,6 @@ def show_text(report: Report, details: Sequence[Detail]) -> None:
         shown = section_text(report, details, screen())
     else:
         shown = report_text(report, screen())
-    show(encodable(shown, sys.stdout.encoding), REPORT)
+    show(encodable(shown, sys.stdout.encoding), "inspect")
     told = "\n".join(filter(None, (read_line(report), next_line(report))))
     remark(f"\n{told}")

@@ -9,20 +9,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ckptools.cli.printing import Output, remark
+from ckptools.cli.printing import remark
 from ckptools.text import duration, size
 
 
 @contextmanager
 def measured() -> Iterator[None]:
-    """Say what the command that is run within this cost, once it is done and where the user wants to know."""
+    """Say what the command that is run within this cost, once it is done."""
     started, used = time.perf_counter(), time.process_time()
     try:
         yield
     finally:
-        if Output.verbose:
-            wall, cpu = time.perf_counter() - started, time.process_time() - used
-            remark(f"took {duration(wall)}, {duration(cpu)} of CPU{_memory()}{_read()}")
+        wall, cpu = time.perf_counter() - started, time.process_time() - used
+        remark(f"took {duration(wall)}, {duration(cpu)} of CPU{_memory()}{_read()}")
 
 
 def _read() -> str:

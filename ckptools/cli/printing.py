@@ -5,12 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from ckptools.text import encodable, printable
-
-if TYPE_CHECKING:
-    import re
 
 
 class Output:
@@ -36,17 +33,14 @@ def in_color(stream: TextIO) -> bool:
     return bool(os.environ.get("FORCE_COLOR")) or stream.isatty()
 
 
-def show(text: str, words: re.Pattern[str] | None = None) -> None:
+def show(text: str, words: str = "") -> None:
     """Print to stdout. A reader that closed the pipe, as `| head` does, changes no exit code: that is the verdict.
 
     Args:
         text: what to print.
-        words: which words have a colour on a terminal; see `ckptools.views.colors`.
+        words: whose words have a colour on a terminal: a key of `ckptools.views.colors.WORDS`.
     """
-    if words is not None and in_color(sys.stdout):
-        from ckptools.views.colors import painted
-
-        text = painted(text, words)
+    text = _with_color(text, words, sys.stdout)
     try:
         sys.stdout.write(f"{text}\n")
         sys.stdout.flush()
@@ -74,12 +68,12 @@ def say(message: str) -> None:
     """Print one line on stderr, with everything in it that a terminal could act on made visible."""
     # Where stderr cannot be written there is nobody to tell; the exit code still says it.
     with contextlib.suppress(OSError):
-        _complain(_with_color(printable(message)))
+        _complain(_with_color(printable(message), "errors", sys.stderr))
 
 
-def _with_color(line: str) -> str:
-    if not in_color(sys.stderr):
-        return line
-    from ckptools.views.colors import ERRORS, painted
+def _with_color(text: str, words: str, stream: TextIO) -> str:
+    if not words or not in_color(stream):
+        return text
+    from ckptools.views.colors import WORDS, painted
 
-    return painted(line, ERRORS)
+    return painted(text, WORDS[words]) if words in WORDS else text

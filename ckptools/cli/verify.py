@@ -32,7 +32,6 @@ def verify(
     from ckptools.checks.verify import verify as check
     from ckptools.cli.progress import ProgressLine
     from ckptools.text import encodable
-    from ckptools.views.colors import VERIFICATION
     from ckptools.views.verification import verification_json, verification_text
 
     with answered_in_json(json, "ckptools/verify/1", "ok", paths):
@@ -48,6 +47,6 @@ def verify(
             progress=line,
         )
     shown = verification_json(found) if json else verification_text(found, screen())
-    show(encodable(shown, sys.stdout.encoding), None if json else VERIFICATION)
+    show(encodable(shown, sys.stdout.encoding), "" if json else "verify")
     if not found.ok:
         raise SystemExit(1)

@@ -10,14 +10,12 @@ CODES = {"red": "31", "green": "32", "yellow": "33", "bold": "1", "dim": "2"}
 RESULTS = r"(?:(?P<red>FAIL)|(?P<yellow>warn)|(?P<green>ok)|(?P<dim>skip))(?=  |$)"
 """Results of checks, in a column of their own."""
 
-VERIFICATION = re.compile(rf"^\S.*?  +{RESULTS}", re.MULTILINE)
-"""Of each line of what `verify` prints: the result, in the second column."""
-
-REPORT = re.compile(r"^(?:(?P<red>NOT WHOLE)|(?P<green>whole))(?=:)|^  (?P<bold>CK\d{3})(?=  )", re.MULTILINE)
-"""Of what `inspect` prints: the verdict, and codes of problems."""
-
-ERRORS = re.compile(r"^(?:(?P<red>error)|(?P<yellow>warning))(?=:)", re.MULTILINE)
-"""Of lines on stderr: what kind they are."""
+WORDS = {
+    "errors": re.compile(r"^(?:(?P<red>error)|(?P<yellow>warning))(?=:)", re.MULTILINE),
+    "inspect": re.compile(r"^(?:(?P<red>NOT WHOLE)|(?P<green>whole))(?=:)|^  (?P<bold>CK\d{3})(?=  )", re.MULTILINE),
+    "verify": re.compile(rf"^\S.*?  +{RESULTS}", re.MULTILINE),
+}
+"""What has a colour in what a command prints, and in the lines of errors."""
 
 
 def painted(text: str, words: re.Pattern[str]) -> str:
