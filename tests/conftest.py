@@ -22,6 +22,7 @@ SKIPS = {
 
 LONGEST_FIRST = (
     "tests/test_documents.py",
+    "tests/training/test_resume_strategies.py",
     "tests/training/test_matrix.py",
     "tests/training/test_restart.py",
     "tests/training/test_two_nodes.py",
@@ -29,6 +30,8 @@ LONGEST_FIRST = (
     "tests/training/test_damage.py",
     "tests/training/test_frameworks.py",
     "tests/training/test_resume.py",
+    "tests/hostile/test_corpus.py",
+    "tests/checks/test_flipped_bits.py",
 )
 """Files whose tests take longest: begun last, one would keep one process busy after the others have ended."""
 
