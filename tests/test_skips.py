@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import LONGEST_FIRST
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -50,3 +52,7 @@ def test_a_hang_is_a_failure(finished):
 
 def test_every_test_has_a_time_limit(pytestconfig):
     assert 0 < float(pytestconfig.getini("timeout")) <= 600
+
+
+def test_the_files_that_begin_first_are_there() -> None:
+    assert [name for name in LONGEST_FIRST if not (ROOT / name).is_file()] == []
