@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 from ckptools import api
 from ckptools.errors import NotWholeError, UsageError
+from ckptools.text import plural
 from ckptools.training import losses, optimizers, random_states, saved_run, snapshots
 from ckptools.training.data import Position
 from ckptools.training.model import Transformer
@@ -174,7 +175,7 @@ def _summary(run: Run, saved: SavedRun) -> Iterator[str]:
     before = len(random_states.first_of_shares(saved.random))
     if saved.random and before != shares:
         new = f"; shares from {before} on draw new random numbers" if shares > before else ""
-        yield f"saved with {before} shares of the data, goes on with {shares}{new}"
+        yield f"saved with {plural(before, 'share')} of the data, goes on with {shares}{new}"
     drew_apart = len(set(map(random_states.fingerprint, saved.random))) > before
     if drew_apart and not (_draws_apart(run, saved) and before == shares):
         yield "stages of a pipeline had random states of their own; all ranks of a share go on with those of its first"

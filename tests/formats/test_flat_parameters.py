@@ -68,6 +68,13 @@ def test_every_value_equals_what_the_ranks_held(saved, name):
     assert (ck.problems, ck.world_size.value) == ((), 4)
 
 
+def test_a_module_tells_shapes_too(saved):
+    told = [saved / "flat.json", save_local_states.Model(False, False)]
+    one, other = (ckptools.open(saved / "flat", all_ranks=True, shapes=shapes) for shapes in told)
+    assert {k: raw(t.load()) for k, t in one.model.items()} == {k: raw(t.load()) for k, t in other.model.items()}
+    assert other.problems == ()
+
+
 @pytest.mark.parametrize("name", save_local_states.VARIANTS)
 def test_the_names_of_the_param_groups_are_the_parameters(saved, name):
     ck = ckptools.open(saved / name, all_ranks=True, shapes=saved / f"{name}.json")
