@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ckptools.consolidate.result import Consolidated
     from ckptools.formats.resolver import Resolver
     from ckptools.model.keys import Keys
+    from ckptools.model.matching import Match
     from ckptools.model.verification import Verification
     from ckptools.training_state.optimizers import Optimizer
     from ckptools.training_state.sections import Section
@@ -142,12 +143,37 @@ class Checkpoint(checkpoint_data.Checkpoint):
             progress=progress,
         )
 
+    def match(
+        self, to: Any, *, filter: Iterable[str] = (), exclude: Iterable[str] = (), section: str | None = None
+    ) -> Match:
+        """Compare its model's names and shapes with those that another model expects; no values are read.
+
+        Args:
+            to: an `nn.Module` (on the meta device too), a state dict, shapes by name, a checkpoint; the path of one, of
+                a Hugging Face `config.json` or of a JSON of name to shape; or `"package.module:function"`, which is
+                imported, and called with no arguments on torch's meta device.
+            filter: globs of the names that count, on either side; without any, all do.
+            exclude: globs of names that do not count.
+            section: name of the model's section, where it holds several models.
+
+        Raises:
+            ReadError: `to` cannot be read, or the function raises.
+            UsageError: one of the two has no model, or several; or no name counts.
+        """
+        from ckptools.checks.matching.match import match
+        from ckptools.contents.selection import Selection
+
+        return match(self._with_all_ranks(), to, Selection(tuple(filter), tuple(exclude), section or ""))
+
     def consolidate(
         self,
         out: str | Path,
         *,
         format: str | None = None,
         only: str | None = None,
+        map: Mapping[str, str] | str | Path | None = None,
+        strip_prefix: str | None = None,
+        rename: Sequence[str] = (),
         dtype: str | None = None,
         max_shard_size: int | None = None,
         tied: str = "keep",
@@ -169,8 +195,12 @@ class Checkpoint(checkpoint_data.Checkpoint):
             out: the file or folder to write; its suffix (`.dcp` for a folder) says the format. With a `/` at its end,
                 or where it is a folder, `model.safetensors` or `model.pt` in it.
             format: `pt`, `safetensors` or `dcp`, where no suffix says it; a file gets that suffix.
-            only: `model` (the bare state dict), `optimizer`, or `all` (the same tree). Default: `model` for
-                `.safetensors`, else `all`.
+            only: `model` (the bare state dict), `optimizer`, or `all` (the same tree); or a glob, such as `blocks.*`,
+                for those names of the model that match. Default: `model` for `.safetensors`, else `all`.
+            map: new names of the model by old ones, or the path of a JSON of them: `match(...).fix` is one.
+            strip_prefix: a beginning of names that goes, such as `module.`.
+            rename: `OLD=NEW` for a tensor or module, `OLD.=NEW.` for the beginning of names; behind `map` and
+                `strip_prefix`, in this order. The state of an optimizer follows the names of the model.
             dtype: torch dtype for the floating-point tensors of the model, such as `bfloat16`.
             max_shard_size: bytes of tensors per file of safetensors (which get a Hugging Face index) or of a DCP.
             tied: for safetensors: `keep` writes a tied weight under each name, `drop` only under the first.
@@ -203,6 +233,9 @@ class Checkpoint(checkpoint_data.Checkpoint):
         options = ConsolidateOptions(
             format=format,
             only=only,
+            map=map,
+            strip_prefix=strip_prefix,
+            rename=rename,
             dtype=dtype,
             max_shard_size=max_shard_size,
             tied=tied,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -110,6 +110,9 @@ def consolidate(
     *,
     format: str | None = None,
     only: str | None = None,
+    map: Mapping[str, str] | str | Path | None = None,
+    strip_prefix: str | None = None,
+    rename: Sequence[str] = (),
     dtype: str | None = None,
     max_shard_size: int | None = None,
     tied: str = "keep",
@@ -130,6 +133,9 @@ def consolidate(
         out,
         format=format,
         only=only,
+        map=map,
+        strip_prefix=strip_prefix,
+        rename=rename,
         dtype=dtype,
         max_shard_size=max_shard_size,
         tied=tied,

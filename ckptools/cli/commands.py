@@ -10,6 +10,7 @@ COMMANDS = {
     "inspect": "Show what a checkpoint is, and whether it is whole.",
     "tree": "Show every key: shape, dtype, size and layout, or its value.",
     "verify": "Check that a checkpoint is whole, unharmed and coherent.",
+    "match": "Say why a checkpoint does not load into a model.",
     "consolidate": "Write full tensors into a .pt, .safetensors or DCP.",
     "create": "Train a small transformer and save a real checkpoint.",
     "shell": "Open a Python prompt with a checkpoint opened.",
@@ -36,6 +37,10 @@ def function_of(name: str) -> Callable[..., None]:
             from ckptools.cli.verify import verify
 
             return verify
+        case "match":
+            from ckptools.cli.match import match
+
+            return match
         case "consolidate":
             from ckptools.cli.consolidate import consolidate
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -29,7 +30,25 @@ OutputFormat = Annotated[
 ]
 Only = Annotated[
     str | None,
-    typer.Option(help="model (the bare state dict), optimizer, or all (the same tree). safetensors: model; else: all."),
+    typer.Option(
+        help="model (the bare state dict), optimizer, or all (the same tree); or a glob of names of the model, such as"
+        " 'blocks.*'. safetensors: model; else: all."
+    ),
+]
+MapFile = Annotated[
+    Path | None,
+    typer.Option("--map", readable=False, help="A JSON of old name to new, such as match --write-map writes."),
+]
+StripPrefix = Annotated[
+    str | None, typer.Option(metavar="PREFIX", help="Take this beginning of names away, such as module.")
+]
+Renames = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--rename",
+        metavar="OLD=NEW",
+        help="Rename a tensor, or a module with all below it; with a dot behind both, a beginning of names.",
+    ),
 ]
 Dtype = Annotated[
     str | None, typer.Option(help="dtype for the model's floating-point tensors, such as bf16; others keep theirs.")
@@ -77,6 +96,9 @@ def consolidate(
     out: Out,
     format: OutputFormat = None,
     only: Only = None,
+    map: MapFile = None,
+    strip_prefix: StripPrefix = None,
+    rename: Renames = None,
     dtype: Dtype = None,
     max_shard_size: MaxShardSize = None,
     tied: Tied = "keep",
@@ -104,6 +126,9 @@ def consolidate(
     options = ConsolidateOptions(
         format=format,
         only=only,
+        map=map,
+        strip_prefix=strip_prefix,
+        rename=rename or (),
         dtype=dtype,
         max_shard_size=_bytes(max_shard_size),
         tied=tied,

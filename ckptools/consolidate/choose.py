@@ -13,6 +13,7 @@ from ckptools.consolidate.foreign import is_foreign, is_plain, why_foreign, with
 from ckptools.consolidate.selection import FILLS, Selection
 from ckptools.consolidate.shortfall import absent, own_values_absent, own_values_lost, refuses, summary
 from ckptools.consolidate.sources import damaged_copy, spared_note, without_damaged
+from ckptools.contents.selection import pattern
 from ckptools.dtypes import can_be_nan
 from ckptools.errors import NotWholeError, RefusedError, UsageError
 from ckptools.files.opening import OpenFiles
@@ -56,7 +57,8 @@ def select(
 
     Args:
         checkpoint: opened with all ranks.
-        only: `model` (the bare state dict), `optimizer` (the bare optimizer state), or `all` (the same tree).
+        only: `model` (the bare state dict), `optimizer` (the bare optimizer state), `all` (the same tree), or a glob
+            for names of the model.
         holes: None to refuse what is not whole, `leave` to leave such tensors out, `nan` or `zero` to fill their holes.
         prefer_rank: where copies of a tensor differ that should be equal, take this rank's.
         files: where source files are opened.
@@ -72,7 +74,7 @@ def select(
         raise UsageError(checkpoint.path, f"--prefer-rank {prefer_rank}: there is no file of that rank here")
     picking = _Picking(checkpoint, holes, prefer_rank, files, damage)
     errors = [p for p in checkpoint.problems if p.severity == "error"]
-    concerned = [p for p in errors if _concerns(p, sections.values())]
+    concerned = [p for p in errors if _concerns(p, sections.values(), only)]
     picking.problems += [p for p in concerned if refuses(p, holes)]
     without = absent(concerned)
     picking.problems += [] if holes else without
@@ -94,6 +96,7 @@ def select(
         places = tuple((s, (name,) if name else ()) for name, s in sections.items())
     parts = list(sections.values())
     notes = [*picking.notes_for(checkpoint, parts), *own_values_absent(checkpoint, parts)]
+    notes += [] if only in ONLY else _note_on_glob(checkpoint, parts, only)
     filled = holes if holes in FILLS else ""
     return Selection(
         tree, frozenset(picking.model_paths), picking.left_out, picking.missing, filled, notes, places, checkpoint
@@ -115,7 +118,7 @@ def _sections(checkpoint: Checkpoint, only: str) -> dict[str, Section]:
     if only == "all":
         return {"": Section("other", "", (), checkpoint.tree)}
     if only not in ONLY:
-        raise UsageError(None, f"--only {only}: choose one of {', '.join(ONLY)}")
+        return {"" if len(some) == 1 else s.name: s for some in [_matching(checkpoint, only)] for s in some}
     found = sections_of_kind(checkpoint, only)
     if not found:
         here = ", ".join(sorted({s.kind for s in sections_of(checkpoint)})) or "nothing"
@@ -123,11 +126,36 @@ def _sections(checkpoint: Checkpoint, only: str) -> dict[str, Section]:
     return {"": found[0]} if len(found) == 1 else {s.name: s for s in found}
 
 
-def _concerns(problem: Problem, parts: Iterable[Section]) -> bool:
+def _matching(checkpoint: Checkpoint, glob: str) -> list[Section]:
+    """The models of a checkpoint with the names that match a glob, on their own or behind the name of their section.
+
+    Raises:
+        UsageError: there are none.
+    """
+    wanted = pattern((glob,))
+    found = []
+    for section in sections_of_kind(checkpoint, "model"):
+        kept = empty_like(section.value)
+        for key, value in section.value.items():
+            if wanted.fullmatch(key) or wanted.fullmatch(f"{section.name}.{key}"):
+                kept[key] = value
+        found += [section._replace(value=kept)] if kept else []
+    if not found:
+        text = f"--only {glob}: choose one of {', '.join(ONLY)}; or a glob that names of the model match"
+        raise UsageError(checkpoint.path, text)
+    return found
+
+
+def _prefixes(section: Section, only: str) -> list[str]:
+    """What the names begin with of the tensors that are written of a section."""
+    return [fqn_of(section.path)] if only in ONLY else [fqn_of((*section.path, key)) for key in section.value]
+
+
+def _concerns(problem: Problem, parts: Iterable[Section], only: str) -> bool:
     """Whether a problem is about what is going to be written."""
     if problem.tensor is None or problem.kind is Code.MIXED_SAVES:
         return True
-    prefixes = [fqn_of(s.path) for s in parts]
+    prefixes = [prefix for section in parts for prefix in _prefixes(section, only)]
     return any(not p or problem.tensor == p or problem.tensor.startswith(p + ".") for p in prefixes)
 
 
@@ -273,6 +301,12 @@ class _Picking:
 
 
 _LEFT_OUT = Opaque("left out")
+
+
+def _note_on_glob(checkpoint: Checkpoint, parts: Iterable[Section], glob: str) -> list[str]:
+    written = sum(len(part.value) for part in parts)
+    others = sum(len(section.value) for section in sections_of_kind(checkpoint, "model")) - written
+    return [f"--only {glob}: {plural(written, 'name')} of the model, without {plural(others, 'other')}"]
 
 
 def _note_on_own(paths: Sequence[KeyPath], what: str) -> list[str]:

@@ -22,7 +22,9 @@ NOT_NAMED = Naming({}, "fqn", (), (), "")
 def naming_of(selection: Selection, section: Section) -> Naming:
     """How the parameters of an optimizer that is written are named."""
     optimizers = optimizers_of(selection.source).values() if selection.source is not None else ()
-    return next((o.naming for o in optimizers if o.path == section.path), NOT_NAMED)
+    naming = next((o.naming for o in optimizers if o.path == section.path), NOT_NAMED)
+    new = selection.renamed
+    return naming._replace(names={new.get(i, i): new.get(name, name) for i, name in naming.names.items()})
 
 
 def by_name(selection: Selection) -> Selection:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from ckptools.dtypes import ITEMSIZE, SHORT, is_floating
 from ckptools.errors import UsageError
@@ -15,8 +17,12 @@ class ConsolidateOptions:
 
     Attributes:
         format: `pt`, `safetensors` or `dcp`, where no suffix of the output says it; a file gets that suffix.
-        only: `model` (the bare state dict), `optimizer`, or `all` (the same tree). Default: `model` for
-            `.safetensors`, else `all`.
+        only: `model` (the bare state dict), `optimizer`, or `all` (the same tree); or a glob, such as `blocks.*`, for
+            those names of the model that match. Default: `model` for `.safetensors`, else `all`.
+        map: new names of the model by old ones, or a JSON of them, such as `match` finds.
+        strip_prefix: a beginning of names that goes, such as `module.`.
+        rename: `OLD=NEW` for a tensor or module, `OLD.=NEW.` for the beginning of names; behind `map` and
+            `strip_prefix`, in this order. The state of an optimizer follows the names of the model.
         dtype: torch dtype for the floating-point tensors of the model, such as `bfloat16`; None keeps theirs.
         max_shard_size: bytes of tensors per file of safetensors (which get a Hugging Face index) or of a DCP.
         tied: for safetensors: `keep` writes a tied weight under each name, `drop` only under the first.
@@ -37,6 +43,9 @@ class ConsolidateOptions:
 
     format: str | None = None
     only: str | None = None
+    map: Mapping[str, str] | str | Path | None = None
+    strip_prefix: str | None = None
+    rename: Sequence[str] = ()
     dtype: str | None = None
     max_shard_size: int | None = None
     tied: str = "keep"

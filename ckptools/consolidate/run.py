@@ -18,6 +18,8 @@ from ckptools.consolidate.options import ConsolidateOptions, full_dtype, hole_ru
 from ckptools.consolidate.output import check_folder, check_not_among, check_place, check_space
 from ckptools.consolidate.plan import converted, planned_reading
 from ckptools.consolidate.publish import Proofs, Seen, write
+from ckptools.consolidate.renamed_state import renamed
+from ckptools.consolidate.renaming import renaming_of
 from ckptools.consolidate.result import Consolidated
 from ckptools.consolidate.selection import Selection
 from ckptools.consolidate.shortfall import check_rounding
@@ -58,6 +60,7 @@ def consolidate(
     started = time.perf_counter()
     output = output_of(out, options.format)
     form = WriteOptions(full_dtype(options.dtype), options.max_shard_size, tied_rule(options), options.keep_types)
+    renaming = renaming_of(options)
     whole = with_all_ranks(checkpoint)
     if not output.named:
         check_not_among(whole, output.path)
@@ -69,6 +72,7 @@ def consolidate(
         if not options.unchecked and (holes or (options.check and options.dry_run)):
             first = compare(tensors_of(whole, part), files, options.threads, progress or (lambda _, __: None), planned)
         selection = select(whole, part, holes, options.prefer_rank, files, first.damaged if first else {})
+        selection = renamed(selection, renaming, whole) if renaming else selection
         selection = by_name(selection) if output.writer.BY_NAME else selection
         layout = output.writer.lay_out(selection, output.path, form)
         selection.left_out |= layout.left_out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +28,7 @@ class Selection:
         notes: things to tell the user that are no problem.
         places: every section that is written, with its key path in `tree`.
         source: the checkpoint that it was chosen from.
+        renamed: every name of the model with its new one; empty where none was asked for.
     """
 
     tree: Any
@@ -37,3 +39,4 @@ class Selection:
     notes: list[str] = field(default_factory=list)
     places: tuple[tuple[Section, KeyPath], ...] = ()
     source: Checkpoint | None = None
+    renamed: Mapping[str, str] = field(default_factory=dict)

@@ -64,7 +64,7 @@ def check_rounding(checkpoint: Checkpoint, part: str) -> None:
     Raises:
         NotWholeError: an fp32 copy does not round to its weight.
     """
-    if part == "model" and getattr(checkpoint.options, "weights", "") == "module":
+    if part not in ("optimizer", "all") and getattr(checkpoint.options, "weights", "") == "module":
         return
     problems, _ = rounding.compare(checkpoint.rounded)
     if problems:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from ckptools.dtypes import can_be_nan
@@ -28,7 +29,7 @@ def command_arguments(ck: Checkpoint) -> str:
         return ""
     words = [str(path) for path in files or (ck.path,)]
     if options is None:
-        return _quoted(words)
+        return quoted(words)
     words += ["--ranks", options.ranks] if options.ranks is not None else []
     words += ["--only-this-file"] if options.only_this_file else []
     words += ["--follow-symlinks"] if options.follow_symlinks else []
@@ -38,10 +39,11 @@ def command_arguments(ck: Checkpoint) -> str:
     words += ["--rules", str(options.rules)] if options.rules is not None else []
     shapes = getattr(options.shapes, "source", "")
     words += ["--shapes", shapes] if shapes and Path(shapes).exists() else []
-    return _quoted(words)
+    return quoted(words)
 
 
-def _quoted(words: list[str]) -> str:
+def quoted(words: Sequence[str]) -> str:
+    """Words as a shell takes them, safe to print."""
     import shlex
 
     return " ".join(printable(shlex.quote(word)) for word in words)

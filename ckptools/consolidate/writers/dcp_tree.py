@@ -194,6 +194,7 @@ def _unwrapping(selection: Selection, section: Section) -> Callable[[str], str]:
     """What takes wrappers out of names; a leading `module` only where every name of the model has it."""
     models = sections_of_kind(selection.source, "model") if selection.source is not None else ()
     names: Iterable[Any] = models[0].value if len(models) == 1 else ()
+    names = [selection.renamed.get(name, name) for name in names]
     if not names and section.kind == "optimizer":
         names = naming_of(selection, section).names.values()
     leading = ddp_prefix([str(name) for name in names])

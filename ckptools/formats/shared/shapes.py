@@ -115,7 +115,7 @@ def from_json(path: Path) -> Shapes:
         if isinstance(value, str) and value in shapes:
             tied[name] = tied.get(value, value)
             shapes[name] = shapes[value]
-        elif _is_shape(value):
+        elif is_shape(value):
             shapes[name] = tuple(value)
         else:
             raise ReadError(
@@ -126,7 +126,8 @@ def from_json(path: Path) -> Shapes:
     return Shapes(str(path), shapes, tied, AS_WRITTEN)
 
 
-def _is_shape(value: Any) -> bool:
+def is_shape(value: Any) -> bool:
+    """Whether a value of a JSON is a list of sizes."""
     return (
         isinstance(value, list) and len(value) <= MAX_DIMS and all(type(n) is int and 0 <= n <= MAX_SIZE for n in value)
     )

@@ -1,0 +1,74 @@
+"""`ckptools match`: why does it not load?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ckptools.cli.answers import AS_TEXT, AnswerOptions, show_answer
+from ckptools.cli.arguments import CheckpointPaths
+from ckptools.cli.opening import AS_A_USER_WOULD, OpeningOptions, answered_in_json, opened
+from ckptools.cli.printing import remark
+from ckptools.cli.selection import ALL_KEYS, SelectionOptions
+from ckptools.text import plural, printable
+
+if TYPE_CHECKING:
+    from ckptools.model.matching import Match
+
+To = Annotated[
+    str,
+    typer.Option(
+        "--to",
+        metavar="MODEL",
+        help="What it should load into: another checkpoint, a .safetensors or its index, a Hugging Face config.json, a"
+        " JSON of name to shape, or package.module:function, which is imported and called without arguments.",
+    ),
+]
+WriteMap = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Write the renames, old name to new, for consolidate --map."),
+]
+
+
+def match(
+    paths: CheckpointPaths,
+    to: To,
+    write_map: WriteMap = None,
+    selection: SelectionOptions = ALL_KEYS,
+    form: AnswerOptions = AS_TEXT,
+    opening: OpeningOptions = AS_A_USER_WOULD,
+) -> None:
+    """Say why a checkpoint does not load into a model.
+
+    Names and shapes are compared, no values are read. A rename is found and shown; none is applied.
+
+    Exit code: 0 every name is there with its shape, 1 not so, 2 usage, 3 unreadable, 4 the map is there already.
+    """
+    from ckptools.checks.matching.match import match as run
+    from ckptools.views.matching import match_text, next_lines
+    from ckptools.views.next_command import command_arguments
+
+    with answered_in_json(form.json, "ckptools/match/1", "loads", paths):
+        checkpoint = opened(paths, opening)
+        found = run(checkpoint, to, selection.selection)
+    show_answer(form, "match", found, found.rows, match_text)
+    if write_map is not None:
+        _write(found, write_map)
+    for line in next_lines(found, command_arguments(checkpoint), write_map):
+        remark(line)
+    if not found.loads:
+        raise SystemExit(1)
+
+
+def _write(found: Match, path: Path) -> None:
+    """Write the map, where there is something in it."""
+    from ckptools.contents.name_map import write_map
+
+    if not found.fix:
+        what = "several renames fix as many, and none was chosen" if found.alternatives else "no rename was found"
+        remark(f"{what}: {printable(str(path))} is not written")
+        return
+    write_map(path, found.fix)
+    remark(f"wrote {printable(str(path))}: {plural(len(found.fix), 'name')}")

@@ -1,0 +1,199 @@
+"""The tree that is written under new names: the model's, and those of the optimizer's state along with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ckptools.consolidate.renaming import Renaming
+from ckptools.consolidate.selection import Selection
+from ckptools.errors import RefusedError
+from ckptools.formats.shared.merge import empty_like
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.tree import KeyPath, leaf_at
+from ckptools.model.values import describe_for_error
+from ckptools.text import clip
+from ckptools.training_state.naming import UNNAMED
+from ckptools.training_state.optimizers import optimizers_of
+from ckptools.training_state.sections import GROUPS, STATE, Section, is_flat_optimizer, sections_of_kind
+from ckptools.training_state.wrappers import without_ddp
+
+NewKey = Callable[[Any], Any]
+"""What a key of a section becomes."""
+
+
+def renamed(selection: Selection, renaming: Renaming, source: Checkpoint) -> Selection:
+    """The selection under new names; state of an optimizer that goes by number keeps its numbers.
+
+    Raises:
+        UsageError: a rule fits no name.
+        RefusedError: two names become one, or an optimizer's state cannot follow.
+    """
+    names, notes = renaming.of(_names(source), source.path)
+    follow = _following(names, source.path)
+    tree, places = selection.tree, []
+    moved: list[tuple[Section, KeyPath, NewKey]] = []
+    for section, at in selection.places:
+        if section.kind in ("model", "optimizer"):
+            new_key = _of_model(section, names) if section.kind == "model" else follow
+            new = _renamed_section(section, leaf_at(tree, at), new_key, source.path)
+            tree = _with(tree, at, new)
+            moved.append((section, at, new_key))
+            section = section._replace(value=_own(section, new, new_key))
+        places.append((section, at))
+    return replace(
+        selection,
+        tree=tree,
+        model_paths=frozenset(_moved(path, moved) for path in selection.model_paths),
+        left_out={_moved(path, moved): why for path, why in selection.left_out.items()},
+        missing={_moved(path, moved): boxes for path, boxes in selection.missing.items()},
+        notes=[*selection.notes, *notes, _told(names)],
+        places=tuple(places),
+        renamed=names,
+    )
+
+
+def _names(source: Checkpoint) -> list[str]:
+    """The names that may be renamed: the model's; where there is none, those that the optimizer knows."""
+    models = sections_of_kind(source, "model")
+    if models:
+        return list(dict.fromkeys(str(name) for section in models for name in section.value))
+    known = (name for optimizer in optimizers_of(source).values() for name in optimizer.naming.names.values())
+    return list(dict.fromkeys(known))
+
+
+def _told(names: Mapping[str, str]) -> str:
+    changed = [(old, new) for old, new in names.items() if old != new]
+    example = " is ".join(clip(describe_for_error(name), 80) for name in changed[0]) if changed else ""
+    return f"names of the model: {len(changed)} of {len(names)} are new ({example})"
+
+
+def _of_model(section: Section, names: Mapping[str, str]) -> NewKey:
+    """New keys of a model's state dict; what else lies beside one at the root of a tree is not its."""
+    return lambda key: names.get(key, key) if key in section.value else key
+
+
+def _following(names: Mapping[str, str], path: Path) -> NewKey:
+    """New names in an optimizer: of the parameters that the model has by these names, wrappers apart."""
+    bare = {without_ddp(name): name for name in names}
+
+    def new_name(key: Any) -> Any:
+        own = key if key in names else bare.get(without_ddp(key)) if isinstance(key, str) else None
+        if own is not None:
+            return names[own]
+        if not isinstance(key, str) or key.startswith(UNNAMED) or key.isdecimal():
+            return key
+        text = f"the model has no {describe_for_error(key)}, of which the optimizer has state, so that it cannot follow"
+        raise RefusedError(path, f"{text} the new names; write the model alone: --only model")
+
+    return new_name
+
+
+# -- sections ------------------------------------------------------------------------------------------------------
+
+
+def _renamed_section(section: Section, node: Any, new_key: NewKey, path: Path) -> Any:
+    """What a section is in the output, under new names."""
+    if section.kind == "model":
+        made = _with_keys(node, new_key, path)
+        return _with_new_modules(made, [(key, new_key(key)) for key in node])
+    if is_flat_optimizer(section.value):
+        return _with_keys(node, lambda key: _flat_key(key, new_key), path)
+    groups = [_renamed_group(group, new_key) for group in node["param_groups"]]
+    changed = {"state": _with_keys(node["state"], new_key, path), "param_groups": type(node["param_groups"])(groups)}
+    made = empty_like(node)
+    for key, value in node.items():
+        made[key] = changed.get(key, value)
+    return made
+
+
+def _flat_key(key: str, new_key: NewKey) -> str:
+    """`state.<fqn>.exp_avg` under the new name of its parameter."""
+    kind = STATE if key.startswith(STATE) else GROUPS
+    fqn, _, slot = key[len(kind) :].rpartition(".")
+    return f"{kind}{new_key(fqn)}.{slot}"
+
+
+def _renamed_group(group: Mapping[str, Any], new_key: NewKey) -> dict[str, Any]:
+    """A param group whose lists of names have the new ones."""
+    listed = {k: v for k, v in group.items() if k in ("params", "param_names") and isinstance(v, (list, tuple))}
+    return {**group, **{key: type(value)(map(new_key, value)) for key, value in listed.items()}}
+
+
+def _with_keys(node: Any, new_key: NewKey, path: Path) -> Any:
+    """A dict of the same kind under new keys.
+
+    Raises:
+        RefusedError: two keys become one.
+    """
+    made = empty_like(node)
+    came_from: dict[Any, Any] = {}
+    for key, value in node.items():
+        new = new_key(key)
+        if new in made:
+            both = f"{describe_for_error(came_from[new])} and {describe_for_error(key)}"
+            raise RefusedError(path, f"{both} would both be called {describe_for_error(new)}; rename one of them")
+        made[new], came_from[new] = value, key
+    return made
+
+
+def _with_new_modules(made: Any, names: Iterable[tuple[Any, Any]]) -> Any:
+    """A state dict whose list of modules (`_metadata`) has them under the new names of what they hold."""
+    versions: Any = getattr(made, "_metadata", None)
+    if not isinstance(versions, dict):
+        return made
+    modules: dict[str, str] = {}
+    for old, new in names:
+        for before, after in _modules(str(old), str(new)):
+            modules.setdefault(before, after)
+    modules.setdefault("", "")
+    made._metadata = type(versions)((modules[m], v) for m, v in versions.items() if m in modules)
+    return made
+
+
+def _modules(old: str, new: str) -> Iterable[tuple[str, str]]:
+    """The modules that a tensor lies in, by both names, as far as these end alike."""
+    while old and new and old.rpartition(".")[2] == new.rpartition(".")[2]:
+        old, new = old.rpartition(".")[0], new.rpartition(".")[0]
+        yield old, new
+
+
+# -- the tree ------------------------------------------------------------------------------------------------------
+
+
+def _own(section: Section, new: Any, new_key: NewKey) -> Any:
+    """What is the section's own of what it is now: a model at the root of a tree has only some of its keys."""
+    if section.kind != "model":
+        return new
+    mine = {new_key(key) for key in section.value}
+    return {key: value for key, value in new.items() if key in mine}
+
+
+def _with(tree: Any, at: KeyPath, new: Any) -> Any:
+    """A tree with something else at a key path; the tree itself stays as it is."""
+    if not at:
+        return new
+    first, *rest = at
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(_with(v, tuple(rest), new) if i == first else v for i, v in enumerate(tree))
+    made = empty_like(tree)
+    for key, value in tree.items():
+        made[key] = _with(value, tuple(rest), new) if key == first else value
+    return made
+
+
+def _moved(path: KeyPath, moved: Iterable[tuple[Section, KeyPath, NewKey]]) -> KeyPath:
+    """Where something lies under the new names."""
+    for section, at, new_key in moved:
+        n = len(at)
+        if path[:n] != at or len(path) == n or not section.holds((*section.path, *path[n:])):
+            continue
+        if section.kind == "model":
+            return (*path[:n], new_key(path[n]), *path[n + 1 :])
+        if is_flat_optimizer(section.value):
+            return (*path[:n], _flat_key(path[n], new_key), *path[n + 1 :])
+        if path[n] == "state" and len(path) > n + 1:
+            return (*path[: n + 1], new_key(path[n + 1]), *path[n + 2 :])
+    return path

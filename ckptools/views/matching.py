@@ -1,0 +1,123 @@
+"""What `match` found, as text: whether it loads, the rename that fixes most, and what differs then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from ckptools.model.matching import Match, MatchGroup, Rename
+from ckptools.text import plural, printable
+from ckptools.views.next_command import quoted
+from ckptools.views.tables import PIPE, Column, Screen, table, wrapped
+
+COLUMNS = (
+    Column("what"),
+    Column("names", name=True),
+    Column("keys", right=True),
+    Column("checkpoint"),
+    Column("model"),
+    Column("note"),
+)
+WORDS = {
+    "shape": "shape differs",
+    "unknown": "not comparable",
+    "missing": "only in model",
+    "tied": "tied",
+    "unexpected": "only in checkpoint",
+    "dtype": "dtype differs",
+}
+LABEL = 22
+"""Characters of the column of labels."""
+
+
+def match_text(found: Match, screen: Screen = PIPE) -> str:
+    """What was found, as text, cut to a screen."""
+    lines = [line for label, text in _facts(found) for line in wrapped(label.ljust(LABEL), printable(text), screen)]
+    rows = [_cells(group) for group in found.groups]
+    title = ["", *(["with the new names:"] if found.renames else [])] if rows else []
+    return "\n".join([*lines, *title, *table(COLUMNS, rows, screen)])
+
+
+def _facts(found: Match) -> Iterator[tuple[str, str]]:
+    yield "checkpoint", found.path
+    yield "model", found.to
+    if found.whole is False:
+        yield "", "the checkpoint is not whole: names that only missing files have are not known; see ckptools verify"
+    yield ("loads" if found.loads else "DOES NOT LOAD"), _verdict(found)
+    for n, rename in enumerate(found.renames):
+        yield ("after this rename" if n == 0 else "and after this one"), _fixed(found, n, rename)
+    for rename in found.alternatives:
+        yield "not chosen", f"{rename_words(rename)} would fix {rename.fixes}, and another rename as many"
+
+
+def _verdict(found: Match) -> str:
+    told = [f"{found.same} of {found.model_names} names of the model are there with their shape"]
+    absent = found.model_names - found.same
+    if found.loads and absent:
+        told.append(f"{plural(absent, 'name')} tied to another one")
+    if not found.loads and not absent:
+        told.append(f"{plural(found.checkpoint_names - found.same, 'name')} of the checkpoint too many")
+    return "; ".join(told)
+
+
+def _fixed(found: Match, n: int, rename: Rename) -> str:
+    total = found.same + sum(one.fixes for one in found.renames[: n + 1])
+    old, new = rename.example
+    left = any(group.status != "dtype" for group in found.groups)
+    then = "" if left or n + 1 < len(found.renames) else "; then it loads"
+    return f"{total} of {found.model_names}: {rename_words(rename)} ({old} becomes {new}){then}"
+
+
+def rename_words(rename: Rename) -> str:
+    """What a rename does, in words."""
+    old, new = rename.old, rename.new
+    if rename.kind == "prefix":
+        if old and new:
+            return f"prefix {old!r} is {new!r}"
+        return f"drop prefix {old!r}" if old else f"add prefix {new!r}"
+    if rename.kind == "component":
+        return f"{old!r} between dots is {new!r}" if new else f"drop {_components(old)} between dots"
+    if rename.kind == "wrapper":
+        return f"add {_components(new)} where the model has it"
+    count = plural(rename.changes, "name")
+    if rename.kind == "shape":
+        return f"{count} by shape alone, which only one on each side has: assumed"
+    return f"{count} one after the other, in the order of the modules, as shapes agree: assumed"
+
+
+def _components(text: str) -> str:
+    return " and ".join(map(repr, text.split(".")))
+
+
+def _cells(group: MatchGroup) -> list[str]:
+    return [WORDS[group.status], group.names, str(group.keys), group.checkpoint, group.model, group.note]
+
+
+# -- what to type next -------------------------------------------------------------------------------------------
+
+
+def next_lines(found: Match, arguments: str, written: Path | None) -> Iterator[str]:
+    """How the renames are used: the command that writes the checkpoint with the names that the model has.
+
+    Args:
+        found: what was found.
+        arguments: that open the checkpoint again.
+        written: where the map was written; None where it was not.
+    """
+    if found.renames:
+        options = _options(found.renames) or ["--map", str(written or "map.json")]
+        if options[0] == "--map" and written is None:
+            yield "keep the names: --write-map map.json"
+        yield f"use it: ckptools consolidate {arguments} -o OUT --only model {quoted(options)}"
+    for rename in found.alternatives:
+        if option := _options((rename,)):
+            yield f"one of several: ckptools consolidate {arguments} -o OUT --only model {quoted(option)}"
+
+
+def _options(renames: Sequence[Rename]) -> list[str]:
+    """The options that rename the same; none where only a map does."""
+    if any(one.kind != "prefix" or not (one.old + one.new).isprintable() or "=" in one.old for one in renames):
+        return []
+    if len(renames) == 1 and renames[0].old and not renames[0].new:
+        return ["--strip-prefix", renames[0].old]
+    return [word for rename in renames for word in ("--rename", f"{rename.old}={rename.new}")]

@@ -1,0 +1,302 @@
+"""`ckptools match`: what it prints, what it may be told to match, and what it says when that is nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from jsonschema import Draft202012Validator
+from safetensors.torch import save_file
+from torch import nn
+from typer.testing import CliRunner
+
+import ckptools
+from ckptools.cli import app
+from ckptools.views.answers import SCHEMAS
+from ckptools.views.matching import match_text
+from ckptools.views.tables import Screen
+from tests.truth import FIXTURES, WHOLE
+from tests.views.made import HOSTILE
+
+DDP = FIXTURES / "torch2.13.0-ddp-w4" / "snapshot.pt"
+FSDP = FIXTURES / "torch2.13.0-fsdp1-sharded-w4"
+GPT2 = FIXTURES / "hf-gpt2-bin-tied-fp32" / "ckpt"
+LLAMA = FIXTURES / "hf-llama-safetensors-bf16" / "ckpt"
+
+
+def run(*arguments: object) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, ["match", *map(str, arguments)])
+    return result.exit_code, result.stdout, result.stderr
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.emb, self.head = nn.Embedding(6, 4), nn.Linear(4, 6, bias=False)
+        self.head.weight = self.emb.weight
+        self.register_buffer("here", torch.zeros(2))
+        self.register_buffer("gone", torch.zeros(2), persistent=False)
+
+
+@pytest.fixture
+def tied(tmp_path: Path) -> Path:
+    torch.save(Tied().state_dict(), tmp_path / "tied.pt")
+    return tmp_path / "tied.pt"
+
+
+# -- what it says --------------------------------------------------------------------------------------------------
+
+
+def test_the_rename_is_shown_with_how_many_it_fixes_and_the_command_that_applies_it(tmp_path, monkeypatch):
+    code, out, err = run(DDP, "--to", FSDP)
+    assert code == 1
+    assert re.search(r"^DOES NOT LOAD +0 of 21 names of the model are there with their shape$", out, re.M)
+    assert "21 of 21: drop prefix 'module.' (module.gate becomes gate)" in out
+    assert re.search(r"^only in checkpoint +module.temp +1 ", out, re.M)
+    command = re.search(r"use it: ckptools (.*)", err)
+    assert command is not None
+    monkeypatch.chdir(tmp_path)
+    words = command[1].replace("-o OUT", "-o out.pt").split()
+    assert CliRunner().invoke(app, words).exit_code == 0
+    code, out, _ = run("out.pt", "--to", FSDP)
+    assert (code, out.count("only in checkpoint")) == (1, 1) and "21 of 21 names of the model are there" in out
+
+
+def test_what_loads_says_so_and_nothing_more(tied):
+    code, out, err = run(tied, "--to", tied)
+    assert (code, err) == (0, "")
+    assert out.splitlines()[2] == "loads                 3 of 3 names of the model are there with their shape"
+
+
+@pytest.mark.parametrize("known", WHOLE, ids=lambda known: f"{known.name}/{known.path}")
+def test_every_format_matches_itself_and_its_safetensors(known, tmp_path):
+    ck = known.open()
+    ck.consolidate(tmp_path / "m.safetensors", only="model")
+    found = ck.match(tmp_path / "m.safetensors")
+    assert ck.match(ck).loads and (found.same, found.renames) == (found.model_names, ())
+    assert {row.status for row in found.rows} <= {"same", "unexpected"}
+    assert not any(row.checkpoint_shape for row in found.rows if row.status == "unexpected")
+
+
+def test_a_dtype_that_differs_is_told_and_loads(tmp_path):
+    save_file({"a": torch.zeros(3), "b": torch.zeros(2)}, tmp_path / "f.safetensors")
+    save_file({"a": torch.zeros(3).bfloat16(), "b": torch.zeros(2)}, tmp_path / "h.safetensors")
+    code, out, _ = run(tmp_path / "f.safetensors", "--to", tmp_path / "h.safetensors")
+    assert code == 0 and re.search(r"^dtype differs +a +1  fp32 +bf16 ", out, re.M)
+
+
+def test_a_checkpoint_that_is_not_whole_says_so_beside_the_answer(tmp_path):
+    for rank in (0, 2, 3):
+        (tmp_path / f"rank{rank}.pt").write_bytes((FSDP / f"rank{rank}.pt").read_bytes())
+    code, out, _ = run(tmp_path, "--to", FSDP)
+    assert code in (0, 1) and "the checkpoint is not whole: names that only missing files have are not known" in out
+
+
+def test_filters_choose_what_counts(tied, tmp_path):
+    save_file({"emb.weight": torch.zeros(6, 4)}, tmp_path / "e.safetensors")
+    assert run(tmp_path / "e.safetensors", "--to", tied)[0] == 1
+    assert run(tmp_path / "e.safetensors", "--to", tied, "--filter", "emb.*")[0] == 0
+    assert run(tmp_path / "e.safetensors", "--to", tied, "--exclude", "he*")[0] == 0
+    code, _, err = run(tmp_path / "e.safetensors", "--to", tied, "--filter", "nope")
+    assert (code, err.count("\n")) == (2, 1)
+
+
+def test_of_several_models_one_is_chosen(tmp_path):
+    state = {"w": torch.zeros(2), "v": torch.zeros(3)}
+    torch.save({"model": state, "ema": {"w": torch.zeros(2)}}, tmp_path / "two.pt")
+    save_file(state, tmp_path / "m.safetensors")
+    code, _, err = run(tmp_path / "two.pt", "--to", tmp_path / "m.safetensors")
+    assert (code, "holds 2 models: model, ema; choose one with --section" in err) == (2, True)
+    assert run(tmp_path / "two.pt", "--to", tmp_path / "m.safetensors", "--section", "model")[0] == 0
+    assert run(tmp_path / "two.pt", "--to", tmp_path / "m.safetensors", "--section", "ema")[0] == 1
+
+
+# -- what may be matched -------------------------------------------------------------------------------------------
+
+
+def test_a_module_of_the_users_is_made_on_the_meta_device(tied, tmp_path, monkeypatch):
+    source = "import torch\nfrom torch import nn\nprint('loud')\ndef make():\n    return nn.Embedding(6, 4)\n"
+    huge = "def huge():\n    return nn.Linear(1 << 20, 1 << 20)\nclass In:\n    state = {'w': [1]}\n"
+    (tmp_path / "users_module_a.py").write_text(source + huge)
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(tied, "--to", "users_module_a:make")
+    assert code == 1 and "drop prefix 'emb.'" in out and "loud" not in out and "loud" in err
+    assert "[1048576, 1048576]" in run(tied, "--to", "users_module_a:huge")[1]
+    assert run(tied, "--to", "users_module_a:In.state")[0] == 1
+    assert str(tmp_path) not in sys.path
+
+
+BAD = {
+    "nowhere_at_all:f": (2, "there is no module nowhere_at_all here"),
+    "users_module_b:nope": (2, "no 'nope' here"),
+    "users_module_b:fails": (3, "raised ValueError: two"),
+    "users_module_b:leaves": (3, "raised SystemExit: 5"),
+    "users_module_b:number": (2, "expected an nn.Module, a state dict, or shapes by name; found int"),
+    "users_module_b:empty": (2, "has no parameters"),
+    "users_module_b:needs": (3, "raised TypeError"),
+    "users_module_c:f": (3, "raised ModuleNotFoundError: No module named 'surely_not_here'"),
+    "users_module_d:f": (3, "raised SyntaxError"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_users_code_that_fails_is_one_line(tied, tmp_path, monkeypatch, name):
+    (tmp_path / "users_module_b.py").write_text(
+        "import sys\nfrom torch import nn\ndef fails(): raise ValueError('two\\nlines \\x1b[31m')\n"
+        "def leaves(): sys.exit(5)\ndef number(): return 3\ndef empty(): return nn.Identity()\ndef needs(a): pass\n"
+    )
+    (tmp_path / "users_module_c.py").write_text("import surely_not_here\n")
+    (tmp_path / "users_module_d.py").write_text("def f(:\n")
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(tied, "--to", name)
+    assert (code, out, err.count("\n")) == (BAD[name][0], "", 1) and BAD[name][1] in err and "\x1b" not in err
+
+
+def test_a_config_of_transformers_is_made_into_its_model(tmp_path):
+    for folder in (GPT2, LLAMA):
+        code, out, _ = run(folder, "--to", folder / "config.json")
+        assert (code, "\nloads" in out) == (0, True), out
+    config = json.loads((LLAMA / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "vocab_size": config["vocab_size"] + 31}))
+    code, out, _ = run(LLAMA, "--to", tmp_path / "config.json")
+    assert code == 1 and "31 rows short: a padded vocabulary?" in out
+
+
+@pytest.mark.parametrize(
+    ("changed", "code", "words"),
+    [
+        ({"model_type": "unheard_of"}, 2, "has no models of type 'unheard_of'; code from elsewhere is not run"),
+        ({"architectures": ["Unheard"]}, 2, "has no model class 'Unheard'"),
+        ({"architectures": ["AutoTokenizer"]}, 2, "has no model class 'AutoTokenizer'"),
+        ({"architectures": None}, 2, "does not say of which class"),
+        ({"num_hidden_layers": 10**9}, 3, "'num_hidden_layers' is 1000000000; at most 10000 are made"),
+        ({"hidden_size": "x\n"}, 3, "makes no model of it"),
+        ({"auto_map": {"AutoModel": "evil.Model"}, "architectures": ["Evil"]}, 2, "code from elsewhere is not run"),
+    ],
+    ids=str,
+)
+def test_a_config_of_which_there_is_no_model_is_one_line(tmp_path, changed, code, words):
+    config = {**json.loads((LLAMA / "config.json").read_text()), **changed}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "evil.py").write_text("raise SystemError\n")
+    found, out, err = run(LLAMA, "--to", tmp_path / "config.json")
+    assert (found, out, err.count("\n")) == (code, "", 1) and words in err
+
+
+def test_without_transformers_there_is_one_line_that_says_how_to_get_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    code, out, err = run(LLAMA, "--to", LLAMA / "config.json")
+    assert (code, out) == (2, "") and "which is not installed: pip install transformers; or name" in err
+
+
+def test_a_json_of_shapes_may_have_dtypes_and_ties(tied, tmp_path):
+    told = {"emb.weight": {"shape": [6, 4], "dtype": "torch.float32"}, "head.weight": "emb.weight", "here": [2]}
+    (tmp_path / "s.json").write_text(json.dumps(told))
+    assert run(tied, "--to", tmp_path / "s.json")[0] == 0
+    (tmp_path / "s.json").write_text(json.dumps({**told, "here": {"shape": [2], "dtype": "bf16"}}))
+    assert "dtype differs" in run(tied, "--to", tmp_path / "s.json")[1]
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["[]", "{}", "3", '{"a": {"b": {"c": [1]}}}', '{"a": [-1]}', '{"a": [1.5]}', '{"a": "b"}', '{"a": [[1]]}',
+     '{"a": {"shape": [1], "dtype": 7}}', '{"a": {"shape": [1], "dtype": "f7"}}', '{"a": [1], "a": [2]}', "{",
+     "[" * 5000, '{"\\u001b[31m": null}', '{"a": [' + "9" * 400 + "]}"],
+    ids=lambda text: text[:30],
+)  # fmt: skip
+def test_a_json_that_is_no_list_of_shapes_is_one_line(tied, tmp_path, content):
+    (tmp_path / "s.json").write_text(content)
+    code, out, err = run(tied, "--to", tmp_path / "s.json")
+    assert (code, out, err.count("\n")) == (3, "", 1) and "\x1b" not in err and len(err) < 500 + len(str(tmp_path))
+
+
+def test_what_cannot_be_opened_is_told_by_its_own_name(tied, tmp_path):
+    code, _, err = run(tied, "--to", tmp_path / "nowhere.pt")
+    assert code == 3 and f"{tmp_path / 'nowhere.pt'}: no such file or folder" in err
+    code, _, err = run(tied)
+    assert code == 2
+
+
+# -- in Python -----------------------------------------------------------------------------------------------------
+
+
+def test_a_module_tells_what_it_saves_and_what_is_tied(tied):
+    with torch.device("meta"):
+        model = Tied()
+    ck = ckptools.open(tied)
+    assert ck.match(model).loads and ck.match(model.state_dict()).loads and ck.match(ck.model).loads
+    save_file({"emb.weight": torch.zeros(6, 4), "here": torch.zeros(2)}, tied.with_name("s.safetensors"))
+    found = ckptools.open(tied.with_name("s.safetensors")).match(model)
+    assert [(row.name, row.status) for row in found.rows if row.status != "same"] == [("head.weight", "tied")]
+    assert not found.loads and "tied to emb.weight in the model" in match_text(found)
+
+
+LAZY = "in the model: has no shape yet: it is a lazy parameter"
+
+
+def test_a_lazy_parameter_is_not_called_equal(tied):
+    found = ckptools.open(tied).match({"head.weight": nn.LazyLinear(3).weight})
+    assert [row.note for row in found.rows if row.status == "unknown"] == [LAZY]
+
+
+def test_rows_are_plain_dicts(tied):
+    (row, *_) = ckptools.open(tied).match({"emb.weight": [6, 4]}).to_dicts()
+    assert row["status"] == "same" and row["model_shape"] == [6, 4] and json.dumps(row)
+
+
+# -- forms of the answer -------------------------------------------------------------------------------------------
+
+
+def test_the_map_is_what_its_schema_says_and_what_consolidate_takes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = run(DDP, "--to", FSDP, "--write-map", "map.json")
+    assert code == 1 and "wrote map.json: 22 names" in err
+    schema = json.loads((SCHEMAS / "map.json").read_text())
+    assert list(Draft202012Validator(schema).iter_errors(json.loads(Path("map.json").read_text()))) == []
+    ckptools.consolidate(DDP, "out.safetensors", map="map.json")
+    assert ckptools.open("out.safetensors").match(FSDP).same == 21
+    code, _, err = run(DDP, "--to", FSDP, "--write-map", "map.json")
+    assert code == 4 and "is already there" in err
+
+
+def test_no_map_is_written_where_there_is_no_rename_or_two(tied, tmp_path):
+    target = tmp_path / "map.json"
+    assert "no rename was found" in run(tied, "--to", tied, "--write-map", target)[2]
+    state = {f"{part}.{n}.w": torch.zeros(2) for part in ("a", "b") for n in range(3)}
+    save_file(state, tmp_path / "two.safetensors")
+    (tmp_path / "s.json").write_text(json.dumps({f"{n}.w": [2] for n in range(3)}))
+    code, out, err = run(tmp_path / "two.safetensors", "--to", tmp_path / "s.json", "--write-map", target)
+    assert code == 1 and out.count("not chosen") == 2 and err.count("one of several: ckptools consolidate") == 2
+    assert "several renames fix as many, and none was chosen" in err and not target.exists()
+
+
+def test_names_from_files_do_nothing_to_a_terminal(tmp_path):
+    state = {f"x.{name}.w": torch.zeros(2) for name in HOSTILE}
+    torch.save(state, tmp_path / "h.pt")
+    (tmp_path / "s.json").write_text(json.dumps({f"{name}.w": [2] for name in HOSTILE}))
+    code, out, err = run(tmp_path / "h.pt", "--to", tmp_path / "s.json")
+    assert code == 1 and all(line.isprintable() for line in (out + err).splitlines())
+    answer = json.loads(run(tmp_path / "h.pt", "--to", tmp_path / "s.json", "--json")[1])
+    assert answer["fix"] == {f"x.{name}.w": f"{name}.w" for name in HOSTILE}
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_it_fits_a_terminal_and_is_uncut_in_a_pipe(width):
+    long = {f"decoder.{'very_' * 12}long_layer.{n}.{kind}.weight": [n + 1, 4096] for n in range(60) for kind in "ab"}
+    found: Any = ckptools.open(DDP).match(long)
+    lines = match_text(found, Screen(width, 40)).splitlines()
+    assert max(map(len, lines)) <= width
+    assert len(match_text(found).splitlines()) >= len(lines)
+
+
+def test_importing_it_imports_neither_torch_nor_numpy():
+    modules = "ckptools.cli.match, ckptools.checks.matching.match, ckptools.torch_engine.module_shapes"
+    code = f"import sys, {modules}; print({{'torch', 'numpy'}} & {{*sys.modules}})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
