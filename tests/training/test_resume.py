@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from ckptools import api
 from ckptools.errors import ReadError
 from ckptools.training.storage_reader import OpenedReader, fill, here, sent_by_rank_0
+from tests.training.forked import run_ranks
 from tests.training.rank_files import lone_group
 from tests.training.resumed import WITHOUT, equal, gone_on
 
@@ -51,15 +53,23 @@ def test_what_a_layout_does_not_hold_is_said(ddp: dict[str, Any]) -> None:
     assert not ddp["snapshot"]["losses"]
 
 
+def read_what_is_gone(path: Path) -> None:
+    """Be one rank; leaves a file of its own where it was told."""
+    dist.init_process_group("gloo")
+    saved = api.open(path).model["weight"]
+    assert sent_by_rank_0(saved)[:].tolist() == [1, 1, 1]
+    dist.barrier()
+    if dist.get_rank() == 0:
+        path.unlink()
+    with pytest.raises(ReadError, match=path.name):
+        sent_by_rank_0(saved)
+    (path.parent / f"told-{dist.get_rank()}").touch()
+
+
 def test_what_rank_0_cannot_read_is_told_to_all(tmp_path: Path) -> None:
     torch.save({"weight": torch.ones(3)}, tmp_path / "model.pt")
-    saved = api.open(tmp_path / "model.pt").model["weight"]
-    with lone_group():
-        read = sent_by_rank_0(saved)
-        assert read[:].tolist() == [1, 1, 1]
-        (tmp_path / "model.pt").unlink()
-        with pytest.raises(ReadError, match=r"model\.pt"):
-            sent_by_rank_0(saved)
+    run_ranks(2, read_what_is_gone, tmp_path / "model.pt")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["told-0", "told-1"]
 
 
 def test_what_is_gone_while_it_is_read_is_one_line(tmp_path: Path) -> None:
