@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckptools.api.state_dict import StateDict
+from ckptools.api.statistics import StatisticsMethods
 from ckptools.model import checkpoint as checkpoint_data
 from ckptools.model.tree import fqn_of
 
@@ -26,7 +27,7 @@ Progress = Callable[[int, str], None]
 
 
 @dataclass(frozen=True, repr=False)
-class Checkpoint(checkpoint_data.Checkpoint):
+class Checkpoint(StatisticsMethods, checkpoint_data.Checkpoint):
     """A distributed checkpoint, opened: its structure is read, its tensors are lazy.
 
     A context manager: `with ckptools.open(path) as ck:` forgets at its end what was read of other ranks' files. Beside

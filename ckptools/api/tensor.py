@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ckptools.model import tensor as tensor_data
 from ckptools.model.regions import Box
-from ckptools.model.tree import KeyPath
+from ckptools.model.tree import KeyPath, fqn_of
 from ckptools.model.values import Opaque
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from ckptools.formats.resolver import Resolver
+    from ckptools.model.statistics import Stats
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -87,6 +88,20 @@ class Tensor(tensor_data.Tensor):
         box, shape = read.box_of_index(self, index)
         loaded: torch.Tensor = read.load_box(self._with_box(box), box, shape)
         return loaded
+
+    def stats(self, rank: int | None = None, histogram: bool = False) -> Stats:
+        """Take rms, norm, extremes, mean, standard deviation, zeros, NaN and infinities of the values, in float64.
+
+        What cannot be read is said in `problem`; the figures are of `elements` of its `numel` elements then.
+
+        Args:
+            rank: only of what this rank holds.
+            histogram: count also how many elements lie in each of equal parts of their range, which reads them twice.
+        """
+        from ckptools.checks.statistics.values import tensor_stats
+
+        found = self._with_box(Box.whole(self.shape)) if rank is None else self._with_rank(rank)
+        return tensor_stats(found, fqn_of(self.key), histogram, rank)
 
     def _with_box(self, box: Box) -> tensor_data.Tensor:
         if self.resolver is None or self.note:

@@ -35,6 +35,14 @@ Trust = Annotated[
     bool, typer.Option("--trust", help="With --engine torch: let the file name any class. Runs its code.")
 ]
 Deep = Annotated[bool, typer.Option("--deep", help="Read every tensor; compare the CRC-32 that files carry.")]
+Histogram = Annotated[bool, typer.Option("--hist", help="Draw how values are spread; reads them twice.")]
+PerRank = Annotated[bool, typer.Option("--per-rank", help="A row for what each rank holds: which one is odd?")]
+OfMoments = Annotated[
+    bool, typer.Option("--moments", help="Adam's moments beside the parameters, and how far a step moves them.")
+]
+Dead = Annotated[
+    bool, typer.Option("--dead-rows", help="Rows of matrices that are all zero, or that never got a gradient.")
+]
 Values = Annotated[bool, typer.Option("--values", help="Read every tensor; look for NaN and infinities.")]
 ManifestFile = Annotated[
     Path | None,

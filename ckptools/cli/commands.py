@@ -11,6 +11,7 @@ COMMANDS = {
     "tree": "Show every key: shape, dtype, size and layout, or its value.",
     "verify": "Check that a checkpoint is whole, unharmed and coherent.",
     "match": "Say why a checkpoint does not load into a model.",
+    "stats": "Show what the values are like: rms, norm, extremes, NaN.",
     "consolidate": "Write full tensors into a .pt, .safetensors or DCP.",
     "create": "Train a small transformer and save a real checkpoint.",
     "shell": "Open a Python prompt with a checkpoint opened.",
@@ -18,7 +19,7 @@ COMMANDS = {
 }
 """Every command with the first line of its docstring, in the order in which `--help` has them."""
 
-ARGUMENTS = {"inspect": "paths*", "verify": "paths*", "tree": "paths*"}
+ARGUMENTS = {"inspect": "paths*", "verify": "paths*", "tree": "paths*", "stats": "paths*"}
 """Arguments of the commands that are mostly called with nothing to parse; `*` stands behind one that repeats."""
 
 
@@ -41,6 +42,10 @@ def function_of(name: str) -> Callable[..., None]:
             from ckptools.cli.match import match
 
             return match
+        case "stats":
+            from ckptools.cli.stats import stats
+
+            return stats
         case "consolidate":
             from ckptools.cli.consolidate import consolidate
 

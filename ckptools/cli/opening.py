@@ -89,7 +89,8 @@ def answered_in_json(wanted: bool, schema: str, verdict: str, paths: Sequence[st
     Args:
         wanted: whether the caller asked for JSON.
         schema: of the object that would have been printed.
-        verdict: its key that says whether all is well: false for what cannot be read, null where nothing was looked at.
+        verdict: its key that says whether all is well: false for what cannot be read, null where nothing was looked at;
+            empty where it has none.
         paths: what was to be opened.
     """
     try:
@@ -99,6 +100,7 @@ def answered_in_json(wanted: bool, schema: str, verdict: str, paths: Sequence[st
             import json
 
             answer = False if error.exit_code == CkptoolsError.exit_code else None
-            told = {"schema": schema, "path": " ".join(paths), verdict: answer, "error": str(error)}
+            judged = {verdict: answer} if verdict else {}
+            told = {"schema": schema, "path": " ".join(paths), **judged, "error": str(error)}
             show(json.dumps({**told, "exit_code": error.exit_code}, indent=1))
         raise

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import translate
+from functools import cached_property
 
 from ckptools.contents.entries import Entry, entries_of
 from ckptools.errors import UsageError
@@ -36,14 +37,23 @@ class Selection:
             UsageError: it has no such section.
         """
         self._check_section(ck)
-        wanted, unwanted = pattern(self.include or ("*",)), pattern(self.exclude)
         return [
             entry
             for entry in entries_of(ck)
-            if self.section in ("", entry.kind, entry.section)
-            and wanted.fullmatch(entry.name)
-            and not (self.exclude and unwanted.fullmatch(entry.name))
+            if self.section in ("", entry.kind, entry.section) and self.takes(entry.name)
         ]
+
+    def takes(self, name: str) -> bool:
+        """Whether a name is one of those that are wanted."""
+        return bool(self._wanted.fullmatch(name)) and not (self.exclude and self._unwanted.fullmatch(name))
+
+    @cached_property
+    def _wanted(self) -> re.Pattern[str]:
+        return pattern(self.include or ("*",))
+
+    @cached_property
+    def _unwanted(self) -> re.Pattern[str]:
+        return pattern(self.exclude)
 
     def _check_section(self, ck: Checkpoint) -> None:
         names = [section.name for section in sections_of(ck)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
@@ -80,6 +80,80 @@ class Stats:
 
 
 @dataclass(frozen=True)
+class Moments:
+    """An optimizer's moments of one parameter, as Adam keeps them, and the step that they lead to.
+
+    Elements that are not finite, or whose second moment is negative, are counted, and left out of what is said of the
+    moments and of the update.
+
+    Attributes:
+        name: of the parameter.
+        optimizer: section of the checkpoint that the moments are in.
+        shape: global sizes of the moments.
+        numel: elements that each should have.
+        elements: elements that were read of both.
+        weight: rms of the parameter; None where the checkpoint does not hold it, or nothing of it is finite.
+        exp_avg: rms of the first moment.
+        exp_avg_sq: rms of the root of the second moment.
+        update: rms of `exp_avg / (sqrt(exp_avg_sq) + eps)`; None where no eps is in the param group.
+        ratio: `lr * update / weight`, how far a step moves the parameter; weight decay is not in it.
+        lr: learning rate of its param group.
+        eps: that of its param group.
+        step: how often it was updated.
+        corrected: whether the moments in `update` were divided by `1 - beta**step`; not where that is not known.
+        negative: how many elements have a negative second moment.
+        nonfinite: how many elements are NaN or infinite in one of both moments.
+        problem: why something could not be read; empty where everything could.
+    """
+
+    name: str
+    optimizer: str
+    shape: Ints
+    numel: int
+    elements: int
+    weight: float | None
+    exp_avg: float | None
+    exp_avg_sq: float | None
+    update: float | None
+    ratio: float | None
+    lr: float | None
+    eps: float | None
+    step: float | None
+    corrected: bool
+    negative: int
+    nonfinite: int
+    problem: str
+
+
+@dataclass(frozen=True)
+class DeadRows:
+    """Rows (dimension 0) of a matrix that are all zero, or whose parameters never got a gradient.
+
+    Attributes:
+        name: of the matrix.
+        section: of the checkpoint that it is in.
+        shape: its sizes.
+        rows: how many rows could be looked at; fewer than it has where some are in no file here.
+        zero: how many of them are all zero.
+        first_zero: the first of those.
+        idle: how many have a second moment that is all zero, as rows have that never got a gradient; None where the
+            checkpoint holds none.
+        first_idle: the first of those.
+        problem: why not all rows could be looked at; empty where they could.
+    """
+
+    name: str
+    section: str
+    shape: Ints
+    rows: int
+    zero: int
+    first_zero: Ints
+    idle: int | None
+    first_idle: Ints
+    problem: str
+
+
+@dataclass(frozen=True)
 class Statistics(Generic[Row]):
     """The answer of `stats`: a row for each tensor, and what all of them together are.
 
@@ -88,12 +162,12 @@ class Statistics(Generic[Row]):
         of: what the rows tell: figures of values, of an optimizer's moments beside the model, or rows that are dead.
         tensors: how many tensors, or parts of them, were looked at.
         elements: how many elements were read.
-        l2: root of the sum of squares of all finite ones, a tied tensor counted once; None where not all could be
-            read, where ranks are looked at one by one, and where the rows tell something else.
+        l2: root of the sum of squares of all finite ones in tensors of floating point, a tied one counted once; None
+            where not all could be read, where ranks are looked at one by one, and where the rows tell something else.
         nonfinite: how many elements are NaN or infinite.
         incomplete: rows that have a problem: they tell nothing, or not of all elements.
         bytes_read: bytes of tensors that were read.
-        seconds: wall time, opening included.
+        seconds: wall time that this took.
         rows: the rows.
     """
 
@@ -111,7 +185,3 @@ class Statistics(Generic[Row]):
     def to_dicts(self) -> list[dict[str, Any]]:
         """A plain dict per row, as pandas and polars take them."""
         return self.rows.to_dicts()
-
-
-FIGURES = tuple(f.name for f in fields(Stats))
-"""Names of the fields of `Stats`."""

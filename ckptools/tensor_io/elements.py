@@ -25,6 +25,10 @@ BAND = 32 << 10
 """Elements that are handed out at a time: with their float64 they stay in a core's own cache."""
 
 
+MOST_TIMES = 1 << 60
+"""How often an expanded element may count; more are no tensor's."""
+
+
 @dataclass(frozen=True, slots=True)
 class Piece:
     """Elements that lie in one place of a file.
@@ -47,11 +51,13 @@ def pieces_of(source: Source, limit: int) -> Iterator[Piece]:
     """Cut an array into pieces of about `limit` bytes; none where it is empty.
 
     Raises:
-        ReadError: its strides let it have more elements than its record has.
+        ReadError: its strides let it have more elements than its record has, or than anything has.
     """
     each, times = _without_repeats(source)
     if not prod(each.shape):
         return
+    if times > MOST_TIMES:
+        raise ReadError(each.path, f"its strides of 0 repeat every element more than {MOST_TIMES} times")
     if prod(each.shape) * ITEMSIZE[each.dtype] > max(each.record_span[1], 1):
         raise ReadError(each.path, f"its strides show the {each.record_span[1]} bytes of a record more than once")
     if not each.contiguous:

@@ -26,10 +26,11 @@ CALLS: dict[str, list[list[str]]] = {
     "verify": [[], ["--deep", "--values"]],
     "tree": [[], ["--section", "rng"], ["--sort", "bytes", "--limit", "3"]],
     "match": [["--to", "{path}"], ["--to", str(FIXTURES / "torch2.13.0-ddp-w4" / "snapshot.pt")]],
+    "stats": [["--hist"], [], ["--per-rank"], ["--moments"], ["--dead-rows"]],
 }
 """What follows the path of a checkpoint, on each fixture the first, on one of them all; `{path}` is that path again."""
 
-LINES: dict[str, list[list[str]]] = {"tree": [[]], "match": [["--to", "{path}"]]}
+LINES: dict[str, list[list[str]]] = {"tree": [[]], "match": [["--to", "{path}"]], "stats": [[]]}
 """The same for --jsonl."""
 
 FILES = {"map"}

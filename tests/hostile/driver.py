@@ -98,6 +98,7 @@ def commands(name: str, path: Path, folder: Path) -> dict[str, list[str]]:
         "json": ["inspect", str(path), "--json"],
         "tree": ["tree", str(path)],
         "verify": ["verify", str(path), "--deep", "--values"],
+        "stats": ["stats", str(path), "--hist"],
         "consolidate": ["consolidate", str(path), "-o", str(out / "out.pt")],
         "safetensors": ["consolidate", str(path), "-o", str(out / "out.safetensors")],
     }

@@ -39,7 +39,7 @@ class Counting:
 
     def result(self, times: int) -> tuple[int, ...]:
         """Elements in each bin, where every one is there so many times."""
-        return tuple((self._counts * times).tolist())
+        return tuple(n * times for n in self._counts.tolist())
 
 
 def joined(counts: Sequence[tuple[int, ...]]) -> tuple[int, ...]:

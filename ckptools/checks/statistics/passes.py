@@ -55,6 +55,13 @@ class Found(Generic[Result]):
     problem: str = ""
     nbytes: int = 0
 
+    def take(self, result: Result | None, problem: str, nbytes: int) -> None:
+        """Note the result of a piece of so many bytes, or why there is none."""
+        self.problem = self.problem or problem
+        if result is not None:
+            self.results.append(result)
+            self.nbytes += nbytes
+
 
 @dataclass(frozen=True)
 class Array:
@@ -105,11 +112,7 @@ def over(
     with OpenFiles() as files:
         results = in_threads(read, pieces, jobs or min(8, os.cpu_count() or 1), given_up.set)
     for (number, piece), (result, problem) in zip(pieces, results, strict=True):
-        one = found[number]
-        one.problem = one.problem or problem
-        if result is not None:
-            one.results.append(result)
-            one.nbytes += piece.nbytes
+        found[number].take(result, problem, piece.nbytes)
     return found
 
 

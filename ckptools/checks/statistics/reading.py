@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ckptools.checks.statistics.sums import UNKNOWN
-from ckptools.dtypes import short
+from ckptools.dtypes import ITEMSIZE, short
 from ckptools.errors import ReadError, original_of
 from ckptools.model.problems import Code
 from ckptools.model.regions import Box
@@ -22,7 +22,7 @@ class Part(NamedTuple):
     Attributes:
         name: of the tensor.
         section: of the checkpoint that it is in.
-        tensor: the tensor.
+        tensor: the tensor; of a rank's part it has that rank's shards alone.
         rank: None for all of it.
     """
 
@@ -30,6 +30,21 @@ class Part(NamedTuple):
     section: str
     tensor: Tensor
     rank: int | None = None
+
+    @property
+    def numel(self) -> int:
+        """Elements that there should be."""
+        return self.tensor.numel if self.rank is None else sum(s.box.numel for s in self.tensor.shards)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of them."""
+        return self.numel * ITEMSIZE[self.tensor.dtype]
+
+
+def of_rank(whole: Part, rank: int, shards: Iterable[Shard]) -> Part:
+    """The part of a tensor that a rank holds in some shards."""
+    return whole._replace(tensor=replace(whole.tensor, shards=tuple(shards)), rank=rank)
 
 
 class Readable(NamedTuple):
@@ -49,8 +64,7 @@ class Readable(NamedTuple):
 def readable(part: Part) -> Readable:
     """Find where the elements of a part lie, and what is in the way."""
     tensor = part.tensor
-    shards = _one_per_box(tensor.shards if part.rank is None else tensor.on_rank(part.rank))
-    numel = tensor.numel if part.rank is None else sum(shard.box.numel for shard in shards)
+    shards, numel = _one_per_box(tensor.shards), part.numel
     reason = no_numbers(tensor) or (tensor.note if part.rank is None else "")
     if reason:
         return Readable((), numel, reason)
@@ -65,6 +79,15 @@ def readable(part: Part) -> Readable:
     if wrong is None:
         return Readable(found, numel)
     return Readable(found if wrong.kind is Code.TENSOR_GAP else (), numel, wrong.message)
+
+
+def located(tensor: Tensor) -> Tensor:
+    """The tensor with a source for every shard whose bytes are here.
+
+    Raises:
+        ReadError: an item is damaged.
+    """
+    return replace(tensor, shards=tuple(map(with_source, tensor.shards)))
 
 
 def no_numbers(tensor: Tensor) -> str:
@@ -82,6 +105,15 @@ def _one_per_box(shards: Iterable[Shard]) -> list[Shard]:
         if known.source is None and known.item is None:
             found[shard.box] = shard
     return list(found.values())
+
+
+def together(problems: Iterable[tuple[str, str]]) -> str:
+    """What is wrong with several things, each with its name; what several have in common is said once."""
+    names: dict[str, list[str]] = {}
+    for name, problem in problems:
+        if problem:
+            names.setdefault(problem, []).append(name)
+    return "; ".join(f"{', '.join(own)}: {problem}" for problem, own in names.items())
 
 
 def said(error: ReadError) -> str:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from ckptools.checks.statistics.histogram import Counting, joined
 from ckptools.checks.statistics.passes import Array, Progress, over
-from ckptools.checks.statistics.reading import Part, Readable, readable
+from ckptools.checks.statistics.reading import Part, Readable, of_rank, readable
 from ckptools.checks.statistics.sums import NOTHING, Summing, Sums, merged
+from ckptools.dtypes import is_floating
 from ckptools.model.rows import Rows
 from ckptools.model.statistics import Statistics, Stats
 from ckptools.model.tensor import Tensor
@@ -25,7 +26,9 @@ def tensor_stats(tensor: Tensor, name: str = "", histogram: bool = False, rank: 
         histogram: count also how many elements lie in each of equal parts of their range, which reads them twice.
         rank: whose part of it alone; None for all of it.
     """
-    return statistics(Path(), [Part(name, "", tensor, rank)], histogram, 1).rows[0]
+    whole = Part(name, "", tensor)
+    part = whole if rank is None else of_rank(whole, rank, tensor.on_rank(rank))
+    return statistics(Path(), [part], histogram, 1).rows[0]
 
 
 def statistics(
@@ -53,12 +56,13 @@ def statistics(
     taken = dict(zip(names, zip(sums, counts, (one.problem for one in found), strict=True), strict=True))
     rows = [_row(part, one, *taken[one]) for part, one in zip(parts, readables, strict=True)]
     whole = not any(row.problem or row.rank is not None for row in rows)
+    floats = [s for s, a in zip(sums, arrays, strict=True) if a.sources and is_floating(a.sources[0].dtype)]
     return Statistics(
         path,
         "values",
         len(rows),
         sum(row.elements for row in rows),
-        reduce(merged, sums, NOTHING).l2 if whole else None,
+        (reduce(merged, floats, NOTHING).l2 or 0.0) if whole else None,
         sum(row.nonfinite for row in rows),
         sum(bool(row.problem) for row in rows),
         sum(one.nbytes for one in found),

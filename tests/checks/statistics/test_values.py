@@ -187,6 +187,7 @@ def test_an_expanded_number_is_read_once_and_a_record_never_more_often_than_it_i
 
     found = shown(huge, (0,), 8)
     assert (found.elements, found.mean, found.rms) == (1 << 50, 2.0, 2.0)
+    assert "more than" in shown((1 << 62, 1 << 62), (0, 0), 8).problem
     assert shown(one, (1, 1), 1 << 33).problem == f"t: its strides show the {1 << 33} bytes of a record more than once"
 
 

@@ -1,0 +1,148 @@
+"""Rows of matrices that are all zero, or that never got a gradient: tokens of an embedding that nothing trained."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ckptools.checks.statistics.boxes import Region, over_regions, shared_regions
+from ckptools.checks.statistics.chosen import tensors_chosen
+from ckptools.checks.statistics.moments import SECOND
+from ckptools.checks.statistics.passes import Found, Progress
+from ckptools.checks.statistics.reading import Part, located, readable, together
+from ckptools.checks.statistics.sums import Values
+from ckptools.contents.entries import Entry, tensor_entries
+from ckptools.contents.selection import Selection
+from ckptools.dtypes import is_floating
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.regions import Box
+from ckptools.model.rows import Rows
+from ckptools.model.statistics import DeadRows, Statistics
+from ckptools.model.tensor import Tensor
+
+FIRST_FEW = 8
+"""Rows that are named."""
+
+MAX_ROWS = 100_000_000
+"""Rows of a matrix that are kept in mind, a byte and more for each."""
+
+Flags = npt.NDArray[np.bool_]
+
+
+def dead_rows(
+    ck: Checkpoint, entries: Sequence[Entry], jobs: int | None = None, progress: Progress | None = None
+) -> Statistics[DeadRows]:
+    """The dead rows of some matrices. What cannot be read is said in its row.
+
+    Args:
+        ck: the checkpoint, with every rank's structure read.
+        entries: the matrices, as `matrices` finds them.
+        jobs: threads.
+        progress: called with bytes read and the matrix they are of.
+    """
+    started = time.perf_counter()
+    seconds = _second_moments(ck)
+    pairs = [(entry.value, seconds.get(entry.parameter, NONE)) for entry in entries]
+    tensors = [tensor for a, b in pairs for tensor in (a, b if b.shape == a.shape else NONE)]
+    sides = [_side(tensor) for tensor in tensors]
+    names = [entry.name for entry in entries for _ in range(2)]
+    found = over_regions([regions for regions, _ in sides], names, lambda _, region: Looking(region), jobs, progress)
+    looked = [_looked(t, problem, one) for t, (_, problem), one in zip(tensors, sides, found, strict=True)]
+    rows = [_row(*each) for each in zip(entries, looked[::2], looked[1::2], strict=True)]
+    nbytes = sum(one.nbytes for one in found)
+    elements = sum(region.box.numel for regions, _ in sides for region in regions)
+    wrong = sum(bool(row.problem) for row in rows)
+    seconds_taken = time.perf_counter() - started
+    return Statistics(ck.path, "dead rows", len(rows), elements, None, 0, wrong, nbytes, seconds_taken, Rows(rows))
+
+
+NONE = Tensor((0, 0), "float32", ())
+"""What stands for a second moment that there is none of."""
+
+
+def matrices(ck: Checkpoint, selection: Selection) -> list[Entry]:
+    """The tensors of two dimensions and floating point that were asked for.
+
+    Raises:
+        UsageError: there is no such section.
+    """
+    chosen = tensors_chosen(ck, selection)
+    return [e for e in chosen if len(e.value.shape) == 2 and e.value.numel and is_floating(e.value.dtype)]
+
+
+def _second_moments(ck: Checkpoint) -> dict[str, Tensor]:
+    """Second moments by parameter; none of a parameter that has several."""
+    found: dict[str, list[Tensor]] = {}
+    for entry in tensor_entries(ck):
+        if entry.slot == SECOND:
+            found.setdefault(entry.parameter, []).append(entry.value)
+    return {name: tensors[0] for name, tensors in found.items() if len(tensors) == 1}
+
+
+def _side(tensor: Tensor) -> tuple[list[Region], str]:
+    """What can be read of a matrix, and what is wrong with the rest."""
+    if tensor.shape[0] > MAX_ROWS:
+        return [], f"it has {tensor.shape[0]} rows; at most {MAX_ROWS} are looked at"
+    found = readable(Part("", "", tensor))
+    return shared_regions([located(tensor)]) if found.sources else [], found.problem
+
+
+class Looking:
+    """Notes which rows of a region hold anything but zeros, band after band."""
+
+    def __init__(self, region: Region) -> None:
+        self._box = region.box
+        self._alive = np.zeros(region.box.sizes[0], np.bool_)
+
+    def add(self, box: Box, values: Sequence[Values]) -> None:
+        """Take in a band."""
+        first = box.offsets[0] - self._box.offsets[0]
+        self._alive[first : first + box.sizes[0]] |= (values[0] != 0).any(axis=1)
+
+    def result(self) -> tuple[Box, Flags]:
+        """The region, and of each of its rows whether there is anything but zeros."""
+        return self._box, self._alive
+
+
+class Looked(NamedTuple):
+    """What is known of the rows of a matrix.
+
+    Attributes:
+        whole: which rows were read in full.
+        dead: which of them are all zero.
+        problem: why others were not read; empty where all were.
+    """
+
+    whole: Flags
+    dead: Flags
+    problem: str
+
+
+def _looked(tensor: Tensor, problem: str, found: Found[tuple[Box, Flags]]) -> Looked:
+    rows = tensor.shape[0] if found.results else 0
+    seen, alive = np.zeros(rows, np.int64), np.zeros(rows, np.bool_)
+    for box, flags in found.results:
+        own = slice(box.offsets[0], box.offsets[0] + box.sizes[0])
+        seen[own] += box.sizes[1]
+        alive[own] |= flags
+    whole = seen == tensor.shape[1]
+    return Looked(whole, whole & ~alive, problem or found.problem)
+
+
+def _row(entry: Entry, weight: Looked, second: Looked) -> DeadRows:
+    zero, idle = np.flatnonzero(weight.dead), np.flatnonzero(second.dead)
+    return DeadRows(
+        entry.name,
+        entry.section,
+        entry.value.shape,
+        int(weight.whole.sum()),
+        len(zero),
+        tuple(zero[:FIRST_FEW].tolist()),
+        len(idle) if len(second.whole) else None,
+        tuple(idle[:FIRST_FEW].tolist()),
+        together([("parameter", weight.problem), (SECOND, second.problem)]),
+    )

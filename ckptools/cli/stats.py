@@ -1,0 +1,114 @@
+"""`ckptools stats`: what are the values like, tensor by tensor?"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ckptools.cli.answers import AS_TEXT, AnswerOptions, show_answer
+from ckptools.cli.opening import AS_A_USER_WOULD, OpeningOptions, answered_in_json, opened
+from ckptools.cli.printing import remark
+from ckptools.cli.selection import ALL_KEYS, IN_ORDER, RowOptions, SelectionOptions, arranged
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ckptools.cli.arguments import CheckpointPaths, Dead, Histogram, OfMoments, PerRank
+    from ckptools.contents.selection import Selection
+    from ckptools.model.checkpoint import Checkpoint
+    from ckptools.model.statistics import Statistics
+    from ckptools.views.tables import Screen
+
+
+def stats(
+    paths: CheckpointPaths,
+    hist: Histogram = False,
+    per_rank: PerRank = False,
+    moments: OfMoments = False,
+    dead_rows: Dead = False,
+    selection: SelectionOptions = ALL_KEYS,
+    rows: RowOptions = IN_ORDER,
+    form: AnswerOptions = AS_TEXT,
+    opening: OpeningOptions = AS_A_USER_WOULD,
+) -> None:
+    """Show what the values are like: rms, norm, extremes, NaN.
+
+    Of the model, unless --section names another part. Values are streamed from the shards, each region once, and
+    summed in float64; NaN and infinities are counted, and left out of all other figures.
+
+    Exit code: 0 answered (also where NaN was found), 1 some tensor could not be read in full, 2 usage (also a section
+    that is not there), 3 nothing could be read.
+    """
+    from ckptools.checks.statistics.chosen import elsewhere
+    from ckptools.errors import UsageError
+
+    if moments + dead_rows + (hist or per_rank) > 1:
+        raise UsageError(None, "--moments and --dead-rows are answers of their own: give one of them, and no other")
+    with answered_in_json(form.json, "ckptools/stats/1", "", paths):
+        checkpoint = opened(paths, opening)
+        found = _found(checkpoint, selection.selection, hist, per_rank, moments, dead_rows, opening.jobs)
+        _check_read(found)
+    answer = replace(found, rows=arranged(found.rows, rows))
+    show_answer(form, "stats", answer, answer.rows, lambda a, screen: _text(a, screen, rows))
+    _say_what_it_took(found, paths)
+    if not found.tensors:
+        others = "" if moments or dead_rows else elsewhere(checkpoint, selection.selection)
+        remark("; ".join(filter(None, ("no tensor matches", others))))
+    if found.incomplete:
+        raise SystemExit(1)
+
+
+def _found(
+    checkpoint: Checkpoint,
+    selection: Selection,
+    hist: bool,
+    per_rank: bool,
+    moments: bool,
+    dead_rows: bool,
+    jobs: int | None,
+) -> Statistics[Any]:
+    from ckptools.checks.statistics import dead_rows as dead
+    from ckptools.checks.statistics import moments as adam
+    from ckptools.checks.statistics.chosen import parts_of
+    from ckptools.checks.statistics.values import statistics
+    from ckptools.cli.progress import ProgressLine
+
+    if moments:
+        pairs = adam.pairs_of(checkpoint, selection)
+        with ProgressLine(sum(pair.nbytes for pair in pairs) * 3 // 2) as line:
+            return adam.moments(checkpoint, pairs, jobs, line)
+    if dead_rows:
+        entries = dead.matrices(checkpoint, selection)
+        with ProgressLine(sum(entry.value.nbytes for entry in entries) * 2) as line:
+            return dead.dead_rows(checkpoint, entries, jobs, line)
+    parts = parts_of(checkpoint, selection, per_rank)
+    with ProgressLine(sum(part.nbytes for part in parts) * (2 if hist else 1)) as line:
+        return statistics(checkpoint.path, parts, hist, jobs, line)
+
+
+def _check_read(found: Statistics[Any]) -> None:
+    """Fail where nothing at all could be read."""
+    from ckptools.errors import ReadError
+    from ckptools.text import plural
+
+    if found.tensors and found.incomplete == found.tensors and not found.elements:
+        first = found.rows[0]
+        raise ReadError(
+            found.path, f"nothing of {plural(found.tensors, 'tensor')} could be read; {first.name}: {first.problem}"
+        )
+
+
+def _text(found: Statistics[Any], screen: Screen, how: RowOptions) -> str:
+    from ckptools.views.statistics import drawable, statistics_text
+
+    asked = screen if how.limit is None else screen._replace(rows=None)
+    return statistics_text(found, asked, not drawable(sys.stdout.encoding))
+
+
+def _say_what_it_took(found: Statistics[Any], paths: Sequence[str]) -> None:
+    from ckptools.text import duration, size
+
+    remark(f"\n{size(found.bytes_read)} of values read in {duration(found.seconds)}, checksums not compared")
+    if found.incomplete:
+        remark(f"why not all of it: ckptools verify {' '.join(paths)}")
