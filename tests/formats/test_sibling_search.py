@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -120,6 +122,39 @@ def test_another_run_beside_it_hides_no_missing_rank(tmp_path: Path) -> None:
 
 def test_what_two_runs_have_left_is_not_one_checkpoint(tmp_path: Path) -> None:
     paths = copied("ShardedTensor", "run{one}-{rank}.pt", tmp_path)
+    assert says(paths[0]) == [("CK011", None)]
+
+
+def test_a_number_that_no_rank_has_proves_that_the_numbers_are_no_ranks(tmp_path: Path) -> None:
+    paths = copied("ShardedTensor", "{rank}.pt", tmp_path)
+    shutil.copy(paths[3], tmp_path / "7.pt")
+    assert says(paths[0]) == [("CK011", None)]
+
+
+def test_one_right_number_of_several_proves_nothing(tmp_path: Path) -> None:
+    _, one, two, three = copied("ShardedTensor", "{rank}.pt", tmp_path)
+    one.unlink()
+    two.rename(one)
+    three.rename(two)
+    assert says(tmp_path / "0.pt") == [("CK011", None)]
+
+
+def at_step_9(path: Path) -> None:
+    """Let a file of step 5 say that its scheduler has made 9 steps."""
+    with zipfile.ZipFile(path) as saved:
+        members = {name: saved.read(name) for name in saved.namelist()}
+    (pickle,) = (name for name in members if name.endswith("data.pkl"))
+    said = rb"(last_epoch(?:q.|r.{4})K)\x05"
+    members[pickle], changed = re.subn(said, lambda found: found[1] + b"\x09", members[pickle], flags=re.DOTALL)
+    assert changed == 1
+    with zipfile.ZipFile(path, "w") as changed_file:
+        for name, data in members.items():
+            changed_file.writestr(name, data)
+
+
+def test_a_file_of_another_step_does_not_stand_for_one_that_is_lost(tmp_path: Path) -> None:
+    *_, last = paths = copied("ShardedTensor", "node{node}/gpu{local}.pt", tmp_path)
+    at_step_9(last)
     assert says(paths[0]) == [("CK011", None)]
 
 

@@ -211,6 +211,13 @@ def test_what_is_no_ranks_file_is_rank_0s_to_damage(trainers_ddp: Path, tmp_path
     assert (spoiled.files, spoiled.shown) == ("model.safetensors", ("CK201",))
 
 
+def test_of_files_that_are_no_ranks_the_number_says_which(torch_layouts: Path, tmp_path: Path) -> None:
+    shutil.copytree(torch_layouts / "cut", tmp_path / "run")
+    (broken,) = damage.apply(tmp_path / "run", "missing:3", 0, {})
+    assert broken.files == "model-00004-of-00005.safetensors"
+    assert not (tmp_path / "run" / broken.files).exists()
+
+
 def test_a_checkpoint_of_which_nothing_is_left_cannot_be_opened(snapshot: Created, tmp_path: Path) -> None:
     shutil.copytree(snapshot.out, tmp_path / "run")
     (broken,) = damage.apply(tmp_path / "run/snapshot.pt", "missing:0", 0, {})

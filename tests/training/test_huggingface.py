@@ -89,6 +89,10 @@ def test_a_model_is_cut_in_order_and_no_tensor_is() -> None:
     assert set(file_numbers(sizes, FileOptions()).values()) == {1}
 
 
+def test_no_file_is_empty_before_a_tensor_that_is_too_large() -> None:
+    assert file_numbers({"a": 50, "b": 5}, FileOptions(max_shard_size="20")) == {"a": 1, "b": 2}
+
+
 @pytest.mark.parametrize(
     ("layout", "files", "says"),
     [

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -134,6 +136,57 @@ def test_the_error_of_one_ends_all_with_its_class_and_words() -> None:
 
     got = together(lambda: attend(port, 0, 2), lambda: attend(port, 1, 2, fail))
     assert [(type(error), str(error)) for error in got] == [(UsageError, "wrong")] * 2
+
+
+def test_of_two_errors_at_the_same_time_one_is_everybodys() -> None:
+    port = free_port()
+
+    def fail(meeting: Meeting) -> object:
+        meeting.gather("begin")
+        error = meeting._agreed(UsageError(None, f"wrong on {meeting.number}"))
+        return str(error), meeting.told
+
+    got = together(lambda: attend(port, 0, 2, fail), lambda: attend(port, 1, 2, fail))
+    (text, told), (other_text, other_told) = got  # type: ignore[misc]
+    assert text == other_text
+    assert {told, other_told} == {True, False}
+
+
+STORES = {
+    "ours": """
+from ckptools.training.rendezvous_store import open_store
+store = open_store("localhost", {port}, True, 60)
+""",
+    "another": """
+from torch.distributed import TCPStore
+store = TCPStore("localhost", {port}, None, True, wait_for_workers=False)
+""",
+}
+
+
+@contextmanager
+def hosted_elsewhere(whose: str) -> Iterator[int]:
+    """Another process that hosts a store of torch's; yields its port."""
+    port = free_port()
+    code = f"{STORES[whose].format(port=port)}\nprint('up', flush=True)\ninput()"
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        try:
+            yield port
+        finally:
+            process.kill()
+
+
+def test_a_port_that_another_node_of_a_run_hosts_is_joined_so_that_the_numbers_tell() -> None:
+    with hosted_elsewhere("ours") as port:
+        assert open_store("localhost", port, True, LONG).hosted is False
+
+
+def test_a_port_that_hosts_the_store_of_another_program_is_refused() -> None:
+    with hosted_elsewhere("another") as port, pytest.raises(RendezvousError, match="is taken by something else"):
+        open_store("localhost", port, True, LONG)
 
 
 def test_who_lost_the_others_says_what_they_said() -> None:
