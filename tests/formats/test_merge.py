@@ -259,3 +259,10 @@ def test_only_plain_tensors_of_one_dimension_may_differ_in_length():
     assert difference(stored(5, 3), stored(6, 4)) is None
     assert difference(stored(5, 3, 1), stored(6, 4, 1)) == ("shape [4, 1]", "[3, 1]")
     assert difference(stored(5, 3), stored(6, 3, 1)) == ("shape [3, 1]", "[3]")
+
+
+@pytest.mark.parametrize("other", [(1, 2, 4), (1, 2), (1, 2, 3.0), (1, 2, True), [1, 2, 3]])
+def test_numbers_of_another_value_type_or_count_are_another_value(other):
+    assert same_value((1, 2, 3), (1, 2, 3))
+    assert not same_value((1, 2, 3), other)
+    assert not same_value((0, 1, 1), (False, True, True))

@@ -196,6 +196,7 @@ FAULTS = (
         "formats/shared/merge.py",
         "formats/test_merge.py",
         ('if a.sharded and a.kind == "sharded_tensor" and not _same_layout(a, b):', "if False:"),
+        ("return set(map(type, values)) == {int}", "return True"),
         ("    if a.kind != b.kind:\n", "    if False:\n"),
         ("    if a.dtype != b.dtype:\n", "    if False:\n"),
         ("if a.placements != b.placements or a.mesh != b.mesh:", "if a.placements != b.placements:"),

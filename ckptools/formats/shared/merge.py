@@ -239,6 +239,11 @@ def _plain(value: Any) -> bool:
     return not isinstance(value, (dict, list, tuple, Tensor))
 
 
+def _only_ints(values: Sequence[Any]) -> bool:
+    """Python's random state is 625 of them, and a file may hold those of 1,024 ranks: too many to take one by one."""
+    return set(map(type, values)) == {int}
+
+
 def same_value(a: Any, b: Any) -> bool:
     """Whether two values are the same, NaN included; foreign objects by name, tensors by what is stated of them."""
     if type(a) is not type(b):
@@ -254,6 +259,8 @@ def same_value(a: Any, b: Any) -> bool:
     if isinstance(a, Opaque):
         return bool(a.name == b.name)
     if isinstance(a, (list, tuple)) and not isinstance(a, Size):
+        if _only_ints(a) and _only_ints(b):
+            return bool(a == b)
         return len(a) == len(b) and all(same_value(x, y) for x, y in zip(a, b, strict=True))
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(same_value(value, b[key]) for key, value in a.items())
