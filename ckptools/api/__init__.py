@@ -7,7 +7,7 @@ so that importing ckptools stays cheap.
 from __future__ import annotations
 
 from ckptools.api.checkpoint import Checkpoint
-from ckptools.api.opening import consolidate, open, verify
+from ckptools.api.opening import checkpoints_in, consolidate, open, verify
 from ckptools.api.tensor import Tensor
 from ckptools.errors import CkptoolsError
 from ckptools.model.problems import Problem
@@ -22,6 +22,7 @@ __all__ = [
     "Problem",
     "Shard",
     "Tensor",
+    "checkpoints_in",
     "consolidate",
     "load_shard",
     "offline",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ckptools.formats.shared.given_names import NamesFrom
     from ckptools.formats.shared.shapes import ShapesFrom
     from ckptools.model.checkpoint import Checkpoint as CheckpointData
+    from ckptools.model.run_folder import RunFolder
     from ckptools.model.verification import Verification
 
 
@@ -150,6 +151,53 @@ def consolidate(
         dry_run=dry_run,
         jobs=jobs,
         progress=progress,
+    )
+
+
+def checkpoints_in(
+    folder: str | Path,
+    *,
+    deep: bool = False,
+    follow_symlinks: bool = False,
+    jobs: int | None = None,
+    shapes: str | Path | None = None,
+    weights: Weights = "fp32",
+    rules: str | Path | None = None,
+    names: NamesFrom | None = None,
+    on_found: Callable[[Path], None] | None = None,
+) -> RunFolder:
+    """The checkpoints of a run, the newest first, with `.newest_whole` to open; as a table: `.to_dicts()`.
+
+    Each is looked into as `open` does. Every rank of the newest is read, and of older ones until one is whole.
+
+    Args:
+        folder: the folder of a run, of any format.
+        deep: compare also the checksums of those of which every rank is read.
+        follow_symlinks: look behind links that lead out of the folder.
+        jobs: threads, and processes that read rank files.
+        shapes: what tells shapes that the checkpoints lack, as in `open`.
+        weights: where the model is held twice, `fp32` (master copy) or `module`.
+        rules: a JSON file that says how tensor-parallel weights are joined.
+        names: what names the parameters of optimizers that are keyed by number, as in `open`.
+        on_found: called with each checkpoint that was looked into.
+
+    Raises:
+        UnknownFormatError: no checkpoint is in it.
+        ReadError: it cannot be listed.
+        UsageError: it is no folder.
+    """
+    from ckptools.checks.run_folder import listing
+
+    return listing.checkpoints_in(
+        folder,
+        deep=deep,
+        on_found=on_found,
+        follow_symlinks=follow_symlinks,
+        jobs=jobs,
+        shapes=shapes,
+        weights=weights,
+        rules=rules,
+        names=names,
     )
 
 

@@ -28,6 +28,12 @@ SectionName = Annotated[
     typer.Option(help="Show one section in full: model, optimizer, scheduler, rng, other, or a section's own name."),
 ]
 AllRanks = Annotated[bool, typer.Option("--all-ranks", help="Read the structure of every rank, and compare them.")]
+RunFolderPath = Annotated[
+    str, typer.Argument(metavar="DIR", show_default=False, help="The folder of a run, in which its checkpoints are.")
+]
+DeepOfNewest = Annotated[
+    bool, typer.Option("--deep", help="Compare the CRC-32s of the newest too, and of older ones until one is whole.")
+]
 EngineName = Annotated[
     Engine, typer.Option(help="inert: names are only names, nothing is run. torch: through torch.load, as a check.")
 ]

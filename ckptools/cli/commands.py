@@ -8,6 +8,7 @@ HELP = "Open, check and consolidate distributed PyTorch checkpoints offline."
 
 COMMANDS = {
     "inspect": "Show what a checkpoint is, and whether it is whole.",
+    "ls": "List a run's checkpoints, and the newest that is whole.",
     "tree": "Show every key: shape, dtype, size and layout, or its value.",
     "verify": "Check that a checkpoint is whole, unharmed and coherent.",
     "match": "Say why a checkpoint does not load into a model.",
@@ -19,7 +20,7 @@ COMMANDS = {
 }
 """Every command with the first line of its docstring, in the order in which `--help` has them."""
 
-ARGUMENTS = {"inspect": "paths*", "verify": "paths*", "tree": "paths*", "stats": "paths*"}
+ARGUMENTS = {"inspect": "paths*", "verify": "paths*", "tree": "paths*", "stats": "paths*", "ls": "folder"}
 """Arguments of the commands that are mostly called with nothing to parse; `*` stands behind one that repeats."""
 
 
@@ -30,6 +31,10 @@ def function_of(name: str) -> Callable[..., None]:
             from ckptools.cli.inspect import inspect
 
             return inspect
+        case "ls":
+            from ckptools.cli.ls import ls
+
+            return ls
         case "tree":
             from ckptools.cli.tree import tree
 

@@ -97,6 +97,20 @@ class ProgressLine(Line):
         return f"  {duration(self.seconds * (self.total - self._done) / self._done)} left"
 
 
+class CheckpointLine(Line):
+    """Says of how many checkpoints something is known: a run may have hundreds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._checkpoints = 0
+
+    def __call__(self, path: Path) -> None:
+        """Count a checkpoint that was looked into."""
+        self._checkpoints += 1
+        if self.due():
+            self.print(f"looked into {plural(self._checkpoints, 'checkpoint')}", path.name)
+
+
 class ReadingLine(Line):
     """Says of how many files the structure has been read: a thousand ranks take a while."""
 

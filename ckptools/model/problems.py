@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
+
+from ckptools.text import plural
 
 Severity = Literal["error", "warning", "note"]
 
@@ -44,6 +46,7 @@ class Code(Enum):
     NOT_READ = "CK013", "file beside it that is not read", "note"
     MANIFEST_DIFFERS = "CK014", "differs from the manifest", "error"
     FILE_UNREADABLE = "CK015", "file that may not be read, or whose disk fails", "error", "complete output", "file"
+    TRACKER_ASTRAY = "CK016", "tracker that names no newest whole checkpoint", "error"
     TENSOR_GAP = "CK101", "gap in a tensor", "error", "complete output", "elements"
     TENSOR_OVERLAP = "CK102", "overlap in a tensor", "error", "complete output"
     WORLD_SIZES_DISAGREE = "CK103", "world sizes disagree", "error", "any output"
@@ -109,3 +112,22 @@ class Problem:
 def worst_first(problems: Iterable[Problem]) -> tuple[Problem, ...]:
     """Errors, then warnings, then notes, each in the order in which they were found."""
     return tuple(sorted(problems, key=lambda p: ("error", "warning", "note").index(p.severity)))
+
+
+def verdict(problems: Sequence[Problem]) -> str:
+    """How many errors there are of each kind: `1 rank missing, 1 rank cut short, 3 other errors`."""
+    errors = [p for p in problems if p.severity == "error"]
+    counts = _counted("missing", [p for p in errors if p.kind is Code.FILE_MISSING])
+    counts += _counted("cut short or damaged", [p for p in errors if p.kind is Code.FILE_CUT])
+    counts += _counted("not readable", [p for p in errors if p.kind is Code.FILE_UNREADABLE])
+    others = sum(p.kind not in (Code.FILE_MISSING, Code.FILE_CUT, Code.FILE_UNREADABLE) for p in errors)
+    counts += [plural(others, "other error" if counts else "error")] if others else []
+    return ", ".join(counts)
+
+
+def _counted(what: str, problems: Sequence[Problem]) -> list[str]:
+    """How many ranks, and how many files that are no rank's, share a fate."""
+    ranks = {p.rank for p in problems if p.rank is not None}
+    files = sum(p.rank is None for p in problems)
+    counts = [(len(ranks), "rank"), (files, "file")]
+    return [f"{plural(n, name)} {what}" for n, name in counts if n]

@@ -66,22 +66,3 @@ def error_lines(problems: Iterable[Problem]) -> list[str]:
     for problem in problems:
         groups.setdefault((problem.code, problem.severity, problem.message), []).append(problem)
     return [str(g[0]) if len(g) == 1 else "  ".join([g[0].code, _where(g), g[0].message]) for g in groups.values()]
-
-
-def verdict(problems: Sequence[Problem]) -> str:
-    """How many errors there are of each kind: `1 rank missing, 1 rank cut short, 3 other errors`."""
-    errors = [p for p in problems if p.severity == "error"]
-    counts = _counted("missing", [p for p in errors if p.kind is Code.FILE_MISSING])
-    counts += _counted("cut short or damaged", [p for p in errors if p.kind is Code.FILE_CUT])
-    counts += _counted("not readable", [p for p in errors if p.kind is Code.FILE_UNREADABLE])
-    others = sum(p.kind not in (Code.FILE_MISSING, Code.FILE_CUT, Code.FILE_UNREADABLE) for p in errors)
-    counts += [plural(others, "other error" if counts else "error")] if others else []
-    return ", ".join(counts)
-
-
-def _counted(what: str, problems: Sequence[Problem]) -> list[str]:
-    """How many ranks, and how many files that are no rank's, share a fate."""
-    ranks = {p.rank for p in problems if p.rank is not None}
-    files = sum(p.rank is None for p in problems)
-    counts = [(len(ranks), "rank"), (files, "file")]
-    return [f"{plural(n, name)} {what}" for n, name in counts if n]

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ckptools.contents.sharding import ShardingRow
 from ckptools.dtypes import short
-from ckptools.model.problems import Code
+from ckptools.model.problems import Code, verdict
 from ckptools.text import count, duration, few, period, plural, printable, size
 from ckptools.views.param_groups import GroupRow, OptimizerRow, SchedulerRow
-from ckptools.views.problems import fold, verdict
+from ckptools.views.problems import fold
 from ckptools.views.report import Report, SectionRow
 from ckptools.views.tables import PIPE, Column, Screen, table, wrapped
 from ckptools.views.value_text import key_name, value_text

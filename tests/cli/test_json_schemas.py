@@ -23,6 +23,7 @@ COMPOSER = FIXTURES / "composer-0.13.5-torch1.13.1-sharded-w4"
 
 CALLS: dict[str, list[list[str]]] = {
     "inspect": [[], ["--section", "model"], ["--section", "optimizer"], ["--section", "rng"], ["--all-ranks"]],
+    "ls": [[], ["--deep"], ["--sort", "bytes", "--limit", "1"]],
     "verify": [[], ["--deep", "--values"]],
     "tree": [[], ["--section", "rng"], ["--sort", "bytes", "--limit", "3"]],
     "match": [["--to", "{path}"], ["--to", str(FIXTURES / "torch2.13.0-ddp-w4" / "snapshot.pt")]],
@@ -30,7 +31,7 @@ CALLS: dict[str, list[list[str]]] = {
 }
 """What follows the path of a checkpoint, on each fixture the first, on one of them all; `{path}` is that path again."""
 
-LINES: dict[str, list[list[str]]] = {"tree": [[]], "match": [["--to", "{path}"]], "stats": [[]]}
+LINES: dict[str, list[list[str]]] = {"tree": [[]], "match": [["--to", "{path}"]], "stats": [[]], "ls": [[]]}
 """The same for --jsonl."""
 
 FILES = {"map"}

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from ckptools.model.problems import Code, Problem
-from ckptools.views.problems import fold, verdict
+from ckptools.model.problems import Code, Problem, verdict
+from ckptools.views.problems import fold
 from tests.views.made import missing
 
 

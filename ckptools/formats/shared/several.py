@@ -24,7 +24,10 @@ def several(folder: Path, found: Sequence[Path], why: str = "") -> SeveralError:
         found: a file or folder of each.
         why: what would have told which one is meant, such as ` and no file latest`.
     """
-    return SeveralError(folder, f"holds {len(found)} checkpoints{why}; {listed(folder, found)}")
+    import shlex
+
+    which = f"which are whole: ckptools ls {shlex.quote(str(folder))}"
+    return SeveralError(folder, f"holds {len(found)} checkpoints{why} ({which}); {listed(folder, found)}")
 
 
 def listed(folder: Path, found: Sequence[Path]) -> str:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from ckptools.errors import ReadError
 from ckptools.files.opening import File, check_stays_inside, is_plain_name, reading
 from ckptools.model.values import describe_for_error
 from ckptools.training_state.steps import step_in
@@ -62,6 +63,32 @@ def tracker_in(folder: Path, follow_symlinks: bool = False) -> Tracker | None:
                 return _named(path, text_of(path))
     links = dict(_linked(folder))
     return Tracker(*links.popitem()[::-1]) if len(links) == 1 else None
+
+
+def trackers_in(folder: Path) -> list[Tracker]:
+    """Every tracker of a folder: files, and links by the names of trackers; one that leads nowhere says why."""
+    files = [folder / name for name in FILES]
+    found = [_read(path) for path in files if path.is_file() and not path.is_symlink()]
+    links = (entry for entry in _entries(folder) if entry.is_symlink() and LINK.fullmatch(entry.name))
+    return [*found, *map(_of_link, links)]
+
+
+def _read(path: Path) -> Tracker:
+    try:
+        return _named(path, text_of(path))
+    except ReadError as error:
+        return Tracker(path, None, error.reason)
+
+
+def _of_link(link: Path) -> Tracker:
+    """What a link leads to, as a path in its folder; a link of a rank is followed to that rank's file."""
+    folder, target = Path(os.path.realpath(link.parent)), Path(os.path.realpath(link))
+    named = describe_for_error(os.readlink(link))  # noqa: PTH115 - a text, as it was written
+    if not target.is_relative_to(folder):
+        return Tracker(link, None, f"is a link to {named}, out of the folder")
+    if not target.exists():
+        return Tracker(link, None, f"is a link to {named}, which is not here")
+    return Tracker(link, link.parent / target.relative_to(folder))
 
 
 def text_of(path: Path) -> str:

@@ -1,0 +1,279 @@
+"""Finding the checkpoints in a folder: rank files by their names, folders that a format recognises, single files.
+
+Beside them are found the trackers that name one, what interrupted writes have left, and links, which are other names
+of what lies elsewhere. Nothing is left out silently: what was not looked at is told.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+from ckptools.dtypes import is_floating
+from ckptools.errors import CkptoolsError, ReadError, SeveralError, UnknownFormatError
+from ckptools.files.file_type import HEAD, content_of
+from ckptools.formats.folder_search import SUFFIXES
+from ckptools.formats.plugins import formats_from_outside
+from ckptools.formats.registry import FORMATS, recognised
+from ckptools.formats.shared.companions import is_companion
+from ckptools.formats.shared.left_overs import is_temporary
+from ckptools.formats.shared.rank_names import COMPRESSED, RankName, parse
+from ckptools.formats.shared.trackers import LINK, Tracker, trackers_in
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.tree import tensors_in
+from ckptools.text import few, plural
+
+MAX_DEPTH = 4
+MAX_ENTRIES = 1 << 18
+"""Entries of one folder that are looked at: 1,024 rank files of 256 checkpoints."""
+
+MAX_FOLDERS = 20_000
+
+WEIGHTS_ELSEWHERE = (".safetensors",)
+"""Suffixes of single files that are no torch.save files."""
+
+Opener = Callable[[Path, Sequence[Path]], "Opened"]
+"""Opens a path; with it go the files of the same checkpoint, as far as names tell them."""
+
+OnCheckpoint = Callable[[Path, "Opened | CkptoolsError", Sequence[Path]], None]
+"""Takes what opens a checkpoint, the opened one or why it cannot be opened, and its files as far as they are known."""
+
+
+class Opened(NamedTuple):
+    """A checkpoint that was opened, without its tree: those of a long run together would fill the memory.
+
+    Attributes:
+        facts: the checkpoint; it has no tree.
+        holds_weights: whether floating-point tensors are in it.
+    """
+
+    facts: Checkpoint
+    holds_weights: bool
+
+    @classmethod
+    def of(cls, ck: Checkpoint) -> Opened:
+        """What is kept of a checkpoint."""
+        weights = any(is_floating(tensor.dtype) for _, tensor in tensors_in(ck.tree))
+        return cls(replace(ck, tree=None, per_rank={}, names=(), differing=(), rounded=()), weights)
+
+
+@dataclass
+class Search:
+    """A search for the checkpoints of a run; each is handed on as soon as it is found, so that none is kept.
+
+    Attributes:
+        root: the folder of the run.
+        opened: opens a path.
+        on_checkpoint: takes each checkpoint.
+        follow_symlinks: take links that lead out of the folder for what they lead to.
+        trackers: those that were found.
+        left_over: temporary files and folders.
+        notes: what was not looked at.
+    """
+
+    root: Path
+    opened: Opener
+    on_checkpoint: OnCheckpoint
+    follow_symlinks: bool = False
+    trackers: list[Tracker] = field(default_factory=list)
+    left_over: list[Path] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    _known: set[Path] = field(default_factory=set)
+    _folders: int = 0
+    _not_followed: list[str] = field(default_factory=list)
+    _entered: set[Path] = field(default_factory=set)
+
+    def run(self) -> None:
+        """Search the whole folder.
+
+        Raises:
+            ReadError: the folder itself cannot be listed.
+        """
+        try:
+            entries = self._entries(self.root)
+        except OSError as error:
+            raise ReadError(self.root, (error.strerror or "").lower(), "no access") from error
+        self._folder(self.root, entries, MAX_DEPTH)
+        if self._not_followed:
+            links = plural(len(self._not_followed), "link")
+            names = few(self._not_followed)
+            self.notes.append(f"{links} out of the folder, not followed (--follow-symlinks): {names}")
+
+    def name(self, path: Path) -> str:
+        """How something is typed behind the folder."""
+        return str(path.relative_to(self.root))
+
+    # -- folders -------------------------------------------------------------------------------------------------
+
+    def _entries(self, folder: Path) -> list[Path]:
+        """The entries of a folder that are neither hidden nor temporary, nor links that are not followed."""
+        with os.scandir(folder) as found:
+            listed = sorted(islice((Path(entry.path) for entry in found), MAX_ENTRIES + 1))
+        if len(listed) > MAX_ENTRIES:
+            self.notes.append(
+                f"{self.name(folder)} holds more than {MAX_ENTRIES} entries; the others were not looked at"
+            )
+        self.left_over += [path for path in listed if is_temporary(path.name)]
+        return [path for path in listed if self._is_looked_at(path)]
+
+    def _is_looked_at(self, path: Path) -> bool:
+        if path.name.startswith(".") or is_temporary(path.name):
+            return False
+        return not path.is_symlink() or self._is_followed(path)
+
+    def _is_followed(self, link: Path) -> bool:
+        """Whether a link is taken for what it leads to: only where that is not in the folder anyway."""
+        target = Path(os.path.realpath(link))
+        if target.is_relative_to(os.path.realpath(self.root)):
+            return False
+        if not self.follow_symlinks and not LINK.fullmatch(link.name):
+            self._not_followed.append(self.name(link))
+        return self.follow_symlinks and target.exists()
+
+    def _folder(self, folder: Path, entries: Sequence[Path], depth: int) -> None:
+        """The checkpoints in a folder: the folder itself, its files, its sub-folders."""
+        real = Path(os.path.realpath(folder))
+        if real in self._entered:
+            return
+        self._entered.add(real)
+        trackers = trackers_in(folder)
+        self.trackers += trackers
+        itself = None if any(map(_names_another, trackers)) else self._recognised(folder)
+        if isinstance(itself, Opened) and not _in_one_below(folder, itself.facts):
+            self._found(folder, itself)
+        files = [path for path in entries if path not in self._known and path.is_file()]
+        before = len(self._known)
+        self._rank_files(files)
+        if isinstance(itself, CkptoolsError) and len(self._known) == before:
+            self._failed(folder, itself, files)
+        self._single_files(path for path in files if path not in self._known)
+        self._sub_folders([path for path in entries if path not in self._known and path.is_dir()], depth - 1)
+        if isinstance(itself, Opened) and not self._known.issuperset(_here(itself.facts)):
+            self._found(folder, itself)
+
+    def _sub_folders(self, folders: Sequence[Path], depth: int) -> None:
+        for folder in folders if depth > 0 else ():
+            self._folders += 1
+            if self._folders > MAX_FOLDERS:
+                self.notes.append(f"only {MAX_FOLDERS} folders were looked into")
+                return
+            try:
+                self._folder(folder, self._entries(folder), depth)
+            except OSError as error:
+                self.notes.append(f"{self.name(folder)} was not looked into: {(error.strerror or '').lower()}")
+
+    def _recognised(self, folder: Path) -> Opened | CkptoolsError | None:
+        """The checkpoint that a folder itself is, or leads to, or why that cannot be opened."""
+        try:
+            if recognised(folder, (*formats_from_outside(), *FORMATS)) is None:
+                return None
+            return self.opened(folder, ())
+        except SeveralError:
+            return None
+        except CkptoolsError as error:
+            return error
+
+    # -- files ---------------------------------------------------------------------------------------------------
+
+    def _rank_files(self, files: Sequence[Path]) -> None:
+        """The checkpoints of which there is a file per rank, by the names of the files."""
+        groups: dict[tuple[tuple[str, str], int | None], list[RankName]] = {}
+        for name in filter(None, map(parse, files)):
+            groups.setdefault((name.group, name.world_size), []).append(name)
+        for group in groups.values():
+            self._first_that_opens([n.path for n in sorted(group, key=lambda n: (n.rank, n.path))])
+
+    def _first_that_opens(self, paths: Sequence[Path]) -> None:
+        """The checkpoint of some rank files: a damaged one is a problem of it, and only all of them are its end."""
+        first: CkptoolsError | None = None
+        for path in paths:
+            try:
+                self._found(path, self.opened(path, paths), paths)
+                return
+            except CkptoolsError as error:
+                first = first or error
+        if first is not None:
+            self._failed(paths[0], first, paths)
+
+    def _single_files(self, files: Iterable[Path]) -> None:
+        for path in files:
+            if path not in self._known and not is_companion(path) and _may_be_one(path):
+                self._single_file(path)
+
+    def _single_file(self, path: Path) -> None:
+        """A file of any name: a checkpoint where it holds weights; a damaged one counts by its name."""
+        try:
+            found = self.opened(path, (path,))
+        except UnknownFormatError as error:
+            if _is_named_so(path) and not path.stat().st_size:
+                self._failed(path, error, (path,))
+        except CkptoolsError as error:
+            if _is_named_so(path):
+                self._failed(path, error, (path,))
+        else:
+            if found.holds_weights:
+                self._found(path, found)
+
+    # -- what was found ------------------------------------------------------------------------------------------
+
+    def _found(self, path: Path, opened: Opened, files: Sequence[Path] = ()) -> None:
+        if path == self.root:
+            path = _file_instead_of_folder(opened.facts) or path
+        mine = _here(opened.facts)
+        self._known |= {*files, *mine, *(above for file in mine for above in _between(self.root, file))}
+        self.on_checkpoint(path, opened, sorted(mine))
+
+    def _failed(self, path: Path, error: CkptoolsError, files: Sequence[Path]) -> None:
+        self._known.update(files)
+        self.on_checkpoint(path, error, files)
+
+
+def _here(checkpoint: Checkpoint) -> set[Path]:
+    return {file.path for file in checkpoint.files if file.status != "missing"}
+
+
+def _names_another(tracker: Tracker) -> bool:
+    """Whether a tracker makes its folder that of a run: a file, or a link to a folder."""
+    return not tracker.path.is_symlink() or (tracker.target is not None and tracker.target.is_dir())
+
+
+def _between(root: Path, file: Path) -> list[Path]:
+    """The folders below the root that a file is in."""
+    return [above for above in file.parents if above != root and above.is_relative_to(root)]
+
+
+def _in_one_below(folder: Path, checkpoint: Checkpoint) -> bool:
+    """Whether all files of a checkpoint lie in one sub-folder: it leads to a checkpoint, and is none itself."""
+    parents = [file.path.parent for file in checkpoint.files]
+    home = Path(os.path.commonpath(parents)) if parents else folder
+    return home != folder and home.is_relative_to(folder)
+
+
+def _file_instead_of_folder(checkpoint: Checkpoint) -> Path | None:
+    """The only file, or a rank file that finds the others by their names; None where only the folder opens all."""
+    if len(checkpoint.files) == 1:
+        return checkpoint.files[0].path
+    names = [parse(file.path) for file in checkpoint.files if file.status != "missing"]
+    groups = {(name.group, name.world_size, name.part) if name else None for name in names}
+    alone = checkpoint.format == "rank_files" and len(groups) == 1 and None not in groups
+    return next(file.path for file in checkpoint.files if file.status in ("read", "seen")) if alone else None
+
+
+def _is_named_so(path: Path) -> bool:
+    plain = path.with_suffix("") if path.suffix in COMPRESSED else path
+    return plain.suffix in SUFFIXES
+
+
+def _may_be_one(path: Path) -> bool:
+    """Whether a file's name or first bytes are those of a checkpoint."""
+    if _is_named_so(path) or path.suffix in WEIGHTS_ELSEWHERE:
+        return True
+    try:
+        with path.open("rb") as file:
+            return content_of(file.read(HEAD)) in ("zip", "legacy")
+    except OSError:
+        return False
