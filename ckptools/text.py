@@ -198,5 +198,5 @@ def no_such_key(key: object, names: Iterable[str]) -> str:
     from difflib import get_close_matches  # takes some milliseconds to import
 
     shown = repr(clip(printable(str(key)), MAX_KEY))
-    near = get_close_matches(str(key), list(islice(names, MAX_COMPARED)), 1)
+    near = get_close_matches(str(key)[:MAX_KEY], list(islice(names, MAX_COMPARED)), 1)
     return f"no {shown} here" + (f"; the nearest is {clip(printable(near[0]), MAX_KEY)!r}" if near else "")

@@ -23,6 +23,10 @@ MASKS = (
     (r"\b\d+(\.\d+)? [KMG]iB/s\b", "SPEED"),
     (r"(?<=loss )\d+\.\d+", "LOSS"),
     (r"\b\d+\.\d+\.\d+\+\w+", "TORCH"),
+    # Where a record lies depends on how long the numbers of a training's times are.
+    (r"(\bdata/\d+ +)\d+", r"\1OFFSET"),
+    (r'"offset": \d+', "OFFSET"),
+    (r"\bbyte \d+|\b\d+ of \d+ bytes", "BYTES"),
     (r" +", " "),
     (r"--+", "--"),
 )

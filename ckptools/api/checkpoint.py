@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ckptools.formats.resolver import Resolver
     from ckptools.model.keys import Keys
     from ckptools.model.matching import Match
+    from ckptools.model.shown import Shown
     from ckptools.model.verification import Verification
     from ckptools.training_state.optimizers import Optimizer
     from ckptools.training_state.sections import Section
@@ -107,6 +108,23 @@ class Checkpoint(StatisticsMethods, checkpoint_data.Checkpoint):
         from ckptools.contents.selection import Selection
 
         return keys_of(self, Selection(tuple(filter), tuple(exclude), section))
+
+    def show(self, *keys: str, values: str | None = None, private: bool = False) -> Shown:
+        """What is at some keys: values in full, tensors with their shards and, where they are small, a few figures.
+
+        What cannot be read of a tensor is said in its row. Other ranks' files are read where a key needs it.
+
+        Args:
+            keys: names as `records` has them, beginnings of names (`rng`), kinds of sections, or globs.
+            values: a slice of each tensor whose elements are read, such as `0:4,:8`; only their bytes are.
+            private: show also values whose names begin with `_`.
+
+        Raises:
+            UsageError: nothing is at a key, or it is no slice of its tensor.
+        """
+        from ckptools.checks.showing import show
+
+        return show(self, keys, values, private, None if self.all_ranks else self._with_all_ranks)
 
     def verify(
         self,

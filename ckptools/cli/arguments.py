@@ -22,6 +22,14 @@ CheckpointPaths = Annotated[
         " in it), any checkpoint file; or several rank files, by any name.",
     ),
 ]
+CheckpointPath = Annotated[
+    str,
+    typer.Argument(metavar="PATH", show_default=False, help="A rank file, a folder, or any checkpoint file."),
+]
+ShownKeys = Annotated[
+    list[str],
+    typer.Argument(metavar="KEY...", show_default=False, help="A name as `tree` has it, its beginning, or a glob."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object for other programs.")]
 SectionName = Annotated[
     str | None,

@@ -10,6 +10,7 @@ COMMANDS = {
     "inspect": "Show what a checkpoint is, and whether it is whole.",
     "ls": "List a run's checkpoints, and the newest that is whole.",
     "tree": "Show every key: shape, dtype, size and layout, or its value.",
+    "show": "Show a value in full, or a tensor with its shards.",
     "verify": "Check that a checkpoint is whole, unharmed and coherent.",
     "match": "Say why a checkpoint does not load into a model.",
     "stats": "Show what the values are like: rms, norm, extremes, NaN.",
@@ -20,7 +21,14 @@ COMMANDS = {
 }
 """Every command with the first line of its docstring, in the order in which `--help` has them."""
 
-ARGUMENTS = {"inspect": "paths*", "verify": "paths*", "tree": "paths*", "stats": "paths*", "ls": "folder"}
+ARGUMENTS = {
+    "inspect": "paths*",
+    "verify": "paths*",
+    "tree": "paths*",
+    "stats": "paths*",
+    "ls": "folder",
+    "show": "path keys*",
+}
 """Arguments of the commands that are mostly called with nothing to parse; `*` stands behind one that repeats."""
 
 
@@ -39,6 +47,10 @@ def function_of(name: str) -> Callable[..., None]:
             from ckptools.cli.tree import tree
 
             return tree
+        case "show":
+            from ckptools.cli.show import show
+
+            return show
         case "verify":
             from ckptools.cli.verify import verify
 

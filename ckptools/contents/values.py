@@ -4,12 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import date, timedelta
+from math import prod
+from struct import calcsize, unpack
 from typing import Any
 
 from ckptools.contents.leaves import LONG, MAX_BITS, fingerprint
 from ckptools.model.tensor import Tensor
-from ckptools.model.values import Device, Global, NumpyArray, NumpyDtype, NumpyScalar, Opaque, TorchName, scalar
+from ckptools.model.values import (
+    NUMPY_CODES,
+    Device,
+    Global,
+    NumpyArray,
+    NumpyDtype,
+    NumpyScalar,
+    Opaque,
+    TorchName,
+    scalar,
+)
 from ckptools.text import clip, plural, shape
+
+MAX_FULL = 10_000
+"""Items of a list or array, and characters of a text, that are shown in full."""
 
 MAX_TEXT = 200
 """Characters of a text that is short."""
@@ -55,6 +70,29 @@ def as_data(value: Any) -> Any:
     if isinstance(value, timedelta):
         return value.total_seconds()
     return str(value) if isinstance(value, (date, TorchName, Device, NumpyDtype)) else value
+
+
+def full_value(value: Any) -> Any:
+    """A value with all that it holds, as JSON has it; None where that is an object of a foreign class, or too much.
+
+    Of an array its elements in the order in which the file has them, of bytes their hexadecimal digits.
+    """
+    value = scalar(value)
+    if isinstance(value, NumpyArray):
+        return _elements(value)
+    if isinstance(value, (list, tuple)):
+        return [as_data(v) if _is_short_scalar(v) else described(v) for v in value] if len(value) <= MAX_FULL else None
+    if isinstance(value, (str, bytes, bytearray)) and len(value) <= MAX_FULL:
+        return value if isinstance(value, str) else value.hex()
+    return as_data(value) if is_short(value) else None
+
+
+def _elements(array: NumpyArray) -> list[Any] | None:
+    code, count = NUMPY_CODES.get(array.dtype.lstrip("<>|=")), prod(array.shape)
+    order = ">" if array.dtype.startswith(">") else "<"
+    if code is None or count > MAX_FULL or calcsize(f"{order}{count}{code}") != len(array.data):
+        return None
+    return list(unpack(f"{order}{count}{code}", array.data))
 
 
 def described(value: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from ckptools.contents.lookup import is_private_name
 from ckptools.contents.sharding import ShardingRow
 from ckptools.dtypes import short
 from ckptools.model.problems import Code, verdict
@@ -215,7 +216,8 @@ def _group_cells(number: int, group: GroupRow, keys: Iterable[str]) -> list[str]
 
 def _scheduler_lines(scheduler: SchedulerRow, screen: Screen) -> list[str]:
     items = scheduler.state.items() if isinstance(scheduler.state, dict) else ()
-    state = ", ".join(f"{key_name(k)} {value_text(v, 60)}" for k, v in items)
+    shown = ((key_name(k), v) for k, v in items)
+    state = ", ".join(f"{k} {value_text(v, 60)}" for k, v in shown if not is_private_name(k))
     agrees = {True: "; lr as in the param groups", False: "; LR IS NOT THAT OF THE PARAM GROUPS", None: ""}
     return wrapped(f"{printable(scheduler.section)}: ", printable(state) + agrees[scheduler.agrees], screen)
 

@@ -25,13 +25,20 @@ CALLS: dict[str, list[list[str]]] = {
     "inspect": [[], ["--section", "model"], ["--section", "optimizer"], ["--section", "rng"], ["--all-ranks"]],
     "ls": [[], ["--deep"], ["--sort", "bytes", "--limit", "1"]],
     "verify": [[], ["--deep", "--values"]],
+    "show": [["*"], ["model", "--values", "0:2"], ["rng"], ["optimizer.param_groups"]],
     "tree": [[], ["--section", "rng"], ["--sort", "bytes", "--limit", "3"]],
     "match": [["--to", "{path}"], ["--to", str(FIXTURES / "torch2.13.0-ddp-w4" / "snapshot.pt")]],
     "stats": [["--hist"], [], ["--per-rank"], ["--moments"], ["--dead-rows"]],
 }
 """What follows the path of a checkpoint, on each fixture the first, on one of them all; `{path}` is that path again."""
 
-LINES: dict[str, list[list[str]]] = {"tree": [[]], "match": [["--to", "{path}"]], "stats": [[]], "ls": [[]]}
+LINES: dict[str, list[list[str]]] = {
+    "tree": [[]],
+    "match": [["--to", "{path}"]],
+    "stats": [[]],
+    "ls": [[]],
+    "show": [["*"]],
+}
 """The same for --jsonl."""
 
 FILES = {"map"}

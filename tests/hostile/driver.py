@@ -96,6 +96,7 @@ def commands(name: str, path: Path, folder: Path) -> dict[str, list[str]]:
     every = {
         "inspect": ["inspect", str(path), "--all-ranks"],
         "json": ["inspect", str(path), "--json"],
+        "show": ["show", str(path), "*"],
         "tree": ["tree", str(path)],
         "verify": ["verify", str(path), "--deep", "--values"],
         "stats": ["stats", str(path), "--hist"],

@@ -946,4 +946,32 @@ FAULTS = (
         "views/test_tree.py",
         ("row.dtype, row.layout, bool(row.tied)", 'row.dtype, "", bool(row.tied)'),
     ),
+    # -- what is at a key ----------------------------------------------------------------------------------------
+    *_in(
+        "contents/lookup.py",
+        "contents/test_lookup.py",
+        ('entry.name.startswith(f"{key}.")', "entry.name.startswith(key)"),
+        ('    if entry.kind == "model" or entry.parameter or', "    if"),
+    ),
+    *_in(
+        "contents/shards.py",
+        "contents/test_shards.py cli/test_show.py",
+        ('for row in rows if row.status == "here")', "for row in rows)"),
+    ),
+    *_in(
+        "contents/slices.py",
+        "contents/test_shards.py",
+        ("    for row in _rows(box):\n", "    for row in [box]:\n"),
+    ),
+    *_in(
+        "views/shard_map.py",
+        "views/test_shown.py",
+        ("if here and covered >= box.numel else", "if here else"),
+        (' or found[common].status != "here"', ""),
+    ),
+    *_in(
+        "checks/showing.py",
+        "cli/test_show.py",
+        ('    return entry.kind == "rng" or isinstance(entry.value, Tensor)\n', "    return False\n"),
+    ),
 )

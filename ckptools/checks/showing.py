@@ -1,0 +1,113 @@
+"""What is at some keys: values in full, tensors with their shards, a few figures and the elements of a slice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from ckptools.contents.entries import Entry, entries_of
+from ckptools.contents.keys import key_rows
+from ckptools.contents.lookup import asks_for_private, entries_at, is_private
+from ckptools.contents.random_states import stream_rows
+from ckptools.contents.shards import holes, shard_rows
+from ckptools.contents.values import full_value
+from ckptools.errors import NotWholeError, ReadError, UsageError
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.keys import KeyRow
+from ckptools.model.rows import Rows
+from ckptools.model.shown import Shown, ShownKey
+from ckptools.model.tensor import Tensor
+
+SMALL = 1 << 20
+"""Elements of the largest tensor of which figures are taken unasked."""
+
+MANY = 16
+"""Of more tensors than this no figures are taken."""
+
+FIGURES = ("rms", "l2", "min", "max", "mean", "std", "zeros", "nan", "inf", "elements")
+
+
+def show(
+    ck: Checkpoint,
+    keys: Sequence[str],
+    values: str | None = None,
+    private: bool = False,
+    with_all_ranks: Callable[[], Checkpoint] | None = None,
+) -> Shown:
+    """What is at some keys. What cannot be read of a tensor is said in its row.
+
+    Args:
+        ck: the checkpoint; the structure of one rank may do.
+        keys: names, beginnings of names, kinds of sections, or globs.
+        values: a slice of each tensor whose elements are read, such as `0:4,:8`.
+        private: show also values whose names begin with `_`.
+        with_all_ranks: opens it with every rank's structure, which is done only where something is asked for that one
+            rank does not tell; None where `ck` has it.
+
+    Raises:
+        UsageError: nothing is at a key, or it is no slice of its tensor.
+    """
+    chosen = _chosen(ck, keys)
+    if with_all_ranks is not None and any(map(_needs_all_ranks, chosen)):
+        ck = with_all_ranks()
+        chosen = _chosen(ck, keys)
+    asked = private or any(map(asks_for_private, keys))
+    shown = [entry for entry in chosen if asked or not is_private(entry)]
+    tensors = sum(isinstance(entry.value, Tensor) for entry in shown)
+    rows = zip(key_rows(ck, shown), shown, strict=True)
+    made = Rows(_shown(row, entry.value, values, tensors) for row, entry in rows)
+    streams = stream_rows(ck, {entry.section for entry in shown if entry.kind == "rng"})
+    return Shown(ck.path, ck.name, tuple(keys), len(chosen) - len(shown), streams, made)
+
+
+def _chosen(ck: Checkpoint, keys: Iterable[str]) -> list[Entry]:
+    """The entries that some keys mean, each once, in the order of the checkpoint."""
+    names = {entry.name for key in keys for entry in entries_at(ck, key)}
+    return [entry for entry in entries_of(ck) if entry.name in names]
+
+
+def _needs_all_ranks(entry: Entry) -> bool:
+    """Whether other ranks' files have more to tell: shards and copies of a tensor, or random states of their own."""
+    return entry.kind == "rng" or isinstance(entry.value, Tensor)
+
+
+def _shown(row: KeyRow, value: Any, values: str | None, tensors: int) -> ShownKey:
+    if not isinstance(value, Tensor):
+        return ShownKey(*row)._replace(value=full_value(value))
+    shards = shard_rows(value)
+    gaps, missing = holes(value, shards)
+    told = ShownKey(*row, shards, gaps, missing, problem="; ".join(dict.fromkeys(_unreadable(shards))))
+    if values is not None:
+        return _with_elements(told, value, values, alone=tensors == 1)
+    return _with_figures(told, value) if tensors <= MANY else told
+
+
+def _unreadable(shards: Iterable[Any]) -> Iterable[str]:
+    return (f"rank {s.rank}: {s.note}" for s in shards if s.status == "unreadable")
+
+
+def _with_elements(told: ShownKey, tensor: Tensor, values: str, alone: bool) -> ShownKey:
+    """The row with the elements of a slice; one that does not fit one of several tensors is said in its row."""
+    from ckptools.contents.slices import elements
+
+    try:
+        return told._replace(slice=values, values=elements(tensor, values))
+    except (NotWholeError, ReadError) as error:
+        return told._replace(slice=values, problem=error.reason)
+    except UsageError as error:
+        if alone:
+            raise
+        return told._replace(slice=values, problem=error.reason)
+
+
+def _with_figures(told: ShownKey, tensor: Tensor) -> ShownKey:
+    """The row with figures, where the tensor is small and its bytes are here."""
+    if told.kind == "rng" or not 0 < tensor.numel <= SMALL or not any(s.status == "here" for s in told.shards):
+        return told
+    from ckptools.checks.statistics.values import tensor_stats
+
+    found = tensor_stats(tensor, told.name)
+    figures = {name: getattr(found, name) for name in FIGURES}
+    return told._replace(
+        statistics=figures if found.elements else None, problem=told.problem or ("" if told.missing else found.problem)
+    )

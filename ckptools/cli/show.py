@@ -1,0 +1,70 @@
+"""`ckptools show`: a value in full, or a tensor with its shards."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ckptools.cli.answers import AS_TEXT, AnswerOptions, show_answer
+from ckptools.cli.opening import AS_A_USER_WOULD, OpeningOptions, answered_in_json, opened
+from ckptools.cli.printing import remark
+from ckptools.errors import UsageError
+from ckptools.option import option
+from ckptools.text import plural
+
+if TYPE_CHECKING:
+    from ckptools.cli.arguments import CheckpointPath, ShownKeys
+    from ckptools.model.shown import Shown
+    from ckptools.views.tables import Screen
+
+
+@dataclass(frozen=True)
+class ShowOptions:
+    """What is shown of a key."""
+
+    values: str | None = option(
+        None, "Print the elements of a slice, such as '0:4,:8'; only their bytes are read.", metavar="SLICE"
+    )
+    private: bool = option(False, "Show also values whose names begin with '_'.")
+    limit: int | None = option(None, "Show so many rows of a table; 0 for all. [default: what fits a terminal]")
+
+
+SHOWN = ShowOptions()
+
+
+def show(
+    path: CheckpointPath,
+    keys: ShownKeys,
+    what: ShowOptions = SHOWN,
+    form: AnswerOptions = AS_TEXT,
+    opening: OpeningOptions = AS_A_USER_WOULD,
+) -> None:
+    """Show a value in full, or a tensor with its shards.
+
+    A KEY is a name as `tree` has it, the beginning of several (rng, optimizers.AdamW.param_groups), a kind of section
+    (optimizer.param_groups), or a glob. Other ranks are read where the key needs it. Of tensors of up to a million
+    elements a few figures are told.
+
+    Exit code: 0 shown, 1 something of it is in no file here or cannot be read, 2 usage (also a key that is not
+    there), 3 unreadable.
+    """
+    from ckptools.checks.showing import show as shown_at
+
+    with answered_in_json(form.json, "ckptools/show/1", "rows", [path]):
+        if what.limit is not None and what.limit < 0:
+            raise UsageError(None, f"--limit {what.limit}: 0 is for all")
+        checkpoint = opened([path], opening, all_ranks=False)
+        every = None if checkpoint.all_ranks else lambda: opened([path], opening, all_ranks=True)
+        found = shown_at(checkpoint, keys, what.values, what.private, every)
+
+    def text(answer: Shown, screen: Screen) -> str:
+        from ckptools.views.shown import shown_text
+
+        rows = screen.rows if what.limit is None else what.limit or None
+        return shown_text(answer, screen._replace(rows=rows))
+
+    show_answer(form, "show", found, found.rows, text)
+    if found.private:
+        remark(f"{plural(found.private, 'private value')} not shown: --private")
+    if found.problems:
+        raise SystemExit(1)

@@ -1,0 +1,39 @@
+"""The keys of a checkpoint that begin with what somebody has typed: for the completion of a shell."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from pathlib import Path
+
+MANY = 100
+"""More keys than this are shown up to their next dot only."""
+
+
+def keys_beginning(path: str | Path, text: str) -> list[str]:
+    """The keys of what is at a path that begin with a text, or where there are many, what they go on with next.
+
+    Reads the structure of one rank alone, whatever lies beside it, and never raises: what cannot be read has no keys.
+    Names that a terminal could act on are left out, for nobody can type them.
+    """
+    with contextlib.suppress(Exception):
+        return sorted(_cut(_names(Path(path)), text))
+    return []
+
+
+def _names(path: Path) -> Iterable[str]:
+    from ckptools.contents.entries import entries_of
+    from ckptools.formats.opening import open_checkpoint
+    from ckptools.training_state.modules import read_file
+    from ckptools.training_state.sections import sections_of
+
+    ck = open_checkpoint([str(path)], all_ranks=False, only_this_file=path.is_file(), read_file=read_file)
+    return [*(entry.name for entry in entries_of(ck)), *(section.name for section in sections_of(ck) if section.path)]
+
+
+def _cut(names: Iterable[str], text: str) -> set[str]:
+    found = {name for name in names if name.startswith(text) and name.isprintable()}
+    if len(found) <= MANY:
+        return found
+    ends = ((name, name.find(".", len(text) + 1)) for name in found)
+    return {name if end < 0 else name[:end] for name, end in ends}

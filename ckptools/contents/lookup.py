@@ -1,0 +1,73 @@
+"""Which entries a KEY means: a name, the beginning of names, a kind of section, or a glob."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ckptools.contents.entries import Entry, entries_of
+from ckptools.contents.selection import KINDS, is_glob, matching, pattern
+from ckptools.errors import UsageError
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.tensor import Tensor
+from ckptools.text import no_such_key
+from ckptools.training_state.sections import sections_of, sections_of_kind
+
+ASKED_FOR = ("_last_lr",)
+"""Private by its name, but what people look for in a scheduler: the learning rates it gave last."""
+
+
+def entries_at(ck: Checkpoint, key: str) -> list[Entry]:
+    """The entries that a key means: that of this name, and those whose names go on with a dot.
+
+    Where there are none, it may be a glob, or begin with a kind of section: `optimizer.param_groups` is that of the
+    section `optimizers.AdamW`, `model` is all of the model.
+
+    Raises:
+        UsageError: nothing is there; the message has the nearest name.
+    """
+    entries = entries_of(ck)
+    found = _beginning(entries, key) or (matching(entries, key) if is_glob(key) else []) or _of_kind(ck, key)
+    if not found:
+        names = [*(entry.name for entry in entries), *(section.name for section in sections_of(ck))]
+        raise UsageError(ck.path, f"{no_such_key(key, names)}; ckptools tree lists all")
+    return found
+
+
+def _beginning(entries: Sequence[Entry], key: str) -> list[Entry]:
+    return [entry for entry in entries if entry.name == key or entry.name.startswith(f"{key}.")]
+
+
+def _of_kind(ck: Checkpoint, key: str) -> list[Entry]:
+    """The entries that a key means which is the name of a section, or whose first word is a kind of section."""
+    kind, _, rest = key.partition(".")
+    own = [entry for entry in entries_of(ck) if entry.section == key]
+    if own or kind not in KINDS:
+        return own
+    names = {section.name for section in sections_of_kind(ck, kind)}
+    inside = [entry for entry in entries_of(ck) if entry.section in names]
+    if is_glob(rest):
+        wanted = pattern((rest,))
+        return [entry for entry in inside if wanted.fullmatch(_inside(entry))]
+    return [entry for entry in inside if not rest or f"{_inside(entry)}.".startswith(f"{rest}.")]
+
+
+def _inside(entry: Entry) -> str:
+    """The name of an entry below its section."""
+    return entry.name.removeprefix(f"{entry.section}.")
+
+
+def is_private(entry: Entry) -> bool:
+    """Whether it is a value whose name, or that of what it is in, begins with `_`; what is a parameter's never is."""
+    if entry.kind == "model" or entry.parameter or isinstance(entry.value, Tensor):
+        return False
+    return any(map(is_private_name, _inside(entry).split(".")))
+
+
+def is_private_name(word: str) -> bool:
+    """Whether a name begins with `_`, and is not one that people look for."""
+    return word.startswith("_") and word not in ASKED_FOR
+
+
+def asks_for_private(key: str) -> bool:
+    """Whether a key spells a private name."""
+    return any(word.startswith("_") for word in key.split("."))

@@ -1,0 +1,47 @@
+"""Where the pieces of a tensor lie: rank, region, file, record, byte offset, checksum; and what no file here holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ckptools.dtypes import ITEMSIZE
+from ckptools.errors import ReadError
+from ckptools.model.cover import TangledLayoutError, cover
+from ckptools.model.regions import Box
+from ckptools.model.shown import ShardRow
+from ckptools.model.tensor import Shard, Tensor, in_rank_order
+from ckptools.tensor_io.dcp_items import with_source
+
+
+def shard_rows(tensor: Tensor) -> tuple[ShardRow, ...]:
+    """A row for each piece of a tensor, in rank order; the heads of items of a DCP are read, no values."""
+    return tuple(_row(shard, tensor.dtype) for shard in in_rank_order(tensor.shards))
+
+
+def _row(shard: Shard, dtype: str) -> ShardRow:
+    nbytes = shard.box.numel * ITEMSIZE[dtype]
+    place = shard.rank, shard.box.offsets, shard.box.sizes
+    try:
+        source = with_source(shard).source
+    except ReadError as error:
+        file = str(shard.item.path) if shard.item else ""
+        return ShardRow(*place, "unreadable", file, "", None, nbytes, "", error.reason)
+    if source is None:
+        return ShardRow(*place, "missing", "", "", None, nbytes, "", "no file here holds it")
+    crc = f"{source.crc:08x}" if source.crc else ""
+    return ShardRow(*place, "here", str(source.path), source.record, source.offset, nbytes, crc, "")
+
+
+def holes(tensor: Tensor, rows: Iterable[ShardRow]) -> tuple[tuple[str, ...], int]:
+    """The regions of a tensor that no shard which is here holds, and how many elements they have.
+
+    Nothing is said of a tensor whose pieces are not placed in it (its note says why), or was saved without values.
+    """
+    if tensor.note or tensor.kind in ("meta", "sparse", "quantized", "unreadable") or not tensor.numel:
+        return (), 0
+    here = dict.fromkeys(Box(row.offsets, row.sizes) for row in rows if row.status == "here")
+    try:
+        found = cover(tensor.shape, here)
+    except TangledLayoutError:
+        return (), 0
+    return tuple(map(str, found.gaps)), found.missing

@@ -1,0 +1,143 @@
+"""What is at some keys, as text: values in full, tensors with their shards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ckptools.dtypes import short
+from ckptools.model.regions import Box
+from ckptools.model.shown import ShardRow, Shown, ShownKey, StreamRow
+from ckptools.text import clip, count, few, number, printable, shape, size
+from ckptools.views.shard_map import shard_map
+from ckptools.views.tables import PIPE, Column, Screen, table, wrapped
+from ckptools.views.value_text import value_text
+
+VALUE_COLUMNS = (Column("key", name=True), Column("value"))
+SHARD_COLUMNS = (
+    Column("rank", right=True),
+    Column("region"),
+    Column("file", name=True),
+    Column("record", name=True),
+    Column("offset", right=True),
+    Column("size", right=True),
+    Column("crc"),
+)
+
+FULL = 100_000
+"""Characters of a value that is shown in full."""
+
+DIGITS = {"float64": 17, "float32": 9, "float16": 5, "bfloat16": 4}
+"""Significant digits of an element, which tell it from its neighbours; those of 8 bits have 4 at most."""
+
+
+def shown_text(shown: Shown, screen: Screen = PIPE) -> str:
+    """Random states first, as fingerprints; tensors, each with its shards; the values in a table, one alone in full."""
+    tensors = [row for row in shown.rows if row.type == "tensor" and not _is_brief(row, shown)]
+    values = [row for row in shown.rows if row.type != "tensor" or _is_brief(row, shown)]
+    blocks = [list(_streams(shown.streams))] if shown.streams else []
+    blocks += [list(_tensor_lines(row, screen)) for row in tensors]
+    blocks += [_values(values, screen)] if values else []
+    return "\n\n".join("\n".join(block) for block in blocks)
+
+
+def _is_brief(row: ShownKey, shown: Shown) -> bool:
+    """Whether a tensor is one of several random states, of which nobody looks for the shards."""
+    return row.kind == "rng" and len(shown.rows) > 1 and row.values is None
+
+
+def _values(rows: Sequence[ShownKey], screen: Screen) -> list[str]:
+    if len(rows) == 1:
+        return wrapped(f"{printable(clip(rows[0].name, FULL))}  ", printable(_in_full(rows[0])), screen)
+    wide = screen.width or FULL
+    cells = [(row.name, _brief(row, wide)) for row in rows]
+    return table(VALUE_COLUMNS, cells, screen)
+
+
+def _brief(row: ShownKey, wide: int) -> str:
+    if row.type != "tensor":
+        return row.note or value_text(row.value, wide)
+    crcs = dict.fromkeys(shard.crc for shard in row.shards if shard.crc)
+    return f"{short(row.dtype)} {shape(row.shape or ())}" + (f", crc {', '.join(crcs)}" if crcs else "")
+
+
+def _in_full(row: ShownKey) -> str:
+    if row.value is None:
+        return row.note or "None"
+    if isinstance(row.value, list):
+        inside = ", ".join(value_text(item, FULL) for item in row.value)
+        return f"{row.note}: [{inside}]" if row.note else f"[{inside}]"
+    return value_text(row.value, FULL)
+
+
+def _streams(streams: Sequence[StreamRow]) -> Iterator[str]:
+    for row in streams:
+        prints = [f"rank {rank} {crc}" for rank, crc in row.fingerprints.items()]
+        told = f"{row.distinct} distinct of {row.ranks}" if row.ranks > 1 else "one state"
+        yield printable(f"{row.stream}: {told}; crc {few(prints, 8)}")
+
+
+def _tensor_lines(row: ShownKey, screen: Screen) -> Iterator[str]:
+    facts = f"{short(row.dtype)} {shape(row.shape or ())}", f"{count(row.params)} params", size(row.bytes), row.layout
+    yield from wrapped(f"{printable(clip(row.name, FULL))}  ", printable(", ".join(facts)), screen)
+    if row.tied:
+        yield printable(f"tied to {row.tied}")
+    for told in filter(None, (row.note, _holes(row), row.problem)):
+        yield from wrapped("", printable(told), screen)
+    if row.statistics is not None:
+        yield _figures(row.statistics)
+    if row.values is not None:
+        yield f"[{printable(row.slice)}]"
+        yield from _element_lines(row.values, row.dtype)
+    else:
+        yield from shard_map(row)
+        yield from table(SHARD_COLUMNS, [_shard_cells(shard) for shard in row.shards], screen)
+
+
+def _holes(row: ShownKey) -> str:
+    if not row.missing:
+        return ""
+    ranks = sorted({shard.rank for shard in row.shards if shard.status != "here" and shard.rank is not None})
+    of = f" (ranks {', '.join(map(str, ranks[:8]))})" if ranks else ""
+    return f"MISSING: no file here holds {row.missing} of its {row.params} elements{of}: {few(row.holes, 4)}"
+
+
+def _figures(found: Any) -> str:
+    told = [f"{name} {'-' if found[name] is None else number(found[name])}" for name in ("rms", "min", "max", "mean")]
+    zeros = f"{found['zeros']} of {found['elements']} zero"
+    return ", ".join([*told, zeros, f"{found['nan']} NaN", f"{found['inf']} infinite"])
+
+
+def _shard_cells(shard: ShardRow) -> list[str]:
+    region = str(Box(shard.offsets, shard.sizes))
+    rank = "-" if shard.rank is None else str(shard.rank)
+    if shard.status != "here":
+        file = Path(shard.file).name if shard.file else shard.status.upper()
+        return [rank, region, file, shard.note, "-", size(shard.bytes), "-"]
+    return [rank, region, Path(shard.file).name, shard.record, str(shard.offset), size(shard.bytes), shard.crc or "-"]
+
+
+def _element_lines(values: Any, dtype: str) -> Iterator[str]:
+    """Elements row by row; of more than two dimensions each matrix with its place before it."""
+    if not isinstance(values, list):
+        yield _element(values, dtype)
+        return
+    rows = list(_rows(values, ()))
+    cells = [[_element(value, dtype) for value in row] for _, row in rows]
+    width = max((len(cell) for row in cells for cell in row), default=0)
+    for (place, _), row in zip(rows, cells, strict=True):
+        before = f"[{', '.join(map(str, place))}]  " if len(place) > 1 else ""
+        yield before + "  ".join(cell.rjust(width) for cell in row)
+
+
+def _rows(values: list[Any], place: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], list[Any]]]:
+    if not values or not isinstance(values[0], list):
+        yield place, values
+        return
+    for n, inside in enumerate(values):
+        yield from _rows(inside, (*place, n))
+
+
+def _element(value: Any, dtype: str) -> str:
+    return f"{value:.{DIGITS.get(dtype, 4)}g}" if isinstance(value, float) else str(value)

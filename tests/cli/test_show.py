@@ -1,0 +1,137 @@
+"""`ckptools show` as a program."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+import ckptools
+from ckptools.cli import app
+from tests.truth import FIXTURES
+
+FSDP = FIXTURES / "torch2.13.0-fsdp1-sharded-w4"
+MESH = FIXTURES / "torch2.13.0-fsdp2-tp2x2-w4"
+COMPOSER = FIXTURES / "composer-0.13.5-torch1.13.1-sharded-w4"
+
+
+def run(path, *words: object):
+    return CliRunner().invoke(app, ["show", str(path), *map(str, words)])
+
+
+def told(path, *words: object):
+    return json.loads(run(path, *words, "--json").stdout)
+
+
+@pytest.fixture
+def two_of_four(tmp_path):
+    """Ranks 0 and 1 are here, rank 2 is cut short, rank 3 is gone."""
+    for rank in (0, 1, 2):
+        shutil.copy(FSDP / f"rank{rank}.pt", tmp_path)
+    data = (tmp_path / "rank2.pt").read_bytes()
+    (tmp_path / "rank2.pt").write_bytes(data[: len(data) // 2])
+    return tmp_path / "rank0.pt"
+
+
+def test_a_tensor_is_shown_with_its_shards_and_a_strip():
+    done = run(FSDP, "emb.weight")
+    lines = done.stdout.splitlines()
+    assert done.exit_code == 0 and lines[0].startswith("emb.weight  fp32 [")
+    assert lines[1].startswith("rms ") and lines[2].startswith("dim 0  [0") and "3]" in lines[2]
+    assert [line.split()[0] for line in lines[-4:]] == ["0", "1", "2", "3"]
+    assert "rank3.pt" in lines[-1]
+
+
+def test_a_tensor_that_is_cut_in_two_dimensions_has_a_grid():
+    ck = ckptools.open(MESH, all_ranks=True)
+    cut = {n: t for n, t in ck.model.items() if len({s.box.offsets for s in t.shards}) == 4}
+    name = next(n for n, t in cut.items() if all(len({s.box.offsets[d] for s in t.shards}) == 2 for d in (0, 1)))
+    lines = run(MESH, name).stdout.splitlines()
+    assert "dim 0 down, dim 1 across" in lines
+    grid = [line for line in lines if line.startswith("[") and set(line) <= set("[]0123")]
+    assert {"".join(sorted(set(line) - set("[]"))) for line in grid} in ({"01", "23"}, {"02", "13"})
+
+
+def test_holes_are_named_and_what_is_here_is_shown(two_of_four):
+    done = run(two_of_four, "emb.weight")
+    assert done.exit_code == 1
+    assert "MISSING: no file here holds " in done.stdout and "(ranks 2, 3): [" in done.stdout
+    strip = next(line for line in done.stdout.splitlines() if line.startswith("dim 0"))
+    assert set(strip.split()[2]) == set("[01.]")
+    row = told(two_of_four, "emb.weight")["rows"][0]
+    assert [shard["status"] for shard in row["shards"]] == ["here", "here", "missing", "missing"]
+    assert 0 < row["statistics"]["elements"] == row["params"] - row["missing"]
+
+
+def test_a_slice_prints_its_elements_and_one_in_a_hole_says_so(two_of_four):
+    whole = ckptools.open(FSDP).model["emb.weight"].load()
+    done = run(two_of_four, "emb.weight", "--values", "0:2,:3")
+    printed = [[float(cell) for cell in line.split()] for line in done.stdout.splitlines()[-2:]]
+    assert [pytest.approx(row, rel=1e-8) for row in whole[:2, :3].tolist()] == printed
+    assert told(two_of_four, "emb.weight", "--values", "0:2,:3")["rows"][0]["values"] == whole[:2, :3].tolist()
+    done = run(two_of_four, "emb.weight", "--values", "-1")
+    assert done.exit_code == 1 and "no file here holds" in done.stdout
+
+
+def test_a_slice_that_does_not_fit_one_of_several_tensors_is_said_in_its_row():
+    rows = told(FSDP, "model", "--values", "0,0")["rows"]
+    fits = [row for row in rows if len(row["shape"]) >= 2]
+    assert all(row["values"] is not None and not row["problem"] for row in fits) and fits
+    assert all("indices for a tensor" in row["problem"] for row in rows if len(row["shape"]) < 2)
+    assert run(FSDP, "norm.weight", "--values", "0,0").exit_code == 2
+
+
+def test_values_are_shown_in_full():
+    groups = run(COMPOSER, "optimizer.param_groups.0").stdout
+    assert "betas" in groups and "weight_decay" in groups
+    assert run(COMPOSER, "timestamp").exit_code == 0
+    states = told(COMPOSER, "rng.0.python.1")["rows"][0]
+    assert len(states["value"]) == 625 and states["note"].startswith("625 integers, crc ")
+    assert str(states["value"][600]) in run(COMPOSER, "rng.0.python.1").stdout
+
+
+def test_random_states_of_all_ranks_are_counted():
+    lines = run(COMPOSER, "rng").stdout.splitlines()
+    assert {line.split(";")[0] for line in lines[:3]} >= {"torch: 4 distinct of 4", "numpy: 4 distinct of 4"}
+    streams = {row["stream"]: row for row in told(FSDP / "rank0.pt", "rng")["streams"]}
+    assert streams["torch"]["ranks"] == 4 and set(streams["torch"]["fingerprints"]) == {"0", "1", "2", "3"}
+
+
+def test_ranks_that_have_one_state_are_counted_as_one():
+    assert run(FSDP, "rng").stdout.splitlines()[0].startswith("torch: 1 distinct of 4; crc rank 0 ")
+
+
+def test_private_values_are_shown_on_request():
+    hidden = run(FSDP, "scheduler")
+    assert "_is_initial" not in hidden.stdout and "_last_lr" in hidden.stdout
+    assert "private values not shown: --private" in hidden.stderr
+    assert "_is_initial" in run(FSDP, "scheduler", "--private").stdout
+    assert "_is_initial" in run(FSDP, "scheduler._is_initial").stdout
+    assert "_is_initial" not in CliRunner().invoke(app, ["inspect", str(FSDP)]).stdout
+
+
+def test_a_key_that_is_nearly_right_gets_the_nearest():
+    done = run(FSDP, "emb.wieght")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "no 'emb.wieght' here; the nearest is 'emb.weight'" in done.stderr and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [(), ("emb.weight", "--values", "x"), ("emb.weight", "--limit", "-1")])
+def test_mistakes_are_usage_errors(words):
+    assert run(FSDP, *words).exit_code == 2
+
+
+def test_plain_values_and_large_tensors_are_shown_without_torch_and_numpy():
+    code = "import sys, ckptools.cli as c; c.run(); print({'torch', 'numpy', 'typer'} & {*sys.modules})"
+    command = [sys.executable, "-c", code, "show", str(FSDP), "optim.param_groups", "scheduler", "step", "rng"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "set()"
+
+
+def test_the_same_is_one_call_in_python():
+    found = ckptools.open(FSDP / "rank0.pt").show("emb.weight", values="0,:2")
+    assert json.loads(json.dumps(found.to_dicts())) == told(FSDP / "rank0.pt", "emb.weight", "--values", "0,:2")["rows"]
