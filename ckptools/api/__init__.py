@@ -7,7 +7,7 @@ so that importing ckptools stays cheap.
 from __future__ import annotations
 
 from ckptools.api.checkpoint import Checkpoint
-from ckptools.api.opening import checkpoints_in, consolidate, open, verify
+from ckptools.api.opening import checkpoints_in, consolidate, diff, open, verify
 from ckptools.api.tensor import Tensor
 from ckptools.errors import CkptoolsError
 from ckptools.model.problems import Problem
@@ -24,6 +24,7 @@ __all__ = [
     "Tensor",
     "checkpoints_in",
     "consolidate",
+    "diff",
     "load_shard",
     "offline",
     "open",

@@ -184,6 +184,28 @@ class Checkpoint(StatisticsMethods, checkpoint_data.Checkpoint):
 
         return match(self._with_all_ranks(), to, Selection(tuple(filter), tuple(exclude), section or ""))
 
+    def write_digests(
+        self, out: str | Path, *, force: bool = False, jobs: int | None = None, progress: Progress | None = None
+    ) -> Path:
+        """Write a JSON with the SHA-256 of every tensor, whatever its layout, and a digest of every plain value.
+
+        `ckptools.diff` takes it in the place of the checkpoint, on a machine that does not see that.
+
+        Args:
+            out: the file.
+            force: overwrite it.
+            jobs: threads.
+            progress: called with bytes read and the tensor they are of.
+
+        Raises:
+            OutputExistsError: the file is there.
+            WriteError: it cannot be written.
+        """
+        from ckptools.checks.difference.digest_file import write_digest_file
+
+        write_digest_file(self._with_all_ranks(), Path(out), force, jobs, progress)
+        return Path(out)
+
     def consolidate(
         self,
         out: str | Path,

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ckptools.formats.shared.given_names import NamesFrom
     from ckptools.formats.shared.shapes import ShapesFrom
     from ckptools.model.checkpoint import Checkpoint as CheckpointData
+    from ckptools.model.difference import Difference
     from ckptools.model.run_folder import RunFolder
     from ckptools.model.verification import Verification
 
@@ -103,6 +104,59 @@ def verify(
     return _opened(checkpoint).verify(
         deep=deep, values=values, manifest=manifest, ignore=ignore, jobs=jobs, progress=progress
     )
+
+
+def diff(
+    a: Checkpoint | str | Path,
+    b: Checkpoint | str | Path,
+    *,
+    values: bool = False,
+    rtol: float | None = None,
+    atol: float | None = None,
+    every_byte: bool = False,
+    filter: Iterable[str] = (),
+    exclude: Iterable[str] = (),
+    section: str = "",
+    jobs: int | None = None,
+    progress: Progress | None = None,
+) -> Difference:
+    """What differs between two checkpoints, of any formats and world sizes; layouts are told, and are no difference.
+
+    Without further arguments keys, shapes, dtypes and plain values are compared: step, lr, param groups, scheduler,
+    random states, position in the data.
+
+    Args:
+        a: a checkpoint, its path, or that of a file that `Checkpoint.write_digests` wrote.
+        b: another one.
+        values: compare the values of tensors too, bit for bit: NaN equals NaN of the same bits alone. Tensors of two
+            dtypes are compared by value, in float64.
+        rtol: relative tolerance: what is no further apart than `atol + rtol * |b|` is within it, whatever the dtypes.
+        atol: absolute tolerance.
+        every_byte: read also shards of which both sides state the same CRC-32.
+        filter: only keys that match one of these globs.
+        exclude: no keys that match one of these.
+        section: only one section: its kind, or its name on either side.
+        jobs: threads.
+        progress: called with bytes read and the tensor they are of.
+
+    Raises:
+        ReadError: one of them cannot be opened.
+        UsageError: neither has such a section or key, or a tolerance is negative.
+    """
+    from ckptools.checks.difference.compare import Wanted, compare
+    from ckptools.contents.selection import Selection
+
+    selection = Selection(tuple(filter), tuple(exclude), section)
+    wanted = Wanted(values, rtol, atol, every_byte, selection, jobs)
+    return compare(_side(a), _side(b), wanted, progress)
+
+
+def _side(side: Checkpoint | str | Path) -> CheckpointData | Path:
+    from ckptools.checks.difference.digest_file import is_digest_file
+
+    if isinstance(side, (str, Path)) and is_digest_file(Path(side)):
+        return Path(side)
+    return _opened(side)._with_all_ranks()
 
 
 def consolidate(

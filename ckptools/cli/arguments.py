@@ -30,6 +30,13 @@ ShownKeys = Annotated[
     list[str],
     typer.Argument(metavar="KEY...", show_default=False, help="A name as `tree` has it, its beginning, or a glob."),
 ]
+FirstSide = Annotated[
+    str, typer.Argument(metavar="A", show_default=False, help="A checkpoint, or a file of digests that --hash wrote.")
+]
+SecondSide = Annotated[
+    str | None,
+    typer.Argument(metavar="[B]", show_default=False, help="Another one; left out with --hash."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object for other programs.")]
 SectionName = Annotated[
     str | None,

@@ -14,6 +14,7 @@ COMMANDS = {
     "verify": "Check that a checkpoint is whole, unharmed and coherent.",
     "match": "Say why a checkpoint does not load into a model.",
     "stats": "Show what the values are like: rms, norm, extremes, NaN.",
+    "diff": "Show what differs between two checkpoints.",
     "consolidate": "Write full tensors into a .pt, .safetensors or DCP.",
     "create": "Train a small transformer and save a real checkpoint.",
     "shell": "Open a Python prompt with a checkpoint opened.",
@@ -28,6 +29,7 @@ ARGUMENTS = {
     "stats": "paths*",
     "ls": "folder",
     "show": "path keys*",
+    "diff": "a b",
 }
 """Arguments of the commands that are mostly called with nothing to parse; `*` stands behind one that repeats."""
 
@@ -63,6 +65,10 @@ def function_of(name: str) -> Callable[..., None]:
             from ckptools.cli.stats import stats
 
             return stats
+        case "diff":
+            from ckptools.cli.diff import diff
+
+            return diff
         case "consolidate":
             from ckptools.cli.consolidate import consolidate
 

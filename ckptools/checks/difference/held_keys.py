@@ -1,0 +1,219 @@
+"""The keys of a checkpoint as one side of a comparison: tensors, plain values, param groups, states of generators."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ckptools.checks.difference.content import MAX_SMALL, Content, content_of, joined, number_in
+from ckptools.checks.difference.rank_leaves import RankLeaf, rank_leaves
+from ckptools.checks.difference.sides import Contents, HeldGroup, HeldTensor, HeldValue, Identity
+from ckptools.contents.entries import Entry, entries_of
+from ckptools.contents.sharding import placement, sharding_rows
+from ckptools.errors import ReadError
+from ckptools.files.opening import OpenFiles
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.difference import Side, Subject
+from ckptools.model.tensor import Tensor
+from ckptools.model.tree import fqn_of
+from ckptools.tensor_io.coverage import cover_problem
+from ckptools.text import few, plural
+from ckptools.training_state.optimizers import Optimizer, optimizers_of
+from ckptools.training_state.rank_own import is_own
+from ckptools.training_state.sections import Section, sections_of, stream_of
+from ckptools.training_state.steps import COUNTERS, EPOCH_COUNTERS
+from ckptools.training_state.wrappers import ddp_prefix, without_wrappers
+
+MORE_COUNTERS = ("sample", "token", "samples", "tokens", "num_batches_fetched", "consumed_train_samples")
+
+MAX_REPEATED = 1 << 24
+"""Elements of an expanded tensor, whose bytes are fewer, that are looked at."""
+
+
+def contents_of(ck: Checkpoint, files: OpenFiles) -> Contents:
+    """Everything that a checkpoint holds; values of its large tensors are not read."""
+    found = Contents(_facts(ck))
+    for section in sections_of(ck):
+        found.sections.setdefault(section.kind, []).append(section.name)
+    bad = [p for p in ck.problems if p.severity == "error"]
+    found.damage = tuple(f"{p.code} {p.message}" for p in bad)
+    found.lost_ranks = tuple(f.rank for f in ck.files if f.status in ("missing", "cut", "bad") and f.rank is not None)
+    _Keys(ck, files, found).add()
+    return found
+
+
+def _facts(ck: Checkpoint) -> Side:
+    rows = tuple(f"{row.how}: {plural(row.tensors, 'tensor')}" for row in sharding_rows(ck))
+    world = ck.world_size.value
+    return Side(str(ck.path), ck.name, ck.saved_as, ck.step.value, world if type(world) is int else None, rows)
+
+
+class _Keys:
+    """Adds the keys of a checkpoint to what its side holds."""
+
+    def __init__(self, ck: Checkpoint, files: OpenFiles, found: Contents) -> None:
+        self.ck, self.files, self.found = ck, files, found
+        has_optimizer = any(s.kind == "optimizer" for s in sections_of(ck))
+        self.optimizers = {o.path: o for o in optimizers_of(ck).values()} if has_optimizer else {}
+        self.assumed = {n for o in self.optimizers.values() for n in _assumed(o)}
+        self.prefixes = dict(self._prefixes())
+
+    def add(self) -> None:
+        """Add all of them."""
+        for entry in entries_of(self.ck):
+            if entry.kind == "optimizer" and _is_setting(entry):
+                continue
+            if entry.kind in ("model", "optimizer"):
+                self._of_entry(entry)
+        for section in sections_of(self.ck):
+            if section.kind == "optimizer":
+                self._groups(section)
+            elif section.kind != "model":
+                self._leaves(section)
+        self.found.notes = tuple(self._notes())
+
+    # -- models and optimizers ---------------------------------------------------------------------------------
+
+    def _prefixes(self) -> Iterator[tuple[str, str]]:
+        """What DDP put before every name of a section."""
+        names: dict[str, list[str]] = {}
+        for entry in entries_of(self.ck):
+            if entry.parameter and not entry.parameter.startswith("?"):
+                names.setdefault(entry.section, []).append(entry.parameter)
+        yield from ((section, ddp_prefix(found)) for section, found in names.items())
+
+    def _bare(self, section: str, name: str) -> str:
+        """A fqn without what wrappers put into it."""
+        return without_wrappers(name).removeprefix(self.prefixes.get(section, ""))
+
+    def _of_entry(self, entry: Entry) -> None:
+        identity = self._identity(entry)
+        number = entry.parameter.startswith("?")
+        if not isinstance(entry.value, Tensor):
+            subject: Subject = "weights" if entry.kind == "model" else _of_slot(entry.slot)
+            self._value(identity, entry.name, subject, {None: content_of(entry.value, self.files)}, number)
+        elif entry.slot == "step" and entry.value.numel == 1:
+            content = self._step(entry.value)
+            self._value(identity, entry.name, "optimizer steps", {None: content}, number)
+        else:
+            subject = "weights" if entry.kind == "model" else "moments"
+            self._tensor(identity, entry.name, subject, entry.value, entry)
+
+    def _identity(self, entry: Entry) -> Identity:
+        if entry.parameter:
+            return (entry.kind, entry.section, self._bare(entry.section, entry.parameter), entry.slot)
+        return (entry.kind, entry.section, entry.name.removeprefix(f"{entry.section}."))
+
+    def _step(self, tensor: Tensor) -> Content:
+        try:
+            return content_of(number_in(tensor, self.files), self.files)
+        except ReadError as error:
+            return Content("", "unknown", error.reason)
+
+    def _tensor(self, identity: Identity, name: str, subject: Subject, tensor: Tensor, entry: Entry | None) -> None:
+        parameter = entry.parameter if entry is not None and entry.kind == "optimizer" else ""
+        self.found.tensors[identity] = HeldTensor(
+            identity,
+            name,
+            subject,
+            tensor.dtype,
+            tensor.shape,
+            placement(tensor),
+            parameter.startswith("?"),
+            parameter in self.assumed,
+            _problem(tensor, name),
+            tensor,
+        )
+
+    def _value(
+        self, identity: Identity, name: str, subject: Subject, contents: dict[int | None, Content], number: bool = False
+    ) -> None:
+        self.found.values[identity] = HeldValue(identity, name, subject, contents, number)
+
+    def _groups(self, section: Section) -> None:
+        for number, group in enumerate(self.optimizers[section.path].param_groups):
+            settings = {str(k): content_of(v, self.files) for k, v in group.items() if k != "params"}
+            params = tuple(self._bare(section.name, name) for name in group.names)
+            self.found.groups.append(HeldGroup(section.name, number, params, settings))
+
+    # -- everything else ---------------------------------------------------------------------------------------
+
+    def _leaves(self, section: Section) -> None:
+        found: dict[Identity, list[RankLeaf]] = {}
+        for leaf in rank_leaves(self.ck, section):
+            found.setdefault(_identity_of(section, leaf), []).append(leaf)
+            if leaf.below is not None:
+                self.found.by_rank.add((section.kind, section.name, *map(str, leaf.below)))
+        for identity, leaves in found.items():
+            self._leaf(section, identity, leaves)
+
+    def _leaf(self, section: Section, identity: Identity, leaves: Sequence[RankLeaf]) -> None:
+        value, rank = leaves[0].value, leaves[0].rank
+        name = fqn_of((section.name, *leaves[0].path))
+        if section.kind == "rng":
+            stream = identity[-1]
+            self._value(identity, f"rng {stream}", "rng", self._together(leaves))
+        elif rank is None and isinstance(value, Tensor) and value.nbytes > MAX_SMALL:
+            self._tensor(identity, name, "other tensors", value, None)
+        else:
+            contents = {leaf.rank: content_of(leaf.value, self.files, leaf.rank) for leaf in leaves}
+            self._value(identity, name, _subject(section, leaves[0]), contents)
+
+    def _together(self, leaves: Sequence[RankLeaf]) -> dict[int | None, Content]:
+        """The state of one generator by rank, made of all its pieces."""
+        pieces: dict[int | None, list[Content]] = {}
+        for leaf in leaves:
+            pieces.setdefault(leaf.rank, []).append(content_of(leaf.value, self.files, leaf.rank))
+        return {rank: joined(contents) for rank, contents in pieces.items()}
+
+    def _notes(self) -> Iterator[str]:
+        wrapped = [e.parameter for e in entries_of(self.ck) if without_wrappers(e.parameter) != e.parameter]
+        if wrapped:
+            yield f"names of wrappers were taken off {plural(len(wrapped), 'name')}, such as {wrapped[0]}"
+        ddp = [section for section, prefix in self.prefixes.items() if prefix]
+        if ddp:
+            yield f"DDP's `module.` was taken off every name of {few(ddp)}"
+        for optimizer in self.optimizers.values():
+            if optimizer.naming.note:
+                yield f"{optimizer.name}: {optimizer.naming.note}"
+
+
+def _problem(tensor: Tensor, name: str) -> str:
+    """Why the values of a tensor cannot be had; a file may claim more elements than anybody can look at."""
+    found = cover_problem(tensor, name)
+    if found is not None:
+        return found.message
+    spans = [(s.box.numel, s.source.record_span[1]) for s in tensor.found if s.source is not None]
+    repeated = any(numel > max(span, MAX_REPEATED) for numel, span in spans)
+    return "its strides show the bytes of a record more than once" if repeated else ""
+
+
+def _assumed(optimizer: Optimizer) -> list[str]:
+    naming = optimizer.naming
+    return [naming.names[i] for i in naming.assumed if i in naming.names]
+
+
+def _is_setting(entry: Entry) -> bool:
+    return not entry.parameter and entry.name.removeprefix(f"{entry.section}.").startswith("param_groups.")
+
+
+def _of_slot(slot: str) -> Subject:
+    return "optimizer steps" if slot == "step" else "moments" if slot else "hyperparameters"
+
+
+def _identity_of(section: Section, leaf: RankLeaf) -> Identity:
+    """Generators are found by their stream, whatever holds them; everything else by its place."""
+    if section.kind == "rng":
+        words = [str(key) for key in leaf.path if not str(key).isdigit()]
+        return ("rng", "", stream_of(leaf.path) or next(iter(words), "state"))
+    return (section.kind, section.name, *map(str, leaf.path))
+
+
+def _subject(section: Section, leaf: RankLeaf) -> Subject:
+    if section.kind == "scheduler":
+        return "scheduler"
+    if is_own(section):
+        return "data position"
+    last: Any = (*section.path, *leaf.path)[-1:]
+    counted = bool(last) and last[0] in (*COUNTERS, *EPOCH_COUNTERS, *MORE_COUNTERS)
+    return "counters" if counted and type(leaf.value) in (int, float) else "other values"

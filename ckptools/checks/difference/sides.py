@@ -1,0 +1,110 @@
+"""What one side of a comparison holds: a checkpoint's keys, or those of a file of digests, in one form for both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ckptools.checks.difference.content import Content
+from ckptools.model.difference import Side, Subject
+from ckptools.model.tensor import Tensor
+
+Identity = tuple[str, ...]
+"""What a key is found by on the other side: the kind of its section, the section, and its name there."""
+
+
+class HeldTensor(NamedTuple):
+    """A tensor of the model, of an optimizer's state, or a large one elsewhere.
+
+    Attributes:
+        identity: what it is found by; the fqn in it has no wrappers.
+        name: as every command calls it.
+        subject: what it is about.
+        dtype: torch's name.
+        shape: global sizes.
+        layout: how it is sharded, in words.
+        number: whether its parameter has a number and no name.
+        assumed: whether its parameter's name was given by order.
+        problem: why its values cannot be had; "" where they can.
+        tensor: where its bytes lie; None in a file of digests.
+        sha256: of its values in row-major order; "" where it was not taken.
+    """
+
+    identity: Identity
+    name: str
+    subject: Subject
+    dtype: str
+    shape: tuple[int, ...]
+    layout: str
+    number: bool = False
+    assumed: bool = False
+    problem: str = ""
+    tensor: Tensor | None = None
+    sha256: str = ""
+
+
+class HeldValue(NamedTuple):
+    """A plain value, or what each rank has in its place.
+
+    Attributes:
+        identity: what it is found by.
+        name: as every command calls it.
+        subject: what it is about.
+        contents: what it is, by rank; under None where it is nobody's own.
+        number: whether its parameter has a number and no name.
+    """
+
+    identity: Identity
+    name: str
+    subject: Subject
+    contents: Mapping[int | None, Content]
+    number: bool = False
+
+
+class HeldGroup(NamedTuple):
+    """A param group.
+
+    Attributes:
+        section: name of its optimizer's section.
+        number: its place among the groups.
+        params: fqns of its parameters without wrappers; `?` and a number where one has no name.
+        settings: every hyperparameter but `params`.
+    """
+
+    section: str
+    number: int
+    params: tuple[str, ...]
+    settings: Mapping[str, Content]
+
+    @property
+    def numbered(self) -> bool:
+        """Whether it lists numbers that nobody knows names for."""
+        return any(name.startswith("?") for name in self.params)
+
+
+@dataclass
+class Contents:
+    """Everything that one side holds.
+
+    Attributes:
+        facts: what it is.
+        sections: names of its sections by kind.
+        tensors: tensors by identity.
+        values: plain values by identity.
+        groups: the param groups of its optimizers.
+        lost_ranks: ranks whose files are missing or cannot be read.
+        damage: what is wrong with it, each in a line.
+        notes: what should be known of its names.
+        by_rank: identities, cut short, below which each rank has something of its own.
+    """
+
+    facts: Side
+    sections: dict[str, list[str]] = field(default_factory=dict)
+    tensors: dict[Identity, HeldTensor] = field(default_factory=dict)
+    values: dict[Identity, HeldValue] = field(default_factory=dict)
+    groups: list[HeldGroup] = field(default_factory=list)
+    lost_ranks: tuple[int, ...] = ()
+    damage: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    by_rank: set[Identity] = field(default_factory=set)

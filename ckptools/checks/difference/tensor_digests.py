@@ -1,0 +1,28 @@
+"""SHA-256 of the tensors of one side: taken of its shards, or as its file of digests has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ckptools.checks.difference.content import once
+from ckptools.checks.difference.sides import HeldTensor
+from ckptools.checks.difference.tensor_values import copies_differ
+from ckptools.errors import CkptoolsError
+from ckptools.files.opening import OpenFiles
+from ckptools.tensor_io.digests import tensor_digest
+
+OWN_COPIES = "ranks hold different copies of it (verify names them)"
+
+
+def sha256_of(held: HeldTensor, files: OpenFiles, progress: Callable[[int, str], None]) -> str:
+    """SHA-256 of a tensor's values in row-major order, or why there is none."""
+    if held.tensor is None or held.problem:
+        return held.sha256 or held.problem or "has no digest"
+    try:
+        if copies_differ(held.tensor, files):
+            return OWN_COPIES
+        digest = tensor_digest(once(held.tensor), files)
+    except CkptoolsError as error:
+        return str(error)
+    progress(held.tensor.nbytes, held.name)
+    return digest

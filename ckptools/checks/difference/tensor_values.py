@@ -1,0 +1,226 @@
+"""Values of tensors held against each other: streamed over both layouts, in bands, by several threads.
+
+What both sides cut into the same regions is compared region by region, and one whose records state the same CRC-32 is
+not read. Anything else is read in bands of rows, which are consecutive in a shard of rows and in one of columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from ckptools.checks.difference.content import once
+from ckptools.checks.difference.measures import Measures, Tolerance
+from ckptools.dtypes import ITEMSIZE
+from ckptools.errors import CkptoolsError
+from ckptools.files.opening import OpenFiles
+from ckptools.model.regions import Box
+from ckptools.model.tensor import Shard, Source, Tensor
+from ckptools.tensor_io.bands import bands_of
+from ckptools.tensor_io.replicas import differing_boxes
+from ckptools.tensor_io.threads import in_threads
+
+Progress = Callable[[int, str], None]
+
+BAND = 1 << 19
+"""Elements that are read at once on either side."""
+
+REGION = 1 << 24
+"""Elements that one thread takes on; a larger tensor is shared among several."""
+
+
+@dataclass
+class Measured:
+    """What comparing two tensors found.
+
+    Attributes:
+        measures: of what was read; None where nothing was.
+        skipped: elements that were not read, for both sides state the same checksum of them.
+        damaged: whether both sides state the same checksum of a region in which they differ.
+        by_rank: whether each rank's own copy was compared with the same rank's.
+        problem: why it cannot be compared.
+        nbytes: bytes that were read.
+        nbytes_skipped: bytes that were not.
+    """
+
+    measures: Measures | None = None
+    skipped: int = 0
+    damaged: bool = False
+    by_rank: bool = False
+    problem: str = ""
+    nbytes: int = 0
+    nbytes_skipped: int = 0
+
+
+class _Region(NamedTuple):
+    """A region of a pair of tensors that is read and compared in one thread."""
+
+    pair: int
+    box: Box
+    a: Sequence[Shard]
+    b: Sequence[Shard]
+    stated_alike: bool
+
+
+@dataclass
+class _Pair:
+    """Two tensors, their name, and each with one shard per region; several times where ranks have their own."""
+
+    name: str
+    tensors: tuple[Tensor, Tensor]
+    parts: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    found: Measured = field(default_factory=Measured)
+
+
+def compare_tensors(
+    pairs: Sequence[tuple[str, Tensor, Tensor]],
+    files: OpenFiles,
+    threads: int,
+    tolerance: Tolerance | None = None,
+    every_byte: bool = False,
+    progress: Progress = lambda _nbytes, _name: None,
+) -> list[Measured]:
+    """Compare the values of pairs of tensors of one shape, whose shards cover them.
+
+    Args:
+        pairs: name, tensor of A, tensor of B.
+        files: keeps sources open.
+        threads: how many.
+        tolerance: how far values may be apart.
+        every_byte: read also what has the same stated checksum on both sides.
+        progress: called with bytes read and the tensor they are of.
+    """
+    made = [_Pair(name, (a, b)) for name, a, b in pairs]
+    in_threads(lambda pair: _settle_copies(pair, files, every_byte), made, threads)
+    regions = [region for n, pair in enumerate(made) for region in _regions(n, pair, every_byte)]
+
+    def work(region: _Region) -> Measures | str:
+        return _measured(region, made[region.pair], files, tolerance, progress)
+
+    for region, result in zip(regions, in_threads(work, regions, threads), strict=True):
+        _note(made[region.pair], region, result)
+    return [pair.found for pair in made]
+
+
+# -- copies ------------------------------------------------------------------------------------------------------
+
+
+def _settle_copies(pair: _Pair, files: OpenFiles, every_byte: bool) -> None:
+    """Put one copy of each region in the place of several: any where all are equal, each rank's own where not."""
+    try:
+        odd = [copies_differ(tensor, files, every_byte) for tensor in pair.tensors]
+    except CkptoolsError as error:
+        pair.found.problem = str(error)
+        return
+    if not any(odd):
+        pair.parts = [(once(pair.tensors[0]), once(pair.tensors[1]))]
+        return
+    ranks = [_holders(tensor) for tensor in pair.tensors]
+    if ranks[0] and ranks[0] == ranks[1]:
+        pair.found.by_rank = True
+        pair.parts = [(_of_rank(pair.tensors[0], r), _of_rank(pair.tensors[1], r)) for r in ranks[0]]
+        return
+    where = " and ".join(side for side, one in zip("AB", odd, strict=True) if one)
+    pair.found.problem = f"{where}: ranks hold different copies of it (verify names them)"
+
+
+def _holders(tensor: Tensor) -> list[int]:
+    """The ranks of which each holds all of a tensor; none where some hold parts, or nobody knows whose they are."""
+    each = all(s.rank is not None and s.box.sizes == tensor.shape for s in tensor.found)
+    return sorted({s.rank for s in tensor.found if s.rank is not None}) if each else []
+
+
+def _of_rank(tensor: Tensor, rank: int | None) -> Tensor:
+    return replace(tensor, shards=tuple(s for s in tensor.found if s.rank == rank))
+
+
+def copies_differ(tensor: Tensor, files: OpenFiles, every_byte: bool = False) -> bool:
+    """Whether ranks hold different bytes of one region; where records state one checksum, that is believed.
+
+    Args:
+        tensor: the tensor.
+        files: keeps sources open.
+        every_byte: believe no checksum.
+
+    Raises:
+        ReadError: a file cannot be read.
+    """
+    groups: dict[Box, list[Shard]] = {}
+    for shard in tensor.found:
+        groups.setdefault(shard.box, []).append(shard)
+    unsure = [g for g in groups.values() if every_byte or not all(stated_alike(g[0], s) for s in g)]
+    return bool(differing_boxes([s for g in unsure for s in g], files))
+
+
+def stated_alike(a: Shard, b: Shard) -> bool:
+    """Whether two shards are the same part of records of the same length and the same stated CRC-32."""
+    return a.source is not None and b.source is not None and bool(a.source.crc) and _part(a.source) == _part(b.source)
+
+
+def _part(source: Source) -> tuple[object, ...]:
+    """What part of which record a source is, by everything but its place on a disk."""
+    start, length = source.record_span
+    return source.crc, length, source.offset - start, source.dtype, source.shape, source.strides
+
+
+# -- regions -----------------------------------------------------------------------------------------------------
+
+
+def _regions(number: int, pair: _Pair, every_byte: bool) -> Iterator[_Region]:
+    """What is to be read of a pair; what is not read is noted."""
+    for a, b in pair.parts:
+        left, right = ({s.box: s for s in tensor.shards if s.box.numel} for tensor in (a, b))
+        if left.keys() != right.keys():
+            yield from _of_rows(number, a, b)
+            continue
+        for box, shard in left.items():
+            alike = stated_alike(shard, right[box])
+            if alike and not every_byte:
+                pair.found.skipped += box.numel
+                pair.found.nbytes_skipped += 2 * box.numel * ITEMSIZE[a.dtype]
+            else:
+                yield from (_Region(number, part, (shard,), (right[box],), alike) for part in bands_of(box, REGION))
+
+
+def _of_rows(number: int, a: Tensor, b: Tensor) -> Iterator[_Region]:
+    for box in bands_of(Box.whole(a.shape), REGION) if a.numel else ():
+        yield _Region(number, box, _meeting(a, box), _meeting(b, box), False)
+
+
+def _meeting(tensor: Tensor, box: Box) -> list[Shard]:
+    return [s for s in tensor.shards if not box.sizes or s.box.intersect(box) is not None]
+
+
+def _measured(
+    region: _Region, pair: _Pair, files: OpenFiles, tolerance: Tolerance | None, progress: Progress
+) -> Measures | str:
+    """Measures of a region, or why it cannot be read."""
+    import numpy as np
+
+    from ckptools.checks.difference.arrays import measure
+    from ckptools.tensor_io.read import fill, raw_dtype
+
+    dtypes, found = [t.dtype for t in pair.tensors], Measures()
+    most = min(BAND, region.box.numel)
+    buffers = [np.empty(most, raw_dtype(dtype)) for dtype in dtypes]
+    for box in bands_of(region.box, BAND):
+        left, right = (buffer[: box.numel].reshape(box.sizes) for buffer in buffers)
+        try:
+            fill(left, box, region.a, files)
+            fill(right, box, region.b, files)
+        except CkptoolsError as error:
+            return str(error)
+        progress(left.nbytes + right.nbytes, pair.name)
+        found.add(measure(left, right, dtypes, box, tolerance))
+    return found
+
+
+def _note(pair: _Pair, region: _Region, result: Measures | str) -> None:
+    if isinstance(result, str):
+        pair.found.problem = pair.found.problem or result
+        return
+    pair.found.measures = pair.found.measures or Measures()
+    pair.found.measures.add(result)
+    pair.found.nbytes += region.box.numel * sum(ITEMSIZE[t.dtype] for t in pair.tensors)
+    pair.found.damaged |= region.stated_alike and result.differing > 0
