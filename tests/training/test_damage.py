@@ -214,7 +214,7 @@ def test_what_is_no_ranks_file_is_rank_0s_to_damage(trainers_ddp: Path, tmp_path
 def test_of_files_that_are_no_ranks_the_number_says_which(torch_layouts: Path, tmp_path: Path) -> None:
     shutil.copytree(torch_layouts / "cut", tmp_path / "run")
     (broken,) = damage.apply(tmp_path / "run", "missing:3", 0, {})
-    assert broken.files == "model-00004-of-00005.safetensors"
+    assert broken.files == "model-00003-of-00005.safetensors"  # the index is the first
     assert not (tmp_path / "run" / broken.files).exists()
 
 
