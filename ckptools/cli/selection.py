@@ -24,7 +24,7 @@ class SelectionOptions:
     )
     exclude: list[str] | None = option(None, "No keys that match; may be repeated.", metavar="GLOB")
     section: str | None = option(
-        None, "Only one section: model, optimizer, scheduler, rng, other, or a section's own name."
+        None, "Only one section: model, optimizer, scheduler, rng, other, a section's own name; or all."
     )
 
     @property

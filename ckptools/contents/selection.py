@@ -14,6 +14,8 @@ from ckptools.model.checkpoint import Checkpoint
 from ckptools.training_state.sections import sections_of
 
 KINDS = ("model", "optimizer", "scheduler", "rng", "other")
+ALL = "all"
+"""What stands for every section, for commands that look at the model alone unless they are told."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,7 @@ class Selection:
     Attributes:
         include: globs of which a name must match one, such as `blocks.*.weight`; `*` matches dots too. None means all.
         exclude: globs of which a name may match none.
-        section: a kind of section, or the name of one; "" for all.
+        section: a kind of section, or the name of one; "" and `ALL` for all.
     """
 
     include: tuple[str, ...] = ()
@@ -40,7 +42,7 @@ class Selection:
         return [
             entry
             for entry in entries_of(ck)
-            if self.section in ("", entry.kind, entry.section) and self.takes(entry.name)
+            if self.section in ("", ALL, entry.kind, entry.section) and self.takes(entry.name)
         ]
 
     def takes(self, name: str) -> bool:
@@ -57,7 +59,7 @@ class Selection:
 
     def _check_section(self, ck: Checkpoint) -> None:
         names = [section.name for section in sections_of(ck)]
-        if self.section and self.section not in (*names, *KINDS):
+        if self.section and self.section not in (*names, *KINDS, ALL):
             known = ", ".join(dict.fromkeys([*KINDS, *names]))
             raise UsageError(ck.path, f"has no section {self.section!r}; there are {known}")
 

@@ -23,6 +23,9 @@ PEER = [*PYTHON, "tests.benchmarks.peers"]
 LARGE = ["--width", "1030", "--layers", "8", "--vocab", "1999", "--context", "8", "--batch", "1"]
 SMALL = ["--width", "130", "--layers", "8", "--vocab", "1999", "--context", "8", "--batch", "1"]
 
+STATS = ["--section", "all"]
+"""Of every tensor: the moments too."""
+
 Row = tuple[str, str, str, str, str, str]
 
 
@@ -118,6 +121,10 @@ def compare(work: Path, rounds: int) -> Iterator[Row]:
     yield row("consolidate to .pt with --check / without", checked, f"{checked.ratio:.2f}", "")
     deep = in_turn([*CKPTOOLS, "verify", ranks, "--deep"], [*PEER, "crc", ranks, "1"], rounds, clear)
     yield row("verify --deep / read and zlib.crc32", deep, both(deep), "(t - 0.5 s) / theirs <= 0.33")
+    figures = in_turn([*CKPTOOLS, "stats", ranks, *STATS], [*PEER, "crc", ranks, "1"], rounds, clear)
+    yield row("stats of all / read and zlib.crc32", figures, both(figures), "(t - 0.5 s) / theirs <= 2; <= 150 MiB")
+    deep = in_turn([*CKPTOOLS, "stats", ranks, *STATS], [*CKPTOOLS, "verify", ranks, "--deep"], rounds, clear)
+    yield row("stats of all / verify --deep", deep, both(deep), "what is beyond reading and checksums")
     for name, command in (("consolidate to .pt", ours), ("verify --deep", [*CKPTOOLS, "verify", ranks, "--deep"])):
         scaled = in_turn([*command, "-j", str(os.cpu_count())], [*command, "-j", "1"], rounds, clear)
         yield row(f"{name} -j {os.cpu_count()} / -j 1", scaled, both(scaled), "scales over cores")

@@ -19,7 +19,7 @@ from ckptools.checks.statistics.reading import Part, located, readable, together
 from ckptools.checks.statistics.sums import Values
 from ckptools.checks.statistics.values import statistics
 from ckptools.contents.entries import tensor_entries
-from ckptools.contents.selection import Selection
+from ckptools.contents.selection import ALL, Selection
 from ckptools.errors import CkptoolsError, UsageError
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.regions import Box
@@ -124,9 +124,9 @@ def pairs_of(ck: Checkpoint, selection: Selection) -> list[Pair]:
     Raises:
         UsageError: no optimizer has such moments, or no section of that name is one.
     """
-    if selection.section not in ("", "optimizer", *(s.name for s in sections_of_kind(ck, "optimizer"))):
+    if selection.section not in ("", ALL, "optimizer", *(s.name for s in sections_of_kind(ck, "optimizer"))):
         raise UsageError(None, f"--moments shows optimizers: --section {selection.section} is none")
-    found = [pair for pair in _all_pairs(ck) if selection.section in ("", "optimizer", pair.optimizer)]
+    found = [pair for pair in _all_pairs(ck) if selection.section in ("", ALL, "optimizer", pair.optimizer)]
     if not found:
         raise UsageError(ck.path, f"no optimizer in it has {FIRST} and {SECOND}; see --section optimizer")
     return [pair for pair in found if selection.takes(pair.name)]

@@ -22,6 +22,9 @@ Values = npt.NDArray[Any]
 LARGE, SMALL, SHIFT = 2.0**400, 2.0**-400, 600
 """Magnitudes whose squares float64 holds in any number, and the power of two that others are scaled by."""
 
+RUN = 8192
+"""Elements of which the BLAS takes a sum of squares in the thread that asks for it."""
+
 UNKNOWN = frozenset({"float4_e2m1fn_x2", "qint8", "quint8", "qint32", "quint4x2", "quint2x4"})
 """Dtypes whose bytes alone are no numbers: several to a byte, or with a scale elsewhere."""
 
@@ -143,7 +146,7 @@ class Summing:
 
     def _of(self, values: Values) -> Sums:
         nan = infinite = 0
-        low, high = values.min(), values.max()
+        low, high = np.minimum.reduce(values), np.maximum.reduce(values)
         if not (-inf < low and high < inf):
             finite = values[np.isfinite(values)]
             nan = int(np.isnan(values).sum())
@@ -172,7 +175,8 @@ class Summing:
 
 def _square(values: Values) -> float:
     """The sum of squares; by runs that are too short for the BLAS to start threads of its own."""
-    return sum(float(np.dot(part, part)) for part in np.split(values, range(8192, len(values), 8192)))
+    parts = (values[low : low + RUN] for low in range(0, len(values), RUN))
+    return sum(float(np.dot(part, part)) for part in parts)
 
 
 def numbers(raw: Values, dtype: str) -> Values:
