@@ -176,8 +176,8 @@ class Checkpoint(StatisticsMethods, checkpoint_data.Checkpoint):
             section: name of the model's section, where it holds several models.
 
         Raises:
-            ReadError: `to` cannot be read, or the function raises.
-            UsageError: one of the two has no model, or several; or no name counts.
+            ReadError: `to` cannot be read, or the function raises; or one of the two has no model.
+            UsageError: one of the two has several models; or no name counts.
         """
         from ckptools.checks.matching.match import match
         from ckptools.contents.selection import Selection

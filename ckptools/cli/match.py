@@ -44,7 +44,8 @@ def match(
 
     Names and shapes are compared, no values are read. A rename is found and shown; none is applied.
 
-    Exit code: 0 every name is there with its shape, 1 not so, 2 usage, 3 unreadable, 4 the map is there already.
+    Exit code: 0 every name is there with its shape, 1 not so, 2 usage, 3 unreadable or no model, 4 the map is there
+    already.
     """
     from ckptools.checks.matching.match import match as run
     from ckptools.views.matching import match_text, next_lines

@@ -129,8 +129,8 @@ class Match:
         path: the checkpoint.
         to: what tells the names and shapes that are expected.
         loads: whether every name is there with its shape and none too many, as strict loading demands, without any
-            rename. Dtypes do not count: loading converts.
-        whole: whether the checkpoint is whole; None where not every file was compared. Nothing else here tells it.
+            rename; and the checkpoint is not known to be broken. Dtypes do not count: loading converts.
+        whole: whether the checkpoint is whole; None where not every file was compared.
         model_names: how many names the model has, of those that were asked for.
         checkpoint_names: how many the checkpoint has.
         same: how many names of the model are there with their shape.

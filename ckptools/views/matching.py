@@ -18,14 +18,6 @@ COLUMNS = (
     Column("model"),
     Column("note"),
 )
-WORDS = {
-    "shape": "shape differs",
-    "unknown": "not comparable",
-    "missing": "only in model",
-    "tied": "tied",
-    "unexpected": "only in checkpoint",
-    "dtype": "dtype differs",
-}
 LABEL = 22
 """Characters of the column of labels."""
 
@@ -34,7 +26,7 @@ def match_text(found: Match, screen: Screen = PIPE) -> str:
     """What was found, as text, cut to a screen."""
     lines = [line for label, text in _facts(found) for line in wrapped(label.ljust(LABEL), printable(text), screen)]
     rows = [_cells(group) for group in found.groups]
-    title = ["", *(["with the new names:"] if found.renames else [])] if rows else []
+    title = ["", *(["what is left then:"] if found.renames else [])] if rows else []
     return "\n".join([*lines, *title, *table(COLUMNS, rows, screen)])
 
 
@@ -42,12 +34,18 @@ def _facts(found: Match) -> Iterator[tuple[str, str]]:
     yield "checkpoint", found.path
     yield "model", found.to
     if found.whole is False:
-        yield "", "the checkpoint is not whole: names that only missing files have are not known; see ckptools verify"
-    yield ("loads" if found.loads else "DOES NOT LOAD"), _verdict(found)
+        yield "NOT WHOLE", "ckptools verify says what is wrong; names that only missing files have are not known here"
+    yield _verdict_label(found), _verdict(found)
     for n, rename in enumerate(found.renames):
         yield ("after this rename" if n == 0 else "and after this one"), _fixed(found, n, rename)
     for rename in found.alternatives:
         yield "not chosen", f"{rename_words(rename)} would fix {rename.fixes}, and another rename as many"
+
+
+def _verdict_label(found: Match) -> str:
+    if found.loads:
+        return "loads"
+    return "names fit" if found.same == found.model_names == found.checkpoint_names else "DOES NOT LOAD"
 
 
 def _verdict(found: Match) -> str:
@@ -55,7 +53,7 @@ def _verdict(found: Match) -> str:
     absent = found.model_names - found.same
     if found.loads and absent:
         told.append(f"{plural(absent, 'name')} tied to another one")
-    if not found.loads and not absent:
+    if found.checkpoint_names > found.same and not absent:
         told.append(f"{plural(found.checkpoint_names - found.same, 'name')} of the checkpoint too many")
     return "; ".join(told)
 
@@ -64,7 +62,7 @@ def _fixed(found: Match, n: int, rename: Rename) -> str:
     total = found.same + sum(one.fixes for one in found.renames[: n + 1])
     old, new = rename.example
     left = any(group.status != "dtype" for group in found.groups)
-    then = "" if left or n + 1 < len(found.renames) else "; then it loads"
+    then = "" if left or found.whole is False or n + 1 < len(found.renames) else "; then it loads"
     return f"{total} of {found.model_names}: {rename_words(rename)} ({old} becomes {new}){then}"
 
 
@@ -90,7 +88,7 @@ def _components(text: str) -> str:
 
 
 def _cells(group: MatchGroup) -> list[str]:
-    return [WORDS[group.status], group.names, str(group.keys), group.checkpoint, group.model, group.note]
+    return [group.status, group.names, str(group.keys), group.checkpoint, group.model, group.note]
 
 
 # -- what to type next -------------------------------------------------------------------------------------------
@@ -108,10 +106,10 @@ def next_lines(found: Match, arguments: str, written: Path | None) -> Iterator[s
         options = _options(found.renames) or ["--map", str(written or "map.json")]
         if options[0] == "--map" and written is None:
             yield "keep the names: --write-map map.json"
-        yield f"use it: ckptools consolidate {arguments} -o OUT --only model {quoted(options)}"
+        yield f"use it: ckptools consolidate {arguments} -o renamed.pt --only model {quoted(options)}"
     for rename in found.alternatives:
         if option := _options((rename,)):
-            yield f"one of several: ckptools consolidate {arguments} -o OUT --only model {quoted(option)}"
+            yield f"one of several: ckptools consolidate {arguments} -o renamed.pt --only model {quoted(option)}"
 
 
 def _options(renames: Sequence[Rename]) -> list[str]:

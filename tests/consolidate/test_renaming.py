@@ -11,10 +11,13 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 from torch.distributed import checkpoint as dcp
+from typer.testing import CliRunner
 
 import ckptools
-from ckptools.errors import OutputExistsError, ReadError, RefusedError, UsageError
-from tests.truth import WHOLE, load_truth
+from ckptools.cli import app
+from ckptools.errors import NotWholeError, OutputExistsError, ReadError, RefusedError, UsageError
+from tests.truth import FIXTURES, WHOLE, load_truth
+from tests.views.made import HOSTILE
 
 STATE = "model"
 
@@ -170,12 +173,23 @@ def test_a_glob_writes_the_names_that_match_and_counts_the_others(saved, tmp_pat
 
 
 def test_what_is_missing_elsewhere_does_not_keep_a_glob_from_being_written(tmp_path):
-    known = next(k for k in WHOLE if k.name == "torch2.13.0-fsdp1-sharded-w4")
-    ck = known.open()
-    gate = ck.match({"gate": [3]}, filter=["gate"])
-    assert gate.loads
-    ck.consolidate(tmp_path / "gate.pt", only="gate")
-    assert list(torch.load(tmp_path / "gate.pt")) == ["gate"]
+    for rank in (0, 2, 3):
+        (tmp_path / f"rank{rank}.pt").write_bytes(
+            (FIXTURES / f"torch2.13.0-fsdp1-sharded-w4/rank{rank}.pt").read_bytes()
+        )
+    with pytest.raises(NotWholeError):
+        ckptools.consolidate(tmp_path, tmp_path / "out.pt", only="[eh]*")
+    ckptools.consolidate(tmp_path, tmp_path / "out.pt", only="se*")
+    _, data, _ = load_truth("torch2.13.0-fsdp1-sharded-w4")["model/seen"]
+    state = torch.load(tmp_path / "out.pt")
+    assert list(state) == ["seen"] and state["seen"].numpy().tobytes() == data
+
+
+def test_the_dtype_that_is_asked_for_is_that_of_the_model_under_new_names_too(saved, tmp_path):
+    ckptools.consolidate(saved[0], tmp_path / "out.pt", strip_prefix="module", dtype="bf16")
+    state = torch.load(tmp_path / "out.pt")
+    assert {t.dtype for t in state[STATE].values() if t.is_floating_point()} == {torch.bfloat16}
+    assert {e["exp_avg"].dtype for e in state["optimizer"]["state"].values()} == {torch.float32}
 
 
 def test_a_glob_that_fits_nothing_is_a_mistake(saved, tmp_path):
@@ -270,3 +284,20 @@ def test_a_map_that_is_there_is_not_overwritten(tmp_path):
     assert read_map(tmp_path / "m.json") == {"ä\n": "b"}
     with pytest.raises(OutputExistsError):
         write_map(tmp_path / "m.json", {"a": "b"})
+
+
+def test_hostile_names_are_renamed_and_told_without_doing_anything(tmp_path):
+    state = {f"x.{name}": torch.full((2,), float(n)) for n, name in enumerate(HOSTILE)}
+    torch.save(state, tmp_path / "h.pt")
+    words = ["consolidate", str(tmp_path / "h.pt"), "-o", str(tmp_path / "o.pt"), "--strip-prefix", "x"]
+    done = CliRunner().invoke(app, words)
+    lines = [*done.stdout.splitlines(), *done.stderr.splitlines()]
+    assert done.exit_code == 0 and all(line.isprintable() for line in lines)
+    assert same(torch.load(tmp_path / "o.pt"), {name.removeprefix("x."): t for name, t in state.items()})
+    refused = CliRunner().invoke(app, [*words[:-2], "--force", "--map", _map(tmp_path, dict.fromkeys(state, "y"))])
+    assert refused.exit_code == 4 and refused.stderr.count("\n") == 1 and refused.stderr.strip().isprintable()
+
+
+def _map(folder: Path, names: dict[str, str]) -> str:
+    (folder / "map.json").write_text(json.dumps(names))
+    return str(folder / "map.json")

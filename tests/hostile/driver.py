@@ -100,6 +100,7 @@ def commands(name: str, path: Path, folder: Path) -> dict[str, list[str]]:
         "tree": ["tree", str(path)],
         "verify": ["verify", str(path), "--deep", "--values"],
         "stats": ["stats", str(path), "--hist"],
+        "match": ["match", str(path), "--to", str(path)],
         "consolidate": ["consolidate", str(path), "-o", str(out / "out.pt")],
         "safetensors": ["consolidate", str(path), "-o", str(out / "out.safetensors")],
     }

@@ -34,13 +34,13 @@ def rows_of(saved: StateDictShapes, model: StateDictShapes, names: Mapping[str, 
 
 def _absent(name: str, wanted: NamedShape, source: Mapping[str, str]) -> MatchRow:
     if wanted.tied in source:
-        note = f"tied to {wanted.tied} in the model: its values come with that one where loading is not strict"
+        note = f"tied to {wanted.tied}, which is there; strict loading wants both"
         return MatchRow("tied", name, None, wanted.shape, None, wanted.dtype, "", "tied", note)
     return MatchRow("missing", name, None, wanted.shape, None, wanted.dtype, "")
 
 
 def _too_many(name: str, found: NamedShape) -> MatchRow:
-    note = f"tied to {found.tied} in the checkpoint: a second name for the same values" if found.tied else ""
+    note = f"tied to {found.tied}: the same values under a second name" if found.tied else ""
     reason = "tied" if found.tied else ""
     return MatchRow("unexpected", None, name, None, found.shape, "", found.dtype, reason, note)
 
@@ -65,9 +65,9 @@ def _explained(name: str, found: Ints, wanted: Ints) -> tuple[str, str]:
     """What a difference in shape looks like, in a word and in words; nothing where it looks like nothing known."""
     if _is_padded(name, found, wanted):
         rows = plural(abs(wanted[0] - found[0]), "row")
-        return "padded", f"{rows} {'short' if found[0] < wanted[0] else 'over'}: a padded vocabulary?"
+        return "padded", f"{rows} {'short' if found[0] < wanted[0] else 'over'}: padded vocabulary?"
     if len(found) == 2 and found == wanted[::-1]:
-        return "transposed", "transposed: loading needs the tensor's .t()"
+        return "transposed", "transposed"
     if _numel(found) == _numel(wanted):
         return "reshaped", "as many elements, of another shape"
     return "", ""

@@ -29,8 +29,8 @@ def match(checkpoint: Checkpoint | str | Path, to: Any, selection: Selection | N
         selection: which names count, on either side; and which section is the model, where there are several.
 
     Raises:
-        ReadError: one of the two cannot be read.
-        UsageError: one of the two has no model, or several.
+        ReadError: one of the two cannot be read, or has no model.
+        UsageError: one of the two has several models; or no name counts.
     """
     whole = with_all_ranks(checkpoint)
     chosen = selection or Selection()
@@ -60,7 +60,7 @@ def compared(saved: StateDictShapes, model: StateDictShapes, whole: bool | None,
     return Match(
         path=saved.told_by,
         to=model.told_by,
-        loads=all(row.status in fine for row in rows),
+        loads=whole is not False and all(row.status in fine for row in rows),
         whole=whole,
         model_names=sum(row.name is not None for row in rows),
         checkpoint_names=sum(row.checkpoint_name is not None for row in rows),

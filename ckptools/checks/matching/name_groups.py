@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
+from ckptools.contents import folding
+from ckptools.contents.folding import Branch, label_text
 from ckptools.dtypes import short
 from ckptools.model.matching import MatchGroup, MatchRow
-from ckptools.text import shape, spans
+from ckptools.text import shape
 
 MOST = 6
 """Lines of one status and one explanation; where there are more, names lose their ends."""
 
 STATUSES = ("shape", "unknown", "missing", "tied", "unexpected")
-
-
-class Template(NamedTuple):
-    """A name as its components, of which those in `numbers` are any of some numbers; `open` where more follows."""
-
-    parts: tuple[str, ...]
-    open: bool = False
 
 
 def groups_of(rows: Iterable[MatchRow]) -> list[MatchGroup]:
@@ -58,43 +52,58 @@ def _groups(status: str, rows: Sequence[MatchRow], facts: Callable[[MatchRow], F
 def _folded(
     status: str, rows: Sequence[MatchRow], key: Facts, facts: Callable[[MatchRow], Facts]
 ) -> Iterable[MatchGroup]:
-    for names, members in fold([row.name or row.checkpoint_name or "" for row in rows]):
+    for names, members in fold([row.name or row.checkpoint_name or "" for row in rows], [facts(row) for row in rows]):
         told = {facts(rows[n])[:2] for n in members}
         checkpoint, model = told.pop() if len(told) == 1 else key[:2]
         yield MatchGroup(status, names, len(members), checkpoint, model, key[2])
 
 
-def fold(names: Sequence[str]) -> list[tuple[str, list[int]]]:
-    """Names that are alike under one text, each with the numbers of those that it stands for."""
-    found: dict[Template, list[int]] = {}
-    for n, name in enumerate(names):
-        parts = tuple("{}" if part.isdecimal() else part for part in name.split("."))
-        found.setdefault(Template(parts), []).append(n)
-    while len(found) > MOST and max(len(template.parts) for template in found) > 1:
-        found = _shorter(found)
-    return [(_text(template, [names[n] for n in members]), members) for template, members in found.items()]
+def fold(names: Sequence[str], kinds: Sequence[Hashable] = ()) -> list[tuple[str, list[int]]]:
+    """Names that are alike under one text, each with the numbers of those that it stands for.
+
+    Names that go on in the same way are folded, as `tree` folds them: those of one kind, such as a shape; where that
+    leaves many lines, all; where that does, they lose their ends.
+
+    Args:
+        names: what is folded.
+        kinds: what each name is; none where that does not matter.
+    """
+    apart, alike = _tree(names, kinds or [0] * len(names)), _tree(names, [0] * len(names))
+    tries = [(apart, _depth(apart)), *((alike, depth) for depth in range(_depth(alike), 0, -1))]
+    found: list[tuple[str, list[int]]] = []
+    for tree, depth in tries:
+        found = [(names[m[0]] if len(m) == 1 else text, m) for text, m in _lines(tree, "", depth)]
+        if len(found) <= MOST:
+            break
+    return found
 
 
-def _shorter(found: dict[Template, list[int]]) -> dict[Template, list[int]]:
-    """The longest templates without their last component, those that become one joined."""
-    longest = max(len(template.parts) for template in found)
-    joined: dict[Template, list[int]] = {}
-    for template, members in found.items():
-        cut = Template(template.parts[:-1], True) if len(template.parts) == longest else template
-        joined.setdefault(cut, []).extend(members)
-    return joined
+def _tree(names: Sequence[str], kinds: Sequence[Hashable]) -> list[Branch[int]]:
+    items = folding.tree_of((name, n) for n, name in enumerate(names))
+    return folding.fold(items, kinds.__getitem__, kinds.__getitem__, lambda _: True)
 
 
-def _text(template: Template, names: Sequence[str]) -> str:
-    """A template with its numbers; a name that stands alone is itself."""
-    if len(names) == 1:
-        return names[0]
-    split = [name.split(".") for name in names]
-    parts = [_numbers({parts[n] for parts in split}) if part == "{}" else part for n, part in enumerate(template.parts)]
-    return ".".join([*parts, *(["*"] if template.open else [])])
+def _depth(tree: Iterable[Branch[int]]) -> int:
+    return max(map(_levels, tree), default=1)
 
 
-def _numbers(found: set[str]) -> str:
-    if len(found) == 1:
-        return found.pop()
-    return "{" + spans(int(number) for number in found if len(number) < 10) + "}"
+def _levels(branch: Branch[int]) -> int:
+    return 1 + max(map(_levels, branch.children), default=0)
+
+
+def _lines(branches: Iterable[Branch[int]], before: str, depth: int) -> Iterator[tuple[str, list[int]]]:
+    """A line for each branch that is a name; at the last level one for all below it."""
+    for branch in branches:
+        text = before + label_text(branch.labels)
+        if depth == 1 and branch.children:
+            yield f"{text}.*", list(_items(branch))
+            continue
+        if branch.items:
+            yield text, branch.items
+        yield from _lines(branch.children, f"{text}.", depth - 1)
+
+
+def _items(branch: Branch[int]) -> Iterator[int]:
+    yield from branch.items
+    for child in branch.children:
+        yield from _items(child)

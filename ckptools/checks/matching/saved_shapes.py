@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ckptools.contents.entries import entries_of
-from ckptools.errors import UsageError
+from ckptools.errors import ReadError, UsageError
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.matching import NamedShape, StateDictShapes
 from ckptools.model.tensor import Tensor
@@ -25,7 +25,8 @@ def saved_shapes(ck: Checkpoint, section: str = "", told_by: str = "") -> StateD
         told_by: what to call it; "" for its path.
 
     Raises:
-        UsageError: it holds no model, or several of which none was chosen.
+        ReadError: it holds no model.
+        UsageError: it holds several, of which none was chosen.
     """
     model = _model(ck, section)
     names = {entry.path: entry.name for entry in entries_of(ck) if entry.kind == "model"}
@@ -43,7 +44,7 @@ def _model(ck: Checkpoint, section: str) -> Section:
         return wanted[0]
     if not models:
         here = ", ".join(sorted({s.kind for s in sections_of(ck)})) or "nothing"
-        raise UsageError(ck.path, f"holds no model; it holds {here}")
+        raise ReadError(ck.path, f"holds no model to compare; it holds {here}")
     names = ", ".join(s.name for s in models)
     if not wanted:
         raise UsageError(ck.path, f"--section {section}: is no model; there is {names}")
