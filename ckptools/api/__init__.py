@@ -7,6 +7,7 @@ so that importing ckptools stays cheap.
 from __future__ import annotations
 
 from ckptools.api.checkpoint import Checkpoint
+from ckptools.api.diagnosis import doctor
 from ckptools.api.opening import checkpoints_in, consolidate, diff, open, verify
 from ckptools.api.tensor import Tensor
 from ckptools.errors import CkptoolsError
@@ -25,6 +26,7 @@ __all__ = [
     "checkpoints_in",
     "consolidate",
     "diff",
+    "doctor",
     "load_shard",
     "offline",
     "open",

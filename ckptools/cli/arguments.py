@@ -49,6 +49,17 @@ RunFolderPath = Annotated[
 DeepOfNewest = Annotated[
     bool, typer.Option("--deep", help="Compare the CRC-32s of the newest too, and of older ones until one is whole.")
 ]
+AnyPaths = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="PATH...",
+        show_default=False,
+        help="A checkpoint, as for inspect; or the folder of a run, or a file that cannot be opened.",
+    ),
+]
+LoadsInto = Annotated[
+    str | None, typer.Option("--to", metavar="MODEL", help="What it should load into, as match takes it.")
+]
 EngineName = Annotated[
     Engine, typer.Option(help="inert: names are only names, nothing is run. torch: through torch.load, as a check.")
 ]

@@ -8,6 +8,7 @@ HELP = "Open, check and consolidate distributed PyTorch checkpoints offline."
 
 COMMANDS = {
     "inspect": "Show what a checkpoint is, and whether it is whole.",
+    "doctor": "Answer the first questions about a checkpoint in one go.",
     "ls": "List a run's checkpoints, and the newest that is whole.",
     "tree": "Show every key: shape, dtype, size and layout, or its value.",
     "show": "Show a value in full, or a tensor with its shards.",
@@ -30,6 +31,7 @@ ARGUMENTS = {
     "ls": "folder",
     "show": "path keys*",
     "diff": "a b",
+    "doctor": "paths*",
 }
 """Arguments of the commands that are mostly called with nothing to parse; `*` stands behind one that repeats."""
 
@@ -41,6 +43,10 @@ def function_of(name: str) -> Callable[..., None]:
             from ckptools.cli.inspect import inspect
 
             return inspect
+        case "doctor":
+            from ckptools.cli.doctor import doctor
+
+            return doctor
         case "ls":
             from ckptools.cli.ls import ls
 

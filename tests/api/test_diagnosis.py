@@ -1,0 +1,165 @@
+"""`doctor` asks the others, says what they say, and ends in commands that work."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import ckptools
+from ckptools.api.examination import FACTS, IN_STEP, LOADS, NEWEST, WHOLE
+from ckptools.cli import app
+from ckptools.model.diagnosis import Diagnosis, Finding
+from ckptools.model.rows import Rows
+from ckptools.views.diagnosis import diagnosis_text
+from ckptools.views.tables import Screen
+from tests.truth import FIXTURES
+from tests.views.made import HOSTILE
+
+COMPOSER = FIXTURES / "composer-0.13.5-torch1.13.1-sharded-w4"
+DCP = FIXTURES / "torch2.13.0-fsdp2-dcp-w3" / "ckpt"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Rank files of one step, and a folder that holds another checkpoint."""
+    for rank in range(4):
+        shutil.copy(COMPOSER / f"ep0-ba5-rank{rank}.pt", tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def steps(tmp_path: Path) -> Path:
+    for step in (4, 5):
+        shutil.copytree(DCP, tmp_path / f"step-{step}")
+    return tmp_path
+
+
+def answers(found: Diagnosis) -> dict[str, bool | None]:
+    return {row.question: row.ok for row in found.rows}
+
+
+def row(found: Diagnosis, question: str) -> Finding:
+    return next(row for row in found.rows if row.question == question)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:3000])
+
+
+def test_nothing_wrong_is_said_of_what_is_healthy(run):
+    found = ckptools.doctor(run / "ep0-ba5-rank0.pt")
+    assert (found.ok, found.readable) == (True, True)
+    assert answers(found) == {WHOLE: True, NEWEST: True, FACTS: True, LOADS: None, IN_STEP: True}
+    assert "step 5" in row(found, FACTS).evidence and "4 of 4" in row(found, WHOLE).evidence
+
+
+def test_what_is_not_whole_is_said_with_codes_and_a_whole_one_is_named(steps):
+    next((steps / "step-5").glob("__1_*.distcp")).unlink()
+    found = ckptools.doctor(steps / "step-5")
+    assert not found.ok and answers(found)[WHOLE] is False and "CK001" in row(found, WHOLE).evidence
+    assert str(steps / "step-4") in row(found, NEWEST).answer and answers(found)[NEWEST] is False
+    assert f"ckptools inspect {steps}/step-4" in found.next
+
+
+def test_a_newer_checkpoint_that_is_not_whole_is_told_of_a_run(steps):
+    (steps / "step-5" / ".metadata").unlink()
+    (steps / "step-5").rename(steps / "step-6")
+    found = ckptools.doctor(steps)
+    assert not found.ok and "NOT WHOLE and newer: step-6" in row(found, NEWEST).evidence
+
+
+def test_a_rank_file_that_cannot_be_opened_is_looked_at_from_another_rank(run):
+    cut(run / "ep0-ba5-rank2.pt")
+    found = ckptools.doctor(run / "ep0-ba5-rank2.pt")
+    assert (found.ok, found.readable, answers(found)[WHOLE]) == (False, True, False)
+    assert "rank 2" in row(found, WHOLE).evidence
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [(b"", "empty"), (b"PK\3\4 and no more", "zip"), (b"GGUF\0\0", "GGUF"), (b"hello there, this is text", "text")],
+)
+def test_what_cannot_be_opened_is_told_by_its_first_bytes(content, says, tmp_path):
+    (tmp_path / "x.pt").write_bytes(content)
+    found = ckptools.doctor(tmp_path / "x.pt")
+    assert (found.ok, found.readable, answers(found)[WHOLE]) == (False, False, False)
+    assert says in row(found, "what is it?").answer and row(found, WHOLE).evidence
+
+
+def test_what_is_not_there_is_an_error(tmp_path):
+    with pytest.raises(ckptools.CkptoolsError, match="no such file"):
+        ckptools.doctor(tmp_path / "nowhere")
+
+
+def test_facts_that_disagree_are_told(run):
+    for rank in range(4):
+        (run / f"ep0-ba5-rank{rank}.pt").rename(run / f"ep0-ba7-rank{rank}.pt")
+    found = ckptools.doctor(run)
+    assert answers(found)[FACTS] is False and "another step" in row(found, FACTS).evidence
+
+
+def test_a_model_that_it_does_not_load_into_is_said_and_match_proposed(run, tmp_path):
+    names = {"w": [3, 5]}
+    (tmp_path / "shapes.json").write_text(json.dumps(names))
+    found = ckptools.doctor(run, to=str(tmp_path / "shapes.json"))
+    assert answers(found)[LOADS] is False and any(c.startswith("ckptools match ") for c in found.next)
+    assert answers(ckptools.doctor(run, to=str(run / "ep0-ba5-rank1.pt")))[LOADS] is True
+    unread = row(ckptools.doctor(run, to=str(tmp_path / "none.json")), LOADS)
+    assert unread.ok is False and "no such file" in unread.evidence
+
+
+def damaged(run: Path, what: str) -> Any:
+    if what == "cut":
+        cut(run / "ep0-ba5-rank2.pt")
+    elif what == "missing":
+        (run / "ep0-ba5-rank1.pt").unlink()
+    elif what == "nothing readable":
+        for path in run.glob("*.pt"):
+            cut(path)
+    elif what == "a copy":
+        shutil.copy(run / "ep0-ba5-rank1.pt", run / "ep0-ba5-rank2.pt")
+    return ckptools.doctor(run)
+
+
+@pytest.mark.parametrize("what", ["healthy", "cut", "missing", "nothing readable", "a copy"])
+def test_every_command_that_is_proposed_works(what, run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    found = damaged(run, what)
+    assert len(found.next) <= 3 and (found.next or what == "nothing readable")
+    for command in found.next:
+        result = CliRunner().invoke(app, shlex.split(command)[1:])
+        unreadable = what == "nothing readable" and result.exit_code == 3
+        assert result.exit_code in (0, 1) or unreadable, (command, result.stderr)
+    assert sorted(tmp_path.rglob("*")) == before or what != "healthy"
+
+
+@pytest.mark.parametrize("folder", sorted(p for p in FIXTURES.iterdir() if p.is_dir()), ids=lambda p: p.name)
+def test_every_format_has_an_answer_that_is_what_verify_says(folder):
+    found = ckptools.doctor(folder)
+    assert found.readable
+    ck = next(row.evidence for row in found.rows if row.question == WHOLE)
+    verified = ckptools.verify(ck.partition(": ")[0]) if answers(found)[WHOLE] else None
+    assert verified is None or not any(p.severity == "error" for p in verified.problems)
+
+
+def test_exit_codes_are_those_of_the_answers(run):
+    invoke = CliRunner().invoke
+    assert invoke(app, ["doctor", str(run)]).exit_code == 0
+    (run / "ep0-ba5-rank1.pt").unlink()
+    assert invoke(app, ["doctor", str(run)]).exit_code == 1
+    assert invoke(app, ["doctor", str(run / "nowhere")]).exit_code == 3
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("screen", [Screen(), Screen(80, 40)], ids=str)
+def test_a_name_cannot_act_on_a_terminal(name, screen):
+    finding = Finding(name, False, name, f"{name} {'and more ' * 40}")
+    text = diagnosis_text(Diagnosis(Path(name), False, True, Rows([finding]), (name,)), screen)
+    assert all(line.isprintable() for line in text.splitlines())
