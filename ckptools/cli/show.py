@@ -64,6 +64,8 @@ def show(
         return shown_text(answer, screen._replace(rows=rows))
 
     show_answer(form, "show", found, found.rows, text)
+    if not (found.rows or found.private):
+        remark("it has no keys")
     if found.private:
         remark(f"{plural(found.private, 'private value')} not shown: --private")
     if found.problems:

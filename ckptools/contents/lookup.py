@@ -19,7 +19,7 @@ ASKED_FOR = ("_last_lr",)
 def entries_at(ck: Checkpoint, key: str) -> list[Entry]:
     """The entries that a key means: that of this name, and those whose names go on with a dot.
 
-    Where there are none, it may be a glob, or begin with a kind of section: `optimizer.param_groups` is that of the
+    Where there are none, it may be a glob, which in a checkpoint without any keys means none, or begin with a kind of section: `optimizer.param_groups` is that of the
     section `optimizers.AdamW`, `model` is all of the model.
 
     Raises:
@@ -27,7 +27,7 @@ def entries_at(ck: Checkpoint, key: str) -> list[Entry]:
     """
     entries = entries_of(ck)
     found = _beginning(entries, key) or (matching(entries, key) if is_glob(key) else []) or _of_kind(ck, key)
-    if not found:
+    if not found and (entries or not is_glob(key)):
         names = [*(entry.name for entry in entries), *(section.name for section in sections_of(ck))]
         raise UsageError(ck.path, f"{no_such_key(key, names)}; ckptools tree lists all")
     return found

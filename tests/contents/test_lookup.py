@@ -59,6 +59,12 @@ def test_what_is_not_there_is_refused_with_the_nearest(ck, key):
     assert "*" in key or "the nearest is '" in str(refused.value)
 
 
+def test_a_checkpoint_without_keys_has_none_for_a_glob():
+    assert entries_at(checkpoint({}), "*") == []
+    with pytest.raises(UsageError):
+        entries_at(checkpoint({}), "w")
+
+
 def test_a_hostile_key_and_hostile_names_make_one_printable_line():
     with pytest.raises(UsageError) as refused:
         entries_at(hostile(), f"x{ESCAPE}\n" * 1000)
