@@ -19,8 +19,8 @@ ASKED_FOR = ("_last_lr",)
 def entries_at(ck: Checkpoint, key: str) -> list[Entry]:
     """The entries that a key means: that of this name, and those whose names go on with a dot.
 
-    Where there are none, it may be a glob, which in a checkpoint without any keys means none, or begin with a kind of section: `optimizer.param_groups` is that of the
-    section `optimizers.AdamW`, `model` is all of the model.
+    Where there are none, it may be a glob, which in a checkpoint without any keys means none, or begin with a kind of
+    section: `optimizer.param_groups` is that of the section `optimizers.AdamW`, `model` is all of the model.
 
     Raises:
         UsageError: nothing is there; the message has the nearest name.

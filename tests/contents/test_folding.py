@@ -76,6 +76,13 @@ def test_words_do_not_fold_where_the_items_forbid_it():
     assert shown(folded({"a": 0, "b": 0, "c1": 0, "c2": 0})) == ["a x1", "b x1", "c{1,2} x2"]
 
 
+def test_what_differs_beside_each_other_may_be_folded_inside_of_siblings():
+    items = {"lr1": 1, "lr2": 2, "groups.0.lr": 1, "groups.1.lr": 2}
+    named = tree_of((name, (name, n)) for name, n in items.items())
+    found = fold(named, lambda item: "number", lambda item: item[1], lambda item: False)
+    assert shown(found) == ["lr1 x1", "lr2 x1", "groups.{0,1}.lr x2"]
+
+
 def test_a_key_may_hold_something_and_have_more_below_it():
     assert shown(folded({"a.0": 1, "a.0.x": 2, "a.1": 1, "a.1.x": 2})) == ["a.{0,1} x2", "a.{0,1}.x x2"]
 

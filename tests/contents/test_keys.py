@@ -65,6 +65,12 @@ def test_tied_weights_name_the_first_and_count_once():
     assert totals([keys.rows[2]]) == (1, 8, 32)
 
 
+def test_a_tensor_of_another_section_is_not_tied():
+    one = plain(4, 2, record="7")
+    rows = keys_of(checkpoint({"model": {"w": one, "b": plain(2)}, "ema": {"w": one, "c": plain(2, record="9")}})).rows
+    assert len({row.section for row in rows}) == 2 and not any(row.tied for row in rows)
+
+
 def test_a_tied_weight_counts_where_the_other_was_not_asked_for():
     tied = plain(4, 2, record="7")
     keys = keys_of(checkpoint({"model": {"emb": tied, "head": tied}}), Selection(("head",)))
