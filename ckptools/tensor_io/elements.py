@@ -18,10 +18,10 @@ from ckptools.files.opening import File
 from ckptools.model.tensor import Source
 from ckptools.tensor_io.read import Raw, bounded, extent, raw_dtype
 
-READ = 1 << 20
+READ = 1024 << 10
 """Bytes that are read at a time."""
 
-BAND = 32 << 10
+BAND = 64 << 10
 """Elements that are handed out at a time: with their float64 they stay in a core's own cache."""
 
 

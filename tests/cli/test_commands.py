@@ -154,6 +154,7 @@ def test_the_list_of_commands_fits_a_narrow_terminal():
 FLAGS = {
     "inspect": ["--json", "--all-ranks", "--only-this-file", "--follow-symlinks", "--trust", "-q", "--quiet"],
     "verify": ["--deep", "--values", "--json", "--only-this-file", "--follow-symlinks", "-v", "--verbose", "--debug"],
+    "stats": ["--hist", "--per-rank", "--moments", "--dead-rows", "--json", "--jsonl"],
 }
 PLAIN = [
     *((name, ["a.pt", flag, "b"]) for name in FLAGS for flag in FLAGS[name]),
