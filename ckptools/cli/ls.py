@@ -12,13 +12,15 @@ from ckptools.cli.selection import IN_ORDER, RowOptions, arranged
 from ckptools.errors import UsageError
 
 if TYPE_CHECKING:
-    from ckptools.cli.arguments import DeepOfNewest, RunFolderPath
+    from ckptools.cli.arguments import DeepOfNewest, Every, RunFolderPath, Watched
     from ckptools.model.run_folder import RunFolder
 
 
 def ls(
     folder: RunFolderPath,
     deep: DeepOfNewest = False,
+    watch: Watched = False,
+    every: Every = 5.0,
     rows: RowOptions = IN_ORDER,
     form: AnswerOptions = AS_TEXT,
     opening: OpeningOptions = AS_A_USER_WOULD,
@@ -28,8 +30,11 @@ def ls(
     Each is looked into as inspect does. Every rank of the newest is read, and of older ones until one is whole.
 
     Exit code: 0 no checkpoint was found not to be whole, 1 one was, or a tracker such as `latest` leads to none that
-    is whole, 2 usage, 3 no checkpoint here, or none can be opened.
+    is whole, 2 usage, 3 no checkpoint here, or none can be opened. --watch that is interrupted ends with 0.
     """
+    if watch:
+        _watch(folder, deep, every, form, opening)
+        return
     from ckptools.checks.run_folder.listing import checkpoints_in
     from ckptools.cli.progress import CheckpointLine
 
@@ -51,6 +56,20 @@ def _how(opening: OpeningOptions) -> dict[str, Any]:
             raise UsageError(None, f"{word} goes with one checkpoint; ls looks for those of a run by itself")
     names = ("follow_symlinks", "jobs", "shapes", "weights", "rules", "names")
     return {name: getattr(opening, name) for name in names}
+
+
+def _watch(folder: str, deep: bool, every: float, form: AnswerOptions, opening: OpeningOptions) -> None:
+    """Print what changes until somebody interrupts it, which is its end and no failure."""
+    from contextlib import suppress
+
+    from ckptools.checks.run_folder.listing import Listing
+    from ckptools.cli.watching import watch
+    from ckptools.files.opening import local_path
+
+    if form.json:
+        raise UsageError(None, "--watch prints a line for each change: --jsonl, not --json")
+    with suppress(KeyboardInterrupt):
+        watch(Listing(local_path(folder), deep, may_be_empty=True, how=_how(opening)), form.jsonl, every)
 
 
 def _show(found: RunFolder, rows: RowOptions, form: AnswerOptions) -> None:

@@ -76,6 +76,15 @@ def cells_of(row: CheckpointRow, trackers: Sequence[str] = ()) -> list[str]:
     return [step, _ranks(row), size(row.bytes), whole, _local(row.saved), row.name, ", ".join(marks)]
 
 
+def change_line(event: str, row: CheckpointRow) -> str:
+    """One line for what became of a checkpoint: `new  step 4  2/2 ranks  2.3 MiB  whole: yes  ep0-ba4-rank0.pt`."""
+    step, ranks, nbytes, whole, _, name, _ = cells_of(row)
+    ranks = ranks if not row.ranks else f"{ranks} ranks"
+    newest = ["<- newest whole"] if row.newest_whole and event != "gone" else []
+    cells = [event.ljust(13), f"step {step}", ranks, nbytes, f"whole: {whole}", name, *newest]
+    return printable("  ".join(cells))
+
+
 def _ranks(row: CheckpointRow) -> str:
     if not row.format:
         return plural(row.files, "file")

@@ -11,8 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 import ckptools
+from ckptools.checks.run_folder.newest import NO_MODEL
 from ckptools.errors import UnknownFormatError, UsageError
 from ckptools.model.run_folder import CheckpointRow, RunFolder
 from ckptools.training import CreateOptions, ModelSize
@@ -297,6 +299,20 @@ def test_single_files_are_a_checkpoint_each(tmp_path):
         ("epoch=0-step=5.ckpt", True),
         ("last.ckpt", True),
     ]
+
+
+def test_what_holds_no_weights_is_no_checkpoint(run):
+    torch.save({"ids": torch.arange(40), "step": 9}, run / "dataset.pt")
+    assert steps(ckptools.checkpoints_in(run)) == [6, 4, 2]
+
+
+def test_what_holds_no_model_is_not_what_to_go_on_from(run):
+    state = {0: {"exp_avg": torch.zeros(3), "exp_avg_sq": torch.zeros(3)}}
+    groups = [{"params": [0], "lr": 0.1, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.0}]
+    torch.save({"optimizer": {"state": state, "param_groups": groups}, "step": 9}, run / "alone.pt")
+    found = ckptools.checkpoints_in(run)
+    assert found.rows[0].step == 9 and NO_MODEL in found.rows[0].notes
+    assert found.newest_whole == str(of_step(run, 6))
 
 
 def test_a_dcp_without_its_metadata_is_a_row_that_says_so(tmp_path):

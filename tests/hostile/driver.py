@@ -99,6 +99,8 @@ def commands(name: str, path: Path, folder: Path) -> dict[str, list[str]]:
         "show": ["show", str(path), "*"],
         "tree": ["tree", str(path)],
         "verify": ["verify", str(path), "--deep", "--values"],
+        "doctor": ["doctor", str(path)],
+        "ls": ["ls", str(path if path.is_dir() else path.parent)],
         "stats": ["stats", str(path), "--hist"],
         "match": ["match", str(path), "--to", str(path)],
         "consolidate": ["consolidate", str(path), "-o", str(out / "out.pt")],

@@ -1046,4 +1046,26 @@ FAULTS = (
         "consolidate/test_renaming.py",
         ("new.get(name, name) for i, name", "name for i, name"),
     ),
+    # -- the checkpoints of a run --------------------------------------------------------------------------------
+    *_in(
+        "checks/run_folder/newest.py",
+        "checks/test_run_folder.py",
+        ("        if row.whole is not False:\n", "        if True:\n"),
+        ("            if made[n].whole and NO_MODEL", "            if NO_MODEL"),
+        ("key=lambda row: (row.step is None, -(row.step or 0))", "key=lambda row: (row.step is None, row.step or 0)"),
+    ),
+    *_in(
+        "checks/run_folder/trackers.py",
+        "checks/test_run_folder.py",
+        ("    if named.whole is False:\n", "    if False:\n"),
+    ),
+    *_in(
+        "checks/run_folder/search.py",
+        "checks/test_run_folder.py",
+        ("            if found.holds_weights:\n", "            if True:\n"),
+        (
+            '        if path.name.startswith(".") or is_temporary(path.name):\n',
+            '        if path.name.startswith("."):\n',
+        ),
+    ),
 )

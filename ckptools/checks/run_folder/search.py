@@ -163,8 +163,9 @@ class Search:
                 return
             try:
                 self._folder(folder, self._entries(folder), depth)
-            except OSError as error:
-                self.notes.append(f"{self.name(folder)} was not looked into: {(error.strerror or '').lower()}")
+            except (OSError, ReadError) as error:
+                why = error.reason if isinstance(error, ReadError) else (error.strerror or "").lower()
+                self.notes.append(f"{self.name(folder)} was not looked into: {why}")
 
     def _recognised(self, folder: Path) -> Opened | CkptoolsError | None:
         """The checkpoint that a folder itself is, or leads to, or why that cannot be opened."""
@@ -209,7 +210,7 @@ class Search:
         try:
             found = self.opened(path, (path,))
         except UnknownFormatError as error:
-            if _is_named_so(path) and not path.stat().st_size:
+            if _is_named_so(path) and path.exists() and not path.stat().st_size:
                 self._failed(path, error, (path,))
         except CkptoolsError as error:
             if _is_named_so(path):
