@@ -86,7 +86,7 @@ def _tensor_lines(row: ShownKey, screen: Screen) -> Iterator[str]:
     for told in filter(None, (row.note, _holes(row), row.problem)):
         yield from wrapped("", printable(told), screen)
     if row.statistics is not None:
-        yield _figures(row.statistics)
+        yield from wrapped("", _figures(row.statistics), screen)
     if row.values is not None:
         yield f"[{printable(row.slice)}]"
         yield from _element_lines(row.values, row.dtype)
@@ -114,7 +114,7 @@ def _shard_cells(shard: ShardRow) -> list[str]:
     rank = "-" if shard.rank is None else str(shard.rank)
     if shard.status != "here":
         file = Path(shard.file).name if shard.file else shard.status.upper()
-        return [rank, region, file, shard.note, "-", size(shard.bytes), "-"]
+        return [rank, region, file, shard.note if shard.file else "-", "-", size(shard.bytes), "-"]
     return [rank, region, Path(shard.file).name, shard.record, str(shard.offset), size(shard.bytes), shard.crc or "-"]
 
 
