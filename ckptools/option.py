@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import field
-from typing import Any
+from typing import Any, Literal
 
 
-def option(default: Any, help: str, flag: str | None = None, hidden: bool = False, metavar: str | None = None) -> Any:
+def option(
+    default: Any,
+    help: str,
+    flag: str | None = None,
+    hidden: bool = False,
+    metavar: str | None = None,
+    completed: Literal["", "keys", "sections"] = "",
+) -> Any:
     """Make a field that is an option of a command too.
 
     Args:
@@ -15,5 +22,7 @@ def option(default: Any, help: str, flag: str | None = None, hidden: bool = Fals
         flag: how it is spelled; None makes `--world-size` of `world_size`. Several spellings have spaces between them.
         hidden: left out of `--help`.
         metavar: what stands for its value in `--help`; None for the name of its type.
+        completed: what of the checkpoint on the command line a shell completes it by.
     """
-    return field(default=default, metadata={"help": help, "flag": flag, "hidden": hidden, "metavar": metavar})
+    told = {"help": help, "flag": flag, "hidden": hidden, "metavar": metavar, "completed": completed}
+    return field(default=default, metadata=told)

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from ckptools.cli import completion
 from ckptools.cli.choices import Engine
 
 # readable=False everywhere: what cannot be read is our own line with exit code 3, not typer's usage error.
@@ -28,7 +29,12 @@ CheckpointPath = Annotated[
 ]
 ShownKeys = Annotated[
     list[str],
-    typer.Argument(metavar="KEY...", show_default=False, help="A name as `tree` has it, its beginning, or a glob."),
+    typer.Argument(
+        metavar="KEY...",
+        show_default=False,
+        autocompletion=completion.keys,
+        help="A name as `tree` has it, its beginning, or a glob.",
+    ),
 ]
 FirstSide = Annotated[
     str, typer.Argument(metavar="A", show_default=False, help="A checkpoint, or a file of digests that --hash wrote.")
@@ -40,7 +46,10 @@ SecondSide = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object for other programs.")]
 SectionName = Annotated[
     str | None,
-    typer.Option(help="Show one section in full: model, optimizer, scheduler, rng, other, or a section's own name."),
+    typer.Option(
+        autocompletion=completion.sections,
+        help="Show one section in full: model, optimizer, scheduler, rng, other, or a section's own name.",
+    ),
 ]
 AllRanks = Annotated[bool, typer.Option("--all-ranks", help="Read the structure of every rank, and compare them.")]
 RunFolderPath = Annotated[

@@ -32,12 +32,15 @@ def _parameter(field: dataclasses.Field[Any], kind: Any) -> inspect.Parameter:
 
     import typer
 
+    from ckptools.cli import completion
+
     flag = field.metadata["flag"] or _flag(field.name)
     if kind is bool and field.default:
         flag = f"{flag}/--no-{flag[2:]}"
     told = {name: field.metadata[name] for name in ("help", "hidden", "metavar")}
     # A path that cannot be read is our own line with exit code 3, not typer's usage error.
-    option = typer.Option(*flag.split(), readable=False, **told)
+    completing = {"keys": completion.keys, "sections": completion.sections}.get(field.metadata["completed"])
+    option = typer.Option(*flag.split(), readable=False, autocompletion=completing, **told)
     return inspect.Parameter(
         field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=Annotated[kind, option]
     )

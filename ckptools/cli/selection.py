@@ -20,11 +20,16 @@ class SelectionOptions:
     """Which keys of a checkpoint are looked at."""
 
     filter: list[str] | None = option(
-        None, "Only keys that match, such as 'blocks.*.weight' (* matches dots too); may be repeated.", metavar="GLOB"
+        None,
+        "Only keys that match, such as 'blocks.*.weight' (* matches dots too); may be repeated.",
+        metavar="GLOB",
+        completed="keys",
     )
-    exclude: list[str] | None = option(None, "No keys that match; may be repeated.", metavar="GLOB")
+    exclude: list[str] | None = option(None, "No keys that match; may be repeated.", metavar="GLOB", completed="keys")
     section: str | None = option(
-        None, "Only one section: model, optimizer, scheduler, rng, other, a section's own name; or all."
+        None,
+        "Only one section: model, optimizer, scheduler, rng, other, a section's own name; or all.",
+        completed="sections",
     )
 
     @property

@@ -5,6 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ckptools.model.checkpoint import Checkpoint
 
 MANY = 100
 """More keys than this are shown up to their next dot only."""
@@ -21,13 +25,30 @@ def keys_beginning(path: str | Path, text: str) -> list[str]:
     return []
 
 
-def _names(path: Path) -> Iterable[str]:
-    from ckptools.contents.entries import entries_of
+def sections_beginning(path: str | Path, text: str) -> list[str]:
+    """The kinds of sections, and the names of those of what is at a path, that begin with a text; never raises."""
+    from ckptools.contents.selection import KINDS
+
+    found = list(KINDS)
+    with contextlib.suppress(Exception):
+        from ckptools.training_state.sections import sections_of
+
+        found += [section.name for section in sections_of(_opened(Path(path)))] if path else []
+    return sorted({name for name in found if name.startswith(text) and name.isprintable()})
+
+
+def _opened(path: Path) -> Checkpoint:
     from ckptools.formats.opening import open_checkpoint
     from ckptools.training_state.modules import read_file
+
+    return open_checkpoint([str(path)], all_ranks=False, only_this_file=path.is_file(), read_file=read_file)
+
+
+def _names(path: Path) -> Iterable[str]:
+    from ckptools.contents.entries import entries_of
     from ckptools.training_state.sections import sections_of
 
-    ck = open_checkpoint([str(path)], all_ranks=False, only_this_file=path.is_file(), read_file=read_file)
+    ck = _opened(path)
     return [*(entry.name for entry in entries_of(ck)), *(section.name for section in sections_of(ck) if section.path)]
 
 

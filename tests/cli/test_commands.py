@@ -89,6 +89,32 @@ def test_a_shell_completes_commands(shell):
     assert "inspect" in done.stdout and "verify" not in done.stdout
 
 
+def completed(words: str, shell: str = "bash") -> list[str]:
+    told = {
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split(" ")) - 1),
+        "_CKPTOOLS_COMPLETE": f"complete_{shell}",
+    }
+    program = [str(Path(sys.executable).with_name("ckptools"))]
+    done = subprocess.run(program, capture_output=True, text=True, env={**os.environ, **told})
+    return done.stdout.split()
+
+
+def test_a_shell_completes_keys_from_the_file_and_sections():
+    assert completed(f"ckptools show {COMPOSER} model.blocks.0.up.") == [
+        "model.blocks.0.up.bias",
+        "model.blocks.0.up.weight",
+    ]
+    assert completed(f"ckptools tree {COMPOSER} --filter model.ga") == ["model.gate"]
+    assert "schedulers.LambdaLR" in completed(f"ckptools tree {COMPOSER} --section s")
+
+
+def test_a_shell_completes_nothing_from_what_cannot_be_read(tmp_path):
+    (tmp_path / "x.pt").write_text("buy milk")
+    assert completed(f"ckptools show {tmp_path / 'x.pt'} a") == []
+    assert completed(f"ckptools tree {tmp_path / 'x.pt'} --section mo") == ["model"]
+
+
 def test_verbose_says_what_a_command_cost_on_stderr():
     plain, verbose = process("verify", COMPOSER, "--deep"), process("verify", COMPOSER, "--deep", "-v")
     assert "took" not in plain.stderr
