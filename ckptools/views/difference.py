@@ -175,7 +175,8 @@ def verdict_line(found: Difference) -> str:
     if found.same is False:
         parts = [f"different: {few(_which(found), 12)}"]
     elif found.same:
-        parts = ["the same: every tensor and value" + _within(found)]
+        count = f"{plural(len(found.tensors), 'tensor')}, {plural(len(found.values), 'value')}"
+        parts = [f"the same: {count}{_within(found)}"]
     else:
         parts = ["nothing that was compared differs"]
     if not found.values_compared:

@@ -44,11 +44,11 @@ def main() -> None:
 
 
 def make_inputs(work: Path, size: list[str]) -> None:
-    """Train with 4 ranks and save as rank files and as DCP; one file of a 256-rank world."""
-    for name, layout in (("ranks", "composer"), ("dcp", "dcp")):
+    """Train with 4 ranks and save as rank files and as DCP, and a step later; one file of a 256-rank world."""
+    for name, layout, steps in (("ranks", "composer", "1"), ("dcp", "dcp", "1"), ("later", "composer", "2")):
         if not (work / name).exists():
             print(f"training with 4 ranks, saving as {layout} ...", file=sys.stderr)
-            run([*CKPTOOLS, "create", str(work / name), "--steps", "1", "--layout", layout, *size])
+            run([*CKPTOOLS, "create", str(work / name), "--steps", steps, "--layout", layout, *size])
     if not (work / "wide").exists():
         print("one rank of 256, through torch's fake process group ...", file=sys.stderr)
         run([*PYTHON, "ckptools.training.fake_world", str(work / "wide"), "--world-size", "256", "--rank", "0"])
@@ -56,6 +56,22 @@ def make_inputs(work: Path, size: list[str]) -> None:
         if not (work / name).exists():
             run([sys.executable, "-c", code, str(work / name)])
     (work / "out").mkdir(exist_ok=True)
+
+
+DIFFERENT = ["bash", "-c", '"$@" || [ $? = 1 ]', "-"]
+"""Before a command whose exit code 1 is its answer."""
+
+
+def both_folders(work: Path) -> Path:
+    """A folder of links to the files of both checkpoints that are held against each other."""
+    folder = work / "both"
+    folder.mkdir(exist_ok=True)
+    for name in ("ranks", "later"):
+        for path in (work / name).glob("*.pt"):
+            link = folder / f"{name}-{path.name}"
+            if not link.is_symlink():
+                link.symlink_to(path.absolute())
+    return folder
 
 
 COLUMNS = """
@@ -121,6 +137,13 @@ def compare(work: Path, rounds: int) -> Iterator[Row]:
     yield row("consolidate to .pt with --check / without", checked, f"{checked.ratio:.2f}", "")
     deep = in_turn([*CKPTOOLS, "verify", ranks, "--deep"], [*PEER, "crc", ranks, "1"], rounds, clear)
     yield row("verify --deep / read and zlib.crc32", deep, both(deep), "(t - 0.5 s) / theirs <= 0.33")
+    twice = [*PEER, "crc", str(both_folders(work)), "1"]
+    held = in_turn([*DIFFERENT, *CKPTOOLS, "diff", ranks, str(work / "later"), "--every-byte"], twice, rounds, clear)
+    yield row("diff of all that changed / read and zlib.crc32", held, both(held), "(t - 0.5 s) / theirs <= 2")
+    same = in_turn([*CKPTOOLS, "diff", ranks, ranks, "--every-byte"], [*PEER, "crc", ranks, "1"], rounds, clear)
+    yield row("diff of all that is the same, read twice / once", same, both(same), "(t - 0.5 s) / theirs <= 4")
+    skip = in_turn([*CKPTOOLS, "diff", ranks, ranks, "--values"], [*CKPTOOLS, "diff", ranks, ranks], rounds, clear)
+    yield row("diff --values of the same checksums / without", skip, f"{skip.ratio:.2f}", "no tensor bytes: <= 1.2")
     figures = in_turn([*CKPTOOLS, "stats", ranks, *STATS], [*PEER, "crc", ranks, "1"], rounds, clear)
     yield row("stats of all / read and zlib.crc32", figures, both(figures), "(t - 0.5 s) / theirs <= 2; <= 150 MiB")
     deep = in_turn([*CKPTOOLS, "stats", ranks, *STATS], [*CKPTOOLS, "verify", ranks, "--deep"], rounds, clear)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from threading import local
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from ckptools.tensor_io.numbers import as_numbers, is_number, parts_of
 Raw = npt.NDArray[Any]
 Floats = npt.NDArray[np.float64]
 
-BLOCK = 1 << 16
+BLOCK = 1 << 15
 """Numbers that are computed with at once: more would not stay in the processor's cache."""
 
 
@@ -35,12 +36,22 @@ def measure(a: Raw, b: Raw, dtypes: Sequence[str], box: Box, tolerance: Toleranc
         _by_bits(a, b, dtypes, box, found)
         return found
     pair = [raw.reshape(-1) for raw in (a, b)]
-    # Made once: to get and give back memory for each block costs as much as to compute with it.
-    scratch = np.empty((3, min(BLOCK, box.numel) * max(map(parts_of, dtypes))))
+    scratch = _scratch()
     for low in range(0, box.numel, BLOCK):
         left, right = (raw[low : low + BLOCK] for raw in pair)
         _block(left, right, dtypes, low, box, tolerance, found, scratch)
     return found
+
+
+_OF_THREAD = local()
+
+
+def _scratch() -> Floats:
+    """Room for both sides of a block and their difference, once for each thread: to get it anew costs as much time."""
+    if not hasattr(_OF_THREAD, "scratch"):
+        _OF_THREAD.scratch = np.empty((3, 2 * BLOCK))
+    room: Floats = _OF_THREAD.scratch
+    return room
 
 
 def _by_bits(a: Raw, b: Raw, dtypes: Sequence[str], box: Box, found: Measures) -> None:

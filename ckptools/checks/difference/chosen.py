@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ckptools.checks.difference.sides import Contents, HeldTensor, HeldValue
-from ckptools.contents.selection import KINDS, Selection, pattern
+from ckptools.contents.selection import ALL, KINDS, Selection
 from ckptools.errors import UsageError
 
 
@@ -21,10 +21,10 @@ class Chosen:
 
     def __init__(self, selection: Selection, a: Contents, b: Contents) -> None:
         self.selection = selection
+        self._included, self._not_excluded = Selection(selection.include), Selection((), selection.exclude)
         self._rng = {name for side in (a, b) for name in side.sections.get("rng", ())}
         self._called = {kind: [*a.sections.get(kind, ()), *b.sections.get(kind, ())] for kind in KINDS}
-        self._include, self._exclude = pattern(selection.include or ("*",)), pattern(selection.exclude)
-        known = [*KINDS, *(name for names in self._called.values() for name in names)]
+        known = [*KINDS, ALL, *(name for names in self._called.values() for name in names)]
         if selection.section and selection.section not in known:
             there = ", ".join(dict.fromkeys(known))
             raise UsageError(None, f"neither has a section {selection.section!r}; there are {there}")
@@ -33,15 +33,14 @@ class Chosen:
         """Whether a section was asked for, by its kind or by the name that it has in A, or in B."""
         wanted = self.selection.section
         if kind == "rng":
-            return wanted in ("", kind, *self._rng)
+            return wanted in ("", ALL, kind, *self._rng)
         # Of the sections that have another name in B, each is the only one of its kind that is left there.
         alone = kind != "other" and wanted in self._called[kind] and len(set(self._called[kind])) <= 2
-        return wanted in ("", kind, name) or alone
+        return wanted in ("", ALL, kind, name) or alone
 
     def name(self, *names: str) -> bool:
         """Whether a key of these names was asked for."""
-        excluded = bool(self.selection.exclude) and any(self._exclude.fullmatch(n) for n in names)
-        return not excluded and any(self._include.fullmatch(n) for n in names)
+        return all(map(self._not_excluded.takes, names)) and any(map(self._included.takes, names))
 
     def holds(self, a: HeldTensor | HeldValue | None, b: HeldTensor | HeldValue | None) -> bool:
         """Whether what one or both sides hold was asked for."""

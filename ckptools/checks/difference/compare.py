@@ -130,8 +130,7 @@ class _Comparison:
         found = [pair for pair in pairs(self.a.tensors, self.b.tensors) if self.chosen.holds(*pair)]
         if not self.values:
             return [structure_row(*pair) for pair in found], 0, 0
-        rows, measured = tensor_value_rows(found, self.reading)
-        return rows, sum(m.nbytes for m in measured), sum(m.nbytes_skipped for m in measured)
+        return tensor_value_rows(found, self.reading)
 
     def _values(self) -> Iterator[ValueDifference]:
         sections = [g.section for g in (*self.a.groups, *self.b.groups) if self.chosen.section("optimizer", g.section)]

@@ -70,8 +70,8 @@ def _dtypes(a: HeldTensor, b: HeldTensor) -> str:
     return f"{short(a.dtype)} / {short(b.dtype)}"
 
 
-def value_rows(pairs: Sequence[Pair], how: Reading) -> tuple[list[TensorDifference], list[Measured]]:
-    """A row for each pair with its values compared, where both sides have them; and what was measured."""
+def value_rows(pairs: Sequence[Pair], how: Reading) -> tuple[list[TensorDifference], int, int]:
+    """A row for each pair with its values compared, where both sides have them; bytes that were read, and were not."""
     rows = [structure_row(a, b) for a, b in pairs]
     both = [n for n, (a, b) in enumerate(pairs) if a and b and a.shape == b.shape and not (a.problem or b.problem)]
     measured = _measured(pairs, [n for n in both if all(h and h.tensor is not None for h in pairs[n])], how)
@@ -81,7 +81,9 @@ def value_rows(pairs: Sequence[Pair], how: Reading) -> tuple[list[TensorDifferen
         assert a is not None and b is not None
         row = with_measures(rows[n], measured[n], how) if n in measured else _by_digest(rows[n], *hashed[n])
         rows[n] = _sure(row, a, b)
-    return rows, list(measured.values())
+    held = [one for n in hashed for one in pairs[n] if one is not None and one.tensor is not None]
+    read = sum(found.nbytes for found in measured.values()) + sum(one.tensor.nbytes for one in held if one.tensor)
+    return rows, read, sum(found.nbytes_skipped for found in measured.values())
 
 
 def _measured(pairs: Sequence[Pair], which: Sequence[int], how: Reading) -> dict[int, Measured]:

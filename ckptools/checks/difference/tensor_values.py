@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from threading import local
 from typing import NamedTuple
 
 from ckptools.checks.difference.content import once
@@ -23,8 +24,13 @@ from ckptools.tensor_io.threads import in_threads
 
 Progress = Callable[[int, str], None]
 
-BAND = 1 << 19
-"""Elements that are read at once on either side."""
+BAND = 1 << 17
+"""Elements that are read at once on either side: few enough to be in the processor's cache when they are compared."""
+
+WIDEST = max(ITEMSIZE.values())
+
+_OF_THREAD = local()
+"""The buffers of each thread: to get memory anew for every region takes as long as to read it."""
 
 REGION = 1 << 24
 """Elements that one thread takes on; a larger tensor is shared among several."""
@@ -202,8 +208,9 @@ def _measured(
     from ckptools.tensor_io.read import fill, raw_dtype
 
     dtypes, found = [t.dtype for t in pair.tensors], Measures()
-    most = min(BAND, region.box.numel)
-    buffers = [np.empty(most, raw_dtype(dtype)) for dtype in dtypes]
+    if not hasattr(_OF_THREAD, "buffers"):
+        _OF_THREAD.buffers = [np.empty(BAND * WIDEST, "u1") for _ in range(2)]
+    buffers = [room.view(raw_dtype(dtype)) for room, dtype in zip(_OF_THREAD.buffers, dtypes, strict=True)]
     for box in bands_of(region.box, BAND):
         left, right = (buffer[: box.numel].reshape(box.sizes) for buffer in buffers)
         try:
