@@ -46,7 +46,7 @@ def test_what_is_the_same_is_called_that_only_when_every_byte_was_read(two):
     code, stdout, _ = run(two[0], two[0], "--values")
     assert code == 0 and "with the same stated CRC-32 not read (--every-byte)" in stdout and "the same: " not in stdout
     code, stdout, _ = run(two[0], two[0], "--every-byte")
-    assert code == 0 and "the same: 6 tensors, 12 values; " in stdout
+    assert code == 0 and "the same: 6 tensors, 13 values; " in stdout
 
 
 def test_layouts_that_differ_are_told_and_not_counted(tmp_path):
