@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ckptools.cli.commands import COMMANDS
 from tests.documents import Step, agrees, run, steps
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -28,6 +29,12 @@ def test_every_command_of_a_guide_prints_what_the_guide_shows(guide: Path, tmp_p
 def test_every_link_of_a_guide_leads_somewhere(guide: Path) -> None:
     targets = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", guide.read_text())
     assert [t for t in targets if not t.startswith("https://") and not (guide.parent / t).exists()] == []
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_a_page_that_the_readme_leads_to(command: str) -> None:
+    assert f"(docs/{command}.md)" in (DOCS.parent / "README.md").read_text()
+    assert (DOCS / f"{command}.md").read_text().startswith(f"# `ckptools {command}`: ")
 
 
 def test_output_that_differs_is_noticed() -> None:
