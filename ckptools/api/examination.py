@@ -258,6 +258,8 @@ def _what_is(path: Path) -> tuple[str, str]:
     """What something is by its first bytes, and its size."""
     from ckptools.files.file_type import HEAD, content_of, what_is
 
+    if path.is_symlink():
+        return "a link", "not followed"
     if path.is_dir():
         return "a folder", f"of {plural(sum(1 for _ in os.scandir(path)), 'entry', 'entries')}"
     if not path.is_file():

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ckptools.cli.answers import AS_TEXT, AnswerOptions, show_answer
 from ckptools.cli.opening import AS_A_USER_WOULD, OpeningOptions, answered_in_json
+from ckptools.cli.printing import say
 
 if TYPE_CHECKING:
     from ckptools.cli.arguments import AnyPaths, LoadsInto
@@ -34,5 +35,7 @@ def doctor(
     with answered_in_json(form.json, "ckptools/doctor/1", "ok", paths), CheckpointLine() as line:
         found = examine(paths, to=to, on_found=line, **how)
     show_answer(form, "doctor", found, found.rows, diagnosis_text)
+    if not found.readable:
+        say(f"error: {found.rows[0].evidence}")
     if not found.ok:
         raise SystemExit(1 if found.readable else 3)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckptools.cli.answers import AS_TEXT, AnswerOptions, show_answer
 from ckptools.cli.opening import AS_A_USER_WOULD, OpeningOptions, answered_in_json
-from ckptools.cli.printing import remark
+from ckptools.cli.printing import remark, say
 from ckptools.cli.selection import IN_ORDER, RowOptions, arranged
 from ckptools.errors import UsageError
 
@@ -40,6 +40,8 @@ def ls(
 
     with answered_in_json(form.json, "ckptools/ls/1", "ok", [folder]), CheckpointLine() as line:
         found = checkpoints_in(folder, deep=deep, on_found=line, **_how(opening))
+    if not found.readable:
+        say(f"error: {folder}: none of its checkpoints can be opened; the answer says why")
     _show(found, rows, form)
     if not found.ok:
         raise SystemExit(1 if found.readable else 3)
