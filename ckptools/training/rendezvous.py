@@ -155,7 +155,7 @@ class Meeting:
         while missing := [number for number in numbers if not self._has(f"{step}/{number}")]:
             if self._has("failure"):
                 raise self._failure()
-            wait = wait or Wait(self.timeout, self._say if self._speaks(missing) else say_nothing)
+            wait = wait or Wait(self.timeout, self._say)
             if wait.is_over():
                 raise self._agreed(self._absence(missing))
             wait.pause(functools.partial(self._waited_for, missing))
@@ -165,6 +165,8 @@ class Meeting:
         return self.role == "node" or set(missing).issuperset(range(self.number))
 
     def _waited_for(self, missing: Sequence[int]) -> str:
+        if not self._speaks(missing):
+            return ""
         who, at = few(list(map(self.call, missing))), f" at {self._at}" if self._at else ""
         return f"{who}{at} ({self.count - len(missing)} of {self.count} {self.role}s came)"
 

@@ -49,10 +49,10 @@ class Wait:
         """Sleep until the next look.
 
         Args:
-            what: says what is waited for; asked only when a line is due.
+            what: says what is waited for, or nothing where somebody else says it; asked only when a line is due.
         """
         waited = time.monotonic() - self._started
-        if self._next <= waited < self._timeout:
-            self._say(f"waiting for {what()}; gives up after {self._timeout:g} s, {waited:.0f} s are over")
+        if self._next <= waited < self._timeout and (who := what()):
+            self._say(f"waiting for {who}; gives up after {self._timeout:g} s, {waited:.0f} s are over")
             self._next *= LONGER
         time.sleep(PAUSE)
