@@ -88,14 +88,22 @@ def train_and_save(options: CreateOptions, partial: Path, report: Report) -> Cre
     with warnings.catch_warnings(), process_group(options):
         # FSDP1 and ShardedTensor announce their retirement; whoever asks for them here knows.
         warnings.simplefilter("ignore")
-        say = report if dist.get_rank() == 0 else say_nothing
-        saved: list[Created] = []
-        run = prepare(options, say)
-        saved_before = snapshots.to_go_on_from(options, partial)
-        if saved_before:
-            resume(run, saved_before, say)
-        train(run, say, lambda run: saved.append(_save(run, partial)))
-        return saved[-1]
+        return _in_the_group(options, partial, report if dist.get_rank() == 0 else say_nothing)
+
+
+def _in_the_group(options: CreateOptions, partial: Path, say: Report) -> Created:
+    """Train and save, and let the model go while the group is there.
+
+    The last to go would otherwise be DDP's reducer, which ends gloo's threads without letting go of Python's lock, for
+    which such a thread may wait that still lets go of a tensor: neither ends. Seen with torch 2.13.
+    """
+    saved: list[Created] = []
+    run = prepare(options, say)
+    saved_before = snapshots.to_go_on_from(options, partial)
+    if saved_before:
+        resume(run, saved_before, say)
+    train(run, say, lambda run: saved.append(_save(run, partial)))
+    return saved[-1]
 
 
 def _save(run: Run, partial: Path) -> Created:

@@ -34,6 +34,8 @@ def train_and_save(options: CreateOptions, names: tuple[str, ...]) -> None:
         layouts.BY_NAME[layout].save(run, out / name)
     full_state.save(run, out)
     dist.barrier()
+    # As every rank does: see `ckptools.training.rank`.
+    del run
     dist.destroy_process_group()
 
 
