@@ -220,11 +220,12 @@ class Run:
 
     def mapping(self, group: list[str], rank: int) -> OrderedDict[str, fragment_address]:
         """`param_slice_mappings`: of the order before the shuffle, unless there is padding between parameters."""
-        names = self.order(group) if any(self.paddings(self.order(group))) else group
+        paddings = self.paddings(self.order(group))
+        names = self.order(group) if any(paddings) else group
         size = len(self.buffer(group, None)) // self.world
         low, high, at = rank * size, (rank + 1) * size, 0
         found = OrderedDict()
-        for name, padding in zip(names, self.paddings(names), strict=True):
+        for name, padding in zip(names, paddings, strict=True):
             a, b = max(at, low), min(at + self.master[name].numel(), high)
             if a < b:
                 found[name] = fragment_address(b - a, a - low)

@@ -88,6 +88,12 @@ def test_variants_of_the_flat_buffer(tmp_path, options):
     assert (wrong(run, ck), [p for p in ck.problems if p.severity != "note"]) == ([], [])
 
 
+def test_padding_that_only_the_order_before_a_shuffle_would_need_is_in_no_mapping(tmp_path):
+    run = Run(values({"a": (0,), "b": (), "c": (4,)}), [["a", "b", "c"]], 2, 1, alignment=4, round_robin=True)
+    ck = opened(run, tmp_path)
+    assert (wrong(run, ck), [p for p in ck.problems if p.severity != "note"]) == ([], [])
+
+
 @pytest.mark.parametrize("options", [{"sub_group_size": 200}, {"sub_group_size": 1}, {"straddle": (100, 1, 7)}])
 def test_sub_groups_of_stage_3(tmp_path, options):
     groups = GROUPS if "straddle" not in options else [[n for g in GROUPS for n in g]]
