@@ -198,6 +198,8 @@ def main(out: Path, strategy: str, kind: str = "sharded") -> None:
     if kind == "sharded":
         train_theirs(asked, out / "theirs/lightning")
     dist.barrier()
+    # As every rank does: see `ckptools.training.rank`.
+    del run
     dist.destroy_process_group()
 
 

@@ -96,6 +96,8 @@ def go_on_from_each(options: CreateOptions, what: What) -> None:
         losses.write(out, run.losses, run.step)
         (out / "resumed.json").write_text(json.dumps(found))
     dist.barrier()
+    # As every rank does: see `ckptools.training.rank`.
+    del run
     dist.destroy_process_group()
 
 
