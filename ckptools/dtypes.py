@@ -39,6 +39,9 @@ ITEMSIZE: dict[str, int] = {
 
 QUANTIZED = frozenset({"qint8", "quint8", "qint32", "quint4x2", "quint2x4"})
 
+NO_NUMBERS = QUANTIZED | {"float4_e2m1fn_x2"}
+"""Dtypes whose bytes alone are no numbers: several to a byte, or with a scale elsewhere."""
+
 STORAGE_CLASS: dict[str, str] = {
     "DoubleStorage": "float64",
     "FloatStorage": "float32",

@@ -163,6 +163,11 @@ def moment(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
+def moment_utc(seconds: float) -> str:
+    """A time in seconds since 1970, as JSON has it: `2026-11-20T01:42:07Z`."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+
+
 def period(first: float, last: float) -> str:
     """Two file times, what they have in common written once: `2026-11-20 01:42:07 .. 01:42:45`."""
     start, end = moment(first), moment(last)

@@ -94,7 +94,7 @@ def _odd_problem(fqn: str, shard: Shard, data: bytes, mask: Any) -> Problem:
     nans = _nans(data, shard.source.dtype, mask) if parts == 1 else count
     kinds = [f"{nans} NaN"] if nans else []
     kinds += [f"{count - nans} Inf"] if count > nans else []
-    place = [o + i for o, i in zip(shard.box.offsets, _index(first, shard.box.sizes), strict=True)]
+    place = list(shard.box.index_of(first))
     return Problem(Code.NOT_FINITE, f"{', '.join(kinds)}, first at {place}", shard.rank, fqn)
 
 
@@ -108,11 +108,3 @@ def _nans(data: bytes, dtype: str, mask: Any) -> int:
     sign = 1 << (8 * raw.dtype.itemsize - 1)
     fraction = raw.dtype.type(sign - 1 & ~EXPONENTS[dtype])
     return int(((raw & fraction) != 0)[mask].sum())
-
-
-def _index(flat: int, sizes: tuple[int, ...]) -> list[int]:
-    index: list[int] = []
-    for n in reversed(sizes):
-        flat, place = divmod(flat, n)
-        index.insert(0, place)
-    return index

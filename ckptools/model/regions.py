@@ -65,6 +65,14 @@ class Box(NamedTuple):
         """The same region with its place in `other`."""
         return Box(tuple(a - b for a, b in zip(self.offsets, other.offsets, strict=True)), self.sizes)
 
+    def index_of(self, flat: int) -> Ints:
+        """Index in the tensor of an element of this region, by its place in the region in row-major order."""
+        index: list[int] = []
+        for n, offset in zip(reversed(self.sizes), reversed(self.offsets), strict=True):
+            flat, place = divmod(flat, n)
+            index.insert(0, offset + place)
+        return tuple(index)
+
     def __str__(self) -> str:
         return "[" + ", ".join(f"{o}:{e}" for o, e in zip(self.offsets, self.ends, strict=True)) + "]"
 

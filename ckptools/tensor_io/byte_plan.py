@@ -14,6 +14,7 @@ from pathlib import Path
 from ckptools.dtypes import ITEMSIZE
 from ckptools.model.regions import Box, contiguous_strides
 from ckptools.model.tensor import Shard, Source, Tensor
+from ckptools.tensor_io.bands import bands_of
 from ckptools.tensor_io.records import Record
 
 MIN_RUN = 64 << 10
@@ -127,15 +128,7 @@ def _starts(sizes: Sequence[int], strides: Sequence[int], packed: Sequence[int],
 
 def _bands(box: Box, tensor: Tensor, width: int) -> Iterator[Band]:
     """Cut a region into pieces of at most `BAND` bytes that are consecutive in the output, in order."""
-    nbytes = box.numel * width
-    dim = next((d for d, n in enumerate(box.sizes) if n > 1), None)
-    if nbytes <= BAND or dim is None:
-        start = sum(o * s for o, s in zip(box.offsets, contiguous_strides(tensor.shape), strict=True))
-        yield Band(box, start * width, nbytes)
-        return
-    rows = max(1, BAND // (nbytes // box.sizes[dim]))
-    for low in range(0, box.sizes[dim], rows):
-        n = min(rows, box.sizes[dim] - low)
-        offsets = tuple(o + low if d == dim else o for d, o in enumerate(box.offsets))
-        sizes = tuple(n if d == dim else s for d, s in enumerate(box.sizes))
-        yield from _bands(Box(offsets, sizes), tensor, width)
+    packed = contiguous_strides(tensor.shape)
+    for part in bands_of(box, BAND // width):
+        start = sum(o * s for o, s in zip(part.offsets, packed, strict=True))
+        yield Band(part, start * width, part.numel * width)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ from ckptools._version import __version__
 from ckptools.model.checkpoint import Fact, RankFile
 from ckptools.model.problems import Problem
 from ckptools.model.tree import fqn_of
+from ckptools.text import moment_utc
 from ckptools.views.param_groups import GroupRow, OptimizerRow
 from ckptools.views.report import Report, SectionRow
 from ckptools.views.value_json import JsonValues
@@ -54,7 +54,7 @@ def _report(report: Report, values: JsonValues) -> dict[str, Any]:
         },
         "layout": [layout._asdict() for layout in report.layout],
         "bytes": {"found": report.bytes_found, "expected": report.bytes_expected},
-        "saved": {"first": _time(report.saved[0]), "last": _time(report.saved[1])} if report.saved else None,
+        "saved": {"first": moment_utc(report.saved[0]), "last": moment_utc(report.saved[1])} if report.saved else None,
         "torch": _fact(report.torch),
         "versions": dict(report.writers),
         "ranks": [_file(report.folder, f) for f in report.files if report.all_ranks or f.status not in HERE],
@@ -80,10 +80,6 @@ def _report(report: Report, values: JsonValues) -> dict[str, Any]:
 
 def _fact(fact: Fact) -> dict[str, Any]:
     return {"value": fact.value, "from": list(fact.sources), "agree": fact.agree}
-
-
-def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 HERE = ("read", "seen")

@@ -550,6 +550,10 @@ FAULTS = (
         ),
         ("if dtype == tensor.dtype and not tensor.fill:", "if dtype == tensor.dtype:"),
         ("            return sorted(copies, key=lambda c: c.offset)\n", "            return copies\n"),
+    ),
+    *_in(
+        "tensor_io/bands.py",
+        "consolidate/test_plan.py",
         ("        n = min(rows, box.sizes[dim] - low)\n", "        n = rows\n"),
     ),
     *_in(

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ckptools.checks.difference.measures import Measures, Tolerance
-from ckptools.model.regions import Box, Ints
+from ckptools.model.regions import Box
 from ckptools.tensor_io.numbers import as_numbers, is_number, parts_of
 
 Raw = npt.NDArray[Any]
@@ -59,7 +59,7 @@ def _by_bits(a: Raw, b: Raw, dtypes: Sequence[str], box: Box, found: Measures) -
     unlike = np.flatnonzero(a.reshape(-1) != b.reshape(-1)) if a.dtype == b.dtype else np.arange(box.numel)
     found.differing = found.outside = len(unlike)
     if len(unlike):
-        found.first = index_of(int(unlike[0]), box)
+        found.first = box.index_of(int(unlike[0]))
         found.values = f"0x{int(a.reshape(-1)[unlike[0]]):x}", f"0x{int(b.reshape(-1)[unlike[0]]):x}"
 
 
@@ -84,7 +84,7 @@ def _block(
     found.differing += count
     if found.first is None:
         at = int(unlike.argmax())
-        found.first, found.values = index_of(low + at, box), (_digits(x, at, dtypes[0]), _digits(y, at, dtypes[1]))
+        found.first, found.values = box.index_of(low + at), (_digits(x, at, dtypes[0]), _digits(y, at, dtypes[1]))
     xs, ys = _of_one_length(xs, _as_floats(y, scratch[1]), dtypes)
     parts = len(xs) // len(unlike)
     unlike = np.repeat(unlike, parts) if parts > 1 else unlike
@@ -162,15 +162,6 @@ def _apart(xs: Floats, ys: Floats, x: Raw, y: Raw, room: Floats) -> Floats:
         return exact
     apart = np.subtract(xs, ys, out=room[: len(xs)])
     return np.abs(apart, out=apart)
-
-
-def index_of(flat: int, box: Box) -> Ints:
-    """Index in the tensor of an element of a region, by its place in that."""
-    index: list[int] = []
-    for n, offset in zip(reversed(box.sizes), reversed(box.offsets), strict=True):
-        flat, place = divmod(flat, n)
-        index.insert(0, offset + place)
-    return tuple(index)
 
 
 def _digits(numbers: Raw, at: int, dtype: str) -> str:

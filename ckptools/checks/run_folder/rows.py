@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from datetime import datetime, timezone
+from datetime import datetime
 from pathlib import Path
 
 from ckptools.checks.run_folder.search import Opened
@@ -14,7 +14,7 @@ from ckptools.errors import CkptoolsError
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Problem, verdict
 from ckptools.model.run_folder import CheckpointRow, LeftOverRow, LookedInto
-from ckptools.text import and_others
+from ckptools.text import and_others, moment_utc
 from ckptools.training_state.steps import contradiction, step_in
 
 MOST = 3
@@ -142,8 +142,3 @@ def _files_in(path: Path) -> Iterable[str]:
     if path.is_dir() and not path.is_symlink():
         for above, _, names in os.walk(path):
             yield from (os.path.join(above, name) for name in names)  # noqa: PTH118 - there may be 100,000
-
-
-def moment_utc(seconds: float) -> str:
-    """A file time, as JSON has it: `2026-11-20T01:42:07Z`."""
-    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")

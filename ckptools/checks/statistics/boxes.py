@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from math import prod
 from threading import Event
 from typing import NamedTuple, Protocol
 
@@ -19,6 +18,7 @@ from ckptools.files.opening import OpenFiles
 from ckptools.model.cover import cover
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Shard, Tensor
+from ckptools.tensor_io.bands import bands_of
 from ckptools.tensor_io.elements import BAND
 from ckptools.tensor_io.read import fill, raw_dtype
 from ckptools.tensor_io.threads import in_threads
@@ -76,19 +76,6 @@ def _covers(box: Box, shards: Sequence[Shard]) -> bool:
     return cover(box.sizes, {part.seen_from(box) for part in inner if part is not None}).exact
 
 
-def bands_of_box(box: Box, limit: int) -> Iterator[Box]:
-    """Cut a region, across its first dimensions, into some of at most `limit` elements."""
-    dim = next((d for d, n in enumerate(box.sizes) if n > 1), None)
-    if box.numel <= limit or dim is None:
-        yield box
-        return
-    rows = max(1, limit // prod(box.sizes[dim + 1 :]))
-    for low in range(0, box.sizes[dim], rows):
-        n = min(rows, box.sizes[dim] - low)
-        offsets = (*box.offsets[:dim], box.offsets[dim] + low, *box.offsets[dim + 1 :])
-        yield from bands_of_box(Box(offsets, (*box.sizes[:dim], n, *box.sizes[dim + 1 :])), limit)
-
-
 def over_regions(
     regions: Sequence[Sequence[Region]],
     names: Sequence[str],
@@ -113,7 +100,7 @@ def over_regions(
         number, region = work
         collecting = collector(number, region)
         try:
-            for box in bands_of_box(region.box, BAND):
+            for box in bands_of(region.box, BAND):
                 if given_up.is_set():
                     break
                 collecting.add(box, [_numbers(box, shards, files) for shards in region.shards])
@@ -131,7 +118,7 @@ def over_regions(
 
 
 def _parts(region: Region) -> Iterator[Box]:
-    return bands_of_box(region.box, max(PIECE * region.box.numel // max(region.nbytes, 1), 1))
+    return bands_of(region.box, max(PIECE * region.box.numel // max(region.nbytes, 1), 1))
 
 
 def _numbers(box: Box, shards: Sequence[Shard], files: OpenFiles) -> Values:

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
-from ckptools.checks.statistics.sums import UNKNOWN
-from ckptools.dtypes import ITEMSIZE, short
+from ckptools.dtypes import ITEMSIZE, NO_NUMBERS, short
 from ckptools.errors import ReadError, original_of
 from ckptools.model.problems import Code
 from ckptools.model.regions import Box
@@ -94,7 +93,7 @@ def no_numbers(tensor: Tensor) -> str:
     """Why the bytes of a tensor are no numbers, if they are none."""
     if tensor.kind == "meta":
         return "was saved without values (meta)"
-    return f"{short(tensor.dtype)} is not decoded" if tensor.dtype in UNKNOWN else ""
+    return f"{short(tensor.dtype)} is not decoded" if tensor.dtype in NO_NUMBERS else ""
 
 
 def _one_per_box(shards: Iterable[Shard]) -> list[Shard]:

@@ -25,9 +25,6 @@ LARGE, SMALL, SHIFT = 2.0**400, 2.0**-400, 600
 RUN = 8192
 """Elements of which the BLAS takes a sum of squares in the thread that asks for it."""
 
-UNKNOWN = frozenset({"float4_e2m1fn_x2", "qint8", "quint8", "qint32", "quint4x2", "quint2x4"})
-"""Dtypes whose bytes alone are no numbers: several to a byte, or with a scale elsewhere."""
-
 
 @dataclass(frozen=True, slots=True)
 class Sums:
