@@ -263,14 +263,17 @@ def check_stays_inside(path: Path, folder: Path) -> None:
     Raises:
         UnsafePathError: it does.
     """
-    if not path.is_symlink():
-        return
-    # realpath ends also where links lead in a circle; opening such a link is an error of its own.
-    target = Path(os.path.realpath(path))
-    if not target.is_relative_to(os.path.realpath(folder)):
+    if leads_out(path, folder):
+        target = os.path.realpath(path)
         raise UnsafePathError(
             path, f"is a link to {target}, out of the checkpoint's folder; follow it with --follow-symlinks"
         )
+
+
+def leads_out(path: Path, folder: Path) -> bool:
+    """Whether there is a link at `path` that leads out of `folder`."""
+    # realpath ends also where links lead in a circle; opening such a link is an error of its own.
+    return path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
 
 
 def is_plain_name(text: str) -> bool:

@@ -7,16 +7,17 @@ random states and indices are no checkpoints.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
 from ckptools.dtypes import is_floating
 from ckptools.errors import CkptoolsError, ReadError
 from ckptools.files.file_type import COMPRESSIONS, HEAD, content_of
-from ckptools.files.opening import reading
+from ckptools.files.opening import leads_out, reading
 from ckptools.formats.registry import Format, recognised
 from ckptools.formats.shared.companions import is_companion
 from ckptools.formats.shared.rank_names import COMPRESSED
@@ -27,9 +28,13 @@ from ckptools.model.tree import tensors_in
 from ckptools.model.values import describe_for_error
 from ckptools.pickles import reader
 from ckptools.pickles.loading import gc_paused
+from ckptools.text import few, plural
 
 SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".tar", ".tgz")
 """What a torch.save file is called; a damaged one counts by its name."""
+
+WEIGHTS_ELSEWHERE = (".safetensors",)
+"""Suffixes of single files that are no torch.save files."""
 
 MAX_DEPTH = 4
 MAX_ENTRIES = 1000
@@ -47,16 +52,22 @@ class Search:
         formats: what is recognised.
         folders: how many more folders are entered.
         files: how many more single files are read.
+        root: the folder.
+        follow_symlinks: take links out of it for what they lead to.
         skip: files and folders that are not looked at.
+        not_followed: the links out of it that may lead to a checkpoint, by what they are called.
     """
 
     formats: Sequence[Format]
+    root: Path
+    follow_symlinks: bool = False
     folders: int = MAX_ENTRIES
     files: int = MAX_READ
     skip: frozenset[Path] = frozenset()
+    not_followed: list[Path] = field(default_factory=list)
 
     def below(self, folder: Path, depth: int = MAX_DEPTH) -> list[Path]:
-        """The checkpoints in a folder and its subfolders; links are other names of what lies elsewhere."""
+        """The checkpoints in a folder and its subfolders; links in it are other names of what it holds."""
         found: list[Path] = []
         for entry in self._entries(folder):
             with suppress(OSError, ReadError):  # what may not be entered is not in the way of the rest
@@ -65,13 +76,28 @@ class Search:
 
     def at(self, path: Path, depth: int = MAX_DEPTH) -> list[Path]:
         """The checkpoint that a path is, or those below it."""
-        if path in self.skip or path.is_symlink() or path.name.startswith("."):
+        if path in self.skip or path.name.startswith(".") or (path.is_symlink() and not self._is_followed(path)):
             return []
         if not path.is_dir():
             return [path] if self._is_file_of_one(path) else []
         if self._is_known(path):
             return [path]
         return self.below(path, depth - 1) if depth > 1 else []
+
+    def _is_followed(self, link: Path) -> bool:
+        """Whether a link is taken for what it leads to: out of the folder, and not to one that the folder is in."""
+        above = os.path.realpath(self.root)
+        if not leads_out(link, self.root) or Path(above).is_relative_to(os.path.realpath(link)):
+            return False
+        if not self.follow_symlinks and (link.is_dir() or is_named_so(link) or link.suffix in WEIGHTS_ELSEWHERE):
+            self.not_followed.append(link)
+        return self.follow_symlinks
+
+    def passed_over(self) -> str:
+        """The links out of the folder that were not followed; empty for none."""
+        names = [str(link.relative_to(self.root)) for link in self.not_followed]
+        links = plural(len(names), "link")
+        return f"{links} out of it, not followed (--follow-symlinks): {few(names)}" if names else ""
 
     def _entries(self, folder: Path) -> list[Path]:
         if self.folders <= 0:
@@ -88,8 +114,7 @@ class Search:
 
     def _is_file_of_one(self, path: Path) -> bool:
         """Whether a single file is a checkpoint."""
-        plain = path.with_suffix("") if path.suffix in COMPRESSED else path
-        named = plain.suffix in SUFFIXES
+        named = is_named_so(path)
         if is_companion(path) or not path.is_file():
             return False
         try:
@@ -103,6 +128,12 @@ class Search:
         return named if content in COMPRESSIONS.values() or self.files < 0 else _holds_weights(path, named)
 
 
+def is_named_so(path: Path) -> bool:
+    """Whether a file is called as torch.save files are, compressed or not."""
+    plain = path.with_suffix("") if path.suffix in COMPRESSED else path
+    return plain.suffix in SUFFIXES
+
+
 def _holds_weights(path: Path, otherwise: bool) -> bool:
     """Whether a torch.save file holds floating-point tensors; `otherwise` where it cannot be read."""
     try:
@@ -113,17 +144,19 @@ def _holds_weights(path: Path, otherwise: bool) -> bool:
     return any(is_floating(tensor.dtype) for _, tensor in tensors_in(tree))
 
 
-def find(folder: Path, formats: Sequence[Format], follow_symlinks: bool = False) -> Path | None:
-    """The checkpoint that a folder leads to: what its tracker names, else the only one below it; None for none.
+def find(folder: Path, formats: Sequence[Format], follow_symlinks: bool = False) -> tuple[Path | None, str]:
+    """The checkpoint that a folder leads to, and what was not looked at; None for none.
+
+    It is what the folder's tracker names, else the only one below it.
 
     Raises:
         SeveralError: there are several.
         ReadError: the tracker leads to no checkpoint.
     """
-    search = Search(formats)
+    search = Search(formats, folder, follow_symlinks)
     tracker = tracker_in(folder, follow_symlinks)
     if tracker is None:
-        return _one_of(folder, search.below(folder))
+        return _one_of(folder, search.below(folder)), search.passed_over()
     found = search.at(tracker.target) if tracker.target else []
     if tracker.target is None or not found:
         here = listed(folder, search.below(folder))
@@ -132,7 +165,7 @@ def find(folder: Path, formats: Sequence[Format], follow_symlinks: bool = False)
             or f"names {describe_for_error(tracker.target and tracker.target.name)}, which holds no checkpoint"
         )
         raise ReadError(tracker.path, f"{why}; {here or 'and no other checkpoint is here'}")
-    return _one_of(tracker.target, found)
+    return _one_of(tracker.target, found), ""
 
 
 def _one_of(folder: Path, found: Sequence[Path]) -> Path | None:
@@ -142,13 +175,17 @@ def _one_of(folder: Path, found: Sequence[Path]) -> Path | None:
     return found[0] if found else None
 
 
-def others_in(folder: Path, formats: Sequence[Format], known: Iterable[Path]) -> list[Path]:
-    """Checkpoints in and below a folder beside the one that was opened.
+def others_in(
+    folder: Path, formats: Sequence[Format], known: Iterable[Path], follow_symlinks: bool
+) -> tuple[list[Path], str]:
+    """Checkpoints in and below a folder beside the one that was opened, and what was not looked at.
 
     Args:
         folder: where to look.
         formats: what is recognised.
         known: the files of the opened one.
+        follow_symlinks: take links out of the folder for what they lead to.
     """
     mine = {folder_or_file for path in known for folder_or_file in (path, *path.parents)}
-    return Search(formats, skip=frozenset(mine)).below(folder)
+    search = Search(formats, folder, follow_symlinks, skip=frozenset(mine))
+    return search.below(folder), search.passed_over()

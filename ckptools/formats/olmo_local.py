@@ -23,7 +23,7 @@ from ckptools.formats.shared import rank_checks
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder
 from ckptools.formats.shared.file_status import Fault, looked_at, was_read
 from ckptools.formats.shared.merge import Merge
-from ckptools.formats.shared.rank_names import RankName, names_in, parse, siblings
+from ckptools.formats.shared.rank_names import RankName, check_links, names_in, parse, siblings
 from ckptools.model.checkpoint import Checkpoint, Fact, RankFile
 from ckptools.model.tree import tensors_in
 from ckptools.pickles.reader import Saved
@@ -94,7 +94,10 @@ class _Opening:
             if not self.options.follow_symlinks:
                 check_stays_inside(folder, self.root)
             first = next((n for n in names_in(folder) if n.path.name == "rank0.pt"), None) if folder.is_dir() else None
-            for name in siblings(first, self.options.follow_symlinks) if first else ():
+            group = siblings(first) if first else []
+            if not self.options.follow_symlinks:
+                check_links(group, asked=self.builder.path)
+            for name in group:
                 yield (part, name.rank), name
 
     def _read(self, key: tuple[str, int], name: RankName, must: bool) -> None:

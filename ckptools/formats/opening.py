@@ -9,15 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckptools.errors import CkptoolsError, ReadError, SeveralError, UnknownFormatError, UsageError
-from ckptools.files.file_type import HEAD, what_is
+from ckptools.errors import CkptoolsError, ReadError, SeveralError, UsageError
 from ckptools.files.opening import local_path, reading
+from ckptools.formats import not_read
 from ckptools.formats.options import OnFile, Options, Reader, Weights
 from ckptools.formats.plugins import formats_from_outside
 from ckptools.formats.registry import FORMATS, RANK_FILES, Format, recognised
 from ckptools.formats.shared.file_reader import FileReader
 from ckptools.model.checkpoint import Checkpoint, GivenNames
-from ckptools.model.problems import Code, Problem
 from ckptools.pickles.loading import gc_paused
 from ckptools.training_state import modules
 from ckptools.training_state.sections import sections_of_kind
@@ -197,23 +196,23 @@ def _open(path: Path, options: Options) -> Checkpoint:
         if tracker is None or tracker.target is None:
             raise
         return _open(tracker.target, options)
-    return _open(_only_one_in(path, formats, options), options)
+    return _only_one_in(path, formats, options)
 
 
-def _only_one_in(path: Path, formats: Sequence[Format], options: Options) -> Path:
-    """The one checkpoint in a folder that is none itself.
+def _only_one_in(path: Path, formats: Sequence[Format], options: Options) -> Checkpoint:
+    """The one checkpoint in a folder that is none itself, with a note of the links that may lead to others.
 
     Raises:
         UnknownFormatError: it is no folder, or none is in it.
     """
-    found = None
+    found, passed_over = None, ""
     if path.is_dir():
         from ckptools.formats import folder_search
 
-        found = folder_search.find(path, formats, options.follow_symlinks)
+        found, passed_over = folder_search.find(path, formats, options.follow_symlinks)
     if found is None:
-        raise UnknownFormatError(path, _unknown(path))
-    return found
+        raise not_read.unknown_format(path, passed_over)
+    return not_read.with_links(_open(found, options), path, passed_over)
 
 
 def _read(format_: Format, path: Path, options: Options) -> Checkpoint:
@@ -231,26 +230,11 @@ def _beside_others(checkpoint: Checkpoint, path: Path, options: Options, formats
 
     Weights alone give way to the one file beside them that holds an optimizer too: they may be an export of it.
     """
-    others = _others(checkpoint, path, formats)
+    others, links = not_read.others_beside(checkpoint, path, formats, options)
     training = None if sections_of_kind(checkpoint, "optimizer") else _training_file(path, others, options)
     if training is not None:
-        checkpoint, others = training, _others(training, path, formats)
-    known = {name for problem in checkpoint.problems for name in problem.files}
-    others = [p for p in others if p.name not in known]
-    if not others:
-        return checkpoint
-    from ckptools.formats.shared import several
-
-    text = f"also here, and not read: {several.names(path, others)}; open it by its name"
-    return replace(checkpoint, problems=(*checkpoint.problems, Problem(Code.NOT_READ, text)))
-
-
-def _others(checkpoint: Checkpoint, path: Path, formats: Sequence[Format]) -> list[Path]:
-    if not path.is_dir():
-        return []
-    from ckptools.formats import folder_search
-
-    return folder_search.others_in(path, formats, (f.path for f in checkpoint.files))
+        checkpoint, (others, links) = training, not_read.others_beside(training, path, formats, options)
+    return not_read.with_others(not_read.with_links(checkpoint, path, links), path, others)
 
 
 def _training_file(folder: Path, found: Sequence[Path], options: Options) -> Checkpoint | None:
@@ -285,14 +269,3 @@ def _named(checkpoint: Checkpoint, given: GivenNames | None) -> Checkpoint:
         raise UsageError(checkpoint.path, f"--names tells the names of one optimizer, and {here} is keyed by number")
     named = replace(checkpoint, names_given=given)
     return named if optimizers_of(named) else checkpoint
-
-
-def _unknown(path: Path) -> str:
-    if path.is_dir():
-        return "no checkpoint that ckptools knows in this folder; `ckptools formats` lists what it reads"
-    if path.is_file():
-        with reading(path), path.open("rb") as file:
-            what = what_is(file.read(HEAD))
-        if what:
-            return f"is {what}"
-    return "not a checkpoint that ckptools knows; `ckptools formats` lists what it reads"

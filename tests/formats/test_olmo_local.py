@@ -236,6 +236,16 @@ def test_a_link_out_of_the_folder_is_refused(root, tmp_path):
     assert ckptools.open(root, follow_symlinks=True).whole
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_file_that_is_a_link_out_of_the_folder_is_refused_unless_it_is_named(root, tmp_path, rank):
+    file = root / "model" / f"rank{rank}.pt"
+    file.rename(tmp_path / "elsewhere.pt")
+    file.symlink_to(tmp_path / "elsewhere.pt")
+    with pytest.raises(CkptoolsError, match="--follow-symlinks"):
+        ckptools.open(root)
+    assert ckptools.open(file).whole
+
+
 # -- torch before 2.1 --------------------------------------------------------------------------------------------
 
 

@@ -16,12 +16,13 @@ from typing import NamedTuple
 from ckptools.dtypes import is_floating
 from ckptools.errors import CkptoolsError, ReadError, SeveralError, UnknownFormatError
 from ckptools.files.file_type import HEAD, content_of
-from ckptools.formats.folder_search import SUFFIXES
+from ckptools.files.opening import leads_out
+from ckptools.formats.folder_search import WEIGHTS_ELSEWHERE, is_named_so
 from ckptools.formats.plugins import formats_from_outside
 from ckptools.formats.registry import FORMATS, recognised
 from ckptools.formats.shared.companions import is_companion
 from ckptools.formats.shared.left_overs import is_temporary
-from ckptools.formats.shared.rank_names import COMPRESSED, RankName, parse
+from ckptools.formats.shared.rank_names import RankName, parse
 from ckptools.formats.shared.trackers import LINK, Tracker, trackers_in
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.tree import tensors_in
@@ -32,9 +33,6 @@ MAX_ENTRIES = 1 << 18
 """Entries of one folder that are looked at: 1,024 rank files of 256 checkpoints."""
 
 MAX_FOLDERS = 20_000
-
-WEIGHTS_ELSEWHERE = (".safetensors",)
-"""Suffixes of single files that are no torch.save files."""
 
 Opener = Callable[[Path, Sequence[Path]], "Opened"]
 """Opens a path; with it go the files of the same checkpoint, as far as names tell them."""
@@ -127,12 +125,11 @@ class Search:
 
     def _is_followed(self, link: Path) -> bool:
         """Whether a link is taken for what it leads to: only where that is not in the folder anyway."""
-        target = Path(os.path.realpath(link))
-        if target.is_relative_to(os.path.realpath(self.root)):
+        if not leads_out(link, self.root):
             return False
         if not self.follow_symlinks and not LINK.fullmatch(link.name):
             self._not_followed.append(self.name(link))
-        return self.follow_symlinks and target.exists()
+        return self.follow_symlinks and link.exists()
 
     def _folder(self, folder: Path, entries: Sequence[Path], depth: int) -> None:
         """The checkpoints in a folder: the folder itself, its files, its sub-folders."""
@@ -210,10 +207,10 @@ class Search:
         try:
             found = self.opened(path, (path,))
         except UnknownFormatError as error:
-            if _is_named_so(path) and path.exists() and not path.stat().st_size:
+            if is_named_so(path) and path.exists() and not path.stat().st_size:
                 self._failed(path, error, (path,))
         except CkptoolsError as error:
-            if _is_named_so(path):
+            if is_named_so(path):
                 self._failed(path, error, (path,))
         else:
             if found.holds_weights:
@@ -264,14 +261,9 @@ def _file_instead_of_folder(checkpoint: Checkpoint) -> Path | None:
     return next(file.path for file in checkpoint.files if file.status in ("read", "seen")) if alone else None
 
 
-def _is_named_so(path: Path) -> bool:
-    plain = path.with_suffix("") if path.suffix in COMPRESSED else path
-    return plain.suffix in SUFFIXES
-
-
 def _may_be_one(path: Path) -> bool:
     """Whether a file's name or first bytes are those of a checkpoint."""
-    if _is_named_so(path) or path.suffix in WEIGHTS_ELSEWHERE:
+    if is_named_so(path) or path.suffix in WEIGHTS_ELSEWHERE:
         return True
     try:
         with path.open("rb") as file:

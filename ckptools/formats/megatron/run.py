@@ -42,7 +42,8 @@ def find_iteration(path: Path, holds: Holds, follow_symlinks: bool) -> Path:
     """
     if holds(path):
         return path
-    found = _tracked(path) if (path / TRACKER).is_file() else _only(path, [f for f in _iterations(path) if holds(f)])
+    tracked = (path / TRACKER).is_file()
+    found = _tracked(path, follow_symlinks) if tracked else _only(path, [f for f in _iterations(path) if holds(f)])
     if not follow_symlinks:
         check_stays_inside(found, path)
     if not holds(found):
@@ -56,8 +57,8 @@ def _only(path: Path, found: list[Path]) -> Path:
     raise several(path, found, f" and no {TRACKER}")
 
 
-def _tracked(path: Path) -> Path:
-    text = _tracker_text(path)
+def _tracked(path: Path, follow_symlinks: bool) -> Path:
+    text = _tracker_text(path, follow_symlinks)
     named = _folder(path, text)
     if named is None:
         raise ReadError(path / TRACKER, f"holds {describe_for_error(text)}; expected a plain number or release")
@@ -74,8 +75,9 @@ def _named(path: Path) -> Path | None:
         return None
 
 
-def _tracker_text(path: Path) -> str:
-    check_stays_inside(path / TRACKER, path)
+def _tracker_text(path: Path, follow_symlinks: bool = False) -> str:
+    if not follow_symlinks:
+        check_stays_inside(path / TRACKER, path)
     return text_of(path / TRACKER)
 
 

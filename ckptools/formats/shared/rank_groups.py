@@ -17,7 +17,7 @@ from ckptools.errors import ReadError, SeveralError, UnsafePathError, UsageError
 from ckptools.files.opening import reading
 from ckptools.formats.options import Options
 from ckptools.formats.shared.rank_checks import UNNAMED
-from ckptools.formats.shared.rank_names import RankName, names_in, only_group, parse, siblings
+from ckptools.formats.shared.rank_names import RankName, check_links, names_in, only_group, parse, siblings
 from ckptools.formats.shared.sibling_search import are_of_one
 from ckptools.model.values import describe_for_error
 
@@ -42,7 +42,10 @@ def rank_group(path: Path, options: Options) -> tuple[RankName, list[RankName]] 
         name = group_in(path) if path.is_dir() else parse(path)
         if name is None:
             return None
-        return name, [name] if options.only_this_file else siblings(name, options.follow_symlinks)
+        group = [name] if options.only_this_file else siblings(name)
+        if not options.follow_symlinks:
+            check_links(group, asked=path)
+        return name, group
     return group[0], group
 
 

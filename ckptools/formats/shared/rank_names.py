@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -88,18 +88,20 @@ def parse(path: Path) -> RankName | None:
     return RankName(path, head, rank, tail, "", int(world["world"]) if world else None)
 
 
-def siblings(of: RankName, follow_symlinks: bool = False) -> list[RankName]:
-    """The files of the same checkpoint beside `of`, itself included, in rank order.
+def check_links(names: Sequence[RankName], asked: Path) -> None:
+    """Refuse links out of the folder among rank files; only the file that the caller asked for may be one.
 
     Raises:
-        UnsafePathError: one of them is a link out of the folder.
+        UnsafePathError: one of them is.
     """
-    folder = of.path.parent
-    same = [n for n in names_in(folder) if n.group == of.group and n.world_size == of.world_size]
-    if not follow_symlinks:
-        for name in same:
-            if name.path != of.path:
-                check_stays_inside(name.path, folder)
+    for name in names:
+        if name.path != asked:
+            check_stays_inside(name.path, name.path.parent)
+
+
+def siblings(of: RankName) -> list[RankName]:
+    """The files of the same checkpoint beside `of`, itself included, in rank order."""
+    same = [n for n in names_in(of.path.parent) if n.group == of.group and n.world_size == of.world_size]
     return sorted(same, key=lambda n: (n.rank, VERL_PARTS.index(n.part) if n.part else 0))
 
 

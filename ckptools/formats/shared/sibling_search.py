@@ -70,7 +70,7 @@ def siblings_by_content(path: Path, saved: Saved, follow_symlinks: bool = False)
 
 def are_of_one(files: Sequence[Path]) -> bool:
     """Whether files of any names are together the rank files of one checkpoint, or some of them."""
-    if not all(path.is_file() for path in files):
+    if any(path.is_symlink() or not path.is_file() for path in files):
         return False
     try:
         saved = reader.read(files[0])
