@@ -267,6 +267,7 @@ FAULTS = (
         "formats/test_rank_names.py formats/test_rank_files.py",
         ("n.group == of.group and n.world_size == of.world_size", "n.group == of.group"),
         ("    if not tail and not WITHOUT_SUFFIX.search(head):\n        return None\n", ""),
+        ("        if name.path != asked:\n", "        if True:\n"),
     ),
     *_in(
         "formats/rank_files.py",
@@ -661,9 +662,22 @@ FAULTS = (
         ("    error.__dict__.update(facts)\n", ""),
     ),
     *_in(
-        "formats/opening.py",
-        "formats/test_folders.py",
-        ("[p for p in others if p.name not in known]", "list(others)"),
+        "formats/not_read.py",
+        "formats/test_folders.py formats/test_links.py",
+        ("[path for path in others if path.name not in known]", "list(others)"),
+        ('f"also in {folder}: {links}") if links', 'f"also in {folder}: {links}") if False'),
+    ),
+    *_in(
+        "formats/folder_search.py",
+        "formats/test_links.py",
+        ("or (path.is_symlink() and not self._is_followed(path))", ""),
+        ("not leads_out(link, self.root) or Path(above)", "Path(above)"),
+        ("        return self.follow_symlinks\n", "        return False\n"),
+    ),
+    *_in(
+        "formats/shared/rank_groups.py",
+        "formats/test_links.py",
+        ("            check_links(group, asked=path)\n", "            pass\n"),
     ),
     *_in(
         "formats/shared/sibling_search.py",
