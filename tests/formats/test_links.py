@@ -138,3 +138,10 @@ def test_a_link_to_what_no_checkpoint_is_called_is_not_noted(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     (tmp_path / "run" / "notes.txt").symlink_to(tmp_path / "notes.txt")
     assert ckptools.open(tmp_path / "run").problems == ()
+
+
+@pytest.mark.parametrize("follow", [False, True])
+def test_a_link_within_the_folder_is_another_name_of_what_it_holds(follow, tmp_path):
+    shutil.copytree(TORCHTITAN / "step-5", tmp_path / "inner" / "step-5")
+    (tmp_path / "again").symlink_to("inner/step-5")
+    assert ckptools.open(tmp_path, follow_symlinks=follow).problems == ()
