@@ -1,100 +1,96 @@
-"""The states of random number generators, rank by rank, as fingerprints by which ranks are told apart."""
+"""The states of random number generators, rank by rank, as fingerprints by which they are told apart.
+
+A fingerprint covers every value of a state, so all that decides what is drawn next: NumPy's algorithm, key, place in it
+and the normal number that it keeps; the version, numbers and kept number of Python's `random`; the bytes of torch's
+state, of every device. Sources: numpy/random/mtrand.pyx `get_state`; CPython's Lib/random.py `getstate`;
+torch/random.py `get_rng_state`, torch/cuda/random.py `get_rng_state_all`.
+"""
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Mapping
 
+from ckptools.contents.rank_leaves import RankLeaf, rank_leaves
+from ckptools.contents.value_digests import Content, content_of, joined
 from ckptools.files.opening import OpenFiles
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.rows import Rows
 from ckptools.model.shown import StreamRow
 from ckptools.model.tensor import Tensor
-from ckptools.model.tree import KeyPath, nodes_in
 from ckptools.model.values import NumpyArray
-from ckptools.tensor_io.stream import shard_bytes
-from ckptools.training_state.sections import Section, is_gathered, sections_of_kind, stream_of
+from ckptools.training_state.sections import Section, sections_of_kind, stream_of
+
+MAX_STATE = 64 << 20
+"""Bytes of a tensor that is a state; one that all ranks gathered has 5 KB for each."""
+
+MANY_NUMBERS = 100
+"""More integers than this in a row are the state of a generator: Python's is 625 of them."""
+
+ByRank = Mapping[int | None, Content]
+"""The state of one generator by rank; None where nothing tells whose it is."""
 
 
-def random_states(ck: Checkpoint, names: Iterable[str] | None = None) -> dict[str, dict[Any, int]]:
-    """By generator and rank, the CRC-32 of its state. A rank is None where nothing tells whose state it is.
+def random_states(ck: Checkpoint, files: OpenFiles, names: Iterable[str] | None = None) -> dict[str, ByRank]:
+    """What the state of each generator is on every rank, by the generator's name: `torch`, `cuda`, `numpy`, `python`.
+
+    A generator that a second section holds too has the name of that section behind it.
 
     Args:
         ck: the checkpoint, all its ranks read.
+        files: keeps sources open.
         names: of the sections that are looked into; None for all.
-
-    Raises:
-        ReadError: a file cannot be read.
     """
-    states: dict[str, dict[Any, int]] = {}
+    found: dict[str, ByRank] = {}
     wanted = None if names is None else set(names)
     for section in sections_of_kind(ck, "rng"):
-        for stream, rank, digest in _states_of(ck, section) if wanted is None or section.name in wanted else ():
-            states.setdefault(stream, {})[rank] = zlib.crc32(b"%d" % digest, states.get(stream, {}).get(rank, 0))
-    return states
+        if wanted is None or section.name in wanted:
+            for stream, leaves in generator_leaves(ck, section).items():
+                if holds_state(leaves):
+                    found[f"{stream} of {section.name}" if stream in found else stream] = states_in(leaves, files)
+    return found
+
+
+def generator_leaves(ck: Checkpoint, section: Section) -> dict[str, list[RankLeaf]]:
+    """The leaves of a section of random states by generator, else by the first word of their key."""
+    found: dict[str, list[RankLeaf]] = {}
+    for leaf in rank_leaves(ck, section):
+        words = (str(key) for key in leaf.path if not str(key).isdigit())
+        stream = stream_of((*section.path, *leaf.path)) or next(words, "torch" if _is_state(leaf.value) else "state")
+        found.setdefault(stream, []).append(leaf)
+    return found
+
+
+def holds_state(leaves: Iterable[RankLeaf]) -> bool:
+    """Whether leaves are the state of a generator, and not a seed or a counter that lies beside one."""
+    return any(_is_state(leaf.value) for leaf in leaves)
+
+
+def _is_state(value: object) -> bool:
+    if isinstance(value, (list, tuple)):
+        return len(value) > MANY_NUMBERS and all(type(v) is int for v in value[:MANY_NUMBERS])
+    return isinstance(value, (Tensor, NumpyArray, bytes, bytearray))
+
+
+def states_in(leaves: Iterable[RankLeaf], files: OpenFiles) -> ByRank:
+    """What the state of one generator is by rank, made of all its pieces."""
+    pieces: dict[int | None, list[Content]] = {}
+    for leaf in leaves:
+        pieces.setdefault(leaf.rank, []).append(content_of(leaf.value, files, leaf.rank, MAX_STATE))
+    return {rank: joined(contents) for rank, contents in pieces.items()}
 
 
 def stream_rows(ck: Checkpoint, names: Iterable[str]) -> Rows[StreamRow]:
-    """A row for each generator whose states some sections hold.
-
-    Raises:
-        ReadError: a file cannot be read.
-    """
-    return Rows(
-        StreamRow(stream, len(of), len(set(of.values())), {_rank(r): f"{crc:08x}" for r, crc in of.items()})
-        for stream, of in random_states(ck, names).items()
-    )
-
-
-def _rank(rank: Any) -> str:
-    return "unknown" if rank is None else str(rank)
-
-
-def _states_of(ck: Checkpoint, section: Section) -> Iterator[tuple[str, Any, int]]:
-    """The states of a section: from what each rank has there where that was kept, else from the tree."""
-    of_ranks = {} if is_gathered(section.value) else ck.per_rank.get(section.path, {})
-    for rank, tree in of_ranks.items():
-        yield from ((stream, rank, digest) for stream, _, digest in _states(tree, rank))
-    if not of_ranks:
-        yield from _states(section.value)
-
-
-def _states(tree: Any, owner: int | None = None) -> Iterator[tuple[str, Any, int]]:
-    """`(stream, rank, digest)` of every piece of state: by place in a list, by a key that is a rank, or by shard."""
-    # A list of all ranks' states is the same in every file: one copy tells, and N files have N × N of them.
-    copies = 1 if is_gathered(tree) else None
-    for path, leaf in nodes_in(tree, (Tensor, NumpyArray)):
-        for rank, digest in _digests(leaf, copies):
-            yield _stream(path, "torch"), _listed(path, rank), digest
-    for path, numbers in _runs(tree):
-        rank = _listed(path, owner)
-        if rank is not None:
-            yield _stream(path, "python"), rank, zlib.crc32(repr(numbers).encode())
-
-
-def _stream(path: KeyPath, otherwise: str) -> str:
-    return stream_of(path) or next((str(key) for key in path if not _is_rank(key)), otherwise)
-
-
-def _listed(path: KeyPath, otherwise: Any) -> Any:
-    """The rank that the first keys of a path name."""
-    return next((key for key in path[:2] if _is_rank(key)), otherwise)
-
-
-def _is_rank(key: Any) -> bool:
-    return isinstance(key, int) or (isinstance(key, str) and key.isdigit())
-
-
-def _digests(leaf: Tensor | NumpyArray, copies: int | None) -> Iterable[tuple[Any, int]]:
-    if isinstance(leaf, NumpyArray):
-        return [(None, zlib.crc32(leaf.data))]
+    """A row for each generator whose states some sections hold."""
     with OpenFiles() as files:
-        return [(shard.rank, zlib.crc32(shard_bytes(shard, files))) for shard in leaf.found[:copies]]
+        return Rows(_row(stream, states) for stream, states in random_states(ck, files, names).items())
 
 
-def _runs(tree: Any) -> Iterator[tuple[KeyPath, Any]]:
-    """Python's own states: long sequences of ints."""
-    for path, node in nodes_in(tree, (list, tuple)):
-        if len(node) > 100 and all(type(v) is int for v in node[:100]):
-            yield path, node
+def _row(stream: str, states: ByRank) -> StreamRow:
+    known = {"unknown" if rank is None else str(rank): c.fingerprint for rank, c in states.items() if not c.problem}
+    distinct = {content.digest for content in states.values() if not content.problem}
+    problem = next((f"{_of_rank(rank)}{c.problem}" for rank, c in states.items() if c.problem), "")
+    return StreamRow(stream, len(states), len(distinct), known, problem)
+
+
+def _of_rank(rank: int | None) -> str:
+    return "" if rank is None else f"rank {rank}: "

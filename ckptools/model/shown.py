@@ -91,14 +91,17 @@ class StreamRow(NamedTuple):
     Attributes:
         stream: which generator: `torch`, `cuda`, `numpy`, `python`.
         ranks: of how many ranks there is a state.
-        distinct: how many of these differ.
-        fingerprints: CRC-32 of each rank's state, in hexadecimal, by rank.
+        distinct: how many of these differ, of those that can be read.
+        fingerprints: of each rank's state, all that decides what is drawn next, by rank: 8 hexadecimal digits, the
+            same in every command and wherever the state lies. Without those that cannot be read.
+        problem: why the state of a rank cannot be read; "" where all can.
     """
 
     stream: str
     ranks: int
     distinct: int
     fingerprints: Mapping[str, str]
+    problem: str
 
 
 @dataclass(frozen=True)

@@ -205,8 +205,9 @@ STREAMS = {
     "torch": "torch", "cpu": "torch", "cuda": "cuda", "numpy": "numpy", "python": "python", "random": "python",
     "random_state": "python", "numpy_random_seed": "numpy",
     "torch_manual_seed": "torch", "torch_cuda_manual_seed": "cuda",
+    "random_rng_state": "python", "np_rng_state": "numpy", "torch_rng_state": "torch", "cuda_rng_state": "cuda",
 }  # fmt: skip
-"""What the keys of RNG states stand for; the long ones are Accelerate's."""
+"""What the keys of RNG states stand for; `..._seed` are Accelerate's, `..._rng_state` Megatron's and many others'."""
 
 
 def stream_of(path: KeyPath) -> str:

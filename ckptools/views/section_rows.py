@@ -136,12 +136,3 @@ def _value_rows(ck: Checkpoint, section: Section) -> Iterator[ValueRow]:
         names = (fqn_of(full[:k]) for k in range(1, len(full) + 1)) if differing else ()
         differs = next((name for name in names if name in differing), "")
         yield ValueRow(path, leaf, fingerprint(leaf), differs)
-
-
-def distinct(detail: Detail) -> dict[str, tuple[int, int]]:
-    """By generator: how many different states the ranks have, and of how many ranks; for RNG that is a list by rank."""
-    found: dict[str, list[int]] = {}
-    for row in detail.values:
-        if row.fingerprint is not None and len(row.path) > 1 and isinstance(row.path[0], int):
-            found.setdefault(str(row.path[1]), []).append(row.fingerprint)
-    return {stream: (len(set(prints)), len(prints)) for stream, prints in found.items() if len(prints) > 1}

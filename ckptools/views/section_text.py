@@ -11,7 +11,7 @@ from ckptools.model.tree import fqn_of
 from ckptools.text import plural, printable, shape, size
 from ckptools.views.report import Report
 from ckptools.views.report_text import optimizer_lines
-from ckptools.views.section_rows import Detail, StateRow, TensorRow, ValueRow, distinct
+from ckptools.views.section_rows import Detail, StateRow, TensorRow, ValueRow
 from ckptools.views.tables import PIPE, Column, Screen, table
 from ckptools.views.value_text import value_text
 
@@ -28,6 +28,7 @@ STATE_COLUMNS = (
     Column("shape", right=True),
     Column("state"),
 )
+COMPARED = "which ranks have states of their own: ckptools show PATH rng"
 VALUE_COLUMNS = (Column("key", name=True), Column("value"))
 
 
@@ -42,9 +43,8 @@ def section_text(report: Report, details: Sequence[Detail], screen: Screen = PIP
 def _lines(report: Report, detail: Detail, screen: Screen) -> list[str]:
     lines = [f"{printable(detail.name)} in {printable(report.name)}"]
     values = table(VALUE_COLUMNS, [_value_cells(row) for row in detail.values], screen)
-    distinct_lines = [f"{stream}: {n} distinct of {total}" for stream, (n, total) in distinct(detail).items()]
     blocks = [_groups(report, detail, screen), _tensors(detail, screen), _state(detail, screen), values]
-    blocks += [distinct_lines if detail.kind == "rng" else [], _left_out([detail]), _agreement(report, detail)]
+    blocks += [[COMPARED] if detail.kind == "rng" else [], _left_out([detail]), _agreement(report, detail)]
     return lines + [line for block in blocks if block for line in ("", *block)]
 
 

@@ -73,9 +73,10 @@ def _in_full(row: ShownKey) -> str:
 
 def _streams(streams: Sequence[StreamRow]) -> Iterator[str]:
     for row in streams:
-        prints = [f"rank {rank} {crc}" for rank, crc in row.fingerprints.items()]
+        prints = [f"rank {rank} {digits}" for rank, digits in row.fingerprints.items()]
         told = f"{row.distinct} distinct of {row.ranks}" if row.ranks > 1 else "one state"
-        yield printable(f"{row.stream}: {told}; crc {few(prints, 8)}")
+        known = f"fingerprint {few(prints, 8)}" if prints else ""
+        yield printable("; ".join(filter(None, (f"{row.stream}: {told}", known, row.problem))))
 
 
 def _tensor_lines(row: ShownKey, screen: Screen) -> Iterator[str]:

@@ -242,7 +242,7 @@ def test_a_learning_rate_that_the_scheduler_did_not_set_is_a_warning(tmp_path):
 
 
 def test_rng_states_are_counted_and_equal_ones_told():
-    assert check(ckptools.verify(COMPOSER), "rng").detail.startswith("numpy 4 distinct of 4")
+    assert check(ckptools.verify(COMPOSER), "rng").detail.startswith("python 4 distinct of 4")
     assert [p.code for p in check(ckptools.verify(HSDP), "rng").problems] == ["CK206"]
 
 
@@ -253,7 +253,7 @@ def test_an_rng_state_that_some_ranks_share_is_a_warning_that_names_them(tmp_pat
     shutil.copyfile(file.format(1), file.format(3))
     found = check(ckptools.verify(tmp_path / "actor"), "rng")
     (new,) = set(found.problems) - set(sound.problems)
-    assert (new.code, new.severity) == ("CK206", "warning") and "ranks 1, 3 have the same numpy" in new.message
+    assert (new.code, new.severity) == ("CK206", "warning") and "ranks 1, 3 have the same numpy state (" in new.message
     assert "numpy 3 distinct of 4" in found.detail and "numpy 4 distinct of 4" in sound.detail
 
 

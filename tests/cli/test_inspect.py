@@ -218,9 +218,9 @@ def test_a_section_can_be_named():
     assert "timestamp.Timestamp.batch            5" in run(RANK_0, "--section", "timestamp")[1]
 
 
-def test_rng_of_every_rank_is_told_apart():
+def test_random_states_are_listed_and_who_holds_them_against_each_other_is_said():
     out = run(RANK_0, "--section", "rng")[1]
-    assert "python: 4 distinct of 4\nnumpy: 4 distinct of 4" in out
+    assert "0.numpy.2" in out and out.splitlines()[-1] == "which ranks have states of their own: ckptools show PATH rng"
 
 
 def test_a_section_that_is_not_there_is_a_usage_error_that_lists_them():

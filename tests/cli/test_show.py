@@ -102,7 +102,7 @@ def test_random_states_of_all_ranks_are_counted():
 
 
 def test_ranks_that_have_one_state_are_counted_as_one():
-    assert run(FSDP, "rng").stdout.splitlines()[0].startswith("torch: 1 distinct of 4; crc rank 0 ")
+    assert run(FSDP, "rng").stdout.splitlines()[0].startswith("torch: 1 distinct of 4; fingerprint rank 0 ")
 
 
 def test_private_values_are_shown_on_request():

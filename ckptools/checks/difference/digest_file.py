@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ckptools.checks.difference.content import Content
 from ckptools.checks.difference.held_keys import contents_of
 from ckptools.checks.difference.sides import Contents, HeldGroup, HeldTensor, HeldValue
 from ckptools.checks.difference.tensor_digests import sha256_of
 from ckptools.checks.difference.tensor_rows import is_sha256
+from ckptools.contents.value_digests import Content
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import OutputExistsError, ReadError, WriteError
 from ckptools.files.json_file import read_json

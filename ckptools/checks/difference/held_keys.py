@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ckptools.checks.difference.content import MAX_SMALL, Content, content_of, joined, number_in
-from ckptools.checks.difference.rank_leaves import RankLeaf, rank_leaves
 from ckptools.checks.difference.sides import Contents, HeldGroup, HeldTensor, HeldValue, Identity
 from ckptools.contents.entries import Entry, entries_of
+from ckptools.contents.random_states import generator_leaves, holds_state, random_states
+from ckptools.contents.rank_leaves import RankLeaf, rank_leaves
 from ckptools.contents.sharding import placement, sharding_rows
+from ckptools.contents.value_digests import MAX_SMALL, Content, content_of, number_in
 from ckptools.errors import ReadError
 from ckptools.files.opening import OpenFiles
 from ckptools.model.checkpoint import Checkpoint
@@ -20,7 +21,7 @@ from ckptools.tensor_io.coverage import cover_problem
 from ckptools.text import few, plural
 from ckptools.training_state.optimizers import Optimizer, optimizers_of
 from ckptools.training_state.rank_own import is_own
-from ckptools.training_state.sections import Section, sections_of, stream_of
+from ckptools.training_state.sections import Section, sections_of
 from ckptools.training_state.steps import COUNTERS, EPOCH_COUNTERS
 from ckptools.training_state.wrappers import ddp_prefix, without_wrappers
 
@@ -70,6 +71,7 @@ class _Keys:
                 self._groups(section)
             elif section.kind != "model":
                 self._leaves(section)
+        self._generators()
         self.found.notes = tuple(self._notes())
 
     # -- models and optimizers ---------------------------------------------------------------------------------
@@ -126,7 +128,12 @@ class _Keys:
         )
 
     def _value(
-        self, identity: Identity, name: str, subject: Subject, contents: dict[int | None, Content], number: bool = False
+        self,
+        identity: Identity,
+        name: str,
+        subject: Subject,
+        contents: Mapping[int | None, Content],
+        number: bool = False,
     ) -> None:
         self.found.values[identity] = HeldValue(identity, name, subject, contents, number)
 
@@ -140,8 +147,9 @@ class _Keys:
 
     def _leaves(self, section: Section) -> None:
         found: dict[Identity, list[RankLeaf]] = {}
-        for leaf in rank_leaves(self.ck, section):
-            found.setdefault(_identity_of(section, leaf), []).append(leaf)
+        rng = section.kind == "rng"
+        for leaf in self._beside_generators(section) if rng else rank_leaves(self.ck, section):
+            found.setdefault((section.kind, section.name, *map(str, leaf.path)), []).append(leaf)
             if leaf.below is not None:
                 self.found.by_rank.add((section.kind, section.name, *map(str, leaf.below)))
         for identity, leaves in found.items():
@@ -150,21 +158,21 @@ class _Keys:
     def _leaf(self, section: Section, identity: Identity, leaves: Sequence[RankLeaf]) -> None:
         value, rank = leaves[0].value, leaves[0].rank
         name = fqn_of((section.name, *leaves[0].path))
-        if section.kind == "rng":
-            stream = identity[-1]
-            self._value(identity, f"rng {stream}", "rng", self._together(leaves))
-        elif rank is None and isinstance(value, Tensor) and value.nbytes > MAX_SMALL:
+        if rank is None and isinstance(value, Tensor) and value.nbytes > MAX_SMALL:
             self._tensor(identity, name, "other tensors", value, None)
         else:
             contents = {leaf.rank: content_of(leaf.value, self.files, leaf.rank) for leaf in leaves}
             self._value(identity, name, _subject(section, leaves[0]), contents)
 
-    def _together(self, leaves: Sequence[RankLeaf]) -> dict[int | None, Content]:
-        """The state of one generator by rank, made of all its pieces."""
-        pieces: dict[int | None, list[Content]] = {}
-        for leaf in leaves:
-            pieces.setdefault(leaf.rank, []).append(content_of(leaf.value, self.files, leaf.rank))
-        return {rank: joined(contents) for rank, contents in pieces.items()}
+    def _generators(self) -> None:
+        """Add the states of generators, which are found by their stream, whatever holds them."""
+        for stream, states in random_states(self.ck, self.files).items():
+            self._value(("rng", "", stream), f"rng {stream}", "rng", states)
+
+    def _beside_generators(self, section: Section) -> Iterator[RankLeaf]:
+        """What lies in a section of random states and is none, such as a seed."""
+        for leaves in generator_leaves(self.ck, section).values():
+            yield from () if holds_state(leaves) else leaves
 
     def _notes(self) -> Iterator[str]:
         wrapped = [e.parameter for e in entries_of(self.ck) if without_wrappers(e.parameter) != e.parameter]
@@ -201,17 +209,11 @@ def _of_slot(slot: str) -> Subject:
     return "optimizer steps" if slot == "step" else "moments" if slot else "hyperparameters"
 
 
-def _identity_of(section: Section, leaf: RankLeaf) -> Identity:
-    """Generators are found by their stream, whatever holds them; everything else by its place."""
-    if section.kind == "rng":
-        words = [str(key) for key in leaf.path if not str(key).isdigit()]
-        return ("rng", "", stream_of(leaf.path) or next(iter(words), "state"))
-    return (section.kind, section.name, *map(str, leaf.path))
-
-
 def _subject(section: Section, leaf: RankLeaf) -> Subject:
     if section.kind == "scheduler":
         return "scheduler"
+    if section.kind == "rng":
+        return "rng"
     if is_own(section):
         return "data position"
     last: Any = (*section.path, *leaf.path)[-1:]

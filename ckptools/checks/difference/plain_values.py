@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from ckptools.checks.difference.content import Content
 from ckptools.checks.difference.sides import Contents, HeldGroup, HeldValue
+from ckptools.contents.value_digests import Content
 from ckptools.model.difference import Subject, ValueDifference, Verdict
 from ckptools.text import clip, few, plural
 

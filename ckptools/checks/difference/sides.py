@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ckptools.checks.difference.content import Content
+from ckptools.contents.value_digests import Content
 from ckptools.model.difference import Side, Subject
 from ckptools.model.tensor import Tensor
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ckptools.checks.difference.content import once
 from ckptools.checks.difference.sides import HeldTensor
 from ckptools.checks.difference.tensor_values import copies_differ
+from ckptools.contents.value_digests import once
 from ckptools.errors import CkptoolsError
 from ckptools.files.opening import OpenFiles
 from ckptools.tensor_io.digests import tensor_digest

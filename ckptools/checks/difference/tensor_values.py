@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from threading import local
 from typing import NamedTuple
 
-from ckptools.checks.difference.content import once
 from ckptools.checks.difference.measures import Measures, Tolerance
+from ckptools.contents.value_digests import once
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import CkptoolsError
 from ckptools.files.opening import OpenFiles

@@ -44,10 +44,13 @@ def rank_leaves(ck: Checkpoint, section: Section) -> Iterator[RankLeaf]:
 
 
 def is_by_rank(states: Any) -> bool:
-    """Whether states are those of all ranks: a list of dicts, or a dict whose keys are the ranks."""
+    """Whether states are those of all ranks: a list of dicts, or a dict whose keys are the ranks; some may be lost."""
     if isinstance(states, Mapping):
         ranks = {str(key) for key in states}
-        return len(ranks) > 1 and ranks == {str(n) for n in range(len(ranks))}
+        if len(ranks) > 1 and ranks == {str(n) for n in range(len(ranks))}:
+            return True
+        dicts = (isinstance(state, Mapping) for state in states.values())
+        return bool(ranks) and all(rank.isdecimal() for rank in ranks) and all(dicts)
     return is_gathered(states)
 
 

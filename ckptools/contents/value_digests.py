@@ -49,23 +49,29 @@ class Content(NamedTuple):
     text: str
     problem: str = ""
 
+    @property
+    def fingerprint(self) -> str:
+        """The first digits of the digest, by which people tell states apart."""
+        return self.digest[:8]
+
 
 class _UnknownError(Exception):
     """A value of which cannot be told what it is; its argument says why."""
 
 
-def content_of(value: Any, files: OpenFiles, rank: int | None = None) -> Content:
+def content_of(value: Any, files: OpenFiles, rank: int | None = None, most: int = MAX_SMALL) -> Content:
     """What a plain value, or a small tensor, is.
 
     Args:
         value: a leaf of a tree.
         files: keeps sources open.
         rank: of a tensor that each rank has for itself, whose.
+        most: bytes of a tensor that is read.
     """
     text = clip(_text(value), MAX_TEXT)
     digest = blake2b(digest_size=16)
     try:
-        for piece in _pieces(value, files, rank):
+        for piece in _pieces(value, files, rank, most):
             digest.update(piece)
     except _UnknownError as error:
         return Content("", text, str(error))
@@ -78,10 +84,11 @@ def joined(contents: list[Content]) -> Content:
     """What several values are together, as one state of a generator has several pieces."""
     problem = next((c.problem for c in contents if c.problem), "")
     digest = blake2b("".join(c.digest for c in contents).encode(), digest_size=16).hexdigest()
-    return Content("", "unknown", problem) if problem else Content(digest, f"fingerprint {digest[:8]}")
+    found = Content(digest, "")
+    return Content("", "unknown", problem) if problem else found._replace(text=f"fingerprint {found.fingerprint}")
 
 
-def _pieces(value: Any, files: OpenFiles, rank: int | None) -> Iterator[bytes]:
+def _pieces(value: Any, files: OpenFiles, rank: int | None, most: int) -> Iterator[bytes]:
     stack, left = [value], MAX_ITEMS
     while stack:
         node = scalar(stack.pop())
@@ -96,7 +103,7 @@ def _pieces(value: Any, files: OpenFiles, rank: int | None) -> Iterator[bytes]:
             yield b"{%d" % len(node)
             stack += [part for key in reversed(keys) for part in (node[key], key)]
         elif isinstance(node, Tensor):
-            yield from _tensor(node, files, rank)
+            yield from _tensor(node, files, rank, most)
         elif isinstance(node, Opaque):
             yield _opaque(node)
             stack += reversed(node.args) if is_brief(node) else []
@@ -143,8 +150,8 @@ def _array(value: NumpyArray) -> bytes:
     return _tagged(b"t", f"{dtype}{order} {list(value.shape)}") + bytes(value.data)
 
 
-def _tensor(tensor: Tensor, files: OpenFiles, rank: int | None) -> Iterator[bytes]:
-    if tensor.nbytes > MAX_SMALL:
+def _tensor(tensor: Tensor, files: OpenFiles, rank: int | None, most: int) -> Iterator[bytes]:
+    if tensor.nbytes > most:
         raise _UnknownError(f"a tensor of {tensor.nbytes} bytes outside of model and optimizer")
     yield _tagged(b"t", f"{tensor.dtype} {list(tensor.shape)}")
     own = [s for s in tensor.found if rank is not None and s.rank == rank and s.box.sizes == tensor.shape]
