@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ckptools.api.checkpoint import Checkpoint
 from ckptools.api.diagnosis import doctor
+from ckptools.api.notebook import show_in_notebooks
 from ckptools.api.opening import checkpoints_in, consolidate, diff, open, verify
 from ckptools.api.tensor import Tensor
 from ckptools.errors import CkptoolsError
@@ -15,6 +16,8 @@ from ckptools.model.problems import Problem
 from ckptools.model.tensor import Shard
 from ckptools.model.values import Opaque
 from ckptools.torch_engine.offline import load_shard, offline
+
+show_in_notebooks()
 
 __all__ = [
     "Checkpoint",

@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Any
 from ckptools.api.state_dict import StateDict
 from ckptools.api.statistics import StatisticsMethods
 from ckptools.model import checkpoint as checkpoint_data
+from ckptools.model.checkpoint import RankFile
+from ckptools.model.problems import Problem
+from ckptools.model.records import as_html
+from ckptools.model.rows import Rows
 from ckptools.model.tree import fqn_of
+from ckptools.training_state.sections import section_name
 
 if TYPE_CHECKING:
     from ckptools.consolidate.result import Consolidated
@@ -39,7 +44,13 @@ class Checkpoint(StatisticsMethods, checkpoint_data.Checkpoint):
         resolver: reads other ranks' files when their shards are asked for, each once.
     """
 
+    files: Rows[RankFile]
+    problems: Rows[Problem] = field(default_factory=Rows)
     resolver: Resolver | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "files", Rows(self.files))
+        object.__setattr__(self, "problems", Rows(self.problems))
 
     @property
     def raw(self) -> Any:
@@ -47,15 +58,15 @@ class Checkpoint(StatisticsMethods, checkpoint_data.Checkpoint):
         return self.tree
 
     @cached_property
-    def sections(self) -> tuple[Section, ...]:
+    def sections(self) -> Rows[Section]:
         """The parts of the tree: model, optimizers, schedulers, RNG and the rest, in file order."""
         from ckptools.training_state.sections import sections_of
 
         return sections_of(self)
 
-    def of_kind(self, kind: str) -> tuple[Section, ...]:
+    def of_kind(self, kind: str) -> Rows[Section]:
         """The sections of one kind: `model`, `optimizer`, `scheduler`, `rng` or `other`."""
-        return tuple(s for s in self.sections if s.kind == kind)
+        return Rows(s for s in self.sections if s.kind == kind)
 
     @cached_property
     def model(self) -> Mapping[str, Any]:
@@ -81,7 +92,8 @@ class Checkpoint(StatisticsMethods, checkpoint_data.Checkpoint):
         """The schedulers' states, by class name or key."""
         from ckptools.training_state.sections import schedulers_of
 
-        return StateDict("schedulers", schedulers_of(self))
+        found = {n: StateDict(n, v) if isinstance(v, Mapping) else v for n, v in schedulers_of(self).items()}
+        return StateDict("schedulers", found)
 
     @property
     def rng(self) -> Any:
@@ -312,13 +324,14 @@ class Checkpoint(StatisticsMethods, checkpoint_data.Checkpoint):
 
         return checkpoint_line(self)
 
-    def _repr_html_(self) -> str:
-        from ckptools.views.html import checkpoint_html
-
-        return checkpoint_html(self)
+    def _repr_html_(self) -> str | None:
+        return as_html(self)
 
 
 def _with_states(optimizer: Optimizer) -> Optimizer:
     """The optimizer with the state of each parameter as a mapping that shows itself."""
-    state = {n: StateDict(str(n), v) if isinstance(v, Mapping) else v for n, v in optimizer.state.items()}
+    path = f"{section_name(optimizer.path)}.state"
+    state = {
+        n: StateDict(str(n), v, f"{path}.{n}.") if isinstance(v, Mapping) else v for n, v in optimizer.state.items()
+    }
     return replace(optimizer, state=StateDict(f"{optimizer.name}.state", state))

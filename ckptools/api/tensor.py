@@ -7,9 +7,13 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ckptools.model import tensor as tensor_data
+from ckptools.model.records import displayed
 from ckptools.model.regions import Box
+from ckptools.model.rows import Rows
+from ckptools.model.tensor import Shard
 from ckptools.model.tree import KeyPath, fqn_of
 from ckptools.model.values import Opaque
+from ckptools.text import clip_middle
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,6 +24,7 @@ if TYPE_CHECKING:
     from ckptools.model.statistics import Stats
 
 
+@displayed
 @dataclass(frozen=True, slots=True, repr=False)
 class Tensor(tensor_data.Tensor):
     """A tensor of a checkpoint, known by shape, dtype and where its pieces lie. Its values stay on disk until `load`.
@@ -27,10 +32,21 @@ class Tensor(tensor_data.Tensor):
     Attributes:
         resolver: finds its shards in files that were not read yet; None where every shard has its bytes.
         key: its key path in the checkpoint's tree.
+        name: what it is called, the same in every command; empty where it comes out of the raw tree.
     """
 
+    shards: Rows[Shard]
     resolver: Resolver | None = field(default=None, compare=False)
     key: KeyPath = field(default=(), compare=False)
+    name: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shards", Rows(self.shards))
+
+    @property
+    def unread(self) -> bool:
+        """Whether files that were not read yet may hold pieces whose bytes are not known here."""
+        return self.resolver is not None
 
     def load(self, rank: int | None = None) -> torch.Tensor:
         """Read the values as a `torch.Tensor` of the global shape.
@@ -101,7 +117,16 @@ class Tensor(tensor_data.Tensor):
         from ckptools.checks.statistics.values import tensor_stats
 
         found = self._with_box(Box.whole(self.shape)) if rank is None else self._with_rank(rank)
-        return tensor_stats(found, fqn_of(self.key), histogram, rank)
+        return tensor_stats(found, self._called(), histogram, rank)
+
+    def _record(self) -> dict[str, Any]:
+        return {"name": self._called(), **tensor_data.Tensor._record(self)}
+
+    def _told(self) -> str:
+        return f"{clip_middle(self._called(), 60)}: {tensor_data.Tensor._told(self)}"
+
+    def _called(self) -> str:
+        return self.name or fqn_of(self.key)
 
     def _with_box(self, box: Box) -> tensor_data.Tensor:
         if self.resolver is None or self.note:

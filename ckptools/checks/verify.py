@@ -15,6 +15,7 @@ from ckptools.files.opening import OpenFiles
 from ckptools.formats.opening import with_all_ranks
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Code, Problem
+from ckptools.model.rows import Rows
 from ckptools.model.verification import Check, Verification
 from ckptools.pickles.foreign_names import foreign_classes, foreign_problems, suspicious_names
 from ckptools.tensor_io import rounding
@@ -62,7 +63,7 @@ def verify(
         checks += _others(ck, checks)
     kept, ignored = ignore_codes(checks, codes)
     opened = ck.cost.seconds if ck is checkpoint else 0.0
-    return Verification(ck.path, kept, ignored, reading.nbytes, opened + time.perf_counter() - started)
+    return Verification(ck.path, Rows(kept), ignored, reading.nbytes, opened + time.perf_counter() - started)
 
 
 def _codes(ignore: Iterable[str]) -> list[str]:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from ckptools.errors import UsageError
-from ckptools.model.rows import Rows, record_fields
+from ckptools.model.records import record_fields
+from ckptools.model.rows import Rows
 from ckptools.option import option
 
 if TYPE_CHECKING:

@@ -75,7 +75,7 @@ def _text_line(event: str, row: CheckpointRow) -> str:
 def _json_line(event: str, row: CheckpointRow) -> str:
     import json
 
-    from ckptools.model.rows import to_dict
+    from ckptools.model.records import to_dict
 
     return json.dumps({"event": event, **to_dict(row)}, allow_nan=False)
 

@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from ckptools.model.problems import Problem
+from ckptools.model.records import displayed
 from ckptools.model.regions import Ints
 from ckptools.model.tensor import Rounded
 from ckptools.model.tree import KeyPath
+from ckptools.text import clip_middle, few, size
 
 
+@displayed
 class Fact(NamedTuple):
     """A value and where it comes from.
 
@@ -26,7 +29,11 @@ class Fact(NamedTuple):
     sources: tuple[str, ...] = ()
     agree: bool = True
 
+    def _told(self) -> str:
+        return f"{self.value}: {few(self.sources) or 'nothing tells'}{'' if self.agree else '; CONTRADICTED'}"
 
+
+@displayed
 class RankFile(NamedTuple):
     """One file of the checkpoint.
 
@@ -45,6 +52,10 @@ class RankFile(NamedTuple):
     status: Literal["read", "seen", "cut", "missing", "bad"]
     nbytes: int
     modified: float | None
+
+    def _told(self) -> str:
+        rank = "" if self.rank is None else f"rank {self.rank}: "
+        return f"{rank}{self.status}, {size(self.nbytes)}, {clip_middle(self.path.name, 60)}"
 
 
 class ReadCost(NamedTuple):

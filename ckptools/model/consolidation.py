@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from ckptools.model.regions import Box
+from ckptools.model.records import displayed, to_dict
+from ckptools.model.regions import Box, Ints
+from ckptools.model.rows import Rows
+from ckptools.text import clip_middle, plural, size
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,33 @@ class PlannedReading:
     copies: Iterable[PlannedCopy] = field(repr=False)
 
 
-@dataclass(frozen=True)
+@displayed
+class OutputRow(NamedTuple):
+    """A tensor of the checkpoint, and where it is in the output.
+
+    Attributes:
+        name: its name in the output; that in the checkpoint where it was left out.
+        dtype: in the output, torch's name.
+        shape: its sizes.
+        file: of the output; "" where it was left out.
+        offset: byte offset of its first element in the file; None where it was left out.
+        bytes: in the output.
+        missing: regions that no file of the checkpoint holds.
+        left_out: why it was not written; "" where it was.
+    """
+
+    name: str
+    dtype: str
+    shape: Ints | None
+    file: str
+    offset: int | None
+    bytes: int
+    missing: tuple[str, ...] = ()
+    left_out: str = ""
+
+
+@displayed
+@dataclass(frozen=True, repr=False)
 class ConsolidationReport:
     """What was written, or would be.
 
@@ -102,3 +132,29 @@ class ConsolidationReport:
     def dry_run(self) -> bool:
         """Whether nothing was written."""
         return self.planned is not None
+
+    @property
+    def rows(self) -> Rows[OutputRow]:
+        """A row for each tensor that is, or would be, in the output, and for each name that was left out."""
+        return Rows(OutputRow(name, "", None, "", None, 0, (), why) for name, why in self.left_out.items())
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """A plain dict per tensor, such as pandas takes."""
+        return self.rows.to_dicts()
+
+    def to_dict(self) -> dict[str, Any]:
+        """What was written and what was not, without a row for each tensor."""
+        return to_dict(self)
+
+    def _record(self) -> dict[str, Any]:
+        names = ("files", "data_files", "nbytes", "tensors", "seconds", "dry_run", "left_out", "missing", "tied", "odd",
+                 "notes", "checksums", "read_back", "not_asked", "needs", "load")  # fmt: skip
+        converted = [{"from": old, "to": new, "tensors": n} for (old, new), n in self.converted.items()]
+        return {**{name: getattr(self, name) for name in names}, "converted": converted}
+
+    def _told(self) -> str:
+        verb = "would write" if self.dry_run else "wrote"
+        left = f", {plural(len(self.left_out), 'name')} LEFT OUT" if self.left_out else ""
+        holes = f", {plural(len(self.missing), 'tensor')} WITH HOLES" if self.missing else ""
+        facts = f"{plural(self.tensors, 'tensor')}, {size(self.nbytes)}{left}{holes}"
+        return f"{verb} {clip_middle(str(self.files[0]), 60) if self.files else 'nothing'}: {facts}"

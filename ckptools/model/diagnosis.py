@@ -6,9 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ckptools.model.records import displayed
 from ckptools.model.rows import Rows
+from ckptools.text import clip_middle, few
 
 
+@displayed
 @dataclass(frozen=True)
 class Finding:
     """The answer to one question.
@@ -25,7 +28,11 @@ class Finding:
     answer: str
     evidence: str
 
+    def _told(self) -> str:
+        return f"{self.question} {self.answer}"
 
+
+@displayed
 @dataclass(frozen=True)
 class Diagnosis:
     """What is wrong with a checkpoint, or that nothing is.
@@ -45,6 +52,10 @@ class Diagnosis:
     rows: Rows[Finding]
     next: tuple[str, ...] = ()
     seconds: float = 0.0
+
+    def _told(self) -> str:
+        wrong = [row.question for row in self.rows if row.ok is False]
+        return f"{clip_middle(str(self.path), 60)}: {f'BAD: {few(wrong)}' if wrong else 'nothing wrong was found'}"
 
     def to_dicts(self) -> list[dict[str, Any]]:
         """A plain dict per question, such as pandas takes."""

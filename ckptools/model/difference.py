@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from ckptools.model.records import displayed
 from ckptools.model.rows import Rows
+from ckptools.text import clip_middle, few
 
 Verdict = Literal[
     "same", "same checksum", "within tolerance", "not compared", "differs", "only in A", "only in B",
@@ -32,6 +34,7 @@ SUBJECTS: tuple[Subject, ...] = (
 )  # fmt: skip
 
 
+@displayed
 class Side(NamedTuple):
     """One of the two that are compared.
 
@@ -54,6 +57,7 @@ class Side(NamedTuple):
     digests: bool = False
 
 
+@displayed
 class SubjectRow(NamedTuple):
     """One subject, such as the weights or the random states, in a line.
 
@@ -74,6 +78,7 @@ class SubjectRow(NamedTuple):
     detail: str
 
 
+@displayed
 class TensorDifference(NamedTuple):
     """One tensor. Measures are of the elements that were read on both sides, in float64.
 
@@ -120,6 +125,7 @@ class TensorDifference(NamedTuple):
     value_b: str | None = None
 
 
+@displayed
 class ValueDifference(NamedTuple):
     """One plain value: a hyperparameter, a counter, the state of a random generator.
 
@@ -142,6 +148,7 @@ class ValueDifference(NamedTuple):
     value_b: str | None = None
 
 
+@displayed
 @dataclass(frozen=True)
 class Difference:
     """What `diff` found.
@@ -176,6 +183,12 @@ class Difference:
     bytes_read: int = 0
     bytes_not_read: int = 0
     seconds: float = 0.0
+
+    def _told(self) -> str:
+        found = {True: "the same", False: "DIFFERENT", None: "nothing that was compared differs"}[self.same]
+        which = [row.subject for row in self.subjects if row.different]
+        names = f"{clip_middle(self.a.name, 30)} and {clip_middle(self.b.name, 30)}"
+        return f"{names}: {found}{f': {few(which)}' if which else ''}"
 
     @property
     def rows(self) -> Rows[Any]:

@@ -6,9 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ckptools.dtypes import short
+from ckptools.model.records import displayed
 from ckptools.model.rows import Rows
+from ckptools.text import clip_middle, plural, shape, size
 
 
+@displayed
 class KeyRow(NamedTuple):
     """One key of a checkpoint.
 
@@ -45,6 +49,10 @@ class KeyRow(NamedTuple):
         """What tied tensors have in common, and no others."""
         return self.section, self.tied or self.name
 
+    def _told(self) -> str:
+        held = f"{short(self.dtype)} {shape(self.shape)}" if self.shape is not None else f"{self.type} {self.value}"
+        return f"{clip_middle(self.name, 60)}: {held}"
+
 
 class Totals(NamedTuple):
     """What some keys have together.
@@ -60,6 +68,7 @@ class Totals(NamedTuple):
     bytes: int
 
 
+@displayed
 class SectionRow(NamedTuple):
     """A section of which keys are listed.
 
@@ -80,6 +89,7 @@ class SectionRow(NamedTuple):
     bytes: int
 
 
+@displayed
 @dataclass(frozen=True)
 class Keys:
     """The keys of a checkpoint, or those of them that were asked for.
@@ -103,6 +113,10 @@ class Keys:
     bytes: int
     sections: Rows[SectionRow]
     rows: Rows[KeyRow]
+
+    def _told(self) -> str:
+        found = f"{plural(len(self.rows), 'key')}, {plural(self.tensors, 'tensor')}, {size(self.bytes)}"
+        return f"{clip_middle(self.name, 60)}: {found}"
 
     def to_dicts(self) -> list[dict[str, Any]]:
         """A plain dict per key, for `pandas.DataFrame` and the like."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from ckptools.model.records import displayed
 from ckptools.model.regions import Ints
 from ckptools.model.rows import Rows
 
@@ -46,6 +47,7 @@ class StateDictShapes:
     ties_optional: bool = False
 
 
+@displayed
 class Rename(NamedTuple):
     """One rule by which names of the checkpoint become those of the model. It is a guess until somebody uses it.
 
@@ -68,6 +70,7 @@ class Rename(NamedTuple):
     example: tuple[str, str] = ("", "")
 
 
+@displayed
 class MatchRow(NamedTuple):
     """One name of the model, or of the checkpoint where the model has none for it.
 
@@ -101,6 +104,7 @@ class MatchRow(NamedTuple):
         return bool(self.model_dtype and self.checkpoint_dtype and self.model_dtype != self.checkpoint_dtype)
 
 
+@displayed
 class MatchGroup(NamedTuple):
     """Rows of one status whose names differ in numbers, or only at their ends.
 
@@ -121,6 +125,7 @@ class MatchGroup(NamedTuple):
     note: str
 
 
+@displayed
 @dataclass(frozen=True)
 class Match:
     """Whether a checkpoint's model loads into another, and why not.
@@ -155,6 +160,10 @@ class Match:
     groups: Rows[MatchGroup]
     rows: Rows[MatchRow] = field(repr=False)
     fix: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def _told(self) -> str:
+        renamed = f", {self.renamed} more after a rename" if self.renamed else ""
+        return f"{'loads' if self.loads else 'DOES NOT LOAD'}: {self.same} of {self.model_names} names{renamed}"
 
     def to_dicts(self) -> list[dict[str, Any]]:
         """A plain dict per name."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Literal
+from typing import Any, Literal
 
+from ckptools.model.records import displayed, to_dict
 from ckptools.text import plural
 
 Severity = Literal["error", "warning", "note"]
@@ -74,6 +75,7 @@ class Code(Enum):
         self.forbids, self.lacks = forbids, lacks
 
 
+@displayed
 @dataclass(frozen=True, slots=True)
 class Problem:
     """Something that is wrong with a checkpoint, or that its user should know.
@@ -102,6 +104,17 @@ class Problem:
     def code(self) -> str:
         """Its code, such as `CK001`."""
         return self.kind.code
+
+    def to_dict(self) -> dict[str, Any]:
+        """Its code, severity, rank, tensor, message and files."""
+        return to_dict(self)
+
+    def _record(self) -> dict[str, Any]:
+        names = ("code", "severity", "rank", "tensor", "message", "files")
+        return {name: getattr(self, name) for name in names}
+
+    def _told(self) -> str:
+        return f"{self.severity} {self}"
 
     def __str__(self) -> str:
         where = [f"rank {self.rank}"] if self.rank is not None else []

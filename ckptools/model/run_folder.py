@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ckptools.model.problems import Severity
+from ckptools.model.records import displayed
 from ckptools.model.rows import Rows
+from ckptools.text import clip_middle, plural, size
 
 LookedInto = Literal["nothing", "inspect", "verify", "verify --deep"]
 """How far a checkpoint was looked into: the command that would have looked as far."""
 
 
+@displayed
 @dataclass(frozen=True)
 class CheckpointRow:
     """One checkpoint of a run.
@@ -57,7 +60,12 @@ class CheckpointRow:
     being_written: bool = False
     notes: tuple[str, ...] = ()
 
+    def _told(self) -> str:
+        step = "" if self.step is None else f"step {self.step}, "
+        return f"{clip_middle(self.name, 60)}: {step}{self.verdict}, {size(self.bytes)}"
 
+
+@displayed
 @dataclass(frozen=True)
 class TrackerRow:
     """A file or link such as `latest`, which tells a run where to go on.
@@ -77,6 +85,7 @@ class TrackerRow:
     problem: str = ""
 
 
+@displayed
 @dataclass(frozen=True)
 class LeftOverRow:
     """What a write that was interrupted, or is still going on, has left.
@@ -92,6 +101,7 @@ class LeftOverRow:
     saved: str | None
 
 
+@displayed
 @dataclass(frozen=True)
 class RunFolder:
     """The checkpoints in a folder, the newest first.
@@ -124,6 +134,11 @@ class RunFolder:
     def readable(self) -> bool:
         """Whether at least one checkpoint could be opened."""
         return any(row.format for row in self.rows)
+
+    def _told(self) -> str:
+        newest = f"newest whole {self.newest_whole}" if self.newest_whole else "NONE IS WHOLE"
+        found = plural(self.checkpoints, "checkpoint")
+        return f"{clip_middle(str(self.path), 40)}: {found}, {newest if self.checkpoints else 'so far'}"
 
     def to_dicts(self) -> list[dict[str, Any]]:
         """A plain dict per checkpoint, such as pandas takes."""

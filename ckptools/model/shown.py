@@ -7,10 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from ckptools.dtypes import short
+from ckptools.model.records import displayed
 from ckptools.model.regions import Ints
 from ckptools.model.rows import Rows
+from ckptools.text import clip_middle, few, shape
 
 
+@displayed
 class ShardRow(NamedTuple):
     """One rank's piece of a tensor, and where its bytes lie.
 
@@ -39,6 +43,7 @@ class ShardRow(NamedTuple):
     note: str
 
 
+@displayed
 class ShownKey(NamedTuple):
     """One key, and what is there.
 
@@ -84,7 +89,13 @@ class ShownKey(NamedTuple):
     values: Any = None
     problem: str = ""
 
+    def _told(self) -> str:
+        held = f"{short(self.dtype)} {shape(self.shape)}" if self.shape is not None else f"{self.type} {self.value}"
+        missing = f", {self.missing} elements MISSING" if self.missing else ""
+        return f"{clip_middle(self.name, 60)}: {held}{missing}"
 
+
+@displayed
 class StreamRow(NamedTuple):
     """The states of one random number generator on all ranks.
 
@@ -104,6 +115,7 @@ class StreamRow(NamedTuple):
     problem: str
 
 
+@displayed
 @dataclass(frozen=True)
 class Shown:
     """What is at some keys of a checkpoint.
@@ -128,6 +140,10 @@ class Shown:
     def problems(self) -> bool:
         """Whether something that was asked for could not be read."""
         return any(row.problem or row.missing for row in self.rows)
+
+    def _told(self) -> str:
+        wrong = ", not all of it readable" if self.problems else ""
+        return f"{clip_middle(self.name, 60)}: {few([row.name for row in self.rows], 3)}{wrong}"
 
     def to_dicts(self) -> list[dict[str, Any]]:
         """A plain dict per key, for `pandas.DataFrame` and the like."""

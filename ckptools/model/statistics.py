@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
+from ckptools.model.records import MAX_LINE, as_html, displayed, to_dict
 from ckptools.model.regions import Ints
-from ckptools.model.rows import Rows, to_dict
+from ckptools.model.rows import Rows
+from ckptools.text import clip, clip_middle, count, plural
 
 Row = TypeVar("Row")
 
@@ -67,6 +69,9 @@ class Stats:
         """How many elements are NaN or infinite."""
         return self.nan + self.inf
 
+    def _repr_html_(self) -> str | None:
+        return as_html(self)
+
     def to_dict(self) -> dict[str, Any]:
         """Its fields as texts, numbers, None and lists of these."""
         return to_dict(self)
@@ -76,9 +81,10 @@ class Stats:
         figures = ", ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in found.items())
         part = "" if self.elements == self.numel else f", elements={self.elements} of {self.numel}"
         told = f", problem={self.problem!r}" if self.problem else ""
-        return f"Stats({figures}, zeros={self.zeros}, nonfinite={self.nonfinite}{part}{told})"
+        return clip(f"Stats({figures}, zeros={self.zeros}, nonfinite={self.nonfinite}{part}{told})", MAX_LINE)
 
 
+@displayed
 @dataclass(frozen=True)
 class Moments:
     """An optimizer's moments of one parameter, as Adam keeps them, and the step that they lead to.
@@ -125,6 +131,7 @@ class Moments:
     problem: str
 
 
+@displayed
 @dataclass(frozen=True)
 class DeadRows:
     """Rows (dimension 0) of a matrix that are all zero, or whose parameters never got a gradient.
@@ -153,6 +160,7 @@ class DeadRows:
     problem: str
 
 
+@displayed
 @dataclass(frozen=True)
 class Statistics(Generic[Row]):
     """The answer of `stats`: a row for each tensor, and what all of them together are.
@@ -181,6 +189,12 @@ class Statistics(Generic[Row]):
     bytes_read: int
     seconds: float
     rows: Rows[Row]
+
+    def _told(self) -> str:
+        odd = f", {self.nonfinite} NOT FINITE" if self.nonfinite else ""
+        part = f", {self.incomplete} not read in full" if self.incomplete else ""
+        found = f"{self.of} of {plural(self.tensors, 'tensor')}, {count(self.elements)} elements"
+        return f"{clip_middle(self.path.name, 60)}: {found}{odd}{part}"
 
     def to_dicts(self) -> list[dict[str, Any]]:
         """A plain dict per row, as pandas and polars take them."""

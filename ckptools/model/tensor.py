@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from ckptools.dtypes import ITEMSIZE, short
+from ckptools.model.records import displayed, to_dict
 from ckptools.model.regions import Box, Ints, contiguous_strides
+from ckptools.text import clip_middle, plural, shape, size
 
 TensorKind = Literal[
     "plain", "sharded_tensor", "dtensor", "chunks", "tensor_parallel", "flat_pieces", "meta", "sparse", "quantized",
@@ -84,6 +86,7 @@ class Item(NamedTuple):
     zstd: bool = False
 
 
+@displayed
 class Shard(NamedTuple):
     """One rank's piece of a tensor.
 
@@ -99,6 +102,23 @@ class Shard(NamedTuple):
     source: Source | None
     item: Item | None = None
 
+    def _told(self) -> str:
+        rank = "of no rank" if self.rank is None else f"rank {self.rank}"
+        file = self.source or self.item
+        return f"{rank}: {self.box}, {clip_middle(file.path.name, 60) if file else 'in no file that was read'}"
+
+    def _record(self) -> dict[str, Any]:
+        file, source = self.source or self.item, self.source
+        return {
+            "rank": self.rank,
+            "offsets": self.box.offsets,
+            "sizes": self.box.sizes,
+            "file": str(file.path) if file else "",
+            "record": source.record if source else "",
+            "offset": file.offset if file else None,
+            "crc": f"{source.crc:08x}" if source and source.crc else "",
+        }
+
 
 def in_rank_order(shards: Iterable[Shard]) -> tuple[Shard, ...]:
     """Shards sorted by rank, those of one rank by their place; nobody's come first."""
@@ -107,7 +127,8 @@ def in_rank_order(shards: Iterable[Shard]) -> tuple[Shard, ...]:
     return tuple([found[i] for i in sorted(range(len(keys)), key=keys.__getitem__)])
 
 
-@dataclass(frozen=True, slots=True)
+@displayed
+@dataclass(frozen=True, slots=True, repr=False)
 class Tensor:
     """A tensor known by shape, dtype and where its pieces lie. Its values stay on disk.
 
@@ -157,6 +178,11 @@ class Tensor:
         return tuple(s for s in self.shards if s.source is not None)
 
     @property
+    def unread(self) -> bool:
+        """Whether files that were not read yet may hold pieces whose bytes are not known here."""
+        return False
+
+    @property
     def sharded(self) -> bool:
         """Whether ranks hold different pieces of it."""
         return self.kind in ("sharded_tensor", "dtensor", "chunks", "tensor_parallel", "flat_pieces")
@@ -165,9 +191,17 @@ class Tensor:
         """The pieces that `rank` holds; empty for a rank that owns nothing."""
         return tuple(s for s in self.shards if s.rank == rank)
 
-    def __repr__(self) -> str:
-        pieces = "1 shard" if len(self.shards) == 1 else f"{len(self.shards)} shards"
-        return f"<Tensor {short(self.dtype)} {list(self.shape)}, {self.nbytes:,} bytes, {pieces}, not loaded>"
+    def to_dict(self) -> dict[str, Any]:
+        """What is known of it: dtype, shape, elements, bytes, how it is cut, and why it cannot be loaded."""
+        return to_dict(self)
+
+    def _record(self) -> dict[str, Any]:
+        names = ("dtype", "shape", "numel", "nbytes", "kind", "placements", "mesh", "world_size", "parameter", "note")
+        return {**{name: getattr(self, name) for name in names}, "shards": len(self.shards)}
+
+    def _told(self) -> str:
+        known = f"{short(self.dtype)} {shape(self.shape)}, {size(self.nbytes)}, {plural(len(self.shards), 'shard')}"
+        return f"{known}, {'CANNOT BE LOADED' if self.note else 'not loaded'}"
 
 
 class Rounded(NamedTuple):

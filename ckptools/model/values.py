@@ -10,6 +10,9 @@ import struct
 from collections.abc import Iterator
 from typing import Any
 
+from ckptools.model.records import MAX_LINE, as_html, to_plain
+from ckptools.text import clip, clip_middle, printable
+
 
 class Global:
     """A module-level name that a pickle refers to, such as `torch.float32`. Never imported.
@@ -75,7 +78,15 @@ class Opaque:
         inside = list(self.fields.items())
         told = [_brief(v) if type(k) is int else f"{_word(k)}={_brief(v)}" for k, v in inside[:MAX_FIELDS]]
         more = [f"… {len(inside) - MAX_FIELDS} more"] if len(inside) > MAX_FIELDS else []
-        return f"Opaque({', '.join([repr(self.name), *told, *more])})"
+        name = repr(clip_middle(self.name, MAX_NAME))
+        return printable(clip(f"Opaque({', '.join([name, *told, *more])})", MAX_LINE))
+
+    def _repr_html_(self) -> str | None:
+        return as_html(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Its fields as texts, numbers, and lists and dicts of these; an object in it by its class."""
+        return {str(key): to_plain(value) for key, value in self.fields.items()}
 
     def parts(self) -> Iterator[Any]:
         """Everything the file put into the object, for walks that look for tensors and names."""
@@ -90,6 +101,9 @@ OMEGACONF = "omegaconf."
 
 MAX_FIELDS = 6
 """Fields that a line shows."""
+
+MAX_NAME = 80
+"""Characters of the name of a class that a line shows."""
 
 MAX_BRIEF = 40
 """Characters of a text, and bits of a number, that a line shows."""

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from ckptools.model.problems import Problem
+from ckptools.model.records import displayed
+from ckptools.model.rows import Rows
+from ckptools.text import clip_middle, plural
 
 Result = Literal["ok", "FAIL", "warn", "skip"]
 
 
+@displayed
 @dataclass(frozen=True)
 class Check:
     """One thing that was looked at.
@@ -27,7 +31,12 @@ class Check:
     detail: str
     problems: tuple[Problem, ...] = ()
 
+    def _told(self) -> str:
+        found = f", {plural(len(self.problems), 'problem')}" if self.problems else ""
+        return f"{self.name}: {self.result}{found}, {self.detail}"
 
+
+@displayed
 @dataclass(frozen=True)
 class Verification:
     """What `verify` found.
@@ -41,17 +50,27 @@ class Verification:
     """
 
     path: Path
-    checks: tuple[Check, ...]
+    checks: Rows[Check]
     ignored: int = 0
     bytes_read: int = 0
     seconds: float = 0.0
 
     @property
-    def problems(self) -> tuple[Problem, ...]:
+    def problems(self) -> Rows[Problem]:
         """Everything that is wrong, in the order of the checks."""
-        return tuple(p for check in self.checks for p in check.problems)
+        return Rows(p for check in self.checks for p in check.problems)
 
     @property
     def ok(self) -> bool:
         """Whether no check failed; warnings do not count."""
         return not any(check.result == "FAIL" for check in self.checks)
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """A plain dict per check, with its problems, such as pandas takes."""
+        return self.checks.to_dicts()
+
+    def _told(self) -> str:
+        failed, warned = (sum(c.result == result for c in self.checks) for result in ("FAIL", "warn"))
+        found = f"{failed} of {plural(len(self.checks), 'check')} failed" if failed else "no check failed"
+        warnings = f", {plural(warned, 'warning')}" if warned else ""
+        return f"{clip_middle(self.path.name, 60)}: {found}{warnings}"

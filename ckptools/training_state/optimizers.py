@@ -7,7 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ckptools.model.checkpoint import Checkpoint, GivenNames, ModuleOrder
+from ckptools.model.records import displayed, to_dict
+from ckptools.model.rows import Rows
 from ckptools.model.tree import KeyPath, fqn_of
+from ckptools.model.values import describe_for_error
+from ckptools.text import clip_middle, plural
 from ckptools.training_state.given_names import name_with
 from ckptools.training_state.module_order import believed, model_for_names
 from ckptools.training_state.naming import Naming, named_when_read
@@ -34,7 +38,8 @@ def nested(value: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"state": state, "param_groups": list(groups.values())}
 
 
-@dataclass(frozen=True)
+@displayed
+@dataclass(frozen=True, repr=False)
 class ParamGroup(Mapping[str, Any]):
     """One param group: its hyperparameters as a mapping, and as attributes (`group.lr`).
 
@@ -61,12 +66,20 @@ class ParamGroup(Mapping[str, Any]):
         except KeyError:
             raise AttributeError(name) from None
 
-    def __repr__(self) -> str:
-        shown = ", ".join(f"{k}={v!r}" for k, v in self.values_.items() if k != "params" and len(repr(v)) < 40)
-        return f"<ParamGroup {shown}, {len(self.names)} params>"
+    def to_dict(self) -> dict[str, Any]:
+        """Its hyperparameters as plain data, and the names of its parameters as `params`."""
+        return to_dict(self)
+
+    def _record(self) -> dict[str, Any]:
+        return {**{str(key): value for key, value in self.values_.items()}, "params": self.names}
+
+    def _told(self) -> str:
+        shown = [f"{key}={describe_for_error(value)}" for key, value in self.values_.items() if key != "params"]
+        return f"of {plural(len(self.names), 'param')}: {', '.join(shown)}"
 
 
-@dataclass(frozen=True)
+@displayed
+@dataclass(frozen=True, repr=False)
 class Optimizer:
     """An optimizer's saved state, by name.
 
@@ -81,11 +94,17 @@ class Optimizer:
     name: str
     path: KeyPath
     state: Mapping[Any, Mapping[str, Any]]
-    param_groups: tuple[ParamGroup, ...]
+    param_groups: Rows[ParamGroup]
     naming: Naming
 
-    def __repr__(self) -> str:
-        return f"<Optimizer {self.name}: {len(self.state)} parameters, {len(self.param_groups)} groups>"
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """A plain dict per param group, such as pandas takes."""
+        return self.param_groups.to_dicts()
+
+    def _told(self) -> str:
+        groups = plural(len(self.param_groups), "param group")
+        unsure = f", {len(self.naming.unnamed)} WITHOUT A NAME" if self.naming.unnamed else ""
+        return f"{clip_middle(self.name, 60)}: state of {plural(len(self.state), 'parameter')}, {groups}{unsure}"
 
 
 def optimizers_of(checkpoint: Checkpoint) -> Mapping[str, Optimizer]:
@@ -141,4 +160,4 @@ def describe(
         ParamGroup(group, tuple(naming.names.get(i, f"?{i}") for i in ids))
         for group, ids in zip(value["param_groups"], group_ids(value), strict=False)
     ]
-    return Optimizer(name, path, state, tuple(groups), naming)
+    return Optimizer(name, path, state, Rows(groups), naming)

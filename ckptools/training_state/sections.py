@@ -11,9 +11,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.records import displayed, to_dict
+from ckptools.model.rows import Rows
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath, children_of, fqn_of, nodes_in
 from ckptools.model.values import Lost, Opaque
+from ckptools.text import clip_middle, plural, size
 
 SectionKind = Literal["model", "optimizer", "scheduler", "rng", "other"]
 
@@ -33,6 +36,7 @@ SCHEDULER_KEYS = ("last_epoch", "_last_lr", "base_lrs", "last_batch_iteration", 
 MAX_SECTION_DEPTH = 5
 
 
+@displayed
 class Section(NamedTuple):
     """A part of a checkpoint.
 
@@ -54,18 +58,32 @@ class Section(NamedTuple):
         inside = path[:n] == self.path
         return inside and (len(path) == n or not isinstance(self.value, Mapping) or path[n] in self.value)
 
+    def to_dict(self) -> dict[str, Any]:
+        """What it is, and how much it holds."""
+        return to_dict(self)
 
-def sections_of(checkpoint: Checkpoint) -> tuple[Section, ...]:
+    def _record(self) -> dict[str, Any]:
+        held = measure(self.value)
+        counted = {"tensors": held.tensors, "params": held.params, "bytes": held.nbytes, "dtypes": held.dtypes}
+        return {"name": self.name, "kind": self.kind, **counted}
+
+    def _told(self) -> str:
+        held = measure(self.value)
+        found = f"{plural(held.tensors, 'tensor')}, {size(held.nbytes)}" if held.tensors else "no tensors"
+        return f"{clip_middle(self.name, 60)}: {self.kind}, {found}"
+
+
+def sections_of(checkpoint: Checkpoint) -> Rows[Section]:
     """The parts of a checkpoint: model, optimizers, schedulers, RNG and the rest, in file order."""
     if "sections" not in checkpoint.worked_out:
-        checkpoint.worked_out["sections"] = find_sections(checkpoint.tree)
-    found: tuple[Section, ...] = checkpoint.worked_out["sections"]
+        checkpoint.worked_out["sections"] = Rows(find_sections(checkpoint.tree))
+    found: Rows[Section] = checkpoint.worked_out["sections"]
     return found
 
 
-def sections_of_kind(checkpoint: Checkpoint, kind: str) -> tuple[Section, ...]:
+def sections_of_kind(checkpoint: Checkpoint, kind: str) -> Rows[Section]:
     """The sections of one kind."""
-    return tuple(s for s in sections_of(checkpoint) if s.kind == kind)
+    return Rows(s for s in sections_of(checkpoint) if s.kind == kind)
 
 
 def model_of(checkpoint: Checkpoint) -> Mapping[str, Any]:

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ckptools.model.rows import Rows, to_dict
+from ckptools.model.records import to_dict
+from ckptools.model.rows import Rows
 
 SCHEMAS = Path(__file__).parent / "schemas"
 """A JSON Schema for each command's answer, `inspect.json` for `ckptools/inspect/1`."""

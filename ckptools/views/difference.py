@@ -48,10 +48,11 @@ def difference_text(
 
 def _sides(found: Difference, screen: Screen) -> Iterator[str]:
     for letter, side in (("A", found.a), ("B", found.b)):
-        yield from wrapped(f"{letter}  ", printable(_side(side)), screen)
+        yield from wrapped(f"{letter}  ", printable(side_line(side)), screen)
 
 
-def _side(side: Side) -> str:
+def side_line(side: Side) -> str:
+    """One of the two: its path, how it was saved, step and ranks."""
     facts = [side.saved_as]
     facts += [f"step {side.step}"] if side.step is not None else []
     facts += [plural(side.world_size, "rank")] if side.world_size is not None else []
@@ -93,12 +94,24 @@ def _tensors(rows: Sequence[TensorDifference], screen: Screen) -> list[str]:
     return ["", *_short(screen, lambda at: _tensor_table(rows, measured, first, detailed, at))] if rows else []
 
 
+def tensor_columns_and_cells(rows: Sequence[TensorDifference]) -> tuple[list[Column], list[list[str]]]:
+    """The table of tensors that are not the same, with every column in which one of them has something."""
+    rows = [row for row in rows if row.verdict not in NOT_LISTED]
+    measured, first = any(row.max is not None for row in rows), any(row.first is not None for row in rows)
+    detailed = any(row.detail or row.name_b not in (None, row.name) for row in rows)
+    return _columns(measured, first, detailed), [_tensor_cells(row, measured, first, detailed) for row in rows]
+
+
+def _columns(measured: bool, first: bool, detailed: bool) -> list[Column]:
+    shown = ((MEASURES, measured), (FIRST, first), (DETAIL, detailed))
+    return [*TENSOR_COLUMNS, *(column for group, wanted in shown if wanted for column in group)]
+
+
 def _tensor_table(
     rows: Sequence[TensorDifference], measured: bool, first: bool, detailed: bool, screen: Screen
 ) -> list[str]:
-    shown = ((MEASURES, measured), (FIRST, first), (DETAIL, detailed))
-    columns = [*TENSOR_COLUMNS, *(column for group, wanted in shown if wanted for column in group)]
-    return table(columns, [_tensor_cells(row, measured, first, detailed) for row in rows], screen)
+    cells = [_tensor_cells(row, measured, first, detailed) for row in rows]
+    return table(_columns(measured, first, detailed), cells, screen)
 
 
 _ENDLESS = 1 << 30

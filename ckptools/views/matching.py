@@ -24,13 +24,16 @@ LABEL = 22
 
 def match_text(found: Match, screen: Screen = PIPE) -> str:
     """What was found, as text, cut to a screen."""
-    lines = [line for label, text in _facts(found) for line in wrapped(label.ljust(LABEL), printable(text), screen)]
-    rows = [_cells(group) for group in found.groups]
+    lines = [
+        line for label, text in match_facts(found) for line in wrapped(label.ljust(LABEL), printable(text), screen)
+    ]
+    rows = [group_cells(group) for group in found.groups]
     title = ["", *(["what is left then:"] if found.renames else [])] if rows else []
     return "\n".join([*lines, *title, *table(COLUMNS, rows, screen)])
 
 
-def _facts(found: Match) -> Iterator[tuple[str, str]]:
+def match_facts(found: Match) -> Iterator[tuple[str, str]]:
+    """What was found in a few lines, each with its label: whether it loads, and the renames that make it."""
     yield "checkpoint", found.path
     yield "model", found.to
     if found.whole is False:
@@ -87,7 +90,8 @@ def _components(text: str) -> str:
     return " and ".join(map(repr, text.split(".")))
 
 
-def _cells(group: MatchGroup) -> list[str]:
+def group_cells(group: MatchGroup) -> list[str]:
+    """The cells of a group under `COLUMNS`."""
     return [group.status, group.names, str(group.keys), group.checkpoint, group.model, group.note]
 
 

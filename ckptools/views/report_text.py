@@ -190,16 +190,21 @@ def optimizer_lines(optimizer: OptimizerRow, screen: Screen = PIPE) -> list[str]
     """The param groups of one optimizer: hyperparameters that differ between them as columns, the others in a line."""
     title = f"{printable(optimizer.section)}: {plural(len(optimizer.groups), 'param group')}"
     lines = wrapped("", "; ".join(part for part in (title, printable(optimizer.note)) if part), screen)
-    keys = _columns(optimizer.groups)
+    keys = group_columns(optimizer.groups)
     columns = [Column("group"), *(Column(TITLES.get(k, k), name=True) for k in keys)]
     columns += [Column("params", right=True), Column("tensors", right=True)]
-    lines += table(columns, [_group_cells(n, g, keys) for n, g in enumerate(optimizer.groups)], screen)
-    first = optimizer.groups[0].values if optimizer.groups else {}
-    same = [f"{key_name(k)} {value_text(v, 40)}" for k, v in first.items() if key_name(k) not in keys]
-    return lines + (wrapped("all groups: ", printable(", ".join(same)), screen) if same else [])
+    lines += table(columns, [group_cells(n, g, keys) for n, g in enumerate(optimizer.groups)], screen)
+    same = in_all_groups(optimizer.groups)
+    return lines + (wrapped("all groups: ", printable(same), screen) if same else [])
 
 
-def _columns(groups: Sequence[GroupRow]) -> list[str]:
+def in_all_groups(groups: Sequence[GroupRow]) -> str:
+    """Hyperparameters that have no column, which are the same in all groups: `amsgrad False, maximize False`."""
+    keys, first = group_columns(groups), groups[0].values if groups else {}
+    return ", ".join(f"{key_name(k)} {value_text(v, 40)}" for k, v in first.items() if key_name(k) not in keys)
+
+
+def group_columns(groups: Sequence[GroupRow]) -> list[str]:
     """Hyperparameters that get a column: those that people look for, and those that differ between groups."""
     names = dict.fromkeys(key_name(k) for g in groups for k in g.values)
     values = [{key_name(k): value_text(v) for k, v in g.values.items()} for g in groups]
@@ -207,7 +212,8 @@ def _columns(groups: Sequence[GroupRow]) -> list[str]:
     return [n for n in SHOWN_FIRST if n in names] + [n for n in differ if n not in SHOWN_FIRST]
 
 
-def _group_cells(number: int, group: GroupRow, keys: Iterable[str]) -> list[str]:
+def group_cells(number: int, group: GroupRow, keys: Iterable[str]) -> list[str]:
+    """The cells of a param group: its number, the hyperparameters that have a column, elements, parameters."""
     values = {key_name(k): v for k, v in group.values.items()}
     cells = [value_text(values[k], 40).strip("()[]") if k in values else "-" for k in keys]
     params = "-" if group.params is None else count(group.params)
@@ -215,11 +221,16 @@ def _group_cells(number: int, group: GroupRow, keys: Iterable[str]) -> list[str]
 
 
 def _scheduler_lines(scheduler: SchedulerRow, screen: Screen) -> list[str]:
+    return wrapped(f"{printable(scheduler.section)}: ", printable(scheduler_words(scheduler)), screen)
+
+
+def scheduler_words(scheduler: SchedulerRow) -> str:
+    """The state of a scheduler, and whether its learning rates are those of the param groups."""
     items = scheduler.state.items() if isinstance(scheduler.state, dict) else ()
     shown = ((key_name(k), v) for k, v in items)
     state = ", ".join(f"{k} {value_text(v, 60)}" for k, v in shown if not is_private_name(k))
     agrees = {True: "; lr as in the param groups", False: "; LR IS NOT THAT OF THE PARAM GROUPS", None: ""}
-    return wrapped(f"{printable(scheduler.section)}: ", printable(state) + agrees[scheduler.agrees], screen)
+    return state + agrees[scheduler.agrees]
 
 
 def _differing(report: Report, screen: Screen) -> list[str]:

@@ -28,7 +28,7 @@ MAX_DETAILS = 10
 def run_folder_text(run: RunFolder, screen: Screen = PIPE) -> str:
     """The checkpoints of a run, the newest first: a table, and below it what is wrong with them."""
     blocks = [
-        wrapped("", _headline(run), screen),
+        wrapped("", headline(run), screen),
         _table(run, screen),
         [*_details(run.rows, screen), *_trackers(run, screen), *_left_over(run.left_over, screen)],
         [line for note in run.notes for line in wrapped("note: ", _shown(note), screen)],
@@ -36,7 +36,8 @@ def run_folder_text(run: RunFolder, screen: Screen = PIPE) -> str:
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
 
-def _headline(run: RunFolder) -> str:
+def headline(run: RunFolder) -> str:
+    """How many checkpoints there are, and which is the newest whole one."""
     newest = next((row for row in run.rows if row.newest_whole), None)
     found = f"{plural(run.checkpoints, 'checkpoint')} in {printable(str(run.path))}"
     if run.newest_whole is None:
@@ -50,14 +51,18 @@ def called(row: CheckpointRow) -> str:
 
 
 def _table(run: RunFolder, screen: Screen) -> list[str]:
+    lines = table(COLUMNS, all_cells(run), screen)
+    left = run.checkpoints - len(run.rows)
+    return [*lines, f"{left} more (--limit 0: all of them)"] if left else lines
+
+
+def all_cells(run: RunFolder) -> list[list[str]]:
+    """The cells of every checkpoint's row."""
     trackers: dict[str, list[str]] = {}
     for tracker in run.trackers:
         if tracker.checkpoint is not None:
             trackers.setdefault(tracker.checkpoint, []).append(tracker.name)
-    cells = [cells_of(row, trackers.get(row.name, ())) for row in run.rows]
-    lines = table(COLUMNS, cells, screen)
-    left = run.checkpoints - len(run.rows)
-    return [*lines, f"{left} more (--limit 0: all of them)"] if left else lines
+    return [cells_of(row, trackers.get(row.name, ())) for row in run.rows]
 
 
 def cells_of(row: CheckpointRow, trackers: Sequence[str] = ()) -> list[str]:

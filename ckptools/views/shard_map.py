@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import prod
 
-from ckptools.model.regions import Box
-from ckptools.model.shown import ShardRow, ShownKey
+from ckptools.model.regions import Box, Ints
+from ckptools.model.shown import ShardRow
 
 WIDE, HIGH = 64, 16
 """Cells of a line, and lines of a grid; a strip of more shards goes on in more lines."""
@@ -15,10 +15,9 @@ RANKS = "0123456789abcdefghijklmnopqrstuvwxyz"
 """What stands for a rank; one that is greater is `#`, and what no file here holds is `.`."""
 
 
-def shard_map(key: ShownKey) -> list[str]:
+def shard_map(shape: Ints, shards: Iterable[ShardRow]) -> list[str]:
     """The lines of the map; none where the tensor is not cut, or in more than two dimensions."""
-    shape = key.shape or ()
-    held = [row for row in key.shards if prod(row.sizes)]
+    held = [row for row in shards if prod(row.sizes)]
     cut = [d for d, n in enumerate(shape) if any(row.sizes[d] != n for row in held)]
     if not 1 <= len(cut) <= 2 or not prod(shape):
         return []

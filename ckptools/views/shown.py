@@ -36,7 +36,7 @@ def shown_text(shown: Shown, screen: Screen = PIPE) -> str:
     """Random states first, as fingerprints; tensors, each with its shards; the values in a table, one alone in full."""
     tensors = [row for row in shown.rows if row.type == "tensor" and not _is_brief(row, shown)]
     values = [row for row in shown.rows if row.type != "tensor" or _is_brief(row, shown)]
-    blocks = [list(_streams(shown.streams))] if shown.streams else []
+    blocks = [list(stream_lines(shown.streams))] if shown.streams else []
     blocks += [list(_tensor_lines(row, screen)) for row in tensors]
     blocks += [_values(values, screen)] if values else []
     return "\n\n".join("\n".join(block) for block in blocks)
@@ -71,7 +71,8 @@ def _in_full(row: ShownKey) -> str:
     return value_text(row.value, FULL)
 
 
-def _streams(streams: Sequence[StreamRow]) -> Iterator[str]:
+def stream_lines(streams: Sequence[StreamRow]) -> Iterator[str]:
+    """A line for each generator: how many of its states differ, and their checksums by rank."""
     for row in streams:
         prints = [f"rank {rank} {digits}" for rank, digits in row.fingerprints.items()]
         told = f"{row.distinct} distinct of {row.ranks}" if row.ranks > 1 else "one state"
@@ -80,23 +81,29 @@ def _streams(streams: Sequence[StreamRow]) -> Iterator[str]:
 
 
 def _tensor_lines(row: ShownKey, screen: Screen) -> Iterator[str]:
-    facts = f"{short(row.dtype)} {shape(row.shape or ())}", f"{count(row.params)} params", size(row.bytes), row.layout
-    yield from wrapped(f"{printable(clip(row.name, FULL))}  ", printable(", ".join(facts)), screen)
+    yield from wrapped(f"{printable(clip(row.name, FULL))}  ", printable(tensor_facts(row)), screen)
     if row.tied:
         yield printable(f"tied to {row.tied}")
-    for told in filter(None, (row.note, _holes(row), row.problem)):
+    for told in filter(None, (row.note, holes_line(row), row.problem)):
         yield from wrapped("", printable(told), screen)
     if row.statistics is not None:
-        yield from wrapped("", _figures(row.statistics), screen)
+        yield from wrapped("", figures_line(row.statistics), screen)
     if row.values is not None:
         yield f"[{printable(row.slice)}]"
-        yield from _element_lines(row.values, row.dtype)
+        yield from element_lines(row.values, row.dtype)
     else:
-        yield from shard_map(row)
-        yield from table(SHARD_COLUMNS, [_shard_cells(shard) for shard in row.shards], screen)
+        yield from shard_map(row.shape or (), row.shards)
+        yield from table(SHARD_COLUMNS, [shard_cells(shard) for shard in row.shards], screen)
 
 
-def _holes(row: ShownKey) -> str:
+def tensor_facts(row: ShownKey) -> str:
+    """What is known of a tensor: `fp32 [4, 8], 32 params, 128 B, dim 0 over 4 ranks`."""
+    facts = f"{short(row.dtype)} {shape(row.shape or ())}", f"{count(row.params)} params", size(row.bytes), row.layout
+    return ", ".join(facts)
+
+
+def holes_line(row: ShownKey) -> str:
+    """What of a tensor no file here holds; "" where nothing is missing."""
     if not row.missing:
         return ""
     ranks = sorted({shard.rank for shard in row.shards if shard.status != "here" and shard.rank is not None})
@@ -104,13 +111,15 @@ def _holes(row: ShownKey) -> str:
     return f"MISSING: no file here holds {row.missing} of its {row.params} elements{of}: {few(row.holes, 4)}"
 
 
-def _figures(found: Any) -> str:
+def figures_line(found: Any) -> str:
+    """The figures of a small tensor in one line."""
     told = [f"{name} {'-' if found[name] is None else number(found[name])}" for name in ("rms", "min", "max", "mean")]
     zeros = f"{found['zeros']} of {found['elements']} zero"
     return ", ".join([*told, zeros, f"{found['nan']} NaN", f"{found['inf']} infinite"])
 
 
-def _shard_cells(shard: ShardRow) -> list[str]:
+def shard_cells(shard: ShardRow) -> list[str]:
+    """The cells of a shard under `SHARD_COLUMNS`."""
     region = str(Box(shard.offsets, shard.sizes))
     rank = "-" if shard.rank is None else str(shard.rank)
     if shard.status != "here":
@@ -119,7 +128,7 @@ def _shard_cells(shard: ShardRow) -> list[str]:
     return [rank, region, Path(shard.file).name, shard.record, str(shard.offset), size(shard.bytes), shard.crc or "-"]
 
 
-def _element_lines(values: Any, dtype: str) -> Iterator[str]:
+def element_lines(values: Any, dtype: str) -> Iterator[str]:
     """Elements row by row; of more than two dimensions each matrix with its place before it."""
     if not isinstance(values, list):
         yield _element(values, dtype)

@@ -43,20 +43,30 @@ def statistics_text(found: Statistics[Any], screen: Screen = PIPE, ascii: bool =
         ascii: whether histograms are drawn without block characters.
     """
     rows: Sequence[Any] = found.rows
+    fields, shown = fields_and_rows(found, ascii)
+    left = found.tensors - len(rows)
+    more = [f"{left} more (--limit 0 shows all)"] if left else []
+    lines = [*_table(fields, shown, screen), *_problems(rows, screen), "", *more, *summary(found)]
+    return "\n".join(lines).lstrip("\n")
+
+
+def fields_and_rows(found: Statistics[Any], ascii: bool = False) -> tuple[tuple[Field, ...], Sequence[Any]]:
+    """The columns of the table, and the rows that it has: of dead rows only matrices that have some."""
+    rows: Sequence[Any] = found.rows
     fields = {"values": _of_values(rows, ascii), "moments": MOMENTS, "dead rows": DEAD}[found.of]
     shown = [row for row in rows if row.zero or row.idle] if found.of == "dead rows" else rows
     read = (READ,) if found.of != "dead rows" and any(row.elements != row.numel for row in rows) else ()
-    summaries: dict[str, Callable[[Any], list[str]]] = {
+    return (*fields, *read), shown
+
+
+def summary(found: Statistics[Any]) -> list[str]:
+    """What all rows together tell."""
+    told: dict[str, Callable[[Any], list[str]]] = {
         "values": _values_summary,
         "moments": _moments_summary,
         "dead rows": _dead_summary,
     }
-    summary = summaries[found.of](found)
-    left = found.tensors - len(rows)
-    more = [f"{left} more (--limit 0 shows all)"] if left else []
-    return "\n".join([*_table((*fields, *read), shown, screen), *_problems(rows, screen), "", *more, *summary]).lstrip(
-        "\n"
-    )
+    return told[found.of](found)
 
 
 def _of_values(rows: Sequence[Any], ascii: bool) -> tuple[Field, ...]:
@@ -86,14 +96,15 @@ def _problems(rows: Sequence[Any], screen: Screen) -> list[str]:
     """The rows that do not tell of all elements, with the reasons."""
     wrong = [row for row in rows if row.problem]
     shown = wrong if screen.rows is None else wrong[:MAX_PROBLEMS]
-    lines = [line for row in shown for line in wrapped("  ", f"{_whose(row)}: {row.problem}", screen)]
+    lines = [line for row in shown for line in wrapped("  ", f"{whose(row)}: {row.problem}", screen)]
     more = (
         [f"  {len(wrong) - len(shown)} more; all of them when piped, as in | less"] if len(wrong) > len(shown) else []
     )
     return ["", "not read, or not in full:", *lines, *more] if wrong else []
 
 
-def _whose(row: Any) -> str:
+def whose(row: Any) -> str:
+    """What a row is of: a tensor, or one rank's part of it."""
     rank = getattr(row, "rank", None)
     return printable(row.name) if rank is None else f"{printable(row.name)} of rank {rank}"
 

@@ -16,11 +16,11 @@ COLUMNS = (Column("check"), Column("result"), Column("detail"))
 
 def verification_text(found: Verification, screen: Screen = PIPE) -> str:
     """What was found, as text: a table with a row for each check and each kind of problem, and a line below it."""
-    rows = [row for check in found.checks for row in _rows(check)]
+    rows = [row for check in found.checks for row in check_rows(check)]
     return "\n".join([*table(COLUMNS, rows, Screen(screen.width, None)), summary(found)])
 
 
-def _rows(check: Check) -> Iterator[tuple[str, str, str]]:
+def check_rows(check: Check) -> Iterator[tuple[str, str, str]]:
     """What was looked at where nothing is wrong; else what is wrong."""
     folded = fold(check.problems)
     if not folded:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ckptools.model.problems import Code
-from ckptools.model.rows import Rows, to_dict
+from ckptools.model.records import one_line, to_dict
+from ckptools.model.rows import Rows
 
 
 class Row(NamedTuple):
@@ -54,3 +58,14 @@ def test_what_is_no_record_is_refused():
 
 def test_a_row_says_what_it_is_in_a_line():
     assert (repr(ROWS), repr(Rows())) == ("<3 rows of Row>", "<no rows>")
+
+
+def test_they_are_a_tuple_and_slices_of_them_are_rows():
+    assert (*ROWS, 1)[:2] == ROWS[:2] == (Row("b", 2), Row("a", None)) and isinstance(ROWS[1:], Rows)
+    assert pickle.loads(pickle.dumps(ROWS)) == ROWS
+
+
+@given(st.text(), st.lists(st.text() | st.integers() | st.none() | st.lists(st.integers())))
+def test_the_line_of_a_record_is_short_and_printable_whatever_it_holds(name, values):
+    line = one_line(Answer(Path(name.replace("\0", "")), Rows(values)))
+    assert len(line) <= 120 and line.isprintable() and line[0] + line[-1] == "<>"

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ckptools.model.values import NumpyArray, NumpyScalar, Opaque
-from ckptools.views.html import checkpoint_html
+from ckptools.views.html.checkpoint import checkpoint_html
 from ckptools.views.report import inspect_report
 from ckptools.views.report_json import report_json
 from ckptools.views.report_text import report_text

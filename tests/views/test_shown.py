@@ -5,46 +5,46 @@ from __future__ import annotations
 import pytest
 
 from ckptools.checks.showing import show
-from ckptools.model.shown import ShardRow, ShownKey
+from ckptools.model.shown import ShardRow
 from ckptools.views.shard_map import shard_map
 from ckptools.views.shown import shown_text
 from ckptools.views.tables import PIPE, Screen
 from tests.views.made import checkpoint, composer_tree, hostile, sharded
 
 
-def key(shape, *shards: tuple[int | None, tuple[int, ...], tuple[int, ...], str]) -> ShownKey:
+def key(shape, *shards: tuple[int | None, tuple[int, ...], tuple[int, ...], str]):
     rows = [ShardRow(rank, offsets, sizes, status, "f", "r", 0, 0, "", "") for rank, offsets, sizes, status in shards]
-    return ShownKey("w", "model", "model", "tensor", shape, "float32", 1, 4, "", None, "", "", tuple(rows))
+    return shape, rows
 
 
 def test_a_strip_has_a_cell_for_each_row_and_holes_are_marked():
     made = key((8, 3), (0, (0, 0), (3, 3), "here"), (1, (3, 0), (3, 3), "missing"), (2, (6, 0), (2, 3), "here"))
-    assert shard_map(made) == ["dim 0  [000...22]"]
+    assert shard_map(*made) == ["dim 0  [000...22]"]
 
 
 def test_long_dimensions_are_drawn_in_proportion_and_a_small_hole_is_seen():
     made = key((6400,), (0, (0,), (3200,), "here"), (1, (3201,), (3199,), "here"))
-    assert shard_map(made) == ["dim 0  [" + "0" * 32 + "." + "1" * 31 + "]"]
+    assert shard_map(*made) == ["dim 0  [" + "0" * 32 + "." + "1" * 31 + "]"]
 
 
 def test_a_replica_that_is_here_stands_for_one_that_is_not():
     made = key((4,), (0, (0,), (2,), "missing"), (2, (0,), (2,), "here"), (1, (2,), (2,), "here"))
-    assert shard_map(made) == ["dim 0  [2211]"]
+    assert shard_map(*made) == ["dim 0  [2211]"]
 
 
 def test_two_cut_dimensions_make_a_grid():
     quarters = [(r, (2 * (r // 2), 3 * (r % 2)), (2, 3), "here" if r != 3 else "missing") for r in range(4)]
-    assert shard_map(key((4, 6), *quarters)) == [
+    assert shard_map(*key((4, 6), *quarters)) == [
         "dim 0 down, dim 1 across", "[000111]", "[000111]", "[222...]", "[222...]",
     ]  # fmt: skip
 
 
 def test_many_shards_have_a_cell_each_and_what_is_whole_has_no_map():
     many = key((256,), *((r, (r,), (1,), "here" if r != 137 else "missing") for r in range(256)))
-    lines = shard_map(many)[1:]
+    lines = shard_map(*many)[1:]
     assert [len(line) for line in lines] == [66] * 4 and lines[2][1 + 137 - 128] == "."
     assert lines[0].startswith("[0123456789ab") and "#" in lines[0]
-    assert shard_map(key((4,), (0, (0,), (4,), "here"))) == shard_map(key(())) == []
+    assert shard_map(*key((4,), (0, (0,), (4,), "here"))) == shard_map(*key(())) == []
 
 
 def text(ck, *keys: str, screen: Screen = PIPE) -> list[str]:

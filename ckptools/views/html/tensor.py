@@ -1,0 +1,86 @@
+"""A tensor as HTML: what is known of it, which rank holds which part of it, and where each shard lies. No file is
+read for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from ckptools.contents.sharding import placement
+from ckptools.dtypes import ITEMSIZE
+from ckptools.model.regions import Box
+from ckptools.model.shown import ShardRow
+from ckptools.model.tensor import Shard, Tensor
+from ckptools.text import plural, size, spans
+from ckptools.views.html.page import MAX_ROWS, Page
+from ckptools.views.shard_map import shard_map
+from ckptools.views.tables import Column
+
+SHARD_COLUMNS = (
+    Column("rank", right=True),
+    Column("region"),
+    Column("size", right=True),
+    Column("file", name=True),
+    Column("record", name=True),
+    Column("offset", right=True),
+    Column("crc"),
+)
+FEW = 16
+"""Shards that are shown unfolded."""
+
+
+def tensor_html(tensor: Tensor) -> str:
+    """A tensor with a map of its shards, and a row for each of them."""
+    page = Page("to_dicts() of .shards")
+    page.line(repr(tensor))
+    if tensor.note:
+        page.line(tensor.note, "bad")
+    page.line(placement(tensor))
+    rows = [_row(shard, tensor.dtype) for shard in tensor.shards]
+    page.lines(shard_map(tensor.shape, [row if row.file else _owned(row, tensor) for row in rows]))
+    _remark(page, tensor)
+    shard_table(page, tensor.shards, tensor)
+    return page.html()
+
+
+def _remark(page: Page, tensor: Tensor) -> None:
+    """What the map does not say: whose bytes are not known here."""
+    ranks = {shard.rank for shard in tensor.shards if shard.rank is not None and not (shard.source or shard.item)}
+    if ranks and tensor.unread:
+        page.line(f"ranks {spans(ranks)}: their files were not read yet; the place of each is as other files tell it")
+    elif ranks:
+        page.line(f"MISSING: no file here holds the shards of rank{'s' if len(ranks) > 1 else ''} {spans(ranks)}")
+
+
+def shard_table(page: Page, shards: Sequence[Shard], tensor: Tensor | None = None) -> None:
+    """A row for each shard, of which the first are made."""
+    dtype = tensor.dtype if tensor is not None else ""
+    rows = [_cells(_row(shard, dtype), tensor) for shard in shards[:MAX_ROWS]]
+    page.table(plural(len(shards), "shard"), SHARD_COLUMNS, rows, len(shards), opened=len(shards) <= FEW)
+
+
+def _row(shard: Shard, dtype: str) -> ShardRow:
+    file, source = shard.source or shard.item, shard.source
+    dtype = dtype or (file.dtype if file else "")
+    crc = f"{source.crc:08x}" if source and source.crc else ""
+    path, record = str(file.path) if file else "", source.record if source else ""
+    offset = file.offset if file else None
+    nbytes = shard.box.numel * ITEMSIZE[dtype] if dtype else 0
+    status: Literal["here", "missing"] = "here" if file else "missing"
+    return ShardRow(shard.rank, *shard.box, status, path, record, offset, nbytes, crc, "")
+
+
+def _owned(row: ShardRow, tensor: Tensor) -> ShardRow:
+    """The row of a shard that is in none of the files that were read; on the map it is its rank's, until they were."""
+    return row._replace(status="here") if tensor.unread else row
+
+
+def _cells(row: ShardRow, tensor: Tensor | None) -> list[str]:
+    unread = "not read yet" if tensor is None or tensor.unread else "MISSING"
+    place = "" if row.offset is None else str(row.offset)
+    file = Path(row.file).name if row.file else unread
+    rank = "-" if row.rank is None else str(row.rank)
+    nbytes = size(row.bytes) if row.bytes or tensor is not None else "-"
+    return [rank, str(Box(row.offsets, row.sizes)), nbytes, file, row.record, place, row.crc]

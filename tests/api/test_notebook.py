@@ -1,0 +1,94 @@
+"""Everything that a user gets hold of shows itself: one line at a prompt, HTML in a notebook, records for pandas."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import ckptools
+from tests.truth import FIXTURES
+from tests.views.test_html import ALLOWED, Reader
+
+RUN = FIXTURES / "composer-0.13.5-torch1.13.1-sharded-w4"
+FILE = RUN / "ep0-ba5-rank0.pt"
+OBJECTS = FIXTURES / "foreign-objects"
+
+HELD: dict[str, Callable[[ckptools.Checkpoint], Any]] = {
+    "checkpoint": lambda ck: ck,
+    "sections": lambda ck: ck.sections,
+    "section": lambda ck: ck.sections[0],
+    "model": lambda ck: ck.model,
+    "tensor": lambda ck: ck.model["model.emb.weight"],
+    "shards": lambda ck: ck.model["model.emb.weight"].shards,
+    "shard": lambda ck: ck.model["model.emb.weight"].shards[0],
+    "tensor's figures": lambda ck: ck.model["model.emb.weight"].stats(),
+    "optimizers": lambda ck: ck.optimizers,
+    "optimizer": lambda ck: ck.optimizers["DecoupledAdamW"],
+    "optimizer's state": lambda ck: ck.optimizers["DecoupledAdamW"].state,
+    "state of a parameter": lambda ck: ck.optimizers["DecoupledAdamW"].state["model.emb.weight"],
+    "param groups": lambda ck: ck.optimizers["DecoupledAdamW"].param_groups,
+    "param group": lambda ck: ck.optimizers["DecoupledAdamW"].param_groups[0],
+    "schedulers": lambda ck: ck.schedulers,
+    "scheduler": lambda ck: ck.schedulers["LambdaLR"],
+    "files": lambda ck: ck.files,
+    "file": lambda ck: ck.files[0],
+    "step": lambda ck: ck.step,
+    "problems": lambda ck: broken().problems,
+    "problem": lambda ck: broken().problems[0],
+    "verification": lambda ck: ck.verify(),
+    "checks": lambda ck: ck.verify().checks,
+    "check": lambda ck: ck.verify().checks[0],
+    "verification of a broken one": lambda ck: broken().verify(),
+    "records": lambda ck: ck.records(),
+    "rows of records": lambda ck: ck.records().rows,
+    "key": lambda ck: ck.records().rows[0],
+    "show": lambda ck: ck.show("model.emb.weight", "rng"),
+    "slice": lambda ck: ck.show("model.emb.weight", values="0:2,:3"),
+    "stats": lambda ck: ck.stats(),
+    "moments": lambda ck: ck.moments(),
+    "dead rows": lambda ck: ck.dead_rows(),
+    "match": lambda ck: ck.match(FILE),
+    "diff": lambda ck: ckptools.diff(ck, ck, values=True),
+    "ls": lambda ck: ckptools.checkpoints_in(RUN),
+    "doctor": lambda ck: ckptools.doctor(FILE),
+    "dry run": lambda ck: ck.consolidate("model.safetensors", dry_run=True),
+}
+"""What users get hold of, and how."""
+
+NO_RECORDS = {"checkpoint", "step"}
+"""A checkpoint has `records()`, which is here too; of a fact nobody makes a table."""
+
+
+def broken() -> ckptools.Checkpoint:
+    return ckptools.open(FIXTURES / "torch1.13.1-fsdp1-sharded-w3" / "rank0.pt", only_this_file=True, all_ranks=True)
+
+
+@pytest.fixture(scope="module")
+def ck() -> Iterator[ckptools.Checkpoint]:
+    with ckptools.open(FILE) as opened:
+        yield opened
+
+
+def records(value: Any) -> Any:
+    return value.to_dicts() if hasattr(value, "to_dicts") else value.to_dict()
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_it_says_what_it_is_in_a_line(ck, name):
+    line = repr(HELD[name](ck))
+    assert line.isprintable() and 0 < len(line) <= 120
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_it_is_html_without_a_script(ck, name):
+    page = Reader(HELD[name](ck)._repr_html_())
+    assert set(page.tags) <= ALLOWED and page.attributes <= {"class", "open"} and page.open == []
+
+
+@pytest.mark.parametrize("name", [name for name in HELD if name not in NO_RECORDS])
+def test_its_records_are_plain_data(ck, name):
+    found = records(HELD[name](ck))
+    assert found and json.loads(json.dumps(found)) == found
