@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from threading import Event, local
 
-from ckptools.consolidate.output import write_at
 from ckptools.consolidate.plan import Job
 from ckptools.consolidate.source_records import Piece, SourceRecords
 from ckptools.errors import CkptoolsError, ReadError, WriteError
 from ckptools.files.opening import OpenFiles
+from ckptools.files.partial_files import write_at
 from ckptools.tensor_io.byte_plan import Band, Copy
 from ckptools.tensor_io.checksums import combine, crc32
 from ckptools.tensor_io.finite import has_nonfinite

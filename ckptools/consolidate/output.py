@@ -1,20 +1,14 @@
-"""Output files, and folders of them, that appear whole or not at all.
-
-Each is written under a temporary name beside its place, synced, and renamed last; on any error or interrupt what is
-temporary is removed. A killed process may leave it behind, but never under the final name.
-"""
+"""Where an output may go: what it must not overwrite, the room that it needs, and that its source is still the same."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-import secrets
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from ckptools.errors import NoSpaceError, OutputExistsError, ReadError, UsageError, WriteError
+from ckptools.errors import NoSpaceError, OutputExistsError, ReadError, UsageError
 from ckptools.formats.shared.rank_names import parse
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.values import describe_for_error
@@ -119,155 +113,3 @@ def check_unchanged(checkpoint: Checkpoint) -> None:
         if (now.st_size, now.st_mtime) != (file.nbytes, file.modified):
             what = f"{file.nbytes} bytes then, {now.st_size} now" if now.st_size != file.nbytes else "it was written to"
             raise ReadError(file.path, f"changed since it was opened: {what}; nothing was written")
-
-
-def write_at(descriptor: int, offset: int, data: bytes | memoryview) -> None:
-    """Write all of `data` at `offset`, however few bytes the system takes at once."""
-    done = 0
-    while done < len(data):
-        done += os.pwrite(descriptor, data[done:], offset + done)
-
-
-class PartialFiles:
-    """Output files and folders under temporary names, until `publish` gives them their own.
-
-    Used in a `with` block, which removes what was not published, also when an interrupt comes at any moment: a name
-    is noted before anything is made under it.
-    """
-
-    def __init__(self) -> None:
-        self._pairs: list[tuple[Path, Path]] = []
-        self._folders: dict[Path, Path] = {}
-        self._made: list[Path] = []
-        self._replaced: dict[Path, Path] = {}
-        self._descriptors: list[int] = []
-
-    def make_folder(self, path: Path) -> None:
-        """Make the folder that the output files will be in; it goes again if they do not come.
-
-        Raises:
-            WriteError: the disk does not let us.
-        """
-        self._made.append(path)
-        try:
-            path.mkdir()
-        except OSError as error:
-            raise WriteError(path, f"cannot be created: {(error.strerror or '').lower()}") from error
-
-    def create_folder(self, path: Path) -> None:
-        """Make a folder that will be called `path`; files created in `path` from now on are in it.
-
-        Raises:
-            WriteError: the disk does not let us.
-        """
-        partial = self._folders[path] = _hidden(path, "partial")
-        try:
-            partial.mkdir()
-        except OSError as error:
-            raise WriteError(path, f"cannot be created: {(error.strerror or '').lower()}") from error
-
-    def create(self, path: Path, size: int) -> int:
-        """Make a file of `size` bytes that will be called `path`; return its descriptor.
-
-        Raises:
-            WriteError: the disk does not let us.
-        """
-        folder = self._folders.get(path.parent)
-        partial = _hidden(path, "partial") if folder is None else folder / path.name
-        if folder is None:
-            self._pairs.append((partial, path))
-        try:
-            descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o666)
-            self._descriptors.append(descriptor)
-            os.ftruncate(descriptor, size)
-        except OSError as error:
-            raise WriteError(path, f"cannot be created: {(error.strerror or '').lower()}") from error
-        return descriptor
-
-    def place(self, path: Path) -> Path:
-        """Where the file is now that will be called `path`."""
-        folder = self._folders.get(path.parent)
-        return next(p for p, final in self._pairs if final == path) if folder is None else folder / path.name
-
-    def add_text(self, path: Path, text: str) -> None:
-        """Add a small file; it gets its name after the ones before it."""
-        descriptor, data = self.create(path, 0), text.encode("utf-8")
-        while data:
-            data = data[os.write(descriptor, data) :]
-
-    def publish(self) -> None:
-        """Sync every file, then give each its name, folders first and then in order, then sync what they are in.
-
-        Raises:
-            WriteError: a disk failed; nothing has got its name that was not whole.
-        """
-        try:
-            for descriptor in self._descriptors:
-                os.fsync(descriptor)
-            self._close()
-            for path, partial in self._folders.items():
-                _sync_folder(partial)
-                self._replace_folder(partial, path)
-            for partial, path in self._pairs:
-                partial.replace(path)
-            above = {path.parent for path in (*self._folders, *(p for _, p in self._pairs))}
-            self._pairs = []
-            for folder in above:
-                _sync_folder(folder)
-        except OSError as error:
-            raise WriteError(None, f"output could not be finished: {(error.strerror or '').lower()}") from error
-
-    def _replace_folder(self, partial: Path, path: Path) -> None:
-        """Give a folder its name. One that has it steps aside until then, and `discard` removes it or puts it back."""
-        if path.exists():
-            aside = self._replaced[path] = _hidden(path, "replaced")
-            path.rename(aside)
-        partial.rename(path)
-
-    def discard(self) -> None:
-        """Remove what has not got its name, and what was replaced."""
-        self._close()
-        for path, aside in self._replaced.items():
-            _put_back(aside, path)
-            shutil.rmtree(aside, ignore_errors=True)
-        for partial in self._folders.values():
-            shutil.rmtree(partial, ignore_errors=True)
-        for partial, _ in self._pairs:
-            partial.unlink(missing_ok=True)
-        for folder in self._made:
-            with contextlib.suppress(OSError):
-                folder.rmdir()  # only while it is empty
-        self._pairs, self._folders, self._replaced, self._made = [], {}, {}, []
-
-    def _close(self) -> None:
-        while self._descriptors:
-            os.close(self._descriptors.pop())
-
-    def __enter__(self) -> PartialFiles:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.discard()
-
-
-def _put_back(aside: Path, path: Path) -> None:
-    """Give a folder that stepped aside its name again, unless another one has it by now."""
-    if path.exists() or not aside.exists():
-        return
-    try:
-        aside.rename(path)
-    except OSError as error:
-        raise WriteError(path, f"could not be put back; what it held is in {aside}") from error
-
-
-def _hidden(path: Path, why: str) -> Path:
-    """A free name beside `path`."""
-    return path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}.{why}")
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

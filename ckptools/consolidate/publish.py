@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ckptools.consolidate.execute import Executor, Progress
-from ckptools.consolidate.output import PartialFiles, check_unchanged
+from ckptools.consolidate.output import check_unchanged
 from ckptools.consolidate.writers.layout import Layout
 from ckptools.errors import WriteError
 from ckptools.files.opening import OpenFiles
+from ckptools.files.partial_files import PartialFiles
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.tensor_io.records import Record
 

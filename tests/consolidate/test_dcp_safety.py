@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 
 import ckptools
 from ckptools.cli import app
-from ckptools.consolidate.output import PartialFiles
 from ckptools.consolidate.writers import dcp as writer
 from ckptools.errors import NoSpaceError, OutputExistsError, ReadError, RefusedError, UsageError, WriteError
+from ckptools.files.partial_files import PartialFiles
 from tests.consolidate.test_refusals import LIMITED, flip
 from tests.truth import FIXTURES
 

@@ -18,9 +18,10 @@ from ckptools.checks.difference.tensor_digests import sha256_of
 from ckptools.checks.difference.tensor_rows import is_sha256
 from ckptools.contents.value_digests import Content
 from ckptools.dtypes import ITEMSIZE
-from ckptools.errors import OutputExistsError, ReadError, WriteError
+from ckptools.errors import ReadError
 from ckptools.files.json_file import read_json
 from ckptools.files.opening import File, OpenFiles
+from ckptools.files.partial_files import check_place_of_file, write_text
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.difference import SUBJECTS, Side
 from ckptools.tensor_io.threads import in_threads
@@ -57,10 +58,10 @@ def write_digest_file(
 
     Raises:
         OutputExistsError: the file is there, and `force` was not asked for.
+        UsageError: there is no folder for it.
         WriteError: it cannot be written.
     """
-    if out.exists() and not force:
-        raise OutputExistsError(out, "is already there; --force overwrites it")
+    check_place_of_file(out, force)
     with OpenFiles() as files:
         contents = contents_of(ck, files)
         held = list(contents.tensors.values())
@@ -69,19 +70,8 @@ def write_digest_file(
     for one, text in zip(held, digests, strict=True):
         sha256, problem = (text, "") if is_sha256(text) else ("", text)
         contents.tensors[one.identity] = one._replace(sha256=sha256, problem=problem, tensor=None)
-    _write(out, _json(contents))
+    write_text(out, _json(contents), force)
     return contents
-
-
-def _write(out: Path, text: str) -> None:
-    """Write a text under another name first, so that nothing half-written looks finished."""
-    partial = out.with_name(f".{out.name}.partial")
-    try:
-        partial.write_text(text, "utf-8")
-        partial.replace(out)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise WriteError(out, f"cannot write: {(error.strerror or '').lower()}") from error
 
 
 def _json(contents: Contents) -> str:

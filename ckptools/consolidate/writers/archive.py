@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from ckptools.consolidate.output import write_at
+from ckptools.files.partial_files import write_at
 from ckptools.files.zip_archive import CENTRAL, EOCD, EOCD64, EOCD64_LOCATOR, LOCAL, MAX_32
 from ckptools.tensor_io.checksums import crc32
 

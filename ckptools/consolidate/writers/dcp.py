@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ckptools.consolidate.output import write_at
 from ckptools.consolidate.plan import Job, row_pieces
 from ckptools.consolidate.selection import Selection
 from ckptools.consolidate.writers.dcp_metadata import FILE_NAME, Entry, ItemPlace, metadata
@@ -24,6 +23,7 @@ from ckptools.consolidate.writers.dcp_tree import Leaf, arrange
 from ckptools.consolidate.writers.layout import Layout, ReadBack, ReadTensor, WriteOptions, output_dtype, quoted
 from ckptools.consolidate.writers.pt import Packed, pack
 from ckptools.dtypes import ITEMSIZE
+from ckptools.files.partial_files import write_at
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Tensor
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from ckptools.consolidate.output import write_at
 from ckptools.consolidate.plan import Job
 from ckptools.consolidate.selection import Selection
 from ckptools.consolidate.writers.layout import (
@@ -30,6 +29,7 @@ from ckptools.consolidate.writers.layout import (
 from ckptools.consolidate.writers.sidecar import values_json
 from ckptools.dtypes import ITEMSIZE, SAFETENSORS
 from ckptools.errors import RefusedError
+from ckptools.files.partial_files import write_at
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import fqn_of, tensors_in
 
