@@ -211,6 +211,7 @@ class Checkpoint(StatisticsMethods, checkpoint_data.Checkpoint):
 
         Raises:
             OutputExistsError: the file is there.
+            UsageError: there is no folder for it.
             WriteError: it cannot be written.
         """
         from ckptools.checks.difference.digest_file import write_digest_file

@@ -83,4 +83,5 @@ def _equal_for_some(states: Mapping[str, Prints]) -> Iterator[Problem]:
                     streams.setdefault(tuple(members), []).append(f"{stream} state ({fingerprint})")
     for ranks, same in streams.items():
         text = f"ranks {first_few(ranks)} have the same {', '.join(same)}, other ranks have their own"
-        yield Problem(Code.RNG_STATES_EQUAL, f"{text}; a file may have been copied, or restored on the wrong rank")
+        why = f"{text}; a file may have been copied, or restored on the wrong rank"
+        yield Problem(Code.RNG_STATES_EQUAL, why, ranks=ranks)

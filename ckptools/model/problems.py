@@ -87,6 +87,7 @@ class Problem:
         tensor: fqn of the tensor it is about.
         severity: as the kind has it, unless this one is more or less grave.
         files: names of files that it is about, also of those that the message only counts.
+        ranks: ranks that it is about, where they are several; also those that the message only counts.
     """
 
     kind: Code
@@ -95,6 +96,7 @@ class Problem:
     tensor: str | None = None
     severity: Severity = None  # type: ignore[assignment]  # from here on, as the kind has it
     files: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.severity:
@@ -115,6 +117,11 @@ class Problem:
 
     def _told(self) -> str:
         return f"{self.severity} {self}"
+
+    @property
+    def all_ranks(self) -> tuple[int, ...]:
+        """Every rank that it is about; none where it is about no rank's own files."""
+        return self.ranks or (() if self.rank is None else (self.rank,))
 
     def __str__(self) -> str:
         where = [f"rank {self.rank}"] if self.rank is not None else []

@@ -394,7 +394,7 @@ FAULTS = (
         "formats/test_deepspeed_files.py formats/test_deepspeed.py",
         ("if sum(here) != wanted or here != lengths:", "if sum(here) != wanted:"),
         ("if sum(here) != wanted or here != lengths:", "if here != lengths:"),
-        ("if optim.counts != counts), None)", "if False), None)"),
+        ("if optim.counts != counts)", "if False)"),
         ("if len(optim.slots) not in (0, groups)), None)", "if False), None)"),
     ),
     *_in(

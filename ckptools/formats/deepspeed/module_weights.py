@@ -95,10 +95,10 @@ def differing_buffers(modules: Sequence[tuple[int, Mapping[str, Any]]]) -> Itera
     for fqn, value in module.items():
         mine = stated_checksum(value, whole=True)
         others = ((rank, stated_checksum(other.get(fqn), whole=True)) for rank, other in modules[1:])
-        odd = next((rank for rank, crc in others if mine and crc and crc != mine), None)
-        if odd is not None:
+        odd = tuple(rank for rank, crc in others if mine and crc and crc != mine)
+        if odd:
             text = f"differs between ranks; rank {first}'s copy is taken, the only one that stages 0 to 2 save"
-            yield Problem(Code.COPIES_DIFFER, text, odd, f"model.{fqn}", severity="warning")
+            yield Problem(Code.COPIES_DIFFER, text, odd[0], f"model.{fqn}", severity="warning", ranks=odd)
 
 
 def mismatched_shapes(model: ModelStates, shapes: Mapping[str, Ints], sharded: bool) -> Iterator[Problem]:

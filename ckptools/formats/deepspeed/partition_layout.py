@@ -125,10 +125,10 @@ def _worlds(layout: PartitionLayout, optims: Mapping[int, OptimStates]) -> bool:
     first = min(optims)
     counts = optims[first].counts
     layout.world = max(counts)
-    odd = next((dp for dp, optim in sorted(optims.items()) if optim.counts != counts), None)
-    if odd is not None:
-        text = f"partition_count {optims[odd].counts}, rank {first} has {counts}; the files are not of one run"
-        layout.problems.append(Problem(Code.WORLD_SIZES_DISAGREE, text, odd))
+    odd = tuple(dp for dp, optim in sorted(optims.items()) if optim.counts != counts)
+    if odd:
+        text = f"partition_count {optims[odd[0]].counts}, rank {first} has {counts}; the files are not of one run"
+        layout.problems.append(Problem(Code.WORLD_SIZES_DISAGREE, text, odd[0], ranks=odd))
     if layout.world > MAX_WORLD:
         text = f"partition_count {layout.world} is more than any cluster has"
         layout.problems.append(Problem(Code.WORLD_SIZES_DISAGREE, text, first))

@@ -156,7 +156,7 @@ class Model:
         odd = minority_ranks([(self.grid.rank(at), value) for at, value in held], same_value)
         if odd:
             text = f"rank {first_few(odd)} has another value than the others"
-            self.problems.append(Problem(Code.COPIES_DIFFER, text, None, path))
+            self.problems.append(Problem(Code.COPIES_DIFFER, text, None, path, ranks=tuple(odd)))
         return held[0][1]
 
     def with_tied_head(self, whole: dict[str, Any]) -> dict[str, Any]:

@@ -198,7 +198,7 @@ def _disagreement(ranked: Ranked, path: KeyPath) -> Problem:
     differing = _either_way(usual, value)
     assert differing is not None
     text = f"{differing[0]}, rank {usual_rank} has {differing[1]}; the ranks are not of one run"
-    return Problem(Code.LAYOUT_DISAGREES, text, rank, fqn_of(path))
+    return Problem(Code.LAYOUT_DISAGREES, text, rank, fqn_of(path), ranks=tuple(odd))
 
 
 def _either_way(a: Any, b: Any) -> tuple[str, str] | None:

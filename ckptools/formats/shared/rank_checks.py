@@ -137,13 +137,13 @@ def _check_values(differing: Mapping[KeyPath, Sequence[int]], shared: Shared) ->
         listed = first_few(ranks)
         if counts_steps(path):
             text = f"differs between ranks (rank {listed} from the others); they are not of one step"
-            yield Problem(Code.MIXED_SAVES, text, None, fqn_of(path))
+            yield Problem(Code.MIXED_SAVES, text, None, fqn_of(path), ranks=tuple(ranks))
         elif path[-1:] and path[-1] in RUN_NAMES:
             text = f"differs between ranks (rank {listed} from the others); they are not of one run"
-            yield Problem(Code.MIXED_SAVES, text, None, fqn_of(path))
+            yield Problem(Code.MIXED_SAVES, text, None, fqn_of(path), ranks=tuple(ranks))
         elif shared.holds(path):
             text = f"rank {listed} has another value than the others"
-            yield Problem(Code.COPIES_DIFFER, text, None, fqn_of(path))
+            yield Problem(Code.COPIES_DIFFER, text, None, fqn_of(path), ranks=tuple(ranks))
 
 
 def check_gathered_rng(sections: Sequence[Section], differing: Mapping[KeyPath, Sequence[int]]) -> Iterator[Problem]:

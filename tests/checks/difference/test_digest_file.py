@@ -11,7 +11,7 @@ import torch
 from jsonschema import Draft202012Validator
 
 import ckptools
-from ckptools.errors import OutputExistsError, ReadError, WriteError
+from ckptools.errors import OutputExistsError, ReadError, UsageError
 from ckptools.views.answers import SCHEMAS
 from tests.checks.difference.test_compare import SHARDED, copied, saved, state, subject
 from tests.truth import FIXTURES
@@ -91,7 +91,7 @@ def test_a_file_that_is_there_is_not_overwritten_unless_told(digests):
 
 
 def test_where_nothing_can_be_written_nothing_is_left(tmp_path):
-    with pytest.raises(WriteError, match="cannot write"):
+    with pytest.raises(UsageError, match="there is no folder"):
         ckptools.open(SHARDED).write_digests(tmp_path / "nowhere" / "x.json")
     assert list(tmp_path.iterdir()) == []
 

@@ -1,0 +1,195 @@
+"""The rank map: a cell for each rank, which tells by letter and colour what is wrong with the rank's files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal, NamedTuple
+
+from ckptools.model.checkpoint import Checkpoint, RankFile
+from ckptools.model.problems import Code, Problem
+from ckptools.text import few, plural, size, spans
+from ckptools.views.pictures.drawing import CHARACTER, Key, Rect, label, legend, letter_of, marks, name_text, rect, svg
+from ckptools.views.pictures.picture import Picture
+
+ACROSS = 32
+"""Cells of a row."""
+
+MAX_CELLS = 4096
+"""Cells that are drawn; text and count tell of the others too."""
+
+State = Literal["fine", "looked at", "other", "odd", "step", "cut", "missing"]
+"""From the least grave to the gravest: where several things are wrong with a rank, the last of these is shown."""
+
+STATES: dict[State, Key] = {
+    "fine": Key("sky", "", "read, no problem names it"),
+    "looked at": Key("pale", "?", "here, not read"),
+    "other": Key("orange", "!", "another problem"),
+    "odd": Key("yellow", "O", "odd one out"),
+    "step": Key("purple", "S", "other step or save"),
+    "cut": Key("bad", "C", "cut, damaged or unreadable"),
+    "missing": Key("paper edge dash", "M", "missing"),
+}
+
+OF_CODE: dict[Code, State] = {
+    Code.FILE_MISSING: "missing",
+    Code.FILE_CUT: "cut",
+    Code.FILE_UNREADABLE: "cut",
+    Code.BAD_CHECKSUM: "cut",
+    Code.VALUE_LOST: "cut",
+    Code.MIXED_SAVES: "step",
+    Code.LAYOUT_DISAGREES: "odd",
+    Code.COPIES_DIFFER: "odd",
+    Code.WORLD_SIZES_DISAGREE: "odd",
+    Code.ODD_FILE_SIZE: "odd",
+    Code.NAME_CONTRADICTS: "odd",
+    Code.STRAY_FILE: "odd",
+    Code.METADATA_CONTRADICTS: "odd",
+}
+"""What a problem makes of the ranks that it names; of any other code `other`."""
+
+
+class RankCell(NamedTuple):
+    """What is known of the files of one rank.
+
+    Attributes:
+        rank: the rank; None for a file that is no rank's.
+        state: the gravest thing that is wrong with it.
+        words: what a pointer over its cell shows.
+    """
+
+    rank: int | None
+    state: State
+    words: str
+
+
+def rank_cells(ck: Checkpoint, problems: Iterable[Problem] | None = None) -> tuple[RankCell, ...]:
+    """A cell for each rank in order, then one for each file that is no rank's and is not fine.
+
+    Where no file is a rank's, every file has one.
+
+    Args:
+        ck: the checkpoint.
+        problems: what is wrong with it, as `verify` found; None for what opening it told.
+    """
+    found = _problems_by_rank(ck.problems if problems is None else problems)
+    by_rank: dict[int, list[RankFile]] = {rank: [] for rank in found}
+    for file in ck.files:
+        if file.rank is not None:
+            by_rank.setdefault(file.rank, []).append(file)
+    read = ck.all_ranks or ck.compared
+    cells = [_cell(rank, by_rank[rank], found.get(rank, ()), read) for rank in sorted(by_rank)]
+    others = (_cell(None, [file], (), read) for file in ck.files if file.rank is None)
+    return (*cells, *(cell for cell in others if not by_rank or cell.state not in ("fine", "looked at")))
+
+
+def _problems_by_rank(problems: Iterable[Problem]) -> dict[int, list[Problem]]:
+    found: dict[int, list[Problem]] = {}
+    for problem in problems:
+        for rank in problem.all_ranks if problem.severity != "note" else ():
+            found.setdefault(rank, []).append(problem)
+    return found
+
+
+def _cell(rank: int | None, files: Sequence[RankFile], problems: Sequence[Problem], read: bool) -> RankCell:
+    states: list[State] = [OF_CODE.get(problem.kind, "other") for problem in problems]
+    states += [_state(file, read) for file in files]
+    worst = max(states, key=list(STATES).index)
+    whose = f"rank {rank}" if rank is not None else name_text(files[0].path.name)
+    here = [file for file in files if file.status != "missing"]
+    held = f"{plural(len(here), 'file')}, {size(sum(file.nbytes for file in here))}" if here else "no file"
+    codes = dict.fromkeys(problem.code for problem in problems)
+    return RankCell(rank, worst, f"{whose}: {STATES[worst].means}; {held}" + (f"; {', '.join(codes)}" if codes else ""))
+
+
+def _state(file: RankFile, read: bool) -> State:
+    if file.status in ("cut", "bad"):
+        return "cut"
+    if file.status == "missing":
+        return "missing"
+    return "fine" if read or file.status == "read" else "looked at"
+
+
+def rank_map(ck: Checkpoint, problems: Iterable[Problem] | None = None) -> Picture:
+    """Draw a cell for each rank of a checkpoint: whole, missing, cut, odd one out, of another step.
+
+    Args:
+        ck: the checkpoint.
+        problems: what is wrong with it, as `verify` found; None for what opening it told.
+    """
+    known = tuple(ck.problems if problems is None else problems)
+    cells = rank_cells(ck, known)
+    title = f"{_whose(cells)} of {name_text(ck.name)}"
+    text = "\n".join(_words(title, cells, known))
+    drawn, height = _drawn(cells)
+    return Picture(title, svg(title, text, drawn, height), text)
+
+
+def _whose(cells: Sequence[RankCell]) -> str:
+    ranks = sum(cell.rank is not None for cell in cells)
+    return plural(ranks, "rank") if ranks else plural(len(cells), "file")
+
+
+# -- in words ----------------------------------------------------------------------------------------------------
+
+
+def _words(title: str, cells: Sequence[RankCell], problems: Iterable[Problem]) -> Iterator[str]:
+    """A line for each state that some rank has, the gravest last; and how many problems no cell can show."""
+    yield title
+    for state, key in STATES.items():
+        ranks = [cell.rank for cell in cells if cell.state == state and cell.rank is not None]
+        names = [cell.words.partition(":")[0] for cell in cells if cell.state == state and cell.rank is None]
+        if ranks:
+            yield f"{key.means}: {plural(len(ranks), 'rank')}: {spans(ranks)}"
+        if names:
+            yield f"{key.means}: {plural(len(names), 'file')} of no rank: {few(names)}"
+    loose = [problem.code for problem in problems if not problem.all_ranks and problem.severity != "note"]
+    if loose:
+        yield f"no cell shows {plural(len(loose), 'problem')} that name no rank: {few(list(dict.fromkeys(loose)))}"
+
+
+# -- drawn -------------------------------------------------------------------------------------------------------
+
+ROW_LABEL = 36.0
+CELL = Rect(0, 0, 20, 20)
+
+
+def places(count: int) -> list[Rect]:
+    """Where each of so many cells is: `ACROSS` in a row, side by side without gaps."""
+    return [CELL._replace(x=ROW_LABEL + n % ACROSS * CELL.width, y=n // ACROSS * CELL.height) for n in range(count)]
+
+
+def _drawn(cells: Sequence[RankCell]) -> tuple[list[str], float]:
+    """The elements, and how high they are together."""
+    ranked = [cell for cell in cells if cell.rank is not None][:MAX_CELLS]
+    others = [cell for cell in cells if cell.rank is None][: MAX_CELLS - len(ranked)]
+    parts, y = [], 0.0
+    for block, name in ((ranked, ""), (others, "files of no rank")):
+        if block and name:
+            parts.append(label(0, y + 14, name, "faint"))
+            y += 22
+        parts += _block(block, y)
+        y += -(-len(block) // ACROSS) * CELL.height + (10 if block else 0)
+    left = len(cells) - len(ranked) - len(others)
+    if left:
+        parts.append(label(0, y + 11, f"{left} more are not drawn; the text tells of all", "ink"))
+        y += 20
+    states = {cell.state for cell in cells}
+    keys, bottom = legend([key for state, key in STATES.items() if state in states], y + 4)
+    return [*parts, keys], bottom
+
+
+def _block(cells: Sequence[RankCell], top: float) -> Iterator[str]:
+    """The rows of some cells; the letters of a row are one element, for thousands would double the size."""
+    placed = [(cell, at._replace(y=at.y + top).inset(2)) for cell, at in zip(cells, places(len(cells)), strict=True)]
+    for start in range(0, len(placed), ACROSS):
+        row = placed[start : start + ACROSS]
+        (first, at), shown = row[0], [(at, STATES[cell.state]) for cell, at in row]
+        yield _row_label(first.rank, at.y)
+        yield from (rect(at, STATES[cell.state].kind, cell.words) for cell, at in row)
+        for kind in ("on", "ink"):
+            yield marks(((at, key.letter) for at, key in shown if letter_of(key) == kind), kind)
+
+
+def _row_label(rank: int | None, y: float) -> str:
+    text = "" if rank is None else str(rank)
+    return label(ROW_LABEL - 6, y + 13, text, "faint", "end") if len(text) * CHARACTER < ROW_LABEL else ""

@@ -1,0 +1,230 @@
+"""The layout of a tensor: which rank holds which part of it, to scale, with what no file holds.
+
+One cut dimension makes a strip, two make a grid; each copy of a piece has a strip or grid of its own below the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from ckptools.model.regions import Box, Ints
+from ckptools.model.shown import ShardRow
+from ckptools.model.tensor import Tensor
+from ckptools.text import plural
+from ckptools.views.pictures.drawing import (
+    CHARACTER,
+    WIDTH,
+    Key,
+    Rect,
+    hatched,
+    label,
+    legend,
+    mark,
+    name_text,
+    rect,
+    svg,
+)  # fmt: skip
+from ckptools.views.pictures.picture import Picture
+from ckptools.views.pictures.tensor_pieces import Held, Layout, layout_of, layout_words
+
+ACROSS = 32
+"""Pieces of a strip before it goes on in another line."""
+
+MAX_RECTS = 4096
+"""Rectangles of a picture; copies, and then pieces, beyond them are told in words alone."""
+
+MAX_COPIES = 8
+MAX_HOLES = 64
+STRIP, GRID = 22.0, 200.0
+"""How high a line of a strip is, and a grid."""
+
+FLAT = "more than two dimensions are cut: pieces in order of their places, as wide as they have elements"
+
+
+def tensor_layout(tensor: Tensor, name: str = "", rows: Iterable[ShardRow] | None = None) -> Picture:
+    """Draw who holds which part of a tensor, every copy of it, and what no file that was read holds.
+
+    Args:
+        tensor: the tensor.
+        name: what it is called.
+        rows: its shards, as `ckptools.contents.shards.shard_rows` finds them by looking into the files; None to go by
+            what the tensor itself tells, without reading anything.
+    """
+    layout = layout_of(tensor, rows)
+    title = f"layout of {name_text(name)}" if name else "layout of a tensor"
+    text = "\n".join([title, *layout_words(layout)])
+    drawn, height = _drawn(layout)
+    return Picture(title, svg(title, text, drawn, height), text)
+
+
+# -- drawn -------------------------------------------------------------------------------------------------------
+
+
+def scaled(start: int, length: int, whole: int, room: float) -> tuple[float, float]:
+    """Where a run of indices of a dimension lies in some room, and how much of it that takes."""
+    return start / whole * room, length / whole * room
+
+
+def strip_cells(start: int, length: int, whole: int, lines: int) -> Iterator[tuple[int, float, float]]:
+    """Where a run lies in a strip of so many lines: `(line, x, width)` for each line that holds some of it.
+
+    A line holds the same number of elements as any other, but for the last.
+    """
+    each = -(-whole // lines)
+    while length > 0:
+        at, first = divmod(start, each)
+        taken = min(length, each - first)
+        yield at, first / each * WIDTH, taken / each * WIDTH
+        start, length = start + taken, length - taken
+
+
+def box_rects(box: Box, shape: Ints, cut: Ints, lines: int) -> Iterator[Rect]:
+    """The rectangles that a box takes of one strip or grid; those of boxes that cover a tensor cover it all.
+
+    Args:
+        box: a region of the tensor.
+        shape: sizes of the tensor.
+        cut: the dimensions that are shown: none, one or two of them.
+        lines: into how many lines a strip is laid.
+    """
+    if not cut:
+        yield Rect(0, 0, WIDTH, STRIP)
+    elif len(cut) == 1:
+        run = box.offsets[cut[0]], box.sizes[cut[0]]
+        for at, x, width in strip_cells(*run, shape[cut[0]], lines):
+            yield Rect(x, at * STRIP, width, STRIP)
+    else:
+        y, height = scaled(box.offsets[cut[0]], box.sizes[cut[0]], shape[cut[0]], GRID)
+        x, width = scaled(box.offsets[cut[1]], box.sizes[cut[1]], shape[cut[1]], WIDTH)
+        yield Rect(x, y, width, height)
+
+
+class _Panel(NamedTuple):
+    """The strip or grid of one copy of a tensor: which region of it lies where.
+
+    Attributes:
+        shape: sizes of what is drawn; of a tensor that is cut in many dimensions one run of all its elements.
+        cut: the dimensions that are shown.
+        lines: into how many lines a strip is laid.
+        places: where each piece is in it.
+        holes: where nothing is.
+        flat: whether pieces lie in their order, and not where they belong.
+    """
+
+    shape: Ints
+    cut: Ints
+    lines: int
+    places: dict[Box, Box]
+    holes: tuple[Box, ...]
+    flat: bool
+
+    @property
+    def height(self) -> float:
+        return GRID if len(self.cut) == 2 else self.lines * STRIP
+
+    def rects(self, box: Box, top: float) -> Iterator[Rect]:
+        """Where a region is drawn, in a panel that begins at `top`."""
+        for at in box_rects(box, self.shape, self.cut, self.lines):
+            yield at._replace(y=at.y + top)
+
+
+def _panel(layout: Layout) -> _Panel:
+    cut, gaps = layout.cut, layout.cover.gaps[:MAX_HOLES] if layout.cover else ()
+    lines = max(1, -(-len(layout.pieces) // ACROSS)) if len(cut) == 1 or len(cut) > 2 else 1
+    if len(cut) <= 2:
+        return _Panel(layout.tensor.shape, cut, lines, {p.box: p.box for p in layout.pieces}, gaps, False)
+    # Pieces that are here, then holes: no order of one dimension says how boxes of three lie to each other.
+    sizes = [(p.box, p.box.numel) for p in layout.pieces] + [
+        (gap, gap.numel) for gap in gaps if gap not in {p.box for p in layout.pieces}
+    ]
+    starts, at = {}, 0
+    for box, numel in sizes:
+        starts[box] = Box((at,), (numel,))
+        at += numel
+    places = {p.box: starts[p.box] for p in layout.pieces}
+    return _Panel((at,), (0,), lines, places, tuple(starts[g] for g in gaps if g not in places), True)
+
+
+def _drawn(layout: Layout) -> tuple[list[str], float]:
+    """The elements, and how high they are together."""
+    facts = [line for line in list(layout_words(layout)) if not line.startswith("  ")]
+    lines = [part for fact in facts for part in _lines(fact)]
+    parts = [label(0, 12 + 16 * n, line, _tone(line)) for n, line in enumerate(lines)]
+    y = 16.0 * len(lines) + 8
+    if not layout.tensor.numel or not (layout.pieces or (layout.cover and layout.cover.gaps)):
+        parts.append(rect(Rect(0, y, WIDTH, STRIP), "edge dash"))
+        return parts, y + STRIP
+    panel = _panel(layout)
+    if panel.cut:
+        parts.append(label(0, y + 10, _axis(layout, panel), "faint"))
+        y += 16
+    drawn = _copies_drawn(layout, panel)
+    for copy in range(drawn):
+        parts += _panel_parts(layout, panel, copy, y)
+        y += panel.height + (6 if len(panel.cut) == 2 or panel.lines > 1 else 0)
+    if len(layout.pieces) > MAX_RECTS:
+        parts.append(label(0, y + 14, f"{len(layout.pieces) - MAX_RECTS} more pieces are not drawn", "ink"))
+        y += 20
+    if layout.copies > drawn:
+        parts.append(label(0, y + 14, f"{plural(layout.copies - drawn, 'more copy', 'more copies')} of each", "ink"))
+        y += 20
+    keys, bottom = legend(_keys(layout, panel), y + 8)
+    return [*parts, keys], bottom
+
+
+def _tone(line: str) -> str:
+    return "ink" if line[:5].isupper() else "faint"
+
+
+def _lines(text: str) -> list[str]:
+    """A fact in at most two lines of the picture."""
+    room = int(WIDTH / CHARACTER)
+    return [text] if len(text) <= room else [text[:room], name_text(text[room:], room)]
+
+
+def _axis(layout: Layout, panel: _Panel) -> str:
+    if panel.flat:
+        return FLAT
+    dims = [f"dim {d} (0:{layout.tensor.shape[d]})" for d in panel.cut]
+    if len(dims) == 2:
+        return f"{dims[0]} down, {dims[1]} across"
+    return f"{dims[0]} from left to right" + (f", in {panel.lines} lines" if panel.lines > 1 else "")
+
+
+def _copies_drawn(layout: Layout, panel: _Panel) -> int:
+    """How many copies have a strip or grid of their own."""
+    most = MAX_COPIES if panel.lines == 1 and len(panel.cut) < 2 else 4
+    return max(1, min(layout.copies, most, MAX_RECTS // max(1, len(layout.pieces))))
+
+
+def _panel_parts(layout: Layout, panel: _Panel, copy: int, top: float) -> Iterator[str]:
+    """The holes, in the first panel; one copy of every piece; and what two pieces share."""
+    for gap in panel.holes if copy == 0 else ():
+        for at in panel.rects(gap, top):
+            yield hatched(at.inset(1), f"{'a hole' if panel.flat else gap}: in no file that was read")
+    for piece in layout.pieces[:MAX_RECTS]:
+        if copy < len(piece.copies):
+            held = piece.copies[copy]
+            yield from _held_parts(held, panel.rects(panel.places[piece.box], top))
+    for a, b in layout.cover.overlaps if layout.cover and not copy and not panel.flat else ():
+        both = a.intersect(b)
+        for at in panel.rects(both, top) if both else ():
+            yield rect(at, "bad", f"{both}: {a} and {b} overlap") + mark(at, "X")
+
+
+def _held_parts(held: Held, places: Iterable[Rect]) -> Iterator[str]:
+    whose = "rank not told" if held.rank is None else f"rank {held.rank}"
+    hover = f"{whose}: {held.box}" + ("" if held.here else f", {held.note}")
+    for place in places:
+        at = place.inset(1)
+        yield rect(at, "sky", hover) if held.here else hatched(at, hover)
+        yield mark(at, "?" if held.rank is None else str(held.rank), "on" if held.here else "ink halo")
+
+
+def _keys(layout: Layout, panel: _Panel) -> Iterator[Key]:
+    yield Key("sky", "0", "held by this rank")
+    if panel.holes or any(one.box.numel and not one.here for one in layout.held):
+        yield Key("hatched", "", "in no file that was read")
+    if layout.cover and layout.cover.overlaps:
+        yield Key("bad", "X", "two pieces overlap")
