@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +16,7 @@ from ckptools.model.problems import Problem
 from ckptools.model.records import as_html
 from ckptools.model.rows import Rows
 from ckptools.model.tree import fqn_of
+from ckptools.tensor_io.progress import Progress
 from ckptools.training_state.sections import section_name
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from ckptools.training_state.optimizers import Optimizer
     from ckptools.training_state.sections import Section
 
-Progress = Callable[[int, str], None]
 """Called with a number of bytes that were read or written, and the tensor or file that they belong to."""
 
 

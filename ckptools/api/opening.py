@@ -7,8 +7,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckptools.api.checkpoint import Checkpoint, Progress
+from ckptools.api.checkpoint import Checkpoint
 from ckptools.api.tensor import with_lazy_tensors
+from ckptools.tensor_io.progress import Progress
 
 if TYPE_CHECKING:
     from ckptools.consolidate.result import Consolidated

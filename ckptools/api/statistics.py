@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from ckptools.model import checkpoint as checkpoint_data
+from ckptools.tensor_io.progress import Progress
 
 if TYPE_CHECKING:
     from ckptools.contents.selection import Selection
     from ckptools.model.statistics import DeadRows, Moments, Statistics, Stats
-
-Progress = Callable[[int, str], None]
 
 
 class StatisticsMethods:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -19,12 +18,11 @@ from ckptools.model.rows import Rows
 from ckptools.model.verification import Check, Verification
 from ckptools.pickles.foreign_names import foreign_classes, foreign_problems, suspicious_names
 from ckptools.tensor_io import rounding
+from ckptools.tensor_io.progress import Progress, not_told
 from ckptools.tensor_io.records import Stored
-from ckptools.tensor_io.threads import in_threads
+from ckptools.tensor_io.threads import in_threads, thread_count
 from ckptools.text import plural
 from ckptools.training_state.modules import module_problems
-
-Progress = Callable[[int, str], None]
 
 
 def verify(
@@ -56,7 +54,7 @@ def verify(
     codes = _codes(ignore)
     ck = with_all_ranks(checkpoint)
     with OpenFiles() as files:
-        reading = _Reading(files, jobs or min(8, os.cpu_count() or 1), progress or (lambda _, __: None))
+        reading = _Reading(files, thread_count(jobs), progress or not_told)
         checks = [*_each(STRUCTURE, ck), *reading.bytes_of(ck, deep, values), reading.copies(ck)]
         checks += [reading.manifest(ck, Path(manifest))] if manifest is not None else []
         checks += [*_each(STATE, ck), _pickles(ck)]

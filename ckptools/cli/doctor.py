@@ -25,15 +25,12 @@ def doctor(
 
     Exit code: 0 nothing is wrong, 1 something is, 2 usage, 3 it cannot be opened.
     """
-    import dataclasses
-
     from ckptools.api.examination import doctor as examine
     from ckptools.cli.progress import CheckpointLine
     from ckptools.views.diagnosis import diagnosis_text
 
-    how = {field.name: getattr(opening, field.name) for field in dataclasses.fields(opening)}
     with answered_in_json(form.json, "ckptools/doctor/1", "ok", paths), CheckpointLine() as line:
-        found = examine(paths, to=to, on_found=line, **how)
+        found = examine(paths, to=to, on_found=line, **opening.keywords())
     show_answer(form, "doctor", found, found.rows, diagnosis_text)
     if not found.readable:
         say(f"error: {found.rows[0].evidence}")

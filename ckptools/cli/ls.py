@@ -56,8 +56,7 @@ def _how(opening: OpeningOptions) -> dict[str, Any]:
     for word, given in (("--ranks", opening.ranks is not None), ("--only-this-file", opening.only_this_file)):
         if given:
             raise UsageError(None, f"{word} goes with one checkpoint; ls looks for those of a run by itself")
-    names = ("follow_symlinks", "jobs", "shapes", "weights", "rules", "names")
-    return {name: getattr(opening, name) for name in names}
+    return {name: value for name, value in opening.keywords().items() if name not in ("ranks", "only_this_file")}
 
 
 def _watch(folder: str, deep: bool, every: float, form: AnswerOptions, opening: OpeningOptions) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ckptools.cli.printing import show
 from ckptools.errors import CkptoolsError
@@ -45,6 +45,10 @@ class OpeningOptions:
     )
     jobs: int | None = option(None, "Threads, and processes that open many rank files.", flag="--jobs -j")
 
+    def keywords(self) -> dict[str, Any]:
+        """The options as keyword arguments of whatever opens a checkpoint."""
+        return {known.name: getattr(self, known.name) for known in fields(self)}
+
 
 AS_A_USER_WOULD = OpeningOptions()
 """How a checkpoint is opened where nothing else was asked for."""
@@ -69,16 +73,9 @@ def opened(
         return open_checkpoint(
             paths,
             all_ranks=all_ranks,
-            only_this_file=how.only_this_file,
-            follow_symlinks=how.follow_symlinks,
             read_file=read or modules.read_file,
-            jobs=how.jobs,
             on_file=line,
-            weights=how.weights,
-            rules=how.rules,
-            shapes=how.shapes,
-            ranks=how.ranks,
-            names=how.names,
+            **how.keywords(),
         )
 
 

@@ -52,17 +52,7 @@ def open_as_users_do(paths: Sequence[str], how: OpeningOptions) -> Checkpoint:
     """The checkpoint at some paths as `ckptools.open` returns it."""
     from ckptools import api
 
-    return api.open(
-        paths if len(paths) > 1 else paths[0],
-        only_this_file=how.only_this_file,
-        follow_symlinks=how.follow_symlinks,
-        jobs=how.jobs,
-        shapes=how.shapes,
-        weights=how.weights,
-        rules=how.rules,
-        ranks=how.ranks,
-        names=how.names,
-    )
+    return api.open(paths if len(paths) > 1 else paths[0], **how.keywords())
 
 
 @contextmanager

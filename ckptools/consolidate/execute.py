@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from threading import Event, local
 
@@ -21,12 +21,12 @@ from ckptools.files.partial_files import write_at
 from ckptools.tensor_io.byte_plan import Band, Copy
 from ckptools.tensor_io.checksums import combine, crc32
 from ckptools.tensor_io.finite import has_nonfinite
+from ckptools.tensor_io.progress import Progress, not_told
 from ckptools.tensor_io.records import CHUNK, read_pieces
 from ckptools.tensor_io.threads import in_threads
 
 KERNEL_CHUNK = 64 << 20
 
-Progress = Callable[[int, str], None]
 """Called with the bytes that were written since the last call, and the fqn they belong to."""
 
 
@@ -59,7 +59,7 @@ class Executor:
         self.targets, self.files, self.checksums = targets, files, checksums
         self.records = SourceRecords(files) if compare else None
         self.odd: set[str] = set()
-        self._progress = progress or (lambda _, __: None)
+        self._progress = progress or not_told
         self._stop = Event()
         self._buffers = local()
         self._kernel = hasattr(os, "copy_file_range")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ckptools.dtypes import ITEMSIZE, SHORT, is_floating
 from ckptools.errors import UsageError
+from ckptools.tensor_io.threads import thread_count
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class ConsolidateOptions:
     @property
     def threads(self) -> int:
         """How many threads copy."""
-        return self.jobs or min(4, os.cpu_count() or 1)
+        return thread_count(self.jobs, most=4)
 
 
 def full_dtype(name: str | None) -> str | None:

@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckptools.consolidate.execute import Executor, Progress
+from ckptools.consolidate.execute import Executor
 from ckptools.consolidate.output import check_unchanged
 from ckptools.consolidate.writers.layout import Layout
 from ckptools.errors import WriteError
 from ckptools.files.opening import OpenFiles
 from ckptools.files.partial_files import PartialFiles
 from ckptools.model.checkpoint import Checkpoint
+from ckptools.tensor_io.progress import Progress, not_told
 from ckptools.tensor_io.records import Record
 
 
@@ -83,7 +84,7 @@ def write(
                 from ckptools.consolidate.read_back import compare
 
                 paths = [partial.place(path) for path, _ in layout.files]
-                told = compare(layout, targets, paths, files, jobs, progress or (lambda _, __: None))
+                told = compare(layout, targets, paths, files, jobs, progress or not_told)
             for path, text in {**texts, **_manifest(layout, targets, proofs, jobs)}.items():
                 partial.add_text(path, text)
         except OSError as error:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ckptools.consolidate.writers.layout import Layout, ReadBack, ReadTensor
 from ckptools.errors import CkptoolsError, WriteError
 from ckptools.files.opening import OpenFiles
+from ckptools.tensor_io.progress import Progress
 from ckptools.tensor_io.stream import tensor_bytes
 from ckptools.tensor_io.threads import in_threads
 from ckptools.text import plural
-
-Progress = Callable[[int, str], None]
 
 AT_ONCE = 512 << 20
 """Bytes of tensors after which the output is opened anew: what a library has mapped stays in memory until then."""

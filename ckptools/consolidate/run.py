@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from ckptools.consolidate.choose import select, tensors_of
-from ckptools.consolidate.execute import Progress
 from ckptools.consolidate.named_state import by_name
 from ckptools.consolidate.naming import Output, output_of
 from ckptools.consolidate.options import ConsolidateOptions, full_dtype, hole_rule, tied_rule
@@ -31,6 +30,7 @@ from ckptools.files.opening import OpenFiles
 from ckptools.formats.opening import with_all_ranks
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.tree import fqn_of, tensors_in
+from ckptools.tensor_io.progress import Progress, not_told
 from ckptools.training_state.sections import sections_of, sections_of_kind
 
 
@@ -70,7 +70,7 @@ def consolidate(
         holes = hole_rule(options)
         first = None
         if not options.unchecked and (holes or (options.check and options.dry_run)):
-            first = compare(tensors_of(whole, part), files, options.threads, progress or (lambda _, __: None), planned)
+            first = compare(tensors_of(whole, part), files, options.threads, progress or not_told, planned)
         selection = select(whole, part, holes, options.prefer_rank, files, first.damaged if first else {})
         selection = renamed(selection, renaming, whole) if renaming else selection
         selection = by_name(selection) if output.writer.BY_NAME else selection
@@ -87,7 +87,8 @@ def consolidate(
     if options.dry_run:
         done = replace(done, planned=planned_reading(layout.jobs, [path for path, _ in layout.files]))
     else:
-        done = replace(done, seconds=time.perf_counter() - started)
+        opening = whole.cost.seconds if whole is checkpoint else 0.0
+        done = replace(done, seconds=opening + time.perf_counter() - started)
     return done if options.only else replace(done, not_asked=_not_asked(whole, part))
 
 

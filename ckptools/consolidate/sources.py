@@ -17,7 +17,8 @@ from ckptools.model.consolidation import SourceChecksums
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Tensor
-from ckptools.tensor_io.records import Progress, Record, damaged_records, stored_records
+from ckptools.tensor_io.progress import Progress, not_told
+from ckptools.tensor_io.records import Record, damaged_records, stored_records
 from ckptools.text import and_others, plural
 
 
@@ -83,7 +84,7 @@ def without_damaged(tensor: Tensor, fqn: str, damage: Mapping[Record, int]) -> t
 def damaged_copy(tensor: Tensor, box: Box, files: OpenFiles) -> str:
     """Whose copy of a region is damaged by its checksum, and what to do; empty when no checksum tells."""
     records = {Record.of(s.source) for s in tensor.found if s.box == box and s.source is not None}
-    wrong = damaged_records(records, files, 1, lambda _, __: None)
+    wrong = damaged_records(records, files, 1, not_told)
     if not wrong or len(wrong) == len(records):
         return ""
     record, crc = next(iter(wrong.items()))

@@ -83,13 +83,15 @@ def placement(tensor: Tensor) -> str:
 def _group(tensors: list[Tensor]) -> int | None:
     """How many ranks share a ShardedTensor when that is not the whole world: HSDP, whose groups hold replicas.
 
-    Seen from one rank the others are nameless then; seen from all, several hold the same box.
+    Seen from one rank the others are nameless then; seen from all, several hold the same elements. Ranks that a small
+    tensor leaves empty are no group.
     """
     shared = [t for t in tensors if t.kind == "sharded_tensor"]
     nameless = any(s.rank is None for t in shared for s in t.shards)
-    if not nameless and not any(len(_boxes(t)) < len(t.shards) for t in shared):
+    if not nameless and not any(len(_pieces(t)) < sum(1 for s in t.shards if s.box.numel) for t in shared):
         return None
-    return max(len(_boxes(t)) for t in shared)
+    group, world = max(len(_boxes(t)) for t in shared), max(t.world_size or len(t.shards) for t in shared)
+    return group if group < world else None
 
 
 def _boxes(tensor: Tensor) -> set[Box]:

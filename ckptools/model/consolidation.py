@@ -95,7 +95,7 @@ class ConsolidationReport:
         data_files: number of files that tensors are in.
         nbytes: bytes of the tensors' files.
         tensors: number of tensors.
-        seconds: wall time; 0 for a dry run.
+        seconds: wall time, opening included; 0 for a dry run.
         left_out: names that were not written, with the reason.
         missing: names of tensors with holes, left out or filled, with the regions that no file holds.
         needs: classes in a `.pt` that plain `torch.load` does not make; none without `keep_types`.

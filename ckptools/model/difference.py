@@ -167,7 +167,7 @@ class Difference:
         notes: what else should be known: names that are assumed, wrappers that were taken off, layouts.
         bytes_read: bytes of tensors that were read, on both sides.
         bytes_not_read: bytes on both sides that have the same stated checksum, and were not read.
-        seconds: wall time without opening.
+        seconds: wall time, opening included.
     """
 
     a: Side

@@ -7,19 +7,18 @@ silence.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ckptools.files.opening import File, OpenFiles
 from ckptools.model.tensor import Shard, Source, Tensor
 from ckptools.tensor_io.checksums import crc32
+from ckptools.tensor_io.progress import Progress
 from ckptools.tensor_io.threads import in_threads
 
 CHUNK = 1 << 20
 """Bytes held at a time, a multiple of every element's width; more would not stay in the processor's cache."""
-
-Progress = Callable[[int, str], None]
 
 
 @dataclass(frozen=True, slots=True)

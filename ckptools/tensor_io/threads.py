@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import TypeVar
@@ -13,6 +14,11 @@ INTERRUPT_SECONDS = 0.1
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+
+def thread_count(jobs: int | None, most: int = 8) -> int:
+    """How many threads read: as many as were asked for, else one per core, at most `most`."""
+    return jobs or min(most, os.cpu_count() or 1)
 
 
 def in_threads(

@@ -107,7 +107,7 @@ def holes_line(row: ShownKey) -> str:
     if not row.missing:
         return ""
     ranks = sorted({shard.rank for shard in row.shards if shard.status != "here" and shard.rank is not None})
-    of = f" (ranks {', '.join(map(str, ranks[:8]))})" if ranks else ""
+    of = f" (rank{'s' if len(ranks) > 1 else ''} {few(list(map(str, ranks)))})" if ranks else ""
     return f"MISSING: no file here holds {row.missing} of its {row.params} elements{of}: {few(row.holes, 4)}"
 
 

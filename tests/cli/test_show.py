@@ -67,6 +67,12 @@ def test_holes_are_named_and_what_is_here_is_shown(two_of_four):
     assert 0 < row["statistics"]["elements"] == row["params"] - row["missing"]
 
 
+def test_the_one_rank_that_would_hold_a_hole_is_named_in_the_singular(tmp_path):
+    shutil.copytree(FSDP, tmp_path / "ck")
+    (tmp_path / "ck" / "rank3.pt").unlink()
+    assert "(rank 3): [" in run(tmp_path / "ck", "emb.weight").stdout
+
+
 def test_a_slice_prints_its_elements_and_one_in_a_hole_says_so(two_of_four):
     whole = ckptools.open(FSDP).model["emb.weight"].load()
     done = run(two_of_four, "emb.weight", "--values", "0:2,:3")

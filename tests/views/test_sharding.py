@@ -20,6 +20,16 @@ def test_even_rows_are_told_from_uneven_ones():
 def test_a_tensor_that_leaves_ranks_empty_is_counted():
     (layout,) = layout_of(sharded(8, ranks=4), sharded(3, ranks=4), sharded(1, 9, ranks=4))
     assert (layout.tensors, layout.uneven, layout.empty) == (3, 2, 2)
+    assert layout.how == "dim 0 over 4 ranks"
+
+
+def test_ranks_that_every_tensor_leaves_empty_are_no_group():
+    assert layout_of(sharded(1, ranks=4)) == (ShardingRow("dim 0 over 4 ranks", 1, True, 1, 1),)
+
+
+def test_a_group_as_large_as_the_world_is_none():
+    (layout,) = layout_of(replace(sharded(8), shards=tuple(replace(s, rank=None) for s in sharded(8).shards)))
+    assert layout.how == "dim 0 over 4 ranks"
 
 
 def test_the_most_frequent_way_comes_first_and_whole_tensors_last():

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,8 +23,8 @@ from ckptools.files.opening import OpenFiles
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.difference import DIFFERENT, UNPROVEN, Difference, TensorDifference, ValueDifference, Verdict
 from ckptools.model.rows import Rows
-
-Progress = Callable[[int, str], None]
+from ckptools.tensor_io.progress import Progress, not_told
+from ckptools.tensor_io.threads import thread_count
 
 
 @dataclass(frozen=True)
@@ -71,18 +70,19 @@ def compare(a: Checkpoint | Path, b: Checkpoint | Path, wanted: Wanted, progress
         UsageError: a tolerance is none, or nothing was asked for that either holds.
     """
     started = time.perf_counter()
+    opening = sum(side.cost.seconds for side in (a, b) if not isinstance(side, Path))
     tolerance = wanted.tolerance
     with OpenFiles() as files:
         sides = _side(a, files), _side(b, files)
         reading = Reading(
             files,
-            wanted.jobs or min(8, os.cpu_count() or 1),
+            thread_count(wanted.jobs),
             tolerance,
             wanted.every_byte,
-            progress or (lambda _nbytes, _name: None),
+            progress or not_told,
         )
         found = _Comparison(*sides, wanted, reading).found()
-    return replace(found, seconds=time.perf_counter() - started)
+    return replace(found, seconds=opening + time.perf_counter() - started)
 
 
 def _side(side: Checkpoint | Path, files: OpenFiles) -> Contents:

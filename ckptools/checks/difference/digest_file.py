@@ -7,8 +7,7 @@ what it is, and a few words.
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +23,8 @@ from ckptools.files.opening import File, OpenFiles
 from ckptools.files.partial_files import check_place_of_file, write_text
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.difference import SUBJECTS, Side
-from ckptools.tensor_io.threads import in_threads
-
-Progress = Callable[[int, str], None]
+from ckptools.tensor_io.progress import Progress, not_told
+from ckptools.tensor_io.threads import in_threads, thread_count
 
 SCHEMA = "ckptools/digests/1"
 """What such a file says of itself, in its first bytes."""
@@ -65,8 +63,8 @@ def write_digest_file(
     with OpenFiles() as files:
         contents = contents_of(ck, files)
         held = list(contents.tensors.values())
-        count = jobs or min(8, os.cpu_count() or 1)
-        digests = in_threads(lambda one: sha256_of(one, files, progress or (lambda _nbytes, _name: None)), held, count)
+        count = thread_count(jobs)
+        digests = in_threads(lambda one: sha256_of(one, files, progress or not_told), held, count)
     for one, text in zip(held, digests, strict=True):
         sha256, problem = (text, "") if is_sha256(text) else ("", text)
         contents.tensors[one.identity] = one._replace(sha256=sha256, problem=problem, tensor=None)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ckptools.checks.difference.measures import Tolerance
 from ckptools.checks.difference.plain_values import NUMBERED
@@ -14,10 +14,10 @@ from ckptools.dtypes import short
 from ckptools.files.opening import OpenFiles
 from ckptools.model.difference import DIFFERENT, TensorDifference, Verdict
 from ckptools.model.tensor import Tensor
+from ckptools.tensor_io.progress import Progress, not_told
 from ckptools.tensor_io.threads import in_threads
 from ckptools.text import plural, shape
 
-Progress = Callable[[int, str], None]
 Pair = tuple[HeldTensor | None, HeldTensor | None]
 
 
@@ -37,7 +37,7 @@ class Reading:
     threads: int
     tolerance: Tolerance | None = None
     every_byte: bool = False
-    progress: Progress = field(default=lambda _nbytes, _name: None)
+    progress: Progress = not_told
 
 
 def structure_row(a: HeldTensor | None, b: HeldTensor | None) -> TensorDifference:

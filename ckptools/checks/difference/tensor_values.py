@@ -6,7 +6,7 @@ not read. Anything else is read in bands of rows, which are consecutive in a sha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from threading import local
 from typing import NamedTuple
@@ -19,10 +19,9 @@ from ckptools.files.opening import OpenFiles
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Shard, Source, Tensor
 from ckptools.tensor_io.bands import bands_of
+from ckptools.tensor_io.progress import Progress, not_told
 from ckptools.tensor_io.replicas import differing_boxes
 from ckptools.tensor_io.threads import in_threads
-
-Progress = Callable[[int, str], None]
 
 BAND = 1 << 17
 """Elements that are read at once on either side: few enough to be in the processor's cache when they are compared."""
@@ -85,7 +84,7 @@ def compare_tensors(
     threads: int,
     tolerance: Tolerance | None = None,
     every_byte: bool = False,
-    progress: Progress = lambda _nbytes, _name: None,
+    progress: Progress = not_told,
 ) -> list[Measured]:
     """Compare the values of pairs of tensors of one shape, whose shards cover them.
 

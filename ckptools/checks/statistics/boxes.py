@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from threading import Event
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from ckptools.checks.statistics.passes import PIECE, Found, Progress, Result, Result_co
+from ckptools.checks.statistics.passes import PIECE, Found, Result, Result_co
 from ckptools.checks.statistics.reading import said
 from ckptools.checks.statistics.sums import Values, numbers
 from ckptools.dtypes import ITEMSIZE
@@ -20,8 +19,9 @@ from ckptools.model.regions import Box
 from ckptools.model.tensor import Shard, Tensor
 from ckptools.tensor_io.bands import bands_of
 from ckptools.tensor_io.elements import BAND
+from ckptools.tensor_io.progress import Progress
 from ckptools.tensor_io.read import fill, raw_dtype
-from ckptools.tensor_io.threads import in_threads
+from ckptools.tensor_io.threads import in_threads, thread_count
 
 
 class Region(NamedTuple):
@@ -111,7 +111,7 @@ def over_regions(
         return collecting.result(), ""
 
     with OpenFiles() as files:
-        results = in_threads(read, parts, jobs or min(8, os.cpu_count() or 1), given_up.set)
+        results = in_threads(read, parts, thread_count(jobs), given_up.set)
     for (number, region), (result, problem) in zip(parts, results, strict=True):
         found[number].take(result, problem, region.nbytes)
     return found

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from ckptools.checks.statistics.boxes import Region, over_regions, shared_regions
 from ckptools.checks.statistics.chosen import tensors_chosen
 from ckptools.checks.statistics.moments import SECOND
-from ckptools.checks.statistics.passes import Found, Progress
+from ckptools.checks.statistics.passes import Found
 from ckptools.checks.statistics.reading import Part, located, readable, together
 from ckptools.checks.statistics.sums import Values
 from ckptools.contents.entries import Entry, tensor_entries
@@ -23,6 +23,7 @@ from ckptools.model.regions import Box
 from ckptools.model.rows import Rows
 from ckptools.model.statistics import DeadRows, Statistics
 from ckptools.model.tensor import Tensor
+from ckptools.tensor_io.progress import Progress
 
 FIRST_FEW = 8
 """Rows that are named."""

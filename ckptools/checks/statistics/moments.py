@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ckptools.checks.statistics.boxes import over_regions, shared_regions
-from ckptools.checks.statistics.passes import Found, Progress
+from ckptools.checks.statistics.passes import Found
 from ckptools.checks.statistics.reading import Part, located, readable, together
 from ckptools.checks.statistics.sums import Values
 from ckptools.checks.statistics.values import statistics
@@ -28,6 +28,7 @@ from ckptools.model.statistics import Moments, Statistics, Stats
 from ckptools.model.tensor import Tensor
 from ckptools.model.values import scalar
 from ckptools.tensor_io import read
+from ckptools.tensor_io.progress import Progress
 from ckptools.text import shape
 from ckptools.training_state.optimizers import ParamGroup, optimizers_of
 from ckptools.training_state.sections import sections_of_kind

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -15,11 +14,9 @@ from ckptools.errors import ReadError
 from ckptools.files.opening import OpenFiles
 from ckptools.model.tensor import Source
 from ckptools.tensor_io.elements import Piece, bands_of, pieces_of
+from ckptools.tensor_io.progress import Progress
 from ckptools.tensor_io.read import Raw
-from ckptools.tensor_io.threads import in_threads
-
-Progress = Callable[[int, str], None]
-"""Called with bytes that were read, and the tensor they are of."""
+from ckptools.tensor_io.threads import in_threads, thread_count
 
 PIECE = 16 << 20
 """Bytes of an array that one thread works on at a time, at least."""
@@ -110,7 +107,7 @@ def over(
         return collecting.result(piece.times), ""
 
     with OpenFiles() as files:
-        results = in_threads(read, pieces, jobs or min(8, os.cpu_count() or 1), given_up.set)
+        results = in_threads(read, pieces, thread_count(jobs), given_up.set)
     for (number, piece), (result, problem) in zip(pieces, results, strict=True):
         found[number].take(result, problem, piece.nbytes)
     return found

@@ -8,13 +8,14 @@ from functools import reduce
 from pathlib import Path
 
 from ckptools.checks.statistics.histogram import Counting, joined
-from ckptools.checks.statistics.passes import Array, Progress, over
+from ckptools.checks.statistics.passes import Array, over
 from ckptools.checks.statistics.reading import Part, Readable, of_rank, readable
 from ckptools.checks.statistics.sums import NOTHING, Summing, Sums, merged
 from ckptools.dtypes import is_floating
 from ckptools.model.rows import Rows
 from ckptools.model.statistics import Statistics, Stats
 from ckptools.model.tensor import Tensor
+from ckptools.tensor_io.progress import Progress
 
 
 def tensor_stats(tensor: Tensor, name: str = "", histogram: bool = False, rank: int | None = None) -> Stats:
