@@ -28,7 +28,7 @@ def test_ranks_that_every_tensor_leaves_empty_are_no_group():
 
 
 def test_a_group_as_large_as_the_world_is_none():
-    (layout,) = layout_of(replace(sharded(8), shards=tuple(replace(s, rank=None) for s in sharded(8).shards)))
+    (layout,) = layout_of(replace(sharded(8), shards=tuple(s._replace(rank=None) for s in sharded(8).shards)))
     assert layout.how == "dim 0 over 4 ranks"
 
 
