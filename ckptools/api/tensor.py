@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from ckptools.api.array_methods import ArrayMethods, Transposed
 from ckptools.model import tensor as tensor_data
 from ckptools.model.records import displayed
 from ckptools.model.regions import Box
@@ -16,7 +17,6 @@ from ckptools.model.values import Opaque
 from ckptools.text import clip_middle
 
 if TYPE_CHECKING:
-    import numpy as np
     import numpy.typing as npt
     import torch
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @displayed
 @dataclass(frozen=True, slots=True, repr=False)
-class Tensor(tensor_data.Tensor):
+class Tensor(ArrayMethods, tensor_data.Tensor):
     """A tensor of a checkpoint, known by shape, dtype and where its pieces lie. Its values stay on disk until `load`.
 
     Attributes:
@@ -78,32 +78,28 @@ class Tensor(tensor_data.Tensor):
 
         return read.to_numpy(self._with_box(Box.whole(self.shape)))
 
-    def __array__(self, dtype: np.dtype[Any] | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
-        """Read the values for `np.asarray(tensor)`, as `numpy()` does.
-
-        Raises:
-            ValueError: the values were asked for without a copy; they are on disk.
-        """
-        if copy is False:
-            raise ValueError("the values are in a file: an array of them is always a copy")
-        values = self.numpy()
-        return values if dtype is None else values.astype(dtype)
-
     def __getitem__(self, index: Any) -> torch.Tensor:
         """Read a slice as a `torch.Tensor`: only the shards, and only the bytes, that it needs.
 
         Args:
-            index: ints, slices with step 1, and `...`.
+            index: ints, slices (with any step) and `...`, as numpy means them.
 
         Raises:
+            IndexError: an int is beyond the end.
             NotWholeError, ReadError: as `load`.
             UsageError: another kind of index.
         """
         from ckptools.tensor_io import read
+        from ckptools.tensor_io.slicing import slicing_of
 
-        box, shape = read.box_of_index(self, index)
-        loaded: torch.Tensor = read.load_box(self._with_box(box), box, shape)
+        cut = slicing_of(self.shape, index)
+        loaded: torch.Tensor = read.load_slice(self._with_box(cut.box), cut)
         return loaded
+
+    @property
+    def T(self) -> Transposed:  # noqa: N802  # as numpy and torch call it
+        """Its dimensions in reverse order; nothing is read before values are asked for."""
+        return Transposed(self)
 
     def stats(self, rank: int | None = None, histogram: bool = False) -> Stats:
         """Take rms, norm, extremes, mean, standard deviation, zeros, NaN and infinities of the values, in float64.

@@ -14,6 +14,7 @@ from ckptools.model.cover import cover
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Shard, Tensor
 from ckptools.tensor_io.dcp_items import with_source
+from ckptools.tensor_io.slicing import slicing_of
 from ckptools.text import few
 
 MAX_ELEMENTS = 10_000
@@ -50,14 +51,15 @@ def elements(tensor: Tensor, text: str) -> Any:
     """
     import numpy as np
 
-    from ckptools.tensor_io.read import box_of_index, decoded, raw_dtype, read_box
+    from ckptools.tensor_io.read import decoded, raw_dtype, read_box
 
     if tensor.dtype in UNDECODED:
         raise UsageError(None, f"{short(tensor.dtype)} is not decoded; load it with torch")
     try:
-        box, shape = box_of_index(tensor, index_of(text))
+        cut = slicing_of(tensor.shape, index_of(text))
     except IndexError as error:
         raise UsageError(None, f"--values {text!r}: {error}") from error
+    box = cut.box
     if box.numel > MAX_ELEMENTS:
         raise UsageError(None, f"--values {text!r}: {box.numel} elements; at most {MAX_ELEMENTS} are shown")
     out = np.empty(box.sizes, raw_dtype(tensor.dtype))
@@ -67,7 +69,7 @@ def elements(tensor: Tensor, text: str) -> Any:
         out[tuple(slice(o, o + n) for o, n in zip(row.seen_from(box).offsets, row.sizes, strict=True))] = read_box(
             placed, row
         )
-    values = decoded(out, tensor.dtype).reshape(shape)
+    values = decoded(out, tensor.dtype).reshape(cut.kept)
     return (values.astype(str) if values.dtype.kind == "c" else values).tolist()
 
 

@@ -1,7 +1,7 @@
 """Tensor values: only the bytes that are asked for, from the files where the shards lie.
 
 numpy holds the bytes as unsigned integers of the element's width, so that every dtype is moved exactly, also those
-that numpy does not have. torch is imported only by `load` and `load_box`.
+that numpy does not have. torch is imported only by `load` and `load_slice`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from math import prod
-from operator import index
 from typing import Any
 
 import numpy as np
@@ -19,14 +18,18 @@ from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import NotWholeError, ReadError, UsageError
 from ckptools.files.opening import File, OpenFiles
 from ckptools.model.cover import cover
-from ckptools.model.regions import Box, Ints
+from ckptools.model.regions import Box
 from ckptools.model.tensor import Seen, Shard, Source, Tensor
 from ckptools.tensor_io import dcp_items
+from ckptools.tensor_io.slicing import Slicing, sliced
 
 Raw = npt.NDArray[Any]
 
 MAX_SPAN = 32 << 20
 """Bytes of a file that are held at once when a strided view is read."""
+
+MAX_GAP = 8 << 10
+"""Bytes between two elements, or runs of them, that are read with them: two pages cost less than another call."""
 
 RAW_DTYPE = {1: "u1", 2: "<u2", 4: "<u4", 8: "<u8", 16: "V16"}
 
@@ -51,13 +54,14 @@ def load(tensor: Tensor, rank: int | None = None) -> Any:
     return _as_torch(read_box(tensor, Box.whole(tensor.shape)), tensor.dtype)
 
 
-def load_box(tensor: Tensor, box: Box, shape: Ints) -> Any:
-    """Read a region of a tensor as a `torch.Tensor` of `shape`, which has as many elements.
+def load_slice(tensor: Tensor, cut: Slicing) -> Any:
+    """Read what an index names of a tensor as a `torch.Tensor`.
 
     Raises:
         NotWholeError: no file holds some of it.
     """
-    return _as_torch(read_box(tensor, box).reshape(shape), tensor.dtype)
+    loaded = _as_torch(read_slice(tensor, cut).reshape(cut.kept), tensor.dtype)
+    return loaded.flip(cut.flipped) if cut.flipped else loaded
 
 
 def to_numpy(tensor: Tensor) -> Raw:
@@ -120,6 +124,21 @@ def read_box(tensor: Tensor, box: Box) -> Raw:
     return out
 
 
+def read_slice(tensor: Tensor, cut: Slicing) -> Raw:
+    """Read what an index names of a tensor as raw elements, each dimension upwards.
+
+    Raises:
+        NotWholeError: some of it is in no file that is here.
+        ReadError: a file cannot be read.
+    """
+    if not cut.stepping or tensor.note:
+        return read_box(tensor, cut.box)
+    try:
+        return read_box(sliced(tensor, cut), Box.whole(cut.sizes))
+    except NotWholeError as error:
+        raise NotWholeError("tensor", f"{error.reason} of the slice") from None
+
+
 def fill(
     out: Raw,
     box: Box,
@@ -160,15 +179,18 @@ def fill(
 
 
 def bounded(source: Source, limit: int) -> Iterator[tuple[Source, tuple[int, ...]]]:
-    """Cut a source so that every part spans at most `limit` bytes of its file; each with its place in it."""
+    """Cut a source so that every part spans at most `limit` bytes of its file, without long gaps; each with its place.
+
+    No gap of a part is longer than `MAX_GAP`: who wants a column of a matrix does not read the matrix.
+    """
     stack = [(source, (0,) * len(source.shape))]
     while stack:
         part, at = stack.pop()
         spans = [(n - 1) * s for n, s in zip(part.shape, part.strides, strict=True)]
-        if not prod(part.shape) or extent(part) <= limit or not any(spans):
+        dim = spans.index(max(spans)) if spans else 0
+        if not prod(part.shape) or not any(spans) or (extent(part) <= limit and _gap(part, dim) <= MAX_GAP):
             yield part, at
             continue
-        dim = spans.index(max(spans))
         half = part.shape[dim] // 2
         for low, size in ((half, part.shape[dim] - half), (0, half)):
             offsets = tuple(low if d == dim else 0 for d in range(len(part.shape)))
@@ -180,6 +202,12 @@ def extent(source: Source) -> int:
     """Bytes from the first to the last element of a source."""
     last = sum((n - 1) * s for n, s in zip(source.shape, source.strides, strict=True))
     return (last + 1) * ITEMSIZE[source.dtype] if prod(source.shape) else 0
+
+
+def _gap(source: Source, dim: int) -> int:
+    """Bytes between the end of what one index of a dimension spans and the begin of what the next does."""
+    one = source._replace(shape=tuple(1 if d == dim else n for d, n in enumerate(source.shape)))
+    return source.strides[dim] * ITEMSIZE[source.dtype] - extent(one)
 
 
 def _strided(file: File, source: Source, seen: Seen | None) -> Raw:
@@ -205,7 +233,8 @@ def _needed(tensor: Tensor, box: Box) -> list[Shard]:
         box.sizes, (Box(tuple(o - p for o, p in zip(b.offsets, box.offsets, strict=True)), b.sizes) for b in parts)
     )
     if not covered.exact:
-        where = ", ".join(map(str, covered.gaps[:3])) or "overlapping shards"
+        gaps = [Box(tuple(a + b for a, b in zip(g.offsets, box.offsets, strict=True)), g.sizes) for g in covered.gaps]
+        where = ", ".join(map(str, gaps[:3])) or "overlapping shards"
         raise NotWholeError("tensor", f"no file here holds {covered.missing} of its {box.numel} elements: {where}")
     return list(chosen.values())
 
@@ -254,39 +283,3 @@ def _as_torch(raw: Raw, dtype: str) -> Any:
         return torch.empty(raw.shape, dtype=getattr(torch, dtype))
     as_bytes = np.ascontiguousarray(raw).reshape(-1).view("u1")
     return torch.from_numpy(as_bytes).view(getattr(torch, dtype)).reshape(raw.shape)
-
-
-def box_of_index(tensor: Tensor, index: Any) -> tuple[Box, tuple[int, ...]]:
-    """The region that an index names, and the shape without the dimensions that an int takes away.
-
-    Raises:
-        UsageError: another kind of index than ints, slices with step 1, and `...`.
-    """
-    parts = list(index) if isinstance(index, tuple) else [index]
-    at = next((i for i, part in enumerate(parts) if part is Ellipsis), None)
-    if at is not None:
-        parts[at : at + 1] = [slice(None)] * (len(tensor.shape) - len(parts) + 1)
-    if len(parts) > len(tensor.shape):
-        raise UsageError(None, f"{len(parts)} indices for a tensor of shape {list(tensor.shape)}")
-    parts += [slice(None)] * (len(tensor.shape) - len(parts))
-    offsets, sizes, kept = [], [], []
-    for part, n in zip(parts, tensor.shape, strict=True):
-        start, size = _run_of(part, n)
-        offsets.append(start)
-        sizes.append(size)
-        kept += [size] if isinstance(part, slice) else []
-    return Box(tuple(offsets), tuple(sizes)), tuple(kept)
-
-
-def _run_of(part: Any, n: int) -> tuple[int, int]:
-    if isinstance(part, slice):
-        start, stop, step = part.indices(n)
-        if step != 1:
-            raise UsageError(None, "slices of a lazy tensor have step 1; load it for others")
-        return start, max(stop - start, 0)
-    if not isinstance(part, bool) and hasattr(part, "__index__"):
-        part = index(part)
-        if not -n <= part < n:
-            raise IndexError(f"index {part} is out of range for size {n}")
-        return part % n, 1
-    raise UsageError(None, "a lazy tensor is indexed with ints and slices; load it for others")

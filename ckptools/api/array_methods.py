@@ -1,0 +1,168 @@
+"""What numpy, torch and loops ask of something that is like an array, for values that are read when they are asked for.
+
+Each makes one copy, from the file. torch takes tensors by DLPack, which has dtypes that numpy lacks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ckptools.dtypes import ITEMSIZE, short
+from ckptools.model.records import as_html, line_of
+from ckptools.text import shape
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    import torch
+
+    from ckptools.model.regions import Ints
+
+BAND = 32 << 20
+"""Bytes of rows that a loop over a tensor reads at once."""
+
+CPU = 1
+"""`kDLCPU`. Source: dlpack.h, `DLDeviceType`."""
+
+
+class Readable(Protocol):
+    """What is asked of a tensor here."""
+
+    @property
+    def shape(self) -> Ints:
+        """Sizes per dimension."""
+
+    @property
+    def dtype(self) -> str:
+        """Torch's name."""
+
+    def load(self) -> torch.Tensor:
+        """Read all values."""
+
+    def numpy(self) -> npt.NDArray[Any]:
+        """Read all values, as numpy's."""
+
+    def __getitem__(self, index: Any) -> torch.Tensor: ...
+
+
+class ArrayMethods:
+    """`np.asarray(tensor)`, `torch.as_tensor(tensor)`, `len(tensor)` and `for row in tensor`."""
+
+    __slots__ = ()
+
+    def __array__(self: Readable, dtype: np.dtype[Any] | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        """Read the values for `np.asarray(tensor)`, as `numpy()` does.
+
+        Raises:
+            UsageError: numpy has nothing like its dtype.
+            ValueError: the values were asked for without a copy; they are on disk.
+        """
+        if copy is False:
+            raise ValueError("the values are in a file: an array of them is always a copy")
+        values = self.numpy()
+        return values if dtype is None else values.astype(dtype)
+
+    def __dlpack__(self: Readable, **how: Any) -> Any:
+        """Read the values for `torch.as_tensor(tensor)` and `torch.from_dlpack(tensor)`, in their own dtype.
+
+        Raises:
+            BufferError: DLPack has nothing like its dtype, or the values were asked for without a copy.
+        """
+        if how.pop("copy", None) is False:
+            raise BufferError("the values are in a file: a tensor of them is always a copy")
+        try:
+            return self.load().__dlpack__(**how)
+        except (BufferError, RuntimeError) as error:
+            raise BufferError(f"{short(self.dtype)} cannot be handed over by DLPack; use .load()") from error
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Where the values are when they were read: the CPU's memory."""
+        return CPU, 0
+
+    def __len__(self: Readable) -> int:
+        if not self.shape:
+            raise TypeError("a tensor without dimensions has no len()")
+        return self.shape[0]
+
+    def __bool__(self) -> bool:
+        raise TypeError("whether values are zero is not known before they are read: use .load(), or `is not None`")
+
+    def __iter__(self: Readable) -> Iterator[torch.Tensor]:
+        """Each row, many of them read at once."""
+        if not self.shape:
+            raise TypeError("a tensor without dimensions has no rows; use .load()")
+        return _rows(self)
+
+
+def _rows(tensor: Readable) -> Iterator[torch.Tensor]:
+    nbytes = prod(tensor.shape[1:]) * ITEMSIZE[tensor.dtype]
+    step = max(1, BAND // max(nbytes, 1))
+    for first in range(0, tensor.shape[0], step):
+        yield from tensor[first : first + step]
+
+
+class Transposed(ArrayMethods):
+    """A lazy tensor with its dimensions in reverse order. Its values stay on disk until `load`.
+
+    Args:
+        tensor: the tensor.
+
+    Attributes:
+        T: the tensor itself.
+    """
+
+    __slots__ = ("T",)
+
+    def __init__(self, tensor: Any) -> None:
+        self.T = tensor
+
+    @property
+    def shape(self) -> Ints:
+        """Sizes per dimension."""
+        sizes: Ints = self.T.shape[::-1]
+        return sizes
+
+    @property
+    def dtype(self) -> str:
+        """Torch's name, such as `bfloat16`."""
+        name: str = self.T.dtype
+        return name
+
+    def load(self) -> torch.Tensor:
+        """Read the values as a `torch.Tensor`.
+
+        Raises:
+            NotWholeError, ReadError: as `Tensor.load`.
+        """
+        return _reversed(self.T.load())
+
+    def numpy(self) -> npt.NDArray[Any]:
+        """Read the values as a numpy array, as `Tensor.numpy` does.
+
+        Raises:
+            NotWholeError, ReadError, UsageError: as that.
+        """
+        values: npt.NDArray[Any] = self.T.numpy().T
+        return values
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        """Read a slice as a `torch.Tensor`: only the bytes that it needs.
+
+        Args:
+            index: ints, slices and `...`, as numpy means them.
+        """
+        from ckptools.tensor_io.slicing import parts_of_index
+
+        return _reversed(self.T[tuple(reversed(parts_of_index(self.shape, index)))])
+
+    def __repr__(self) -> str:
+        return line_of("Transposed", f"{shape(self.shape)} of {self.T!r}")
+
+    def _repr_html_(self) -> str | None:
+        return as_html(self.T)
+
+
+def _reversed(values: torch.Tensor) -> torch.Tensor:
+    return values.permute(tuple(range(values.ndim - 1, -1, -1)))
