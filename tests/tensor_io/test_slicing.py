@@ -104,6 +104,18 @@ def test_a_step_that_is_none_is_refused_as_python_does(numbers, step):
         stored(numbers, (4,), [])[::step]
 
 
+@pytest.mark.parametrize("index", [True, (0, 0), [0], "0", 1.0, None], ids=str)
+def test_an_index_of_another_kind_is_refused(numbers, index):
+    with pytest.raises(UsageError):
+        stored(numbers, (4,), [])[index]
+
+
+@pytest.mark.parametrize("index", [4, -5, (slice(None, None, 2), 2)], ids=str)
+def test_an_int_beyond_the_end_raises(numbers, index):
+    with pytest.raises(IndexError, match="out of range"):
+        stored(numbers, (4, 2), [2], [])[index]
+
+
 def test_a_mask_is_refused_and_says_what_to_do(numbers):
     with pytest.raises(UsageError, match="load it for others"):
         stored(numbers, (4,), [])[np.array([True, False, True, True])]
