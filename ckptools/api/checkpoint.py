@@ -121,22 +121,24 @@ class Checkpoint(StatisticsMethods, checkpoint_data.Checkpoint):
 
         return keys_of(self, Selection(tuple(filter), tuple(exclude), section))
 
-    def show(self, *keys: str, values: str | None = None, private: bool = False) -> Shown:
+    def show(self, *keys: str, values: str | None = None, private: bool = False, all_ranks: bool = False) -> Shown:
         """What is at some keys: values in full, tensors with their shards and, where they are small, a few figures.
 
-        What cannot be read of a tensor is said in its row. Other ranks' files are read where a key needs it.
+        What cannot be read of a tensor is said in its row. Where ranks hold different values, `ranks` of the row has
+        each with its ranks. Other ranks' files are read where there are at most 32, or a key needs it.
 
         Args:
             keys: names as `records` has them, beginnings of names (`rng`), kinds of sections, or globs.
             values: a slice of each tensor whose elements are read, such as `0:4,:8`; only their bytes are.
             private: show also values whose names begin with `_`.
+            all_ranks: read every rank's file, also of more than 32 for what all ranks should share.
 
         Raises:
             UsageError: nothing is at a key, or it is no slice of its tensor.
         """
         from ckptools.checks.showing import show
 
-        return show(self, keys, values, private, None if self.all_ranks else self._with_all_ranks)
+        return show(self, keys, values, private, all_ranks, None if self.all_ranks else self._with_all_ranks)
 
     def verify(
         self,

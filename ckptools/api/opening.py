@@ -87,7 +87,9 @@ def with_methods(data: CheckpointData) -> Checkpoint:
     resolver = Resolver(data.path, data.options)
     found = {f.name: getattr(data, f.name) for f in fields(data) if f.init}
     found["tree"] = with_lazy_tensors(data.tree, None if data.all_ranks else resolver)
-    found["per_rank"] = {key: {r: with_lazy_tensors(v) for r, v in of.items()} for key, of in data.per_rank.items()}
+    for name in ("per_rank", "unequal"):
+        by_path = getattr(data, name).items()
+        found[name] = {key: {r: with_lazy_tensors(v) for r, v in of.items()} for key, of in by_path}
     return Checkpoint(**found, resolver=resolver)
 
 

@@ -10,13 +10,18 @@ from ckptools.contents.keys import key_rows
 from ckptools.contents.lookup import asks_for_private, entries_at, is_private
 from ckptools.contents.random_states import stream_rows
 from ckptools.contents.shards import holes, shard_rows
+from ckptools.contents.unequal_values import UnequalValues
 from ckptools.contents.values import full_value
 from ckptools.errors import NotWholeError, ReadError, UsageError
+from ckptools.files.opening import OpenFiles
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.keys import KeyRow
 from ckptools.model.rows import Rows
 from ckptools.model.shown import Shown, ShownKey
 from ckptools.model.tensor import Tensor
+
+FEW = 32
+"""Ranks of which all are read for any key; of more only where it needs them."""
 
 SMALL = 1 << 20
 """Elements of the largest tensor of which figures are taken unasked."""
@@ -32,6 +37,7 @@ def show(
     keys: Sequence[str],
     values: str | None = None,
     private: bool = False,
+    all_ranks: bool = False,
     with_all_ranks: Callable[[], Checkpoint] | None = None,
 ) -> Shown:
     """What is at some keys. What cannot be read of a tensor is said in its row.
@@ -41,23 +47,38 @@ def show(
         keys: names, beginnings of names, kinds of sections, or globs.
         values: a slice of each tensor whose elements are read, such as `0:4,:8`.
         private: show also values whose names begin with `_`.
-        with_all_ranks: opens it with every rank's structure, which is done only where something is asked for that one
-            rank does not tell; None where `ck` has it.
+        all_ranks: read every rank's structure, whatever is asked for.
+        with_all_ranks: opens it with every rank's structure, which is otherwise done for tensors, random states and
+            what may be each rank's own; for what all ranks share (settings of an optimizer, a scheduler) where there
+            are at most `FEW`. None where `ck` has it.
 
     Raises:
         UsageError: nothing is at a key, or it is no slice of its tensor.
     """
     chosen = _chosen(ck, keys)
-    if with_all_ranks is not None and any(map(_needs_all_ranks, chosen)):
+    if with_all_ranks is not None and (all_ranks or _needs_all_ranks(ck, chosen)):
         ck = with_all_ranks()
         chosen = _chosen(ck, keys)
     asked = private or any(map(asks_for_private, keys))
     shown = [entry for entry in chosen if asked or not is_private(entry)]
-    tensors = sum(isinstance(entry.value, Tensor) for entry in shown)
-    rows = zip(key_rows(ck, shown), shown, strict=True)
-    made = Rows(_shown(row, entry.value, values, tensors) for row, entry in rows)
-    streams = stream_rows(ck, {entry.section for entry in shown if entry.kind == "rng"})
-    return Shown(ck.path, ck.name, tuple(keys), len(chosen) - len(shown), streams, made)
+    return Shown(
+        path=ck.path,
+        name=ck.name,
+        keys=tuple(keys),
+        private=len(chosen) - len(shown),
+        not_read=_ranks(ck, "seen"),
+        lost=_ranks(ck, "missing", "cut", "bad"),
+        streams=stream_rows(ck, {entry.section for entry in shown if entry.kind == "rng"}),
+        rows=_rows(ck, shown, values),
+    )
+
+
+def _rows(ck: Checkpoint, entries: Sequence[Entry], values: str | None) -> Rows[ShownKey]:
+    tensors = sum(isinstance(entry.value, Tensor) for entry in entries)
+    rows = zip(key_rows(ck, entries), entries, strict=True)
+    with OpenFiles() as files:
+        unequal = UnequalValues(ck, files)
+        return Rows(_shown(row, entry.value, values, tensors)._replace(ranks=unequal.at(entry)) for row, entry in rows)
 
 
 def _chosen(ck: Checkpoint, keys: Iterable[str]) -> list[Entry]:
@@ -66,9 +87,19 @@ def _chosen(ck: Checkpoint, keys: Iterable[str]) -> list[Entry]:
     return [entry for entry in entries_of(ck) if entry.name in names]
 
 
-def _needs_all_ranks(entry: Entry) -> bool:
-    """Whether other ranks' files have more to tell: shards and copies of a tensor, or random states of their own."""
-    return entry.kind == "rng" or isinstance(entry.value, Tensor)
+def _needs_all_ranks(ck: Checkpoint, entries: Sequence[Entry]) -> bool:
+    """Whether other ranks' files have more to tell: shards and copies of a tensor, or values of their own."""
+    if any(entry.kind == "rng" or isinstance(entry.value, Tensor) for entry in entries):
+        return True
+    few = len({file.rank for file in ck.files}) <= FEW
+    return _ranks(ck, "seen") > 0 and (few or any(entry.kind == "other" for entry in entries))
+
+
+def _ranks(ck: Checkpoint, *status: str) -> int:
+    """How many ranks have files of some status and none that was read; none where what was read is no rank's own."""
+    read = {file.rank for file in ck.files if file.status == "read" and file.rank is not None}
+    found = {file.rank for file in ck.files if file.status in status and file.rank is not None}
+    return len(found - read) if read else 0
 
 
 def _shown(row: KeyRow, value: Any, values: str | None, tensors: int) -> ShownKey:

@@ -26,6 +26,7 @@ class ShowOptions:
         None, "Print the elements of a slice, such as '0:4,:8'; only their bytes are read.", metavar="SLICE"
     )
     private: bool = option(False, "Show also values whose names begin with '_'.")
+    all_ranks: bool = option(False, "Read every rank, also of more than 32 for what all ranks should share.")
     limit: int | None = option(None, "Show so many rows of a table; 0 for all. [default: what fits a terminal]")
 
 
@@ -42,8 +43,8 @@ def show(
     """Show a value in full, or a tensor with its shards.
 
     A KEY is a name as `tree` has it, the beginning of several (rng, optimizers.AdamW.param_groups), a kind of section
-    (optimizer.param_groups), or a glob. Other ranks are read where the key needs it. Of tensors of up to a million
-    elements a few figures are told.
+    (optimizer.param_groups), or a glob. Where ranks hold different values, each is shown with its ranks. Of tensors of
+    up to a million elements a few figures are told.
 
     Exit code: 0 shown, 1 something of it is in no file here or cannot be read, 2 usage (also a key that is not
     there), 3 unreadable.
@@ -55,7 +56,7 @@ def show(
             raise UsageError(None, f"--limit {what.limit}: 0 is for all")
         checkpoint = opened([path], opening, all_ranks=False)
         every = None if checkpoint.all_ranks else lambda: opened([path], opening, all_ranks=True)
-        found = shown_at(checkpoint, keys, what.values, what.private, every)
+        found = shown_at(checkpoint, keys, what.values, what.private, what.all_ranks, every)
 
     def text(answer: Shown, screen: Screen) -> str:
         from ckptools.views.shown import shown_text
@@ -68,5 +69,10 @@ def show(
         remark("it has no keys")
     if found.private:
         remark(f"{plural(found.private, 'private value')} not shown: --private")
+    plain = any(row.type != "tensor" for row in found.rows)
+    if found.not_read and plain:
+        remark(f"{plural(found.not_read, 'other rank')} not read, and may hold other values: --all-ranks")
+    if found.lost and plain:
+        remark(f"what {plural(found.lost, 'rank')} held is not known: files are missing or damaged (verify names them)")
     if found.problems:
         raise SystemExit(1)

@@ -11,7 +11,7 @@ from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath, fqn_of
 from ckptools.training_state.optimizers import Optimizer, nested, optimizers_of
-from ckptools.training_state.sections import Section, SectionKind, sections_of, sections_of_kind
+from ckptools.training_state.sections import Section, SectionKind, is_flat_optimizer, sections_of, sections_of_kind
 
 MAX_ENTRIES = 1_000_000
 """Containers can be shared, so a small file may unfold to more than anybody can hold."""
@@ -27,7 +27,7 @@ class Entry(NamedTuple):
         kind: kind of its section.
         parameter: fqn of the model's tensor that it is, or is the optimizer state of; "" for everything else.
         slot: which state of the parameter it is, such as `exp_avg`; "" outside an optimizer's state.
-        path: key path in the tree; empty within an optimizer, whose keys there may be numbers.
+        path: key path in the tree; empty where an optimizer's flattened settings were put together into groups.
         value: a tensor, or a plain value; a long run of numbers is one.
     """
 
@@ -76,21 +76,28 @@ def _of_section(section: Section, prefix: str) -> Iterator[Entry]:
 
 
 def _of_optimizer(section: Section, optimizer: Optimizer) -> Iterator[Entry]:
-    def entry(words: KeyPath, value: Any, parameter: str = "", slot: str = "") -> Entry:
-        return Entry(fqn_of((section.name, *words)), section.name, "optimizer", parameter, slot, (), value)
+    flat = is_flat_optimizer(section.value)
+    numbers = {name: number for number, name in optimizer.naming.names.items()}
+
+    def entry(words: KeyPath, value: Any, path: KeyPath, parameter: str = "", slot: str = "") -> Entry:
+        return Entry(fqn_of((section.name, *words)), section.name, "optimizer", parameter, slot, path, value)
 
     for key, state in optimizer.state.items():
         parameter = key if isinstance(key, str) else f"?{key}"
         for slot, values in state.items() if isinstance(state, Mapping) else (("state", state),):
             for path, value in leaves_of(values):
-                yield entry(("state", parameter, slot, *path), value, parameter, fqn_of((slot, *path)))
+                at = (f"state.{key}.{slot}",) if flat else ("state", numbers.get(key, key), slot)
+                words = ("state", parameter, slot, *path)
+                yield entry(words, value, (*section.path, *at, *path), parameter, fqn_of((slot, *path)))
     for number, group in enumerate(optimizer.param_groups):
         for key, value in group.items():
             known = list(group.names) if key == "params" else value
-            yield from (entry(("param_groups", number, key, *path), leaf) for path, leaf in leaves_of(known))
+            for path, leaf in leaves_of(known):
+                words = ("param_groups", number, key, *path)
+                yield entry(words, leaf, () if flat else (*section.path, *words))
     for key, value in nested(section.value).items():
         if key not in ("state", "param_groups"):
-            yield from (entry((key, *path), leaf) for path, leaf in leaves_of(value))
+            yield from (entry((key, *path), leaf, (*section.path, key, *path)) for path, leaf in leaves_of(value))
 
 
 def _with_own_names(entries: Iterator[Entry]) -> Iterator[Entry]:

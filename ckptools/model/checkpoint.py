@@ -126,6 +126,8 @@ class Checkpoint:
             tree holds the lowest rank's.
         per_rank: what each rank has at a key path, where the tree holds the lowest rank's: random states, positions in
             the data and what else differs outside model, optimizer and scheduler; tensors as that rank's file has them.
+        unequal: the same where all should have one value, where only some have any (`Absent` stands for the others),
+            and where a foreign object holds other values: to look at, while `per_rank` is kept in what is written.
         bytes_expected: bytes that all files together should have; None when nothing tells.
         cost: what opening it cost.
         assumed_names: parameters whose optimizer state has a number in the files, and got its name by order when it
@@ -152,6 +154,7 @@ class Checkpoint:
     compared: bool = False
     differing: tuple[KeyPath, ...] = ()
     per_rank: Mapping[KeyPath, Mapping[int, Any]] = field(default_factory=dict, repr=False, compare=False)
+    unequal: Mapping[KeyPath, Mapping[int, Any]] = field(default_factory=dict, repr=False, compare=False)
     bytes_expected: int | None = None
     cost: ReadCost = NOTHING_READ
     assumed_names: frozenset[str] = field(default=frozenset(), repr=False)

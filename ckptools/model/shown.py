@@ -11,7 +11,7 @@ from ckptools.dtypes import short
 from ckptools.model.records import displayed
 from ckptools.model.regions import Ints
 from ckptools.model.rows import Rows
-from ckptools.text import clip_middle, few, shape
+from ckptools.text import clip, clip_middle, few, plural, shape, spans
 
 
 @displayed
@@ -44,6 +44,25 @@ class ShardRow(NamedTuple):
 
 
 @displayed
+class RankValue(NamedTuple):
+    """What some ranks hold at a key, where others hold something else.
+
+    Attributes:
+        ranks: which.
+        value: a plain value in full; None for an object of a foreign class, and where they have nothing.
+        note: of a value that is not short, what it is; `nothing there` where these ranks have none.
+    """
+
+    ranks: tuple[int, ...]
+    value: Any
+    note: str
+
+    def _told(self) -> str:
+        held = self.note or str(self.value)
+        return f"{plural(len(self.ranks), 'rank')} {spans(self.ranks)}: {clip(held, 60)}"
+
+
+@displayed
 class ShownKey(NamedTuple):
     """One key, and what is there.
 
@@ -57,7 +76,8 @@ class ShownKey(NamedTuple):
         params: elements of a tensor; 0 for other values.
         bytes: of the global tensor, packed; 0 for other values.
         layout: how a tensor is spread over the ranks; "" for other values.
-        value: a plain value in full; None for a tensor, and for an object of a foreign class.
+        value: a plain value in full; None for a tensor, and for an object of a foreign class. Where ranks hold
+            different values that of the lowest.
         tied: name of the first key of its section that has the same bytes; "" where none has.
         note: why a tensor cannot be loaded; of a value that is not short, what it is.
         shards: the pieces of a tensor in rank order; empty for other values.
@@ -67,6 +87,8 @@ class ShownKey(NamedTuple):
         slice: the slice that was asked for; "" where none was.
         values: its elements as nested lists; None where none were asked for, or they cannot be read.
         problem: why elements or figures cannot be had, or not of all; "" where they can.
+        ranks: what ranks hold of a plain value, where those that were read hold different ones: a row for each; empty
+            where none is known to differ.
     """
 
     name: str
@@ -88,11 +110,13 @@ class ShownKey(NamedTuple):
     slice: str = ""
     values: Any = None
     problem: str = ""
+    ranks: tuple[RankValue, ...] = ()
 
     def _told(self) -> str:
         held = f"{short(self.dtype)} {shape(self.shape)}" if self.shape is not None else f"{self.type} {self.value}"
         missing = f", {self.missing} elements MISSING" if self.missing else ""
-        return f"{clip_middle(self.name, 60)}: {held}{missing}"
+        differ = f"; ranks hold {len(self.ranks)} different ones" if self.ranks else ""
+        return f"{clip_middle(self.name, 60)}: {held}{missing}{differ}"
 
 
 @displayed
@@ -125,6 +149,8 @@ class Shown:
         name: what the checkpoint is called.
         keys: what was asked for.
         private: how many values were left out because their names begin with `_`.
+        not_read: how many ranks' files are here and were not read, so that what they hold at these keys is not known.
+        lost: of how many ranks that is not known because their files are missing or damaged.
         streams: the generators of the random states that are shown.
         rows: a row for each key that was found, in the order of the file.
     """
@@ -133,6 +159,8 @@ class Shown:
     name: str
     keys: tuple[str, ...]
     private: int
+    not_read: int
+    lost: int
     streams: Rows[StreamRow]
     rows: Rows[ShownKey]
 

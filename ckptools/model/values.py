@@ -162,6 +162,15 @@ class Cycle(Lost):
     __slots__ = ()
 
 
+class Absent:
+    """Stands where a rank has nothing, and others have something."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "Absent()"
+
+
 class Size(tuple[int, ...]):
     """A `torch.Size`."""
 

@@ -8,13 +8,14 @@ from typing import Any
 
 from ckptools.dtypes import short
 from ckptools.model.regions import Box
-from ckptools.model.shown import ShardRow, Shown, ShownKey, StreamRow
-from ckptools.text import clip, count, few, number, printable, shape, size
+from ckptools.model.shown import RankValue, ShardRow, Shown, ShownKey, StreamRow
+from ckptools.text import clip, count, few, number, printable, shape, size, spans
 from ckptools.views.shard_map import shard_map
 from ckptools.views.tables import PIPE, Column, Screen, table, wrapped
 from ckptools.views.value_text import value_text
 
 VALUE_COLUMNS = (Column("key", name=True), Column("value"))
+RANK_COLUMNS = (Column("key", name=True), Column("ranks"), Column("value"))
 SHARD_COLUMNS = (
     Column("rank", right=True),
     Column("region"),
@@ -49,10 +50,32 @@ def _is_brief(row: ShownKey, shown: Shown) -> bool:
 
 def _values(rows: Sequence[ShownKey], screen: Screen) -> list[str]:
     if len(rows) == 1:
-        return wrapped(f"{printable(clip(rows[0].name, FULL))}  ", printable(_in_full(rows[0])), screen)
+        return [line for name, text in _alone(rows[0]) for line in wrapped(f"{name}  ", printable(text), screen)]
     wide = screen.width or FULL
-    cells = [(row.name, _brief(row, wide)) for row in rows]
-    return table(VALUE_COLUMNS, cells, screen)
+    if not any(row.ranks for row in rows):
+        return table(VALUE_COLUMNS, [(row.name, _brief(row, wide)) for row in rows], screen)
+    return table(RANK_COLUMNS, [cells for row in rows for cells in _by_rank(row, wide)], screen)
+
+
+def _alone(row: ShownKey) -> Iterator[tuple[str, str]]:
+    """A value in full behind its name; where ranks hold different ones each behind its ranks too."""
+    name = printable(clip(row.name, FULL))
+    if not row.ranks:
+        yield name, _in_full(row.value, row.note)
+    for of in row.ranks:
+        yield f"{name}  {_ranks(of)}", _in_full(of.value, of.note)
+
+
+def _by_rank(row: ShownKey, wide: int) -> Iterator[tuple[str, str, str]]:
+    """The cells of a value under `RANK_COLUMNS`: a row for each of those that ranks hold."""
+    if not row.ranks:
+        yield row.name, "-", _brief(row, wide)
+    for of in row.ranks:
+        yield row.name, spans(of.ranks), of.note or value_text(of.value, wide)
+
+
+def _ranks(of: RankValue) -> str:
+    return f"rank {of.ranks[0]}:" if len(of.ranks) == 1 else f"ranks {spans(of.ranks)}:"
 
 
 def _brief(row: ShownKey, wide: int) -> str:
@@ -62,13 +85,13 @@ def _brief(row: ShownKey, wide: int) -> str:
     return f"{short(row.dtype)} {shape(row.shape or ())}" + (f", crc {', '.join(crcs)}" if crcs else "")
 
 
-def _in_full(row: ShownKey) -> str:
-    if row.value is None:
-        return row.note or "None"
-    if isinstance(row.value, list):
-        inside = ", ".join(value_text(item, FULL) for item in row.value)
-        return f"{row.note}: [{inside}]" if row.note else f"[{inside}]"
-    return value_text(row.value, FULL)
+def _in_full(value: Any, note: str) -> str:
+    if value is None:
+        return note or "None"
+    if isinstance(value, list):
+        inside = ", ".join(value_text(item, FULL) for item in value)
+        return f"{note}: [{inside}]" if note else f"[{inside}]"
+    return value_text(value, FULL)
 
 
 def stream_lines(streams: Sequence[StreamRow]) -> Iterator[str]:

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import json
 import shutil
 import subprocess
 import sys
 
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import ckptools
 from ckptools.cli import app
+from ckptools.contents.entries import entries_of
+from ckptools.contents.unequal_values import UnequalValues
+from ckptools.contents.values import as_data
+from ckptools.files.opening import OpenFiles
+from ckptools.formats.shared.merge import Merge
+from ckptools.formats.shared.rank_checks import compare_ranks
 from tests.truth import FIXTURES
+from tests.views.made import checkpoint
 
 FSDP = FIXTURES / "torch2.13.0-fsdp1-sharded-w4"
 MESH = FIXTURES / "torch2.13.0-fsdp2-tp2x2-w4"
@@ -141,3 +153,94 @@ def test_plain_values_and_large_tensors_are_shown_without_torch_and_numpy():
 def test_the_same_is_one_call_in_python():
     found = ckptools.open(FSDP / "rank0.pt").show("emb.weight", values="0,:2")
     assert json.loads(json.dumps(found.to_dicts())) == told(FSDP / "rank0.pt", "emb.weight", "--values", "0,:2")["rows"]
+
+
+# -- values that differ between ranks ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def unlike(tmp_path):
+    """A function that saves rank files from what each rank has at some keys."""
+
+    def save(**by_rank: list[object]):
+        for rank in range(len(next(iter(by_rank.values())))):
+            here = {key: values[rank] for key, values in by_rank.items() if values[rank] is not None}
+            state = {"model": {"w": torch.ones(4)}, "step": 7, **here}
+            torch.save({"state": state}, tmp_path / f"ep0-ba7-rank{rank}.pt")
+        return tmp_path / "ep0-ba7-rank0.pt"
+
+    return save
+
+
+def test_ranks_that_hold_other_values_have_a_row_for_each(unlike):
+    path = unlike(timestamp=[{"batch": 11500}, {"batch": 11500}, {"batch": 11000}, {"batch": 11500}])
+    assert run(path, "timestamp.batch").stdout.splitlines() == [
+        "timestamp.batch  ranks 0, 1, 3:  11500",
+        "timestamp.batch  rank 2:  11000",
+    ]
+    assert told(path, "timestamp.batch")["rows"][0]["ranks"] == [
+        {"ranks": [0, 1, 3], "value": 11500, "note": ""},
+        {"ranks": [2], "value": 11000, "note": ""},
+    ]
+    lines = [line.split() for line in run(path, "timestamp", "step").stdout.splitlines()]
+    assert ["timestamp.batch", "0,", "1,", "3", "11500"] in lines and ["timestamp.batch", "2", "11000"] in lines
+    assert ["step", "-", "7"] in lines
+
+
+def test_what_only_some_ranks_have_is_not_given_to_the_others(unlike):
+    path = unlike(notes=[{"seen": 1, "of": 2}, {"seen": 1}, {"seen": 1}])
+    assert run(path, "notes.of").stdout.splitlines() == ["notes.of  rank 0:  2", "notes.of  ranks 1, 2:  nothing there"]
+    assert told(path, "notes.seen")["rows"][0]["ranks"] == []
+
+
+def test_settings_of_an_optimizer_that_differ_are_shown_by_rank(unlike):
+    def adam(lr: float) -> dict[str, object]:
+        parameter = torch.nn.Parameter(torch.ones(4))
+        optimizer = torch.optim.AdamW([parameter], lr=lr)
+        parameter.sum().backward()
+        optimizer.step()
+        return optimizer.state_dict()
+
+    rows = told(unlike(optimizer=[adam(0.5), adam(0.25)]), "optimizer.param_groups.0.lr")["rows"]
+    assert [(of["ranks"], of["value"]) for of in rows[0]["ranks"]] == [([0], 0.5), ([1], 0.25)]
+
+
+def test_values_in_foreign_objects_are_held_against_each_other(unlike):
+    path = unlike(args=[argparse.Namespace(rank=rank, lr=0.1) for rank in range(3)])
+    rows = {row["name"]: row["ranks"] for row in told(path, "args")["rows"]}
+    assert [of["value"] for of in rows["args.rank"]] == [0, 1, 2] and rows["args.lr"] == []
+
+
+def test_of_many_ranks_one_alone_is_read_for_what_all_share_and_that_is_said(unlike):
+    rates = [{"last_epoch": 7, "base_lrs": [rank // 33]} for rank in range(34)]
+    path = unlike(scheduler=rates, timestamp=[{"batch": 7 + rank // 33} for rank in range(34)])
+    done = run(path, "scheduler.base_lrs")
+    assert done.stdout == "scheduler.base_lrs  [0]\n"
+    assert "33 other ranks not read, and may hold other values: --all-ranks" in done.stderr
+    assert told(path, "scheduler.base_lrs")["not_read"] == 33
+    everything = run(path, "scheduler.base_lrs", "--all-ranks")
+    assert everything.stdout.endswith("rank 33:  [1]\n") and "not read" not in everything.stderr
+    assert "rank 33:  8" in run(path, "timestamp.batch").stdout
+    found = ckptools.open(path).show("scheduler.base_lrs", all_ranks=True).rows[0].ranks
+    assert [of.ranks for of in found] == [tuple(range(33)), (33,)]
+
+
+def test_what_a_lost_rank_held_is_said_to_be_unknown(unlike):
+    path = unlike(timestamp=[{"batch": 7}] * 3)
+    (path.parent / "ep0-ba7-rank1.pt").write_bytes(b"PK")
+    done = run(path, "timestamp.batch")
+    assert done.stdout == "timestamp.batch  7\n" and "what 1 rank held is not known" in done.stderr
+
+
+@settings(max_examples=25, deadline=None)
+@given(values=st.lists(st.sampled_from([None, 1, 2, 2.5, "a", [1, 2], (3,), float("nan")]), min_size=2, max_size=5))
+def test_rows_by_rank_are_the_values_that_were_saved(values):
+    merge = Merge()
+    tree = merge.trees([(rank, {"x": {"y": value}}) for rank, value in enumerate(values)])
+    found = compare_ranks(merge, tree)
+    ck = dataclasses.replace(checkpoint(tree), per_rank=found.per_rank, unequal=found.unequal)
+    with OpenFiles() as files:
+        rows = UnequalValues(ck, files).at(next(e for e in entries_of(ck) if e.name == "x.y"))
+    saved = {rank: repr(as_data(value)) for rank, value in enumerate(values)}
+    told = {rank: repr(row.value) for row in rows for rank in row.ranks}
+    assert told == (saved if len(set(saved.values())) > 1 else {})

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 import ckptools
 from ckptools.errors import CkptoolsError
-from ckptools.formats.shared.merge import Merge, difference, same_value
+from ckptools.formats.shared.merge import Merge
+from ckptools.formats.shared.same_values import difference, same_value
 from ckptools.model.regions import Box, contiguous_strides
 from ckptools.model.tensor import Shard, Source, Tensor
 from ckptools.model.tree import walk

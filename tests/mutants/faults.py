@@ -519,6 +519,24 @@ FAULTS = (
         ("if len(prints) > 1 and len(set(prints.values())) == 1:", "if False:"),
     ),
     *_in(
+        "contents/unequal_values.py",
+        "cli/test_show.py",
+        ("{**ck.unequal, **ck.per_rank}", "dict(ck.per_rank)"),
+        ("leaves.get(below, NOTHING)", "leaves.get(below, entry.value)"),
+    ),
+    *_in(
+        "formats/shared/rank_checks.py",
+        "cli/test_show.py",
+        ("(*merge.differing, *merge.unlike, *lacking)", "(*merge.differing, *lacking)"),
+        ("(*merge.differing, *merge.unlike, *lacking)", "(*merge.differing, *merge.unlike)"),
+    ),
+    *_in(
+        "checks/showing.py",
+        "cli/test_show.py",
+        ('(few or any(entry.kind == "other" for entry in entries))', "few"),
+        ("if with_all_ranks is not None and (all_ranks or", "if with_all_ranks is not None and (False or"),
+    ),
+    *_in(
         "contents/random_states.py",
         "contents/test_random_states.py",
         ("{rank: joined(contents) for", "{rank: max(contents, key=lambda c: len(c.text)) for"),

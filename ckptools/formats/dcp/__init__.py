@@ -60,6 +60,7 @@ def read(path: Path, options: Options) -> Checkpoint:
     builder.problems += [*found.problems, *problems]
     builder.differing += found.differing
     builder.per_rank |= found.per_rank
+    builder.unequal |= found.unequal
     builder.add_read(found.files_read, found.bytes_read, found.names)
     beside = [companion] if companion else []
     builder.add_saved(beside)

@@ -96,6 +96,7 @@ class Parts:
         cut = 1 if prefix else 0
         self.builder.differing += ((key, *path[cut:]) for path in found.differing)
         self.builder.per_rank |= {(key, *path[cut:]): values for path, values in found.per_rank.items()}
+        self.builder.unequal |= {(key, *path[cut:]): values for path, values in found.unequal.items()}
 
     def add_dcp_at_top(self, folder: Path) -> None:
         """Add the parts that a DCP folder has at its top.
@@ -108,6 +109,7 @@ class Parts:
         self.problems += (replace(p, message=f"{folder.name}: {p.message}") for p in found.problems)
         self.builder.differing += found.differing
         self.builder.per_rank |= found.per_rank
+        self.builder.unequal |= found.unequal
 
     def read_dcp(self, folder: Path) -> Folder:
         """Read a DCP folder and note its files and cost.
@@ -195,6 +197,7 @@ class Parts:
         self.files += (f._replace(part=key) for f in other.files)
         self.builder.differing += ((key, *path) for path in other.differing)
         self.builder.per_rank |= {(key, *path): values for path, values in other.per_rank.items()}
+        self.builder.unequal |= {(key, *path): values for path, values in other.unequal.items()}
         self.ranks |= set(range(other.world_size.value or 0))
         self.nbytes += other.bytes_expected or 0
         self.builder.add_read(other.cost.files, other.cost.nbytes, other.names)

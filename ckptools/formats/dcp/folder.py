@@ -47,6 +47,7 @@ class Folder:
         extra: attributes of the metadata that torch does not have, such as Megatron's `mcore_data`.
         differing: key paths of objects that differ between ranks, where each wrote its own metadata.
         per_rank: what each rank has at such a key path, and of random states and positions in the data.
+        unequal: the same where all should have one value, or only some have any.
         bytes_expected: bytes that its files together have at least.
         files_read: how many files were opened.
         bytes_read: how much of them was read.
@@ -63,6 +64,7 @@ class Folder:
     extra: Mapping[str, Any] = field(repr=False)
     differing: tuple[KeyPath, ...]
     per_rank: Mapping[KeyPath, Mapping[int, Any]] = field(repr=False)
+    unequal: Mapping[KeyPath, Mapping[int, Any]] = field(repr=False)
     bytes_expected: int
     files_read: int
     bytes_read: int
@@ -89,7 +91,7 @@ def read_folder(folder: Path, options: Options) -> Folder:
     leaves = {**tensors, **objects}
     flat = {fqn: leaves[fqn] for one in metadata for fqn in one.order}
     tree, contradiction = _nested(flat, paths)
-    found = RankValues(tree, tuple(merge.problems), (), {})
+    found = RankValues(tree, tuple(merge.problems), (), {}, {})
     if not any(p.severity == "error" for p in contradiction):  # else the tree has other paths
         found = compare_ranks(merge, tree)
     problems = [*check_data_files(here, holds), *problems, *lost, *found.problems, *contradiction]
@@ -105,6 +107,7 @@ def read_folder(folder: Path, options: Options) -> Folder:
         extra=metadata[0].extra,
         differing=found.differing,
         per_rank=found.per_rank,
+        unequal=found.unequal,
         bytes_expected=sum(one.nbytes for one in metadata) + sum(f.needed for f in here.values()),
         files_read=len(metadata) + len(items.files_read),
         bytes_read=sum(one.nbytes for one in metadata) + items.bytes_read,

@@ -136,6 +136,7 @@ class _Opening:
         tree = self._tree(assembler)
         files = tuple(list_files(self.files, self.ranks, self._worlds(), self.sharded, self._prefix()))
         found = rank_checks.compare_ranks(self.merge, tree, assembler.differing)
+        self.builder.unequal |= assembler.unequal
         tree = found.tree
         sections = find_sections(tree)
         self.problems += rank_checks.check_files(files, self.files.faults, self.ranks.world, True)

@@ -13,7 +13,8 @@ from ckptools.formats.deepspeed.runs import Place, Run, Where, places, shards_at
 from ckptools.formats.deepspeed.states import ModelStates, OptimStates, group_of_ids
 from ckptools.formats.shared.copied_files import stated_checksum
 from ckptools.formats.shared.flat_runs import flat_source
-from ckptools.formats.shared.merge import Merge, same_value
+from ckptools.formats.shared.merge import Merge
+from ckptools.formats.shared.same_values import same_value
 from ckptools.model.problems import Code, Problem
 from ckptools.model.rank_vote import minority_ranks
 from ckptools.model.regions import Ints, chunk
@@ -55,6 +56,7 @@ class ZeroAssembler:
         world: how many ranks there are.
         problems: what is wrong with the tensors.
         differing: plain values that differ between ranks, with the ranks that differ.
+        unequal: what each rank has there.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class ZeroAssembler:
         self.layouts, self.rank_of, self.world = layouts, rank_of, world
         self.problems: list[Problem] = []
         self.differing: dict[KeyPath, list[int]] = {}
+        self.unequal: dict[KeyPath, Mapping[int, Any]] = {}
         self.optims = optims
         self.masters: dict[Where, Source] = {}
         self.slots: dict[str, Slot] = {}
@@ -168,6 +171,7 @@ class ZeroAssembler:
         merged = merge.trees(ranked, path)
         self.problems += merge.problems
         self.differing |= merge.differing
+        self.unequal |= {at: merge.values_or_absent(at) for at in merge.differing}
         if len(set(sums.values()) - {None}) > 1:
             self.differing[path] = minority_ranks(list(sums.items()), eq)
         return merged
@@ -188,6 +192,7 @@ class ZeroAssembler:
         merged = merge.trees(sorted(ranked, key=lambda r: r[0]), ("optimizer", "param_groups"))
         self.problems += merge.problems
         self.differing |= merge.differing
+        self.unequal |= {at: merge.values_or_absent(at) for at in merge.differing}
         return list(merged)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from ckptools.formats.megatron.grid import Coordinates, Grid, setting
 from ckptools.formats.megatron.layers import LAYER, Layers, chunks_of, module_order_in
 from ckptools.formats.megatron.rules import Rules
-from ckptools.formats.shared.merge import same_value
+from ckptools.formats.shared.same_values import same_value
 from ckptools.formats.shared.tensor_parallel import REPLICATED, Piece, Rule, UnlikeError, join, unjoined_tensor
 from ckptools.model.problems import Code, Problem
 from ckptools.model.rank_vote import minority_ranks

@@ -29,6 +29,7 @@ class CheckpointBuilder:
         names: dotted names that the files mention, each once.
         differing: key paths of values that may differ between the ranks, and do.
         per_rank: what each rank has at a key path.
+        unequal: the same where all should have one value, or only some have any.
         files_read: files that were read in full.
         bytes_read: how much was read.
     """
@@ -39,6 +40,7 @@ class CheckpointBuilder:
         self.names: dict[str, None] = {}
         self.differing: list[KeyPath] = []
         self.per_rank: dict[KeyPath, Mapping[int, Any]] = {}
+        self.unequal: dict[KeyPath, Mapping[int, Any]] = {}
         self.files_read = self.bytes_read = 0
         self._started = time.perf_counter()
 
@@ -58,12 +60,14 @@ class CheckpointBuilder:
         self.problems += found.problems
         self.differing += found.differing
         self.per_rank |= found.per_rank
+        self.unequal |= found.unequal
 
     def add(self, other: CheckpointBuilder) -> None:
         """Add everything that was found of another part, behind what was found here."""
         self.problems += other.problems
         self.differing += other.differing
         self.per_rank |= other.per_rank
+        self.unequal |= other.unequal
         self.add_read(other.files_read, other.bytes_read, other.names)
 
     def checkpoint(
@@ -101,6 +105,7 @@ class CheckpointBuilder:
             compared=compared,
             differing=tuple(self.differing),
             per_rank=self.per_rank,
+            unequal=self.unequal,
             bytes_expected=bytes_expected,
             cost=ReadCost(self.files_read, time.perf_counter() - self._started, self.bytes_read),
             assumed_names=frozenset(assumed_names),

@@ -7,16 +7,17 @@ tensors under one key are replicas of each other, whatever their values are. Eve
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ckptools.formats.shared.same_values import NAMES, difference, same_inside, same_value
 from ckptools.model.problems import Code, Problem
 from ckptools.model.rank_vote import minority_ranks
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Shard, Tensor, in_rank_order
 from ckptools.model.tree import KeyPath, fqn_of
-from ckptools.model.values import Device, Global, NumpyArray, NumpyDtype, NumpyScalar, Opaque, Size, TorchName
+from ckptools.model.values import Absent, Opaque
 
 Ranked = Sequence[tuple[int, Any]]
 """The value that each rank has at one key path, in rank order."""
@@ -31,6 +32,7 @@ class Merge:
         uneven: key paths of 1-D tensors of different lengths, which may be pieces of a flattened parameter.
         differing: key paths of plain values that differ, with the ranks that do not have what most have.
         partial: key paths that only some ranks have.
+        unlike: key paths of foreign objects of one class that hold other values.
         roots: what was merged, by the key path where it was put.
     """
 
@@ -38,6 +40,7 @@ class Merge:
     uneven: list[KeyPath] = field(default_factory=list)
     differing: dict[KeyPath, list[int]] = field(default_factory=dict)
     partial: list[KeyPath] = field(default_factory=list)
+    unlike: list[KeyPath] = field(default_factory=list)
     roots: dict[KeyPath, Ranked] = field(default_factory=dict)
 
     @property
@@ -61,6 +64,12 @@ class Merge:
         found = ((rank, _at(tree, path[len(root or ()) :])) for rank, tree in ranked)
         return {rank: value for rank, value in found if value is not _NOTHING}
 
+    def values_or_absent(self, path: KeyPath) -> dict[int, Any]:
+        """What each rank had at a key path; `Absent` where its tree was read and has nothing there."""
+        values, root = self.values(path), self.root_of(path)
+        ranked = self.roots[root] if root is not None else ()
+        return {rank: values.get(rank, ABSENT) for rank, _ in ranked} if values else {}
+
     def _merged(self, ranked: Ranked, path: KeyPath) -> Any:
         first = ranked[0][1]
         if any(isinstance(v, Tensor) for _, v in ranked):
@@ -76,7 +85,7 @@ class Merge:
         first = ranked[0][1]
         if len(ranked) == 1 and not any(isinstance(v, (dict, list, tuple, Tensor)) for v in first.values()):
             return first
-        if any(isinstance(k, _NAMES) for _, v in ranked for k in v):
+        if any(isinstance(k, NAMES) for _, v in ranked for k in v):
             ranked = _same_keys(ranked)
             first = ranked[0][1]
         keys = dict.fromkeys(k for _, v in ranked for k in v)
@@ -102,6 +111,8 @@ class Merge:
         odd = minority_ranks(ranked, same_value)
         if odd:
             self.differing[path] = odd
+        elif isinstance(ranked[0][1], Opaque) and not all(same_inside(ranked[0][1], other) for _, other in ranked[1:]):
+            self.unlike.append(path)
 
     def _tensors(self, ranked: Ranked, path: KeyPath) -> Any:
         first = next(v for _, v in ranked if isinstance(v, Tensor))
@@ -115,11 +126,13 @@ class Merge:
 
 _NOTHING = object()
 
+ABSENT = Absent()
+
 
 def _at(tree: Any, path: KeyPath) -> Any:
     """What is at a key path; `_NOTHING` when nothing is."""
     for key in path:
-        if isinstance(tree, dict) and isinstance(key, _NAMES):
+        if isinstance(tree, dict) and isinstance(key, NAMES):
             tree = next((v for k, v in tree.items() if repr(k) == repr(key)), _NOTHING)
         elif isinstance(tree, dict):
             tree = tree.get(key, _NOTHING)
@@ -140,10 +153,6 @@ def put(tree: Any, path: KeyPath, value: Any) -> Any:
     return tree
 
 
-_NAMES = (Global, TorchName, Device)
-"""Stand-ins that are keys by identity, so that two files have two of one name."""
-
-
 def _same_keys(ranked: Ranked) -> Ranked:
     """The same dicts with one object for each name that is a key, such as `torch.float32` in a scaler's state."""
     known: dict[str, Any] = {}
@@ -151,7 +160,7 @@ def _same_keys(ranked: Ranked) -> Ranked:
     for rank, values in ranked:
         copied = empty_like(values)
         for key, value in values.items():
-            copied[known.setdefault(repr(key), key) if isinstance(key, _NAMES) else key] = value
+            copied[known.setdefault(repr(key), key) if isinstance(key, NAMES) else key] = value
         renamed.append((rank, copied))
     return renamed
 
@@ -168,26 +177,6 @@ def empty_like(container: dict[Any, Any]) -> dict[Any, Any]:
             empty._metadata = container._metadata  # type: ignore[attr-defined]
         return empty
     return {}
-
-
-def difference(a: Tensor, b: Any) -> tuple[str, str] | None:
-    """How two ranks describe one tensor differently, the second first; None when they agree.
-
-    Plain tensors of different shapes are no contradiction yet: they may be pieces of a flattened parameter.
-    """
-    if not isinstance(b, Tensor):
-        return f"a {type(b).__name__}", "a tensor"
-    if a.kind != b.kind:
-        return f"a {b.kind} tensor", f"a {a.kind} one"
-    if a.dtype != b.dtype:
-        return f"dtype {b.dtype}", a.dtype
-    if a.shape != b.shape and not (a.kind == "plain" and len(a.shape) == len(b.shape) == 1):
-        return f"shape {list(b.shape)}", str(list(a.shape))
-    if a.placements != b.placements or a.mesh != b.mesh:
-        return f"placements {b.placements} on mesh {b.mesh}", f"{a.placements} on {a.mesh}"
-    if a.sharded and a.kind == "sharded_tensor" and not _same_layout(a, b):
-        return "another shard list", f"{len(a.shards)} shards"
-    return None
 
 
 def _disagreement(ranked: Ranked, path: KeyPath) -> Problem:
@@ -209,10 +198,6 @@ def _either_way(a: Any, b: Any) -> tuple[str, str] | None:
     return (found[1], found[0]) if found else None
 
 
-def _same_layout(a: Tensor, b: Tensor) -> bool:
-    return [s.box for s in a.shards] == [s.box for s in b.shards]
-
-
 def _joined(ranked: Sequence[tuple[int, Tensor]]) -> tuple[Shard, ...]:
     """Every rank's own shards, and those that a file lists and nobody has, in rank order."""
     found: dict[Box, list[Shard]] = {}
@@ -229,41 +214,5 @@ def _joined(ranked: Sequence[tuple[int, Tensor]]) -> tuple[Shard, ...]:
     return in_rank_order((*listed.values(), *(s for shards in found.values() for s in shards)))
 
 
-def same_records(shards: Iterable[Shard]) -> bool:
-    """Whether the records that shards lie in have one checksum and length, as far as they state any."""
-    stated = {(s.source.crc, s.source.record_span[1]) for s in shards if s.source is not None and s.source.crc}
-    return len(stated) < 2
-
-
 def _plain(value: Any) -> bool:
     return not isinstance(value, (dict, list, tuple, Tensor))
-
-
-def _only_ints(values: Sequence[Any]) -> bool:
-    """Python's random state is 625 of them, and a file may hold those of 1,024 ranks: too many to take one by one."""
-    return set(map(type, values)) == {int}
-
-
-def same_value(a: Any, b: Any) -> bool:
-    """Whether two values are the same, NaN included; foreign objects by name, tensors by what is stated of them."""
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, float):
-        return bool(a == b or (a != a and b != b))
-    if isinstance(a, (NumpyArray, NumpyScalar)):
-        return [getattr(a, name) for name in a.__slots__] == [getattr(b, name) for name in b.__slots__]
-    if isinstance(a, (TorchName, Device, NumpyDtype)):
-        return bool(repr(a) == repr(b))
-    if isinstance(a, Global):
-        return bool(a.dotted == b.dotted)
-    if isinstance(a, Opaque):
-        return bool(a.name == b.name)
-    if isinstance(a, (list, tuple)) and not isinstance(a, Size):
-        if _only_ints(a) and _only_ints(b):
-            return bool(a == b)
-        return len(a) == len(b) and all(same_value(x, y) for x, y in zip(a, b, strict=True))
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same_value(value, b[key]) for key, value in a.items())
-    if isinstance(a, Tensor):
-        return difference(a, b) is None and same_records([*a.shards, *b.shards])
-    return bool(a == b)

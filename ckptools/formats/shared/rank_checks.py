@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ckptools.formats.shared.file_status import Fault
-from ckptools.formats.shared.merge import Merge, put, same_records
+from ckptools.formats.shared.merge import Merge, put
+from ckptools.formats.shared.same_values import same_records
 from ckptools.model.checkpoint import RankFile
 from ckptools.model.problems import Code, Problem, Severity
 from ckptools.model.rank_vote import minority_ranks
@@ -79,12 +80,15 @@ class RankValues(NamedTuple):
         problems: values and tensors that should be the same on all ranks and are not.
         differing: key paths of plain values and tensors that may differ, and do.
         per_rank: by key path what each rank has there: sections that are each rank's own, and what differs elsewhere.
+        unequal: the same of what is not kept for every rank: where all should have one value, where only some have any,
+            where a foreign object holds other values.
     """
 
     tree: Any
     problems: tuple[Problem, ...]
     differing: tuple[KeyPath, ...]
     per_rank: Mapping[KeyPath, Mapping[int, Any]]
+    unequal: Mapping[KeyPath, Mapping[int, Any]]
 
 
 def compare_ranks(merge: Merge, tree: Any, more: Mapping[KeyPath, Sequence[int]] | None = None) -> RankValues:
@@ -96,7 +100,7 @@ def compare_ranks(merge: Merge, tree: Any, more: Mapping[KeyPath, Sequence[int]]
         more: key paths of further values that differ, with the ranks that do not have what most have.
     """
     if not more and all(len(ranked) < 2 for ranked in merge.roots.values()):
-        return RankValues(tree, (), (), {})
+        return RankValues(tree, (), (), {}, {})
     sections = find_sections(tree)
     shared = Shared(sections)
     differing = {**(more or {}), **merge.differing}
@@ -112,7 +116,18 @@ def compare_ranks(merge: Merge, tree: Any, more: Mapping[KeyPath, Sequence[int]]
     per_rank = {s.path: v for s in sections if _is_listed(s, own) and len(v := merge.values(s.path)) > 1}
     rest = (p for p in own if not any(p[: len(s)] == s for s in per_rank))
     per_rank |= {p: v for p in (_saved_whole(p, merge, sections) for p in rest) if len(v := merge.values(p)) > 1}
-    return RankValues(tree, tuple(problems), tuple(own), per_rank)
+    return RankValues(tree, tuple(problems), tuple(own), per_rank, _unequal(merge, sections, per_rank))
+
+
+def _unequal(merge: Merge, sections: Sequence[Section], kept: Collection[KeyPath]) -> dict[KeyPath, dict[int, Any]]:
+    """What each rank has where ranks have not the same, and it is not kept for every rank anyway.
+
+    Stages of a pipeline lack most of a model and of its optimizer; that is no difference.
+    """
+    parted = [s for s in sections if s.kind in ("model", "optimizer")]
+    lacking = (path for path in merge.partial if not any(s.holds(path) for s in parted))
+    found = (path for path in (*merge.differing, *merge.unlike, *lacking) if not any(path[: len(k)] == k for k in kept))
+    return {path: of for path in found if len(of := merge.values_or_absent(path)) > 1}
 
 
 _OF_A_RUN = tuple((name,) for name in RUN_NAMES)
