@@ -255,7 +255,7 @@ FAULTS = (
     ),
     # -- what ranks say together --------------------------------------------------------------------------------------
     *_in(
-        "formats/shared/merge.py",
+        "formats/shared/same_values.py",
         "formats/test_merge.py",
         ('if a.sharded and a.kind == "sharded_tensor" and not _same_layout(a, b):', "if False:"),
         ("return set(map(type, values)) == {int}", "return True"),
@@ -270,6 +270,10 @@ FAULTS = (
         ("return len(a) == len(b) and all(", "return all("),
         ("return difference(a, b) is None and same_records", "return same_records"),
         ("return difference(a, b) is None and same_records([*a.shards, *b.shards])", "return difference(a, b) is None"),
+    ),
+    *_in(
+        "formats/shared/merge.py",
+        "formats/test_merge.py",
         ("in_rank_order((*listed.values(), *(s for", "in_rank_order((*(s for"),
     ),
     *_in(
@@ -1077,7 +1081,7 @@ FAULTS = (
     *_in(
         "checks/showing.py",
         "cli/test_show.py",
-        ('    return entry.kind == "rng" or isinstance(entry.value, Tensor)\n', "    return False\n"),
+        ('if any(entry.kind == "rng" or isinstance(entry.value, Tensor) for entry in entries):', "if False:"),
     ),
     # -- statistics ----------------------------------------------------------------------------------------------
     *_in(
