@@ -68,7 +68,7 @@ def _newest_whole(paths: list[Path], model: Transformer, report: Report) -> Path
         found = snapshots.newest_whole(paths, report, model)
         if found is None:
             raise NotWholeError(paths[-1], "is not whole, and no other checkpoint is there to go on from")
-        chosen = [found.path]
+        chosen = [found]
     dist.broadcast_object_list(chosen)
     assert chosen[0] is not None
     return chosen[0]

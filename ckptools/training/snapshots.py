@@ -1,17 +1,25 @@
-"""Which of several checkpoints to go on from: the newest that is whole, by ckptools' own checks."""
+"""Which of several checkpoints to go on from: the newest that is whole, by the search and the checks of `ls --deep`.
+
+What differs is the question: a run may also name one checkpoint, or remember which it saved itself; its own `full.pt`
+is none to go on from; and links are followed, for they are the user's own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial as given
 from pathlib import Path
 
 from torch import nn
 
-from ckptools import api
-from ckptools.errors import CkptoolsError, ReadError, SeveralError
+from ckptools.checks.run_folder import newest
+from ckptools.checks.run_folder.rows import row_of
+from ckptools.checks.run_folder.search import Opened, Search
+from ckptools.errors import CkptoolsError, ReadError
+from ckptools.formats.opening import open_checkpoint
+from ckptools.model.checkpoint import Checkpoint
 from ckptools.training.options import FULL_STATE, CreateOptions, opened_by
-from ckptools.training.output import METADATA, is_checkpoint
 from ckptools.training.resume_options import restarts
 
 SAVED = "saved"
@@ -40,8 +48,8 @@ def remember(partial: Path, files: tuple[Path, ...]) -> None:
         file.write(f"{opened_by(files)}\n")
 
 
-def newest_whole(paths: Iterable[Path], report: Report, model: nn.Module | None = None) -> api.Checkpoint | None:
-    """Open the newest whole one of several checkpoints; None where none is.
+def newest_whole(paths: Iterable[Path], report: Report, model: nn.Module | None = None) -> Path | None:
+    """What opens the newest whole one of several checkpoints; None where none is.
 
     Every byte is read and compared with its checksum: a run that goes on from damaged weights would not notice.
 
@@ -50,22 +58,22 @@ def newest_whole(paths: Iterable[Path], report: Report, model: nn.Module | None 
         report: takes a line per checkpoint that is passed over, which says why.
         model: not wrapped; tells shapes, which FSDP1's local state dicts lack.
     """
-    opened = [ck for ck in (_opened(path, report, model) for path in paths) if ck is not None]
-    for ck in sorted(opened, key=lambda ck: ck.step.value or 0, reverse=True):
-        wrong = [p.message for p in ck.verify(deep=True).problems if p.severity == "error"]
-        wrong += [] if ck.model else ["holds no model"]
-        if not wrong:
-            return ck
-        report(f"skipped {ck.path}: {wrong[0]}{f' (and {len(wrong) - 1} more)' if len(wrong) > 1 else ''}")
+    opened = given(open_checkpoint, shapes=model)
+    rows = [row_of(path.name, path, _looked_into(path, opened), [path]) for path in paths]
+    ordered, _ = newest.newest_first(rows)
+    every_rank = given(opened, all_ranks=True)
+    for row in newest.newest_whole(ordered, lambda row: newest.verified(row, every_rank, deep=True, jobs=None)):
+        if row.newest_whole:
+            return Path(row.path)
+        report(f"skipped {row.path}: {row.why or newest.NO_MODEL}")
     return None
 
 
-def _opened(path: Path, report: Report, model: nn.Module | None) -> api.Checkpoint | None:
+def _looked_into(path: Path, opened: Callable[[Path], Checkpoint]) -> Opened | CkptoolsError:
     try:
-        return api.open(path, all_ranks=True, shapes=model)
+        return Opened.of(opened(path))
     except CkptoolsError as error:
-        report(f"skipped {error}")
-        return None
+        return error
 
 
 def found_at(path: Path) -> list[Path]:
@@ -76,40 +84,14 @@ def found_at(path: Path) -> list[Path]:
     """
     if not path.exists():
         raise ReadError(path, "no such file or folder", "absent")
-    if not path.is_dir() or _is_one(path):
+    if not path.is_dir():
         return [path]
     found: list[Path] = []
-    known: set[Path] = set()
-    for entry in sorted(path.iterdir()):
-        if entry not in known and entry.name != FULL_STATE and _looks_like_one(entry):
-            found.append(entry)
-            known |= _files(entry)
+
+    def take(one: Path, _opened: Opened | CkptoolsError, _files: Sequence[Path]) -> None:
+        found.extend([] if one.name == FULL_STATE else [one])
+
+    Search(path, lambda one, _: Opened.of(open_checkpoint(one)), take, follow_symlinks=True).run()
     if not found:
         raise ReadError(path, "holds no checkpoint")
     return found
-
-
-def _is_one(folder: Path) -> bool:
-    """Say whether a folder is a checkpoint itself, and not one that holds others."""
-    try:
-        return api.open(folder).path == folder
-    except SeveralError:
-        return False
-    except CkptoolsError:
-        return (folder / METADATA).exists()
-
-
-def _looks_like_one(path: Path) -> bool:
-    """Say whether there are files of a checkpoint at a path, be it whole or not."""
-    if path.name.startswith("."):
-        return False
-    files = path.rglob("*") if path.is_dir() else [path]
-    return any(is_checkpoint(file) for file in files)
-
-
-def _files(path: Path) -> set[Path]:
-    """List the files that belong to the same checkpoint; what cannot be opened is alone."""
-    try:
-        return {file.path for file in api.open(path).files}
-    except CkptoolsError:
-        return {path}

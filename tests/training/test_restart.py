@@ -68,11 +68,34 @@ def chosen(folder: Path) -> tuple[str, list[str]]:
     """The step of the checkpoint to go on from, and what was said."""
     said: list[str] = []
     found = snapshots.newest_whole(snapshots.found_at(folder), said.append)
-    return found.path.name if found else "", said
+    return found.name if found else "", said
 
 
 def test_the_newest_whole_one_is_taken(run: Path) -> None:
     assert chosen(run) == ("ep1-ba4-rank0.pt", [])
+
+
+def test_the_full_state_of_a_run_is_none_to_go_on_from(run: Path, undisturbed: Path) -> None:
+    shutil.copy(undisturbed / "full.pt", run)
+    assert chosen(run) == ("ep1-ba4-rank0.pt", [])
+    for path in run.glob("*-rank*.pt"):
+        path.unlink()
+    with pytest.raises(ReadError, match="holds no checkpoint"):
+        chosen(run)
+
+
+def test_a_checkpoint_behind_a_link_is_one_of_the_users_own(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "step-4").symlink_to(run)
+    assert chosen(tmp_path / "links")[0] == "ep1-ba4-rank0.pt"
+
+
+def test_what_holds_no_model_is_passed_over_and_said(run: Path) -> None:
+    for path in run.glob("*-ba4-*"):
+        torch.save({"state": {"optimizers": {}}, "step": 4, "position": torch.zeros(2)}, path)
+    step, (said,) = chosen(run)
+    assert step == "ep0-ba2-rank0.pt"
+    assert said.startswith(f"skipped {run}/ep1-ba4-rank0.pt: ")
 
 
 def flip(path: Path) -> None:
