@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import TypeVar
@@ -36,17 +37,29 @@ def in_threads(
     Raises:
         Exception: whatever a call raised first.
     """
-    with defer_interrupts() as interrupted, ThreadPoolExecutor(max(1, threads)) as pool:
-        futures = [pool.submit(work, item) for item in items]
+    waiting = deque(enumerate(items))
+    results: dict[int, R] = {}
+
+    def work_off() -> None:
+        while waiting:
+            try:
+                number, item = waiting.popleft()
+            except IndexError:  # another thread took the last one
+                return
+            results[number] = work(item)
+
+    # A thread takes items itself: a future for each would take longer than a small tensor does.
+    count = min(max(1, threads), len(waiting))
+    with defer_interrupts() as interrupted, ThreadPoolExecutor(max(1, count)) as pool:
+        futures = [pool.submit(work_off) for _ in range(count)]
         pending = set(futures)
         failed: BaseException | None = None
         while pending and not interrupted and failed is None:
             done, pending = wait(pending, INTERRUPT_SECONDS, FIRST_EXCEPTION)
             failed = next((f.exception() for f in done if f.exception() is not None), None)
+        waiting.clear()
         if pending:
             give_up()
-            for future in pending:
-                future.cancel()
         if failed is not None:
             raise failed
-    return [f.result() for f in futures]
+    return [results[number] for number in sorted(results)]
