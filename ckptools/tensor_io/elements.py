@@ -16,6 +16,7 @@ from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import ReadError
 from ckptools.files.opening import File
 from ckptools.model.tensor import Source
+from ckptools.tensor_io.buffers import buffer
 from ckptools.tensor_io.read import Raw, bounded, extent, raw_dtype
 
 READ = 1024 << 10
@@ -95,9 +96,9 @@ def bands_of(piece: Piece, file: File) -> Iterator[Raw]:
         flat = view.reshape(-1)
         yield from (flat[low : low + BAND] for low in range(0, len(flat), BAND))
         return
-    buffer = np.empty(min(READ, piece.nbytes), "u1")
+    room = buffer("read", min(READ, piece.nbytes), "u1")
     for start in range(0, piece.nbytes, READ):
-        part = buffer[: min(READ, piece.nbytes - start)]
+        part = room[: min(READ, piece.nbytes - start)]
         file.fill(source.offset + start, part.data)
         raw = part.view(raw_dtype(source.dtype))
         yield from (raw[low : low + BAND] for low in range(0, len(raw), BAND))

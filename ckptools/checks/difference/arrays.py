@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from threading import local
 from typing import Any
 
 import numpy as np
@@ -12,155 +11,139 @@ import numpy.typing as npt
 
 from ckptools.checks.difference.measures import Measures, Tolerance
 from ckptools.model.regions import Box
-from ckptools.tensor_io.numbers import as_numbers, is_number, parts_of
+from ckptools.tensor_io.buffers import buffer
+from ckptools.tensor_io.elements import BAND
+from ckptools.tensor_io.numbers import as_numbers, is_number, parts_of, sum_of_squares
 
 Raw = npt.NDArray[Any]
 Floats = npt.NDArray[np.float64]
-
-BLOCK = 1 << 15
-"""Numbers that are computed with at once: more would not stay in the processor's cache."""
+Flags = npt.NDArray[np.bool_]
 
 
-def measure(a: Raw, b: Raw, dtypes: Sequence[str], box: Box, tolerance: Tolerance | None) -> Measures:
-    """Compare the elements of one region.
+class Comparing:
+    """Compares the elements of one region of two tensors, some at a time.
 
     Args:
-        a: raw elements of A, of the region's shape and contiguous.
-        b: those of B.
         dtypes: torch's names of their dtypes.
         box: the region.
         tolerance: how far values may be apart; None where nobody asked.
+
+    Attributes:
+        found: of what was compared so far.
     """
-    found = Measures(compared=box.numel)
-    if not (is_number(dtypes[0]) and is_number(dtypes[1])):
-        _by_bits(a, b, dtypes, box, found)
-        return found
-    pair = [raw.reshape(-1) for raw in (a, b)]
-    scratch = _scratch()
-    for low in range(0, box.numel, BLOCK):
-        left, right = (raw[low : low + BLOCK] for raw in pair)
-        _block(left, right, dtypes, low, box, tolerance, found, scratch)
-    return found
 
+    def __init__(self, dtypes: Sequence[str], box: Box, tolerance: Tolerance | None) -> None:
+        self.found = Measures()
+        self._dtypes, self._box, self._tolerance = dtypes, box, tolerance
+        self._parts = max(map(parts_of, dtypes))
+        self._numbers = all(map(is_number, dtypes))
 
-_OF_THREAD = local()
+    def add(self, a: Raw, b: Raw, start: int) -> None:
+        """Compare elements that follow each other in row-major order.
 
+        Args:
+            a: raw elements of A, flat and contiguous.
+            b: those of B.
+            start: place of the first of them in the region.
+        """
+        self.found.compared += len(a)
+        if not self._numbers:
+            self._by_bits(a, b, start)
+            return
+        for low in range(0, len(a), BAND):
+            self._block(a[low : low + BAND], b[low : low + BAND], start + low)
 
-def _scratch() -> Floats:
-    """Room for both sides of a block and their difference, once for each thread: to get it anew costs as much time."""
-    if not hasattr(_OF_THREAD, "scratch"):
-        _OF_THREAD.scratch = np.empty((3, 2 * BLOCK))
-    room: Floats = _OF_THREAD.scratch
-    return room
+    def _by_bits(self, a: Raw, b: Raw, start: int) -> None:
+        """Elements that are no numbers each for itself are the same or they are not."""
+        unlike = np.flatnonzero(a != b) if a.dtype == b.dtype else np.arange(len(a))
+        self.found.differing += len(unlike)
+        self.found.outside += len(unlike)
+        if len(unlike) and self.found.first is None:
+            at = int(unlike[0])
+            self.found.first, self.found.values = self._box.index_of(start + at), (f"0x{a[at]:x}", f"0x{b[at]:x}")
 
+    def _block(self, a: Raw, b: Raw, start: int) -> None:
+        found, (of_a, of_b) = self.found, self._dtypes
+        x, y = as_numbers(a, of_a), as_numbers(b, of_b)
+        unlike = self._unlike(a, b, x, y)
+        count = int(np.count_nonzero(unlike))
+        xs = _as_floats(x, "A")
+        if not count:
+            _equal(xs, parts_of(of_a), found)
+            return
+        found.differing += count
+        if found.first is None:
+            at = int(unlike.argmax())
+            found.first, found.values = self._box.index_of(start + at), (_digits(x, at, of_a), _digits(y, at, of_b))
+        ys = _as_floats(y, "B")
+        if self._parts > 1:
+            xs, ys = self._both_parts(xs, of_a), self._both_parts(ys, of_b)
+            unlike = np.repeat(unlike, self._parts)
+        xs, ys, unlike = _finite_alone(xs, ys, unlike, found)
+        apart = _apart(xs, ys, x, y)
+        found.dd += sum_of_squares(apart)
+        found.max = max(found.max, float(apart.max()))
+        if self._tolerance is not None:
+            within = self._tolerance.atol + self._tolerance.rtol * np.abs(ys)
+            found.outside += int(np.count_nonzero((apart > within) & unlike))
 
-def _by_bits(a: Raw, b: Raw, dtypes: Sequence[str], box: Box, found: Measures) -> None:
-    """Elements that are no numbers each for itself are the same or they are not."""
-    unlike = np.flatnonzero(a.reshape(-1) != b.reshape(-1)) if a.dtype == b.dtype else np.arange(box.numel)
-    found.differing = found.outside = len(unlike)
-    if len(unlike):
-        found.first = box.index_of(int(unlike[0]))
-        found.values = f"0x{int(a.reshape(-1)[unlike[0]]):x}", f"0x{int(b.reshape(-1)[unlike[0]]):x}"
-
-
-def _block(
-    a: Raw,
-    b: Raw,
-    dtypes: Sequence[str],
-    low: int,
-    box: Box,
-    tolerance: Tolerance | None,
-    found: Measures,
-    scratch: Floats,
-) -> None:
-    """Compare the elements from `low` on; `scratch` has room for both as float64, and for their difference."""
-    x, y = (as_numbers(raw, dtype) for raw, dtype in zip((a, b), dtypes, strict=True))
-    unlike = _unlike(a, b, x, y, dtypes)
-    count = int(np.count_nonzero(unlike))
-    xs = _as_floats(x, scratch[0])
-    if not count:
-        _equal(xs, parts_of(dtypes[0]), found)
-        return
-    found.differing += count
-    if found.first is None:
-        at = int(unlike.argmax())
-        found.first, found.values = box.index_of(low + at), (_digits(x, at, dtypes[0]), _digits(y, at, dtypes[1]))
-    xs, ys = _of_one_length(xs, _as_floats(y, scratch[1]), dtypes)
-    parts = len(xs) // len(unlike)
-    unlike = np.repeat(unlike, parts) if parts > 1 else unlike
-    xs, ys, unlike = _finite_alone(xs, ys, unlike, found)
-    apart = _apart(xs, ys, x, y, scratch[2])
-    found.dd += _square(apart)
-    found.max = max(found.max, float(apart.max()))
-    if tolerance is not None:
-        found.outside += int(np.count_nonzero((apart > tolerance.atol + tolerance.rtol * np.abs(ys)) & unlike))
-
-
-def _as_floats(numbers: Raw, room: Floats) -> Floats:
-    floats = room[: len(numbers)]
-    np.copyto(floats, numbers)
-    return floats
-
-
-def _unlike(a: Raw, b: Raw, x: Raw, y: Raw, dtypes: Sequence[str]) -> npt.NDArray[np.bool_]:
-    """Which elements differ: in any bit, or of two dtypes in value."""
-    if dtypes[0] == dtypes[1]:
+    def _unlike(self, a: Raw, b: Raw, x: Raw, y: Raw) -> Flags:
+        """Which elements differ: in any bit, or of two dtypes in value."""
+        of_a, of_b = self._dtypes
+        if of_a != of_b:
+            xs, ys = self._both_parts(x.astype("f8"), of_a), self._both_parts(y.astype("f8"), of_b)
+            return np.asarray((xs != ys).reshape(len(a), -1).any(axis=1))
         if a.dtype.kind != "V":
             return np.asarray(a != b)
         bits = a.view("<u8").reshape(-1, 2) != b.view("<u8").reshape(-1, 2)
         return np.asarray(bits.any(axis=1))
-    xs, ys = _of_one_length(x.astype(np.float64), y.astype(np.float64), dtypes)
-    return np.asarray((xs != ys).reshape(len(a), -1).any(axis=1))
+
+    def _both_parts(self, values: Floats, dtype: str) -> Floats:
+        """Parts of complex numbers; beside those, real ones have an imaginary part of 0."""
+        if parts_of(dtype) == self._parts:
+            return values
+        return np.stack([values, np.zeros_like(values)], axis=1).reshape(-1)
 
 
-def _of_one_length(x: Floats, y: Floats, dtypes: Sequence[str]) -> tuple[Floats, Floats]:
-    """Parts of complex numbers beside real ones, which have an imaginary part of 0."""
-    most = max(map(parts_of, dtypes))
-    both = [
-        v if parts_of(d) == most else np.stack([v, np.zeros_like(v)], axis=1).reshape(-1)
-        for v, d in zip((x, y), dtypes, strict=True)
-    ]
-    return both[0], both[1]
+def _as_floats(numbers: Raw, side: str) -> Floats:
+    floats = buffer(f"wide {side}", len(numbers), "f8")
+    np.copyto(floats, numbers)
+    return floats
 
 
 def _equal(xs: Floats, parts: int, found: Measures) -> None:
     """A block without a difference counts for the norms alone."""
-    square = _square(xs)
+    square = sum_of_squares(xs)
     if not math.isfinite(square):
         odd = ~np.isfinite(xs)
         found.nonfinite += int(odd.reshape(-1, parts).any(axis=1).sum())
-        square = _square(np.where(odd, 0.0, xs))
+        square = sum_of_squares(np.where(odd, 0.0, xs))
     found.aa += square
     found.bb += square
 
 
 def _finite_alone(
     xs: Floats, ys: Floats, unlike: npt.NDArray[np.bool_], found: Measures
-) -> tuple[Floats, Floats, npt.NDArray[np.bool_]]:
+) -> tuple[Floats, Floats, Flags]:
     """Both sides with 0 in the place of what is not finite on one of them, which is counted; norms are added."""
-    aa, bb = _square(xs), _square(ys)
+    aa, bb = sum_of_squares(xs), sum_of_squares(ys)
     if not math.isfinite(aa + bb):
         odd = ~(np.isfinite(xs) & np.isfinite(ys))
         found.nonfinite += int(odd.sum())
         found.outside += int((odd & unlike).sum())
         xs, ys, unlike = np.where(odd, 0.0, xs), np.where(odd, 0.0, ys), unlike & ~odd
-        aa, bb = _square(xs), _square(ys)
+        aa, bb = sum_of_squares(xs), sum_of_squares(ys)
     found.aa, found.bb = found.aa + aa, found.bb + bb
     return xs, ys, unlike
 
 
-def _square(values: Floats) -> float:
-    # Not np.dot, which starts threads of its own for every block.
-    return float(np.einsum("i,i->", values, values))
-
-
-def _apart(xs: Floats, ys: Floats, x: Raw, y: Raw, room: Floats) -> Floats:
+def _apart(xs: Floats, ys: Floats, x: Raw, y: Raw) -> Floats:
     """Absolute differences; of 64-bit integers, which float64 does not hold, from the integers themselves."""
     if x.dtype == y.dtype and x.dtype.kind in "iu" and x.dtype.itemsize == 8:
         left, right = x.view("<u8"), y.view("<u8")
         exact: Floats = np.where(x > y, left - right, right - left).astype(np.float64)
         return exact
-    apart = np.subtract(xs, ys, out=room[: len(xs)])
+    apart = np.subtract(xs, ys, out=xs)
     return np.abs(apart, out=apart)
 
 

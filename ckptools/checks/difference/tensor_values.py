@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from threading import local
 from typing import NamedTuple
 
 from ckptools.checks.difference.measures import Measures, Tolerance
@@ -22,14 +21,6 @@ from ckptools.tensor_io.bands import bands_of
 from ckptools.tensor_io.progress import Progress, not_told
 from ckptools.tensor_io.replicas import differing_boxes
 from ckptools.tensor_io.threads import in_threads
-
-BAND = 1 << 17
-"""Elements that are read at once on either side: few enough to be in the processor's cache when they are compared."""
-
-WIDEST = max(ITEMSIZE.values())
-
-_OF_THREAD = local()
-"""The buffers of each thread: to get memory anew for every region takes as long as to read it."""
 
 REGION = 1 << 24
 """Elements that one thread takes on; a larger tensor is shared among several."""
@@ -201,25 +192,19 @@ def _measured(
     region: _Region, pair: _Pair, files: OpenFiles, tolerance: Tolerance | None, progress: Progress
 ) -> Measures | str:
     """Measures of a region, or why it cannot be read."""
-    import numpy as np
+    from ckptools.checks.difference.arrays import Comparing
+    from ckptools.tensor_io.side_by_side import side_by_side
 
-    from ckptools.checks.difference.arrays import measure
-    from ckptools.tensor_io.read import fill, raw_dtype
-
-    dtypes, found = [t.dtype for t in pair.tensors], Measures()
-    if not hasattr(_OF_THREAD, "buffers"):
-        _OF_THREAD.buffers = [np.empty(BAND * WIDEST, "u1") for _ in range(2)]
-    buffers = [room.view(raw_dtype(dtype)) for room, dtype in zip(_OF_THREAD.buffers, dtypes, strict=True)]
-    for box in bands_of(region.box, BAND):
-        left, right = (buffer[: box.numel].reshape(box.sizes) for buffer in buffers)
-        try:
-            fill(left, box, region.a, files)
-            fill(right, box, region.b, files)
-        except CkptoolsError as error:
-            return str(error)
-        progress(left.nbytes + right.nbytes, pair.name)
-        found.add(measure(left, right, dtypes, box, tolerance))
-    return found
+    dtypes = [tensor.dtype for tensor in pair.tensors]
+    comparing = Comparing(dtypes, region.box, tolerance)
+    sides = list(zip(dtypes, (region.a, region.b), strict=True))
+    try:
+        for start, (a, b) in side_by_side(region.box, sides, files):
+            comparing.add(a, b, start)
+            progress(a.nbytes + b.nbytes, pair.name)
+    except CkptoolsError as error:
+        return str(error)
+    return comparing.found
 
 
 def _note(pair: _Pair, region: _Region, result: Measures | str) -> None:

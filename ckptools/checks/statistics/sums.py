@@ -14,16 +14,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ckptools.tensor_io.elements import BAND
+from ckptools.tensor_io.buffers import buffer
+from ckptools.tensor_io.numbers import sum_of_squares
 from ckptools.tensor_io.read import decoded
 
 Values = npt.NDArray[Any]
 
 LARGE, SMALL, SHIFT = 2.0**400, 2.0**-400, 600
 """Magnitudes whose squares float64 holds in any number, and the power of two that others are scaled by."""
-
-RUN = 8192
-"""Elements of which the BLAS takes a sum of squares in the thread that asks for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +129,6 @@ class Summing:
     def __init__(self, dtype: str) -> None:
         self.sums = NOTHING
         self._dtype = dtype
-        self._wide, self._flags = np.empty(BAND), np.empty(BAND, np.bool_)
 
     def add(self, raw: Values) -> None:
         """Take in at most `BAND` elements."""
@@ -151,7 +148,9 @@ class Summing:
             if not len(values):
                 return Sums(nan=nan, inf=infinite)
             low, high = values.min(), values.max()
-        zeros = int(np.count_nonzero(np.equal(values, 0, out=self._flags[: len(values)])))
+        zeros = 0
+        if low <= 0 <= high:
+            zeros = int(np.count_nonzero(np.equal(values, 0, out=buffer("flags", len(values), "?"))))
         mean, m2, scale = self._moments(values, float(low), float(high))
         return Sums(len(values), mean, m2, scale, low.item(), high.item(), zeros, nan, infinite)
 
@@ -161,19 +160,13 @@ class Summing:
         scale = SHIFT if largest > LARGE else -SHIFT if largest < SMALL else 0
         if low == high:
             return low * 2.0**-scale, 0.0, scale
-        wide = self._wide[: len(values)]
+        wide = buffer("wide", len(values), "f8")
         np.copyto(wide, values)
         if scale:
             wide *= 2.0**-scale
         mean = float(wide.sum()) / len(wide)
         wide -= mean
-        return mean, _square(wide), scale
-
-
-def _square(values: Values) -> float:
-    """The sum of squares; by runs that are too short for the BLAS to start threads of its own."""
-    parts = (values[low : low + RUN] for low in range(0, len(values), RUN))
-    return sum(float(np.dot(part, part)) for part in parts)
+        return mean, sum_of_squares(wide), scale
 
 
 def numbers(raw: Values, dtype: str) -> Values:

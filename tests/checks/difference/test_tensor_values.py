@@ -12,6 +12,7 @@ from ckptools.checks.difference import tensor_values
 from ckptools.checks.difference.tensor_values import compare_tensors
 from ckptools.files.opening import OpenFiles
 from ckptools.model.regions import Box
+from ckptools.tensor_io import side_by_side
 from tests.checks.difference.made import columns, cut, rows
 
 ARRAY = np.random.default_rng(0).standard_normal((48, 40)).astype("f4")
@@ -39,7 +40,8 @@ def read_by_this_process() -> int:
 @pytest.mark.parametrize("left", LAYOUTS)
 @pytest.mark.parametrize("right", LAYOUTS)
 def test_the_layouts_make_no_difference(left, right, tmp_path, monkeypatch):
-    monkeypatch.setattr(tensor_values, "BAND", 64)
+    monkeypatch.setattr(side_by_side, "BAND", 50)
+    monkeypatch.setattr(side_by_side, "WIDE_BAND", 64)
     monkeypatch.setattr(tensor_values, "REGION", 300)
     a = cut(tmp_path, "a", ARRAY, LAYOUTS[left], crc=False)
     same, other = (cut(tmp_path, name, x, LAYOUTS[right], crc=False) for name, x in (("b", ARRAY), ("c", OTHER)))
