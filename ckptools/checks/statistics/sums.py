@@ -1,8 +1,9 @@
 """Sums over elements, taken band by band and merged: count, mean and squared deviations, extremes, zeros, NaN.
 
 Mean and deviations are merged as Chan, Golub and LeVeque do ("Updating formulae and a pairwise algorithm for
-computing sample variances", 1979), for a sum of squares minus a squared mean loses every digit where the mean is
-large. Squares of float64 may overflow or vanish where the elements do not, so such bands are scaled by a power of two.
+computing sample variances", 1979). A sum of squares minus a squared mean loses every digit where the mean is large; it
+stands for the deviations only where they outweigh the mean, so that it loses one bit at most, and saves a pass. Squares
+of float64 may overflow or vanish where the elements do not, so such bands are scaled by a power of two.
 """
 
 from __future__ import annotations
@@ -165,8 +166,12 @@ class Summing:
         if scale:
             wide *= 2.0**-scale
         mean = float(wide.sum()) / len(wide)
-        wide -= mean
-        return mean, sum_of_squares(wide), scale
+        square = mean * mean * len(wide)
+        m2 = sum_of_squares(wide) - square
+        if m2 < square:
+            wide -= mean
+            m2 = sum_of_squares(wide)
+        return mean, m2, scale
 
 
 def numbers(raw: Values, dtype: str) -> Values:

@@ -1,0 +1,57 @@
+"""Work in threads, and the buffers that each of them keeps."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from ckptools.tensor_io.buffers import buffer
+from ckptools.tensor_io.threads import in_threads
+
+
+@pytest.mark.parametrize("threads", [0, 1, 3, 50])
+def test_results_come_in_the_order_of_the_items(threads):
+    assert in_threads(lambda n: n * n, range(20), threads) == [n * n for n in range(20)]
+
+
+def test_no_items_have_no_results():
+    assert in_threads(lambda n: n, [], 4) == []
+
+
+def test_as_many_threads_work_at_a_time_as_were_asked_for():
+    together = threading.Barrier(3, timeout=10)
+    assert len({*in_threads(lambda _: (together.wait(), threading.get_ident())[1], range(3), 3)}) == 3
+
+
+def test_the_first_failure_is_raised_and_what_has_not_begun_never_does():
+    begun = []
+
+    def work(n: int) -> int:
+        begun.append(n)
+        if n == 2:
+            raise IndexError(n)  # which is not the end of the list
+        return n
+
+    with pytest.raises(IndexError):
+        in_threads(work, range(1000), 1)
+    assert begun == [0, 1, 2]
+
+
+def test_others_are_told_to_give_up_when_one_fails():
+    given_up = threading.Event()
+
+    def work(n: int) -> None:
+        if n:
+            raise IndexError(n)
+        assert given_up.wait(10)
+
+    with pytest.raises(IndexError):
+        in_threads(work, [0, 1], 2, given_up.set)
+
+
+def test_a_thread_has_its_buffer_alone_and_gets_it_again():
+    own = buffer("test", 5, "f4")
+    assert buffer("test", 4, "f4").base is own.base
+    assert in_threads(lambda _: buffer("test", 5, "f4").base is own.base, [0], 1) == [False]
+    assert len(buffer("test", 70, "f8")) == 70
