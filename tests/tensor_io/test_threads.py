@@ -24,7 +24,7 @@ def test_as_many_threads_work_at_a_time_as_were_asked_for():
     assert len({*in_threads(lambda _: (together.wait(), threading.get_ident())[1], range(3), 3)}) == 3
 
 
-def test_the_first_failure_is_raised_and_what_has_not_begun_never_does():
+def test_the_first_failure_ends_the_work():
     begun = []
 
     def work(n: int) -> int:
@@ -38,16 +38,18 @@ def test_the_first_failure_is_raised_and_what_has_not_begun_never_does():
     assert begun == [0, 1, 2]
 
 
-def test_others_are_told_to_give_up_when_one_fails():
-    given_up = threading.Event()
+def test_when_one_fails_the_others_are_told_to_give_up_and_begin_nothing_more():
+    begun, given_up = [], threading.Event()
 
     def work(n: int) -> None:
+        begun.append(n)
         if n:
             raise IndexError(n)
         assert given_up.wait(10)
 
     with pytest.raises(IndexError):
-        in_threads(work, [0, 1], 2, given_up.set)
+        in_threads(work, range(1000), 2, given_up.set)
+    assert sorted(begun) == [0, 1]
 
 
 def test_a_thread_has_its_buffer_alone_and_gets_it_again():

@@ -51,6 +51,14 @@ def test_the_layouts_make_no_difference(left, right, tmp_path, monkeypatch):
     assert found.change == pytest.approx(1 / np.linalg.norm(ARRAY.astype("f8")), rel=1e-6)
 
 
+def test_elements_that_do_not_follow_each_other_in_a_file_are_compared_where_they_belong(tmp_path):
+    whole = Box((0, 0), (48, 40))
+    a, turned = cut(tmp_path, "a", ARRAY, [whole]), cut(tmp_path, "b", ARRAY.T.copy(), [Box((0, 0), (40, 48))])
+    source = turned.shards[0].source._replace(shape=(48, 40), strides=(1, 48))
+    b = replace(a, shards=(turned.shards[0]._replace(box=whole, source=source),))
+    assert compared(a, b).measures.differing == compared(b, b, every_byte=True).measures.differing == 0
+
+
 def test_two_shards_that_are_swapped_are_noticed(tmp_path):
     a, b = (cut(tmp_path, name, ARRAY, rows(48, 40, 4)) for name in "ab")
     first, second, *rest = b.shards
