@@ -81,8 +81,8 @@ def value_rows(pairs: Sequence[Pair], how: Reading) -> tuple[list[TensorDifferen
         assert a is not None and b is not None
         row = with_measures(rows[n], measured[n], how) if n in measured else _by_digest(rows[n], *hashed[n])
         rows[n] = _sure(row, a, b)
-    held = [one for n in hashed for one in pairs[n] if one is not None and one.tensor is not None]
-    read = sum(found.nbytes for found in measured.values()) + sum(one.tensor.nbytes for one in held if one.tensor)
+    held = [one.tensor for n in hashed for one in pairs[n] if one is not None and one.tensor is not None]
+    read = sum(found.nbytes for found in measured.values()) + sum(tensor.nbytes for tensor in held)
     return rows, read, sum(found.nbytes_skipped for found in measured.values())
 
 

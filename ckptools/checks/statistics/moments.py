@@ -250,7 +250,7 @@ class UpdateSums(NamedTuple):
 
 def _row(pair: Pair, problems: Sequence[tuple[str, str]], found: Found[UpdateSums], weight: Stats | None) -> Moments:
     sums = UpdateSums(*map(math.fsum, zip(*found.results, strict=True))) if found.results else UpdateSums()
-    tensor, settings = pair.first or pair.second, pair.settings
+    tensor, settings = pair.second if pair.first is None else pair.first, pair.settings
     assert tensor is not None
     update = _rms(sums.update, sums.updated)
     size = weight.rms if weight else None
