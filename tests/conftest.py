@@ -15,6 +15,7 @@ SKIPS = {
     "needs a device that is always full": "/dev/full is Linux's",
     "this machine lets nobody mount a small disk": "mounting needs user namespaces, which a container may forbid",
     r"no (gzip|bzip2|xz|lzma|zstd|lz4) here": "the packers' own command lines are no Python packages",
+    "no Chromium here": "browsers are in no package index; CI installs one where it can",
     r"torch 2\.[6-9]\.\S+ has no \w+": "what the oldest torch cannot write, or compute beside us, a newer one does",
 }
 """Patterns of reasons to skip that a machine may give, and why the tests cannot bring along what is missing."""

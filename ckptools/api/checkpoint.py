@@ -198,6 +198,38 @@ class Checkpoint(StatisticsMethods, checkpoint_data.Checkpoint):
 
         return match(self._with_all_ranks(), to, Selection(tuple(filter), tuple(exclude), section or ""))
 
+    def report(
+        self,
+        out: str | Path,
+        *,
+        deep: bool = False,
+        values: bool = False,
+        force: bool = False,
+        jobs: int | None = None,
+        progress: Progress | None = None,
+    ) -> Path:
+        """Write a page of HTML: the verdict, problems, facts, param groups and pictures, with JSON for programs in it.
+
+        One file that needs no network and no script. It is written whatever is wrong with the checkpoint.
+
+        Args:
+            out: the file, which ends in `.html`.
+            deep: compare the CRC-32 of every tensor, as `verify(deep=True)` does.
+            values: read every tensor: look for NaN and infinities, and put figures of each on the page.
+            force: overwrite it.
+            jobs: threads.
+            progress: called with bytes read and the file or tensor they are of.
+
+        Raises:
+            OutputExistsError: it is there already, or in the way of the checkpoint's files.
+            ReadError, WriteError: a file cannot be read or written; nothing that looks finished is left.
+            UsageError: its name ends in something else than `.html`, or there is no folder for it.
+        """
+        from ckptools.api.report import write_report
+
+        write_report(self._with_all_ranks(), out, deep=deep, values=values, force=force, jobs=jobs, progress=progress)
+        return Path(out)
+
     def write_digests(
         self, out: str | Path, *, force: bool = False, jobs: int | None = None, progress: Progress | None = None
     ) -> Path:

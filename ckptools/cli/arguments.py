@@ -89,6 +89,13 @@ Dead = Annotated[
     bool, typer.Option("--dead-rows", help="Rows of matrices that are all zero, or that never got a gradient.")
 ]
 Values = Annotated[bool, typer.Option("--values", help="Read every tensor; look for NaN and infinities.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite an output that exists.")]
+ReportFile = Annotated[
+    str, typer.Option("--out", "-o", metavar="FILE", help="The page to write, x.html; - for standard output.")
+]
+WithFigures = Annotated[
+    bool, typer.Option("--values", help="Read every tensor; look for NaN, and put figures of each on the page.")
+]
 ManifestFile = Annotated[
     Path | None,
     typer.Option(readable=False, help="A JSON that consolidate --manifest wrote: compare every digest in it."),

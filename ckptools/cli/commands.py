@@ -16,6 +16,7 @@ COMMANDS = {
     "match": "Say why a checkpoint does not load into a model.",
     "stats": "Show what the values are like: rms, norm, extremes, NaN.",
     "diff": "Show what differs between two checkpoints.",
+    "report": "Write a page of HTML about a checkpoint, to mail or keep.",
     "consolidate": "Write full tensors into a .pt, .safetensors or DCP.",
     "create": "Train a small transformer and save a real checkpoint.",
     "shell": "Open a Python prompt with a checkpoint opened.",
@@ -75,6 +76,10 @@ def function_of(name: str) -> Callable[..., None]:
             from ckptools.cli.diff import diff
 
             return diff
+        case "report":
+            from ckptools.cli.report import report
+
+            return report
         case "consolidate":
             from ckptools.cli.consolidate import consolidate
 

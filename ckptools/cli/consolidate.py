@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ckptools.cli.arguments import CheckpointPaths
+from ckptools.cli.arguments import CheckpointPaths, Force
 from ckptools.cli.opening import AS_A_USER_WOULD, OpeningOptions, opened
 from ckptools.cli.printing import say, show
 from ckptools.text import parse_bytes
@@ -63,7 +63,6 @@ KeepTypes = Annotated[
     bool,
     typer.Option("--keep-types", help="Keep timedeltas, numpy arrays and the like, which plain torch.load refuses."),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Overwrite an output that exists.")]
 AllowMissing = Annotated[
     bool, typer.Option("--allow-missing", help="Leave out and list what is not whole, instead of refusing.")
 ]

@@ -70,6 +70,21 @@ def next_command(ck: Checkpoint, alone: bool) -> str:
     return _consolidation(ck, named, model)
 
 
+def after_verify(named: str, following: str, ok: bool, all_read: bool) -> list[str]:
+    """What to type after a report: what tells more of what is wrong, or proves more; then what `inspect` proposes.
+
+    Args:
+        named: the arguments that open the checkpoint again; "" where there are none.
+        following: what `inspect` proposes.
+        ok: whether every check was passed.
+        all_read: whether checksums and values were among them.
+    """
+    if not named:
+        return []
+    more = [f"ckptools doctor {named}"] if not ok else [] if all_read else [f"ckptools verify {named} --deep --values"]
+    return more + ([following] if following and following != f"ckptools verify {named}" else [])
+
+
 def _rest_of(ck: Checkpoint) -> str:
     alone = ck.options is not None and ck.options.only_this_file
     return "leave out --only-this-file" if alone else "put the other rank files beside it"

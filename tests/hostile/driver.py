@@ -103,6 +103,7 @@ def commands(name: str, path: Path, folder: Path) -> dict[str, list[str]]:
         "ls": ["ls", str(path if path.is_dir() else path.parent)],
         "stats": ["stats", str(path), "--hist"],
         "match": ["match", str(path), "--to", str(path)],
+        "report": ["report", str(path), "-o", str(out / "report.html"), "--values"],
         "diff": ["diff", str(path), str(path), "--every-byte"],
         "consolidate": ["consolidate", str(path), "-o", str(out / "out.pt")],
         "safetensors": ["consolidate", str(path), "-o", str(out / "out.safetensors")],

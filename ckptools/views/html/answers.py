@@ -130,6 +130,12 @@ def statistics_html(found: Statistics[Any]) -> str:
     """Figures of tensors: a row for each, and what all of them together are."""
     page = Page(DICTS)
     page.line(repr(found))
+    statistics_table(page, found)
+    return page.html()
+
+
+def statistics_table(page: Page, found: Statistics[Any]) -> None:
+    """A row for each tensor, which of them were not read in full, and a line about all."""
     fields, rows = statistics.fields_and_rows(found)
     cells = [[field.cell(row) for field in fields] for row in rows[:MAX_ROWS]]
     page.table(plural(len(rows), "row"), [field.column for field in fields], cells, len(rows), opened=True)
@@ -137,7 +143,6 @@ def statistics_html(found: Statistics[Any]) -> str:
         page.line(f"{statistics.whose(row)}: {row.problem}", "bad")
     for line in statistics.summary(found):
         page.line(line)
-    return page.html()
 
 
 def difference_html(found: Difference) -> str:

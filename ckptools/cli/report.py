@@ -1,0 +1,89 @@
+"""`ckptools report`: one page of HTML about a checkpoint."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ckptools.cli.opening import AS_A_USER_WOULD, OpeningOptions, opened
+from ckptools.cli.printing import remark, show
+from ckptools.errors import CkptoolsError, ReadError
+from ckptools.text import encodable, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ckptools.cli.arguments import CheckpointPaths, Deep, Force, ReportFile, WithFigures
+    from ckptools.model.checkpoint import Checkpoint
+
+STDOUT = "-"
+
+
+def report(
+    paths: CheckpointPaths,
+    out: ReportFile,
+    deep: Deep = False,
+    values: WithFigures = False,
+    force: Force = False,
+    opening: OpeningOptions = AS_A_USER_WOULD,
+) -> None:
+    """Write a page of HTML about a checkpoint, to mail or keep.
+
+    What inspect and verify tell, the verdict first; every rank is read. One file, without network or script, with
+    the JSON of both in it. Of what is there and cannot be opened the page says so, and what doctor says of it.
+
+    Exit code: that of verify. 0 no check failed, 1 a check failed (the page is written), 2 usage, 3 unreadable, 4 the
+    page would overwrite something.
+    """
+    from ckptools.api.report import check_place
+
+    if out != STDOUT:
+        check_place(Path(out), force)
+    try:
+        checkpoint = opened(paths, opening)
+    except ReadError as error:
+        raise _reported(error, paths, out, force, opening) from error
+    _write(checkpoint, out, deep, values, force, opening.jobs)
+
+
+def _write(checkpoint: Checkpoint, out: str, deep: bool, values: bool, force: bool, jobs: int | None) -> None:
+    """Write the page, and say what it says first."""
+    from ckptools.api.report import findings, write_report
+    from ckptools.cli.progress import ProgressLine
+    from ckptools.views.html.report import report_page, verdict_lines
+
+    total = sum(f.nbytes for f in checkpoint.files)
+    with ProgressLine(total * 2 if values else total) as line:
+        if out == STDOUT:
+            found = findings(checkpoint, deep=deep, values=values, jobs=jobs, progress=line)
+        else:
+            found = write_report(checkpoint, out, deep=deep, values=values, force=force, jobs=jobs, progress=line)
+    verdict = "\n".join(verdict_lines(found))
+    if out == STDOUT:
+        show(report_page(found).rstrip("\n"))
+        remark(verdict)
+    else:
+        show(encodable(f"{verdict}\nwrote {printable(out)}", sys.stdout.encoding), "inspect")
+    if not found.verification.ok:
+        raise SystemExit(1)
+
+
+def _reported(error: ReadError, paths: Sequence[str], out: str, force: bool, opening: OpeningOptions) -> CkptoolsError:
+    """The error, after a page was written that says so: who gets it by mail must not take an older one for this."""
+    from ckptools.api.examination import doctor
+    from ckptools.files.partial_files import write_text
+    from ckptools.views.html.report import unreadable_page
+
+    how = {field.name: getattr(opening, field.name) for field in dataclasses.fields(opening)}
+    try:
+        page = unreadable_page(doctor(paths, **how), str(error), time.time())
+    except CkptoolsError:
+        return error  # nothing is there, or the options do not fit: there is nothing to report
+    if out == STDOUT:
+        show(page.rstrip("\n"))
+    else:
+        write_text(Path(out), page, force)
+    return ReadError(error.path, error.reason if out == STDOUT else f"{error.reason}; {out} says so", error.kind)

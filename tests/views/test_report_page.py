@@ -1,0 +1,170 @@
+"""The page of a report: the verdict first, in the words of inspect and verify; names from a file are text in it."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.problems import Code, Problem
+from ckptools.model.verification import Check, Verification
+from ckptools.views.html.document import document
+from ckptools.views.html.page import Limits, Page
+from ckptools.views.html.report import Findings, all_problems, report_page
+from ckptools.views.report import inspect_report
+from ckptools.views.report_text import facts, headline
+from ckptools.views.tables import Column
+from ckptools.views.verification import summary
+from tests.browser import elements_of, needs_browser, printed
+from tests.views.made import HOSTILE, broken_run7, checkpoint, hostile, run7, sharded, snapshot
+from tests.views.test_html import Reader
+
+ALLOWED = {
+    "html", "head", "meta", "title", "style", "body", "h1", "h2", "p", "div", "details", "summary", "table", "tr", "th",
+    "td", "pre", "br", "script", "svg", "desc", "g", "rect", "text", "tspan", "path", "line", "defs", "pattern", "use",
+}  # fmt: skip
+TRAPS = (
+    "</script><script>document.title='ran'</script>",
+    "<!--<script>",
+    "]]>",
+    "<img src=x onerror=document.title=1>",
+)
+
+
+def found_in(ck: Checkpoint, *problems: Problem) -> Findings:
+    """What a page is about, without reading anything."""
+    checks = (
+        Check("files", "FAIL" if problems else "ok", "4 of 4", problems),
+        Check("finite values", "skip", "not asked"),
+    )
+    return Findings(ck, inspect_report(ck), Verification(ck.path, checks), False, False, None, 0.0)
+
+
+def answers_in(html: str) -> dict[str, Any]:
+    """The JSON of a page, as a program reads it: by the tags alone."""
+    pattern = r'<script type="application/json" id="(\w+)">\n(.*?)\n</script>'
+    return {name: json.loads(text) for name, text in re.findall(pattern, html, re.DOTALL)}
+
+
+def shown(html: str) -> str:
+    """The text of a page as a reader sees it, without its head and the JSON."""
+    body = html.partition("<body>")[2].partition('<script type="application/json"')[0]
+    return "".join(Reader(re.sub("<style>.*?</style>", "", body, flags=re.DOTALL)).text)
+
+
+def trapped() -> Checkpoint:
+    """Names that end the elements which they stand in, if they are not escaped."""
+    model = {name: sharded(8, 3, record=str(n)) for n, name in enumerate((*TRAPS, *HOSTILE))}
+    groups = [{"lr": 1e-3, TRAPS[0]: TRAPS[1], "params": list(model)}]
+    tree = {"model": model, "optim": {"state": {}, "param_groups": groups}, TRAPS[0]: {TRAPS[1]: TRAPS[3]}}
+    return checkpoint(tree, name=TRAPS[0], path=Path(f"/ckpt/{TRAPS[3]}"), saved_as=TRAPS[0])
+
+
+@pytest.mark.parametrize("made", [run7, broken_run7, snapshot, hostile, trapped], ids=lambda made: made.__name__)
+def test_a_page_is_ascii_and_has_no_element_but_our_own(made):
+    html = report_page(found_in(made(), Problem(Code.TENSOR_GAP, TRAPS[0], 3, TRAPS[1])))
+    page = Reader(html.replace("<!doctype html>", ""))
+    assert html.isascii() and set(page.tags) <= ALLOWED
+    assert page.tags.count("script") == 2 and page.tags.count("h1") == page.tags.count("body") == 1
+    assert not any(name.startswith("on") or name in ("src", "href", "action") for name in page.attributes)
+
+
+def test_traps_are_shown_as_text_and_read_back_as_they_were():
+    html = report_page(found_in(trapped(), Problem(Code.TENSOR_GAP, TRAPS[0], 3, TRAPS[1])))
+    answers = answers_in(html)
+    assert TRAPS[0] in shown(html) and answers["inspect"]["name"] == TRAPS[0]
+    assert answers["verify"]["checks"][0]["problems"][0]["tensor"] == TRAPS[1]
+    assert TRAPS[1] in answers["inspect"]["optimizers"][0]["param_groups"][0].values()
+
+
+def test_the_verdict_comes_first_then_problems_then_facts():
+    html = shown(report_page(found_in(broken_run7(), Problem(Code.FILE_CUT, "is cut short", 137))))
+    words = (
+        "NOT WHOLE",
+        "next:",
+        "2 problems",
+        "CK002",
+        "2 checks",
+        "what it is",
+        "sections",
+        "param groups",
+        "pictures",
+    )
+    order = [html.index(word) for word in words]
+    assert order == sorted(order)
+
+
+def test_a_failed_check_of_a_whole_checkpoint_is_said_before_that_it_is_whole():
+    found = found_in(run7(), Problem(Code.NOT_FINITE, "3 NaN", 1, "emb.weight"))
+    html = report_page(found)
+    assert html.index('<p class="verdict bad">1 check failed') < html.index("whole: all 256 rank files are here")
+    assert "<title>ep0-ba12000: 1 check failed" in html
+
+
+def test_what_was_not_looked_at_is_said():
+    assert "not looked at: finite values" in report_page(found_in(run7()))
+
+
+def test_the_words_are_those_of_inspect_and_verify():
+    found = found_in(run7())
+    text = shown(report_page(found))
+    words = [
+        *headline(found.report),
+        summary(found.verification),
+        *(word for row in facts(found.report) for word in row),
+    ]
+    assert [word for word in words if word not in text] == []
+
+
+def test_a_problem_that_only_inspect_tells_is_on_the_page_and_none_is_twice():
+    note = Problem(Code.KEPT_AS_SAVED, "kept as it is")
+    cut = Problem(Code.FILE_CUT, "is cut short", 1)
+    named = Problem(Code.NAME_CONTRADICTS, "the name tells another step")
+    ck = run7(problems=(cut, named, note))
+    assert list(all_problems(found_in(ck, cut))) == [cut, named, note]
+
+
+def test_a_page_of_256_ranks_and_300_tensors_stays_small_and_is_written_in_a_moment():
+    model = {f"blocks.{n}.attn.weight": sharded(4096, 16, ranks=256, record=str(n)) for n in range(300)}
+    ck = replace(run7(), tree={"state": {"model": model}}, all_ranks=True)
+    gaps = [Problem(Code.TENSOR_GAP, "gap [16:32]: 256 of 65536 elements are in no file here", 1, n) for n in model]
+    started = time.process_time()
+    html = report_page(found_in(ck, *gaps))
+    assert len(html) < 300_000 and time.process_time() - started < 2
+    assert len(answers_in(html)["verify"]["checks"][0]["problems"]) == 300
+
+
+def test_a_page_of_names_without_end_ends():
+    model = {f"{n}{'<' * 100_000}": sharded(8, record=str(n)) for n in range(40)}
+    html = report_page(found_in(checkpoint({"model": model}, name="&" * 10**6)))
+    assert len(html.partition("<script")[0]) < 400_000
+
+
+def test_a_document_has_the_references_of_what_is_not_ascii():
+    html = document("\u6f22", "\u2713", "", {"inspect": '{"a": "<"}'})
+    assert "<title>&#28450;</title>" in html and answers_in(html) == {"inspect": {"a": "<"}}
+
+
+@needs_browser
+def test_a_browser_runs_nothing_and_makes_no_element_of_a_name(tmp_path):
+    page = tmp_path / "page.html"
+    page.write_text(report_page(found_in(trapped(), Problem(Code.TENSOR_GAP, TRAPS[3], 3, TRAPS[0]))))
+    made = elements_of(page)
+    assert "<title>&lt;/script&gt;&lt;script&gt;document.title='ran'" in made
+    elements = re.findall(r"<([a-z0-9]+)", re.sub(r"<script.*?</script>|<title.*?</title>", "", made, flags=re.DOTALL))
+    assert set(elements) <= {*ALLOWED, "tbody"}
+
+
+@needs_browser
+def test_on_paper_what_is_folded_is_there_too(tmp_path):
+    folded = Page("", Limits(rows=300))
+    folded.table("folded", [Column("row")], [[str(n)] for n in range(300)])
+    page = tmp_path / "page.html"
+    page.write_text(document("folded", "folded", folded.html(), {}))
+    assert len(re.findall(rb"/Type */Page\b", printed(page, tmp_path / "page.pdf").read_bytes())) > 3
