@@ -5,15 +5,15 @@ Everything is checked here, before the first byte is written, and everything tha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ckptools.consolidate.foreign import is_foreign, is_plain, why_foreign, without_attributes
+from ckptools.consolidate.parts import ONLY, concerns, note_on_glob, sections_to_write
 from ckptools.consolidate.selection import FILLS, Selection
 from ckptools.consolidate.shortfall import absent, own_values_absent, own_values_lost, refuses, summary
 from ckptools.consolidate.sources import damaged_copy, spared_note, without_damaged
-from ckptools.contents.selection import pattern
 from ckptools.dtypes import can_be_nan
 from ckptools.errors import NotWholeError, RefusedError, UsageError
 from ckptools.files.opening import OpenFiles
@@ -23,7 +23,7 @@ from ckptools.model.cover import cover
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Shard, Tensor
-from ckptools.model.tree import KeyPath, fqn_of, tensors_in
+from ckptools.model.tree import KeyPath, fqn_of
 from ckptools.model.values import Global, Opaque, describe_for_error
 from ckptools.tensor_io.coverage import cover_problem
 from ckptools.tensor_io.records import Record
@@ -31,8 +31,6 @@ from ckptools.tensor_io.replicas import differing_boxes
 from ckptools.text import first_few, plural
 from ckptools.training_state.rank_values import NOTHING, RankValues
 from ckptools.training_state.sections import Section, sections_of, sections_of_kind
-
-ONLY = ("model", "optimizer", "all")
 
 MAX_NAMED = 5
 """Names in a note."""
@@ -69,12 +67,12 @@ def select(
         NotWholeError: something is missing, overlaps or contradicts; lists everything.
         UsageError: there is no such section.
     """
-    sections = _sections(checkpoint, only)
+    sections = sections_to_write(checkpoint, only)
     if prefer_rank is not None and prefer_rank not in checkpoint.ranks:
         raise UsageError(checkpoint.path, f"--prefer-rank {prefer_rank}: there is no file of that rank here")
     picking = _Picking(checkpoint, holes, prefer_rank, files, damage)
     errors = [p for p in checkpoint.problems if p.severity == "error"]
-    concerned = [p for p in errors if _concerns(p, sections.values(), only)]
+    concerned = [p for p in errors if concerns(p, sections.values(), only)]
     picking.problems += [p for p in concerned if refuses(p, holes)]
     without = absent(concerned)
     picking.problems += [] if holes else without
@@ -96,67 +94,11 @@ def select(
         places = tuple((s, (name,) if name else ()) for name, s in sections.items())
     parts = list(sections.values())
     notes = [*picking.notes_for(checkpoint, parts), *own_values_absent(checkpoint, parts)]
-    notes += [] if only in ONLY else _note_on_glob(checkpoint, parts, only)
+    notes += [] if only in ONLY else note_on_glob(checkpoint, parts, only)
     filled = holes if holes in FILLS else ""
     return Selection(
         tree, frozenset(picking.model_paths), picking.left_out, picking.missing, filled, notes, places, checkpoint
     )
-
-
-def tensors_of(checkpoint: Checkpoint, only: str) -> Iterator[tuple[str, Tensor]]:
-    """Fqn and tensor of all that `only` names, as `select` does.
-
-    Raises:
-        UsageError: there is no such section.
-    """
-    for section in _sections(checkpoint, only).values():
-        yield from ((fqn_of((*section.path, *path)), tensor) for path, tensor in tensors_in(section.value))
-
-
-def _sections(checkpoint: Checkpoint, only: str) -> dict[str, Section]:
-    """The parts to write, by their name in the output; one part alone has no name there."""
-    if only == "all":
-        return {"": Section("other", "", (), checkpoint.tree)}
-    if only not in ONLY:
-        return {"" if len(some) == 1 else s.name: s for some in [_matching(checkpoint, only)] for s in some}
-    found = sections_of_kind(checkpoint, only)
-    if not found:
-        here = ", ".join(sorted({s.kind for s in sections_of(checkpoint)})) or "nothing"
-        raise UsageError(checkpoint.path, f"holds no {only}; it holds {here}")
-    return {"": found[0]} if len(found) == 1 else {s.name: s for s in found}
-
-
-def _matching(checkpoint: Checkpoint, glob: str) -> list[Section]:
-    """The models of a checkpoint with the names that match a glob, on their own or behind the name of their section.
-
-    Raises:
-        UsageError: there are none.
-    """
-    wanted = pattern((glob,))
-    found = []
-    for section in sections_of_kind(checkpoint, "model"):
-        kept = empty_like(section.value)
-        for key, value in section.value.items():
-            if wanted.fullmatch(key) or wanted.fullmatch(f"{section.name}.{key}"):
-                kept[key] = value
-        found += [section._replace(value=kept)] if kept else []
-    if not found:
-        text = f"--only {glob}: choose one of {', '.join(ONLY)}; or a glob that names of the model match"
-        raise UsageError(checkpoint.path, text)
-    return found
-
-
-def _prefixes(section: Section, only: str) -> list[str]:
-    """What the names begin with of the tensors that are written of a section."""
-    return [fqn_of(section.path)] if only in ONLY else [fqn_of((*section.path, key)) for key in section.value]
-
-
-def _concerns(problem: Problem, parts: Iterable[Section], only: str) -> bool:
-    """Whether a problem is about what is going to be written."""
-    if problem.tensor is None or problem.kind is Code.MIXED_SAVES:
-        return True
-    prefixes = [prefix for section in parts for prefix in _prefixes(section, only)]
-    return any(not p or problem.tensor == p or problem.tensor.startswith(p + ".") for p in prefixes)
 
 
 class _Picking:
@@ -301,12 +243,6 @@ class _Picking:
 
 
 _LEFT_OUT = Opaque("left out")
-
-
-def _note_on_glob(checkpoint: Checkpoint, parts: Iterable[Section], glob: str) -> list[str]:
-    written = sum(len(part.value) for part in parts)
-    others = sum(len(section.value) for section in sections_of_kind(checkpoint, "model")) - written
-    return [f"--only {glob}: {plural(written, 'name')} of the model, without {plural(others, 'other')}"]
 
 
 def _note_on_own(paths: Sequence[KeyPath], what: str) -> list[str]:

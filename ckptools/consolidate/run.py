@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ckptools.consolidate.choose import select, tensors_of
+from ckptools.consolidate.choose import select
 from ckptools.consolidate.named_state import by_name
 from ckptools.consolidate.naming import Output, output_of
 from ckptools.consolidate.options import ConsolidateOptions, full_dtype, hole_rule, tied_rule
 from ckptools.consolidate.output import check_folder, check_not_among, check_place, check_space
+from ckptools.consolidate.parts import tensors_of
 from ckptools.consolidate.plan import converted, planned_reading
 from ckptools.consolidate.publish import Proofs, Seen, write
 from ckptools.consolidate.renamed_state import renamed

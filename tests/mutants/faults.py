@@ -324,7 +324,7 @@ FAULTS = (
         ("        if name.path != asked:\n", "        if True:\n"),
     ),
     *_in(
-        "formats/rank_files.py",
+        "formats/rank_files/group_read.py",
         "formats/test_rank_files.py formats/test_rank_names.py",
         ("        if len(claimed) > 1:\n", "        if False:\n"),
         ("            if named not in (None, claimed[-1]):\n", "            if False:\n"),
@@ -598,9 +598,13 @@ FAULTS = (
         "consolidate/choose.py",
         "consolidate/test_damage.py consolidate/test_refusals.py consolidate/test_outputs.py",
         ('if self.holes == "zero" or can_be_nan(tensor.dtype):', "if True:"),
-        ('problem.tensor.startswith(p + ".")', "problem.tensor.startswith(p)"),
         ("        if tensor.nbytes > MAX_TENSOR:\n", "        if False:\n"),
         ("        if differing and self.prefer_rank is None:\n", "        if False:\n"),
+    ),
+    *_in(
+        "consolidate/parts.py",
+        "consolidate/test_damage.py consolidate/test_refusals.py consolidate/test_outputs.py",
+        ('problem.tensor.startswith(p + ".")', "problem.tensor.startswith(p)"),
     ),
     *_in(
         "consolidate/source_records.py",

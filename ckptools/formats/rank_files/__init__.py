@@ -17,25 +17,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckptools.errors import ReadError, UnsafePathError, UsageError
+from ckptools.errors import ReadError, UnsafePathError
 from ckptools.formats.options import Options
+from ckptools.formats.rank_files.group_read import FILES_FOUND, GroupRead
 from ckptools.formats.shared import rank_checks, rank_parts
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, in_form
 from ckptools.formats.shared.copied_files import check_copies
-from ckptools.formats.shared.file_status import Fault, looked_at, was_read
+from ckptools.formats.shared.file_status import looked_at, was_read
 from ckptools.formats.shared.fsdp1.flat_shards import resolve_flat_shards
 from ckptools.formats.shared.merge import Merge, Ranked
 from ckptools.formats.shared.rank_groups import group_in, rank_group
 from ckptools.formats.shared.rank_names import RankName, parse
 from ckptools.formats.shared.rank_optimizers import named_by_own_models
-from ckptools.formats.shared.rank_signs import are_one_checkpoint
 from ckptools.formats.shared.sibling_search import columns, siblings_by_content
-from ckptools.formats.shared.stage_signs import signs_of_more, stated_world_size
+from ckptools.formats.shared.stage_signs import signs_of_more
 from ckptools.model.checkpoint import Checkpoint, Fact, RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath, fqn_of, tensors_in
-from ckptools.pickles.reader import Saved
 from ckptools.training_state.module_order import AS_SAVED
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import find_step
@@ -51,10 +50,6 @@ LOCAL = "per-rank .pt, FSDP flat parameters (local state)"
 
 MAX_WORLD = 1 << 16
 """Ranks that are looked for; a file that claims more is not from any cluster there is."""
-
-
-FILES_FOUND = ("files found",)
-"""What a world size is told by where nothing states it."""
 
 
 def detect(path: Path) -> bool:
@@ -106,7 +101,7 @@ def _opening(builder: CheckpointBuilder, name: RankName, group: Sequence[RankNam
     errors: list[ReadError] = []
     for member in group if builder.path.is_dir() else [name]:
         try:
-            return _Opening(builder, member, group, options)
+            return _Opening(builder, GroupRead(builder.problems, member, group, options))
         except UnsafePathError:
             raise
         except ReadError as error:
@@ -115,79 +110,15 @@ def _opening(builder: CheckpointBuilder, name: RankName, group: Sequence[RankNam
 
 
 class _Opening:
-    """The steps of opening one checkpoint, with what they find on the way."""
+    """Puts one checkpoint together from the files that were read."""
 
-    def __init__(self, builder: CheckpointBuilder, name: RankName, group: Sequence[RankName], options: Options) -> None:
-        self.builder, self.problems = builder, builder.problems
-        self.name, self.group, self.options = name, group, options
-        self.saved: dict[Path, Saved] = {}
-        self.faults: dict[Path, Fault] = {}
-        every = options.all_ranks or not name.rank_in_name
-        wanted = group if every else [n for n in group if n.rank == name.rank]
-        self.all_ranks = every or len(wanted) == len(group)
-        wanted = sorted(wanted, key=lambda n: n.path != name.path)
-        options.read_ahead([member.path for member in wanted])
-        for member in wanted:
-            self._read(member, must=member.path == name.path or not member.rank_in_name)
-        if options.names is not None and not any(s.claims for s in self.saved.values()):
-            # Names may be those of several ranks' parameters, and then fit no rank alone.
-            self._read_rest()
-        if all(map(self._counts_from_one, group)) and any(self._said(n) is not None for n in group):
-            self.group, self.name = [n.from_one() for n in group], name.from_one()
-        self.compared = self.all_ranks or are_one_checkpoint(self.group)
-        self._read_namesakes(self.name)
-        self.ranks = {n.path: self._rank_of(n) for n in self.group}
-
-    def _read(self, member: RankName, must: bool) -> None:
-        try:
-            self.saved[member.path] = self.options.read_file(member.path)
-        except ReadError as error:
-            if must:
-                raise
-            self.faults[member.path] = Fault.of(error, member.path)
-
-    def _read_rest(self) -> None:
-        for member in self.group:
-            if member.path not in {*self.saved, *self.faults}:
-                self._read(member, must=False)
-        self.all_ranks = True
-
-    def _read_namesakes(self, name: RankName) -> None:
-        """Where the content says another rank than the name, read the file of that name too: they may be swapped."""
-        rank = self._said(name)
-        while rank is not None:
-            others = [n for n in self.group if n.rank == rank and n.part == name.part]
-            if not others or others[0].path in {*self.saved, *self.faults}:
-                return
-            self._read(others[0], must=False)
-            rank = self._said(others[0])
-
-    def _said(self, name: RankName) -> int | None:
-        """The one rank that a file's content says; None where it says none, several, or was not read."""
-        claims = {rank for rank, _ in self.saved[name.path].claims} if name.path in self.saved else set()
-        claimed = [rank for rank in claims if rank is not None]
-        return claimed[0] if len(claimed) == 1 else None
-
-    def _counts_from_one(self, name: RankName) -> bool:
-        """Whether a name of the caller's choice has one more than the rank, as far as the content was read."""
-        return bool(name.spelled) and not name.first and name.rank > 0 and self._said(name) in (None, name.rank - 1)
-
-    def _rank_of(self, name: RankName) -> int:
-        """The rank that a file's content says; its name's where the content says nothing."""
-        rank = self._said(name)
-        if not name.rank_in_name:
-            if rank is None:
-                raise UsageError(name.path, "neither name nor content tells its rank; say it with --ranks PATTERN")
-            return rank
-        if rank is None or rank == name.rank:
-            return name.rank
-        text = f"{name.path.name} holds rank {rank}; the content is believed"
-        self.problems.append(Problem(Code.NAME_CONTRADICTS, text, name.rank))
-        return rank
+    def __init__(self, builder: CheckpointBuilder, read: GroupRead) -> None:
+        self.builder, self.problems, self.read = builder, builder.problems, read
+        self.options, self.name, self.group = read.options, read.name, read.group
 
     def checkpoint(self, by_name: Shapes | None) -> Checkpoint:
         """Put everything together."""
-        world = self._world_size()
+        world = self.read.world_size()
         merge = Merge()
         tree = _merged(merge, self._roots())
         in_parts = rank_parts.is_in_parts(merge, find_sections(tree))
@@ -196,7 +127,7 @@ class _Opening:
             merge = Merge()
             tree = _merged(merge, named.roots)
         given = None if in_parts else self.options.names
-        resolved = resolve_flat_shards(tree, self.all_ranks, self.options.shapes, by_name, given)
+        resolved = resolve_flat_shards(tree, self.read.all_ranks, self.options.shapes, by_name, given)
         tree = rank_parts.join_param_groups(merge, tree) if in_parts else tree
         found = rank_checks.compare_ranks(merge, tree)
         tree = found.tree
@@ -204,7 +135,7 @@ class _Opening:
         tensors = list(tensors_in(tree))
         sharded = [t for _, t in tensors if t.sharded]
         sections = find_sections(tree)
-        self.problems += rank_checks.check_files(files, self.faults, world.value, bool(sharded), in_parts)
+        self.problems += rank_checks.check_files(files, self.read.faults, world.value, bool(sharded), in_parts)
         self.problems += rank_parts.lost_parts(files) if in_parts else ()
         if not (sharded or resolved.local or any(f.status != "read" for f in files)):
             self.problems += self._signs_of_more(in_parts, world)
@@ -215,7 +146,7 @@ class _Opening:
         self.problems += (
             Problem(Code.LAYOUT_INFERRED, note, None, fqn_of(path)) for path, note in resolved.notes.items()
         )
-        self.builder.add_saved(self.saved.values())
+        self.builder.add_saved(self.read.saved.values())
         return self.builder.checkpoint(
             name=_checkpoint_name(self.name),
             saved_as=in_form(LOCAL if resolved.local else _saved_as(sharded, len(self.group), in_parts), self._form()),
@@ -224,8 +155,8 @@ class _Opening:
             world_size=world,
             step=find_step(self.name.path, sections),
             module_order=AS_SAVED,
-            all_ranks=self.all_ranks,
-            compared=self.compared,
+            all_ranks=self.read.all_ranks,
+            compared=self.read.compared,
             bytes_expected=rank_checks.expected_bytes(files),
             assumed_names={*resolved.assumed, *(named.assumed if named else ())},
             names_given=self.options.names if named else None,
@@ -236,46 +167,18 @@ class _Opening:
         """The ranks' trees in rank order, by the key path where the part lies that they are."""
         parts: dict[KeyPath, list[tuple[int, Any]]] = {}
         for name in self.group:
-            if name.path in self.saved:
+            if name.path in self.read.saved:
                 path = (name.part,) if name.part else ()
-                parts.setdefault(path, []).append((self.ranks[name.path], self.saved[name.path].tree))
+                parts.setdefault(path, []).append((self.read.ranks[name.path], self.read.saved[name.path].tree))
         return {path: sorted(ranked, key=lambda i: i[0]) for path, ranked in parts.items()}
-
-    def _world_size(self) -> Fact:
-        at_least = {w for s in self.saved.values() if s.at_least for _, w in s.claims}
-        claimed = sorted({w for s in self.saved.values() if not s.at_least for _, w in s.claims})
-        named = self.name.world_size
-        found = len({self.ranks[n.path] for n in self.group})
-        if len(claimed) > 1:
-            self.problems.append(Problem(Code.WORLD_SIZES_DISAGREE, f"sharded tensors speak of world sizes {claimed}"))
-        if at_least and max(at_least) > max(claimed, default=0):
-            return self._world_of_slices(max(at_least), named, found)
-        if claimed:
-            agrees = named in (None, claimed[-1]) and len(claimed) == 1
-            if named not in (None, claimed[-1]):
-                text = f"world size {claimed[-1]} by content, {named} by file name"
-                self.problems.append(Problem(Code.WORLD_SIZES_DISAGREE, text))
-            return Fact(claimed[-1], ("layout", *(["file name"] if named == claimed[-1] else [])), agrees)
-        if named is not None:
-            return Fact(named, ("file name",))
-        stated = stated_world_size(one.tree for one in self.saved.values())
-        if stated is not None and found > 1:
-            return Fact(stated, ("metadata",))
-        return Fact(found, FILES_FOUND)
-
-    def _world_of_slices(self, at_least: int, named: int | None, found: int) -> Fact:
-        """The world where files tell of slices of its mesh only: what is named, or else what is here."""
-        if named is not None and named >= at_least:
-            return Fact(named, ("file name",))
-        return Fact(found, FILES_FOUND) if found >= at_least else Fact(at_least, ("at least, by its layout",))
 
     def _files(self, world: int) -> Iterable[RankFile]:
         parts = dict.fromkeys(n.part for n in self.group)
-        here = {(self.ranks[n.path], n.part) for n in self.group}
+        here = {(self.read.ranks[n.path], n.part) for n in self.group}
         for name in self.group:
             yield self._file(name)
         alone = len(self.group) == 1
-        if alone and not any(s.claims for s in self.saved.values()) and self.name.world_size is None:
+        if alone and not any(s.claims for s in self.read.saved.values()) and self.name.world_size is None:
             return
         for rank in range(min(world, MAX_WORLD)):
             for part in parts:
@@ -284,20 +187,20 @@ class _Opening:
 
     def _signs_of_more(self, in_parts: bool, world: Fact) -> Iterable[Problem]:
         """What the files, or the name of a single one, tell of parameters that are in none of them."""
-        ranked = [(self.ranks[path], one.tree) for path, one in self.saved.items()]
+        ranked = [(self.read.ranks[path], one.tree) for path, one in self.read.saved.items()]
         yield from signs_of_more(sorted(ranked, key=lambda i: i[0]), in_parts, world.sources != FILES_FOUND)
         if len(self.group) == 1 and self.name.rank > 0 and world.sources == FILES_FOUND:
             text = f"rank {self.name.rank}'s file by its name, and no other rank's is here; they may hold more"
             yield Problem(Code.ONE_OF_SEVERAL, text, severity="warning")
 
     def _form(self) -> str:
-        return self.saved[self.name.path].form
+        return self.read.saved[self.name.path].form
 
     def _file(self, name: RankName) -> RankFile:
-        rank = self.ranks[name.path]
-        if name.path in self.saved:
-            return was_read(self.saved[name.path], rank, name.part)
-        return looked_at(name.path, rank, name.part, self.faults)
+        rank = self.read.ranks[name.path]
+        if name.path in self.read.saved:
+            return was_read(self.read.saved[name.path], rank, name.part)
+        return looked_at(name.path, rank, name.part, self.read.faults)
 
 
 def _merged(merge: Merge, roots: Mapping[KeyPath, Ranked]) -> Any:
