@@ -1022,9 +1022,9 @@ FAULTS = (
     *_in(
         "training/snapshots.py",
         "training/test_restart.py",
-        ('wrong += [] if ck.model else ["holds no model"]', "pass"),
-        ("ck.verify(deep=True)", "ck.verify()"),
-        ("ck.step.value or 0, reverse=True", "ck.step.value or 0"),
+        ("deep=True, jobs", "deep=False, jobs"),
+        ("[] if one.name == FULL_STATE else [one]", "[one]"),
+        ("take, follow_symlinks=True", "take"),
     ),
     *_in(
         "training/output.py",
