@@ -102,7 +102,9 @@ class Checkpoint(StatisticsMethods, checkpoint_data.Checkpoint):
 
         return rng_of(self)
 
-    def records(self, section: str = "", *, filter: Iterable[str] = (), exclude: Iterable[str] = ()) -> Keys:
+    def records(
+        self, section: str = "", *, filter: Iterable[str] = (), exclude: Iterable[str] = (), private: bool = False
+    ) -> Keys:
         """Every key with kind, shape, dtype, size and layout: what `ckptools tree` shows.
 
         `pandas.DataFrame(ck.records("model").to_dicts())` is a table of the model's tensors. It is not called `tree`,
@@ -112,6 +114,7 @@ class Checkpoint(StatisticsMethods, checkpoint_data.Checkpoint):
             section: a kind of section (`model`, `optimizer`, `scheduler`, `rng`, `other`), or the name of one.
             filter: globs of which a name must match one, such as `blocks.*.weight`; none means all.
             exclude: globs of which a name may match none.
+            private: also values whose names begin with `_`; those that a glob spells are there anyway.
 
         Raises:
             UsageError: it has no such section.
@@ -119,7 +122,7 @@ class Checkpoint(StatisticsMethods, checkpoint_data.Checkpoint):
         from ckptools.contents.keys import keys_of
         from ckptools.contents.selection import Selection
 
-        return keys_of(self, Selection(tuple(filter), tuple(exclude), section))
+        return keys_of(self, Selection(tuple(filter), tuple(exclude), section), private)
 
     def show(self, *keys: str, values: str | None = None, private: bool = False, all_ranks: bool = False) -> Shown:
         """What is at some keys: values in full, tensors with their shards and, where they are small, a few figures.

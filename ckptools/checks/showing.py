@@ -7,7 +7,8 @@ from typing import Any
 
 from ckptools.contents.entries import Entry, entries_of
 from ckptools.contents.keys import key_rows
-from ckptools.contents.lookup import asks_for_private, entries_at, is_private
+from ckptools.contents.lookup import entries_at
+from ckptools.contents.private_values import asks_for_private, is_private
 from ckptools.contents.random_states import stream_rows
 from ckptools.contents.shards import holes, shard_rows
 from ckptools.contents.unequal_values import UnequalValues
@@ -59,7 +60,7 @@ def show(
     if with_all_ranks is not None and (all_ranks or _needs_all_ranks(ck, chosen)):
         ck = with_all_ranks()
         chosen = _chosen(ck, keys)
-    asked = private or any(map(asks_for_private, keys))
+    asked = private or asks_for_private(keys)
     shown = [entry for entry in chosen if asked or not is_private(entry)]
     return Shown(
         path=ck.path,

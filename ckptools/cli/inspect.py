@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from ckptools.cli.choices import Engine
 from ckptools.cli.opening import AS_A_USER_WOULD, OpeningOptions, answered_in_json, opened
-from ckptools.cli.printing import remark, show
+from ckptools.cli.printing import remark, remark_private, show
+from ckptools.cli.selection import WITHOUT_PRIVATE, PrivateOption
 from ckptools.cli.terminal import screen
 from ckptools.text import encodable
 
@@ -28,6 +29,7 @@ def inspect(
     all_ranks: AllRanks = False,
     engine: EngineName = Engine.inert,
     trust: Trust = False,
+    hidden: PrivateOption = WITHOUT_PRIVATE,
     opening: OpeningOptions = AS_A_USER_WOULD,
 ) -> None:
     """Show what a checkpoint is, and whether it is whole.
@@ -43,11 +45,11 @@ def inspect(
     with answered_in_json(json, "ckptools/inspect/1", "whole", paths):
         checkpoint = opened(paths, opening, all_ranks, reader_of(engine, trust))
     report = inspect_report(checkpoint)
-    details = details_of(checkpoint, section)
+    details = details_of(checkpoint, section, hidden.private)
     if json:
         show_json(report, details)
     else:
-        show_text(report, details)
+        show_text(report, details, hidden.private)
     if report.errors:
         raise SystemExit(1)
 
@@ -75,13 +77,13 @@ def reader_of(engine: Engine, trust: bool) -> Reader:
     return modules.read_file
 
 
-def details_of(checkpoint: Checkpoint, section: str | None) -> tuple[Detail, ...]:
-    """The sections that were asked for in full."""
+def details_of(checkpoint: Checkpoint, section: str | None, private: bool = False) -> tuple[Detail, ...]:
+    """The sections that were asked for in full; private values only on request."""
     if section is None:
         return ()
     from ckptools.views.section_rows import section_details
 
-    return section_details(checkpoint, section)
+    return section_details(checkpoint, section, private)
 
 
 def show_json(report: Report, details: Sequence[Detail]) -> None:
@@ -91,7 +93,7 @@ def show_json(report: Report, details: Sequence[Detail]) -> None:
     show(report_json(report, details))
 
 
-def show_text(report: Report, details: Sequence[Detail]) -> None:
+def show_text(report: Report, details: Sequence[Detail], private: bool = False) -> None:
     """Print the report, or the sections that were asked for; what was read and what comes next go to stderr."""
     from ckptools.views.report_text import next_line, read_line, report_text
 
@@ -100,7 +102,8 @@ def show_text(report: Report, details: Sequence[Detail]) -> None:
 
         shown = section_text(report, details, screen())
     else:
-        shown = report_text(report, screen())
+        shown = report_text(report, screen(), private)
     show(encodable(shown, sys.stdout.encoding), "inspect")
+    remark_private(sum(detail.private for detail in details))
     told = "\n".join(filter(None, (read_line(report), next_line(report))))
     remark(f"\n{told}")

@@ -7,7 +7,7 @@ import os
 import sys
 from typing import TextIO
 
-from ckptools.text import encodable, printable
+from ckptools.text import encodable, plural, printable
 
 
 class Output:
@@ -51,6 +51,12 @@ def show(text: str, words: str = "") -> None:
 def discard_stdout() -> None:
     """Let everything that is still printed go nowhere, so that Python does not complain while it shuts down."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def remark_private(left_out: int) -> None:
+    """Say how many private values were left out, and how to see them."""
+    if left_out:
+        remark(f"{plural(left_out, 'private value')} not shown: --private")
 
 
 def remark(text: str) -> None:

@@ -17,6 +17,16 @@ Row = TypeVar("Row")
 
 
 @dataclass(frozen=True)
+class PrivateOption:
+    """Whether values that are private to the class that wrote them are shown."""
+
+    private: bool = option(False, "Show also values whose names begin with '_'.")
+
+
+WITHOUT_PRIVATE = PrivateOption()
+
+
+@dataclass(frozen=True)
 class SelectionOptions:
     """Which keys of a checkpoint are looked at."""
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from ckptools.cli.answers import AS_TEXT, AnswerOptions, show_answer
 from ckptools.cli.opening import AS_A_USER_WOULD, OpeningOptions, answered_in_json, opened
-from ckptools.cli.printing import remark
+from ckptools.cli.printing import remark, remark_private
+from ckptools.cli.selection import WITHOUT_PRIVATE, PrivateOption
 from ckptools.errors import UsageError
 from ckptools.option import option
 from ckptools.text import plural
@@ -25,7 +26,6 @@ class ShowOptions:
     values: str | None = option(
         None, "Print the elements of a slice, such as '0:4,:8'; only their bytes are read.", metavar="SLICE"
     )
-    private: bool = option(False, "Show also values whose names begin with '_'.")
     all_ranks: bool = option(False, "Read every rank, also of more than 32 for what all ranks should share.")
     limit: int | None = option(None, "Show so many rows of a table; 0 for all. [default: what fits a terminal]")
 
@@ -37,6 +37,7 @@ def show(
     path: CheckpointPath,
     keys: ShownKeys,
     what: ShowOptions = SHOWN,
+    hidden: PrivateOption = WITHOUT_PRIVATE,
     form: AnswerOptions = AS_TEXT,
     opening: OpeningOptions = AS_A_USER_WOULD,
 ) -> None:
@@ -56,7 +57,7 @@ def show(
             raise UsageError(None, f"--limit {what.limit}: 0 is for all")
         checkpoint = opened([path], opening, all_ranks=False)
         every = None if checkpoint.all_ranks else lambda: opened([path], opening, all_ranks=True)
-        found = shown_at(checkpoint, keys, what.values, what.private, what.all_ranks, every)
+        found = shown_at(checkpoint, keys, what.values, hidden.private, what.all_ranks, every)
 
     def text(answer: Shown, screen: Screen) -> str:
         from ckptools.views.shown import shown_text
@@ -67,8 +68,7 @@ def show(
     show_answer(form, "show", found, found.rows, text)
     if not (found.rows or found.private):
         remark("it has no keys")
-    if found.private:
-        remark(f"{plural(found.private, 'private value')} not shown: --private")
+    remark_private(found.private)
     plain = any(row.type != "tensor" for row in found.rows)
     if found.not_read and plain:
         remark(f"{plural(found.not_read, 'other rank')} not read, and may hold other values: --all-ranks")

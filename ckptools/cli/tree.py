@@ -8,8 +8,16 @@ from typing import TYPE_CHECKING
 
 from ckptools.cli.answers import AS_TEXT, AnswerOptions, show_answer
 from ckptools.cli.opening import AS_A_USER_WOULD, OpeningOptions, answered_in_json, opened
-from ckptools.cli.printing import remark
-from ckptools.cli.selection import ALL_KEYS, IN_ORDER, RowOptions, SelectionOptions, arranged
+from ckptools.cli.printing import remark, remark_private
+from ckptools.cli.selection import (
+    ALL_KEYS,
+    IN_ORDER,
+    WITHOUT_PRIVATE,
+    PrivateOption,
+    RowOptions,
+    SelectionOptions,
+    arranged,
+)
 from ckptools.errors import UsageError
 from ckptools.option import option
 
@@ -33,6 +41,7 @@ FOLDED = TreeOptions()
 def tree(
     paths: CheckpointPaths,
     drawing: TreeOptions = FOLDED,
+    hidden: PrivateOption = WITHOUT_PRIVATE,
     selection: SelectionOptions = ALL_KEYS,
     rows: RowOptions = IN_ORDER,
     form: AnswerOptions = AS_TEXT,
@@ -51,7 +60,7 @@ def tree(
         raise UsageError(None, f"--depth {drawing.depth}: the sections are level 1, so that 1 is the least")
     with answered_in_json(form.json, "ckptools/tree/1", "whole", paths):
         checkpoint = opened(paths, opening, all_ranks=False)
-        keys = keys_of(checkpoint, selection.selection)
+        keys = keys_of(checkpoint, selection.selection, hidden.private)
     limited = rows if form.json or form.jsonl else replace(rows, limit=None)
     keys = replace(keys, rows=arranged(keys.rows, limited))
 
@@ -62,7 +71,8 @@ def tree(
         return tree_text(found, drawn, screen)
 
     show_answer(form, "tree", keys, keys.rows, text)
-    if not keys.rows:
+    if not keys.rows and not keys.private:
         remark("no key matches")
     if keys.whole is False:
         remark(f"this checkpoint is not whole: ckptools inspect {' '.join(paths)}")
+    remark_private(keys.private)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from ckptools.contents.entries import Entry, entries_of
+from ckptools.contents.private_values import asks_for_private, is_private
 from ckptools.contents.selection import EVERYTHING, Selection
 from ckptools.contents.sharding import placement
 from ckptools.contents.values import as_data, described, is_short, type_of
@@ -16,16 +17,23 @@ from ckptools.model.values import NumpyArray
 from ckptools.training_state.sections import sections_of, sections_of_kind, storage_identity
 
 
-def keys_of(ck: Checkpoint, wanted: Selection = EVERYTHING) -> Keys:
+def keys_of(ck: Checkpoint, wanted: Selection = EVERYTHING, private: bool = False) -> Keys:
     """The keys of a checkpoint that are wanted, each with what is known of it.
+
+    Args:
+        ck: the checkpoint.
+        wanted: which of its keys.
+        private: also those of values whose names begin with `_`, which are left out unless a glob spells such a name.
 
     Raises:
         UsageError: it has no such section.
     """
     chosen = wanted.of(ck)
-    rows = Rows(key_rows(ck, chosen))
-    total = totals(rows)
-    return Keys(ck.path, ck.name, ck.whole, *total, Rows(_sections(ck, rows)), rows)
+    asked = private or asks_for_private(wanted.include)
+    listed = [entry for entry in chosen if asked or not is_private(entry)]
+    rows = Rows(key_rows(ck, listed))
+    sections = Rows(_sections(ck, rows))
+    return Keys(ck.path, ck.name, ck.whole, *totals(rows), len(chosen) - len(listed), sections, rows)
 
 
 def key_rows(ck: Checkpoint, entries: Iterable[Entry]) -> Iterator[KeyRow]:

@@ -8,12 +8,8 @@ from ckptools.contents.entries import Entry, entries_of
 from ckptools.contents.selection import KINDS, is_glob, matching, pattern
 from ckptools.errors import UsageError
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.tensor import Tensor
 from ckptools.text import no_such_key
 from ckptools.training_state.sections import sections_of, sections_of_kind
-
-ASKED_FOR = ("_last_lr",)
-"""Private by its name, but what people look for in a scheduler: the learning rates it gave last."""
 
 
 def entries_at(ck: Checkpoint, key: str) -> list[Entry]:
@@ -54,20 +50,3 @@ def _of_kind(ck: Checkpoint, key: str) -> list[Entry]:
 def _inside(entry: Entry) -> str:
     """The name of an entry below its section."""
     return entry.name.removeprefix(f"{entry.section}.")
-
-
-def is_private(entry: Entry) -> bool:
-    """Whether it is a value whose name, or that of what it is in, begins with `_`; what is a parameter's never is."""
-    if entry.kind == "model" or entry.parameter or isinstance(entry.value, Tensor):
-        return False
-    return any(map(is_private_name, _inside(entry).split(".")))
-
-
-def is_private_name(word: str) -> bool:
-    """Whether a name begins with `_`, and is not one that people look for."""
-    return word.startswith("_") and word not in ASKED_FOR
-
-
-def asks_for_private(key: str) -> bool:
-    """Whether a key spells a private name."""
-    return any(word.startswith("_") for word in key.split("."))

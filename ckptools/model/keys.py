@@ -101,6 +101,7 @@ class Keys:
         tensors: how many tensors are listed.
         params: elements of them; a tied weight counts once.
         bytes: of the global tensors, packed; a tied weight counts once.
+        private: how many values were left out because their names begin with `_`.
         sections: the sections that have keys listed.
         rows: a row for each key, in the order of the file.
     """
@@ -111,6 +112,7 @@ class Keys:
     tensors: int
     params: int
     bytes: int
+    private: int
     sections: Rows[SectionRow]
     rows: Rows[KeyRow]
 

@@ -149,6 +149,7 @@ def _detail(detail: Detail, values: JsonValues) -> dict[str, Any]:
         "state": [_state(row, values) for row in detail.state],
         "values": [_value(row, values) for row in detail.values],
         "left_out": detail.left_out,
+        "private": detail.private,
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from ckptools.contents.lookup import is_private_name
+from ckptools.contents.private_values import is_private_name
 from ckptools.contents.sharding import ShardingRow
 from ckptools.dtypes import short
 from ckptools.model.problems import Code, verdict
@@ -23,15 +23,15 @@ TITLES = {"weight_decay": "wd"}
 """Hyperparameters that have a column of their own, and what it is called."""
 
 
-def report_text(report: Report, screen: Screen = PIPE) -> str:
-    """The whole report, as `inspect` prints it on stdout."""
+def report_text(report: Report, screen: Screen = PIPE, private: bool = False) -> str:
+    """The whole report, as `inspect` prints it on stdout; private values of schedulers only on request."""
     blocks = [
         [f"{printable(report.name)} in {printable(str(report.folder))}   {printable(report.saved_as)}"],
         [*headline(report), *problem_lines(report, ("error", "warning"), screen)],
         list(_fact_lines(report, screen)),
         table(SECTION_COLUMNS, section_cells(report.sections), screen),
         *(optimizer_lines(optimizer, screen) for optimizer in report.optimizers),
-        [line for s in report.schedulers for line in _scheduler_lines(s, screen)],
+        [line for s in report.schedulers for line in _scheduler_lines(s, screen, private)],
         [*_differing(report, screen), *problem_lines(report, ("note",), screen)],
     ]
     return "\n\n".join("\n".join(block) for block in blocks if block)
@@ -220,17 +220,19 @@ def group_cells(number: int, group: GroupRow, keys: Iterable[str]) -> list[str]:
     return [str(number), *cells, params, "-" if group.tensors is None else str(group.tensors)]
 
 
-def _scheduler_lines(scheduler: SchedulerRow, screen: Screen) -> list[str]:
-    return wrapped(f"{printable(scheduler.section)}: ", printable(scheduler_words(scheduler)), screen)
+def _scheduler_lines(scheduler: SchedulerRow, screen: Screen, private: bool) -> list[str]:
+    return wrapped(f"{printable(scheduler.section)}: ", printable(scheduler_words(scheduler, private)), screen)
 
 
-def scheduler_words(scheduler: SchedulerRow) -> str:
+def scheduler_words(scheduler: SchedulerRow, private: bool = False) -> str:
     """The state of a scheduler, and whether its learning rates are those of the param groups."""
     items = scheduler.state.items() if isinstance(scheduler.state, dict) else ()
-    shown = ((key_name(k), v) for k, v in items)
-    state = ", ".join(f"{k} {value_text(v, 60)}" for k, v in shown if not is_private_name(k))
+    named = [(key_name(k), v) for k, v in items]
+    shown = [(k, v) for k, v in named if private or not is_private_name(k)]
+    hidden = len(named) - len(shown)
+    state = ", ".join(f"{k} {value_text(v, 60)}" for k, v in shown)
     agrees = {True: "; lr as in the param groups", False: "; LR IS NOT THAT OF THE PARAM GROUPS", None: ""}
-    return state + agrees[scheduler.agrees]
+    return state + agrees[scheduler.agrees] + (f"; {plural(hidden, 'private value')}: --private" if hidden else "")
 
 
 def _differing(report: Report, screen: Screen) -> list[str]:

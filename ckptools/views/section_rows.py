@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ckptools.contents.leaves import fingerprint, leaves_of
+from ckptools.contents.private_values import is_private_value
 from ckptools.contents.sharding import placement
 from ckptools.errors import UsageError
 from ckptools.model.checkpoint import Checkpoint
@@ -79,6 +80,7 @@ class Detail(NamedTuple):
         state: its state per parameter, for an optimizer.
         values: everything else.
         left_out: whether there are more values than are listed.
+        private: how many values were left out because their names begin with `_`.
     """
 
     kind: str
@@ -87,10 +89,16 @@ class Detail(NamedTuple):
     state: tuple[StateRow, ...] = ()
     values: tuple[ValueRow, ...] = ()
     left_out: bool = False
+    private: int = 0
 
 
-def section_details(ck: Checkpoint, wanted: str) -> tuple[Detail, ...]:
+def section_details(ck: Checkpoint, wanted: str, private: bool = True) -> tuple[Detail, ...]:
     """The sections of a kind, or the one of a name, in full.
+
+    Args:
+        ck: the checkpoint.
+        wanted: a kind of section, or the name of one.
+        private: also values whose names begin with `_`.
 
     Raises:
         UsageError: there is none.
@@ -99,16 +107,17 @@ def section_details(ck: Checkpoint, wanted: str) -> tuple[Detail, ...]:
     if not found:
         names = ", ".join([*KINDS, *(s.name for s in sections_of(ck) if s.name not in KINDS)])
         raise UsageError(ck.path, f"has no section {wanted!r}; there are {names}")
-    return tuple(_detail(ck, section) for section in found)
+    return tuple(_detail(ck, section, private) for section in found)
 
 
-def _detail(ck: Checkpoint, section: Section) -> Detail:
+def _detail(ck: Checkpoint, section: Section, private: bool) -> Detail:
     if section.kind == "optimizer":
         return Detail(section.kind, section.name, state=tuple(_state_rows(ck, section)))
     tensors = tuple(tensor_rows(section.value)) if section.kind == "model" else ()
     values = [row for row in _value_rows(ck, section) if not (tensors and isinstance(row.value, Tensor))]
-    left_out = len(values) > MAX_VALUES
-    return Detail(section.kind, section.name, tensors, (), tuple(values[:MAX_VALUES]), left_out)
+    shown = [row for row in values if private or not is_private_value(section.kind, fqn_of(row.path), row.value)]
+    hidden, left_out = len(values) - len(shown), len(values) > MAX_VALUES
+    return Detail(section.kind, section.name, tensors, (), tuple(shown[:MAX_VALUES]), left_out, hidden)
 
 
 def tensor_rows(value: Any) -> Iterator[TensorRow]:

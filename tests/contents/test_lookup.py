@@ -7,7 +7,8 @@ import pytest
 import ckptools
 from ckptools.contents.completion import keys_beginning
 from ckptools.contents.entries import entries_of
-from ckptools.contents.lookup import entries_at, is_private
+from ckptools.contents.lookup import entries_at
+from ckptools.contents.private_values import is_private
 from ckptools.errors import UsageError
 from tests.truth import FIXTURES
 from tests.views.made import ESCAPE, checkpoint, composer_tree, hostile, plain

@@ -1085,7 +1085,18 @@ FAULTS = (
         "contents/lookup.py",
         "contents/test_lookup.py",
         ('entry.name.startswith(f"{key}.")', "entry.name.startswith(key)"),
-        ('    if entry.kind == "model" or entry.parameter or', "    if"),
+    ),
+    *_in(
+        "contents/private_values.py",
+        "contents/test_private_values.py contents/test_lookup.py",
+        ("return not entry.parameter and is_private_value", "return is_private_value"),
+        ('kind != "model" and not isinstance(value, Tensor) and', ""),
+        ("and word not in ASKED_FOR", ""),
+    ),
+    *_in(
+        "contents/keys.py",
+        "contents/test_private_values.py",
+        ("len(chosen) - len(listed)", "0"),
     ),
     *_in(
         "contents/shards.py",
