@@ -16,6 +16,8 @@ Item = TypeVar("Item")
 MAX_LEVELS = 60
 """Levels that a name is cut into; a file may put any number of dots into one."""
 
+_LAYER = re.compile(r"[0-9]{1,18}")
+
 NUMBERED = re.compile(r"(.*?)([0-9]{1,18})([^0-9]*)", re.DOTALL)
 """A label, what stands before and behind its last number."""
 
@@ -131,6 +133,24 @@ def _stem(label: str) -> tuple[str, str] | None:
     """What stands before and behind the last number of a label; None where it has none."""
     found = NUMBERED.fullmatch(label)
     return (found[1], found[3]) if found else None
+
+
+def layer_and_role(name: str) -> tuple[str | None, str]:
+    """The number of the layer that a name is of, as it stands there, and the name with `*` in its place.
+
+    That is the first word which is a number (`blocks.3.up.weight`), else the last number of the first word that holds
+    one (`layer3.conv.weight`); None and the name itself where it holds none.
+    """
+    words = name.split(".")
+    at = next((n for n, word in enumerate(words) if _LAYER.fullmatch(word)), None)
+    if at is not None:
+        return words[at], ".".join([*words[:at], "*", *words[at + 1 :]])
+    at = next((n for n, word in enumerate(words) if NUMBERED.fullmatch(word)), None)
+    if at is None:
+        return None, name
+    found = NUMBERED.fullmatch(words[at])
+    assert found is not None
+    return found[2], ".".join([*words[:at], f"{found[1]}*{found[3]}", *words[at + 1 :]])
 
 
 def _joined(branches: Sequence[Branch[Item]]) -> Branch[Item]:

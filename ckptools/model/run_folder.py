@@ -39,6 +39,7 @@ class CheckpointRow:
         newest_whole: whether it is the newest that is whole.
         being_written: whether its files changed between two looks.
         notes: what else should be known.
+        lr: learning rate of each param group, in the order of the file; none where nothing tells.
     """
 
     name: str
@@ -59,6 +60,7 @@ class CheckpointRow:
     newest_whole: bool = False
     being_written: bool = False
     notes: tuple[str, ...] = ()
+    lr: tuple[float, ...] = ()
 
     def _told(self) -> str:
         step = "" if self.step is None else f"step {self.step}, "

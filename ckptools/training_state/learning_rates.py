@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.values import scalar
-from ckptools.training_state.optimizers import optimizers_of
+from ckptools.training_state.optimizers import nested, optimizers_of
 from ckptools.training_state.sections import sections_of_kind
 
 
@@ -35,6 +35,14 @@ def learning_rates(ck: Checkpoint) -> list[LearningRates | None]:
     if not len(schedulers) == len(optimizers) == 1:
         return [None] * len(schedulers)
     return [_compared(schedulers[0].value, [group.get("lr") for group in optimizers[0].param_groups])]
+
+
+def group_rates(ck: Checkpoint) -> tuple[float, ...]:
+    """The `lr` of each param group of each optimizer, in the order of the file; none where one of them tells none."""
+    groups = [nested(s.value).get("param_groups", ()) for s in sections_of_kind(ck, "optimizer")]
+    listed = [one for of in groups if isinstance(of, (list, tuple)) for one in of]
+    rates = _rates([group.get("lr") for group in listed if isinstance(group, Mapping)])
+    return rates if len(rates) == len(listed) else ()
 
 
 def _compared(state: Any, groups: Sequence[Any]) -> LearningRates | None:

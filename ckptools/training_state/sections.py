@@ -247,6 +247,7 @@ class SectionSize(NamedTuple):
         dtypes: number of tensors by dtype.
         nbytes: bytes of the global tensors, packed.
         opaque: dotted names of objects of foreign classes in it.
+        bytes_of: those bytes by dtype.
     """
 
     tensors: int
@@ -254,13 +255,15 @@ class SectionSize(NamedTuple):
     dtypes: dict[str, int]
     nbytes: int
     opaque: tuple[str, ...]
+    bytes_of: dict[str, int]
 
 
 def measure(value: Any) -> SectionSize:
     """Count the tensors of a subtree; a tied weight counts once."""
     seen: set[Any] = set()
     dtypes: dict[str, int] = {}
-    tensors = params = nbytes = 0
+    bytes_of: dict[str, int] = {}
+    tensors = params = 0
     opaque: dict[str, None] = {}
     for _, leaf in nodes_in(value, (Tensor, Opaque)):
         if isinstance(leaf, Opaque) and not isinstance(leaf, Lost):
@@ -272,9 +275,9 @@ def measure(value: Any) -> SectionSize:
         identity = storage_identity(leaf)
         if identity is None or identity not in seen:
             params += leaf.numel
-            nbytes += leaf.nbytes
+            bytes_of[leaf.dtype] = bytes_of.get(leaf.dtype, 0) + leaf.nbytes
         seen.add(identity)
-    return SectionSize(tensors, params, dtypes, nbytes, tuple(opaque))
+    return SectionSize(tensors, params, dtypes, sum(bytes_of.values()), tuple(opaque), bytes_of)
 
 
 def storage_identity(tensor: Tensor) -> Any:

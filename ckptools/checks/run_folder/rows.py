@@ -11,7 +11,6 @@ from pathlib import Path
 
 from ckptools.checks.run_folder.search import Opened
 from ckptools.errors import CkptoolsError
-from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Problem, verdict
 from ckptools.model.run_folder import CheckpointRow, LeftOverRow, LookedInto
 from ckptools.text import and_others, moment_utc
@@ -33,11 +32,12 @@ def row_of(name: str, path: Path, found: Opened | CkptoolsError, files: Sequence
         found: the checkpoint, or why it cannot be opened.
         files: those that are known to be its.
     """
-    made = _opened(name, path, found.facts) if isinstance(found, Opened) else _unreadable(name, path, found, files)
+    made = _opened(name, path, found) if isinstance(found, Opened) else _unreadable(name, path, found, files)
     return made if made.whole else replace(made, notes=(*made.notes, *_just_now(made.saved)))
 
 
-def _opened(name: str, path: Path, ck: Checkpoint) -> CheckpointRow:
+def _opened(name: str, path: Path, found: Opened) -> CheckpointRow:
+    ck = found.facts
     here = [file for file in ck.files if file.status != "missing"]
     times = [file.modified for file in here if file.modified is not None]
     world = ck.world_size.value
@@ -57,6 +57,7 @@ def _opened(name: str, path: Path, ck: Checkpoint) -> CheckpointRow:
         codes=(),
         looked_into="inspect",
         saved=moment_utc(max(times)) if times else None,
+        lr=found.rates,
         notes=() if ck.step.agree else (contradiction(ck.step),),
     )
     return judged(made, ck.whole, ck.problems, "inspect")

@@ -27,6 +27,7 @@ from ckptools.formats.shared.trackers import LINK, Tracker, trackers_in
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.tree import tensors_in
 from ckptools.text import few, plural
+from ckptools.training_state.learning_rates import group_rates
 
 MAX_DEPTH = 4
 MAX_ENTRIES = 1 << 18
@@ -47,16 +48,18 @@ class Opened(NamedTuple):
     Attributes:
         facts: the checkpoint; it has no tree.
         holds_weights: whether floating-point tensors are in it.
+        rates: learning rate of each param group.
     """
 
     facts: Checkpoint
     holds_weights: bool
+    rates: tuple[float, ...] = ()
 
     @classmethod
     def of(cls, ck: Checkpoint) -> Opened:
         """What is kept of a checkpoint."""
         weights = any(is_floating(tensor.dtype) for _, tensor in tensors_in(ck.tree))
-        return cls(replace(ck, tree=None, per_rank={}, names=(), differing=(), rounded=()), weights)
+        return cls(replace(ck, tree=None, per_rank={}, names=(), differing=(), rounded=()), weights, group_rates(ck))
 
 
 @dataclass

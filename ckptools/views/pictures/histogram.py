@@ -1,0 +1,143 @@
+"""Histograms: the values of one tensor, and the norms of all of them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from ckptools.model.statistics import Statistics, Stats
+from ckptools.text import count, number, plural
+from ckptools.views.pictures.drawing import WIDTH, Rect, label, line, name_text, rect, svg
+from ckptools.views.pictures.picture import Picture
+
+HIGH = 150.0
+MAX_BINS = 160
+
+
+class Bin(NamedTuple):
+    """One bar.
+
+    Attributes:
+        low: where it begins.
+        high: where it ends.
+        held: how many lie in it.
+    """
+
+    low: float
+    high: float
+    held: int
+
+
+def value_bins(found: Stats) -> tuple[Bin, ...]:
+    """The bins of a tensor's values, equally wide from smallest to largest; none where they were not counted."""
+    counts = found.histogram or ()
+    if found.min is None or found.max is None or not sum(counts):
+        return ()
+    low, high = float(found.min), float(found.max)
+    # Halves, for the difference of two float64 may be infinite.
+    edges = [low * (1 - n / len(counts)) + high * (n / len(counts)) for n in range(len(counts) + 1)]
+    return tuple(Bin(edges[n], edges[n + 1], found_here) for n, found_here in enumerate(counts))
+
+
+def value_histogram(found: Stats) -> Picture:
+    """Draw how the values of a tensor are spread between the smallest and the largest.
+
+    Args:
+        found: its figures, with a histogram.
+    """
+    bins = value_bins(found)
+    title = f"values of {name_text(found.name) or 'a tensor'}"
+    facts = [f"{count(found.elements)} of {count(found.numel)} elements read, {_not_finite(found)}"]
+    if bins:
+        facts.append(f"from {number(bins[0].low)} to {number(bins[-1].high)}, {found.zeros} zero")
+    facts += [found.problem] if found.problem else []
+    return _picture(title, facts, bins, "elements")
+
+
+def _not_finite(found: Stats) -> str:
+    return f"{found.nan} NaN and {found.inf} infinite left out" if found.nonfinite else "all finite"
+
+
+def norm_bins(found: Statistics[Stats]) -> tuple[Bin, ...]:
+    """How many tensors have an l2 norm in each power of two; empty bins between others too."""
+    norms = [row.l2 for row in found.rows if row.l2 is not None and row.l2 > 0 and math.isfinite(row.l2)]
+    powers = Counter(math.frexp(norm)[1] - 1 for norm in norms)
+    if not powers:
+        return ()
+    return tuple(Bin(math.ldexp(1.0, p), _end(p), powers[p]) for p in range(min(powers), max(powers) + 1))
+
+
+def _end(power: int) -> float:
+    return math.ldexp(1.0, power + 1) if power < 1023 else math.inf
+
+
+def norm_histogram(title: str, found: Statistics[Stats]) -> Picture:
+    """Draw how many tensors have an l2 norm between each power of two and the next.
+
+    Args:
+        title: of which tensors.
+        found: their figures.
+    """
+    bins = norm_bins(found)
+    zero = sum(row.l2 == 0 for row in found.rows)
+    counted = sum(one.held for one in bins)
+    facts = [f"{plural(counted, 'tensor')} with an l2 norm; a bar for each power of two"]
+    facts += [f"{plural(zero, 'tensor')} all zero"] if zero else []
+    rest = len(found.rows) - counted - zero
+    facts += [f"{plural(rest, 'tensor')} without a finite norm"] if rest else []
+    odd = sum(bool(row.nonfinite) for row in found.rows)
+    facts += [f"{plural(odd, 'tensor')} with NaN or infinities, which are left out of their norms"] if odd else []
+    return _picture(name_text(title), facts, bins, "tensors")
+
+
+# -- drawn -------------------------------------------------------------------------------------------------------
+
+
+def bar_rects(bins: Sequence[Bin], top: float = 0.0) -> Iterator[Rect]:
+    """Where each bar is: side by side, as high as it is full beside the fullest, and never invisible."""
+    most = max((one.held for one in bins), default=0)
+    width = WIDTH / max(1, len(bins))
+    for n, one in enumerate(bins):
+        height = max(one.held / most * HIGH, 1.0) if one.held else 0.0
+        yield Rect(n * width, top + HIGH - height, width, height)
+
+
+def _picture(title: str, facts: Sequence[str], bins: Sequence[Bin], what: str) -> Picture:
+    left_out = len(bins) - MAX_BINS
+    bins = bins[-MAX_BINS:]
+    facts = [*facts, *([f"{plural(left_out, 'lower bin')} not drawn"] if left_out > 0 else [])]
+    told = [f"{_range(one)}: {one.held}" for one in bins if one.held]
+    text = "\n".join([title, *facts, *told])
+    parts = [label(0, 12 + 16 * n, name_text(fact, 100), "faint") for n, fact in enumerate(facts)]
+    y = 16.0 * len(facts) + 20
+    if not bins:
+        parts.append(label(0, y, "nothing to draw", "ink"))
+        return Picture(title, svg(title, text, parts, y + 10), text)
+    most = max(one.held for one in bins)
+    parts.append(label(0, y - 6, f"{most} {what} at most", "faint"))
+    for one, at in zip(bins, bar_rects(bins, y), strict=True):
+        if one.held:
+            parts.append(rect(at.inset(0.5)._replace(height=at.height), "sky", f"{_range(one)}: {one.held} {what}"))
+    parts.append(line([(0, y + HIGH), (WIDTH, y + HIGH)], "edge"))
+    parts += _axis(bins, y + HIGH + 14)
+    return Picture(title, svg(title, text, parts, y + HIGH + 20), text)
+
+
+def _range(one: Bin) -> str:
+    return f"{_short(one.low)} to {_short(one.high)}"
+
+
+def _short(value: float) -> str:
+    return number(float(f"{value:.4g}"))
+
+
+def _axis(bins: Sequence[Bin], y: float) -> Iterator[str]:
+    """Where the first bar begins, the last one ends, and some between them do."""
+    steps = max(1, len(bins) // 5)
+    width = WIDTH / len(bins)
+    for n in range(0, len(bins), steps):
+        if n * width < WIDTH - 150 or n == 0:
+            yield label(n * width, y, _short(bins[n].low), "faint", "start" if n == 0 else "middle")
+    yield label(WIDTH, y, _short(bins[-1].high), "faint", "end")

@@ -1,0 +1,252 @@
+"""A run over its checkpoints: the learning rate by step, and the step by time, where a bad resume is a break."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from itertools import pairwise
+from typing import NamedTuple
+
+from ckptools.model.run_folder import CheckpointRow, RunFolder
+from ckptools.text import moment_utc, number, plural
+from ckptools.views.pictures.drawing import WIDTH, Key, Rect, label, legend, line, mark, name_text, rect, svg
+from ckptools.views.pictures.picture import Picture
+
+HIGH = 130.0
+LEFT = 70.0
+"""Height of a graph, and the room left of it for figures."""
+
+JUMP = 10.0
+"""A learning rate that becomes so many times larger or smaller between two checkpoints is told."""
+
+MAX_POINTS = 1000
+MAX_LINES = 6
+"""Checkpoints that are drawn, the last ones, and different learning rates of one checkpoint."""
+
+
+class Point(NamedTuple):
+    """One checkpoint of a run.
+
+    Attributes:
+        name: its name.
+        step: training step; None where nothing tells.
+        saved: when its last file was written, in seconds since 1970; None where no file is.
+        rates: different learning rates of its param groups, in the order of the groups.
+        whole: whether it is; None where that is not known.
+    """
+
+    name: str
+    step: int | None
+    saved: float | None
+    rates: tuple[float, ...]
+    whole: bool | None
+
+
+class Break(NamedTuple):
+    """Where a run does not go on as it went.
+
+    Attributes:
+        before: the checkpoint that was saved last.
+        after: the one that does not go on from it.
+        words: what is odd.
+    """
+
+    before: Point
+    after: Point
+    words: str
+
+
+def points_of(run: RunFolder) -> tuple[Point, ...]:
+    """The checkpoints of a run in the order in which they were saved; those without a time are the last."""
+    found = [_point(row) for row in run.rows]
+    return tuple(sorted(found, key=lambda p: (p.saved is None, p.saved or 0.0, p.step or 0)))
+
+
+def _point(row: CheckpointRow) -> Point:
+    saved = None if row.saved is None else datetime.fromisoformat(row.saved.replace("Z", "+00:00")).timestamp()
+    return Point(row.name, row.step, saved, tuple(dict.fromkeys(row.lr)), row.whole)
+
+
+def breaks_of(points: Sequence[Point]) -> tuple[Break, ...]:
+    """Where, from one checkpoint to the one saved after it, the step goes back or stays, or a learning rate jumps."""
+    timed = [point for point in points if point.saved is not None]
+    stepped = [point for point in timed if point.step is not None]
+    found = [Break(a, b, f"step {a.step}, then {b.step}") for a, b in pairwise(stepped) if _not_on(a, b)]
+    rated = [point for point in timed if point.rates]
+    found += [Break(a, b, _jump(a, b)) for a, b in pairwise(rated) if _jump(a, b)]
+    return tuple(found)
+
+
+def _not_on(a: Point, b: Point) -> bool:
+    return a.step is not None and b.step is not None and b.step <= a.step and a.saved != b.saved
+
+
+def _jump(a: Point, b: Point) -> str:
+    """What a learning rate does that is more than tenfold from one checkpoint to the next; "" where none does."""
+    if len(a.rates) != len(b.rates):
+        return f"{plural(len(a.rates), 'different lr')}, then {len(b.rates)}"
+    for old, new in zip(a.rates, b.rates, strict=True):
+        low, high = sorted((abs(old), abs(new)))
+        if low and high / low >= JUMP:
+            return f"lr {number(old)}, then {number(new)}"
+    return ""
+
+
+def run_steps(run: RunFolder) -> Picture:
+    """Draw learning rate and step of every checkpoint of a run.
+
+    Args:
+        run: its checkpoints.
+    """
+    points = points_of(run)
+    breaks = breaks_of(points)
+    title = f"steps and learning rates of {name_text(run.path.name or str(run.path))}"
+    text = "\n".join([title, *_words(points, breaks)])
+    drawn, height = _drawn(points, breaks)
+    return Picture(title, svg(title, text, drawn, height), text)
+
+
+# -- in words ----------------------------------------------------------------------------------------------------
+
+
+def _words(points: Sequence[Point], breaks: Sequence[Break]) -> Iterator[str]:
+    steps = [point.step for point in points if point.step is not None]
+    yield plural(len(points), "checkpoint") + (f", steps {min(steps)} to {max(steps)}" if steps else ", no step told")
+    if len(steps) < len(points):
+        yield f"{plural(len(points) - len(steps), 'checkpoint')} without a step, not drawn"
+    rates = [(point, rate) for point in points for rate in point.rates]
+    if rates:
+        yield f"lr {number(min(r for _, r in rates))} to {number(max(r for _, r in rates))}"
+    else:
+        yield "no checkpoint tells a learning rate"
+    for found in breaks[:8]:
+        yield f"BREAK: {found.words}: {_name(found.before)} to {_name(found.after)}"
+    if len(breaks) > 8:
+        yield f"{len(breaks) - 8} more breaks"
+    if not breaks and len(steps) > 1:
+        yield "in the order of their file times the steps go up"
+    odd = [_name(point) for point in points if point.whole is False]
+    if odd:
+        yield f"not whole: {', '.join(odd[:8])}" + (f" and {len(odd) - 8} more" if len(odd) > 8 else "")
+    yield from _told_points(points)
+
+
+def _name(point: Point) -> str:
+    return name_text(point.name, 80)
+
+
+def _told_points(points: Sequence[Point]) -> Iterator[str]:
+    for point in points[-12:]:
+        rates = ", ".join(map(number, point.rates[:MAX_LINES])) or "not told"
+        yield f"  {_name(point)}: step {'not told' if point.step is None else point.step}, lr {rates}"
+    if len(points) > 12:
+        yield f"  {len(points) - 12} before these"
+
+
+# -- drawn -------------------------------------------------------------------------------------------------------
+
+
+class Axis(NamedTuple):
+    """A range of figures and the room that it takes.
+
+    Attributes:
+        low: the smallest figure.
+        high: the largest one.
+        start: where the smallest lies.
+        end: where the largest lies.
+    """
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def at(self, value: float) -> float:
+        """Where a figure lies; one alone is in the middle."""
+        if self.high == self.low:
+            return (self.start + self.end) / 2
+        return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
+
+
+def axis(values: Sequence[float], start: float, end: float) -> Axis:
+    """The range of some figures."""
+    return Axis(min(values), max(values), start, end)
+
+
+def _drawn(points: Sequence[Point], breaks: Sequence[Break]) -> tuple[list[str], float]:
+    """The elements, and how high they are together."""
+    shown = [point for point in points if point.step is not None][-MAX_POINTS:]
+    parts = [label(0, 12 + 16 * n, f"{found.words} ({_name(found.after)})") for n, found in enumerate(breaks[:4])]
+    y = 16.0 * len(parts) + 4
+    rated = [p for p in shown if p.rates and all(map(math.isfinite, p.rates))]
+    if rated:
+        parts += _rates(rated, y)
+        y += HIGH + 46
+    timed = [point for point in shown if point.saved is not None]
+    if timed:
+        parts += _steps(timed, breaks, y)
+        y += HIGH + 46
+    if not (rated or timed):
+        parts.append(label(0, y + 12, "nothing to draw: no step is told"))
+        y += 20
+    keys = [Key("sky", "", "a checkpoint"), Key("yellow", "X", "not whole"), Key("bad", "B", "a break before it")]
+    used = [True, any(p.whole is False for p in shown), bool(breaks)]
+    made, bottom = legend([key for key, there in zip(keys, used, strict=True) if there and shown], y + 4)
+    return [*parts, made], bottom
+
+
+def _frame(top: float, title: str, across: tuple[str, str], down: tuple[str, str]) -> Iterator[str]:
+    """The title of a graph, its two axes, and the figures at their ends."""
+    low, high = top + 18, top + 18 + HIGH
+    yield label(LEFT, top + 12, title, "faint")
+    yield line([(LEFT - 6, low), (LEFT - 6, high + 6), (WIDTH, high + 6)], "grid")
+    yield label(LEFT - 10, low + 8, down[1], "faint", "end") + label(LEFT - 10, high + 4, down[0], "faint", "end")
+    yield label(LEFT, high + 19, across[0], "faint") + label(WIDTH, high + 19, across[1], "faint", "end")
+
+
+def _rates(points: Sequence[Point], top: float) -> Iterator[str]:
+    """Every learning rate by step, in the order of saving, so that going back is a line that goes back."""
+    steps = axis([float(p.step or 0) for p in points], LEFT, WIDTH - 8)
+    rates = axis([rate for p in points for rate in p.rates], top + 18 + HIGH, top + 18)
+    ends = number(rates.low), number(rates.high)
+    yield from _frame(top, "learning rate by step", (str(_lowest(points)), str(_highest(points))), ends)
+    for n in range(min(MAX_LINES, max(len(p.rates) for p in points))):
+        of = [(steps.at(float(p.step or 0)), rates.at(p.rates[n]), p) for p in points if n < len(p.rates)]
+        yield line([(x, y) for x, y, _ in of], "edge dash" if n else "edge")
+        yield from (_dot(x, y, "sky", "", f"{_name(p)}: step {p.step}, lr {number(p.rates[n])}") for x, y, p in of)
+
+
+def _lowest(points: Sequence[Point]) -> int:
+    """The lowest step."""
+    return min(p.step for p in points if p.step is not None)
+
+
+def _highest(points: Sequence[Point]) -> int:
+    """The highest step."""
+    return max(p.step for p in points if p.step is not None)
+
+
+def _steps(points: Sequence[Point], breaks: Sequence[Break], top: float) -> Iterator[str]:
+    """The step of every checkpoint by the time when it was saved."""
+    times = axis([p.saved or 0.0 for p in points], LEFT, WIDTH - 8)
+    steps = axis([float(p.step or 0) for p in points], top + 18 + HIGH, top + 18)
+    ends = str(_lowest(points)), str(_highest(points))
+    when = (_moment(times.low), _moment(times.high))
+    yield from _frame(top, "step by the time of its last file (UTC)", when, ends)
+    yield line([(times.at(p.saved or 0.0), steps.at(float(p.step or 0))) for p in points], "edge")
+    broken = {found.after for found in breaks}
+    for p in points:
+        kind, letter = ("bad", "B") if p in broken else ("yellow", "X") if p.whole is False else ("sky", "")
+        hover = f"{_name(p)}: step {p.step}, {_moment(p.saved or 0.0)}"
+        yield _dot(times.at(p.saved or 0.0), steps.at(float(p.step or 0)), kind, letter, hover)
+
+
+def _dot(x: float, y: float, kind: str, letter: str, hover: str) -> str:
+    half = 6.5 if letter else 3.0
+    at = Rect(x - half, y - half, 2 * half, 2 * half)
+    return rect(at, kind, hover) + mark(at, letter)
+
+
+def _moment(seconds: float) -> str:
+    return moment_utc(seconds).replace("T", " ").rstrip("Z")
