@@ -20,6 +20,7 @@ from ckptools.tensor_io.progress import Progress
 from ckptools.training_state.sections import section_name
 
 if TYPE_CHECKING:
+    from ckptools.api.plots import CheckpointPlots
     from ckptools.consolidate.result import Consolidated
     from ckptools.formats.resolver import Resolver
     from ckptools.model.keys import Keys
@@ -342,6 +343,13 @@ class Checkpoint(StatisticsMethods, checkpoint_data.Checkpoint):
             jobs=jobs,
         )
         return write(self._with_all_ranks(), out, options, progress)
+
+    @property
+    def plot(self) -> CheckpointPlots:
+        """Its pictures, such as `ck.plot.ranks()`, `ck.plot.layout(key)` and `ck.plot.heat("rms")`."""
+        from ckptools.api.plots import CheckpointPlots
+
+        return CheckpointPlots(self)
 
     def close(self) -> None:
         """Forget what was read of other ranks' files; lazy tensors that need them read them again."""

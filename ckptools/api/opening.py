@@ -7,6 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ckptools.api.answers import Difference, RunFolder, run_with_plots, with_plots
 from ckptools.api.checkpoint import Checkpoint
 from ckptools.api.tensor import with_lazy_tensors
 from ckptools.tensor_io.progress import Progress
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     from ckptools.formats.shared.given_names import NamesFrom
     from ckptools.formats.shared.shapes import ShapesFrom
     from ckptools.model.checkpoint import Checkpoint as CheckpointData
-    from ckptools.model.difference import Difference
-    from ckptools.model.run_folder import RunFolder
     from ckptools.model.verification import Verification
 
 
@@ -151,7 +150,7 @@ def diff(
 
     selection = Selection(tuple(filter), tuple(exclude), section)
     wanted = Wanted(values, rtol, atol, every_byte, selection, jobs)
-    return compare(_side(a), _side(b), wanted, progress)
+    return with_plots(compare(_side(a), _side(b), wanted, progress))
 
 
 def _side(side: Checkpoint | str | Path) -> CheckpointData | Path:
@@ -245,7 +244,7 @@ def checkpoints_in(
     """
     from ckptools.checks.run_folder import listing
 
-    return listing.checkpoints_in(
+    found = listing.checkpoints_in(
         folder,
         deep=deep,
         on_found=on_found,
@@ -256,6 +255,7 @@ def checkpoints_in(
         rules=rules,
         names=names,
     )
+    return run_with_plots(found)
 
 
 def _opened(checkpoint: Checkpoint | str | Path) -> Checkpoint:

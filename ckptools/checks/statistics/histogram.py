@@ -30,7 +30,8 @@ class Counting:
         """Take in at most `BAND` elements."""
         values = numbers(raw, self._dtype)
         wide = self._wide[: len(values)]
-        np.multiply(values, self._factor, out=wide, casting="unsafe")
+        # A factor that float32 cannot hold is not to be made one: zeros times infinity are no numbers.
+        np.multiply(values, self._factor, out=wide, dtype=np.float64, casting="unsafe")
         if self._low == self._high:
             self._counts[BINS // 2] += np.count_nonzero(np.isfinite(wide))
         else:

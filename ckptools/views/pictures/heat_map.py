@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import Any, Literal, NamedTuple
 
 from ckptools.contents.folding import layer_and_role
+from ckptools.dtypes import is_floating
 from ckptools.model.difference import Difference
 from ckptools.model.statistics import Moments, Statistics, Stats
 from ckptools.text import clip_middle, number, plural
@@ -30,13 +32,15 @@ ACROSS = 48
 """Layers side by side; more go on below."""
 
 MAX_ROLES = 120
-MAX_CELLS = 6000
+MAX_CELLS = 2000
 """What is drawn at most; the words tell of all."""
 
 NAMES = 230.0
 """Room for what tensors do."""
 
 CELL = 17.0
+ROOM = int(NAMES / 6.9)
+"""Characters that have room before the cells."""
 
 Letter = Literal["", "N", "0", "=", "~", "A", "B", "?"]
 MEANS: dict[Letter, str] = {
@@ -71,8 +75,8 @@ class HeatCell(NamedTuple):
 
 
 def rms_cells(found: Statistics[Stats]) -> list[HeatCell]:
-    """The root mean square of every tensor, over its finite elements that were read."""
-    return [_rms_cell(row) for row in found.rows if row.numel]
+    """The root mean square of every tensor of floating point, over its finite elements that were read."""
+    return [_rms_cell(row) for row in found.rows if row.numel and is_floating(row.dtype)]
 
 
 def _rms_cell(row: Stats) -> HeatCell:
@@ -100,8 +104,9 @@ def _moment_cell(row: Moments, value: float | None, words: str) -> HeatCell:
 
 
 def change_cells(difference: Difference) -> list[HeatCell]:
-    """How far each weight of two checkpoints is from the other's, beside its norm."""
-    return [_change_cell(row) for row in difference.tensors if row.subject == "weights"]
+    """How far each weight of floating point is from that of the other checkpoint, beside its norm."""
+    weights = [row for row in difference.tensors if row.subject == "weights"]
+    return [_change_cell(row) for row in weights if is_floating(row.dtype_a or row.dtype_b or "")]
 
 
 def _change_cell(row: Any) -> HeatCell:
@@ -173,9 +178,10 @@ class Scale(NamedTuple):
 
     def color(self, value: float) -> str:
         """The colour of a figure: one of viridis's ten steps."""
-        if self.low == self.high:
-            return VIRIDIS[5]
-        part = (math.log(value) - math.log(self.low)) / (math.log(self.high) - math.log(self.low))
+        whole = math.log(self.high) - math.log(self.low)
+        if not whole:
+            return VIRIDIS[len(VIRIDIS) // 2]
+        part = (math.log(value) - math.log(self.low)) / whole
         return VIRIDIS[min(int(part * len(VIRIDIS)), len(VIRIDIS) - 1)]
 
 
@@ -237,17 +243,36 @@ def _drawn(grid: HeatGrid, scale: Scale | None) -> tuple[list[str], float]:
 def _block(
     grid: HeatGrid, roles: Sequence[str], layers: Sequence[str | None], top: float, scale: Scale | None
 ) -> Iterator[str]:
-    width = min(CELL, (WIDTH - NAMES) / max(1, len(layers)))
-    for n, layer in enumerate(layers):
-        if layer is not None and (n % 4 == 0 or len(layers) <= 12 or width >= len(layer) * CHARACTER + 2):
-            yield label(NAMES + (n + 0.5) * width, top + 11, layer if len(layer) < 5 else "", "faint", "middle")
+    width = min(CELL, (WIDTH - NAMES) / min(ACROSS, len(grid.layers)))
+    yield from _ticks(grid.layers, layers, width, top + 11)
+    above = common_beginning([role for role in grid.roles if (role, None) not in grid.cells])
+    yield label(NAMES - 6, top + 11, clip_middle(name_text(above), ROOM), "faint", "end") if above else ""
     for row, role in enumerate(roles):
         y = top + 16 + row * CELL
-        yield label(NAMES - 6, y + 12, clip_middle(name_text(role), int(NAMES / 6.9)), "ink", "end")
+        own = role if (role, None) in grid.cells else role[len(above) :]
+        yield label(NAMES - 6, y + 12, clip_middle(name_text(own), ROOM), "ink", "end")
         for n, layer in enumerate(layers):
             cell = grid.cells.get((role, layer))
             if cell is not None:
                 yield from _cell(cell, Rect(NAMES + n * width, y, width, CELL).inset(1), scale)
+
+
+def _ticks(every_layer: Sequence[str | None], layers: Sequence[str | None], width: float, y: float) -> Iterator[str]:
+    """Numbers of layers above their cells, as many as have room: every one, second, fourth and so on."""
+    numbered = [layer for layer in every_layer if layer is not None]
+    room = (max(map(len, numbered), default=1) + 1) * CHARACTER
+    apart = next(n for n in (1, 2, 4, 8, 16, 32, 64, 128) if n * width >= room or n == 128)
+    shown = set(numbered[::apart])
+    for n, layer in enumerate(layers):
+        if layer is not None and layer in shown:
+            yield label(NAMES + (n + 0.5) * width, y, layer, "faint", "middle")
+
+
+def common_beginning(names: Sequence[str]) -> str:
+    """The words that all names begin with, up to a dot; "" where one name is nothing else, or there is one only."""
+    words = zip(*(name.split(".")[:-1] for name in names), strict=False)
+    alike = [same[0] for same in takewhile(lambda same: len(set(same)) == 1, words)]
+    return "".join(f"{word}." for word in alike) if len(names) > 1 else ""
 
 
 def _cell(cell: HeatCell, at: Rect, scale: Scale | None) -> Iterator[str]:

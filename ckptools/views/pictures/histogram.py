@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from ckptools.dtypes import is_floating
 from ckptools.model.statistics import Statistics, Stats
 from ckptools.text import count, number, plural
 from ckptools.views.pictures.drawing import WIDTH, Rect, label, line, name_text, rect, svg
@@ -61,12 +62,17 @@ def _not_finite(found: Stats) -> str:
 
 
 def norm_bins(found: Statistics[Stats]) -> tuple[Bin, ...]:
-    """How many tensors have an l2 norm in each power of two; empty bins between others too."""
-    norms = [row.l2 for row in found.rows if row.l2 is not None and row.l2 > 0 and math.isfinite(row.l2)]
+    """How many tensors of floating point have an l2 norm in each power of two; empty bins between others too."""
+    norms = [row.l2 for row in _floating(found) if row.l2 is not None and row.l2 > 0 and math.isfinite(row.l2)]
     powers = Counter(math.frexp(norm)[1] - 1 for norm in norms)
     if not powers:
         return ()
     return tuple(Bin(math.ldexp(1.0, p), _end(p), powers[p]) for p in range(min(powers), max(powers) + 1))
+
+
+def _floating(found: Statistics[Stats]) -> list[Stats]:
+    """The tensors whose norm says something: counters and masks have none to speak of."""
+    return [row for row in found.rows if is_floating(row.dtype)]
 
 
 def _end(power: int) -> float:
@@ -80,15 +86,17 @@ def norm_histogram(title: str, found: Statistics[Stats]) -> Picture:
         title: of which tensors.
         found: their figures.
     """
-    bins = norm_bins(found)
-    zero = sum(row.l2 == 0 for row in found.rows)
+    bins, rows = norm_bins(found), _floating(found)
+    zero = sum(row.l2 == 0 for row in rows)
     counted = sum(one.held for one in bins)
     facts = [f"{plural(counted, 'tensor')} with an l2 norm; a bar for each power of two"]
     facts += [f"{plural(zero, 'tensor')} all zero"] if zero else []
-    rest = len(found.rows) - counted - zero
+    rest = len(rows) - counted - zero
     facts += [f"{plural(rest, 'tensor')} without a finite norm"] if rest else []
-    odd = sum(bool(row.nonfinite) for row in found.rows)
+    odd = sum(bool(row.nonfinite) for row in rows)
     facts += [f"{plural(odd, 'tensor')} with NaN or infinities, which are left out of their norms"] if odd else []
+    other = len(found.rows) - len(rows)
+    facts += [f"{plural(other, 'tensor')} of integers or flags left out"] if other else []
     return _picture(name_text(title), facts, bins, "tensors")
 
 

@@ -52,4 +52,4 @@ class Picture:
 
     def _repr_html_(self) -> str:
         words = f"<details><summary>in words</summary><pre>{escaped(self.text)}</pre></details>"
-        return f'<div class="ckpt-picture">{self.svg}{words}</div>'
+        return f'<div class="ckpt-picture" style="font:12px/1.45 ui-monospace,monospace">{self.svg}{words}</div>'

@@ -181,7 +181,7 @@ def _drawn(points: Sequence[Point], breaks: Sequence[Break]) -> tuple[list[str],
     y = 16.0 * len(parts) + 4
     rated = [p for p in shown if p.rates and all(map(math.isfinite, p.rates))]
     if rated:
-        parts += _rates(rated, y)
+        parts += _rates(rated, breaks, y)
         y += HIGH + 46
     timed = [point for point in shown if point.saved is not None]
     if timed:
@@ -205,16 +205,28 @@ def _frame(top: float, title: str, across: tuple[str, str], down: tuple[str, str
     yield label(LEFT, high + 19, across[0], "faint") + label(WIDTH, high + 19, across[1], "faint", "end")
 
 
-def _rates(points: Sequence[Point], top: float) -> Iterator[str]:
+def _rates(points: Sequence[Point], breaks: Sequence[Break], top: float) -> Iterator[str]:
     """Every learning rate by step, in the order of saving, so that going back is a line that goes back."""
     steps = axis([float(p.step or 0) for p in points], LEFT, WIDTH - 8)
     rates = axis([rate for p in points for rate in p.rates], top + 18 + HIGH, top + 18)
-    ends = number(rates.low), number(rates.high)
+    ends = f"{rates.low:.4g}", f"{rates.high:.4g}"
     yield from _frame(top, "learning rate by step", (str(_lowest(points)), str(_highest(points))), ends)
     for n in range(min(MAX_LINES, max(len(p.rates) for p in points))):
-        of = [(steps.at(float(p.step or 0)), rates.at(p.rates[n]), p) for p in points if n < len(p.rates)]
-        yield line([(x, y) for x, y, _ in of], "edge dash" if n else "edge")
-        yield from (_dot(x, y, "sky", "", f"{_name(p)}: step {p.step}, lr {number(p.rates[n])}") for x, y, p in of)
+        having = [p for p in points if n < len(p.rates)]
+        placed = [(steps.at(float(p.step or 0)), rates.at(p.rates[n])) for p in having]
+        yield from _course(placed, having, breaks, [f"lr {number(p.rates[n])}" for p in having])
+
+
+def _course(
+    placed: Sequence[tuple[float, float]], points: Sequence[Point], breaks: Sequence[Break], words: Sequence[str]
+) -> Iterator[str]:
+    """Checkpoints in the order of saving, joined by lines, which are dashed where something breaks."""
+    broken = {found.after for found in breaks}
+    for (a, b), after in zip(pairwise(placed), points[1:], strict=True):
+        yield line([a, b], "edge dash" if after in broken else "edge")
+    for (x, y), p, told in zip(placed, points, words, strict=True):
+        kind, letter = ("bad", "B") if p in broken else ("yellow", "X") if p.whole is False else ("sky", "")
+        yield _dot(x, y, kind, letter, f"{_name(p)}: step {p.step}, {told}")
 
 
 def _lowest(points: Sequence[Point]) -> int:
@@ -234,12 +246,8 @@ def _steps(points: Sequence[Point], breaks: Sequence[Break], top: float) -> Iter
     ends = str(_lowest(points)), str(_highest(points))
     when = (_moment(times.low), _moment(times.high))
     yield from _frame(top, "step by the time of its last file (UTC)", when, ends)
-    yield line([(times.at(p.saved or 0.0), steps.at(float(p.step or 0))) for p in points], "edge")
-    broken = {found.after for found in breaks}
-    for p in points:
-        kind, letter = ("bad", "B") if p in broken else ("yellow", "X") if p.whole is False else ("sky", "")
-        hover = f"{_name(p)}: step {p.step}, {_moment(p.saved or 0.0)}"
-        yield _dot(times.at(p.saved or 0.0), steps.at(float(p.step or 0)), kind, letter, hover)
+    placed = [(times.at(p.saved or 0.0), steps.at(float(p.step or 0))) for p in points]
+    yield from _course(placed, points, breaks, [_moment(p.saved or 0.0) for p in points])
 
 
 def _dot(x: float, y: float, kind: str, letter: str, hover: str) -> str:

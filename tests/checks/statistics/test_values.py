@@ -207,6 +207,7 @@ def test_histograms_of_the_largest_and_smallest_numbers_count_every_element(tmp_
     assert set(found) == {0, 1}
 
 
-def test_a_histogram_of_equal_elements_is_one_bin(tmp_path):
-    found = tensor_stats(stored(tmp_path / "t", torch.full((9,), 0.1)), histogram=True)
+@pytest.mark.parametrize("value", [0.1, 0.0])
+def test_a_histogram_of_equal_elements_is_one_bin(tmp_path, value):
+    found = tensor_stats(stored(tmp_path / "t", torch.full((9,), value)), histogram=True)
     assert sum(found.histogram) == max(found.histogram) == 9

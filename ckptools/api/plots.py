@@ -1,0 +1,205 @@
+"""The pictures that can be asked of a checkpoint, of a difference and of a run: `ck.plot.ranks()`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from ckptools.api.statistics import StatisticsMethods
+from ckptools.errors import UsageError
+from ckptools.model import checkpoint as checkpoint_data
+from ckptools.model import difference as difference_data
+from ckptools.model import run_folder as run_folder_data
+from ckptools.model.problems import Problem
+from ckptools.model.tensor import Tensor
+from ckptools.text import clip_middle, few, plural
+
+if TYPE_CHECKING:
+    from ckptools.contents.entries import Entry
+    from ckptools.tensor_io.progress import Progress
+    from ckptools.views.pictures import Picture
+
+Figure = Literal["rms", "update", "ratio"]
+FIGURES: Mapping[Figure, str] = {
+    "rms": "rms of weights",
+    "update": "rms of Adam's next update",
+    "ratio": "lr * update / weight",
+}
+
+
+class CheckpointPlots:
+    """The pictures of a checkpoint. Each shows itself in a notebook, has `.text`, and `.save("x.svg")`."""
+
+    def __init__(self, checkpoint: StatisticsMethods) -> None:
+        self._checkpoint = checkpoint
+
+    def ranks(self, problems: Iterable[Problem] | None = None) -> Picture:
+        """A cell for each rank: whole, missing, cut, odd one out, of another step. Every rank's structure is read.
+
+        Args:
+            problems: what is wrong, such as `ck.verify(deep=True).problems`; None for what opening it told.
+        """
+        from ckptools.views.pictures import rank_map
+
+        return rank_map(self._read, problems)
+
+    def layout(self, key: str) -> Picture:
+        """Which rank holds which part of a tensor, to scale: copies of it, and holes hatched.
+
+        Args:
+            key: its name, as `ck.records()` has it.
+
+        Raises:
+            UsageError: no tensor has this name.
+        """
+        from ckptools.contents.shards import shard_rows
+        from ckptools.views.pictures import tensor_layout
+
+        entry = self._tensor(key)
+        return tensor_layout(entry.value, entry.name, shard_rows(entry.value))
+
+    def bytes(self) -> Picture:
+        """The bytes of each section by dtype, as those of the global tensors."""
+        from ckptools.views.pictures import bytes_by_section
+
+        return bytes_by_section(self._read)
+
+    def heat(
+        self,
+        figure: Figure = "rms",
+        *,
+        filter: str | Iterable[str] = (),
+        exclude: str | Iterable[str] = (),
+        jobs: int | None = None,
+        progress: Progress | None = None,
+    ) -> Picture:
+        """A figure of every tensor as a colour, layers across and what they do in their layer down. Reads the values.
+
+        Args:
+            figure: `rms` of the weights; `update`, how far Adam's next step moves each parameter, without lr; or
+                `ratio`, that step beside the parameter: lr * update / weight.
+            filter: globs of which a name must match one.
+            exclude: globs of which a name may match none.
+            jobs: threads.
+            progress: called with bytes read and the tensor they are of.
+
+        Raises:
+            UsageError: there is no such figure, or no optimizer has such moments.
+        """
+        from ckptools.views.pictures import heat_map, moment_cells, rms_cells
+
+        if figure not in FIGURES:
+            raise UsageError(None, f"{figure!r} is no figure of a heat map; there are {', '.join(FIGURES)}")
+        asked: dict[str, Any] = {"filter": filter, "exclude": exclude, "jobs": jobs, "progress": progress}
+        if figure == "rms":
+            cells = rms_cells(self._checkpoint.stats(**asked))
+        else:
+            cells = moment_cells(self._checkpoint.moments(**asked), figure)
+        return heat_map(f"{FIGURES[figure]} of {self._name}", cells)
+
+    def histogram(self, key: str) -> Picture:
+        """How the values of a tensor are spread between the smallest and the largest. Reads them twice.
+
+        Args:
+            key: its name, as `ck.records()` has it.
+
+        Raises:
+            UsageError: no tensor has this name.
+        """
+        from ckptools.checks.statistics.values import tensor_stats
+        from ckptools.views.pictures import value_histogram
+
+        entry = self._tensor(key)
+        return value_histogram(tensor_stats(entry.value, entry.name, histogram=True))
+
+    def norms(
+        self,
+        *,
+        filter: str | Iterable[str] = (),
+        exclude: str | Iterable[str] = (),
+        section: str | None = None,
+        jobs: int | None = None,
+        progress: Progress | None = None,
+    ) -> Picture:
+        """How many tensors have an l2 norm between each power of two and the next. Reads the values.
+
+        Args:
+            filter: globs of which a name must match one.
+            exclude: globs of which a name may match none.
+            section: a kind of section, or the name of one; None for the model, if there is one.
+            jobs: threads.
+            progress: called with bytes read and the tensor they are of.
+
+        Raises:
+            UsageError: there is no such section.
+        """
+        from ckptools.views.pictures import norm_histogram
+
+        found = self._checkpoint.stats(filter=filter, exclude=exclude, section=section, jobs=jobs, progress=progress)
+        return norm_histogram(f"l2 norms of tensors of {self._name}", found)
+
+    @property
+    def _read(self) -> checkpoint_data.Checkpoint:
+        return self._checkpoint._with_all_ranks()
+
+    @property
+    def _name(self) -> str:
+        return self._read.name
+
+    def _tensor(self, key: str) -> Entry:
+        from ckptools.contents.entries import tensor_entries
+        from ckptools.contents.lookup import entries_at
+
+        entries = tensor_entries(self._read)
+        found = next((entry for entry in entries if entry.name == key), None)
+        if found is not None:
+            return found
+        meant = [entry for entry in entries_at(self._read, key) if isinstance(entry.value, Tensor)]
+        if len(meant) == 1:
+            return meant[0]
+        names = [clip_middle(entry.name, 80) for entry in meant]
+        told = f"{key!r} means {plural(len(names), 'tensor')}: {few(names)}" if names else f"{key!r} is no tensor"
+        raise UsageError(self._read.path, f"{told}; name one")
+
+    def __repr__(self) -> str:
+        return "<plots: ranks(), layout(key), bytes(), heat(figure), histogram(key), norms()>"
+
+
+class DifferencePlots:
+    """The pictures of what differs between two checkpoints."""
+
+    def __init__(self, difference: difference_data.Difference) -> None:
+        self._difference = difference
+
+    def heat(self) -> Picture:
+        """How far each weight moved, beside its norm, as a colour: layers across, what they do in their layer down.
+
+        Raises:
+            UsageError: values were not compared.
+        """
+        from ckptools.views.pictures import change_cells, heat_map
+
+        found = self._difference
+        if not found.values_compared:
+            raise UsageError(None, "values were not compared, so no change is known: diff(a, b, values=True)")
+        names = (clip_middle(side.name, 60) for side in (found.a, found.b))
+        return heat_map(f"change of weights from {' to '.join(names)}", change_cells(found))
+
+    def __repr__(self) -> str:
+        return "<plots: heat()>"
+
+
+class RunPlots:
+    """The pictures of a run."""
+
+    def __init__(self, run: run_folder_data.RunFolder) -> None:
+        self._run = run
+
+    def steps(self) -> Picture:
+        """Learning rate by step, and step by time, of every checkpoint: a bad resume is a break."""
+        from ckptools.views.pictures import run_steps
+
+        return run_steps(self._run)
+
+    def __repr__(self) -> str:
+        return "<plots: steps()>"
