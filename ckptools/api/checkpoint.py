@@ -21,6 +21,7 @@ from ckptools.training_state.sections import section_name
 
 if TYPE_CHECKING:
     from ckptools.api.plots import CheckpointPlots
+    from ckptools.api.random_states import RandomStates
     from ckptools.consolidate.result import Consolidated
     from ckptools.formats.resolver import Resolver
     from ckptools.model.keys import Keys
@@ -96,12 +97,13 @@ class Checkpoint(StatisticsMethods, checkpoint_data.Checkpoint):
         found = {n: StateDict(n, v) if isinstance(v, Mapping) else v for n, v in schedulers_of(self).items()}
         return StateDict("schedulers", found)
 
-    @property
-    def rng(self) -> Any:
-        """The saved RNG state as the file has it; None when it has none."""
+    @cached_property
+    def rng(self) -> RandomStates:
+        """The saved random states: rank to generator to state, each with a fingerprint. Every rank's file is read."""
+        from ckptools.api.random_states import RandomStates
         from ckptools.training_state.sections import rng_of
 
-        return rng_of(self)
+        return RandomStates(self._with_all_ranks(), rng_of(self))
 
     def records(
         self, section: str = "", *, filter: Iterable[str] = (), exclude: Iterable[str] = (), private: bool = False

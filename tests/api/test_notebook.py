@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
 
 import ckptools
-from tests.truth import FIXTURES
+from tests.truth import FIXTURES, WHOLE
 from tests.views.test_html import ALLOWED, Reader
 
 RUN = FIXTURES / "composer-0.13.5-torch1.13.1-sharded-w4"
@@ -33,6 +35,9 @@ HELD: dict[str, Callable[[ckptools.Checkpoint], Any]] = {
     "param group": lambda ck: ck.optimizers["DecoupledAdamW"].param_groups[0],
     "schedulers": lambda ck: ck.schedulers,
     "scheduler": lambda ck: ck.schedulers["LambdaLR"],
+    "rng": lambda ck: ck.rng,
+    "rng of a rank": lambda ck: ck.rng[0],
+    "state of a generator": lambda ck: ck.rng[0]["numpy"],
     "files": lambda ck: ck.files,
     "file": lambda ck: ck.files[0],
     "step": lambda ck: ck.step,
@@ -92,3 +97,33 @@ def test_it_is_html_without_a_script(ck, name):
 def test_its_records_are_plain_data(ck, name):
     found = records(HELD[name](ck))
     assert found and json.loads(json.dumps(found)) == found
+
+
+RNG = [known for known in WHOLE if known.open().of_kind("rng")]
+
+
+@pytest.mark.parametrize("known", RNG, ids=lambda known: known.name)
+def test_random_states_are_rank_to_generator_to_state_for_every_format(known):
+    ck = known.open()
+    shown = ck.show("rng").streams
+    assert {stream for streams in ck.rng.values() for stream in streams} == {row.stream for row in shown}
+    for row in shown:
+        found = {
+            str(rank): streams[row.stream].fingerprint for rank, streams in ck.rng.items() if row.stream in streams
+        }
+        assert {rank.replace("None", "unknown"): crc for rank, crc in found.items()} == row.fingerprints
+
+
+def test_the_state_of_a_generator_is_what_the_generator_takes(ck):
+    python, numpy, torch_ = (ck.rng[2][stream].value for stream in ("python", "numpy", "torch"))
+    random.Random().setstate(python)
+    assert numpy[0] == "MT19937" and numpy[1].shape == (624,) and len(numpy) == 5
+    torch.Generator().set_state(torch_.load())
+    with pytest.raises(KeyError, match="there are of rank 0, of rank 1"):
+        ck.rng[9]
+
+
+def test_where_each_rank_has_a_state_of_its_own_each_is_its_own():
+    rng = next(known for known in WHOLE if known.name == "verl-fsdp1").open().rng
+    assert list(rng) == [0, 1, 2, 3] and len({rng[rank]["numpy"].fingerprint for rank in rng}) == 4
+    assert len({rng[rank]["numpy"].value[1].data for rank in rng}) == 4

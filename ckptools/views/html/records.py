@@ -15,9 +15,10 @@ from ckptools.model.problems import Problem
 from ckptools.model.records import record_fields
 from ckptools.model.rows import Rows
 from ckptools.model.run_folder import CheckpointRow
+from ckptools.model.shown import StreamRow
 from ckptools.model.tensor import Shard
 from ckptools.model.verification import Check
-from ckptools.text import count, moment, number, plural, shape, size
+from ckptools.text import count, few, moment, number, plural, shape, size
 from ckptools.training_state.optimizers import ParamGroup
 from ckptools.training_state.sections import Section, measure
 from ckptools.views import run_folder, verification
@@ -176,6 +177,11 @@ def _key_cells(row: KeyRow) -> list[str]:
     return [row.name, row.type, *known, size(row.bytes) if tensor else "", row.layout, tied or held]
 
 
+def _stream_cells(row: StreamRow) -> list[str]:
+    told = [f"rank {rank} {known}" for rank, known in row.fingerprints.items()]
+    return [row.stream, str(row.ranks), str(row.distinct), row.problem or few(told, 20)]
+
+
 FORMS: dict[type, Form] = {
     RankFile: Form(
         "file",
@@ -196,5 +202,10 @@ FORMS: dict[type, Form] = {
         _key_cells,
     ),
     CheckpointRow: Form("checkpoint", run_folder.COLUMNS, run_folder.cells_of),
+    StreamRow: Form(
+        "generator",
+        (Column("generator"), Column("ranks", True), Column("distinct", True), Column("fingerprints")),
+        _stream_cells,
+    ),
 }  # fmt: skip
 """How the records are shown that users meet most."""
