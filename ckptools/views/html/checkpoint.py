@@ -13,6 +13,7 @@ from ckptools.training_state.sections import sections_of_kind
 from ckptools.views.checkpoint_line import checkpoint_line
 from ckptools.views.html.page import MAX_ROWS, Page
 from ckptools.views.param_groups import GroupRow
+from ckptools.views.pictures import rank_map
 from ckptools.views.problems import fold
 from ckptools.views.report import Report, inspect_report
 from ckptools.views.report_text import (
@@ -43,6 +44,8 @@ def checkpoint_html(ck: Checkpoint) -> str:
     for line in headline(report):
         page.line(line)
     problem_table(page, report.problems, opened=report.errors)
+    if len(ck.files) > 1:
+        page.picture(rank_map(ck), opened=report.errors)
     page.table("what it is", FACT_COLUMNS, list(facts(report)))
     page.table("sections", SECTION_COLUMNS, section_cells(report.sections), opened=True)
     for optimizer in report.optimizers:

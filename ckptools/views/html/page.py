@@ -12,6 +12,7 @@ from html import escape
 from typing import NamedTuple
 
 from ckptools.text import clip, clip_middle, plural, printable
+from ckptools.views.pictures import Picture
 from ckptools.views.tables import Column
 
 MAX_ROWS = 200
@@ -106,9 +107,12 @@ class Page:
         if texts:
             self._add(f"<pre>{'<br>'.join(safe(text, MAX_LINE) for text in texts)}</pre>")
 
-    def drawing(self, html: str) -> None:
-        """A finished piece of HTML that holds no text which is not escaped, such as a picture."""
-        self._add(html)
+    def picture(self, picture: Picture, opened: bool = True) -> None:
+        """A picture that folds; its words where it is too large for what is left of the page."""
+        fits = len(picture.svg.encode()) < self._nbytes // 2
+        drawn = picture.svg if fits else f"<pre>{'<br>'.join(map(safe, picture.text.splitlines()))}</pre>"
+        opening = f"<details{' open' if opened else ''}><summary>{safe(picture.title)}</summary>"
+        self._add(f"{opening}{drawn}</details>")
 
     def table(
         self,

@@ -15,6 +15,7 @@ from ckptools.model.shown import ShardRow
 from ckptools.model.tensor import Shard, Tensor
 from ckptools.text import plural, size, spans
 from ckptools.views.html.page import MAX_ROWS, Page
+from ckptools.views.pictures import tensor_layout
 from ckptools.views.shard_map import shard_map
 from ckptools.views.tables import Column
 
@@ -32,14 +33,21 @@ FEW = 16
 
 
 def tensor_html(tensor: Tensor) -> str:
-    """A tensor with a map of its shards, and a row for each of them."""
+    """A tensor with a picture of its layout, and a row for each of its shards.
+
+    Where only some ranks' files were read, a strip says whose each part is: a picture would show holes, and the bytes
+    may well be in the files that were not read.
+    """
     page = Page("to_dicts() of .shards")
     page.line(repr(tensor))
     if tensor.note:
         page.line(tensor.note, "bad")
     page.line(placement(tensor))
     rows = [_row(shard, tensor.dtype) for shard in tensor.shards]
-    page.lines(shard_map(tensor.shape, [row if row.file else _owned(row, tensor) for row in rows]))
+    if tensor.unread and not all(row.file for row in rows):
+        page.lines(shard_map(tensor.shape, [row._replace(status="here") for row in rows]))
+    elif tensor.shards:
+        page.picture(tensor_layout(tensor))
     _remark(page, tensor)
     shard_table(page, tensor.shards, tensor)
     return page.html()
@@ -70,11 +78,6 @@ def _row(shard: Shard, dtype: str) -> ShardRow:
     nbytes = shard.box.numel * ITEMSIZE[dtype] if dtype else 0
     status: Literal["here", "missing"] = "here" if file else "missing"
     return ShardRow(shard.rank, *shard.box, status, path, record, offset, nbytes, crc, "")
-
-
-def _owned(row: ShardRow, tensor: Tensor) -> ShardRow:
-    """The row of a shard that is in none of the files that were read; on the map it is its rank's, until they were."""
-    return row._replace(status="here") if tensor.unread else row
 
 
 def _cells(row: ShardRow, tensor: Tensor | None) -> list[str]:
