@@ -107,6 +107,10 @@ class Page:
         if texts:
             self._add(f"<pre>{'<br>'.join(safe(text, MAX_LINE) for text in texts)}</pre>")
 
+    def drawing(self, html: str) -> None:
+        """A finished piece of HTML that holds no text which is not escaped, such as a picture."""
+        self._add(html)
+
     def picture(self, picture: Picture, opened: bool = True) -> None:
         """A picture that folds; its words where it is too large for what is left of the page."""
         fits = len(picture.svg.encode()) < self._nbytes // 2
