@@ -22,6 +22,9 @@ MAX_BRIEF = 6
 MAX_BITS = 512
 """A longer integer is described: printing one takes time quadratic in its length, and Python refuses it."""
 
+HOLDING = (dict, list, tuple, Opaque)
+"""What may hold other values; everything else, of which there is most, is a leaf."""
+
 
 def is_plain(value: Any) -> bool:
     """Whether a value is a number, a text, a flag or None: something that fits into one cell."""
@@ -43,6 +46,9 @@ def leaves_of(tree: Any) -> Iterator[tuple[KeyPath, Any]]:
     while stack:
         path, node, above = stack.pop()
         node = plain(node)
+        if not isinstance(node, HOLDING):
+            yield path, node
+            continue
         children = [] if len(path) >= MAX_DEPTH or id(node) in above or is_run(node) else children_inside(node)
         if isinstance(node, Opaque) or not children:
             yield path, node

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +24,9 @@ MAX_LINE = 120
 
 MAX_TEXT = 40
 """Characters of a text in it."""
+
+SCALARS = frozenset({str, int, float, bool, type(None)})
+"""Types that are plain as they are: most fields of the rows of a large checkpoint."""
 
 _html_of: Callable[[Any], str] | None = None
 
@@ -102,15 +106,24 @@ def to_dict(record: Any) -> dict[str, Any]:
 
 def record_fields(value: Any) -> tuple[str, ...] | None:
     """The names of a record's public fields, which begin with no `_`; None where a value is no record."""
-    if is_dataclass(value) and not isinstance(value, type):
-        names = tuple(field.name for field in fields(value))
+    return _fields_of(type(value))
+
+
+@lru_cache(maxsize=1024)
+def _fields_of(record: type) -> tuple[str, ...] | None:
+    if is_dataclass(record):
+        names = tuple(field.name for field in fields(record))
+    elif issubclass(record, tuple) and hasattr(record, "_fields"):
+        names = record._fields
     else:
-        names = getattr(value, "_fields", None) if isinstance(value, tuple) else None  # type: ignore[assignment]
-    return None if names is None else tuple(name for name in names if not name.startswith("_"))
+        return None
+    return tuple(name for name in names if not name.startswith("_"))
 
 
 def to_plain(value: Any) -> Any:
     """A field of a record as texts, numbers, flags, None, and lists and dicts of these."""
+    if type(value) in SCALARS:
+        return value
     if hasattr(value, "_record") or record_fields(value) is not None:
         return to_dict(value)
     if isinstance(value, Enum):

@@ -13,6 +13,8 @@ from ckptools.model.rows import Rows
 SCHEMAS = Path(__file__).parent / "schemas"
 """A JSON Schema for each command's answer, `inspect.json` for `ckptools/inspect/1`."""
 
+ON_ONE_LINE, INDENTED = json.JSONEncoder(allow_nan=False), json.JSONEncoder(allow_nan=False, indent=1)
+
 
 def answer_json(command: str, answer: Any, version: int = 1) -> str:
     """An answer as one JSON object: its schema, and its fields; NaN and infinities are null.
@@ -22,13 +24,19 @@ def answer_json(command: str, answer: Any, version: int = 1) -> str:
         answer: a record.
         version: of the schema.
     """
-    told = {"schema": f"ckptools/{command}/{version}", **to_dict(answer)}
-    return json.dumps(_finite(told), indent=1, allow_nan=False)
+    return _encoded(INDENTED, {"schema": f"ckptools/{command}/{version}", **to_dict(answer)})
 
 
 def json_lines(rows: Rows[Any]) -> Iterator[str]:
     """A JSON object per row, on a line of its own; NaN and infinities are null."""
-    return (json.dumps(_finite(row), allow_nan=False) for row in rows.to_dicts())
+    return (_encoded(ON_ONE_LINE, row) for row in rows.to_dicts())
+
+
+def _encoded(encoder: json.JSONEncoder, told: dict[str, Any]) -> str:
+    try:
+        return encoder.encode(told)
+    except ValueError:  # a NaN or an infinity: there are few, and to look for them takes longer than to encode
+        return encoder.encode(_finite(told))
 
 
 def _finite(value: Any) -> Any:
