@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import groupby, takewhile
 from typing import Generic, TypeVar
 
@@ -22,7 +23,7 @@ NUMBERED = re.compile(r"(.*?)([0-9]{1,18})([^0-9]*)", re.DOTALL)
 """A label, what stands before and behind its last number."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Branch(Generic[Item]):
     """A part of a tree of names, or several that are the same but for their labels.
 
@@ -39,19 +40,30 @@ class Branch(Generic[Item]):
 
 def tree_of(items: Iterable[tuple[str, Item]]) -> list[Branch[Item]]:
     """The tree that some dotted names make, in the order in which each branch is first met."""
-    known: dict[tuple[str, ...], Branch[Item]] = {(): Branch(())}
+    root: Branch[Item] = Branch(())
+    known: dict[str, Branch[Item]] = {}
     for name, item in items:
-        _branch_at(known, tuple(name.split(".", MAX_LEVELS))).items.append(item)
-    return known[()].children
+        _branch_at(name, root, known).items.append(item)
+    return root.children
 
 
-def _branch_at(known: dict[tuple[str, ...], Branch[Item]], words: tuple[str, ...]) -> Branch[Item]:
+def _branch_at(name: str, root: Branch[Item], known: dict[str, Branch[Item]]) -> Branch[Item]:
     """The branch with a name, and those that lead to it, made where they are not known yet."""
-    branch = known.get(words)
+    branch = known.get(name)
     if branch is None:
-        branch = known[words] = Branch(words[-1:])
-        _branch_at(known, words[:-1]).children.append(branch)
+        above, label = _last_word(name)
+        branch = known[name] = Branch((label,))
+        (root if above is None else _branch_at(above, root, known)).children.append(branch)
     return branch
+
+
+def _last_word(name: str) -> tuple[str | None, str]:
+    """What stands before the last word of a name, None where it is the only one; and that word, with all dots left."""
+    if name.count(".") > MAX_LEVELS:
+        label = name.split(".", MAX_LEVELS)[-1]
+        return name[: -len(label) - 1], label
+    above, dot, label = name.rpartition(".")
+    return above if dot else None, label
 
 
 def fold(
@@ -69,7 +81,8 @@ def fold(
         branches: made by `tree_of`.
         same: what two items have in common that may be folded.
         beside: what they have in common as well, where they are siblings themselves and not parts of siblings.
-        by_words: whether an item lets branches fold whose labels differ in more than a number.
+        by_words: whether an item lets branches fold whose labels differ in more than a number; of items that have in
+            common what `same` tells, all do or none.
     """
     return [branch for branch, _ in _Folding(same, beside, by_words).siblings(branches)]
 
@@ -109,12 +122,13 @@ class _Folding(Generic[Item]):
 
     def _numbered(self, branch: Branch[Item]) -> tuple[Branch[Item], int]:
         """A branch with its children folded, and a number that all branches have that hold the same."""
-        children = self.siblings(branch.children)
+        children = self.siblings(branch.children) if branch.children else []
         holds = tuple(map(self._same, branch.items)), tuple((child.labels, number) for child, number in children)
-        number = self._numbers.setdefault(holds, len(self._numbers))
-        if any(map(self._by_words, branch.items)) or any(n in self._wordy for _, n in children):
+        known = self._numbers.get(holds)
+        number = self._numbers.setdefault(holds, len(self._numbers)) if known is None else known
+        if known is None and (any(map(self._by_words, branch.items)) or any(n in self._wordy for _, n in children)):
             self._wordy.add(number)
-        return Branch(branch.labels, branch.items, [child for child, _ in children]), number
+        return Branch(branch.labels, branch.items, [child for child, _ in children]) if children else branch, number
 
     def _neighbours(self, siblings: Sequence[tuple[Branch[Item], int]]) -> list[tuple[Branch[Item], int]]:
         """Siblings with different words for labels, folded where they follow each other."""
@@ -129,6 +143,7 @@ class _Folding(Generic[Item]):
         return number if number in self._wordy and not _stem(branch.labels[0]) else branch.labels
 
 
+@lru_cache(maxsize=4096)
 def _stem(label: str) -> tuple[str, str] | None:
     """What stands before and behind the last number of a label; None where it has none."""
     found = NUMBERED.fullmatch(label)

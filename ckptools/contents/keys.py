@@ -74,7 +74,7 @@ def tied_names(ck: Checkpoint) -> dict[str, str]:
 def totals(rows: Iterable[KeyRow]) -> Totals:
     """What some keys have together; of tied tensors only one counts."""
     tensors = [row for row in rows if row.type == "tensor"]
-    once = {row.storage: row for row in tensors}.values()
+    once = {row.storage: row for row in tensors}.values() if any(row.tied for row in tensors) else tensors
     return Totals(len(tensors), sum(row.params for row in once), sum(row.bytes for row in once))
 
 

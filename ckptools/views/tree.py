@@ -153,17 +153,18 @@ def _line(drawn: str, name: str, branch: Branch[KeyRow]) -> _Line:
         return _Line(drawn, shown, _tensor_cells(branch.items))
     if branch.items:
         return _Line(drawn, shown, text=_values_text(branch.items))
-    rows = list(_rows_in(branch))
+    rows = _rows_in(branch)
     held = totals(rows)
     if not held.tensors:
         return _Line(drawn, shown, text=plural(len(rows), "value"))
     return _Line(drawn, shown, (plural(held.tensors, "tensor"), count(held.params), size(held.bytes)))
 
 
-def _rows_in(branch: Branch[KeyRow]) -> Iterator[KeyRow]:
-    yield from branch.items
+def _rows_in(branch: Branch[KeyRow]) -> list[KeyRow]:
+    rows = list(branch.items)
     for child in branch.children:
-        yield from _rows_in(child)
+        rows += _rows_in(child)
+    return rows
 
 
 def _tensor_cells(rows: Sequence[KeyRow]) -> tuple[str, ...]:

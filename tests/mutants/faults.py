@@ -1068,6 +1068,16 @@ FAULTS = (
         ("return number if number in self._wordy and", "return number if"),
         ("            own = tuple(map(self._beside, branch.items))\n", "            own = ()\n"),
         ("follows = bool(runs) and n == runs[-1][1] + 1", "follows = bool(runs)"),
+        ('if name.count(".") > MAX_LEVELS:', "if False:"),
+    ),
+    *_in(
+        "views/answers.py",
+        "views/test_answers.py",
+        ("return encoder.encode(_finite(told))", "return encoder.encode({})"),
+        (
+            "    return [_finite(child) for child in value] if isinstance(value, list) else value\n",
+            "    return value\n",
+        ),
     ),
     *_in(
         "contents/keys.py",
