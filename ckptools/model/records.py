@@ -106,7 +106,8 @@ def to_dict(record: Any) -> dict[str, Any]:
 
 def record_fields(value: Any) -> tuple[str, ...] | None:
     """The names of a record's public fields, which begin with no `_`; None where a value is no record."""
-    return _fields_of(type(value))
+    kind: type = type(value)
+    return _fields_of(kind)
 
 
 @lru_cache(maxsize=1024)
