@@ -18,7 +18,7 @@ from ckptools.text import few, plural
 from ckptools.training_state.sections import Section, sections_of_kind
 
 if TYPE_CHECKING:
-    from ckptools.contents.rank_leaves import RankLeaf
+    from ckptools.contents.random_states import Owner, StateLeaf
 
 
 @displayed
@@ -28,7 +28,7 @@ class RandomState:
 
     Attributes:
         stream: which generator: `torch`, `cuda`, `numpy`, `python`.
-        rank: whose it is; None where the file does not tell.
+        rank: whose it is; `shard 0.1` of a place in Megatron's grid of ranks; None where the file does not tell.
         value: as the file has it: a lazy tensor of torch's bytes, NumPy's or Python's tuple.
         fingerprint: the first digits of a digest of all that it holds, the same as `ckptools show` has; "" where it
             cannot be read.
@@ -36,7 +36,7 @@ class RandomState:
     """
 
     stream: str
-    rank: int | None
+    rank: int | str | None
     value: Any = field(repr=False)
     fingerprint: str
     problem: str = ""
@@ -50,11 +50,10 @@ class RandomState:
         return {name: getattr(self, name) for name in names}
 
     def _told(self) -> str:
-        whose = "of no rank" if self.rank is None else f"of rank {self.rank}"
-        return f"{self.stream} {whose}: {self.fingerprint or self.problem}"
+        return f"{self.stream} {_of_rank(self.rank)}: {self.fingerprint or self.problem}"
 
 
-class RandomStates(Mapping[int | None, StateDict]):
+class RandomStates(Mapping[int | str | None, StateDict]):
     """The saved random states: rank to generator (`torch`, `cuda`, `numpy`, `python`) to `RandomState`.
 
     States are small; they are read, with every rank's file, when the first of them is asked for. A rank is None where
@@ -80,7 +79,7 @@ class RandomStates(Mapping[int | None, StateDict]):
                 name = f"{stream} of {section.name}" if stream in found else stream
                 found[name] = [replace(state, stream=name) for state in states]
         states = [state for of_stream in found.values() for state in of_stream]
-        return Rows(sorted(states, key=lambda state: -1 if state.rank is None else state.rank))
+        return Rows(sorted(states, key=lambda state: state.rank if isinstance(state.rank, int) else -1))
 
     @cached_property
     def rows(self) -> Rows[StreamRow]:
@@ -103,18 +102,18 @@ class RandomStates(Mapping[int | None, StateDict]):
         return found
 
     @cached_property
-    def _by_rank(self) -> dict[int | None, StateDict]:
-        found: dict[int | None, dict[str, RandomState]] = {}
+    def _by_rank(self) -> dict[Owner, StateDict]:
+        found: dict[Owner, dict[str, RandomState]] = {}
         for state in self.states:
             found.setdefault(state.rank, {})[state.stream] = state
         return {rank: StateDict(_of_rank(rank), streams) for rank, streams in found.items()}
 
-    def __getitem__(self, rank: int | None) -> StateDict:
+    def __getitem__(self, rank: Owner) -> StateDict:
         if rank not in self._by_rank:
             raise KeyError(f"no random states {_of_rank(rank)} here; there are {few(list(map(_of_rank, self)))}")
         return self._by_rank[rank]
 
-    def __iter__(self) -> Iterator[int | None]:
+    def __iter__(self) -> Iterator[Owner]:
         return iter(self._by_rank)
 
     def __len__(self) -> int:
@@ -132,21 +131,23 @@ class RandomStates(Mapping[int | None, StateDict]):
         return as_html(self.rows)
 
 
-def _of_rank(rank: int | None) -> str:
-    return "of no known rank" if rank is None else f"of rank {rank}"
+def _of_rank(rank: Owner) -> str:
+    if rank is None:
+        return "of no known rank"
+    return f"of {rank}" if isinstance(rank, str) else f"of rank {rank}"
 
 
-def _joined(leaves: list[RankLeaf]) -> Any:
+def _joined(leaves: list[StateLeaf]) -> Any:
     """What leaves were before they were taken apart: a value alone, a tuple of what lies at 0, 1, 2 …, else a dict."""
     return _rebuilt([(leaf.path, _own(leaf)) for leaf in leaves])
 
 
-def _own(leaf: RankLeaf) -> Any:
+def _own(leaf: StateLeaf) -> Any:
     """The value of a leaf; of a tensor that several ranks hold whole, that of its rank."""
     value = leaf.value
     if not isinstance(value, Tensor):
         return value
-    mine = value.on_rank(leaf.rank) if leaf.rank is not None else ()
+    mine = value.on_rank(leaf.rank) if isinstance(leaf.rank, int) else ()
     return with_lazy_tensors(replace(value, shards=mine) if mine else value)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ckptools.checks.results import judged, skipped
-from ckptools.contents.random_states import ByRank, random_states
+from ckptools.contents.random_states import ByRank, Owner, random_states
 from ckptools.files.opening import OpenFiles
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Code, Problem
@@ -15,7 +15,7 @@ from ckptools.model.verification import Check
 from ckptools.text import first_few
 from ckptools.training_state.sections import sections_of_kind
 
-Prints = Mapping[int | None, str]
+Prints = Mapping[Owner, str]
 """Fingerprint of a generator's state by rank."""
 
 MAY = "; only ranks that share one copy of the model should"
@@ -32,7 +32,9 @@ def distinct_states(ck: Checkpoint) -> Check:
         return skipped("rng", "no RNG state" if not states else "RNG state of one rank")
     prints = {stream: _readable(by_rank) for stream, by_rank in shared.items()}
     counts = ", ".join(f"{stream} {len(set(p.values()))} distinct of {len(p)}" for stream, p in prints.items())
-    problems = [*_equal_for_all(prints), *_equal_for_some(prints)]
+    # Places of one grid share one copy of the model, and may well draw alike.
+    ranked = {s: by_rank for s, by_rank in prints.items() if not any(isinstance(owner, str) for owner in by_rank)}
+    problems = [*_equal_for_all(ranked), *_equal_for_some(ranked)]
     if problems and _share_a_model(ck):
         return judged("rng", unread, f"{counts}; ranks that share one copy of the model may draw alike")
     return judged("rng", [*unread, *problems], counts)
@@ -44,7 +46,8 @@ def _readable(states: ByRank) -> Prints:
 
 def _unreadable(states: Mapping[str, ByRank]) -> Iterator[Problem]:
     for stream, by_rank in states.items():
-        for rank, content in by_rank.items():
+        for owner, content in by_rank.items():
+            rank = owner if isinstance(owner, int) else None
             if content.problem:
                 yield Problem(Code.VALUE_LOST, f"its {stream} state cannot be read: {content.problem}", rank)
 

@@ -8,15 +8,18 @@ torch/random.py `get_rng_state`, torch/cuda/random.py `get_rng_state_all`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
-from ckptools.contents.rank_leaves import RankLeaf, rank_leaves
+from ckptools.contents.rank_leaves import rank_leaves
 from ckptools.contents.value_digests import Content, content_of, joined
 from ckptools.files.opening import OpenFiles
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.rows import Rows
 from ckptools.model.shown import StreamRow
 from ckptools.model.tensor import Tensor
+from ckptools.model.tree import KeyPath
 from ckptools.model.values import NumpyArray
 from ckptools.training_state.sections import Section, sections_of_kind, stream_of
 
@@ -26,8 +29,18 @@ MAX_STATE = 64 << 20
 MANY_NUMBERS = 100
 """More integers than this in a row are the state of a generator: Python's is 625 of them."""
 
-ByRank = Mapping[int | None, Content]
-"""The state of one generator by rank; None where nothing tells whose it is."""
+Owner = int | str | None
+"""Whose a state is: a rank, or of Megatron's torch_dist `shard 0.1`; None where nothing tells."""
+
+ByRank = Mapping[Owner, Content]
+"""The state of one generator by whose it is."""
+
+SHARD = re.compile(r"shard_([\d.]+)_[\d.]+")
+"""Key of what ranks of one pipeline and tensor-parallel place saved: where that is, and how many places there are.
+
+Source: megatron/core/dist_checkpointing/mapping.py, `ShardedObject.unique_key`; megatron/training/checkpointing.py,
+`get_rng_state`.
+"""
 
 
 def random_states(ck: Checkpoint, files: OpenFiles, names: Iterable[str] | None = None) -> dict[str, ByRank]:
@@ -50,17 +63,42 @@ def random_states(ck: Checkpoint, files: OpenFiles, names: Iterable[str] | None 
     return found
 
 
-def generator_leaves(ck: Checkpoint, section: Section) -> dict[str, list[RankLeaf]]:
+class StateLeaf(NamedTuple):
+    """A leaf of a section of random states.
+
+    Attributes:
+        path: key path in what its owner saved.
+        rank: whose it is.
+        value: what is there.
+    """
+
+    path: KeyPath
+    rank: Owner
+    value: Any
+
+
+def generator_leaves(ck: Checkpoint, section: Section) -> dict[str, list[StateLeaf]]:
     """The leaves of a section of random states by generator, else by the first word of their key."""
-    found: dict[str, list[RankLeaf]] = {}
-    for leaf in rank_leaves(ck, section):
+    found: dict[str, list[StateLeaf]] = {}
+    for leaf in _owned_leaves(ck, section):
         words = (str(key) for key in leaf.path if not str(key).isdigit())
         stream = stream_of((*section.path, *leaf.path)) or next(words, "torch" if _is_state(leaf.value) else "state")
         found.setdefault(stream, []).append(leaf)
     return found
 
 
-def holds_state(leaves: Iterable[RankLeaf]) -> bool:
+def _owned_leaves(ck: Checkpoint, section: Section) -> Iterator[StateLeaf]:
+    keys = list(section.value) if isinstance(section.value, Mapping) else []
+    sharded = bool(keys) and all(isinstance(key, str) and SHARD.fullmatch(key) for key in keys)
+    for leaf in rank_leaves(ck, section):
+        place = SHARD.fullmatch(leaf.path[0]) if sharded else None
+        if place is None:
+            yield StateLeaf(leaf.path, leaf.rank, leaf.value)
+        else:
+            yield StateLeaf(leaf.path[1:], f"shard {place[1]}", leaf.value)
+
+
+def holds_state(leaves: Iterable[StateLeaf]) -> bool:
     """Whether leaves are the state of a generator, and not a seed or a counter that lies beside one."""
     return any(_is_state(leaf.value) for leaf in leaves)
 
@@ -71,12 +109,13 @@ def _is_state(value: object) -> bool:
     return isinstance(value, (Tensor, NumpyArray, bytes, bytearray))
 
 
-def states_in(leaves: Iterable[RankLeaf], files: OpenFiles) -> ByRank:
-    """What the state of one generator is by rank, made of all its pieces."""
-    pieces: dict[int | None, list[Content]] = {}
+def states_in(leaves: Iterable[StateLeaf], files: OpenFiles) -> ByRank:
+    """What the state of one generator is by whose it is, made of all its pieces."""
+    pieces: dict[Owner, list[Content]] = {}
     for leaf in leaves:
-        pieces.setdefault(leaf.rank, []).append(content_of(leaf.value, files, leaf.rank, MAX_STATE))
-    return {rank: joined(contents) for rank, contents in pieces.items()}
+        rank = leaf.rank if isinstance(leaf.rank, int) else None
+        pieces.setdefault(leaf.rank, []).append(content_of(leaf.value, files, rank, MAX_STATE))
+    return {owner: joined(contents) for owner, contents in pieces.items()}
 
 
 def stream_rows(ck: Checkpoint, names: Iterable[str]) -> Rows[StreamRow]:
@@ -92,5 +131,5 @@ def _row(stream: str, states: ByRank) -> StreamRow:
     return StreamRow(stream, len(states), len(distinct), known, problem)
 
 
-def _of_rank(rank: int | None) -> str:
-    return "" if rank is None else f"rank {rank}: "
+def _of_rank(rank: Owner) -> str:
+    return "" if rank is None else f"{rank if isinstance(rank, str) else f'rank {rank}'}: "

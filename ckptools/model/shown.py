@@ -125,10 +125,11 @@ class StreamRow(NamedTuple):
 
     Attributes:
         stream: which generator: `torch`, `cuda`, `numpy`, `python`.
-        ranks: of how many ranks there is a state.
+        ranks: of how many ranks there is a state, or of how many places of Megatron's grid of ranks.
         distinct: how many of these differ, of those that can be read.
         fingerprints: of each rank's state, all that decides what is drawn next, by rank: 8 hexadecimal digits, the
-            same in every command and wherever the state lies. Without those that cannot be read.
+            same in every command and wherever the state lies. Without those that cannot be read. `shard 0.1` stands
+            for the ranks of one pipeline and tensor-parallel place (Megatron), `unknown` where nothing tells whose.
         problem: why the state of a rank cannot be read; "" where all can.
     """
 

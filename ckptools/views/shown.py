@@ -97,7 +97,8 @@ def _in_full(value: Any, note: str) -> str:
 def stream_lines(streams: Sequence[StreamRow]) -> Iterator[str]:
     """A line for each generator: how many of its states differ, and their checksums by rank."""
     for row in streams:
-        prints = [f"rank {rank} {digits}" for rank, digits in row.fingerprints.items()]
+        whose = (rank if rank.startswith("shard ") else f"rank {rank}" for rank in row.fingerprints)
+        prints = [f"{rank} {digits}" for rank, digits in zip(whose, row.fingerprints.values(), strict=True)]
         told = f"{row.distinct} distinct of {row.ranks}" if row.ranks > 1 else "one state"
         known = f"fingerprint {few(prints, 8)}" if prints else ""
         yield printable("; ".join(filter(None, (f"{row.stream}: {told}", known, row.problem))))

@@ -127,3 +127,18 @@ def test_verify_names_the_fingerprint_that_ranks_share(tmp_path):
     (problem,) = [p for p in ckptools.verify(path).problems if p.code == "CK206"]
     for stream, of in prints(path).items():
         assert f"{stream} state ({of[1]})" in problem.message and of[0] not in problem.message
+
+
+MEGATRON = FIXTURES / "megatron-tp2pp2-fp32" / "ckpt"
+
+
+def test_megatrons_states_are_told_apart_by_their_place_in_its_grid():
+    found = prints(MEGATRON)
+    assert set(found["torch"]) == {"shard 0.0", "shard 0.1", "shard 1.0", "shard 1.1"}
+    assert len(set(found["torch"].values())) == 2 and len(set(found["python"].values())) == 1
+    rows = {row.stream: row for row in ckptools.open(MEGATRON).show("rng").streams}
+    assert (rows["torch"].ranks, rows["torch"].distinct) == (4, 2)
+    check = next(c for c in ckptools.verify(MEGATRON).checks if c.name == "rng")
+    assert check.result == "ok" and check.detail.endswith("torch 2 distinct of 4")
+    named = {row.name: row.value_a for row in ckptools.diff(MEGATRON, MEGATRON).values if row.subject == "rng"}
+    assert named["rng torch of shard 1.0"] == f"fingerprint {found['torch']['shard 1.0']}"

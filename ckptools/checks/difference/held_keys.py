@@ -167,12 +167,22 @@ class _Keys:
     def _generators(self) -> None:
         """Add the states of generators, which are found by their stream, whatever holds them."""
         for stream, states in random_states(self.ck, self.files).items():
-            self._value(("rng", "", stream), f"rng {stream}", "rng", states)
+            ranked = {owner: content for owner, content in states.items() if not isinstance(owner, str)}
+            if ranked:
+                self._value(("rng", "", stream), f"rng {stream}", "rng", ranked)
+            for owner, content in states.items():
+                if isinstance(owner, str):
+                    name = f"{stream} of {owner}"
+                    self._value(("rng", "", name), f"rng {name}", "rng", {None: content})
 
     def _beside_generators(self, section: Section) -> Iterator[RankLeaf]:
         """What lies in a section of random states and is none, such as a seed."""
         for leaves in generator_leaves(self.ck, section).values():
-            yield from () if holds_state(leaves) else leaves
+            for path, owner, value in () if holds_state(leaves) else leaves:
+                if isinstance(owner, str):
+                    yield RankLeaf((owner, *path), None, value)
+                else:
+                    yield RankLeaf(path, owner, value)
 
     def _notes(self) -> Iterator[str]:
         wrapped = [e.parameter for e in entries_of(self.ck) if without_wrappers(e.parameter) != e.parameter]
