@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,11 +12,12 @@ from ckptools.cli.answers import AS_TEXT, AnswerOptions, show_answer
 from ckptools.cli.arguments import CheckpointPaths
 from ckptools.cli.opening import AS_A_USER_WOULD, OpeningOptions, answered_in_json, opened
 from ckptools.cli.printing import remark
-from ckptools.cli.selection import ALL_KEYS, SelectionOptions
+from ckptools.cli.selection import ALL_KEYS, IN_ORDER, RowOptions, SelectionOptions, arranged
 from ckptools.text import plural, printable
 
 if TYPE_CHECKING:
     from ckptools.model.matching import Match
+    from ckptools.views.tables import Screen
 
 To = Annotated[
     str,
@@ -37,6 +39,7 @@ def match(
     to: To,
     write_map: WriteMap = None,
     selection: SelectionOptions = ALL_KEYS,
+    rows: RowOptions = IN_ORDER,
     form: AnswerOptions = AS_TEXT,
     opening: OpeningOptions = AS_A_USER_WOULD,
 ) -> None:
@@ -48,19 +51,35 @@ def match(
     already.
     """
     from ckptools.checks.matching.match import match as run
-    from ckptools.views.matching import match_text, next_lines
+    from ckptools.views.matching import next_lines
     from ckptools.views.next_command import command_arguments
 
     with answered_in_json(form.json, "ckptools/match/1", "loads", paths):
         checkpoint = opened(paths, opening)
         found = run(checkpoint, to, selection.selection)
-    show_answer(form, "match", found, found.rows, match_text)
+    _show(found, rows, form)
     if write_map is not None:
         _write(found, write_map)
     for line in next_lines(found, command_arguments(checkpoint), write_map):
         remark(line)
     if not found.loads:
         raise SystemExit(1)
+
+
+def _show(found: Match, rows: RowOptions, form: AnswerOptions) -> None:
+    """Print the answer: its table of groups in a text, every name with JSON, as many as were asked for."""
+    from ckptools.views.matching import match_text
+
+    if form.json or form.jsonl:
+        shown = replace(found, rows=arranged(found.rows, rows))
+        show_answer(form, "match", shown, shown.rows, match_text)
+        return
+    shown = replace(found, groups=arranged(found.groups, replace(rows, limit=None)))
+
+    def text(answer: Match, screen: Screen) -> str:
+        return match_text(answer, screen if rows.limit is None else screen._replace(rows=rows.limit or None))
+
+    show_answer(form, "match", shown, shown.rows, text)
 
 
 def _write(found: Match, path: Path) -> None:

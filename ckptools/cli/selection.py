@@ -65,6 +65,10 @@ class RowOptions:
     )
     limit: int | None = option(None, "Show so many rows; 0 for all. [default: what fits a terminal, all when piped]")
 
+    def __post_init__(self) -> None:
+        if self.limit is not None and self.limit < 0:
+            raise UsageError(None, f"--limit {self.limit}: 0 is for all")
+
 
 IN_ORDER = RowOptions()
 

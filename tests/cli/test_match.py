@@ -308,3 +308,36 @@ def test_importing_it_imports_neither_torch_nor_numpy():
     code = f"import sys, {modules}; print({{'torch', 'numpy'}} & {{*sys.modules}})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+# -- which rows of its table -------------------------------------------------------------------------------------
+
+
+def listed(*words: str) -> list[str]:
+    done = CliRunner().invoke(app, ["match", str(FSDP), "--to", str(GPT2), *words])
+    lines = done.stdout.splitlines()
+    dashes = next((n for n, line in enumerate(lines) if line.startswith("---")), len(lines))
+    return [" ".join(line.split()) for line in lines[dashes + 1 :] if " more; " not in line]
+
+
+def test_groups_are_sorted_and_limited_as_the_rows_of_any_table():
+    every = listed("--limit", "0")
+    keys = [int(line.split()[2]) for line in listed("--sort", "keys")]
+    assert len(every) > 3 and keys == sorted(keys, reverse=True) != sorted(keys)
+    assert listed("--limit", "2") == every[:2] and sorted(listed("--sort", "-names")) == sorted(every)
+
+
+def test_names_are_sorted_and_limited_and_what_is_counted_stays():
+    def told(*words: str) -> Any:
+        return json.loads(CliRunner().invoke(app, ["match", str(FSDP), "--to", str(GPT2), "--json", *words]).stdout)
+
+    every, few = told(), told("--sort", "checkpoint_name", "--limit", "3")
+    names = sorted(row["checkpoint_name"] for row in every["rows"] if row["checkpoint_name"])
+    assert [row["checkpoint_name"] for row in few["rows"]] == names[:3]
+    assert few["model_names"] == every["model_names"] and few["groups"] == every["groups"]
+
+
+@pytest.mark.parametrize("words", [("--sort", "size"), ("--limit", "-1")])
+def test_a_column_or_number_that_is_none_is_a_usage_error(words):
+    done = CliRunner().invoke(app, ["match", str(FSDP), "--to", str(GPT2), *words])
+    assert done.exit_code == 2 and words[1] in done.stderr and not done.stdout
