@@ -574,8 +574,9 @@ FAULTS = (
     *_in(
         "contents/random_states.py",
         "contents/test_random_states.py",
-        ("{rank: joined(contents) for", "{rank: max(contents, key=lambda c: len(c.text)) for"),
+        ("{owner: joined(contents) for", "{owner: max(contents, key=lambda c: len(c.text)) for"),
         ("stream_of((*section.path, *leaf.path)) or", "stream_of(leaf.path) or"),
+        ('f"shard {place[1]}"', "None"),
         ("                if holds_state(leaves):\n", "                if True:\n"),
     ),
     *_in(
