@@ -106,7 +106,7 @@ class RandomStates(Mapping[int | str | None, StateDict]):
         found: dict[Owner, dict[str, RandomState]] = {}
         for state in self.states:
             found.setdefault(state.rank, {})[state.stream] = state
-        return {rank: StateDict(_of_rank(rank), streams) for rank, streams in found.items()}
+        return {rank: StateDict(f"random states {_of_rank(rank)}", streams) for rank, streams in found.items()}
 
     def __getitem__(self, rank: Owner) -> StateDict:
         if rank not in self._by_rank:

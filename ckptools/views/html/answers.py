@@ -48,7 +48,7 @@ def verification_html(found: Verification) -> str:
     """What `verify` found: its verdict, and a row for each check and each kind of problem."""
     page = Page(DICTS)
     page.line(str(found.path))
-    page.line(verification.summary(found), "" if found.ok else "bad")
+    page.line(verification.summary(found), "good" if found.ok else "bad")
     row_table(page, "", found.checks, opened=True)
     return page.html()
 

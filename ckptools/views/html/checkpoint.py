@@ -77,7 +77,11 @@ def group_table(page: Page, title: str, groups: Sequence[GroupRow], opened: bool
     names = group_columns(groups)
     columns = [Column("group", right=True), *(Column(TITLES.get(name, name)) for name in names)]
     columns += [Column("params", right=True), Column("tensors", right=True)]
-    page.table(title, columns, [group_cells(n, group, names) for n, group in enumerate(groups)], opened=opened)
+    cells = [group_cells(n, group, names) for n, group in enumerate(groups)]
+    if all(group.params is None for group in groups):
+        del columns[-2]
+        cells = [[*row[:-2], row[-1]] for row in cells]
+    page.table(title, columns, cells, opened=opened)
     same = in_all_groups(groups)
     if same:
         page.line(f"all groups: {same}", "dim")

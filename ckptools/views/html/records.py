@@ -78,7 +78,9 @@ def row_table(page: Page, title: str, rows: Rows[Any], opened: bool = False) -> 
     else:
         form = FORMS.get(type(first)) or _form_of(rows)
         some = [form.cells(row) for row in rows[:MAX_ROWS]]
-        page.table(title or plural(len(rows), form.noun), form.columns, some, len(rows), opened)
+        kept = [n for n in range(len(form.columns)) if any(cells[n] for cells in some)]
+        columns, filled = [form.columns[n] for n in kept], [[row[n] for n in kept] for row in some]
+        page.table(title or plural(len(rows), form.noun), columns, filled, len(rows), opened)
 
 
 def group_rows(groups: Sequence[ParamGroup]) -> list[GroupRow]:
@@ -93,7 +95,7 @@ def record_html(record: Any) -> str:
     """One record: a row for each of its fields."""
     page = Page(".to_dict() of this")
     page.line(repr(record))
-    known = _fields(record)
+    known = {name: value for name, value in _fields(record).items() if value is not None and value not in ("", ())}
     rows = [(name, cell_text(name, value)) for name, value in known.items()]
     page.table(plural(len(rows), "field"), FIELD_COLUMNS, rows, opened=True)
     for value in known.values():
