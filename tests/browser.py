@@ -5,6 +5,7 @@ No package index has one, so that a test which needs it is skipped where the mac
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import tempfile
@@ -48,3 +49,20 @@ def _run(page: Path, *options: str) -> str:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
+
+
+def overflow_of(html: str, folder: Path, width: int) -> int:
+    """By how many pixels a page is wider than a window; what can be scrolled in itself is no wider than its place.
+
+    Args:
+        html: the page; its policy is taken away, for what measures it is a script.
+        folder: where it is put.
+        width: of the window, at least 500.
+    """
+    root = "document.documentElement"
+    measuring = f"<script>document.body.id='over'+({root}.scrollWidth-{root}.clientWidth)</script></body>"
+    page = folder / "measured.html"
+    page.write_text(re.sub("<meta http-equiv[^>]*>", "", html).replace("</body>", measuring))
+    found = re.search(r'<body id="over(-?\d+)"', elements_of(page, f"--window-size={width},1000"))
+    assert found is not None
+    return int(found[1])

@@ -134,11 +134,11 @@ def statistics_html(found: Statistics[Any]) -> str:
     return page.html()
 
 
-def statistics_table(page: Page, found: Statistics[Any]) -> None:
+def statistics_table(page: Page, found: Statistics[Any], title: str = "") -> None:
     """A row for each tensor, which of them were not read in full, and a line about all."""
     fields, rows = statistics.fields_and_rows(found)
     cells = [[field.cell(row) for field in fields] for row in rows[:MAX_ROWS]]
-    page.table(plural(len(rows), "row"), [field.column for field in fields], cells, len(rows), opened=True)
+    page.table(title or plural(len(rows), "row"), [field.column for field in fields], cells, len(rows), opened=True)
     for row in [row for row in found.rows if row.problem][: statistics.MAX_PROBLEMS]:
         page.line(f"{statistics.whose(row)}: {row.problem}", "bad")
     for line in statistics.summary(found):

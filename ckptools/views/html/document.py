@@ -18,23 +18,28 @@ STYLE = """
 :root{color-scheme:light dark}
 body{margin:24px auto;padding:0 20px;max-width:1100px;font-family:system-ui,sans-serif;font-size:14px;line-height:1.5}
 h1{font-size:20px;margin:0 0 2px;overflow-wrap:anywhere}
-.ckpt{font-size:13px}
-.ckpt h2{font-family:system-ui,sans-serif;font-size:15px;margin:22px 0 4px}
-.ckpt .verdict{font-family:system-ui,sans-serif;font-size:17px;margin:10px 0 4px;overflow-wrap:anywhere}
-.ckpt svg{max-width:100%;height:auto}
+body .ckpt{font-size:13px}
+body .ckpt h2,body .ckpt>details>summary{font:600 15px/1.5 system-ui,sans-serif;margin:18px 0 4px}
+body .ckpt .ckpt-picture{margin:0 0 18px}
+body .ckpt>.dim:last-child{margin-top:24px}
+body .ckpt .verdict{font-family:system-ui,sans-serif;font-size:17px;margin:10px 0 4px;overflow-wrap:anywhere}
+body .ckpt svg{max-width:100%;height:auto}
 @media print{
-@page{margin:14mm}
-body{margin:0;padding:0;max-width:none;font-size:10pt}
-.ckpt{font-size:8.5pt}
-.ckpt h2,.ckpt summary{break-after:avoid}
-.ckpt tr,.ckpt svg{break-inside:avoid}
-.ckpt .wide,.ckpt pre{overflow:visible}
-.ckpt td,.ckpt th,.ckpt pre{white-space:pre-wrap;overflow-wrap:anywhere}
-.ckpt .n{white-space:pre}
+@page{margin:12mm}
+body{margin:0;padding:0;max-width:none;font-size:9pt}
+body .ckpt{font-size:7pt}
+body .ckpt h2,body .ckpt summary{break-after:avoid}
+body .ckpt tr,body .ckpt svg{break-inside:avoid}
+body .ckpt .wide,body .ckpt pre{overflow:visible}
+body .ckpt table{margin-left:0}
+body .ckpt td,body .ckpt th{padding-right:7px}
+body .ckpt .w{min-width:12ch}
+body .ckpt pre{white-space:pre-wrap;margin-left:0}
 details::details-content{content-visibility:visible;block-size:auto}
 }
 """
-"""How the document looks beside its tables; on paper folds are open, and what is wide goes on in the next line."""
+"""How the document looks. The style of its tables stands behind this, and gives way to `body .ckpt`; on paper folds are
+open, and what is wide goes on in the next line."""
 
 
 def document(title: str, head: str, page: str, answers: Mapping[str, str]) -> str:

@@ -132,11 +132,8 @@ def _heading(page: Page, text: str) -> None:
 
 
 def _problems(page: Page, found: Findings) -> None:
-    checks, problems = found.verification.checks, list(all_problems(found))
-    if problems:
-        _heading(page, "problems")
-        problem_table(page, problems)
-    _heading(page, "checks")
+    checks = found.verification.checks
+    problem_table(page, list(all_problems(found)))
     page.table(plural(len(checks), "check"), CHECK_COLUMNS, list(map(_check_cells, checks)), opened=True)
 
 
@@ -153,21 +150,18 @@ def all_problems(found: Findings) -> Iterator[Problem]:
 def _check_cells(check: Check) -> tuple[str, str, str]:
     """What was looked at where nothing is wrong; else the codes of the problems, which have a table of their own."""
     codes = dict.fromkeys(problem.code for problem in check.problems)
-    return check.name, check.result, ", ".join(codes) if codes else check.detail
+    return check.name, check.result, check.detail if check.result in ("ok", "skip") else ", ".join(codes)
 
 
 # -- what it is --------------------------------------------------------------------------------------------------
 
 
 def _known(page: Page, report: Report) -> None:
-    _heading(page, "what it is")
-    page.table("facts", FACT_COLUMNS, list(facts(report)), opened=True)
+    page.table("what it is", FACT_COLUMNS, list(facts(report)), opened=True)
     page.table("sections", SECTION_COLUMNS, section_cells(report.sections), opened=True)
 
 
 def _training(page: Page, report: Report) -> None:
-    if report.optimizers or report.schedulers:
-        _heading(page, "param groups and schedulers")
     for optimizer in report.optimizers:
         title = f"{optimizer.section}: {plural(len(optimizer.groups), 'param group')}"
         group_table(page, title, optimizer.groups, opened=True)
@@ -189,8 +183,7 @@ def _keys(page: Page, checkpoint: Checkpoint) -> None:
 
 def _values(page: Page, figures: Statistics[Stats] | None) -> None:
     if figures is not None:
-        _heading(page, "values")
-        statistics_table(page, figures)
+        statistics_table(page, figures, f"values of {plural(figures.tensors, 'tensor')}")
 
 
 def _drawn(page: Page, found: Findings) -> None:

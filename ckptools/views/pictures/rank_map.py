@@ -21,7 +21,7 @@ State = Literal["fine", "looked at", "other", "odd", "step", "cut", "missing"]
 """From the least grave to the gravest: where several things are wrong with a rank, the last of these is shown."""
 
 STATES: dict[State, Key] = {
-    "fine": Key("sky", "", "read, no problem names it"),
+    "fine": Key("sky", "", "read, no problem of its own"),
     "looked at": Key("pale", "?", "here, not read"),
     "other": Key("orange", "!", "another problem"),
     "odd": Key("yellow", "O", "odd one out"),
@@ -71,7 +71,8 @@ def rank_cells(ck: Checkpoint, problems: Iterable[Problem] | None = None) -> tup
         ck: the checkpoint.
         problems: what is wrong with it, as `verify` found; None for what opening it told.
     """
-    found = _problems_by_rank(ck.problems if problems is None else problems)
+    ranks = {file.rank for file in ck.files if file.rank is not None}
+    found = _problems_by_rank(ck.problems if problems is None else problems, len(ranks))
     by_rank: dict[int, list[RankFile]] = {rank: [] for rank in found}
     for file in ck.files:
         if file.rank is not None:
@@ -82,12 +83,18 @@ def rank_cells(ck: Checkpoint, problems: Iterable[Problem] | None = None) -> tup
     return (*cells, *(cell for cell in others if not by_rank or cell.state not in ("fine", "looked at")))
 
 
-def _problems_by_rank(problems: Iterable[Problem]) -> dict[int, list[Problem]]:
+def _problems_by_rank(problems: Iterable[Problem], ranks: int) -> dict[int, list[Problem]]:
     found: dict[int, list[Problem]] = {}
     for problem in problems:
-        for rank in problem.all_ranks if problem.severity != "note" else ():
+        for rank in problem.all_ranks if _marks(problem, ranks) else ():
             found.setdefault(rank, []).append(problem)
     return found
+
+
+def _marks(problem: Problem, ranks: int) -> bool:
+    """Whether a problem tells the ranks that it names apart; one that most ranks share does not, nor does a note."""
+    named = len(problem.all_ranks)
+    return problem.severity != "note" and (named == 1 or 0 < 2 * named <= ranks)
 
 
 def _cell(rank: int | None, files: Sequence[RankFile], problems: Sequence[Problem], read: bool) -> RankCell:
@@ -142,9 +149,11 @@ def _words(title: str, cells: Sequence[RankCell], problems: Iterable[Problem]) -
             yield f"{key.means}: {plural(len(ranks), 'rank')}: {spans(ranks)}"
         if names:
             yield f"{key.means}: {plural(len(names), 'file')} of no rank: {few(names)}"
-    loose = [problem.code for problem in problems if not problem.all_ranks and problem.severity != "note"]
+    ranks = sum(cell.rank is not None for cell in cells)
+    loose = [p.code for p in problems if p.severity != "note" and not _marks(p, ranks)]
     if loose:
-        yield f"no cell shows {plural(len(loose), 'problem')} that name no rank: {few(list(dict.fromkeys(loose)))}"
+        what = f"{plural(len(loose), 'problem')} of no rank, or of most at once"
+        yield f"no cell shows {what}: {few(list(dict.fromkeys(loose)))}"
 
 
 # -- drawn -------------------------------------------------------------------------------------------------------

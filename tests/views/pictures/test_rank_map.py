@@ -56,6 +56,13 @@ def test_the_gravest_problem_of_a_rank_is_shown_and_all_are_named():
     assert cell.state == "cut" and cell.words.endswith("CK201, CK002")
 
 
+def test_a_problem_that_most_ranks_share_marks_none_of_them_and_is_in_the_words():
+    shared, of_some = (Problem(Code.RNG_STATES_EQUAL, "", ranks=tuple(range(n))) for n in (129, 128))
+    assert set(states(run7(compared=True), [shared]).values()) == {"fine"}
+    assert "no cell shows 1 problem of no rank, or of most at once: CK206" in rank_map(run7(), [shared]).text
+    assert states(run7(compared=True), [of_some])[127] == "other"
+
+
 def test_a_note_is_no_mark():
     assert states(run7(compared=True), [Problem(Code.KEPT_AS_SAVED, "", 3)])[3] == "fine"
 
@@ -63,7 +70,7 @@ def test_a_note_is_no_mark():
 def test_the_words_name_the_ranks_that_the_cells_mark():
     picture = rank_map(broken_run7(), [*broken_run7().problems, Problem(Code.LEFT_OVER, "")])
     assert "missing: 3 ranks: 201..203" in picture.text and "cut, damaged or unreadable: 1 rank: 137" in picture.text
-    assert "no cell shows 1 problem that name no rank: CK008" in picture.text
+    assert "no cell shows 1 problem of no rank, or of most at once: CK008" in picture.text
     assert "rank 202: missing; no file; CK001" in hovers(picture)
 
 
