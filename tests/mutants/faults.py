@@ -1236,4 +1236,35 @@ FAULTS = (
             '        if path.name.startswith("."):\n',
         ),
     ),
+    # -- the page of a report -------------------------------------------------------------------------------------
+    *_in(
+        "views/html/document.py",
+        "views/test_report_page.py",
+        ('return json.replace("<", "\\\\u003c")', "return json"),
+        ('html.encode("ascii", "xmlcharrefreplace").decode("ascii")', "html"),
+    ),
+    *_in(
+        "views/html/report.py",
+        "views/test_report_page.py",
+        ("if found.report.whole and not found.verification.ok else", "if False else"),
+        ('(problem.severity == "note" or problem.code not in codes)', 'problem.severity == "note"'),
+        ('if check.result == "skip"]', "if False]"),
+    ),
+    *_in(
+        "api/report.py",
+        "cli/test_report.py",
+        ("output.check_place(checkpoint, [out], force)", "check_place_of_file(out, force)"),
+        ("    if out.suffix.lower() not in SUFFIXES:\n", "    if False:\n"),
+    ),
+    *_in(
+        "cli/report.py",
+        "cli/test_report.py",
+        ("    if not found.verification.ok:\n", "    if not found.report.whole:\n"),
+        ("        write_text(Path(out), page, force)\n", "        pass\n"),
+    ),
+    *_in(
+        "views/pictures/rank_map.py",
+        "views/pictures/test_rank_map.py",
+        ("0 < 2 * named <= ranks", "named > 0"),
+    ),
 )
