@@ -149,8 +149,8 @@ def _words(title: str, cells: Sequence[RankCell], problems: Iterable[Problem]) -
             yield f"{key.means}: {plural(len(ranks), 'rank')}: {spans(ranks)}"
         if names:
             yield f"{key.means}: {plural(len(names), 'file')} of no rank: {few(names)}"
-    ranks = sum(cell.rank is not None for cell in cells)
-    loose = [p.code for p in problems if p.severity != "note" and not _marks(p, ranks)]
+    count = sum(cell.rank is not None for cell in cells)
+    loose = [p.code for p in problems if p.severity != "note" and not _marks(p, count)]
     if loose:
         what = f"{plural(len(loose), 'problem')} of no rank, or of most at once"
         yield f"no cell shows {what}: {few(list(dict.fromkeys(loose)))}"
