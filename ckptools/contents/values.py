@@ -9,6 +9,7 @@ from struct import calcsize, unpack
 from typing import Any
 
 from ckptools.contents.leaves import LONG, MAX_BITS, fingerprint
+from ckptools.contents.pickled_bytes import pickled_text
 from ckptools.model.tensor import Tensor
 from ckptools.model.values import (
     NUMPY_CODES,
@@ -105,7 +106,8 @@ def described(value: Any) -> str:
     if isinstance(value, NumpyArray):
         return f"numpy {value.dtype} {shape(value.shape)}{behind}"
     if isinstance(value, (bytes, bytearray)):
-        return plural(len(value), "byte")
+        inside = pickled_text(value)
+        return plural(len(value), "byte") + (f", a pickle of {inside}" if inside else "")
     if isinstance(value, str):
         return f"{len(value)} characters: {clip(value, MAX_TEXT)}"
     if isinstance(value, int):

@@ -61,9 +61,9 @@ def _alone(row: ShownKey) -> Iterator[tuple[str, str]]:
     """A value in full behind its name; where ranks hold different ones each behind its ranks too."""
     name = printable(clip(row.name, FULL))
     if not row.ranks:
-        yield name, _in_full(row.value, row.note)
+        yield name, _in_full(row.value, row.note, row.type)
     for of in row.ranks:
-        yield f"{name}  {_ranks(of)}", _in_full(of.value, of.note)
+        yield f"{name}  {_ranks(of)}", _in_full(of.value, of.note, row.type)
 
 
 def _by_rank(row: ShownKey, wide: int) -> Iterator[tuple[str, str, str]]:
@@ -85,13 +85,13 @@ def _brief(row: ShownKey, wide: int) -> str:
     return f"{short(row.dtype)} {shape(row.shape or ())}" + (f", crc {', '.join(crcs)}" if crcs else "")
 
 
-def _in_full(value: Any, note: str) -> str:
+def _in_full(value: Any, note: str, kind: str) -> str:
     if value is None:
         return note or "None"
     if isinstance(value, list):
         inside = ", ".join(value_text(item, FULL) for item in value)
         return f"{note}: [{inside}]" if note else f"[{inside}]"
-    return value_text(value, FULL)
+    return f"{note}: {value}" if kind == "bytes" else value_text(value, FULL)
 
 
 def stream_lines(streams: Sequence[StreamRow]) -> Iterator[str]:
