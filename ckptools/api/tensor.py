@@ -119,7 +119,8 @@ class Tensor(ArrayMethods, tensor_data.Tensor):
         return {"name": self._called(), **tensor_data.Tensor._record(self)}
 
     def _told(self) -> str:
-        return f"{clip_middle(self._called(), 60)}: {tensor_data.Tensor._told(self)}"
+        name = self._called()
+        return f"{clip_middle(name, 60)}: " * bool(name) + tensor_data.Tensor._told(self)
 
     def _called(self) -> str:
         return self.name or fqn_of(self.key)

@@ -35,7 +35,11 @@ def spelled(node, inside=frozenset()):
         return "itself"
     inside = inside | {id(node)}
     if isinstance(node, Tensor):
-        return str([(n, getattr(node, n)) for n in node.__slots__ if n != "detail"])
+        return str([(n, spelled(getattr(node, n), inside)) for n in node.__slots__ if n != "detail"])
+    if hasattr(node, "_fields"):
+        return f"{type(node).__name__}({', '.join(f'{n}={spelled(v, inside)}' for n, v in node._asdict().items())})"
+    if type(node) is tuple and all(type(v) is int for v in node):
+        return repr(node)
     if isinstance(node, dict):
         return str([(spelled(k, inside), spelled(v, inside)) for k, v in node.items()])
     if isinstance(node, (list, tuple)):

@@ -133,12 +133,10 @@ def one_index(n):
     return st.one_of(slices, st.integers(-n, n - 1)) if n else slices
 
 
-@pytest.mark.parametrize(
-    "index", [5, -6, (0, 0, 0, 0), slice(None, None, 2), slice(None, None, -1), "x", None, [0], True]
-)
+@pytest.mark.parametrize("index", [5, -6, (0, 0, 0, 0), slice(None, None, 0), "x", None, [0], True])
 def test_an_index_that_is_not_served_is_an_error(tmp_path, index):
     found = saved(tmp_path, BASE)
-    with pytest.raises((CkptoolsError, IndexError)):
+    with pytest.raises((CkptoolsError, IndexError, ValueError)):
         found[index]
 
 
@@ -303,4 +301,4 @@ def test_a_file_that_shrinks_after_opening_is_one_line(tmp_path):
 def test_a_tensor_is_data_that_can_be_compared_and_printed(tmp_path):
     first, second = saved(tmp_path, BASE), saved(tmp_path, BASE)
     assert first == second and isinstance(first, Tensor)
-    assert repr(first) == "<Tensor fp32 [3, 4, 5], 240 bytes, 1 shard, not loaded>"
+    assert repr(first) == "<Tensor fp32 [3, 4, 5], 240 B, 1 shard, not loaded>"
