@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import ckptools
@@ -79,6 +81,42 @@ def test_a_rank_file_that_cannot_be_opened_is_looked_at_from_another_rank(run):
     found = ckptools.doctor(run / "ep0-ba5-rank2.pt")
     assert (found.ok, found.readable, answers(found)[WHOLE]) == (False, True, False)
     assert "rank 2" in row(found, WHOLE).evidence
+
+
+def test_a_rank_of_another_folder_does_not_stand_for_one_that_cannot_be_opened(run):
+    (run / "step-5").mkdir()
+    shutil.copy(run / "ep0-ba5-rank2.pt", run / "step-5")
+    cut(run / "step-5" / "ep0-ba5-rank2.pt")
+    found = ckptools.doctor(run / "step-5" / "ep0-ba5-rank2.pt")
+    assert (found.ok, found.readable, answers(found)[WHOLE]) == (False, False, False)
+
+
+def test_of_a_run_the_newest_whole_one_is_looked_at_though_a_newer_one_can_be_opened(steps):
+    next((steps / "step-5").glob("__1_*.distcp")).unlink()
+    for path in (steps / "step-5").iterdir():
+        os.utime(path, (path.stat().st_atime, path.stat().st_mtime + 1000))
+    found = ckptools.doctor(steps)
+    assert answers(found)[WHOLE] is True and str(steps / "step-4") in row(found, WHOLE).evidence
+    assert answers(found)[NEWEST] is False and "NOT WHOLE and newer: step-5" in row(found, NEWEST).evidence
+
+
+def test_of_what_is_not_whole_verify_is_to_say_more_and_its_bytes_are_not_read(run):
+    (run / "ep0-ba5-rank1.pt").unlink()
+    assert ckptools.doctor(run / "ep0-ba5-rank0.pt").next[0] == f"ckptools verify {run}/ep0-ba5-rank0.pt"
+
+
+def test_what_only_warns_is_not_in_step_either(tmp_path):
+    layer = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    optimizer.step()
+    scheduler.step()
+    state = {"model": layer.state_dict(), "optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict()}
+    state["optimizer"]["param_groups"][0]["lr"] = 0.5
+    torch.save(state, tmp_path / "x.pt")
+    checks = [check for check in ckptools.verify(tmp_path / "x.pt").checks if check.name == "lr: scheduler = groups"]
+    assert [check.result for check in checks] == ["warn"]
+    assert answers(ckptools.doctor(tmp_path / "x.pt"))[IN_STEP] is False
 
 
 @pytest.mark.parametrize(

@@ -1235,6 +1235,19 @@ FAULTS = (
             '        if path.name.startswith(".") or is_temporary(path.name):\n',
             '        if path.name.startswith("."):\n',
         ),
+        ("        self.left_over += [path for path in listed if is_temporary(path.name)]\n", ""),
+    ),
+    *_in(
+        "api/examination.py",
+        "api/test_diagnosis.py",
+        ("if row.format and beside and other", "if row.format and other"),
+        ("if row.whole is False]\n", "if False]\n"),
+        ("return Finding(NEWEST, False if astray or not whole else None,", "return Finding(NEWEST, None,"),
+        ("if found or not step.agree or not world.agree:", "if found:"),
+        ('if check.result in ("FAIL", "warn") for', 'if check.result == "FAIL" for'),
+        ("        if found.loads:\n", "        if True:\n"),
+        ("chosen = self.run.newest_whole or next(", "chosen = next("),
+        ("        if not verified.ok:\n", "        if False:\n"),
     ),
     # -- the page of a report -------------------------------------------------------------------------------------
     *_in(
