@@ -267,3 +267,9 @@ def test_numbers_of_another_value_type_or_count_are_another_value(other):
     assert same_value((1, 2, 3), (1, 2, 3))
     assert not same_value((1, 2, 3), other)
     assert not same_value((0, 1, 1), (False, True, True))
+
+
+@pytest.mark.parametrize(("shorter", "longer"), [((), ("a",)), (("a", 1), ("a", 1, None)), ([0.5], [0.5, 0.5])])
+def test_values_in_a_row_that_is_longer_are_another_value(shorter, longer):
+    assert not same_value(shorter, longer) and not same_value(longer, shorter)
+    assert same_value([longer], [longer])
