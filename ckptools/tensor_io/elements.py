@@ -22,8 +22,9 @@ from ckptools.tensor_io.read import Raw, bounded, extent, raw_dtype
 READ = 1024 << 10
 """Bytes that are read at a time."""
 
-BAND = 64 << 10
-"""Elements that are handed out at a time: with their float64 they stay in a core's own cache."""
+BAND = 128 << 10
+"""Elements that are handed out at a time: with their float64 they stay about in a core's own cache, and each call of
+numpy has enough to do that Python's share is small."""
 
 
 MOST_TIMES = 1 << 60

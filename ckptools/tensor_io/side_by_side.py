@@ -14,9 +14,6 @@ from ckptools.tensor_io.buffers import buffer
 from ckptools.tensor_io.elements import BAND
 from ckptools.tensor_io.read import Raw, fill, raw_dtype
 
-WIDE_BAND = 2 * BAND
-"""Elements that are read at once where they lie in several places: finding those takes a while."""
-
 
 def side_by_side(
     box: Box, tensors: Sequence[tuple[str, Sequence[Shard]]], files: OpenFiles
@@ -38,7 +35,7 @@ def side_by_side(
         yield from _of_runs(box.numel, runs, files)
         return
     start = 0
-    for part in bands_of(box, WIDE_BAND):
+    for part in bands_of(box, BAND):
         arrays = _buffers(part.numel, [dtype for dtype, _ in tensors])
         for array, (_, shards) in zip(arrays, tensors, strict=True):
             fill(array.reshape(part.sizes), part, shards, files)

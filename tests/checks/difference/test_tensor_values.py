@@ -41,7 +41,6 @@ def read_by_this_process() -> int:
 @pytest.mark.parametrize("right", LAYOUTS)
 def test_the_layouts_make_no_difference(left, right, tmp_path, monkeypatch):
     monkeypatch.setattr(side_by_side, "BAND", 50)
-    monkeypatch.setattr(side_by_side, "WIDE_BAND", 64)
     monkeypatch.setattr(tensor_values, "REGION", 300)
     a = cut(tmp_path, "a", ARRAY, LAYOUTS[left], crc=False)
     same, other = (cut(tmp_path, name, x, LAYOUTS[right], crc=False) for name, x in (("b", ARRAY), ("c", OTHER)))
