@@ -8,12 +8,12 @@ import shutil
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import ckptools
 from ckptools.views.tables import Column, table
-from tests.benchmarks.measure import Pair, in_turn, peak, run, seconds, workplace
+from tests.benchmarks.measure import Pair, Run, in_turn, peak, run, seconds, workplace
 
 PYTHON = [sys.executable, "-m"]
 CKPTOOLS = [*PYTHON, "ckptools"]
@@ -23,8 +23,11 @@ PEER = [*PYTHON, "tests.benchmarks.peers"]
 LARGE = ["--width", "1030", "--layers", "8", "--vocab", "1999", "--context", "8", "--batch", "1"]
 SMALL = ["--width", "130", "--layers", "8", "--vocab", "1999", "--context", "8", "--batch", "1"]
 
-STATS = ["--section", "all"]
-"""Of every tensor: the moments too."""
+ONE_TENSOR = ["--filter", "start"]
+"""What a command takes to start: opening all ranks, importing numpy, reading the least that there is."""
+
+NOTHING = Run(0, 0, 0)
+"""A start that takes no time."""
 
 Row = tuple[str, str, str, str, str, str]
 
@@ -38,7 +41,7 @@ def main() -> None:
     options = parser.parse_args()
     with workplace(options.keep) as work:
         make_inputs(work, SMALL if options.small else LARGE)
-        rows = list(compare(work, options.rounds))
+        rows = [row for part in (compare, compare_values, compare_trees) for row in part(work, options.rounds)]
     headers = ("what", "ours", "theirs", "ratio", "peak ours / theirs", "to reach")
     print("\n".join(table([Column(title) for title in headers], rows)))
 
@@ -55,6 +58,10 @@ def make_inputs(work: Path, size: list[str]) -> None:
     for name, code in (("columns", COLUMNS), ("tiny.pt", TINY)):
         if not (work / name).exists():
             run([sys.executable, "-c", code, str(work / name)])
+    if not (work / "20000.safetensors").exists():
+        run([sys.executable, "-c", KEYS, str(work / "20000")])
+    if not (work / "copy").exists():
+        shutil.copytree(work / "ranks", work / "copy")
     (work / "out").mkdir(exist_ok=True)
 
 
@@ -89,6 +96,17 @@ for rank in range(world):
         torch.save({"model": {"w": DTensor.from_local(local, mesh, [Shard(1)])}}, out / f"ep0-ba1-rank{rank}.pt")
 """
 """A tensor of 1 GiB whose columns 4 ranks share."""
+
+KEYS = """
+import sys, torch
+from safetensors.torch import save_file
+shapes = {"attn.q": (4, 4), "attn.k": (4, 4), "attn.v": (4, 4), "attn.o": (4, 4), "mlp.up": (8, 4), "mlp.down": (4, 8),
+          "norm1": (4,), "norm2": (4,)}
+layers = {f"layers.{n}.{name}.weight": torch.ones(shape) for n in range(2500) for name, shape in shapes.items()}
+torch.save({"model": layers}, sys.argv[1] + ".pt")
+save_file(layers, sys.argv[1] + ".safetensors")
+"""
+"""20,000 tensors."""
 
 TINY = """
 import sys, torch
@@ -137,17 +155,6 @@ def compare(work: Path, rounds: int) -> Iterator[Row]:
     yield row("consolidate to .pt with --check / without", checked, f"{checked.ratio:.2f}", "")
     deep = in_turn([*CKPTOOLS, "verify", ranks, "--deep"], [*PEER, "crc", ranks, "1"], rounds, clear)
     yield row("verify --deep / read and zlib.crc32", deep, both(deep), "(t - 0.5 s) / theirs <= 0.33")
-    twice = [*PEER, "crc", str(both_folders(work)), "1"]
-    held = in_turn([*DIFFERENT, *CKPTOOLS, "diff", ranks, str(work / "later"), "--every-byte"], twice, rounds, clear)
-    yield row("diff of all that changed / read and zlib.crc32", held, both(held), "(t - 0.5 s) / theirs <= 2")
-    same = in_turn([*CKPTOOLS, "diff", ranks, ranks, "--every-byte"], [*PEER, "crc", ranks, "1"], rounds, clear)
-    yield row("diff of all that is the same, read twice / once", same, both(same), "(t - 0.5 s) / theirs <= 4")
-    skip = in_turn([*CKPTOOLS, "diff", ranks, ranks, "--values"], [*CKPTOOLS, "diff", ranks, ranks], rounds, clear)
-    yield row("diff --values of the same checksums / without", skip, f"{skip.ratio:.2f}", "no tensor bytes: <= 1.2")
-    figures = in_turn([*CKPTOOLS, "stats", ranks, *STATS], [*PEER, "crc", ranks, "1"], rounds, clear)
-    yield row("stats of all / read and zlib.crc32", figures, both(figures), "(t - 0.5 s) / theirs <= 2; <= 150 MiB")
-    deep = in_turn([*CKPTOOLS, "stats", ranks, *STATS], [*CKPTOOLS, "verify", ranks, "--deep"], rounds, clear)
-    yield row("stats of all / verify --deep", deep, both(deep), "what is beyond reading and checksums")
     for name, command in (("consolidate to .pt", ours), ("verify --deep", [*CKPTOOLS, "verify", ranks, "--deep"])):
         scaled = in_turn([*command, "-j", str(os.cpu_count())], [*command, "-j", "1"], rounds, clear)
         yield row(f"{name} -j {os.cpu_count()} / -j 1", scaled, both(scaled), "scales over cores")
@@ -155,6 +162,38 @@ def compare(work: Path, rounds: int) -> Iterator[Row]:
     yield row("consolidate to .pt / load-all script", merge, f"{merge.ratio:.3f}", "<= 0.25; memory <= 1/10")
     dcp = in_turn(ours, [*PEER, "dcp", str(work / "dcp"), str(out / "c.pt")], max(2, rounds // 2), clear)
     yield row("consolidate to .pt / dcp_to_torch_save", dcp, f"{dcp.ratio:.3f}", "<= 0.25; memory <= 1/10")
+
+
+def compare_values(work: Path, rounds: int) -> Iterator[Row]:
+    """What looks at every value, against reading as many bytes; the time to start is taken off, as it was measured."""
+    ranks, later, copy = (str(work / name) for name in ("ranks", "later", "copy"))
+    once, twice = ([*PEER, "crc", folder, "1"] for folder in (ranks, str(both_folders(work))))
+    diff, stats = [*DIFFERENT, *CKPTOOLS, "diff"], [*CKPTOOLS, "stats", ranks, "--section", "all"]
+    skip = in_turn([*diff, ranks, copy, "--values"], [*diff, ranks, copy], rounds)
+    yield row("diff --values of the same checksums / without", skip, f"{skip.ratio:.2f}", "no tensor bytes: <= 1.2")
+    begun = in_turn([*diff, ranks, later, "--every-byte", *ONE_TENSOR], [*stats, *ONE_TENSOR], rounds)
+    for name, other in (("changed", later), ("is the same", copy)):
+        held = in_turn([*diff, ranks, other, "--every-byte"], twice, rounds)
+        told = beyond(held, begun.ours)
+        yield row(f"diff of all that {name} / read and zlib.crc32", held, told, "beyond start <= 2")
+    cmp = ["bash", "-c", 'for file in "$0"/*; do cmp "$file" "$1/${file##*/}"; done', ranks, copy]
+    same = in_turn([*diff, ranks, copy, "--every-byte"], cmp, rounds)
+    yield row("diff of all that is the same / cmp", same, beyond(same, begun.ours), "")
+    figures = in_turn(stats, once, rounds)
+    told = beyond(figures, begun.theirs)
+    yield row("stats of all / read and zlib.crc32", figures, told, "beyond start <= 2; <= 150 MiB")
+    deep = in_turn(stats, [*CKPTOOLS, "verify", ranks, "--deep"], rounds)
+    yield row("stats of all / verify --deep", deep, beyond(deep, begun.theirs), "what is beyond reading and checksums")
+
+
+def compare_trees(work: Path, rounds: int) -> Iterator[Row]:
+    """The keys of a large file, against the summary of it."""
+    for kind in ("pt", "safetensors"):
+        path = str(work / f"20000.{kind}")
+        for options in ([], ["--jsonl"]):
+            tree = in_turn([*CKPTOOLS, "tree", path, *options], [*CKPTOOLS, "inspect", path], rounds)
+            what = " ".join(["tree", *options, "of 20,000 tensors in a", f".{kind} / inspect"])
+            yield row(what, tree, f"{tree.ratio:.2f} (CPU {tree.beyond([NOTHING])[1]:.2f})", "<= 1.3")
 
 
 LAZY = """
@@ -186,6 +225,12 @@ def lazy(path: str, rounds: int) -> Row:
 def both(pair: Pair, start: float = 0.5) -> str:
     """The plain ratio, and the one that allows some time to start."""
     return f"{pair.ratio:.2f} ({pair.over(start):.2f})"
+
+
+def beyond(pair: Pair, start: Sequence[Run]) -> str:
+    """The plain ratio, and those without the time to start, in wall time and in the processor's."""
+    wall, cpu = pair.beyond(start)
+    return f"{pair.ratio:.2f} ({wall:.2f}, CPU {cpu:.2f})"
 
 
 def row(what: str, pair: Pair, ratio: str, goal: str) -> Row:

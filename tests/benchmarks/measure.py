@@ -21,11 +21,13 @@ class Run:
 
     Attributes:
         seconds: wall time.
+        cpu: seconds of the processor, which tell more where others use the machine too.
         peak: largest resident memory in bytes, as the kernel counted it.
         files: most files that it was seen to have open; 0 unless it was watched.
     """
 
     seconds: float
+    cpu: float
     peak: int
     files: int = 0
 
@@ -49,7 +51,7 @@ def run(command: Sequence[str], watch: bool = False) -> Run:
     process.stderr.close()
     if process.returncode:
         raise RuntimeError(f"{' '.join(command)}\n{told.decode(errors='replace')}")
-    return Run(seconds, usage.ru_maxrss * 1024, max(files))
+    return Run(seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024, max(files))
 
 
 def _as_installed() -> dict[str, str]:
@@ -86,8 +88,21 @@ class Pair:
         """Median over the pairs of (ours - `start` seconds) / theirs, for figures that allow some time to start."""
         return statistics.median((a.seconds - start) / b.seconds for a, b in zip(self.ours, self.theirs, strict=True))
 
+    def beyond(self, start: Sequence[Run]) -> tuple[float, float]:
+        """Median over the pairs of (ours - what it takes to start) / theirs, in wall time and in the processor's.
 
-def in_turn(ours: Sequence[str], theirs: Sequence[str], rounds: int, between: Callable[[], None]) -> Pair:
+        Args:
+            start: runs of the same command that end where its work would begin.
+        """
+        wall, cpu = seconds(start), statistics.median(run.cpu for run in start)
+        pairs = list(zip(self.ours, self.theirs, strict=True))
+        walls = ((a.seconds - wall) / b.seconds for a, b in pairs)
+        return statistics.median(walls), statistics.median((a.cpu - cpu) / b.cpu for a, b in pairs)
+
+
+def in_turn(
+    ours: Sequence[str], theirs: Sequence[str], rounds: int, between: Callable[[], None] = lambda: None
+) -> Pair:
     """Run two commands A B A B …, `between` after each; one pair before is not counted."""
     pairs = []
     for _ in range(rounds + 1):
