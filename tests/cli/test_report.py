@@ -111,7 +111,8 @@ def test_what_is_asked_for_more_is_looked_at_and_shown(ranks, tmp_path):
     code, stdout, _ = run(ranks, "-o", tmp_path / "page.html", "--deep", "--values")
     page = shown((tmp_path / "page.html").read_text())
     assert code == 1 and stdout.startswith("1 check failed") and "CK004" in page
-    assert "l2 " in page and "not looked at: " not in page
+    pictures = ("4 ranks of", "bytes of", "rms of weights of", "l2 norms of tensors of", "layout of model.")
+    assert all(title in page for title in pictures) and "not looked at: " not in page
 
 
 def test_python_writes_the_same_page(tmp_path):

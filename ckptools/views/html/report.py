@@ -28,7 +28,15 @@ from ckptools.views.html.checkpoint import FACT_COLUMNS, group_table, problem_ta
 from ckptools.views.html.document import document
 from ckptools.views.html.page import Limits, Page, safe
 from ckptools.views.next_command import after_verify
-from ckptools.views.pictures import Picture, rank_map, tensor_layout
+from ckptools.views.pictures import (
+    Picture,
+    bytes_by_section,
+    heat_map,
+    norm_histogram,
+    rank_map,
+    rms_cells,
+    tensor_layout,
+)
 from ckptools.views.report import Report
 from ckptools.views.report_json import report_json
 from ckptools.views.report_text import SECTION_COLUMNS, facts, headline, scheduler_words, section_cells
@@ -195,10 +203,16 @@ def _drawn(page: Page, found: Findings) -> None:
 
 
 def pictures_of(found: Findings) -> Iterator[Picture]:
-    """The ranks, where there are several; then of each way in which the model is sharded its largest tensor."""
-    if len(found.checkpoint.files) > 1:
-        yield rank_map(found.checkpoint, found.verification.problems)
-    for entry in islice(_largest(found.checkpoint), MAX_LAYOUTS):
+    """The ranks, where there are several; the bytes; the figures; of each way of sharding the largest tensor."""
+    checkpoint, figures = found.checkpoint, found.statistics
+    if len(checkpoint.files) > 1:
+        yield rank_map(checkpoint, found.verification.problems)
+    if any(section.size.tensors for section in found.report.sections):
+        yield bytes_by_section(checkpoint)
+    if figures is not None and (cells := rms_cells(figures)):
+        yield heat_map(f"rms of weights of {checkpoint.name}", cells)
+        yield norm_histogram(f"l2 norms of tensors of {checkpoint.name}", figures)
+    for entry in islice(_largest(checkpoint), MAX_LAYOUTS):
         yield tensor_layout(entry.value, entry.name)
 
 
