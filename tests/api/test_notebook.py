@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ import torch
 
 import ckptools
 from tests.truth import FIXTURES, WHOLE
+from tests.views.made import checkpoint, plain
 from tests.views.test_html import ALLOWED, DRAWN, Reader
 
 RUN = FIXTURES / "composer-0.13.5-torch1.13.1-sharded-w4"
@@ -128,3 +131,25 @@ def test_where_each_rank_has_a_state_of_its_own_each_is_its_own():
     rng = next(known for known in WHOLE if known.name == "verl-fsdp1").open().rng
     assert list(rng) == [0, 1, 2, 3] and len({rng[rank]["numpy"].fingerprint for rank in rng}) == 4
     assert len({rng[rank]["numpy"].value[1].data for rank in rng}) == 4
+
+
+@pytest.mark.parametrize("held", [lambda ck: ck, lambda ck: ck.model, lambda ck: ck.records(), lambda ck: ck.files],
+                         ids=["checkpoint", "model", "records", "files"])  # fmt: skip
+def test_of_thousands_the_first_are_shown_and_how_to_see_the_others_is_said(held):
+    many = checkpoint({"model": {f"{'n' * 300}{n}": plain(2, record=str(n)) for n in range(3000)}})
+    html = held(replace(many, files=[many.files[0]] * 3000))._repr_html_()
+    assert len(html.encode()) <= 200_000 and html.count("<tr>") <= 220
+    assert re.search(r"\d{4} rows left out; all of them: \S", html)
+
+
+def test_a_tensor_is_called_as_in_every_command_and_its_parts_as_well(ck):
+    state = ck.optimizers["DecoupledAdamW"].state["model.emb.weight"]
+    names = {row["name"] for row in ck.records().to_dicts()}
+    assert {ck.model["model.emb.weight"].name, state["exp_avg"].name} <= names
+    assert {t.name for t in ck.model.values()} <= names
+
+
+def test_what_was_not_read_is_neither_called_missing_nor_here(ck):
+    alone = ck.model["model.emb.weight"]._repr_html_()
+    assert "their files were not read yet" in alone and "MISSING" not in alone
+    assert "MISSING: no file here holds the shards of ranks 1, 2" in broken().model["blocks.0.ln.weight"]._repr_html_()
