@@ -10,8 +10,9 @@ import pytest
 
 import ckptools
 from ckptools.views.html.checkpoint import checkpoint_html
-from ckptools.views.html.page import MAX_BYTES, MAX_ROWS
+from ckptools.views.html.page import MAX_BYTES, MAX_ROWS, Limits, Page
 from ckptools.views.html.values import values_html
+from ckptools.views.tables import Column
 from tests.truth import WHOLE
 from tests.views.made import HOSTILE, alone, broken_run7, checkpoint, hostile, plain, run7, snapshot
 
@@ -108,3 +109,17 @@ def test_every_real_checkpoint_has_a_line_and_a_table(known):
     ck = ckptools.open(known.file)
     assert repr(ck).startswith("<Checkpoint ") and (known.step is None or f"step {known.step}" in repr(ck))
     assert Reader(ck._repr_html_()).open == []
+
+
+def test_a_page_holds_so_many_rows_of_all_its_tables():
+    page = Page(lambda title: f"all of {title}", Limits(rows=5))
+    for title in ("first", "second", "third"):
+        page.table(title, [Column("a")], [["x"]] * 4)
+    assert page.html().count("<td>x</td>") == 5
+    assert "7 rows left out; all of them: all of second<" in page.html()
+
+
+def test_a_page_holds_so_many_bytes_also_of_names_that_grow_when_escaped():
+    page = Page("more", Limits(nbytes=20_000))
+    page.table("t", [Column("a")], [["<é" * 200]] * 100)
+    assert len(page.html().encode()) < 20_500 and page.left_out > 80
