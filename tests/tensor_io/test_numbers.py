@@ -6,13 +6,31 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptools.tensor_io.numbers import RUN, sum_of_squares
+from ckptools.tensor_io.numbers import RUN, halves, sum_of_squares
 
 
 @given(st.integers(0, 3 * RUN + 1), st.integers(0, 2**32))
 def test_the_sum_of_squares_is_that_of_every_element(length, seed):
     values = np.random.default_rng(seed).standard_normal(length)
     assert sum_of_squares(values) == pytest.approx(math.fsum(v * v for v in values.tolist()), rel=1e-13)
+
+
+def test_every_float16_becomes_the_float32_that_numpy_makes_of_it():
+    codes = np.arange(1 << 16, dtype=np.uint16)
+    finite = codes[codes & 0x7FFF < 0x7C00]
+    for raw in (codes, finite, finite[:0]):
+        assert halves(raw).tobytes() == raw.view(np.float16).astype(np.float32).tobytes()
+
+
+def test_small_float16_are_not_lost_where_the_processor_takes_small_float32_for_zeros():
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor cannot be told to")
+    try:
+        found = halves(np.array([1, 0x8003], np.uint16))
+    finally:
+        torch.set_flush_denormal(False)
+    assert found.tolist() == [2**-24, -3 * 2**-24]

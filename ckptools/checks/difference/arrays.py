@@ -151,4 +151,6 @@ def _digits(numbers: Raw, at: int, dtype: str) -> str:
     """An element with as many digits as tell it from others of its dtype."""
     if parts_of(dtype) == 2:
         return str(complex(float(numbers[2 * at]), float(numbers[2 * at + 1])))
+    if dtype == "float16":
+        return str(np.float16(numbers[at]))
     return str(bool(numbers[at])) if dtype == "bool" else str(numbers[at])

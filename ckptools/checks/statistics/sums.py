@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ckptools.tensor_io.buffers import buffer
-from ckptools.tensor_io.numbers import sum_of_squares
+from ckptools.tensor_io.numbers import halves, sum_of_squares
 from ckptools.tensor_io.read import decoded
 
 Values = npt.NDArray[Any]
@@ -182,7 +182,7 @@ def numbers(raw: Values, dtype: str) -> Values:
     if dtype == "complex32":
         return _magnitudes(raw.view("<f2").astype("<f4").view("<c8"))
     if dtype == "float16":
-        return raw.view("<f2").astype("<f4")
+        return halves(raw)
     values: Values = decoded(raw, dtype)
     return _magnitudes(values) if values.dtype.kind == "c" else values
 

@@ -105,6 +105,11 @@ def test_fp8_and_bf16_are_decoded():
     assert (found.max, found.change) == (1.0, 1.0)
 
 
+def test_a_float16_has_its_own_digits():
+    found = compared(np.array([0.1, 1], "f2"), np.array([0.2, 1], "f2"), ("float16",) * 2)
+    assert (found.values, found.max) == (("0.1", "0.2"), float(np.float16(0.2)) - float(np.float16(0.1)))
+
+
 @pytest.mark.parametrize("dtype", ["complex64", "complex128"])
 def test_complex_numbers_are_elements_of_two_parts(dtype):
     a = np.array([1 + 2j, 3 + 4j], dtype)
