@@ -8,11 +8,9 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from ckptools.checks.statistics.passes import PIECE, Found, Result, Result_co
-from ckptools.checks.statistics.reading import said
+from ckptools.checks.statistics.passes import PIECE, Found, Result, Result_co, read_parts
 from ckptools.checks.statistics.sums import Values, numbers
 from ckptools.dtypes import ITEMSIZE
-from ckptools.errors import ReadError
 from ckptools.files.opening import OpenFiles
 from ckptools.model.cover import cover
 from ckptools.model.regions import Box
@@ -21,7 +19,6 @@ from ckptools.tensor_io.bands import bands_of
 from ckptools.tensor_io.elements import BAND
 from ckptools.tensor_io.progress import Progress
 from ckptools.tensor_io.read import fill, raw_dtype
-from ckptools.tensor_io.threads import in_threads, thread_count
 
 
 class Region(NamedTuple):
@@ -94,26 +91,16 @@ def over_regions(
     """
     found: list[Found[Result]] = [Found() for _ in regions]
     parts = [(n, region._replace(box=box)) for n, own in enumerate(regions) for region in own for box in _parts(region)]
-    given_up = Event()
 
-    def read(work: tuple[int, Region]) -> tuple[Result | None, str]:
-        number, region = work
+    def read(number: int, region: Region, files: OpenFiles, given_up: Event) -> Result:
         collecting = collector(number, region)
-        try:
-            for box in bands_of(region.box, BAND):
-                if given_up.is_set():
-                    break
-                collecting.add(box, [_numbers(box, shards, files) for shards in region.shards])
-        except ReadError as error:
-            return None, said(error)
-        if progress is not None:
-            progress(region.nbytes, names[number])
-        return collecting.result(), ""
+        for box in bands_of(region.box, BAND):
+            if given_up.is_set():
+                break
+            collecting.add(box, [_numbers(box, shards, files) for shards in region.shards])
+        return collecting.result()
 
-    with OpenFiles() as files:
-        results = in_threads(read, parts, thread_count(jobs), given_up.set)
-    for (number, region), (result, problem) in zip(parts, results, strict=True):
-        found[number].take(result, problem, region.nbytes)
+    read_parts(parts, read, found, names, jobs, progress)
     return found
 
 

@@ -28,6 +28,17 @@ Result = TypeVar("Result")
 Result_co = TypeVar("Result_co", covariant=True)
 
 
+class HasBytes(Protocol):
+    """Something that is read."""
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes it is."""
+
+
+Part = TypeVar("Part", bound=HasBytes)
+
+
 class Collector(Protocol[Result_co]):
     """Takes in the elements of a piece, and tells what it found."""
 
@@ -89,28 +100,54 @@ def over(
     """
     found: list[Found[Result]] = [Found() for _ in arrays]
     pieces = list(_pieces(arrays, found))
+
+    def read(number: int, piece: Piece, files: OpenFiles, given_up: Event) -> Result:
+        collecting = collector(number, piece.source.dtype)
+        with files.open(piece.source.path) as file:
+            for band in bands_of(piece, file):
+                if given_up.is_set():
+                    break
+                collecting.add(band)
+        return collecting.result(piece.times)
+
+    read_parts(pieces, read, found, [array.name for array in arrays], jobs, progress)
+    return found
+
+
+def read_parts(
+    parts: Sequence[tuple[int, Part]],
+    read: Callable[[int, Part, OpenFiles, Event], Result],
+    found: Sequence[Found[Result]],
+    names: Sequence[str],
+    jobs: int | None,
+    progress: Progress | None,
+) -> None:
+    """Read the parts of some rows in threads, and note what was found, or why not, with the row of each.
+
+    Args:
+        parts: what is read, each with the number of its row.
+        read: the result of a part of the row of a number; it ends early once the event is set.
+        found: of each row, what takes its results.
+        names: of each row, for `progress`.
+        jobs: threads.
+        progress: called as bytes are read.
+    """
     given_up = Event()
 
-    def read(work: tuple[int, Piece]) -> tuple[Result | None, str]:
-        number, piece = work
-        collecting = collector(number, piece.source.dtype)
+    def one(work: tuple[int, Part]) -> tuple[Result | None, str]:
+        number, part = work
         try:
-            with files.open(piece.source.path) as file:
-                for band in bands_of(piece, file):
-                    if given_up.is_set():
-                        break
-                    collecting.add(band)
+            result = read(number, part, files, given_up)
         except ReadError as error:
             return None, said(error)
         if progress is not None:
-            progress(piece.nbytes, arrays[number].name)
-        return collecting.result(piece.times), ""
+            progress(part.nbytes, names[number])
+        return result, ""
 
     with OpenFiles() as files:
-        results = in_threads(read, pieces, thread_count(jobs), given_up.set)
-    for (number, piece), (result, problem) in zip(pieces, results, strict=True):
-        found[number].take(result, problem, piece.nbytes)
-    return found
+        results = in_threads(one, parts, thread_count(jobs), given_up.set)
+    for (number, part), (result, problem) in zip(parts, results, strict=True):
+        found[number].take(result, problem, part.nbytes)
 
 
 def _pieces(arrays: Sequence[Array], found: Sequence[Found[Result]]) -> Iterator[tuple[int, Piece]]:
