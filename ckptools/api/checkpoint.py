@@ -351,7 +351,7 @@ class Checkpoint(StatisticsMethods, checkpoint_data.Checkpoint):
         """Its pictures, such as `ck.plot.ranks()`, `ck.plot.layout(key)` and `ck.plot.heat("rms")`."""
         from ckptools.api.plots import CheckpointPlots
 
-        return CheckpointPlots(self)
+        return CheckpointPlots(self, self)
 
     def close(self) -> None:
         """Forget what was read of other ranks' files; lazy tensors that need them read them again."""

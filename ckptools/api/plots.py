@@ -30,18 +30,20 @@ FIGURES: Mapping[Figure, str] = {
 class CheckpointPlots:
     """The pictures of a checkpoint. Each shows itself in a notebook, has `.text`, and `.save("x.svg")`."""
 
-    def __init__(self, checkpoint: StatisticsMethods) -> None:
-        self._checkpoint = checkpoint
+    def __init__(self, data: checkpoint_data.Checkpoint, methods: StatisticsMethods) -> None:
+        self._data = data
+        self._checkpoint = methods
 
     def ranks(self, problems: Iterable[Problem] | None = None) -> Picture:
-        """A cell for each rank: whole, missing, cut, odd one out, of another step. Every rank's structure is read.
+        """A cell for each rank: whole, missing, cut, odd one out, of another step. Nothing more is read for it.
 
         Args:
-            problems: what is wrong, such as `ck.verify(deep=True).problems`; None for what opening it told.
+            problems: what is wrong, such as `ck.verify().problems`, which looks into every file; None for what opening
+                it told.
         """
         from ckptools.views.pictures import rank_map
 
-        return rank_map(self._read, problems)
+        return rank_map(self._data, problems)
 
     def layout(self, key: str) -> Picture:
         """Which rank holds which part of a tensor, to scale: copies of it, and holes hatched.
@@ -62,7 +64,7 @@ class CheckpointPlots:
         """The bytes of each section by dtype, as those of the global tensors."""
         from ckptools.views.pictures import bytes_by_section
 
-        return bytes_by_section(self._read)
+        return bytes_by_section(self._read if self._data.in_parts else self._data)
 
     def heat(
         self,
@@ -144,7 +146,7 @@ class CheckpointPlots:
 
     @property
     def _name(self) -> str:
-        return self._read.name
+        return self._data.name
 
     def _tensor(self, key: str) -> Entry:
         from ckptools.contents.entries import tensor_entries

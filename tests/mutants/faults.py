@@ -34,6 +34,43 @@ def _in(file: str, tests: str, *changes: tuple[str, str]) -> tuple[Fault, ...]:
 
 
 FAULTS = (
+    # -- pictures ------------------------------------------------------------------------------------------------
+    *_in(
+        "views/pictures/rank_map.py",
+        "views/pictures/test_rank_map.py",
+        ("worst = max(states,", "worst = min(states,"),
+        ('return problem.severity != "note" and (named', "return (named"),
+        ('if problem.severity == problem.kind.severity else "other"', ""),
+        ('return "fine" if read or file.status == "read" else "looked at"', 'return "fine"'),
+    ),
+    *_in(
+        "views/pictures/tensor_pieces.py",
+        "views/pictures/test_tensor_layout.py",
+        ("for one in held if one.here and one.box.numel", "for one in held if one.box.numel"),
+        ("if one.box.numel and not one.here]", "if not one.here]"),
+    ),
+    *_in(
+        "views/pictures/heat_map.py",
+        "views/pictures/test_heat_map.py",
+        ("found[(cell.name, None) if taken else (role, layer)]", "found[role, layer]"),
+        ("if row.numel and is_floating(row.dtype)]", "if row.numel]"),
+    ),
+    *_in(
+        "views/pictures/run_steps.py",
+        "views/pictures/test_run_steps.py",
+        ("b.step <= a.step", "b.step < a.step"),
+        ("if low and high / low >= JUMP:", "if False:"),
+    ),
+    *_in(
+        "formats/shared/merge.py",
+        "views/pictures/test_rank_map.py",
+        (", fqn_of(path), ranks=tuple(odd))", ", fqn_of(path))"),
+    ),
+    *_in(
+        "checks/statistics/histogram.py",
+        "checks/statistics/test_values.py",
+        ("out=wide, dtype=np.float64, casting", "out=wide, casting"),
+    ),
     # -- two checkpoints held against each other -----------------------------------------------------------------
     *_in(
         "checks/difference/tensor_values.py",

@@ -15,6 +15,8 @@ from ckptools.views.pictures.picture import Picture
 MAX_BARS = 40
 """Sections that have a bar; the largest do."""
 
+_KINDS = tuple(kind for kind in FILLS if kind != "light")
+
 BAR = 22.0
 NAMES, SIZES = 180.0, 80.0
 """Room for the names of sections, and for their sizes."""
@@ -65,7 +67,7 @@ def _dtypes_told(bar: ByteBar) -> str:
 def _drawn(bars: Sequence[ByteBar]) -> tuple[list[str], float]:
     """The elements, and how high they are together."""
     dtypes = list(dict.fromkeys(dtype for bar in bars for dtype, _ in bar.dtypes))
-    kinds = {dtype: list(FILLS)[n % len(FILLS)] for n, dtype in enumerate(dtypes)}
+    kinds = {dtype: _KINDS[n % len(_KINDS)] for n, dtype in enumerate(dtypes)}
     most = max((bar.nbytes for bar in bars), default=1)
     parts = [part for n, bar in enumerate(bars[:MAX_BARS]) for part in _bar(bar, n * BAR, most, kinds)]
     y = BAR * min(len(bars), MAX_BARS)

@@ -50,6 +50,7 @@ SKY, ORANGE, GREEN, YELLOW, BLUE, VERMILLION, PURPLE = (
 
 FILLS = {
     "sky": SKY,
+    "light": "#a9d8f5",
     "orange": ORANGE,
     "green": GREEN,
     "yellow": YELLOW,

@@ -21,9 +21,9 @@ State = Literal["fine", "looked at", "other", "odd", "step", "cut", "missing"]
 """From the least grave to the gravest: where several things are wrong with a rank, the last of these is shown."""
 
 STATES: dict[State, Key] = {
-    "fine": Key("sky", "", "read, no problem of its own"),
-    "looked at": Key("pale", "?", "here, not read"),
-    "other": Key("orange", "!", "another problem"),
+    "fine": Key("sky", "", "here, no problem of its own"),
+    "looked at": Key("pale", "?", "here, not looked into"),
+    "other": Key("orange", "!", "a warning, or another problem"),
     "odd": Key("yellow", "O", "odd one out"),
     "step": Key("purple", "S", "other step or save"),
     "cut": Key("bad", "C", "cut, damaged or unreadable"),
@@ -45,7 +45,7 @@ OF_CODE: dict[Code, State] = {
     Code.STRAY_FILE: "odd",
     Code.METADATA_CONTRADICTS: "odd",
 }
-"""What a problem makes of the ranks that it names; of any other code `other`."""
+"""What a problem makes of the ranks that it names; of any other code, or where it is less grave than usual, `other`."""
 
 
 class RankCell(NamedTuple):
@@ -69,7 +69,7 @@ def rank_cells(ck: Checkpoint, problems: Iterable[Problem] | None = None) -> tup
 
     Args:
         ck: the checkpoint.
-        problems: what is wrong with it, as `verify` found; None for what opening it told.
+        problems: what is wrong with it, as `verify` found, which looks into every file; None for what opening it told.
     """
     ranks = {file.rank for file in ck.files if file.rank is not None}
     found = _problems_by_rank(ck.problems if problems is None else problems, len(ranks))
@@ -77,7 +77,7 @@ def rank_cells(ck: Checkpoint, problems: Iterable[Problem] | None = None) -> tup
     for file in ck.files:
         if file.rank is not None:
             by_rank.setdefault(file.rank, []).append(file)
-    read = ck.all_ranks or ck.compared
+    read = ck.all_ranks or ck.compared or problems is not None
     cells = [_cell(rank, by_rank[rank], found.get(rank, ()), read) for rank in sorted(by_rank)]
     others = (_cell(None, [file], (), read) for file in ck.files if file.rank is None)
     return (*cells, *(cell for cell in others if not by_rank or cell.state not in ("fine", "looked at")))
@@ -98,7 +98,7 @@ def _marks(problem: Problem, ranks: int) -> bool:
 
 
 def _cell(rank: int | None, files: Sequence[RankFile], problems: Sequence[Problem], read: bool) -> RankCell:
-    states: list[State] = [OF_CODE.get(problem.kind, "other") for problem in problems]
+    states: list[State] = [_state_of(problem) for problem in problems]
     states += [_state(file, read) for file in files]
     worst = max(states, key=list(STATES).index)
     whose = f"rank {rank}" if rank is not None else name_text(files[0].path.name)
@@ -106,6 +106,11 @@ def _cell(rank: int | None, files: Sequence[RankFile], problems: Sequence[Proble
     held = f"{plural(len(here), 'file')}, {size(sum(file.nbytes for file in here))}" if here else "no file"
     codes = dict.fromkeys(problem.code for problem in problems)
     return RankCell(rank, worst, f"{whose}: {STATES[worst].means}; {held}" + (f"; {', '.join(codes)}" if codes else ""))
+
+
+def _state_of(problem: Problem) -> State:
+    # Copies that differ and may do so, for instance, make no rank the odd one out.
+    return OF_CODE.get(problem.kind, "other") if problem.severity == problem.kind.severity else "other"
 
 
 def _state(file: RankFile, read: bool) -> State:
@@ -121,10 +126,10 @@ def rank_map(ck: Checkpoint, problems: Iterable[Problem] | None = None) -> Pictu
 
     Args:
         ck: the checkpoint.
-        problems: what is wrong with it, as `verify` found; None for what opening it told.
+        problems: what is wrong with it, as `verify` found, which looks into every file; None for what opening it told.
     """
     known = tuple(ck.problems if problems is None else problems)
-    cells = rank_cells(ck, known)
+    cells = rank_cells(ck, problems if problems is None else known)
     title = f"{_whose(cells)} of {name_text(ck.name)}"
     text = "\n".join(_words(title, cells, known))
     drawn, height = _drawn(cells)

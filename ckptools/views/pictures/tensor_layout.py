@@ -5,7 +5,7 @@ One cut dimension makes a strip, two make a grid; each copy of a piece has a str
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from ckptools.model.regions import Box, Ints
@@ -66,12 +66,8 @@ def scaled(start: int, length: int, whole: int, room: float) -> tuple[float, flo
     return start / whole * room, length / whole * room
 
 
-def strip_cells(start: int, length: int, whole: int, lines: int) -> Iterator[tuple[int, float, float]]:
-    """Where a run lies in a strip of so many lines: `(line, x, width)` for each line that holds some of it.
-
-    A line holds the same number of elements as any other, but for the last.
-    """
-    each = -(-whole // lines)
+def strip_cells(start: int, length: int, each: int) -> Iterator[tuple[int, float, float]]:
+    """Where a run lies in a strip whose lines hold so many elements: `(line, x, width)` for each line."""
     while length > 0:
         at, first = divmod(start, each)
         taken = min(length, each - first)
@@ -79,20 +75,20 @@ def strip_cells(start: int, length: int, whole: int, lines: int) -> Iterator[tup
         start, length = start + taken, length - taken
 
 
-def box_rects(box: Box, shape: Ints, cut: Ints, lines: int) -> Iterator[Rect]:
+def box_rects(box: Box, shape: Ints, cut: Ints, each: int) -> Iterator[Rect]:
     """The rectangles that a box takes of one strip or grid; those of boxes that cover a tensor cover it all.
 
     Args:
         box: a region of the tensor.
         shape: sizes of the tensor.
         cut: the dimensions that are shown: none, one or two of them.
-        lines: into how many lines a strip is laid.
+        each: elements of the cut dimension that a line of a strip holds.
     """
     if not cut:
         yield Rect(0, 0, WIDTH, STRIP)
     elif len(cut) == 1:
         run = box.offsets[cut[0]], box.sizes[cut[0]]
-        for at, x, width in strip_cells(*run, shape[cut[0]], lines):
+        for at, x, width in strip_cells(*run, each):
             yield Rect(x, at * STRIP, width, STRIP)
     else:
         y, height = scaled(box.offsets[cut[0]], box.sizes[cut[0]], shape[cut[0]], GRID)
@@ -106,7 +102,7 @@ class _Panel(NamedTuple):
     Attributes:
         shape: sizes of what is drawn; of a tensor that is cut in many dimensions one run of all its elements.
         cut: the dimensions that are shown.
-        lines: into how many lines a strip is laid.
+        each: elements of the cut dimension that a line of a strip holds.
         places: where each piece is in it.
         holes: where nothing is.
         flat: whether pieces lie in their order, and not where they belong.
@@ -114,36 +110,54 @@ class _Panel(NamedTuple):
 
     shape: Ints
     cut: Ints
-    lines: int
+    each: int
     places: dict[Box, Box]
     holes: tuple[Box, ...]
     flat: bool
 
     @property
+    def lines(self) -> int:
+        """Into how many lines a strip is laid."""
+        return -(-self.shape[self.cut[0]] // self.each) if len(self.cut) == 1 else 1
+
+    @property
     def height(self) -> float:
+        """What it takes of the picture."""
         return GRID if len(self.cut) == 2 else self.lines * STRIP
 
     def rects(self, box: Box, top: float) -> Iterator[Rect]:
         """Where a region is drawn, in a panel that begins at `top`."""
-        for at in box_rects(box, self.shape, self.cut, self.lines):
+        for at in box_rects(box, self.shape, self.cut, self.each):
             yield at._replace(y=at.y + top)
 
 
 def _panel(layout: Layout) -> _Panel:
     cut, gaps = layout.cut, layout.cover.gaps[:MAX_HOLES] if layout.cover else ()
-    lines = max(1, -(-len(layout.pieces) // ACROSS)) if len(cut) == 1 or len(cut) > 2 else 1
-    if len(cut) <= 2:
-        return _Panel(layout.tensor.shape, cut, lines, {p.box: p.box for p in layout.pieces}, gaps, False)
-    # Pieces that are here, then holes: no order of one dimension says how boxes of three lie to each other.
-    sizes = [(p.box, p.box.numel) for p in layout.pieces] + [
-        (gap, gap.numel) for gap in gaps if gap not in {p.box for p in layout.pieces}
-    ]
-    starts, at = {}, 0
-    for box, numel in sizes:
-        starts[box] = Box((at,), (numel,))
-        at += numel
-    places = {p.box: starts[p.box] for p in layout.pieces}
-    return _Panel((at,), (0,), lines, places, tuple(starts[g] for g in gaps if g not in places), True)
+    if len(cut) > 2:
+        return _flat_panel(layout, gaps)
+    shape = layout.tensor.shape
+    each = _line_length(shape[cut[0]], [p.box.sizes[cut[0]] for p in layout.pieces]) if len(cut) == 1 else 1
+    return _Panel(shape, cut, each, {p.box: p.box for p in layout.pieces}, gaps, False)
+
+
+def _line_length(whole: int, lengths: Sequence[int]) -> int:
+    """Indices in a line of a strip: lines end where pieces end, as long as these are equal."""
+    lines = -(-len(lengths) // ACROSS)
+    if lines < 2:
+        return whole
+    each = max(lengths) * ACROSS
+    return each if -(-whole // each) <= lines else -(-whole // lines)
+
+
+def _flat_panel(layout: Layout, gaps: Sequence[Box]) -> _Panel:
+    """Pieces side by side, then holes: no order of one dimension says how boxes of three lie to each other."""
+    places, at = {}, 0
+    for box in dict.fromkeys([*(p.box for p in layout.pieces), *gaps]):
+        places[box] = Box((at,), (box.numel,))
+        at += box.numel
+    held = {p.box: places[p.box] for p in layout.pieces}
+    holes = tuple(places[gap] for gap in gaps if gap not in held)
+    return _Panel((at,), (0,), _line_length(at, [box.numel for box in places]), held, holes, True)
 
 
 def _drawn(layout: Layout) -> tuple[list[str], float]:
@@ -203,27 +217,30 @@ def _panel_parts(layout: Layout, panel: _Panel, copy: int, top: float) -> Iterat
     for gap in panel.holes if copy == 0 else ():
         for at in panel.rects(gap, top):
             yield hatched(at.inset(1), f"{'a hole' if panel.flat else gap}: in no file that was read")
+    tones = ("sky", "light") if layout.in_fragments else ("sky", "sky")
     for piece in layout.pieces[:MAX_RECTS]:
         if copy < len(piece.copies):
             held = piece.copies[copy]
-            yield from _held_parts(held, panel.rects(panel.places[piece.box], top))
+            yield from _held_parts(held, tones[(held.rank or 0) % 2], panel.rects(panel.places[piece.box], top))
     for a, b in layout.cover.overlaps if layout.cover and not copy and not panel.flat else ():
         both = a.intersect(b)
         for at in panel.rects(both, top) if both else ():
             yield rect(at, "bad", f"{both}: {a} and {b} overlap") + mark(at, "X")
 
 
-def _held_parts(held: Held, places: Iterable[Rect]) -> Iterator[str]:
+def _held_parts(held: Held, tone: str, places: Iterable[Rect]) -> Iterator[str]:
     whose = "rank not told" if held.rank is None else f"rank {held.rank}"
     hover = f"{whose}: {held.box}" + ("" if held.here else f", {held.note}")
     for place in places:
         at = place.inset(1)
-        yield rect(at, "sky", hover) if held.here else hatched(at, hover)
+        yield rect(at, tone, hover) if held.here else hatched(at, hover)
         yield mark(at, "?" if held.rank is None else str(held.rank), "on" if held.here else "ink halo")
 
 
 def _keys(layout: Layout, panel: _Panel) -> Iterator[Key]:
     yield Key("sky", "0", "held by this rank")
+    if layout.in_fragments:
+        yield Key("light", "1", "likewise, of odd ranks")
     if panel.holes or any(one.box.numel and not one.here for one in layout.held):
         yield Key("hatched", "", "in no file that was read")
     if layout.cover and layout.cover.overlaps:

@@ -84,6 +84,12 @@ class Layout(NamedTuple):
         return tuple(d for d, n in enumerate(self.tensor.shape) if any(p.box.sizes[d] != n for p in self.pieces))
 
     @property
+    def in_fragments(self) -> bool:
+        """Whether some rank holds several pieces, as of a flattened parameter."""
+        ranks = [one.rank for one in self.held if one.box.numel and one.rank is not None]
+        return len(set(ranks)) < len(ranks)
+
+    @property
     def copies(self) -> int:
         """How many ranks hold a piece, at most."""
         return max((len(piece.copies) for piece in self.pieces), default=0)
@@ -97,7 +103,8 @@ def layout_of(tensor: Tensor, rows: Iterable[ShardRow] | None = None) -> Layout:
         rows: its shards as looking into the files has found them; None to go by what the tensor itself tells.
     """
     held = held_pieces(tensor, rows)
-    return Layout(tensor, held, pieces_of(held), _cover(tensor, held))
+    within = [one for one in held if one.box.inside(tensor.shape)]
+    return Layout(tensor, held, pieces_of(within), _cover(tensor, held))
 
 
 def _cover(tensor: Tensor, held: Iterable[Held]) -> Cover | None:
@@ -125,6 +132,9 @@ def layout_words(layout: Layout) -> Iterator[str]:
     empty = [one.rank for one in layout.held if not one.box.numel and one.rank is not None]
     if empty and tensor.numel:
         yield f"no elements: {_ranks(empty)}"
+    unlisted = set(range(min(tensor.world_size or 0, MAX_UNLISTED + 1))) - {one.rank for one in layout.held}
+    if unlisted and len(unlisted) <= MAX_UNLISTED and all(one.rank is not None for one in layout.held):
+        yield f"no shard is listed of {_ranks(sorted(unlisted))}"
     absent = [one for one in layout.held if one.box.numel and not one.here]
     if absent:
         yield f"not here: {plural(len(absent), 'piece')} of {_ranks([one.rank for one in absent])}"
@@ -139,6 +149,8 @@ def _copied(pieces: Sequence[Piece]) -> str:
 
 
 MAX_LISTED = 8
+MAX_UNLISTED = 1 << 16
+"""Ranks; a file may state any world size."""
 
 
 def _piece_words(pieces: Sequence[Piece]) -> Iterator[str]:

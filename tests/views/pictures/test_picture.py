@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from html.parser import HTMLParser
 
 import pytest
@@ -10,6 +11,7 @@ import ckptools
 from ckptools.errors import OutputExistsError, UsageError
 from ckptools.text import printable
 from ckptools.views.pictures import Picture, rank_map, tensor_layout
+from tests.browser import elements_of, needs_browser
 from tests.truth import WHOLE
 from tests.views.made import HOSTILE, checkpoint, hostile, plain, run7
 from tests.views.pictures.svg import SVG, parsed, shown
@@ -74,6 +76,17 @@ def test_a_place_where_no_picture_can_be_is_refused_in_a_line(tmp_path, name):
     with pytest.raises(UsageError):
         rank_map(run7()).save(tmp_path / name)
     assert list(tmp_path.iterdir()) == []
+
+
+@needs_browser
+def test_hostile_names_are_text_to_a_browser_too(tmp_path):
+    name = "<script>document.title='run'</script>\"><img src=x onerror=\"document.title='run'\">]]><b>"
+    made = [rank_map(checkpoint({}, name=name)), tensor_layout(plain(2, 3), name)]
+    page = tmp_path / "page.html"
+    page.write_text("<title>still</title>" + "".join(picture._repr_html_() for picture in made))
+    alone = made[1].save(tmp_path / "alone.svg")
+    for seen in (elements_of(page), elements_of(alone)):
+        assert not re.search(r"<(script|img|b)[ >]", seen) and "<title>run" not in seen and "&lt;script&gt;" in seen
 
 
 def test_a_picture_in_a_prompt_is_a_line():

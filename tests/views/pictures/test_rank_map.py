@@ -47,7 +47,7 @@ def test_a_file_that_was_only_looked_at_is_not_called_read():
     ],
 )
 def test_a_problem_marks_every_rank_that_it_is_about(code, state):
-    found = states(run7(compared=True), [Problem(code, "", 7), Problem(code, "", ranks=(9, 11))])
+    found = states(run7(), [Problem(code, "", 7), Problem(code, "", ranks=(9, 11))])
     assert [rank for rank, own in found.items() if own == state] == [7, 9, 11]
 
 
@@ -61,6 +61,15 @@ def test_a_problem_that_most_ranks_share_marks_none_of_them_and_is_in_the_words(
     assert set(states(run7(compared=True), [shared]).values()) == {"fine"}
     assert "no cell shows 1 problem of no rank, or of most at once: CK206" in rank_map(run7(), [shared]).text
     assert states(run7(compared=True), [of_some])[127] == "other"
+
+
+def test_copies_that_may_differ_make_no_rank_the_odd_one():
+    found = states(run7(), [Problem(Code.COPIES_DIFFER, "", 7, severity="warning")])
+    assert found[7] == "other" and found[8] == "fine"
+
+
+def test_what_was_verified_was_looked_into():
+    assert set(states(run7(compared=False), []).values()) == {"fine"}
 
 
 def test_a_note_is_no_mark():

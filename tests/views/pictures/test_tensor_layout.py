@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import isclose
 
 import pytest
@@ -13,7 +14,7 @@ from ckptools.contents.shards import shard_rows
 from ckptools.model.regions import Box, chunk
 from ckptools.model.tensor import Shard, Tensor
 from ckptools.views.pictures.drawing import WIDTH, Rect, hatch_lines
-from ckptools.views.pictures.tensor_layout import GRID, STRIP, box_rects, tensor_layout
+from ckptools.views.pictures.tensor_layout import ACROSS, GRID, STRIP, _line_length, box_rects, tensor_layout
 from ckptools.views.pictures.tensor_pieces import layout_of
 from tests.truth import FIXTURES
 from tests.views.made import plain, sharded, source
@@ -50,15 +51,24 @@ def overlap(a: Rect, b: Rect) -> bool:
     )
 
 
-@given(st.integers(1, 10**6), st.integers(1, 70), st.integers(1, 9))
-def test_the_pieces_of_a_strip_cover_it_and_never_each_other(rows, ranks, lines):
-    lines = min(lines, rows)
+@given(st.integers(1, 10**6), st.integers(1, 70), st.integers(1, 10**6))
+def test_the_pieces_of_a_strip_cover_it_and_never_each_other(rows, ranks, each):
+    each = max(each, -(-rows // 9))
     boxes = [Box((start,), (n,)) for start, n in (chunk(rows, ranks, r) for r in range(ranks)) if n]
-    rects = [at for box in boxes for at in box_rects(box, (rows,), (0,), lines)]
-    each = -(-rows // lines)
+    rects = [at for box in boxes for at in box_rects(box, (rows,), (0,), each)]
     assert isclose(area(rects), rows / each * WIDTH * STRIP, rel_tol=1e-9)
-    assert all(at.x >= 0 and at.x + at.width <= WIDTH + 1e-6 and at.y <= (lines - 1) * STRIP for at in rects)
+    assert all(at.x >= 0 and at.x + at.width <= WIDTH + 1e-6 and at.y <= rows // each * STRIP for at in rects)
     assert not any(overlap(a, b) for n, a in enumerate(rects) for b in rects[:n])
+
+
+@given(st.integers(1, 10**9), st.lists(st.integers(1, 10**6), min_size=1, max_size=300))
+def test_a_strip_has_no_more_lines_than_its_pieces_need(more, lengths):
+    whole = sum(lengths) + more
+    assert -(-whole // _line_length(whole, lengths)) <= -(-len(lengths) // ACROSS)
+
+
+def test_lines_of_equal_pieces_end_where_pieces_end():
+    assert len(hovers(tensor_layout(tensor((261, 3), strip(261, 256))))) == 131
 
 
 @given(st.integers(1, 5000), st.integers(1, 5000), st.integers(1, 8), st.integers(1, 8))
@@ -94,6 +104,16 @@ def test_what_no_file_that_was_read_holds_is_hatched_and_counted():
 
 def test_ranks_without_a_piece_are_named():
     assert "no elements: ranks 6, 7" in tensor_layout(tensor((6, 3), strip(6, 8))).text
+
+
+def test_ranks_of_which_no_shard_is_listed_are_named():
+    assert "no shard is listed of ranks 4..7" in tensor_layout(replace(sharded(4, 3, ranks=4), world_size=8)).text
+
+
+def test_a_shard_outside_of_its_tensor_is_told_and_not_drawn():
+    picture = tensor_layout(tensor((4, 3), [(0, Box((0, 0), (4, 3))), (1, Box((4, 0), (4, 3)))]))
+    assert "OUTSIDE: [4:8, 0:3] does not lie in the tensor" in picture.text
+    assert [hover.partition(":")[0] for hover in hovers(picture)] == ["rank 0"]
 
 
 def test_every_copy_has_a_grid_and_a_copy_that_is_not_here_is_no_hole():
