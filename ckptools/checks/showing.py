@@ -62,14 +62,17 @@ def show(
         chosen = _chosen(ck, keys)
     asked = private or asks_for_private(keys)
     shown = [entry for entry in chosen if asked or not is_private(entry)]
+    streams = stream_rows(ck, {entry.section for entry in shown if entry.kind == "rng"})
+    gathered = all(entry.kind == "rng" for entry in shown)
+    known = {rank for row in streams for rank in row.fingerprints} if gathered else set()
     return Shown(
         path=ck.path,
         name=ck.name,
         keys=tuple(keys),
         private=len(chosen) - len(shown),
-        not_read=_ranks(ck, "seen"),
-        lost=_ranks(ck, "missing", "cut", "bad"),
-        streams=stream_rows(ck, {entry.section for entry in shown if entry.kind == "rng"}),
+        not_read=len(_ranks(ck, "seen")),
+        lost=sum(str(rank) not in known for rank in _ranks(ck, "missing", "cut", "bad")),
+        streams=streams,
         rows=_rows(ck, shown, values),
     )
 
@@ -93,14 +96,14 @@ def _needs_all_ranks(ck: Checkpoint, entries: Sequence[Entry]) -> bool:
     if any(entry.kind == "rng" or isinstance(entry.value, Tensor) for entry in entries):
         return True
     few = len({file.rank for file in ck.files}) <= FEW
-    return _ranks(ck, "seen") > 0 and (few or any(entry.kind == "other" for entry in entries))
+    return bool(_ranks(ck, "seen")) and (few or any(entry.kind == "other" for entry in entries))
 
 
-def _ranks(ck: Checkpoint, *status: str) -> int:
-    """How many ranks have files of some status and none that was read; none where what was read is no rank's own."""
+def _ranks(ck: Checkpoint, *status: str) -> set[int]:
+    """Ranks that have files of some status and none that was read; none where what was read is no rank's own."""
     read = {file.rank for file in ck.files if file.status == "read" and file.rank is not None}
     found = {file.rank for file in ck.files if file.status in status and file.rank is not None}
-    return len(found - read) if read else 0
+    return found - read if read else set()
 
 
 def _shown(row: KeyRow, value: Any, values: str | None, tensors: int) -> ShownKey:

@@ -231,6 +231,13 @@ def test_what_a_lost_rank_held_is_said_to_be_unknown(unlike):
     assert done.stdout == "timestamp.batch  7\n" and "what 1 rank held is not known" in done.stderr
 
 
+def test_random_states_that_others_gathered_are_known_of_a_lost_rank_too(unlike):
+    gathered = [{"torch": torch.full((16,), rank)} for rank in range(3)]
+    path = unlike(rng=[gathered] * 3, timestamp=[{"batch": 7}] * 3)
+    (path.parent / "ep0-ba7-rank1.pt").unlink()
+    assert told(path, "rng")["lost"] == 0 and told(path, "rng", "timestamp")["lost"] == 1
+
+
 @settings(max_examples=25, deadline=None)
 @given(values=st.lists(st.sampled_from([None, 1, 2, 2.5, "a", [1, 2], (3,), float("nan")]), min_size=2, max_size=5))
 def test_rows_by_rank_are_the_values_that_were_saved(values):
