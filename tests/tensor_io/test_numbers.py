@@ -22,7 +22,7 @@ def test_the_sum_of_squares_is_that_of_every_element(length, seed):
 def test_every_float16_becomes_the_float32_that_numpy_makes_of_it():
     codes = np.arange(1 << 16, dtype=np.uint16)
     finite = codes[codes & 0x7FFF < 0x7C00]
-    for raw in (codes, finite, finite[:0]):
+    for raw in (codes, codes[: 0x7C00 + 1], finite, finite[:0]):
         assert halves(raw).tobytes() == raw.view(np.float16).astype(np.float32).tobytes()
 
 
