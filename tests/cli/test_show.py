@@ -192,6 +192,14 @@ def test_what_only_some_ranks_have_is_not_given_to_the_others(unlike):
     assert told(path, "notes.seen")["rows"][0]["ranks"] == []
 
 
+def test_a_place_in_the_data_that_one_rank_lacks_is_not_taken_from_another(unlike):
+    path = unlike(dataset_state=[{"sample": 1, "shuffled": 5}, {"sample": 2}])
+    assert run(path, "dataset_state.shuffled").stdout.splitlines() == [
+        "dataset_state.shuffled  rank 0:  5",
+        "dataset_state.shuffled  rank 1:  nothing there",
+    ]
+
+
 def test_settings_of_an_optimizer_that_differ_are_shown_by_rank(unlike):
     def adam(lr: float) -> dict[str, object]:
         parameter = torch.nn.Parameter(torch.ones(4))
