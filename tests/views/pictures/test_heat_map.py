@@ -32,6 +32,11 @@ def test_every_name_has_a_cell_of_its_own(names):
     assert {role for role, _ in grid.cells} == set(grid.roles) and {at for _, at in grid.cells} == set(grid.layers)
 
 
+def test_names_that_would_share_a_cell_have_one_each():
+    grid = heat_grid(cells(("x.1.*", 1.0, ""), ("x.*.1", 2.0, "")))
+    assert {cell.name for cell in grid.cells.values()} == {"x.1.*", "x.*.1"}
+
+
 @given(st.floats(1e-300, 1e300), st.floats(1, 1e300), st.floats(0, 1))
 def test_a_larger_figure_is_never_darker(low, factor, part):
     high = min(low * factor, 1e300)

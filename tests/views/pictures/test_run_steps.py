@@ -48,6 +48,11 @@ def test_a_step_that_only_goes_up_is_never_a_break(points):
         assert breaks_of(points)
 
 
+def test_a_step_that_is_saved_again_later_is_a_break():
+    first, again = (Point("c", 5, saved, (), None) for saved in (1.0, 2.0))
+    assert [found.words for found in breaks_of([first, again])] == ["step 5, then 5"]
+
+
 def test_a_run_that_goes_on_has_no_break(tmp_path):
     picture = saved(tmp_path / "run", (10, 3e-4), (20, 2e-4), (30, 1e-4)).plot.steps()
     assert "BREAK" not in picture.text and "the steps go up" in picture.text

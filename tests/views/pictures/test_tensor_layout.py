@@ -106,6 +106,10 @@ def test_ranks_without_a_piece_are_named():
     assert "no elements: ranks 6, 7" in tensor_layout(tensor((6, 3), strip(6, 8))).text
 
 
+def test_a_rank_that_holds_nothing_lacks_nothing():
+    assert "not here" not in tensor_layout(tensor((6, 3), strip(6, 8), absent={6, 7})).text
+
+
 def test_ranks_of_which_no_shard_is_listed_are_named():
     assert "no shard is listed of ranks 4..7" in tensor_layout(replace(sharded(4, 3, ranks=4), world_size=8)).text
 
