@@ -9,8 +9,10 @@ from unittest import mock
 import pytest
 
 import ckptools
+from ckptools.model.rows import Rows
 from ckptools.views.html.checkpoint import checkpoint_html
 from ckptools.views.html.page import MAX_BYTES, MAX_ROWS, Limits, Page
+from ckptools.views.html.records import rows_html
 from ckptools.views.html.values import values_html
 from ckptools.views.tables import Column
 from tests.truth import WHOLE
@@ -93,6 +95,11 @@ def test_a_part_of_the_tree_is_a_table_too():
 def test_values_of_every_kind_are_shown():
     page = Reader(values_html({"a": 1e-8, "b": {"c": [1, 2]}, "d": None, 3: "1e5", **{n: n for n in HOSTILE}}))
     assert {"1e-08", "{c: [1, 2]}", "None", "'1e5'"} <= set(page.text)
+
+
+def test_no_problems_are_no_table():
+    reader = Reader(rows_html(Rows()))
+    assert (reader.text[-1], "table" in reader.tags) == ("no rows", False)
 
 
 def test_nothing_is_opened_to_show_it():

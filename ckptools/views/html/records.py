@@ -52,7 +52,10 @@ class Form:
 def rows_html(rows: Rows[Any]) -> str:
     """Several records as a table."""
     page = Page(".to_dicts() of these")
-    row_table(page, "", rows, opened=True)
+    if rows:
+        row_table(page, "", rows, opened=True)
+    else:
+        page.line("no rows")
     return page.html()
 
 

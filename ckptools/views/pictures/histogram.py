@@ -124,7 +124,7 @@ def _picture(title: str, facts: Sequence[str], bins: Sequence[Bin], what: str) -
         parts.append(label(0, y, "nothing to draw", "ink"))
         return Picture(title, svg(title, text, parts, y + 10), text)
     most = max(one.held for one in bins)
-    parts.append(label(0, y - 6, f"{most} {what} at most", "faint"))
+    parts.append(label(0, y - 6, f"highest bar: {most} {what}", "faint"))
     for one, at in zip(bins, bar_rects(bins, y), strict=True):
         if one.held:
             parts.append(rect(at.inset(0.5)._replace(height=at.height), "sky", f"{_range(one)}: {one.held} {what}"))
