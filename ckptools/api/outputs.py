@@ -1,0 +1,162 @@
+"""What can be written of a checkpoint: its full tensors, a report on it, digests to compare it by elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ckptools.model import checkpoint as checkpoint_data
+from ckptools.tensor_io.progress import Progress
+
+if TYPE_CHECKING:
+    from ckptools.consolidate.result import Consolidated
+
+
+class OutputMethods:
+    """The methods of a checkpoint that write files, each of which appears whole or not at all."""
+
+    def _with_all_ranks(self) -> checkpoint_data.Checkpoint:
+        raise NotImplementedError
+
+    def report(
+        self,
+        out: str | Path,
+        *,
+        deep: bool = False,
+        values: bool = False,
+        force: bool = False,
+        jobs: int | None = None,
+        progress: Progress | None = None,
+    ) -> Path:
+        """Write a page of HTML: the verdict, problems, facts, param groups and pictures, with JSON for programs in it.
+
+        One file that needs no network and no script. It is written whatever is wrong with the checkpoint.
+
+        Args:
+            out: the file, which ends in `.html`.
+            deep: compare the CRC-32 of every tensor, as `verify(deep=True)` does.
+            values: read every tensor: look for NaN and infinities, and put figures of each on the page.
+            force: overwrite it.
+            jobs: threads.
+            progress: called with bytes read and the file or tensor they are of.
+
+        Raises:
+            OutputExistsError: it is there already, or in the way of the checkpoint's files.
+            ReadError, WriteError: a file cannot be read or written; nothing that looks finished is left.
+            UsageError: its name ends in something else than `.html`, or there is no folder for it.
+        """
+        from ckptools.api.report import write_report
+
+        write_report(self._with_all_ranks(), out, deep=deep, values=values, force=force, jobs=jobs, progress=progress)
+        return Path(out)
+
+    def write_digests(
+        self, out: str | Path, *, force: bool = False, jobs: int | None = None, progress: Progress | None = None
+    ) -> Path:
+        """Write a JSON with the SHA-256 of every tensor, whatever its layout, and a digest of every plain value.
+
+        `ckptools.diff` takes it in the place of the checkpoint, on a machine that does not see that.
+
+        Args:
+            out: the file.
+            force: overwrite it.
+            jobs: threads.
+            progress: called with bytes read and the tensor they are of.
+
+        Raises:
+            OutputExistsError: the file is there.
+            UsageError: there is no folder for it.
+            WriteError: it cannot be written.
+        """
+        from ckptools.checks.difference.digest_file import write_digest_file
+
+        write_digest_file(self._with_all_ranks(), Path(out), force, jobs, progress)
+        return Path(out)
+
+    def consolidate(
+        self,
+        out: str | Path,
+        *,
+        format: str | None = None,
+        only: str | None = None,
+        map: Mapping[str, str] | str | Path | None = None,
+        strip_prefix: str | None = None,
+        rename: Sequence[str] = (),
+        dtype: str | None = None,
+        max_shard_size: int | None = None,
+        tied: str = "keep",
+        keep_types: bool = False,
+        force: bool = False,
+        allow_missing: bool = False,
+        fill: str | None = None,
+        prefer_rank: int | None = None,
+        check: bool = False,
+        unchecked: bool = False,
+        manifest: bool = False,
+        dry_run: bool = False,
+        jobs: int | None = None,
+        progress: Progress | None = None,
+    ) -> Consolidated:
+        """Write its full tensors into one `.pt`, one or several `.safetensors`, or a DCP folder to resume from.
+
+        Args:
+            out: the file or folder to write; its suffix (`.dcp` for a folder) says the format. With a `/` at its end,
+                or where it is a folder, `model.safetensors` or `model.pt` in it.
+            format: `pt`, `safetensors` or `dcp`, where no suffix says it; a file gets that suffix.
+            only: `model` (the bare state dict), `optimizer`, or `all` (the same tree); or a glob, such as `blocks.*`,
+                for those names of the model that match. Default: `model` for `.safetensors`, else `all`.
+            map: new names of the model by old ones, or the path of a JSON of them: `match(...).fix` is one.
+            strip_prefix: a beginning of names that goes, such as `module.`.
+            rename: `OLD=NEW` for a tensor or module, `OLD.=NEW.` for the beginning of names; behind `map` and
+                `strip_prefix`, in this order. The state of an optimizer follows the names of the model.
+            dtype: torch dtype for the floating-point tensors of the model, such as `bfloat16`.
+            max_shard_size: bytes of tensors per file of safetensors (which get a Hugging Face index) or of a DCP.
+            tied: for safetensors: `keep` writes a tied weight under each name, `drop` only under the first.
+            keep_types: keep what plain `torch.load` does not make (timedeltas, numpy's values …) in a `.pt`, instead
+                of the nearest that it does.
+            force: overwrite an existing output.
+            allow_missing: leave out tensors that are not whole, and list them, instead of refusing.
+            fill: with `allow_missing`: `nan` or `zero` to put into holes, which are listed; without it a tensor with
+                a hole is left out.
+            prefer_rank: where ranks hold different copies of a tensor that should be equal, take this rank's.
+            check: let the format's own library read the output back before it gets its name, and compare it with the
+                shards; for a dry run, compare the source with its checksums.
+            unchecked: do not compare the source with the checksums that it states.
+            manifest: write sha256 of every tensor and file into a JSON beside the output.
+            dry_run: plan and check, write nothing.
+            jobs: threads.
+            progress: called with bytes written, or read back, and the tensor they belong to.
+
+        Raises:
+            NotWholeError: something is missing, overlaps, contradicts, or was found damaged before anything was
+                written.
+            DamagedError: a record is not what its checksum says.
+            OutputExistsError, NoSpaceError: the output is in the way or does not fit.
+            ReadError, WriteError: a file cannot be read or written; nothing that looks finished is left.
+            UsageError: options that do not fit together.
+        """
+        from ckptools.consolidate.options import ConsolidateOptions
+        from ckptools.consolidate.run import consolidate as write
+
+        options = ConsolidateOptions(
+            format=format,
+            only=only,
+            map=map,
+            strip_prefix=strip_prefix,
+            rename=rename,
+            dtype=dtype,
+            max_shard_size=max_shard_size,
+            tied=tied,
+            keep_types=keep_types,
+            force=force,
+            allow_missing=allow_missing,
+            fill=fill,
+            prefer_rank=prefer_rank,
+            check=check,
+            unchecked=unchecked,
+            manifest=manifest,
+            dry_run=dry_run,
+            jobs=jobs,
+        )
+        return write(self._with_all_ranks(), out, options, progress)
