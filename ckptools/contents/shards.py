@@ -19,17 +19,27 @@ def shard_rows(tensor: Tensor) -> tuple[ShardRow, ...]:
 
 
 def _row(shard: Shard, dtype: str) -> ShardRow:
-    nbytes = shard.box.numel * ITEMSIZE[dtype]
-    place = shard.rank, shard.box.offsets, shard.box.sizes
     try:
-        source = with_source(shard).source
+        return stated_row(with_source(shard), dtype)
     except ReadError as error:
-        file = str(shard.item.path) if shard.item else ""
-        return ShardRow(*place, "unreadable", file, "", None, nbytes, "", error.reason)
-    if source is None:
-        return ShardRow(*place, "missing", "", "", None, nbytes, "", "no file here holds it")
-    crc = f"{source.crc:08x}" if source.crc else ""
-    return ShardRow(*place, "here", str(source.path), source.record, source.offset, nbytes, crc, "")
+        file, nbytes = str(shard.item.path) if shard.item else "", shard.box.numel * ITEMSIZE[dtype]
+        return ShardRow(shard.rank, *shard.box, "unreadable", file, "", None, nbytes, "", error.reason)
+
+
+def stated_row(shard: Shard, dtype: str = "") -> ShardRow:
+    """The row of a piece by what its tensor tells; nothing is read for it.
+
+    Args:
+        shard: the piece.
+        dtype: of the tensor; where it is not given, that of the file, and 0 bytes where no file tells it.
+    """
+    file, source = shard.source or shard.item, shard.source
+    dtype = dtype or (file.dtype if file else "")
+    nbytes = shard.box.numel * ITEMSIZE[dtype] if dtype else 0
+    if file is None:
+        return ShardRow(shard.rank, *shard.box, "missing", "", "", None, nbytes, "", "no file here holds it")
+    crc, record = (f"{source.crc:08x}" if source.crc else "", source.record) if source else ("", "")
+    return ShardRow(shard.rank, *shard.box, "here", str(file.path), record, file.offset, nbytes, crc, "")
 
 
 def holes(tensor: Tensor, rows: Iterable[ShardRow]) -> tuple[tuple[str, ...], int]:

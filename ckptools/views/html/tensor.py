@@ -6,10 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 from ckptools.contents.sharding import placement
-from ckptools.dtypes import ITEMSIZE
+from ckptools.contents.shards import stated_row
 from ckptools.model.regions import Box
 from ckptools.model.shown import ShardRow
 from ckptools.model.tensor import Shard, Tensor
@@ -43,7 +42,7 @@ def tensor_html(tensor: Tensor) -> str:
     if tensor.note:
         page.line(tensor.note, "bad")
     page.line(placement(tensor))
-    rows = [_row(shard, tensor.dtype) for shard in tensor.shards]
+    rows = [stated_row(shard, tensor.dtype) for shard in tensor.shards]
     if tensor.unread and not all(row.file for row in rows):
         page.lines(shard_map(tensor.shape, [row._replace(status="here") for row in rows]))
     elif tensor.shards:
@@ -65,19 +64,8 @@ def _remark(page: Page, tensor: Tensor) -> None:
 def shard_table(page: Page, shards: Sequence[Shard], tensor: Tensor | None = None) -> None:
     """A row for each shard, of which the first are made."""
     dtype = tensor.dtype if tensor is not None else ""
-    rows = [_cells(_row(shard, dtype), tensor) for shard in shards[:MAX_ROWS]]
+    rows = [_cells(stated_row(shard, dtype), tensor) for shard in shards[:MAX_ROWS]]
     page.table(plural(len(shards), "shard"), SHARD_COLUMNS, rows, len(shards), opened=len(shards) <= FEW)
-
-
-def _row(shard: Shard, dtype: str) -> ShardRow:
-    file, source = shard.source or shard.item, shard.source
-    dtype = dtype or (file.dtype if file else "")
-    crc = f"{source.crc:08x}" if source and source.crc else ""
-    path, record = str(file.path) if file else "", source.record if source else ""
-    offset = file.offset if file else None
-    nbytes = shard.box.numel * ITEMSIZE[dtype] if dtype else 0
-    status: Literal["here", "missing"] = "here" if file else "missing"
-    return ShardRow(shard.rank, *shard.box, status, path, record, offset, nbytes, crc, "")
 
 
 def _cells(row: ShardRow, tensor: Tensor | None) -> list[str]:
