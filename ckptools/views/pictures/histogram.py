@@ -95,6 +95,8 @@ def norm_histogram(title: str, found: Statistics[Stats]) -> Picture:
     facts += [f"{plural(rest, 'tensor')} without a finite norm"] if rest else []
     odd = sum(bool(row.nonfinite) for row in rows)
     facts += [f"{plural(odd, 'tensor')} with NaN or infinities, which are left out of their norms"] if odd else []
+    partly = sum(row.l2 is not None and row.elements < row.numel for row in rows)
+    facts += [f"{plural(partly, 'tensor')} read in part, whose norm is of that part"] if partly else []
     other = len(found.rows) - len(rows)
     facts += [f"{plural(other, 'tensor')} of integers or flags left out"] if other else []
     return _picture(name_text(title), facts, bins, "tensors")

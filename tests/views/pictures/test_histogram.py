@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -75,6 +76,14 @@ def test_zeros_and_nan_are_told_beside_the_norms():
     picture = norm_histogram("norms", stats(0.0, 3.0, None))
     assert "1 tensor all zero" in picture.text and "1 tensor without a finite norm" in picture.text
     assert hovers(picture) == ["2 to 4: 1 tensors"]
+
+
+def test_a_norm_of_a_part_is_told_to_be_one():
+    found = stats(3.0, 4.0)
+    half = replace(found.rows[0], elements=1)
+    told = norm_histogram("norms", replace(found, rows=Rows([half, found.rows[1]]))).text
+    assert "1 tensor read in part, whose norm is of that part" in told
+    assert "in part" not in norm_histogram("norms", found).text
 
 
 @pytest.mark.parametrize(
