@@ -83,7 +83,7 @@ def with_methods(data: CheckpointData) -> Checkpoint:
     """The checkpoint that a reader made, with methods; the tensors in its tree are replaced by ones that load."""
     from ckptools.formats.resolver import Resolver
 
-    resolver = Resolver(data.path, data.options)
+    resolver = Resolver(data.path, data.options, data.files)
     found = {f.name: getattr(data, f.name) for f in fields(data) if f.init}
     found["tree"] = with_lazy_tensors(data.tree, None if data.all_ranks else resolver)
     for name in ("per_rank", "unequal"):

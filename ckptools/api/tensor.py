@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -47,6 +47,11 @@ class Tensor(ArrayMethods, tensor_data.Tensor):
     def unread(self) -> bool:
         """Whether files that were not read yet may hold pieces whose bytes are not known here."""
         return self.resolver is not None
+
+    @property
+    def lost(self) -> Mapping[int, str]:
+        """Ranks whose file of it is known to be `missing`, `cut` or `bad`, while others were not read yet."""
+        return {} if self.resolver is None else self.resolver.lost(self.key)
 
     def load(self, rank: int | None = None) -> torch.Tensor:
         """Read the values as a `torch.Tensor` of the global shape.

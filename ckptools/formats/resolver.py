@@ -6,6 +6,7 @@ does not (HSDP names group-local ranks, flat parameters have their names from al
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -36,10 +37,11 @@ class Resolver:
     Attributes:
         path: what was opened: a rank file, or a folder of them.
         options: how it was opened; the other files are read in the same way.
+        files: what was found of every rank's file when it was opened.
     """
 
-    def __init__(self, path: Path, options: Options) -> None:
-        self.path, self.options = path, options
+    def __init__(self, path: Path, options: Options, files: Sequence[RankFile] = ()) -> None:
+        self.path, self.options, self.files = path, options, files
         self._saved: dict[Path, tuple[int, Saved]] = {}
         self._whole: Checkpoint | None = None
 
@@ -81,6 +83,19 @@ class Resolver:
                 other = leaf_at(self._read(member.path).tree, key[1:] if member.part else key)
                 return _with_shards(tensor, rank, other.found if isinstance(other, Tensor) else ())
         return tensor
+
+    def lost(self, key: KeyPath) -> dict[int, str]:
+        """Ranks whose file of a tensor was `missing`, `cut` or `bad` when it was opened.
+
+        Args:
+            key: the tensor's key path; where a rank has several files, its first key says in which it is.
+        """
+        of = ("", key[0] if key else "")
+        return {
+            file.rank: file.status
+            for file in self.files
+            if file.rank is not None and file.part in of and file.status not in ("read", "seen")
+        }
 
     def close(self) -> None:
         """Forget what was read of other files."""

@@ -6,7 +6,7 @@ printed, compared, pickled. Nothing here opens a file, and torch is not needed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -181,6 +181,11 @@ class Tensor:
     def unread(self) -> bool:
         """Whether files that were not read yet may hold pieces whose bytes are not known here."""
         return False
+
+    @property
+    def lost(self) -> Mapping[int, str]:
+        """Ranks whose file of it is known to be `missing`, `cut` or `bad`, while others were not read yet."""
+        return {}
 
     @property
     def sharded(self) -> bool:

@@ -15,12 +15,12 @@ from ckptools.model.difference import (
 from ckptools.text import few, plural, printable, shape, size
 from ckptools.views.tables import PIPE, Column, Screen, table, wrapped
 
-TENSOR_COLUMNS = (Column("tensor", name=True), Column("verdict"))
+TENSOR_COLUMNS = (Column("tensor", name=True), Column("verdict", verdict=True))
 MEASURES = (Column("|dW|/|W|", right=True), Column("max |dW|", right=True), Column("cosine", right=True))
 FIRST = (Column("first at"), Column("A", right=True), Column("B", right=True))
 DETAIL = (Column("detail"),)
 KEYS = (Column("keys", right=True),)
-VALUE_COLUMNS = (Column("value", name=True), Column("verdict"), Column("A"), Column("B"))
+VALUE_COLUMNS = (Column("value", name=True), Column("verdict", verdict=True), Column("A"), Column("B"))
 
 NOT_LISTED: frozenset[Verdict] = frozenset({"same", "same checksum", "not compared"})
 """Verdicts of tensors and values that are counted alone."""

@@ -11,7 +11,7 @@ from ckptools.views.next_command import quoted
 from ckptools.views.tables import PIPE, Column, Screen, table, wrapped
 
 COLUMNS = (
-    Column("what"),
+    Column("what", verdict=True),
     Column("names", name=True),
     Column("keys", right=True),
     Column("checkpoint"),

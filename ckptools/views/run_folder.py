@@ -15,7 +15,7 @@ COLUMNS = (
     Column("step", right=True),
     Column("ranks", right=True),
     Column("size", right=True),
-    Column("whole"),
+    Column("whole", verdict=True),
     Column("saved"),
     Column("checkpoint", name=True),
     Column("note"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -142,14 +143,20 @@ def figures_line(found: Any) -> str:
     return ", ".join([*told, zeros, f"{found['nan']} NaN", f"{found['inf']} infinite"])
 
 
-def shard_cells(shard: ShardRow) -> list[str]:
-    """The cells of a shard under `SHARD_COLUMNS`."""
+def shard_cells(shard: ShardRow, absent: str = "") -> list[str]:
+    """The cells of a shard under `SHARD_COLUMNS`.
+
+    Args:
+        shard: the shard.
+        absent: what stands for its file where none is known; "" for what its status says.
+    """
     region = str(Box(shard.offsets, shard.sizes))
     rank = "-" if shard.rank is None else str(shard.rank)
+    nbytes = "-" if prod(shard.sizes) and not shard.bytes else size(shard.bytes)
+    file = Path(shard.file).name if shard.file else absent or shard.status.upper()
     if shard.status != "here":
-        file = Path(shard.file).name if shard.file else shard.status.upper()
-        return [rank, region, file, shard.note if shard.file else "-", "-", size(shard.bytes), "-"]
-    return [rank, region, Path(shard.file).name, shard.record, str(shard.offset), size(shard.bytes), shard.crc or "-"]
+        return [rank, region, file, shard.note if shard.file else "-", "-", nbytes, "-"]
+    return [rank, region, file, shard.record or "-", str(shard.offset), nbytes, shard.crc or "-"]
 
 
 def element_lines(values: Any, dtype: str) -> Iterator[str]:

@@ -42,11 +42,13 @@ class Column(NamedTuple):
         title: its heading.
         right: whether it holds numbers, which are aligned right and never cut.
         name: whether it holds names, which lose their middle before they take a second line.
+        verdict: whether it holds verdicts or statuses, which a page colours by their words.
     """
 
     title: str
     right: bool = False
     name: bool = False
+    verdict: bool = False
 
 
 def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], screen: Screen = PIPE) -> list[str]:

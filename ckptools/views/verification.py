@@ -11,7 +11,7 @@ from ckptools.text import plural, size
 from ckptools.views.problems import fold
 from ckptools.views.tables import PIPE, Column, Screen, table
 
-COLUMNS = (Column("check"), Column("result"), Column("detail"))
+COLUMNS = (Column("check"), Column("result", verdict=True), Column("detail"))
 
 
 def verification_text(found: Verification, screen: Screen = PIPE) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -13,6 +15,9 @@ import pytest
 import torch
 
 import ckptools
+from ckptools.contents.entries import entries_of
+from ckptools.model.tensor import Tensor
+from ckptools.views.shown import SHARD_COLUMNS
 from tests.truth import FIXTURES, WHOLE
 from tests.views.made import checkpoint, plain
 from tests.views.test_html import ALLOWED, DRAWN, Reader
@@ -151,5 +156,34 @@ def test_a_tensor_is_called_as_in_every_command_and_its_parts_as_well(ck):
 
 def test_what_was_not_read_is_neither_called_missing_nor_here(ck):
     alone = ck.model["model.emb.weight"]._repr_html_()
-    assert "their files were not read yet" in alone and "MISSING" not in alone
+    assert "ranks 1..3: not read yet" in alone and "MISSING" not in alone
     assert "MISSING: no file here holds the shards of ranks 1, 2" in broken().model["blocks.0.ln.weight"]._repr_html_()
+
+
+def test_of_one_rank_the_files_of_others_that_are_known_to_be_lost_are_not_called_unread(tmp_path):
+    damaged = shutil.copytree(RUN, tmp_path / "run")
+    (damaged / "ep0-ba5-rank1.pt").unlink()
+    os.truncate(damaged / "ep0-ba5-rank2.pt", 5000)
+    with ckptools.open(damaged / FILE.name) as opened:
+        tensor = opened.model["model.emb.weight"]
+        shown = Reader(tensor._repr_html_()).text
+    assert tensor.lost == {1: "missing", 2: "cut"}
+    assert {"MISSING: no file of rank 1 is here", "CUT: a file ends too early, that of rank 2"} <= set(shown)
+    assert [text for text in shown if text in ("MISSING", "CUT", "not read yet")] == ["MISSING", "CUT", "not read yet"]
+    assert "dim 0  [000000000.........222222222333333]" in shown
+
+
+def test_where_a_rank_has_two_files_only_the_one_that_is_lost_is_called_so(tmp_path):
+    run = shutil.copytree(FIXTURES / "verl-fsdp2-bf16/ckpt/global_step_3/actor", tmp_path / "run")
+    (run / "optim_world_size_4_rank_2.pt").unlink()
+    with ckptools.open(run / "model_world_size_4_rank_0.pt") as opened:
+        entries = [entry for entry in entries_of(opened) if isinstance(entry.value, Tensor) and entry.value.unread]
+    lost = {(entry.kind, tuple(entry.value.lost.items())) for entry in entries}
+    assert lost == {("model", ()), ("optimizer", ((2, "missing"),))}
+
+
+def test_shards_have_the_same_columns_in_the_same_order_wherever_they_are_shown(ck):
+    tensor, titles = ck.model["model.emb.weight"], [column.title for column in SHARD_COLUMNS]
+    for held in (tensor, tensor.shards, ck.show("model.emb.weight")):
+        assert re.findall(r"<th[^>]*>([^<]*)</th>", held._repr_html_())[: len(titles)] == titles
+    assert ck.show("model.emb.weight").rows[0].shards[1].file.endswith("rank1.pt")

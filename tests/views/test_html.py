@@ -11,7 +11,7 @@ import pytest
 import ckptools
 from ckptools.model.rows import Rows
 from ckptools.views.html.checkpoint import checkpoint_html
-from ckptools.views.html.page import MAX_BYTES, MAX_ROWS, Limits, Page
+from ckptools.views.html.page import MAX_BYTES, MAX_ROWS, WORDS, Limits, Page
 from ckptools.views.html.records import rows_html
 from ckptools.views.html.values import values_html
 from ckptools.views.tables import Column
@@ -130,3 +130,44 @@ def test_a_page_holds_so_many_bytes_also_of_names_that_grow_when_escaped():
     page = Page("more", Limits(nbytes=20_000))
     page.table("t", [Column("a")], [["<é" * 200]] * 100)
     assert len(page.html().encode()) < 20_500 and page.left_out > 80
+
+
+def test_a_word_is_marked_only_in_a_column_of_verdicts():
+    page = Page("")
+    words = [word for words in WORDS.values() for word in words]
+    page.table(
+        "t", [Column("layout"), Column("key", name=True), Column("result", verdict=True)], [[w] * 3 for w in words]
+    )
+    rows = re.findall(r"<tr><td>[^<]*</td><td>[^<]*</td><td class=\"(\w+)\">", page.html())
+    assert rows == [mark for mark, words in WORDS.items() for _ in words]
+
+
+def test_a_name_at_the_beginning_of_a_line_is_no_verdict():
+    page = Page("")
+    page.line("ok: lr 0.1")
+    page.verdict("whole: all 4 rank files are here")
+    assert page.blocks[1:] == [
+        '<div class="line">ok: lr 0.1</div>', '<div class="line good">whole: all 4 rank files are here</div>',
+    ]  # fmt: skip
+
+
+def marked(html: str) -> set[tuple[str, str]]:
+    """Cells of a page that are marked as a verdict, each with the title of its column."""
+    found = set()
+    for table in re.findall(r"<table>(.*?)</table>", html):
+        titles = re.findall(r"<th[^>]*>([^<]*)</th>", table)
+        for row in re.findall(r"<tr>(<td.*?)</tr>", table):
+            cells = re.findall(r'<td(?: class="([^"]*)")?>([^<]*)</td>', row)
+            found |= {(title, text) for title, (mark, text) in zip(titles, cells, strict=True) if mark in WORDS}
+    return found
+
+
+def test_a_tensor_that_lies_whole_on_every_rank_is_no_verdict():
+    ck = ckptools.open(WHOLE[0].file)
+    assert marked(ck._repr_html_()) == set()
+    assert {title for title, _ in marked(ck.verify()._repr_html_())} == {"result"}
+    assert marked(ck.files._repr_html_()) == {("status", "seen")}
+    assert {title for title, _ in marked(ckptools.diff(ck, ck, values=True)._repr_html_())} == {"verdict"}
+    assert marked(ckptools.checkpoints_in(WHOLE[0].file.parent)._repr_html_()) == {("whole", "yes")}
+    assert ("", "ok") in marked(ckptools.doctor(WHOLE[0].file)._repr_html_())
+    assert marked(broken_run7()._repr_html_()) == {("severity", "error")}

@@ -25,9 +25,9 @@ from ckptools.views.shard_map import shard_map
 from ckptools.views.tables import Column
 
 DICTS = "to_dicts() of this"
-FINDING_COLUMNS = (Column("question"), Column(""), Column("answer"), Column("evidence"))
-SUBJECT_COLUMNS = (Column("subject"), Column("verdict"), Column("detail"))
-VALUE_COLUMNS = (Column("value", name=True), Column("verdict"), Column("A"), Column("B"), Column("detail"))
+FINDING_COLUMNS = (Column("question"), Column("", verdict=True), Column("answer"), Column("evidence"))
+SUBJECT_COLUMNS = (Column("subject"), Column("verdict", verdict=True), Column("detail"))
+VALUE_COLUMNS = (*difference.VALUE_COLUMNS, Column("detail"))
 WRONG_COLUMNS = (Column("name", name=True), Column("why"))
 ELEMENT_ROWS = 40
 """Lines of a tensor's elements."""
@@ -170,7 +170,7 @@ def match_html(found: Match) -> str:
     """Whether a checkpoint's model loads into another, the rename that fixes most, and what differs then."""
     page = Page(DICTS)
     for label, text in matching.match_facts(found):
-        page.line(f"{label}: {text}")
+        page.verdict(f"{label}: {text}")
     rows = [matching.group_cells(group) for group in found.groups]
     if rows:
         title = "what is left then" if found.renames else plural(len(rows), "group of names", "groups of names")
@@ -184,7 +184,7 @@ def consolidation_html(done: ConsolidationReport) -> str:
     """What was written, or would be: the files, how they were checked, and what is not in them."""
     page = Page(DICTS)
     for line in (*consolidation.summary(done), *consolidation.remarks(done)):
-        page.line(line)
+        page.verdict(line)
     wrong = [row for row in done.rows if row.left_out or row.missing]
     if wrong:
         row_table(page, f"{plural(len(wrong), 'tensor')} left out or with holes", Rows(wrong), opened=True)

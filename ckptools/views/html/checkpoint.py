@@ -32,7 +32,7 @@ from ckptools.views.section_text import TENSOR_COLUMNS, tensor_cells
 from ckptools.views.tables import Column
 
 FACT_COLUMNS = (Column(""), Column(""), Column("from"))
-PROBLEM_COLUMNS = (Column("code"), Column("severity"), Column("where"), Column("what"))
+PROBLEM_COLUMNS = (Column("code"), Column("severity", verdict=True), Column("where"), Column("what"))
 
 
 def checkpoint_html(ck: Checkpoint) -> str:
@@ -42,7 +42,7 @@ def checkpoint_html(ck: Checkpoint) -> str:
     page = Page(lambda title: _command(report, title if title in models else ""))
     page.line(checkpoint_line(ck))
     for line in headline(report):
-        page.line(line)
+        page.verdict(line)
     problem_table(page, report.problems, opened=report.errors)
     if len(ck.files) > 1:
         page.picture(rank_map(ck), opened=report.errors)

@@ -98,9 +98,12 @@ class Page:
         self._cut = ""
 
     def line(self, text: str, mark: str = "") -> None:
-        """One line of text; `mark` is `bad`, `warn`, `good` or `dim`, where its first words do not tell."""
-        mark = mark or mark_of(text)
+        """One line of text; `mark` is `bad`, `warn`, `good` or `dim`."""
         self._add(f'<div class="line{f" {mark}" if mark else ""}">{safe(text, MAX_LINE)}</div>')
+
+    def verdict(self, text: str) -> None:
+        """One line of text of our own, whose first words say whether all is well."""
+        self.line(text, mark_of(text))
 
     def lines(self, texts: Sequence[str]) -> None:
         """Lines of a drawing of characters, such as a strip of shards."""
@@ -170,7 +173,10 @@ def safe(text: str, width: int = MAX_TEXT) -> str:
 
 
 def mark_of(text: str) -> str:
-    """How a cell or line is marked that says whether all is well: `bad`, `warn`, `good` or `dim`; "" for any other."""
+    """How a verdict or status is marked: `bad`, `warn`, `good` or `dim`; "" for other words.
+
+    Only what is known to be one is asked for: a layout may be `whole`, and a key of a checkpoint has any name.
+    """
     return next((mark for mark, words in WORDS.items() if any(_begins(text, word) for word in words)), "")
 
 
@@ -184,7 +190,7 @@ def _cell(column: Column, text: str) -> str:
 
 
 def _classes(column: Column, text: str) -> str:
-    """The class of a cell; a name is never taken for a word that says whether all is well."""
+    """The class of a cell; only in a column of verdicts does a word say whether all is well."""
     wide = "w" if len(text) > SHORT and not column.right else ""
-    found = ["n" if column.right else wide, "" if column.name else mark_of(text)]
+    found = ["n" if column.right else wide, mark_of(text) if column.verdict else ""]
     return f' class="{" ".join(filter(None, found))}"' if any(found) else ""

@@ -32,6 +32,8 @@ from ckptools.views.value_text import value_text
 FIELD_COLUMNS = (Column("field"), Column("value"))
 SIZES = ("bytes", "nbytes")
 """Fields that are numbers of bytes."""
+VERDICTS = ("result", "severity", "status", "verdict")
+"""Fields that say whether all is well."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,8 @@ def _form_of(rows: Rows[Any]) -> Form:
     """A column for each field in which some of the records have something."""
     known = [_fields(row) for row in rows[:MAX_ROWS]]
     names = [name for name in (known[0] if known else ()) if any(not _is_empty(row[name]) for row in known)]
-    columns = [Column(name, _is_numeric([row[name] for row in known]), name == "name") for name in names]
+    numeric = [_is_numeric([row[name] for row in known]) for name in names]
+    columns = [Column(n, right, n == "name", n in VERDICTS) for n, right in zip(names, numeric, strict=True)]
     noun = type(rows[0]).__name__ if rows else "row"
     return Form(f"row of {noun}", columns, lambda row: [cell_text(name, _fields(row)[name]) for name in names])
 
@@ -190,7 +193,7 @@ def _stream_cells(row: StreamRow) -> list[str]:
 FORMS: dict[type, Form] = {
     RankFile: Form(
         "file",
-        (Column("rank", True), Column("status"), Column("size", True), Column("saved"), Column("part"),
+        (Column("rank", True), Column("status", verdict=True), Column("size", True), Column("saved"), Column("part"),
          Column("file", name=True)),
         _file_cells,
     ),

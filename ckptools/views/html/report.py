@@ -22,6 +22,7 @@ from ckptools.model.tensor import Tensor
 from ckptools.model.verification import Check, Verification
 from ckptools.text import few, moment_utc, plural
 from ckptools.training_state.sections import sections_of_kind
+from ckptools.views import verification
 from ckptools.views.answers import answer_json
 from ckptools.views.html.answers import diagnosis_html, statistics_table
 from ckptools.views.html.checkpoint import FACT_COLUMNS, group_table, problem_table
@@ -40,9 +41,7 @@ from ckptools.views.pictures import (
 from ckptools.views.report import Report
 from ckptools.views.report_json import report_json
 from ckptools.views.report_text import SECTION_COLUMNS, facts, headline, scheduler_words, section_cells
-from ckptools.views.tables import Column
 from ckptools.views.tree import TreeForm, tree_text
-from ckptools.views.verification import summary, verification_json
 
 LIMITS = Limits(rows=1000, nbytes=250_000)
 """Of what the page shows without its pictures; the JSON in it is never cut."""
@@ -52,8 +51,6 @@ MAX_TREE = 200
 
 MAX_LAYOUTS = 4
 """Tensors whose layout is drawn."""
-
-CHECK_COLUMNS = (Column("check"), Column("result"), Column("detail"))
 
 
 class Findings(NamedTuple):
@@ -91,7 +88,7 @@ def report_page(found: Findings) -> str:
     _values(page, found.statistics)
     _drawn(page, found)
     page.line(f"ckptools {__version__}, {moment_utc(found.made)}", "dim")
-    answers = {"inspect": report_json(report), "verify": verification_json(found.verification)}
+    answers = {"inspect": report_json(report), "verify": verification.verification_json(found.verification)}
     title = f"{report.name}: {verdict_lines(found)[0]}"
     return document(title, f"{report.name} in {report.folder}", page.html(), answers)
 
@@ -116,7 +113,7 @@ def unreadable_page(found: Diagnosis, why: str, made: float) -> str:
 
 def verdict_lines(found: Findings) -> list[str]:
     """Whether it is whole, and whether every check was passed; what is wrong is said first."""
-    whole, checks = headline(found.report), summary(found.verification)
+    whole, checks = headline(found.report), verification.summary(found.verification)
     return [checks, *whole] if found.report.whole and not found.verification.ok else [*whole, checks]
 
 
@@ -125,7 +122,7 @@ def _verdict(page: Page, found: Findings) -> None:
     mark = "bad" if not verified.ok else "good" if report.whole else "warn"
     page.drawing(f'<p class="verdict {mark}">{safe(first)}</p>')
     for line in others:
-        page.line(line)
+        page.verdict(line)
     skipped = [check.name for check in verified.checks if check.result == "skip"]
     if skipped:
         page.line(f"not looked at: {', '.join(skipped)}", "dim")
@@ -142,7 +139,7 @@ def _heading(page: Page, text: str) -> None:
 def _problems(page: Page, found: Findings) -> None:
     checks = found.verification.checks
     problem_table(page, list(all_problems(found)))
-    page.table(plural(len(checks), "check"), CHECK_COLUMNS, list(map(_check_cells, checks)), opened=True)
+    page.table(plural(len(checks), "check"), verification.COLUMNS, list(map(_check_cells, checks)), opened=True)
 
 
 def all_problems(found: Findings) -> Iterator[Problem]:
