@@ -169,6 +169,7 @@ def test_of_one_rank_the_files_of_others_that_are_known_to_be_lost_are_not_calle
         shown = Reader(tensor._repr_html_()).text
     assert tensor.lost == {1: "missing", 2: "cut"}
     assert {"MISSING: no file of rank 1 is here", "CUT: a file ends too early, that of rank 2"} <= set(shown)
+    assert "rank 3: not read yet; the place of each shard is as other files tell it" in shown
     assert [text for text in shown if text in ("MISSING", "CUT", "not read yet")] == ["MISSING", "CUT", "not read yet"]
     assert "dim 0  [000000000.........222222222333333]" in shown
 
