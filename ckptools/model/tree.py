@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from ckptools.model.tensor import Tensor
@@ -42,6 +42,19 @@ def children_of(node: Any) -> list[tuple[Key, Any]] | None:
     if isinstance(node, (list, tuple)):
         return list(enumerate(node))
     return None
+
+
+def of_kinds(values: Collection[Any], kinds: tuple[type, ...]) -> list[Any]:
+    """Those of the values that are of some classes, in order.
+
+    Of many values each class that occurs is asked once: the RNG states of 256 ranks are 160,000 ints.
+    """
+    if len(values) > MANY and not any(issubclass(kind, kinds) for kind in set(map(type, values))):
+        return []
+    return [value for value in values if isinstance(value, kinds)]
+
+
+MANY = 32
 
 
 def nodes_in(tree: Any, kinds: tuple[type, ...]) -> Iterator[tuple[KeyPath, Any]]:

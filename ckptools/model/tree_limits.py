@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ckptools.model.tree import of_kinds
+
 MAX_LEAVES = 20_000_000
 MAX_SHARED = 1_000_000
 MAX_UNFOLDING = 8
@@ -41,7 +43,7 @@ def check_tree_limits(tree: Any) -> None:
                 continue
             if id(node) in leaves:
                 raise CycleError("a container that contains itself")
-            values = [v for v in (node.values() if isinstance(node, dict) else node) if isinstance(v, _CONTAINERS)]
+            values = of_kinds(node.values() if isinstance(node, dict) else node, _CONTAINERS)
             if hasattr(node, "_metadata"):
                 values.append(node._metadata)
             leaves[id(node)] = 0

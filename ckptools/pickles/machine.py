@@ -11,11 +11,11 @@ protocols 0 to 5; source: Lib/pickletools.py.
 from __future__ import annotations
 
 import struct
-from itertools import repeat
+from itertools import count, repeat
 from typing import Any
 
 from ckptools.pickles import object_opcodes, tensors  # noqa: F401 - they register opcodes, and what tensors are
-from ckptools.pickles.limits import BLOCK, MAX_OPCODES, CutError, PickleError, UnusualError
+from ckptools.pickles.limits import BLOCK, CutError, PickleError, UnusualError
 from ckptools.pickles.machine_state import Locate, MachineState, Reader
 from ckptools.pickles.opcodes import DISPATCH, Stop
 from ckptools.pickles.repeated_records import RepeatedRecords
@@ -55,11 +55,11 @@ class Machine(MachineState):
     def _load(self, at: int) -> Any:
         data, dispatch = self.data, DISPATCH
         try:
-            for _ in repeat(None, MAX_OPCODES // BLOCK):
+            for handled in count(BLOCK, BLOCK):
                 for _ in repeat(None, BLOCK):
                     at = dispatch[data[at]](self, at + 1)
                 self.check_sizes()
-            raise PickleError(f"more than {MAX_OPCODES} opcodes")
+                self.check_opcodes(handled)
         except Stop as stop:
             self.stopped_at = stop.at
         except (IndexError, KeyError, struct.error) as error:

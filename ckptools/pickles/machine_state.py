@@ -15,6 +15,7 @@ from ckptools.pickles.limits import (
     FREE_WORK,
     MAX_FLAT_KEY,
     MAX_MEMO,
+    MAX_OPCODES,
     MAX_STACK,
     MAX_TUPLE_KEYS,
     SAFE_INT,
@@ -86,7 +87,10 @@ class MachineState:
         modules: whether an object has the state of an `nn.Module`.
         meshes: device meshes that may be slices of larger ones.
         repeated: what the pickles of other ranks have in common with this one.
+        fast: whether anything is read in runs.
         runs: reads what repeats itself: the shard lists of ShardedTensors, or the entries of DCP metadata.
+        skipped: opcodes of ints that were read in runs.
+        tuples_met: how often tuples of ints were met, by how they are spelled.
         work: how many more elements calls may go through: a call may name a big list again and again.
         tuple_keys: tuples that are keys.
         locate: tells where a storage's bytes are: `(file, byte offset, record name, CRC-32)`. None when it has none.
@@ -113,10 +117,18 @@ class MachineState:
         self.claims: set[Claim] = set()
         self.modules = False
         self.meshes: set[Mesh] = set()
+        self.fast = fast
         self.runs: Runs = self.reader(self, fast)
+        self.skipped = 0
+        self.tuples_met: dict[bytes, int] = {}
         self.work = FREE_WORK + WORK_PER_BYTE * len(self.data)
         self.tuple_keys = 0
         self.stopped_at: int | None = None
+
+    def check_opcodes(self, handled: int) -> None:
+        """Refuse a pickle of too many opcodes, those that were handled one by one and the others."""
+        if handled + self.skipped >= MAX_OPCODES:
+            raise PickleError(f"more than {MAX_OPCODES} opcodes")
 
     def check_sizes(self) -> None:
         """Refuse a pickle whose stack or memo has outgrown its budget; asked once per block of opcodes."""

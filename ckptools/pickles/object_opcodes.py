@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from ckptools.model.values import Global, Opaque
+from ckptools.pickles.int_runs import RUN, ints_of_run
 from ckptools.pickles.limits import PickleError, UnusualError
 from ckptools.pickles.machine_state import MachineState
 from ckptools.pickles.opcodes import DISPATCH, opcode
@@ -123,6 +125,40 @@ def _set_items(m: MachineState, target: Any, items: list[Any]) -> None:
         raise PickleError(f"keys are set on a {type(target).__name__}")
 
 
+# -- ints that follow each other -------------------------------------------------------------------------
+
+
+def _with_runs(code: bytes) -> None:
+    """Let the handler of an opcode of an int read those behind its own too, where they are many."""
+    single = DISPATCH[code[0]]
+
+    def handler(m: MachineState, at: int) -> int:
+        found = RUN.match(m.data, at - 1) if m.fast else None
+        return single(m, at) if found is None else _push_run(m, found)
+
+    DISPATCH[code[0]] = handler
+
+
+def _push_run(m: MachineState, found: re.Match[bytes]) -> int:
+    """Push the ints of a run, or the tuple of them where they are all of one; return where to go on."""
+    spelled, end = found.group(), found.end()
+    if m.stack or not m.marks or m.data[end : end + 1] != b"t":
+        ints = ints_of_run(spelled)
+        m.stack += ints
+        m.skipped += len(ints) - 1
+        return end
+    times = m.tuples_met[spelled] = m.tuples_met.get(spelled, 0) + 1
+    ints = m.repeated.values.ints(spelled, times)
+    m.stack = m.marks.pop()
+    m.stack.append(ints)
+    m.skipped += len(ints)
+    return end + 1
+
+
+for _code in (b"J", b"\x8a"):
+    _with_runs(_code)
+
+
 # -- names and calls -------------------------------------------------------------------------------------
 
 
@@ -152,8 +188,8 @@ def _extension(code: bytes, width: int) -> None:
     DISPATCH[code[0]] = handler
 
 
-for _code, _width in ((b"\x82", 1), (b"\x83", 2), (b"\x84", 4)):
-    _extension(_code, _width)
+for _extended, _width in ((b"\x82", 1), (b"\x83", 2), (b"\x84", 4)):
+    _extension(_extended, _width)
 
 
 @opcode(b"R")

@@ -152,7 +152,7 @@ def _encode(m: MachineState, args: tuple[Any, ...]) -> Any:
     if len(args) != 2 or args[1] != "latin1" or not isinstance(args[0], str):
         return None
     m.spend(len(args[0]) // 8)
-    return args[0].encode("latin1")
+    return m.repeated.values.of_bytes(args[0].encode("latin1"))
 
 
 @rebuilds("datetime.timedelta")

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ckptools.model.regions import Ints
+from ckptools.pickles.repeated_values import RepeatedValues
 from ckptools.pickles.run_records import ShardRecord
 
 NUMBERS = 10
@@ -74,6 +75,7 @@ class RepeatedRecords:
     Attributes:
         records: records that were matched, by the bytes of offsets, sizes and rank.
         layouts: what DTensors of one layout have in common.
+        values: what else they repeat, byte for byte.
         learned: bytes of pickle that are remembered, and that were too many to be.
     """
 
@@ -82,6 +84,7 @@ class RepeatedRecords:
         self.records: dict[tuple[bytes, bytes, bytes], ShardRecord] = {}
         self._by_value: dict[tuple[Ints, Ints, int | None], ShardRecord] = {}
         self.layouts: dict[Any, Any] = {}
+        self.values = RepeatedValues(limit)
         self.learned = 0
         self._by_pattern: dict[bytes, list[_Chain]] = {}
         self._chains: list[_Chain] = []

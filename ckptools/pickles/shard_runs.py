@@ -20,6 +20,7 @@ from typing import Any
 from weakref import proxy
 
 from ckptools.model.regions import Ints
+from ckptools.model.tree import of_kinds
 from ckptools.model.values import Global, Opaque
 from ckptools.pickles.limits import UnusualError
 from ckptools.pickles.machine_state import MachineState
@@ -274,16 +275,20 @@ _WIDTHS = {0x4D: 2, 0x4A: 4}
 
 def _leaks(tree: Any) -> bool:
     seen: set[int] = set()
-    stack = [tree]
+    stack = of_kinds([tree], _ENTERED)
     while stack:
         node = stack.pop()
-        if isinstance(node, (ShardRecord, Placement)):
+        if isinstance(node, _RECORDS):
             return True
-        if not isinstance(node, (dict, list, tuple, set, frozenset, Opaque)) or id(node) in seen:
+        if id(node) in seen:
             continue
         seen.add(id(node))
         if isinstance(node, dict):
-            stack += (*node.keys(), *node.values())
+            stack += of_kinds(node.keys(), _ENTERED) + of_kinds(node.values(), _ENTERED)
         else:
-            stack += node.parts() if isinstance(node, Opaque) else node
+            stack += of_kinds([*node.parts()] if isinstance(node, Opaque) else node, _ENTERED)
     return False
+
+
+_RECORDS = (ShardRecord, Placement)
+_ENTERED = (*_RECORDS, dict, list, tuple, set, frozenset, Opaque)
