@@ -25,6 +25,7 @@ LAYERS = (
     ("model",),
     ("files",),
     ("pickles",),
+    ("cluster",),
     ("tensor_io",),
     ("training_state",),
     ("formats",),

@@ -83,7 +83,8 @@ def _show_backends() -> None:
 
 
 def _explain_environment() -> None:
-    from ckptools.training.launchers import environment, explain
+    from ckptools.cluster import environment
+    from ckptools.training.launchers import explain
 
     show(explain.explain(os.environ, environment.derive(os.environ)))
 

@@ -21,13 +21,15 @@ class Ending:
 
     Attributes:
         code: its exit code, when that is known; None where Python has more to say, such as a traceback.
+        with_torch: end at once with torch imported too: gloo's threads may wait for Python's lock, and it for them.
     """
 
     code: int | None = None
+    with_torch = False
 
     def leave(self) -> None:
         """Flush what was printed, and end."""
-        if self.code is None or "torch" in sys.modules:
+        if self.code is None or ("torch" in sys.modules and not self.with_torch):
             return
         for stream in (sys.stdout, sys.stderr):
             try:

@@ -10,6 +10,7 @@ from typing import Any
 
 from ckptools.cli.output_options import with_output
 from ckptools.cli.printing import Output, discard_stdout, say
+from ckptools.cli.ranks import with_other_ranks
 from ckptools.cli.record_options import call
 from ckptools.errors import CkptoolsError
 from ckptools.text import clip_middle
@@ -54,13 +55,14 @@ def one_line_errors(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _run(function: Callable[..., None], given: dict[str, Any]) -> None:
-    if not Output.verbose:
-        call(function, given)
-        return
-    from ckptools.cli.measured import measured
+    with with_other_ranks(function.__name__, given):
+        if not Output.verbose:
+            call(function, given)
+            return
+        from ckptools.cli.measured import measured
 
-    with measured():
-        call(function, given)
+        with measured():
+            call(function, given)
 
 
 def _say_error(error: CkptoolsError) -> None:

@@ -18,9 +18,10 @@ class Output:
         verbose: also what was read, and how long it took.
         debug: where something goes wrong, Python's traceback too.
         color: `auto` (on a terminal), `always` or `never`.
+        silent: nothing at all: another rank speaks for this one.
     """
 
-    quiet = verbose = debug = False
+    quiet = verbose = debug = silent = False
     color = "auto"
 
 
@@ -40,6 +41,8 @@ def show(text: str, words: str = "") -> None:
         text: what to print.
         words: whose words have a colour on a terminal: a key of `ckptools.views.colors.WORDS`.
     """
+    if Output.silent:
+        return
     text = _with_color(text, words, sys.stdout)
     try:
         sys.stdout.write(f"{text}\n")
@@ -66,6 +69,8 @@ def remark(text: str) -> None:
 
 
 def _complain(text: str) -> None:
+    if Output.silent:
+        return
     sys.stderr.write(f"{encodable(text, sys.stderr.encoding)}\n")
     sys.stderr.flush()
 

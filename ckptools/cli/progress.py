@@ -8,6 +8,8 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING
 
+from ckptools.cli.printing import Output
+from ckptools.cluster.team import current
 from ckptools.text import clip_middle, duration, plural, printable, size
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ class Line:
     def due(self) -> bool:
         """Whether it is time to print again."""
         now = time.monotonic()
-        if now - self._last < (TERMINAL_SECONDS if self._terminal else LOG_SECONDS):
+        if Output.silent or now - self._last < (TERMINAL_SECONDS if self._terminal else LOG_SECONDS):
             return False
         self._last = now
         return True
@@ -68,18 +70,18 @@ class ProgressLine(Line):
     """Counts bytes and says how many there are to go.
 
     Attributes:
-        total: bytes that will be counted.
+        total: bytes that will be counted; of several ranks, those that this one does.
     """
 
     def __init__(self, total: int = 0) -> None:
         super().__init__()
-        self.total = total
+        self.expect(total)
         self._done = 0
         self._lock = Lock()
 
     def expect(self, total: int) -> None:
         """Take note of how many bytes there will be."""
-        self.total = total
+        self.total = total // current().world_size
 
     def __call__(self, nbytes: int, fqn: str) -> None:
         """Count `nbytes` of the tensor `fqn`."""
@@ -88,7 +90,8 @@ class ProgressLine(Line):
             if self.due():
                 percent = min(100, 100 * self._done // max(self.total, 1))  # tied weights are read back twice
                 rate = f"{size(int(self._done / self.seconds))}/s" if self.seconds else ""
-                self.print(f"{percent:3d}%  {size(self._done)} of {size(self.total)}  {rate}{self._left()}", fqn)
+                who = f"  (rank 0 of {current().world_size})" if current().world_size > 1 else ""
+                self.print(f"{percent:3d}%  {size(self._done)} of {size(self.total)}  {rate}{self._left()}{who}", fqn)
 
     def _left(self) -> str:
         """How long the rest takes at this rate, once there is a rate to speak of."""

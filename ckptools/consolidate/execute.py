@@ -14,12 +14,14 @@ from functools import partial
 from threading import Event, local
 
 from ckptools.consolidate.plan import Job
+from ckptools.consolidate.shares import ALL, Share
 from ckptools.consolidate.source_records import Piece, SourceRecords
+from ckptools.consolidate.written import Region, joined
 from ckptools.errors import CkptoolsError, ReadError, WriteError
 from ckptools.files.opening import OpenFiles
 from ckptools.files.partial_files import write_at
 from ckptools.tensor_io.byte_plan import Band, Copy
-from ckptools.tensor_io.checksums import combine, crc32
+from ckptools.tensor_io.checksums import crc32
 from ckptools.tensor_io.finite import has_nonfinite
 from ckptools.tensor_io.progress import Progress, not_told
 from ckptools.tensor_io.records import CHUNK, read_pieces
@@ -64,33 +66,33 @@ class Executor:
         self._buffers = local()
         self._kernel = hasattr(os, "copy_file_range")
 
-    def run(self, jobs: Sequence[Job], threads: int) -> list[int]:
-        """Run every job and return the CRC-32 of each tensor's bytes (0 when checksums are off).
+    def run(self, jobs: Sequence[Job], threads: int, share: Share = ALL) -> list[Region]:
+        """Run every job, or this rank's share of each; return what was written, with CRC-32 where they are kept.
 
         Raises:
             DamagedError: a source is not what its checksum says.
             ReadError: a source cannot be read.
             WriteError: the output cannot be written.
         """
-        crcs = in_threads(self._job, jobs, threads, self._stop.set)
-        if self.records is not None:
-            self.records.compare()
-        return crcs
+        written = in_threads(lambda n: self._job(n, jobs[n], share), range(len(jobs)), threads, self._stop.set)
+        return [region for regions in written for region in regions]
 
-    def _job(self, job: Job) -> int:
-        crc = 0
-        for part in job.parts():
+    def _job(self, number: int, job: Job, share: Share) -> list[Region]:
+        regions: list[Region] = []
+        for part in share.parts(job):
             if self._stop.is_set():
                 raise Stopped
-            if isinstance(part, Band):
-                piece = self._assemble(job, part)
-            elif self.checksums or self._compares(part):
-                piece = self._copy_checked(job, part)
-            else:
-                self._copy(job, part)
-                continue
-            crc = combine(crc, piece, part.nbytes)
-        return crc
+            regions.append(Region(number, part.offset, part.nbytes, self._part(job, part)))
+        return joined(regions, self.checksums)
+
+    def _part(self, job: Job, part: Copy | Band) -> int:
+        """Write a part of a tensor; return its CRC-32, or 0 where the bytes were not looked at."""
+        if isinstance(part, Band):
+            return self._assemble(job, part)
+        if self.checksums or self._compares(part):
+            return self._copy_checked(job, part)
+        self._copy(job, part)
+        return 0
 
     def _compares(self, copy: Copy) -> bool:
         return self.records is not None and copy.record is not None and copy.record.crc != 0

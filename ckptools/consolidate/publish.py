@@ -6,15 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ckptools.cluster.team import current
 from ckptools.consolidate.execute import Executor
 from ckptools.consolidate.output import check_unchanged
+from ckptools.consolidate.shared_output import Output, opened_output, synced
+from ckptools.consolidate.shares import Share, shares_of
 from ckptools.consolidate.writers.layout import Layout
+from ckptools.consolidate.written import Region, crcs_of
 from ckptools.errors import WriteError
 from ckptools.files.opening import OpenFiles
 from ckptools.files.partial_files import PartialFiles
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.tensor_io.progress import Progress, not_told
-from ckptools.tensor_io.records import Record
+from ckptools.tensor_io.records import Record, stored_records
 
 
 @dataclass(frozen=True)
@@ -69,30 +73,46 @@ def write(
         ReadError: a source cannot be read, or changed meanwhile.
         WriteError: the output cannot be written, or is not what was written.
     """
-    with PartialFiles() as partial:
-        if new_folder is not None:
-            partial.make_folder(new_folder)
-        if layout.folder is not None:
-            partial.create_folder(layout.folder)
-        targets = [partial.create(path, size) for path, size in layout.files]
-        executor = Executor(targets, files, layout.checksums, proofs.sources, progress)
-        crcs = executor.run(layout.jobs, jobs)
+    shares = shares_of(layout.jobs, current().world_size)
+    with opened_output(layout, new_folder) as output:
+        executor = Executor(output.targets, files, layout.checksums, proofs.sources, progress)
+        regions = _copied(executor, layout, shares[current().rank], jobs)
         try:
-            layout.finish(targets, crcs)
-            told = ""
-            if proofs.compare:
-                from ckptools.consolidate.read_back import compare
-
-                paths = [partial.place(path) for path, _ in layout.files]
-                told = compare(layout, targets, paths, files, jobs, progress or not_told)
-            for path, text in {**texts, **_manifest(layout, targets, proofs, jobs)}.items():
-                partial.add_text(path, text)
+            if output.partial is not None:
+                layout.finish(output.targets, crcs_of(layout.jobs, regions, layout.checksums))
+            synced(output.targets)
+            told = _compared(layout, output, files, jobs, progress) if proofs.compare else ""
+            added = {**texts, **_manifest(layout, output.targets, proofs, jobs)}
+            if output.partial is not None:
+                _publish(checkpoint, output.partial, added)
         except OSError as error:
             raise WriteError(layout.files[0][0], f"cannot write: {(error.strerror or '').lower()}") from error
-        check_unchanged(checkpoint)
-        partial.publish()
     right = None if executor.records is None else frozenset(executor.records.right)
-    return Seen(right, tuple(dict.fromkeys(job.fqn for job in layout.jobs if job.fqn in executor.odd)), told)
+    odd = set[str]().union(*current().gather(executor.odd))
+    return Seen(right, tuple(dict.fromkeys(job.fqn for job in layout.jobs if job.fqn in odd)), told)
+
+
+def _copied(executor: Executor, layout: Layout, share: Share, threads: int) -> list[Region]:
+    """Copy this rank's share, and return what all ranks have written."""
+    with current().own_work():
+        regions = executor.run(layout.jobs, threads, share)
+    if executor.records is not None:
+        stored = stored_records((job.fqn, job.tensor) for job in layout.jobs) if current().world_size > 1 else ()
+        executor.records.compare(found.record for found in stored)
+    return [region for written in current().gather(regions) for region in written]
+
+
+def _compared(layout: Layout, output: Output, files: OpenFiles, threads: int, progress: Progress | None) -> str:
+    from ckptools.consolidate.read_back import compare
+
+    return compare(layout, output.targets, output.paths, files, threads, progress or not_told)
+
+
+def _publish(checkpoint: Checkpoint, partial: PartialFiles, texts: Mapping[Path, str]) -> None:
+    for path, text in texts.items():
+        partial.add_text(path, text)
+    check_unchanged(checkpoint)
+    partial.publish()
 
 
 def _manifest(layout: Layout, targets: Sequence[int], proofs: Proofs, jobs: int) -> dict[Path, str]:

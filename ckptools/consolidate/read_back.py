@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ from ckptools.consolidate.writers.layout import Layout, ReadBack, ReadTensor
 from ckptools.errors import CkptoolsError, WriteError
 from ckptools.files.opening import OpenFiles
 from ckptools.tensor_io.progress import Progress
+from ckptools.tensor_io.shared_work import in_ranks
 from ckptools.tensor_io.stream import tensor_bytes
-from ckptools.tensor_io.threads import in_threads
 from ckptools.text import plural
 
 AT_ONCE = 512 << 20
@@ -47,7 +48,7 @@ def compare(
                 by, total = found.by, len(found.tensors)
                 some = _some(found.tensors[done:])
                 names |= {tensor.fqn for tensor in some}
-                in_threads(lambda tensor: _compare(tensor, found, files, progress), some, threads)
+                in_ranks(partial(_compare, found, files, progress), some, threads, _weight)
         except MemoryError:
             raise
         except Exception as error:  # whatever a library says of a file that it does not read
@@ -71,7 +72,11 @@ def _some(tensors: Sequence[ReadTensor]) -> Sequence[ReadTensor]:
     return tensors
 
 
-def _compare(expected: ReadTensor, found: ReadBack, files: OpenFiles, progress: Progress) -> None:
+def _weight(tensor: ReadTensor) -> int:
+    return tensor.tensor.nbytes
+
+
+def _compare(found: ReadBack, files: OpenFiles, progress: Progress, expected: ReadTensor) -> None:
     import numpy as np
 
     tensor = expected.read()

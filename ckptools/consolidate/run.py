@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ckptools.cluster.team import current
 from ckptools.consolidate.choose import select
 from ckptools.consolidate.named_state import by_name
 from ckptools.consolidate.naming import Output, output_of
@@ -17,6 +18,7 @@ from ckptools.consolidate.options import ConsolidateOptions, full_dtype, hole_ru
 from ckptools.consolidate.output import check_folder, check_not_among, check_place, check_space
 from ckptools.consolidate.parts import tensors_of
 from ckptools.consolidate.plan import converted, planned_reading
+from ckptools.consolidate.plan_digest import check_same_plan, plan_digests
 from ckptools.consolidate.publish import Proofs, Seen, write
 from ckptools.consolidate.renamed_state import renamed
 from ckptools.consolidate.renaming import renaming_of
@@ -81,6 +83,8 @@ def consolidate(
         paths = [*texts, *proofs.paths]
         _check_place(whole, layout, paths, options.force, output)
         seen = Seen(first.right if first else None)
+        if current().world_size > 1:
+            check_same_plan(plan_digests(whole, layout, texts))
         if not options.dry_run:
             planned(_nbytes_to_come(layout, first, options.check))
             seen = write(whole, layout, output.new_folder, texts, files, proofs, options.threads, progress)

@@ -6,14 +6,16 @@ What nobody wanted of a record, such as the padding behind an uneven shard, is r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from ckptools.errors import DamagedError
+from ckptools.cluster.team import current
+from ckptools.errors import DamagedError, original_of
 from ckptools.files.opening import OpenFiles
 from ckptools.model.tensor import Source
 from ckptools.tensor_io.checksums import combine, crc32
 from ckptools.tensor_io.records import Record, read_pieces
+from ckptools.tensor_io.shared_work import in_ranks
 
 
 class Piece(NamedTuple):
@@ -22,6 +24,26 @@ class Piece(NamedTuple):
     nbytes: int
     crc: int
     fqn: str
+
+
+Key = tuple[str, str, int, int, int]
+"""What a record is called among ranks, each of which may have its own temporary copy of a compressed file."""
+
+
+def _key(record: Record) -> Key:
+    return str(original_of(record.path)), record.name, record.offset, record.nbytes, record.crc
+
+
+def _joined(read: Mapping[int, Piece]) -> list[tuple[int, Piece]]:
+    """The pieces of a record by their offset, those that follow each other as one."""
+    found: list[tuple[int, Piece]] = []
+    for offset, piece in sorted(read.items()):
+        if found and found[-1][0] + found[-1][1].nbytes == offset:
+            start, before = found.pop()
+            crc = combine(before.crc, piece.crc, piece.nbytes)
+            offset, piece = start, Piece(before.nbytes + piece.nbytes, crc, before.fqn)
+        found.append((offset, piece))
+    return found
 
 
 class SourceRecords:
@@ -54,18 +76,45 @@ class SourceRecords:
         if source.crc:
             self.add(Record.of(source), source.offset, Piece(len(data), crc32(data), fqn))
 
-    def compare(self) -> None:
-        """Compare the records that were read in several pieces, or not in full.
+    def compare(self, records: Iterable[Record] = ()) -> None:
+        """Compare the records that were read in several pieces, or not in full, by whatever rank.
+
+        Args:
+            records: all that there are; needed where several ranks have read some.
 
         Raises:
             DamagedError: one is not what its checksum says.
             ReadError: one cannot be read.
         """
-        for record, read in self._pieces.items():
-            crc = 0
-            for nbytes, piece in self._all_of(record, read):
-                crc = combine(crc, piece, nbytes)
-            self._compare(record, crc, next(iter(read.values())).fqn)
+        team = current()
+        if team.world_size > 1:
+            here = {_key(record): record for record in records}
+            self._take([(here[key], pieces) for other in team.gather(self._sent()) for key, pieces in other])
+        in_several = sorted(self._pieces.items(), key=lambda read: _key(read[0]))
+        right = in_ranks(self._compare_pieces, in_several, 1, lambda read: 1)
+        self.right |= {record for (record, _), _ in zip(in_several, right, strict=True)}
+        if team.world_size > 1:
+            self.right |= {here[key] for keys in team.gather(list(map(_key, self.right))) for key in keys}
+
+    def _compare_pieces(self, read: tuple[Record, Mapping[int, Piece]]) -> None:
+        record, pieces = read
+        crc = 0
+        for nbytes, piece in self._all_of(record, pieces):
+            crc = combine(crc, piece, nbytes)
+        self._compare(record, crc, next(iter(pieces.values())).fqn)
+
+    def _sent(self) -> list[tuple[Key, list[tuple[int, Piece]]]]:
+        """What was read of records that were not compared yet, as few pieces of each as they make."""
+        return [(_key(record), _joined(read)) for record, read in self._pieces.items()]
+
+    def _take(self, sent: Iterable[tuple[Record, list[tuple[int, Piece]]]]) -> None:
+        """Take note of what all ranks have read."""
+        self._pieces = {}
+        for record, pieces in sent:
+            known = self._pieces.setdefault(record, {})
+            for offset, piece in pieces:
+                if offset not in known or known[offset].nbytes < piece.nbytes:
+                    known[offset] = piece
 
     def _all_of(self, record: Record, read: Mapping[int, Piece]) -> Iterator[tuple[int, int]]:
         """Length and CRC-32 of pieces that make up a record: those that were read, and what lies between them."""

@@ -15,7 +15,7 @@ from ckptools.files.opening import File, OpenFiles
 from ckptools.model.tensor import Shard, Source, Tensor
 from ckptools.tensor_io.checksums import crc32
 from ckptools.tensor_io.progress import Progress
-from ckptools.tensor_io.threads import in_threads
+from ckptools.tensor_io.shared_work import in_ranks
 
 CHUNK = 1 << 20
 """Bytes held at a time, a multiple of every element's width; more would not stay in the processor's cache."""
@@ -91,7 +91,7 @@ def damaged_records(records: Iterable[Record], files: OpenFiles, threads: int, p
         return crc
 
     checked = [record for record in records if record.crc]
-    crcs = zip(checked, in_threads(check, checked, threads), strict=True)
+    crcs = zip(checked, in_ranks(check, checked, threads, lambda record: record.nbytes), strict=True)
     return {record: crc for record, crc in crcs if crc != record.crc}
 
 

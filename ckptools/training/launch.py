@@ -8,24 +8,26 @@ import sys
 import uuid
 from typing import TYPE_CHECKING
 
+from ckptools.cluster import environment
+from ckptools.cluster.environment import Fact, Place, missing_variables
+from ckptools.cluster.process import calm_torch
+from ckptools.cluster.variables import STARTERS
+from ckptools.cluster.waiting import say_nothing, say_on_stderr
 from ckptools.errors import CkptoolsError, UsageError
 from ckptools.training import backends, damage, file_options, output, worker, world_sizes
 from ckptools.training import options as choices
-from ckptools.training.launchers import elastic, environment, nodes, spawn
+from ckptools.training.launchers import elastic, nodes, spawn
 from ckptools.training.launchers import options as launch_options
 from ckptools.training.launchers.agreement import agree
-from ckptools.training.launchers.environment import Fact, Place, missing_variables
 from ckptools.training.launchers.job import Job
 from ckptools.training.launchers.nodes import Node
 from ckptools.training.launchers.options import LaunchOptions
 from ckptools.training.launchers.shared_folder import shared_partial_folder
-from ckptools.training.launchers.variables import STARTERS
 from ckptools.training.options import Created, CreateOptions
 from ckptools.training.resume_options import restarts
-from ckptools.training.waiting import say_nothing, say_on_stderr
 
 if TYPE_CHECKING:
-    from ckptools.training.rendezvous import Meeting
+    from ckptools.cluster.rendezvous import Meeting
 
 LAUNCHERS = {"elastic": elastic.launch, "spawn": spawn.launch}
 
@@ -50,7 +52,7 @@ def create(options: CreateOptions, verbose: bool = False) -> Created:
     """
     options = options.completed()
     launch_options.check(options.launch)
-    worker.calm_torch()
+    calm_torch()
     place = environment.derive(os.environ, _given(options))
     if place.starter is None or _starts_ranks(options.launch, place):
         return _start_ranks(options, place, verbose)
@@ -82,8 +84,8 @@ def _start_ranks(options: CreateOptions, place: Place, verbose: bool) -> Created
     node = nodes.this_node(options.launch, options.world_size, place)
     from torch.distributed.distributed_c10d import PrefixStore
 
-    from ckptools.training.rendezvous import Meeting
-    from ckptools.training.rendezvous_store import open_store
+    from ckptools.cluster.rendezvous import Meeting
+    from ckptools.cluster.rendezvous_store import open_store
 
     timeout, say = options.launch.timeout, say_on_stderr if verbose else say_nothing
     at = open_store(node.address, node.port, node.hosts, timeout, say)
@@ -136,7 +138,7 @@ def _be_a_rank(options: CreateOptions, place: Place, verbose: bool) -> Created:
     _check_outer(options, place)
     place.export(os.environ)
     worker.prepare_process()
-    from ckptools.training.rendezvous import meet_ranks
+    from ckptools.cluster.rendezvous import meet_ranks
 
     say = say_on_stderr if verbose else say_nothing
     with meet_ranks(options.launch.timeout, place.counts, say=say) as meeting:

@@ -14,17 +14,17 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
+from ckptools.cluster.environment import NEEDED, missing_variables
+from ckptools.cluster.waiting import say_nothing
 from ckptools.errors import UsageError, WriteError
 from ckptools.text import first_line
 from ckptools.training import file_names, full_state, layouts, losses, output, snapshots
 from ckptools.training.backends import chosen_here
-from ckptools.training.launchers.environment import NEEDED, missing_variables
 from ckptools.training.layouts.place import of_any_rank
 from ckptools.training.options import Created, CreateOptions
 from ckptools.training.resume import resume
 from ckptools.training.resume_options import restarts
 from ckptools.training.run import Report, Run, prepare, train
-from ckptools.training.waiting import say_nothing
 
 
 @contextmanager

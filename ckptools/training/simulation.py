@@ -6,6 +6,7 @@ import dataclasses
 import uuid
 from concurrent.futures.process import BrokenProcessPool
 
+from ckptools.cluster.process import calm_torch
 from ckptools.errors import UsageError, WriteError
 from ckptools.text import first_line
 from ckptools.training import options as choices
@@ -30,7 +31,7 @@ def create(options: CreateOptions, verbose: bool = False) -> Created:
         WriteError: a file could not be written.
     """
     options = _sized(_check(options).completed())
-    worker.calm_torch()
+    calm_torch()
     from ckptools.training.simulated_world import write_ranks
 
     report = worker.say if verbose else (lambda line: None)

@@ -11,17 +11,16 @@ import gc
 import json
 import os
 import signal
-import socket
 import sys
 import threading
 import time
 import traceback
 from pathlib import Path
 
+from ckptools.cluster.process import calm_torch, use_loopback
+from ckptools.cluster.waiting import say_nothing
 from ckptools.training import options as choices
-from ckptools.training.launchers.nodes import is_loopback
 from ckptools.training.options import Created, CreateOptions
-from ckptools.training.waiting import say_nothing
 
 # Seconds between two looks at whether the launcher is there.
 _LOOK = 1.0
@@ -35,8 +34,8 @@ def main(words: list[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
     try:
+        from ckptools.cluster.rendezvous import meet_ranks
         from ckptools.training.rank import join, train_and_save
-        from ckptools.training.rendezvous import meet_ranks
 
         options = choices.from_json(text)
         with meet_ranks(options.launch.timeout, options.launch.counts) as meeting:
@@ -65,19 +64,9 @@ def prepare_process() -> None:
     calm_torch()
     # Imports make some 300,000 objects that stay; looking for garbage among them so often is a quarter of their time.
     gc.set_threshold(200_000)
-    # Where ranks share a machine, its own name may resolve to nothing, or to a network behind a firewall.
-    loopback = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
-    if loopback and is_loopback(os.environ.get("MASTER_ADDR", "localhost")):
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback[0])
+    use_loopback()
     # The launcher cleans up; a rank that is told to stop has nothing to say.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-def calm_torch() -> None:
-    """Prepare the environment of this process and its children before torch is imported: threads, C++ warnings."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    # What goes wrong there is raised too; the text that is logged has a stack of C++ frames with it.
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
 
 
 def arguments(options: CreateOptions, partial: Path, answer: Path, verbose: bool) -> list[str]:

@@ -729,16 +729,38 @@ FAULTS = (
     *_in(
         "consolidate/source_records.py",
         "consolidate/test_proofs.py consolidate/test_damage.py",
-        ("            self._compare(record, crc, next(iter(read.values())).fqn)\n", "            pass\n"),
+        ("        self._compare(record, crc, next(iter(pieces.values())).fqn)\n", "        pass\n"),
         ("                continue  # overlaps", "                pass  # overlaps"),
         ("        yield from self._read(record, at, record.end)\n", ""),
         ("            yield from self._read(record, at, offset)\n", ""),
         ("        if crc != record.crc:\n", "        if False:\n"),
     ),
     *_in(
+        "consolidate/publish.py",
+        "consolidate/test_proofs.py consolidate/test_damage.py",
+        ("        executor.records.compare(found", "        list(found"),
+    ),
+    *_in(
+        "consolidate/shares.py",
+        "consolidate/test_shares.py",
+        ("and (self.end is None or at < self.end)", "and (self.end is None or at <= self.end)"),
+        ("return copy.nbytes if path < at[0] else 0", "return 0"),
+        ("// GRAIN * GRAIN)", ")"),
+        ("        target -= nbytes\n", ""),
+    ),
+    *_in(
+        "consolidate/written.py",
+        "consolidate/test_shares.py",
+        ("if len(regions) != 1 or (regions[0].offset, regions[0].nbytes) != (0, job.nbytes):", "if not regions:"),
+    ),
+    *_in(
+        "cluster/team.py",
+        "consolidate/test_shares.py",
+        ("owner = (2 * end - weight) * count // (2 * total)", "owner = min(count - 1, number)"),
+    ),
+    *_in(
         "consolidate/execute.py",
         "consolidate/test_proofs.py consolidate/test_damage.py",
-        ("            self.records.compare()\n", "            pass\n"),
         ("return self.records is not None and copy.record is not None and copy.record.crc != 0", "return False"),
     ),
     *_in(
@@ -780,7 +802,7 @@ FAULTS = (
     *_in(
         "consolidate/publish.py",
         "consolidate/test_refusals.py consolidate/test_outputs.py",
-        ("        check_unchanged(checkpoint)\n", ""),
+        ("    check_unchanged(checkpoint)\n", ""),
     ),
     *_in(
         "consolidate/read_back.py",
@@ -811,7 +833,7 @@ FAULTS = (
     *_in(
         "cli/ending.py",
         "cli/test_commands.py",
-        (' or "torch" in sys.modules', ""),
+        (' or ("torch" in sys.modules and not self.with_torch)', ""),
         ("            ending.code = done.code or 0\n", "            ending.code = 0\n"),
     ),
     *_in(
@@ -937,29 +959,29 @@ FAULTS = (
         ('"cpu:gloo,cuda:nccl" if', '"nccl" if'),
     ),
     *_in(
-        "training/launchers/environment.py",
-        "training/test_environment.py",
+        "cluster/environment.py",
+        "cluster/test_environment.py",
         ("if node_rank is None or node_rank >= len(place.hosts) else place.hosts[node_rank]", ""),
         ("return 15000 + int(digits[-4:] or 0)", "return 15000 + int(digits[:4] or 0)"),
     ),
     *_in(
-        "training/launchers/variables.py",
-        "training/test_environment.py",
+        "cluster/variables.py",
+        "cluster/test_environment.py",
         ("and step.isdecimal() and int(step) < _FIRST_SPECIAL_STEP", ""),
         ("(not _is_in_srun(variables) or any(name in variables for name in _PMI_LOCAL))", "True"),
         ('and own != ("1", "0")', ""),
     ),
     *_in(
-        "training/rendezvous.py",
-        "training/test_rendezvous.py",
+        "cluster/rendezvous.py",
+        "cluster/test_rendezvous.py",
         ('if not self._has("begun"):', "if True:"),
         ('if self._store.add(f"claims/{self.number}", 1) > 1:', 'if self._store.add(f"claims/{self.number}", 1) > 2:'),
         ("return error if first == told else self._failure()", "return error"),
         ("bisect.bisect(ends, rank)", "bisect.bisect_left(ends, rank)"),
     ),
     *_in(
-        "training/rendezvous_store.py",
-        "training/test_rendezvous.py",
+        "cluster/rendezvous_store.py",
+        "cluster/test_rendezvous.py",
         ("        if store.check([_MARK]):\n", "        if not store.check([_MARK]):\n"),
     ),
     *_in(
@@ -970,8 +992,8 @@ FAULTS = (
         ("if wanted % nnodes:", "if False:"),
     ),
     *_in(
-        "training/launchers/host_lists.py",
-        "training/test_host_lists.py",
+        "cluster/host_lists.py",
+        "cluster/test_host_lists.py",
         ("{number:0{len(first)}d}", "{number}"),
     ),
     *_in(
@@ -1107,14 +1129,14 @@ FAULTS = (
         ("if len({len(same) for same in ranks.values()}) > 1:", "if len(ranks) > 1:"),
     ),
     *_in(
-        "training/waiting.py",
-        "training/test_waiting.py",
+        "cluster/waiting.py",
+        "cluster/test_waiting.py",
         ("self._next *= LONGER", "pass"),
         ("self._next = PATIENCE", "self._next = 0.0"),
     ),
     *_in(
-        "training/rendezvous.py",
-        "training/test_waiting.py",
+        "cluster/rendezvous.py",
+        "cluster/test_waiting.py",
         ('self.role == "node" or set(missing)', "set(missing)"),
         ('self.role == "node" or set(missing).issuperset(range(self.number))', "True"),
     ),

@@ -16,6 +16,7 @@ from typing import Any
 
 from torch.multiprocessing.spawn import ProcessContext, start_processes
 
+from ckptools.cluster.process import calm_torch
 from ckptools.training import Created, CreateOptions, create, worker
 from tests.training.started import PATIENCE, free_port
 
@@ -31,7 +32,7 @@ def run_ranks(world_size: int, function: Callable[..., None], *arguments: Any) -
         TimeoutError: it did not return in one.
     """
     multiprocessing.set_forkserver_preload(PRELOADED)
-    worker.calm_torch()
+    calm_torch()
     shared = (world_size, free_port(), function, arguments)
     ranks = start_processes(_be_a_rank, shared, world_size, join=False, daemon=True, start_method="forkserver")
     with _ended(ranks):

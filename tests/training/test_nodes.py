@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
+from ckptools.cluster.environment import Place, derive
+from ckptools.cluster.process import is_loopback
 from ckptools.errors import UsageError
 from ckptools.training.launchers import options as launch_options
-from ckptools.training.launchers.environment import Place, derive
-from ckptools.training.launchers.nodes import Node, idle_gpus, is_loopback, this_node
+from ckptools.training.launchers.nodes import Node, idle_gpus, this_node
 from ckptools.training.launchers.options import LaunchOptions
-from tests.training.test_environment import SLURM
+from tests.cluster.test_environment import SLURM
 
 NOWHERE = Place(None, None)
 AT = {"master_addr": "a", "master_port": 7}

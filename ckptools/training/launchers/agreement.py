@@ -10,7 +10,7 @@ from ckptools.training import options as choices
 from ckptools.training.options import CreateOptions
 
 if TYPE_CHECKING:
-    from ckptools.training.rendezvous import Meeting
+    from ckptools.cluster.rendezvous import Meeting
 
 # What may differ: a folder may be mounted elsewhere, and nodes have their own ranks and counts.
 _OWN = ("out", "launch")

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ckptools.cluster.process import is_loopback
 from ckptools.training import worker
 from ckptools.training.launchers.failures import failure_reason
 from ckptools.training.launchers.job import Job
-from ckptools.training.launchers.nodes import is_loopback
 from ckptools.training.options import Created
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from ckptools.training.launchers.environment import NEEDED, Place
-from ckptools.training.launchers.variables import ALLOCATIONS, STARTERS, Variables
+from ckptools.cluster.environment import NEEDED, Place
+from ckptools.cluster.variables import ALLOCATIONS, STARTERS, Variables
 
 # Torch's launcher says by these that it hosts the rendezvous; they are shown and not interpreted.
 _MORE = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptools import errors
-from ckptools.errors import CkptoolsError, WriteError
+from ckptools.cluster.remote_errors import remade
+from ckptools.errors import WriteError
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
@@ -33,12 +34,6 @@ def failure_reason(out: Path, failures: Mapping[int, ProcessFailure]) -> Excepti
         return WriteError(out, f"not written: rank {rank} was killed by {failure.signal_name()}")
     kind, _, message = _message(failure).partition(": ")
     return remade(kind, message) or RuntimeError(f"rank {rank}: {kind}: {message}".splitlines()[0])
-
-
-def remade(kind: str, message: str) -> CkptoolsError | None:
-    """Make an error of ckptools again that another process raised; None where the name is no such error's."""
-    known = getattr(errors, kind, None)
-    return known(None, message) if isinstance(known, type) and issubclass(known, CkptoolsError) else None
 
 
 def _weight(failure: ProcessFailure) -> tuple[bool, bool, bool, int]:

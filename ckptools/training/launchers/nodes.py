@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
-import socket
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from ckptools.cluster.environment import DEFAULT_PORT, Place
 from ckptools.errors import UsageError
-from ckptools.training.launchers.environment import Place
-from ckptools.training.launchers.options import DEFAULT_PORT, LaunchOptions
+from ckptools.training.launchers.options import LaunchOptions
 
 DEFAULT_WORLD_SIZE = 4
 
@@ -167,14 +165,6 @@ def _check_sum(total: int, world_size: int | None, counts: tuple[int, ...]) -> N
         raise UsageError(
             None, f"--world-size is {world_size}, but --nproc-per-node {listed} makes {total}; leave one of them out"
         )
-
-
-def is_loopback(address: str) -> bool:
-    """Tell whether an address is this machine's own: then all ranks are on it, and need no other network."""
-    try:
-        return ipaddress.ip_address(socket.gethostbyname(address) if ":" not in address else address).is_loopback
-    except (OSError, ValueError):
-        return False
 
 
 def idle_gpus(nproc: int, gpus: int) -> str | None:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ckptools.cluster.environment import DEFAULT_PORT
 from ckptools.errors import UsageError
 from ckptools.option import option
 
 LAUNCHERS = ("elastic", "spawn")
 RDZV_BACKENDS = ("static", "c10d")
 WORLD_SIZE_SOURCES = ("env", "argument")
-
-# What torch's own launcher takes where nothing is said.
-DEFAULT_PORT = 29500
 
 
 @dataclass(frozen=True)

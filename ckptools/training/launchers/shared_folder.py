@@ -12,7 +12,7 @@ from ckptools.errors import WriteError
 from ckptools.training import output
 
 if TYPE_CHECKING:
-    from ckptools.training.rendezvous import Meeting
+    from ckptools.cluster.rendezvous import Meeting
 
 # Seconds after which a network file system shows everybody what one has made.
 _SEEN_WITHIN = 5.0

@@ -19,11 +19,11 @@ from types import TracebackType
 
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
+from ckptools.cluster.remote_errors import remade
+from ckptools.cluster.rendezvous_store import open_store
+from ckptools.cluster.waiting import PAUSE, Say, Wait, say_nothing
 from ckptools.errors import CkptoolsError, RendezvousError
 from ckptools.text import few, first_line
-from ckptools.training.launchers.failures import remade
-from ckptools.training.rendezvous_store import open_store
-from ckptools.training.waiting import PAUSE, Say, Wait, say_nothing
 
 # How long the host of the store waits at the end until the others have read the last word.
 _FAREWELL = 5.0
@@ -121,7 +121,7 @@ class Meeting:
         except CkptoolsError as error:
             # Those who train already are not stopped by somebody who was not meant to come.
             if not self._has("begun"):
-                self._fail(error)
+                self.fail(error)
             self._leave()
             raise
 
@@ -150,6 +150,18 @@ class Meeting:
         self._store.set("begun", "")
         return [self._store.get(f"{step}/{number}").decode() for number in range(self.count)]
 
+    def add(self, key: str, number: int) -> int:
+        """Add to a counter that all share; return what it is now."""
+        return int(self._store.add(key, number))
+
+    def store(self, name: str) -> Store:
+        """A part of the store for something else that all members do together."""
+        return PrefixStore(name, self._store)
+
+    def failure(self) -> CkptoolsError | None:
+        """The error of the member that failed first; None while all is well."""
+        return self._failure() if self._has("failure") else None
+
     def _await(self, step: str, numbers: range | list[int]) -> None:
         wait: Wait | None = None
         while missing := [number for number in numbers if not self._has(f"{step}/{number}")]:
@@ -157,7 +169,7 @@ class Meeting:
                 raise self._failure()
             wait = wait or Wait(self.timeout, self._say)
             if wait.is_over():
-                raise self._agreed(self._absence(missing))
+                raise self.tell(self._absence(missing))
             wait.pause(functools.partial(self._waited_for, missing))
 
     def _speaks(self, missing: Sequence[int]) -> bool:
@@ -195,7 +207,7 @@ class Meeting:
         text = f"{came} of {self.count} {self.role}s came; {who} did not within {self.timeout:g} s"
         return RendezvousError(None, text)
 
-    def _agreed(self, error: CkptoolsError) -> CkptoolsError:
+    def tell(self, error: CkptoolsError) -> CkptoolsError:
         """Tell everybody of an error, and return the one that somebody else told first, if so."""
         told = json.dumps([type(error).__name__, str(error), self.number])
         first = self._store.compare_set("failure", "", told).decode()
@@ -206,12 +218,13 @@ class Meeting:
         self.told = number != self.number
         return remade(kind, message) or RendezvousError(None, message)
 
-    def _fail(self, error: BaseException) -> None:
+    def fail(self, error: BaseException) -> None:
+        """Tell everybody of an error of any kind, unless somebody has told one already."""
         if isinstance(error, CkptoolsError):
-            self._agreed(error)
+            self.tell(error)
         else:
             how = "was interrupted" if isinstance(error, KeyboardInterrupt) else f"failed: {first_line(error)}"
-            self._agreed(RendezvousError(None, f"{self.call(self.number)} {how}"))
+            self.tell(RendezvousError(None, f"{self.call(self.number)} {how}"))
 
     def __enter__(self) -> Meeting:
         return self
@@ -220,7 +233,7 @@ class Meeting:
         # Where the store is gone, nobody is left to be told.
         with suppress(RuntimeError, CkptoolsError):
             if error is not None:
-                self._fail(error)
+                self.fail(error)
             self._leave()
 
     def _leave(self) -> None:

@@ -2,7 +2,7 @@
 
 torch asks for four variables (its `env://` way of initialization): RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 Training scripts also use LOCAL_RANK, LOCAL_WORLD_SIZE and GROUP_RANK, the rank of the node, as torchrun names them.
-What starts processes otherwise has names of its own; two tables in `launchers.variables` say which they are.
+What starts processes otherwise has names of its own; two tables in `cluster.variables` say which they are.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 
+from ckptools.cluster import host_lists
+from ckptools.cluster.variables import ALLOCATIONS, STARTERS, Allocation, Starter, Variables
 from ckptools.errors import UsageError
-from ckptools.training.launchers import host_lists
-from ckptools.training.launchers.options import DEFAULT_PORT
-from ckptools.training.launchers.variables import ALLOCATIONS, STARTERS, Allocation, Starter, Variables
+
+DEFAULT_PORT = 29500
+"""What torch's own launcher takes where nothing is said."""
 
 NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 

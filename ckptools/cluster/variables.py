@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ckptools.training.launchers import host_lists
+from ckptools.cluster import host_lists
 
 Variables = Mapping[str, str]
 

@@ -13,9 +13,9 @@ from datetime import timedelta
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from ckptools.cluster.waiting import Say, Wait, say_nothing
 from ckptools.errors import RendezvousError
 from ckptools.text import first_line
-from ckptools.training.waiting import Say, Wait, say_nothing
 
 # How long to wait for an answer from something that may not be a store.
 _ANSWER = 10.0

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from ckptools.cluster import waiting
+from ckptools.cluster.rendezvous import Meeting
+from ckptools.cluster.rendezvous_store import open_store
+from ckptools.cluster.waiting import Wait
 from ckptools.errors import RendezvousError
-from ckptools.training import waiting
-from ckptools.training.rendezvous import Meeting
-from ckptools.training.rendezvous_store import open_store
-from ckptools.training.waiting import Wait
 from tests.training.started import PATIENCE, finish, free_port, is_free, start
 
 

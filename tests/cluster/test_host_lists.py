@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptools.training.launchers import host_lists
+from ckptools.cluster import host_lists
 
 
 @pytest.mark.parametrize(

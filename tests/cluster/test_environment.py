@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from ckptools.cluster.environment import Fact, derive, job_port
 from ckptools.errors import UsageError
-from ckptools.training.launchers.environment import Fact, derive, job_port
 from ckptools.training.launchers.explain import explain
 from tests.training.rank_files import ckptools
 

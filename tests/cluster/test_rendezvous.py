@@ -11,11 +11,11 @@ from contextlib import contextmanager
 
 import pytest
 
+from ckptools.cluster.rendezvous import Meeting, name_rank
+from ckptools.cluster.rendezvous_store import open_store
 from ckptools.errors import CkptoolsError, RendezvousError, UsageError
 from ckptools.training.launchers.agreement import agree
 from ckptools.training.options import CreateOptions
-from ckptools.training.rendezvous import Meeting, name_rank
-from ckptools.training.rendezvous_store import open_store
 
 LONG = 60.0
 SHORT = 1.0
@@ -143,7 +143,7 @@ def test_of_two_errors_at_the_same_time_one_is_everybodys() -> None:
 
     def fail(meeting: Meeting) -> object:
         meeting.gather("begin")
-        error = meeting._agreed(UsageError(None, f"wrong on {meeting.number}"))
+        error = meeting.tell(UsageError(None, f"wrong on {meeting.number}"))
         return str(error), meeting.told
 
     got = together(lambda: attend(port, 0, 2, fail), lambda: attend(port, 1, 2, fail))
@@ -154,7 +154,7 @@ def test_of_two_errors_at_the_same_time_one_is_everybodys() -> None:
 
 STORES = {
     "ours": """
-from ckptools.training.rendezvous_store import open_store
+from ckptools.cluster.rendezvous_store import open_store
 store = open_store("localhost", {port}, True, 60)
 """,
     "another": """

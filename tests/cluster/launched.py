@@ -1,0 +1,58 @@
+"""ckptools on several ranks, as torchrun and srun start them; here all on one machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.training.started import PATIENCE, free_port
+
+TORCHRUN = Path(sys.executable).with_name("torchrun")
+
+CLEAN = {
+    name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "MASTER_", "TORCHELASTIC"))
+}
+
+
+def torchrun(*words: object, nodes: int = 2, nproc: int = 2) -> list[str]:
+    """Run `torchrun ... WORDS` on several nodes; return the stdout of each.
+
+    Raises:
+        AssertionError: one failed.
+    """
+    port, started = free_port(), []
+    for node in range(nodes):
+        own = ["--nnodes", nodes, "--nproc-per-node", nproc, "--node-rank", node]
+        meet = ["--master-addr", "127.0.0.1", "--master-port", port]
+        started.append(_started([str(TORCHRUN), *map(str, (*own, *meet, *words))], {"OMP_NUM_THREADS": "1"}))
+    done = [process.communicate(timeout=PATIENCE) for process in started]
+    assert [process.returncode for process in started] == [0] * nodes, done
+    return [out for out, _ in done]
+
+
+def srun(*words: object, tasks: int = 2, **variables: object) -> list[subprocess.Popen[str]]:
+    """Start `ckptools WORDS` in some tasks of a step of SLURM, by the variables that it sets."""
+    common = {
+        "SLURM_JOB_ID": 1234, "SLURM_STEP_ID": 0, "SLURM_NTASKS": tasks, "SLURM_STEP_NUM_TASKS": tasks,
+        "SLURM_STEP_NODELIST": "localhost", "SLURM_STEP_TASKS_PER_NODE": tasks, "MASTER_PORT": free_port(),
+        "MASTER_ADDR": "127.0.0.1", **variables,
+    }  # fmt: skip
+    command = [sys.executable, "-m", "ckptools", *map(str, words)]
+    own = [{"SLURM_PROCID": n, "SLURM_LOCALID": n, "SLURM_NODEID": 0} for n in range(tasks)]
+    return [_started(command, common | numbers) for numbers in own]
+
+
+def _started(command: Sequence[str], variables: dict[str, object]) -> subprocess.Popen[str]:
+    environment = CLEAN | {name: str(value) for name, value in variables.items()}
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, env=environment
+    )
+
+
+def ended(started: Sequence[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
+    """Exit code, stdout and stderr of each, once all have ended."""
+    said = [process.communicate(timeout=PATIENCE) for process in started]
+    return [(process.returncode, *texts) for process, texts in zip(started, said, strict=True)]

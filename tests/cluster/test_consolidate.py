@@ -1,0 +1,92 @@
+"""Consolidating by several ranks: the same bytes as by one process, and nothing at all where one of them fails."""
+
+from __future__ import annotations
+
+import os
+import signal
+import struct
+import subprocess
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.launched import ended, srun, torchrun
+from tests.cluster.outputs import write
+from tests.truth import FIXTURES
+
+SOURCE = FIXTURES / "torch2.13.0-fsdp1-sharded-w4"
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_two_nodes_of_two_processes_write_what_one_process_writes(tmp_path):
+    for name in ("alone", "together"):
+        (tmp_path / name).mkdir()
+    write(SOURCE, tmp_path / "alone")
+    torchrun("-m", "tests.cluster.outputs", SOURCE, tmp_path / "together")
+    written = files_in(tmp_path / "together")
+    assert written == files_in(tmp_path / "alone")
+    assert {"all.pt", "all.dcp/.metadata", "one.safetensors.manifest.json"} <= written.keys()
+
+
+def sparse(path: Path, nbytes: int) -> Path:
+    """A safetensors file of two tensors of zeros, which has no bytes on the disk but takes long to copy."""
+    half = nbytes // 2
+    spans = [f'"{name}":{{"dtype":"U8","shape":[{half}],"data_offsets":[{n * half},{(n + 1) * half}]}}'
+             for n, name in enumerate("ab")]  # fmt: skip
+    header = f"{{{','.join(spans)}}}".encode()
+    path.write_bytes(struct.pack("<Q", len(header)) + header)
+    os.truncate(path, 8 + len(header) + nbytes)
+    return path
+
+
+def partial_in(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if path.name.startswith(".")]
+
+
+def wait_for_partial(folder: Path, started: list[subprocess.Popen[str]]) -> None:
+    while not partial_in(folder):
+        assert all(process.poll() is None for process in started), ended(started)
+        time.sleep(0.001)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_killed_rank_ends_the_others_and_leaves_nothing(tmp_path):
+    source, out = sparse(tmp_path / "big.safetensors", 3 << 30), tmp_path / "out"
+    out.mkdir()
+    started = srun("consolidate", source, "-o", out / "x.pt", "-j", 1, CKPTOOLS_RANK_TIMEOUT=2)
+    wait_for_partial(out, started)
+    started[1].send_signal(signal.SIGKILL)
+    (code, printed, said), _ = ended(started)
+    assert (code, printed, list(out.iterdir())) == (3, "", [])
+    assert said.startswith("error: rank 1 on ") and said.endswith(" no sign of it for 2 s; was it killed?\n")
+
+
+@pytest.mark.timeout(120)
+def test_an_error_of_one_rank_is_one_line_that_names_it(tmp_path):
+    folder = tmp_path / "damaged"
+    folder.mkdir()
+    for path in SOURCE.glob("rank*.pt"):
+        (folder / path.name).write_bytes(path.read_bytes())
+    flip_last_record(folder / "rank3.pt")
+    (code, printed, said), other = ended(srun("consolidate", folder, "-o", tmp_path / "x.pt"))
+    assert (code, printed, other) == (4, "", (4, "", ""))
+    assert said.startswith("error: rank 1 on ") and "rank3.pt: " in said and "the file is damaged" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["damaged"] and said.count("\n") == 1
+
+
+def flip_last_record(path: Path) -> None:
+    """Flip a bit of a record of a torch.save archive that lies near its end, and is part of a tensor."""
+    found = [i for i in zipfile.ZipFile(path).infolist() if "/data/" in i.filename and i.file_size >= 256]
+    data = bytearray(path.read_bytes())
+    at = found[-1].header_offset
+    name, extra = struct.unpack_from("<HH", data, at + 26)
+    data[at + 30 + name + extra] ^= 1
+    path.write_bytes(data)
