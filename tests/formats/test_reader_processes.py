@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import pickle
+import random
 import shutil
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ckptools.errors import ReadError
@@ -20,6 +22,8 @@ from ckptools.formats.shared import file_reader
 from ckptools.formats.shared.file_reader import MIN_FILES, FileReader
 from ckptools.formats.shared.reader_processes import messages, pool
 from ckptools.formats.shared.reader_processes.messages import Receiver, Sender
+from ckptools.pickles.machine import Machine
+from ckptools.pickles.reader import Saved
 from ckptools.pickles.repeated_records import RepeatedRecords
 from ckptools.training_state import modules
 from tests.benchmarks.load import MANY
@@ -163,6 +167,41 @@ def test_a_list_of_shards_is_sent_once_and_then_what_differs_in_it(whole):
     sent = [sender.encode(modules.read_file(path, repeated)) for path in paths]
     lists = [(data.count(b"ChangedShardList"), data.count(messages.ShardList.__name__.encode())) for data in sent]
     assert lists[0][1] > lists[0][0] and lists[1] == lists[2] == (1, 1)  # a name is spelled once in an answer
+
+
+def states(*seeds):
+    """Random states as the inert reader gives those of all ranks: one tuple and one bytes for a seed, for all files."""
+    repeated = RepeatedRecords()
+    made = [(random.Random(seed).getstate(), np.random.RandomState(seed).get_state()[1]) for seed in seeds]
+    return [Machine(pickle.dumps(made, 2), repeated=repeated).load() for _ in range(2)]
+
+
+def sent(trees, same):
+    """What is received of trees that one process sends, and how long each answer is."""
+    sender, receiver = Sender(), Receiver(same)
+    answers = [sender.encode(SAVED._replace(tree=tree)) for tree in trees]
+    return [receiver.decode(answer).tree for answer in answers], [len(answer) for answer in answers]
+
+
+SAVED = Saved(Path("a.pt"), None, frozenset(), (), 0, 0.0, 0)
+
+
+def test_random_states_are_sent_once_by_a_process_and_held_once_for_all():
+    same, trees = {}, states(1, 2)
+    received, lengths = sent(trees, same)
+    others, _ = sent(states(2), same)
+    assert spelled(received) == spelled(trees) and lengths[1] < lengths[0] / 20
+    second = [tree[-1] for tree in (*received, *others)]
+    assert len({id(python[1]) for python, _ in second}) == len({id(array.data) for _, array in second}) == 1
+
+
+@pytest.mark.parametrize("most", [0, 300, 10_000])
+def test_large_values_that_are_equal_and_not_the_same_stay_apart(monkeypatch, most):
+    monkeypatch.setattr(messages, "MAX_SENT", most)
+    large = [(1,) * 300, (True,) * 300, (1.0,) * 300, b"\1" * 300, (1,) * 299 + ((1,) * 300,), [1] * 300]
+    received, lengths = sent([large, large, large[:3]], {})
+    assert repr(received) == repr([large, large, large[:3]])
+    assert (lengths[1] < lengths[0]) == (most > 0)
 
 
 @pytest.mark.parametrize("value", [os.system, subprocess.Popen, Receiver, pickle.loads])

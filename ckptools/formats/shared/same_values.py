@@ -19,6 +19,8 @@ def _only_ints(values: Sequence[Any]) -> bool:
 
 def same_value(a: Any, b: Any) -> bool:
     """Whether two values are the same, NaN included; foreign objects by name, tensors by what is stated of them."""
+    if a is b:
+        return True
     if type(a) is not type(b):
         return False
     if isinstance(a, float):

@@ -4,7 +4,8 @@ The process has read a file that a stranger may have made, so what comes from it
 an answer only those in `RECORDS` are known, each of them plain data, and nothing is looked up or imported.
 
 The tensors of a rank file list the shards of all ranks. Such a list is sent once; where the next file's has the same
-shards but for a few, those few are sent.
+shards but for a few, those few are sent. Random states, of which a file may have those of all ranks, are sent once too:
+a tuple of many ints, or many bytes, that the reader has met again (`pickles.repeated_values`) is told by its number.
 """
 
 from __future__ import annotations
@@ -40,6 +41,12 @@ Shards = tuple[Shard, ...]
 
 FEW = 8
 """Shards of a list that is sent in full wherever it occurs; of a longer one, as a fraction, those that may differ."""
+
+MANY = 256
+"""Ints or bytes that are sent once."""
+
+MAX_SENT = 1 << 24
+"""Of these, all that is remembered; what comes after is sent wherever it occurs."""
 
 
 class ShardList(NamedTuple):
@@ -89,16 +96,17 @@ class Sender:
 
     def __init__(self) -> None:
         self._lists: dict[tuple[Ints, int], Shards] = {}
-        self._table: dict[type, Callable[[Any], tuple[Any, ...]]] = dict.fromkeys(TUPLES, _as_call)
-        self._table[Tensor] = self._tensor
+        self._out = io.BytesIO()
+        self._pickler = _Pickler(self._out, protocol=5)
+        self._pickler.dispatch_table = {**dict.fromkeys(TUPLES, _as_call), Tensor: self._tensor}
 
     def encode(self, saved: Saved) -> bytes:
         """The structure of one file."""
-        out = io.BytesIO()
-        pickler = pickle.Pickler(out, protocol=5)
-        pickler.dispatch_table = self._table
-        pickler.dump(saved)
-        return out.getvalue()
+        self._out.seek(0)
+        self._out.truncate()
+        self._pickler.clear_memo()
+        self._pickler.dump(saved)
+        return self._out.getvalue()
 
     def _tensor(self, tensor: Tensor) -> tuple[Any, ...]:
         fields = _fields(tensor)
@@ -117,6 +125,30 @@ class Sender:
         return ShardList(shape, shards)
 
 
+class _Pickler(pickle.Pickler):
+    """Tells a large value by its number wherever it occurs again."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._numbers: dict[int, int] = {}
+        self._sent: list[Any] = []  # an id is that of one object only as long as this is there
+        self._left = MAX_SENT
+
+    def persistent_id(self, value: Any) -> Any:
+        """What stands for a value: its number, or the value itself the first time; None for a small one."""
+        if type(value) not in (tuple, bytes) or len(value) < MANY:
+            return None
+        number = self._numbers.get(id(value))
+        if number is not None:
+            return number
+        if self._left < len(value) or (type(value) is tuple and set(map(type, value)) != {int}):
+            return None
+        self._left -= len(value)
+        self._numbers[id(value)] = len(self._sent)
+        self._sent.append(value)
+        return value
+
+
 def _as_call(record: Any) -> tuple[Any, ...]:
     return type(record), tuple(record)
 
@@ -125,12 +157,13 @@ class Receiver:
     """Understands the answers of one process.
 
     Args:
-        same: the shards that other processes have listed, by themselves: equal ones become one object.
+        same: the shards and large values that other processes have sent, by themselves: equal ones become one object.
     """
 
-    def __init__(self, same: dict[Shard, Shard]) -> None:
+    def __init__(self, same: dict[Any, Any]) -> None:
         self._lists: dict[tuple[Ints, int], Shards] = {}
         self._same = same
+        self._values: list[Any] = []
         self._names = NAMES | {
             (ShardList.__module__, ShardList.__qualname__): self._list,
             (ChangedShardList.__module__, ChangedShardList.__qualname__): self._changed,
@@ -142,7 +175,7 @@ class Receiver:
         Raises:
             Exception: the answer is no such thing; whatever then goes wrong in it.
         """
-        saved = _Unpickler(io.BytesIO(data), self._names).load()
+        saved = _Unpickler(io.BytesIO(data), self._names, self._value).load()
         if not isinstance(saved, Saved):
             raise pickle.UnpicklingError("an answer that is no file's structure")
         return saved
@@ -158,13 +191,26 @@ class Receiver:
             shards[place] = shard
         return tuple(shards)
 
+    def _value(self, told: Any) -> Any:
+        """The one object for a large value."""
+        if type(told) is int:
+            return self._values[told]
+        self._values.append(self._same.setdefault(told, told))
+        return self._values[-1]
+
 
 class _Unpickler(pickle.Unpickler):
     """Knows some names and looks for no others."""
 
-    def __init__(self, file: io.BytesIO, names: dict[tuple[str, str], Callable[..., Any]]) -> None:
+    def __init__(
+        self, file: io.BytesIO, names: dict[tuple[str, str], Callable[..., Any]], value: Callable[[Any], Any]
+    ) -> None:
         super().__init__(file)
-        self._names = names
+        self._names, self._value = names, value
+
+    def persistent_load(self, told: Any) -> Any:
+        """The large value that is told by its number, or by itself the first time."""
+        return self._value(told)
 
     def find_class(self, module: str, name: str) -> Any:
         """What an answer means by a name.

@@ -14,10 +14,10 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from ckptools.formats.shared.reader_processes.messages import Receiver
 from ckptools.formats.shared.reader_processes.worker import GREETING, LENGTH, read_exactly
-from ckptools.model.tensor import Shard
 from ckptools.pickles.reader import Saved
 
 AHEAD = 3
@@ -48,7 +48,7 @@ class ReaderProcesses:
         self._answers: dict[Path, Saved | None] = {}
         self._processes: list[_Process] = []
         self._left = set(paths)
-        same: dict[Shard, Shard] = {}
+        same: dict[Any, Any] = {}
         try:
             for _ in range(count):
                 self._processes.append(_Process(same))
@@ -84,7 +84,7 @@ class ReaderProcesses:
 class _Process:
     """One process; after the first thing that goes wrong with it, it answers nothing any more."""
 
-    def __init__(self, same: dict[Shard, Shard]) -> None:
+    def __init__(self, same: dict[Any, Any]) -> None:
         self._receiver = Receiver(same)
         self._greeted = self._gone = False
         # A session of its own: an interrupt from the terminal is for the process that the user sees.
