@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -68,14 +67,19 @@ def _created(command: str, folder: Path) -> str:
     name = command.split()[2]
     if command in _RUNS and not (folder / name).exists():
         kept, printed = _RUNS[command]
-        shutil.copytree(kept, folder / name)
+        _copy(kept, folder / name)
         return printed
     printed = _run(command, folder)
     if (folder / name).is_dir() and command not in _RUNS:
         kept = Path(tempfile.mkdtemp(dir=folder.parent)) / name
-        shutil.copytree(folder / name, kept)
+        _copy(folder / name, kept)
         _RUNS[command] = kept, printed
     return printed
+
+
+def _copy(folder: Path, to: Path) -> None:
+    """Copy a folder with all its times, and with the holes in its files: some of them are larger than the disk."""
+    subprocess.run(["cp", "-a", "--sparse=auto", folder, to], check=True)
 
 
 def _run(command: str, folder: Path) -> str:

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ckptools.checks.results import judged
+from ckptools.files.holes import unwritten
 from ckptools.files.opening import reading
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Code, Problem
 from ckptools.model.verification import Check
-from ckptools.text import plural, size
+from ckptools.text import and_others, plural, size
 
 PRESENCE = (
     Code.FILE_MISSING,
@@ -32,8 +33,21 @@ FAR_APART = 3600.0
 def presence(ck: Checkpoint) -> Check:
     """Whether every file is there and complete, and none is that does not belong to the checkpoint."""
     here = sum(f.status in ("read", "seen") for f in ck.files)
-    problems = [*(p for p in ck.problems if p.kind in PRESENCE), *_left_over(ck)]
+    problems = [*(p for p in ck.problems if p.kind in PRESENCE), *_never_written(ck), *_left_over(ck)]
     return judged("files", problems, f"{here} of {len(ck.files)} here and complete")
+
+
+def _never_written(ck: Checkpoint) -> Iterator[Problem]:
+    """Files of which a part takes no space, so that what is read there are zeros that nobody wrote."""
+    found = [
+        (file, nbytes) for file in ck.files if file.status in ("read", "seen") and (nbytes := unwritten(file.path))
+    ]
+    if found:
+        file, nbytes = found[0]
+        text = f"{file.path.name}{and_others(len(found) - 1)}: {size(nbytes)} of {size(file.nbytes)} take no space"
+        why = "holes, which read as zeros: never written, or copied as holes"
+        names = tuple(file.path.name for file, _ in found)
+        yield Problem(Code.NEVER_WRITTEN, f"{text} on the disk ({why})", files=names)
 
 
 def one_save(ck: Checkpoint) -> Check:

@@ -145,6 +145,8 @@ def consolidate(
     with ProgressLine() as line:
         done = run(checkpoint, out, options, line, line.expect)
     _tell(done, copies)
+    if done.planned and done.planned.no_room:
+        raise done.planned.no_room
 
 
 def _bytes(text: str | None) -> int | None:

@@ -13,6 +13,7 @@ import typer
 from ckptools.cli.printing import remark, show
 from ckptools.cli.record_options import fill, parameters
 from ckptools.errors import UsageError
+from ckptools.text import size
 from ckptools.training.options import CreateOptions
 
 if TYPE_CHECKING:
@@ -96,7 +97,8 @@ def _tell(created: Created) -> None:
         saved = f"{len(created.files)} files in {created.out}: {', '.join(kinds)}"
     else:
         saved = ", ".join(f"{created.out}/{kind}" for kind in kinds)
-    show(f"saved {saved} ({created.nbytes / 2**20:.1f} MiB)")
+    nbytes = f"{created.nbytes / 2**20:.1f} MiB" if created.nbytes < 2**30 else size(created.nbytes)
+    show(f"saved {saved} ({nbytes})")
     if created.damage:
         _tell_damage(created)
     else:

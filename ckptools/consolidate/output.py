@@ -86,15 +86,12 @@ def check_folder(checkpoint: Checkpoint, folder: Path, force: bool) -> None:
 _DCP_FILE = re.compile(r"\.metadata|__[0-9]+_[0-9]+\.distcp")
 
 
-def check_space(folder: Path, nbytes: int) -> None:
-    """Refuse an output that the disk has no room for.
-
-    Raises:
-        NoSpaceError: it has not.
-    """
+def lacking_space(folder: Path, nbytes: int) -> NoSpaceError | None:
+    """The error that refuses an output that the disk has no room for; None where it has."""
     free = shutil.disk_usage(folder).free
-    if nbytes + HEADROOM > free:
-        raise NoSpaceError(folder, f"has {free} bytes free; the output needs {nbytes}")
+    if nbytes + HEADROOM <= free:
+        return None
+    return NoSpaceError(folder, f"has {free} bytes free; the output needs {nbytes}")
 
 
 def check_unchanged(checkpoint: Checkpoint) -> None:

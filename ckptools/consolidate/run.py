@@ -15,7 +15,7 @@ from ckptools.consolidate.choose import select
 from ckptools.consolidate.named_state import by_name
 from ckptools.consolidate.naming import Output, output_of
 from ckptools.consolidate.options import ConsolidateOptions, full_dtype, hole_rule, tied_rule
-from ckptools.consolidate.output import check_folder, check_not_among, check_place, check_space
+from ckptools.consolidate.output import check_folder, check_not_among, check_place, lacking_space
 from ckptools.consolidate.parts import tensors_of
 from ckptools.consolidate.plan import converted, planned_reading
 from ckptools.consolidate.plan_digest import check_same_plan, plan_digests
@@ -28,7 +28,7 @@ from ckptools.consolidate.shortfall import check_rounding
 from ckptools.consolidate.sources import Compared, compare, count
 from ckptools.consolidate.writers.layout import Layout, WriteOptions, Writer, beside
 from ckptools.consolidate.writers.sidecar import left_out_json
-from ckptools.errors import RefusedError
+from ckptools.errors import NoSpaceError, RefusedError
 from ckptools.files.opening import OpenFiles
 from ckptools.formats.opening import with_all_ranks
 from ckptools.model.checkpoint import Checkpoint
@@ -82,6 +82,9 @@ def consolidate(
         texts, proofs = _texts(selection, layout, output.path), _proofs(options, output)
         paths = [*texts, *proofs.paths]
         _check_place(whole, layout, paths, options.force, output)
+        no_room = _no_room(layout, output)
+        if no_room is not None and not options.dry_run:
+            raise no_room
         seen = Seen(first.right if first else None)
         if current().world_size > 1:
             check_same_plan(plan_digests(whole, layout, texts))
@@ -90,7 +93,8 @@ def consolidate(
             seen = write(whole, layout, output.new_folder, texts, files, proofs, options.threads, progress)
     done = _result(selection, layout, paths, seen)
     if options.dry_run:
-        done = replace(done, planned=planned_reading(layout.jobs, [path for path, _ in layout.files]))
+        planned_files = [path for path, _ in layout.files]
+        done = replace(done, planned=replace(planned_reading(layout.jobs, planned_files), no_room=no_room))
     else:
         opening = whole.cost.seconds if whole is checkpoint else 0.0
         done = replace(done, seconds=opening + time.perf_counter() - started)
@@ -121,14 +125,19 @@ def _nbytes_to_come(layout: Layout, first: Compared | None, check: bool) -> int:
 
 
 def _check_place(checkpoint: Checkpoint, layout: Layout, texts: Sequence[Path], force: bool, output: Output) -> None:
-    """Refuse an output that is in the way of something, or that does not fit."""
+    """Refuse an output that is in the way of something."""
     new = output.new_folder
     if layout.folder is not None:
         check_folder(checkpoint, layout.folder, force)
         check_place(checkpoint, texts, force)
     else:
         check_place(checkpoint, [*(p for p, _ in layout.files), *texts], force, new)
-    check_space(output.path.parent if new is None else new.parent, layout.nbytes)
+
+
+def _no_room(layout: Layout, output: Output) -> NoSpaceError | None:
+    """Why the output does not fit on its disk; None where it does. A dry run tells it with its plan."""
+    new = output.new_folder
+    return lacking_space(output.path.parent if new is None else new.parent, layout.nbytes)
 
 
 def _texts(selection: Selection, layout: Layout, target: Path) -> dict[Path, str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ckptools.errors import NoSpaceError
 from ckptools.model.records import displayed, to_dict
 from ckptools.model.regions import Box, Ints
 from ckptools.model.rows import Rows
@@ -53,11 +54,13 @@ class PlannedReading:
         nbytes: bytes of tensors.
         files: number of files that they are in.
         copies: every copy of the plan, made anew each time they are gone through: there may be millions.
+        no_room: the error that writing would end in before it begins; None where the output fits on its disk.
     """
 
     nbytes: int
     files: int
     copies: Iterable[PlannedCopy] = field(repr=False)
+    no_room: NoSpaceError | None = None
 
 
 @displayed

@@ -10,6 +10,9 @@ from ckptools.option import option
 # What a world can be simulated with, and the layouts of which every rank writes files of its own.
 SIMULATED: dict[str, tuple[str, ...]] = {"fsdp1": ("composer",), "fsdp2": ("composer", "verl")}
 
+# The same with --hollow.
+HOLLOW: dict[str, tuple[str, ...]] = {"fsdp2": ("composer", "dcp", "huggingface")}
+
 
 @dataclass(frozen=True)
 class SimulationOptions:
@@ -19,6 +22,11 @@ class SimulationOptions:
     ranks: str = option("0", "With --simulate-world: whose files, such as 0,137 or 0-3 or all.")
     tiny: bool = option(False, "With --simulate-world: a model of one small block; all 1,024 ranks fit on a laptop.")
     jobs: int = option(1, "With --simulate-world: processes that write.")
+    hollow: str | None = option(
+        None,
+        "With --simulate-world: train nothing, and leave holes in the files where the values would be. Names and "
+        "shapes are those of llama3-8b or llama3-70b, or of a JSON file of name to shape.",
+    )
 
     @property
     def ranks_written(self) -> tuple[int, ...]:

@@ -62,16 +62,25 @@ def untied(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _save_whole(state: Mapping[str, Tensor], folder: Path, options: FileOptions) -> None:
-    sizes = sizes_of(state)
+    for name, fqns in whole_files(sizes_of(state), folder, options).items():
+        save_file({fqn: state[fqn].contiguous() for fqn in fqns}, folder / name, {"format": "pt"})
+
+
+def whole_files(sizes: Mapping[str, int], folder: Path, options: FileOptions) -> dict[str, list[str]]:
+    """Say which tensors each file of a model gets, and write the index where there are several files.
+
+    Args:
+        sizes: bytes of each tensor.
+        folder: where the index goes.
+        options: how many bytes of tensors a file may have.
+    """
     numbers = file_numbers(sizes, options)
     last = max(numbers.values())
     names = {fqn: f"model-{n:05d}-of-{last:05d}.safetensors" if last > 1 else WHOLE for fqn, n in numbers.items()}
-    for name in dict.fromkeys(names.values()):
-        part = {fqn: tensor.contiguous() for fqn, tensor in state.items() if names[fqn] == name}
-        save_file(part, folder / name, {"format": "pt"})
     if last > 1:
         index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": names}
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+    return {file: [fqn for fqn, name in names.items() if name == file] for file in dict.fromkeys(names.values())}
 
 
 def _save_shards(state: dict[str, Any], folder: Path, options: FileOptions) -> None:

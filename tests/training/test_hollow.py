@@ -1,0 +1,167 @@
+"""Files of --hollow have the metadata of a large model, are cut as FSDP2 cuts it, and never pass for values."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ckptools
+from ckptools.errors import ReadError, UsageError
+from ckptools.training import Created, CreateOptions, create
+from ckptools.training.file_options import FileOptions
+from ckptools.training.hollow import rank_files
+from ckptools.training.hollow.dcp import HollowDcp
+from ckptools.training.hollow.shapes import KNOWN, llama3, shapes_from
+from ckptools.training.hollow.state import HollowRun
+from ckptools.training.simulation_options import SimulationOptions
+from tests.training.rank_files import ckptools as command
+from tests.training.rank_files import load
+from tests.truth import FIXTURES
+
+LARGE = {"emb.weight": (1000, 4096), "norm.weight": (4096,), "start": (2, 3)}
+"""Rows that three ranks do not share evenly, and fewer rows than ranks."""
+
+
+def hollow(out: Path, layout: str = "composer", world_size: int = 3, **options: Any) -> Created:
+    told = out.parent / "shapes.json"
+    told.write_text(json.dumps(LARGE))
+    simulation = SimulationOptions(world_size, "all", hollow=str(told), **options)
+    return create(CreateOptions(out, "fsdp2", layout=layout, simulation=simulation))
+
+
+def run_of(world_size: int, shapes: dict[str, tuple[int, ...]] = LARGE) -> HollowRun:
+    return HollowRun(CreateOptions(Path(), "fsdp2"), shapes, world_size)
+
+
+@pytest.mark.parametrize("rank", [2, 77, 255, 299])
+def test_a_file_made_of_another_ranks_is_what_torch_saves_for_this_rank(rank: int, tmp_path: Path) -> None:
+    ((made, _),) = rank_files.rank_files(run_of(300), [rank])
+    made.write(tmp_path / "hollow.pt", rank)
+    pickled, records = rank_files._saved(run_of(300), rank)
+    sizes = [(name, content if isinstance(content, int) else len(content)) for name, content in records]
+    with zipfile.ZipFile(tmp_path / "hollow.pt") as archive:
+        assert archive.read("hollow/data.pkl") == pickled
+        assert [(name, archive.getinfo(f"hollow/{name}").file_size) for name, _ in sizes] == sizes
+
+
+def test_pickles_that_differ_in_more_than_the_rank_are_not_patched() -> None:
+    assert rank_files._places(b"K\x04.K\x04.", b"K\x05.K\x05.", 4, 1) == (1, 4)
+    assert rank_files._places(b"M\xff\x01.", b"M\x00\x02.", 511, 2) == (1,)
+    with pytest.raises(RuntimeError, match="rank 4 and 5 differ in more than the rank, at byte 1"):
+        rank_files._places(b"K\x04.", b"K\x07.", 4, 1)
+
+
+def test_a_rank_of_the_mesh_finds_itself_and_all_others_in_its_file(tmp_path: Path) -> None:
+    created = hollow(tmp_path / "run")
+    weight = load(created.files[2])["state"]["model"]["emb.weight"]
+    assert (weight.shape, weight._local_tensor.shape) == ((1000, 4096), (332, 4096))
+    mesh = weight.device_mesh
+    assert (list(mesh.get_coordinate()), mesh.mesh.tolist()) == ([2], [0, 1, 2])
+
+
+@pytest.mark.parametrize("layout", ["composer", "dcp", "huggingface"])
+def test_a_hollow_checkpoint_is_covered_exactly_and_said_to_hold_nothing(layout: str, tmp_path: Path) -> None:
+    created = hollow(tmp_path / "run", layout)
+    on_disk = sum(path.stat().st_blocks * 512 for path in created.files)
+    assert created.nbytes > 8_000_000 > 10 * on_disk
+    found = ckptools.verify(created.first if layout == "composer" else created.out, values=True)
+    (problem,) = found.problems
+    assert (problem.code, problem.severity) == ("CK017", "warning")
+    assert "take no space on the disk (holes, which read as zeros: never written" in problem.message
+    checks = {check.name: check.result for check in found.checks}
+    assert (checks["files"], checks["layout"], checks["finite values"]) == ("warn", "ok", "ok")
+
+
+def test_no_record_of_a_hole_states_a_checksum(tmp_path: Path) -> None:
+    created = hollow(tmp_path / "run")
+    done = ckptools.consolidate(created.first, tmp_path / "model.safetensors", dry_run=True, check=True)
+    assert done.checksums is not None
+    assert (done.checksums.right, done.checksums.without) == (0, 8)  # `start` is on two ranks of three
+
+
+def test_the_metadata_of_a_hollow_dcp_is_that_of_real_ranks() -> None:
+    folder = FIXTURES / "torch2.13.0-fsdp2-dcp-w3" / "ckpt"
+    real = pickle.loads((folder / ".metadata").read_bytes())
+    tensors = {k: v for k, v in real.state_dict_metadata.items() if k.startswith("model.") and len(v.chunks) == 3}
+    assert len(tensors) > 5
+    mine: Any = HollowDcp(run_of(3, {key[6:]: tuple(v.size) for key, v in tensors.items()})).metadata()
+    for key, theirs in tensors.items():
+        assert sorted(mine.state_dict_metadata[key].chunks, key=str) == sorted(theirs.chunks, key=str)
+        assert mine.planner_data[key] == real.planner_data[key]
+        assert places(mine, key) == places(real, key)
+
+
+def places(metadata: Any, key: str) -> dict[Any, str]:
+    """In which file each shard of a tensor is, by its offsets."""
+    return {at.offset: info.relative_path for at, info in metadata.storage_data.items() if at.fqn == key}
+
+
+def test_every_item_of_a_hollow_dcp_begins_where_metadata_says(tmp_path: Path) -> None:
+    created = hollow(tmp_path / "run", "dcp")
+    model = ckptools.open(created.out).model
+    assert {name: tensor.shape for name, tensor in model.items()} == LARGE
+    assert [int(tensor.load().count_nonzero()) for tensor in model.values()] == [0, 0, 0]
+
+
+def test_llama_3_70b_is_planned_as_141_gb_of_bfloat16(tmp_path: Path) -> None:
+    simulation = SimulationOptions(2, hollow="llama3-70b")
+    created = create(CreateOptions(tmp_path / "run", "fsdp2", layout="huggingface", simulation=simulation))
+    done = ckptools.consolidate(created.out, tmp_path / "model.safetensors", dry_run=True)
+    assert done.planned is not None
+    assert (done.tensors, done.planned.nbytes) == (723, 141_107_412_992)
+    assert list(tmp_path.iterdir()) == [created.out]
+
+
+def test_the_shapes_of_llama_3_have_as_many_elements_as_its_name_says() -> None:
+    counts = {
+        name: sum(rows * (columns or [1])[0] for rows, *columns in llama3(*KNOWN[name]).values()) for name in KNOWN
+    }
+    assert counts == {"llama3-8b": 8_030_261_248, "llama3-70b": 70_553_706_496}
+
+
+@pytest.mark.slow
+def test_several_processes_write_what_one_does(tmp_path: Path) -> None:
+    one, two = hollow(tmp_path / "one", world_size=5), hollow(tmp_path / "two", world_size=5, jobs=2)
+    assert [path.read_bytes() for path in one.files] == [path.read_bytes() for path in two.files]
+
+
+@pytest.mark.parametrize(("shape", "says"), [([], "cannot be cut"), ([0, 3], "sizes of at least 1")])
+def test_a_shape_that_cannot_be_cut_is_refused(shape: list[int], says: str, tmp_path: Path) -> None:
+    (tmp_path / "shapes.json").write_text(json.dumps({"w": shape}))
+    with pytest.raises(UsageError, match=says):
+        shapes_from(str(tmp_path / "shapes.json"))
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (
+            {"strategy": "fsdp1"},
+            "--hollow writes no composer with fsdp1, only --strategy fsdp2 with --layout composer or",
+        ),
+        ({"layout": "verl"}, "--hollow writes no verl"),
+        ({"full": True}, "leave out --full"),
+        ({"hollow": "llama4"}, "expected llama3-8b, llama3-70b, or a JSON file of name to shape"),
+    ],
+)
+def test_what_cannot_be_hollow_is_said(options: dict[str, Any], says: str, tmp_path: Path) -> None:
+    simulation = SimulationOptions(4, hollow=options.pop("hollow", "llama3-8b"))
+    with pytest.raises((UsageError, ReadError), match=says):
+        create(CreateOptions(tmp_path / "run", **{"strategy": "fsdp2", "simulation": simulation, **options}))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_dry_run_shows_its_plan_before_it_says_that_there_is_no_room(tmp_path: Path) -> None:
+    told = tmp_path / "shapes.json"
+    told.write_text(json.dumps({f"w{n}": (1 << 31, 1 << 10) for n in range(9)}))
+    files = FileOptions(max_shard_size="1GB")  # so each tensor of 4 TiB gets a file of its own
+    simulation = SimulationOptions(1, hollow=str(told))
+    create(CreateOptions(tmp_path / "run", "fsdp2", layout="huggingface", files=files, simulation=simulation))
+    done = command("consolidate", tmp_path / "run", "-o", tmp_path / "model.safetensors", "--dry-run")
+    assert (done.returncode, "9 tensors, 36.0 TiB" in done.stdout) == (4, True)
+    assert "bytes free; the output needs 39582418" in done.stderr
