@@ -82,9 +82,7 @@ def consolidate(
         texts, proofs = _texts(selection, layout, output.path), _proofs(options, output)
         paths = [*texts, *proofs.paths]
         _check_place(whole, layout, paths, options.force, output)
-        no_room = _no_room(layout, output)
-        if no_room is not None and not options.dry_run:
-            raise no_room
+        no_room = _no_room(layout, output, options.dry_run)
         seen = Seen(first.right if first else None)
         if current().world_size > 1:
             check_same_plan(plan_digests(whole, layout, texts))
@@ -93,8 +91,8 @@ def consolidate(
             seen = write(whole, layout, output.new_folder, texts, files, proofs, options.threads, progress)
     done = _result(selection, layout, paths, seen)
     if options.dry_run:
-        planned_files = [path for path, _ in layout.files]
-        done = replace(done, planned=replace(planned_reading(layout.jobs, planned_files), no_room=no_room))
+        reading = planned_reading(layout.jobs, [path for path, _ in layout.files])
+        done = replace(done, planned=replace(reading, no_room=no_room))
     else:
         opening = whole.cost.seconds if whole is checkpoint else 0.0
         done = replace(done, seconds=opening + time.perf_counter() - started)
@@ -134,10 +132,17 @@ def _check_place(checkpoint: Checkpoint, layout: Layout, texts: Sequence[Path], 
         check_place(checkpoint, [*(p for p, _ in layout.files), *texts], force, new)
 
 
-def _no_room(layout: Layout, output: Output) -> NoSpaceError | None:
-    """Why the output does not fit on its disk; None where it does. A dry run tells it with its plan."""
+def _no_room(layout: Layout, output: Output, dry_run: bool) -> NoSpaceError | None:
+    """Why the output does not fit on its disk, which a dry run tells with its plan; None where it does.
+
+    Raises:
+        NoSpaceError: it does not fit, and is to be written.
+    """
     new = output.new_folder
-    return lacking_space(output.path.parent if new is None else new.parent, layout.nbytes)
+    error = lacking_space(output.path.parent if new is None else new.parent, layout.nbytes)
+    if error is not None and not dry_run:
+        raise error
+    return error
 
 
 def _texts(selection: Selection, layout: Layout, target: Path) -> dict[Path, str]:

@@ -1448,11 +1448,11 @@ FAULTS = (
     *_in(
         "consolidate/run.py",
         "consolidate/test_refusals.py",
-        ("if no_room is not None and not options.dry_run:", "if False:"),
+        ("if error is not None and not dry_run:", "if False:"),
     ),
     *_in(
         "consolidate/run.py",
         "training/test_hollow.py",
-        ("if no_room is not None and not options.dry_run:", "if no_room is not None:"),
+        ("if error is not None and not dry_run:", "if error is not None:"),
     ),
 )
