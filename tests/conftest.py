@@ -23,9 +23,10 @@ SKIPS = {
 
 
 LONGEST_FIRST = (
+    "tests/test_training_guide.py",
+    "tests/training/test_resume_strategies.py",
     "tests/test_documents.py",
     "tests/test_tutorial.py",
-    "tests/training/test_resume_strategies.py",
     "tests/training/test_matrix.py",
     "tests/training/test_restart.py",
     "tests/training/test_two_nodes.py",

@@ -16,6 +16,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+DOCS = Path(__file__).parent.parent / "docs"
+TRAINING = DOCS / "training.md"
+
 MASKS = (
     (r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", "DATE"),
     (r"\b\d+(\.\d+)? m?s\b", "TIME"),
@@ -46,6 +49,19 @@ def steps(text: str) -> Iterator[Step]:
         before = text.count("\n", 0, block.start(1)) + 1
         for command in re.finditer(r"^\$ ((?:.*\\\n)*.*)\n((?:(?!\$ ).*\n)*)", block[1], re.MULTILINE):
             yield Step(before + block[1].count("\n", 0, command.start()), command[1], command[2])
+
+
+def printed_otherwise(guide: Path, folder: Path) -> list[str]:
+    """The commands of a guide that print something else than it shows, each with its place and what it printed.
+
+    Raises:
+        ValueError: the guide has no commands.
+    """
+    found = list(steps(guide.read_text()))
+    if not found:
+        raise ValueError(f"{guide.name} has no commands")
+    printed = [(step, run(step, folder)) for step in found]
+    return [f"{guide.name}:{s.line}: $ {s.command}\n{out}" for s, out in printed if not agrees(s.shown, out)]
 
 
 def run(step: Step, folder: Path) -> str:

@@ -1,0 +1,18 @@
+"""The commands of the guide to training print what it shows.
+
+It starts some thirty trainings, as many as all other guides together take: a process of its own can run it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.documents import TRAINING, printed_otherwise
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_command_of_the_guide_prints_what_the_guide_shows(tmp_path: Path) -> None:
+    assert printed_otherwise(TRAINING, tmp_path) == []
