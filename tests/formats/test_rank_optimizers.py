@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import ckptools
 from ckptools.errors import NotWholeError, RefusedError, UsageError
@@ -155,3 +157,70 @@ def test_ranks_that_all_have_the_model_keep_their_numbers(tmp_path: Path) -> Non
     one = trained(stages.Model(2), seed=1)
     ckptools.consolidate(save(tmp_path / "run", [one.content, one.content]), tmp_path / "all.pt")
     assert set(moments_in(tmp_path / "all.pt")) == set(range(len(one.moments)))
+
+
+# -- no model beside -----------------------------------------------------------------------------------------------
+
+
+def without_model(ranks: list[Trained]) -> list[dict[str, Any]]:
+    return [{"optimizer": one.content["optimizer"], "step": 3} for one in ranks]
+
+
+def equal_stages() -> list[Trained]:
+    """Two stages with as many parameters of the same shapes."""
+    return [trained(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), seed) for seed in (1, 2)]
+
+
+@pytest.mark.parametrize("ranks", [train_stages, equal_stages])
+def test_numbers_of_stages_without_their_models_are_kept_apart_and_no_rank_is_preferred(ranks, tmp_path: Path) -> None:
+    folder = save(tmp_path / "run", without_model(ranks()))
+    ck = ckptools.open(folder)
+    assert {key.rpartition(" of rank ")[2] for key in ck.optimizers["optimizer"].state} == {"0", "1"}
+    assert not any(problem.code == "CK105" for problem in ckptools.verify(ck, deep=True).problems)
+    with pytest.raises(NotWholeError, match="numbered rank by rank, with no model beside it") as refused:
+        ckptools.consolidate(folder, tmp_path / "all.pt")
+    assert "prefer-rank" not in str(refused.value) and "--only model" not in str(refused.value)
+
+
+def test_copies_of_an_optimizer_without_a_model_are_one(tmp_path: Path) -> None:
+    first, _ = equal_stages()
+    ck = ckptools.open(save(tmp_path / "run", without_model([first, first])))
+    assert list(ck.optimizers["optimizer"].state) == [0, 1, 2, 3]
+    assert {check.name: check.result for check in ckptools.verify(ck).checks}["copies equal"] == "ok"
+
+
+def test_a_copy_of_an_optimizer_with_other_bytes_somewhere_is_still_a_copy(tmp_path: Path) -> None:
+    first, _ = equal_stages()
+    one, other = (copy.deepcopy(content) for content in without_model([first, first]))
+    other["optimizer"]["state"][2]["exp_avg"] += 1
+    ck = ckptools.open(save(tmp_path / "run", [one, other]))
+    assert list(ck.optimizers["optimizer"].state) == [0, 1, 2, 3]
+    assert [p.tensor for p in ckptools.verify(ck).problems if p.code == "CK105"] == ["optimizer.state.2.exp_avg"]
+
+
+def test_names_that_are_told_are_those_of_every_rank(tmp_path: Path) -> None:
+    (tmp_path / "names.json").write_text(json.dumps(["0.weight", "0.bias", "1.weight", "1.bias"]))
+    folder = save(tmp_path / "run", without_model(equal_stages()))
+    ck = ckptools.open(folder, names=tmp_path / "names.json")
+    assert list(ck.optimizers["optimizer"].state) == ["0.weight", "0.bias", "1.weight", "1.bias"]
+    folder = save(tmp_path / "more", without_model(train_stages()))
+    with pytest.raises(RefusedError, match="tells the names of 4 parameters, and the optimizer numbers 13"):
+        ckptools.open(folder, names=tmp_path / "names.json")
+
+
+def test_ranks_that_number_not_as_many_are_no_copies_although_one_has_every_name_of_the_model(tmp_path: Path) -> None:
+    small, large = (
+        trained(nn.Sequential(nn.Linear(4, 4)), 1),
+        trained(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), 2),
+    )
+    ck = ckptools.open(save(tmp_path / "run", contents([small, large])))
+    keys = [key for key in ck.optimizers["optimizer"].state if isinstance(key, int)]
+    assert keys == [] and not ckptools.verify(ck).ok
+
+
+def test_the_model_and_the_optimizer_of_a_rank_in_two_files_are_no_sign_of_a_copied_file(tmp_path: Path) -> None:
+    for rank, one in enumerate(train_stages()):
+        for part, key in (("model", "model"), ("optim", "optimizer")):
+            torch.save(one.content[key], tmp_path / f"{part}_world_size_2_rank_{rank}.pt")
+    ck = ckptools.open(tmp_path)
+    assert (ck.in_parts, [p for p in ck.problems if p.severity != "note"]) == (True, [])

@@ -1125,6 +1125,7 @@ FAULTS = (
         "formats/shared/rank_parts.py",
         "formats/test_rank_optimizers.py",
         ('_LISTS = (("params",), ("param_names",))', '_LISTS = (("params",),)'),
+        ("return not others or (bool(models)", "return (bool(models)"),
     ),
     *_in(
         "formats/shared/stage_signs.py",
@@ -1135,6 +1136,16 @@ FAULTS = (
         ("if lacking and own.difference(names):", "if True:"),
         ("elif len(here) < counts[0]:", "elif False:"),
         ("if len({len(same) for same in ranks.values()}) > 1:", "if len(ranks) > 1:"),
+    ),
+    *_in(
+        "formats/shared/stage_signs.py",
+        "formats/test_rank_optimizers.py",
+        ("models = _models_by_rank(ranked)", "models = [(rank, _models(tree)) for rank, tree in ranked]"),
+    ),
+    *_in(
+        "formats/shared/fsdp1/flat_shards.py",
+        "formats/test_rank_optimizers.py",
+        ("and tensor.shape and not tensor.note:", "and tensor.shape:"),
     ),
     *_in(
         "cluster/waiting.py",
@@ -1153,7 +1164,12 @@ FAULTS = (
         "formats/test_rank_optimizers.py",
         ("[of[rank] for of in models if rank in of]", "list(models[0].values())"),
         ('f"{UNNAMED}{number} of rank {rank}"', 'f"{UNNAMED}{number}"'),
-        ("if i in naming.names else _without_name(entry)", ""),
+        ("if i in naming.names else _without_name(entry, why)", ""),
+        ("for optimizer in optimizers.values()}) > 1:", "for optimizer in optimizers.values()}) > 9:"),
+        ("return not told and len(held) > 1 and", "return len(held) > 1 and"),
+        ("return not told and len(held) > 1 and", "return not told and"),
+        ("all(one and not one & other for", "all(one for"),
+        ("own = given if given is None or model is None", "own = None if given is None or model is None"),
         ("{k: v for k, v in given.shapes.items() if k in model}", "given.shapes"),
     ),
     *_in(

@@ -122,13 +122,13 @@ class _Opening:
         merge = Merge()
         tree = _merged(merge, self._roots())
         in_parts = rank_parts.is_in_parts(merge, find_sections(tree))
-        named = named_by_own_models(merge, find_sections(tree), self.options.names) if in_parts else None
+        named = named_by_own_models(merge, find_sections(tree), self.options.names, in_parts)
         if named is not None:
             merge = Merge()
             tree = _merged(merge, named.roots)
-        given = None if in_parts else self.options.names
+        given = None if in_parts or named else self.options.names
         resolved = resolve_flat_shards(tree, self.read.all_ranks, self.options.shapes, by_name, given)
-        tree = rank_parts.join_param_groups(merge, tree) if in_parts else tree
+        tree = rank_parts.join_param_groups(merge, tree) if in_parts or named else tree
         found = rank_checks.compare_ranks(merge, tree)
         tree = found.tree
         files = tuple(self._files(world.value))

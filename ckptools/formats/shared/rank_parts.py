@@ -13,6 +13,7 @@ from ckptools.formats.shared.merge import Merge, put
 from ckptools.model.checkpoint import RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.text import spans
+from ckptools.training_state.naming import UNNAMED
 from ckptools.training_state.sections import Section, find_sections
 
 
@@ -63,8 +64,10 @@ def join_param_groups(merge: Merge, tree: Any) -> Any:
 
 def _knows_no_other(rank: int, listed: Mapping[int, Any], merge: Merge, sections: Sequence[Section]) -> bool:
     """Whether a rank's model has none of the parameters that only other ranks list."""
+    # What has no name is called by its rank, and is in no model.
     if not all(isinstance(names, list) and all(isinstance(n, str) for n in names) for names in listed.values()):
         return False
-    others = {name for names in listed.values() for name in names}.difference(listed[rank])
+    named = {name for names in listed.values() for name in names if not name.startswith(UNNAMED)}
+    others = named.difference(listed[rank])
     models = [merge.values(s.path).get(rank, {}) for s in sections if s.kind == "model"]
-    return bool(models) and not any(name in model for model in models for name in others)
+    return not others or (bool(models) and not any(name in model for model in models for name in others))

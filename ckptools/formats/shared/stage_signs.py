@@ -50,7 +50,7 @@ def signs_of_more(ranked: Ranked, in_parts: bool, world_stated: bool) -> Iterato
         in_parts: whether ranks hold parameters of their own.
         world_stated: whether files or names say how many ranks there were.
     """
-    models = [(rank, _models(tree)) for rank, tree in ranked]
+    models = _models_by_rank(ranked)
     stages = {claim for _, tree in ranked if (claim := _stage(tree)) is not None}
     yield from _missing_stages(stages)
     for where, absent in missing_layers([model for _, own in models for model in own]).items():
@@ -73,6 +73,14 @@ def stated_world_size(trees: Iterable[Any]) -> int | None:
             if type(stated) is int and stated > 0:
                 return stated
     return None
+
+
+def _models_by_rank(ranked: Ranked) -> list[tuple[int, list[Mapping[str, Any]]]]:
+    """The models of each rank, which may have several files."""
+    found: dict[int, list[Mapping[str, Any]]] = {}
+    for rank, tree in ranked:
+        found.setdefault(rank, []).extend(_models(tree))
+    return list(found.items())
 
 
 def _models(tree: Any) -> list[Mapping[str, Any]]:

@@ -152,7 +152,7 @@ def _resolve_optimizer(
         parameter = model.get(naming.names[key]) if model is not None and key in naming.names else None
         shape = parameter.shape if isinstance(parameter, Tensor) and not parameter.note else None
         for slot, tensor in entry.items() if isinstance(entry, MutableMapping) else ():
-            if isinstance(tensor, Tensor) and tensor.kind == "plain" and tensor.shape:
+            if isinstance(tensor, Tensor) and tensor.kind == "plain" and tensor.shape and not tensor.note:
                 entry[slot] = _placed(tensor, shape, sharded, all_ranks)
     return None
 
