@@ -13,6 +13,7 @@ from torch import nn
 
 import ckptools
 from ckptools.errors import NotWholeError, RefusedError, UsageError
+from ckptools.formats.shared.rank_optimizers import NO_MODEL
 from tests.formats import stages
 from tests.formats.stages import Trained, by_decay, save, train_stages, trained
 
@@ -176,6 +177,7 @@ def test_numbers_of_stages_without_their_models_are_kept_apart_and_no_rank_is_pr
     folder = save(tmp_path / "run", without_model(ranks()))
     ck = ckptools.open(folder)
     assert {key.rpartition(" of rank ")[2] for key in ck.optimizers["optimizer"].state} == {"0", "1"}
+    assert {t.note for entry in ck.optimizers["optimizer"].state.values() for t in entry.values()} == {NO_MODEL}
     assert not any(problem.code == "CK105" for problem in ckptools.verify(ck, deep=True).problems)
     with pytest.raises(NotWholeError, match="numbered rank by rank, with no model beside it") as refused:
         ckptools.consolidate(folder, tmp_path / "all.pt")
@@ -196,6 +198,15 @@ def test_a_copy_of_an_optimizer_with_other_bytes_somewhere_is_still_a_copy(tmp_p
     ck = ckptools.open(save(tmp_path / "run", [one, other]))
     assert list(ck.optimizers["optimizer"].state) == [0, 1, 2, 3]
     assert [p.tensor for p in ckptools.verify(ck).problems if p.code == "CK105"] == ["optimizer.state.2.exp_avg"]
+
+
+def test_of_copies_of_one_model_that_differ_throughout_one_may_be_preferred(tmp_path: Path) -> None:
+    one, other = without_metadata(equal_stages())
+    folder = save(tmp_path / "run", [one, other])
+    assert list(ckptools.open(folder).optimizers["optimizer"].state) == [0, 1, 2, 3]
+    ckptools.consolidate(folder, tmp_path / "all.pt", prefer_rank=1)
+    written = torch.load(tmp_path / "all.pt")["optimizer"]["state"]
+    assert torch.equal(written[0]["exp_avg"], other["optimizer"]["state"][0]["exp_avg"])
 
 
 def test_names_that_are_told_are_those_of_every_rank(tmp_path: Path) -> None:
