@@ -20,7 +20,8 @@ from ckptools.pickles.foreign_names import foreign_classes, foreign_problems, su
 from ckptools.tensor_io import rounding
 from ckptools.tensor_io.progress import Progress, not_told
 from ckptools.tensor_io.records import Stored
-from ckptools.tensor_io.threads import in_threads, thread_count
+from ckptools.tensor_io.shared_work import in_ranks
+from ckptools.tensor_io.threads import thread_count
 from ckptools.text import plural
 from ckptools.training_state.modules import module_problems
 
@@ -137,7 +138,7 @@ class _Reading:
             self.progress(findings.nbytes, found.record.path.name)
             return findings
 
-        findings = in_threads(read, found, self.jobs)
+        findings = in_ranks(read, found, self.jobs, lambda one: one.record.nbytes)
         self.nbytes += sum(f.nbytes for f in findings)
         return [_checksums(found, findings, deep), _finite(findings, values)]
 
@@ -155,7 +156,8 @@ class _Reading:
             except ReadError as error:
                 return [unreadable(error, None, pair[0])]
 
-        problems += [p for found in in_threads(compare, pairs, self.jobs) for p in found]
+        compared = in_ranks(compare, pairs, self.jobs, lambda pair: pair[1].nbytes)
+        problems += [p for found in compared for p in found]
         try:
             own = copies.own(ck, self.files)
         except ReadError as error:
@@ -188,8 +190,8 @@ class _Reading:
             except ReadError as error:
                 return [unreadable(error, None, None)]
 
-        found = in_threads(tensor, list(said.tensors), self.jobs)
-        found += in_threads(file, said.files, self.jobs)
+        found = in_ranks(tensor, said.tensors, self.jobs, lambda name: tensors[name].nbytes if name in tensors else 0)
+        found += in_ranks(file, said.files, self.jobs, lambda name: said.files[name][0])
         detail = f"{plural(len(said.tensors), 'tensor')} and {plural(len(said.files), 'file')} as {path.name} says"
         return judged("manifest (sha256)", [p for problems in found for p in problems], detail)
 

@@ -1,4 +1,7 @@
-"""What each rank of a job runs: python -m tests.cluster.outputs SOURCE FOLDER writes outputs of every kind there."""
+"""What each rank of a job runs: python -m tests.cluster.outputs SOURCE DAMAGED FOLDER
+
+writes outputs of every kind, made of SOURCE, into FOLDER, and there what is said of it and of DAMAGED.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from pathlib import Path
 import ckptools
 from ckptools.cluster.environment import derive
 from ckptools.cluster.ranks import joined
+from ckptools.cluster.team import current
 from ckptools.cluster.waiting import say_nothing
 
 OUTPUTS = {
@@ -19,12 +23,23 @@ OUTPUTS = {
 }
 
 
-def write(source: Path, folder: Path) -> None:
+def write(source: Path, damaged: Path, folder: Path) -> None:
+    """Write everything."""
     for name, options in OUTPUTS.items():
         ckptools.consolidate(source, folder / name, **options)
+    a, b = (ckptools.open(path, all_ranks=True) for path in (source, damaged))
+    b.write_digests(folder / "digests.json")
+    told = [
+        *ckptools.verify(b, deep=True, values=True).checks,
+        *ckptools.verify(source, manifest=folder / "one.safetensors.manifest.json").checks,
+        *a.stats(histogram=True).rows,
+        *a.moments().rows,
+        *ckptools.diff(a, b, values=True).rows,
+    ]
+    (folder / f"told-{current().rank}.txt").write_text("\n".join(map(repr, told)))
 
 
 if __name__ == "__main__":
     with joined(derive(os.environ), "outputs", say_nothing):
-        write(Path(sys.argv[1]), Path(sys.argv[2]))
+        write(*map(Path, sys.argv[1:]))
     os._exit(0)

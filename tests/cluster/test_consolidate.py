@@ -23,16 +23,29 @@ def files_in(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
+@pytest.fixture
+def damaged(tmp_path) -> Path:
+    """A copy of the source, of which the last large record is damaged."""
+    folder = tmp_path / "damaged"
+    folder.mkdir()
+    for path in SOURCE.glob("rank*.pt"):
+        (folder / path.name).write_bytes(path.read_bytes())
+    flip_last_record(folder / "rank3.pt")
+    return folder
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_two_nodes_of_two_processes_write_what_one_process_writes(tmp_path):
+def test_two_nodes_of_two_processes_write_and_say_what_one_process_does(damaged, tmp_path):
     for name in ("alone", "together"):
         (tmp_path / name).mkdir()
-    write(SOURCE, tmp_path / "alone")
-    torchrun("-m", "tests.cluster.outputs", SOURCE, tmp_path / "together")
-    written = files_in(tmp_path / "together")
-    assert written == files_in(tmp_path / "alone")
-    assert {"all.pt", "all.dcp/.metadata", "one.safetensors.manifest.json"} <= written.keys()
+    write(SOURCE, damaged, tmp_path / "alone")
+    torchrun("-m", "tests.cluster.outputs", SOURCE, damaged, tmp_path / "together")
+    written, alone = files_in(tmp_path / "together"), files_in(tmp_path / "alone")
+    told = [written.pop(f"told-{rank}.txt") for rank in range(4)]
+    assert told == [alone.pop("told-0.txt")] * 4 and b"checksums (CRC-32): FAIL, 1 problem" in told[0]
+    assert written == alone
+    assert {"all.pt", "all.dcp/.metadata", "one.safetensors.manifest.json", "digests.json"} <= written.keys()
 
 
 def sparse(path: Path, nbytes: int) -> Path:
@@ -70,13 +83,8 @@ def test_a_killed_rank_ends_the_others_and_leaves_nothing(tmp_path):
 
 
 @pytest.mark.timeout(120)
-def test_an_error_of_one_rank_is_one_line_that_names_it(tmp_path):
-    folder = tmp_path / "damaged"
-    folder.mkdir()
-    for path in SOURCE.glob("rank*.pt"):
-        (folder / path.name).write_bytes(path.read_bytes())
-    flip_last_record(folder / "rank3.pt")
-    (code, printed, said), other = ended(srun("consolidate", folder, "-o", tmp_path / "x.pt"))
+def test_an_error_of_one_rank_is_one_line_that_names_it(damaged, tmp_path):
+    (code, printed, said), other = ended(srun("consolidate", damaged, "-o", tmp_path / "x.pt"))
     assert (code, printed, other) == (4, "", (4, "", ""))
     assert said.startswith("error: rank 1 on ") and "rank3.pt: " in said and "the file is damaged" in said
     assert [path.name for path in tmp_path.iterdir()] == ["damaged"] and said.count("\n") == 1

@@ -13,8 +13,9 @@ from typing import Any
 
 from ckptools.checks.difference.held_keys import contents_of
 from ckptools.checks.difference.sides import Contents, HeldGroup, HeldTensor, HeldValue
-from ckptools.checks.difference.tensor_digests import sha256_of
+from ckptools.checks.difference.tensor_digests import nbytes_of, sha256_of
 from ckptools.checks.difference.tensor_rows import is_sha256
+from ckptools.cluster.team import current
 from ckptools.contents.value_digests import Content
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import ReadError
@@ -24,7 +25,8 @@ from ckptools.files.partial_files import check_place_of_file, write_text
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.difference import SUBJECTS, Side
 from ckptools.tensor_io.progress import Progress, not_told
-from ckptools.tensor_io.threads import in_threads, thread_count
+from ckptools.tensor_io.shared_work import in_ranks
+from ckptools.tensor_io.threads import thread_count
 
 SCHEMA = "ckptools/digests/1"
 """What such a file says of itself, in its first bytes."""
@@ -64,11 +66,12 @@ def write_digest_file(
         contents = contents_of(ck, files)
         held = list(contents.tensors.values())
         count = thread_count(jobs)
-        digests = in_threads(lambda one: sha256_of(one, files, progress or not_told), held, count)
+        digests = in_ranks(lambda one: sha256_of(one, files, progress or not_told), held, count, nbytes_of)
     for one, text in zip(held, digests, strict=True):
         sha256, problem = (text, "") if is_sha256(text) else ("", text)
         contents.tensors[one.identity] = one._replace(sha256=sha256, problem=problem, tensor=None)
-    write_text(out, _json(contents), force)
+    if current().rank == 0:
+        write_text(out, _json(contents), force)
     return contents
 
 

@@ -26,3 +26,8 @@ def sha256_of(held: HeldTensor, files: OpenFiles, progress: Callable[[int, str],
         return str(error)
     progress(held.tensor.nbytes, held.name)
     return digest
+
+
+def nbytes_of(held: HeldTensor) -> int:
+    """Bytes that are read for its digest; 0 where that is there."""
+    return 0 if held.tensor is None else held.tensor.nbytes

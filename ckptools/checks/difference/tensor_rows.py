@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from ckptools.checks.difference.measures import Tolerance
 from ckptools.checks.difference.plain_values import NUMBERED
 from ckptools.checks.difference.sides import HeldTensor
-from ckptools.checks.difference.tensor_digests import sha256_of
+from ckptools.checks.difference.tensor_digests import nbytes_of, sha256_of
 from ckptools.checks.difference.tensor_values import Measured, compare_tensors
 from ckptools.dtypes import short
 from ckptools.files.opening import OpenFiles
 from ckptools.model.difference import DIFFERENT, TensorDifference, Verdict
 from ckptools.model.tensor import Tensor
 from ckptools.tensor_io.progress import Progress, not_told
-from ckptools.tensor_io.threads import in_threads
+from ckptools.tensor_io.shared_work import in_ranks
 from ckptools.text import plural, shape
 
 Pair = tuple[HeldTensor | None, HeldTensor | None]
@@ -166,7 +166,13 @@ def _hashed(pairs: Sequence[Pair], which: Sequence[int], how: Reading) -> dict[i
         assert a is not None and b is not None
         return sha256_of(a, how.files, how.progress), sha256_of(b, how.files, how.progress)
 
-    return dict(zip(which, in_threads(work, which, how.threads), strict=True))
+    return dict(
+        zip(
+            which,
+            in_ranks(work, which, how.threads, lambda n: sum(nbytes_of(one) for one in pairs[n] if one)),
+            strict=True,
+        )
+    )
 
 
 def _by_digest(row: TensorDifference, a: str, b: str) -> TensorDifference:

@@ -20,7 +20,7 @@ from ckptools.model.tensor import Shard, Source, Tensor
 from ckptools.tensor_io.bands import bands_of
 from ckptools.tensor_io.progress import Progress, not_told
 from ckptools.tensor_io.replicas import differing_boxes
-from ckptools.tensor_io.threads import in_threads
+from ckptools.tensor_io.shared_work import in_ranks
 
 REGION = 1 << 24
 """Elements that one thread takes on; a larger tensor is shared among several."""
@@ -88,13 +88,15 @@ def compare_tensors(
         progress: called with bytes read and the tensor they are of.
     """
     made = [_Pair(name, (a, b)) for name, a, b in pairs]
-    in_threads(lambda pair: _settle_copies(pair, files, every_byte), made, threads)
+    unequal = in_ranks(lambda pair: _copies_differ(pair, files, every_byte), made, threads, _nbytes)
+    for pair, odd in zip(made, unequal, strict=True):
+        _settle_copies(pair, odd)
     regions = [region for n, pair in enumerate(made) for region in _regions(n, pair, every_byte)]
 
     def work(region: _Region) -> Measures | str:
         return _measured(region, made[region.pair], files, tolerance, progress)
 
-    for region, result in zip(regions, in_threads(work, regions, threads), strict=True):
+    for region, result in zip(regions, in_ranks(work, regions, threads, lambda one: one.box.numel), strict=True):
         _note(made[region.pair], region, result)
     return [pair.found for pair in made]
 
@@ -102,12 +104,22 @@ def compare_tensors(
 # -- copies ------------------------------------------------------------------------------------------------------
 
 
-def _settle_copies(pair: _Pair, files: OpenFiles, every_byte: bool) -> None:
-    """Put one copy of each region in the place of several: any where all are equal, each rank's own where not."""
+def _nbytes(pair: _Pair) -> int:
+    return sum(tensor.nbytes for tensor in pair.tensors)
+
+
+def _copies_differ(pair: _Pair, files: OpenFiles, every_byte: bool) -> list[bool] | str:
+    """Of each side, whether ranks hold different copies; or why that is not known."""
     try:
-        odd = [copies_differ(tensor, files, every_byte) for tensor in pair.tensors]
+        return [copies_differ(tensor, files, every_byte) for tensor in pair.tensors]
     except CkptoolsError as error:
-        pair.found.problem = str(error)
+        return str(error)
+
+
+def _settle_copies(pair: _Pair, odd: list[bool] | str) -> None:
+    """Put one copy of each region in the place of several: any where all are equal, each rank's own where not."""
+    if isinstance(odd, str):
+        pair.found.problem = odd
         return
     if not any(odd):
         pair.parts = [(once(pair.tensors[0]), once(pair.tensors[1]))]

@@ -16,7 +16,8 @@ from ckptools.model.tensor import Source
 from ckptools.tensor_io.elements import Piece, bands_of, pieces_of
 from ckptools.tensor_io.progress import Progress
 from ckptools.tensor_io.read import Raw
-from ckptools.tensor_io.threads import in_threads, thread_count
+from ckptools.tensor_io.shared_work import in_ranks
+from ckptools.tensor_io.threads import thread_count
 
 PIECE = 16 << 20
 """Bytes of an array that one thread works on at a time, at least."""
@@ -145,7 +146,7 @@ def read_parts(
         return result, ""
 
     with OpenFiles() as files:
-        results = in_threads(one, parts, thread_count(jobs), given_up.set)
+        results = in_ranks(one, parts, thread_count(jobs), lambda part: part[1].nbytes, given_up.set)
     for (number, part), (result, problem) in zip(parts, results, strict=True):
         found[number].take(result, problem, part.nbytes)
 
