@@ -182,6 +182,7 @@ def consolidate(
     unchecked: bool = False,
     manifest: bool = False,
     dry_run: bool = False,
+    resume: bool = False,
     jobs: int | None = None,
     progress: Progress | None = None,
 ) -> Consolidated:
@@ -205,6 +206,7 @@ def consolidate(
         unchecked=unchecked,
         manifest=manifest,
         dry_run=dry_run,
+        resume=resume,
         jobs=jobs,
         progress=progress,
     )

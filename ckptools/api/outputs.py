@@ -95,6 +95,7 @@ class OutputMethods:
         unchecked: bool = False,
         manifest: bool = False,
         dry_run: bool = False,
+        resume: bool = False,
         jobs: int | None = None,
         progress: Progress | None = None,
     ) -> Consolidated:
@@ -125,6 +126,7 @@ class OutputMethods:
             unchecked: do not compare the source with the checksums that it states.
             manifest: write sha256 of every tensor and file into a JSON beside the output.
             dry_run: plan and check, write nothing.
+            resume: keep what is written when it does not come to its end, and take up what the same call has kept.
             jobs: threads.
             progress: called with bytes written, or read back, and the tensor they belong to.
 
@@ -157,6 +159,7 @@ class OutputMethods:
             unchecked=unchecked,
             manifest=manifest,
             dry_run=dry_run,
+            resume=resume,
             jobs=jobs,
         )
         return write(self._with_all_ranks(), out, options, progress)

@@ -87,6 +87,9 @@ PreferRank = Annotated[
     int | None, typer.Option(help="Where ranks hold different copies of one tensor, take this rank's.")
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check and plan; write nothing.")]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Cut short, keep what was written; take up what the same command has kept.")
+]
 Copies = Annotated[bool, typer.Option("--copies", help="With --dry-run: print every copy of bytes.")]
 
 
@@ -111,6 +114,7 @@ def consolidate(
     prefer_rank: PreferRank = None,
     dry_run: DryRun = False,
     copies: Copies = False,
+    resume: Resume = False,
     opening: OpeningOptions = AS_A_USER_WOULD,
 ) -> None:
     """Write full tensors into a .pt, .safetensors or DCP.
@@ -140,6 +144,7 @@ def consolidate(
         unchecked=unchecked,
         manifest=manifest,
         dry_run=dry_run,
+        resume=resume,
         jobs=opening.jobs,
     )
     with ProgressLine() as line:

@@ -36,8 +36,8 @@ def one_line_errors(function: Callable[..., None]) -> Callable[..., None]:
         except CkptoolsError as error:
             _say_error(error)
             raise SystemExit(error.exit_code) from error
-        except KeyboardInterrupt:
-            say("interrupted; nothing was left behind")
+        except KeyboardInterrupt as interrupt:
+            say(str(interrupt) or "interrupted; nothing was left behind")
             raise SystemExit(INTERRUPTED_EXIT) from None
         except BrokenPipeError:
             # Only what the user's code prints in a shell comes here; ending it is what its reader wanted.

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from threading import Event, local
 
+from ckptools.consolidate.journal import Done, Entry, Journal, pieces_read
 from ckptools.consolidate.plan import Job
 from ckptools.consolidate.shares import ALL, Share
 from ckptools.consolidate.source_records import Piece, SourceRecords
@@ -20,14 +21,17 @@ from ckptools.consolidate.written import Region, joined
 from ckptools.errors import CkptoolsError, ReadError, WriteError
 from ckptools.files.opening import OpenFiles
 from ckptools.files.partial_files import write_at
+from ckptools.model.tensor import Source
 from ckptools.tensor_io.byte_plan import Band, Copy
 from ckptools.tensor_io.checksums import crc32
 from ckptools.tensor_io.finite import has_nonfinite
 from ckptools.tensor_io.progress import Progress, not_told
-from ckptools.tensor_io.records import CHUNK, read_pieces
+from ckptools.tensor_io.records import CHUNK, Record, read_pieces
 from ckptools.tensor_io.threads import in_threads
 
 KERNEL_CHUNK = 64 << 20
+
+NOTHING_DONE = Done()
 
 """Called with the bytes that were written since the last call, and the fqn they belong to."""
 
@@ -47,6 +51,8 @@ class Executor:
         files: where source files are opened.
         checksums: whether the CRC-32 of every tensor is wanted.
         records: what was read of the sources, to be compared with their checksums; None for no comparison.
+        done: what an earlier run has written, which is not written again.
+        journal: where is noted what was written; None for nowhere.
         odd: fqns of the tensors in whose output NaN or infinity was seen; those with filled holes are not looked at.
     """
 
@@ -57,13 +63,16 @@ class Executor:
         checksums: bool,
         compare: bool = True,
         progress: Progress | None = None,
+        done: Done = NOTHING_DONE,
+        journal: Journal | None = None,
     ) -> None:
-        self.targets, self.files, self.checksums = targets, files, checksums
+        self.targets, self.files, self.checksums = targets, files, checksums or journal is not None
+        self.done, self.journal = done, journal
         self.records = SourceRecords(files) if compare else None
         self.odd: set[str] = set()
         self._progress = progress or not_told
         self._stop = Event()
-        self._buffers = local()
+        self._local = local()
         self._kernel = hasattr(os, "copy_file_range")
 
     def run(self, jobs: Sequence[Job], threads: int, share: Share = ALL) -> list[Region]:
@@ -79,11 +88,18 @@ class Executor:
 
     def _job(self, number: int, job: Job, share: Share) -> list[Region]:
         regions: list[Region] = []
-        for part in share.parts(job):
-            if self._stop.is_set():
-                raise Stopped
-            regions.append(Region(number, part.offset, part.nbytes, self._part(job, part)))
-        return joined(regions, self.checksums)
+        read: list[tuple[Record, int, Piece]] = []
+        self._local.read = read
+        for whole in share.parts(job):
+            for part in self.done.missing(number, whole):
+                if self._stop.is_set():
+                    raise Stopped
+                regions.append(Region(number, part.offset, part.nbytes, self._part(job, part)))
+        written = joined(regions, self.checksums)
+        if self.journal is not None:
+            for region in written:
+                self.journal.note(Entry(region, job.fqn in self.odd, pieces_read(read)))
+        return written
 
     def _part(self, job: Job, part: Copy | Band) -> int:
         """Write a part of a tensor; return its CRC-32, or 0 where the bytes were not looked at."""
@@ -127,13 +143,25 @@ class Executor:
             self._write(job, copy.offset + done, piece)
             done += len(piece)
         if self.records is not None and copy.record is not None:
-            self.records.add(copy.record, copy.source_offset, Piece(copy.nbytes, crc, job.fqn))
+            self._saw(copy.record, copy.source_offset, Piece(copy.nbytes, crc, job.fqn))
         return crc
 
+    def _saw(self, record: Record, offset: int, piece: Piece) -> None:
+        """Note what was read of a record that may state a checksum."""
+        if self.records is not None and record.crc:
+            self.records.add(record, offset, piece)
+            if self.journal is not None:
+                self._local.read.append((record, offset, piece))
+
+    def _seen(self, fqn: str, source: Source, data: bytes) -> None:
+        """Note the bytes that were read of a source from its offset on."""
+        if source.crc:
+            self._saw(Record.of(source), source.offset, Piece(len(data), crc32(data), fqn))
+
     def _pieces(self, copy: Copy) -> Iterator[memoryview]:
-        buffer = getattr(self._buffers, "bytes", None)
+        buffer = getattr(self._local, "bytes", None)
         if buffer is None:
-            buffer = self._buffers.bytes = memoryview(bytearray(CHUNK))
+            buffer = self._local.bytes = memoryview(bytearray(CHUNK))
         with self.files.open(copy.source) as source:
             for piece in read_pieces(source, copy.source_offset, copy.nbytes, buffer):
                 if self._stop.is_set():
@@ -144,7 +172,7 @@ class Executor:
         """Put a region together in memory, change its dtype if asked, write it; return its CRC-32."""
         from ckptools.tensor_io.assemble import assemble
 
-        seen = None if self.records is None else partial(self.records.saw, job.fqn)
+        seen = None if self.records is None else partial(self._seen, job.fqn)
         data = assemble(job.tensor, band.box, job.dtype, self.files, seen)
         self._write(job, band.offset, data)
         return crc32(data) if self.checksums else 0

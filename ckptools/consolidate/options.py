@@ -38,6 +38,8 @@ class ConsolidateOptions:
         unchecked: do not compare the source with the checksums that it states.
         manifest: write sha256 of every tensor and file into a JSON beside the output.
         dry_run: plan and check, write nothing.
+        resume: keep what is written when it does not come to its end, and take up what the same call has kept: a
+            journal beside the output says what is complete, and that is read again before it is believed.
         jobs: threads; None for one per core, at most four.
     """
 
@@ -58,6 +60,7 @@ class ConsolidateOptions:
     unchecked: bool = False
     manifest: bool = False
     dry_run: bool = False
+    resume: bool = False
     jobs: int | None = None
 
     @property

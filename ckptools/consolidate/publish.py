@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from ckptools.cluster.team import current
 from ckptools.consolidate.execute import Executor
+from ckptools.consolidate.journal import Done, Journal, Kept, is_written, take_read
 from ckptools.consolidate.output import check_unchanged
 from ckptools.consolidate.shared_output import Output, opened_output, synced
 from ckptools.consolidate.shares import Share, shares_of
@@ -19,6 +22,7 @@ from ckptools.files.partial_files import PartialFiles
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.tensor_io.progress import Progress, not_told
 from ckptools.tensor_io.records import Record, stored_records
+from ckptools.tensor_io.shared_work import in_ranks
 
 
 @dataclass(frozen=True)
@@ -65,8 +69,11 @@ def write(
     proofs: Proofs,
     jobs: int,
     progress: Progress | None,
+    kept: Kept | None = None,
 ) -> Seen:
     """Write a planned output; it appears whole, or not at all. `new_folder` is made for it.
+
+    Of one that does not come to its end nothing stays, or what is `kept`, where the next run goes on.
 
     Raises:
         DamagedError: a source is not what its checksum says.
@@ -74,12 +81,17 @@ def write(
         WriteError: the output cannot be written, or is not what was written.
     """
     shares = shares_of(layout.jobs, current().world_size)
-    with opened_output(layout, new_folder) as output:
-        executor = Executor(output.targets, files, layout.checksums, proofs.sources, progress)
+    with opened_output(layout, new_folder, kept) as output, ExitStack() as stack:
+        done = _done(kept, layout, output, jobs)
+        journal = Journal(kept.folder) if kept else None
+        if journal is not None:
+            stack.callback(journal.close)
+        executor = Executor(output.targets, files, layout.checksums, proofs.sources, progress, done, journal)
+        _take(done, layout, executor)
         regions = _copied(executor, layout, shares[current().rank], jobs)
         try:
             if output.partial is not None:
-                layout.finish(output.targets, crcs_of(layout.jobs, regions, layout.checksums))
+                layout.finish(output.targets, crcs_of(layout.jobs, regions, executor.checksums))
             synced(output.targets)
             told = _compared(layout, output, files, jobs, progress) if proofs.compare else ""
             added = {**texts, **_manifest(layout, output.targets, proofs, jobs)}
@@ -99,7 +111,22 @@ def _copied(executor: Executor, layout: Layout, share: Share, threads: int) -> l
     if executor.records is not None:
         stored = stored_records((job.fqn, job.tensor) for job in layout.jobs) if current().world_size > 1 else ()
         executor.records.compare(found.record for found in stored)
-    return [region for written in current().gather(regions) for region in written]
+    return [*executor.done.regions, *(region for written in current().gather(regions) for region in written)]
+
+
+def _done(kept: Kept | None, layout: Layout, output: Output, threads: int) -> Done:
+    """What an earlier run has written, each region of it read again."""
+    entries = current().gather(kept.entries() if kept and current().rank == 0 else [])[0]
+    check = partial(is_written, layout.jobs, output.targets)
+    right = in_ranks(check, entries, threads, lambda entry: entry.region.nbytes)
+    return Done([entry for entry, is_right in zip(entries, right, strict=True) if is_right])
+
+
+def _take(done: Done, layout: Layout, executor: Executor) -> None:
+    """Take note of what an earlier run has seen of what it has written."""
+    if executor.records is not None and done.entries:
+        take_read(done.entries, layout.jobs, executor.records)
+    executor.odd |= {layout.jobs[entry.region.job].fqn for entry in done.entries if entry.odd}
 
 
 def _compared(layout: Layout, output: Output, files: OpenFiles, threads: int, progress: Progress | None) -> str:

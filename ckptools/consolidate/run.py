@@ -6,12 +6,14 @@ Nothing is written before everything is checked, and nothing has its final name 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from ckptools.cluster.team import current
 from ckptools.consolidate.choose import select
+from ckptools.consolidate.journal import Kept, resume_folder
 from ckptools.consolidate.named_state import by_name
 from ckptools.consolidate.naming import Output, output_of
 from ckptools.consolidate.options import ConsolidateOptions, full_dtype, hole_rule, tied_rule
@@ -81,14 +83,16 @@ def consolidate(
         selection.left_out |= layout.left_out
         texts, proofs = _texts(selection, layout, output.path), _proofs(options, output)
         paths = [*texts, *proofs.paths]
+        kept = Kept(resume_folder(output.path), plan_digests(whole, layout, texts)) if options.resume else None
         _check_place(whole, layout, paths, options.force, output)
-        no_room = _no_room(layout, output, options.dry_run)
+        no_room = _no_room(layout, output, options.dry_run, kept.nbytes if kept else 0)
         seen = Seen(first.right if first else None)
         if current().world_size > 1:
             check_same_plan(plan_digests(whole, layout, texts))
         if not options.dry_run:
             planned(_nbytes_to_come(layout, first, options.check))
-            seen = write(whole, layout, output.new_folder, texts, files, proofs, options.threads, progress)
+            with _said_where(kept):
+                seen = write(whole, layout, output.new_folder, texts, files, proofs, options.threads, progress, kept)
     done = _result(selection, layout, paths, seen)
     if options.dry_run:
         reading = planned_reading(layout.jobs, [path for path, _ in layout.files])
@@ -122,6 +126,18 @@ def _nbytes_to_come(layout: Layout, first: Compared | None, check: bool) -> int:
     return before + sum(job.nbytes for job in layout.jobs) * (2 if check else 1)
 
 
+@contextmanager
+def _said_where(kept: Kept | None) -> Iterator[None]:
+    """Let an interrupt say what stays."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if kept is None:
+            raise
+        text = f"interrupted; what was written is kept in {kept.folder}, and the same command with --resume takes it up"
+        raise KeyboardInterrupt(text) from None
+
+
 def _check_place(checkpoint: Checkpoint, layout: Layout, texts: Sequence[Path], force: bool, output: Output) -> None:
     """Refuse an output that is in the way of something."""
     new = output.new_folder
@@ -132,14 +148,16 @@ def _check_place(checkpoint: Checkpoint, layout: Layout, texts: Sequence[Path], 
         check_place(checkpoint, [*(p for p, _ in layout.files), *texts], force, new)
 
 
-def _no_room(layout: Layout, output: Output, dry_run: bool) -> NoSpaceError | None:
+def _no_room(layout: Layout, output: Output, dry_run: bool, here: int) -> NoSpaceError | None:
     """Why the output does not fit on its disk, which a dry run tells with its plan; None where it does.
+
+    Of what is `here` already it needs no more room.
 
     Raises:
         NoSpaceError: it does not fit, and is to be written.
     """
     new = output.new_folder
-    error = lacking_space(output.path.parent if new is None else new.parent, layout.nbytes)
+    error = lacking_space(output.path.parent if new is None else new.parent, layout.nbytes - here)
     if error is not None and not dry_run:
         raise error
     return error

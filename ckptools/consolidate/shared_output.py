@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ckptools.cluster.team import current
+from ckptools.consolidate.journal import Kept
 from ckptools.consolidate.writers.layout import Layout
 from ckptools.errors import WriteError
 from ckptools.files.partial_files import PartialFiles
@@ -30,19 +31,22 @@ class Output:
 
 
 @contextmanager
-def opened_output(layout: Layout, new_folder: Path | None) -> Iterator[Output]:
+def opened_output(layout: Layout, new_folder: Path | None, kept: Kept | None) -> Iterator[Output]:
     """Open the files of an output under their temporary names; at the end all ranks have closed them.
 
     Args:
         layout: what files there are.
         new_folder: a folder that is made for them; None where it is there.
+        kept: where they stay if they do not come to their end; None where nothing stays.
 
     Raises:
+        RefusedError: what stays of an earlier run is of another plan.
         WriteError: one cannot be made, or another rank does not see it.
     """
     with ExitStack() as stack:
-        partial = stack.enter_context(PartialFiles()) if current().rank == 0 else None
-        targets = [] if partial is None else _made(partial, layout, new_folder)
+        made = PartialFiles(kept.folder if kept else None)
+        partial = stack.enter_context(made) if current().rank == 0 else None
+        targets = [] if partial is None else _made(partial, layout, new_folder, kept)
         paths = current().gather([] if partial is None else [partial.place(path) for path, _ in layout.files])[0]
         if partial is None:
             with current().own_work():
@@ -50,9 +54,11 @@ def opened_output(layout: Layout, new_folder: Path | None) -> Iterator[Output]:
         yield Output(partial, targets, paths)
 
 
-def _made(partial: PartialFiles, layout: Layout, new_folder: Path | None) -> list[int]:
+def _made(partial: PartialFiles, layout: Layout, new_folder: Path | None, kept: Kept | None) -> list[int]:
     if new_folder is not None:
         partial.make_folder(new_folder)
+    if kept is not None:
+        kept.begin()
     if layout.folder is not None:
         partial.create_folder(layout.folder)
     return [partial.create(path, size) for path, size in layout.files]

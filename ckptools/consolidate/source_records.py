@@ -12,7 +12,6 @@ from typing import NamedTuple
 from ckptools.cluster.team import current
 from ckptools.errors import DamagedError, original_of
 from ckptools.files.opening import OpenFiles
-from ckptools.model.tensor import Source
 from ckptools.tensor_io.checksums import combine, crc32
 from ckptools.tensor_io.records import Record, read_pieces
 from ckptools.tensor_io.shared_work import in_ranks
@@ -34,7 +33,7 @@ def _key(record: Record) -> Key:
     return str(original_of(record.path)), record.name, record.offset, record.nbytes, record.crc
 
 
-def _joined(read: Mapping[int, Piece]) -> list[tuple[int, Piece]]:
+def joined_pieces(read: Mapping[int, Piece]) -> list[tuple[int, Piece]]:
     """The pieces of a record by their offset, those that follow each other as one."""
     found: list[tuple[int, Piece]] = []
     for offset, piece in sorted(read.items()):
@@ -71,11 +70,6 @@ class SourceRecords:
         else:
             self._pieces.setdefault(record, {})[offset] = piece
 
-    def saw(self, fqn: str, source: Source, data: bytes) -> None:
-        """Note the bytes that were read of a source from its offset on, for the tensor `fqn`; see `add`."""
-        if source.crc:
-            self.add(Record.of(source), source.offset, Piece(len(data), crc32(data), fqn))
-
     def compare(self, records: Iterable[Record] = ()) -> None:
         """Compare the records that were read in several pieces, or not in full, by whatever rank.
 
@@ -105,7 +99,7 @@ class SourceRecords:
 
     def _sent(self) -> list[tuple[Key, list[tuple[int, Piece]]]]:
         """What was read of records that were not compared yet, as few pieces of each as they make."""
-        return [(_key(record), _joined(read)) for record, read in self._pieces.items()]
+        return [(_key(record), joined_pieces(read)) for record, read in self._pieces.items()]
 
     def _take(self, sent: Iterable[tuple[Record, list[tuple[int, Piece]]]]) -> None:
         """Take note of what all ranks have read."""

@@ -57,7 +57,9 @@ class PartialFiles:
     is noted before anything is made under it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kept: Path | None = None) -> None:
+        """Make files beside their places, or in a folder `kept`, where they stay until they get their names."""
+        self._kept = kept
         self._pairs: list[tuple[Path, Path]] = []
         self._folders: dict[Path, Path] = {}
         self._made: list[Path] = []
@@ -82,9 +84,9 @@ class PartialFiles:
         Raises:
             WriteError: the disk does not let us.
         """
-        partial = self._folders[path] = _hidden(path, "partial")
+        partial = self._folders[path] = self._hidden(path)
         try:
-            partial.mkdir()
+            partial.mkdir(exist_ok=self._kept is not None)
         except OSError as error:
             raise WriteError(path, f"cannot be created: {(error.strerror or '').lower()}") from error
 
@@ -95,11 +97,12 @@ class PartialFiles:
             WriteError: the disk does not let us.
         """
         folder = self._folders.get(path.parent)
-        partial = _hidden(path, "partial") if folder is None else folder / path.name
+        partial = self._hidden(path) if folder is None else folder / path.name
         if folder is None:
             self._pairs.append((partial, path))
         try:
-            descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o666)
+            new = os.O_EXCL if self._kept is None else 0
+            descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | new | getattr(os, "O_CLOEXEC", 0), 0o666)
             self._descriptors.append(descriptor)
             os.ftruncate(descriptor, size)
         except OSError as error:
@@ -143,6 +146,9 @@ class PartialFiles:
             self._pairs = []
             for folder in above:
                 _sync_folder(folder)
+            if self._kept is not None:
+                shutil.rmtree(self._kept, ignore_errors=True)
+                self._kept = None
         except OSError as error:
             raise WriteError(None, f"output could not be finished: {(error.strerror or '').lower()}") from error
 
@@ -154,8 +160,10 @@ class PartialFiles:
         partial.rename(path)
 
     def discard(self) -> None:
-        """Remove what has not got its name, and what was replaced."""
+        """Remove what has not got its name, unless it is kept, and what was replaced."""
         self._close()
+        if self._kept is not None:
+            self._folders, self._pairs = {}, []
         for path, aside in self._replaced.items():
             _put_back(aside, path)
             shutil.rmtree(aside, ignore_errors=True)
@@ -167,6 +175,10 @@ class PartialFiles:
             with contextlib.suppress(OSError):
                 folder.rmdir()  # only while it is empty
         self._pairs, self._folders, self._replaced, self._made = [], {}, {}, []
+
+    def _hidden(self, path: Path) -> Path:
+        """Where the file or folder is until it is called `path`."""
+        return _hidden(path, "partial") if self._kept is None else self._kept / path.name
 
     def _close(self) -> None:
         while self._descriptors:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import struct
 import subprocess
@@ -11,9 +10,13 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
+import ckptools
 from tests.cluster.launched import ended, srun, torchrun
 from tests.cluster.outputs import write
+from tests.sparse_files import sparse
 from tests.truth import FIXTURES
 
 SOURCE = FIXTURES / "torch2.13.0-fsdp1-sharded-w4"
@@ -48,17 +51,6 @@ def test_two_nodes_of_two_processes_write_and_say_what_one_process_does(damaged,
     assert {"all.pt", "all.dcp/.metadata", "one.safetensors.manifest.json", "digests.json"} <= written.keys()
 
 
-def sparse(path: Path, nbytes: int) -> Path:
-    """A safetensors file of two tensors of zeros, which has no bytes on the disk but takes long to copy."""
-    half = nbytes // 2
-    spans = [f'"{name}":{{"dtype":"U8","shape":[{half}],"data_offsets":[{n * half},{(n + 1) * half}]}}'
-             for n, name in enumerate("ab")]  # fmt: skip
-    header = f"{{{','.join(spans)}}}".encode()
-    path.write_bytes(struct.pack("<Q", len(header)) + header)
-    os.truncate(path, 8 + len(header) + nbytes)
-    return path
-
-
 def partial_in(folder: Path) -> list[Path]:
     return [path for path in folder.iterdir() if path.name.startswith(".")]
 
@@ -80,6 +72,24 @@ def test_a_killed_rank_ends_the_others_and_leaves_nothing(tmp_path):
     (code, printed, said), _ = ended(started)
     assert (code, printed, list(out.iterdir())) == (3, "", [])
     assert said.startswith("error: rank 1 on ") and said.endswith(" no sign of it for 2 s; was it killed?\n")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_what_a_killed_job_has_kept_is_taken_up_by_the_next(tmp_path):
+    source, out = tmp_path / "source.safetensors", tmp_path / "out"
+    save_file({f"t{n}": torch.randn(1 << 18) for n in range(96)}, source)
+    out.mkdir()
+    words = ("consolidate", source, "-o", out / "x.pt", "-j", 1, "--resume")
+    started = srun(*words, CKPTOOLS_RANK_TIMEOUT=2)
+    while not any(path.stat().st_size for path in out.glob(".x.pt.resume/journal-*")):
+        time.sleep(0.001)
+    started[1].send_signal(signal.SIGKILL)
+    assert ended(started)[0][0] == 3 and [path.name for path in out.iterdir()] == [".x.pt.resume"]
+    assert [code for code, _, _ in ended(srun(*words))] == [0, 0]
+    ckptools.consolidate(source, tmp_path / "expected.pt")
+    assert [path.name for path in out.iterdir()] == ["x.pt"]
+    assert (out / "x.pt").read_bytes() == (tmp_path / "expected.pt").read_bytes()
 
 
 @pytest.mark.timeout(120)
