@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any
 
 from ckptools.model.tree import of_kinds
@@ -22,11 +23,15 @@ class CycleError(TreeLimitError):
     """A container lies inside of itself."""
 
 
-def check_tree_limits(tree: Any) -> None:
+def check_tree_limits(tree: Any, flat: Container[int] = ()) -> None:
     """Refuse a tree that unfolds to more leaves, or deeper, than any checkpoint does.
 
     Containers may be shared, so that a few kilobytes of pickle can stand for 10^9 leaves; each is counted once
     and its count multiplied. Iterative, so that depth costs nothing.
+
+    Args:
+        tree: of dicts, lists and tuples.
+        flat: the `id`s of tuples that are known to hold no container.
 
     Raises:
         TreeLimitError: the tree is beyond the budgets.
@@ -43,7 +48,9 @@ def check_tree_limits(tree: Any) -> None:
                 continue
             if id(node) in leaves:
                 raise CycleError("a container that contains itself")
-            values = of_kinds(node.values() if isinstance(node, dict) else node, _CONTAINERS)
+            values = (
+                [] if id(node) in flat else of_kinds(node.values() if isinstance(node, dict) else node, _CONTAINERS)
+            )
             if hasattr(node, "_metadata"):
                 values.append(node._metadata)
             leaves[id(node)] = 0

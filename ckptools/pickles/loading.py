@@ -24,16 +24,16 @@ def load_checked(machine: Machine, path: Path, what: str) -> Any:
     try:
         with gc_paused():
             tree = machine.load()
-        tree = _checked(tree)
+        tree = _checked(tree, machine)
     except (PickleError, TreeLimitError) as error:
         raise ReadError(path, f"{what}: {error}") from error
     return tree
 
 
-def _checked(tree: Any) -> Any:
+def _checked(tree: Any, machine: Machine) -> Any:
     """The tree, within the budgets; where containers lie inside of themselves, cut there."""
     try:
-        check_tree_limits(tree)
+        check_tree_limits(tree, machine.flat)
     except CycleError:
         tree = without_cycles(tree)
         check_tree_limits(tree)

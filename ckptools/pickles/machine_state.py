@@ -91,6 +91,7 @@ class MachineState:
         runs: reads what repeats itself: the shard lists of ShardedTensors, or the entries of DCP metadata.
         skipped: opcodes of ints that were read in runs.
         tuples_met: how often tuples of ints were met, by how they are spelled.
+        flat: these tuples, by their `id`: walks need not look at each int.
         work: how many more elements calls may go through: a call may name a big list again and again.
         tuple_keys: tuples that are keys.
         locate: tells where a storage's bytes are: `(file, byte offset, record name, CRC-32)`. None when it has none.
@@ -121,6 +122,7 @@ class MachineState:
         self.runs: Runs = self.reader(self, fast)
         self.skipped = 0
         self.tuples_met: dict[bytes, int] = {}
+        self.flat: dict[int, tuple[int, ...]] = {}
         self.work = FREE_WORK + WORK_PER_BYTE * len(self.data)
         self.tuple_keys = 0
         self.stopped_at: int | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from ckptools.model.values import Global, Opaque
@@ -133,26 +132,33 @@ def _with_runs(code: bytes) -> None:
     single = DISPATCH[code[0]]
 
     def handler(m: MachineState, at: int) -> int:
-        found = RUN.match(m.data, at - 1) if m.fast else None
-        return single(m, at) if found is None else _push_run(m, found)
+        start = at - 1
+        behind_mark = m.fast and not m.stack and bool(m.marks)
+        if behind_mark and (spelled := m.repeated.values.tuple_at(m.data, start)):
+            return _push_tuple(m, spelled, start)
+        found = RUN.match(m.data, start) if m.fast else None
+        if found is None:
+            return single(m, at)
+        end = found.end()
+        if behind_mark and m.data[end : end + 1] == b"t":
+            return _push_tuple(m, m.data[start : end + 1], start)
+        ints = ints_of_run(found.group())
+        m.stack += ints
+        m.skipped += len(ints) - 1
+        return end
 
     DISPATCH[code[0]] = handler
 
 
-def _push_run(m: MachineState, found: re.Match[bytes]) -> int:
-    """Push the ints of a run, or the tuple of them where they are all of one; return where to go on."""
-    spelled, end = found.group(), found.end()
-    if m.stack or not m.marks or m.data[end : end + 1] != b"t":
-        ints = ints_of_run(spelled)
-        m.stack += ints
-        m.skipped += len(ints) - 1
-        return end
+def _push_tuple(m: MachineState, spelled: bytes, start: int) -> int:
+    """Push the tuple that a mark, the ints behind it and TUPLE make; return where to go on."""
     times = m.tuples_met[spelled] = m.tuples_met.get(spelled, 0) + 1
-    ints = m.repeated.values.ints(spelled, times)
+    ints = m.repeated.values.of_tuple(spelled, times)
+    m.flat[id(ints)] = ints
     m.stack = m.marks.pop()
     m.stack.append(ints)
     m.skipped += len(ints)
-    return end + 1
+    return start + len(spelled)
 
 
 for _code in (b"J", b"\x8a"):

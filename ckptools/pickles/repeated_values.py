@@ -11,6 +11,9 @@ from ckptools.pickles.int_runs import ints_of_run
 MAX_KEPT = 64 << 20
 """Bytes of pickle whose values are remembered of one checkpoint; what goes beyond is made anew."""
 
+HEAD = 32
+"""Bytes by which a tuple is found before it is compared."""
+
 MIN_BYTES = 256
 """Shorter bytes cost more to remember than to hold again."""
 
@@ -24,19 +27,27 @@ class RepeatedValues:
 
     def __init__(self, limit: int = MAX_KEPT) -> None:
         self._left = limit
-        self._ints: dict[tuple[bytes, int], tuple[int, ...]] = {}
+        self._tuples: dict[tuple[bytes, int], tuple[int, ...]] = {}
+        self._by_head: dict[bytes, bytes] = {}
         self._bytes: dict[bytes, bytes] = {}
 
-    def ints(self, spelled: bytes, times: int) -> tuple[int, ...]:
-        """The ints of a run that a file spells for the so-manieth time: no two places in one file share them.
+    def tuple_at(self, data: bytes, at: int) -> bytes | None:
+        """How a known tuple is spelled that a pickle spells from `at` to its TUPLE; None where there is none."""
+        spelled = self._by_head.get(data[at : at + HEAD])
+        return spelled if spelled is not None and data.startswith(spelled, at) else None
 
-        Trees are judged by how much of them is shared (`model.tree_limits`), and here the pickle shares nothing.
+    def of_tuple(self, spelled: bytes, times: int) -> tuple[int, ...]:
+        """The tuple of ints that a run and its TUPLE spell, for the so-manieth time in one file.
+
+        No two places in one file share one: trees are judged by how much of them is shared (`model.tree_limits`), and
+        the pickle shares nothing here.
         """
-        known = self._ints.get((spelled, times))
+        known = self._tuples.get((spelled, times))
         if known is None:
-            known = ints_of_run(spelled)
+            known = ints_of_run(spelled[:-1])
             if self._room(spelled):
-                self._ints[spelled, times] = known
+                self._tuples[spelled, times] = known
+                self._by_head[spelled[:HEAD]] = spelled
         return known
 
     def of_bytes(self, data: bytes) -> bytes:

@@ -15,15 +15,15 @@ class ShardRecord:
     Attributes:
         shard: its box and its rank within the tensor's process group; without a source.
         placement: the placement of the record.
-        shape: the shape that the box was last found to lie in.
+        shapes: shapes that the box was lately found to lie in.
     """
 
-    __slots__ = ("placement", "shape", "shard")
+    __slots__ = ("placement", "shapes", "shard")
 
     def __init__(self, offsets: Ints, sizes: Ints, rank: int | None) -> None:
         self.shard = Shard(Box(offsets, sizes), rank, None)
         self.placement = Placement()
-        self.shape: Ints | None = None
+        self.shapes: tuple[Ints, ...] = ()
 
 
 class Placement:

@@ -166,7 +166,7 @@ class RunReader:
 
     def has_unresolved_records(self, tree: Any) -> bool:
         """Whether a skipped record stands anywhere but in a ShardedTensor, where nobody knows what it is."""
-        return bool(self.runs) and _leaks(tree)
+        return bool(self.runs) and _leaks(tree, set(self.machine.flat))
 
     def fetch(self, number: int, at: int) -> int:
         """Push what a skipped record gave the memo number `number`, fetched by the opcode that ends at `at`.
@@ -273,8 +273,7 @@ def ints_of(data: bytes) -> Ints:
 _WIDTHS = {0x4D: 2, 0x4A: 4}
 
 
-def _leaks(tree: Any) -> bool:
-    seen: set[int] = set()
+def _leaks(tree: Any, seen: set[int]) -> bool:
     stack = of_kinds([tree], _ENTERED)
     while stack:
         node = stack.pop()

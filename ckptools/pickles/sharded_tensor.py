@@ -30,6 +30,9 @@ MAX_WORLD = 1 << 20
 RECORD_WORK = 8
 """What reading a record counts for; it takes more than a hundred bytes of pickle to spell one."""
 
+MAX_SHAPES = 4
+"""Shapes of tensors that a record remembers to be listed by: a bias, a weight and its moments share their boxes."""
+
 
 def describe(m: MachineState, shape: Ints, dtype: str, state: Any) -> Tensor:
     """Describe a ShardedTensor from the state that its `__setstate__` would have got.
@@ -72,14 +75,14 @@ def _put(shards: list[Shard], box: Box, tensor: Tensor, rank: int | None, dtype:
 def _listed(m: MachineState, value: Any, shape: Ints, named: bool) -> Shard:
     """One entry of the shard list; with its rank when the ranks are global."""
     record = value if isinstance(value, ShardRecord) else _record(m, value)
-    if record.shape != shape:
+    if shape not in record.shapes:
         if not record.shard.box.inside(shape):
             raise ValueError(
                 f"a shard at {describe_for_error(record.shard.box.offsets)} of "
                 f"{describe_for_error(record.shard.box.sizes)} in "
                 f"a tensor of {describe_for_error(shape)}"
             )
-        record.shape = shape
+        record.shapes = (shape, *record.shapes[: MAX_SHAPES - 1])
     return record.shard if named else Shard(record.shard.box, None, None)
 
 

@@ -14,7 +14,7 @@ from ckptools.pickles import machine_state
 from ckptools.pickles.int_runs import MAX_RUN, MIN_RUN, RUN, ints_of_run
 from ckptools.pickles.machine import Machine, PickleError
 from ckptools.pickles.repeated_records import RepeatedRecords
-from tests.pickles.test_machine import spelled
+from tests.pickles.test_shard_runs import spelled
 
 WIDE = st.one_of(
     st.integers(0, 2**32 - 1),
@@ -70,12 +70,27 @@ def test_as_many_ints_come_out_as_went_in(count, kind):
     assert Machine(pickle.dumps((ints, [7]), 2)).load() == (ints, [7])
 
 
+@pytest.mark.parametrize("bits", [0, 7, 8, 15, 16, 31, 32, 33, 38, 39, 40, 55, 62, 63, 64, 71])
+def test_ints_of_every_width_and_sign_come_out_as_they_are(bits):
+    around = [sign * 2**bits + more for sign in (1, -1) for more in range(-2, 3)]
+    tree = [tuple(around * 2), (2**31, *around), [2**31] * MIN_RUN + around]
+    assert Machine(pickle.dumps(tree, 2)).load() == tree
+
+
 def test_a_state_is_one_object_for_all_files_and_never_for_two_places_of_one():
     repeated = RepeatedRecords()
     first, again = (Machine(pickle.dumps(states(1, 1, 2), 2), repeated=repeated).load() for _ in range(2))
     assert first == states(1, 1, 2)
     assert [a[1] is b[1] for a, b in zip(first, again, strict=True)] == [True, True, True]
     assert first[0][1] is not first[1][1]
+
+
+@pytest.mark.parametrize("tail", [(), (1,), (2**31 + 1, 5), (2**31 + 2,) * 30])
+def test_a_tuple_that_begins_like_a_known_one_is_itself(tail):
+    repeated, known = RepeatedRecords(), (2**31,) * 20
+    assert Machine(pickle.dumps([known], 2), repeated=repeated).load() == [known]
+    for tree in ([(*known, *tail)], [[*known, *tail]], [known, (*known[:12], *tail), (7, *known, *tail)]):
+        assert Machine(pickle.dumps(tree, 2), repeated=repeated).load() == tree
 
 
 @pytest.mark.parametrize("limit", [0, 4000])

@@ -310,6 +310,13 @@ def test_a_record_outside_its_tensor_is_refused():
         Machine(START + sharded(19, run(), b"N") + b".").load()
 
 
+@pytest.mark.parametrize("rows", [(19,), (30, 19), (20, 30, 40, 50, 60, 19)], ids=str)
+def test_nor_in_a_smaller_tensor_than_those_that_it_lies_in(rows):
+    others = b"".join(sharded(n, TAILS["all records in a row"]) for n in rows)
+    with pytest.raises(PickleError, match="in a tensor of"):
+        Machine(START + b"(" + sharded(20, run()) + others + b"t.").load()
+
+
 def test_looking_for_words_that_never_come_is_given_up():
     started = time.perf_counter()
     Machine(

@@ -15,7 +15,8 @@ import pickle
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable
 from datetime import date, datetime, timedelta
-from operator import attrgetter
+from itertools import compress, count
+from operator import attrgetter, is_not
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -117,10 +118,9 @@ class Sender:
             return shards
         known = self._lists.get((shape, len(shards)))
         if known is not None:
-            pairs = enumerate(zip(shards, known, strict=True))
-            changed = tuple((place, shard) for place, (shard, other) in pairs if shard is not other)
-            if len(changed) <= len(shards) // FEW:
-                return ChangedShardList(shape, len(shards), changed)
+            places = list(compress(count(), map(is_not, shards, known)))
+            if len(places) <= len(shards) // FEW:
+                return ChangedShardList(shape, len(shards), tuple([(place, shards[place]) for place in places]))
         self._lists[shape, len(shards)] = shards
         return ShardList(shape, shards)
 
