@@ -5,7 +5,6 @@ Nothing is found out here: each answer is that of another call, `verify`, `check
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from typing import Any
 from ckptools.api.checkpoint import Checkpoint
 from ckptools.api.opening import checkpoints_in, open
 from ckptools.errors import CkptoolsError, ReadError, SeveralError
+from ckptools.files.opening import location, path_of, real_path
 from ckptools.formats.shared.rank_names import parse
 from ckptools.model.diagnosis import Diagnosis, Finding
 from ckptools.model.problems import Code, Problem, verdict
@@ -45,7 +45,7 @@ def doctor(
     """Answer the first questions about a checkpoint, a run or a file that cannot be opened; see `ckptools.doctor`."""
     started = time.perf_counter()
     paths = [path] if isinstance(path, (str, Path)) else list(path)
-    made = _Examination([Path(one) for one in paths], to, how, on_found)
+    made = _Examination([location(one) for one in paths], to, how, on_found)
     findings = list(made.findings())
     return Diagnosis(
         path=made.path,
@@ -120,8 +120,8 @@ class _Examination:
         if self.checkpoint is not None or self.run is None or name is None:
             return
         for row in self.run.rows:
-            other = parse(Path(row.path))
-            beside = os.path.realpath(Path(row.path).parent) == os.path.realpath(self.path.parent)
+            other = parse(path_of(row.path))
+            beside = real_path(path_of(row.path).parent) == real_path(self.path.parent)
             if row.format and beside and other is not None and other.group == name.group:
                 self.checkpoint = open(row.path, all_ranks=True, **_of_run(self.how))
 
@@ -256,19 +256,18 @@ def _in_step(verified: Verification) -> Finding:
 
 def _what_is(path: Path) -> tuple[str, str]:
     """What something is by its first bytes, and its size."""
-    from ckptools.files.file_type import HEAD, content_of, what_is
+    from ckptools.files.file_type import content_of, head_at, what_is
 
     if path.is_symlink():
         return "a link", "not followed"
     if path.is_dir():
-        return "a folder", f"of {plural(sum(1 for _ in os.scandir(path)), 'entry', 'entries')}"
+        return "a folder", f"of {plural(sum(1 for _ in path.iterdir()), 'entry', 'entries')}"
     if not path.is_file():
         return "no regular file", "not opened"
     try:
-        with path.open("rb") as file:
-            head = file.read(HEAD)
-    except OSError as error:
-        return "a file that may not be read", (error.strerror or "").lower()
+        head = head_at(path)
+    except ReadError as error:
+        return "a file that may not be read", error.reason
     nbytes = size(path.stat().st_size)
     kinds = {"zip": "a zip archive, as torch.save writes", "legacy": "a torch.save file of before torch 1.6"}
     content = content_of(head)
@@ -276,8 +275,8 @@ def _what_is(path: Path) -> tuple[str, str]:
     return what, f"by its first bytes; {nbytes}"
 
 
-def _real_files(checkpoint: Checkpoint) -> set[str]:
-    return {os.path.realpath(file.path) for file in checkpoint.files if file.status != "missing"}
+def _real_files(checkpoint: Checkpoint) -> set[Path]:
+    return {real_path(file.path) for file in checkpoint.files if file.status != "missing"}
 
 
 def _as_given(folder: Path) -> Path:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ckptools.api.answers import Difference, RunFolder, run_with_plots, with_plots
 from ckptools.api.checkpoint import Checkpoint
 from ckptools.api.tensor import with_lazy_tensors
+from ckptools.files.opening import path_of
 from ckptools.tensor_io.progress import Progress
 
 if TYPE_CHECKING:
@@ -156,8 +157,8 @@ def diff(
 def _side(side: Checkpoint | str | Path) -> CheckpointData | Path:
     from ckptools.checks.difference.digest_file import is_digest_file
 
-    if isinstance(side, (str, Path)) and is_digest_file(Path(side)):
-        return Path(side)
+    if isinstance(side, (str, Path)) and is_digest_file(path_of(side)):
+        return path_of(side)
     return _opened(side)._with_all_ranks()
 
 

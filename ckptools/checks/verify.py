@@ -10,7 +10,7 @@ from typing import Any
 from ckptools.checks import copies, coverage, found_files, optimizers, records, rng
 from ckptools.checks.results import attempt, ignore_codes, judged, skipped, unreadable
 from ckptools.errors import NotWholeError, ReadError, UsageError
-from ckptools.files.opening import OpenFiles
+from ckptools.files.opening import OpenFiles, location
 from ckptools.formats.opening import with_all_ranks
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Code, Problem
@@ -57,7 +57,7 @@ def verify(
     with OpenFiles() as files:
         reading = _Reading(files, thread_count(jobs), progress or not_told)
         checks = [*_each(STRUCTURE, ck), *reading.bytes_of(ck, deep, values), reading.copies(ck)]
-        checks += [reading.manifest(ck, Path(manifest))] if manifest is not None else []
+        checks += [reading.manifest(ck, location(manifest))] if manifest is not None else []
         checks += [*_each(STATE, ck), _pickles(ck)]
         checks += _others(ck, checks)
     kept, ignored = ignore_codes(checks, codes)

@@ -11,6 +11,7 @@ from ckptools.cli.opening import AS_A_USER_WOULD, OpeningOptions, answered_in_js
 from ckptools.cli.printing import remark
 from ckptools.cli.selection import ALL_KEYS, IN_ORDER, RowOptions, SelectionOptions, arranged
 from ckptools.errors import UsageError
+from ckptools.files.opening import path_of
 from ckptools.option import option
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def _compared(a: str, b: str, wanted: Wanted, opening: OpeningOptions) -> Differ
 def _side(path: str, opening: OpeningOptions) -> Checkpoint | Path:
     from ckptools.checks.difference.digest_file import is_digest_file
 
-    return Path(path) if is_digest_file(Path(path)) else opened([path], opening)
+    return path_of(path) if is_digest_file(path_of(path)) else opened([path], opening)
 
 
 def show(found: Difference, rows: RowOptions, form: AnswerOptions) -> None:

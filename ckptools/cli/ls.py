@@ -65,12 +65,12 @@ def _watch(folder: str, deep: bool, every: float, form: AnswerOptions, opening: 
 
     from ckptools.checks.run_folder.listing import Listing
     from ckptools.cli.watching import watch
-    from ckptools.files.opening import local_path
+    from ckptools.files.opening import location
 
     if form.json:
         raise UsageError(None, "--watch prints a line for each change: --jsonl, not --json")
     with suppress(KeyboardInterrupt):
-        watch(Listing(local_path(folder), deep, may_be_empty=True, how=_how(opening)), form.jsonl, every)
+        watch(Listing(location(folder), deep, may_be_empty=True, how=_how(opening)), form.jsonl, every)
 
 
 def _show(found: RunFolder, rows: RowOptions, form: AnswerOptions) -> None:

@@ -117,11 +117,11 @@ class Executor:
         """Let the kernel move the bytes, or move them ourselves where it cannot."""
         done, target = 0, self.targets[job.file]
         with self.files.open(copy.source) as source:
-            while self._kernel and done < copy.nbytes:
+            while self._kernel and source.descriptor is not None and done < copy.nbytes:
                 n = min(KERNEL_CHUNK, copy.nbytes - done)
                 try:
                     moved = os.copy_file_range(
-                        source.fd, target, n, copy.source_offset + done, job.offset + copy.offset + done
+                        source.descriptor, target, n, copy.source_offset + done, job.offset + copy.offset + done
                     )
                 except OSError as error:
                     if error.errno in _NO_SPACE:

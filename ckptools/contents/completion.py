@@ -20,20 +20,23 @@ def keys_beginning(path: str | Path, text: str) -> list[str]:
     Reads the structure of one rank alone, whatever lies beside it, and never raises: what cannot be read has no keys.
     Names that a terminal could act on are left out, for nobody can type them.
     """
+    from ckptools.files.opening import path_of
+
     with contextlib.suppress(Exception):
-        return sorted(_cut(_names(Path(path)), text))
+        return sorted(_cut(_names(path_of(path)), text))
     return []
 
 
 def sections_beginning(path: str | Path, text: str) -> list[str]:
     """The kinds of sections, and the names of those of what is at a path, that begin with a text; never raises."""
     from ckptools.contents.selection import KINDS
+    from ckptools.files.opening import path_of
 
     found = list(KINDS)
     with contextlib.suppress(Exception):
         from ckptools.training_state.sections import sections_of
 
-        found += [section.name for section in sections_of(_opened(Path(path)))] if path else []
+        found += [section.name for section in sections_of(_opened(path_of(path)))] if path else []
     return sorted({name for name in found if name.startswith(text) and name.isprintable()})
 
 

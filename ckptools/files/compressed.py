@@ -12,7 +12,6 @@ from __future__ import annotations
 import bz2
 import gzip
 import lzma
-import os
 import sys
 import threading
 import zlib
@@ -39,7 +38,7 @@ MAX_MEMORY = 1 << 30
 SUFFIXES = (".gz", ".bz2", ".xz", ".lzma", ".zst", ".lz4", ".lzo")
 
 _lock = threading.Lock()
-_made: dict[tuple[int, int, int, int], Path] = {}
+_made: dict[tuple[object, ...], Path] = {}
 
 
 def unpacked(file: File, content: str) -> Path:
@@ -53,8 +52,7 @@ def unpacked(file: File, content: str) -> Path:
         ReadError: it is cut or damaged, is no checkpoint inside, or needs a package that is not installed.
         NoSpaceError: there is no room for it.
     """
-    status = os.fstat(file.fd)
-    key = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+    key = file.identity
     with _lock:
         if key not in _made or not _made[key].exists():
             _made[key] = _unpack(file, content)

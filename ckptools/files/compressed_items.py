@@ -10,7 +10,6 @@ Source: torch/distributed/checkpoint/_extension.py of torch 2.13.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterable
 from pathlib import Path
@@ -51,7 +50,7 @@ class UnpackedItem(NamedTuple):
 
 
 _lock = threading.Lock()
-_unpacked: dict[tuple[int, int, int, int, int, int], UnpackedItem] = {}
+_unpacked: dict[tuple[object, ...], UnpackedItem] = {}
 
 
 def is_zstd(transforms: tuple[str, ...]) -> bool:
@@ -92,9 +91,8 @@ def window(file: File, part: CompressedItem) -> tuple[File, Window]:
     return opened, Window(opened, place.start, place.size)
 
 
-def _key(file: File, part: CompressedItem) -> tuple[int, int, int, int, int, int]:
-    status = os.fstat(file.fd)
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, part.offset, part.length
+def _key(file: File, part: CompressedItem) -> tuple[object, ...]:
+    return *file.identity, part.offset, part.length
 
 
 def _unpack(file: File, parts: list[CompressedItem], most: int | None) -> None:

@@ -6,6 +6,8 @@ for a checkpoint has a sentence that says what it is.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from ckptools.files.opening import File, Window
 
 HEAD = 512
@@ -64,6 +66,16 @@ def content_of(head: bytes) -> str:
 def head_of(file: File | Window) -> bytes:
     """The bytes that `content_of` and `what_is` want."""
     return file.read(0, min(HEAD, file.size))
+
+
+def head_at(path: Path) -> bytes:
+    """The first bytes of the file at a path.
+
+    Raises:
+        ReadError: it cannot be read.
+    """
+    with File(path) as file:
+        return head_of(file)
 
 
 def what_is(head: bytes) -> str:

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
 
 from ckptools.errors import ReadError, UnsafePathError
-
-# O_NONBLOCK: opening a FIFO must not wait for a writer.
-_FLAGS = os.O_RDONLY | os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0)
-
+from ckptools.files.local_disk import DISK, NotRegularError
+from ckptools.files.remote_path import RemotePath, refreshed
+from ckptools.files.remote_store import RemoteError
+from ckptools.files.storage import Ranges
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 
@@ -27,13 +26,12 @@ _COUNTING = Lock()
 
 
 class File:
-    """A regular file open for reading at offsets.
+    """A file open for reading at offsets, on the local disk or in a store.
 
     Attributes:
         path: as the caller named it.
         size: bytes when it was opened.
         modified: file time then, seconds since 1970.
-        bytes_read: how many bytes have been read through this.
     """
 
     start = 0
@@ -42,27 +40,41 @@ class File:
     total_read = 0
     """Bytes read by this process through files that are closed by now."""
 
-    __slots__ = ("bytes_read", "fd", "modified", "path", "size")
+    __slots__ = ("_ranges", "modified", "path", "size")
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self.fd = os.open(path, _FLAGS)
+            self._ranges: Ranges = _opened(path)
+        except NotRegularError:
+            raise UnsafePathError(path, "not a regular file") from None
         except OSError as error:
             raise _refused(path, error) from error
-        status = os.fstat(self.fd)
-        if not stat.S_ISREG(status.st_mode):
-            os.close(self.fd)
-            raise UnsafePathError(path, "not a regular file")
-        self.size = status.st_size
-        self.modified = status.st_mtime
-        self.bytes_read = 0
+        self.size, self.modified = self._ranges.size, self._ranges.modified
+
+    @property
+    def bytes_read(self) -> int:
+        """How many bytes have been read of it."""
+        return self._ranges.bytes_read
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """What no other file, and no other content of this one, has."""
+        if self.descriptor is None:
+            return self.path, self.size, self.modified
+        status = os.fstat(self.descriptor)
+        return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+    @property
+    def descriptor(self) -> int | None:
+        """Of a file on the local disk; None of one in a store."""
+        return self._ranges.descriptor
 
     def read(self, offset: int, length: int) -> bytes:
         """Read exactly `length` bytes at `offset`.
 
         Raises:
-            ReadError: the file ends before that, or the disk fails.
+            ReadError: the file ends before that, or the storage fails.
         """
         self._check_has(offset, length)
         pieces = list(self._pieces(offset, length))
@@ -72,10 +84,14 @@ class File:
         """Read a buffer full at `offset`.
 
         Raises:
-            ReadError: the file ends before that, or the disk fails.
+            ReadError: the file ends before that, or the storage fails.
         """
         self._check_has(offset, len(buffer))
         self.read_all_into(offset, buffer)
+
+    def expect(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Take note that ranges, each from an offset to before another, will be read; a store is then asked less."""
+        self._ranges.expect(ranges)
 
     def _check_has(self, offset: int, length: int) -> None:
         if offset < 0 or length < 0 or offset + length > self.size:
@@ -85,12 +101,11 @@ class File:
         done = 0
         while True:
             try:
-                piece = os.pread(self.fd, length - done, offset + done)
+                piece = self._ranges.read(offset + done, length - done)
             except OSError as error:
                 raise _refused(self.path, error) from error
             yield piece
             done += len(piece)
-            self.bytes_read += len(piece)
             if done == length:
                 return
             if not piece:
@@ -100,7 +115,7 @@ class File:
         """Read a buffer full at `offset`, of a file that may have grown or shrunk since it was opened.
 
         Raises:
-            ReadError: the file ends before that, or the disk fails.
+            ReadError: the file ends before that, or the storage fails.
         """
         done = 0
         while done < len(buffer):
@@ -110,20 +125,19 @@ class File:
         """Read up to a buffer full at `offset`; return how many bytes.
 
         Raises:
-            ReadError: the file ends before `offset`, or the disk fails.
+            ReadError: the file ends before `offset`, or the storage fails.
         """
         try:
-            n = os.preadv(self.fd, [buffer], offset)
+            n = self._ranges.read_into(offset, buffer)
         except OSError as error:
             raise _refused(self.path, error) from error
         if n == 0:
             raise ReadError(self.path, f"became shorter while it was read: no byte {offset}")
-        self.bytes_read += n
         return n
 
     def close(self) -> None:
-        """Close the descriptor."""
-        os.close(self.fd)
+        """Let go of the file."""
+        self._ranges.close()
         with _COUNTING:
             File.total_read += self.bytes_read
 
@@ -132,6 +146,10 @@ class File:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _opened(path: Path) -> Ranges:
+    return path.store.open(path.key) if isinstance(path, RemotePath) else DISK.open(os.fspath(path))
 
 
 class Window:
@@ -160,6 +178,15 @@ class Window:
         if offset < 0 or length < 0 or offset + length > self.size:
             raise ReadError(self.path, f"ends at byte {self.size}; expected {length} bytes at {offset}")
         return self._file.read(self.start + offset, length)
+
+    @property
+    def descriptor(self) -> int | None:
+        """Of the file on the local disk that it lies in; None of one in a store."""
+        return self._file.descriptor
+
+    def expect(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Take note that ranges of the window will be read."""
+        self._file.expect((self.start + first, self.start + end) for first, end in ranges)
 
 
 class OpenFiles:
@@ -226,7 +253,26 @@ class OpenFiles:
 
 def is_remote(path: str | Path) -> bool:
     """Whether a path as the user gave it is the URL of something elsewhere, such as `s3://bucket/run7`."""
-    return bool(_URL.match(str(path))) and not Path(path).exists()
+    return isinstance(path, RemotePath) or (bool(_URL.match(str(path))) and not Path(path).exists())
+
+
+def path_of(text: str | Path) -> Path:
+    """A path that ckptools itself has spelled: of this machine, or the URL of something in a store."""
+    return RemotePath(text) if is_remote(text) else Path(text)
+
+
+def location(path: str | Path) -> Path:
+    """Where something is that the user named: a path of this machine, or that of a URL, asked for anew.
+
+    Raises:
+        ReadError: it is a URL that is not read.
+    """
+    if not is_remote(path):
+        return Path(path)
+    try:
+        return refreshed(RemotePath(path))
+    except RemoteError as error:
+        raise ReadError(None, f"{path}: {error.strerror}", "no access") from error
 
 
 def local_path(path: str | Path) -> Path:
@@ -236,12 +282,25 @@ def local_path(path: str | Path) -> Path:
         ReadError: it is a URL.
     """
     if is_remote(path):
-        raise ReadError(None, f"{path}: is remote; only local files are read: copy it to this machine first")
+        raise ReadError(None, f"{path}: is remote; this needs a local file: copy it to this machine first")
     return Path(path)
+
+
+def real_path(path: Path) -> Path:
+    """A path with every link in it followed; that of something in a store itself."""
+    return path if isinstance(path, RemotePath) else Path(os.path.realpath(path))
+
+
+def common_folder(paths: Iterable[Path]) -> Path:
+    """The innermost folder that some paths, absolute ones, are all in or are."""
+    first, *others = paths
+    return next(p for p in (first, *first.parents) if all(other.is_relative_to(p) for other in others))
 
 
 def _refused(path: Path, error: OSError) -> ReadError:
     """What the system says when it does not let us read."""
+    if isinstance(error, RemoteError):
+        return ReadError(path, f"cannot be read: {error.strerror}", "no access")
     why = (error.strerror or type(error).__name__).lower()
     if isinstance(error, FileNotFoundError):
         return ReadError(path, why, "absent")
@@ -264,7 +323,7 @@ def check_stays_inside(path: Path, folder: Path) -> None:
         UnsafePathError: it does.
     """
     if leads_out(path, folder):
-        target = os.path.realpath(path)
+        target = real_path(path)
         raise UnsafePathError(
             path, f"is a link to {target}, out of the checkpoint's folder; follow it with --follow-symlinks"
         )
@@ -273,7 +332,7 @@ def check_stays_inside(path: Path, folder: Path) -> None:
 def leads_out(path: Path, folder: Path) -> bool:
     """Whether there is a link at `path` that leads out of `folder`."""
     # realpath ends also where links lead in a circle; opening such a link is an error of its own.
-    return path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
+    return path.is_symlink() and not real_path(path).is_relative_to(real_path(folder))
 
 
 def is_plain_name(text: str) -> bool:

@@ -41,6 +41,15 @@ OTHER_ZIPS = dict.fromkeys(
 ENTRY_CRC, LOCAL_CRC = 16, 14
 """Where the CRC-32 is in an entry of the directory, and in a local header."""
 
+STRUCTURE = ("data.pkl", "byteorder")
+"""Records that are read of every archive that is opened."""
+
+ALIGNED = 64
+"""A payload begins at a multiple of this. Source: caffe2/serialize/inline_container.h, kFieldAlignment."""
+
+DESCRIPTORS = (16, 24)
+"""Bytes of a data descriptor behind a payload: with 32-bit or with 64-bit sizes (APPNOTE.TXT 4.3.9)."""
+
 MAX_32 = 0xFFFFFFFF
 ENCRYPTED = 1
 DESCRIPTOR = 1 << 3
@@ -85,6 +94,8 @@ class Container:
             raise ReadError(file.path, "a TorchScript archive (it holds constants.pkl), not a checkpoint")
         if "data.pkl" not in self.records:
             raise ReadError(file.path, "a zip archive without data.pkl, so not written by torch.save")
+        said = [self.records[name] for name in STRUCTURE if name in self.records]
+        file.expect((record.header, record.limit) for record in said)
 
     def payload(self, name: str) -> tuple[int, int]:
         """Return `(offset, size)` in bytes of a record in the archive, after checking its local header.
@@ -97,6 +108,8 @@ class Container:
             raise ReadError(self.file.path, f"record {describe_for_error(name)} is missing; the file is damaged")
         if record.method or record.flags & ENCRYPTED:
             raise ReadError(self.file.path, f"record {name} is compressed or encrypted; torch.save writes neither")
+        if self.file.descriptor is None and name not in STRUCTURE and (reckoned := _reckoned(record)) is not None:
+            return reckoned, record.size
         fixed = LOCAL.size
         header = self.file.read(record.header, fixed + len(record.full_name))
         signature, _, flags, method, *_, crc, _, size, n_name, n_extra = LOCAL.unpack_from(header)
@@ -123,6 +136,21 @@ class Container:
         if crc and zlib.crc32(data) != crc:
             raise ReadError(self.file.path, f"record {name}: CRC-32 is wrong; the file is damaged")
         return data
+
+
+def _reckoned(record: Record) -> int | None:
+    """The offset of a payload as torch.save lays records out, where only one fits; else None.
+
+    It begins at the first aligned byte behind the local header, which has a padding of 4 bytes or more, and ends just
+    before the data descriptor and the next record. In a store each look at a header would be a request.
+    """
+    front = record.header + LOCAL.size + len(record.full_name)
+    first = -(-(front + 4) // ALIGNED) * ALIGNED
+    if not record.size and first <= record.limit:
+        return first
+    ends = {record.limit - record.size - nbytes for nbytes in DESCRIPTORS if record.flags & DESCRIPTOR}
+    fits = [start for start in ends if not start % ALIGNED and 4 <= start - front < 2 * ALIGNED]
+    return fits[0] if len(fits) == 1 else None
 
 
 def checksum_places(archive: Container, name: str) -> list[int]:

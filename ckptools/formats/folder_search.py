@@ -7,7 +7,6 @@ random states and indices are no checkpoints.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,8 +15,8 @@ from pathlib import Path
 
 from ckptools.dtypes import is_floating
 from ckptools.errors import CkptoolsError, ReadError
-from ckptools.files.file_type import COMPRESSIONS, HEAD, content_of
-from ckptools.files.opening import leads_out, reading
+from ckptools.files.file_type import COMPRESSIONS, content_of, head_at
+from ckptools.files.opening import leads_out, reading, real_path
 from ckptools.formats.registry import Format, recognised
 from ckptools.formats.shared.companions import is_companion
 from ckptools.formats.shared.rank_names import COMPRESSED
@@ -86,8 +85,8 @@ class Search:
 
     def _is_followed(self, link: Path) -> bool:
         """Whether a link is taken for what it leads to: out of the folder, and not to one that the folder is in."""
-        above = os.path.realpath(self.root)
-        if not leads_out(link, self.root) or Path(above).is_relative_to(os.path.realpath(link)):
+        above = real_path(self.root)
+        if not leads_out(link, self.root) or above.is_relative_to(real_path(link)):
             return False
         if not self.follow_symlinks and (link.is_dir() or is_named_so(link) or link.suffix in WEIGHTS_ELSEWHERE):
             self.not_followed.append(link)
@@ -118,9 +117,8 @@ class Search:
         if is_companion(path) or not path.is_file():
             return False
         try:
-            with path.open("rb") as file:
-                content = content_of(file.read(HEAD))
-        except OSError:
+            content = content_of(head_at(path))
+        except ReadError:
             return named
         if not content:
             return self._is_known(path)  # safetensors

@@ -7,8 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ckptools.errors import UnknownFormatError
-from ckptools.files.file_type import HEAD, what_is
-from ckptools.files.opening import reading
+from ckptools.files.file_type import head_at, what_is
 from ckptools.formats.options import Options
 from ckptools.formats.registry import Format
 from ckptools.model.checkpoint import Checkpoint
@@ -62,8 +61,7 @@ def _what_else(path: Path, links: str) -> str:
     if path.is_dir():
         return "no checkpoint that ckptools knows in this folder; `ckptools formats` lists what it reads"
     if path.is_file():
-        with reading(path), path.open("rb") as file:
-            what = what_is(file.read(HEAD))
+        what = what_is(head_at(path))
         if what:
             return f"is {what}"
     return "not a checkpoint that ckptools knows; `ckptools formats` lists what it reads"

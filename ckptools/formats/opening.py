@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptools.errors import CkptoolsError, ReadError, SeveralError, UsageError
-from ckptools.files.opening import local_path, reading
+from ckptools.files.opening import common_folder, location, path_of, reading, real_path
 from ckptools.formats import not_read
 from ckptools.formats.options import OnFile, Options, Reader, Weights
 from ckptools.formats.plugins import formats_from_outside
@@ -78,12 +77,12 @@ def open_checkpoint(
         on_file=on_file,
         weights=weights,
         shapes=None if shapes is None else read_shapes(shapes, follow_symlinks),
-        rules=None if rules is None else Path(rules),
+        rules=None if rules is None else path_of(rules),
         names=None if names is None else read_names(names, follow_symlinks),
     )
     if isinstance(path, (str, Path)):
-        return _named(_open(local_path(path), replace(options, ranks=ranks)), options.names)
-    return _named(_open_files([local_path(one) for one in path], options, ranks), options.names)
+        return _named(_open(location(path), replace(options, ranks=ranks)), options.names)
+    return _named(_open_files([location(one) for one in path], options, ranks), options.names)
 
 
 def open_again(path: Path, options: Options | None) -> Checkpoint:
@@ -111,7 +110,7 @@ def read_shapes(told_by: ShapesFrom, follow_symlinks: bool = False) -> Shapes:
 
     if not isinstance(told_by, (str, Path)):
         return shapes.from_python(told_by)
-    path = Path(told_by)
+    path = location(told_by)
     if is_json(path):
         return shapes.from_json(path)
     return shapes.from_checkpoint(open_checkpoint(path, follow_symlinks=follow_symlinks), path)
@@ -129,7 +128,7 @@ def read_names(names: NamesFrom, follow_symlinks: bool = False) -> GivenNames:
 
     if not isinstance(names, (str, Path)):
         return given_names.from_python(names)
-    path = Path(names)
+    path = location(names)
     if is_json(path):
         return given_names.from_json(path)
     return given_names.from_checkpoint(open_checkpoint(path, follow_symlinks=follow_symlinks), path)
@@ -140,7 +139,7 @@ def _open_files(paths: Sequence[Path], options: Options, ranks: str | None) -> C
     if len(paths) == 1:
         return _open(paths[0], replace(options, ranks=ranks))
     _check_files(paths, options, ranks)
-    above = Path(os.path.commonpath([path.absolute().parent for path in paths]))
+    above = common_folder([path.absolute().parent for path in paths])
     folder = next((p for p in (paths[0].parent, *paths[0].parent.parents) if p.absolute() == above), above)
     return _open_rank_files(folder, replace(options, files=tuple(paths)))
 
@@ -152,14 +151,14 @@ def _check_files(paths: Sequence[Path], options: Options, ranks: str | None) -> 
     if ranks is not None or options.only_this_file:
         word = "--ranks" if ranks is not None else "--only-this-file"
         raise UsageError(None, f"{word} goes with one path, and {len(paths)} were given")
-    seen: set[str] = set()
+    seen: set[Path] = set()
     for path in paths:
         _check_here(path)
         if path.is_dir():
             raise UsageError(path, "is a folder; of several paths each must be a rank file")
-        if os.path.realpath(path) in seen:
+        if real_path(path) in seen:
             raise UsageError(path, "was given twice")
-        seen.add(os.path.realpath(path))
+        seen.add(real_path(path))
     with reading(paths[0]):
         first = recognised(paths[0], FORMATS)
     if first is not None and not first.per_rank:

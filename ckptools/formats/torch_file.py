@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ckptools.files.file_type import HEAD, content_of
+from ckptools.files.file_type import content_of, head_at
 from ckptools.formats import rank_files
 from ckptools.formats.options import Options
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, in_form
@@ -40,8 +40,7 @@ def detect(path: Path) -> bool:
     """A regular file that begins as a zip archive, an older torch.save file, a tar or a compressed file does."""
     if not path.is_file():
         return False
-    with path.open("rb") as file:
-        return bool(content_of(file.read(HEAD)))
+    return bool(content_of(head_at(path)))
 
 
 def read(path: Path, options: Options) -> Checkpoint:

@@ -14,6 +14,7 @@ from pathlib import Path
 from ckptools.errors import ReadError
 from ckptools.files.opening import File, OpenFiles
 from ckptools.model.tensor import Tensor
+from ckptools.tensor_io.records import read_pieces
 from ckptools.tensor_io.stream import PIECE, tensor_bytes
 
 MANIFEST_SCHEMA = "ckptools/manifest/1"
@@ -39,7 +40,10 @@ def file_digest(path: Path) -> tuple[int, str]:
         ReadError: it cannot be read.
     """
     with File(path) as file:
-        return file.size, digest_of([(file.fd, 0, file.size)])
+        digest = hashlib.sha256()
+        for piece in read_pieces(file, 0, file.size, memoryview(bytearray(PIECE))):
+            digest.update(piece)
+        return file.size, digest.hexdigest()
 
 
 def digest_of(spans: Iterable[tuple[int, int, int]]) -> str:

@@ -122,6 +122,7 @@ def read_pieces(file: File, offset: int, nbytes: int, buffer: memoryview | None 
     """
     buffer = memoryview(bytearray(min(CHUNK, nbytes))) if buffer is None else buffer
     end = offset + nbytes
+    file.expect([(offset, end)])
     while offset < end:
         wanted = buffer[: min(len(buffer), end - offset)]
         file.read_all_into(offset, wanted)

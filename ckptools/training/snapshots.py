@@ -17,6 +17,7 @@ from ckptools.checks.run_folder import newest
 from ckptools.checks.run_folder.rows import row_of
 from ckptools.checks.run_folder.search import Opened, Search
 from ckptools.errors import CkptoolsError, ReadError
+from ckptools.files.opening import path_of
 from ckptools.formats.opening import open_checkpoint
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.training.options import FULL_STATE, CreateOptions, opened_by
@@ -64,7 +65,7 @@ def newest_whole(paths: Iterable[Path], report: Report, model: nn.Module | None 
     every_rank = given(opened, all_ranks=True)
     for row in newest.newest_whole(ordered, lambda row: newest.verified(row, every_rank, deep=True, jobs=None)):
         if row.newest_whole:
-            return Path(row.path)
+            return path_of(row.path)
         report(f"skipped {row.path}: {row.why or newest.NO_MODEL}")
     return None
 

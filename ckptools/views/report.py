@@ -5,12 +5,12 @@ Nothing is escaped or cut here: names are as the file has them.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from ckptools.contents.sharding import ShardingRow, sharding_name, sharding_rows
+from ckptools.files.opening import common_folder
 from ckptools.model.checkpoint import Checkpoint, Fact, RankFile, ReadCost
 from ckptools.model.problems import Code, Problem, worst_first
 from ckptools.model.tree import fqn_of, walk
@@ -191,7 +191,7 @@ def inspect_report(ck: Checkpoint) -> Report:
 
 def _folder(ck: Checkpoint) -> Path:
     """Where its files are: Megatron has a folder for each rank."""
-    return Path(os.path.commonpath([f.path.parent for f in ck.files])) if ck.files else ck.path
+    return common_folder([f.path.parent for f in ck.files]) if ck.files else ck.path
 
 
 def _scope(ck: Checkpoint) -> Scope:

@@ -10,6 +10,7 @@ from ckptools.checks.matching.saved_shapes import saved_shapes
 from ckptools.dtypes import ITEMSIZE, SAFETENSORS, SHORT
 from ckptools.errors import ReadError
 from ckptools.files.json_file import is_json, read_json
+from ckptools.files.opening import path_of
 from ckptools.formats.opening import open_checkpoint, with_all_ranks
 from ckptools.formats.shared.shapes import is_shape
 from ckptools.model.checkpoint import Checkpoint
@@ -43,7 +44,7 @@ def shapes_expected(to: Any, section: str = "", follow_symlinks: bool = False) -
         return _of_checkpoint(with_all_ranks(to), section, "")
     if not isinstance(to, (str, Path)):
         return module_shapes.shapes_of(to)
-    path = Path(to)
+    path = path_of(to)
     if not path.exists() and module_shapes.is_function_name(str(to)):
         return module_shapes.shapes_from_function(str(to))
     if is_json(path):

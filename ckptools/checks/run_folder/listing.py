@@ -13,7 +13,7 @@ from ckptools.checks.run_folder.rows import left_over_row, row_of
 from ckptools.checks.run_folder.search import Opened, Search
 from ckptools.checks.run_folder.trackers import tracker_rows
 from ckptools.errors import CkptoolsError, ReadError, UnknownFormatError, UsageError
-from ckptools.files.opening import local_path
+from ckptools.files.opening import location
 from ckptools.formats.opening import open_checkpoint
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.rows import Rows
@@ -47,7 +47,7 @@ def checkpoints_in(
         ReadError: it cannot be listed.
         UsageError: it is no folder.
     """
-    return Listing(local_path(folder), deep, on_found, how=how).look()
+    return Listing(location(folder), deep, on_found, how=how).look()
 
 
 @dataclass

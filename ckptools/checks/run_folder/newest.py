@@ -11,6 +11,7 @@ from ckptools.checks.results import unreadable
 from ckptools.checks.run_folder.rows import judged
 from ckptools.checks.verify import verify
 from ckptools.errors import CkptoolsError
+from ckptools.files.opening import path_of
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Problem
 from ckptools.model.run_folder import CheckpointRow
@@ -80,7 +81,7 @@ def verified(row: CheckpointRow, opened: Callable[[Path], Checkpoint], deep: boo
     problems: Sequence[Problem]
     model = True
     try:
-        ck = opened(Path(row.path))
+        ck = opened(path_of(row.path))
         found = verify(ck, deep=deep, jobs=jobs)
         problems, model = found.problems, bool(sections_of_kind(ck, "model"))
         checksums = next(check for check in found.checks if check.name.startswith("checksums"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import stat
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -129,17 +129,17 @@ def written(paths: Iterable[Path]) -> tuple[int, float | None]:
     for path in paths:
         for file in _files_in(path):
             try:
-                status = os.lstat(file)
+                status = file.lstat()
             except OSError:  # gone by now, or not ours to look at: it tells nothing
                 continue
-            nbytes += status.st_size if not os.path.isdir(file) else 0  # noqa: PTH112
+            nbytes += 0 if stat.S_ISDIR(status.st_mode) else status.st_size
             last = status.st_mtime if last is None else max(last, status.st_mtime)
     return nbytes, last
 
 
-def _files_in(path: Path) -> Iterable[str]:
+def _files_in(path: Path) -> Iterable[Path]:
     """A path, and everything in it where it is a folder; links are not followed."""
-    yield str(path)
+    yield path
     if path.is_dir() and not path.is_symlink():
-        for above, _, names in os.walk(path):
-            yield from (os.path.join(above, name) for name in names)  # noqa: PTH118 - there may be 100,000
+        for entry in path.iterdir():
+            yield from _files_in(entry)

@@ -6,7 +6,6 @@ of what lies elsewhere. Nothing is left out silently: what was not looked at is 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -15,8 +14,8 @@ from typing import NamedTuple
 
 from ckptools.dtypes import is_floating
 from ckptools.errors import CkptoolsError, ReadError, SeveralError, UnknownFormatError
-from ckptools.files.file_type import HEAD, content_of
-from ckptools.files.opening import leads_out
+from ckptools.files.file_type import content_of, head_at
+from ckptools.files.opening import common_folder, leads_out, real_path
 from ckptools.formats.folder_search import WEIGHTS_ELSEWHERE, is_named_so
 from ckptools.formats.plugins import formats_from_outside
 from ckptools.formats.registry import FORMATS, recognised
@@ -112,8 +111,7 @@ class Search:
 
     def _entries(self, folder: Path) -> list[Path]:
         """The entries of a folder that are neither hidden nor temporary, nor links that are not followed."""
-        with os.scandir(folder) as found:
-            listed = sorted(islice((Path(entry.path) for entry in found), MAX_ENTRIES + 1))
+        listed = sorted(islice(folder.iterdir(), MAX_ENTRIES + 1))
         if len(listed) > MAX_ENTRIES:
             self.notes.append(
                 f"{self.name(folder)} holds more than {MAX_ENTRIES} entries; the others were not looked at"
@@ -136,7 +134,7 @@ class Search:
 
     def _folder(self, folder: Path, entries: Sequence[Path], depth: int) -> None:
         """The checkpoints in a folder: the folder itself, its files, its sub-folders."""
-        real = Path(os.path.realpath(folder))
+        real = real_path(folder)
         if real in self._entered:
             return
         self._entered.add(real)
@@ -250,7 +248,7 @@ def _between(root: Path, file: Path) -> list[Path]:
 def _in_one_below(folder: Path, checkpoint: Checkpoint) -> bool:
     """Whether all files of a checkpoint lie in one sub-folder: it leads to a checkpoint, and is none itself."""
     parents = [file.path.parent for file in checkpoint.files]
-    home = Path(os.path.commonpath(parents)) if parents else folder
+    home = common_folder(parents) if parents else folder
     return home != folder and home.is_relative_to(folder)
 
 
@@ -269,7 +267,6 @@ def _may_be_one(path: Path) -> bool:
     if is_named_so(path) or path.suffix in WEIGHTS_ELSEWHERE:
         return True
     try:
-        with path.open("rb") as file:
-            return content_of(file.read(HEAD)) in ("zip", "legacy")
-    except OSError:
+        return content_of(head_at(path)) in ("zip", "legacy")
+    except ReadError:
         return False

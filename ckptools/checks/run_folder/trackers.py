@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ckptools.files.opening import path_of
 from ckptools.formats.shared.rank_names import parse
 from ckptools.formats.shared.trackers import Tracker
 from ckptools.model.problems import Code
@@ -65,5 +66,5 @@ def _called(row: CheckpointRow) -> str:
 
 
 def _leads_to(target: Path, row: CheckpointRow, files: Sequence[Path]) -> bool:
-    path = Path(row.path)
+    path = path_of(row.path)
     return path == target or path.is_relative_to(target) or target in files

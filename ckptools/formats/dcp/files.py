@@ -8,7 +8,6 @@ filesystem.py.
 
 from __future__ import annotations
 
-import os
 import re
 import stat
 from collections.abc import Iterable, Mapping
@@ -64,7 +63,7 @@ def metadata_files(folder: Path, follow_symlinks: bool) -> list[tuple[Path, int 
 
 def _names(folder: Path) -> set[str]:
     with reading(folder):
-        return set(os.listdir(folder))  # noqa: PTH208 - names are enough, and there may be 100,000
+        return {path.name for path in folder.iterdir()}
 
 
 def _without_metadata(names: set[str]) -> str:
@@ -77,8 +76,7 @@ def _without_metadata(names: set[str]) -> str:
 
 def looks_like_dcp(folder: Path) -> bool:
     """Whether a folder holds metadata or data of DCP."""
-    with os.scandir(folder) as entries:
-        return any(_is_dcp_name(entry.name) for entry in entries)
+    return any(_is_dcp_name(path.name) for path in folder.iterdir())
 
 
 def _is_dcp_name(name: str) -> bool:
@@ -103,9 +101,8 @@ def dcp_folder_of(path: Path) -> Path | None:
 
 def _steps(folder: Path) -> list[Path]:
     """Subfolders named by a step, in its order; links to them are other names of the same."""
-    with os.scandir(folder) as entries:
-        named = [(NAMES.findall(e.name), e) for e in entries if e.is_dir(follow_symlinks=False)]
-    return [Path(e.path) for found, e in sorted(named, key=lambda n: (int((n[0] or [0])[-1]), n[1].name)) if found]
+    named = [(NAMES.findall(p.name), p) for p in folder.iterdir() if p.is_dir() and not p.is_symlink()]
+    return [path for found, path in sorted(named, key=lambda n: (int((n[0] or [0])[-1]), n[1].name)) if found]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ckptools.files.file_type import HEAD, content_of
+from ckptools.files.file_type import content_of, head_at
 from ckptools.formats.hugging_face.files import (
     ModelFiles,
     model_files_in,
@@ -49,8 +49,7 @@ def detect(path: Path) -> bool:
         return bool(model_files_in(path))
     if not path.is_file() or parse_index(path) is not None:
         return path.is_file()
-    with path.open("rb") as file:
-        head = file.read(HEAD)
+    head = head_at(path)
     if is_safetensors(head) or (path.suffix == ".safetensors" and not content_of(head)):
         return True
     weights = model_files_of(path)

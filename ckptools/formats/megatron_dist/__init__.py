@@ -29,7 +29,7 @@ from typing import Any
 
 from ckptools.errors import ReadError
 from ckptools.files.json_file import read_json
-from ckptools.files.opening import check_stays_inside, reading
+from ckptools.files.opening import File, check_stays_inside, reading
 from ckptools.formats.dcp.files import looks_like_dcp
 from ckptools.formats.dcp.folder import PLANNED, Folder, read_folder
 from ckptools.formats.megatron import run
@@ -73,8 +73,8 @@ def _holds_config(folder: Path) -> bool:
     config = folder / CONFIG
     if not config.is_file():
         return False
-    with config.open("rb") as file:
-        return BACKEND in file.read(MAX_CONFIG)
+    with File(config) as file:
+        return BACKEND in file.read(0, min(file.size, MAX_CONFIG))
 
 
 def _holds_dcp(folder: Path) -> bool:

@@ -7,14 +7,13 @@ together, whose rank is told by the one number in which their names differ, else
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 
 from ckptools.errors import ReadError, SeveralError, UnsafePathError, UsageError
-from ckptools.files.opening import reading
+from ckptools.files.opening import reading, real_path
 from ckptools.formats.options import Options
 from ckptools.formats.shared.rank_checks import UNNAMED
 from ckptools.formats.shared.rank_names import RankName, check_links, names_in, only_group, parse, siblings
@@ -160,9 +159,9 @@ def _here(folder: Path) -> str:
 
 
 def _check_inside(paths: Iterable[Path], folder: Path) -> None:
-    real = os.path.realpath(folder)
+    real = real_path(folder)
     for path in paths:
-        if not Path(os.path.realpath(path)).is_relative_to(real):
+        if not real_path(path).is_relative_to(real):
             raise UnsafePathError(path, "is or lies behind a link out of the folder; follow it with --follow-symlinks")
 
 

@@ -7,13 +7,12 @@ proposes: rank and world size are taken from the content where that tells.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ckptools.files.opening import check_stays_inside, reading
+from ckptools.files.opening import check_stays_inside, reading, real_path
 from ckptools.formats.shared.several import several
 
 COMPRESSED = (".gz", ".bz2", ".xz", ".lzma", ".zst", ".lz4", ".lzo")
@@ -116,8 +115,8 @@ def _is_other_name(path: Path) -> bool:
     """Whether a file is a link to another rank file of its folder, such as Composer's `latest-rank0.pt`."""
     if not path.is_symlink():
         return False
-    target = Path(os.path.realpath(path))
-    return target.parent == Path(os.path.realpath(path.parent)) and parse(target) is not None
+    target = real_path(path)
+    return target.parent == real_path(path.parent) and parse(target) is not None
 
 
 def only_group(folder: Path) -> RankName | None:

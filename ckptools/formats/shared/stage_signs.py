@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptools.errors import ReadError
-from ckptools.files.file_type import HEAD, content_of
+from ckptools.files.file_type import content_of, head_at
 from ckptools.formats.shared.sibling_search import columns
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
@@ -179,8 +179,7 @@ def _names_in(path: Path, read_file: Callable[[Path], Saved]) -> list[str]:
 
 
 def _is_zip(path: Path) -> bool:
-    with path.open("rb") as file:
-        return content_of(file.read(HEAD)) == "zip"
+    return content_of(head_at(path)) == "zip"
 
 
 # -- files that are the same --------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from itertools import islice
 from pathlib import Path
 
 from ckptools.errors import ReadError
-from ckptools.files.opening import File, check_stays_inside, is_plain_name, reading
+from ckptools.files.opening import File, check_stays_inside, is_plain_name, reading, real_path
 from ckptools.model.values import describe_for_error
 from ckptools.training_state.steps import step_in
 
@@ -82,7 +82,7 @@ def _read(path: Path) -> Tracker:
 
 def _of_link(link: Path) -> Tracker:
     """What a link leads to, as a path in its folder; a link of a rank is followed to that rank's file."""
-    folder, target = Path(os.path.realpath(link.parent)), Path(os.path.realpath(link))
+    folder, target = real_path(link.parent), real_path(link)
     named = describe_for_error(os.readlink(link))  # noqa: PTH115 - a text, as it was written
     if not target.is_relative_to(folder):
         return Tracker(link, None, f"is a link to {named}, out of the folder")
@@ -108,7 +108,7 @@ def _named(tracker: Path, text: str) -> Tracker:
             tracker, None, f"names {describe_for_error(text)}, which is not the plain name of something beside it"
         )
     entry = tracker.parent / text
-    if entry != tracker and os.path.lexists(entry):
+    if entry != tracker and (entry.exists() or entry.is_symlink()):
         return Tracker(tracker, entry)
     if re.fullmatch(r"[0-9]{1,12}", text):
         numbered = [p for p in _entries(tracker.parent) if step_in(p.name) == int(text)]
@@ -119,10 +119,10 @@ def _named(tracker: Path, text: str) -> Tracker:
 
 def _linked(folder: Path) -> Iterator[tuple[Path, Path]]:
     """What links such as `latest` lead to, where that lies in the folder, with the link."""
-    real = Path(os.path.realpath(folder))
+    real = real_path(folder)
     for entry in _entries(folder):
         if entry.is_symlink() and LINK.fullmatch(entry.name):
-            target = Path(os.path.realpath(entry))
+            target = real_path(entry)
             if target.parent == real and target.exists():
                 yield folder / target.name, entry
 

@@ -20,6 +20,7 @@ from operator import attrgetter, is_not
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ckptools.files.remote_path import RemotePath
 from ckptools.model.regions import Box, Ints
 from ckptools.model.tensor import Item, Shard, Source, Tensor
 from ckptools.model.values import (
@@ -82,7 +83,7 @@ TUPLES = (Box, Item, Shard, Source, Saved, ShardList, ChangedShardList)
 RECORDS = (
     *(Tensor, Box, Item, Shard, Source, Saved, ModuleState, Storage),
     *(Cycle, Device, Global, Lost, NumpyArray, NumpyDtype, NumpyScalar, Opaque, Size, TorchName),
-    *(Counter, OrderedDict, defaultdict, date, datetime, timedelta, type(Path())),
+    *(Counter, OrderedDict, defaultdict, date, datetime, timedelta, type(Path()), RemotePath),
     *(dict, list, set, int, float, complex),  # what a defaultdict makes, and complex numbers
 )
 

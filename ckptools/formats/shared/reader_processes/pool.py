@@ -100,7 +100,7 @@ class _Process:
     def ask(self, path: Path) -> None:
         if self._gone:
             return
-        name = os.fsencode(path)
+        name = os.fsencode(str(path))
         try:
             assert self._process.stdin is not None
             self._process.stdin.write(LENGTH.pack(len(name)) + name)

@@ -12,7 +12,7 @@ from typing import IO
 
 from ckptools.errors import CkptoolsError
 from ckptools.files.file_type import COMPRESSIONS, content_of, head_of
-from ckptools.files.opening import File
+from ckptools.files.opening import File, path_of
 from ckptools.formats.shared.reader_processes.messages import Sender
 from ckptools.pickles.loading import gc_paused
 from ckptools.pickles.repeated_records import RepeatedRecords
@@ -45,7 +45,7 @@ def main() -> None:
 def _listen(asked: IO[bytes], paths: SimpleQueue[Path]) -> None:
     """Pass on the paths that are asked for; end the process with whoever asks, even in the middle of a long file."""
     while head := asked.read(LENGTH.size):
-        paths.put(Path(os.fsdecode(asked.read(*LENGTH.unpack(head)))))
+        paths.put(path_of(os.fsdecode(asked.read(*LENGTH.unpack(head)))))
     os._exit(0)  # from a thread there is no other way; nothing is open for writing, no temporary file was made
 
 

@@ -1,0 +1,153 @@
+"""Buckets of S3, Google Cloud Storage and Azure, through `obstore`: `s3://`, `gs://`, `az://`.
+
+Credentials are those of the environment's usual chain: environment variables, then the machine's or container's role;
+for S3 also the profiles of `~/.aws`, where boto3 is installed. Ranges carry the ETag that was listed (`If-Match`), so
+that the store itself refuses another version. Source of the settings: object_store's and obstore's documentation.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from ckptools.files.remote_store import NoListError, RemoteError, RemoteStore
+from ckptools.files.storage import FOLDER, Status
+
+TIMEOUT = "CKPTOOLS_TIMEOUT"
+"""Environment variable with the seconds that a request may take."""
+
+ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT", "AZURE_STORAGE_ENDPOINT")
+"""Environment variables that name a server in place of the cloud's own."""
+
+RETRIES = 6
+INSTALL = "needs the package obstore: pip install 'ckptools[remote]'"
+
+_CODE = re.compile(r"<Code>(\w+)</Code>|Server returned non-2xx status code: (\d+ [A-Za-z ]+)")
+
+
+def timeout() -> float:
+    """Seconds that a request may take: 30, or what the environment says."""
+    told = os.environ.get(TIMEOUT, "")
+    return float(told) if re.fullmatch(r"\d+(\.\d+)?", told) and float(told) else 30.0
+
+
+class Bucket(RemoteStore):
+    """A bucket, or a container of Azure.
+
+    Args:
+        url: with its scheme: `s3://bucket`.
+    """
+
+    def __init__(self, url: str) -> None:
+        super().__init__()
+        try:
+            import obstore
+        except ImportError:
+            raise RemoteError(INSTALL, errno.ENOTSUP) from None
+        self.url, self._obstore = url, obstore
+        try:
+            self.store = _store(url)
+        except Exception as error:
+            raise RemoteError(f"cannot be reached: {_first_line(error)}") from error
+
+    def _list(self, folder: str) -> Mapping[str, Status]:
+        self.requests += 1
+        try:
+            found = self._obstore.list_with_delimiter(self.store, folder or None)
+        except Exception as error:
+            raise self._told(error, NoListError if _denied(error) else RemoteError) from error
+        cut = len(folder) + 1 if folder else 0
+        listed = {prefix[cut:]: FOLDER for prefix in found["common_prefixes"]}
+        for one in found["objects"]:
+            listed[one["path"][cut:]] = _status(one)
+        return {name: status for name, status in listed.items() if name}
+
+    def _look(self, key: str) -> Status | None:
+        self.requests += 1
+        try:
+            return _status(self._obstore.head(self.store, key))
+        except FileNotFoundError:
+            return None
+        except Exception as error:
+            raise self._told(error) from error
+
+    def _fetch(self, key: str, version: str, start: int, end: int) -> bytes:
+        self.requests += 1
+        wanted: Any = {"range": (start, end)} | ({"if_match": version} if version else {})
+        try:
+            found = self._obstore.get(self.store, key, options=wanted)
+            data = bytes(found.buffer())
+        except self._obstore.exceptions.PreconditionError as error:
+            raise _replaced() from error
+        except FileNotFoundError as error:
+            raise FileNotFoundError(errno.ENOENT, "was removed meanwhile") from error
+        except Exception as error:
+            raise self._told(error) from error
+        if version and found.meta["e_tag"] != version:
+            raise _replaced()
+        if len(data) != end - start:
+            raise RemoteError(f"the store gave {len(data)} bytes at {start}; expected {end - start}")
+        return data
+
+    def _told(self, error: Exception, kind: type[RemoteError] = RemoteError) -> RemoteError:
+        """An error of the store in one line."""
+        if _denied(error):
+            return kind(f"access denied by the store ({_code(error)}); check the credentials", errno.EACCES)
+        return kind(f"the store does not answer as it should: {_code(error) or _first_line(error)}")
+
+
+def _replaced() -> RemoteError:
+    return RemoteError("was replaced by another version while it was read; open it again", errno.ESTALE)
+
+
+def _store(url: str) -> Any:
+    from obstore.store import from_url
+
+    options: dict[str, Any] = {"timeout": timedelta(seconds=timeout()), "connect_timeout": timedelta(seconds=5)}
+    # A server without TLS is only one that the user has named as the endpoint.
+    options["allow_http"] = any(os.environ.get(name, "").startswith("http://") for name in ENDPOINTS)
+    retry: Any = {"max_retries": RETRIES, "retry_timeout": timedelta(seconds=4 * timeout())}
+    how: dict[str, Any] = {"client_options": options, "retry_config": retry}
+    if url.startswith("s3://") and (provider := _profile()) is not None:
+        how["credential_provider"] = provider
+    return from_url(url, **how)
+
+
+def _profile() -> Any:
+    """What reads the profiles in `~/.aws`, where these are used and boto3 is there; None elsewhere."""
+    if "AWS_ACCESS_KEY_ID" in os.environ or os.environ.get("AWS_SKIP_SIGNATURE"):
+        return None
+    named = os.environ.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials")
+    files = (Path(named), Path(os.environ.get("AWS_CONFIG_FILE", "~/.aws/config")))
+    if "AWS_PROFILE" not in os.environ and not any(file.expanduser().is_file() for file in files):
+        return None
+    try:
+        from obstore.auth.boto3 import Boto3CredentialProvider
+    except ImportError:
+        return None
+    return Boto3CredentialProvider()
+
+
+def _status(found: Any) -> Status:
+    return Status(found["size"], found["last_modified"].timestamp(), found["e_tag"] or found["version"] or "")
+
+
+def _denied(error: Exception) -> bool:
+    kind = type(error).__name__
+    return kind in ("PermissionDeniedError", "UnauthenticatedError") or "403 Forbidden" in str(error)
+
+
+def _code(error: Exception) -> str:
+    """The error code that the store gave; "" where there is none."""
+    found = {one[0] or one[1].strip(): None for one in _CODE.findall(str(error))}
+    return ", ".join(found)
+
+
+def _first_line(error: Exception) -> str:
+    """What an error of obstore begins with; the rest is for its developers."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]

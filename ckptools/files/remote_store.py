@@ -1,0 +1,125 @@
+"""A store that is reached through a network, by three questions: list a folder, look at a key, fetch a range.
+
+What was listed is remembered, so that a hundred questions about the files of a folder are one request, and so that
+every range is read of the version that was listed: a file that is replaced meanwhile is an error, not a mixture.
+"""
+
+from __future__ import annotations
+
+import errno
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Mapping
+from copy import copy
+from functools import partial
+from threading import RLock
+
+from ckptools.files.remote_file import Held, RemoteFile
+from ckptools.files.storage import FOLDER, Status
+
+MAX_FILES = 2048
+"""Files of which small pieces are kept once they are closed: 32 MiB at most of each thousand."""
+
+
+class RemoteError(OSError):
+    """A store that does not give what it was asked for; `strerror` is one line without the file's name.
+
+    Args:
+        reason: that line.
+        code: the system's error that it is most like.
+    """
+
+    def __init__(self, reason: str, code: int = errno.EIO) -> None:
+        super().__init__(code, reason)
+
+
+class NoListError(RemoteError):
+    """A store that does not tell, or not to us, what lies in a folder."""
+
+
+class RemoteStore(ABC):
+    """The files of one bucket, server or repository.
+
+    Attributes:
+        requests: how many requests were made.
+    """
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self._folders: dict[str, Mapping[str, Status]] = {}
+        self._files: dict[str, Status | None] = {}
+        self._ends: OrderedDict[str, list[Held]] = OrderedDict()
+        self._lock = RLock()
+
+    @abstractmethod
+    def _list(self, folder: str) -> Mapping[str, Status]:
+        """What lies in a folder; nothing where there is no such folder.
+
+        Raises:
+            NoListError: that is not told.
+        """
+
+    @abstractmethod
+    def _look(self, key: str) -> Status | None:
+        """What is known of one file; None where there is none."""
+
+    @abstractmethod
+    def _fetch(self, key: str, version: str, start: int, end: int) -> bytes:
+        """The bytes of a file from `start` to before `end`, all of them.
+
+        Raises:
+            RemoteError: it cannot be read, or is no longer of that version.
+        """
+
+    def anew(self) -> RemoteStore:
+        """The same store, of which nothing was listed yet."""
+        other = copy(self)
+        RemoteStore.__init__(other)
+        return other
+
+    def status(self, key: str) -> Status:
+        """What is at a key: a file, or a folder with files below it."""
+        above, _, name = key.rpartition("/")
+        found = self._listed_file(key, above, name) if name else FOLDER
+        if found is None:
+            raise FileNotFoundError(errno.ENOENT, "no such file or folder")
+        return found
+
+    def _listed_file(self, key: str, above: str, name: str) -> Status | None:
+        """A file by the list of its folder, or by looking at it alone where there is no list."""
+        with self._lock:
+            try:
+                return self._entries(above).get(name)
+            except NoListError:
+                if key not in self._files:
+                    self._files[key] = self._look(key)
+                return self._files[key]
+
+    def entries(self, key: str) -> Mapping[str, Status]:
+        """What lies in a folder, by name."""
+        with self._lock:
+            found = self._entries(key)
+        if not found and key:
+            raise FileNotFoundError(errno.ENOENT, "no such folder")
+        return found
+
+    def _entries(self, folder: str) -> Mapping[str, Status]:
+        if folder not in self._folders:
+            self._folders[folder] = self._list(folder)
+        return self._folders[folder]
+
+    def open(self, key: str) -> RemoteFile:
+        """Open a file for reading."""
+        status = self.status(key)
+        if status.is_folder:
+            raise IsADirectoryError(errno.EISDIR, "is a folder")
+        return RemoteFile(partial(self._fetch, key, status.version), status, self._ends_of(key))
+
+    def _ends_of(self, key: str) -> list[Held]:
+        """The list in which small pieces of a file are kept: a format looks at its first bytes before it is read."""
+        with self._lock:
+            ends = self._ends.setdefault(key, [])
+            self._ends.move_to_end(key)
+            if len(self._ends) > MAX_FILES:
+                self._ends.popitem(last=False)
+        return ends

@@ -1,0 +1,89 @@
+"""Reading ranges of a file in a store: the right bytes, by few requests."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckptools.files.remote_file import GAP, SMALL, TAIL, RemoteFile
+from ckptools.files.storage import Status
+
+DATA = bytes(range(251)) * 400
+
+
+class Requests:
+    """Fetches from `DATA` and keeps which ranges."""
+
+    def __init__(self) -> None:
+        self.ranges: list[tuple[int, int]] = []
+
+    def __call__(self, start: int, end: int) -> bytes:
+        assert 0 <= start < end <= len(DATA)
+        self.ranges.append((start, end))
+        return DATA[start:end]
+
+
+def opened() -> tuple[RemoteFile, Requests]:
+    requests = Requests()
+    return RemoteFile(requests, Status(len(DATA), 0.0)), requests
+
+
+places = st.integers(0, len(DATA) - 1)
+reads = st.tuples(places, st.integers(1, 20_000)).map(lambda r: (r[0], min(r[1], len(DATA) - r[0])))
+
+
+@given(st.lists(reads, max_size=20), st.lists(st.lists(st.tuples(places, places), max_size=3), max_size=20))
+def test_any_reads_after_any_hints_give_the_files_bytes(wanted, hints):
+    file, _ = opened()
+    for place, (offset, length) in enumerate(wanted):
+        if place < len(hints):
+            file.expect((min(pair), max(pair) + 1) for pair in hints[place])
+        assert file.read(offset, length) == DATA[offset : offset + length]
+
+
+@given(st.lists(reads, max_size=20))
+def test_a_buffer_is_filled_with_the_files_bytes(wanted):
+    file, _ = opened()
+    for offset, length in wanted:
+        buffer, done = bytearray(length), 0
+        while done < length:
+            done += file.read_into(offset + done, memoryview(buffer)[done:])
+        assert buffer == DATA[offset : offset + length]
+
+
+@given(st.lists(reads, max_size=20))
+def test_no_byte_is_fetched_twice(wanted):
+    file, requests = opened()
+    for offset, length in wanted:
+        file.read(offset, length)
+    assert sum(end - start for start, end in requests.ranges) <= len(DATA)
+    assert file.bytes_read == sum(end - start for start, end in requests.ranges)
+
+
+def test_a_small_read_brings_what_lies_around_it():
+    file, requests = opened()
+    file.read(0, 10), file.read(100, 10), file.read(SMALL - 1, 1)
+    file.read(len(DATA) - 22, 22), file.read(len(DATA) - TAIL, 50)
+    assert requests.ranges == [(0, SMALL), (len(DATA) - TAIL, len(DATA))]
+
+
+def test_a_large_read_brings_nothing_else():
+    file, requests = opened()
+    file.read(5000, 30_000)
+    assert requests.ranges == [(5000, 35_000)]
+
+
+def test_ranges_that_are_expected_come_together_where_they_are_close():
+    file, requests = opened()
+    file.expect([(5000, 5100), (5200, 9000), (9000 + GAP + 1, 90_000)])
+    file.read(5210, 5), file.read(5000, 100), file.read(8000, 1000)
+    assert requests.ranges == [(5000, 9000)]
+
+
+def test_what_was_read_of_the_ends_is_not_fetched_again_by_who_opens_it_next():
+    requests, ends = Requests(), []
+    for _ in range(2):
+        file = RemoteFile(requests, Status(len(DATA), 0.0), ends)
+        file.read(0, 512), file.read(len(DATA) - 22, 22)
+        file.close()
+    assert len(requests.ranges) == 2

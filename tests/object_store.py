@@ -1,0 +1,90 @@
+"""A local S3 server (moto) in a process of its own, and what is put into its bucket."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import obstore
+from obstore.store import S3Store
+
+BUCKET = "checkpoints"
+
+SERVE = """
+import sys
+from moto.server import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import WSGIRequestHandler, make_server
+
+class Quiet(WSGIRequestHandler):
+    protocol_version = "HTTP/1.1"
+    def log(self, *_): pass
+
+app = DomainDispatcherApplication(create_backend_app)
+server = make_server("127.0.0.1", 0, app, threaded=True, request_handler=Quiet)
+print(server.server_port, flush=True)
+server.serve_forever()
+"""
+
+
+@contextmanager
+def s3_server() -> Iterator[str]:
+    """Yield the address of an S3 server with an empty bucket."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVE], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    try:
+        assert process.stdout is not None
+        address = f"http://127.0.0.1:{int(process.stdout.readline())}"
+        with urllib.request.urlopen(urllib.request.Request(f"{address}/{BUCKET}", method="PUT"), timeout=30):
+            pass
+        yield address
+    finally:
+        process.kill()
+        process.wait()
+
+
+def settings(address: str) -> dict[str, str]:
+    """The environment of a user whose bucket is there."""
+    return {
+        "AWS_ENDPOINT_URL": address,
+        "AWS_ACCESS_KEY_ID": "somebody",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_REGION": "us-east-1",
+    }
+
+
+class Bucketful:
+    """A server's bucket, and what was put into it.
+
+    Attributes:
+        address: of the server.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._put: set[Path] = set()
+        self._store = S3Store(
+            BUCKET,
+            endpoint=address,
+            region="us-east-1",
+            access_key_id="somebody",
+            secret_access_key="secret",
+            client_options={"allow_http": True},
+        )
+
+    def put(self, path: Path) -> str:
+        """Upload a file or a folder, once; return its URL."""
+        if path not in self._put:
+            for file in sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]:
+                self.put_bytes(str(file.relative_to(path.parent)), file.read_bytes())
+        self._put.add(path)
+        return f"s3://{BUCKET}/{path.name}"
+
+    def put_bytes(self, key: str, data: bytes) -> None:
+        """Upload one object, over whatever has the key."""
+        self._put = {path for path in self._put if not key.startswith(path.name)}
+        obstore.put(self._store, key, data)
