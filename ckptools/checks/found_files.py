@@ -32,7 +32,7 @@ FAR_APART = 3600.0
 
 def presence(ck: Checkpoint) -> Check:
     """Whether every file is there and complete, and none is that does not belong to the checkpoint."""
-    here = sum(f.status in ("read", "seen") for f in ck.files)
+    here = sum(f.is_here for f in ck.files)
     problems = [*(p for p in ck.problems if p.kind in PRESENCE), *_never_written(ck), *_left_over(ck)]
     return judged("files", problems, f"{here} of {len(ck.files)} here and complete")
 
@@ -40,7 +40,7 @@ def presence(ck: Checkpoint) -> Check:
 def _never_written(ck: Checkpoint) -> Iterator[Problem]:
     """Files of which a part takes no space, so that what is read there are zeros that nobody wrote."""
     found = [
-        (file, nbytes) for file in ck.files if file.status in ("read", "seen") and (nbytes := unwritten(file.path))
+        (file, nbytes) for file in ck.files if file.is_here and (nbytes := unwritten(file.path))
     ]
     if found:
         file, nbytes = found[0]
@@ -52,7 +52,7 @@ def _never_written(ck: Checkpoint) -> Iterator[Problem]:
 
 def one_save(ck: Checkpoint) -> Check:
     """Whether the sizes, times and steps of the files are those of one save."""
-    here = [f for f in ck.files if f.status in ("read", "seen")]
+    here = [f for f in ck.files if f.is_here]
     sizes = sorted({f.nbytes for f in here})
     times = [f.modified for f in ck.files if f.modified is not None]
     apart = max(times) - min(times) if times else 0.0

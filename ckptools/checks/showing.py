@@ -70,7 +70,7 @@ def show(
         name=ck.name,
         keys=tuple(keys),
         private=len(chosen) - len(shown),
-        not_read=len(_ranks(ck, "seen")),
+        not_read=len(_ranks(ck, "seen", "listed")),
         lost=sum(str(rank) not in known for rank in _ranks(ck, "missing", "cut", "bad")),
         streams=streams,
         rows=_rows(ck, shown, values),
@@ -96,7 +96,7 @@ def _needs_all_ranks(ck: Checkpoint, entries: Sequence[Entry]) -> bool:
     if any(entry.kind == "rng" or isinstance(entry.value, Tensor) for entry in entries):
         return True
     few = len({file.rank for file in ck.files}) <= FEW
-    return bool(_ranks(ck, "seen")) and (few or any(entry.kind == "other" for entry in entries))
+    return bool(_ranks(ck, "seen", "listed")) and (few or any(entry.kind == "other" for entry in entries))
 
 
 def _ranks(ck: Checkpoint, *status: str) -> set[int]:

@@ -101,7 +101,7 @@ def check_unchanged(checkpoint: Checkpoint) -> None:
         ReadError: one has another size or time, or is gone.
     """
     for file in checkpoint.files:
-        if file.status not in ("read", "seen"):
+        if not file.is_here:
             continue
         try:
             now = file.path.stat()

@@ -113,9 +113,9 @@ class RemotePath(PosixPath):
 
     def glob(self, pattern: str, **_: Any) -> Generator[RemotePath, None, None]:
         """What lies below it by a pattern of names; `**` is not known."""
-        first, _, rest = str(pattern).partition("/")
+        first, slash, rest = str(pattern).partition("/")
         for path in self.iterdir() if self.is_dir() else ():
-            if fnmatchcase(path.name, first) and rest:
+            if fnmatchcase(path.name, first) and slash:
                 yield from path.glob(rest)
             elif fnmatchcase(path.name, first):
                 yield path

@@ -94,7 +94,7 @@ class Resolver:
         return {
             file.rank: file.status
             for file in self.files
-            if file.rank is not None and file.part in of and file.status not in ("read", "seen")
+            if file.rank is not None and file.part in of and not file.is_here
         }
 
     def close(self) -> None:

@@ -41,7 +41,8 @@ class RankFile(NamedTuple):
         path: the file, as found.
         rank: its rank, from the content where that tells, else from the name; None for a monolithic file.
         part: what of the checkpoint it holds when a rank has several files (`model`, `optim`), else "".
-        status: `read` in full, `seen` (directory checked only), `cut`, `missing`, or `bad`.
+        status: `read` in full, `seen` (directory checked only), `listed` (in a store, only its
+            name and size are known), `cut`, `missing`, or `bad`.
         nbytes: size in bytes, 0 when missing.
         modified: file time, seconds since 1970; None when missing.
     """
@@ -49,9 +50,14 @@ class RankFile(NamedTuple):
     path: Path
     rank: int | None
     part: str
-    status: Literal["read", "seen", "cut", "missing", "bad"]
+    status: Literal["read", "seen", "listed", "cut", "missing", "bad"]
     nbytes: int
     modified: float | None
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is there, and nothing wrong is known of it."""
+        return self.status in ("read", "seen", "listed")
 
     def _told(self) -> str:
         rank = "" if self.rank is None else f"rank {self.rank}: "
@@ -171,7 +177,7 @@ class Checkpoint:
             return False
         if self.perhaps_more:
             return None
-        looked_into = self.all_ranks or self.compared or not any(f.status == "seen" for f in self.files)
+        looked_into = self.all_ranks or self.compared or all(f.status not in ("seen", "listed") for f in self.files)
         return True if looked_into else None
 
     @property
@@ -182,4 +188,4 @@ class Checkpoint:
     @property
     def ranks(self) -> tuple[int, ...]:
         """Ranks whose files are there and not cut."""
-        return tuple(sorted({f.rank for f in self.files if f.rank is not None and f.status in ("read", "seen")}))
+        return tuple(sorted({f.rank for f in self.files if f.rank is not None and f.is_here}))

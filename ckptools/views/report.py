@@ -195,7 +195,7 @@ def _folder(ck: Checkpoint) -> Path:
 
 
 def _scope(ck: Checkpoint) -> Scope:
-    here = [f for f in ck.files if f.status in ("read", "seen")]
+    here = [f for f in ck.files if f.is_here]
     if _alone(ck, here):
         return "alone"
     if not ck.whole:

@@ -57,7 +57,7 @@ def _report(report: Report, values: JsonValues) -> dict[str, Any]:
         "saved": {"first": moment_utc(report.saved[0]), "last": moment_utc(report.saved[1])} if report.saved else None,
         "torch": _fact(report.torch),
         "versions": dict(report.writers),
-        "ranks": [_file(report.folder, f) for f in report.files if report.all_ranks or f.status not in HERE],
+        "ranks": [_file(report.folder, f) for f in report.files if report.all_ranks or not f.is_here],
         "sections": [_section(section) for section in report.sections],
         "optimizers": [_optimizer(optimizer, values) for optimizer in report.optimizers],
         "schedulers": [
@@ -80,9 +80,6 @@ def _report(report: Report, values: JsonValues) -> dict[str, Any]:
 
 def _fact(fact: Fact) -> dict[str, Any]:
     return {"value": fact.value, "from": list(fact.sources), "agree": fact.agree}
-
-
-HERE = ("read", "seen")
 
 
 def _file(folder: Path, file: RankFile) -> dict[str, Any]:

@@ -253,6 +253,7 @@ def read_line(report: Report) -> str:
     others = report.ranks.here - report.ranks.read
     if others > 0:
         what = "its rank, world size and step" if report.compared else "that the file is there and ends well"
+        what = "the file's name and size" if any(f.status == "listed" for f in report.files) else what
         return f"{read}, of {plural(others, 'other')} only {what} (--all-ranks: all of them)"
     return f"{read}; no tensor values"
 

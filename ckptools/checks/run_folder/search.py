@@ -259,7 +259,7 @@ def _file_instead_of_folder(checkpoint: Checkpoint) -> Path | None:
     names = [parse(file.path) for file in checkpoint.files if file.status != "missing"]
     groups = {(name.group, name.world_size, name.part) if name else None for name in names}
     alone = checkpoint.format == "rank_files" and len(groups) == 1 and None not in groups
-    return next(file.path for file in checkpoint.files if file.status in ("read", "seen")) if alone else None
+    return next(file.path for file in checkpoint.files if file.is_here) if alone else None
 
 
 def _may_be_one(path: Path) -> bool:

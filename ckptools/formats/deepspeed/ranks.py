@@ -119,7 +119,7 @@ def expected_bytes(files: tuple[RankFile, ...]) -> int | None:
     """Bytes of all files, if every missing or cut one were as large as the others of its part."""
     sizes: dict[str, list[int]] = {}
     for file in files:
-        if file.status in ("read", "seen"):
+        if file.is_here:
             sizes.setdefault(file.part, []).append(file.nbytes)
-    absent = (sorted(sizes[f.part]) for f in files if f.status not in ("read", "seen") and f.part in sizes)
+    absent = (sorted(sizes[f.part]) for f in files if not f.is_here and f.part in sizes)
     return sum(map(sum, sizes.values())) + sum(of_part[len(of_part) // 2] for of_part in absent)

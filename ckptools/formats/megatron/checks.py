@@ -39,7 +39,7 @@ def check_files(
 
 def _check_stages(files: Sequence[RankFile], grid: Grid, options: Options) -> Iterator[Problem]:
     """A stage without a readable file leaves no gap in any tensor: whole layers are absent."""
-    here = {file.rank for file in files if file.status in ("read", "seen") and not file.part}
+    here = {file.rank for file in files if file.is_here and not file.part}
     alone = " with --only-this-file" if options.only_this_file else ""
     for stage in range(min(grid.pp, 1 << 16)):
         ranks = {grid.rank(Coordinates(stage, e, t)) for e in range(grid.ep) for t in range(grid.tp)}

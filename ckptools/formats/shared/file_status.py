@@ -75,6 +75,12 @@ def looked_at(path: Path, rank: int | None, part: str, faults: dict[Path, Fault]
     return RankFile(path, rank, part, "read" if read else "seen", size, modified)
 
 
+def listed(path: Path, rank: int | None, part: str) -> RankFile:
+    """The `RankFile` of a file in a store of which no more is known than that it is there; it is cut if it is empty."""
+    found = path.stat()
+    return RankFile(path, rank, part, "listed" if found.st_size else "cut", found.st_size, found.st_mtime)
+
+
 def _look(path: Path) -> Fault | None:
     """What is wrong with a file, as far as its directory or header tells."""
     try:

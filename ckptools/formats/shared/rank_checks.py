@@ -38,7 +38,7 @@ def check_files(
         sharded: whether any tensor is.
         in_parts: whether ranks have parameters of their own, so that one file may well be larger than another.
     """
-    sizes = sorted(f.nbytes for f in files if f.status in ("read", "seen"))
+    sizes = sorted(f.nbytes for f in files if f.is_here)
     usual = sizes[len(sizes) // 2] if sizes else 0
     here = {f.path for f in files if f.status != "missing"}
     for file in files:
@@ -194,6 +194,6 @@ def check_tensors(tensors: Iterable[tuple[KeyPath, Tensor]]) -> list[Problem]:
 
 def expected_bytes(files: Sequence[RankFile]) -> int | None:
     """Bytes of all files if every missing or cut one had the usual size."""
-    good = sorted(f.nbytes for f in files if f.status in ("read", "seen"))
-    absent = sum(f.status not in ("read", "seen") for f in files)
+    good = sorted(f.nbytes for f in files if f.is_here)
+    absent = sum(not f.is_here for f in files)
     return sum(good) + absent * good[len(good) // 2] if good else None

@@ -31,7 +31,7 @@ def _nobody_has_all(models: Mapping[int, Any]) -> bool:
 
 def lost_parts(files: Iterable[RankFile]) -> Iterator[Problem]:
     """The problem of files that cannot be read: what was in them is in no other, and not even its names are known."""
-    lost = sorted({f.rank for f in files if f.rank is not None and f.status not in ("read", "seen")})
+    lost = sorted({f.rank for f in files if f.rank is not None and not f.is_here})
     if lost:
         whose = f"{'rank' if len(lost) == 1 else 'ranks'} {spans(lost)}"
         yield Problem(Code.MODEL_PART_MISSING, f"ranks hold parameters of their own; those of {whose} are nowhere else")

@@ -57,7 +57,7 @@ WORDS = {
             "LEFT OUT", "left out: ", "filled: "),
     "warn": ("warn", "warning", "not compared", "same checksum"),
     "good": ("ok", "yes", "whole", "loads", "same", "the same"),
-    "dim": ("skip", "seen"),
+    "dim": ("skip", "seen", "listed"),
 }  # fmt: skip
 """Words that a cell is, or a line begins with, and how they are marked."""
 
