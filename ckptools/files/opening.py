@@ -291,6 +291,11 @@ def real_path(path: Path) -> Path:
     return path if isinstance(path, RemotePath) else Path(os.path.realpath(path))
 
 
+def is_there(path: Path) -> bool:
+    """Whether anything is at a path, also a link that leads nowhere."""
+    return path.exists() if isinstance(path, RemotePath) else os.path.lexists(path)
+
+
 def common_folder(paths: Iterable[Path]) -> Path:
     """The innermost folder that some paths, absolute ones, are all in or are."""
     first, *others = paths

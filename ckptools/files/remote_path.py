@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from ckptools.files.remote_store import RemoteError, RemoteStore
 from ckptools.files.storage import Status
 
-SCHEMES = ("s3", "gs", "az", "https", "http", "hf")
+SCHEMES = ("s3", "gs", "az")
 """What a URL may begin with."""
 
 _stores: dict[tuple[str, str], RemoteStore] = {}
@@ -146,7 +146,7 @@ class RemotePath(PosixPath):
 
 
 def _store(scheme: str, name: str) -> RemoteStore:
-    if scheme in ("s3", "gs", "az"):
+    if scheme in SCHEMES:
         from ckptools.files.bucket import Bucket
 
         return Bucket(f"{scheme}://{name}")

@@ -20,7 +20,7 @@ from itertools import islice
 from pathlib import Path
 
 from ckptools.errors import ReadError
-from ckptools.files.opening import File, check_stays_inside, is_plain_name, reading, real_path
+from ckptools.files.opening import File, check_stays_inside, is_plain_name, is_there, reading, real_path
 from ckptools.model.values import describe_for_error
 from ckptools.training_state.steps import step_in
 
@@ -108,7 +108,7 @@ def _named(tracker: Path, text: str) -> Tracker:
             tracker, None, f"names {describe_for_error(text)}, which is not the plain name of something beside it"
         )
     entry = tracker.parent / text
-    if entry != tracker and (entry.exists() or entry.is_symlink()):
+    if entry != tracker and is_there(entry):
         return Tracker(tracker, entry)
     if re.fullmatch(r"[0-9]{1,12}", text):
         numbered = [p for p in _entries(tracker.parent) if step_in(p.name) == int(text)]
