@@ -39,9 +39,7 @@ def presence(ck: Checkpoint) -> Check:
 
 def _never_written(ck: Checkpoint) -> Iterator[Problem]:
     """Files of which a part takes no space, so that what is read there are zeros that nobody wrote."""
-    found = [
-        (file, nbytes) for file in ck.files if file.is_here and (nbytes := unwritten(file.path))
-    ]
+    found = [(file, nbytes) for file in ck.files if file.is_here and (nbytes := unwritten(file.path))]
     if found:
         file, nbytes = found[0]
         text = f"{file.path.name}{and_others(len(found) - 1)}: {size(nbytes)} of {size(file.nbytes)} take no space"

@@ -72,10 +72,10 @@ class RemotePath(PosixPath):
         found = self.status()
         mode = (stat.S_IFDIR if found.is_folder else stat.S_IFREG) | 0o444
         time_ns = int(found.modified * 1e9)
-        times: Any = {"st_mtime": found.modified, "st_mtime_ns": time_ns}
+        more: Any = {"st_mtime": found.modified, "st_mtime_ns": time_ns, "st_blocks": -(-found.size // 512)}
         seconds = int(found.modified)
         fields = (mode, hash(self), 0, 1, 0, 0, found.size, seconds, seconds, seconds)
-        return os.stat_result(fields, times)
+        return os.stat_result(fields, more)
 
     def lstat(self) -> os.stat_result:
         """As `stat`: there are no links."""
