@@ -20,6 +20,7 @@ from ckptools.consolidate.plan import Job, row_pieces
 from ckptools.consolidate.selection import Selection
 from ckptools.consolidate.writers.dcp_metadata import FILE_NAME, Entry, ItemPlace, metadata
 from ckptools.consolidate.writers.dcp_tree import Leaf, arrange
+from ckptools.consolidate.writers.file_sizes import files_of
 from ckptools.consolidate.writers.layout import Layout, ReadBack, ReadTensor, WriteOptions, output_dtype, quoted
 from ckptools.consolidate.writers.pt import Packed, pack
 from ckptools.dtypes import ITEMSIZE
@@ -54,8 +55,10 @@ def lay_out(selection: Selection, out: Path, options: WriteOptions) -> Layout:
     """
     arranged = arrange(selection, out)
     items = _Items(selection, options)
-    entries = [items.add(leaf) for leaf in arranged.leaves]
-    table = metadata(entries)
+    for leaf in arranged.leaves:
+        items.add(leaf)
+    items.place()
+    table = metadata(items.entries)
 
     def finish(targets: Sequence[int], crcs: Sequence[int]) -> None:
         for item in items.placed:
@@ -139,49 +142,59 @@ class _Placed:
 
 
 class _Items:
-    """Puts items behind each other, into as many files as the caller wants.
+    """The items of all values, put behind each other into as few files as the caller allows, of nearly equal size.
 
     Attributes:
-        sizes: bytes of each file so far.
-        placed: every item.
-        jobs: every copy of a tensor, or a part of one.
         tensors: how many there are.
         parts: what torch will find of them, item by item.
+        entries: every value with the places of its items; empty until `place`.
+        placed: every item, from then on.
+        jobs: every copy of a tensor, or a part of one, from then on.
+        sizes: bytes of each file, from then on.
     """
 
     def __init__(self, selection: Selection, options: WriteOptions) -> None:
-        self.sizes = [0]
-        self.placed: list[_Placed] = []
-        self.jobs: list[Job] = []
         self.tensors = 0
         self.parts: list[_Part] = []
+        self.entries: list[Entry] = []
+        self.placed: list[_Placed] = []
+        self.jobs: list[Job] = []
+        self.sizes: list[int] = []
         self._selection, self._options = selection, options
+        self._items: list[tuple[Entry, Box | None, Packed]] = []
 
-    def add(self, leaf: Leaf) -> Entry:
+    def add(self, leaf: Leaf) -> None:
         """Give a value its items."""
         if not isinstance(leaf.value, Tensor):
-            return Entry(leaf.path, None, [(None, self._place(leaf.value, leaf))])
+            self._add(Entry(leaf.path, None), None, leaf.value, leaf)
+            return
         dtype = output_dtype(leaf.source, leaf.value, self._selection, self._options.dtype)
         entry = Entry(leaf.path, replace(leaf.value, dtype=dtype))
         self.tensors += 1
         # An item is what torch saves of a state dict: no parameter, and nothing of autograd.
         plain = replace(leaf.value, parameter=False, requires_grad=False)
-        for box, part in _cut(plain, ITEMSIZE[dtype]):
-            self.parts.append(_Part(entry.fqn, len(entry.items), box, part, dtype))
-            entry.items.append((box, self._place(part, leaf)))
-        return entry
+        for number, (box, part) in enumerate(_cut(plain, ITEMSIZE[dtype])):
+            self.parts.append(_Part(entry.fqn, number, box, part, dtype))
+            self._add(entry, box, part, leaf)
 
-    def _place(self, value: Any, leaf: Leaf) -> ItemPlace:
-        packed = pack(value, leaf.source, self._selection, self._options)
-        nbytes, limit = packed.archive.nbytes, self._options.max_shard_size
-        if limit is not None and self.sizes[-1] and self.sizes[-1] + nbytes > limit:
-            self.sizes.append(0)
-        file, at = len(self.sizes) - 1, self.sizes[-1]
-        jobs = packed.jobs(file, at)
-        self.placed.append(_Placed(packed, file, at, slice(len(self.jobs), len(self.jobs) + len(jobs))))
-        self.jobs += jobs
-        self.sizes[-1] += nbytes
-        return ItemPlace(_file_name(file), at, nbytes)
+    def _add(self, entry: Entry, box: Box | None, value: Any, leaf: Leaf) -> None:
+        if not self.entries or self.entries[-1] is not entry:
+            self.entries.append(entry)
+        self._items.append((entry, box, pack(value, leaf.source, self._selection, self._options)))
+
+    def place(self) -> None:
+        """Give every item its place."""
+        nbytes = [packed.archive.nbytes for _, _, packed in self._items]
+        for file, numbers in enumerate(files_of(nbytes, self._options.max_shard_size)):
+            at = 0
+            for number in numbers:
+                entry, box, packed = self._items[number]
+                entry.items.append((box, ItemPlace(_file_name(file), at, nbytes[number])))
+                jobs = packed.jobs(file, at)
+                self.placed.append(_Placed(packed, file, at, slice(len(self.jobs), len(self.jobs) + len(jobs))))
+                self.jobs += jobs
+                at += nbytes[number]
+            self.sizes.append(at)
 
 
 def _cut(tensor: Tensor, width: int) -> Iterator[tuple[Box, Tensor]]:

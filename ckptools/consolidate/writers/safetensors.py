@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ckptools.consolidate.plan import Job
 from ckptools.consolidate.selection import Selection
+from ckptools.consolidate.writers.file_sizes import files_of
 from ckptools.consolidate.writers.layout import (
     Layout,
     ReadBack,
@@ -123,18 +124,12 @@ def _check(entry: _Entry, entries: dict[str, _Entry], out: Path) -> None:
 
 
 def _groups(entries: list[_Entry], limit: int | None) -> list[list[_Entry]]:
-    """Fill files in name order up to `limit` bytes; a larger tensor gets a file of its own."""
+    """The tensors of each file: in name order, with at most `limit` bytes, and nearly equally many."""
     if limit is None or sum(e.nbytes for e in entries) <= limit:
         return [entries]
-    groups: list[list[_Entry]] = []
-    room = -1
-    for entry in sorted(entries, key=lambda e: e.name):
-        if entry.nbytes > room:
-            groups.append([])
-            room = limit
-        groups[-1].append(entry)
-        room -= entry.nbytes
-    return [sorted(g, key=lambda e: (-ITEMSIZE[e.dtype], e.name)) for g in groups]
+    ordered = sorted(entries, key=lambda e: e.name)
+    groups = files_of([e.nbytes for e in ordered], limit)
+    return [sorted((ordered[n] for n in g), key=lambda e: (-ITEMSIZE[e.dtype], e.name)) for g in groups]
 
 
 def _paths(out: Path, count: int) -> list[Path]:
