@@ -35,7 +35,7 @@ def with_other_ranks(command: str, given: dict[str, Any]) -> Iterator[None]:
         return
     from ckptools.cluster.ranks import joined
 
-    given["jobs"] = given.get("jobs") or max(1, (os.cpu_count() or 1) // (place.number("LOCAL_WORLD_SIZE") or 1))
+    given["jobs"] = given.get("jobs") or _threads(place.number("LOCAL_WORLD_SIZE") or 1)
     Ending.with_torch = True
     ranks = None
     try:
@@ -48,6 +48,11 @@ def with_other_ranks(command: str, given: dict[str, Any]) -> Iterator[None]:
     except Exception:
         Output.silent = False  # a bug of ours is told by whoever met it
         raise
+
+
+def _threads(ranks: int) -> int:
+    """How many threads each rank has where so many share the machine; more than some do not copy faster."""
+    return max(1, min(8, (os.cpu_count() or 1) // ranks))
 
 
 def _may_be_a_rank() -> bool:

@@ -42,6 +42,8 @@ FAREWELL_SECONDS = 5.0
 READING_SECONDS = 0.5
 """How long the others let rank 0 speak before they end: what started them may end it as soon as one of them does."""
 
+ALONE = "to run it in one process where a training has set them: env -u RANK -u WORLD_SIZE ckptools ..."
+
 FOREVER = timedelta(days=30)
 """A limit for gloo, which nothing comes near: who is gone is noticed otherwise."""
 
@@ -152,7 +154,7 @@ def joined(place: Place, what: str, say: Say) -> Iterator[Ranks]:
         RendezvousError: not all have come, or one is gone.
     """
     if place.missing:
-        raise UsageError(None, missing_variables(place.missing))
+        raise UsageError(None, f"{missing_variables(place.missing)}; {ALONE}")
     place.export(os.environ)
     calm_torch()
     use_loopback()
@@ -187,6 +189,8 @@ def _hosts(meeting: Meeting, what: str) -> list[str]:
     except CkptoolsError as error:
         if meeting.told:
             raise SystemExit(error.exit_code) from None
+        if isinstance(error, RendezvousError):
+            raise RendezvousError(None, f"{error}; {ALONE}") from None
         raise
     for rank, (host, *said) in enumerate(all_said):
         for thing, first, other in zip(("ckptools", "command"), all_said[0][1:], said, strict=True):
