@@ -93,3 +93,13 @@ def test_what_was_not_written_exactly_once_is_not_taken_for_written(regions):
 def test_the_crc_of_a_tensor_is_made_of_the_regions_that_several_ranks_wrote():
     parts = [Region(0, 8, 4, crc32(b"ijkl")), Region(0, 0, 8, crc32(b"abcdefgh"))]
     assert crcs_of([job(0, [3], 1)], parts, True) == [crc32(b"abcdefghijkl")]
+
+
+def test_what_begins_where_a_share_ends_is_in_the_next_alone():
+    jobs = [job(n, [16], 64, "bfloat16") for n in range(4)]
+    assert [len(share) for share in bytes_of(jobs, 4)] == [1, 1, 1, 1]
+
+
+def test_a_copy_is_cut_between_two_grains():
+    starts = [begin % GRAIN for share in bytes_of([job(0, [40], 2048)], 7) for begin, _ in share]
+    assert starts == [0] * 7

@@ -773,6 +773,15 @@ FAULTS = (
         ("            at = max(at, region.end)\n", "            at = region.end\n"),
     ),
     *_in(
+        "consolidate/writers/file_sizes.py",
+        "consolidate/test_file_sizes.py",
+        ("if needed[end] < left and (ends", "if (ends"),
+        (
+            "            if needed[end] < left and (ends[end] + ends[end + 1]) / 2 > target:\n",
+            "            if False:\n",
+        ),
+    ),
+    *_in(
         "consolidate/written.py",
         "consolidate/test_shares.py",
         ("if len(regions) != 1 or (regions[0].offset, regions[0].nbytes) != (0, job.nbytes):", "if not regions:"),
