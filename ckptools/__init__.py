@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         load_shard,
         offline,
         open,
+        report,
         verify,
     )
 else:
@@ -51,6 +52,7 @@ __all__ = [
     "load_shard",
     "offline",
     "open",
+    "report",
     "verify",
 ]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from ckptools.api.checkpoint import Checkpoint
 from ckptools.api.diagnosis import doctor
 from ckptools.api.notebook import show_in_notebooks
-from ckptools.api.opening import checkpoints_in, consolidate, diff, open, verify
+from ckptools.api.opening import checkpoints_in, consolidate, diff, open, report, verify
 from ckptools.api.tensor import Tensor
 from ckptools.errors import CkptoolsError
 from ckptools.model.problems import Problem
@@ -33,5 +33,6 @@ __all__ = [
     "load_shard",
     "offline",
     "open",
+    "report",
     "verify",
 ]

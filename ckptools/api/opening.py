@@ -109,6 +109,31 @@ def verify(
     )
 
 
+def report(
+    checkpoint: Checkpoint | str | Path,
+    out: str | Path,
+    *,
+    deep: bool = False,
+    values: bool = False,
+    manifest: str | Path | None = None,
+    ignore: Iterable[str] = (),
+    force: bool = False,
+    jobs: int | None = None,
+    progress: Progress | None = None,
+) -> Path:
+    """Write a page of HTML about a checkpoint, or about what is at a path; see `Checkpoint.report`."""
+    return _opened(checkpoint).report(
+        out,
+        deep=deep,
+        values=values,
+        manifest=manifest,
+        ignore=ignore,
+        force=force,
+        jobs=jobs,
+        progress=progress,
+    )
+
+
 def diff(
     a: Checkpoint | str | Path,
     b: Checkpoint | str | Path,

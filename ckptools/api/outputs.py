@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,8 @@ class OutputMethods:
         *,
         deep: bool = False,
         values: bool = False,
+        manifest: str | Path | None = None,
+        ignore: Iterable[str] = (),
         force: bool = False,
         jobs: int | None = None,
         progress: Progress | None = None,
@@ -37,6 +39,8 @@ class OutputMethods:
             out: the file, which ends in `.html`.
             deep: compare the CRC-32 of every tensor, as `verify(deep=True)` does.
             values: read every tensor: look for NaN and infinities, and put figures of each on the page.
+            manifest: a JSON that `consolidate(manifest=True)` wrote; every tensor and file in it is compared.
+            ignore: codes of problems that the checks do not count.
             force: overwrite it.
             jobs: threads.
             progress: called with bytes read and the file or tensor they are of.
@@ -44,11 +48,22 @@ class OutputMethods:
         Raises:
             OutputExistsError: it is there already, or in the way of the checkpoint's files.
             ReadError, WriteError: a file cannot be read or written; nothing that looks finished is left.
-            UsageError: its name ends in something else than `.html`, or there is no folder for it.
+            UsageError: its name ends in something else than `.html`, there is no folder for it, or a code that does not
+                exist.
         """
-        from ckptools.api.report import write_report
+        from ckptools.api.report_file import write_report
 
-        write_report(self._with_all_ranks(), out, deep=deep, values=values, force=force, jobs=jobs, progress=progress)
+        write_report(
+            self._with_all_ranks(),
+            out,
+            deep=deep,
+            values=values,
+            manifest=manifest,
+            ignore=ignore,
+            force=force,
+            jobs=jobs,
+            progress=progress,
+        )
         return Path(out)
 
     def write_digests(

@@ -43,7 +43,7 @@ def verify(
         deep: read every tensor's bytes and compare the CRC-32 that the container carries.
         values: look for NaN and infinities.
         manifest: a JSON that `consolidate(manifest=True)` wrote; every tensor and file in it is compared.
-        ignore: codes of problems that are not counted.
+        ignore: codes of problems that are not counted, each alone or several behind commas.
         jobs: threads.
         progress: called with bytes read and the file they are in.
 
@@ -66,7 +66,8 @@ def verify(
 
 
 def _codes(ignore: Iterable[str]) -> list[str]:
-    codes, known = [code.upper() for code in ignore], [kind.code for kind in Code]
+    codes = [code.strip().upper() for listed in ignore for code in listed.split(",") if code.strip()]
+    known = [kind.code for kind in Code]
     for code in codes:
         if code not in known:
             raise UsageError(None, f"--ignore {code}: there is no such code; they are {', '.join(known)}")

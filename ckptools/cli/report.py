@@ -6,7 +6,7 @@ import dataclasses
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ckptools.cli.opening import AS_A_USER_WOULD, OpeningOptions, opened
 from ckptools.cli.printing import remark, show
@@ -16,7 +16,7 @@ from ckptools.text import encodable, printable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ckptools.cli.arguments import CheckpointPaths, Deep, Force, ReportFile, WithFigures
+    from ckptools.cli.arguments import CheckpointPaths, Deep, Force, Ignored, ManifestFile, ReportFile, WithFigures
     from ckptools.model.checkpoint import Checkpoint
 
 STDOUT = "-"
@@ -27,6 +27,8 @@ def report(
     out: ReportFile,
     deep: Deep = False,
     values: WithFigures = False,
+    manifest: ManifestFile = None,
+    ignore: Ignored = None,
     force: Force = False,
     opening: OpeningOptions = AS_A_USER_WOULD,
 ) -> None:
@@ -38,7 +40,7 @@ def report(
     Exit code: that of verify. 0 no check failed, 1 a check failed (the page is written), 2 usage, 3 unreadable, 4 the
     page would overwrite something.
     """
-    from ckptools.api.report import check_place
+    from ckptools.api.report_file import check_place
 
     if out != STDOUT:
         check_place(Path(out), force)
@@ -46,21 +48,21 @@ def report(
         checkpoint = opened(paths, opening)
     except ReadError as error:
         raise _reported(error, paths, out, force, opening) from error
-    _write(checkpoint, out, deep, values, force, opening.jobs)
+    _write(checkpoint, out, force, deep=deep, values=values, manifest=manifest, ignore=ignore or (), jobs=opening.jobs)
 
 
-def _write(checkpoint: Checkpoint, out: str, deep: bool, values: bool, force: bool, jobs: int | None) -> None:
-    """Write the page, and say what it says first."""
-    from ckptools.api.report import findings, write_report
+def _write(checkpoint: Checkpoint, out: str, force: bool, *, values: bool, **how: Any) -> None:
+    """Write the page, and say what it says first; `how` is what else `findings` takes."""
+    from ckptools.api.report_file import findings, write_report
     from ckptools.cli.progress import ProgressLine
     from ckptools.views.html.report import report_page, verdict_lines
 
     total = sum(f.nbytes for f in checkpoint.files)
     with ProgressLine(total * 2 if values else total) as line:
         if out == STDOUT:
-            found = findings(checkpoint, deep=deep, values=values, jobs=jobs, progress=line)
+            found = findings(checkpoint, values=values, progress=line, **how)
         else:
-            found = write_report(checkpoint, out, deep=deep, values=values, force=force, jobs=jobs, progress=line)
+            found = write_report(checkpoint, out, force=force, values=values, progress=line, **how)
     verdict = "\n".join(verdict_lines(found))
     if out == STDOUT:
         show(report_page(found).rstrip("\n"))

@@ -42,7 +42,7 @@ def verify(
             deep=deep,
             values=values,
             manifest=manifest,
-            ignore=[code for codes in ignore or () for code in codes.split(",") if code],
+            ignore=ignore or (),
             jobs=opening.jobs,
             progress=line,
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 from pathlib import Path
 
@@ -123,3 +125,30 @@ def test_python_writes_the_same_page(tmp_path):
     assert {**one, "read": 0} == {**other, "read": 0} and one["read"]["all_ranks"]
     with pytest.raises(ckptools.CkptoolsError, match="--force overwrites it"):
         ck.report(tmp_path / "page.html")
+
+
+def test_the_function_writes_the_page_of_a_path(tmp_path):
+    assert ckptools.report(COMPOSER, tmp_path / "page.html") == tmp_path / "page.html"
+    assert answers_in((tmp_path / "page.html").read_text())["verify"]["ok"]
+
+
+def test_a_code_that_is_ignored_fails_no_check_and_changes_no_verdict_of_inspect(ranks, tmp_path):
+    (ranks / "ep0-ba5-rank3.pt").unlink()
+    failed = {problem.code for problem in ckptools.verify(ranks).problems if problem.severity == "error"}
+    code, stdout, _ = run(ranks, "-o", tmp_path / "page.html", "--ignore", ",".join(failed))
+    page = (tmp_path / "page.html").read_text()
+    assert code == 0 and stdout.startswith("NOT WHOLE: 1 rank missing\nno check failed, ")
+    assert answers_in(page)["verify"]["ignored"] and "rank 3" in shown(page)
+    code, _, stderr = run(ranks, "-o", tmp_path / "too.html", "--ignore", "CK999")
+    assert code == 2 and "there is no such code" in stderr and not (tmp_path / "too.html").exists()
+
+
+def test_a_manifest_is_compared_for_the_page(tmp_path):
+    model = tmp_path / "model.safetensors"
+    ckptools.consolidate(COMPOSER, model, manifest=True)
+    manifest = next(tmp_path.glob("*manifest*"))
+    assert run(model, "-o", tmp_path / "page.html", "--manifest", manifest)[0] == 0
+    told = json.loads(manifest.read_text())
+    text = json.dumps(told).replace(next(iter(re.findall(r"[0-9a-f]{64}", json.dumps(told)))), "0" * 64)
+    manifest.write_text(text)
+    assert run(model, "-o", tmp_path / "too.html", "--manifest", manifest)[0] == 1

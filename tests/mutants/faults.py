@@ -1462,10 +1462,12 @@ FAULTS = (
         ('if check.result == "skip"]', "if False]"),
     ),
     *_in(
-        "api/report.py",
+        "api/report_file.py",
         "cli/test_report.py",
         ("output.check_place(checkpoint, [out], force)", "check_place_of_file(out, force)"),
         ("    if out.suffix.lower() not in SUFFIXES:\n", "    if False:\n"),
+        ("manifest=manifest, ignore=ignore, jobs=jobs", "ignore=ignore, jobs=jobs"),
+        ("manifest=manifest, ignore=ignore, jobs=jobs", "manifest=manifest, jobs=jobs"),
     ),
     *_in(
         "cli/report.py",

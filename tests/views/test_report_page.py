@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import ckptools
-from ckptools.api.report import findings
+from ckptools.api.report_file import findings
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Code, Problem
 from ckptools.model.verification import Check, Verification

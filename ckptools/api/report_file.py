@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ckptools.errors import UsageError
 
@@ -46,6 +46,8 @@ def findings(
     *,
     deep: bool = False,
     values: bool = False,
+    manifest: str | Path | None = None,
+    ignore: Iterable[str] = (),
     jobs: int | None = None,
     progress: Progress | None = None,
 ) -> Findings:
@@ -55,6 +57,8 @@ def findings(
         checkpoint: the checkpoint, of which every rank was read.
         deep: compare the CRC-32 of every tensor.
         values: look for NaN and infinities, and take figures of each tensor.
+        manifest: a JSON that `consolidate(manifest=True)` wrote; every tensor and file in it is compared.
+        ignore: codes of problems that the checks do not count.
         jobs: threads.
         progress: called with bytes read and the file or tensor they are of.
     """
@@ -65,27 +69,27 @@ def findings(
     from ckptools.views.html.report import Findings
     from ckptools.views.report import inspect_report
 
-    verified = verify(checkpoint, deep=deep, values=values, jobs=jobs, progress=progress)
+    verified = verify(
+        checkpoint, deep=deep, values=values, manifest=manifest, ignore=ignore, jobs=jobs, progress=progress
+    )
     parts = parts_of(checkpoint, EVERYTHING) if values else []
     figures = statistics(checkpoint.path, parts, False, jobs, progress) if values else None
     return Findings(checkpoint, inspect_report(checkpoint), verified, deep, values, figures, time.time())
 
 
-def write_report(
-    checkpoint: Checkpoint,
-    out: str | Path,
-    *,
-    deep: bool = False,
-    values: bool = False,
-    force: bool = False,
-    jobs: int | None = None,
-    progress: Progress | None = None,
-) -> Findings:
-    """Write the report on a checkpoint into a file, which appears whole or not at all; see `Checkpoint.report`."""
+def write_report(checkpoint: Checkpoint, out: str | Path, *, force: bool = False, **how: Any) -> Findings:
+    """Write the report on a checkpoint into a file, which appears whole or not at all; see `Checkpoint.report`.
+
+    Args:
+        checkpoint: the checkpoint, of which every rank was read.
+        out: the file.
+        force: overwrite it.
+        how: what `findings` takes.
+    """
     from ckptools.files.partial_files import write_text
     from ckptools.views.html.report import report_page
 
     check_place(Path(out), force, checkpoint)
-    found = findings(checkpoint, deep=deep, values=values, jobs=jobs, progress=progress)
+    found = findings(checkpoint, **how)
     write_text(Path(out), report_page(found), force)
     return found
