@@ -141,6 +141,7 @@ class Checkpoint:
         names_given: names for optimizer state that is keyed by number, which the user told.
         rounded: fp32 copies that round to weights if the layout that was found is right; verify and consolidate look.
         in_parts: whether ranks' files hold parameters of their own, such as stages of a pipeline.
+        stated_versions: of what wrote it, as files beside it state them, by where: `config.json.transformers_version`.
         options: how it was opened, so that it can be opened again with all ranks.
         worked_out: what was worked out of it once, by name: its sections, its optimizers.
     """
@@ -167,6 +168,7 @@ class Checkpoint:
     names_given: GivenNames | None = field(default=None, repr=False, compare=False)
     rounded: tuple[Rounded, ...] = field(default=(), repr=False)
     in_parts: bool = False
+    stated_versions: Mapping[str, str] = field(default_factory=dict, repr=False)
     options: Any = field(default=None, repr=False, compare=False)
     worked_out: dict[str, Any] = field(init=False, default_factory=dict, repr=False, compare=False)
 

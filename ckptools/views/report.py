@@ -241,8 +241,8 @@ def _section_row(ck: Checkpoint, section: Section) -> SectionRow:
 
 
 def _versions(ck: Checkpoint) -> Mapping[str, str]:
-    """Versions that the file records of itself, by the name of the value: `metadata.torch_version`."""
-    found: dict[str, str] = {}
+    """Versions that files record of what wrote them, by the name of the value: `metadata.torch_version`."""
+    found = dict(ck.stated_versions)
     for section in sections_of_kind(ck, "other"):
         for path, leaf in walk(section.value):
             key = path[-1] if path else section.path[-1] if section.path else None

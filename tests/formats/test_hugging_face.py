@@ -15,6 +15,8 @@ from safetensors.torch import load_file, save_file
 import ckptools
 from ckptools.errors import NotWholeError, ReadError, UnknownFormatError, UnsafePathError, UsageError
 from ckptools.formats.hugging_face.files import parse, parse_index
+from ckptools.views.report import inspect_report
+from ckptools.views.report_text import facts
 from tests.formats.trainer_folder import trainer_folder
 from tests.truth import FIXTURES
 
@@ -481,3 +483,34 @@ def test_verify_fails_for_a_tensor_that_no_file_has(llama):
     assert ckptools.verify(llama).ok
     edit(llama / INDEX, **{"model.lost": part(2)})
     assert not ckptools.verify(llama).ok
+
+
+# -- the version that wrote it -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["", "model.safetensors.index.json", part(2)])
+def test_the_version_that_the_config_beside_it_states_is_a_fact_of_it(llama, name):
+    report = inspect_report(ckptools.open(llama / name))
+    assert report.writers == (("config.json.transformers_version", "5.23.0"),)
+    assert ("transformers", "5.23.0", "config.json.transformers_version") in facts(report)
+
+
+@pytest.mark.parametrize("stated", [None, 5, "", "5" * 1000, ["5.23.0"]])
+def test_what_is_no_version_is_not_shown(llama, stated):
+    (llama / "config.json").write_text(json.dumps({"transformers_version": stated}))
+    assert inspect_report(ckptools.open(llama)).writers == ()
+
+
+def test_a_config_that_cannot_be_read_is_a_note_and_no_error(llama):
+    (llama / "config.json").write_text('{"transformers_version": ')
+    ck = ckptools.open(llama)
+    assert [(p.code, p.severity, p.files) for p in ck.problems] == [("CK013", "note", ("config.json",))]
+    assert ck.whole and "no JSON that can be read" in ck.problems[0].message
+
+
+def test_a_config_is_not_read_alone_nor_behind_a_link_out_of_the_folder(llama, tmp_path):
+    assert not inspect_report(ckptools.open(llama / part(1), only_this_file=True)).writers
+    (llama / "config.json").rename(tmp_path / "elsewhere.json")
+    (llama / "config.json").symlink_to(tmp_path / "elsewhere.json")
+    assert not inspect_report(ckptools.open(llama)).writers
+    assert inspect_report(ckptools.open(llama, follow_symlinks=True)).writers

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptools.files.file_type import content_of, head_at
+from ckptools.formats.hugging_face.config import stated_versions
 from ckptools.formats.hugging_face.files import (
     ModelFiles,
     model_files_in,
@@ -69,11 +70,11 @@ def read(path: Path, options: Options) -> Checkpoint:
         weights, problems = _asked_for(path, options)
         model = WeightModel(weights, path, options).read()
         builder.problems += problems
-        return _checkpoint(builder, weights.base, {"model": model}, CompanionFiles())
+        return _checkpoint(builder, weights.base, {"model": model}, CompanionFiles(), options)
     found = model_files_in(path)
     models = {name: WeightModel(w, path, options).read() for name, w in models_of_folder(path, found).items()}
     builder.problems += _others(found, list(models.values()))
-    return _checkpoint(builder, path.absolute().name, models, read_companions(path, options))
+    return _checkpoint(builder, path.absolute().name, models, read_companions(path, options), options)
 
 
 def _asked_for(path: Path, options: Options) -> tuple[ModelFiles, list[Problem]]:
@@ -106,7 +107,11 @@ def _others(found: Sequence[ModelFiles], models: Sequence[WeightModel]) -> list[
 
 
 def _checkpoint(
-    builder: CheckpointBuilder, name: str, models: Mapping[str, WeightModel], companions: CompanionFiles
+    builder: CheckpointBuilder,
+    name: str,
+    models: Mapping[str, WeightModel],
+    companions: CompanionFiles,
+    options: Options,
 ) -> Checkpoint:
     """Put everything together."""
     trees = {name: model.tree for name, model in models.items()}
@@ -130,7 +135,17 @@ def _checkpoint(
         step=_step(files[0].path, tree, companions),
         module_order=SORTED if any(h.safetensors for m in models.values() for h in m.weight_files) else AS_SAVED,
         bytes_expected=sum(f.nbytes for f in files) if whole else None,
+        stated_versions=_versions(builder, options),
     )
+
+
+def _versions(builder: CheckpointBuilder, options: Options) -> Mapping[str, str]:
+    if options.only_this_file:
+        return {}
+    folder = builder.path if builder.path.is_dir() else builder.path.parent
+    versions, unread = stated_versions(folder, options.follow_symlinks)
+    builder.problems += unread
+    return versions
 
 
 def _step(path: Path, tree: Any, companions: CompanionFiles) -> Fact:

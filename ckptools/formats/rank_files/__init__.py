@@ -13,7 +13,7 @@ read in full when all ranks are asked for, or when those do not fit together.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,7 @@ from ckptools.formats.shared.file_status import listed, looked_at, was_read
 from ckptools.formats.shared.fsdp1.flat_shards import resolve_flat_shards
 from ckptools.formats.shared.merge import Merge, Ranked
 from ckptools.formats.shared.rank_groups import group_in, rank_group
-from ckptools.formats.shared.rank_names import RankName, parse
+from ckptools.formats.shared.rank_names import RankName, parse, siblings
 from ckptools.formats.shared.rank_optimizers import named_by_own_models
 from ckptools.formats.shared.rank_signs import MAX_RANKS
 from ckptools.formats.shared.sibling_search import columns, siblings_by_content
@@ -37,6 +37,7 @@ from ckptools.model.checkpoint import Checkpoint, Fact, RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath, fqn_of, tensors_in
+from ckptools.text import spans
 from ckptools.training_state.module_order import AS_SAVED
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import find_step
@@ -139,6 +140,7 @@ class _Opening:
         sections = find_sections(tree)
         self.problems += rank_checks.check_files(files, self.read.faults, world.value, bool(sharded), in_parts)
         self.problems += rank_parts.lost_parts(files) if in_parts else ()
+        self.problems += self._left_out()
         if not (sharded or resolved.local or any(f.status != "read" for f in files)):
             self.problems += self._signs_of_more(in_parts, world)
         self.builder.add_rank_values(found)
@@ -186,6 +188,16 @@ class _Opening:
             for part in parts:
                 if (rank, part) not in here:
                     yield RankFile(self.name.of_rank(rank, part), rank, part, "missing", 0, None)
+
+    def _left_out(self) -> Iterator[Problem]:
+        """A note on files beside the one that was asked for alone, which are other ranks' by their names."""
+        if self.options.only_this_file and not self.builder.path.is_dir():
+            others = [name for name in siblings(self.name) if name.path != self.name.path]
+            ranks = {name.rank for name in others}
+            if others:
+                whose = f"{'rank' if len(ranks) == 1 else 'ranks'} {spans(ranks)}"
+                text = f"files beside it are of {whose} by their names; left out by --only-this-file"
+                yield Problem(Code.NOT_READ, text, files=tuple(name.path.name for name in others))
 
     def _signs_of_more(self, in_parts: bool, world: Fact) -> Iterable[Problem]:
         """What the files, or the name of a single one, tell of parameters that are in none of them."""

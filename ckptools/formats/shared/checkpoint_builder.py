@@ -87,6 +87,7 @@ class CheckpointBuilder:
         names_given: GivenNames | None = None,
         rounded: Iterable[Rounded] = (),
         in_parts: bool = False,
+        stated_versions: Mapping[str, str] | None = None,
     ) -> Checkpoint:
         """The checkpoint, with what was found and what opening it cost; see `Checkpoint` for what is given."""
         return Checkpoint(
@@ -112,6 +113,7 @@ class CheckpointBuilder:
             names_given=names_given,
             rounded=tuple(rounded),
             in_parts=in_parts,
+            stated_versions=stated_versions or {},
         )
 
 
