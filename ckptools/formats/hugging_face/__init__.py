@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptools.files.file_type import content_of, head_at
+from ckptools.files.opening import is_remote
 from ckptools.formats.hugging_face.config import stated_versions
 from ckptools.formats.hugging_face.files import (
     ModelFiles,
@@ -140,9 +141,11 @@ def _checkpoint(
 
 
 def _versions(builder: CheckpointBuilder, options: Options) -> Mapping[str, str]:
-    if options.only_this_file:
+    alone = not builder.path.is_dir()
+    # Of a store nothing is fetched that was not named.
+    if options.only_this_file or (alone and is_remote(builder.path)):
         return {}
-    folder = builder.path if builder.path.is_dir() else builder.path.parent
+    folder = builder.path.parent if alone else builder.path
     versions, unread = stated_versions(folder, options.follow_symlinks)
     builder.problems += unread
     return versions
