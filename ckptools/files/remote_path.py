@@ -52,6 +52,11 @@ class RemotePath(PosixPath):
     def _place(self) -> tuple[str, str]:
         return self.parts[0][:-1], self.parts[1] if len(self.parts) > 1 else ""
 
+    def __truediv__(self, other: Any) -> RemotePath:
+        below = super().__truediv__(other)
+        below._store = self._store  # of what was listed of the folder then
+        return below
+
     @property
     def key(self) -> str:
         """Its path in the store."""
