@@ -49,7 +49,7 @@ def read_record(found: Stored, files: OpenFiles, deep: bool, values: bool) -> Fi
         ReadError: the file cannot be read, or became shorter.
     """
     record = found.record
-    check = deep and record.crc != 0
+    check = _is_checked(found, deep)
     dtypes = _dtypes(found) if values else set()
     if not check and not dtypes:
         return Findings((), (), 0)
@@ -60,6 +60,18 @@ def read_record(found: Stored, files: OpenFiles, deep: bool, values: bool) -> Fi
             odd = odd or any(has_nonfinite(piece, dtype) for dtype in dtypes)
     wrong = (_wrong_checksum(found, crc),) if check and crc != record.crc else ()
     return Findings(wrong, tuple(_odd_values(found, files)) if odd else (), record.nbytes)
+
+
+def bytes_to_read(ck: Checkpoint, deep: bool, values: bool) -> int:
+    """How many bytes `read_record` will read of all records."""
+    if not deep and not values:
+        return 0
+    return sum(f.record.nbytes for f in records_of(ck) if _is_checked(f, deep) or (values and _dtypes(f)))
+
+
+def _is_checked(found: Stored, deep: bool) -> bool:
+    """Whether a checksum is compared: the container may state none."""
+    return deep and found.record.crc != 0
 
 
 def _dtypes(found: Stored) -> set[str]:

@@ -88,10 +88,16 @@ class ProgressLine(Line):
         with self._lock:
             self._done += nbytes
             if self.due():
-                percent = min(100, 100 * self._done // max(self.total, 1))  # tied weights are read back twice
-                rate = f"{size(int(self._done / self.seconds))}/s" if self.seconds else ""
                 who = f"  (rank 0 of {current().world_size})" if current().world_size > 1 else ""
-                self.print(f"{percent:3d}%  {size(self._done)} of {size(self.total)}  {rate}{self._left()}{who}", fqn)
+                self.print(self._told() + who, fqn)
+
+    def _told(self) -> str:
+        """How far it is; where nobody knows how much there is, how much was read."""
+        if not self.total:
+            return f"{size(self._done)} read"
+        percent = min(100, 100 * self._done // self.total)  # tied weights are read back twice
+        rate = f"{size(int(self._done / self.seconds))}/s" if self.seconds else ""
+        return f"{percent:3d}%  {size(self._done)} of {size(self.total)}  {rate}{self._left()}"
 
     def _left(self) -> str:
         """How long the rest takes at this rate, once there is a rate to speak of."""

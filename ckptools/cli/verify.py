@@ -29,14 +29,18 @@ def verify(
 
     Exit code: 0 no check failed (warnings may be shown), 1 a check failed, 3 unreadable.
     """
+    from ckptools.checks.records import bytes_to_read
     from ckptools.checks.verify import verify as check
     from ckptools.cli.progress import ProgressLine
+    from ckptools.model.tree import tensors_in
     from ckptools.text import encodable
     from ckptools.views.verification import verification_json, verification_text
 
     with answered_in_json(json, "ckptools/verify/1", "ok", paths):
         checkpoint = opened(paths, opening)
-    with ProgressLine(sum(f.nbytes for f in checkpoint.files)) as line:
+    total = bytes_to_read(checkpoint, deep, values)
+    total += sum(tensor.nbytes for _, tensor in tensors_in(checkpoint.tree)) if manifest else 0
+    with ProgressLine(total) as line:
         found = check(
             checkpoint,
             deep=deep,

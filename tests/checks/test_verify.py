@@ -12,6 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 import ckptools
+from ckptools.checks.records import bytes_to_read
 from ckptools.cli import app
 from ckptools.errors import UsageError
 from ckptools.model.verification import Check, Verification
@@ -322,3 +323,12 @@ def test_a_file_name_of_another_world_than_the_content_is_an_error(tmp_path):
         )
     problems = ckptools.open(tmp_path, all_ranks=True).problems
     assert "world size 3 by content, 4 by file name" in [p.message for p in problems if p.code == "CK103"]
+
+
+@pytest.mark.parametrize("deep, values", [(True, False), (False, True), (True, True), (False, False)])
+@pytest.mark.parametrize("folder", [COMPOSER, HSDP], ids=lambda p: p.name)
+def test_what_will_be_read_is_known_before_it_is(folder, deep, values):
+    ck, told = ckptools.open(folder, all_ranks=True), []
+    found = ckptools.verify(ck, deep=deep, values=values, progress=lambda nbytes, name: told.append(nbytes))
+    assert bytes_to_read(ck, deep, values) == sum(told) == found.bytes_read
+    assert (found.bytes_read > 0) == (deep or values)

@@ -340,6 +340,11 @@ FAULTS = (
         ("return self._left >= 0", "return True"),
     ),
     *_in(
+        "checks/records.py",
+        "checks/test_verify.py",
+        ("if _is_checked(f, deep) or (values and _dtypes(f)))", "if _is_checked(f, deep) or values)"),
+    ),
+    *_in(
         "model/tree.py",
         "model/test_tree.py",
         (
