@@ -137,7 +137,7 @@ def _weights_beside_an_optimizer(tree: Any) -> tuple[Section, ...]:
         return ()
     weights = {k: v for k, v in tree.items() if isinstance(k, str) and isinstance(v, Tensor)}
     rest = tuple(_sections((), {k: v for k, v in tree.items() if k not in weights}))
-    if not weights or any(s.kind == "model" for s in rest):
+    if len(weights) == len(_random_states(weights)) or any(s.kind == "model" for s in rest):
         return ()
     return (Section("model", "model", (), weights), *rest)
 
@@ -202,11 +202,22 @@ def _of_groups(key: str) -> bool:
 
 
 def _is_model(path: KeyPath, node: Any) -> bool:
-    """Whether most values of a dict with text keys are tensors, whatever else (extra state) lies between."""
+    """Whether most values of a dict with text keys are tensors, whatever else (extra state) lies between.
+
+    Random states by name and dtype do not count: they make no model of the dict that holds one beside them. Among
+    weights they may be buffers of a module, and stay with them.
+    """
     if not isinstance(node, Mapping) or not node or not all(isinstance(k, str) for k in node):
         return False
-    tensors = sum(isinstance(v, Tensor) for v in node.values())
-    return tensors * 2 > len(node) and not any(str(p).lower() in RNG_WORDS for p in path)
+    states = len(_random_states(node))
+    tensors = sum(isinstance(v, Tensor) for v in node.values()) - states
+    return tensors * 2 > len(node) - states and not any(str(p).lower() in RNG_WORDS for p in path)
+
+
+def _random_states(node: Mapping[str, Any]) -> list[str]:
+    """Keys of tensors that are called as random states are, and are bytes, as torch's generators give theirs."""
+    found = ((word, node[word]) for word in RNG_WORDS if word in node)
+    return [word for word, value in found if isinstance(value, Tensor) and value.dtype == "uint8"]
 
 
 OUTER_KEYS = ("state", "app")

@@ -77,7 +77,7 @@ def _scheduler(ck: Checkpoint, section: Section) -> str:
 
 
 def _rng(ck: Checkpoint, section: Section) -> str:
-    streams = _some(dict.fromkeys(_streams(section.value)))
+    streams = _some(dict.fromkeys(_streams(section)))
     per_rank = section.value if isinstance(section.value, (list, tuple)) else ()
     if len(per_rank) > 1 and all(isinstance(v, Mapping) for v in per_rank):
         return f"{plural(len(per_rank), 'rank')}: {streams}"
@@ -89,11 +89,11 @@ def _rng(ck: Checkpoint, section: Section) -> str:
     return f"rank {min(ranks)} only, others not read: {streams}"
 
 
-def _streams(value: Any) -> Iterable[str]:
+def _streams(section: Section) -> Iterable[str]:
     """Which generators have a state in here: the first known word on each path; a nameless tensor is torch's."""
-    for path, node in nodes_in(value, (Tensor, NumpyArray, list, tuple)):
+    for path, node in nodes_in(section.value, (Tensor, NumpyArray, list, tuple)):
         if isinstance(node, (Tensor, NumpyArray)) or any(isinstance(v, int) for v in node[:2]):
-            known = stream_of(path) or ("torch" if isinstance(node, Tensor) else "")
+            known = stream_of((*path, *section.path[-1:])) or ("torch" if isinstance(node, Tensor) else "")
             yield from [known] if known else []
 
 

@@ -1186,6 +1186,13 @@ FAULTS = (
         ("if len({len(same) for same in ranks.values()}) > 1:", "if len(ranks) > 1:"),
     ),
     *_in(
+        "training_state/sections.py",
+        "training_state/test_sections.py",
+        ("for v in node.values()) - states\n", "for v in node.values())\n"),
+        ("if len(weights) == len(_random_states(weights)) or", "if not weights or"),
+        ('if isinstance(value, Tensor) and value.dtype == "uint8"]', "if isinstance(value, Tensor)]"),
+    ),
+    *_in(
         "formats/hugging_face/config.py",
         "formats/test_hugging_face.py",
         ("(leads_out(path, folder) and not follow_symlinks)", "leads_out(path, folder)"),

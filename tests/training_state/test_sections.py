@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file
+from torch import nn
 
 import ckptools
 from ckptools.model.regions import Box
@@ -10,6 +13,7 @@ from ckptools.model.tensor import Shard, Source, Tensor
 from ckptools.model.tree import walk
 from ckptools.model.values import Lost, Opaque
 from ckptools.training_state.sections import find_sections, is_optimizer, measure, section_name, storage_identity
+from ckptools.views.report import inspect_report
 from tests.truth import FIXTURES
 
 OPTIMIZER = {"state": {}, "param_groups": [{"lr": 0.1, "params": [0]}]}
@@ -158,3 +162,43 @@ def test_foreign_objects_are_named_once():
 def test_every_fixture_has_one_model_and_one_optimizer(path):
     ck = ckptools.open(path)
     assert (len(ck.of_kind("model")), len(ck.of_kind("optimizer"))) == (1, 1)
+
+
+# -- random states that lie beside what they belong to -------------------------------------------------------------
+
+STATES = {
+    "cuda_rng_state": tensor((16,), "data/8", dtype="uint8"),
+    "torch_rng_state": tensor((5056,), "data/9", dtype="uint8"),
+}
+
+
+@pytest.mark.parametrize("wrapped", [lambda tree: tree, lambda tree: {"state": tree, "step": 1}])
+def test_random_states_beside_a_model_are_no_part_of_it(wrapped):
+    found = kinds(wrapped({"model": MODEL, **STATES}))
+    assert [pair for pair in found if pair[0] != "other"] == [
+        ("model", "model"), ("rng", "cuda_rng_state"), ("rng", "torch_rng_state"),
+    ]  # fmt: skip
+
+
+def test_random_states_alone_or_beside_an_optimizer_are_no_model():
+    assert [kind for kind, _ in kinds(STATES)] == ["rng", "rng"]
+    assert {kind for kind, _ in kinds({**STATES, "optim": OPTIMIZER})} == {"rng", "optimizer"}
+
+
+def test_a_buffer_among_weights_stays_with_them_whatever_it_is_called():
+    assert kinds({**MODEL, **STATES}) == [("model", "model")]
+    assert kinds({**MODEL, **STATES, "optim": OPTIMIZER})[0] == ("model", "model")
+
+
+def test_a_name_alone_makes_no_random_state_of_a_tensor_of_numbers():
+    assert kinds({"rng_state": tensor((3,)), "noise": 1, "w": tensor()}) == [("model", "model")]
+
+
+def test_every_tensor_of_a_file_with_random_states_beside_the_model_is_written_where_it_belongs(tmp_path):
+    model, rng = nn.Linear(2, 2).state_dict(), torch.get_rng_state()
+    torch.save({"model": model, "torch_rng_state": rng, "cuda_rng_state": rng[:16].clone()}, tmp_path / "a.pt")
+    ck = ckptools.open(tmp_path / "a.pt")
+    assert [section.holds for section in inspect_report(ck).sections][1:] == ["torch", "cuda"]
+    assert list(ck.model) == list(model) and torch.equal(ck.rng[None]["torch"].value.load(), rng)
+    ckptools.consolidate(tmp_path / "a.pt", tmp_path / "model.safetensors")
+    assert load_file(tmp_path / "model.safetensors").keys() == model.keys()
