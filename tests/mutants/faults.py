@@ -787,6 +787,22 @@ FAULTS = (
         ),
     ),
     *_in(
+        "cluster/watch.py",
+        "cluster/test_watch.py",
+        ("            elif time.monotonic() > self._heard + self._silence:\n", "            elif False:\n"),
+        (
+            "                self._beats, self._heard = beats, time.monotonic()\n",
+            "                self._beats = beats\n",
+        ),
+    ),
+    *_in(
+        "consolidate/plan_digest.py",
+        "consolidate/test_plan_digest.py",
+        ("            if other[thing] != digest:\n", "            if False:\n"),
+        ("((str(f.path), f.status, f.nbytes, f.modified) for", "((str(f.path), f.status, f.nbytes) for"),
+        ("place = (job.fqn, job.dtype, job.file, job.offset)", "place = (job.fqn,)"),
+    ),
+    *_in(
         "consolidate/written.py",
         "consolidate/test_shares.py",
         ("if len(regions) != 1 or (regions[0].offset, regions[0].nbytes) != (0, job.nbytes):", "if not regions:"),
