@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -69,3 +70,12 @@ def test_another_option_is_another_plan(source: Path, tmp_path: Path) -> None:
 def test_another_version_says_so(source: Path, tmp_path: Path) -> None:
     own = digests(source, tmp_path / "x.pt")
     assert refused(own, own | {"ckptools": "0"}).startswith("rank 1 has another ckptools than rank 0;")
+
+
+def test_another_place_of_one_tensor_is_another_plan(source: Path, tmp_path: Path) -> None:
+    layout = consolidate(source, tmp_path / "x.pt", ConsolidateOptions(dry_run=True)).layout
+    first, *others = layout.jobs
+    moved = replace(layout, jobs=(replace(first, offset=first.offset + 64), *others))
+    checkpoint = with_all_ranks(source)
+    told = refused(plan_digests(checkpoint, layout, {}), plan_digests(checkpoint, moved, {}))
+    assert told.startswith("rank 1 has another plan than rank 0;")
