@@ -12,6 +12,7 @@ torch 2.2.2, 2.4.1, 2.6.0 and 2.13.0, and with torch's own full tensors for unev
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import product
 from math import prod
 from typing import Any, NamedTuple
@@ -61,14 +62,22 @@ def describe(m: MachineState, shape: Ints, dtype: str, state: Any) -> Tensor:
     local, spec = fields.get("_local_tensor"), attributes(fields.get("_spec"))
     if not isinstance(local, Tensor) or "mesh" not in spec:
         raise ValueError("a DTensor with an unknown state")
-    mesh = mesh_of(spec["mesh"])
-    m.spend(prod(mesh.sizes) // 8)
+    mesh = _mesh(m, spec["mesh"])
     listed = spec.get("placements")
     placements = tuple(_placement(p, len(shape)) for p in (listed if isinstance(listed, (list, tuple)) else ())[:99])
     if len(placements) != len(mesh.sizes):
         raise ValueError(f"a DTensor with {len(placements)} placements on a mesh of {len(mesh.sizes)} dimensions")
-    note_mesh(mesh, m.claims, m.meshes)
     return _placed(m, shape, dtype, local, mesh, placements)
+
+
+def _mesh(m: MachineState, value: Any) -> Mesh:
+    """The mesh of a DTensor; thousands of them name one, which is read once, for it may have as many ranks."""
+    if id(value) not in m.read_meshes:
+        mesh = mesh_of(value)
+        m.spend(prod(mesh.sizes) // 4)
+        note_mesh(mesh, m.claims, m.meshes)
+        m.read_meshes[id(value)] = value, mesh
+    return m.read_meshes[id(value)][1]
 
 
 def _placed(
@@ -83,10 +92,8 @@ def _placed(
     if scatter > MAX_SCATTER:
         raise ValueError(f"a DTensor scattered over {describe_for_error(scatter)} runs")
     own = _own_shards(shape, dtype, local, mesh, placements)
-    others = _other_shards(m, shape, mesh, placements, scatter)
-    return Tensor(
-        shape, dtype, in_rank_order((*own, *others)), "dtensor", names, mesh.sizes, world_size=mesh.world_size
-    )
+    shards = _layout(m, shape, mesh, placements, scatter).with_own(own, mesh)
+    return Tensor(shape, dtype, shards, "dtensor", names, mesh.sizes, world_size=mesh.world_size)
 
 
 def _own_shards(shape: Ints, dtype: str, local: Tensor, mesh: Mesh, placements: tuple[Placement, ...]) -> list[Shard]:
@@ -103,17 +110,53 @@ def _own_shards(shape: Ints, dtype: str, local: Tensor, mesh: Mesh, placements: 
     return [Shard(place, mesh.rank, source.part(packed)) for place, packed in grid_boxes(runs)]
 
 
-def _other_shards(
-    m: MachineState, shape: Ints, mesh: Mesh, placements: tuple[Placement, ...], scatter: int
-) -> tuple[Shard, ...]:
-    """What the other coordinates of the mesh hold, by the rule; their bytes are in other files."""
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What all coordinates of a mesh hold of a tensor, by the rule; their bytes are in other files.
+
+    Attributes:
+        cells: coordinates with their shards.
+        ordered: all shards in the order of their ranks.
+        spans: where in that order the shards of a coordinate and its rank are; nothing where ranks are not distinct.
+    """
+
+    cells: list[tuple[Ints, list[Shard]]]
+    ordered: tuple[Shard, ...]
+    spans: dict[tuple[Ints, int | None], tuple[int, int]]
+
+    def with_own(self, own: list[Shard], mesh: Mesh) -> tuple[Shard, ...]:
+        """All shards in the order of their ranks, those of this coordinate as its file has them."""
+        span = self.spans.get((mesh.coordinate, mesh.rank)) if mesh.coordinate is not None else None
+        if span is not None:
+            return (*self.ordered[: span[0]], *in_rank_order(own), *self.ordered[span[1] :])
+        others = (shard for coordinate, shards in self.cells if coordinate != mesh.coordinate for shard in shards)
+        return in_rank_order((*own, *others))
+
+
+def _layout(m: MachineState, shape: Ints, mesh: Mesh, placements: tuple[Placement, ...], scatter: int) -> Layout:
+    """How the mesh holds a tensor; worked out once for all tensors of a shape."""
     m.spend(prod(mesh.sizes) // 8)
     key = (shape, mesh.sizes, mesh.ranks, placements)
     layouts = m.repeated.layouts
     if key not in layouts:
         m.spend(prod(mesh.sizes) * (4 + scatter))
-        layouts[key] = _all_shards(*key)
-    return tuple(shard for coordinate, shards in layouts[key] if coordinate != mesh.coordinate for shard in shards)
+        cells = _all_shards(*key)
+        ordered = in_rank_order(shard for _, shards in cells for shard in shards)
+        layouts[key] = Layout(cells, ordered, _spans(cells, mesh.ranks))
+    found: Layout = layouts[key]
+    return found
+
+
+def _spans(cells: list[tuple[Ints, list[Shard]]], ranks: Ints | None) -> dict[tuple[Ints, int | None], tuple[int, int]]:
+    """Where the shards of each coordinate are, when all are in the order of their ranks."""
+    spans: dict[tuple[Ints, int | None], tuple[int, int]] = {}
+    if ranks is None or len(set(ranks)) < len(ranks):
+        return spans
+    at = 0
+    for rank, (coordinate, shards) in sorted(zip(ranks, cells, strict=True), key=lambda pair: pair[0]):
+        spans[coordinate, rank] = at, at + len(shards)
+        at += len(shards)
+    return spans
 
 
 def _all_shards(

@@ -118,6 +118,7 @@ class MachineState:
         self.claims: set[Claim] = set()
         self.modules = False
         self.meshes: set[Mesh] = set()
+        self.read_meshes: dict[int, tuple[Any, Mesh]] = {}
         self.fast = fast
         self.runs: Runs = self.reader(self, fast)
         self.skipped = 0
