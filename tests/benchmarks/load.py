@@ -1,9 +1,13 @@
-"""`make load`: what big inputs cost, against something run in the same minute; five minutes to make them, five to run.
+"""`make load`: what big inputs cost. `python -m tests.benchmarks.load scale` prints one section of it.
+
+big: against something run in the same minute; most of the time goes into making the inputs.
 
 1,024 rank files     real FSDP1 files of torch's fake process group, one for each rank
 200 MB pickle        one rank of 1,024: torch's ShardedTensors for 580 parameters and their moments, 1.8 million records
 5,000 tensors        one torch.save file
 10 GB sparse file    a safetensors file that is nearly all hole
+
+scale: worlds of 64, 256 and 1,024 ranks and a model of 70 B parameters, by files whose values are holes.
 """
 
 from __future__ import annotations
@@ -11,11 +15,12 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from ckptools.tensor_io.threads import in_threads
 from ckptools.views.tables import Column, table
+from tests.benchmarks import scale
 from tests.benchmarks.measure import run, workplace
 
 CKPTOOLS = [sys.executable, "-m", "ckptools"]
@@ -34,12 +39,21 @@ def main() -> None:
     """Make the inputs, run every command once, print one table."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.load", description=__doc__)
     parser.add_argument("--keep", type=Path, help="folder for the inputs, kept for the next run")
+    parser.add_argument("sections", nargs="*", help=f"of {', '.join(SECTIONS)}; all of them where none is named")
     options = parser.parse_args()
+    if unknown := set(options.sections) - SECTIONS.keys():
+        parser.error(f"no section {', '.join(unknown)}; there are {', '.join(SECTIONS)}")
     with workplace(options.keep) as work:
-        make_inputs(work)
-        rows = list(measured(work))
+        for name in options.sections or SECTIONS:
+            make, report = SECTIONS[name]
+            make(work)
+            print(f"\n{name}\n", *report(work), sep="\n", flush=True)
+
+
+def against_others(work: Path) -> Iterator[str]:
+    """The table of every command beside what else could be used."""
     headers = ("what", "ours", "theirs", "ratio", "peak ours / theirs", "files open at once")
-    print("\n".join(table([Column(title) for title in headers], rows)))
+    yield from table([Column(title) for title in headers], list(measured(work)))
 
 
 def make_inputs(work: Path) -> None:
@@ -140,6 +154,13 @@ def row(what: str, ours: Sequence[str], theirs: Sequence[str]) -> Row:
     a, b = run(ours, watch=True), run(theirs, watch=True)
     memory = f"{a.peak >> 20} / {b.peak >> 20} MiB"
     return what, f"{a.seconds:.2f} s", f"{b.seconds:.2f} s", f"{a.seconds / b.seconds:.2f}", memory, str(a.files)
+
+
+SECTIONS: dict[str, tuple[Callable[[Path], None], Callable[[Path], Iterable[str]]]] = {
+    "big": (make_inputs, against_others),
+    "scale": (scale.make, scale.report),
+}
+"""What makes the inputs of a section, and the lines that it prints."""
 
 
 if __name__ == "__main__":

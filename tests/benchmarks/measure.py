@@ -24,12 +24,15 @@ class Run:
         cpu: seconds of the processor, which tell more where others use the machine too.
         peak: largest resident memory in bytes, as the kernel counted it.
         files: most files that it was seen to have open; 0 unless it was watched.
+        peak_of_all: most resident memory in bytes that it and the processes that it started were seen to have
+            together; what they share counts for each. 0 unless it was watched.
     """
 
     seconds: float
     cpu: float
     peak: int
     files: int = 0
+    peak_of_all: int = 0
 
 
 def run(command: Sequence[str], watch: bool = False) -> Run:
@@ -40,9 +43,9 @@ def run(command: Sequence[str], watch: bool = False) -> Run:
     """
     started = time.perf_counter()
     process = subprocess.Popen(command, env=_as_installed(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    files = [0]
+    files, memory = [0], [0]
     if watch:
-        Thread(target=_watch, args=(process.pid, files), daemon=True).start()
+        Thread(target=_watch, args=(process.pid, files, memory), daemon=True).start()
     assert process.stderr is not None
     told = process.stderr.read()
     _, status, usage = os.wait4(process.pid, 0)
@@ -51,7 +54,7 @@ def run(command: Sequence[str], watch: bool = False) -> Run:
     process.stderr.close()
     if process.returncode:
         raise RuntimeError(f"{' '.join(command)}\n{told.decode(errors='replace')}")
-    return Run(seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024, max(files))
+    return Run(seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024, max(files), max(memory))
 
 
 def _as_installed() -> dict[str, str]:
@@ -59,12 +62,23 @@ def _as_installed() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
-def _watch(pid: int, files: list[int]) -> None:
-    """Count the descriptors of a process a hundred times a second, until it is gone."""
+def _watch(pid: int, files: list[int], memory: list[int]) -> None:
+    """Count the descriptors of a process, and the memory of its family, often, until it is gone."""
     with suppress(OSError):
         while count := len(os.listdir(f"/proc/{pid}/fd")):  # noqa: PTH208 – a Path for each would cost more
             files.append(count)
+            memory.append(_resident(pid))
             time.sleep(0.01)
+
+
+def _resident(pid: int) -> int:
+    """Resident memory in bytes of a process and of those that it started. Source: proc(5), `statm` and `children`."""
+    found = 0
+    with suppress(OSError):  # one that is gone
+        found += int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            found += sum(_resident(int(child)) for child in (task / "children").read_text().split())
+    return found
 
 
 @dataclass(frozen=True)

@@ -1522,6 +1522,13 @@ FAULTS = (
         "views/pictures/test_rank_map.py",
         ("0 < 2 * named <= ranks", "named > 0"),
     ),
+    *_in(
+        "pickles/dtensor.py",
+        "pickles/test_dtensor.py",
+        ("if ranks is None or len(set(ranks)) < len(ranks):", "if ranks is None:"),
+        ("*self.ordered[span[1] :])", "*self.ordered[span[0] :])"),
+        ("sorted(zip(ranks, cells, strict=True), key=lambda pair: pair[0])", "zip(ranks, cells, strict=True)"),
+    ),
     # -- hollow files --------------------------------------------------------------------------------------------
     *_in(
         "training/hollow/rank_files.py",

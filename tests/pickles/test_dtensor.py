@@ -18,9 +18,12 @@ import ckptools
 from ckptools.errors import ReadError
 from ckptools.model.cover import cover
 from ckptools.model.regions import grid_boxes
+from ckptools.model.tensor import Shard as Piece
+from ckptools.model.tensor import in_rank_order
 from ckptools.model.tree import tensors_in
 from ckptools.pickles import reader
-from ckptools.pickles.dtensor import Placement, local_runs
+from ckptools.pickles.device_mesh import Mesh
+from ckptools.pickles.dtensor import Layout, Placement, _all_shards, _spans, local_runs
 from ckptools.pickles.machine import Machine
 from ckptools.training.fake_world import fake_group
 from tests.pickles.forge import number, one_line, storage, tensor, text, with_pickle
@@ -342,3 +345,16 @@ def test_many_big_meshes_are_refused_before_they_are_listed(tmp_path):
 def test_both_spellings_of_the_class_are_read(home):
     data = made().replace(b"ctorch.distributed.tensor\nDTensor", b"c" + home.encode() + b"\nDTensor")
     assert Machine(data).load().kind == "dtensor"
+
+
+@pytest.mark.parametrize("ranks", [(0, 1, 2), (2, 0, 1)])
+@pytest.mark.parametrize("rank", [0, 1, 2, 9])
+def test_shards_are_in_the_order_of_ranks_whether_or_not_the_mesh_is(ranks: tuple[int, ...], rank: int) -> None:
+    at = (ranks.index(rank) if rank in ranks else 0,)
+    mesh = Mesh((3,), at, rank, ranks, 10, 10, True)
+    cells = _all_shards((6, 2), (3,), ranks, (Placement("Shard", 0, 1),))
+    ordered = in_rank_order(shard for _, shards in cells for shard in shards)
+    own = [Piece(cells[at[0]][1][0].box, rank, None)]
+    others = [shard for coordinate, shards in cells if coordinate != at for shard in shards]
+    found = Layout(cells, ordered, _spans(cells, ranks)).with_own(own, mesh)
+    assert found == in_rank_order((*own, *others))

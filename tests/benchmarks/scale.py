@@ -1,0 +1,120 @@
+"""Many ranks and large models, of files whose values are holes: time and memory at 64, 256 and 1,024 ranks.
+
+Seconds and memory are those of this machine, now; what says more is the slope: by how much a figure grows when there
+are more ranks, on paper of which both axes are logarithmic. 1 is linear.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ckptools.views.tables import Column, table
+from tests.benchmarks.measure import run
+
+CKPTOOLS = [sys.executable, "-m", "ckptools"]
+WORLDS = (64, 256, 1024)
+SHAPES = {f"layers.{n}.weight": (2048, 8) for n in range(50)}
+"""With AdamW's two moments and step counts 200 tensors, of which every rank has two rows."""
+
+LLAMA_RANKS = 64
+
+STAGES = """
+import json, resource, sys, time
+import ckptools
+laps, begun = [], time.perf_counter()
+def lap():
+    global begun
+    now = time.perf_counter()
+    laps.append(now - begun)
+    begun = now
+ck = ckptools.open(sys.argv[1], all_ranks=True); lap()
+assert ck.verify().ok; lap()
+planned = ck.consolidate(sys.argv[1] + ".pt", only="all", dry_run=True).planned
+copies = sum(1 for _ in planned.copies); lap()
+memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+print(json.dumps({"seconds": laps, "copies": copies, "memory": memory}))
+"""
+
+
+@dataclass(frozen=True)
+class Stages:
+    """What opening all ranks of a world, verifying and planning took.
+
+    Attributes:
+        seconds: of each of the three.
+        copies: of bytes in the plan.
+        memory: peak of the process that plans, in bytes.
+    """
+
+    seconds: list[float]
+    copies: int
+    memory: int
+
+
+def make(work: Path) -> None:
+    """Write what is not there yet."""
+    shapes = work / "shapes.json"
+    shapes.write_text(json.dumps(SHAPES))
+    for world in WORLDS:
+        _hollow(work / f"world-{world}", world, str(shapes))
+    _hollow(work / "llama", LLAMA_RANKS, "llama3-70b")
+    _hollow(work / "llama-dcp", LLAMA_RANKS, "llama3-70b", "--layout", "dcp")
+    _hollow(work / "llama-hf", LLAMA_RANKS, "llama3-70b", "--layout", "huggingface", "--max-shard-size", "5GB")
+
+
+def _hollow(out: Path, world: int, shapes: str, *options: str) -> None:
+    if not out.exists():
+        print(f"{out.name} ...", file=sys.stderr)
+        begin = [*CKPTOOLS, "create", str(out), "--strategy", "fsdp2", "--ranks", "all", "--jobs", "2"]
+        run([*begin, "--simulate-world", str(world), "--hollow", shapes, *options])
+
+
+def report(work: Path) -> Iterator[str]:
+    """The two tables of this section."""
+    found = {world: _stages(work / f"world-{world}") for world in WORLDS}
+    rows = [_row(f"{world} ranks", one) for world, one in found.items()]
+    slopes = [_slope([one.seconds[i] for one in found.values()]) for i in range(3)]
+    copies, memory = (_slope([getattr(one, name) for one in found.values()]) for name in ("copies", "memory"))
+    rows.append(["slope, first to last", *(f"{slope:.2f}" for slope in (*slopes, copies, memory))])
+    titles = ("200 tensors of", "open all", "verify", "plan", "copies in it", "peak of that process")
+    yield from table([Column(title) for title in titles], rows)
+    yield ""
+    titles = (f"Llama 3 70B, bfloat16, {LLAMA_RANKS} ranks", "seconds", "processor", "peak of all processes")
+    yield from table([Column(title) for title in titles], list(_llama(work)))
+
+
+def _stages(folder: Path) -> Stages:
+    done = subprocess.run([sys.executable, "-c", STAGES, str(folder)], check=True, capture_output=True, text=True)
+    return Stages(**json.loads(done.stdout))
+
+
+def _row(what: str, one: Stages) -> list[str]:
+    return [what, *(f"{seconds:.2f} s" for seconds in one.seconds), f"{one.copies:,}", f"{one.memory >> 20} MiB"]
+
+
+def _slope(figures: list[float]) -> float:
+    """Of the line through the figures of the first and the last world, both axes logarithmic."""
+    return math.log(figures[-1] / figures[0]) / math.log(WORLDS[-1] / WORLDS[0])
+
+
+def _llama(work: Path) -> Iterator[list[str]]:
+    one, dcp, hf = str(work / "llama" / "ep0-ba0-rank0.pt"), str(work / "llama-dcp"), str(work / "llama-hf")
+    plan = ["--only", "model.layers.0.*", "--dry-run", "-o", str(work / "plan.safetensors")]
+    for what, command in (
+        ("rank files: inspect one rank", ["inspect", one]),
+        ("inspect --all-ranks", ["inspect", one, "--all-ranks"]),
+        ("verify", ["verify", one]),
+        ("DCP: inspect", ["inspect", dcp]),
+        ("verify", ["verify", dcp]),
+        ("safetensors: inspect", ["inspect", hf]),
+        ("verify", ["verify", hf]),
+        ("consolidate --dry-run of one layer", ["consolidate", hf, *plan]),
+    ):
+        done = run([*CKPTOOLS, *command], watch=True)
+        yield [what, f"{done.seconds:.2f} s", f"{done.cpu:.2f} s", f"{done.peak_of_all >> 20} MiB"]
