@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from ckptools.formats.shared import rank_signs
+from tests.object_store import Bucketful, s3_server
 
 SKIPS = {
     "needs a device that is always full": "/dev/full is Linux's",
@@ -100,3 +101,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     for reason, count in sorted(counted.items()):
         verdict = "FAILED: not among the reasons in tests/conftest.py" if reason in bad else "listed"
         terminalreporter.write_line(f"skipped {count}: {reason} ({verdict})")
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[Bucketful]:
+    """A bucket of a local S3 server."""
+    with s3_server() as address:
+        yield Bucketful(address)

@@ -23,7 +23,18 @@ class Quiet(WSGIRequestHandler):
     protocol_version = "HTTP/1.1"
     def log(self, *_): pass
 
-app = DomainDispatcherApplication(create_backend_app)
+moto = DomainDispatcherApplication(create_backend_app)
+
+def app(environ, start_response):
+    # Nothing can be written below `refused/`, and no parts of files below `broken/`.
+    path, writes = environ["PATH_INFO"], environ["REQUEST_METHOD"] in ("PUT", "POST")
+    refused = "/refused/" in path and writes
+    if not refused and not ("/broken/" in path and writes and "partNumber" in environ["QUERY_STRING"]):
+        return moto(environ, start_response)
+    environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+    start_response("403 Forbidden" if refused else "500 Internal Server Error", [("Content-Length", "0")])
+    return []
+
 server = make_server("127.0.0.1", 0, app, threaded=True, request_handler=Quiet)
 print(server.server_port, flush=True)
 server.serve_forever()

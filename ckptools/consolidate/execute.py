@@ -20,7 +20,7 @@ from ckptools.consolidate.source_records import Piece, SourceRecords
 from ckptools.consolidate.written import Region, joined
 from ckptools.errors import CkptoolsError, ReadError, WriteError
 from ckptools.files.opening import OpenFiles
-from ckptools.files.partial_files import write_at
+from ckptools.files.partial_files import Target, write_at
 from ckptools.model.tensor import Source
 from ckptools.tensor_io.byte_plan import Band, Copy
 from ckptools.tensor_io.checksums import crc32
@@ -47,7 +47,7 @@ class Executor:
     """Runs jobs into open output files.
 
     Attributes:
-        targets: descriptors of the output files.
+        targets: the output files.
         files: where source files are opened.
         checksums: whether the CRC-32 of every tensor is wanted.
         records: what was read of the sources, to be compared with their checksums; None for no comparison.
@@ -58,7 +58,7 @@ class Executor:
 
     def __init__(
         self,
-        targets: Sequence[int],
+        targets: Sequence[Target],
         files: OpenFiles,
         checksums: bool,
         compare: bool = True,
@@ -75,6 +75,12 @@ class Executor:
         self._local = local()
         self._kernel = hasattr(os, "copy_file_range")
 
+    def _give_up(self) -> None:
+        self._stop.set()
+        for target in self.targets:
+            if not isinstance(target, int):
+                target.stop()
+
     def run(self, jobs: Sequence[Job], threads: int, share: Share = ALL) -> list[Region]:
         """Run every job, or this rank's share of each; return what was written, with CRC-32 where they are kept.
 
@@ -83,7 +89,7 @@ class Executor:
             ReadError: a source cannot be read.
             WriteError: the output cannot be written.
         """
-        written = in_threads(lambda n: self._job(n, jobs[n], share), range(len(jobs)), threads, self._stop.set)
+        written = in_threads(lambda n: self._job(n, jobs[n], share), range(len(jobs)), threads, self._give_up)
         return [region for regions in written for region in regions]
 
     def _job(self, number: int, job: Job, share: Share) -> list[Region]:
@@ -117,7 +123,7 @@ class Executor:
         """Let the kernel move the bytes, or move them ourselves where it cannot."""
         done, target = 0, self.targets[job.file]
         with self.files.open(copy.source) as source:
-            while self._kernel and source.descriptor is not None and done < copy.nbytes:
+            while self._kernel and isinstance(target, int) and source.descriptor is not None and done < copy.nbytes:
                 n = min(KERNEL_CHUNK, copy.nbytes - done)
                 try:
                     moved = os.copy_file_range(

@@ -10,13 +10,16 @@ whole name and one word more: `OUT.json`, `OUT.left-out.json`, `OUT.manifest.jso
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from ckptools.consolidate.writers import FOLDER_HOLDS, WRITERS
 from ckptools.consolidate.writers.layout import Writer
-from ckptools.errors import UsageError
-from ckptools.files.opening import is_remote
+from ckptools.errors import UsageError, WriteError
+from ckptools.files.opening import is_remote, location
+from ckptools.files.remote_store import RemoteError
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,8 @@ class Output:
     Attributes:
         path: the file, or the folder of a format that is one.
         writer: what writes it.
-        new_folder: the folder that has to be made for it; None where it is there, or was not asked for.
+        new_folder: the folder that has to be made for it; None where it is there, was not asked for, or is in a
+            bucket, which has no folders but by the names of what is in it.
         named: whether the user gave the file's name, not only a folder for it.
     """
 
@@ -45,22 +49,36 @@ def output_of(out: str | Path, format: str | None = None) -> Output:
 
     Raises:
         UsageError: the name says no format, or another one than `format`, or is none.
+        ReadError, WriteError: it is in a store that is not reached.
     """
-    if is_remote(out):
-        raise UsageError(None, f"{out}: is remote; an output is written to this machine, copy it from here")
     if not str(out):
         raise UsageError(None, "--out is empty; give a name for the output")
-    path = Path(out)
-    folder = str(out).endswith(("/", os.sep)) or path.is_dir()
+    path = location(out)
+    with store_errors(path):
+        folder = str(out).endswith(("/", os.sep)) or path.is_dir()
     writer = _writer(path, folder, format)
     if not writer.FILE:
         if path.name in ("", ".."):
             raise UsageError(path, "is no name for an output")
         return Output(path, writer)
     if folder:
-        return Output(path / writer.FILE, writer, None if path.is_dir() else path, named=False)
+        here = is_remote(path) or path.is_dir()
+        return Output(path / writer.FILE, writer, None if here else path, named=False)
     named = path.suffix.lower() in writer.SUFFIXES
     return Output(path if named else path.with_name(path.name + writer.SUFFIXES[0]), writer)
+
+
+@contextmanager
+def store_errors(path: Path) -> Iterator[None]:
+    """Tell what a store says of the place of an output in one line.
+
+    Raises:
+        WriteError: it does not answer, or not to us.
+    """
+    try:
+        yield
+    except RemoteError as error:
+        raise WriteError(path, error.strerror or "the store does not answer") from error
 
 
 def _writer(path: Path, folder: bool, format: str | None) -> Writer:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
 from ckptools.errors import NoSpaceError, OutputExistsError, ReadError, UsageError
+from ckptools.files.opening import is_remote
 from ckptools.formats.shared.rank_names import parse
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.values import describe_for_error
@@ -31,7 +31,7 @@ def check_place(checkpoint: Checkpoint, paths: Iterable[Path], force: bool, new:
     groups = {(p.parent.resolve(), n.group) for p in sources if (n := parse(p)) is not None}
     for path in paths:
         folder = path.parent if path.parent != new else path.parent.parent
-        if not folder.is_dir():
+        if not (is_remote(folder) or folder.is_dir()):
             raise UsageError(path, f"there is no folder {folder}")
         if path.resolve() in taken:
             raise OutputExistsError(path, "is a file of the checkpoint itself; choose another name")
@@ -63,14 +63,14 @@ def check_folder(checkpoint: Checkpoint, folder: Path, force: bool) -> None:
         OutputExistsError: it is in the way of something.
         UsageError: the folder that it would be in is not there.
     """
-    if not folder.parent.is_dir():
+    if not (is_remote(folder) or folder.parent.is_dir()):
         raise UsageError(folder, f"there is no folder {folder.parent}")
     target, opened = folder.resolve(), checkpoint.path.resolve()
     if target == opened or any(f.path.resolve().is_relative_to(target) for f in checkpoint.files):
         raise OutputExistsError(folder, "holds the checkpoint itself; choose another name")
     if checkpoint.path.is_dir() and target.is_relative_to(opened):
         raise OutputExistsError(folder, "lies inside the checkpoint's folder; choose a place beside it")
-    if not os.path.lexists(folder):
+    if not (folder.exists() or folder.is_symlink()):
         return
     if folder.is_symlink() or not folder.is_dir():
         raise OutputExistsError(folder, "exists and is no folder")

@@ -15,7 +15,7 @@ from ckptools.cluster.team import current
 from ckptools.consolidate.choose import select
 from ckptools.consolidate.journal import Kept, resume_folder
 from ckptools.consolidate.named_state import by_name
-from ckptools.consolidate.naming import Output, output_of
+from ckptools.consolidate.naming import Output, output_of, store_errors
 from ckptools.consolidate.options import ConsolidateOptions, full_dtype, hole_rule, tied_rule
 from ckptools.consolidate.output import check_folder, check_not_among, check_place, lacking_space
 from ckptools.consolidate.parts import tensors_of
@@ -28,10 +28,11 @@ from ckptools.consolidate.result import Consolidated
 from ckptools.consolidate.selection import Selection
 from ckptools.consolidate.shortfall import check_rounding
 from ckptools.consolidate.sources import Compared, compare, count
+from ckptools.consolidate.upload import check_can_upload, upload
 from ckptools.consolidate.writers.layout import Layout, WriteOptions, Writer, beside
 from ckptools.consolidate.writers.sidecar import left_out_json
 from ckptools.errors import NoSpaceError, RefusedError
-from ckptools.files.opening import OpenFiles
+from ckptools.files.opening import OpenFiles, is_remote
 from ckptools.formats.opening import with_all_ranks
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.tree import fqn_of, tensors_in
@@ -64,7 +65,12 @@ def consolidate(
     """
     started = time.perf_counter()
     output = output_of(out, options.format)
-    form = WriteOptions(full_dtype(options.dtype), options.max_shard_size, tied_rule(options), options.keep_types)
+    streamed = is_remote(output.path)
+    if streamed:
+        check_can_upload(output.path, options)
+    form = WriteOptions(
+        full_dtype(options.dtype), options.max_shard_size, tied_rule(options), options.keep_types, streamed
+    )
     renaming = renaming_of(options)
     whole = with_all_ranks(checkpoint)
     if not output.named:
@@ -84,7 +90,8 @@ def consolidate(
         texts, proofs = _texts(selection, layout, output.path), _proofs(options, output)
         paths = [*texts, *proofs.paths]
         kept = Kept(resume_folder(output.path), plan_digests(whole, layout, texts)) if options.resume else None
-        _check_place(whole, layout, paths, options.force, output)
+        with store_errors(output.path):
+            _check_place(whole, layout, paths, options.force, output)
         no_room = _no_room(layout, output, options.dry_run, kept.nbytes if kept else 0)
         seen = Seen(first.right if first else None)
         if current().world_size > 1:
@@ -92,7 +99,11 @@ def consolidate(
         if not options.dry_run:
             planned(_nbytes_to_come(layout, first, options.check))
             with _said_where(kept):
-                seen = write(whole, layout, output.new_folder, texts, files, proofs, options.threads, progress, kept)
+                if streamed:
+                    seen = upload(whole, layout, texts, files, options, progress)
+                else:
+                    jobs = options.threads
+                    seen = write(whole, layout, output.new_folder, texts, files, proofs, jobs, progress, kept)
     done = _result(selection, layout, paths, seen)
     if options.dry_run:
         reading = planned_reading(layout.jobs, [path for path, _ in layout.files])
@@ -156,6 +167,8 @@ def _no_room(layout: Layout, output: Output, dry_run: bool, here: int) -> NoSpac
     Raises:
         NoSpaceError: it does not fit, and is to be written.
     """
+    if is_remote(output.path):
+        return None
     new = output.new_folder
     error = lacking_space(output.path.parent if new is None else new.parent, layout.nbytes - here)
     if error is not None and not dry_run:
@@ -177,6 +190,14 @@ def _not_asked(checkpoint: Checkpoint, part: str) -> dict[str, int]:
     return {s.name: sum(1 for _ in tensors_in(s.value)) for s in others}
 
 
+def _load_line(layout: Layout) -> str:
+    """The line of Python that loads the output; libraries read a file of a bucket only from a copy on this machine."""
+    folder = layout.files[0][0].parent
+    if layout.folder is not None or not is_remote(folder):
+        return layout.load
+    return layout.load.replace(f"{folder}/", "") + "  # copied to this machine"
+
+
 def _result(selection: Selection, layout: Layout, texts: Sequence[Path], seen: Seen) -> Consolidated:
     return Consolidated(
         files=(*((p for p, _ in layout.files) if layout.folder is None else [layout.folder]), *texts),
@@ -189,7 +210,7 @@ def _result(selection: Selection, layout: Layout, texts: Sequence[Path], seen: S
         needs=layout.needs,
         tied=dict(layout.tied),
         notes=(*selection.notes, *layout.notes),
-        load=layout.load,
+        load=_load_line(layout),
         layout=layout,
         converted=converted(layout.jobs),
         checksums=None if seen.right is None else count(layout.jobs, seen.right),

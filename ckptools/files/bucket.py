@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,17 @@ TIMEOUT = "CKPTOOLS_TIMEOUT"
 
 ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT", "AZURE_STORAGE_ENDPOINT")
 """Environment variables that name a server in place of the cloud's own."""
+
+PART = 8 << 20
+"""Bytes of a part of an upload, at least; those of a store are at least 5 MiB, but for the last."""
+
+MAX_PARTS = 9_999
+"""Parts of an upload, less the last; S3 and Google Cloud Storage allow 10,000."""
+
+IN_FLIGHT = 48 << 20
+"""Bytes of one upload that are under way, where that is two parts or more."""
+
+PARTS_LEFT = "the parts that were uploaded could not be removed: abort the upload, or let a rule of the bucket do so"
 
 RETRIES = 6
 INSTALL = "needs the package obstore: pip install 'ckptools[remote]'"
@@ -94,11 +105,54 @@ class Bucket(RemoteStore):
             raise RemoteError(f"the store gave {len(data)} bytes at {start}; expected {end - start}")
         return data
 
+    def put(self, key: str, data: bytes, replace: bool) -> None:
+        """Write a small file whole; the store itself refuses to replace one (`If-None-Match`), unless that is asked."""
+        try:
+            self._obstore.put(self.store, key, data, mode="overwrite" if replace else "create", use_multipart=False)
+        except self._obstore.exceptions.AlreadyExistsError as error:
+            raise FileExistsError(errno.EEXIST, "is already there") from error
+        except Exception as error:
+            raise self._told(error) from error
+
+    def upload(self, key: str, size: int, pieces: Iterator[bytes]) -> None:
+        """Write a large file in parts of at least `PART` bytes. A store knows no condition for that."""
+        count = min(max(1, size // PART), MAX_PARTS)
+        # The last part has less than `count` bytes: what waits in memory for the end of the others is next to nothing.
+        part = max(1, size // count)
+        at_once = max(2, min(8, IN_FLIGHT // part))
+        ended: list[Exception] = []
+        try:
+            self._obstore.put(
+                self.store, key, _noting(pieces, ended), use_multipart=True, chunk_size=part, max_concurrency=at_once
+            )
+        except Exception as error:
+            if "Error performing DELETE" in str(error):
+                raise RemoteError(f"{self._told(ended[0] if ended else error).strerror}; {PARTS_LEFT}") from error
+            if ended:
+                raise ended[0] from None
+            raise self._told(error) from error
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Remove files."""
+        try:
+            self._obstore.delete(self.store, list(keys))
+        except Exception as error:
+            raise self._told(error) from error
+
     def _told(self, error: Exception, kind: type[RemoteError] = RemoteError) -> RemoteError:
         """An error of the store in one line."""
         if _denied(error):
             return kind(f"access denied by the store ({_code(error)}); check the credentials", errno.EACCES)
         return kind(f"the store does not answer as it should: {_code(error) or _first_line(error)}")
+
+
+def _noting(pieces: Iterator[bytes], ended: list[Exception]) -> Iterator[bytes]:
+    """The same pieces; an error that ends them is noted."""
+    try:
+        yield from pieces
+    except Exception as error:
+        ended.append(error)
+        raise
 
 
 def _replaced() -> RemoteError:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import shutil
 from pathlib import Path
+from typing import Protocol
 
 from ckptools.errors import OutputExistsError, UsageError, WriteError
 
@@ -22,6 +24,9 @@ def check_place_of_file(path: Path, force: bool = False) -> None:
         OutputExistsError: something is there already, and `force` was not asked for; or it is a folder.
         UsageError: there is no folder for it.
     """
+    if re.fullmatch(r"[a-z][a-z0-9]+:", path.parts[0]) and not Path(path.parts[0]).exists():
+        url = f"{path.parts[0]}//{'/'.join(path.parts[1:])}"
+        raise UsageError(None, f"{url}: is remote; this is written to this machine, copy it from here")
     if not path.parent.is_dir():
         raise UsageError(path, f"there is no folder {path.parent}")
     if path.is_dir():
@@ -43,11 +48,32 @@ def write_text(path: Path, text: str, force: bool = False) -> None:
         files.publish()
 
 
-def write_at(descriptor: int, offset: int, data: bytes | memoryview) -> None:
+class Stream(Protocol):
+    """An output that is no file of this machine."""
+
+    def write(self, offset: int, data: bytes | memoryview) -> None:
+        """Write all of `data` at `offset`; it may have to wait for what lies before.
+
+        Raises:
+            WriteError: it cannot be written.
+        """
+
+    def stop(self) -> None:
+        """End whatever waits."""
+
+
+Target = int | Stream
+"""What is written into: the descriptor of a file, or a stream."""
+
+
+def write_at(target: Target, offset: int, data: bytes | memoryview) -> None:
     """Write all of `data` at `offset`, however few bytes the system takes at once."""
+    if not isinstance(target, int):
+        target.write(offset, data)
+        return
     done = 0
     while done < len(data):
-        done += os.pwrite(descriptor, data[done:], offset + done)
+        done += os.pwrite(target, data[done:], offset + done)
 
 
 class PartialFiles:

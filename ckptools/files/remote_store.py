@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from functools import partial
 from threading import RLock
@@ -35,6 +35,10 @@ class RemoteError(OSError):
 
 class NoListError(RemoteError):
     """A store that does not tell, or not to us, what lies in a folder."""
+
+
+def _only_read() -> RemoteError:
+    return RemoteError("is in a store that is only read; give an output in a bucket, or on this machine", errno.EROFS)
 
 
 class RemoteStore(ABC):
@@ -114,6 +118,31 @@ class RemoteStore(ABC):
         if status.is_folder:
             raise IsADirectoryError(errno.EISDIR, "is a folder")
         return RemoteFile(partial(self._fetch, key, status.version), status, self._ends_of(key))
+
+    def put(self, key: str, data: bytes, replace: bool) -> None:
+        """Write a small file whole. One that is there is replaced only if that is asked for.
+
+        Raises:
+            FileExistsError: there is one.
+            RemoteError: it cannot be written.
+        """
+        raise _only_read()
+
+    def upload(self, key: str, size: int, pieces: Iterator[bytes]) -> None:
+        """Write a large file in parts, as they come; it is there once all are, and an error of `pieces` ends it.
+
+        Raises:
+            RemoteError: it cannot be written; its parts are removed, or the error tells that they are not.
+        """
+        raise _only_read()
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Remove files.
+
+        Raises:
+            RemoteError: they cannot be removed.
+        """
+        raise _only_read()
 
     def _ends_of(self, key: str) -> list[Held]:
         """The list in which small pieces of a file are kept: a format looks at its first bytes before it is read."""

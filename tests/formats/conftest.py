@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.formats import save_local_states
-from tests.object_store import Bucketful, s3_server
 
 
 @pytest.fixture(scope="session")
@@ -20,10 +18,3 @@ def local_states(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out.mkdir()
     subprocess.run([sys.executable, save_local_states.__file__, str(out)], check=True, timeout=200)
     return out
-
-
-@pytest.fixture(scope="session")
-def s3() -> Iterator[Bucketful]:
-    """A bucket of a local S3 server."""
-    with s3_server() as address:
-        yield Bucketful(address)

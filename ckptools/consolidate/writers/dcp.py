@@ -21,10 +21,17 @@ from ckptools.consolidate.selection import Selection
 from ckptools.consolidate.writers.dcp_metadata import FILE_NAME, Entry, ItemPlace, metadata
 from ckptools.consolidate.writers.dcp_tree import Leaf, arrange
 from ckptools.consolidate.writers.file_sizes import files_of
-from ckptools.consolidate.writers.layout import Layout, ReadBack, ReadTensor, WriteOptions, output_dtype, quoted
+from ckptools.consolidate.writers.layout import (
+    Framing,
+    Layout,
+    ReadBack,
+    ReadTensor,
+    WriteOptions,
+    output_dtype,
+    quoted,
+)
 from ckptools.consolidate.writers.pt import Packed, pack
 from ckptools.dtypes import ITEMSIZE
-from ckptools.files.partial_files import write_at
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Tensor
 
@@ -60,15 +67,16 @@ def lay_out(selection: Selection, out: Path, options: WriteOptions) -> Layout:
     items.place()
     table = metadata(items.entries)
 
-    def finish(targets: Sequence[int], crcs: Sequence[int]) -> None:
-        for item in items.placed:
-            item.packed.archive.write(targets[item.file], item.at, crcs[item.jobs])
-        write_at(targets[-1], 0, table)
+    def framing(file: int) -> Iterator[Framing]:
+        for item in items.placed[file] if file < len(items.placed) else ():
+            yield from item.packed.archive.framing(item.at, item.first_job)
+        if file == len(items.placed):
+            yield Framing(0, lambda _: table)
 
     return Layout(
         files=(*((out / _file_name(i), size) for i, size in enumerate(items.sizes)), (out / FILE_NAME, len(table))),
         jobs=tuple(items.jobs),
-        finish=finish,
+        framing=framing,
         read_back=partial(_read_back, items.parts),
         checksums=True,
         folder=out,
@@ -133,12 +141,11 @@ def _file_name(number: int) -> str:
 
 @dataclass(frozen=True)
 class _Placed:
-    """An item with its place: file, byte offset there, and which of all jobs are its."""
+    """An item with the byte offset of its place in the file, and the number of the job that copies its tensor."""
 
     packed: Packed
-    file: int
     at: int
-    jobs: slice
+    first_job: int
 
 
 class _Items:
@@ -148,7 +155,7 @@ class _Items:
         tensors: how many there are.
         parts: what torch will find of them, item by item.
         entries: every value with the places of its items; empty until `place`.
-        placed: every item, from then on.
+        placed: the items of each file, from then on.
         jobs: every copy of a tensor, or a part of one, from then on.
         sizes: bytes of each file, from then on.
     """
@@ -157,7 +164,7 @@ class _Items:
         self.tensors = 0
         self.parts: list[_Part] = []
         self.entries: list[Entry] = []
-        self.placed: list[_Placed] = []
+        self.placed: list[list[_Placed]] = []
         self.jobs: list[Job] = []
         self.sizes: list[int] = []
         self._selection, self._options = selection, options
@@ -187,12 +194,12 @@ class _Items:
         nbytes = [packed.archive.nbytes for _, _, packed in self._items]
         for file, numbers in enumerate(files_of(nbytes, self._options.max_shard_size)):
             at = 0
+            self.placed.append([])
             for number in numbers:
                 entry, box, packed = self._items[number]
                 entry.items.append((box, ItemPlace(_file_name(file), at, nbytes[number])))
-                jobs = packed.jobs(file, at)
-                self.placed.append(_Placed(packed, file, at, slice(len(self.jobs), len(self.jobs) + len(jobs))))
-                self.jobs += jobs
+                self.placed[file].append(_Placed(packed, at, len(self.jobs)))
+                self.jobs += packed.jobs(file, at)
                 at += nbytes[number]
             self.sizes.append(at)
 

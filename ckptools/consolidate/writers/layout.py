@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,12 +10,26 @@ from typing import Any, Protocol
 
 from ckptools.consolidate.plan import Job
 from ckptools.consolidate.selection import Selection
+from ckptools.files.partial_files import write_at
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Shard, Tensor
 from ckptools.model.tree import KeyPath
 
-Finish = Callable[[Sequence[int], Sequence[int]], None]
-"""Called with the descriptors of the files and the CRC-32 of each job when all tensors are written."""
+CrcOf = Callable[[int], int]
+"""The CRC-32 of a job, by its number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Framing:
+    """Bytes of an output file that are no tensor's: headers, pickle, directory.
+
+    Attributes:
+        offset: where they begin in the file.
+        data: gives them, from the CRC-32s of the jobs; where the output is streamed, of those that lie before them.
+    """
+
+    offset: int
+    data: Callable[[CrcOf], bytes]
 
 
 @dataclass(frozen=True)
@@ -58,11 +72,11 @@ class Layout:
 
     Attributes:
         files: path and size in bytes of every file with tensors, in the order in which they get their names.
-        jobs: every tensor, with its place.
-        finish: writes what is not tensors: headers, pickle, directory.
+        jobs: every tensor, with its place, in the order of files and of offsets in them.
+        framing: what is not tensors in a file, by its number: in order, and with the jobs every byte of it.
         read_back: opens the finished output with the format's own library.
         texts: small files beside them, by path, which get their names after them.
-        checksums: whether `finish` needs the CRC-32 of every tensor.
+        checksums: whether `framing` needs the CRC-32 of every tensor.
         needs: names in the output that `torch.load(weights_only=True)` does not accept.
         tied: names of model tensors that share the bytes of an earlier one, with its name.
         folder: the folder that all files are in, when they get their names together as one folder.
@@ -74,7 +88,7 @@ class Layout:
 
     files: tuple[tuple[Path, int], ...]
     jobs: tuple[Job, ...]
-    finish: Finish
+    framing: Callable[[int], Iterable[Framing]]
     read_back: OpenBack
     texts: Mapping[Path, str] = field(default_factory=dict)
     checksums: bool = False
@@ -91,6 +105,12 @@ class Layout:
         """Bytes of all files with tensors."""
         return sum(size for _, size in self.files)
 
+    def finish(self, targets: Sequence[int], crcs: Sequence[int]) -> None:
+        """Write what is not tensors, given the descriptors of the files and the CRC-32 of each job."""
+        for number, target in enumerate(targets):
+            for framing in self.framing(number):
+                write_at(target, framing.offset, framing.data(crcs.__getitem__))
+
 
 @dataclass(frozen=True)
 class WriteOptions:
@@ -101,12 +121,14 @@ class WriteOptions:
         max_shard_size: bytes of tensors per file; None for one file.
         tied: `keep` writes a tied weight under each name, `drop` under the first only (where a format cannot share).
         keep_types: keep values in a `.pt` that plain torch.load does not make, instead of the nearest that it does.
+        streamed: let no byte of a file depend on those behind it, so that it can be written from its first to its last.
     """
 
     dtype: str | None = None
     max_shard_size: int | None = None
     tied: str = "keep"
     keep_types: bool = False
+    streamed: bool = False
 
 
 class Writer(Protocol):

@@ -51,13 +51,10 @@ def lay_out(selection: Selection, out: Path, options: WriteOptions) -> Layout:
         raise RefusedError(out, f"would hold nothing but {loadable.left_out[()]}")
     packed = pack(tree, (), selection, options)
 
-    def finish(targets: Sequence[int], crcs: Sequence[int]) -> None:
-        packed.archive.write(targets[0], 0, crcs)
-
     return Layout(
         files=((out, packed.archive.nbytes),),
         jobs=packed.jobs(0, 0),
-        finish=finish,
+        framing=lambda _: packed.archive.framing(0, 0),
         read_back=packed.read_back,
         checksums=True,
         needs=packed.needs,
@@ -130,7 +127,7 @@ def pack(tree: Any, path: KeyPath, selection: Selection, options: WriteOptions) 
     storages = _Storages(tree, path, selection, options)
     emitter = Emitter(storages.key)
     pickle = emitter.dump(storages.tree)
-    archive = Archive.of(pickle, storages.sizes)
+    archive = Archive.of(pickle, storages.sizes, options.streamed)
     needs = tuple(emitter.needs)
     return Packed(archive, tuple(storages.stored), storages.tied, needs, storages.tree, storages.made_of)
 

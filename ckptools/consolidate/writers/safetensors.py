@@ -18,6 +18,7 @@ from ckptools.consolidate.plan import Job
 from ckptools.consolidate.selection import Selection
 from ckptools.consolidate.writers.file_sizes import files_of
 from ckptools.consolidate.writers.layout import (
+    Framing,
     Layout,
     ReadBack,
     ReadTensor,
@@ -30,7 +31,6 @@ from ckptools.consolidate.writers.layout import (
 from ckptools.consolidate.writers.sidecar import values_json
 from ckptools.dtypes import ITEMSIZE, SAFETENSORS
 from ckptools.errors import RefusedError
-from ckptools.files.partial_files import write_at
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import fqn_of, tensors_in
 
@@ -76,13 +76,12 @@ def lay_out(selection: Selection, out: Path, options: WriteOptions) -> Layout:
             at += entry.nbytes
     sizes = [len(h) + sum(e.nbytes for e in g) for h, g in zip(headers, groups, strict=True)]
 
-    def finish(targets: Sequence[int], _: Sequence[int]) -> None:
-        for target, header in zip(targets, headers, strict=True):
-            write_at(target, 0, header)
+    def framing(file: int) -> Iterator[Framing]:
+        yield Framing(0, lambda _: headers[file])
 
     texts = _texts(selection, out, groups, paths)
     files = tuple(zip(paths, sizes, strict=True))
-    return Layout(files, tuple(jobs), finish, partial(_read_back, jobs), texts, tied=tied, load=_load(paths))
+    return Layout(files, tuple(jobs), framing, partial(_read_back, jobs), texts, tied=tied, load=_load(paths))
 
 
 @contextmanager
