@@ -16,10 +16,12 @@ from typer.testing import CliRunner
 import ckptools
 from ckptools.cli import app
 from ckptools.errors import CkptoolsError, NotWholeError, ReadError, UnsafePathError, UsageError
+from ckptools.formats.megatron.grid import grid_of
 from ckptools.formats.megatron.layers import Layers
 from ckptools.formats.megatron.rules import Rules
 from ckptools.formats.shared import rank_signs
 from ckptools.formats.shared.tensor_parallel import GATED, ROWS, Piece, Rule, UnlikeError, join
+from ckptools.model.checkpoint import Fact
 from ckptools.model.cover import cover
 from ckptools.model.regions import Box, contiguous_strides
 from ckptools.model.tensor import Shard, Source, Tensor
@@ -593,3 +595,9 @@ def test_a_tied_output_layer_without_a_name_of_its_own_is_told(stages, said, tmp
     save(Run(layers=stages, untied=False), tmp_path)
     told = [p.message for p in ckptools.open(tmp_path).problems if "tied to embedding" in p.message]
     assert bool(told) == said
+
+
+def test_a_stated_world_that_is_smaller_than_the_grid_is_not_believed():
+    sizes = {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2}
+    assert grid_of({**sizes, "world_size": 8}, []).world == Fact(8, ("args.world_size",))
+    assert grid_of({**sizes, "world_size": 3}, []).world == Fact(4, ("files found",))
