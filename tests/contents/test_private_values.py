@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 
 import ckptools
 from ckptools.cli import app
-from ckptools.contents.private_values import asks_for_private
+from ckptools.contents.private_values import asks_for_private, is_private_value
+from ckptools.model.tensor import Tensor
 from tests.truth import FIXTURES
 
 FSDP = FIXTURES / "torch2.13.0-fsdp1-sharded-w4"
@@ -71,3 +72,9 @@ def test_a_private_value_that_differs_is_a_difference(tmp_path):
 )
 def test_a_key_asks_for_what_is_private_where_a_word_of_it_begins_so(key, asks):
     assert asks_for_private([key]) is asks
+
+
+def test_neither_a_tensor_nor_anything_of_a_model_is_private_whatever_it_is_called():
+    assert is_private_value("scheduler", "_step_count", 3)
+    assert not is_private_value("model", "head._extra_state", 3)
+    assert not is_private_value("other", "_buffer", Tensor((2,), "float32", ()))
