@@ -23,3 +23,10 @@ def test_zeros_that_were_written_are_no_hole(tmp_path: Path) -> None:
 
 def test_a_file_that_is_gone_has_no_holes(tmp_path: Path) -> None:
     assert unwritten(tmp_path / "gone") == 0
+
+
+def test_what_a_file_system_may_pack_is_no_hole(tmp_path: Path) -> None:
+    path = tmp_path / "small.bin"
+    with path.open("wb") as file:
+        file.truncate(60_000)
+    assert unwritten(path) == 0

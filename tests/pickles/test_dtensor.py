@@ -358,3 +358,8 @@ def test_shards_are_in_the_order_of_ranks_whether_or_not_the_mesh_is(ranks: tupl
     others = [shard for coordinate, shards in cells if coordinate != at for shard in shards]
     found = Layout(cells, ordered, _spans(cells, ranks)).with_own(own, mesh)
     assert found == in_rank_order((*own, *others))
+
+
+def test_ranks_that_a_mesh_names_twice_have_no_place_in_the_order_of_ranks() -> None:
+    cells = _all_shards((6, 2), (3,), (1, 1, 0), (Placement("Shard", 0, 1),))
+    assert _spans(cells, (1, 1, 0)) == {}
