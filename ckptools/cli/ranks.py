@@ -28,11 +28,13 @@ def with_other_ranks(command: str, given: dict[str, Any]) -> Iterator[None]:
         yield
         return
     from ckptools.cluster.environment import derive
+    from ckptools.cluster.process import calm_torch
 
     place = derive(os.environ)
     if place.starter is None or (place.number("WORLD_SIZE") or 1) < 2:
         yield
         return
+    calm_torch()  # before torch is imported
     from ckptools.cluster.ranks import joined
 
     given["jobs"] = given.get("jobs") or _threads(place.number("LOCAL_WORLD_SIZE") or 1)

@@ -10,7 +10,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TypeVar
 
@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from ckptools._version import __version__
 from ckptools.cluster.environment import Place, missing_variables
-from ckptools.cluster.process import calm_torch, use_loopback
+from ckptools.cluster.process import use_loopback
 from ckptools.cluster.rendezvous import Meeting, meet_ranks
 from ckptools.cluster.team import Team, is_named, named, working_in
 from ckptools.cluster.waiting import Say
@@ -114,12 +114,15 @@ class Ranks(Team):
         """End by an error: tell the others, let them clean up, and return the error that counts."""
         self._watch.stop()
         cause = self._watch.failure if isinstance(error, KeyboardInterrupt) else error
-        with suppress(RuntimeError, CkptoolsError):
+        try:
             self._meeting.fail(self._with_name(cause or error))
             self._meeting.add("cleaned", 1)
             if self.rank == 0:
                 self._meeting.add("spoken", 1)
             self._farewell()
+        except (RuntimeError, CkptoolsError):
+            # The store is gone, and most likely rank 0 with it.
+            self.speaks = self.rank <= 1
         return cause or error
 
     def _with_name(self, error: BaseException) -> BaseException:
@@ -156,7 +159,6 @@ def joined(place: Place, what: str, say: Say) -> Iterator[Ranks]:
     if place.missing:
         raise UsageError(None, f"{missing_variables(place.missing)}; {ALONE}")
     place.export(os.environ)
-    calm_torch()
     use_loopback()
     ended: list[BaseException] = []
     silence = silence_seconds()

@@ -21,7 +21,7 @@ def plan_digests(checkpoint: Checkpoint, layout: Layout, texts: Mapping[Path, st
     written = (*((str(path), size) for path, size in layout.files), *sorted((str(p), t) for p, t in texts.items()))
     return {
         "ckptools": __version__,
-        "files of the checkpoint": _digest(files),
+        "state of the source's files": _digest(files),
         "plan": _digest((*written, *map(_job, layout.jobs))),
     }
 

@@ -93,7 +93,7 @@ def test_what_is_kept_of_another_source_is_refused(source, tmp_path):
     kept = cut_short(source, tmp_path / "x.pt")
     before = content(kept)
     os.utime(source / "rank1.pt")
-    with pytest.raises(RefusedError, match=r"is of a run with another files of the checkpoint; remove it"):
+    with pytest.raises(RefusedError, match=r"is of a run with another state of the source's files; remove it"):
         ckptools.consolidate(source, tmp_path / "x.pt", resume=True)
     assert content(kept) == before
 

@@ -28,6 +28,23 @@ def test_where_all_have_their_own_all_but_the_lowest_are_odd():
     assert minority_ranks([(rank, rank) for rank in range(100)], eq) == list(range(1, 100))
 
 
+@given(st.lists(st.sampled_from([[n, m] for n in range(6) for m in (0, 0)]), max_size=60))
+def test_ranks_that_hold_one_object_are_judged_as_if_each_had_its_own(values):
+    own = [(rank, list(value)) for rank, value in enumerate(values)]
+    assert minority_ranks(list(enumerate(values)), eq) == minority_ranks(own, eq)
+
+
+def test_an_object_that_a_thousand_ranks_hold_is_compared_once():
+    asked, state = [], [1, 2, 3]
+    values = [(0, [1, 2, 3]), *((rank, state) for rank in range(1, 1000))]
+    assert minority_ranks(values, lambda a, b: asked.append(a) or a == b) == [] and len(asked) <= 1
+
+
+def test_a_value_beyond_those_that_are_told_apart_is_odd_however_many_have_it():
+    values = [*range(MAX_VALUES), *[MAX_VALUES] * 3]
+    assert minority_ranks(list(enumerate(values)), eq) == list(range(1, len(values)))
+
+
 def ranks(folder, values):
     for rank, (dtype, fill, step) in enumerate(values):
         tree = {"model": {"w": torch.full((4,), fill, dtype=dtype)}, "step": step}

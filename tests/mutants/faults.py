@@ -423,7 +423,8 @@ FAULTS = (
     *_in(
         "model/rank_vote.py",
         "model/test_rank_vote.py",
-        ("        elif len(groups) < MAX_VALUES:\n", "        elif True:\n"),
+        ("if members is None and len(groups) < MAX_VALUES:", "if members is None:"),
+        ("by_object[id(value)] = members", "pass"),
         ("if members is not most for rank in members", "if len(members) < len(most) for rank in members"),
     ),
     *_in(
@@ -785,6 +786,22 @@ FAULTS = (
             "            if needed[end] < left and (ends[end] + ends[end + 1]) / 2 > target:\n",
             "            if False:\n",
         ),
+    ),
+    *_in(
+        "cluster/watch.py",
+        "cluster/test_watch.py",
+        ("            elif time.monotonic() > self._heard + self._silence:\n", "            elif False:\n"),
+        (
+            "                self._beats, self._heard = beats, time.monotonic()\n",
+            "                self._beats = beats\n",
+        ),
+    ),
+    *_in(
+        "consolidate/plan_digest.py",
+        "consolidate/test_plan_digest.py",
+        ("            if other[thing] != digest:\n", "            if False:\n"),
+        ("((str(f.path), f.status, f.nbytes, f.modified) for", "((str(f.path), f.status, f.nbytes) for"),
+        ("place = (job.fqn, job.dtype, job.file, job.offset)", "place = (job.fqn,)"),
     ),
     *_in(
         "consolidate/written.py",
