@@ -52,7 +52,7 @@ def one_save(ck: Checkpoint) -> Check:
     """Whether the sizes, times and steps of the files are those of one save."""
     here = [f for f in ck.files if f.is_here]
     sizes = sorted({f.nbytes for f in here})
-    times = [f.modified for f in ck.files if f.modified is not None]
+    times = [f.modified for f in ck.files if f.modified]
     apart = max(times) - min(times) if times else 0.0
     problems = [p for p in ck.problems if p.kind in ONE_SAVE]
     if apart > FAR_APART:

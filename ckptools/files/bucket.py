@@ -15,7 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from ckptools.files.remote_store import NoListError, RemoteError, RemoteStore
+from ckptools.files.remote_store import NoListError, RemoteError, RemoteStore, replaced
 from ckptools.files.storage import FOLDER, Status
 
 TIMEOUT = "CKPTOOLS_TIMEOUT"
@@ -94,13 +94,13 @@ class Bucket(RemoteStore):
             found = self._obstore.get(self.store, key, options=wanted)
             data = bytes(found.buffer())
         except self._obstore.exceptions.PreconditionError as error:
-            raise _replaced() from error
+            raise replaced() from error
         except FileNotFoundError as error:
             raise FileNotFoundError(errno.ENOENT, "was removed meanwhile") from error
         except Exception as error:
             raise self._told(error) from error
         if version and found.meta["e_tag"] != version:
-            raise _replaced()
+            raise replaced()
         if len(data) != end - start:
             raise RemoteError(f"the store gave {len(data)} bytes at {start}; expected {end - start}")
         return data
@@ -153,10 +153,6 @@ def _noting(pieces: Iterator[bytes], ended: list[Exception]) -> Iterator[bytes]:
     except Exception as error:
         ended.append(error)
         raise
-
-
-def _replaced() -> RemoteError:
-    return RemoteError("was replaced by another version while it was read; open it again", errno.ESTALE)
 
 
 def _store(url: str) -> Any:

@@ -15,7 +15,7 @@ from threading import Lock
 
 from ckptools.errors import ReadError, UnsafePathError
 from ckptools.files.local_disk import DISK, NotRegularError
-from ckptools.files.remote_path import RemotePath, refreshed
+from ckptools.files.remote_path import RemotePath, named_url, refreshed, shown_url
 from ckptools.files.remote_store import RemoteError
 from ckptools.files.storage import Ranges
 
@@ -257,8 +257,21 @@ def is_remote(path: str | Path) -> bool:
 
 
 def path_of(text: str | Path) -> Path:
-    """A path that ckptools itself has spelled: of this machine, or the URL of something in a store."""
-    return RemotePath(text) if is_remote(text) else Path(text)
+    """A path as ckptools itself has spelled it: of this machine, or the URL of something in a store.
+
+    Raises:
+        ReadError: the URL names no file.
+    """
+    return _path_of(text, by_user=False)
+
+
+def _path_of(path: str | Path, by_user: bool) -> Path:
+    if isinstance(path, RemotePath) or not is_remote(path):
+        return Path(path) if isinstance(path, str) else path
+    try:
+        return named_url(str(path), by_user)
+    except RemoteError as error:
+        raise _not_read(path, error) from error
 
 
 def location(path: str | Path) -> Path:
@@ -267,12 +280,15 @@ def location(path: str | Path) -> Path:
     Raises:
         ReadError: it is a URL that is not read.
     """
-    if not is_remote(path):
-        return Path(path)
+    found = _path_of(path, by_user=True)
     try:
-        return refreshed(RemotePath(path))
+        return refreshed(found) if isinstance(found, RemotePath) else found
     except RemoteError as error:
-        raise ReadError(None, f"{path}: {error.strerror}", "no access") from error
+        raise _not_read(path, error) from error
+
+
+def _not_read(path: str | Path, error: RemoteError) -> ReadError:
+    return ReadError(None, f"{shown_url(path)}: {error.strerror}", "no access")
 
 
 def local_path(path: str | Path) -> Path:
@@ -282,8 +298,13 @@ def local_path(path: str | Path) -> Path:
         ReadError: it is a URL.
     """
     if is_remote(path):
-        raise ReadError(None, f"{path}: is remote; this needs a local file: copy it to this machine first")
+        raise ReadError(None, f"{shown_url(path)}: is remote; this needs a local file: copy it to this machine first")
     return Path(path)
+
+
+def tells_others(path: Path) -> bool:
+    """Whether what lies beside a file can be found; a web server has only what is named."""
+    return not isinstance(path, RemotePath) or path.tells_others
 
 
 def real_path(path: Path) -> Path:

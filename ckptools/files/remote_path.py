@@ -11,17 +11,23 @@ import os
 import stat
 from collections.abc import Generator
 from fnmatch import fnmatchcase
-from pathlib import PosixPath
+from itertools import chain, count
+from pathlib import PosixPath, PurePath
 from threading import Lock
 from typing import Any, NoReturn
 
-from ckptools.files.remote_store import RemoteError, RemoteStore
+from ckptools.files.remote_store import DeniedError, RemoteError, RemoteStore
 from ckptools.files.storage import Status
 
-SCHEMES = ("s3", "gs", "az")
+BUCKETS = ("s3", "gs", "az")
+WEB = ("https", "http")
+SCHEMES = (*BUCKETS, *WEB)
 """What a URL may begin with."""
 
 _stores: dict[tuple[str, str], RemoteStore] = {}
+_queries: dict[tuple[str, str], dict[str, str]] = {}
+"""What follows the `?` in URLs that the user has named, by scheme and host, then key: a secret as a rule."""
+
 _lock = Lock()
 
 
@@ -58,6 +64,18 @@ class RemotePath(PosixPath):
         return below
 
     @property
+    def parent(self) -> RemotePath:
+        """The folder that it is in."""
+        above = super().parent
+        above._store = self._store if len(above.parts) > 1 else None
+        return above
+
+    @property
+    def tells_others(self) -> bool:
+        """Whether what lies beside it can be found, or only what is named."""
+        return self.store.lists
+
+    @property
     def key(self) -> str:
         """Its path in the store."""
         return "/".join(self.parts[2:])
@@ -87,10 +105,10 @@ class RemotePath(PosixPath):
         return self.stat()
 
     def exists(self, *, follow_symlinks: bool = True) -> bool:
-        """Whether anything is there."""
+        """Whether anything is there that we may see."""
         try:
             self.status()
-        except FileNotFoundError:
+        except (FileNotFoundError, DeniedError):
             return False
         return True
 
@@ -98,14 +116,14 @@ class RemotePath(PosixPath):
         """Whether it is a file."""
         try:
             return not self.status().is_folder
-        except FileNotFoundError:
+        except (FileNotFoundError, DeniedError):
             return False
 
     def is_dir(self, *, follow_symlinks: bool = True) -> bool:
         """Whether files lie below it."""
         try:
             return self.status().is_folder
-        except FileNotFoundError:
+        except (FileNotFoundError, DeniedError):
             return False
 
     def is_symlink(self) -> bool:
@@ -151,11 +169,63 @@ class RemotePath(PosixPath):
 
 
 def _store(scheme: str, name: str) -> RemoteStore:
-    if scheme in SCHEMES:
+    if scheme in BUCKETS:
         from ckptools.files.bucket import Bucket
 
         return Bucket(f"{scheme}://{name}")
+    if scheme in WEB:
+        from ckptools.files.web import Web
+
+        host = name.partition("#")[0]
+        return Web(f"{scheme}://{host}", _queries.setdefault((scheme, name), {}))
     raise RemoteError(f"{scheme}:// is not read; {', '.join(f'{one}://' for one in SCHEMES)} are", errno.ENOTSUP)
+
+
+def named_url(url: str, by_user: bool = True) -> RemotePath:
+    """The path of a URL; what follows a `?` is kept aside, and sent with each request.
+
+    A file that is named a second time with another query, or with none, may be another file, so it is at a place of its
+    own, which is shown with a number: `https://host#2/rank0.pt`.
+
+    Args:
+        url: with its scheme.
+        by_user: whether it is as the user named it, so that no query means none; ckptools spells paths without theirs.
+
+    Raises:
+        RemoteError: it names no file, or a user's password.
+    """
+    scheme, _, rest = url.partition("://")
+    plain, mark, query = rest.partition("?")
+    if scheme not in WEB:
+        return RemotePath(url)
+    if plain.startswith("/") or not plain or "//" in plain:
+        raise RemoteError("is no URL of a file: a name between two slashes is empty", errno.EINVAL)
+    if "@" in plain.partition("/")[0]:
+        raise RemoteError("a URL with a user's name or password is not read", errno.EINVAL)
+    path = RemotePath(f"{scheme}://{plain}")
+    return _with_query(path, query) if by_user or mark else path
+
+
+def _with_query(path: RemotePath, query: str) -> RemotePath:
+    """The path at the first place where it has this query or was not named yet."""
+    scheme, host = path._place
+    with _lock:
+        for place in chain([host], (f"{host}#{number}" for number in count(2))):
+            if _queries.setdefault((scheme, place), {}).setdefault(path.key, query) == query:
+                return RemotePath(f"{scheme}://{place}/{path.key}")
+    raise AssertionError
+
+
+def needs_query(path: PurePath) -> bool:
+    """Whether only this process can read a file: a query was named with it, which its path does not show."""
+    return isinstance(path, RemotePath) and bool(_queries.get(path._place, {}).get(path.key))
+
+
+def shown_url(url: str | PurePath) -> str:
+    """A URL as it may be shown: without its query and what it says of a user."""
+    scheme, colon, rest = str(url).partition("://")
+    host, slash, path = rest.partition("?")[0].partition("/")
+    return f"{scheme}{colon}{host.rpartition('@')[2]}{slash}{path}" if scheme in WEB else str(url)
 
 
 def refreshed(path: RemotePath) -> RemotePath:
@@ -170,5 +240,6 @@ def refreshed(path: RemotePath) -> RemotePath:
         known = _stores.get(path._place)
         if known is not None:
             _stores[path._place] = known.anew()
+    path = RemotePath(path)  # the one that was given may be of the store as it was
     _ = path.store
     return path

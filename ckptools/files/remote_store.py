@@ -41,12 +41,24 @@ def _only_read() -> RemoteError:
     return RemoteError("is in a store that is only read; give an output in a bucket, or on this machine", errno.EROFS)
 
 
+class DeniedError(RemoteError):
+    """A store that does not let us see a file; some say so too of those that are not there."""
+
+
+def replaced() -> RemoteError:
+    """The error for a file that has changed since it was opened."""
+    return RemoteError("was replaced by another version while it was read; open it again", errno.ESTALE)
+
+
 class RemoteStore(ABC):
     """The files of one bucket, server or repository.
 
     Attributes:
+        lists: whether it tells what lies in a folder.
         requests: how many requests were made.
     """
+
+    lists = True
 
     def __init__(self) -> None:
         self.requests = 0

@@ -44,7 +44,7 @@ class RankFile(NamedTuple):
         status: `read` in full, `seen` (directory checked only), `listed` (in a store, only its
             name and size are known), `cut`, `missing`, or `bad`.
         nbytes: size in bytes, 0 when missing.
-        modified: file time, seconds since 1970; None when missing.
+        modified: file time, seconds since 1970; None when missing, 0 where it is not told.
     """
 
     path: Path

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ckptools.dtypes import can_be_nan
+from ckptools.files.opening import tells_others
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Tensor
@@ -87,7 +88,8 @@ def after_verify(named: str, following: str, ok: bool, all_read: bool) -> list[s
 
 def _rest_of(ck: Checkpoint) -> str:
     alone = ck.options is not None and ck.options.only_this_file
-    return "leave out --only-this-file" if alone else "put the other rank files beside it"
+    beside = "put the other rank files beside it" if tells_others(ck.path) else "name the other rank files too"
+    return "leave out --only-this-file" if alone else beside
 
 
 def _consolidation(ck: Checkpoint, named: str, model: list[Tensor]) -> str:

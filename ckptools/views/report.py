@@ -154,7 +154,7 @@ def inspect_report(ck: Checkpoint) -> Report:
     named = [*foreign_problems(foreign, suspicious), *module_problems(ck.tree)]
     problems = [*_own_problems(ck, scope), *named]
     versions = dict(_versions(ck))
-    times = [f.modified for f in ck.files if f.modified is not None]
+    times = [f.modified for f in ck.files if f.modified]
     optimizers = optimizer_rows(ck)
     return Report(
         path=ck.path,

@@ -39,7 +39,7 @@ def row_of(name: str, path: Path, found: Opened | CkptoolsError, files: Sequence
 def _opened(name: str, path: Path, found: Opened) -> CheckpointRow:
     ck = found.facts
     here = [file for file in ck.files if file.status != "missing"]
-    times = [file.modified for file in here if file.modified is not None]
+    times = [file.modified for file in here if file.modified]
     world = ck.world_size.value
     made = CheckpointRow(
         name=name,

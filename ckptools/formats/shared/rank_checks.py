@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ckptools.files.opening import tells_others
 from ckptools.formats.shared.file_status import Fault
 from ckptools.formats.shared.merge import Merge, put
 from ckptools.formats.shared.same_values import same_records
@@ -56,7 +57,8 @@ def check_files(
 
 def _missing(file: RankFile, here: Collection[Path]) -> str:
     if file.path.name == UNNAMED:
-        return "none of the named files is of this rank"
+        others = "" if tells_others(file.path) else ", and the server lists no others"
+        return f"none of the named files is of this rank{others}"
     return f"no file holds it; {file.path.name} holds another" if file.path in here else f"no file {file.path.name}"
 
 

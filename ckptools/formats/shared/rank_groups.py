@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 
 from ckptools.errors import ReadError, SeveralError, UnsafePathError, UsageError
-from ckptools.files.opening import reading, real_path
+from ckptools.files.opening import reading, real_path, tells_others
 from ckptools.formats.options import Options
 from ckptools.formats.shared.rank_checks import UNNAMED
 from ckptools.formats.shared.rank_names import RankName, check_links, names_in, only_group, parse, siblings
@@ -37,6 +37,8 @@ def rank_group(path: Path, options: Options) -> tuple[RankName, list[RankName]] 
         group = group_of_files(options.files)
     elif options.ranks is not None:
         group = files_matching(path, options.ranks, options.follow_symlinks)
+    elif not tells_others(path) and parse(path) is not None:
+        group = group_of_files([path])
     else:
         name = group_in(path) if path.is_dir() else parse(path)
         if name is None:

@@ -63,7 +63,7 @@ class RankName(NamedTuple):
     def of_rank(self, rank: int, part: str) -> Path:
         """The file of another rank, or of another part, of the same checkpoint."""
         if self.spelled:
-            return Path(self.spelled.replace("{rank}", str(rank + self.first).zfill(self.width)))
+            return type(self.path)(self.spelled.replace("{rank}", str(rank + self.first).zfill(self.width)))
         head = f"{part}{self.head[len(self.part) :]}" if part else self.head
         middle = self.path.name[len(self.head) : len(self.path.name) - len(self.tail)].rstrip("0123456789")
         return self.path.with_name(f"{head}{middle}{rank}{self.tail}")

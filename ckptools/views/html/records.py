@@ -167,7 +167,7 @@ def _structure_text(value: Any) -> str:
 
 def _file_cells(file: RankFile) -> list[str]:
     rank = "-" if file.rank is None else str(file.rank)
-    saved = "-" if file.modified is None else moment(file.modified)
+    saved = moment(file.modified) if file.modified else "-"
     return [rank, file.status, size(file.nbytes), saved, file.part, file.path.name]
 
 

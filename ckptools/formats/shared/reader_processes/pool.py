@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ckptools.files.remote_path import needs_query
 from ckptools.formats.shared.reader_processes.messages import Receiver
 from ckptools.formats.shared.reader_processes.worker import GREETING, LENGTH, read_exactly
 from ckptools.pickles.reader import Saved
@@ -36,7 +37,9 @@ def started(paths: Sequence[Path], count: int) -> ReaderProcesses | None:
     Raises:
         OSError: the system has no room for them.
     """
-    return ReaderProcesses(paths, count) if sys.executable and not getattr(sys, "frozen", False) else None
+    if not sys.executable or getattr(sys, "frozen", False):
+        return None
+    return ReaderProcesses([path for path in paths if not needs_query(path)], count)
 
 
 class ReaderProcesses:
