@@ -6,11 +6,14 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import pytest
 
 from ckptools.formats.shared import rank_signs
-from tests.object_store import Bucketful, s3_server
+
+if TYPE_CHECKING:
+    from tests.object_store import Bucketful
 
 SKIPS = {
     "needs a device that is always full": "/dev/full is Linux's",
@@ -106,5 +109,17 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 @pytest.fixture(scope="session")
 def s3() -> Iterator[Bucketful]:
     """A bucket of a local S3 server."""
+    from tests.object_store import Bucketful, s3_server
+
     with s3_server() as address:
         yield Bucketful(address)
+
+
+@pytest.fixture
+def bucket(s3: Bucketful, monkeypatch: pytest.MonkeyPatch) -> Bucketful:
+    """That bucket, with the environment of a user who may read it."""
+    from tests.object_store import settings
+
+    for name, value in settings(s3.address).items():
+        monkeypatch.setenv(name, value)
+    return s3

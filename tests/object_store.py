@@ -7,10 +7,14 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import obstore
 from obstore.store import S3Store
+
+from ckptools.files.remote_path import RemotePath
+from tests.truth import Known
 
 BUCKET = "checkpoints"
 
@@ -44,18 +48,16 @@ server.serve_forever()
 @contextmanager
 def s3_server() -> Iterator[str]:
     """Yield the address of an S3 server with an empty bucket."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", SERVE], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
-    try:
-        assert process.stdout is not None
-        address = f"http://127.0.0.1:{int(process.stdout.readline())}"
-        with urllib.request.urlopen(urllib.request.Request(f"{address}/{BUCKET}", method="PUT"), timeout=30):
-            pass
-        yield address
-    finally:
-        process.kill()
-        process.wait()
+    command = [sys.executable, "-c", SERVE]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        try:
+            assert process.stdout is not None
+            address = f"http://127.0.0.1:{int(process.stdout.readline())}"
+            with urllib.request.urlopen(urllib.request.Request(f"{address}/{BUCKET}", method="PUT"), timeout=30):
+                pass
+            yield address
+        finally:
+            process.kill()
 
 
 def settings(address: str) -> dict[str, str]:
@@ -95,7 +97,16 @@ class Bucketful:
         self._put.add(path)
         return f"s3://{BUCKET}/{path.name}"
 
+    def holding(self, known: Known) -> Known:
+        """A fixture as it is there."""
+        self.put(known.folder)
+        return replace(known, place=RemotePath(f"s3://{BUCKET}"))
+
     def put_bytes(self, key: str, data: bytes) -> None:
         """Upload one object, over whatever has the key."""
         self._put = {path for path in self._put if not key.startswith(path.name)}
         obstore.put(self._store, key, data)
+
+    def delete(self, key: str) -> None:
+        """Remove one object."""
+        obstore.delete(self._store, key)

@@ -29,6 +29,7 @@ class Known:
         shapes: what tells the shapes that the checkpoint lacks, in the same folder.
         weights: which of two copies of the model the truth is of.
         names: what tells the names that its optimizer lacks, in the same folder.
+        place: where the fixtures' folders are.
     """
 
     name: str
@@ -40,15 +41,20 @@ class Known:
     shapes: str | None = None
     weights: Literal["fp32", "module"] = "fp32"
     names: str | None = None
+    place: Path = FIXTURES
+
+    @property
+    def folder(self) -> Path:
+        return self.place / self.name
 
     @property
     def file(self) -> Path:
-        return FIXTURES / self.name / self.path
+        return self.folder / self.path
 
     def open(self, **options: Any) -> ckptools.Checkpoint:
         """Open it with what a user would say."""
-        shapes = FIXTURES / self.name / self.shapes if self.shapes else None
-        names = FIXTURES / self.name / self.names if self.names else None
+        shapes = self.folder / self.shapes if self.shapes else None
+        names = self.folder / self.names if self.names else None
         return ckptools.open(self.file, **{"shapes": shapes, "names": names, "weights": self.weights, **options})
 
 
@@ -109,6 +115,22 @@ WHOLE = (
 
 # Flat parameters: whole when their shapes are told.
 LOCAL = (Known("torch2.6.0-fsdp1-local-w4", "rank0.pt", "", 4, 5, shapes="shapes.json"),)
+
+_ONE_OF_A_KIND = {
+    "composer-0.13.5-torch1.13.1-sharded-w4": "ep0-ba5-rank0.pt",
+    "torch2.4.1-fsdp2-w3": "rank1.pt",
+    "composer-0.14.1-torch2.0.1-local-w4": "ep0-ba5-rank0.pt",
+    "dcp-objects": "ckpt/.metadata",
+    "lightning-fabric-fsdp2": "ckpt",
+    "deepspeed-z1-fp32": "universal",
+    "deepspeed-z3-bf16": "ckpt/global_step5",
+    "megatron-tp2pp2-fp32": "legacy",
+    "hf-llama-safetensors-bf16": "ckpt",
+    "hf-gpt2-bin-tied-fp32": "ckpt/pytorch_model-00003-of-00004.bin",
+}
+
+KINDS = tuple(known for known in WHOLE if _ONE_OF_A_KIND.get(known.name) == known.path)
+"""One fixture for each way of storing a checkpoint."""
 
 
 def load_truth(name: str) -> dict[str, tuple[str, bytes, tuple[int, ...]]]:

@@ -12,13 +12,14 @@ from typing import Any
 
 from ckptools.errors import original_of
 from ckptools.files.opening import OpenFiles
+from ckptools.files.zip_archive import FRONT, has_local_header
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Shard
 from ckptools.model.tree import fqn_of, tensors_in
 from ckptools.tensor_io.checksums import crc32
 from ckptools.tensor_io.finite import EXPONENTS, NAN_CODES, WIDTHS, has_nonfinite, nonfinite_mask, scannable
-from ckptools.tensor_io.records import Stored, read_pieces, stored_records
+from ckptools.tensor_io.records import CHUNK, Stored, read_pieces, stored_records
 from ckptools.text import and_more
 
 
@@ -53,12 +54,16 @@ def read_record(found: Stored, files: OpenFiles, deep: bool, values: bool) -> Fi
     dtypes = _dtypes(found) if values else set()
     if not check and not dtypes:
         return Findings((), (), 0)
-    crc, odd = 0, False
+    crc, odd, headed = 0, False, True
     with files.open(record.path) as file:
+        if check and file.descriptor is None:
+            file.expect([(record.offset - FRONT, min(record.end, record.offset + CHUNK))])
+            headed = has_local_header(file, record.name, record.offset)
         for piece in read_pieces(file, record.offset, record.nbytes):
             crc = crc32(piece, crc) if check else 0
             odd = odd or any(has_nonfinite(piece, dtype) for dtype in dtypes)
     wrong = (_wrong_checksum(found, crc),) if check and crc != record.crc else ()
+    wrong = wrong if headed else (_wrong_header(found), *wrong)
     return Findings(wrong, tuple(_odd_values(found, files)) if odd else (), record.nbytes)
 
 
@@ -84,6 +89,12 @@ def _wrong_checksum(found: Stored, crc: int) -> Problem:
     more = and_more(len(found.owners) - 1)
     text = f"{original_of(found.record.path).name} {shard.box}{more}: {found.record.damage(crc)}"
     return Problem(Code.BAD_CHECKSUM, text, shard.rank, fqn)
+
+
+def _wrong_header(found: Stored) -> Problem:
+    fqn, shard = found.owners[0]
+    what = "local header and directory disagree; the file is damaged"
+    return Problem(Code.BAD_CHECKSUM, f"{found.record.path.name} record {found.record.name}: {what}", shard.rank, fqn)
 
 
 def _odd_values(found: Stored, files: OpenFiles) -> Iterator[Problem]:

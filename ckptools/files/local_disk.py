@@ -19,6 +19,7 @@ class NotRegularError(OSError):
 class DiskFile:
     """A regular file, open; its attributes are those of `storage.Ranges`."""
 
+    version = ""
     __slots__ = ("bytes_read", "descriptor", "modified", "size")
 
     def __init__(self, path: str) -> None:

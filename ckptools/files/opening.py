@@ -61,7 +61,7 @@ class File:
     def identity(self) -> tuple[object, ...]:
         """What no other file, and no other content of this one, has."""
         if self.descriptor is None:
-            return self.path, self.size, self.modified
+            return self.path, self.size, self.modified, self._ranges.version
         status = os.fstat(self.descriptor)
         return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 

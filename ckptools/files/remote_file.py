@@ -63,7 +63,7 @@ class RemoteFile:
 
     def __init__(self, fetch: Fetch, status: Status, ends: list[Held] | None = None) -> None:
         self._fetch = fetch
-        self.size, self.modified, self.bytes_read = status.size, status.modified, 0
+        self.size, self.modified, self.version, self.bytes_read = status.size, status.modified, status.version, 0
         self._ends = [] if ends is None else ends
         self._held = list(self._ends)
         self._expected: list[tuple[int, int]] = []
@@ -90,7 +90,7 @@ class RemoteFile:
     def expect(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Take note of bytes that will be read; those that lie close together will come by one request."""
         joined: list[tuple[int, int]] = []
-        for start, end in sorted(ranges):
+        for start, end in sorted((max(start, 0), end) for start, end in ranges):
             if joined and start - joined[-1][1] <= GAP:
                 joined[-1] = joined[-1][0], max(end, joined[-1][1])
             else:

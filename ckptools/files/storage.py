@@ -35,12 +35,14 @@ class Ranges(Protocol):
     Attributes:
         size: bytes when it was opened.
         modified: file time then.
+        version: what changes when the file does; "" where the storage has no such thing.
         bytes_read: how many bytes were read of it so far.
         descriptor: of a file on the local disk; None elsewhere.
     """
 
     size: int
     modified: float
+    version: str
     bytes_read: int
 
     @property

@@ -55,6 +55,10 @@ ENCRYPTED = 1
 DESCRIPTOR = 1 << 3
 
 
+FRONT = 1024
+"""Bytes in front of a payload in which its local header begins: names are those of files, padding is below 128."""
+
+
 class Record(NamedTuple):
     """A member of the archive.
 
@@ -151,6 +155,28 @@ def _reckoned(record: Record) -> int | None:
     ends = {record.limit - record.size - nbytes for nbytes in DESCRIPTORS if record.flags & DESCRIPTOR}
     fits = [start for start in ends if not start % ALIGNED and 4 <= start - front < 2 * ALIGNED]
     return fits[0] if len(fits) == 1 else None
+
+
+def has_local_header(file: File, name: str, start: int) -> bool:
+    """Whether a record whose payload was only reckoned has a local header in front that says the same.
+
+    Args:
+        file: the file, in which the archive may be an item.
+        name: of the record, without the root folder.
+        start: offset of its payload in the file.
+    """
+    spelled = f"/{name}".encode()
+    first = max(start - FRONT, 0)
+    front = file.read(first, start - first)
+    at = front.rfind(b"PK\3\4")
+    while at >= 0:
+        if len(front) - at >= LOCAL.size:
+            _, _, flags, method, *_, n_name, n_extra = LOCAL.unpack_from(front, at)
+            full_name = front[at + LOCAL.size :][:n_name]
+            if at + LOCAL.size + n_name + n_extra == len(front) and full_name.endswith(spelled):
+                return method == 0 and not flags & ENCRYPTED
+        at = front.rfind(b"PK\3\4", 0, at)
+    return False
 
 
 def checksum_places(archive: Container, name: str) -> list[int]:

@@ -100,7 +100,7 @@ def _some(name: str, folder: Path, files: list[Path]) -> tuple[Path, ...]:
     return tuple(sorted(chosen.sample(few, min(AT_MOST, len(few)))))
 
 
-def consolidated(path: Path, options: tuple[str, ...], form: str, place: Path) -> tuple[Result, Content | None]:
+def consolidated(path: Path | str, options: tuple[str, ...], form: str, place: Path) -> tuple[Result, Content | None]:
     """What the command said, and what it wrote."""
     out = place / "out"
     out.mkdir()

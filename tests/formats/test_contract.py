@@ -15,13 +15,31 @@ from ckptools.model.tensor import Tensor
 from ckptools.model.tree import children_of, tensors_in, walk
 from ckptools.model.values import Opaque
 from ckptools.tensor_io.read import read_box
-from tests.truth import LOCAL, WHOLE, Known
+from tests.truth import KINDS, LOCAL, WHOLE, Known
 
 EVERY = (*WHOLE, *LOCAL)
 
 
 def ids(known: Known) -> str:
     return known.name
+
+
+PLACES = [
+    *(pytest.param((known, "disk"), id=known.name) for known in EVERY),
+    *(pytest.param((known, "bucket"), id=f"{known.name} in a bucket") for known in KINDS),
+    *(
+        pytest.param((known, "bucket"), id=f"{known.name} in a bucket", marks=pytest.mark.slow)
+        for known in EVERY
+        if known not in KINDS
+    ),
+]
+
+
+@pytest.fixture(params=PLACES)
+def known(request: pytest.FixtureRequest) -> Known:
+    """A fixture on the local disk, or the same in a bucket."""
+    fixture, place = request.param
+    return fixture if place == "disk" else request.getfixturevalue("bucket").holding(fixture)
 
 
 @pytest.mark.parametrize("fmt", FORMATS, ids=lambda f: f.NAME)
@@ -41,20 +59,17 @@ def test_an_empty_folder_is_unknown_and_told_in_one_line(tmp_path):
 
 
 @pytest.mark.parametrize("every", [False, True], ids=["one rank", "all ranks"])
-@pytest.mark.parametrize("known", EVERY, ids=ids)
 def test_the_shards_of_a_tensor_are_in_rank_order(known, every):
     for _, tensor in tensors_in(known.open(all_ranks=every).tree):
         ranks = [-1 if s.rank is None else s.rank for s in tensor.shards]
         assert ranks == sorted(ranks)
 
 
-@pytest.mark.parametrize("known", EVERY, ids=ids)
 def test_the_first_format_that_detects_it_reads_it(known):
     first = next(f for f in FORMATS if f.detect(known.file))
     assert ckptools.open(known.file).format == first.NAME
 
 
-@pytest.mark.parametrize("known", EVERY, ids=ids)
 def test_no_format_is_passed_over_because_of_its_names(known):
     for path in (known.file, known.file.parent):
         try:
@@ -65,7 +80,7 @@ def test_no_format_is_passed_over_because_of_its_names(known):
         assert (found and found.NAME) == first
 
 
-@pytest.mark.parametrize("known", EVERY, ids=ids)
+@pytest.mark.parametrize("known", EVERY, ids=ids)  # a range from a store is more than was asked for
 def test_opening_reads_no_values(known):
     ck = ckptools.open(known.file, all_ranks=True)
     values = sum(f.nbytes for f in ck.files) - ck.cost.nbytes
@@ -73,7 +88,6 @@ def test_opening_reads_no_values(known):
     assert values >= sum(nbytes for _, nbytes in spans.values())
 
 
-@pytest.mark.parametrize("known", EVERY, ids=ids)
 def test_every_shard_lies_inside_its_file_and_its_tensor(known):
     ck = ckptools.open(known.file, all_ranks=True)
     files = {f.path for f in ck.files}
@@ -88,7 +102,6 @@ def test_every_shard_lies_inside_its_file_and_its_tensor(known):
             assert tensor.note or shard.box.inside(tensor.shape)
 
 
-@pytest.mark.parametrize("known", EVERY, ids=ids)
 def test_every_leaf_is_in_exactly_one_section(known):
     ck = ckptools.open(known.file)
     paths = [(*s.path, *p) for s in ck.sections for p, _ in walk(s.value)]
@@ -117,7 +130,6 @@ def same(a: object, b: object) -> bool:
     return keys and type(a) is type(b) and all(same(v, w) for (_, v), (_, w) in zip(kept, two, strict=True))
 
 
-@pytest.mark.parametrize("known", EVERY, ids=ids)
 def test_consolidating_and_reopening_gives_the_same_state(known, tmp_path):
     known.open().consolidate(tmp_path / "all.pt", keep_types=True)
     before, after = known.open(all_ranks=True), ckptools.open(tmp_path / "all.pt")

@@ -10,16 +10,13 @@ from ckptools.files.bucket import Bucket
 from ckptools.model.tree import tensors_in
 from ckptools.training import CreateOptions, create
 from ckptools.training.simulation_options import SimulationOptions
-from tests.object_store import BUCKET, settings
+from tests.object_store import BUCKET
 from tests.truth import FIXTURES
 
 FOLDERS = sorted(path.name for path in FIXTURES.iterdir() if path.is_dir())
 
 
-@pytest.fixture(autouse=True)
-def user(s3, monkeypatch):
-    for name, value in settings(s3.address).items():
-        monkeypatch.setenv(name, value)
+pytestmark = pytest.mark.usefixtures("bucket")
 
 
 @pytest.fixture
