@@ -15,7 +15,7 @@ from ckptools.model.tensor import Tensor
 from ckptools.model.tree import children_of, tensors_in, walk
 from ckptools.model.values import Opaque
 from ckptools.tensor_io.read import read_box
-from tests.truth import KINDS, LOCAL, WHOLE, Known
+from tests.truth import LOCAL, WHOLE, Known
 
 EVERY = (*WHOLE, *LOCAL)
 
@@ -24,22 +24,11 @@ def ids(known: Known) -> str:
     return known.name
 
 
-PLACES = [
-    *(pytest.param((known, "disk"), id=known.name) for known in EVERY),
-    *(pytest.param((known, "bucket"), id=f"{known.name} in a bucket") for known in KINDS),
-    *(
-        pytest.param((known, "bucket"), id=f"{known.name} in a bucket", marks=pytest.mark.slow)
-        for known in EVERY
-        if known not in KINDS
-    ),
-]
-
-
-@pytest.fixture(params=PLACES)
+@pytest.fixture(params=EVERY, ids=ids)
 def known(request: pytest.FixtureRequest) -> Known:
-    """A fixture on the local disk, or the same in a bucket."""
-    fixture, place = request.param
-    return fixture if place == "disk" else request.getfixturevalue("bucket").holding(fixture)
+    """A fixture; `test_contract_in_a_bucket` has the same ones elsewhere."""
+    fixture: Known = request.param
+    return fixture
 
 
 @pytest.mark.parametrize("fmt", FORMATS, ids=lambda f: f.NAME)
