@@ -21,7 +21,8 @@ from ckptools.files.storage import Status
 
 BUCKETS = ("s3", "gs", "az")
 WEB = ("https", "http")
-SCHEMES = (*BUCKETS, *WEB)
+HUB = "hf"
+SCHEMES = (*BUCKETS, *WEB, HUB)
 """What a URL may begin with."""
 
 _stores: dict[tuple[str, str], RemoteStore] = {}
@@ -56,7 +57,16 @@ class RemotePath(PosixPath):
 
     @property
     def _place(self) -> tuple[str, str]:
-        return self.parts[0][:-1], self.parts[1] if len(self.parts) > 1 else ""
+        return self.parts[0][:-1], "/".join(self.parts[1 : self._depth])
+
+    @property
+    def _depth(self) -> int:
+        """How many parts name the place: a bucket or host, or on the Hub `org/name@revision`, of a model as a rule."""
+        if self.parts[0] != f"{HUB}:":
+            return 2
+        depth = 4 if self.parts[1:2] in (("datasets",), ("spaces",)) else 3
+        # Of all names of revisions only `refs/pr/7` and `refs/convert/parquet` are written with their slashes.
+        return depth + 2 if self.parts[depth - 1 : depth] and self.parts[depth - 1].endswith("@refs") else depth
 
     def __truediv__(self, other: Any) -> RemotePath:
         below = super().__truediv__(other)
@@ -67,7 +77,7 @@ class RemotePath(PosixPath):
     def parent(self) -> RemotePath:
         """The folder that it is in."""
         above = super().parent
-        above._store = self._store if len(above.parts) > 1 else None
+        above._store = self._store if len(above.parts) >= above._depth else None
         return above
 
     @property
@@ -78,7 +88,7 @@ class RemotePath(PosixPath):
     @property
     def key(self) -> str:
         """Its path in the store."""
-        return "/".join(self.parts[2:])
+        return "/".join(self.parts[self._depth :])
 
     def status(self) -> Status:
         """What is there.
@@ -86,8 +96,8 @@ class RemotePath(PosixPath):
         Raises:
             OSError: nothing, or the store does not tell.
         """
-        if len(self.parts) < 2:
-            raise FileNotFoundError(errno.ENOENT, "names no bucket or server")
+        if len(self.parts) < self._depth:
+            raise FileNotFoundError(errno.ENOENT, "names no bucket, server or repository")
         return self.store.status(self.key)
 
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
@@ -105,15 +115,15 @@ class RemotePath(PosixPath):
         return self.stat()
 
     def exists(self, *, follow_symlinks: bool = True) -> bool:
-        """Whether anything is there that we may see."""
+        """Whether anything is there."""
         try:
             self.status()
-        except (FileNotFoundError, DeniedError):
+        except FileNotFoundError:
             return False
         return True
 
     def is_file(self, *, follow_symlinks: bool = True) -> bool:
-        """Whether it is a file."""
+        """Whether it is a file that we may see."""
         try:
             return not self.status().is_folder
         except (FileNotFoundError, DeniedError):
@@ -178,6 +188,10 @@ def _store(scheme: str, name: str) -> RemoteStore:
 
         host = name.partition("#")[0]
         return Web(f"{scheme}://{host}", _queries.setdefault((scheme, name), {}))
+    if scheme == HUB:
+        from ckptools.files.hub import Hub
+
+        return Hub(name)
     raise RemoteError(f"{scheme}:// is not read; {', '.join(f'{one}://' for one in SCHEMES)} are", errno.ENOTSUP)
 
 

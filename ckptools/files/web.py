@@ -10,6 +10,7 @@ import errno
 import random
 import re
 import time
+from abc import abstractmethod
 from collections.abc import Mapping
 from http.client import responses
 from typing import NoReturn
@@ -43,7 +44,63 @@ _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 _connections = Connections()
 
 
-class Web(RemoteStore):
+class HttpStore(RemoteStore):
+    """Files that are had by HTTP."""
+
+    @abstractmethod
+    def _url(self, key: str) -> str:
+        """Where a file is asked for."""
+
+    def _fetch(self, key: str, version: str, start: int, end: int) -> bytes:
+        size, data, tries = self.status(key).size, bytearray(), Tries()
+        while (at := start + len(data)) < end:
+            headers = {"Range": f"bytes={at}-{end - 1}", **_condition(version)}
+            answer = self._get(self._url(key), headers, tries, end - at)
+            data += _part(answer, at, end, size, version)
+            if answer.fault:
+                tries.failed(answer.fault, fresh=len(answer.body) >= PROGRESS)
+        return bytes(data)
+
+    def _get(self, url: str, headers: Mapping[str, str], tries: Tries, length: int = 0) -> Answer:
+        """The answer to a request, after as many tries as it needs; the store's refusals are errors."""
+        while True:
+            try:
+                answer = self._followed(url, headers, max(length, WHOLE))
+            except TransportError as error:
+                if not error.passing:
+                    raise RemoteError(str(error)) from error
+                tries.failed(str(error))
+                continue
+            if answer.status not in RETRIED:
+                return answer
+            tries.failed(f"the server answers {_named(answer.status)}", _wait_asked(answer))
+
+    def _followed(self, url: str, headers: Mapping[str, str], most: int) -> Answer:
+        """The answer to a request and to those that its redirects lead to."""
+        for _ in range(REDIRECTS + 1):
+            self.requests += 1
+            parts = urlsplit(url)
+            answer = _connections.get(parts, {**BASE, **self._credentials(parts), **headers}, most, timeout())
+            if answer.status not in FOLLOWED:
+                return answer
+            target = urljoin(url, answer.headers.get("location", ""))
+            self._check_redirect(parts, urlsplit(target))
+            url = target
+        raise RemoteError(f"the server redirects more than {REDIRECTS} times")
+
+    def _credentials(self, _url: SplitResult) -> Mapping[str, str]:
+        return {}
+
+    def _check_redirect(self, origin: SplitResult, target: SplitResult) -> None:
+        if (origin.scheme, target.scheme) == ("https", "http"):
+            raise RemoteError(f"the server redirects to http://{_host(target)}, without TLS; that is not followed")
+        if authority(target) != authority(origin) and not _gains_tls(origin, target):
+            raise RemoteError(
+                f"the server redirects to another, {_host(target)}; that is not followed: name the file's URL there"
+            )
+
+
+class Web(HttpStore):
     """A web server.
 
     Args:
@@ -80,58 +137,10 @@ class Web(RemoteStore):
             self._ends_of(key).append(Held(0, answer.body[:SMALL]))
         return status
 
-    def _fetch(self, key: str, version: str, start: int, end: int) -> bytes:
-        size, data, tries = self.status(key).size, bytearray(), Tries()
-        while (at := start + len(data)) < end:
-            headers = {"Range": f"bytes={at}-{end - 1}", **_condition(version)}
-            answer = self._get(self._url(key), headers, tries, end - at)
-            data += _part(answer, at, end, size, version)
-            if answer.fault:
-                tries.failed(answer.fault, fresh=len(answer.body) >= PROGRESS)
-        return bytes(data)
-
     def _url(self, key: str) -> str:
         query = self.queries.get(key, "")
         # What is percent-encoded in a URL stays so; names that others give (an index its shards) are encoded here.
         return f"{self.origin}/{quote(key, safe='/%:@!$&()*+,;=~')}" + (f"?{query}" if query else "")
-
-    def _get(self, url: str, headers: Mapping[str, str], tries: Tries, length: int = 0) -> Answer:
-        """The answer to a request, after as many tries as it needs; the store's refusals are errors."""
-        while True:
-            try:
-                answer = self._followed(url, headers, max(length, WHOLE))
-            except TransportError as error:
-                if not error.passing:
-                    raise RemoteError(str(error)) from error
-                tries.failed(str(error))
-                continue
-            if answer.status not in RETRIED:
-                return answer
-            tries.failed(f"the server answers {_named(answer.status)}", _wait_asked(answer))
-
-    def _followed(self, url: str, headers: Mapping[str, str], most: int) -> Answer:
-        """The answer to a request and to those that its redirects lead to."""
-        for _ in range(REDIRECTS + 1):
-            self.requests += 1
-            parts = urlsplit(url)
-            answer = _connections.get(parts, {**BASE, **self._credentials(parts), **headers}, most, timeout())
-            if answer.status not in FOLLOWED:
-                return answer
-            target = urljoin(url, answer.headers.get("location", ""))
-            self._check_redirect(parts, urlsplit(target))
-            url = target
-        raise RemoteError(f"the server redirects more than {REDIRECTS} times")
-
-    def _credentials(self, _url: SplitResult) -> Mapping[str, str]:
-        return {}
-
-    def _check_redirect(self, origin: SplitResult, target: SplitResult) -> None:
-        if (origin.scheme, target.scheme) == ("https", "http"):
-            raise RemoteError(f"the server redirects to http://{_host(target)}, without TLS; that is not followed")
-        if _authority(target) != _authority(origin) and not _gains_tls(origin, target):
-            raise RemoteError(
-                f"the server redirects to another, {_host(target)}; that is not followed: name the file's URL there"
-            )
 
 
 BASE = {"Accept-Encoding": "identity", "User-Agent": f"ckptools/{__version__}"}
@@ -283,7 +292,8 @@ def _host(url: SplitResult) -> str:
     return url.netloc.rpartition("@")[2]
 
 
-def _authority(url: SplitResult) -> tuple[str, str, int | None]:
+def authority(url: SplitResult) -> tuple[str, str, int | None]:
+    """Scheme, host and port of a URL."""
     try:
         port = url.port or {"http": 80, "https": 443}.get(url.scheme)
     except ValueError:
@@ -294,4 +304,4 @@ def _authority(url: SplitResult) -> tuple[str, str, int | None]:
 def _gains_tls(origin: SplitResult, target: SplitResult) -> bool:
     """Whether a redirect leads from http to https of the same host, each on its usual port."""
     host = origin.hostname or ""
-    return _authority(origin) == ("http", host, 80) and _authority(target) == ("https", host, 443)
+    return authority(origin) == ("http", host, 80) and authority(target) == ("https", host, 443)

@@ -29,6 +29,10 @@ class RangeHandler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.asked.append(self.path)
+        self.reply()
+
+    def reply(self) -> None:
+        """Answer what was asked."""
         self.send_file(self.folder / unquote(self.path.partition("?")[0]).lstrip("/"))
 
     def send_file(self, file: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -10,7 +12,7 @@ from typer.testing import CliRunner
 
 import ckptools
 from ckptools.cli import app
-from tests.files.range_server import range_server
+from tests.files.range_server import RangeHandler, range_server, serving
 from tests.truth import FIXTURES
 
 RANKS = "torch2.13.0-fsdp1-sharded-w4"
@@ -71,6 +73,25 @@ def test_of_one_rank_file_the_others_are_to_be_named(web):
     code, out = run("inspect", f"{web.address}/{RANKS}/rank0.pt?{SECRET}")
     assert code == 0 and "name the other rank files too" in out
     assert "1970" not in out
+
+
+class Signed(RangeHandler):
+    """Denies, as S3 does, whatever was not signed, whether it is there or not."""
+
+    def send_file(self, file: Path) -> None:
+        if SECRET in self.path:
+            super().send_file(file)
+        else:
+            self.answer(403, b"")
+
+
+def test_what_may_not_be_seen_is_denied_and_not_called_absent():
+    file = "hf-gpt2-bin-tied-fp32/ckpt/pytorch_model-00001-of-00004.bin"
+    with serving(partial(Signed, FIXTURES, [])) as address:
+        assert run("inspect", f"{address}/{file}?{SECRET}")[0] == 1  # one file of four
+        assert run("inspect", f"{address}/torch2.13.0-ddp-w4/snapshot.pt?{SECRET}")[0] == 0
+        code, out = run("inspect", f"{address}/{file}?Expires=1")
+    assert code == 3 and "access denied by the server (403 Forbidden)" in out
 
 
 @pytest.mark.parametrize("command", ["inspect", "verify", "tree", "stats", "doctor"])
