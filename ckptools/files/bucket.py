@@ -40,6 +40,8 @@ INSTALL = "needs the package obstore: pip install 'ckptools[remote]'"
 
 _CODE = re.compile(r"<Code>(\w+)</Code>|Server returned non-2xx status code: (\d+ [A-Za-z ]+)")
 
+_TRIED = re.compile(r"Error performing \w+ \S+ in \S+, after (\d+) retries, max_retries: \d+, retry_timeout: \w+\s+- ")
+
 
 def timeout() -> float:
     """Seconds that a request may take: 30, or what the environment says."""
@@ -199,5 +201,6 @@ def _code(error: Exception) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    """What an error of obstore begins with; the rest is for its developers."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+    """What an error of obstore begins with; the rest, and the request's address, are for its developers."""
+    line = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return _TRIED.sub(r"no answer after \1 retries: ", re.sub(r"^Generic \w+ error: ", "", line))[:300]

@@ -1,0 +1,156 @@
+"""A proxy in front of the S3 server that answers as stores and networks do on a bad day."""
+
+from __future__ import annotations
+
+import http.client
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import Any
+from urllib.parse import urlsplit
+
+SLOW = 1.5
+"""Seconds that a slow answer takes; a request may take half a second in these tests."""
+
+
+@dataclass
+class Answer:
+    """What the proxy sends.
+
+    Attributes:
+        status: HTTP's.
+        headers: by name, each word of it with a capital.
+        body: all bytes that the length is said of.
+        sent: how many of them are sent before the connection is closed; None for all.
+    """
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+    sent: int | None = None
+
+
+Fault = Callable[[Answer], Answer]
+"""Turns a good answer to a request for a range into a bad one."""
+
+
+@dataclass
+class Proxy:
+    """What goes on between a client and the server.
+
+    Attributes:
+        address: where the client finds it.
+        behind: address of the server.
+        faults: what happens to the next answers with bytes of files, each one of them once.
+        always: what happens to all further ones.
+        requests: how many requests there were.
+    """
+
+    address: str
+    behind: str
+    faults: list[Fault] = field(default_factory=list)
+    always: Fault | None = None
+    requests: int = 0
+
+    def answer(self, method: str, target: str, headers: dict[str, str]) -> Answer:
+        """What the server answers, or what becomes of that."""
+        self.requests += 1
+        connection = http.client.HTTPConnection(urlsplit(self.behind).netloc, timeout=20)
+        try:
+            connection.request(method, target, headers=headers)
+            found = connection.getresponse()
+            good = Answer(found.status, {name.title(): value for name, value in found.getheaders()}, found.read())
+        finally:
+            connection.close()
+        if "range" not in {name.lower() for name in headers}:
+            return good
+        fault = self.faults.pop(0) if self.faults else self.always
+        return fault(good) if fault else good
+
+
+@contextmanager
+def proxy_of(behind: str) -> Iterator[Proxy]:
+    """Yield a proxy in front of a server."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def _do(self) -> None:
+            found = proxy.answer(self.command, self.path, dict(self.headers))
+            left_out = ("content-length", "transfer-encoding", "connection")
+            self.send_response(found.status)
+            for name, value in found.headers.items():
+                if name.lower() not in left_out:
+                    self.send_header(name, value)
+            self.send_header("Content-Length", str(len(found.body)))
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(found.body[: found.sent])
+            self.close_connection = found.sent is not None
+
+        do_GET = do_HEAD = _do  # noqa: N815 - names that the base class looks for
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+
+        def handle_error(self, *_: Any) -> None:
+            pass  # a client that has given up
+
+    with Server(("127.0.0.1", 0), Handler) as server:
+        proxy = Proxy(f"http://127.0.0.1:{server.server_port}", behind)
+        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            yield proxy
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def slow(answer: Answer) -> Answer:
+    """Later than a client waits."""
+    time.sleep(SLOW)
+    return answer
+
+
+def dropped(answer: Answer) -> Answer:
+    """The connection ends half-way."""
+    return Answer(answer.status, answer.headers, answer.body, len(answer.body) // 2)
+
+
+def shorter(answer: Answer) -> Answer:
+    """A well-formed answer with fewer bytes than were asked for."""
+    body = answer.body[: len(answer.body) // 2]
+    unit, _, span = answer.headers["Content-Range"].partition(" ")
+    first, total = span.split("-")[0], span.split("/")[1]
+    told = {"Content-Range": f"{unit} {first}-{int(first) + len(body) - 1}/{total}"}
+    return Answer(answer.status, answer.headers | told, body)
+
+
+def elsewhere(answer: Answer) -> Answer:
+    """Bytes of another place in the file."""
+    unit, _, span = answer.headers["Content-Range"].partition(" ")
+    total = int(span.split("/")[1])
+    told = {"Content-Range": f"{unit} 1-{len(answer.body)}/{total}"}
+    return Answer(answer.status, answer.headers | told, answer.body)
+
+
+def without_range(answer: Answer) -> Answer:
+    """The range is ignored, as a server does that knows none."""
+    return Answer(200, {k: v for k, v in answer.headers.items() if k != "Content-Range"}, answer.body + b"more")
+
+
+def another_version(answer: Answer) -> Answer:
+    """The file was replaced, and the server does not look at If-Match."""
+    return Answer(answer.status, answer.headers | {"Etag": '"0123456789abcdef0123456789abcdef"'}, answer.body)
+
+
+def failed(status: int) -> Fault:
+    """An error of the server."""
+    return lambda _: Answer(status, {"Content-Type": "application/xml"}, b"<Error><Code>Sorry</Code></Error>")
