@@ -57,7 +57,8 @@ def read_record(found: Stored, files: OpenFiles, deep: bool, values: bool) -> Fi
     crc, odd, headed = 0, False, True
     with files.open(record.path) as file:
         if check and file.descriptor is None:
-            file.expect([(record.offset - FRONT, min(record.end, record.offset + CHUNK))])
+            if record.nbytes > FRONT:  # what is smaller comes with others
+                file.expect([(record.offset - FRONT, min(record.end, record.offset + CHUNK))])
             headed = has_local_header(file, record.name, record.offset)
         for piece in read_pieces(file, record.offset, record.nbytes):
             crc = crc32(piece, crc) if check else 0

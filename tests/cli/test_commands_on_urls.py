@@ -1,0 +1,53 @@
+"""Commands that are given a URL say what they say of the same files on disk."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from ckptools.cli import app
+from tests.object_store import BUCKET, Bucketful
+from tests.truth import FIXTURES
+
+NAME = "torch2.13.0-fsdp1-sharded-w4"
+COMMANDS = (
+    "inspect {}/rank0.pt",
+    "inspect {} --all-ranks",
+    "inspect {}/nothing.pt",
+    "verify {} --deep --values",
+    "ls {}",
+    "tree {}/rank0.pt",
+    "show {}/rank0.pt model.embed.weight",
+    "stats {}/rank0.pt",
+    "doctor {}",
+    "diff {}/rank0.pt {}/rank1.pt --values",
+    "match {}/rank0.pt --to {}/rank1.pt",
+    "report {}/rank0.pt -o r.html --force",
+    "consolidate {}/rank0.pt -o all.pt --force",
+    "consolidate {}/rank0.pt -o all.safetensors --force",
+    "consolidate {}/rank0.pt -o all.dcp --force",
+)
+TIMES = re.compile(r"[\d.]+ m?s\b|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
+
+
+def said(command: str, folder: Path | str) -> tuple[int, str, str]:
+    done = CliRunner().invoke(app, command.replace("{}", f"{folder}/{NAME}").split())
+    told = (TIMES.sub("", text.replace(str(folder), "")) for text in (done.stdout, done.stderr))
+    return done.exit_code, *told
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_says_of_a_url_what_it_says_of_a_folder(command, bucket: Bucketful, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    bucket.put(FIXTURES / NAME)
+    there, written = said(command, f"s3://{BUCKET}"), contents(tmp_path)
+    assert there == said(command, FIXTURES)
+    assert (written == contents(tmp_path)) or "report" in command
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """The bytes of all files below a folder."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
