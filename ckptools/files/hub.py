@@ -19,8 +19,9 @@ from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
 
 from ckptools.files.http_connection import Answer
 from ckptools.files.remote_store import DeniedError, RemoteError
+from ckptools.files.retries import Tries
 from ckptools.files.storage import FOLDER, Status
-from ckptools.files.web import HttpStore, Tries, authority
+from ckptools.files.web import HttpStore, authority
 
 ENDPOINT = "https://huggingface.co"
 STORAGE = ("hf.co", "huggingface.co")

@@ -7,9 +7,7 @@ A redirect is followed within the same server only. Semantics of ranges and cond
 from __future__ import annotations
 
 import errno
-import random
 import re
-import time
 from abc import abstractmethod
 from collections.abc import Mapping
 from http.client import responses
@@ -21,14 +19,8 @@ from ckptools.files.bucket import timeout
 from ckptools.files.http_connection import Answer, Connections, TransportError
 from ckptools.files.remote_file import SMALL, Held
 from ckptools.files.remote_store import DeniedError, NoListError, RemoteError, RemoteStore, replaced
+from ckptools.files.retries import Tries
 from ckptools.files.storage import Status
-
-RETRIES = 5
-FIRST_WAIT = 0.2
-"""Seconds before the second try, at most; each further wait is at most twice as long."""
-
-LONGEST_WAIT = 30.0
-"""Seconds that a server may ask us to wait (`Retry-After`)."""
 
 PROGRESS = 256 << 10
 """Bytes of an answer that was cut short after which the count of failures begins anew."""
@@ -145,32 +137,6 @@ class Web(HttpStore):
 
 BASE = {"Accept-Encoding": "identity", "User-Agent": f"ckptools/{__version__}"}
 """What every request says: bytes are wanted as they are stored."""
-
-
-class Tries:
-    """How often a request has failed; it waits between tries, longer each time."""
-
-    def __init__(self) -> None:
-        self._failures = 0
-
-    def failed(self, reason: str, wait: float | None = None, fresh: bool = False) -> None:
-        """Wait before the next try.
-
-        Args:
-            reason: why this one failed.
-            wait: seconds that the server asks for.
-            fresh: whether much had come, so that failures before do not count.
-
-        Raises:
-            RemoteError: it has failed too often, or is to wait for too long.
-        """
-        self._failures = 1 if fresh else self._failures + 1
-        if self._failures > RETRIES:
-            raise RemoteError(f"{reason}, {self._failures} times; try again later")
-        if wait is not None and wait > LONGEST_WAIT:
-            raise RemoteError(f"{reason} and asks to wait {wait:.0f} seconds; try again then")
-        longest = FIRST_WAIT * 2 ** (self._failures - 1)
-        time.sleep(random.uniform(longest / 2, longest) if wait is None else wait)
 
 
 def _first_status(answer: Answer) -> Status:

@@ -121,14 +121,14 @@ class _Handler(BaseHTTPRequestHandler):
         self.connection.shutdown(socket.SHUT_RDWR)
 
     def _sleeps(self) -> None:
-        time.sleep(0.6)
+        time.sleep(0.9)
         self.close_connection = True
 
     def _drips(self) -> None:
         first, end = self._range()
         self._part(first, first + 1, f"bytes {first}-{end - 1}/{len(self.told.data)}", length=end - first)
         for at in range(first + 1, min(first + 12, end)):
-            time.sleep(0.05)
+            time.sleep(0.08)
             self.wfile.write(self.told.data[at : at + 1])
         self._hang_up()
 
@@ -145,7 +145,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _other_range(self) -> None:
         first, end = self._range()
-        self._part(first, end, f"bytes {first + 1}-{end}/{len(self.told.data)}")
+        self._part(first + 1, end)
 
     def _no_content_range(self) -> None:
         first, end = self._range()

@@ -10,17 +10,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptools.errors import ReadError
-from ckptools.files import web
+from ckptools.files import retries, web
 from ckptools.files.opening import File, is_there, location
 from tests.files.nasty_server import DATA, NastyServer, nasty_server
 
 SECRET = "X-Amz-Signature=c0ffee"
 
 
+SLOW = ("sleeps", "drips")
+"""Faults that are told by the time they take."""
+
+
 @pytest.fixture
-def server(monkeypatch) -> Iterator[NastyServer]:
-    monkeypatch.setattr(web, "FIRST_WAIT", 0.01)
-    monkeypatch.setenv("CKPTOOLS_TIMEOUT", "0.3")
+def server(monkeypatch, request) -> Iterator[NastyServer]:
+    monkeypatch.setattr(retries, "FIRST_WAIT", 0.01)
+    monkeypatch.setenv("CKPTOOLS_TIMEOUT", "0.5" if any(fault in request.node.name for fault in SLOW) else "20")
     with nasty_server() as told:
         yield told
 
@@ -54,7 +58,7 @@ def test_what_passes_is_tried_again_and_gives_the_files_bytes(server, fault, bef
     [
         ("500", "answers 500 Internal Server Error, 6 times; try again later"),
         ("hangs_up", "broke off the connection, 6 times"),
-        ("sleeps", "does not answer within 0.3 seconds, 6 times"),
+        ("sleeps", "does not answer within 0.5 seconds, 6 times"),
         ("drips", "the rest does not come in time, 6 times"),
         ("no_http", "does not speak HTTP, 6 times"),
         ("400", "answers 400 Bad Request"),
@@ -64,7 +68,7 @@ def test_what_passes_is_tried_again_and_gives_the_files_bytes(server, fault, bef
         ("416", "answers 416"),
         ("announces_terabytes", "knows no ranges and sends whole files only; copy it to this machine first"),
         ("whole_without_length", "does not tell how long its answer is, 6 times"),
-        ("other_range", "answers with bytes 1 to 4096; expected 0 to 4095"),
+        ("other_range", "answers with bytes 1 to 4095; expected 0 to 4095"),
         ("announces_more", "announces 4096 bytes and sends 4095"),
         ("no_content_range", "answers with a part of the file and does not say which"),
         ("untold_size", "does not tell how large it is"),
@@ -91,6 +95,21 @@ def test_a_file_that_is_replaced_while_it_is_read_is_no_mixture(server, behaviou
         server.data, server.etag = DATA[::-1], '"two"'
         with pytest.raises(ReadError, match="was replaced by another version"):
             file.read(50_000, 30_000)
+
+
+@pytest.mark.parametrize("behaviour", ["good", "knows_no_ranges"])
+def test_a_file_without_a_version_that_becomes_longer_is_no_mixture(server, behaviour):
+    server.always, server.etag = behaviour, ""
+    with File(location(server.url)) as file:
+        server.data = DATA[::-1] + b"more"
+        with pytest.raises(ReadError, match="was replaced by another version"):
+            file.read(50_000, 30_000)
+
+
+def test_a_redirect_to_less_tls_is_told_as_that():
+    parts = [web.urlsplit(url) for url in ("https://host/a", "http://host/b?c0ffee")]
+    with pytest.raises(web.RemoteError, match="redirects to http://host, without TLS; that is not followed"):
+        web.Web("https://host", {})._check_redirect(*parts)
 
 
 def test_the_version_is_asked_for_and_bytes_as_they_are_stored(server):
