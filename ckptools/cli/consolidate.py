@@ -21,7 +21,8 @@ Out = Annotated[
         "--out",
         "-o",
         metavar="PATH",
-        help="What to write: .pt, .safetensors or .dcp (a folder) says how; DIR/ gets model.safetensors in it.",
+        help="What to write: .pt, .safetensors or .dcp (a folder) says how; DIR/ gets model.safetensors in it. "
+        "Also a URL: s3://, gs://, az://.",
     ),
 ]
 OutputFormat = Annotated[

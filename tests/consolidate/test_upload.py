@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+import struct
 import subprocess
 import sys
 import time
@@ -20,6 +22,7 @@ from ckptools.consolidate.multipart import MultipartOutput
 from ckptools.consolidate.run import consolidate
 from ckptools.errors import DamagedError, OutputExistsError, UsageError, WriteError
 from ckptools.files import bucket
+from ckptools.files.zip_archive import DESCRIPTOR
 from tests.object_store import BUCKET, settings
 from tests.truth import FIXTURES
 
@@ -82,7 +85,11 @@ def test_a_pt_in_a_bucket_is_read_by_plain_torch_load_as_the_one_on_disk(client,
     consolidate(SOURCE, tmp_path / "here.pt", Options())
     done = consolidate(SOURCE, url(f"{place}/all.pt"), Options(check=True))
     there = downloaded(client, place, tmp_path) / "all.pt"
-    assert zipfile.ZipFile(there).testzip() is None
+    archive = zipfile.ZipFile(there)
+    assert archive.testzip() is None
+    for record in (one for one in archive.infolist() if "/data/" in one.filename):
+        described = struct.pack("<4s3L", b"PK\7\x08", record.CRC, record.file_size, record.file_size)
+        assert record.flag_bits & DESCRIPTOR and described in there.read_bytes()
     for mapped in (False, True):
         assert_same(torch.load(there, mmap=mapped), torch.load(tmp_path / "here.pt"))
     assert done.read_back == f"{done.tensors} tensors read back from the bucket, all equal"
@@ -125,8 +132,16 @@ def test_what_is_there_already_is_replaced_only_if_that_is_asked(client, place):
     with pytest.raises(OutputExistsError, match=f"{out}: exists; --force overwrites it"):
         consolidate(SOURCE, out, Options())
     assert found(client, place) == {"model.safetensors": b"old"}
-    consolidate(SOURCE, out, Options(force=True))
+    for _ in range(2):  # then the JSON beside it is there too
+        consolidate(SOURCE, out, Options(only="all", force=True))
     assert len(found(client, place)["model.safetensors"]) > 1000
+
+
+def test_files_with_an_index_are_replaced_with_it(client, place):
+    for most in (2000, 4000):
+        consolidate(SOURCE, url(f"{place}/"), Options(max_shard_size=most, force=True, check=True))
+        index = json.loads(found(client, place)["model.safetensors.index.json"])
+        assert set(index["weight_map"].values()) <= set(found(client, place))
 
 
 def test_what_appears_meanwhile_is_not_replaced(client, place, monkeypatch):
