@@ -98,7 +98,11 @@ class RemotePath(PosixPath):
         """
         if len(self.parts) < self._depth:
             raise FileNotFoundError(errno.ENOENT, "names no bucket, server or repository")
-        return self.store.status(self.key)
+        try:
+            return self.store.status(self.key)
+        except RemoteError as error:
+            error.filename = str(self)
+            raise
 
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
         """Size, time and kind, as the system tells them of a file on disk."""

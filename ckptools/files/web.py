@@ -109,6 +109,12 @@ class Web(HttpStore):
     def _list(self, folder: str) -> Mapping[str, Status]:
         raise NoListError("its server lists no files", errno.ENOTSUP)
 
+    def status(self, key: str) -> Status:
+        """What is at a key; of what else there may be nothing is known."""
+        if not key:
+            raise DeniedError("a web server lists no files; name one", errno.ENOTSUP)
+        return super().status(key)
+
     def entries(self, key: str) -> Mapping[str, Status]:
         """The files of a folder that were named and looked at: those that may be beside them are not told."""
         with self._lock:

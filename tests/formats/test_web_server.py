@@ -107,6 +107,18 @@ def test_commands_answer_about_a_url_as_about_a_file(web, command):
     assert there[0] == here[0]
 
 
+@pytest.mark.parametrize("command", ["inspect", "ls", "verify"])
+def test_a_server_alone_is_no_folder_without_checkpoints(web, command):
+    code, out = run(command, f"{web.address}/")
+    assert code == 3 and "a web server lists no files; name one" in out
+
+
+def test_ls_names_what_it_was_not_given(web):
+    with serving(partial(Signed, FIXTURES, [])) as address:
+        code, out = run("ls", f"{address}/run7")
+    assert code == 3 and f"{address}/run7: " in out
+
+
 def test_a_folder_cannot_be_listed_and_is_said_to_be_none(web):
     code, out = run("ls", f"{web.address}/{RANKS}")
     assert code == 3 and out.count("\n") == 1
