@@ -30,7 +30,7 @@ PART = 8 << 20
 MAX_PARTS = 9_999
 """Parts of an upload, less the last; S3 and Google Cloud Storage allow 10,000."""
 
-IN_FLIGHT = 48 << 20
+IN_FLIGHT = 32 << 20
 """Bytes of one upload that are under way, where that is two parts or more."""
 
 PARTS_LEFT = "the parts that were uploaded could not be removed: abort the upload, or let a rule of the bucket do so"

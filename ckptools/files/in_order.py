@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from threading import Condition
 
-WINDOW = 64 << 20
+WINDOW = 32 << 20
 """Bytes behind the reader's place that are taken into memory."""
 
 
