@@ -7,6 +7,8 @@ big: against something run in the same minute; most of the time goes into making
 5,000 tensors        one torch.save file
 10 GB sparse file    a safetensors file that is nearly all hole
 
+stores: rank files in a bucket of a local S3 server, by requests and bytes, with 20 ms of latency added to each request.
+
 scale: worlds of 64, 256 and 1,024 ranks and a model of 70 B parameters, by files whose values are holes.
 """
 
@@ -20,7 +22,7 @@ from pathlib import Path
 
 from ckptools.tensor_io.threads import in_threads
 from ckptools.views.tables import Column, table
-from tests.benchmarks import scale
+from tests.benchmarks import scale, stores
 from tests.benchmarks.measure import run, workplace
 
 CKPTOOLS = [sys.executable, "-m", "ckptools"]
@@ -159,6 +161,7 @@ def row(what: str, ours: Sequence[str], theirs: Sequence[str]) -> Row:
 SECTIONS: dict[str, tuple[Callable[[Path], None], Callable[[Path], Iterable[str]]]] = {
     "big": (make_inputs, against_others),
     "scale": (scale.make, scale.report),
+    "stores": (stores.make, stores.report),
 }
 """What makes the inputs of a section, and the lines that it prints."""
 

@@ -1,0 +1,132 @@
+"""What a bucket costs: a local S3 server behind 20 ms of added latency, against the same files on disk."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Thread
+from unittest.mock import patch
+
+import ckptools
+from ckptools.text import size
+from ckptools.views.tables import Column, table
+from tests.benchmarks.measure import Run, run
+from tests.object_store import BUCKET, Bucketful, s3_server, settings
+
+CKPTOOLS = [sys.executable, "-m", "ckptools"]
+WORLD = 256
+LATENCY = 0.02
+"""Seconds that each request takes longer."""
+
+REQUEST = re.compile(rb"(GET|HEAD|PUT|POST|DELETE) ")
+
+
+class Distance:
+    """A proxy that makes a server far away, and counts what is asked and sent.
+
+    Attributes:
+        requests: requests so far.
+        nbytes: bytes of answers so far, headers included.
+        most: most requests that were under way together.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._host, port = address.removeprefix("http://").split(":")
+        self._port = int(port)
+        self.requests = self.nbytes = self.most = self._now = 0
+
+    async def serve(self, client: asyncio.StreamReader, answers: asyncio.StreamWriter) -> None:
+        """Pass on what comes over one connection."""
+        server, questions = await asyncio.open_connection(self._host, self._port)
+        await asyncio.gather(self._ask(client, questions), self._answer(server, answers), return_exceptions=True)
+        questions.close()
+        answers.close()
+
+    async def _ask(self, client: asyncio.StreamReader, questions: asyncio.StreamWriter) -> None:
+        while data := await client.read(1 << 16):
+            if REQUEST.match(data):
+                self.requests += 1
+                self._now += 1
+                self.most = max(self.most, self._now)
+                await asyncio.sleep(LATENCY)
+            questions.write(data)
+            await questions.drain()
+        questions.write_eof()
+
+    async def _answer(self, server: asyncio.StreamReader, answers: asyncio.StreamWriter) -> None:
+        while data := await server.read(1 << 16):
+            self._now -= data.startswith(b"HTTP/1.1")
+            self.nbytes += len(data)
+            answers.write(data)
+            await answers.drain()
+        answers.close()
+
+
+@contextmanager
+def far_away(address: str) -> Iterator[tuple[str, Distance]]:
+    """The address of a proxy before a server, and what it counts."""
+    distance, loop = Distance(address), asyncio.new_event_loop()
+    server = loop.run_until_complete(asyncio.start_server(distance.serve, "127.0.0.1", 0))
+    Thread(target=loop.run_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", distance
+    loop.call_soon_threadsafe(loop.stop)
+
+
+def make(work: Path) -> None:
+    """Write the rank files of a world, where they are not there yet."""
+    if not (work / "world").exists():
+        print(f"{WORLD} rank files ...", file=sys.stderr)
+        new = work / "world.new"
+        shutil.rmtree(new, ignore_errors=True)
+        options = ["--simulate-world", str(WORLD), "--ranks", "all", "--tiny", "--steps", "1"]
+        run([*CKPTOOLS, "create", str(new), *options])
+        new.rename(work / "world")
+
+
+def report(work: Path) -> Iterator[str]:
+    """A table of commands: on disk and in the bucket."""
+    headers = ("what", "requests", "together", "bytes", "bytes / on disk", "seconds", "on disk", "peak")
+    with s3_server() as address, far_away(address) as (far, distance), patch.dict(os.environ, settings(far)):
+        Bucketful(address).put(work / "world")
+        yield from table([Column(title) for title in headers], list(rows(work, distance)))
+
+
+def rows(work: Path, distance: Distance) -> Iterator[tuple[str, ...]]:
+    """Run each command on disk and in the bucket."""
+    here, there = work / "world", f"s3://{BUCKET}/world"
+    name = min(path.name for path in here.iterdir())
+    for words in (["inspect", name], ["inspect", "", "--all-ranks"], ["verify", ""], ["verify", "", "--deep"]):
+        command, path, *options = words
+        asked = [*CKPTOOLS, command, *options]
+        local = run([*asked, str(here / path)])
+        yield row(" ".join(filter(None, words)), asked, f"{there}/{path}".rstrip("/"), distance, local, of(here, words))
+    out = work / "out.safetensors"
+    local = run([*CKPTOOLS, "consolidate", str(here), "-o", str(out), "--force"])
+    to = ["consolidate", there, "-o"]
+    yield row("consolidate to disk", [*CKPTOOLS, *to, str(out), "--force"], "", distance, local, of(here, ["verify"]))
+    to_bucket = [*CKPTOOLS, *to, f"s3://{BUCKET}/out.safetensors", "--force"]
+    yield row("consolidate to the bucket", to_bucket, "", distance, local, of(here, ["verify"]))
+
+
+def of(here: Path, words: Sequence[str]) -> int:
+    """Bytes that a command reads on disk: of `inspect` as counted, else the files whole."""
+    if words[0] == "inspect" and words[1]:
+        return ckptools.open(here / words[1]).cost.nbytes
+    if words[0] == "inspect" or len(words) == 2:
+        return ckptools.open(here, all_ranks=True).cost.nbytes
+    return sum(path.stat().st_size for path in here.iterdir())
+
+
+def row(what: str, command: Sequence[str], url: str, distance: Distance, local: Run, nbytes: int) -> tuple[str, ...]:
+    """Run a command on the bucket; its line of the table."""
+    distance.most, requests, got = 0, distance.requests, distance.nbytes
+    far = run([*command, *filter(None, [url])])
+    requests, got = distance.requests - requests, distance.nbytes - got
+    figures = (f"{got / nbytes:.2f} x", f"{far.seconds:.2f} s", f"{local.seconds:.2f} s", size(far.peak))
+    return (what, str(requests), str(distance.most), size(got), *figures)
