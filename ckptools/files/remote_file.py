@@ -14,20 +14,20 @@ from ckptools.files.storage import Status
 SMALL = 4 << 10
 """Bytes that a smaller read becomes; the first records and headers of a file lie in them."""
 
+LARGE = 1 << 20
+"""Bytes that a small read becomes, at most, where most of what came with earlier ones was read."""
+
 TAIL = 8 << 10
 """Bytes that a read near the end of the file becomes: a zip archive's end and the last entries of its directory."""
 
-BLOCK = 8 << 20
+BLOCK = 4 << 20
 """Bytes of one request, at most, unless one read asks for more."""
 
 GAP = 16 << 10
 """Bytes between two ranges that are fetched rather than making a second request."""
 
-HELD = 4 * BLOCK
-"""Bytes that are kept of one file, at most."""
-
-MAX_ENDS = 4
-"""Small pieces that are remembered of a file once it is closed."""
+MAX_PIECES = 64
+"""Pieces that are kept of one file."""
 
 Fetch = Callable[[int, int], bytes]
 """Gives the bytes from an offset to before another, all of them, or raises OSError."""
@@ -50,27 +50,63 @@ class Held(NamedTuple):
         return self.start + len(self.data)
 
 
+class Known:
+    """What is here of a file, however often it is opened.
+
+    Attributes:
+        pieces: they, the latest last; none is larger than `LARGE`.
+        grown: called with the bytes by which the pieces have grown.
+        fetched: bytes that were fetched of it.
+        read: bytes that were asked for; fewer where much came that nobody wanted.
+    """
+
+    __slots__ = ("fetched", "grown", "pieces", "read", "window")
+
+    def __init__(self, grown: Callable[[int], None] = lambda _: None) -> None:
+        self.pieces: list[Held] = []
+        self.grown = grown
+        self.fetched = self.read = 0
+        self.window = SMALL
+
+    @property
+    def nbytes(self) -> int:
+        """How much memory the pieces take."""
+        return sum(len(piece.data) for piece in tuple(self.pieces))
+
+    def add(self, piece: Held) -> None:
+        """Keep a piece, and let go of the oldest where they are many."""
+        self.pieces.append(piece)
+        gone = self.pieces.pop(0) if len(self.pieces) > MAX_PIECES else None
+        self.grown(len(piece.data) - (len(gone.data) if gone else 0))
+
+    def next_window(self) -> int:
+        """Bytes that a small read becomes now: twice those of before where at least half of all bytes was wanted."""
+        self.window = min(2 * self.window, LARGE) if self.fetched <= 2 * self.read and self.fetched else SMALL
+        return self.window
+
+
 class RemoteFile:
     """An open file of a store; its attributes are those of `storage.Ranges`.
 
     Args:
         fetch: what reads a range of the version of the file that `status` is of.
         status: of the file.
-        ends: what is known of its beginning and end, to which what is read of them is added.
+        known: what is here of it already, and to which what is fetched is added.
     """
 
-    descriptor = None
+    descriptor: int | None = None
 
-    def __init__(self, fetch: Fetch, status: Status, ends: list[Held] | None = None) -> None:
-        self._fetch = fetch
-        self.size, self.modified, self.version, self.bytes_read = status.size, status.modified, status.version, 0
-        self._ends = [] if ends is None else ends
-        self._held = list(self._ends)
+    def __init__(self, fetch: Fetch, status: Status, known: Known | None = None) -> None:
+        self._fetch, self._known = fetch, known or Known()
+        self.size, self.modified, self.bytes_read = status.size, status.modified, 0
+        self.version = status.version
+        self._block: Held | None = None
         self._expected: list[tuple[int, int]] = []
 
     def read(self, offset: int, length: int) -> bytes:
         """The `length` bytes at `offset`."""
         end = min(offset + length, self.size)
+        self._known.read += max(end - offset, 0)
         pieces, at = [], offset
         while at < end:
             held = self._holding(at) or self._bring(at, end)
@@ -83,7 +119,8 @@ class RemoteFile:
         """A buffer full at `offset`, or what one request gives of it."""
         end = min(offset + len(buffer), self.size)
         held = self._holding(offset) or self._bring(offset, end)
-        piece = held.data[offset - held.start : end - held.start]
+        piece = memoryview(held.data)[offset - held.start : end - held.start]
+        self._known.read += len(piece)
         buffer[: len(piece)] = piece
         return len(piece)
 
@@ -98,35 +135,37 @@ class RemoteFile:
         self._expected = joined
 
     def close(self) -> None:
-        """Forget what is here of it."""
-        self._held.clear()
+        """Let go of its last block; small pieces are kept for who opens it next."""
+        self._block = None
+
+    def _here(self) -> list[Held]:
+        return [*self._known.pieces, *([self._block] if self._block else [])]
 
     def _holding(self, at: int) -> Held | None:
-        return next((held for held in self._held if held.start <= at < held.end), None)
+        return next((held for held in self._here() if held.start <= at < held.end), None)
 
     def _bring(self, start: int, end: int) -> Held:
         """Fetch from `start` to `end`, or what is better fetched for it: more, or the first part."""
         first, last = self._widened(start, end)
         # What is here already is not fetched again.
-        last = min((held.start for held in self._held if start < held.start < last), default=last)
-        first = max((held.end for held in self._held if first < held.end <= start), default=first)
+        last = min((held.start for held in self._here() if start < held.start < last), default=last)
+        first = max((held.end for held in self._here() if first < held.end <= start), default=first)
         held = Held(first, self._fetch(first, last))
         self.bytes_read += len(held.data)
-        self._held.append(held)
-        if len(held.data) <= TAIL and len(self._ends) < MAX_ENDS:
-            self._ends.append(held)
-        while len(self._held) > 1 and sum(len(one.data) for one in self._held) > HELD:
-            del self._held[0]
+        self._known.fetched += len(held.data)
+        if len(held.data) <= LARGE:
+            self._known.add(held)
+        else:
+            self._block = held
         return held
 
     def _widened(self, start: int, end: int) -> tuple[int, int]:
+        window = self._known.next_window()
         for first, last in self._expected:
-            if first <= start < last:
+            if first <= start < last and (last - first >= window or window == SMALL):
                 # From the range's beginning where it fits into one request with what is asked for.
                 first = first if min(max(last, end), self.size) - first <= BLOCK else start
                 return first, min(max(end, min(last, first + BLOCK)), self.size)
-        if end - start >= SMALL:
-            return start, end
-        if start >= self.size - TAIL:
+        if end - start < SMALL and start >= self.size - TAIL:
             return max(self.size - TAIL, 0), self.size
-        return start, min(start + SMALL, self.size)
+        return start, min(max(end, start + window), self.size)

@@ -14,11 +14,11 @@ from copy import copy
 from functools import partial
 from threading import RLock
 
-from ckptools.files.remote_file import Held, RemoteFile
+from ckptools.files.remote_file import Known, RemoteFile
 from ckptools.files.storage import FOLDER, Status
 
-MAX_FILES = 2048
-"""Files of which small pieces are kept once they are closed: 32 MiB at most of each thousand."""
+MAX_KEPT = 128 << 20
+"""Bytes that are kept of all files of a store together; what was opened longest ago goes first."""
 
 
 class RemoteError(OSError):
@@ -50,6 +50,10 @@ def replaced() -> RemoteError:
     return RemoteError("was replaced by another version while it was read; open it again", errno.ESTALE)
 
 
+def _uncounted(nbytes: int) -> None:
+    """What a file adds that is forgotten once it is closed."""
+
+
 class RemoteStore(ABC):
     """The files of one bucket, server or repository.
 
@@ -64,7 +68,8 @@ class RemoteStore(ABC):
         self.requests = 0
         self._folders: dict[str, Mapping[str, Status]] = {}
         self._files: dict[str, Status | None] = {}
-        self._ends: OrderedDict[str, list[Held]] = OrderedDict()
+        self._known: OrderedDict[str, Known] = OrderedDict()
+        self._kept = 0
         self._lock = RLock()
 
     @abstractmethod
@@ -129,7 +134,7 @@ class RemoteStore(ABC):
         status = self.status(key)
         if status.is_folder:
             raise IsADirectoryError(errno.EISDIR, "is a folder")
-        return RemoteFile(partial(self._fetch, key, status.version), status, self._ends_of(key))
+        return RemoteFile(partial(self._fetch, key, status.version), status, self._known_of(key))
 
     def put(self, key: str, data: bytes, replace: bool) -> None:
         """Write a small file whole. One that is there is replaced only if that is asked for.
@@ -156,11 +161,18 @@ class RemoteStore(ABC):
         """
         raise _only_read()
 
-    def _ends_of(self, key: str) -> list[Held]:
-        """The list in which small pieces of a file are kept: a format looks at its first bytes before it is read."""
+    def _known_of(self, key: str) -> Known:
+        """What is here of a file: a format looks at its first bytes before it is read, and its tensors come later."""
         with self._lock:
-            ends = self._ends.setdefault(key, [])
-            self._ends.move_to_end(key)
-            if len(self._ends) > MAX_FILES:
-                self._ends.popitem(last=False)
-        return ends
+            known = self._known.setdefault(key, Known(self._keep))
+            self._known.move_to_end(key)
+        return known
+
+    def _keep(self, nbytes: int) -> None:
+        """Count what is kept, and forget files where it is too much."""
+        with self._lock:
+            self._kept += nbytes
+            while self._kept > MAX_KEPT and len(self._known) > 1:
+                _, gone = self._known.popitem(last=False)
+                gone.grown = _uncounted
+                self._kept -= gone.nbytes

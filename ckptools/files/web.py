@@ -132,7 +132,7 @@ class Web(HttpStore):
             tries.failed(answer.fault)
         status = _first_status(answer)
         if status.size:
-            self._ends_of(key).append(Held(0, answer.body[:SMALL]))
+            self._known_of(key).add(Held(0, answer.body[:SMALL]))
         return status
 
     def _url(self, key: str) -> str:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptools.files.remote_file import GAP, SMALL, TAIL, RemoteFile
+from ckptools.files import remote_store
+from ckptools.files.remote_file import GAP, LARGE, MAX_PIECES, SMALL, TAIL, Known, RemoteFile
+from ckptools.files.remote_store import RemoteStore
 from ckptools.files.storage import Status
 
 DATA = bytes(range(251)) * 400
@@ -81,9 +83,52 @@ def test_ranges_that_are_expected_come_together_where_they_are_close():
 
 
 def test_what_was_read_of_the_ends_is_not_fetched_again_by_who_opens_it_next():
-    requests, ends = Requests(), []
+    requests, known = Requests(), Known()
     for _ in range(2):
-        file = RemoteFile(requests, Status(len(DATA), 0.0), ends)
+        file = RemoteFile(requests, Status(len(DATA), 0.0), known)
         file.read(0, 512), file.read(len(DATA) - 22, 22)
         file.close()
     assert len(requests.ranges) == 2
+
+
+def test_small_reads_one_behind_the_other_become_few_requests():
+    file, requests = opened()
+    for offset in range(0, len(DATA), 100):
+        assert file.read(offset, min(100, len(DATA) - offset)) == DATA[offset : offset + 100]
+    assert len(requests.ranges) <= 8
+
+
+def test_small_reads_far_apart_do_not_bring_more_and_more():
+    file, requests = opened()
+    for offset in range(0, len(DATA) - TAIL, 20_000):
+        file.read(offset, 10)
+    assert max(end - start for start, end in requests.ranges) == SMALL < LARGE
+
+
+def test_what_is_kept_of_all_files_together_is_bounded(monkeypatch):
+    monkeypatch.setattr(remote_store, "MAX_KEPT", 50_000)
+    store = Zeros()
+    for number in range(100):
+        store.open(f"f/{number}").read(0, 4096)
+    assert sum(len(p.data) for known in store._known.values() for p in known.pieces) <= 60_000
+
+
+class Zeros(RemoteStore):
+    """A store of a hundred files of zeros."""
+
+    def _list(self, folder):
+        return {str(number): Status(1 << 20, 0.0) for number in range(100)}
+
+    def _look(self, key):
+        return None
+
+    def _fetch(self, key, version, start, end):
+        return bytes(end - start)
+
+
+def test_of_a_file_that_is_read_here_and_there_few_pieces_are_kept():
+    known = Known()
+    file = RemoteFile(lambda start, end: bytes(end - start), Status(1 << 30, 0.0), known)
+    for offset in range(0, 1 << 28, 1 << 20):
+        file.read(offset, 10)
+    assert len(known.pieces) == MAX_PIECES

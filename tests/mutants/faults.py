@@ -912,8 +912,16 @@ FAULTS = (
         "files/test_remote_file.py",
         ("if held.start <= at < held.end), None)", "if held.start <= at <= held.end), None)"),
         ("default=last)", "default=last) if False else last"),
-        ("        if len(held.data) <= TAIL and", "        if False and"),
+        ("        if len(held.data) <= LARGE:", "        if False:"),
+        ("if self.fetched <= 2 * self.read and self.fetched else SMALL", "if self.fetched else SMALL"),
+        ("else SMALL\n        return self.window", "else SMALL\n        return SMALL"),
+        ("self.pieces.pop(0) if len(self.pieces) > MAX_PIECES else None", "None"),
         ("start - joined[-1][1] <= GAP", "start - joined[-1][1] <= 2 * GAP"),
+    ),
+    *_in(
+        "files/remote_store.py",
+        "files/test_remote_file.py",
+        ("while self._kept > MAX_KEPT and", "while False and"),
     ),
     *_in(
         "files/bucket.py",
