@@ -4,21 +4,59 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from ckptools.cli.commands import COMMANDS
 from tests.documents import DOCS, TRAINING, Step, agrees, printed_otherwise, run, steps
+from tests.object_store import Bucketful, s3_server, settings
+from tests.truth import FIXTURES
 
 GUIDES = sorted(DOCS.glob("*.md"))
+REMOTE = DOCS / "remote.md"
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("guide", [guide for guide in GUIDES if guide != TRAINING], ids=lambda path: path.stem)
+@pytest.mark.parametrize("guide", [g for g in GUIDES if g not in (TRAINING, REMOTE)], ids=lambda path: path.stem)
 def test_every_command_of_a_guide_prints_what_the_guide_shows(guide: Path, tmp_path: Path) -> None:
     assert printed_otherwise(guide, tmp_path) == []
+
+
+@pytest.fixture
+def run7(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of four rank files, which is in a bucket too."""
+    folder = tmp_path / "run7"
+    folder.mkdir()
+    for file in (FIXTURES / "torch2.13.0-fsdp1-sharded-w4").glob("rank*.pt"):
+        shutil.copy(file, folder)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    with s3_server() as address:
+        Bucketful(address).put(folder)
+        for name, value in settings(address).items():
+            monkeypatch.setenv(name, value)
+        yield folder
+
+
+def test_every_command_on_a_bucket_prints_what_the_guide_shows(run7: Path, tmp_path: Path) -> None:
+    assert printed_otherwise(REMOTE, tmp_path) == []
+
+
+@pytest.mark.slow
+def test_every_command_of_the_readme_on_a_bucket_or_a_cluster_runs(run7: Path, tmp_path: Path) -> None:
+    run7.rename(tmp_path / "run")
+    section = (DOCS.parent / "README.md").read_text().partition("## In a bucket, on a cluster")[2].partition("\n## ")[0]
+    lines = re.findall(r"^(?:ckptools|torchrun) .*$", section, re.MULTILINE)
+    # One node of two ranks stands for four of eight.
+    here = [re.sub(r"--nnodes.*node0", "--standalone --nproc-per-node 2", line) for line in lines]
+    done = [subprocess.run(line.split(), cwd=tmp_path, check=False, timeout=200).returncode for line in here]
+    assert len(lines) == 4 and done == [0, 0, 0, 0]
+    assert (tmp_path / "model" / "model.safetensors").exists()
 
 
 @pytest.mark.parametrize("guide", GUIDES, ids=lambda path: path.stem)

@@ -45,6 +45,9 @@ class DiskFile:
     def expect(self, ranges: Iterable[tuple[int, int]]) -> None:
         """The system reads ahead by itself."""
 
+    def bring(self, start: int, end: int) -> None:
+        """The system has its own ways."""
+
     def close(self) -> None:
         """Close the descriptor."""
         os.close(self.descriptor)

@@ -93,6 +93,17 @@ class File:
         """Take note that ranges, each from an offset to before another, will be read; a store is then asked less."""
         self._ranges.expect(ranges)
 
+    def bring(self, start: int, end: int) -> None:
+        """Fetch a range of a file in a store, and keep it there for who reads it next.
+
+        Raises:
+            ReadError: the store fails.
+        """
+        try:
+            self._ranges.bring(start, end)
+        except OSError as error:
+            raise _refused(self.path, error) from error
+
     def _check_has(self, offset: int, length: int) -> None:
         if offset < 0 or length < 0 or offset + length > self.size:
             raise ReadError(self.path, f"ends at byte {self.size}; expected {length} bytes at {offset}")

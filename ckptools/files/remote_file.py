@@ -7,6 +7,7 @@ reader says that it will read comes in one piece, and both are kept for a moment
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from threading import Lock
 from typing import NamedTuple
 
 from ckptools.files.storage import Status
@@ -19,6 +20,9 @@ LARGE = 1 << 20
 
 TAIL = 8 << 10
 """Bytes that a read near the end of the file becomes: a zip archive's end and the last entries of its directory."""
+
+TOGETHER = 64 << 10
+"""Bytes of a read from which on threads do not wait for what others fetch of the same file."""
 
 BLOCK = 4 << 20
 """Bytes of one request, at most, unless one read asks for more."""
@@ -54,17 +58,18 @@ class Known:
     """What is here of a file, however often it is opened.
 
     Attributes:
-        pieces: they, the latest last; none is larger than `LARGE`.
+        pieces: they, the latest last; none is larger than `LARGE`, but for those that somebody brought.
+        lock: held while something is fetched for a small read.
         grown: called with the bytes by which the pieces have grown.
         fetched: bytes that were fetched of it.
         read: bytes that were asked for; fewer where much came that nobody wanted.
     """
 
-    __slots__ = ("fetched", "grown", "pieces", "read", "window")
+    __slots__ = ("fetched", "grown", "lock", "pieces", "read", "window")
 
     def __init__(self, grown: Callable[[int], None] = lambda _: None) -> None:
         self.pieces: list[Held] = []
-        self.grown = grown
+        self.grown, self.lock = grown, Lock()
         self.fetched = self.read = 0
         self.window = SMALL
 
@@ -134,6 +139,14 @@ class RemoteFile:
                 joined.append((start, end))
         self._expected = joined
 
+    def bring(self, start: int, end: int) -> None:
+        """Fetch what is not here yet of a range, by one request, and keep it however large it is."""
+        start, end = max(start, 0), min(end, self.size)
+        while start < end and (held := self._holding(start)):
+            start = held.end
+        if start < end:
+            self._known.add(self._fetched(start, end))
+
     def close(self) -> None:
         """Let go of its last block; small pieces are kept for who opens it next."""
         self._block = None
@@ -146,17 +159,28 @@ class RemoteFile:
 
     def _bring(self, start: int, end: int) -> Held:
         """Fetch from `start` to `end`, or what is better fetched for it: more, or the first part."""
+        if end - start >= TOGETHER:
+            return self._brought(start, end)
+        # What one thread fetches for a small read is often what others are about to ask for.
+        with self._known.lock:
+            return self._holding(start) or self._brought(start, end)
+
+    def _brought(self, start: int, end: int) -> Held:
         first, last = self._widened(start, end)
         # What is here already is not fetched again.
         last = min((held.start for held in self._here() if start < held.start < last), default=last)
         first = max((held.end for held in self._here() if first < held.end <= start), default=first)
-        held = Held(first, self._fetch(first, last))
-        self.bytes_read += len(held.data)
-        self._known.fetched += len(held.data)
+        held = self._fetched(first, last)
         if len(held.data) <= LARGE:
             self._known.add(held)
         else:
             self._block = held
+        return held
+
+    def _fetched(self, start: int, end: int) -> Held:
+        held = Held(start, self._fetch(start, end))
+        self.bytes_read += len(held.data)
+        self._known.fetched += len(held.data)
         return held
 
     def _widened(self, start: int, end: int) -> tuple[int, int]:

@@ -182,6 +182,11 @@ class RemotePath(PosixPath):
     read_bytes = read_text = rglob = _refuse
 
 
+def stores_are_used() -> bool:
+    """Whether this process has opened anything in a store."""
+    return bool(_stores)
+
+
 def _store(scheme: str, name: str) -> RemoteStore:
     if scheme in BUCKETS:
         from ckptools.files.bucket import Bucket

@@ -65,6 +65,13 @@ class Ranges(Protocol):
     def expect(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Take note that these bytes, from the first offset to before the second, are going to be read."""
 
+    def bring(self, start: int, end: int) -> None:
+        """Have the bytes from `start` to before `end` at hand for who reads them, also who opens the file again.
+
+        Raises:
+            OSError: the storage fails.
+        """
+
     def close(self) -> None:
         """Let go of it."""
 

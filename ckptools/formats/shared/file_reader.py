@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptools.formats.options import OnFile, Reader
+from ckptools.pickles.fetch_ahead import FetchAhead
 from ckptools.pickles.reader import Saved
 from ckptools.pickles.repeated_records import RepeatedRecords
 from ckptools.training_state import modules
@@ -48,6 +49,7 @@ class FileReader:
         self._ahead: dict[Path, None] = {}
         self._processes: ReaderProcesses | None = None
         self._files, self._seconds = 0, 0.0
+        self._fetch = FetchAhead()
 
     def __call__(self, path: Path) -> Saved:
         """Read one file.
@@ -65,9 +67,12 @@ class FileReader:
         """Take note that these files will be asked for, in this order."""
         if self._read is modules.read_file and len(paths) >= MIN_FILES:
             self._ahead = dict.fromkeys(paths)
+        elif self._read is modules.read_file:
+            self._fetch.add(paths[1:])
 
     def _read_here(self, path: Path) -> Saved:
         started = time.perf_counter()
+        self._fetch.wait(path)
         repeated = self._repeated if self._files else None  # the first is often the only one, and quicker without
         saved = modules.read_file(path, repeated) if self._read is modules.read_file else self._read(path)
         self._seconds += time.perf_counter() - started

@@ -16,13 +16,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ckptools.files.remote_path import needs_query
+from ckptools.files.remote_path import RemotePath, needs_query
 from ckptools.formats.shared.reader_processes.messages import Receiver
 from ckptools.formats.shared.reader_processes.worker import GREETING, LENGTH, read_exactly
 from ckptools.pickles.reader import Saved
 
 AHEAD = 3
 """Files that each process is asked for before the first of its answers is taken; bounds what waits in memory."""
+
+AHEAD_IN_STORES = 16
+"""The same of files in a store, which each process fetches together."""
 
 PIPE = 1 << 20
 """Bytes of answers that a process may leave before it waits."""
@@ -55,7 +58,8 @@ class ReaderProcesses:
         try:
             for _ in range(count):
                 self._processes.append(_Process(same))
-            for process in self._processes * AHEAD:
+            far = any(isinstance(path, RemotePath) for path in paths)
+            for process in self._processes * (AHEAD_IN_STORES if far else AHEAD):
                 self._ask(process)
         except BaseException:
             self.close()

@@ -14,6 +14,7 @@ from ckptools.errors import CkptoolsError
 from ckptools.files.file_type import COMPRESSIONS, content_of, head_of
 from ckptools.files.opening import File, path_of
 from ckptools.formats.shared.reader_processes.messages import Sender
+from ckptools.pickles.fetch_ahead import FetchAhead
 from ckptools.pickles.loading import gc_paused
 from ckptools.pickles.repeated_records import RepeatedRecords
 from ckptools.training_state import modules
@@ -34,18 +35,23 @@ def main() -> None:
     out.write(GREETING)
     out.flush()
     paths: SimpleQueue[Path] = SimpleQueue()
-    Thread(target=_listen, args=(sys.stdin.buffer, paths), daemon=True).start()
+    ahead = FetchAhead()
+    Thread(target=_listen, args=(sys.stdin.buffer, paths, ahead), daemon=True).start()
     sender, repeated = Sender(), RepeatedRecords()
     while True:
         with gc_paused():
-            out.write(_answer(paths.get(), sender, repeated))
+            path = paths.get()
+            ahead.wait(path)
+            out.write(_answer(path, sender, repeated))
         out.flush()
 
 
-def _listen(asked: IO[bytes], paths: SimpleQueue[Path]) -> None:
+def _listen(asked: IO[bytes], paths: SimpleQueue[Path], ahead: FetchAhead) -> None:
     """Pass on the paths that are asked for; end the process with whoever asks, even in the middle of a long file."""
     while head := asked.read(LENGTH.size):
-        paths.put(path_of(os.fsdecode(asked.read(*LENGTH.unpack(head)))))
+        path = path_of(os.fsdecode(asked.read(*LENGTH.unpack(head))))
+        ahead.add([path])
+        paths.put(path)
     os._exit(0)  # from a thread there is no other way; nothing is open for writing, no temporary file was made
 
 
