@@ -37,10 +37,14 @@ def suffered_there(damage: Damage, folder: Path, bucket: Bucketful) -> Iterator[
 
 
 def upload(files: list[Path], folder: Path, bucket: Bucketful) -> None:
-    """Let files be in the bucket as they are on disk."""
+    """Let files be in the bucket as they are on disk, and on disk as new as they are there."""
     for file in files:
         key = str(file.relative_to(folder.parent.parent))
-        bucket.put_bytes(key, file.read_bytes()) if file.exists() else bucket.delete(key)
+        if file.exists():
+            file.touch()
+            bucket.put_bytes(key, file.read_bytes())
+        else:
+            bucket.delete(key)
 
 
 def answers(case: Sound, path: str, root: str, place: Path) -> dict[str, Any]:

@@ -215,9 +215,10 @@ def test_a_url_of_what_is_not_read_is_told_to_be_one(url):
         assert done.stderr.startswith(f"error: {url}: {url.partition(':')[0]}:// is not read; s3://, ")
 
 
-def test_a_remote_output_is_told_to_be_one(tmp_path):
-    done = CliRunner().invoke(app, ["consolidate", str(RANKS), "-o", "s3://b/x.pt"])
-    assert done.exit_code == 2 and done.stderr.startswith("error: s3://b/x.pt: is remote;")
+@pytest.mark.parametrize("url", ["ftp://b/x.pt", "https://b/x.pt", "hf://a/b/x.pt"])
+def test_an_output_where_nothing_can_be_written_is_told_to_be_one(url):
+    done = CliRunner().invoke(app, ["consolidate", str(RANKS), "-o", url])
+    assert done.exit_code in (2, 3) and done.stderr.startswith(f"error: {url}: ") and done.stderr.count("\n") == 1
 
 
 def test_a_local_folder_may_be_called_like_a_url(tmp_path, monkeypatch):
