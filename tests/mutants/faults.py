@@ -910,7 +910,7 @@ FAULTS = (
     *_in(
         "files/remote_file.py",
         "files/test_remote_file.py",
-        ("if held.start <= at < held.end), None)", "if held.start <= at <= held.end), None)"),
+        ("if held.start <= at < held.end), None)", "if held.start < at < held.end), None)"),
         ("default=last)", "default=last) if False else last"),
         ("        if len(held.data) <= LARGE:", "        if False:"),
         ("if self.fetched <= 2 * self.read and self.fetched else SMALL", "if self.fetched else SMALL"),

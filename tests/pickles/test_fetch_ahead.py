@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from ckptools.files.remote_path import RemotePath
@@ -19,7 +21,7 @@ class OneFile(RemoteStore):
 
     def __init__(self, data: bytes) -> None:
         super().__init__()
-        self.data, self.ranges, self.fails = data, [], False
+        self.data, self.ranges, self.fails, self.seconds = data, [], False, 0.0
 
     def _list(self, folder):
         return {"rank0.pt": Status(len(self.data), 0.0)}
@@ -30,6 +32,7 @@ class OneFile(RemoteStore):
     def _fetch(self, key, version, start, end):
         if self.fails:
             raise RemoteError("does not answer")
+        time.sleep(self.seconds)
         self.ranges.append((start, end))
         return self.data[start:end]
 
@@ -69,6 +72,7 @@ def test_files_on_disk_are_not_fetched():
 
 def test_who_waits_for_a_file_finds_it_fetched():
     path, ahead = in_store(RANK_0.read_bytes()), FetchAhead()
+    path.store.seconds = 0.02
     ahead.add([path])
     ahead.wait(path)
     ahead.wait(path)
