@@ -18,6 +18,7 @@ from ckptools.model.rows import Rows
 from ckptools.model.verification import Check, Verification
 from ckptools.pickles.foreign_names import foreign_classes, foreign_problems, suspicious_names
 from ckptools.tensor_io import rounding
+from ckptools.tensor_io.fetch_ahead import fetch_small
 from ckptools.tensor_io.progress import Progress, not_told
 from ckptools.tensor_io.records import Stored
 from ckptools.tensor_io.shared_work import in_ranks
@@ -157,6 +158,7 @@ class _Reading:
             except ReadError as error:
                 return [unreadable(error, None, pair[0])]
 
+        fetch_small(pairs, self.files, self.jobs)
         compared = in_ranks(compare, pairs, self.jobs, lambda pair: pair[1].nbytes)
         problems += [p for found in compared for p in found]
         try:

@@ -90,6 +90,17 @@ class Known:
         return self.window
 
 
+def joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Ranges in order, those as one that overlap or lie so close together that one request is better than two."""
+    found: list[tuple[int, int]] = []
+    for start, end in sorted((max(start, 0), end) for start, end in ranges):
+        if found and start - found[-1][1] <= GAP:
+            found[-1] = found[-1][0], max(end, found[-1][1])
+        else:
+            found.append((start, end))
+    return found
+
+
 class RemoteFile:
     """An open file of a store; its attributes are those of `storage.Ranges`.
 
@@ -131,13 +142,7 @@ class RemoteFile:
 
     def expect(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Take note of bytes that will be read; those that lie close together will come by one request."""
-        joined: list[tuple[int, int]] = []
-        for start, end in sorted((max(start, 0), end) for start, end in ranges):
-            if joined and start - joined[-1][1] <= GAP:
-                joined[-1] = joined[-1][0], max(end, joined[-1][1])
-            else:
-                joined.append((start, end))
-        self._expected = joined
+        self._expected = joined(ranges)
 
     def bring(self, start: int, end: int) -> None:
         """Fetch what is not here yet of a range, by one request, and keep it however large it is."""
