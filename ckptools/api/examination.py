@@ -14,7 +14,7 @@ from typing import Any
 from ckptools.api.checkpoint import Checkpoint
 from ckptools.api.opening import checkpoints_in, open
 from ckptools.errors import CkptoolsError, ReadError, SeveralError
-from ckptools.files.opening import location, path_of, real_path
+from ckptools.files.location import location, path_of, real_path
 from ckptools.formats.shared.rank_names import parse
 from ckptools.model.diagnosis import Diagnosis, Finding
 from ckptools.model.problems import Code, Problem, verdict

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ckptools.api.answers import Difference, RunFolder, run_with_plots, with_plots
 from ckptools.api.checkpoint import Checkpoint
 from ckptools.api.tensor import with_lazy_tensors
-from ckptools.files.opening import path_of
+from ckptools.files.location import path_of
 from ckptools.tensor_io.progress import Progress
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ from typing import Any
 from ckptools.checks import copies, coverage, found_files, optimizers, records, rng
 from ckptools.checks.results import attempt, ignore_codes, judged, skipped, unreadable
 from ckptools.errors import NotWholeError, ReadError, UsageError
-from ckptools.files.opening import OpenFiles, location
+from ckptools.files.location import location
+from ckptools.files.opening import OpenFiles
 from ckptools.formats.opening import with_all_ranks
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Code, Problem

@@ -11,7 +11,7 @@ from ckptools.cli.opening import AS_A_USER_WOULD, OpeningOptions, answered_in_js
 from ckptools.cli.printing import remark
 from ckptools.cli.selection import ALL_KEYS, IN_ORDER, RowOptions, SelectionOptions, arranged
 from ckptools.errors import UsageError
-from ckptools.files.opening import path_of
+from ckptools.files.location import path_of
 from ckptools.option import option
 
 if TYPE_CHECKING:

@@ -65,7 +65,7 @@ def _watch(folder: str, deep: bool, every: float, form: AnswerOptions, opening: 
 
     from ckptools.checks.run_folder.listing import Listing
     from ckptools.cli.watching import watch
-    from ckptools.files.opening import location
+    from ckptools.files.location import location
 
     if form.json:
         raise UsageError(None, "--watch prints a line for each change: --jsonl, not --json")

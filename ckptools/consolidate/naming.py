@@ -18,7 +18,7 @@ from pathlib import Path
 from ckptools.consolidate.writers import FOLDER_HOLDS, WRITERS
 from ckptools.consolidate.writers.layout import Writer
 from ckptools.errors import UsageError, WriteError
-from ckptools.files.opening import is_remote, location
+from ckptools.files.location import is_remote, location
 from ckptools.files.remote_store import RemoteError
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ckptools.errors import NoSpaceError, OutputExistsError, ReadError, UsageError
-from ckptools.files.opening import is_remote
+from ckptools.files.location import is_remote
 from ckptools.formats.shared.rank_names import parse
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.values import describe_for_error

@@ -32,7 +32,8 @@ from ckptools.consolidate.upload import check_can_upload, upload
 from ckptools.consolidate.writers.layout import Layout, WriteOptions, Writer, beside
 from ckptools.consolidate.writers.sidecar import left_out_json
 from ckptools.errors import NoSpaceError, RefusedError
-from ckptools.files.opening import OpenFiles, is_remote
+from ckptools.files.location import is_remote
+from ckptools.files.opening import OpenFiles
 from ckptools.formats.opening import with_all_ranks
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.tree import fqn_of, tensors_in

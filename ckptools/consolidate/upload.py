@@ -15,7 +15,8 @@ from ckptools.consolidate.publish import Seen
 from ckptools.consolidate.writers.layout import Layout
 from ckptools.consolidate.written import crcs_of
 from ckptools.errors import CkptoolsError, UsageError, WriteError
-from ckptools.files.opening import OpenFiles, path_of
+from ckptools.files.location import path_of
+from ckptools.files.opening import OpenFiles
 from ckptools.files.remote_path import refreshed
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.tensor_io.progress import Progress, not_told

@@ -20,7 +20,7 @@ def keys_beginning(path: str | Path, text: str) -> list[str]:
     Reads the structure of one rank alone, whatever lies beside it, and never raises: what cannot be read has no keys.
     Names that a terminal could act on are left out, for nobody can type them.
     """
-    from ckptools.files.opening import path_of
+    from ckptools.files.location import path_of
 
     with contextlib.suppress(Exception):
         return sorted(_cut(_names(path_of(path)), text))
@@ -30,7 +30,7 @@ def keys_beginning(path: str | Path, text: str) -> list[str]:
 def sections_beginning(path: str | Path, text: str) -> list[str]:
     """The kinds of sections, and the names of those of what is at a path, that begin with a text; never raises."""
     from ckptools.contents.selection import KINDS
-    from ckptools.files.opening import path_of
+    from ckptools.files.location import path_of
 
     found = list(KINDS)
     with contextlib.suppress(Exception):

@@ -6,7 +6,6 @@ A descriptor is opened once and kept, so that what was checked is what is read.
 from __future__ import annotations
 
 import os
-import re
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -15,12 +14,10 @@ from threading import Lock
 
 from ckptools.errors import ReadError, UnsafePathError
 from ckptools.files.local_disk import DISK, NotRegularError
-from ckptools.files.remote_path import RemotePath, named_url, refreshed, shown_url
+from ckptools.files.location import real_path
+from ckptools.files.remote_path import RemotePath
 from ckptools.files.remote_store import RemoteError
 from ckptools.files.storage import Ranges
-
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
-
 
 _COUNTING = Lock()
 
@@ -260,78 +257,6 @@ class OpenFiles:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def is_remote(path: str | Path) -> bool:
-    """Whether a path as the user gave it is the URL of something elsewhere, such as `s3://bucket/run7`."""
-    return isinstance(path, RemotePath) or (bool(_URL.match(str(path))) and not Path(path).exists())
-
-
-def path_of(text: str | Path) -> Path:
-    """A path as ckptools itself has spelled it: of this machine, or the URL of something in a store.
-
-    Raises:
-        ReadError: the URL names no file.
-    """
-    return _path_of(text, by_user=False)
-
-
-def _path_of(path: str | Path, by_user: bool) -> Path:
-    if isinstance(path, RemotePath) or not is_remote(path):
-        return Path(path) if isinstance(path, str) else path
-    try:
-        return named_url(str(path), by_user)
-    except RemoteError as error:
-        raise _not_read(path, error) from error
-
-
-def location(path: str | Path) -> Path:
-    """Where something is that the user named: a path of this machine, or that of a URL, asked for anew.
-
-    Raises:
-        ReadError: it is a URL that is not read.
-    """
-    found = _path_of(path, by_user=True)
-    try:
-        return refreshed(found) if isinstance(found, RemotePath) else found
-    except RemoteError as error:
-        raise _not_read(path, error) from error
-
-
-def _not_read(path: str | Path, error: RemoteError) -> ReadError:
-    return ReadError(None, f"{shown_url(path)}: {error.strerror}", "no access")
-
-
-def local_path(path: str | Path) -> Path:
-    """A path of this machine, as the user gave it.
-
-    Raises:
-        ReadError: it is a URL.
-    """
-    if is_remote(path):
-        raise ReadError(None, f"{shown_url(path)}: is remote; this needs a local file: copy it to this machine first")
-    return Path(path)
-
-
-def tells_others(path: Path) -> bool:
-    """Whether what lies beside a file can be found; a web server has only what is named."""
-    return not isinstance(path, RemotePath) or path.tells_others
-
-
-def real_path(path: Path) -> Path:
-    """A path with every link in it followed; that of something in a store itself."""
-    return path if isinstance(path, RemotePath) else Path(os.path.realpath(path))
-
-
-def is_there(path: Path) -> bool:
-    """Whether anything is at a path, also a link that leads nowhere."""
-    return path.exists() if isinstance(path, RemotePath) else os.path.lexists(path)
-
-
-def common_folder(paths: Iterable[Path]) -> Path:
-    """The innermost folder that some paths, absolute ones, are all in or are."""
-    first, *others = paths
-    return next(p for p in (first, *first.parents) if all(other.is_relative_to(p) for other in others))
 
 
 def _refused(path: Path, error: OSError) -> ReadError:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptools.errors import CkptoolsError, ReadError, SeveralError, UsageError
-from ckptools.files.opening import common_folder, location, path_of, reading, real_path
+from ckptools.files.location import common_folder, location, path_of, real_path
+from ckptools.files.opening import reading
 from ckptools.formats import not_read
 from ckptools.formats.options import OnFile, Options, Reader, Weights
 from ckptools.formats.plugins import formats_from_outside

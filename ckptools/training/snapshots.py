@@ -17,7 +17,7 @@ from ckptools.checks.run_folder import newest
 from ckptools.checks.run_folder.rows import row_of
 from ckptools.checks.run_folder.search import Opened, Search
 from ckptools.errors import CkptoolsError, ReadError
-from ckptools.files.opening import path_of
+from ckptools.files.location import path_of
 from ckptools.formats.opening import open_checkpoint
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.training.options import FULL_STATE, CreateOptions, opened_by

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ckptools.dtypes import can_be_nan
-from ckptools.files.opening import tells_others
+from ckptools.files.location import tells_others
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Tensor

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from ckptools.contents.sharding import ShardingRow, sharding_name, sharding_rows
-from ckptools.files.opening import common_folder
+from ckptools.files.location import common_folder
 from ckptools.model.checkpoint import Checkpoint, Fact, RankFile, ReadCost
 from ckptools.model.problems import Code, Problem, worst_first
 from ckptools.model.tree import fqn_of, walk

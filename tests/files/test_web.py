@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from ckptools.errors import ReadError
 from ckptools.files import retries, web
-from ckptools.files.opening import File, is_there, location
+from ckptools.files.location import is_there, location
+from ckptools.files.opening import File
 from tests.files.nasty_server import DATA, NastyServer, nasty_server
 
 SECRET = "X-Amz-Signature=c0ffee"

@@ -10,7 +10,7 @@ from ckptools.checks.matching.saved_shapes import saved_shapes
 from ckptools.dtypes import ITEMSIZE, SAFETENSORS, SHORT
 from ckptools.errors import ReadError
 from ckptools.files.json_file import is_json, read_json
-from ckptools.files.opening import path_of
+from ckptools.files.location import path_of
 from ckptools.formats.opening import open_checkpoint, with_all_ranks
 from ckptools.formats.shared.shapes import is_shape
 from ckptools.model.checkpoint import Checkpoint

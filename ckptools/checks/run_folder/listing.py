@@ -13,7 +13,7 @@ from ckptools.checks.run_folder.rows import left_over_row, row_of
 from ckptools.checks.run_folder.search import Opened, Search
 from ckptools.checks.run_folder.trackers import tracker_rows
 from ckptools.errors import CkptoolsError, ReadError, UnknownFormatError, UsageError
-from ckptools.files.opening import location
+from ckptools.files.location import location
 from ckptools.formats.opening import open_checkpoint
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.rows import Rows

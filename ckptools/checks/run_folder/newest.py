@@ -11,7 +11,7 @@ from ckptools.checks.results import unreadable
 from ckptools.checks.run_folder.rows import judged
 from ckptools.checks.verify import verify
 from ckptools.errors import CkptoolsError
-from ckptools.files.opening import path_of
+from ckptools.files.location import path_of
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Problem
 from ckptools.model.run_folder import CheckpointRow

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ckptools.files.opening import path_of
+from ckptools.files.location import path_of
 from ckptools.formats.shared.rank_names import parse
 from ckptools.formats.shared.trackers import Tracker
 from ckptools.model.problems import Code

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptools.files.file_type import content_of, head_at
-from ckptools.files.opening import is_remote
+from ckptools.files.location import is_remote
 from ckptools.formats.hugging_face.config import stated_versions
 from ckptools.formats.hugging_face.files import (
     ModelFiles,

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ckptools.files.opening import tells_others
+from ckptools.files.location import tells_others
 from ckptools.formats.shared.file_status import Fault
 from ckptools.formats.shared.merge import Merge, put
 from ckptools.formats.shared.same_values import same_records

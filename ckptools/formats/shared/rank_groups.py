@@ -13,7 +13,8 @@ from itertools import islice
 from pathlib import Path
 
 from ckptools.errors import ReadError, SeveralError, UnsafePathError, UsageError
-from ckptools.files.opening import reading, real_path, tells_others
+from ckptools.files.location import real_path, tells_others
+from ckptools.files.opening import reading
 from ckptools.formats.options import Options
 from ckptools.formats.shared.rank_checks import UNNAMED
 from ckptools.formats.shared.rank_names import RankName, check_links, names_in, only_group, parse, siblings

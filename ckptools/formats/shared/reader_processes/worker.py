@@ -12,7 +12,8 @@ from typing import IO
 
 from ckptools.errors import CkptoolsError
 from ckptools.files.file_type import COMPRESSIONS, content_of, head_of
-from ckptools.files.opening import File, path_of
+from ckptools.files.location import path_of
+from ckptools.files.opening import File
 from ckptools.formats.shared.reader_processes.messages import Sender
 from ckptools.pickles.fetch_ahead import FetchAhead
 from ckptools.pickles.loading import gc_paused
