@@ -33,8 +33,6 @@ KERNEL_CHUNK = 64 << 20
 
 NOTHING_DONE = Done()
 
-"""Called with the bytes that were written since the last call, and the fqn they belong to."""
-
 
 class Stopped(CkptoolsError):  # noqa: N818 - it is a request, no error
     """Another thread failed or the user interrupted; this one gives up."""
@@ -103,8 +101,9 @@ class Executor:
                 regions.append(Region(number, part.offset, part.nbytes, self._part(job, part)))
         written = joined(regions, self.checksums)
         if self.journal is not None:
+            pieces = pieces_read(read)
             for region in written:
-                self.journal.note(Entry(region, job.fqn in self.odd, pieces_read(read)))
+                self.journal.note(Entry(region, job.fqn in self.odd, pieces))
         return written
 
     def _part(self, job: Job, part: Copy | Band) -> int:

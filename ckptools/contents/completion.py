@@ -17,26 +17,27 @@ MANY = 100
 def keys_beginning(path: str | Path, text: str) -> list[str]:
     """The keys of what is at a path that begin with a text, or where there are many, what they go on with next.
 
-    Reads the structure of one rank alone, whatever lies beside it, and never raises: what cannot be read has no keys.
+    Reads the structure of one rank alone, whatever lies beside it, and never raises: what cannot be read has no keys,
+    and what a URL names is not asked for, since who types does not wait for a network.
     Names that a terminal could act on are left out, for nobody can type them.
     """
-    from ckptools.files.location import path_of
+    from ckptools.files.location import local_path
 
     with contextlib.suppress(Exception):
-        return sorted(_cut(_names(path_of(path)), text))
+        return sorted(_cut(_names(local_path(path)), text))
     return []
 
 
 def sections_beginning(path: str | Path, text: str) -> list[str]:
     """The kinds of sections, and the names of those of what is at a path, that begin with a text; never raises."""
     from ckptools.contents.selection import KINDS
-    from ckptools.files.location import path_of
+    from ckptools.files.location import local_path
 
     found = list(KINDS)
     with contextlib.suppress(Exception):
         from ckptools.training_state.sections import sections_of
 
-        found += [section.name for section in sections_of(_opened(path_of(path)))] if path else []
+        found += [section.name for section in sections_of(_opened(local_path(path)))] if path else []
     return sorted({name for name in found if name.startswith(text) and name.isprintable()})
 
 

@@ -1,12 +1,10 @@
-"""The local disk as a storage: regular files only, read at offsets through a descriptor that is kept."""
+"""Files of the local disk: regular ones only, read at offsets through a descriptor that is kept."""
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Mapping
-
-from ckptools.files.storage import Status
+from collections.abc import Iterable
 
 # O_NONBLOCK: opening a FIFO must not wait for a writer.
 _FLAGS = os.O_RDONLY | os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0)
@@ -51,34 +49,3 @@ class DiskFile:
     def close(self) -> None:
         """Close the descriptor."""
         os.close(self.descriptor)
-
-
-class LocalDisk:
-    """The files of this machine; a key is a path, from the working directory where it is not absolute."""
-
-    def status(self, key: str) -> Status:
-        """What is at a path, behind links."""
-        return _status(os.stat(key))  # noqa: PTH116 - a storage knows no Path
-
-    def entries(self, key: str) -> Mapping[str, Status]:
-        """What lies in a folder; a link that leads nowhere is left out."""
-        found: dict[str, Status] = {}
-        with os.scandir(key) as entries:
-            for entry in entries:
-                try:
-                    found[entry.name] = _status(entry.stat())
-                except FileNotFoundError:
-                    continue
-        return found
-
-    def open(self, key: str) -> DiskFile:
-        """Open a regular file."""
-        return DiskFile(key)
-
-
-DISK = LocalDisk()
-
-
-def _status(found: os.stat_result) -> Status:
-    folder = stat.S_ISDIR(found.st_mode)
-    return Status(0 if folder else found.st_size, found.st_mtime, is_folder=folder)

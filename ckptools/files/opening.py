@@ -13,7 +13,7 @@ from pathlib import Path
 from threading import Lock
 
 from ckptools.errors import ReadError, UnsafePathError
-from ckptools.files.local_disk import DISK, NotRegularError
+from ckptools.files.local_disk import DiskFile, NotRegularError
 from ckptools.files.location import real_path
 from ckptools.files.remote_path import RemotePath
 from ckptools.files.remote_store import RemoteError
@@ -157,7 +157,7 @@ class File:
 
 
 def _opened(path: Path) -> Ranges:
-    return path.store.open(path.key) if isinstance(path, RemotePath) else DISK.open(os.fspath(path))
+    return path.store.open(path.key) if isinstance(path, RemotePath) else DiskFile(os.fspath(path))
 
 
 class Window:

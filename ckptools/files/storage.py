@@ -1,12 +1,13 @@
-"""Where files lie, as everything above sees it: what is there, how large it is, and ranges of its bytes.
+"""A file's bytes as everything above sees them, wherever it lies: how large it is, and ranges of it.
 
 The local disk is one implementation (`local_disk`); a store that is reached through a network is another
-(`remote_store`). The path itself tells which one it is in: a `RemotePath` in a store, any other on the disk.
+(`remote_store`). The path itself tells which one it is in: a `RemotePath` in a store, any other on the disk. What is
+there, and what a folder holds, is asked of the path as of any `pathlib.Path`; a `RemotePath` answers from its store.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
 
@@ -74,29 +75,3 @@ class Ranges(Protocol):
 
     def close(self) -> None:
         """Let go of it."""
-
-
-class Storage(Protocol):
-    """A place that has files; a key is a file's path in it, without a `/` at either end."""
-
-    def status(self, key: str) -> Status:
-        """What is at a key.
-
-        Raises:
-            FileNotFoundError: nothing is.
-            OSError: the storage fails.
-        """
-
-    def entries(self, key: str) -> Mapping[str, Status]:
-        """What lies in a folder, by name.
-
-        Raises:
-            OSError: it cannot be listed.
-        """
-
-    def open(self, key: str) -> Ranges:
-        """Open a file for reading.
-
-        Raises:
-            OSError: it cannot be read, or is none.
-        """

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from ckptools.errors import CkptoolsError, ReadError, SeveralError, UsageError
 from ckptools.files.location import common_folder, location, path_of, real_path
 from ckptools.files.opening import reading
+from ckptools.files.remote_path import RemotePath
 from ckptools.formats import not_read
 from ckptools.formats.options import OnFile, Options, Reader, Weights
 from ckptools.formats.plugins import formats_from_outside
@@ -140,6 +141,8 @@ def _open_files(paths: Sequence[Path], options: Options, ranks: str | None) -> C
     if len(paths) == 1:
         return _open(paths[0], replace(options, ranks=ranks))
     _check_files(paths, options, ranks)
+    if len({path.is_absolute() for path in paths}) > 1:
+        paths = [path.absolute() for path in paths]
     above = common_folder([path.absolute().parent for path in paths])
     folder = next((p for p in (paths[0].parent, *paths[0].parent.parents) if p.absolute() == above), above)
     return _open_rank_files(folder, replace(options, files=tuple(paths)))
@@ -160,6 +163,8 @@ def _check_files(paths: Sequence[Path], options: Options, ranks: str | None) -> 
         if real_path(path) in seen:
             raise UsageError(path, "was given twice")
         seen.add(real_path(path))
+    if len({isinstance(path, RemotePath) for path in paths}) > 1:
+        raise UsageError(None, "some of the paths are of this machine and some are URLs; give them all in one place")
     with reading(paths[0]):
         first = recognised(paths[0], FORMATS)
     if first is not None and not first.per_rank:

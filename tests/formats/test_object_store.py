@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 import ckptools
-from ckptools.errors import ReadError
+from ckptools.contents.completion import keys_beginning, sections_beginning
+from ckptools.errors import ReadError, UsageError
 from ckptools.files.bucket import Bucket
 from ckptools.model.tree import tensors_in
 from ckptools.training import CreateOptions, create
@@ -13,6 +14,7 @@ from ckptools.training.simulation_options import SimulationOptions
 from tests.object_store import BUCKET
 from tests.truth import FIXTURES
 
+FSDP1 = "torch2.13.0-fsdp1-sharded-w4"
 FOLDERS = sorted(path.name for path in FIXTURES.iterdir() if path.is_dir())
 
 
@@ -52,8 +54,7 @@ def test_a_folder_in_a_bucket_is_opened_as_on_disk(name, s3):
 
 
 def test_values_come_out_of_a_bucket(s3):
-    name = "torch2.13.0-fsdp1-sharded-w4"
-    there, here = ckptools.open(s3.put(FIXTURES / name)).model, ckptools.open(FIXTURES / name).model
+    there, here = ckptools.open(s3.put(FIXTURES / FSDP1)).model, ckptools.open(FIXTURES / FSDP1).model
     key = next(iter(here))
     assert there[key].numpy().tobytes() == here[key].numpy().tobytes()
 
@@ -61,6 +62,20 @@ def test_values_come_out_of_a_bucket(s3):
 def test_what_is_not_there_is_told_with_bucket_and_key(s3):
     with pytest.raises(ReadError, match=rf"s3://{BUCKET}/nothing/rank0\.pt: no such file or folder"):
         ckptools.open(f"s3://{BUCKET}/nothing/rank0.pt")
+
+
+def test_files_of_a_bucket_and_of_this_machine_are_no_one_checkpoint(s3):
+    s3.put(FIXTURES / FSDP1)
+    here, there = FIXTURES / FSDP1 / "rank0.pt", f"s3://{BUCKET}/{FSDP1}/rank1.pt"
+    for given in ([here, there], [there, here]):
+        with pytest.raises(UsageError, match="some of the paths are of this machine and some are URLs"):
+            ckptools.open(given)
+
+
+def test_completion_asks_no_store(s3, requests):
+    s3.put(FIXTURES / FSDP1)
+    assert keys_beginning(f"s3://{BUCKET}/{FSDP1}/rank0.pt", "") == []
+    assert sections_beginning(f"s3://{BUCKET}/{FSDP1}/rank0.pt", "sched") == ["scheduler"] and not requests
 
 
 def test_a_bucket_that_is_not_there_is_told_in_one_line(s3):

@@ -122,6 +122,14 @@ def test_what_cannot_be_one_checkpoint_is_one_line(tmp_path, given, why):
         ckptools.open([tmp_path / name for name in given])
 
 
+def test_paths_may_be_relative_and_absolute_together(tmp_path, monkeypatch):
+    files = copies(tmp_path, "a.pt", "b.pt", "c.pt")
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["inspect", "a.pt", *map(str, files[1:])])
+    assert done.exit_code == 0
+    assert done.stdout == CliRunner().invoke(app, ["inspect", *map(str, files)]).stdout
+
+
 def test_options_that_need_one_path_say_so(tmp_path):
     files = copies(tmp_path, "a.pt", "b.pt", "c.pt")
     with pytest.raises(UsageError, match="--only-this-file goes with one path, and 3 were given"):
