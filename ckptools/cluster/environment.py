@@ -38,7 +38,8 @@ class Place:
         allocation: the job of a scheduler that it runs in.
         facts: by torch's names of the variables.
         hosts: of the job, each once, in the order of their node ranks; empty where no scheduler says so.
-        counts: ranks of each node, by node rank; empty where that is not known.
+        counts: ranks of each node, by node rank, where those of a node follow each other; empty where that is not
+            known, or they do not.
     """
 
     starter: Starter | None
@@ -81,6 +82,8 @@ def derive(variables: Variables, given: Mapping[str, Fact] | None = None) -> Pla
     slots = _slots(allocation, hosts, variables) if allocation else []
     place.facts.update(given or {})
     _complete_ranks(place, slots, variables)
+    if starter is not None and not starter.in_blocks(variables):
+        place.counts = ()
     _complete_master(place, variables)
     _check_range(place)
     return place
@@ -168,8 +171,9 @@ def _complete_master(place: Place, variables: Variables) -> None:
     elif place.starter and place.number("WORLD_SIZE") == (place.number("LOCAL_WORLD_SIZE") or -1):
         place.facts.setdefault("MASTER_ADDR", Fact("127.0.0.1", "all ranks are on this node"))
     if place.allocation:
-        job = _first(variables, place.allocation.job) or ""
-        place.facts.setdefault("MASTER_PORT", Fact(str(job_port(variables[job])), f"15000 + last digits of {job}"))
+        job, step = _first(variables, place.allocation.job) or "", place.allocation.step(variables) or 0
+        source = f"15000 + last digits of {job}" + (" + number of the step" if step else "")
+        place.facts.setdefault("MASTER_PORT", Fact(str(job_port(variables[job], step)), source))
     elif place.starter and place.starter is not STARTERS[0]:
         place.facts.setdefault("MASTER_PORT", Fact(str(DEFAULT_PORT), "torch's default"))
     port = place.facts.get("MASTER_PORT")
@@ -184,14 +188,15 @@ def missing_variables(names: Iterable[str]) -> str:
     return f"{text}: ckptools create --explain-env says what was found"
 
 
-def job_port(job: str) -> int:
-    """Make a port that every rank of a job agrees on of the job's number: 15000 and its last four digits.
+def job_port(job: str, step: int = 0) -> int:
+    """Make a port that every rank of a job's step agrees on: 15000 and the last four digits of the job's number.
 
-    PyTorch Lightning does the same, so that two jobs on one node seldom collide. PBS adds its server's name to the
-    number (`1234.server`), and brackets for an array (`1234[7].server`).
+    PyTorch Lightning does the same, so that two jobs on one node seldom collide; nor do two steps of a job, whose
+    numbers are added. PBS adds its server's name to the number (`1234.server`), and brackets for an array
+    (`1234[7].server`).
     """
     digits = "".join(filter(str.isdecimal, job.partition(".")[0]))
-    return 15000 + int(digits[-4:] or 0)
+    return 15000 + (int(digits[-4:] or 0) + step) % 10000
 
 
 def _check_range(place: Place) -> None:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import socket
 import threading
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from ckptools.cluster.waiting import Say, Wait, say_nothing
+from ckptools.cluster.waiting import PAUSE, Say, Wait, say_nothing
 from ckptools.errors import RendezvousError
 from ckptools.text import first_line
 
@@ -48,37 +49,54 @@ def open_store(address: str, port: int, hosts: bool | None, timeout: float, say:
         _reach(address, port, timeout, say)
         return MeetingPlace(_join(address, port, timeout), hosted=False)
     try:
-        store = _store(address, port, timeout, hosts=True)
+        store = _open(address, port, timeout, hosts=True, say=say)
     except RuntimeError as error:
         if "listen" in str(error):
             return MeetingPlace(_join_other(address, port, timeout), hosted=False)
-        text = (
-            f"cannot host the rendezvous at {address}:{port}; is that an address of this machine? {first_line(error)}"
-        )
+        why = _obstacle(address, port) or first_line(error)
+        text = f"cannot host the rendezvous at {address}:{port} ({why}); is that an address of this machine?"
         raise RendezvousError(None, text) from error
     store.set(_MARK, "")
     return MeetingPlace(store, hosted=True)
 
 
-def _client(address: str, port: int, timeout: float) -> TCPStore:
-    """Open a store that another process hosts.
+def _open(address: str, port: int, timeout: float, hosts: bool, say: Say = say_nothing) -> TCPStore:
+    """Open a store in a thread: torch cannot be interrupted, and waits without end for what is no store to answer.
 
     Raises:
-        RuntimeError: what is there is no store.
+        RuntimeError: torch could not, or there was no answer in time; then the thread stays behind.
     """
-    made: list[TCPStore] = []
+    opened: Future[TCPStore] = Future()
 
     def make() -> None:
-        with suppress(RuntimeError):
-            made.append(_store(address, port, timeout, hosts=False))
+        try:
+            opened.set_result(_store(address, port, timeout, hosts))
+        except RuntimeError as error:
+            opened.set_exception(error)
 
-    # torch waits without end for the first answer. The thread stays behind if there is none.
     thread = threading.Thread(target=make, daemon=True)
     thread.start()
-    thread.join(timeout)
-    if not made:
-        raise RuntimeError(f"no store answers at {address}:{port}")
-    return made[0]
+    thread.join(PAUSE)
+    wait = Wait(timeout, say)
+    while thread.is_alive():
+        if wait.is_over():
+            raise RuntimeError(f"no store answers within {timeout:g} s")
+        wait.pause(lambda: _with_obstacle("an answer from", address, port))
+    return opened.result()
+
+
+def _obstacle(address: str, port: int) -> str:
+    """Why nobody can be reached at an address, in some words; none where somebody can."""
+    try:
+        socket.create_connection((address, port), timeout=5).close()
+    except OSError as error:
+        return (error.strerror or str(error)).lower()
+    return ""
+
+
+def _with_obstacle(what: str, address: str, port: int) -> str:
+    why = _obstacle(address, port)
+    return f"{what} {address}:{port}" + (f" ({why})" if why else "")
 
 
 def _store(address: str, port: int, timeout: float, hosts: bool) -> TCPStore:
@@ -99,7 +117,7 @@ def _is_here(address: str) -> bool:
 def _join_other(address: str, port: int, timeout: float) -> TCPStore:
     """Find out who has the port that was to be ours; if it is another node of a run, the numbers will tell."""
     with suppress(RuntimeError):
-        store = _client(address, port, min(timeout, _ANSWER))
+        store = _open(address, port, min(timeout, _ANSWER), hosts=False)
         if store.check([_MARK]):
             return store
     raise RendezvousError(None, f"port {port} of {address} is taken by something else; choose another")
@@ -108,22 +126,16 @@ def _join_other(address: str, port: int, timeout: float) -> TCPStore:
 def _reach(address: str, port: int, timeout: float, say: Say) -> None:
     """Wait until somebody listens there. Not left to torch, which cannot be interrupted meanwhile."""
     wait = Wait(timeout, say)
-    while True:
-        try:
-            socket.create_connection((address, port), timeout=min(timeout, 5)).close()
-        except OSError as error:
-            if wait.is_over():
-                why = (error.strerror or str(error)).lower()
-                text = f"{address}:{port} was not reachable within {timeout:g} s ({why}); is number 0 started there?"
-                raise RendezvousError(None, text) from error
-            wait.pause(lambda: f"number 0, which nobody is yet at {address}:{port}")
-        else:
-            return
+    while why := _obstacle(address, port):
+        if wait.is_over():
+            text = f"{address}:{port} was not reachable within {timeout:g} s ({why}); is number 0 started there?"
+            raise RendezvousError(None, text)
+        wait.pause(lambda: _with_obstacle("number 0, which nobody is yet at", address, port))
 
 
 def _join(address: str, port: int, timeout: float) -> TCPStore:
     try:
-        return _client(address, port, timeout)
+        return _open(address, port, timeout, hosts=False)
     except RuntimeError as error:
         text = f"{address}:{port} answers, but not as torch's rendezvous does: something else has that port"
         raise RendezvousError(None, text) from error

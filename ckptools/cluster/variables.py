@@ -19,8 +19,18 @@ def _has_torch_rank(variables: Variables) -> bool:
 
 def _is_in_srun(variables: Variables) -> bool:
     """Tell srun's tasks from the batch script, which has SLURM_PROCID=0 too but is no step of its own."""
+    return "SLURM_PROCID" in variables and srun_step(variables) is not None
+
+
+def srun_step(variables: Variables) -> int | None:
+    """The number of the step that srun started, of those of a job, which may run at the same time."""
     step = variables.get("SLURM_STEP_ID", variables.get("SLURM_STEPID", ""))
-    return "SLURM_PROCID" in variables and step.isdecimal() and int(step) < _FIRST_SPECIAL_STEP
+    return int(step) if step.isdecimal() and int(step) < _FIRST_SPECIAL_STEP else None
+
+
+def _is_in_blocks(variables: Variables) -> bool:
+    """Whether srun fills one node after the other. Source: srun(1), `--distribution`, `SLURM_DISTRIBUTION`."""
+    return variables.get("SLURM_DISTRIBUTION", "block").partition(":")[0] == "block"
 
 
 def _has_local_pmi_rank(variables: Variables) -> bool:
@@ -36,7 +46,11 @@ def _is_in_pbsdsh(variables: Variables) -> bool:
 
 @dataclass(frozen=True)
 class Starter:
-    """What starts ranks, and the variables by which it tells each who it is; of several names the first set counts."""
+    """What starts ranks, and the variables by which it tells each who it is; of several names the first set counts.
+
+    Attributes:
+        in_blocks: whether the ranks of a node follow each other.
+    """
 
     name: str
     applies: Callable[[Variables], bool]
@@ -45,6 +59,7 @@ class Starter:
     local_rank: tuple[str, ...] = ()
     local_world_size: tuple[str, ...] = ()
     node_rank: tuple[str, ...] = ()
+    in_blocks: Callable[[Variables], bool] = lambda _: True
 
 
 _PMI_LOCAL = ("MPI_LOCALRANKID", "PMI_LOCAL_RANK", "PALS_LOCAL_RANKID")
@@ -85,6 +100,7 @@ STARTERS = (
         world_size=("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS"),
         local_rank=("SLURM_LOCALID",),
         node_rank=("SLURM_NODEID",),
+        in_blocks=_is_in_blocks,
     ),
     Starter(
         "pbsdsh of PBS",
@@ -104,6 +120,7 @@ class Allocation:
         hosts: has the hosts, in the order of their node ranks.
         read: makes hosts of it; a host that is to have several processes may be there several times.
         tasks: has the number of processes on each host, where `hosts` does not say it.
+        step: of several that the job may run at the same time, the number of the one that this process is in.
     """
 
     name: str
@@ -111,6 +128,7 @@ class Allocation:
     hosts: tuple[str, ...]
     read: Callable[[str], list[str]]
     tasks: tuple[str, ...] = ()
+    step: Callable[[Variables], int | None] = lambda _: None
 
 
 ALLOCATIONS = (
@@ -120,6 +138,7 @@ ALLOCATIONS = (
         hosts=("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"),
         read=host_lists.expand,
         tasks=("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"),
+        step=srun_step,
     ),
     Allocation("PBS", job=("PBS_JOBID",), hosts=("PBS_NODEFILE",), read=host_lists.read_node_file),
 )

@@ -8,7 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.training.started import PATIENCE, free_port
+from ckptools.cluster.host_lists import expand_counts
+from tests.training.started import PATIENCE, free_job, free_port
 
 TORCHRUN = Path(sys.executable).with_name("torchrun")
 
@@ -33,15 +34,30 @@ def torchrun(*words: object, nodes: int = 2, nproc: int = 2) -> list[str]:
     return [out for out, _ in done]
 
 
-def srun(*words: object, tasks: int = 2, **variables: object) -> list[subprocess.Popen[str]]:
-    """Start `ckptools WORDS` in some tasks of a step of SLURM, by the variables that it sets."""
+def srun(
+    *words: object, hosts: str = "localhost", tasks: str = "2", cyclic: bool = False, **variables: object
+) -> list[subprocess.Popen[str]]:
+    """Start `ckptools WORDS` in the tasks of a step of SLURM, by the variables that srun sets; see srun(1).
+
+    Args:
+        words: after `ckptools`.
+        hosts: of the step, in SLURM's short form; all are this machine.
+        tasks: of each host, in SLURM's short form.
+        cyclic: deal the tasks out to the hosts in turn, instead of filling one after the other.
+        variables: others.
+    """
+    places = [(node, local) for node, count in enumerate(expand_counts(tasks)) for local in range(count)]
+    if cyclic:
+        places.sort(key=lambda place: place[::-1])
     common = {
-        "SLURM_JOB_ID": 1234, "SLURM_STEP_ID": 0, "SLURM_NTASKS": tasks, "SLURM_STEP_NUM_TASKS": tasks,
-        "SLURM_STEP_NODELIST": "localhost", "SLURM_STEP_TASKS_PER_NODE": tasks, "MASTER_PORT": free_port(),
-        "MASTER_ADDR": "127.0.0.1", **variables,
+        "SLURM_JOB_ID": free_job(), "SLURM_STEP_ID": 0, "SLURM_NTASKS": len(places), "SLURM_NPROCS": len(places),
+        "SLURM_STEP_NUM_TASKS": len(places), "SLURM_JOB_NODELIST": hosts, "SLURM_STEP_NODELIST": hosts,
+        "SLURM_STEP_TASKS_PER_NODE": tasks, "SLURM_DISTRIBUTION": "cyclic" if cyclic else "block",
+        # where srun itself runs, which may be a machine that nodes do not reach
+        "SLURM_LAUNCH_NODE_IPADDR": "192.0.2.1", "SLURM_SRUN_COMM_HOST": "192.0.2.1", **variables,
     }  # fmt: skip
     command = [sys.executable, "-m", "ckptools", *map(str, words)]
-    own = [{"SLURM_PROCID": n, "SLURM_LOCALID": n, "SLURM_NODEID": 0} for n in range(tasks)]
+    own = [{"SLURM_PROCID": n, "SLURM_NODEID": node, "SLURM_LOCALID": local} for n, (node, local) in enumerate(places)]
     return [_started(command, common | numbers) for numbers in own]
 
 

@@ -65,6 +65,16 @@ def test_tasks_dealt_out_in_turn_keep_the_node_that_srun_says() -> None:
     assert (facts["GROUP_RANK"], facts["LOCAL_RANK"], facts["LOCAL_WORLD_SIZE"]) == ("1", "0", "1")
 
 
+@pytest.mark.parametrize(("distribution", "counts"), [("block:cyclic", (3, 1)), ("cyclic", ()), ("plane=2", ())])
+def test_ranks_of_a_node_are_told_by_their_numbers_only_where_srun_fills_node_after_node(distribution, counts):
+    assert derive(SLURM | {"SLURM_DISTRIBUTION": distribution}).counts == counts
+
+
+@pytest.mark.parametrize(("step", "port"), [("0", "15456"), ("2", "15458"), ("4294967290", "15456")])
+def test_steps_of_a_job_at_the_same_time_meet_at_ports_of_their_own(step: str, port: str) -> None:
+    assert values(SLURM | {"SLURM_STEP_ID": step})["MASTER_PORT"] == port
+
+
 def test_a_step_counts_more_than_its_job() -> None:
     facts = values(SLURM | {"SLURM_STEP_NUM_TASKS": "5", "SLURM_STEP_NODELIST": "node08"})
     assert (facts["WORLD_SIZE"], facts["MASTER_ADDR"]) == ("5", "node08")

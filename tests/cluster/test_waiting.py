@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Timer
 
 import pytest
 
@@ -95,7 +97,23 @@ def test_a_rendezvous_that_nobody_hosts_yet_is_waited_for_aloud(impatient: None)
     port = free_port()
     with pytest.raises(RendezvousError, match="was not reachable"):
         open_store("localhost", port, False, 1.0, lines.append)
-    assert lines[0].startswith(f"waiting for number 0, which nobody is yet at localhost:{port}; gives up after 1 s")
+    at = f"localhost:{port} (connection refused)"
+    assert lines[0].startswith(f"waiting for number 0, which nobody is yet at {at}; gives up after 1 s")
+
+
+def test_who_hosts_the_rendezvous_says_why_nobody_reaches_it(impatient: None) -> None:
+    lines: list[str] = []
+    with pytest.raises(RendezvousError, match=r"cannot host the rendezvous at no-such-host\.invalid:\d+ \(.*name.*\)"):
+        open_store("no-such-host.invalid", free_port(), True, 1.0, lines.append)
+    assert re.match(r"waiting for an answer from no-such-host\.invalid:\d+ \(.*name.*\); gives up", lines[0])
+
+
+def test_who_hosts_the_rendezvous_at_an_address_of_others_can_be_interrupted() -> None:
+    begun = time.monotonic()
+    Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        open_store("no-such-host.invalid", free_port(), True, 20.0)
+    assert time.monotonic() - begun < 10
 
 
 def reads(process: subprocess.Popen[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -46,6 +47,16 @@ def is_free(port: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def free_job() -> int:
+    """A number of a job whose port nobody has now."""
+    return next(job for job in random.sample(range(120000, 130000), 1000) if is_free(port_of(job)))
+
+
+def port_of(job: int) -> int:
+    """Where the ranks of a job's first step meet."""
+    return 15000 + job % 10000
 
 
 def start(*arguments: object, variables: Mapping[str, object] | None = None) -> subprocess.Popen[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import random
 import subprocess
 import sys
 import time
@@ -16,7 +15,7 @@ from torch.multiprocessing.spawn import ProcessRaisedException
 from ckptools.training import CreateOptions
 from tests.training.conftest import FSDP1, Command
 from tests.training.forked import create_forked, run_ranks
-from tests.training.started import PATIENCE, finish, free_port, is_free, same, start
+from tests.training.started import PATIENCE, finish, free_job, free_port, port_of, same, start
 
 # Variables that each scheduler would set for three ranks on two nodes, as far as they differ by rank.
 LOCAL = (0, 1, 0)
@@ -48,15 +47,6 @@ def pbs(rank: int, job: int, folder: Path) -> dict[str, object]:
 
 def by_hand(rank: int, job: int, _: Path) -> dict[str, object]:
     return {"RANK": rank, "WORLD_SIZE": 3, "MASTER_ADDR": "localhost", "MASTER_PORT": port_of(job)}
-
-
-def free_job() -> int:
-    """A number of a job whose port nobody has now."""
-    return next(job for job in random.sample(range(120000, 130000), 1000) if is_free(port_of(job)))
-
-
-def port_of(job: int) -> int:
-    return 15000 + job % 10000
 
 
 @pytest.mark.parametrize(
