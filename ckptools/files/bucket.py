@@ -16,10 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from ckptools.files.remote_store import NoListError, RemoteError, RemoteStore, replaced
+from ckptools.files.retries import timeout
 from ckptools.files.storage import FOLDER, Status
-
-TIMEOUT = "CKPTOOLS_TIMEOUT"
-"""Environment variable with the seconds that a request may take."""
 
 ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT", "AZURE_STORAGE_ENDPOINT")
 """Environment variables that name a server in place of the cloud's own."""
@@ -41,12 +39,6 @@ INSTALL = "needs the package obstore: pip install 'ckptools[remote]'"
 _CODE = re.compile(r"<Code>(\w+)</Code>|Server returned non-2xx status code: (\d+ [A-Za-z ]+)")
 
 _TRIED = re.compile(r"Error performing \w+ \S+ in \S+, after (\d+) retries, max_retries: \d+, retry_timeout: \w+\s+- ")
-
-
-def timeout() -> float:
-    """Seconds that a request may take: 30, or what the environment says."""
-    told = os.environ.get(TIMEOUT, "")
-    return float(told) if re.fullmatch(r"\d+(\.\d+)?", told) and float(told) else 30.0
 
 
 class Bucket(RemoteStore):

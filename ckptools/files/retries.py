@@ -1,11 +1,16 @@
-"""How often a request is made again that failed, and how long is waited before."""
+"""How long a request may take, how often one is made again that failed, and how long is waited before."""
 
 from __future__ import annotations
 
+import os
 import random
+import re
 import time
 
 from ckptools.files.remote_store import RemoteError
+
+TIMEOUT = "CKPTOOLS_TIMEOUT"
+"""Environment variable with the seconds that a request may take."""
 
 RETRIES = 5
 FIRST_WAIT = 0.2
@@ -13,6 +18,12 @@ FIRST_WAIT = 0.2
 
 LONGEST_WAIT = 30.0
 """Seconds that a server may ask us to wait (`Retry-After`)."""
+
+
+def timeout() -> float:
+    """Seconds that a request may take: 30, or what the environment says."""
+    told = os.environ.get(TIMEOUT, "")
+    return float(told) if re.fullmatch(r"\d+(\.\d+)?", told) and float(told) else 30.0
 
 
 class Tries:

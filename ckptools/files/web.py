@@ -15,11 +15,10 @@ from typing import NoReturn
 from urllib.parse import SplitResult, quote, urljoin, urlsplit
 
 from ckptools._version import __version__
-from ckptools.files.bucket import timeout
 from ckptools.files.http_connection import Answer, Connections, TransportError
 from ckptools.files.remote_file import SMALL, Held
 from ckptools.files.remote_store import DeniedError, NoListError, RemoteError, RemoteStore, replaced
-from ckptools.files.retries import Tries
+from ckptools.files.retries import Tries, timeout
 from ckptools.files.storage import Status
 
 PROGRESS = 256 << 10
