@@ -59,13 +59,11 @@ class RemoteStore(ABC):
 
     Attributes:
         lists: whether it tells what lies in a folder.
-        requests: how many requests were made.
     """
 
     lists = True
 
     def __init__(self) -> None:
-        self.requests = 0
         self._folders: dict[str, Mapping[str, Status]] = {}
         self._files: dict[str, Status | None] = {}
         self._known: OrderedDict[str, Known] = OrderedDict()

@@ -69,7 +69,6 @@ class HttpStore(RemoteStore):
     def _followed(self, url: str, headers: Mapping[str, str], most: int) -> Answer:
         """The answer to a request and to those that its redirects lead to."""
         for _ in range(REDIRECTS + 1):
-            self.requests += 1
             parts = urlsplit(url)
             answer = _connections.get(parts, {**BASE, **self._credentials(parts), **headers}, most, timeout())
             if answer.status not in FOLLOWED:
