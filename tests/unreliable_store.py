@@ -15,6 +15,9 @@ from urllib.parse import urlsplit
 SLOW = 1.5
 """Seconds that a slow answer takes; a request may take half a second in these tests."""
 
+SEEN = "?seen="
+"""What a redirect may put behind a request's target, so that it is let through where it leads to the same host."""
+
 
 @dataclass
 class Answer:
@@ -46,6 +49,7 @@ class Proxy:
         behind: address of the server.
         faults: what happens to the next answers with bytes of files, each one of them once.
         always: what happens to all further ones.
+        redirects: the status and `Location` that a request is answered with, by its kind: list, range, head or write.
         requests: how many requests there were.
     """
 
@@ -53,14 +57,18 @@ class Proxy:
     behind: str
     faults: list[Fault] = field(default_factory=list)
     always: Fault | None = None
+    redirects: dict[str, tuple[int, str]] = field(default_factory=dict)
     requests: int = 0
 
-    def answer(self, method: str, target: str, headers: dict[str, str]) -> Answer:
+    def answer(self, method: str, target: str, headers: dict[str, str], body: bytes = b"") -> Answer:
         """What the server answers, or what becomes of that."""
         self.requests += 1
+        if (kind := _kind(method, headers)) in self.redirects and SEEN not in target:
+            status, location = self.redirects[kind]
+            return Answer(status, {"Location": location.format(target=target)} if location else {}, b"")
         connection = http.client.HTTPConnection(urlsplit(self.behind).netloc, timeout=20)
         try:
-            connection.request(method, target, headers=headers)
+            connection.request(method, target.partition(SEEN)[0], body, headers)
             found = connection.getresponse()
             good = Answer(found.status, {name.title(): value for name, value in found.getheaders()}, found.read())
         finally:
@@ -71,15 +79,24 @@ class Proxy:
         return fault(good) if fault else good
 
 
+def _kind(method: str, headers: dict[str, str]) -> str:
+    if method in ("GET", "HEAD"):
+        is_range = "range" in {name.lower() for name in headers}
+        return "head" if method == "HEAD" else "range" if is_range else "list"
+    return "write"
+
+
 @contextmanager
-def proxy_of(behind: str) -> Iterator[Proxy]:
+def proxy_of(behind: str, host: str = "127.0.0.1") -> Iterator[Proxy]:
     """Yield a proxy in front of a server."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def _do(self) -> None:
-            found = proxy.answer(self.command, self.path, dict(self.headers))
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            headers = {name: value for name, value in self.headers.items() if name.lower() != "host"}
+            found = proxy.answer(self.command, self.path, headers, body)
             left_out = ("content-length", "transfer-encoding", "connection")
             self.send_response(found.status)
             for name, value in found.headers.items():
@@ -91,7 +108,7 @@ def proxy_of(behind: str) -> Iterator[Proxy]:
                 self.wfile.write(found.body[: found.sent])
             self.close_connection = found.sent is not None
 
-        do_GET = do_HEAD = _do  # noqa: N815 - names that the base class looks for
+        do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _do  # noqa: N815 - names that the base class looks for
 
         def log_message(self, *_: Any) -> None:
             pass
@@ -102,8 +119,8 @@ def proxy_of(behind: str) -> Iterator[Proxy]:
         def handle_error(self, *_: Any) -> None:
             pass  # a client that has given up
 
-    with Server(("127.0.0.1", 0), Handler) as server:
-        proxy = Proxy(f"http://127.0.0.1:{server.server_port}", behind)
+    with Server((host, 0), Handler) as server:
+        proxy = Proxy(f"http://{host}:{server.server_port}", behind)
         thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         try:

@@ -2,7 +2,8 @@
 
 Credentials are those of the environment's usual chain: environment variables, then the machine's or container's role;
 for S3 also the profiles of `~/.aws`, where boto3 is installed. Ranges carry the ETag that was listed (`If-Match`), so
-that the store itself refuses another version. Source of the settings: object_store's and obstore's documentation.
+that the store itself refuses another version. A redirect of S3 to another host is not followed (`bucket_hosts`).
+Source of the settings: object_store's and obstore's documentation.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from ckptools.files.bucket_hosts import only_named_hosts
+from ckptools.files.local_proxy import REFUSED as LOCAL_REFUSED
+from ckptools.files.local_proxy import LocalProxy
 from ckptools.files.remote_store import NoListError, RemoteError, RemoteStore, replaced
 from ckptools.files.retries import timeout
 from ckptools.files.storage import FOLDER, Status
@@ -33,12 +37,23 @@ IN_FLIGHT = 32 << 20
 
 PARTS_LEFT = "the parts that were uploaded could not be removed: abort the upload, or let a rule of the bucket do so"
 
+THERE = "if the bucket is there, name it by AWS_ENDPOINT_URL"
+
 RETRIES = 6
 INSTALL = "needs the package obstore: pip install 'ckptools[remote]'"
 
 _CODE = re.compile(r"<Code>(\w+)</Code>|Server returned non-2xx status code: (\d+ [A-Za-z ]+)")
 
-_TRIED = re.compile(r"Error performing \w+ \S+ in \S+, after (\d+) retries, max_retries: \d+, retry_timeout: \w+\s+- ")
+_REFUSED = re.compile(f"{LOCAL_REFUSED}|TunnelUnsuccessful")
+"""What obstore's errors have where `LocalProxy` did not let a request through."""
+
+_REQUEST = re.compile(
+    r"(Error performing list request: )?Error performing \w+ \S+ in [^\s,]+"
+    r"(, after (?P<retries>\d+) retries, max_retries: \d+, retry_timeout: \w+)?\s+- "
+)
+"""What obstore's errors begin with: the request, with its address."""
+
+_NOWHERE = "redirect without LOCATION"
 
 
 class Bucket(RemoteStore):
@@ -56,7 +71,9 @@ class Bucket(RemoteStore):
             raise RemoteError(INSTALL, errno.ENOTSUP) from None
         self.url, self._obstore = url, obstore
         try:
-            self.store = _store(url)
+            self.store, self._proxy = _store(url)
+        except RemoteError:
+            raise
         except Exception as error:
             raise RemoteError(f"cannot be reached: {_first_line(error)}") from error
 
@@ -132,6 +149,12 @@ class Bucket(RemoteStore):
 
     def _told(self, error: Exception, kind: type[RemoteError] = RemoteError) -> RemoteError:
         """An error of the store in one line."""
+        if self._proxy is not None and self._proxy.refused and _REFUSED.search(str(error)):
+            return RemoteError(
+                f"the store redirects to another host, {self._proxy.refused}; that is not followed: {THERE}"
+            )
+        if _NOWHERE in str(error):
+            return RemoteError("the store redirects without saying where to; is AWS_REGION the bucket's?")
         if _denied(error):
             return kind(f"access denied by the store ({_code(error)}); check the credentials", errno.EACCES)
         return kind(f"the store does not answer as it should: {_code(error) or _first_line(error)}")
@@ -146,7 +169,8 @@ def _noting(pieces: Iterator[bytes], ended: list[Exception]) -> Iterator[bytes]:
         raise
 
 
-def _store(url: str) -> Any:
+def _store(url: str) -> tuple[Any, LocalProxy | None]:
+    """A store of obstore's, and what keeps it from other hosts."""
     from obstore.store import from_url
 
     options: dict[str, Any] = {"timeout": timedelta(seconds=timeout()), "connect_timeout": timedelta(seconds=5)}
@@ -154,14 +178,23 @@ def _store(url: str) -> Any:
     options["allow_http"] = any(os.environ.get(name, "").startswith("http://") for name in ENDPOINTS)
     retry: Any = {"max_retries": RETRIES, "retry_timeout": timedelta(seconds=4 * timeout())}
     how: dict[str, Any] = {"client_options": options, "retry_config": retry}
-    if url.startswith("s3://") and (provider := _profile()) is not None:
+    if not url.startswith("s3://"):
+        return from_url(url, **how), None
+    if (provider := _profile()) is not None:
         how["credential_provider"] = provider
-    return from_url(url, **how)
+    proxy, settings = only_named_hosts(url, asks_role=provider is None and not _is_told())
+    options.update(settings)
+    return from_url(url, **how), proxy
+
+
+def _is_told() -> bool:
+    """Whether the environment itself has the credentials for S3, or says that none are needed."""
+    return "AWS_ACCESS_KEY_ID" in os.environ or bool(os.environ.get("AWS_SKIP_SIGNATURE"))
 
 
 def _profile() -> Any:
     """What reads the profiles in `~/.aws`, where these are used and boto3 is there; None elsewhere."""
-    if "AWS_ACCESS_KEY_ID" in os.environ or os.environ.get("AWS_SKIP_SIGNATURE"):
+    if _is_told():
         return None
     named = os.environ.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials")
     files = (Path(named), Path(os.environ.get("AWS_CONFIG_FILE", "~/.aws/config")))
@@ -192,4 +225,8 @@ def _code(error: Exception) -> str:
 def _first_line(error: Exception) -> str:
     """What an error of obstore begins with; the rest, and the request's address, are for its developers."""
     line = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return _TRIED.sub(r"no answer after \1 retries: ", re.sub(r"^Generic \w+ error: ", "", line))[:300]
+    return _REQUEST.sub(_retries, re.sub(r"^Generic \w+ error: ", "", line))[:300]
+
+
+def _retries(request: re.Match[str]) -> str:
+    return f"no answer after {request['retries']} retries: " if request["retries"] else ""

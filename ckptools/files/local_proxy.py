@@ -1,0 +1,176 @@
+"""A proxy on this machine that lets the requests of a library through to hosts that were named, and to no others.
+
+obstore follows a redirect to any host, and no setting of its keeps it from that. But it can be told to ask a proxy for
+all hosts but some: those are the bucket's, and this is the proxy. Where the user's own proxy leads to the bucket, this
+one passes on what goes there. Messages: RFC 9110, 9.3.6 (CONNECT), and RFC 9112, 3.2.2.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+from base64 import b64encode
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from threading import Thread
+from typing import NamedTuple
+from urllib.parse import SplitResult, unquote, urlsplit
+
+from ckptools.text import printable
+
+REFUSED = "421 Misdirected Request"
+"""What is answered for other hosts; no store says this, and nobody tries it again."""
+
+HEAD_SECONDS = 10.0
+MAX_HEAD = 64 << 10
+PIECE = 256 << 10
+"""Bytes that are passed on at a time."""
+
+HOP = ("proxy-authorization", "proxy-connection", "connection")
+"""Headers that are between one proxy and its client."""
+
+
+class LocalProxy:
+    """A proxy for the other threads of this process.
+
+    What is passed on with the password of the user's own proxy needs a password here too, so that nobody else on this
+    machine makes use of it.
+
+    Args:
+        ways: hosts that may be reached, each with the URL of the proxy that leads there.
+
+    Attributes:
+        refused: the host that was refused last; "" while none was.
+    """
+
+    def __init__(self, ways: Mapping[str, SplitResult]) -> None:
+        self._ways, self.refused = ways, ""
+        self._password = os.urandom(16).hex()
+        self._server = socket.create_server(("127.0.0.1", 0), backlog=128)
+        Thread(target=self._serve, name="local proxy", daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        """What clients are told."""
+        return f"http://ckptools:{self._password}@127.0.0.1:{self._server.getsockname()[1]}"
+
+    def _serve(self) -> None:
+        # Once no more descriptors or threads are to be had, nothing is let through.
+        with suppress(OSError, RuntimeError), self._server:
+            while True:
+                client, _ = self._server.accept()
+                Thread(target=self._answer, args=(client,), daemon=True).start()
+
+    def _answer(self, client: socket.socket) -> None:
+        # Whatever fails here, the client sees a connection that ends, and has its own words for that.
+        with client, suppress(OSError, ValueError):
+            client.settimeout(HEAD_SECONDS)
+            request = _head(client)
+            authority = _authority(request.line)
+            way = self._ways.get(urlsplit(f"//{authority}").hostname or "")
+            if way is None:
+                self.refused = printable(authority.removesuffix(":443"))
+                _say(client, REFUSED)
+            elif way.username and request.headers.get("proxy-authorization") != _basic(f"ckptools:{self._password}"):
+                _say(client, "407 Proxy Authentication Required")
+            else:
+                with _connected(way) as proxy:
+                    client.settimeout(None)
+                    _pass_on(request, client, proxy, way)
+
+
+class _Head(NamedTuple):
+    """What a message of HTTP begins with.
+
+    Attributes:
+        line: its first line.
+        headers: by name in lower case.
+        rest: what came after them.
+    """
+
+    line: str
+    headers: Mapping[str, str]
+    rest: bytes
+
+    def passed_on(self, **more: str) -> bytes:
+        """The message as it is for the next, with more headers; a `_` in their names is a `-`."""
+        kept = {name: value for name, value in self.headers.items() if name not in HOP}
+        headers = kept | {name.replace("_", "-"): value for name, value in more.items()}
+        lines = [self.line, *(f"{name}: {value}" for name, value in headers.items())]
+        return "\r\n".join([*lines, "", ""]).encode("latin-1") + self.rest
+
+
+def _head(sender: socket.socket) -> _Head:
+    data = b""
+    while (end := data.find(b"\r\n\r\n")) < 0:
+        piece = sender.recv(MAX_HEAD)
+        if not piece or len(data) > MAX_HEAD:
+            raise ValueError("no message of HTTP")
+        data += piece
+    line, *headers = data[:end].decode("latin-1").split("\r\n")
+    pairs = [header.partition(":") for header in headers]
+    return _Head(line, {name.strip().lower(): value.strip() for name, _, value in pairs}, data[end + 4 :])
+
+
+def _authority(line: str) -> str:
+    """The host, and the port where it is told, that a request is for."""
+    method, target, _ = line.split(" ")
+    return target if method == "CONNECT" else urlsplit(target).netloc.rpartition("@")[2]
+
+
+def _say(client: socket.socket, status: str) -> None:
+    client.sendall(f"HTTP/1.1 {status}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode("ascii"))
+
+
+def _pass_on(request: _Head, client: socket.socket, proxy: socket.socket, way: SplitResult) -> None:
+    user = f"{unquote(way.username or '')}:{unquote(way.password or '')}"
+    login = {"proxy_authorization": _basic(user)} if way.username else {}
+    if request.line.startswith("CONNECT "):
+        proxy.sendall(request.passed_on(**login))
+    else:
+        # Whoever asks again by the same connection would not be looked at.
+        proxy.sendall(request.passed_on(**login, connection="close"))
+        _copy(client, proxy, int(request.headers.get("content-length", "0")) - len(request.rest))
+        client.sendall(_head(proxy).passed_on(connection="close"))
+    _relay(client, proxy)
+
+
+def _copy(client: socket.socket, proxy: socket.socket, length: int) -> None:
+    while length > 0:
+        data = client.recv(min(PIECE, length))
+        if not data:
+            raise ValueError("the request is cut short")
+        proxy.sendall(data)
+        length -= len(data)
+
+
+def _connected(proxy: SplitResult) -> socket.socket:
+    host = proxy.hostname or ""
+    plain = socket.create_connection((host, proxy.port or {"http": 80, "https": 443}[proxy.scheme]), HEAD_SECONDS)
+    plain.settimeout(None)
+    if proxy.scheme == "http":
+        return plain
+    import ssl
+
+    return ssl.create_default_context().wrap_socket(plain, server_hostname=host)
+
+
+def _relay(client: socket.socket, proxy: socket.socket) -> None:
+    """Pass on what either sends, until one of them ends; both by one thread, since TLS allows no two."""
+    # What TLS has decrypted already is no longer seen in the socket.
+    decrypted: Callable[[], int] = getattr(proxy, "pending", int)
+    poll, to = select.poll(), {client.fileno(): (client, proxy), proxy.fileno(): (proxy, client)}
+    for number in to:
+        poll.register(number, select.POLLIN)
+    while True:
+        for number in [proxy.fileno()] if decrypted() else [number for number, _ in poll.poll()]:
+            sender, receiver = to[number]
+            data = sender.recv(PIECE)
+            if not data:
+                return
+            receiver.sendall(data)
+
+
+def _basic(user: str) -> str:
+    return f"Basic {b64encode(user.encode()).decode('ascii')}"
