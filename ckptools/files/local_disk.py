@@ -43,7 +43,7 @@ class DiskFile:
     def expect(self, ranges: Iterable[tuple[int, int]]) -> None:
         """The system reads ahead by itself."""
 
-    def bring(self, start: int, end: int) -> None:
+    def prefetch(self, ranges: Iterable[tuple[int, int]], most: int) -> None:
         """The system has its own ways."""
 
     def close(self) -> None:

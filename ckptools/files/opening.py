@@ -90,14 +90,18 @@ class File:
         """Take note that ranges, each from an offset to before another, will be read; a store is then asked less."""
         self._ranges.expect(ranges)
 
-    def bring(self, start: int, end: int) -> None:
-        """Fetch a range of a file in a store, and keep it there for who reads it next.
+    def prefetch(self, ranges: Iterable[tuple[int, int]], most: int) -> None:
+        """Fetch ranges of a file in a store, and keep them there for who reads them next.
+
+        Args:
+            ranges: each from an offset to before another; those that lie close together come by one request.
+            most: bytes of one request; a range that is larger is left to who reads it.
 
         Raises:
             ReadError: the store fails.
         """
         try:
-            self._ranges.bring(start, end)
+            self._ranges.prefetch(ranges, most)
         except OSError as error:
             raise _refused(self.path, error) from error
 

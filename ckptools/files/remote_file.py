@@ -6,6 +6,7 @@ reader says that it will read comes in one piece, and both are kept for a moment
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable
 from threading import Lock
 from typing import NamedTuple
@@ -30,8 +31,8 @@ BLOCK = 4 << 20
 GAP = 16 << 10
 """Bytes between two ranges that are fetched rather than making a second request."""
 
-MAX_PIECES = 64
-"""Pieces that are kept of one file."""
+MAX_KEPT = 64 << 20
+"""Bytes that are kept of one file."""
 
 Fetch = Callable[[int, int], bytes]
 """Gives the bytes from an offset to before another, all of them, or raises OSError."""
@@ -55,34 +56,73 @@ class Held(NamedTuple):
 
 
 class Known:
-    """What is here of a file, however often it is opened.
+    """What is here of a file, however often it is opened; threads may share it.
 
     Attributes:
-        pieces: they, the latest last; none is larger than `LARGE`, but for those that somebody brought.
         lock: held while something is fetched for a small read.
-        grown: called with the bytes by which the pieces have grown.
+        grown: called with the bytes by which what is kept has grown.
         fetched: bytes that were fetched of it.
         read: bytes that were asked for; fewer where much came that nobody wanted.
     """
 
-    __slots__ = ("fetched", "grown", "lock", "pieces", "read", "window")
+    __slots__ = ("_changing", "_pieces", "_starts", "fetched", "grown", "lock", "nbytes", "read", "window")
 
     def __init__(self, grown: Callable[[int], None] = lambda _: None) -> None:
-        self.pieces: list[Held] = []
+        self._pieces: dict[int, Held] = {}  # by offset, the latest last; none lies inside of another
+        self._starts: list[int] = []
+        self._changing = Lock()
         self.grown, self.lock = grown, Lock()
-        self.fetched = self.read = 0
+        self.fetched = self.read = self.nbytes = 0
         self.window = SMALL
 
-    @property
-    def nbytes(self) -> int:
-        """How much memory the pieces take."""
-        return sum(len(piece.data) for piece in tuple(self.pieces))
+    def at(self, place: int) -> Held | None:
+        """The piece that has the byte at a place."""
+        with self._changing:
+            found = self._before(place)
+        return found if found is not None and found.end > place else None
+
+    def around(self, start: int, end: int) -> tuple[int, int]:
+        """The end of the last piece before `start`, 0 if there is none, and the start of the next one before `end`."""
+        with self._changing:
+            before = self._before(start)
+            after = bisect_right(self._starts, start)
+            return before.end if before else 0, min([*self._starts[after : after + 1], end])
 
     def add(self, piece: Held) -> None:
-        """Keep a piece, and let go of the oldest where they are many."""
-        self.pieces.append(piece)
-        gone = self.pieces.pop(0) if len(self.pieces) > MAX_PIECES else None
-        self.grown(len(piece.data) - (len(gone.data) if gone else 0))
+        """Keep a piece, and let go of the oldest where that is too much."""
+        with self._changing:
+            before, own = self.nbytes, self._before(piece.start)
+            if own is not None and own.end >= piece.end:
+                return
+            self._insert(piece)
+            while self.nbytes > MAX_KEPT and len(self._pieces) > 1:
+                self._remove(next(iter(self._pieces)))
+            more = self.nbytes - before
+        self.grown(more)
+
+    def clear(self) -> int:
+        """Let go of all pieces; how many bytes they were."""
+        with self._changing:
+            nbytes, self.nbytes = self.nbytes, 0
+            self._pieces, self._starts = {}, []
+        return nbytes
+
+    def _before(self, place: int) -> Held | None:
+        """The last piece that begins at a place or before; no other reaches further."""
+        after = bisect_right(self._starts, place)
+        return self._pieces[self._starts[after - 1]] if after else None
+
+    def _insert(self, piece: Held) -> None:
+        first = bisect_left(self._starts, piece.start)
+        while first < len(self._starts) and self._pieces[self._starts[first]].end <= piece.end:
+            self._remove(self._starts[first])
+        self._pieces[piece.start] = piece
+        insort(self._starts, piece.start)
+        self.nbytes += len(piece.data)
+
+    def _remove(self, start: int) -> None:
+        self.nbytes -= len(self._pieces.pop(start).data)
+        del self._starts[bisect_left(self._starts, start)]
 
     def next_window(self) -> int:
         """Bytes that a small read becomes now: twice those of before where at least half of all bytes was wanted."""
@@ -90,11 +130,18 @@ class Known:
         return self.window
 
 
-def joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Ranges in order, those as one that overlap or lie so close together that one request is better than two."""
+def joined(ranges: Iterable[tuple[int, int]], most: int | None = None) -> list[tuple[int, int]]:
+    """Ranges in order, those as one that overlap or lie so close together that one request is better than two.
+
+    Args:
+        ranges: each from an offset to before another.
+        most: bytes of one request; a range that is larger is left out. None for any.
+    """
     found: list[tuple[int, int]] = []
     for start, end in sorted((max(start, 0), end) for start, end in ranges):
-        if found and start - found[-1][1] <= GAP:
+        if most is not None and end - start > most:
+            continue
+        if found and start - found[-1][1] <= GAP and (most is None or end - found[-1][0] <= most):
             found[-1] = found[-1][0], max(end, found[-1][1])
         else:
             found.append((start, end))
@@ -144,23 +191,24 @@ class RemoteFile:
         """Take note of bytes that will be read; those that lie close together will come by one request."""
         self._expected = joined(ranges)
 
-    def bring(self, start: int, end: int) -> None:
-        """Fetch what is not here yet of a range, by one request, and keep it however large it is."""
-        start, end = max(start, 0), min(end, self.size)
-        while start < end and (held := self._holding(start)):
-            start = held.end
-        if start < end:
-            self._known.add(self._fetched(start, end))
+    def prefetch(self, ranges: Iterable[tuple[int, int]], most: int) -> None:
+        """Fetch what is not here yet of some ranges, those that lie close together by one request, and keep it."""
+        for first, last in joined(ranges, most):
+            start, end = first, min(last, self.size)
+            while start < end and (held := self._known.at(start)):
+                start = held.end
+            while start < end and (held := self._known.at(end - 1)):
+                end = held.start
+            if start < end:
+                self._known.add(self._fetched(start, end))
 
     def close(self) -> None:
         """Let go of its last block; small pieces are kept for who opens it next."""
         self._block = None
 
-    def _here(self) -> list[Held]:
-        return [*self._known.pieces, *([self._block] if self._block else [])]
-
     def _holding(self, at: int) -> Held | None:
-        return next((held for held in self._here() if held.start <= at < held.end), None)
+        block = self._block
+        return block if block is not None and block.start <= at < block.end else self._known.at(at)
 
     def _bring(self, start: int, end: int) -> Held:
         """Fetch from `start` to `end`, or what is better fetched for it: more, or the first part."""
@@ -173,9 +221,8 @@ class RemoteFile:
     def _brought(self, start: int, end: int) -> Held:
         first, last = self._widened(start, end)
         # What is here already is not fetched again.
-        last = min((held.start for held in self._here() if start < held.start < last), default=last)
-        first = max((held.end for held in self._here() if first < held.end <= start), default=first)
-        held = self._fetched(first, last)
+        before, last = self._known.around(start, last)
+        held = self._fetched(max(first, before), last)
         if len(held.data) <= LARGE:
             self._known.add(held)
         else:

@@ -50,10 +50,6 @@ def replaced() -> RemoteError:
     return RemoteError("was replaced by another version while it was read; open it again", errno.ESTALE)
 
 
-def _uncounted(nbytes: int) -> None:
-    """What a file adds that is forgotten once it is closed."""
-
-
 class RemoteStore(ABC):
     """The files of one bucket, server or repository.
 
@@ -66,7 +62,8 @@ class RemoteStore(ABC):
     def __init__(self) -> None:
         self._folders: dict[str, Mapping[str, Status]] = {}
         self._files: dict[str, Status | None] = {}
-        self._known: OrderedDict[str, Known] = OrderedDict()
+        self._known: dict[str, Known] = {}
+        self._latest: OrderedDict[str, None] = OrderedDict()  # files of which something is kept
         self._kept = 0
         self._lock = RLock()
 
@@ -162,15 +159,18 @@ class RemoteStore(ABC):
     def _known_of(self, key: str) -> Known:
         """What is here of a file: a format looks at its first bytes before it is read, and its tensors come later."""
         with self._lock:
-            known = self._known.setdefault(key, Known(self._keep))
-            self._known.move_to_end(key)
-        return known
+            if key not in self._known:
+                self._known[key] = Known(partial(self._keep, key))
+            elif key in self._latest:
+                self._latest.move_to_end(key)
+            return self._known[key]
 
-    def _keep(self, nbytes: int) -> None:
-        """Count what is kept, and forget files where it is too much."""
+    def _keep(self, key: str, nbytes: int) -> None:
+        """Count what is kept of a file, and let go of what is kept of others where it is too much."""
         with self._lock:
             self._kept += nbytes
-            while self._kept > MAX_KEPT and len(self._known) > 1:
-                _, gone = self._known.popitem(last=False)
-                gone.grown = _uncounted
-                self._kept -= gone.nbytes
+            self._latest[key] = None
+            self._latest.move_to_end(key)
+            while self._kept > MAX_KEPT and len(self._latest) > 1:
+                gone, _ = self._latest.popitem(last=False)
+                self._kept -= self._known[gone].clear()

@@ -66,8 +66,8 @@ class Ranges(Protocol):
     def expect(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Take note that these bytes, from the first offset to before the second, are going to be read."""
 
-    def bring(self, start: int, end: int) -> None:
-        """Have the bytes from `start` to before `end` at hand for who reads them, also who opens the file again.
+    def prefetch(self, ranges: Iterable[tuple[int, int]], most: int) -> None:
+        """Have ranges at hand for who reads them, also who opens the file again; those of more bytes are left out.
 
         Raises:
             OSError: the storage fails.

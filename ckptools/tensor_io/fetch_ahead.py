@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ckptools.errors import ReadError
 from ckptools.files.opening import OpenFiles
-from ckptools.files.remote_file import LARGE, joined
+from ckptools.files.remote_file import LARGE
 from ckptools.files.remote_path import RemotePath, stores_are_used
 from ckptools.model.tensor import Tensor
 from ckptools.tensor_io.records import stored_records
@@ -36,8 +36,6 @@ def fetch_small(tensors: Iterable[tuple[str, Tensor]], files: OpenFiles, threads
 
     def fetch(wanted: tuple[Path, list[Range]]) -> None:
         with suppress(ReadError), files.open(wanted[0]) as file:
-            for start, end in joined(wanted[1]):
-                if end - start <= LARGE:
-                    file.bring(start, end)
+            file.prefetch(wanted[1], LARGE)
 
     in_threads(fetch, found.items(), threads)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptools.files import remote_store
-from ckptools.files.remote_file import GAP, LARGE, MAX_PIECES, SMALL, TAIL, Known, RemoteFile
+from ckptools.files import remote_file, remote_store
+from ckptools.files.remote_file import GAP, LARGE, SMALL, TAIL, Held, Known, RemoteFile
 from ckptools.files.remote_store import RemoteStore
 from ckptools.files.storage import Status
 
@@ -108,9 +108,20 @@ def test_small_reads_far_apart_do_not_bring_more_and_more():
 def test_what_is_kept_of_all_files_together_is_bounded(monkeypatch):
     monkeypatch.setattr(remote_store, "MAX_KEPT", 50_000)
     store = Zeros()
-    for number in range(100):
+    files = [store.open(f"f/{number}") for number in range(100)]
+    for file in files:
+        file.read(0, 4096)
+    assert sum(known.nbytes for known in store._known.values()) == store._kept <= 50_000
+
+
+def test_of_what_is_kept_that_of_the_file_goes_first_that_was_fetched_from_longest_ago(monkeypatch):
+    monkeypatch.setattr(remote_store, "MAX_KEPT", 50_000)
+    store = Zeros()
+    first = store.open("f/0")
+    for number in range(1, 11):
         store.open(f"f/{number}").read(0, 4096)
-    assert sum(len(p.data) for known in store._known.values() for p in known.pieces) <= 60_000
+        first.read(20_000 * min(number, 4), 10)
+    assert store._known["f/0"].nbytes and not store._known["f/1"].nbytes
 
 
 class Zeros(RemoteStore):
@@ -126,9 +137,49 @@ class Zeros(RemoteStore):
         return bytes(end - start)
 
 
-def test_of_a_file_that_is_read_here_and_there_few_pieces_are_kept():
+def test_what_is_kept_of_one_file_is_bounded(monkeypatch):
+    monkeypatch.setattr(remote_file, "MAX_KEPT", 50_000)
     known = Known()
     file = RemoteFile(lambda start, end: bytes(end - start), Status(1 << 30, 0.0), known)
     for offset in range(0, 1 << 28, 1 << 20):
         file.read(offset, 10)
-    assert len(known.pieces) == MAX_PIECES
+    assert 40_000 < known.nbytes <= 50_000 and known.at(offset) and not known.at(0)
+
+
+@given(st.lists(st.tuples(places, st.integers(1, 9000)), max_size=12), places)
+def test_a_byte_is_found_where_any_piece_has_it(pieces, place):
+    known, kept = Known(), []
+    known.grown = kept.append
+    for start, length in pieces:
+        known.add(Held(start, DATA[start : start + length]))
+    held, end = known.at(place), [min(start + length, len(DATA)) for start, length in pieces]
+    assert (held is not None) == any(start <= place < last for (start, _), last in zip(pieces, end, strict=True))
+    assert held is None or held.data[place - held.start] == DATA[place]
+    assert known.nbytes == sum(kept) and known.clear() == sum(kept) and known.at(place) is None
+
+
+@given(st.lists(reads, max_size=8), st.lists(reads, max_size=8), st.sampled_from([100, 9000, 50_000]))
+def test_what_was_fetched_beforehand_is_read_without_a_request(before, ranges, most):
+    file, requests = opened()
+    for offset, length in before:
+        file.read(offset, length)
+    known = len(requests.ranges)
+    file.prefetch([(offset, offset + length) for offset, length in ranges], most)
+    asked = len(requests.ranges)
+    assert all(end - start <= most for start, end in requests.ranges[known:])
+    for offset, length in ranges:
+        assert file.read(offset, length) == DATA[offset : offset + length]
+    assert len(requests.ranges) == asked or any(length > most for _, length in ranges)
+
+
+def test_ranges_that_lie_close_together_are_fetched_by_one_request_as_far_as_that_is_not_too_large():
+    file, requests = opened()
+    file.prefetch([(5000, 5100), (5200, 9000), (9000 + GAP, 30_000), (60_000, 90_000), (29_000, 31_000)], 25_500)
+    assert requests.ranges == [(5000, 30_000), (30_000, 31_000)]
+
+
+def test_nothing_is_fetched_beforehand_that_is_here_or_lies_behind_the_end():
+    file, requests = opened()
+    file.read(5000, 30_000), file.read(50_000, 30_000)
+    file.prefetch([(4000, 60_000), (len(DATA) - 10, len(DATA) + 10), (len(DATA) + 5, len(DATA) + 9)], 1 << 20)
+    assert requests.ranges[2:] == [(4000, 50_000), (len(DATA) - 10, len(DATA))]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from io import BytesIO
+from zipfile import ZipFile
 
 import pytest
 
 from ckptools.files.remote_path import RemotePath
 from ckptools.files.remote_store import RemoteError, RemoteStore
 from ckptools.files.storage import Status
-from ckptools.pickles import reader
+from ckptools.pickles import fetch_ahead, reader
 from ckptools.pickles.fetch_ahead import FetchAhead, fetch
 from tests.truth import FIXTURES
 
@@ -24,7 +26,7 @@ class OneFile(RemoteStore):
         self.data, self.ranges, self.fails, self.seconds = data, [], False, 0.0
 
     def _list(self, folder):
-        return {"rank0.pt": Status(len(self.data), 0.0)}
+        return {name: Status(len(self.data), 0.0) for name in ("rank0.pt", *map(str, range(20)))}
 
     def _look(self, key):
         return None
@@ -37,8 +39,8 @@ class OneFile(RemoteStore):
         return self.data[start:end]
 
 
-def in_store(data: bytes) -> RemotePath:
-    path = RemotePath("s3://bucket/rank0.pt")
+def in_store(data: bytes, name: str = "rank0.pt") -> RemotePath:
+    path = RemotePath(f"s3://bucket/{name}")
     path._store = OneFile(data)
     return path
 
@@ -64,7 +66,33 @@ def test_a_store_that_fails_is_left_to_who_reads_it():
     assert reader.read(path).claims
 
 
-def test_files_on_disk_are_not_fetched():
+def far_byteorder() -> bytes:
+    """A rank's file in which a megabyte lies before `byteorder`, which is last."""
+    out = BytesIO()
+    with ZipFile(RANK_0) as old, ZipFile(out, "w") as new:
+        for name in [n for n in old.namelist() if n != "rank0/byteorder"]:
+            new.writestr(name, old.read(name))
+        new.writestr("rank0/data/999", bytes(1 << 20))
+        new.writestr("rank0/byteorder", old.read("rank0/byteorder"))
+    return out.getvalue()
+
+
+def test_what_lies_between_the_records_that_are_fetched_is_not():
+    path = in_store(far_byteorder())
+    fetch(path)
+    fetched = len(path.store.ranges)
+    assert sum(end - start for start, end in path.store.ranges) < 70_000
+    assert repr(reader.read(path).tree) == repr(reader.read(RANK_0).tree)
+    assert min(start for start, _ in path.store.ranges[fetched:]) > 51_000  # headers of tensors alone
+
+
+def test_a_large_pickle_is_left_to_who_reads_it(monkeypatch):
+    monkeypatch.setattr(fetch_ahead, "LARGEST", 10_000)
+    path = in_store(RANK_0.read_bytes())
+    fetch(path)
+    assert sum(end - start for start, end in path.store.ranges) < 20_000
+    assert reader.read(path).claims
+
     ahead = FetchAhead()
     ahead.add([RANK_0])
     assert ahead._threads == 0
@@ -78,3 +106,27 @@ def test_who_waits_for_a_file_finds_it_fetched():
     ahead.wait(path)
     fetched = len(path.store.ranges)
     assert reader.read(path).claims and fetched == len(path.store.ranges) > 0
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_only_so_much_is_fetched_that_nobody_has_asked_for(order, monkeypatch):
+    monkeypatch.setattr(fetch_ahead, "WAITING", 200_000)
+    data, ahead = RANK_0.read_bytes(), FetchAhead()
+    paths = [in_store(data, str(number)) for number in range(20)]
+    ahead.add(paths)
+    time.sleep(0.3)
+    assert 2 <= sum(len(path.store.ranges) > 1 for path in paths) <= 4
+    for path in paths[::order]:
+        ahead.wait(path)
+        assert len(path.store.ranges) == 2
+    assert ahead._nbytes == 0
+
+
+def test_nothing_more_is_fetched_once_it_is_closed():
+    paths, ahead = [in_store(RANK_0.read_bytes(), str(number)) for number in range(20)], FetchAhead()
+    for path in paths:
+        path.store.seconds = 0.05
+    ahead.add(paths)
+    ahead.close()
+    time.sleep(0.3)
+    assert not ahead._threads and not all(path.store.ranges for path in paths)

@@ -65,7 +65,7 @@ class FileReader:
 
     def ahead(self, paths: Sequence[Path]) -> None:
         """Take note that these files will be asked for, in this order."""
-        if self._read is modules.read_file and len(paths) >= MIN_FILES:
+        if self._read is modules.read_file and len(paths) >= MIN_FILES and self._most_processes(len(paths)) > 1:
             self._ahead = dict.fromkeys(paths)
         elif self._read is modules.read_file:
             self._fetch.add(paths[1:])
@@ -96,13 +96,17 @@ class FileReader:
 
     def _count(self, files: int) -> int:
         """How many processes are to read so many files."""
+        seconds = files * self._seconds / self._files if self._files else 0.0
+        return self._most_processes(files) if self._jobs is not None or seconds > MIN_SECONDS else 0
+
+    def _most_processes(self, files: int) -> int:
         if self._jobs is not None:
             return min(self._jobs, files)
-        seconds = files * self._seconds / self._files if self._files else 0.0
-        return min(_cores(), MAX_PROCESSES, files // FILES_PER_PROCESS) if seconds > MIN_SECONDS else 0
+        return min(_cores(), MAX_PROCESSES, files // FILES_PER_PROCESS)
 
     def close(self) -> None:
-        """End the processes."""
+        """End the processes, and what is fetched ahead."""
+        self._fetch.close()
         if self._processes is not None:
             self._processes.close()
             self._processes = None
