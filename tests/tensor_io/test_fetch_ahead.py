@@ -11,7 +11,6 @@ from ckptools.model.regions import Box
 from ckptools.model.tree import fqn_of, tensors_in
 from ckptools.tensor_io.fetch_ahead import fetch_small
 from ckptools.tensor_io.read import read_box
-from tests.object_store import Bucketful, s3_server, settings
 from tests.truth import FIXTURES
 
 RUN7 = FIXTURES / "torch2.13.0-fsdp1-sharded-w4"
@@ -24,11 +23,9 @@ def requests(monkeypatch):
     return asked
 
 
-def test_tensors_that_were_fetched_are_read_without_a_request(requests, monkeypatch):
-    with s3_server() as address, OpenFiles() as files:
-        for name, value in settings(address).items():
-            monkeypatch.setenv(name, value)
-        there = ckptools.open(Bucketful(address).put(RUN7), all_ranks=True)
+def test_tensors_that_were_fetched_are_read_without_a_request(requests, bucket):
+    with OpenFiles() as files:
+        there = ckptools.open(bucket.put(RUN7), all_ranks=True)
         here = dict(tensors_in(ckptools.open(RUN7, all_ranks=True).tree))
         tensors = [(fqn_of(path), tensor) for path, tensor in tensors_in(there.tree)]
         fetch_small(tensors, files, 4)
