@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from sys import intern
 from typing import Any
 
 from ckptools.dtypes import ITEMSIZE
@@ -57,7 +58,7 @@ def locator(archive: Container) -> Locate:
     known: dict[str, int] = {}
 
     def locate(storage: Storage) -> tuple[Path, int, str, int]:
-        record = f"data/{storage.key}"
+        record = intern(f"data/{storage.key}")
         if storage.key not in known:
             offset, size = archive.payload(record)
             expected = storage.numel * ITEMSIZE[storage.dtype]

@@ -13,12 +13,13 @@ torch 2.2.2, 2.4.1, 2.6.0 and 2.13.0, and with torch's own full tensors for unev
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 from math import prod
 from typing import Any, NamedTuple
 
-from ckptools.model.regions import Ints, Run, chunk_runs, grid_boxes, strided_chunk_runs
-from ckptools.model.tensor import Shard, Source, Tensor, in_rank_order
+from ckptools.model.regions import Box, Ints, Run, chunk_runs, grid_boxes, strided_chunk_runs
+from ckptools.model.tensor import Shard, ShardList, Shards, Source, Tensor, in_rank_order
 from ckptools.model.values import Opaque, describe_for_error
 from ckptools.pickles.device_mesh import MAX_MESH, Mesh, mesh_of, note_mesh
 from ckptools.pickles.machine_state import MachineState
@@ -83,7 +84,7 @@ def _mesh(m: MachineState, value: Any) -> Mesh:
 def _placed(
     m: MachineState, shape: Ints, dtype: str, local: Tensor, mesh: Mesh, placements: tuple[Placement, ...]
 ) -> Tensor:
-    names = tuple(map(str, placements))
+    names = _names(placements)
     strange = [p.kind for p in placements if p.kind not in (*SHARDS, "Replicate")]
     if strange:
         note = f"placement {strange[0]}: the ranks hold terms that must be reduced; ckptools does not guess how"
@@ -100,14 +101,30 @@ def _own_shards(shape: Ints, dtype: str, local: Tensor, mesh: Mesh, placements: 
     """The pieces of the local tensor; more than one when a strided shard scatters its rows."""
     if mesh.coordinate is None:
         return []
-    runs = local_runs(shape, mesh.sizes, mesh.coordinate, placements)
-    expected = tuple(sum(n for _, n in r) for r in runs)
+    expected, pieces = _local_pieces(shape, mesh.sizes, mesh.coordinate, placements)
     source: Source | None = local.shards[0].source if local.shards else None
     if local.dtype != dtype or (local.shape != expected and prod(local.shape) + prod(expected)):
         raise ValueError(f"a DTensor whose local tensor is {local.shape} {local.dtype}, expected {expected} {dtype}")
     if not prod(expected) or source is None:
         return []
-    return [Shard(place, mesh.rank, source.part(packed)) for place, packed in grid_boxes(runs)]
+    return [Shard(place, mesh.rank, source.part(packed)) for place, packed in pieces]
+
+
+@lru_cache(maxsize=64)
+def _names(placements: tuple[Placement, ...]) -> tuple[str, ...]:
+    return tuple(map(str, placements))
+
+
+@lru_cache(maxsize=64)
+def _local_pieces(
+    shape: Ints, sizes: Ints, coordinate: Ints, placements: tuple[Placement, ...]
+) -> tuple[Ints, list[tuple[Box, Box]]]:
+    """Sizes of what the rank at `coordinate` holds, and its pieces: their boxes in the tensor and in what it holds.
+
+    Layers have the same shapes, so that few are worked out and their boxes are held once.
+    """
+    runs = local_runs(shape, sizes, coordinate, placements)
+    return tuple(sum(n for _, n in r) for r in runs), list(grid_boxes(runs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +141,11 @@ class Layout:
     ordered: tuple[Shard, ...]
     spans: dict[tuple[Ints, int | None], tuple[int, int]]
 
-    def with_own(self, own: list[Shard], mesh: Mesh) -> tuple[Shard, ...]:
+    def with_own(self, own: list[Shard], mesh: Mesh) -> Shards:
         """All shards in the order of their ranks, those of this coordinate as its file has them."""
         span = self.spans.get((mesh.coordinate, mesh.rank)) if mesh.coordinate is not None else None
         if span is not None:
-            return (*self.ordered[: span[0]], *in_rank_order(own), *self.ordered[span[1] :])
+            return ShardList(self.ordered, *span, in_rank_order(own))
         others = (shard for coordinate, shards in self.cells if coordinate != mesh.coordinate for shard in shards)
         return in_rank_order((*own, *others))
 

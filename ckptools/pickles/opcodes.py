@@ -10,6 +10,7 @@ from __future__ import annotations
 import codecs
 import struct
 from collections.abc import Callable
+from sys import intern
 from typing import Any
 
 from ckptools.model.values import Opaque
@@ -17,6 +18,9 @@ from ckptools.pickles.limits import MAX_INT_BYTES, MAX_INT_DIGITS, MAX_STACK, Pi
 from ckptools.pickles.machine_state import MachineState
 
 NEWEST_PROTOCOL = 5
+
+MAX_NAME = 256
+"""Characters of a text that is held once, however many files have it."""
 """Since Python 3.8. Source: Lib/pickletools.py."""
 
 
@@ -87,7 +91,8 @@ def _sized(code: bytes, width: int, make: Callable[[bytes], Any]) -> None:
 
 
 def _text(data: bytes) -> str:
-    return data.decode("utf-8", "surrogatepass")
+    text = data.decode("utf-8", "surrogatepass")
+    return intern(text) if len(text) < MAX_NAME else text  # the files of all ranks have the same names in them
 
 
 def _old_text(data: bytes) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ckptools.model.regions import Ints
+from ckptools.model.tensor import Shard
 from ckptools.pickles.repeated_values import RepeatedValues
 from ckptools.pickles.run_records import ShardRecord
 
@@ -84,6 +85,7 @@ class RepeatedRecords:
         self.records: dict[tuple[bytes, bytes, bytes], ShardRecord] = {}
         self._by_value: dict[tuple[Ints, Ints, int | None], ShardRecord] = {}
         self.layouts: dict[Any, Any] = {}
+        self._lists: dict[tuple[int, ...], tuple[Shard, ...]] = {}
         self.values = RepeatedValues(limit)
         self.learned = 0
         self._by_pattern: dict[bytes, list[_Chain]] = {}
@@ -93,7 +95,7 @@ class RepeatedRecords:
         """Begin a pickle in which a record has this pattern: only what was learned with the same one is recognised."""
         self._chains = self._by_pattern.setdefault(pattern, [])
         if len(self._by_value) > MAX_RECORDS:
-            self.records, self._by_value = {}, {}
+            self.records, self._by_value, self._lists = {}, {}, {}
 
     def record(self, offsets: Ints, sizes: Ints, rank: int | None) -> ShardRecord:
         """The one record of these offsets, sizes and rank."""
@@ -101,6 +103,10 @@ class RepeatedRecords:
         if found is None:
             found = self._by_value[offsets, sizes, rank] = ShardRecord(offsets, sizes, rank)
         return found
+
+    def shard_list(self, shards: list[Shard]) -> tuple[Shard, ...]:
+        """The one tuple of these shards, each of which is that of a record."""
+        return self._lists.setdefault(tuple(map(id, shards)), tuple(shards))
 
     def find(self, data: bytes, start: int) -> Part | None:
         """The longest known part that a pickle spells from `start`; None where nothing is known."""

@@ -15,13 +15,15 @@ class ShardRecord:
     Attributes:
         shard: its box and its rank within the tensor's process group; without a source.
         placement: the placement of the record.
+        nobodys: the same without its rank.
         shapes: shapes that the box was lately found to lie in.
     """
 
-    __slots__ = ("placement", "shapes", "shard")
+    __slots__ = ("nobodys", "placement", "shapes", "shard")
 
     def __init__(self, offsets: Ints, sizes: Ints, rank: int | None) -> None:
         self.shard = Shard(Box(offsets, sizes), rank, None)
+        self.nobodys = Shard(self.shard.box, None, None)
         self.placement = Placement()
         self.shapes: tuple[Ints, ...] = ()
 

@@ -14,10 +14,11 @@ of a GPU job): places are compared by offsets and sizes only.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ckptools.model.regions import Box, Ints
-from ckptools.model.tensor import Shard, Tensor
+from ckptools.model.tensor import Shard, ShardList, Shards, Tensor
 from ckptools.model.values import describe_for_error
 from ckptools.pickles.machine_state import MachineState
 from ckptools.pickles.objects import attributes
@@ -50,26 +51,37 @@ def describe(m: MachineState, shape: Ints, dtype: str, state: Any) -> Tensor:
     m.spend(RECORD_WORK * len(listed))
     # Under HSDP the ranks are local to the process group that shares the tensor, and the file does not name it.
     named = local_world == world
-    shards = [_listed(m, record, shape, named) for record in listed]
+    shards = m.repeated.shard_list([_listed(m, record, shape, named) for record in listed])
+    own: dict[int, Shard] = {}
     for local in local_shards:
         box, tensor = _local_shard(m, local)
         m.spend(len(shards))
-        _put(shards, box, tensor, rank, dtype)
-    return Tensor(shape, dtype, tuple(shards), "sharded_tensor", world_size=world)
+        _put(shards, own, box, tensor, rank, dtype)
+    return Tensor(shape, dtype, _with_own(shards, own), "sharded_tensor", world_size=world)
 
 
-def _put(shards: list[Shard], box: Box, tensor: Tensor, rank: int | None, dtype: str) -> None:
-    """Put a local shard in its place in the list."""
+def _with_own(shards: tuple[Shard, ...], own: dict[int, Shard]) -> Shards:
+    """A list with this rank's own in their places; one that all ranks share where these follow each other."""
+    start, stop = min(own, default=0), max(own, default=-1) + 1
+    if stop - start != len(own):
+        return tuple([own.get(i, shard) for i, shard in enumerate(shards)])
+    return ShardList(shards, start, stop, tuple([own[i] for i in range(start, stop)]))
+
+
+def _put(
+    shards: Sequence[Shard], own: dict[int, Shard], box: Box, tensor: Tensor, rank: int | None, dtype: str
+) -> None:
+    """Find the place of a local shard in the list."""
     if tensor.shape != box.sizes or tensor.dtype != dtype:
         raise ValueError(f"a shard of {list(box.sizes)} {dtype} whose tensor is {list(tensor.shape)} {tensor.dtype}")
     offsets = box.offsets  # compared first: boxes are many, and comparing them whole takes longer
     places = [i for i, shard in enumerate(shards) if shard.box.offsets == offsets and shard.box == box]
-    if not places or any(shards[i].source is not None for i in places):
+    if not places or any(i in own for i in places):
         again = "more than once" if places else "that the ShardedTensor does not list"
         raise ValueError(f"a local shard {box} {again}")
     if tensor.shards:
         for i in places:
-            shards[i] = Shard(box, rank, tensor.shards[0].source)
+            own[i] = Shard(box, rank, tensor.shards[0].source)
 
 
 def _listed(m: MachineState, value: Any, shape: Ints, named: bool) -> Shard:
@@ -83,7 +95,7 @@ def _listed(m: MachineState, value: Any, shape: Ints, named: bool) -> Shard:
                 f"a tensor of {describe_for_error(shape)}"
             )
         record.shapes = (shape, *record.shapes[: MAX_SHAPES - 1])
-    return record.shard if named else Shard(record.shard.box, None, None)
+    return record.shard if named else record.nobodys
 
 
 def _group(state: Any) -> tuple[int | None, int | None, int | None]:

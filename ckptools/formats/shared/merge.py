@@ -202,10 +202,9 @@ def _joined(ranked: Sequence[tuple[int, Tensor]]) -> tuple[Shard, ...]:
     """Every rank's own shards, and those that a file lists and nobody has, in rank order."""
     found: dict[Box, list[Shard]] = {}
     for rank, tensor in ranked:
-        for shard in tensor.shards:
-            if shard.source is not None:
-                own = shard if shard.rank == rank else Shard(shard.box, rank, shard.source)
-                found.setdefault(shard.box, []).append(own)
+        for shard in tensor.found:
+            own = shard if shard.rank == rank else Shard(shard.box, rank, shard.source)
+            found.setdefault(shard.box, []).append(own)
     listed = {s.box: s for s in ranked[0][1].shards if s.source is None and 0 not in s.box.sizes}
     for box in found:
         listed.pop(box, None)

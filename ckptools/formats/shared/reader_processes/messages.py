@@ -3,9 +3,9 @@
 The process has read a file that a stranger may have made, so what comes from it is not trusted either: of the names in
 an answer only those in `RECORDS` are known, each of them plain data, and nothing is looked up or imported.
 
-The tensors of a rank file list the shards of all ranks. Such a list is sent once; where the next file's has the same
-shards but for a few, those few are sent. Random states, of which a file may have those of all ranks, are sent once too:
-a tuple of many ints, or many bytes, that the reader has met again (`pickles.repeated_values`) is told by its number.
+What the files of all ranks have in common is sent once and told by its number from then on: the shards of all ranks,
+which the tensors of a rank file list (`model.tensor.ShardList`), and random states, of which a file may have those of
+all ranks, so a tuple of many ints, or many bytes, that the reader has met again (`pickles.repeated_values`); names too.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ import pickle
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable
 from datetime import date, datetime, timedelta
-from itertools import compress, count
-from operator import attrgetter, is_not
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ckptools.files.remote_path import RemotePath
-from ckptools.model.regions import Box, Ints
-from ckptools.model.tensor import Item, Shard, Source, Tensor
+from ckptools.model.regions import Box
+from ckptools.model.tensor import Item, Shard, ShardList, Source, Tensor
 from ckptools.model.values import (
     Cycle,
     Device,
@@ -39,49 +38,26 @@ from ckptools.pickles.objects import Storage
 from ckptools.pickles.reader import Saved
 from ckptools.training_state.modules import ModuleState
 
-Shards = tuple[Shard, ...]
-
-FEW = 8
-"""Shards of a list that is sent in full wherever it occurs; of a longer one, as a fraction, those that may differ."""
-
 MANY = 256
 """Ints or bytes that are sent once."""
+
+MANY_SHARDS = 9
+"""Shards of a tuple that is sent once."""
+
+MANY_CHARACTERS = 6
+"""Of a text that is sent once."""
 
 MAX_SENT = 1 << 24
 """Of these, all that is remembered; what comes after is sent wherever it occurs."""
 
+OVERHEAD = 32
+"""What remembering one counts for beside them."""
 
-class ShardList(NamedTuple):
-    """A tensor's shards, all of them.
-
-    Attributes:
-        shape: of the tensor.
-        shards: its shards.
-    """
-
-    shape: Ints
-    shards: Shards
-
-
-class ChangedShardList(NamedTuple):
-    """A tensor's shards, told by those that differ from the last list in full of the same shape and length.
-
-    Attributes:
-        shape: of the tensor.
-        length: how many shards.
-        changed: those that differ, with their places.
-    """
-
-    shape: Ints
-    length: int
-    changed: tuple[tuple[int, Shard], ...]
-
-
-TUPLES = (Box, Item, Shard, Source, Saved, ShardList, ChangedShardList)
+TUPLES = (Box, Item, Shard, Source, Saved)
 """Records that are sent as a call with their fields, which is the fastest there is."""
 
 RECORDS = (
-    *(Tensor, Box, Item, Shard, Source, Saved, ModuleState, Storage),
+    *(Tensor, Box, Item, Shard, ShardList, Source, Saved, ModuleState, Storage),
     *(Cycle, Device, Global, Lost, NumpyArray, NumpyDtype, NumpyScalar, Opaque, Size, TorchName),
     *(Counter, OrderedDict, defaultdict, date, datetime, timedelta, type(Path()), RemotePath),
     *(dict, list, set, int, float, complex),  # what a defaultdict makes, and complex numbers
@@ -89,18 +65,24 @@ RECORDS = (
 
 NAMES: dict[tuple[str, str], Callable[..., Any]] = {(c.__module__, c.__qualname__): c for c in RECORDS}
 
-_fields = attrgetter(*(name for name in Tensor.__slots__ if name != "shards"))
-_order = tuple(name for name in Tensor.__slots__ if name != "shards").index("dtype") + 1
+_LEAST: dict[Any, int] = {str: MANY_CHARACTERS, tuple: MANY_SHARDS, bytes: MANY}
+"""How long a value is that may be sent once."""
+
+_tensor = attrgetter(*Tensor.__slots__)
+_shard_list = attrgetter("listed", "start", "stop", "own")
 
 
 class Sender:
     """Makes answers, in the process that reads."""
 
     def __init__(self) -> None:
-        self._lists: dict[tuple[Ints, int], Shards] = {}
         self._out = io.BytesIO()
         self._pickler = _Pickler(self._out, protocol=5)
-        self._pickler.dispatch_table = {**dict.fromkeys(TUPLES, _as_call), Tensor: self._tensor}
+        self._pickler.dispatch_table = {
+            **dict.fromkeys(TUPLES, lambda record: (type(record), tuple(record))),
+            Tensor: lambda tensor: (Tensor, _tensor(tensor)),
+            ShardList: lambda shards: (ShardList, _shard_list(shards)),
+        }
 
     def encode(self, saved: Saved) -> bytes:
         """The structure of one file."""
@@ -110,65 +92,56 @@ class Sender:
         self._pickler.dump(saved)
         return self._out.getvalue()
 
-    def _tensor(self, tensor: Tensor) -> tuple[Any, ...]:
-        fields = _fields(tensor)
-        return Tensor, (*fields[:_order], self._shards(tensor.shape, tensor.shards), *fields[_order:])
-
-    def _shards(self, shape: Ints, shards: Shards) -> Shards | ShardList | ChangedShardList:
-        if len(shards) <= FEW:
-            return shards
-        known = self._lists.get((shape, len(shards)))
-        if known is not None:
-            places = list(compress(count(), map(is_not, shards, known)))
-            if len(places) <= len(shards) // FEW:
-                return ChangedShardList(shape, len(shards), tuple([(place, shards[place]) for place in places]))
-        self._lists[shape, len(shards)] = shards
-        return ShardList(shape, shards)
-
 
 class _Pickler(pickle.Pickler):
-    """Tells a large value by its number wherever it occurs again."""
+    """Tells a value by its number wherever it occurs again.
+
+    A number is given before what is in a value is sent, and understood after it. So lists of shards, in which others
+    may be that are told so, have numbers of their own, below 0.
+    """
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._numbers: dict[int, int] = {}
-        self._sent: list[Any] = []  # an id is that of one object only as long as this is there
+        self._leaves: list[Any] = []  # an id is that of one object only as long as this is there
+        self._lists: list[Any] = []
         self._left = MAX_SENT
 
     def persistent_id(self, value: Any) -> Any:
         """What stands for a value: its number, or the value itself the first time; None for a small one."""
-        if type(value) not in (tuple, bytes) or len(value) < MANY:
+        kind = type(value)
+        if kind not in _LEAST or len(value) < _LEAST[kind]:
             return None
         number = self._numbers.get(id(value))
         if number is not None:
             return number
-        if self._left < len(value) or (type(value) is tuple and set(map(type, value)) != {int}):
+        cost = len(value) + OVERHEAD
+        if self._left < cost or (kind is tuple and not _sent_once(value)):
             return None
-        self._left -= len(value)
-        self._numbers[id(value)] = len(self._sent)
-        self._sent.append(value)
+        self._left -= cost
+        is_list = kind is tuple and type(value[0]) is Shard
+        known = self._lists if is_list else self._leaves
+        self._numbers[id(value)] = ~len(known) if is_list else len(known)
+        known.append(value)
         return value
 
 
-def _as_call(record: Any) -> tuple[Any, ...]:
-    return type(record), tuple(record)
+def _sent_once(value: tuple[Any, ...]) -> bool:
+    kinds = set(map(type, value))
+    return kinds == {Shard} or (kinds == {int} and len(value) >= MANY)
 
 
 class Receiver:
     """Understands the answers of one process.
 
     Args:
-        same: the shards and large values that other processes have sent, by themselves: equal ones become one object.
+        same: the large values that other processes have sent, by themselves: equal ones become one object.
     """
 
     def __init__(self, same: dict[Any, Any]) -> None:
-        self._lists: dict[tuple[Ints, int], Shards] = {}
         self._same = same
-        self._values: list[Any] = []
-        self._names = NAMES | {
-            (ShardList.__module__, ShardList.__qualname__): self._list,
-            (ChangedShardList.__module__, ChangedShardList.__qualname__): self._changed,
-        }
+        self._leaves: list[Any] = []
+        self._lists: list[Any] = []
 
     def decode(self, data: bytes) -> Saved:
         """The structure of one file.
@@ -176,38 +149,26 @@ class Receiver:
         Raises:
             Exception: the answer is no such thing; whatever then goes wrong in it.
         """
-        saved = _Unpickler(io.BytesIO(data), self._names, self._value).load()
+        saved = _Unpickler(io.BytesIO(data), self._value).load()
         if not isinstance(saved, Saved):
             raise pickle.UnpicklingError("an answer that is no file's structure")
         return saved
 
-    def _list(self, shape: Ints, shards: Shards) -> Shards:
-        found = tuple(self._same.setdefault(shard, shard) for shard in shards)
-        self._lists[shape, len(found)] = found
-        return found
-
-    def _changed(self, shape: Ints, length: int, changed: tuple[tuple[int, Shard], ...]) -> Shards:
-        shards = list(self._lists[shape, length])
-        for place, shard in changed:
-            shards[place] = shard
-        return tuple(shards)
-
     def _value(self, told: Any) -> Any:
-        """The one object for a large value."""
+        """The one object for a value that is told by itself or by its number."""
         if type(told) is int:
-            return self._values[told]
-        self._values.append(self._same.setdefault(told, told))
-        return self._values[-1]
+            return self._leaves[told] if told >= 0 else self._lists[~told]
+        known = self._lists if type(told) is tuple and type(told[0]) is Shard else self._leaves
+        known.append(self._same.setdefault(told, told))
+        return known[-1]
 
 
 class _Unpickler(pickle.Unpickler):
     """Knows some names and looks for no others."""
 
-    def __init__(
-        self, file: io.BytesIO, names: dict[tuple[str, str], Callable[..., Any]], value: Callable[[Any], Any]
-    ) -> None:
+    def __init__(self, file: io.BytesIO, value: Callable[[Any], Any]) -> None:
         super().__init__(file)
-        self._names, self._value = names, value
+        self._value = value
 
     def persistent_load(self, told: Any) -> Any:
         """The large value that is told by its number, or by itself the first time."""
@@ -219,6 +180,6 @@ class _Unpickler(pickle.Unpickler):
         Raises:
             UnpicklingError: it may not occur.
         """
-        if (module, name) not in self._names:
+        if (module, name) not in NAMES:
             raise pickle.UnpicklingError("a name that does not belong into an answer")
-        return self._names[module, name]
+        return NAMES[module, name]
