@@ -330,6 +330,18 @@ def test_a_dtensor_that_contradicts_itself_is_refused_in_one_line(tmp_path, odd)
     assert one_line(with_pickle(tmp_path / "o.pt", made(**odd), bytes(16)))
 
 
+@pytest.mark.parametrize(
+    ("odd", "why"),
+    [
+        ("a dim outside", "of 1 dimensions is sharded along 1"),
+        ("a split factor of 2^62", "split factor 4611686018427387904"),
+        ("pieces scattered over 2^40 runs", "scattered over 4398046511104 runs"),
+    ],
+)
+def test_a_placement_that_cannot_be_is_named_before_it_is_worked_out(tmp_path, odd, why):
+    assert why in one_line(with_pickle(tmp_path / "o.pt", made(**ODD[odd]), bytes(16)))
+
+
 def test_a_mesh_dimension_without_a_placement_is_named(tmp_path):
     odd = made(mesh=mesh_of((2, 1), (0, 0)))
     assert "1 placements on a mesh of 2 dimensions" in one_line(with_pickle(tmp_path / "o.pt", odd, bytes(16)))

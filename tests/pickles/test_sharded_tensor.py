@@ -126,6 +126,17 @@ def test_a_sharded_tensor_is_read_and_knows_that_it_wants_gradients(tmp_path):
     assert [(s.box.offsets, s.rank, s.source is None) for s in found.shards] == [((0,), 0, False), ((2,), 1, True)]
 
 
+def test_local_shards_that_do_not_lie_together_have_their_places_in_the_list(tmp_path):
+    listed = entry([0], [2]) + entry([2], [2], 1) + entry([4], [2])
+    own = local([0], [2], tensor((2,))) + local([4], [2], tensor((2,)))
+    found = reader.read(with_pickle(tmp_path / "s.pt", made((6,), listed, own), bytes(16))).tree
+    assert [(s.box.offsets, s.rank, s.source is None) for s in found.shards] == [
+        ((0,), 0, False),
+        ((2,), 1, True),
+        ((4,), 0, False),
+    ]
+
+
 ODD = {
     "a state of another form": {"state": b"(]t"},
     "a shard outside the tensor": {"listed": entry([0], [2]) + entry([2], [3], 1)},
