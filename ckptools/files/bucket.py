@@ -2,7 +2,7 @@
 
 Credentials are those of the environment's usual chain: environment variables, then the machine's or container's role;
 for S3 also the profiles of `~/.aws`, where boto3 is installed. Ranges carry the ETag that was listed (`If-Match`), so
-that the store itself refuses another version. A redirect of S3 to another host is not followed (`bucket_hosts`).
+that the store itself refuses another version. A redirect to another host is not followed (`bucket_hosts`).
 Source of the settings: object_store's and obstore's documentation.
 """
 
@@ -16,15 +16,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from ckptools.files.bucket_hosts import only_named_hosts
+from ckptools.files.bucket_hosts import ENDPOINTS, only_named_hosts
 from ckptools.files.local_proxy import REFUSED as LOCAL_REFUSED
 from ckptools.files.local_proxy import LocalProxy
 from ckptools.files.remote_store import NoListError, RemoteError, RemoteStore, replaced
 from ckptools.files.retries import timeout
 from ckptools.files.storage import FOLDER, Status
-
-ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT", "AZURE_STORAGE_ENDPOINT")
-"""Environment variables that name a server in place of the cloud's own."""
+from ckptools.text import printable
 
 PART = 8 << 20
 """Bytes of a part of an upload, at least; those of a store are at least 5 MiB, but for the last."""
@@ -36,8 +34,6 @@ IN_FLIGHT = 32 << 20
 """Bytes of one upload that are under way, where that is two parts or more."""
 
 PARTS_LEFT = "the parts that were uploaded could not be removed: abort the upload, or let a rule of the bucket do so"
-
-THERE = "if the bucket is there, name it by AWS_ENDPOINT_URL"
 
 RETRIES = 6
 INSTALL = "needs the package obstore: pip install 'ckptools[remote]'"
@@ -70,6 +66,7 @@ class Bucket(RemoteStore):
         except ImportError:
             raise RemoteError(INSTALL, errno.ENOTSUP) from None
         self.url, self._obstore = url, obstore
+        self._scheme = url.partition(":")[0]
         try:
             self.store, self._proxy = _store(url)
         except RemoteError:
@@ -149,12 +146,13 @@ class Bucket(RemoteStore):
 
     def _told(self, error: Exception, kind: type[RemoteError] = RemoteError) -> RemoteError:
         """An error of the store in one line."""
-        if self._proxy is not None and self._proxy.refused and _REFUSED.search(str(error)):
-            return RemoteError(
-                f"the store redirects to another host, {self._proxy.refused}; that is not followed: {THERE}"
-            )
+        if self._proxy.refused and _REFUSED.search(str(error)):
+            there = printable(self._proxy.refused.netloc)
+            hint = f"if the bucket is there, name it by {ENDPOINTS[self._scheme][0]}"
+            return RemoteError(f"the store redirects to another host, {there}; that is not followed: {hint}")
         if _NOWHERE in str(error):
-            return RemoteError("the store redirects without saying where to; is AWS_REGION the bucket's?")
+            hint = "; is AWS_REGION the bucket's?" if self._scheme == "s3" else ""
+            return RemoteError(f"the store redirects without saying where to{hint}")
         if _denied(error):
             return kind(f"access denied by the store ({_code(error)}); check the credentials", errno.EACCES)
         return kind(f"the store does not answer as it should: {_code(error) or _first_line(error)}")
@@ -169,20 +167,20 @@ def _noting(pieces: Iterator[bytes], ended: list[Exception]) -> Iterator[bytes]:
         raise
 
 
-def _store(url: str) -> tuple[Any, LocalProxy | None]:
+def _store(url: str) -> tuple[Any, LocalProxy]:
     """A store of obstore's, and what keeps it from other hosts."""
     from obstore.store import from_url
 
+    scheme = url.partition(":")[0]
     options: dict[str, Any] = {"timeout": timedelta(seconds=timeout()), "connect_timeout": timedelta(seconds=5)}
     # A server without TLS is only one that the user has named as the endpoint.
-    options["allow_http"] = any(os.environ.get(name, "").startswith("http://") for name in ENDPOINTS)
+    options["allow_http"] = any(os.environ.get(name, "").startswith("http://") for name in ENDPOINTS[scheme])
     retry: Any = {"max_retries": RETRIES, "retry_timeout": timedelta(seconds=4 * timeout())}
     how: dict[str, Any] = {"client_options": options, "retry_config": retry}
-    if not url.startswith("s3://"):
-        return from_url(url, **how), None
-    if (provider := _profile()) is not None:
+    if scheme == "s3" and (provider := _profile()) is not None:
         how["credential_provider"] = provider
-    proxy, settings = only_named_hosts(url, asks_role=provider is None and not _is_told())
+    asks_role = not (scheme == "s3" and (_is_told() or "credential_provider" in how))
+    proxy, settings = only_named_hosts(url, asks_role)
     options.update(settings)
     return from_url(url, **how), proxy
 
@@ -225,6 +223,7 @@ def _code(error: Exception) -> str:
 def _first_line(error: Exception) -> str:
     """What an error of obstore begins with; the rest, and the request's address, are for its developers."""
     line = (str(error).strip() or type(error).__name__).splitlines()[0]
+    line = re.sub(r"(https?://[^\s?]*)\?\S*", r"\1", line)  # Azure's signatures are in the query
     return _REQUEST.sub(_retries, re.sub(r"^Generic \w+ error: ", "", line))[:300]
 
 

@@ -17,8 +17,6 @@ from threading import Thread
 from typing import NamedTuple
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from ckptools.text import printable
-
 REFUSED = "421 Misdirected Request"
 """What is answered for other hosts; no store says this, and nobody tries it again."""
 
@@ -41,11 +39,12 @@ class LocalProxy:
         ways: hosts that may be reached, each with the URL of the proxy that leads there.
 
     Attributes:
-        refused: the host that was refused last; "" while none was.
+        refused: the server that was refused last, as its scheme, host and port; None while none was.
     """
 
     def __init__(self, ways: Mapping[str, SplitResult]) -> None:
-        self._ways, self.refused = ways, ""
+        self._ways = ways
+        self.refused: SplitResult | None = None
         self._password = os.urandom(16).hex()
         self._server = socket.create_server(("127.0.0.1", 0), backlog=128)
         Thread(target=self._serve, name="local proxy", daemon=True).start()
@@ -54,6 +53,14 @@ class LocalProxy:
     def url(self) -> str:
         """What clients are told."""
         return f"http://ckptools:{self._password}@127.0.0.1:{self._server.getsockname()[1]}"
+
+    def __enter__(self) -> LocalProxy:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Let go of its port; `accept` returns only if the socket is shut down too."""
+        self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
 
     def _serve(self) -> None:
         # Once no more descriptors or threads are to be had, nothing is let through.
@@ -67,10 +74,10 @@ class LocalProxy:
         with client, suppress(OSError, ValueError):
             client.settimeout(HEAD_SECONDS)
             request = _head(client)
-            authority = _authority(request.line)
-            way = self._ways.get(urlsplit(f"//{authority}").hostname or "")
+            server = _server(request.line)
+            way = self._ways.get(server.hostname or "")
             if way is None:
-                self.refused = printable(authority.removesuffix(":443"))
+                self.refused = server
                 _say(client, REFUSED)
             elif way.username and request.headers.get("proxy-authorization") != _basic(f"ckptools:{self._password}"):
                 _say(client, "407 Proxy Authentication Required")
@@ -113,10 +120,13 @@ def _head(sender: socket.socket) -> _Head:
     return _Head(line, {name.strip().lower(): value.strip() for name, _, value in pairs}, data[end + 4 :])
 
 
-def _authority(line: str) -> str:
-    """The host, and the port where it is told, that a request is for."""
+def _server(line: str) -> SplitResult:
+    """Scheme, host and port that a request is for; TLS is what a tunnel (CONNECT) is made for."""
     method, target, _ = line.split(" ")
-    return target if method == "CONNECT" else urlsplit(target).netloc.rpartition("@")[2]
+    if method == "CONNECT":
+        return urlsplit(f"https://{target.removesuffix(':443')}")
+    url = urlsplit(target)
+    return url._replace(netloc=url.netloc.rpartition("@")[2], path="", query="")
 
 
 def _say(client: socket.socket, status: str) -> None:

@@ -12,8 +12,11 @@ import pytest
 
 from ckptools.files.bucket import Bucket
 from ckptools.files.bucket_hosts import only_named_hosts
+from ckptools.files.remote_store import RemoteError
+from tests.files.nasty_server import nasty_server
 from tests.object_store import BUCKET, Bucketful
 
+SECRET = "sv=2026&sig=c0ffee"
 KEYS = {"AccessKeyId": "role", "SecretAccessKey": "secret", "Token": "c0ffee", "Expiration": "2099-01-01T00:00:00Z"}
 
 
@@ -62,9 +65,9 @@ def test_credentials_of_a_role_come_from_its_server(environment, role, bucket: B
     assert Bucket(f"s3://{BUCKET}").status("role/file").size == 5 and asked
 
 
-def hosts(asks_role: bool = False) -> list[str]:
+def hosts(scheme: str = "s3", asks_role: bool = False) -> list[str]:
     """Those that are asked straight away."""
-    return only_named_hosts(f"s3://{BUCKET}", asks_role)[1]["proxy_excludes"].split(",")
+    return only_named_hosts(f"{scheme}://{BUCKET}", asks_role)[1]["proxy_excludes"].split(",")
 
 
 @pytest.mark.parametrize(
@@ -89,10 +92,46 @@ def test_of_a_bucket_whose_keys_are_told_its_own_host_alone_is_asked(environment
 def test_a_role_is_asked_for_where_the_environment_says(monkeypatch, tmp_path: Path):
     monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(tmp_path))
     monkeypatch.setenv("AWS_ENDPOINT_URL_STS", "https://sts.corp.example")
-    assert "sts.corp.example" in hosts(True)
+    assert "sts.corp.example" in hosts("s3", True)
 
 
 def test_a_role_is_asked_for_of_its_region_and_of_the_machine(monkeypatch, tmp_path: Path):
     monkeypatch.setenv("AWS_REGION", "eu-west-1")
     monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(tmp_path))
-    assert hosts(True) == ["s3.eu-west-1.amazonaws.com", "sts.eu-west-1.amazonaws.com", "169.254.169.254"]
+    assert hosts("s3", True) == ["s3.eu-west-1.amazonaws.com", "sts.eu-west-1.amazonaws.com", "169.254.169.254"]
+
+
+@pytest.mark.parametrize(
+    ("scheme", "environment", "host"),
+    [
+        ("gs", {}, "storage.googleapis.com"),
+        ("gs", {"GOOGLE_BASE_URL": "https://store.example"}, "store.example"),
+        ("az", {"AZURE_STORAGE_ACCOUNT_NAME": "account"}, "account.blob.core.windows.net"),
+        ("az", {"AZURE_STORAGE_ACCOUNT_NAME": "a", "AZURE_STORAGE_ENDPOINT": "http://10.0.0.5:1"}, "10.0.0.5"),
+    ],
+)
+def test_of_other_clouds_their_own_hosts_are_asked(scheme, environment, host, monkeypatch):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert hosts(scheme) == [host]
+    assert hosts(scheme, True)[:2] == [host, "169.254.169.254"]
+
+
+@pytest.mark.parametrize(
+    ("scheme", "environment"),
+    [
+        ("gs", {"GOOGLE_BASE_URL": "SERVER", "GOOGLE_SKIP_SIGNATURE": "true"}),
+        (
+            "az",
+            {"AZURE_STORAGE_ENDPOINT": "SERVER", "AZURE_STORAGE_ACCOUNT_NAME": "a", "AZURE_STORAGE_SAS_KEY": SECRET},
+        ),
+    ],
+)
+def test_redirects_of_other_clouds_are_refused(scheme, environment, monkeypatch):
+    with nasty_server() as server:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value.replace("SERVER", f"http://127.0.0.1:{server.port}"))
+        server.always, server.location = "redirects", f"http://127.0.0.2:9/?{SECRET}"
+        with pytest.raises(RemoteError, match=r"redirects to another host, 127\.0\.0\.2:9; ") as error:
+            Bucket(f"{scheme}://{BUCKET}")._fetch("key", "", 5, 9)
+    assert server.asked[0][0].startswith(f"/{BUCKET}/key") and "c0ffee" not in str(error.value)

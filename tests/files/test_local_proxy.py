@@ -6,6 +6,7 @@ import socket
 import ssl
 from base64 import b64encode
 from collections.abc import Iterator
+from contextlib import suppress
 from http.client import HTTPConnection
 from pathlib import Path
 from threading import Thread
@@ -66,7 +67,7 @@ def test_a_bucket_is_written_through_the_users_proxy(user, s3):
 
 
 def test_large_files_go_through_the_users_proxy_both_ways(user):
-    store, size = buckets.Bucket(f"s3://{BUCKET}"), 3 * buckets.PART
+    store, size = buckets.Bucket(f"s3://{BUCKET}"), 2 * buckets.PART
     store.upload("proxied", size, iter([DATA[:size]] * (size // len(DATA)) + [DATA[: size % len(DATA)]]))
     got = store._fetch("proxied", "", 0, size)
     assert got == (DATA * (size // len(DATA) + 1))[:size]
@@ -160,7 +161,7 @@ def test_no_tunnel_leads_to_another_host(host):
     proxy = LocalProxy({"host": urlsplit("http://127.0.0.1:9")})
     with pytest.raises(OSError, match="421 Misdirected Request"):
         tunnel(proxy, host, own_password(proxy))
-    assert proxy.refused == host
+    assert proxy.refused == urlsplit(f"https://{host}")
 
 
 def test_nobody_else_on_this_machine_uses_the_users_password(echo):
@@ -174,7 +175,8 @@ def test_nobody_else_on_this_machine_uses_the_users_password(echo):
 @pytest.mark.parametrize("sent", [b"", b"\r\n\r\n", b"GET\r\n\r\n", b"GET http://[ HTTP/1.1\r\n\r\n", b"x" * 200_000])
 def test_what_is_no_request_ends_its_connection_alone(sent):
     proxy = LocalProxy({})
-    with socket.create_connection(("127.0.0.1", urlsplit(proxy.url).port or 0), timeout=20) as client:
+    address = "127.0.0.1", urlsplit(proxy.url).port or 0
+    with suppress(OSError), socket.create_connection(address, timeout=20) as client:  # it may hang up before the end
         client.sendall(sent)
         client.shutdown(socket.SHUT_WR)
     with pytest.raises(OSError, match="421"):

@@ -957,15 +957,15 @@ FAULTS = (
     *_in(
         "files/bucket_hosts.py",
         "files/test_bucket_hosts.py formats/test_bucket_redirects.py",
-        ('    if "@" in own.netloc:\n', "    if False:\n"),
-        ("(*told, MACHINE)]", "told]"),
+        ('"@" in _server(', '"" not in _server('),
+        ("(*told, *GIVERS[scheme])]", "told]"),
         ("if asks_role else ()", "if False else ()"),
     ),
     *_in(
         "files/local_proxy.py",
         "files/test_local_proxy.py",
         ("            elif way.username and ", "            elif False and "),
-        ('self._ways.get(urlsplit(f"//{authority}").hostname or "")', "next(iter(self._ways.values()), None)"),
+        ('self._ways.get(server.hostname or "")', "next(iter(self._ways.values()), None)"),
         ('        client.sendall(_head(proxy).passed_on(connection="close"))\n', ""),
         ("        _copy(client, proxy, int(", "        _copy(client, proxy, 0 * int("),
     ),
