@@ -51,6 +51,7 @@ class Proxy:
         always: what happens to all further ones.
         redirects: the status and `Location` that a request is answered with, by its kind: list, range, head or write.
         requests: how many requests there were.
+        versions: the ETags that ranges were to be of (`If-Match`).
     """
 
     address: str
@@ -59,6 +60,7 @@ class Proxy:
     always: Fault | None = None
     redirects: dict[str, tuple[int, str]] = field(default_factory=dict)
     requests: int = 0
+    versions: list[str | None] = field(default_factory=list)
 
     def answer(self, method: str, target: str, headers: dict[str, str], body: bytes = b"") -> Answer:
         """What the server answers, or what becomes of that."""
@@ -73,8 +75,10 @@ class Proxy:
             good = Answer(found.status, {name.title(): value for name, value in found.getheaders()}, found.read())
         finally:
             connection.close()
-        if "range" not in {name.lower() for name in headers}:
+        lowered = {name.lower(): value for name, value in headers.items()}
+        if "range" not in lowered:
             return good
+        self.versions.append(lowered.get("if-match"))
         fault = self.faults.pop(0) if self.faults else self.always
         return fault(good) if fault else good
 

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 import ckptools
 from ckptools.cli import app
 from ckptools.files import remote_path
+from ckptools.files.location import location
 from tests import unreliable_store as store
 from tests.object_store import BUCKET, Bucketful
 from tests.truth import FIXTURES
@@ -67,3 +68,9 @@ def test_what_goes_on_failing_is_one_line_with_bucket_and_key(fault: Fault, said
     done = CliRunner().invoke(app, ["inspect", URL])
     assert done.exit_code == 3 and not done.stdout
     assert done.stderr.count("\n") == 1 and done.stderr.startswith(f"error: {URL}: ") and said in done.stderr
+
+
+def test_every_range_is_asked_for_in_the_version_that_was_listed(proxy: Proxy):
+    ckptools.open(URL.rpartition("/")[0], all_ranks=True)
+    listed = {file.store.status(file.key).version for file in location(URL).parent.iterdir()}
+    assert set(proxy.versions) == listed

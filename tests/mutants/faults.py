@@ -903,6 +903,7 @@ FAULTS = (
         "files/bucket.py",
         "formats/test_unreliable_store.py",
         ('        if version and found.meta["e_tag"] != version:\n', "        if False:\n"),
+        ('({"if_match": version} if version else {})', "{}"),
     ),
     *_in(
         "checks/records.py",
@@ -946,7 +947,6 @@ FAULTS = (
     *_in(
         "files/bucket.py",
         "formats/test_object_store.py",
-        ('({"if_match": version} if version else {})', "{}"),
         ('found["common_prefixes"]}', "[]}"),
     ),
     *_in(
