@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ckptools.files import zip_archive
+from ckptools.files import zip_directory
 from ckptools.files.file_type import COMPRESSIONS, content_of, head_of
 from ckptools.files.opening import File
 from ckptools.pickles.archive import read_archive
@@ -89,7 +89,7 @@ def probe(path: Path) -> None:
 
             members(file)
         elif content not in COMPRESSIONS.values():
-            zip_archive.probe(file)
+            zip_directory.probe(file)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from typing import Any
 from ckptools.dtypes import ITEMSIZE, STORAGE_CLASS
 from ckptools.errors import ReadError
 from ckptools.files.opening import File, Window
-from ckptools.files.zip_archive import MAX_RECORDS
+from ckptools.files.zip_directory import MAX_RECORDS
 from ckptools.model.tensor import Tensor
 from ckptools.model.values import Global, describe_for_error
 from ckptools.pickles.legacy import Stream, View, check_system, locator

@@ -18,7 +18,8 @@ from ckptools.errors import ReadError
 from ckptools.files import compressed_items
 from ckptools.files.compressed_items import ARCHIVE, CompressedItem
 from ckptools.files.opening import File, Window
-from ckptools.files.zip_archive import CENTRAL, Container
+from ckptools.files.zip_archive import Container
+from ckptools.files.zip_directory import CENTRAL
 from ckptools.model.regions import Ints
 from ckptools.model.tensor import Item, Shard, Source, Tensor
 from ckptools.pickles.archive import read_zip

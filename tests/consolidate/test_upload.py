@@ -22,7 +22,7 @@ from ckptools.consolidate.multipart import MultipartOutput
 from ckptools.consolidate.run import consolidate
 from ckptools.errors import DamagedError, OutputExistsError, UsageError, WriteError
 from ckptools.files import bucket
-from ckptools.files.zip_archive import DESCRIPTOR
+from ckptools.files.zip_directory import DESCRIPTOR
 from tests.object_store import BUCKET, settings
 from tests.truth import FIXTURES
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 
 from ckptools.consolidate.writers.layout import CrcOf, Framing
-from ckptools.files.zip_archive import CENTRAL, DESCRIPTOR, EOCD, EOCD64, EOCD64_LOCATOR, LOCAL, MAX_32
+from ckptools.files.zip_directory import CENTRAL, DESCRIPTOR, EOCD, EOCD64, EOCD64_LOCATOR, LOCAL, MAX_32
 from ckptools.tensor_io.checksums import crc32
 
 ALIGNMENT = 64

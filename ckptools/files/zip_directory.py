@@ -1,0 +1,217 @@
+"""The directory at the end of a zip archive: where it is, and the records that it lists.
+
+What a second reader could see differently is refused rather than guessed: duplicate names, two roots, bytes before or
+behind the archive, overlapping records. Source: APPNOTE.TXT 4.3.12 to 4.3.16, 4.5.3.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from ckptools.errors import ReadError
+from ckptools.files.file_type import head_of, what_is
+from ckptools.files.opening import File, Window
+from ckptools.model.values import describe_for_error
+
+EOCD = struct.Struct("<4s4H2LH")
+EOCD64_LOCATOR = struct.Struct("<4sLQL")
+EOCD64 = struct.Struct("<4sQ2H2L4Q")
+CENTRAL = struct.Struct("<4s6H3L5H2L")
+LOCAL = struct.Struct("<4s5H3L2H")
+
+MAX_DIRECTORY = 256 << 20
+MAX_RECORDS = 1_000_000
+"""Records of an archive; one for each storage, so more than any rank has tensors."""
+
+OTHER_ZIPS = dict.fromkeys(
+    ("metadata.json", "config.json", "model.weights.h5"), "a Keras model (.keras), not a PyTorch checkpoint"
+) | {"[Content_Types].xml": "an Office document, not a checkpoint"}
+"""What a zip archive is that holds these beside each other, below no folder."""
+
+MAX_32 = 0xFFFFFFFF
+ENCRYPTED = 1
+DESCRIPTOR = 1 << 3
+
+
+class Record(NamedTuple):
+    """A member of the archive.
+
+    Attributes:
+        name: without the root folder: `data.pkl`, `data/0`.
+        header: offset of the local header in the file.
+        full_name: as the directory spells it, in bytes.
+        size: bytes.
+        crc: CRC-32 of the payload; 0 when it was saved with checksums off.
+        method: 0 for stored, the only one that torch writes.
+        flags: general purpose bits.
+        limit: offset that the payload may not pass: the next local header or the directory.
+    """
+
+    name: str
+    header: int
+    full_name: bytes
+    size: int
+    crc: int
+    method: int
+    flags: int
+    limit: int
+
+
+def probe(file: File | Window) -> None:
+    """Check that the file ends in a zip directory that lies where it should, without reading all of it.
+
+    Raises:
+        ReadError: it is cut short or no torch.save file.
+    """
+    start, size, _ = find_directory(file)
+    if size < CENTRAL.size or file.read(start, 4) != b"PK\1\2":
+        raise ReadError(file.path, "zip directory is damaged")
+
+
+def read_directory(file: File | Window) -> dict[str, Record]:
+    """The records of an archive, by name without its root folder.
+
+    Raises:
+        ReadError: it has no directory, or one that two readers could understand differently.
+    """
+    start, size, count = find_directory(file)
+    if size > MAX_DIRECTORY:
+        raise ReadError(file.path, f"zip directory of {size} bytes; at most {MAX_DIRECTORY} are read")
+    entries = _parse_entries(file, file.read(start, size), count)
+    entries.sort(key=lambda e: e[1])
+    headers = [e[1] for e in entries[1:]] + [start]
+    records: dict[str, Record] = {}
+    if entries[0][1]:
+        raise ReadError(file.path, f"has {entries[0][1]} bytes before its first record; bytes were added or lost")
+    spelled: set[str] = set()
+    for (full, header, nbytes, packed, crc, method, flags), limit in zip(entries, headers, strict=True):
+        name = _name_below_root(file, full, entries[0][0])
+        # torch looks records up without regard to case.
+        if name.lower() in spelled:
+            raise ReadError(
+                file.path, f"two records are called {describe_for_error(name)}; the file is damaged or forged"
+            )
+        if header + LOCAL.size + len(full) + packed > limit:
+            raise ReadError(
+                file.path, f"record {describe_for_error(name)} runs into the next one; the file is damaged or forged"
+            )
+        spelled.add(name.lower())
+        records[name] = Record(name, header, full, nbytes, crc, method, flags, limit)
+    return records
+
+
+def find_directory(file: File | Window) -> tuple[int, int, int]:
+    """Return `(offset, size, entry count)` of the central directory, which must end where the end record begins.
+
+    Raises:
+        ReadError: there is none, or the end records contradict each other.
+    """
+    at = file.size - EOCD.size
+    end = file.read(at, EOCD.size) if at >= 0 else b""
+    if end[:4] != b"PK\5\6" or end[-2:] != b"\0\0":
+        raise _no_directory(file)
+    _, _, _, _, count, size, start, _ = EOCD.unpack(end)
+    wide = _find_zip64(file, at)
+    if wide:
+        # torch writes both ends; a full 32-bit field gives way to the wide one, any other must say the same.
+        narrow, (at, *values) = (start, size, count), wide
+        full = (MAX_32, MAX_32, 0xFFFF)
+        if any(n not in (w, f) for n, w, f in zip(narrow, values, full, strict=True)):
+            raise ReadError(file.path, "the two end records of the zip archive disagree")
+        start, size, count = values
+    if start + size != at:
+        raise ReadError(file.path, "zip directory is not where the end record says; bytes were added or lost")
+    return start, size, count
+
+
+def _find_zip64(file: File | Window, eocd_at: int) -> tuple[int, int, int, int] | None:
+    """Return `(its own offset, directory offset, directory size, entries)` of the zip64 end record, if any."""
+    locator_at = eocd_at - EOCD64_LOCATOR.size
+    locator = file.read(locator_at, EOCD64_LOCATOR.size) if locator_at >= 0 else b""
+    if locator[:4] != b"PK\6\7":
+        return None
+    at = EOCD64_LOCATOR.unpack(locator)[2]
+    if at + EOCD64.size != locator_at:
+        raise ReadError(file.path, "zip64 end record is not where its locator says; bytes were added or lost")
+    record = EOCD64.unpack(file.read(at, EOCD64.size))
+    if record[0] != b"PK\6\6":
+        raise ReadError(file.path, "zip64 end record is damaged")
+    return at, record[9], record[8], record[7]
+
+
+def _no_directory(file: File | Window) -> ReadError:
+    if file.size == 0:
+        return ReadError(file.path, "is empty", "cut")
+    head = head_of(file)
+    if head.startswith(b"PK\3\4"):
+        text = f"is cut short: {file.size} bytes, and the zip directory at its end is absent"
+        return ReadError(file.path, text, "cut")
+    what = what_is(head)
+    return ReadError(file.path, f"is {what or 'neither a zip archive nor an older file of torch.save'}")
+
+
+Entry = tuple[bytes, int, int, int, int, int, int]
+"""Full name, offset of the local header, size, size in the file, CRC-32, method, flags."""
+
+
+def _parse_entries(file: File | Window, data: bytes, count: int) -> list[Entry]:
+    if count > MAX_RECORDS:
+        raise ReadError(file.path, f"zip directory of {count} records; at most {MAX_RECORDS} are read")
+    entries: list[Entry] = []
+    at = 0
+    while at < len(data) and len(entries) <= count:
+        if at + CENTRAL.size > len(data) or data[at : at + 4] != b"PK\1\2":
+            raise ReadError(file.path, "zip directory is damaged")
+        f = CENTRAL.unpack_from(data, at)
+        flags, method, crc, packed, size, n_name, n_extra, n_comment, header = *f[3:5], *f[7:13], f[-1]
+        names = at + CENTRAL.size
+        at = names + n_name + n_extra + n_comment
+        if at > len(data):
+            raise ReadError(file.path, "zip directory is damaged")
+        name, extra = data[names : names + n_name], data[names + n_name : names + n_name + n_extra]
+        size, packed, header = _zip64_sizes(file, extra, size, packed, header)
+        if method == 0 and size != packed:
+            raise ReadError(file.path, "zip directory gives a stored record two sizes")
+        entries.append((name, header, size, packed, crc, method, flags))
+    if len(entries) != count or not entries:
+        raise ReadError(file.path, f"zip directory has other entries than the {count} that its end record says")
+    return entries
+
+
+def _zip64_sizes(file: File | Window, extra: bytes, size: int, packed: int, header: int) -> tuple[int, int, int]:
+    """Replace each 32-bit field that is full by its 64-bit value from the extra field."""
+    values = [size, packed, header]
+    if MAX_32 not in values:
+        return size, packed, header
+    wide = _zip64_field(extra)
+    for i, value in enumerate(values):
+        if value == MAX_32:
+            if len(wide) < 8:
+                raise ReadError(file.path, "zip64 sizes are missing from the directory")
+            values[i], wide = struct.unpack_from("<Q", wide)[0], wide[8:]
+    return values[0], values[1], values[2]
+
+
+def _zip64_field(extra: bytes) -> bytes:
+    at = 0
+    while at + 4 <= len(extra):
+        tag, length = struct.unpack_from("<HH", extra, at)
+        if tag == 1:
+            return extra[at + 4 : at + 4 + length]
+        at += 4 + length
+    return b""
+
+
+def _name_below_root(file: File | Window, full: bytes, first: bytes) -> str:
+    root = first.partition(b"/")[0]
+    try:
+        text = full.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ReadError(file.path, f"record name {describe_for_error(full)} is not UTF-8") from error
+    parts = text.split("/")
+    if (len(parts) == 1 and text in OTHER_ZIPS) or text.endswith(".npy"):
+        raise ReadError(file.path, OTHER_ZIPS.get(text, "a zip archive of numpy arrays (.npz), not a checkpoint"))
+    if full.partition(b"/")[0] != root or len(parts) < 2 or "\0" in text or not {"", ".", ".."}.isdisjoint(parts):
+        raise ReadError(file.path, f"record name {describe_for_error(text)} is not below the archive's root folder")
+    return text.partition("/")[2]
