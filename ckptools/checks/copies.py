@@ -8,12 +8,13 @@ from ckptools.files.opening import OpenFiles
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
-from ckptools.model.tree import fqn_of, tensors_in
+from ckptools.model.tree import fqn_of
+from ckptools.tensor_io.fetch_ahead import copies_of, fetched
 from ckptools.tensor_io.replicas import differing_boxes
 from ckptools.text import few
 from ckptools.training_state.rank_own import Shared
 from ckptools.training_state.rank_values import RankValues
-from ckptools.training_state.sections import sections_of
+from ckptools.training_state.sections import sections_of, tensors_of
 
 MAX_NAMED = 5
 
@@ -21,12 +22,15 @@ MAX_NAMED = 5
 def replicated(ck: Checkpoint) -> list[tuple[str, Tensor]]:
     """Tensors that ranks should share, and of which several hold the same region, with their names."""
     found, shared = [], Shared(sections_of(ck))
-    for section in sections_of(ck):
-        for path, tensor in tensors_in(section.value):
-            full = (*section.path, *path)
-            if len({s.box for s in tensor.found}) < len(tensor.found) and shared.holds(full):
-                found.append((fqn_of(full), tensor))
+    for path, tensor in tensors_of(sections_of(ck)):
+        if len({s.box for s in tensor.found}) < len(tensor.found) and shared.holds(path):
+            found.append((fqn_of(path), tensor))
     return found
+
+
+def fetch_copies(ck: Checkpoint) -> None:
+    """Fetch from a store what comparing the copies of tensors reads, of as many as fit at once."""
+    next(fetched((tensor for _, tensor in tensors_of(sections_of(ck))), copies_of))
 
 
 def own(ck: Checkpoint, files: OpenFiles) -> str:

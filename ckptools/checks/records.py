@@ -18,6 +18,7 @@ from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Shard
 from ckptools.model.tree import fqn_of, tensors_in
 from ckptools.tensor_io.checksums import crc32
+from ckptools.tensor_io.fetch_ahead import Part
 from ckptools.tensor_io.finite import EXPONENTS, NAN_CODES, WIDTHS, has_nonfinite, nonfinite_mask, scannable
 from ckptools.tensor_io.records import CHUNK, Stored, read_pieces, stored_records
 from ckptools.text import and_more
@@ -66,6 +67,14 @@ def read_record(found: Stored, files: OpenFiles, deep: bool, values: bool) -> Fi
     wrong = (_wrong_checksum(found, crc),) if check and crc != record.crc else ()
     wrong = wrong if headed else (_wrong_header(found), *wrong)
     return Findings(wrong, tuple(_odd_values(found, files)) if odd else (), record.nbytes)
+
+
+def parts_of(found: Stored, deep: bool, values: bool) -> list[Part]:
+    """What `read_record` reads: with a record whose checksum is compared its header."""
+    path, start, end = found.record.part
+    if _is_checked(found, deep):
+        return [(path, start - FRONT, end)]
+    return [(path, start, end)] if values and _dtypes(found) else []
 
 
 def bytes_to_read(ck: Checkpoint, deep: bool, values: bool) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from ckptools.model.rows import Rows
 from ckptools.model.verification import Check, Verification
 from ckptools.pickles.foreign_names import foreign_classes, foreign_problems, suspicious_names
 from ckptools.tensor_io import rounding
-from ckptools.tensor_io.fetch_ahead import fetch_small
+from ckptools.tensor_io.fetch_ahead import copies_of
 from ckptools.tensor_io.progress import Progress, not_told
 from ckptools.tensor_io.records import Stored
 from ckptools.tensor_io.shared_work import in_ranks
@@ -141,7 +142,8 @@ class _Reading:
             self.progress(findings.nbytes, found.record.path.name)
             return findings
 
-        findings = in_ranks(read, found, self.jobs, lambda one: one.record.nbytes)
+        parts = partial(records.parts_of, deep=deep, values=values)
+        findings = in_ranks(read, found, self.jobs, lambda one: one.record.nbytes, reads=parts)
         self.nbytes += sum(f.nbytes for f in findings)
         return [_checksums(found, findings, deep), _finite(findings, values)]
 
@@ -159,8 +161,8 @@ class _Reading:
             except ReadError as error:
                 return [unreadable(error, None, pair[0])]
 
-        fetch_small(pairs, self.files, self.jobs)
-        compared = in_ranks(compare, pairs, self.jobs, lambda pair: pair[1].nbytes)
+        copies.fetch_copies(ck)
+        compared = in_ranks(compare, pairs, self.jobs, lambda p: p[1].nbytes, reads=lambda p: copies_of(p[1]))
         problems += [p for found in compared for p in found]
         try:
             own = copies.own(ck, self.files)

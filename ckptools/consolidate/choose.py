@@ -27,10 +27,9 @@ from ckptools.model.tree import KeyPath, fqn_of
 from ckptools.model.values import Global, Opaque, describe_for_error
 from ckptools.tensor_io.coverage import cover_problem
 from ckptools.tensor_io.records import Record
-from ckptools.tensor_io.replicas import differing_boxes
 from ckptools.text import first_few, plural
 from ckptools.training_state.rank_values import NOTHING, RankValues
-from ckptools.training_state.sections import Section, sections_of, sections_of_kind
+from ckptools.training_state.sections import Section, sections_of, sections_of_kind, tensors_of
 
 MAX_NAMED = 5
 """Names in a note."""
@@ -77,6 +76,7 @@ def select(
     without = absent(concerned)
     picking.problems += [] if holes else without
     picking.left_out |= {(p.tensor or p.code,): p.message for p in without}
+    picking.ranks.expect(tensors_of(sections.values()))
     trees = {name: picking.copy(s.value, s.path, (name,) if name else ()) for name, s in sections.items()}
     own = [] if picking.problems else own_values_lost(checkpoint, sections.values(), bool(picking.listed))
     picking.problems += [] if holes else own
@@ -190,7 +190,7 @@ class _Picking:
             problem = damage
         if problem is not None and not self._may_fill(tensor, problem, at):
             return _LEFT_OUT
-        chosen = self._replicas(tensor, fqn)
+        chosen = self._replicas(tensor, source)
         if any(s.holds(source) for s in self.models):
             self.model_paths.append(at)
         fill = self.holes or "" if problem is not None else ""
@@ -210,14 +210,14 @@ class _Picking:
         self.left_out[at] = problem.message
         return False
 
-    def _replicas(self, tensor: Tensor, fqn: str) -> list[Shard]:
+    def _replicas(self, tensor: Tensor, source: KeyPath) -> list[Shard]:
         """One shard per region; the copies of it should be equal."""
-        differing = differing_boxes(tensor.found, self.files)
+        differing = self.ranks.differing(tensor, source)
         if differing and self.prefer_rank is None:
             box, ranks = next(iter(differing.items()))
             way = damaged_copy(tensor, box, self.files) or (IN_PARTS if self.in_parts else COPIES)
             text = f"{box}: rank {ranks[1]} holds other bytes than rank {ranks[0]}; {way}"
-            self.problems.append(Problem(Code.COPIES_DIFFER, text, ranks[1], fqn))
+            self.problems.append(Problem(Code.COPIES_DIFFER, text, ranks[1], fqn_of(source)))
         by_box: dict[Box, Shard] = {}
         for shard in sorted(tensor.found, key=self._preference):
             by_box.setdefault(shard.box, shard)

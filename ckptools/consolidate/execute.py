@@ -24,10 +24,10 @@ from ckptools.files.partial_files import Target, write_at
 from ckptools.model.tensor import Source
 from ckptools.tensor_io.byte_plan import Band, Copy
 from ckptools.tensor_io.checksums import crc32
+from ckptools.tensor_io.fetch_ahead import Part, fetched_in_threads, parts_of
 from ckptools.tensor_io.finite import has_nonfinite
 from ckptools.tensor_io.progress import Progress, not_told
 from ckptools.tensor_io.records import CHUNK, Record, read_pieces
-from ckptools.tensor_io.threads import in_threads
 
 KERNEL_CHUNK = 64 << 20
 
@@ -87,8 +87,24 @@ class Executor:
             ReadError: a source cannot be read.
             WriteError: the output cannot be written.
         """
-        written = in_threads(lambda n: self._job(n, jobs[n], share), range(len(jobs)), threads, self._give_up)
+        written = fetched_in_threads(
+            lambda n: self._job(n, jobs[n], share),
+            range(len(jobs)),
+            threads,
+            lambda n: self._reads(n, jobs[n], share),
+            self._give_up,
+        )
         return [region for regions in written for region in regions]
+
+    def _reads(self, number: int, job: Job, share: Share) -> Iterator[Part]:
+        """What of which files a job reads."""
+        for whole in share.parts(job):
+            for part in self.done.missing(number, whole):
+                if isinstance(part, Copy):
+                    yield part.source, part.source_offset, part.source_offset + part.nbytes
+                else:
+                    overlapping = (shard for shard in job.tensor.found if shard.box.intersect(part.box))
+                    yield from (stored for shard in overlapping for stored in parts_of(shard))
 
     def _job(self, number: int, job: Job, share: Share) -> list[Region]:
         regions: list[Region] = []

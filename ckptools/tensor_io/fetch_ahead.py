@@ -1,41 +1,155 @@
-"""Small records of many files in a store, fetched for all files at once before they are read one by one.
+"""Small parts of many files in a store, fetched at once before they are read one by one.
 
-Whoever compares the copies of a tensor reads them rank by rank, and would wait for each file's request in turn.
+Whoever compares the copies of a tensor reads them rank by rank, and would wait for each file's request in turn. What
+is fetched waits in memory, so it is fetched for no more than fits; large parts are read when they are wanted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
+from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import ReadError
-from ckptools.files.opening import OpenFiles
-from ckptools.files.remote_file import LARGE
+from ckptools.files.opening import File
+from ckptools.files.remote_file import BLOCK, GAP, LARGE, joined
 from ckptools.files.remote_path import RemotePath, stores_are_used
-from ckptools.model.tensor import Tensor
-from ckptools.tensor_io.records import stored_records
+from ckptools.model.tensor import Shard, Tensor
+from ckptools.model.tree import KeyPath
 from ckptools.tensor_io.threads import in_threads
 
-Range = tuple[int, int]
+THREADS = 32
+"""Requests that are under way together."""
+
+WAITING = 32 << 20
+"""Bytes that are fetched before the first of them is read; a store keeps four times as much."""
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+Part = tuple[Path, int, int]
+"""A file, and the bytes in it from an offset to before another."""
 
 
-def fetch_small(tensors: Iterable[tuple[str, Tensor]], files: OpenFiles, threads: int) -> None:
-    """Fetch the records of some tensors, where they are small and lie in a store; an error is left to who reads them.
+def _is_fetched(part: Part) -> bool:
+    path, start, end = part
+    return isinstance(path, RemotePath) and 0 < end - start <= LARGE
+
+
+def _fetch(request: Part) -> None:
+    path, start, end = request
+    with suppress(ReadError), File(path) as file:
+        file.prefetch([(start, end)], BLOCK)
+
+
+def _requests(parts: Iterable[Part]) -> list[Part]:
+    """What is fetched for some parts: those that lie close together in one piece."""
+    found: dict[Path, list[tuple[int, int]]] = {}
+    for path, start, end in parts:
+        found.setdefault(path, []).append((start, end))
+    return [(path, *one) for path, ranges in found.items() for one in joined(ranges, BLOCK)]
+
+
+class _Run:
+    """Parts that are fetched together."""
+
+    def __init__(self) -> None:
+        self.parts: list[Part] = []
+        self._most = 0
+
+    def takes(self, parts: Sequence[Part]) -> bool:
+        """Add the parts of an item, if they fit in; of the first one those that do."""
+        more = sum(end - start + GAP for _, start, end in parts)
+        if self._most + more > WAITING:  # parts close together take less than that; it is reckoned when it matters
+            self._most = sum(end - start for _, start, end in _requests(self.parts))
+            if self._most > WAITING // 2:
+                return False
+        self._most += more
+        self.parts += parts if more <= WAITING else _first(parts)
+        return True
+
+    def fetch(self) -> None:
+        """Fetch them; an error is left to who reads them."""
+        in_threads(_fetch, _requests(self.parts), THREADS)
+
+
+def _first(parts: Sequence[Part]) -> Iterator[Part]:
+    """The first of them, as many as fit in."""
+    nbytes = 0
+    for path, start, end in parts:
+        nbytes += end - start
+        if nbytes <= WAITING:
+            yield path, start, end
+
+
+def fetched(items: Iterable[T], reads: Callable[[T], Iterable[Part]]) -> Iterator[list[T]]:
+    """The items in runs; what those of a run read is at hand, as far as it is small and lies in a store.
 
     Args:
-        tensors: with their fqns.
-        files: where they are opened.
-        threads: how many files at once.
+        items: to go through; where no store is used they are one run.
+        reads: what an item reads.
     """
     if not stores_are_used():
+        yield list(items)
         return
-    found: dict[Path, list[Range]] = {}
-    for record in (one.record for one in stored_records(tensors) if isinstance(one.record.path, RemotePath)):
-        found.setdefault(record.path, []).append((record.offset, record.end))
+    run, ahead = list[T](), _Run()
+    for item in items:
+        parts = list(filter(_is_fetched, reads(item)))
+        if not ahead.takes(parts):
+            ahead.fetch()
+            yield run
+            run, ahead = [], _Run()
+            ahead.takes(parts)
+        run.append(item)
+    ahead.fetch()
+    yield run
 
-    def fetch(wanted: tuple[Path, list[Range]]) -> None:
-        with suppress(ReadError), files.open(wanted[0]) as file:
-            file.prefetch(wanted[1], LARGE)
 
-    in_threads(fetch, found.items(), threads)
+def fetched_in_threads(
+    work: Callable[[T], R],
+    items: Iterable[T],
+    threads: int,
+    reads: Callable[[T], Iterable[Part]],
+    give_up: Callable[[], None] = lambda: None,
+) -> list[R]:
+    """Run `work` on every item as `in_threads` does; `reads` is of `fetched`."""
+    return [result for run in fetched(items, reads) for result in in_threads(work, run, threads, give_up)]
+
+
+def copies_of(tensor: Tensor) -> list[Part]:
+    """What comparing the copies that ranks hold of a tensor's regions reads."""
+    count = Counter(shard.box for shard in tensor.found)
+    return [part for shard in tensor.found if count[shard.box] > 1 for part in parts_of(shard)]
+
+
+def parts_of(shard: Shard) -> Iterator[Part]:
+    """What reading a shard reads."""
+    source = shard.source
+    if source is not None and source.contiguous:
+        yield source.path, source.offset, source.offset + shard.box.numel * ITEMSIZE[source.dtype]
+    elif source is not None:
+        start, nbytes = source.record_span
+        yield source.path, start, start + nbytes
+
+
+class CopiesAhead:
+    """Fetches copies of tensors when the first of them is to be compared, with those of the tensors that come next.
+
+    Args:
+        tensors: by their key paths, in the order in which they will be compared.
+    """
+
+    def __init__(self, tensors: Iterable[tuple[KeyPath, Tensor]] = ()) -> None:
+        self._coming = dict(tensors) if stores_are_used() else {}
+
+    def reach(self, path: KeyPath) -> None:
+        """Have the copies of a tensor at hand."""
+        if path not in self._coming:
+            return
+        paths = list(self._coming)
+        batch = next(fetched(paths[paths.index(path) :], lambda at: copies_of(self._coming[at])))
+        for at in batch:
+            del self._coming[at]

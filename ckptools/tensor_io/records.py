@@ -14,6 +14,7 @@ from pathlib import Path
 from ckptools.files.opening import File, OpenFiles
 from ckptools.model.tensor import Shard, Source, Tensor
 from ckptools.tensor_io.checksums import crc32
+from ckptools.tensor_io.fetch_ahead import Part
 from ckptools.tensor_io.progress import Progress
 from ckptools.tensor_io.shared_work import in_ranks
 
@@ -43,6 +44,11 @@ class Record:
     def of(cls, source: Source) -> Record:
         """The record that a source lies in."""
         return cls(source.path, source.record, *source.record_span, source.crc)
+
+    @property
+    def part(self) -> Part:
+        """Where it lies in its file."""
+        return self.path, self.offset, self.end
 
     @property
     def end(self) -> int:
@@ -91,7 +97,8 @@ def damaged_records(records: Iterable[Record], files: OpenFiles, threads: int, p
         return crc
 
     checked = [record for record in records if record.crc]
-    crcs = zip(checked, in_ranks(check, checked, threads, lambda record: record.nbytes), strict=True)
+    each = in_ranks(check, checked, threads, lambda record: record.nbytes, reads=lambda record: [record.part])
+    crcs = zip(checked, each, strict=True)
     return {record: crc for record, crc in crcs if crc != record.crc}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from ckptools.dtypes import ITEMSIZE
 from ckptools.files.opening import OpenFiles
@@ -25,11 +25,30 @@ def differing_boxes(shards: Iterable[Shard], files: OpenFiles) -> dict[Box, tupl
         groups.setdefault(shard.box, []).append(shard)
     found: dict[Box, tuple[int, int]] = {}
     for box, copies in groups.items():
-        if not all(_equal(copies[0], other, files) for other in copies[1:]):
+        if not _all_equal(copies, files):
             odd = minority_ranks(list(enumerate(copies)), lambda a, b: _equal(a, b, files))
             usual = next(i for i in range(len(copies)) if i not in odd)
             found[box] = (copies[usual].rank or 0, copies[odd[0]].rank or 0)
     return found
+
+
+def _all_equal(copies: Sequence[Shard], files: OpenFiles) -> bool:
+    """Whether copies of one region are; those that lie in one run are read together, and each of them once."""
+    sources = list(dict.fromkeys(shard.source for shard in copies if shard.source is not None))
+    if not all(source.contiguous for source in sources):
+        return all(_equal(copies[0], other, files) for other in copies[1:])
+    nbytes = copies[0].box.numel * ITEMSIZE[sources[0].dtype] if len(sources) > 1 else 0
+    for at in range(0, nbytes, CHUNK):
+        n = min(CHUNK, nbytes - at)
+        first = _read(sources[0], at, n, files)
+        if any(_read(other, at, n, files) != first for other in sources[1:]):
+            return False
+    return True
+
+
+def _read(source: Source, at: int, nbytes: int, files: OpenFiles) -> bytes:
+    with files.open(source.path) as file:
+        return file.read(source.offset + at, nbytes)
 
 
 def _equal(a: Shard, b: Shard, files: OpenFiles) -> bool:

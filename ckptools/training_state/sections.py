@@ -7,14 +7,14 @@ content does not.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.records import displayed, to_dict
 from ckptools.model.rows import Rows
 from ckptools.model.tensor import Tensor
-from ckptools.model.tree import KeyPath, children_of, fqn_of, nodes_in
+from ckptools.model.tree import KeyPath, children_of, fqn_of, nodes_in, tensors_in
 from ckptools.model.values import Lost, Opaque
 from ckptools.text import clip_middle, plural, size
 
@@ -84,6 +84,13 @@ def sections_of(checkpoint: Checkpoint) -> Rows[Section]:
 def sections_of_kind(checkpoint: Checkpoint, kind: str) -> Rows[Section]:
     """The sections of one kind."""
     return Rows(s for s in sections_of(checkpoint) if s.kind == kind)
+
+
+def tensors_of(sections: Iterable[Section]) -> Iterator[tuple[KeyPath, Tensor]]:
+    """Every tensor in some sections, with its key path in the tree."""
+    for section in sections:
+        for path, tensor in tensors_in(section.value):
+            yield (*section.path, *path), tensor
 
 
 def model_of(checkpoint: Checkpoint) -> Mapping[str, Any]:
