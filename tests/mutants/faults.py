@@ -954,7 +954,6 @@ FAULTS = (
         ("            if self._most > WAITING // 2:\n", "            if False:\n"),
         ("parts if more <= WAITING else _first(parts)", "parts"),
         ("if count[shard.box] > 1 for", "for"),
-        ("            del self._coming[at]\n", "            pass\n"),
         ("paths[paths.index(path) :]", "[path]"),
     ),
     *_in(

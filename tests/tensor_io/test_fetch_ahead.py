@@ -115,3 +115,9 @@ def test_of_an_item_that_reads_more_than_may_wait_the_first_is_fetched(fetching,
     parts = [(RemotePath(f"s3://b/{n}"), 0, 300) for n in range(9)]
     assert list(fetched("xy", lambda _: parts)) == [["x"], ["y"]]
     assert fetching == [parts[:3], parts[:3]]
+
+
+def test_only_regions_that_several_ranks_hold_have_copies():
+    tensors = [tensor for _, tensor in tensors_in(ckptools.open(RUN7, all_ranks=True).tree)]
+    for tensor in tensors:
+        assert len(copies_of(tensor)) == (FILES if not tensor.sharded and tensor.numel else 0)
