@@ -368,6 +368,7 @@ def test_a_missing_file_is_named_with_what_it_holds(fsdp2, rank, tmp_path):
     ck = ckptools.open(fsdp2)
     lost = next(p for p in ck.problems if p.code == "CK001")
     assert lost.rank == rank and "and" in lost.message and f"__{rank}_0.distcp" in lost.message
+    assert "CK106" not in codes(ck)  # which would repeat it for every tensor
     with pytest.raises(NotWholeError, match=f"rank {rank} missing or cut"):
         ckptools.consolidate(fsdp2, tmp_path / "model.safetensors")
 
@@ -384,6 +385,7 @@ def test_a_cut_file_is_named_with_its_sizes(fsdp2):
     ck = ckptools.open(fsdp2)
     cut = next(p for p in ck.problems if p.code == "CK002")
     assert cut.rank == 1 and "cut short: 60000 bytes of at least 120012" in cut.message
+    assert "CK106" not in codes(ck)
     assert next(f.status for f in ck.files if f.path == file) == "cut"
 
 
@@ -486,6 +488,10 @@ def _share(m: Metadata) -> None:
     m.storage_data[MetadataIndex("model.half", [0])] = _info(m, "model.w", [0, 0])
 
 
+def _stretch(m: Metadata) -> None:
+    _info(m, "model.w", [0, 0]).length += _info(m, "model.half", [0]).length
+
+
 def _grow(m: Metadata) -> None:
     _w(m).size, _w(m).chunks = torch.Size([1 << 30, 1 << 30]), [_chunk([0, 0], [1 << 30, 1 << 30])]
 
@@ -502,6 +508,7 @@ CONTRADICTIONS = {
     "CK106 a chunk that lies nowhere": lambda m: m.storage_data.pop(MetadataIndex("model.w", [0, 0])),
     "CK106 items that share bytes": _move,
     "CK106 two names for one item": _share,
+    "CK106 an item as long as two": _stretch,
     "CK106 more elements than bytes": _grow,
 }
 
@@ -677,6 +684,19 @@ def test_ranks_that_disagree_on_a_tensor_are_told(other, tmp_path):
         of_rank(tmp_path / "out", rank, {"w": tensor})
     first, *_ = ckptools.open(tmp_path / "out").problems
     assert (first.code, first.rank) == ("CK104", 1)
+
+
+@pytest.mark.parametrize("other", [torch.ones(4, 2), torch.ones(2, 4, dtype=torch.int32)], ids=["shape", "dtype only"])
+def test_a_stale_file_of_safetensors_is_noticed_by_shape_or_dtype(other, tmp_path):
+    folders = [tmp_path / "new", tmp_path / "old"]
+    for folder, tensor in zip(folders, (torch.ones(2, 4), other), strict=True):
+        save(folder, {"a": tensor}, serialization_format=_safetensors())
+    new, old = ((folder / "__0_0.distcp").read_bytes() for folder in folders)
+    start = pickle.loads((folders[0] / ".metadata").read_bytes()).storage_data[MetadataIndex("a", [0, 0])].offset
+    (folders[0] / "__0_0.distcp").write_bytes(old)
+    (problem,) = ckptools.open(folders[0]).problems
+    assert (len(new), start, problem.code) == (len(old), 0, "CK106")
+    assert "expected float32 [2, 4], found" in problem.message
 
 
 def test_the_safetensors_header_must_hold_the_piece_that_is_meant(tmp_path):
