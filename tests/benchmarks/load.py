@@ -17,13 +17,14 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from ckptools.tensor_io.threads import in_threads
-from ckptools.views.tables import Column, table
 from tests.benchmarks import scale, stores
-from tests.benchmarks.measure import run, workplace
+from tests.benchmarks.measure import run, table_as_measured, workplace
 
 CKPTOOLS = [sys.executable, "-m", "ckptools"]
 PEER = [sys.executable, "-m", "tests.benchmarks.peers"]
@@ -47,15 +48,23 @@ def main() -> None:
         parser.error(f"no section {', '.join(unknown)}; there are {', '.join(SECTIONS)}")
     with workplace(options.keep) as work:
         for name in options.sections or SECTIONS:
-            make, report = SECTIONS[name]
-            make(work)
-            print(f"\n{name}\n", *report(work), sep="\n", flush=True)
+            print_section(name, SECTIONS[name], work)
+
+
+def print_section(name: str, section: Section, work: Path) -> None:
+    """Make the inputs of a section and print its lines, each when it is known."""
+    begun = time.monotonic()
+    print(f"\n{name}: about {section.minutes} minutes\n", flush=True)
+    section.make(work)
+    for line in section.report(work):
+        print(line, flush=True)
+    print(f"\n{name} took {time.monotonic() - begun:.0f} s", flush=True)
 
 
 def against_others(work: Path) -> Iterator[str]:
     """The table of every command beside what else could be used."""
-    headers = ("what", "ours", "theirs", "ratio", "peak ours / theirs", "files open at once")
-    yield from table([Column(title) for title in headers], list(measured(work)))
+    titles = ("what", "ours", "theirs", "ratio", "peak ours / theirs", "files open at once")
+    yield from table_as_measured(titles, measured(work))
 
 
 def make_inputs(work: Path) -> None:
@@ -158,12 +167,26 @@ def row(what: str, ours: Sequence[str], theirs: Sequence[str]) -> Row:
     return what, f"{a.seconds:.2f} s", f"{b.seconds:.2f} s", f"{a.seconds / b.seconds:.2f}", memory, str(a.files)
 
 
-SECTIONS: dict[str, tuple[Callable[[Path], None], Callable[[Path], Iterable[str]]]] = {
-    "big": (make_inputs, against_others),
-    "scale": (scale.make, scale.report),
-    "stores": (stores.make, stores.report),
+@dataclass(frozen=True)
+class Section:
+    """A part of the figures.
+
+    Attributes:
+        make: makes its inputs in a folder.
+        report: the lines that it prints.
+        minutes: that both take together on two cores.
+    """
+
+    make: Callable[[Path], None]
+    report: Callable[[Path], Iterable[str]]
+    minutes: int
+
+
+SECTIONS = {
+    "big": Section(make_inputs, against_others, 5),
+    "scale": Section(scale.make, scale.report, 8),
+    "stores": Section(stores.make, stores.report, 3),
 }
-"""What makes the inputs of a section, and the lines that it prints."""
 
 
 if __name__ == "__main__":

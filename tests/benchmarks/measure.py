@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from threading import Thread
+
+NAMES, FIGURES = 46, 9
+"""Widths of a table's columns: what was measured, and each figure of it."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +53,11 @@ def run(command: Sequence[str], watch: bool = False) -> Run:
     if watch:
         Thread(target=_watch, args=(process.pid, files, memory), daemon=True).start()
     assert process.stderr is not None
-    told = process.stderr.read()
+    try:
+        told = process.stderr.read()
+    except BaseException:  # whoever ends this ends what it has started
+        process.kill()
+        raise
     _, status, usage = os.wait4(process.pid, 0)
     seconds = time.perf_counter() - started
     process.returncode = os.waitstatus_to_exitcode(status)
@@ -144,8 +154,17 @@ def workplace(keep: Path | None) -> Iterator[Path]:
     memory_disk = Path("/dev/shm")
     work = keep or Path(tempfile.mkdtemp(prefix="ckptools-bench-", dir=memory_disk if memory_disk.is_dir() else None))
     work.mkdir(exist_ok=True)
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         yield work
     finally:
+        signal.signal(signal.SIGTERM, before)
         if not keep:
             shutil.rmtree(work)
+
+
+def table_as_measured(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """The lines of a table, each as soon as its row is there; so the widths cannot be those of the widest cells."""
+    widths = [NAMES, *(max(len(title), FIGURES) for title in titles[1:])]
+    for row in chain((titles, ["-" * width for width in widths]), rows):
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

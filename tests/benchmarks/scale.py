@@ -14,8 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckptools.views.tables import Column, table
-from tests.benchmarks.measure import run
+from tests.benchmarks.measure import run, table_as_measured
 
 CKPTOOLS = [sys.executable, "-m", "ckptools"]
 WORLDS = (64, 256, 1024)
@@ -77,16 +76,21 @@ def _hollow(out: Path, world: int, shapes: str, *options: str) -> None:
 
 def report(work: Path) -> Iterator[str]:
     """The two tables of this section."""
-    found = {world: _stages(work / f"world-{world}") for world in WORLDS}
-    rows = [_row(f"{world} ranks", one) for world, one in found.items()]
-    slopes = [_slope([one.seconds[i] for one in found.values()]) for i in range(3)]
-    copies, memory = (_slope([getattr(one, name) for one in found.values()]) for name in ("copies", "memory"))
-    rows.append(["slope, first to last", *(f"{slope:.2f}" for slope in (*slopes, copies, memory))])
     titles = ("200 tensors of", "open all", "verify", "plan", "copies in it", "peak of that process")
-    yield from table([Column(title) for title in titles], rows)
+    yield from table_as_measured(titles, _worlds(work))
     yield ""
     titles = (f"Llama 3 70B, bfloat16, {LLAMA_RANKS} ranks", "seconds", "processor", "peak of all processes")
-    yield from table([Column(title) for title in titles], list(_llama(work)))
+    yield from table_as_measured(titles, _llama(work))
+
+
+def _worlds(work: Path) -> Iterator[list[str]]:
+    found = []
+    for world in WORLDS:
+        found.append(_stages(work / f"world-{world}"))
+        yield _row(f"{world} ranks", found[-1])
+    slopes = [_slope([one.seconds[i] for one in found]) for i in range(3)]
+    copies, memory = (_slope([getattr(one, name) for one in found]) for name in ("copies", "memory"))
+    yield ["slope, first to last", *(f"{slope:.2f}" for slope in (*slopes, copies, memory))]
 
 
 def _stages(folder: Path) -> Stages:

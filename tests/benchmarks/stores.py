@@ -15,8 +15,7 @@ from unittest.mock import patch
 
 import ckptools
 from ckptools.text import size
-from ckptools.views.tables import Column, table
-from tests.benchmarks.measure import Run, run
+from tests.benchmarks.measure import Run, run, table_as_measured
 from tests.object_store import BUCKET, Bucketful, s3_server, settings
 
 CKPTOOLS = [sys.executable, "-m", "ckptools"]
@@ -92,10 +91,10 @@ def make(work: Path) -> None:
 
 def report(work: Path) -> Iterator[str]:
     """A table of commands: on disk and in the bucket."""
-    headers = ("what", "requests", "together", "bytes", "bytes / on disk", "seconds", "on disk", "peak")
+    titles = ("what", "requests", "together", "bytes", "bytes / on disk", "seconds", "on disk", "peak")
     with s3_server() as address, far_away(address) as (far, distance), patch.dict(os.environ, settings(far)):
         Bucketful(address).put(work / "world")
-        yield from table([Column(title) for title in headers], list(rows(work, distance)))
+        yield from table_as_measured(titles, rows(work, distance))
 
 
 def rows(work: Path, distance: Distance) -> Iterator[tuple[str, ...]]:
