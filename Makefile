@@ -3,6 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 # Parallel tests each start their own ranks: more threads than cores only slows them down.
 export OMP_NUM_THREADS ?= 1
+# Tests start thousands of processes: without bytecode each would compile the package anew, a third of a second of `inspect`.
+unexport PYTHONDONTWRITEBYTECODE
 # A process per core; the tests of a file stay together, because they share real runs, in the order of tests/conftest.py.
 PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
 
