@@ -8,7 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # A process per core; the tests of a file stay together, because they share real runs, in the order of tests/conftest.py.
 PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-slow check repeat bench load fuzz mutants test-oldest test-newest clean
+.PHONY: demo test test-slow test-all check repeat bench load fuzz mutants test-oldest test-newest clean
 
 .venv/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -25,6 +25,10 @@ test: .venv/.installed
 # Every strategy in every layout, several nodes, restarts: minutes more.
 test-slow: .venv/.installed
 	$(BIN)/python -m pytest $(PARALLEL) -m slow
+
+# Both at once: what is collected and what is trained for several tests is so once, and no process waits between them.
+test-all: .venv/.installed
+	$(BIN)/python -m pytest $(PARALLEL)
 
 check: .venv/.installed
 	$(BIN)/ruff check .

@@ -108,13 +108,10 @@ def test_its_records_are_plain_data(ck, name):
     assert found and json.loads(json.dumps(found)) == found
 
 
-RNG = [known for known in WHOLE if known.open().of_kind("rng")]
-
-
-@pytest.mark.parametrize("known", RNG, ids=lambda known: known.name)
+@pytest.mark.parametrize("known", WHOLE, ids=lambda known: known.name)
 def test_random_states_are_rank_to_generator_to_state_for_every_format(known):
     ck = known.open()
-    shown = ck.show("rng").streams
+    shown = ck.show("rng").streams if ck.of_kind("rng") else ()
     assert {stream for streams in ck.rng.values() for stream in streams} == {row.stream for row in shown}
     for row in shown:
         found = {

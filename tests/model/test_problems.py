@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -10,8 +11,13 @@ import ckptools
 from ckptools.model.problems import Code, Problem
 
 PACKAGE = Path(ckptools.__file__).parent
-SOURCES = {p.relative_to(PACKAGE).as_posix(): ast.parse(p.read_text()) for p in PACKAGE.rglob("*.py")}
 TABLE = "model/problems.py"
+
+
+@functools.cache
+def sources() -> dict[str, ast.Module]:
+    """The modules of the package, by their paths."""
+    return {p.relative_to(PACKAGE).as_posix(): ast.parse(p.read_text()) for p in PACKAGE.rglob("*.py")}
 
 
 def spelled(tree: ast.AST) -> set[str]:
@@ -21,8 +27,8 @@ def spelled(tree: ast.AST) -> set[str]:
 
 
 def test_the_table_alone_spells_codes():
-    assert spelled(SOURCES[TABLE]) == {kind.code for kind in Code}
-    assert [file for file, tree in SOURCES.items() if file != TABLE and spelled(tree)] == []
+    assert spelled(sources()[TABLE]) == {kind.code for kind in Code}
+    assert [file for file, tree in sources().items() if file != TABLE and spelled(tree)] == []
 
 
 def test_no_two_kinds_share_a_code():
@@ -32,7 +38,7 @@ def test_no_two_kinds_share_a_code():
 def test_every_kind_is_told_of_somewhere():
     used = {
         node.attr
-        for file, tree in SOURCES.items()
+        for file, tree in sources().items()
         if file != TABLE
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "Code"
