@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import io
 import os
+import re
 import socket
 import ssl
 import time
@@ -17,6 +18,11 @@ from collections.abc import Mapping
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any, NamedTuple
 from urllib.parse import SplitResult
+
+from ckptools.files.proxies import host_and_port, login, proxy_of
+
+_NO_TUNNEL = re.compile(r"Tunnel connection failed: (\d{3})")
+"""What Python's client says where a proxy refuses; the rest is the proxy's own text."""
 
 ERROR_BODY = 64 << 10
 """Bytes that are read of the body of an error."""
@@ -57,7 +63,7 @@ class Connections:
     """Connections to servers, kept open between requests for whichever thread asks next."""
 
     def __init__(self) -> None:
-        self._idle: defaultdict[tuple[int, str, str], list[HTTPConnection]] = defaultdict(list)
+        self._idle: defaultdict[tuple[int, str, str, SplitResult | None], list[HTTPConnection]] = defaultdict(list)
         self._trust: ssl.SSLContext | None = None
         atexit.register(self.close)
 
@@ -75,17 +81,20 @@ class Connections:
         """
         deadline = time.monotonic() + seconds
         # By process: one that was forked must not speak into its parent's connections.
-        idle = self._idle[os.getpid(), url.scheme, url.netloc]
+        proxy = proxy_of(url)
+        idle = self._idle[os.getpid(), url.scheme, url.netloc, proxy]
         try:
             connection = idle.pop()
         except IndexError:
-            connection = self._connection(url)
+            connection = self._connection(url, proxy)
         target = (url.path or "/") + (f"?{url.query}" if url.query else "")
+        if proxy and url.scheme == "http":
+            target, headers = f"http://{url.netloc}{target}", {**headers, **login(proxy)}
         try:
             answer, keep = _exchange(connection, target, headers, most, deadline)
         except (OSError, HTTPException, ValueError) as error:
             connection.close()
-            raise _transport_error(error, url, seconds) from error
+            raise _transport_error(error, url, proxy, seconds) from error
         if keep:
             idle.append(connection)
         else:
@@ -98,14 +107,20 @@ class Connections:
             while idle:
                 idle.pop().close()
 
-    def _connection(self, url: SplitResult) -> HTTPConnection:
+    def _connection(self, url: SplitResult, proxy: SplitResult | None) -> HTTPConnection:
+        if proxy and proxy.scheme == "https":
+            raise TransportError(f"the proxy {proxy.hostname} is to be asked by TLS, which is not done", passing=False)
         try:
+            server = host_and_port(proxy or url)
             if url.scheme == "http":
-                return HTTPConnection(url.netloc)
+                return HTTPConnection(*server)
             self._trust = self._trust or ssl.create_default_context()
-            return HTTPSConnection(url.netloc, context=self._trust)
+            connection = HTTPSConnection(*server, context=self._trust)
+            if proxy:
+                connection.set_tunnel(url.hostname or "", url.port or 443, dict(login(proxy)))
         except (HTTPException, ValueError) as error:
             raise TransportError(f"{url.netloc} is no host and port", passing=False) from error
+        return connection
 
 
 def _exchange(
@@ -180,14 +195,19 @@ def _left(deadline: float) -> float:
     return left
 
 
-def _transport_error(error: Exception, url: SplitResult, seconds: float) -> TransportError:
-    host = url.hostname or url.netloc
+def _transport_error(error: Exception, url: SplitResult, proxy: SplitResult | None, seconds: float) -> TransportError:
+    asked = proxy or url
+    host = f"the proxy {asked.hostname}" if proxy else asked.hostname or asked.netloc
     if isinstance(error, ssl.SSLCertVerificationError):
-        return TransportError(f"the certificate of {host} is not trusted: {error.verify_message}", passing=False)
+        return TransportError(
+            f"the certificate of {url.hostname} is not trusted: {error.verify_message}", passing=False
+        )
     if isinstance(error, socket.gaierror):
-        return TransportError(f"no host {host} was found", passing=error.errno == socket.EAI_AGAIN)
+        return TransportError(f"no host {asked.hostname} was found", passing=error.errno == socket.EAI_AGAIN)
     if isinstance(error, TimeoutError):
         return TransportError(f"{host} does not answer within {seconds:g} seconds")
+    if refusal := _NO_TUNNEL.search(str(error)):
+        return TransportError(f"{host} lets nothing through to {url.hostname}: {refusal[1]}", passing=False)
     return TransportError(f"{host}: {_failure(error)}")
 
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 import select
 import socket
-from base64 import b64encode
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from threading import Thread
 from typing import NamedTuple
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import SplitResult, urlsplit
+
+from ckptools.files.proxies import basic, host_and_port, login
 
 REFUSED = "421 Misdirected Request"
 """What is answered for other hosts; no store says this, and nobody tries it again."""
@@ -27,6 +28,8 @@ PIECE = 256 << 10
 
 HOP = ("proxy-authorization", "proxy-connection", "connection")
 """Headers that are between one proxy and its client."""
+
+CLOSE = {"Connection": "close"}
 
 
 class LocalProxy:
@@ -79,7 +82,7 @@ class LocalProxy:
             if way is None:
                 self.refused = server
                 _say(client, REFUSED)
-            elif way.username and request.headers.get("proxy-authorization") != _basic(f"ckptools:{self._password}"):
+            elif way.username and request.headers.get("proxy-authorization") != basic(f"ckptools:{self._password}"):
                 _say(client, "407 Proxy Authentication Required")
             else:
                 with _connected(way) as proxy:
@@ -100,10 +103,9 @@ class _Head(NamedTuple):
     headers: Mapping[str, str]
     rest: bytes
 
-    def passed_on(self, **more: str) -> bytes:
-        """The message as it is for the next, with more headers; a `_` in their names is a `-`."""
-        kept = {name: value for name, value in self.headers.items() if name not in HOP}
-        headers = kept | {name.replace("_", "-"): value for name, value in more.items()}
+    def passed_on(self, more: Mapping[str, str]) -> bytes:
+        """The message as it is for the next, with more headers."""
+        headers = {name: value for name, value in self.headers.items() if name not in HOP} | dict(more)
         lines = [self.line, *(f"{name}: {value}" for name, value in headers.items())]
         return "\r\n".join([*lines, "", ""]).encode("latin-1") + self.rest
 
@@ -134,15 +136,13 @@ def _say(client: socket.socket, status: str) -> None:
 
 
 def _pass_on(request: _Head, client: socket.socket, proxy: socket.socket, way: SplitResult) -> None:
-    user = f"{unquote(way.username or '')}:{unquote(way.password or '')}"
-    login = {"proxy_authorization": _basic(user)} if way.username else {}
     if request.line.startswith("CONNECT "):
-        proxy.sendall(request.passed_on(**login))
+        proxy.sendall(request.passed_on(login(way)))
     else:
         # Whoever asks again by the same connection would not be looked at.
-        proxy.sendall(request.passed_on(**login, connection="close"))
+        proxy.sendall(request.passed_on({**login(way), **CLOSE}))
         _copy(client, proxy, int(request.headers.get("content-length", "0")) - len(request.rest))
-        client.sendall(_head(proxy).passed_on(connection="close"))
+        client.sendall(_head(proxy).passed_on(CLOSE))
     _relay(client, proxy)
 
 
@@ -156,14 +156,13 @@ def _copy(client: socket.socket, proxy: socket.socket, length: int) -> None:
 
 
 def _connected(proxy: SplitResult) -> socket.socket:
-    host = proxy.hostname or ""
-    plain = socket.create_connection((host, proxy.port or {"http": 80, "https": 443}[proxy.scheme]), HEAD_SECONDS)
+    plain = socket.create_connection(host_and_port(proxy), HEAD_SECONDS)
     plain.settimeout(None)
     if proxy.scheme == "http":
         return plain
     import ssl
 
-    return ssl.create_default_context().wrap_socket(plain, server_hostname=host)
+    return ssl.create_default_context().wrap_socket(plain, server_hostname=proxy.hostname)
 
 
 def _relay(client: socket.socket, proxy: socket.socket) -> None:
@@ -180,7 +179,3 @@ def _relay(client: socket.socket, proxy: socket.socket) -> None:
             if not data:
                 return
             receiver.sendall(data)
-
-
-def _basic(user: str) -> str:
-    return f"Basic {b64encode(user.encode()).decode('ascii')}"

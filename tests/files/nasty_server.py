@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,11 +41,12 @@ class NastyServer:
 
 
 @contextmanager
-def nasty_server() -> Iterator[NastyServer]:
-    """Yield a server that runs until the block ends."""
+def nasty_server(tls: ssl.SSLContext | None = None) -> Iterator[NastyServer]:
+    """Yield a server that runs until the block ends; it speaks TLS where a context is given."""
     told = NastyServer()
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Told", (_Handler,), {"told": told}))
     server.daemon_threads = True
+    server.socket = tls.wrap_socket(server.socket, server_side=True) if tls else server.socket
     told.port = server.server_port
     Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     try:

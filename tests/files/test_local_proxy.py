@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import socket
-import ssl
 from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import suppress
 from http.client import HTTPConnection
-from pathlib import Path
 from threading import Thread
 from urllib.parse import urlsplit
 
@@ -20,6 +18,7 @@ from ckptools.cli import app
 from ckptools.files import bucket as buckets
 from ckptools.files import remote_path
 from ckptools.files.local_proxy import LocalProxy
+from tests.files.certificates import trusted
 from tests.files.user_proxy import PASSWORD, UserProxy, user_proxy
 from tests.object_store import BUCKET, Bucketful
 from tests.truth import FIXTURES
@@ -121,36 +120,10 @@ def echoed(through: socket.socket) -> bytes:
         return file.read(len(DATA))
 
 
-@pytest.fixture
-def trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ssl.SSLContext:
-    """What a server with a certificate of 127.0.0.1 has, which is trusted here."""
-    found = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    found.load_cert_chain(certificate(tmp_path / "own.pem"))
-    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "own.pem"))
-    return found
-
-
-def certificate(path: Path) -> Path:
-    """Write a key and its certificate."""
-    from datetime import datetime, timedelta
-    from ipaddress import ip_address
-
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    key, name, now = ec.generate_private_key(ec.SECP256R1()), x509.Name([]), datetime.now()
-    made = x509.CertificateBuilder(name, name, key.public_key(), 1, now - timedelta(2), now + timedelta(2))
-    made = made.add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), True)
-    plain = serialization.NoEncryption()
-    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
-    path.write_bytes(pem + made.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
-    return path
-
-
 @pytest.mark.parametrize("scheme", ["http", "https"])
-def test_what_goes_through_a_tunnel_comes_out_the_same(scheme, echo, trusted):
-    with user_proxy(echo, trusted if scheme == "https" else None) as user:
+def test_what_goes_through_a_tunnel_comes_out_the_same(scheme, echo, tmp_path, monkeypatch):
+    tls = trusted(tmp_path, monkeypatch) if scheme == "https" else None
+    with user_proxy(echo, tls) as user:
         proxy = LocalProxy({"host": urlsplit(f"{scheme}://{PASSWORD}@{user.address}")})
         assert echoed(tunnel(proxy, "host", own_password(proxy))) == DATA
     assert user.asked == ["CONNECT host:443 HTTP/1.0"] or user.asked == ["CONNECT host:443 HTTP/1.1"]

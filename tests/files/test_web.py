@@ -213,7 +213,8 @@ def test_a_server_that_speaks_no_tls_is_told_in_one_line(server):
 
 
 def test_certificates_are_checked():
-    assert web._connections._connection(web.urlsplit("https://host/"))._context.verify_mode is ssl.CERT_REQUIRED
+    connection = web._connections._connection(web.urlsplit("https://host/"), None)
+    assert connection._context.verify_mode is ssl.CERT_REQUIRED and connection._context.check_hostname
 
 
 @pytest.fixture(scope="module")

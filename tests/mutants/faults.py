@@ -983,8 +983,15 @@ FAULTS = (
         "files/test_local_proxy.py",
         ("            elif way.username and ", "            elif False and "),
         ('self._ways.get(server.hostname or "")', "next(iter(self._ways.values()), None)"),
-        ('        client.sendall(_head(proxy).passed_on(connection="close"))\n', ""),
+        ("        client.sendall(_head(proxy).passed_on(CLOSE))\n", ""),
         ("        _copy(client, proxy, int(", "        _copy(client, proxy, 0 * int("),
+    ),
+    *_in(
+        "files/http_connection.py",
+        "files/test_web_proxy.py",
+        ("{**headers, **login(proxy)}", "headers"),
+        ("dict(login(proxy)))", "{})"),
+        ('        if proxy and url.scheme == "http":\n', "        if False:\n"),
     ),
     *_in(
         "files/proxies.py",
