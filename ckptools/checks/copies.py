@@ -9,7 +9,7 @@ from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import fqn_of
-from ckptools.tensor_io.fetch_ahead import copies_of, fetched
+from ckptools.tensor_io.fetch_ahead import copies_of, fetched_runs
 from ckptools.tensor_io.replicas import differing_boxes
 from ckptools.text import few
 from ckptools.training_state.rank_own import Shared
@@ -30,7 +30,7 @@ def replicated(ck: Checkpoint) -> list[tuple[str, Tensor]]:
 
 def fetch_copies(ck: Checkpoint) -> None:
     """Fetch from a store what comparing the copies of tensors reads, of as many as fit at once."""
-    next(fetched((tensor for _, tensor in tensors_of(sections_of(ck))), copies_of))
+    next(fetched_runs((tensor for _, tensor in tensors_of(sections_of(ck))), copies_of))
 
 
 def own(ck: Checkpoint, files: OpenFiles) -> str:

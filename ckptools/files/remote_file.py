@@ -130,18 +130,19 @@ class Known:
         return self.window
 
 
-def joined(ranges: Iterable[tuple[int, int]], most: int | None = None) -> list[tuple[int, int]]:
+def joined(ranges: Iterable[tuple[int, int]], most: int | None = None, gap: int = GAP) -> list[tuple[int, int]]:
     """Ranges in order, those as one that overlap or lie so close together that one request is better than two.
 
     Args:
         ranges: each from an offset to before another.
         most: bytes of one request; a range that is larger is left out. None for any.
+        gap: bytes between two ranges that are fetched rather than making a second request.
     """
     found: list[tuple[int, int]] = []
     for start, end in sorted((max(start, 0), end) for start, end in ranges):
         if most is not None and end - start > most:
             continue
-        if found and start - found[-1][1] <= GAP and (most is None or end - found[-1][0] <= most):
+        if found and start - found[-1][1] <= gap and (most is None or end - found[-1][0] <= most):
             found[-1] = found[-1][0], max(end, found[-1][1])
         else:
             found.append((start, end))

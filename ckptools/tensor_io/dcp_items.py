@@ -23,15 +23,27 @@ from ckptools.files.zip_directory import CENTRAL
 from ckptools.model.regions import Ints
 from ckptools.model.tensor import Item, Shard, Source, Tensor
 from ckptools.pickles.archive import read_zip
+from ckptools.tensor_io.fetch_ahead import Part
 
 MAX_HEAD = 64 << 10
 """Bytes in front of a tensor's values that are worth remembering; torch writes less than a thousand."""
+
+ENDS = 4 << 10
+"""Bytes in front of a tensor's values, and behind them, that are fetched of an item in a store."""
 
 CRC_AT = 16
 """Where an entry of a zip directory has its checksum."""
 
 READ = ("data.pkl", "byteorder")
 """Records that reading an archive reads, so that their checksums count."""
+
+
+def ends_of(item: Item) -> list[Part]:
+    """What locating the tensor of an item reads: a compressed one, or else what lies around the values."""
+    end = item.offset + item.length
+    if item.zstd or item.length <= 2 * ENDS:
+        return [(item.path, item.offset, end)]
+    return [(item.path, item.offset, item.offset + ENDS), (item.path, end - ENDS, end)]
 
 
 def with_source(shard: Shard) -> Shard:

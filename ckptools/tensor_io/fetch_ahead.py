@@ -15,7 +15,7 @@ from typing import TypeVar
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import ReadError
 from ckptools.files.opening import File
-from ckptools.files.remote_file import BLOCK, GAP, LARGE, joined
+from ckptools.files.remote_file import BLOCK, LARGE, joined
 from ckptools.files.remote_path import RemotePath, stores_are_used
 from ckptools.model.tensor import Shard, Tensor
 from ckptools.model.tree import KeyPath
@@ -23,6 +23,9 @@ from ckptools.tensor_io.threads import in_threads
 
 THREADS = 32
 """Requests that are under way together."""
+
+NEAR = 64 << 10
+"""Bytes between two parts that are fetched rather than making a second request; their transfer takes less than that."""
 
 WAITING = 32 << 20
 """Bytes that are fetched before the first of them is read; a store keeps four times as much."""
@@ -45,12 +48,17 @@ def _fetch(request: Part) -> None:
         file.prefetch([(start, end)], BLOCK)
 
 
+def count_requests(parts: Iterable[Part]) -> int:
+    """How many requests fetching parts takes; none for what is not in a store."""
+    return len(_requests(filter(_is_fetched, parts)))
+
+
 def _requests(parts: Iterable[Part]) -> list[Part]:
     """What is fetched for some parts: those that lie close together in one piece."""
     found: dict[Path, list[tuple[int, int]]] = {}
     for path, start, end in parts:
         found.setdefault(path, []).append((start, end))
-    return [(path, *one) for path, ranges in found.items() for one in joined(ranges, BLOCK)]
+    return [(path, *one) for path, ranges in found.items() for one in joined(ranges, BLOCK, NEAR)]
 
 
 class _Run:
@@ -62,7 +70,7 @@ class _Run:
 
     def takes(self, parts: Sequence[Part]) -> bool:
         """Add the parts of an item, if they fit in; of the first one those that do."""
-        more = sum(end - start + GAP for _, start, end in parts)
+        more = sum(end - start + NEAR for _, start, end in parts)
         if self._most + more > WAITING:  # parts close together take less than that; it is reckoned when it matters
             self._most = sum(end - start for _, start, end in _requests(self.parts))
             if self._most > WAITING // 2:
@@ -85,7 +93,7 @@ def _first(parts: Sequence[Part]) -> Iterator[Part]:
             yield path, start, end
 
 
-def fetched(items: Iterable[T], reads: Callable[[T], Iterable[Part]]) -> Iterator[list[T]]:
+def fetched_runs(items: Iterable[T], reads: Callable[[T], Iterable[Part]]) -> Iterator[list[T]]:
     """The items in runs; what those of a run read is at hand, as far as it is small and lies in a store.
 
     Args:
@@ -108,6 +116,12 @@ def fetched(items: Iterable[T], reads: Callable[[T], Iterable[Part]]) -> Iterato
     yield run
 
 
+def fetched(items: Iterable[T], reads: Callable[[T], Iterable[Part]]) -> Iterator[T]:
+    """The items; what each reads is at hand, as far as it is small and lies in a store."""
+    for run in fetched_runs(items, reads):
+        yield from run
+
+
 def fetched_in_threads(
     work: Callable[[T], R],
     items: Iterable[T],
@@ -115,8 +129,8 @@ def fetched_in_threads(
     reads: Callable[[T], Iterable[Part]],
     give_up: Callable[[], None] = lambda: None,
 ) -> list[R]:
-    """Run `work` on every item as `in_threads` does; `reads` is of `fetched`."""
-    return [result for run in fetched(items, reads) for result in in_threads(work, run, threads, give_up)]
+    """Run `work` on every item as `in_threads` does; `reads` is of `fetched_runs`."""
+    return [result for run in fetched_runs(items, reads) for result in in_threads(work, run, threads, give_up)]
 
 
 def copies_of(tensor: Tensor) -> list[Part]:
@@ -150,6 +164,6 @@ class CopiesAhead:
         if path not in self._coming:
             return
         paths = list(self._coming)
-        batch = next(fetched(paths[paths.index(path) :], lambda at: copies_of(self._coming[at])))
+        batch = next(fetched_runs(paths[paths.index(path) :], lambda at: copies_of(self._coming[at])))
         for at in batch:
             del self._coming[at]

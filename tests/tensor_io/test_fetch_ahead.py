@@ -15,7 +15,7 @@ from ckptools.files.remote_path import RemotePath
 from ckptools.model.regions import Box
 from ckptools.model.tree import tensors_in
 from ckptools.tensor_io import fetch_ahead
-from ckptools.tensor_io.fetch_ahead import CopiesAhead, copies_of, fetched
+from ckptools.tensor_io.fetch_ahead import CopiesAhead, copies_of, fetched_runs
 from ckptools.tensor_io.read import read_box
 from ckptools.tensor_io.records import stored_records
 from tests.truth import FIXTURES
@@ -42,7 +42,7 @@ def far(bucket, requests):
 def test_tensors_that_were_fetched_are_read_without_a_request(far, requests):
     there = [tensor for _, tensor in tensors_in(far.tree)]
     here = [tensor for _, tensor in tensors_in(ckptools.open(RUN7, all_ranks=True).tree)]
-    assert next(fetched(there, lambda t: [one.record.part for one in stored_records([("", t)])])) == there
+    assert next(fetched_runs(there, lambda t: [one.record.part for one in stored_records([("", t)])])) == there
     assert len(requests) == FILES
     for far_one, own in zip(there, here, strict=True):
         assert read_box(far_one, Box.whole(own.shape)).tobytes() == read_box(own, Box.whole(own.shape)).tobytes()
@@ -98,7 +98,7 @@ def test_no_more_is_fetched_than_may_wait(sizes, gap):
         patch.setattr(fetch_ahead, "stores_are_used", lambda: True)
         patch.setattr(fetch_ahead, "in_threads", lambda work, requests, threads: asked.append(list(requests)))
         patch.setattr(fetch_ahead, "WAITING", 400_000)
-        runs = list(fetched(range(len(parts)), parts.__getitem__))
+        runs = list(fetched_runs(range(len(parts)), parts.__getitem__))
     assert [item for run in runs for item in run] == list(range(len(parts)))
     assert all(sum(end - start for _, start, end in requests) <= 600_000 for requests in asked)
 
@@ -106,14 +106,14 @@ def test_no_more_is_fetched_than_may_wait(sizes, gap):
 def test_what_is_large_or_lies_on_this_machine_is_not_fetched(fetching):
     far, here = RemotePath("s3://b/a"), Path("a")
     parts = [(far, 0, LARGE + 1), (here, 0, 10), (far, 7, 7), (far, 50, 60)]
-    assert list(fetched([1], lambda _: parts)) == [[1]]
+    assert list(fetched_runs([1], lambda _: parts)) == [[1]]
     assert fetching == [[(far, 50, 60)]]
 
 
 def test_of_an_item_that_reads_more_than_may_wait_the_first_is_fetched(fetching, monkeypatch):
     monkeypatch.setattr(fetch_ahead, "WAITING", 1000)
     parts = [(RemotePath(f"s3://b/{n}"), 0, 300) for n in range(9)]
-    assert list(fetched("xy", lambda _: parts)) == [["x"], ["y"]]
+    assert list(fetched_runs("xy", lambda _: parts)) == [["x"], ["y"]]
     assert fetching == [parts[:3], parts[:3]]
 
 

@@ -18,6 +18,7 @@ from ckptools.formats.shared.merge import Merge
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tree import KeyPath
 from ckptools.model.values import Lost
+from ckptools.tensor_io.fetch_ahead import Part, fetched
 
 MAX_SEEN = 64 << 20
 """Bytes of objects that are read where not everything was asked for."""
@@ -55,7 +56,8 @@ def read_objects(
     ]
     values: dict[str, list[tuple[int, Any]]] = {}
     reading.unpack(stored for stored, _, _ in wanted)
-    for stored, fqn, at in sorted(wanted, key=lambda w: (w[0].file, w[0].offset)):
+    wanted.sort(key=lambda w: (w[0].file, w[0].offset))
+    for stored, fqn, at in fetched(wanted, lambda w: reading.part(w[0])):
         twice = (fqn, None) in metadata[at].twice
         rank = metadata[at].rank
         values.setdefault(fqn, []).append((rank or 0, reading.value(fqn, stored, twice)))
@@ -93,6 +95,12 @@ class _Objects:
                 packed.setdefault(stored.file, []).append(_packed(stored))
         for name, parts in packed.items():
             self.items.unpack(self.here[name].path, parts, MAX_UNPACKED)
+
+    def part(self, stored: StoredItem) -> list[Part]:
+        """What reading an object reads."""
+        file, end = self.here.get(stored.file), stored.offset + stored.length
+        read = file is not None and file.holds(end) and (self.budget is None or self.budget > 0)
+        return [(file.path, stored.offset, end)] if file is not None and read else []
 
     def value(self, fqn: str, stored: StoredItem, twice: bool) -> Any:
         """An object, or what stands for it."""

@@ -19,7 +19,7 @@ from ckptools.dtypes import ITEMSIZE, QUANTIZED
 from ckptools.errors import ReadError
 from ckptools.files.compressed_items import CompressedItem
 from ckptools.formats.dcp.files import DataFile
-from ckptools.formats.dcp.items import ItemReader, in_safetensors
+from ckptools.formats.dcp.items import MAGIC, ItemReader, in_safetensors
 from ckptools.formats.dcp.metadata import Metadata, StoredItem, TensorMetadata
 from ckptools.model.cover import TangledLayoutError, cover
 from ckptools.model.problems import Code, Problem
@@ -27,7 +27,8 @@ from ckptools.model.regions import Box
 from ckptools.model.tensor import Item, Shard, Tensor, TensorKind, in_rank_order
 from ckptools.model.values import Opaque, describe_for_error
 from ckptools.pickles.tensors import WHY_NOT
-from ckptools.tensor_io.dcp_items import compressed_item
+from ckptools.tensor_io.dcp_items import compressed_item, ends_of
+from ckptools.tensor_io.fetch_ahead import Part, count_requests, fetched, fetched_runs
 from ckptools.text import few, first_few
 
 MAX_PROBLEMS = 100
@@ -35,7 +36,10 @@ MAX_PROBLEMS = 100
 
 
 MAX_LOOKED_AT = 1000
-"""ItemReader of which the first bytes are looked at where not all ranks are asked for."""
+"""Items of which the first bytes are looked at where not all ranks are asked for."""
+
+MAX_REQUESTS = 64
+"""Requests to a store that this may take."""
 
 MAX_SECONDS = 0.3
 """Wall time that this may take."""
@@ -162,8 +166,10 @@ def _out_of_place(found: Mapping[str, _Found], items: ItemReader) -> set[Place]:
         for shard in tensor.shards
         if shard.item is not None and not tensor.why_not and not in_safetensors(shard)
     }
+    places = _far_apart([*sorted(listed)[:: len(listed) // MAX_LOOKED_AT + 1]])
+    places = next(fetched_runs(places, _start_of))
     started, wrong = time.perf_counter(), set()
-    for place in sorted(listed)[:: len(listed) // MAX_LOOKED_AT + 1]:
+    for place in places:
         if time.perf_counter() - started > MAX_SECONDS:
             break
         try:
@@ -173,6 +179,18 @@ def _out_of_place(found: Mapping[str, _Found], items: ItemReader) -> set[Place]:
         if not begins:
             wrong.add(place)
     return wrong
+
+
+def _start_of(place: Place) -> list[Part]:
+    """The bytes by which the item at a place is known."""
+    path, offset = place
+    return [(path, offset, offset + MAGIC)]
+
+
+def _far_apart(places: list[Place]) -> list[Place]:
+    """As many of some places in files, all over them, as a store is asked for at once."""
+    count = count_requests(part for place in places for part in _start_of(place))
+    return places[:: (count - 1) // MAX_REQUESTS + 1] if count else places
 
 
 def _locate(found: Mapping[str, _Found], items: ItemReader, everything: bool) -> None:
@@ -187,7 +205,7 @@ def _locate(found: Mapping[str, _Found], items: ItemReader, everything: bool) ->
         and (everything or in_safetensors(shard) or (shard.item.path, shard.item.offset) in suspects)
     ]
     unpacked: set[Path] = set()
-    for path, _, fqn, i in sorted(wanted):
+    for path, _, fqn, i in fetched(sorted(wanted), lambda one: _read_to_locate(found[one[2]].shards[one[3]])):
         tensor = found[fqn]
         try:
             if path not in unpacked:
@@ -197,6 +215,11 @@ def _locate(found: Mapping[str, _Found], items: ItemReader, everything: bool) ->
             tensor.shards[i] = items.locate(fqn, tensor.shards[i])
         except ReadError as error:
             tensor.bad = tensor.bad or items.why(error)
+
+
+def _read_to_locate(shard: Shard) -> list[Part]:
+    """What locating a shard reads; those in safetensors share a header."""
+    return [] if shard.item is None or in_safetensors(shard) else ends_of(shard.item)
 
 
 def _packed_in(
