@@ -3,6 +3,7 @@
 A revision is resolved to its commit once, so that all that is read is of one commit. Files are asked for at
 `/resolve/<commit>/<path>`, which redirects to the Hub's own storage: hosts at or below hf.co and huggingface.co by TLS,
 or at or below the host that `HF_ENDPOINT` names, on any port. No other is followed; only the Hub itself gets the token.
+Where a redirect led is remembered, so that further ranges of the file are one request each.
 Source: the Hub's API reference (tree and revision), and `huggingface_hub` for the variables of the environment.
 """
 
@@ -12,12 +13,14 @@ import errno
 import json
 import os
 import re
+import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
 
-from ckptools.files.http_connection import Answer
+from ckptools.files.http_connection import Answer, TransportError
 from ckptools.files.remote_store import DeniedError, RemoteError
 from ckptools.files.retries import Tries
 from ckptools.files.storage import FOLDER, Status
@@ -26,6 +29,9 @@ from ckptools.files.web import HttpStore, authority
 ENDPOINT = "https://huggingface.co"
 STORAGE = ("hf.co", "huggingface.co")
 """Hosts below which the Hub keeps large files."""
+
+KEPT = 300.0
+"""Seconds for which it is remembered where a file is stored; an address that expires sooner is asked for again."""
 
 MAX_PAGES = 1000
 _NEXT = re.compile(r'<([^<>]*)>\s*;\s*rel="?next"?')
@@ -50,6 +56,7 @@ class Hub(HttpStore):
         self.revision = unquote(revision) or "main"
         self.endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or ENDPOINT
         self._commit = ""
+        self._stored: dict[str, tuple[str, float]] = {}
 
     def anew(self) -> Hub:
         """The same repository, whose revision is resolved again."""
@@ -101,6 +108,20 @@ class Hub(HttpStore):
     def _fetch(self, key: str, version: str, start: int, end: int) -> bytes:
         # No condition: the commit in the URL is the version, and its storage has ETags of its own.
         return super()._fetch(key, "", start, end)
+
+    def _followed(self, url: str, headers: Mapping[str, str], most: int) -> tuple[str, Answer]:
+        place, until = self._stored.get(url, (url, 0.0))
+        if time.monotonic() < until:
+            with suppress(TransportError):
+                found = super()._followed(place, headers, most)
+                if found[1].status in (200, 206):
+                    return found
+            self._stored.pop(url, None)  # the address has expired, or its server has gone: the Hub names another
+        asked = time.monotonic()
+        found = super()._followed(url, headers, most)
+        if found[0] != url and found[1].status in (200, 206):
+            self._stored[url] = found[0], asked + KEPT
+        return found
 
     def _json(self, url: str, may_be_absent: bool = False) -> tuple[Any, Answer]:
         """What the API answers; an empty list where there is nothing and that may be."""

@@ -56,7 +56,7 @@ class HttpStore(RemoteStore):
         """The answer to a request, after as many tries as it needs; the store's refusals are errors."""
         while True:
             try:
-                answer = self._followed(url, headers, max(length, WHOLE))
+                _, answer = self._followed(url, headers, max(length, WHOLE))
             except TransportError as error:
                 if not error.passing:
                     raise RemoteError(str(error)) from error
@@ -66,13 +66,13 @@ class HttpStore(RemoteStore):
                 return answer
             tries.failed(f"the server answers {_named(answer.status)}", _wait_asked(answer))
 
-    def _followed(self, url: str, headers: Mapping[str, str], most: int) -> Answer:
-        """The answer to a request and to those that its redirects lead to."""
+    def _followed(self, url: str, headers: Mapping[str, str], most: int) -> tuple[str, Answer]:
+        """Where the redirects of a request lead, and the answer there."""
         for _ in range(REDIRECTS + 1):
             parts = urlsplit(url)
             answer = _connections.get(parts, {**BASE, **self._credentials(parts), **headers}, most, timeout())
             if answer.status not in FOLLOWED:
-                return answer
+                return url, answer
             target = urljoin(url, answer.headers.get("location", ""))
             self._check_redirect(parts, urlsplit(target))
             url = target

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 import ckptools
 from ckptools.errors import ReadError
+from ckptools.files import hub as hub_files
 from ckptools.files.location import location
 from tests.files.range_server import RangeHandler, range_server, serving
 from tests.truth import FIXTURES
@@ -49,7 +51,8 @@ class HubHandler(RangeHandler):
                 url.path.removeprefix(f"{api}/tree/{COMMIT}").strip("/"), int(parse_qs(url.query).get("p", "0")[0])
             )
         elif url.path.startswith(files):
-            self.answer(302, b"", {"Location": f"{self.hub.storage}/{url.path.removeprefix(files)}?Signature=c0ffee"})
+            signed = f"{url.path.removeprefix(files)}?Signature=c0ffee{len(self.hub.asked)}"
+            self.answer(302, b"", {"Location": f"{self.hub.storage}/{signed}"})
         else:
             self.answer(401 if "/private" in url.path else 404, b"{}")
 
@@ -104,6 +107,37 @@ def test_the_hub_gets_the_token_and_its_storage_does_not(hub, monkeypatch):
     )
     ckptools.open(f"hf://org/name/{MODEL}/ckpt")
     assert hub.tokens == {"Bearer hf_secret"} and set(seen) == {None}
+
+
+def values(folder: str | Path) -> bytes:
+    """The bytes of all tensors."""
+    found = ckptools.open(folder).model
+    return b"".join(found[key].numpy().tobytes() for key in found)
+
+
+def test_the_hub_is_asked_once_where_a_file_is_stored(hub):
+    values(f"hf://org/name/{MODEL}/ckpt")
+    resolved = [path for path in hub.asked if "/resolve/" in path]
+    assert len(resolved) == len(set(resolved)) < len(hub.stored)
+
+
+def test_the_hub_is_asked_again_after_a_while(hub, monkeypatch):
+    monkeypatch.setattr(hub_files, "KEPT", 0.0)
+    values(f"hf://org/name/{MODEL}/ckpt")
+    assert len([path for path in hub.asked if "/resolve/" in path]) == len(hub.stored)
+
+
+@pytest.mark.parametrize("status", [403, 404, 500])
+def test_the_hub_is_asked_again_where_an_address_is_no_longer_good(status, hub, monkeypatch):
+    good, served = RangeHandler.send_file, Counter()
+
+    def once(self: RangeHandler, file: Path) -> None:
+        served[self.path] += 1
+        good(self, file) if served[self.path] == 1 else self.answer(status, b"")
+
+    monkeypatch.setattr(RangeHandler, "send_file", once)
+    assert values(f"hf://org/name/{MODEL}/ckpt") == values(FIXTURES / MODEL / "ckpt")
+    assert max(served.values()) == 2
 
 
 def test_a_redirect_to_what_is_not_its_storage_is_refused_and_named(hub):

@@ -1719,5 +1719,7 @@ FAULTS = (
         ('host.endswith(f".{domain}")', "host.endswith(domain)"),
         ("if authority(url) == authority(urlsplit(self.endpoint)) else", "if True else"),
         ("            if more is None:", "            if True:"),
+        ("                if found[1].status in (200, 206):\n", "                if True:\n"),
+        ("= found[0], asked + KEPT", "= found[0], asked"),
     ),
 )
