@@ -1,4 +1,4 @@
-"""Where something is that a user or a file names: a path of this machine, or a URL of something in a store."""
+"""Where something is that a user or a file names: a path, or the URL of something in a store."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from ckptools.errors import ReadError
+from ckptools.errors import ReadError, UnsafePathError
 from ckptools.files.remote_path import RemotePath, named_url, refreshed, shown_url
 from ckptools.files.remote_store import RemoteError
 
@@ -84,3 +84,33 @@ def common_folder(paths: Iterable[Path]) -> Path:
     """The innermost folder that some paths, absolute ones, are all in or are."""
     first, *others = paths
     return next(p for p in (first, *first.parents) if all(other.is_relative_to(p) for other in others))
+
+
+def check_stays_inside(path: Path, folder: Path) -> None:
+    """Refuse a link at `path` that leads out of `folder`.
+
+    Raises:
+        UnsafePathError: it does.
+    """
+    if leads_out(path, folder):
+        target = real_path(path)
+        raise UnsafePathError(
+            path, f"is a link to {target}, out of the checkpoint's folder; follow it with --follow-symlinks"
+        )
+
+
+def leads_out(path: Path, folder: Path) -> bool:
+    """Whether there is a link at `path` that leads out of `folder`."""
+    # realpath ends also where links lead in a circle; opening such a link is an error of its own.
+    return path.is_symlink() and not real_path(path).is_relative_to(real_path(folder))
+
+
+def is_plain_name(text: str) -> bool:
+    """Whether a name that a file gives is that of something in the same folder, on any system."""
+    return text not in ("", ".", "..") and not {"/", "\\", "\0", os.sep} & set(text)
+
+
+def is_plain_path(text: str) -> bool:
+    """Whether a name that a file gives leads to a place below its own folder, on any system."""
+    odd = not text or len(text) > 4096 or "\0" in text or "\\" in text or ":" in text.split("/")[0]
+    return not odd and {"", ".", ".."}.isdisjoint(text.split("/"))

@@ -1,4 +1,4 @@
-"""Opening a stranger's files: regular files only, never through a link that leaves the folder.
+"""Opening a stranger's files: regular files only, and bytes at offsets, or one line that says why not.
 
 A descriptor is opened once and kept, so that what was checked is what is read.
 """
@@ -14,7 +14,6 @@ from threading import Lock
 
 from ckptools.errors import ReadError, UnsafePathError
 from ckptools.files.local_disk import DiskFile, NotRegularError
-from ckptools.files.location import real_path
 from ckptools.files.remote_path import RemotePath
 from ckptools.files.remote_store import RemoteError
 from ckptools.files.storage import Ranges
@@ -280,33 +279,3 @@ def reading(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise _refused(path, error) from error
-
-
-def check_stays_inside(path: Path, folder: Path) -> None:
-    """Refuse a link at `path` that leads out of `folder`.
-
-    Raises:
-        UnsafePathError: it does.
-    """
-    if leads_out(path, folder):
-        target = real_path(path)
-        raise UnsafePathError(
-            path, f"is a link to {target}, out of the checkpoint's folder; follow it with --follow-symlinks"
-        )
-
-
-def leads_out(path: Path, folder: Path) -> bool:
-    """Whether there is a link at `path` that leads out of `folder`."""
-    # realpath ends also where links lead in a circle; opening such a link is an error of its own.
-    return path.is_symlink() and not real_path(path).is_relative_to(real_path(folder))
-
-
-def is_plain_name(text: str) -> bool:
-    """Whether a name that a file gives is that of something in the same folder, on any system."""
-    return text not in ("", ".", "..") and not {"/", "\\", "\0", os.sep} & set(text)
-
-
-def is_plain_path(text: str) -> bool:
-    """Whether a name that a file gives leads to a place below its own folder, on any system."""
-    odd = not text or len(text) > 4096 or "\0" in text or "\\" in text or ":" in text.split("/")[0]
-    return not odd and {"", ".", ".."}.isdisjoint(text.split("/"))

@@ -25,7 +25,8 @@ from typing import Any
 from ckptools.errors import CkptoolsError, ReadError, UsageError
 from ckptools.files.file_type import content_of, head_of
 from ckptools.files.json_file import JsonError, parse_json
-from ckptools.files.opening import File, check_stays_inside, reading
+from ckptools.files.location import check_stays_inside
+from ckptools.files.opening import File, reading
 from ckptools.files.safetensors_header import Header, read_header, source_of
 from ckptools.formats import hugging_face
 from ckptools.formats.options import Options

@@ -16,8 +16,8 @@ from pathlib import Path
 from ckptools.dtypes import is_floating
 from ckptools.errors import CkptoolsError, ReadError
 from ckptools.files.file_type import COMPRESSIONS, content_of, head_at
-from ckptools.files.location import real_path
-from ckptools.files.opening import leads_out, reading
+from ckptools.files.location import leads_out, real_path
+from ckptools.files.opening import reading
 from ckptools.formats.registry import Format, recognised
 from ckptools.formats.shared.companions import is_companion
 from ckptools.formats.shared.rank_names import COMPRESSED

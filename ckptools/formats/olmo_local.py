@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from ckptools.errors import ReadError
-from ckptools.files.opening import File, check_stays_inside
+from ckptools.files.location import check_stays_inside
+from ckptools.files.opening import File
 from ckptools.formats import olmo_flat
 from ckptools.formats.olmo_flat import ParameterRun
 from ckptools.formats.options import Options

@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ckptools.errors import ReadError, UnsafePathError
-from ckptools.files.opening import File, OpenFiles, Window, check_stays_inside, reading
+from ckptools.files.location import check_stays_inside
+from ckptools.files.opening import File, OpenFiles, Window, reading
 
 
 @pytest.fixture

@@ -15,8 +15,7 @@ from typing import NamedTuple
 from ckptools.dtypes import is_floating
 from ckptools.errors import CkptoolsError, ReadError, SeveralError, UnknownFormatError
 from ckptools.files.file_type import content_of, head_at
-from ckptools.files.location import common_folder, real_path
-from ckptools.files.opening import leads_out
+from ckptools.files.location import common_folder, leads_out, real_path
 from ckptools.formats.folder_search import WEIGHTS_ELSEWHERE, is_named_so
 from ckptools.formats.plugins import formats_from_outside
 from ckptools.formats.registry import FORMATS, recognised

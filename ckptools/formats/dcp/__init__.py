@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptools.errors import ReadError
-from ckptools.files.opening import check_stays_inside
+from ckptools.files.location import check_stays_inside
 from ckptools.formats.dcp.files import dcp_folder_of
 from ckptools.formats.dcp.folder import PLANNED, Folder, read_folder
 from ckptools.formats.options import Options

@@ -13,7 +13,8 @@ from typing import Any
 from ckptools.errors import ReadError
 from ckptools.files.file_type import content_of, head_of
 from ckptools.files.json_file import read_json
-from ckptools.files.opening import File, check_stays_inside, reading
+from ckptools.files.location import check_stays_inside
+from ckptools.files.opening import File, reading
 from ckptools.files.zip_archive import MAX_PICKLE
 from ckptools.formats.dcp.files import METADATA
 from ckptools.formats.dcp.folder import Folder, read_folder

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Literal
 
 from ckptools.errors import ReadError, UnsafePathError
-from ckptools.files.opening import check_stays_inside, reading
+from ckptools.files.location import check_stays_inside
+from ckptools.files.opening import reading
 from ckptools.formats.shared.several import several
 from ckptools.model.checkpoint import RankFile
 from ckptools.model.problems import Code, Problem

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from ckptools.errors import ReadError, UnsafePathError
-from ckptools.files.opening import File, is_plain_path
+from ckptools.files.location import is_plain_path
+from ckptools.files.opening import File
 from ckptools.formats.dcp.metadata import Metadata, StoredItem, TensorMetadata
 from ckptools.model.regions import Box, Ints
 from ckptools.model.tree import KeyPath

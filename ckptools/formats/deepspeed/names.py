@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Literal
 
 from ckptools.errors import ReadError, UnsafePathError
-from ckptools.files.opening import check_stays_inside, is_plain_name, reading
+from ckptools.files.location import check_stays_inside, is_plain_name
+from ckptools.files.opening import reading
 from ckptools.formats.shared.several import several
 from ckptools.formats.shared.trackers import text_of
 from ckptools.model.values import describe_for_error

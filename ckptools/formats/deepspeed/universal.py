@@ -16,7 +16,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from ckptools.files.opening import check_stays_inside, reading
+from ckptools.files.location import check_stays_inside
+from ckptools.files.opening import reading
 from ckptools.formats.deepspeed import module_weights
 from ckptools.formats.deepspeed.assembler import frozen_parameters, names_by_param_group
 from ckptools.formats.deepspeed.files import GROUPED, Files

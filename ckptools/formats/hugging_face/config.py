@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ckptools.errors import ReadError
 from ckptools.files.json_file import read_json
-from ckptools.files.opening import leads_out
+from ckptools.files.location import leads_out
 from ckptools.model.problems import Code, Problem
 
 CONFIG = "config.json"

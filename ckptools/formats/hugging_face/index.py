@@ -16,7 +16,7 @@ from typing import Any
 
 from ckptools.errors import ReadError, UnsafePathError
 from ckptools.files.json_file import read_json
-from ckptools.files.opening import is_plain_name
+from ckptools.files.location import is_plain_name
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
 from ckptools.model.values import describe_for_error

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptools.errors import ReadError
-from ckptools.files.opening import check_stays_inside
+from ckptools.files.location import check_stays_inside
 from ckptools.formats.hugging_face.files import ModelFiles, missing_files
 from ckptools.formats.hugging_face.index import Index, check_index, check_total_size, read_index
 from ckptools.formats.hugging_face.tensors import WeightFile, read_weights

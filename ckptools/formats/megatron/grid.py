@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ckptools.files.opening import check_stays_inside, reading
+from ckptools.files.location import check_stays_inside
+from ckptools.files.opening import reading
 from ckptools.model.checkpoint import Fact
 from ckptools.model.regions import Ints
 from ckptools.model.values import Opaque

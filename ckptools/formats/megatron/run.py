@@ -12,7 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ckptools.errors import ReadError
-from ckptools.files.opening import check_stays_inside, reading
+from ckptools.files.location import check_stays_inside
+from ckptools.files.opening import reading
 from ckptools.formats.shared.several import several
 from ckptools.formats.shared.trackers import text_of
 from ckptools.model.values import describe_for_error

@@ -29,7 +29,8 @@ from typing import Any
 
 from ckptools.errors import ReadError
 from ckptools.files.json_file import read_json
-from ckptools.files.opening import File, check_stays_inside, reading
+from ckptools.files.location import check_stays_inside
+from ckptools.files.opening import File, reading
 from ckptools.formats.dcp.files import looks_like_dcp
 from ckptools.formats.dcp.folder import PLANNED, Folder, read_folder
 from ckptools.formats.megatron import run

@@ -21,7 +21,8 @@ from typing import Any
 
 from ckptools.errors import ReadError
 from ckptools.files.json_file import read_json
-from ckptools.files.opening import check_stays_inside, reading
+from ckptools.files.location import check_stays_inside
+from ckptools.files.opening import reading
 from ckptools.formats.meta_llama.weight_layout import (
     LAYER,
     NO_PARAMS,

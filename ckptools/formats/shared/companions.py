@@ -29,7 +29,8 @@ from typing import Any, Literal
 
 from ckptools.errors import ReadError
 from ckptools.files.json_file import read_json
-from ckptools.files.opening import check_stays_inside, reading
+from ckptools.files.location import check_stays_inside
+from ckptools.files.opening import reading
 from ckptools.formats.options import Options
 from ckptools.formats.shared.file_status import Fault, file_now
 from ckptools.model.checkpoint import Fact, RankFile

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ckptools.files.location import real_path
-from ckptools.files.opening import check_stays_inside, reading
+from ckptools.files.location import check_stays_inside, real_path
+from ckptools.files.opening import reading
 from ckptools.formats.shared.several import several
 
 COMPRESSED = (".gz", ".bz2", ".xz", ".lzma", ".zst", ".lz4", ".lzo")

@@ -20,8 +20,8 @@ from itertools import islice
 from pathlib import Path
 
 from ckptools.errors import ReadError
-from ckptools.files.location import is_there, real_path
-from ckptools.files.opening import File, check_stays_inside, is_plain_name, reading
+from ckptools.files.location import check_stays_inside, is_plain_name, is_there, real_path
+from ckptools.files.opening import File, reading
 from ckptools.model.values import describe_for_error
 from ckptools.training_state.steps import step_in
 
