@@ -179,4 +179,4 @@ class _Opening:
             return was_read(saved, rank, part)
         if name is None:
             return RankFile(self.root / part / f"rank{rank}.pt", rank, part, "missing", 0, None)
-        return looked_at(name.path, rank, part, self.faults)
+        return looked_at(name.path, rank, part, self.faults, len(self.files))

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from ckptools.errors import ReadError
+from ckptools.files.remote_path import RemotePath
+from ckptools.files.remote_store import RemoteStore
+from ckptools.files.storage import Status
 from ckptools.formats.shared.file_status import Fault, looked_at
 from ckptools.model.problems import Code
 
@@ -30,5 +35,46 @@ def test_an_error_about_another_file_names_it():
 def test_a_file_that_was_not_read_is_looked_at(tmp_path):
     odd, faults = tmp_path / "rank1.pt", {}
     odd.write_bytes(b"PK\3\4" + bytes(60))
-    file = looked_at(odd, 1, "", faults)
+    file = looked_at(odd, 1, "", faults, files=100)
     assert (file.status, faults[odd].kind) == ("cut", "cut")
+
+
+class Many(RemoteStore):
+    """A store with files that are no checkpoints, and one that is empty."""
+
+    fetched = 0
+
+    def _list(self, folder):
+        return {"rank1.pt": Status(100, 0.0), "empty.pt": Status(0, 0.0)}
+
+    def _look(self, key):
+        return None
+
+    def _fetch(self, key, version, start, end):
+        self.fetched += 1
+        return bytes(end - start)
+
+
+@pytest.fixture
+def store(monkeypatch):
+    found = Many()
+    monkeypatch.setattr(RemotePath, "_store", found)
+    return found
+
+
+def test_of_many_files_in_a_store_none_is_looked_at(store):
+    path = RemotePath("s3://bucket/run/rank1.pt")
+    file = looked_at(path, 1, "", {}, files=33)
+    assert (file.status, file.nbytes, store.fetched) == ("listed", 100, 0)
+
+
+def test_of_few_files_in_a_store_each_is_looked_at(store):
+    path = RemotePath("s3://bucket/run/rank1.pt")
+    assert looked_at(path, 1, "", {}, files=32).status == "bad" and store.fetched
+    assert looked_at(path, 1, "", {}, files=32, read=True).status == "read"
+
+
+def test_what_is_known_to_be_wrong_of_a_file_in_a_store_is_said_however_many_there_are(store):
+    path, empty = RemotePath("s3://bucket/run/rank1.pt"), RemotePath("s3://bucket/run/empty.pt")
+    assert looked_at(path, 1, "", {path: Fault("is cut short", "cut")}, files=1000).status == "cut"
+    assert looked_at(empty, 1, "", {}, files=1000).status == "cut"

@@ -1076,6 +1076,9 @@ FAULTS = (
         ('return "cut" if self.kind == "cut" else "bad"', 'return "bad"'),
         ('Code.FILE_UNREADABLE if self.kind == "no access" else Code.FILE_CUT', "Code.FILE_CUT"),
         ("error.reason if error.path == path else str(error)", "error.reason"),
+        ("files > MAX_RANKS and size > 0", "files >= MAX_RANKS and size > 0"),
+        ("files > MAX_RANKS and size > 0", "files > MAX_RANKS"),
+        ("faults.get(path) or (None if read or only_listed", "(None if read or only_listed"),
     ),
     *_in(
         "formats/shared/checkpoint_builder.py",

@@ -112,7 +112,7 @@ class Files:
         """What became of a file that is there; one that was not read is looked at from its end."""
         if path in self.saved:
             return was_read(self.saved[path], rank, part)
-        return looked_at(path, rank, part, self.faults)
+        return looked_at(path, rank, part, self.faults, len(self.names))
 
 
 def check_copied_ranks(

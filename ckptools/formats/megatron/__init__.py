@@ -238,4 +238,4 @@ class _Opening:
                 yield self._file(at, path, "optim", at in self.saved)
 
     def _file(self, at: Coordinates, path: Path, part: str, read: bool) -> RankFile:
-        return looked_at(path, self.grid.rank(at), part, self.faults, read)
+        return looked_at(path, self.grid.rank(at), part, self.faults, len(self.places), read)

@@ -230,7 +230,7 @@ class _Opening:
         for rank in sorted({*self.files, *range(min(self.world.value, MAX_RANKS))}):
             file = self.files.get(rank)
             if file is not None:
-                yield looked_at(file, rank, "", self.faults, rank in self.saved)
+                yield looked_at(file, rank, "", self.faults, len(self.files), rank in self.saved)
             else:
                 yield RankFile(self.folder / f"consolidated.{rank:02d}.pth", rank, "", "missing", 0, None)
 

@@ -18,19 +18,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckptools.errors import ReadError, UnsafePathError
-from ckptools.files.remote_path import RemotePath
 from ckptools.formats.options import Options
 from ckptools.formats.rank_files.group_read import FILES_FOUND, GroupRead
 from ckptools.formats.shared import rank_checks, rank_parts
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, in_form
 from ckptools.formats.shared.copied_files import check_copies
-from ckptools.formats.shared.file_status import listed, looked_at, was_read
+from ckptools.formats.shared.file_status import looked_at, was_read
 from ckptools.formats.shared.fsdp1.flat_shards import resolve_flat_shards
 from ckptools.formats.shared.merge import Merge, Ranked
 from ckptools.formats.shared.rank_groups import group_in, rank_group
 from ckptools.formats.shared.rank_names import RankName, parse, siblings
 from ckptools.formats.shared.rank_optimizers import named_by_own_models
-from ckptools.formats.shared.rank_signs import MAX_RANKS
 from ckptools.formats.shared.sibling_search import columns, siblings_by_content
 from ckptools.formats.shared.stage_signs import signs_of_more
 from ckptools.model.checkpoint import Checkpoint, Fact, RankFile
@@ -214,9 +212,7 @@ class _Opening:
         rank = self.read.ranks[name.path]
         if name.path in self.read.saved:
             return was_read(self.read.saved[name.path], rank, name.part)
-        if isinstance(name.path, RemotePath) and len(self.group) > MAX_RANKS:
-            return listed(name.path, rank, name.part)
-        return looked_at(name.path, rank, name.part, self.read.faults)
+        return looked_at(name.path, rank, name.part, self.read.faults, len(self.group))
 
 
 def _merged(merge: Merge, roots: Mapping[KeyPath, Ranked]) -> Any:

@@ -7,6 +7,8 @@ from typing import Literal, NamedTuple
 
 from ckptools.errors import ReadError, ReadErrorKind
 from ckptools.files.opening import reading
+from ckptools.files.remote_path import RemotePath
+from ckptools.formats.shared.rank_signs import MAX_RANKS
 from ckptools.model.checkpoint import RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.pickles import reader
@@ -56,29 +58,30 @@ def file_now(path: Path, rank: int | None, part: str, status: Literal["read", "c
     return RankFile(path, rank, part, status, found.st_size, found.st_mtime)
 
 
-def looked_at(path: Path, rank: int | None, part: str, faults: dict[Path, Fault], read: bool = False) -> RankFile:
+def looked_at(
+    path: Path, rank: int | None, part: str, faults: dict[Path, Fault], files: int, read: bool = False
+) -> RankFile:
     """The `RankFile` of a file whose content was not read: by its end, or its fault.
+
+    Of many files in a store it is only known that they are there, and how large they are: a look at each would be a
+    request or two.
 
     Args:
         path: the file; it may be gone by now.
         rank: whose it is.
         part: what of a rank it holds.
         faults: what is known to be wrong with files; what is found out here is noted in it.
+        files: how many the checkpoint has.
         read: whether it was read, so that there is nothing to look for.
     """
-    fault = faults.get(path) or (None if read else _look(path))
     status = path.stat() if path.exists() else None
     size, modified = (status.st_size, status.st_mtime) if status else (0, None)
+    only_listed = isinstance(path, RemotePath) and files > MAX_RANKS and size > 0
+    fault = faults.get(path) or (None if read or only_listed else _look(path))
     if fault is not None:
         faults[path] = fault
         return RankFile(path, rank, part, fault.status if size else "cut", size, modified)
-    return RankFile(path, rank, part, "read" if read else "seen", size, modified)
-
-
-def listed(path: Path, rank: int | None, part: str) -> RankFile:
-    """The `RankFile` of a file in a store of which no more is known than that it is there; it is cut if it is empty."""
-    found = path.stat()
-    return RankFile(path, rank, part, "listed" if found.st_size else "cut", found.st_size, found.st_mtime)
+    return RankFile(path, rank, part, "read" if read else "listed" if only_listed else "seen", size, modified)
 
 
 def _look(path: Path) -> Fault | None:
