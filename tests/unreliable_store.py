@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import ssl
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -91,8 +92,8 @@ def _kind(method: str, headers: dict[str, str]) -> str:
 
 
 @contextmanager
-def proxy_of(behind: str, host: str = "127.0.0.1") -> Iterator[Proxy]:
-    """Yield a proxy in front of a server."""
+def proxy_of(behind: str, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None) -> Iterator[Proxy]:
+    """Yield a proxy in front of a server; it speaks TLS where a context is given."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -124,7 +125,8 @@ def proxy_of(behind: str, host: str = "127.0.0.1") -> Iterator[Proxy]:
             pass  # a client that has given up
 
     with Server((host, 0), Handler) as server:
-        proxy = Proxy(f"http://{host}:{server.server_port}", behind)
+        server.socket = tls.wrap_socket(server.socket, server_side=True) if tls else server.socket
+        proxy = Proxy(f"http{'s' if tls else ''}://{host}:{server.server_port}", behind)
         thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         try:

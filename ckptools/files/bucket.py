@@ -49,8 +49,6 @@ _REQUEST = re.compile(
 )
 """What obstore's errors begin with: the request, with its address."""
 
-_NOWHERE = "redirect without LOCATION"
-
 
 class Bucket(RemoteStore):
     """A bucket, or a container of Azure.
@@ -146,16 +144,26 @@ class Bucket(RemoteStore):
 
     def _told(self, error: Exception, kind: type[RemoteError] = RemoteError) -> RemoteError:
         """An error of the store in one line."""
-        if self._proxy.refused and _REFUSED.search(str(error)):
-            there = printable(self._proxy.refused.netloc)
-            hint = f"if the bucket is there, name it by {ENDPOINTS[self._scheme][0]}"
-            return RemoteError(f"the store redirects to another host, {there}; that is not followed: {hint}")
-        if _NOWHERE in str(error):
-            hint = "; is AWS_REGION the bucket's?" if self._scheme == "s3" else ""
-            return RemoteError(f"the store redirects without saying where to{hint}")
+        if reason := self._redirected(str(error)):
+            return RemoteError(reason)
         if _denied(error):
             return kind(f"access denied by the store ({_code(error)}); check the credentials", errno.EACCES)
         return kind(f"the store does not answer as it should: {_code(error) or _first_line(error)}")
+
+    def _redirected(self, error: str) -> str:
+        """Why a redirect was not followed; "" where that is not what an error says."""
+        if self._proxy.refused and _REFUSED.search(error):
+            there = printable(self._proxy.refused.netloc)
+            hint = f"if the bucket is there, name it by {ENDPOINTS[self._scheme][0]}"
+            return f"the store redirects to another host, {there}; that is not followed: {hint}"
+        if "TooManyRedirects" in error:
+            return "the store redirects more than 10 times"
+        if "error following redirect" in error and "BadScheme" in error:
+            return "the store redirects to a place without TLS; that is not followed"
+        if "redirect without LOCATION" in error:
+            hint = "; is AWS_REGION the bucket's?" if self._scheme == "s3" else ""
+            return f"the store redirects without saying where to{hint}"
+        return ""
 
 
 def _noting(pieces: Iterator[bytes], ended: list[Exception]) -> Iterator[bytes]:

@@ -76,12 +76,12 @@ def _own_server(url: str) -> SplitResult:
     import obstore
     from obstore.store import from_url
 
-    proxy = LocalProxy({})
-    options: Any = {"allow_http": True, "proxy_url": proxy.url}
-    how: Any = {"client_options": options, "retry_config": {"max_retries": 0}, "skip_signature": True}
-    store = from_url(url, **how)
-    with proxy, suppress(Exception):  # of obstore: it is refused
-        obstore.head(store, "key")
+    with LocalProxy({}) as proxy:
+        options: Any = {"allow_http": True, "proxy_url": proxy.url}
+        how: Any = {"client_options": options, "retry_config": {"max_retries": 0}, "skip_signature": True}
+        store = from_url(url, **how)
+        with suppress(Exception):  # of obstore: it is refused
+            obstore.head(store, "key")
     if proxy.refused is None:
         raise RemoteError("obstore asks no proxy, so that its redirects cannot be refused; is there a newer version?")
     return proxy.refused

@@ -12,6 +12,7 @@ from ckptools.cli import app
 from ckptools.files import bucket as buckets
 from ckptools.files import remote_path
 from ckptools.files.remote_store import RemoteError
+from tests.files.certificates import trusted
 from tests.object_store import BUCKET, Bucketful
 from tests.truth import FIXTURES
 from tests.unreliable_store import SEEN, Proxy, proxy_of
@@ -104,6 +105,24 @@ def test_a_redirect_without_a_place_is_told(kind, proxy):
     assert done.exit_code == 3 and done.stderr.endswith(
         "the store redirects without saying where to; is AWS_REGION the bucket's?\n"
     )
+
+
+def test_redirects_in_a_circle_are_told(proxy):
+    proxy.redirects = {"range": (307, "{target}")}
+    done = run("inspect", URL)
+    assert done.exit_code == 3 and done.stderr.endswith(": the store redirects more than 10 times\n")
+
+
+def test_by_tls_a_bucket_is_read_and_a_redirect_to_what_has_none_refused(bucket, tmp_path, monkeypatch):
+    bucket.put(FIXTURES / NAME)
+    monkeypatch.setattr(remote_path, "_stores", {})
+    with proxy_of(bucket.address, tls=trusted(tmp_path, monkeypatch)) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.address)
+        assert run("inspect", URL).exit_code == 0
+        proxy.redirects = {"range": (307, f"{proxy.address}{SIGNED}".replace("https:", "http:"))}
+        done = run("inspect", URL)
+    assert done.exit_code == 3 and "the store redirects to a place without TLS; that is not followed" in done.stderr
+    assert "c0ffee" not in done.stderr
 
 
 def test_an_endpoint_with_a_password_is_not_read_and_not_shown(proxy, monkeypatch):
