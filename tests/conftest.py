@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pytest
+from typer.main import get_command
 
 from ckptools.formats.shared import rank_signs
 
@@ -70,6 +72,14 @@ def inspect_takes_its_time() -> Iterator[None]:
     limit, rank_signs.MAX_SECONDS = rank_signs.MAX_SECONDS, 60.0
     yield
     rank_signs.MAX_SECONDS = limit
+
+
+@pytest.fixture(autouse=True, scope="session")
+def commands_are_made_once() -> Iterator[None]:
+    """`CliRunner` lets typer make all commands from their signatures for each call, as long as many an `inspect` takes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("typer.testing._get_command", functools.cache(get_command))
+        yield
 
 
 def pytest_collectreport(report: pytest.CollectReport) -> None:
