@@ -76,7 +76,7 @@ def inspect_takes_its_time() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def commands_are_made_once() -> Iterator[None]:
-    """`CliRunner` lets typer make all commands from their signatures for each call, as long as many an `inspect` takes."""
+    """`CliRunner` lets typer make all commands from their signatures for each call; many an `inspect` is as short."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("typer.testing._get_command", functools.cache(get_command))
         yield
