@@ -1,15 +1,15 @@
 """`make load`: what big inputs cost. `python -m tests.benchmarks.load scale` prints one section of it.
 
+stores: rank files in a bucket of a local S3 server, by requests and bytes, with 20 ms of latency added to each request.
+
+scale: worlds of 64, 256 and 1,024 ranks and a model of 70 B parameters, by files whose values are holes.
+
 big: against something run in the same minute; most of the time goes into making the inputs.
 
 1,024 rank files     real FSDP1 files of torch's fake process group, one for each rank
 200 MB pickle        one rank of 1,024: torch's ShardedTensors for 580 parameters and their moments, 1.8 million records
 5,000 tensors        one torch.save file
 10 GB sparse file    a safetensors file that is nearly all hole
-
-stores: rank files in a bucket of a local S3 server, by requests and bytes, with 20 ms of latency added to each request.
-
-scale: worlds of 64, 256 and 1,024 ranks and a model of 70 B parameters, by files whose values are holes.
 """
 
 from __future__ import annotations
@@ -183,9 +183,9 @@ class Section:
 
 
 SECTIONS = {
-    "big": Section(make_inputs, against_others, 5),
-    "scale": Section(scale.make, scale.report, 8),
     "stores": Section(stores.make, stores.report, 3),
+    "scale": Section(scale.make, scale.report, 8),
+    "big": Section(make_inputs, against_others, 10),
 }
 
 

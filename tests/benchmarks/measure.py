@@ -53,11 +53,8 @@ def run(command: Sequence[str], watch: bool = False) -> Run:
     if watch:
         Thread(target=_watch, args=(process.pid, files, memory), daemon=True).start()
     assert process.stderr is not None
-    try:
+    with _running(process):
         told = process.stderr.read()
-    except BaseException:  # whoever ends this ends what it has started
-        process.kill()
-        raise
     _, status, usage = os.wait4(process.pid, 0)
     seconds = time.perf_counter() - started
     process.returncode = os.waitstatus_to_exitcode(status)
@@ -65,6 +62,28 @@ def run(command: Sequence[str], watch: bool = False) -> Run:
     if process.returncode:
         raise RuntimeError(f"{' '.join(command)}\n{told.decode(errors='replace')}")
     return Run(seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024, max(files), max(memory))
+
+
+_RUNNING: set[subprocess.Popen[bytes]] = set()
+
+
+@contextmanager
+def _running(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Know of a process, so that whoever ends this one ends it too."""
+    _RUNNING.add(process)
+    try:
+        yield
+    except BaseException:
+        process.kill()
+        raise
+    finally:
+        _RUNNING.discard(process)
+
+
+def _end(number: int, _: object) -> None:
+    for process in _RUNNING:
+        process.kill()
+    sys.exit(128 + number)
 
 
 def _as_installed() -> dict[str, str]:
@@ -154,7 +173,7 @@ def workplace(keep: Path | None) -> Iterator[Path]:
     memory_disk = Path("/dev/shm")
     work = keep or Path(tempfile.mkdtemp(prefix="ckptools-bench-", dir=memory_disk if memory_disk.is_dir() else None))
     work.mkdir(exist_ok=True)
-    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    before = signal.signal(signal.SIGTERM, _end)
     try:
         yield work
     finally:
