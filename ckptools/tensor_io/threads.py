@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from typing import TypeVar
 
 from ckptools.files.remote_path import stores_are_used
@@ -55,15 +55,18 @@ def in_threads(
     # A thread takes items itself: a future for each would take longer than a small tensor does.
     count = min(max(1, threads), len(waiting))
     with defer_interrupts() as interrupted, ThreadPoolExecutor(max(1, count)) as pool:
-        futures = [pool.submit(work_off) for _ in range(count)]
-        pending = set(futures)
+        pending: set[Future[None]] = set()
         failed: BaseException | None = None
-        while pending and not interrupted and failed is None:
-            done, pending = wait(pending, INTERRUPT_SECONDS, FIRST_EXCEPTION)
-            failed = next((f.exception() for f in done if f.exception() is not None), None)
-        waiting.clear()
-        if pending:
-            give_up()
+        try:
+            for _ in range(count):
+                pending.add(pool.submit(work_off))
+            while pending and not interrupted and failed is None:
+                done, pending = wait(pending, INTERRUPT_SECONDS, FIRST_EXCEPTION)
+                failed = next((f.exception() for f in done if f.exception() is not None), None)
+        finally:  # whatever the caller's own handler of a signal raises ends it too
+            waiting.clear()
+            if pending:
+                give_up()
         if failed is not None:
             raise failed
     return [results[number] for number in sorted(results)]

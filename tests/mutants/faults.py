@@ -135,7 +135,8 @@ FAULTS = (
             "            except IndexError:  # another thread took the last one\n                return\n            results[number] = work(item)",
             "                results[number] = work(item)\n            except IndexError:\n                return",
         ),
-        ("        waiting.clear()\n", ""),
+        ("            waiting.clear()\n", ""),
+        ("        finally:  # whatever", "        except Exception:  # whatever"),
     ),
     *_in(
         "checks/difference/tensor_rows.py",

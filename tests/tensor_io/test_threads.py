@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 import threading
 
 import pytest
@@ -50,6 +53,23 @@ def test_when_one_fails_the_others_are_told_to_give_up_and_begin_nothing_more():
     with pytest.raises(IndexError):
         in_threads(work, range(1000), 2, given_up.set)
     assert sorted(begun) == [0, 1]
+
+
+def test_what_a_handler_of_a_signal_raises_ends_the_work_too():
+    begun, given_up = [], threading.Event()
+
+    def work(n: int) -> None:
+        begun.append(n)
+        given_up.wait(1)
+
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    try:
+        with pytest.raises(SystemExit):
+            in_threads(work, range(3), 1, given_up.set)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert begun == [0]
 
 
 def test_a_thread_has_its_buffer_alone_and_gets_it_again():
