@@ -28,7 +28,7 @@ from ckptools.tensor_io.fetch_ahead import Part
 MAX_HEAD = 64 << 10
 """Bytes in front of a tensor's values that are worth remembering; torch writes less than a thousand."""
 
-ENDS = 4 << 10
+ENDS = 2 << 10
 """Bytes in front of a tensor's values, and behind them, that are fetched of an item in a store."""
 
 CRC_AT = 16

@@ -66,17 +66,24 @@ class _Run:
 
     def __init__(self) -> None:
         self.parts: list[Part] = []
-        self._most = 0
+        self._nbytes = 0
+        self._spans: dict[Path, tuple[int, int]] = {}  # of each file what was added last, with what lies close to it
 
     def takes(self, parts: Sequence[Part]) -> bool:
         """Add the parts of an item, if they fit in; of the first one those that do."""
-        more = sum(end - start + NEAR for _, start, end in parts)
-        if self._most + more > WAITING:  # parts close together take less than that; it is reckoned when it matters
-            self._most = sum(end - start for _, start, end in _requests(self.parts))
-            if self._most > WAITING // 2:
-                return False
-        self._most += more
+        spans: dict[Path, tuple[int, int]] = {}
+        more = 0
+        for path, start, end in parts:
+            first, last = spans.get(path) or self._spans.get(path) or (start, start)
+            if start - last > NEAR or first - end > NEAR:
+                first = last = start
+            spans[path] = min(first, start), max(last, end)
+            more += spans[path][1] - spans[path][0] - (last - first)
+        if self.parts and self._nbytes + more > WAITING:
+            return False
         self.parts += parts if more <= WAITING else _first(parts)
+        self._nbytes += more
+        self._spans |= spans
         return True
 
     def fetch(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import shutil
@@ -20,6 +21,9 @@ from tests.object_store import BUCKET, Bucketful, s3_server, settings
 
 CKPTOOLS = [sys.executable, "-m", "ckptools"]
 WORLD = 256
+MATRICES = {f"layers.{n}.weight": (2048, 256) for n in range(50)}
+"""With AdamW's two moments and step counts 200 tensors of the DCP folder; of each matrix a rank has 128 KiB."""
+
 LATENCY = 0.02
 """Seconds that each request takes longer."""
 
@@ -79,7 +83,7 @@ def far_away(address: str) -> Iterator[tuple[str, Distance]]:
 
 
 def make(work: Path) -> None:
-    """Write the rank files of a world, where they are not there yet."""
+    """Write the rank files of a world, and a DCP folder of 8 ranks, where they are not there yet."""
     if not (work / "world").exists():
         print(f"{WORLD} rank files ...", file=sys.stderr)
         new = work / "world.new"
@@ -87,13 +91,21 @@ def make(work: Path) -> None:
         options = ["--simulate-world", str(WORLD), "--ranks", "all", "--tiny", "--steps", "1"]
         run([*CKPTOOLS, "create", str(new), *options])
         new.rename(work / "world")
+    if not (work / "dcp").exists():
+        shapes, new = work / "matrices.json", work / "dcp.new"
+        shapes.write_text(json.dumps(MATRICES))
+        shutil.rmtree(new, ignore_errors=True)
+        options = ["--simulate-world", "8", "--ranks", "all", "--strategy", "fsdp2", "--layout", "dcp"]
+        run([*CKPTOOLS, "create", str(new), *options, "--hollow", str(shapes)])
+        new.rename(work / "dcp")
 
 
 def report(work: Path) -> Iterator[str]:
     """A table of commands: on disk and in the bucket."""
     titles = ("what", "requests", "together", "bytes", "bytes / on disk", "seconds", "on disk", "peak")
     with s3_server() as address, far_away(address) as (far, distance), patch.dict(os.environ, settings(far)):
-        Bucketful(address).put(work / "world")
+        bucket = Bucketful(address)
+        bucket.put(work / "world"), bucket.put(work / "dcp")
         yield from table_as_measured(titles, rows(work, distance))
 
 
@@ -112,6 +124,18 @@ def rows(work: Path, distance: Distance) -> Iterator[tuple[str, ...]]:
     yield row("consolidate to disk", [*CKPTOOLS, *to, str(out), "--force"], "", distance, local, of(here, ["verify"]))
     to_bucket = [*CKPTOOLS, *to, f"s3://{BUCKET}/out.safetensors", "--force"]
     yield row("consolidate to the bucket", to_bucket, "", distance, local, of(here, ["verify"]))
+    yield from dcp_rows(work, distance)
+
+
+def dcp_rows(work: Path, distance: Distance) -> Iterator[tuple[str, ...]]:
+    """Run commands on the DCP folder."""
+    here, nbytes = work / "dcp", sum(path.stat().st_size for path in (work / "dcp").iterdir())
+    to = ["-o", str(work / "out.safetensors"), "--force"]
+    for command, *options in (["inspect"], ["verify"], ["consolidate", "--only", "all", *to]):
+        asked = [*CKPTOOLS, command, *options]
+        read = ckptools.open(here, all_ranks=command != "inspect").cost.nbytes if command != "consolidate" else nbytes
+        local = run([*asked, str(here)])
+        yield row(f"DCP: {command}", asked, f"s3://{BUCKET}/dcp", distance, local, read)
 
 
 def of(here: Path, words: Sequence[str]) -> int:

@@ -963,7 +963,7 @@ FAULTS = (
     *_in(
         "tensor_io/fetch_ahead.py",
         "tensor_io/test_fetch_ahead.py",
-        ("            if self._most > WAITING // 2:\n", "            if False:\n"),
+        ("        if self.parts and self._nbytes + more > WAITING:\n", "        if False:\n"),
         ("parts if more <= WAITING else _first(parts)", "parts"),
         ("if count[shard.box] > 1 for", "for"),
         ("paths[paths.index(path) :]", "[path]"),

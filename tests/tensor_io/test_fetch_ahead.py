@@ -121,3 +121,10 @@ def test_only_regions_that_several_ranks_hold_have_copies():
     tensors = [tensor for _, tensor in tensors_in(ckptools.open(RUN7, all_ranks=True).tree)]
     for tensor in tensors:
         assert len(copies_of(tensor)) == (FILES if not tensor.sharded and tensor.numel else 0)
+
+
+def test_parts_close_together_are_many_of_one_run(fetching):
+    paths = [RemotePath(f"s3://b/{n}") for n in range(256)]
+    parts = [(paths[n % 256], n // 256 * 128, n // 256 * 128 + 4) for n in range(25_600)]
+    runs = list(fetched_runs(range(0, 25_600, 256), lambda n: parts[n : n + 256]))
+    assert len(runs) == len(fetching) == 1 and len(fetching[0]) == 256
