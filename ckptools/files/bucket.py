@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from ckptools.files.bucket_hosts import ENDPOINTS, only_named_hosts
 from ckptools.files.local_proxy import REFUSED as LOCAL_REFUSED
@@ -43,8 +44,16 @@ _CODE = re.compile(r"<Code>(\w+)</Code>|Server returned non-2xx status code: (\d
 _REFUSED = re.compile(f"{LOCAL_REFUSED}|TunnelUnsuccessful")
 """What obstore's errors have where `LocalProxy` did not let a request through."""
 
+_NOT_SENT = "HTTP error: error sending request"
+CAUSES = {
+    "kind: ConnectionRefused": "it refuses the connection",
+    "dns error": "there is no such host",
+    "invalid peer certificate": "its certificate is not trusted",
+}
+"""Why a request was not sent, by what obstore tells its developers."""
+
 _REQUEST = re.compile(
-    r"(Error performing list request: )?Error performing \w+ \S+ in [^\s,]+"
+    r"(Error performing list request: )?Error performing \w+ (?P<url>\S+) in [^\s,]+"
     r"(, after (?P<retries>\d+) retries, max_retries: \d+, retry_timeout: \w+)?\s+- "
 )
 """What obstore's errors begin with: the request, with its address."""
@@ -146,6 +155,8 @@ class Bucket(RemoteStore):
         """An error of the store in one line."""
         if reason := self._redirected(str(error)):
             return RemoteError(reason)
+        if self._proxy.trouble and (_NOT_SENT in str(error) or "407 Proxy" in str(error)):
+            return RemoteError(self._proxy.trouble)
         if _denied(error):
             return kind(f"access denied by the store ({_code(error)}); check the credentials", errno.EACCES)
         return kind(f"the store does not answer as it should: {_code(error) or _first_line(error)}")
@@ -232,8 +243,11 @@ def _first_line(error: Exception) -> str:
     """What an error of obstore begins with; the rest, and the request's address, are for its developers."""
     line = (str(error).strip() or type(error).__name__).splitlines()[0]
     line = re.sub(r"(https?://[^\s?]*)\?\S*", r"\1", line)  # Azure's signatures are in the query
+    cause = next((cause for sign, cause in CAUSES.items() if sign in str(error)), _NOT_SENT)
+    line = line.replace(_NOT_SENT, cause)
     return _REQUEST.sub(_retries, re.sub(r"^Generic \w+ error: ", "", line))[:300]
 
 
 def _retries(request: re.Match[str]) -> str:
-    return f"no answer after {request['retries']} retries: " if request["retries"] else ""
+    host = urlsplit(request["url"]).netloc
+    return f"no answer after {request['retries']} retries from {host}: " if request["retries"] else ""

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
 from ckptools.files.proxies import basic, host_and_port, login
+from ckptools.files.retries import timeout
 
 REFUSED = "421 Misdirected Request"
 """What is answered for other hosts; no store says this, and nobody tries it again."""
@@ -43,11 +44,13 @@ class LocalProxy:
 
     Attributes:
         refused: the server that was refused last, as its scheme, host and port; None while none was.
+        trouble: why the user's proxy passed nothing on when it was asked last; "" where it did.
     """
 
     def __init__(self, ways: Mapping[str, SplitResult]) -> None:
         self._ways = ways
         self.refused: SplitResult | None = None
+        self.trouble = ""
         self._password = os.urandom(16).hex()
         self._server = socket.create_server(("127.0.0.1", 0), backlog=128)
         Thread(target=self._serve, name="local proxy", daemon=True).start()
@@ -85,9 +88,28 @@ class LocalProxy:
             elif way.username and request.headers.get("proxy-authorization") != basic(f"ckptools:{self._password}"):
                 _say(client, "407 Proxy Authentication Required")
             else:
-                with _connected(way) as proxy:
-                    client.settimeout(None)
-                    _pass_on(request, client, proxy, way)
+                self._pass_on(request, client, way)
+
+    def _pass_on(self, request: _Head, client: socket.socket, way: SplitResult) -> None:
+        client.settimeout(None)
+        try:
+            proxy = _connected(way)
+        except OSError:
+            self.trouble = f"the proxy {way.hostname} cannot be reached"
+            raise
+        with proxy:
+            try:
+                answer = _asked(request, client, proxy, way)
+            except (OSError, ValueError):
+                self.trouble = f"the proxy {way.hostname} gives no answer"
+                raise
+            status, is_tunnel = answer.line.split(" ")[1], request.line.startswith("CONNECT ")
+            refused = status == "407" or (is_tunnel and not status.startswith("2"))
+            self.trouble = f"the proxy {way.hostname} lets nothing through: {status}" if refused else ""
+            # Whoever asks again by the same connection would not be looked at.
+            client.sendall(answer.passed_on({} if is_tunnel else CLOSE))
+            proxy.settimeout(None)
+            _relay(client, proxy)
 
 
 class _Head(NamedTuple):
@@ -135,15 +157,15 @@ def _say(client: socket.socket, status: str) -> None:
     client.sendall(f"HTTP/1.1 {status}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode("ascii"))
 
 
-def _pass_on(request: _Head, client: socket.socket, proxy: socket.socket, way: SplitResult) -> None:
+def _asked(request: _Head, client: socket.socket, proxy: socket.socket, way: SplitResult) -> _Head:
+    """What the answer to a request begins with, after all of the request was passed on."""
+    proxy.settimeout(timeout())
     if request.line.startswith("CONNECT "):
         proxy.sendall(request.passed_on(login(way)))
     else:
-        # Whoever asks again by the same connection would not be looked at.
         proxy.sendall(request.passed_on({**login(way), **CLOSE}))
         _copy(client, proxy, int(request.headers.get("content-length", "0")) - len(request.rest))
-        client.sendall(_head(proxy).passed_on(CLOSE))
-    _relay(client, proxy)
+    return _head(proxy)
 
 
 def _copy(client: socket.socket, proxy: socket.socket, length: int) -> None:
@@ -157,7 +179,6 @@ def _copy(client: socket.socket, proxy: socket.socket, length: int) -> None:
 
 def _connected(proxy: SplitResult) -> socket.socket:
     plain = socket.create_connection(host_and_port(proxy), HEAD_SECONDS)
-    plain.settimeout(None)
     if proxy.scheme == "http":
         return plain
     import ssl

@@ -86,6 +86,21 @@ def test_hosts_that_the_user_excludes_are_asked_without_the_proxy(user, store, m
     assert ckptools.open(URL).model and not user.asked
 
 
+@pytest.mark.parametrize(
+    ("environment", "reason"),
+    [
+        ({"HTTP_PROXY": "http://127.0.0.1:9"}, "the proxy 127.0.0.1 cannot be reached"),
+        ({"HTTP_PROXY": "http://me:guess@PROXY"}, "the proxy 127.0.0.1 lets nothing through: 407"),
+        ({"HTTP_PROXY": "", "AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, "127.0.0.1:9: it refuses the connection"),
+    ],
+)
+def test_what_stands_between_us_and_a_bucket_is_named(environment, reason, user, monkeypatch):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value.replace("PROXY", user.address))
+    done = CliRunner().invoke(app, ["inspect", URL])
+    assert done.exit_code == 3 and done.stderr.count("\n") == 1 and reason in done.stderr
+
+
 @pytest.fixture
 def echo() -> Iterator[tuple[str, int]]:
     """A server that sends back what it gets."""

@@ -993,9 +993,10 @@ FAULTS = (
     *_in(
         "files/local_proxy.py",
         "files/test_local_proxy.py",
+        ('refused = status == "407" or', "refused ="),
         ("            elif way.username and ", "            elif False and "),
         ('self._ways.get(server.hostname or "")', "next(iter(self._ways.values()), None)"),
-        ("        client.sendall(_head(proxy).passed_on(CLOSE))\n", ""),
+        ("answer.passed_on({} if is_tunnel else CLOSE)", "answer.passed_on({})"),
         ("        _copy(client, proxy, int(", "        _copy(client, proxy, 0 * int("),
     ),
     *_in(
