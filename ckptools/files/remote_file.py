@@ -31,7 +31,7 @@ BLOCK = 4 << 20
 GAP = 16 << 10
 """Bytes between two ranges that are fetched rather than making a second request."""
 
-MAX_KEPT = 64 << 20
+MAX_KEPT = 32 << 20
 """Bytes that are kept of one file."""
 
 Fetch = Callable[[int, int], bytes]

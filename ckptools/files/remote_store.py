@@ -17,7 +17,7 @@ from threading import RLock
 from ckptools.files.remote_file import Known, RemoteFile
 from ckptools.files.storage import FOLDER, Status
 
-MAX_KEPT = 128 << 20
+MAX_KEPT = 64 << 20
 """Bytes that are kept of all files of a store together; what was opened longest ago goes first."""
 
 

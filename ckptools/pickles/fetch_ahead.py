@@ -26,7 +26,7 @@ THREADS = 16
 LARGEST = 8 << 20
 """Bytes of a record, at most, that is fetched ahead; for a larger one the way to the store is the least."""
 
-WAITING = 32 << 20
+WAITING = 16 << 20
 """Bytes that are fetched and not asked for yet, at most, of all files together."""
 
 

@@ -27,7 +27,7 @@ THREADS = 32
 NEAR = 64 << 10
 """Bytes between two parts that are fetched rather than making a second request; their transfer takes less than that."""
 
-WAITING = 32 << 20
+WAITING = 16 << 20
 """Bytes that are fetched before the first of them is read; a store keeps four times as much."""
 
 T = TypeVar("T")
