@@ -10,6 +10,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from threading import Thread
 from unittest.mock import patch
@@ -105,8 +106,9 @@ def report(work: Path) -> Iterator[str]:
     titles = ("what", "requests", "together", "bytes", "bytes / on disk", "seconds", "on disk", "peak")
     with s3_server() as address, far_away(address) as (far, distance), patch.dict(os.environ, settings(far)):
         bucket = Bucketful(address)
-        bucket.put(work / "world"), bucket.put(work / "dcp")
-        yield from table_as_measured(titles, rows(work, distance))
+        bucket.put(work / "world")
+        # A command's peak is never less than this process had when it started it: what is uploaded counts.
+        yield from table_as_measured(titles, chain(rows(work, distance), dcp_rows(work, distance, bucket)))
 
 
 def rows(work: Path, distance: Distance) -> Iterator[tuple[str, ...]]:
@@ -124,11 +126,11 @@ def rows(work: Path, distance: Distance) -> Iterator[tuple[str, ...]]:
     yield row("consolidate to disk", [*CKPTOOLS, *to, str(out), "--force"], "", distance, local, of(here, ["verify"]))
     to_bucket = [*CKPTOOLS, *to, f"s3://{BUCKET}/out.safetensors", "--force"]
     yield row("consolidate to the bucket", to_bucket, "", distance, local, of(here, ["verify"]))
-    yield from dcp_rows(work, distance)
 
 
-def dcp_rows(work: Path, distance: Distance) -> Iterator[tuple[str, ...]]:
-    """Run commands on the DCP folder."""
+def dcp_rows(work: Path, distance: Distance, bucket: Bucketful) -> Iterator[tuple[str, ...]]:
+    """Upload the DCP folder, and run commands on it."""
+    bucket.put(work / "dcp")
     here, nbytes = work / "dcp", sum(path.stat().st_size for path in (work / "dcp").iterdir())
     to = ["-o", str(work / "out.safetensors"), "--force"]
     for command, *options in (["inspect"], ["verify"], ["consolidate", "--only", "all", *to]):
