@@ -183,9 +183,9 @@ class Section:
 
 
 SECTIONS = {
-    "stores": Section(stores.make, stores.report, 3),
-    "scale": Section(scale.make, scale.report, 8),
-    "big": Section(make_inputs, against_others, 10),
+    "stores": Section(stores.make, stores.report, 2),
+    "scale": Section(scale.make, scale.report, 2),
+    "big": Section(make_inputs, against_others, 12),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import signal
 import statistics
@@ -28,7 +29,8 @@ class Run:
     Attributes:
         seconds: wall time.
         cpu: seconds of the processor, which tell more where others use the machine too.
-        peak: largest resident memory in bytes, as the kernel counted it.
+        peak: largest resident memory in bytes, as the kernel counted it; where this process has had more itself, as it
+            was seen every 5 ms, for the kernel lets a process begin with the peak of whoever starts it.
         files: most files that it was seen to have open; 0 unless it was watched.
         peak_of_all: most resident memory in bytes that it and the processes that it started were seen to have
             together; what they share counts for each. 0 unless it was watched.
@@ -49,9 +51,8 @@ def run(command: Sequence[str], watch: bool = False) -> Run:
     """
     started = time.perf_counter()
     process = subprocess.Popen(command, env=_as_installed(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    files, memory = [0], [0]
-    if watch:
-        Thread(target=_watch, args=(process.pid, files, memory), daemon=True).start()
+    seen = _Seen()
+    Thread(target=_watch, args=(process.pid, seen, watch), daemon=True).start()
     assert process.stderr is not None
     with _running(process):
         told = process.stderr.read()
@@ -61,7 +62,18 @@ def run(command: Sequence[str], watch: bool = False) -> Run:
     process.stderr.close()
     if process.returncode:
         raise RuntimeError(f"{' '.join(command)}\n{told.decode(errors='replace')}")
-    return Run(seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024, max(files), max(memory))
+    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    peak = usage.ru_maxrss * 1024 if usage.ru_maxrss > own else seen.peak
+    return Run(seconds, usage.ru_utime + usage.ru_stime, peak, seen.files, seen.peak_of_all)
+
+
+@dataclass
+class _Seen:
+    """What was seen of a process so far: as in `Run`."""
+
+    files: int = 0
+    peak: int = 0
+    peak_of_all: int = 0
 
 
 _RUNNING: set[subprocess.Popen[bytes]] = set()
@@ -91,13 +103,21 @@ def _as_installed() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
-def _watch(pid: int, files: list[int], memory: list[int]) -> None:
-    """Count the descriptors of a process, and the memory of its family, often, until it is gone."""
-    with suppress(OSError):
-        while count := len(os.listdir(f"/proc/{pid}/fd")):  # noqa: PTH208 – a Path for each would cost more
-            files.append(count)
-            memory.append(_resident(pid))
-            time.sleep(0.01)
+def _watch(pid: int, seen: _Seen, closely: bool) -> None:
+    """Look at the peak of a process until it is gone; closely: at its descriptors and its family's memory too."""
+    with suppress(OSError, StopIteration):
+        while True:
+            seen.peak = max(seen.peak, high_water(pid))
+            if closely:
+                seen.files = max(seen.files, len(os.listdir(f"/proc/{pid}/fd")))  # noqa: PTH208 – a Path each costs more
+                seen.peak_of_all = max(seen.peak_of_all, _resident(pid))
+            time.sleep(0.005)
+
+
+def high_water(pid: int | str = "self") -> int:
+    """Largest resident memory in bytes of a process since it began its program. Source: proc(5), `VmHWM`."""
+    status = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return 1024 * int(next(line.split()[1] for line in status if line.startswith("VmHWM:")))
 
 
 def _resident(pid: int) -> int:

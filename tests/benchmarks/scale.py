@@ -24,8 +24,9 @@ SHAPES = {f"layers.{n}.weight": (2048, 8) for n in range(50)}
 LLAMA_RANKS = 64
 
 STAGES = """
-import json, resource, sys, time
+import json, sys, time
 import ckptools
+from tests.benchmarks.measure import high_water
 laps, begun = [], time.perf_counter()
 def lap():
     global begun
@@ -36,8 +37,7 @@ ck = ckptools.open(sys.argv[1], all_ranks=True); lap()
 assert ck.verify().ok; lap()
 planned = ck.consolidate(sys.argv[1] + ".pt", only="all", dry_run=True).planned
 copies = sum(1 for _ in planned.copies); lap()
-memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-print(json.dumps({"seconds": laps, "copies": copies, "memory": memory}))
+print(json.dumps({"seconds": laps, "copies": copies, "memory": high_water()}))
 """
 
 
