@@ -929,7 +929,7 @@ FAULTS = (
     *_in(
         "files/remote_file.py",
         "files/test_remote_file.py",
-        ("found.end > place else None", "found.end >= place else None"),
+        ("found.end > place else None", "found.end > place + 1 else None"),
         ("min([*self._starts[after : after + 1], end])", "end"),
         ("            if own is not None and own.end >= piece.end:\n", "            if False:\n"),
         ("self._pieces[self._starts[first]].end <= piece.end:", "False:"),
