@@ -20,7 +20,8 @@ DOCS = Path(__file__).parent.parent / "docs"
 TRAINING = DOCS / "training.md"
 
 MASKS = (
-    (r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", "DATE"),
+    # Of files that were written in one second one time is told, of others two.
+    (r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d( \.\. \d\d\d\d-\d\d-\d\d \d\d:\d\d:\d\d)?", "DATE"),
     (r"\b\d+(\.\d+)? m?s\b", "TIME"),
     (r"\b\d+(\.\d+)? [KMG]iB/s\b", "SPEED"),
     (r"(?<=loss )\d+\.\d+", "LOSS"),

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ckptools.contents.rank_leaves import rank_leaves
-from ckptools.contents.value_digests import Content, content_of, joined
+from ckptools.contents.value_digests import Content, content_of, joined, parts_of_value
 from ckptools.files.opening import OpenFiles
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.rows import Rows
@@ -21,6 +21,7 @@ from ckptools.model.shown import StreamRow
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath
 from ckptools.model.values import NumpyArray
+from ckptools.tensor_io.fetch_ahead import fetched
 from ckptools.training_state.sections import Section, sections_of_kind, stream_of
 
 MAX_STATE = 64 << 20
@@ -112,10 +113,13 @@ def _is_state(value: object) -> bool:
 def states_in(leaves: Iterable[StateLeaf], files: OpenFiles) -> ByRank:
     """What the state of one generator is by whose it is, made of all its pieces."""
     pieces: dict[Owner, list[Content]] = {}
-    for leaf in leaves:
-        rank = leaf.rank if isinstance(leaf.rank, int) else None
-        pieces.setdefault(leaf.rank, []).append(content_of(leaf.value, files, rank, MAX_STATE))
+    for leaf in fetched(leaves, lambda leaf: parts_of_value(leaf.value, _rank(leaf), MAX_STATE)):
+        pieces.setdefault(leaf.rank, []).append(content_of(leaf.value, files, _rank(leaf), MAX_STATE))
     return {owner: joined(contents) for owner, contents in pieces.items()}
+
+
+def _rank(leaf: StateLeaf) -> int | None:
+    return leaf.rank if isinstance(leaf.rank, int) else None
 
 
 def stream_rows(ck: Checkpoint, names: Iterable[str]) -> Rows[StreamRow]:

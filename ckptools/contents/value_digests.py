@@ -17,9 +17,10 @@ from typing import Any, NamedTuple
 from ckptools.contents.leaves import LONG, MAX_BITS, is_brief, is_plain
 from ckptools.errors import CkptoolsError
 from ckptools.files.opening import OpenFiles
-from ckptools.model.tensor import Tensor
+from ckptools.model.tensor import Shard, Tensor
 from ckptools.model.values import Global, Lost, NumpyArray, Opaque, scalar
 from ckptools.tensor_io.coverage import cover_problem
+from ckptools.tensor_io.fetch_ahead import Part, parts_of_all
 from ckptools.tensor_io.stream import shard_bytes, tensor_bytes
 from ckptools.text import clip, plural, shape
 
@@ -154,7 +155,7 @@ def _tensor(tensor: Tensor, files: OpenFiles, rank: int | None, most: int) -> It
     if tensor.nbytes > most:
         raise _UnknownError(f"a tensor of {tensor.nbytes} bytes outside of model and optimizer")
     yield _tagged(b"t", f"{tensor.dtype} {list(tensor.shape)}")
-    own = [s for s in tensor.found if rank is not None and s.rank == rank and s.box.sizes == tensor.shape]
+    own = _own(tensor, rank)
     if own:
         yield shard_bytes(own[0], files)
         return
@@ -164,8 +165,25 @@ def _tensor(tensor: Tensor, files: OpenFiles, rank: int | None, most: int) -> It
     yield from map(bytes, tensor_bytes(once(tensor), tensor.dtype, files))
 
 
+def _own(tensor: Tensor, rank: int | None) -> list[Shard]:
+    """What a rank holds of a tensor that it has for itself; nothing where nobody in particular has it."""
+    return [s for s in tensor.found if rank is not None and s.rank == rank and s.box.sizes == tensor.shape]
+
+
+def parts_of_value(value: Any, rank: int | None = None, most: int = MAX_SMALL) -> list[Part]:
+    """What `content_of` reads for a value that is a tensor itself; nothing for any other."""
+    if not isinstance(value, Tensor) or value.nbytes > most:
+        return []
+    return parts_of_all(_own(value, rank)[:1] or once(value).shards)
+
+
 NUMBERS = {"float32": "<f", "float64": "<d", "int32": "<i", "int64": "<q"}
 """Dtypes of step counters, as `struct` has them."""
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a tensor of one element of a common dtype, such as a step counter."""
+    return isinstance(value, Tensor) and value.numel == 1 and value.dtype in NUMBERS
 
 
 def number_in(tensor: Tensor, files: OpenFiles) -> Any:
@@ -174,7 +192,7 @@ def number_in(tensor: Tensor, files: OpenFiles) -> Any:
     Raises:
         ReadError: its file cannot be read.
     """
-    if tensor.numel != 1 or tensor.dtype not in NUMBERS or cover_problem(tensor, "") is not None:
+    if not is_number(tensor) or cover_problem(tensor, "") is not None:
         return tensor
     copies = {shard_bytes(shard, files) for shard in tensor.found if shard.box.numel}
     return struct.unpack(NUMBERS[tensor.dtype], copies.pop())[0] if len(copies) == 1 else tensor

@@ -142,8 +142,18 @@ def fetched_in_threads(
 
 def copies_of(tensor: Tensor) -> list[Part]:
     """What comparing the copies that ranks hold of a tensor's regions reads."""
-    count = Counter(shard.box for shard in tensor.found)
-    return [part for shard in tensor.found if count[shard.box] > 1 for part in parts_of(shard)]
+    return copies_among(tensor.found)
+
+
+def copies_among(shards: Sequence[Shard]) -> list[Part]:
+    """What comparing those of some shards reads that are of one region."""
+    count = Counter(shard.box for shard in shards)
+    return [part for shard in shards if count[shard.box] > 1 for part in parts_of(shard)]
+
+
+def parts_of_all(shards: Iterable[Shard]) -> list[Part]:
+    """What reading some shards reads."""
+    return [part for shard in shards for part in parts_of(shard)]
 
 
 def parts_of(shard: Shard) -> Iterator[Part]:

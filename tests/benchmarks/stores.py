@@ -120,6 +120,10 @@ def rows(work: Path, distance: Distance) -> Iterator[tuple[str, ...]]:
         asked = [*CKPTOOLS, command, *options]
         local = run([*asked, str(here / path)])
         yield row(" ".join(filter(None, words)), asked, f"{there}/{path}".rstrip("/"), distance, local, of(here, words))
+    digests = ["diff", "--hash", str(work / "digests.json"), "--force"]
+    for what, command, *options in (("stats", "stats"), ("diff --hash", *digests)):
+        asked = [*CKPTOOLS, command, *options]
+        yield row(what, asked, there, distance, run([*asked, str(here)]), of(here, [command]))
     out = work / "out.safetensors"
     local = run([*CKPTOOLS, "consolidate", str(here), "-o", str(out), "--force"])
     to = ["consolidate", there, "-o"]

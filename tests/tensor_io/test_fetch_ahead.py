@@ -7,10 +7,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 import ckptools
+from ckptools.checks.difference.digest_file import write_digest_file
+from ckptools.cli import app
 from ckptools.files.bucket import Bucket
-from ckptools.files.remote_file import LARGE
+from ckptools.files.remote_file import LARGE, RemoteFile
 from ckptools.files.remote_path import RemotePath
 from ckptools.model.regions import Box
 from ckptools.model.tree import tensors_in
@@ -55,6 +58,23 @@ def test_verify_asks_once_for_each_file(far, requests):
 
 def test_verify_deep_asks_once_for_each_file(far, requests):
     assert ckptools.verify(far, deep=True).ok and len(requests) == FILES
+
+
+def test_digests_ask_for_nothing_that_was_not_fetched(far, requests, monkeypatch, tmp_path):
+    monkeypatch.setattr(RemoteFile, "_brought", lambda *_: pytest.fail("a request of its own"))
+    write_digest_file(far, tmp_path / "digests.json", force=False)
+    assert FILES <= len(requests) <= 3 * FILES
+
+
+def test_values_that_are_compared_are_fetched(far, requests, monkeypatch):
+    monkeypatch.setattr(RemoteFile, "_brought", lambda *_: pytest.fail("a request of its own"))
+    found = ckptools.diff(far, ckptools.open(RUN7, all_ranks=True), values=True, every_byte=True)
+    assert found.same and FILES <= len(requests) <= 4 * FILES
+
+
+def test_figures_of_all_tensors_ask_a_few_times_for_each_file(bucket, requests):
+    done = CliRunner().invoke(app, ["stats", bucket.put(RUN7)])
+    assert done.exit_code == 0 and len(requests) <= 5 * FILES
 
 
 @pytest.mark.parametrize("dtype", [None, "bfloat16"])

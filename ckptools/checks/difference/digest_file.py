@@ -13,7 +13,7 @@ from typing import Any
 
 from ckptools.checks.difference.held_keys import contents_of
 from ckptools.checks.difference.sides import Contents, HeldGroup, HeldTensor, HeldValue
-from ckptools.checks.difference.tensor_digests import nbytes_of, sha256_of
+from ckptools.checks.difference.tensor_digests import nbytes_of, parts_of, sha256_of
 from ckptools.checks.difference.tensor_rows import is_sha256
 from ckptools.cluster.team import current
 from ckptools.contents.value_digests import Content
@@ -66,7 +66,8 @@ def write_digest_file(
         contents = contents_of(ck, files)
         held = list(contents.tensors.values())
         count = thread_count(jobs)
-        digests = in_ranks(lambda one: sha256_of(one, files, progress or not_told), held, count, nbytes_of)
+        telling = progress or not_told
+        digests = in_ranks(lambda one: sha256_of(one, files, telling), held, count, nbytes_of, reads=parts_of)
     for one, text in zip(held, digests, strict=True):
         sha256, problem = (text, "") if is_sha256(text) else ("", text)
         contents.tensors[one.identity] = one._replace(sha256=sha256, problem=problem, tensor=None)

@@ -10,7 +10,7 @@ from ckptools.contents.entries import Entry, entries_of
 from ckptools.contents.random_states import generator_leaves, holds_state, random_states
 from ckptools.contents.rank_leaves import RankLeaf, rank_leaves
 from ckptools.contents.sharding import placement, sharding_rows
-from ckptools.contents.value_digests import MAX_SMALL, Content, content_of, number_in
+from ckptools.contents.value_digests import MAX_SMALL, Content, content_of, is_number, number_in, parts_of_value
 from ckptools.errors import ReadError
 from ckptools.files.opening import OpenFiles
 from ckptools.model.checkpoint import Checkpoint
@@ -18,6 +18,7 @@ from ckptools.model.difference import Side, Subject
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import fqn_of
 from ckptools.tensor_io.coverage import cover_problem
+from ckptools.tensor_io.fetch_ahead import Part, fetched, parts_of_all
 from ckptools.text import few, plural
 from ckptools.training_state.optimizers import Optimizer, optimizers_of
 from ckptools.training_state.rank_own import is_own
@@ -61,7 +62,7 @@ class _Keys:
 
     def add(self) -> None:
         """Add all of them."""
-        for entry in entries_of(self.ck):
+        for entry in fetched(entries_of(self.ck), _parts_of_number):
             if entry.kind == "optimizer" and _is_setting(entry):
                 continue
             if entry.kind in ("model", "optimizer"):
@@ -161,7 +162,8 @@ class _Keys:
         if rank is None and isinstance(value, Tensor) and value.nbytes > MAX_SMALL:
             self._tensor(identity, name, "other tensors", value, None)
         else:
-            contents = {leaf.rank: content_of(leaf.value, self.files, leaf.rank) for leaf in leaves}
+            ahead = fetched(leaves, lambda leaf: parts_of_value(leaf.value, leaf.rank))
+            contents = {leaf.rank: content_of(leaf.value, self.files, leaf.rank) for leaf in ahead}
             self._value(identity, name, _subject(section, leaves[0]), contents)
 
     def _generators(self) -> None:
@@ -194,6 +196,11 @@ class _Keys:
         for optimizer in self.optimizers.values():
             if optimizer.naming.note:
                 yield f"{optimizer.name}: {optimizer.naming.note}"
+
+
+def _parts_of_number(entry: Entry) -> list[Part]:
+    """What is read of a step counter: every rank's."""
+    return parts_of_all(entry.value.found) if is_number(entry.value) else []
 
 
 def _problem(tensor: Tensor, name: str) -> str:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ckptools.checks.difference.sides import HeldTensor
-from ckptools.checks.difference.tensor_values import copies_differ
+from ckptools.checks.difference.tensor_values import copies_differ, read_for_digest
 from ckptools.contents.value_digests import once
 from ckptools.errors import CkptoolsError
 from ckptools.files.opening import OpenFiles
 from ckptools.tensor_io.digests import tensor_digest
+from ckptools.tensor_io.fetch_ahead import Part
 
 OWN_COPIES = "ranks hold different copies of it (verify names them)"
 
@@ -26,6 +27,11 @@ def sha256_of(held: HeldTensor, files: OpenFiles, progress: Callable[[int, str],
         return str(error)
     progress(held.tensor.nbytes, held.name)
     return digest
+
+
+def parts_of(held: HeldTensor) -> list[Part]:
+    """What taking its digest reads; nothing where that is there."""
+    return [] if held.tensor is None else read_for_digest(held.tensor)
 
 
 def nbytes_of(held: HeldTensor) -> int:

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from ckptools.checks.difference.measures import Tolerance
 from ckptools.checks.difference.plain_values import NUMBERED
 from ckptools.checks.difference.sides import HeldTensor
-from ckptools.checks.difference.tensor_digests import nbytes_of, sha256_of
+from ckptools.checks.difference.tensor_digests import nbytes_of, parts_of, sha256_of
 from ckptools.checks.difference.tensor_values import Measured, compare_tensors
 from ckptools.dtypes import short
 from ckptools.files.opening import OpenFiles
 from ckptools.model.difference import DIFFERENT, TensorDifference, Verdict
 from ckptools.model.tensor import Tensor
+from ckptools.tensor_io.fetch_ahead import Part
 from ckptools.tensor_io.progress import Progress, not_told
 from ckptools.tensor_io.shared_work import in_ranks
 from ckptools.text import plural, shape
@@ -166,13 +167,13 @@ def _hashed(pairs: Sequence[Pair], which: Sequence[int], how: Reading) -> dict[i
         assert a is not None and b is not None
         return sha256_of(a, how.files, how.progress), sha256_of(b, how.files, how.progress)
 
-    return dict(
-        zip(
-            which,
-            in_ranks(work, which, how.threads, lambda n: sum(nbytes_of(one) for one in pairs[n] if one)),
-            strict=True,
-        )
-    )
+    def nbytes(n: int) -> int:
+        return sum(nbytes_of(one) for one in pairs[n] if one)
+
+    def reads(n: int) -> list[Part]:
+        return [part for one in pairs[n] if one for part in parts_of(one)]
+
+    return dict(zip(which, in_ranks(work, which, how.threads, nbytes, reads=reads), strict=True))
 
 
 def _by_digest(row: TensorDifference, a: str, b: str) -> TensorDifference:

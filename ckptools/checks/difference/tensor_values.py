@@ -18,6 +18,7 @@ from ckptools.files.opening import OpenFiles
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Shard, Source, Tensor
 from ckptools.tensor_io.bands import bands_of
+from ckptools.tensor_io.fetch_ahead import Part, copies_among, parts_of_all
 from ckptools.tensor_io.progress import Progress, not_told
 from ckptools.tensor_io.replicas import differing_boxes
 from ckptools.tensor_io.shared_work import in_ranks
@@ -88,7 +89,11 @@ def compare_tensors(
         progress: called with bytes read and the tensor they are of.
     """
     made = [_Pair(name, (a, b)) for name, a, b in pairs]
-    unequal = in_ranks(lambda pair: _copies_differ(pair, files, every_byte), made, threads, _nbytes)
+
+    def copies(pair: _Pair) -> list[Part]:
+        return [part for tensor in pair.tensors for part in copies_among(_unsure(tensor, every_byte))]
+
+    unequal = in_ranks(lambda pair: _copies_differ(pair, files, every_byte), made, threads, _nbytes, reads=copies)
     for pair, odd in zip(made, unequal, strict=True):
         _settle_copies(pair, odd)
     regions = [region for n, pair in enumerate(made) for region in _regions(n, pair, every_byte)]
@@ -96,7 +101,11 @@ def compare_tensors(
     def work(region: _Region) -> Measures | str:
         return _measured(region, made[region.pair], files, tolerance, progress)
 
-    for region, result in zip(regions, in_ranks(work, regions, threads, lambda one: one.box.numel), strict=True):
+    def reads(region: _Region) -> list[Part]:
+        return parts_of_all((*region.a, *region.b))
+
+    results = in_ranks(work, regions, threads, lambda one: one.box.numel, reads=reads)
+    for region, result in zip(regions, results, strict=True):
         _note(made[region.pair], region, result)
     return [pair.found for pair in made]
 
@@ -154,11 +163,20 @@ def copies_differ(tensor: Tensor, files: OpenFiles, every_byte: bool = False) ->
     Raises:
         ReadError: a file cannot be read.
     """
+    return bool(differing_boxes(_unsure(tensor, every_byte), files))
+
+
+def read_for_digest(tensor: Tensor) -> list[Part]:
+    """What telling whether the copies of a tensor differ, and taking the digest of one of each, reads."""
+    return [*copies_among(_unsure(tensor, every_byte=False)), *parts_of_all(once(tensor).shards)]
+
+
+def _unsure(tensor: Tensor, every_byte: bool) -> list[Shard]:
+    """The shards of regions of which no stated checksum tells whether the copies are equal."""
     groups: dict[Box, list[Shard]] = {}
     for shard in tensor.found:
         groups.setdefault(shard.box, []).append(shard)
-    unsure = [g for g in groups.values() if every_byte or not all(stated_alike(g[0], s) for s in g)]
-    return bool(differing_boxes([s for g in unsure for s in g], files))
+    return [s for g in groups.values() if every_byte or not all(stated_alike(g[0], s) for s in g) for s in g]
 
 
 def stated_alike(a: Shard, b: Shard) -> bool:

@@ -17,6 +17,7 @@ from ckptools.model.regions import Box
 from ckptools.model.tensor import Shard, Tensor
 from ckptools.tensor_io.bands import bands_of
 from ckptools.tensor_io.elements import BAND
+from ckptools.tensor_io.fetch_ahead import Part, parts_of_all
 from ckptools.tensor_io.progress import Progress
 from ckptools.tensor_io.read import fill, raw_dtype
 
@@ -63,7 +64,11 @@ def _meeting(box: Box, shards: dict[Box, Shard]) -> tuple[Shard, ...]:
     """The shards that hold some of a region; one of the same region alone."""
     if box in shards:
         return (shards[box],)
-    return tuple(shard for at, shard in shards.items() if not box.sizes or at.intersect(box))
+    return tuple(shard for at, shard in shards.items() if _meet(at, box))
+
+
+def _meet(a: Box, b: Box) -> bool:
+    return not b.sizes or a.intersect(b) is not None
 
 
 def _covers(box: Box, shards: Sequence[Shard]) -> bool:
@@ -100,7 +105,10 @@ def over_regions(
             collecting.add(box, [_numbers(box, shards, files) for shards in region.shards])
         return collecting.result()
 
-    read_parts(parts, read, found, names, jobs, progress)
+    def reads(region: Region) -> list[Part]:
+        return parts_of_all(shard for shards in region.shards for shard in shards if _meet(shard.box, region.box))
+
+    read_parts(parts, read, reads, found, names, jobs, progress)
     return found
 
 

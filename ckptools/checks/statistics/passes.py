@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from threading import Event
@@ -13,9 +13,10 @@ from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import ReadError
 from ckptools.files.opening import OpenFiles
 from ckptools.model.tensor import Source
+from ckptools.tensor_io import fetch_ahead
 from ckptools.tensor_io.elements import Piece, bands_of, pieces_of
 from ckptools.tensor_io.progress import Progress
-from ckptools.tensor_io.read import Raw
+from ckptools.tensor_io.read import Raw, extent
 from ckptools.tensor_io.shared_work import in_ranks
 from ckptools.tensor_io.threads import thread_count
 
@@ -111,13 +112,19 @@ def over(
                 collecting.add(band)
         return collecting.result(piece.times)
 
-    read_parts(pieces, read, found, [array.name for array in arrays], jobs, progress)
+    read_parts(pieces, read, _bytes_of, found, [array.name for array in arrays], jobs, progress)
     return found
+
+
+def _bytes_of(piece: Piece) -> list[fetch_ahead.Part]:
+    source = piece.source
+    return [(source.path, source.offset, source.offset + extent(source))]
 
 
 def read_parts(
     parts: Sequence[tuple[int, Part]],
     read: Callable[[int, Part, OpenFiles, Event], Result],
+    reads: Callable[[Part], Iterable[fetch_ahead.Part]],
     found: Sequence[Found[Result]],
     names: Sequence[str],
     jobs: int | None,
@@ -128,6 +135,7 @@ def read_parts(
     Args:
         parts: what is read, each with the number of its row.
         read: the result of a part of the row of a number; it ends early once the event is set.
+        reads: what of which files that takes.
         found: of each row, what takes its results.
         names: of each row, for `progress`.
         jobs: threads.
@@ -146,7 +154,8 @@ def read_parts(
         return result, ""
 
     with OpenFiles() as files:
-        results = in_ranks(one, parts, thread_count(jobs), lambda part: part[1].nbytes, given_up.set)
+        threads = thread_count(jobs)
+        results = in_ranks(one, parts, threads, lambda p: p[1].nbytes, given_up.set, lambda p: reads(p[1]))
     for (number, part), (result, problem) in zip(parts, results, strict=True):
         found[number].take(result, problem, part.nbytes)
 
