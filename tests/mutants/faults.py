@@ -972,6 +972,11 @@ FAULTS = (
         ("fetched(entries_of(self.ck), _parts_of_number)", "entries_of(self.ck)"),
     ),
     *_in(
+        "contents/random_states.py",
+        "tensor_io/test_fetch_ahead.py",
+        ("fetched(leaves, lambda leaf: parts_of_value(leaf.value, _rank(leaf), MAX_STATE))", "leaves"),
+    ),
+    *_in(
         "checks/statistics/passes.py",
         "tensor_io/test_fetch_ahead.py",
         (", lambda p: reads(p[1]))", ")"),

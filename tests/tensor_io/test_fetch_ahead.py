@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
@@ -64,6 +65,16 @@ def test_digests_ask_for_nothing_that_was_not_fetched(far, requests, monkeypatch
     monkeypatch.setattr(RemoteFile, "_brought", lambda *_: pytest.fail("a request of its own"))
     write_digest_file(far, tmp_path / "digests.json", force=False)
     assert FILES <= len(requests) <= 3 * FILES
+
+
+def test_what_each_rank_has_for_itself_is_fetched(bucket, requests, monkeypatch, tmp_path):
+    for rank in range(3):
+        held = {"model": {"w": torch.ones(3)}, "buffer": torch.full((50_000,), float(rank)), "step": 1}
+        torch.save(held, tmp_path / f"rank{rank}.pt")
+    far = ckptools.open(bucket.put(tmp_path), all_ranks=True)
+    monkeypatch.setattr(RemoteFile, "_brought", lambda *_: pytest.fail("a request of its own"))
+    found = write_digest_file(far, tmp_path / "digests.json", force=False)
+    assert len({content.digest for value in found.values.values() for content in value.contents.values()} - {""}) > 3
 
 
 def test_values_that_are_compared_are_fetched(far, requests, monkeypatch):
