@@ -37,13 +37,7 @@ def _all_equal(copies: Sequence[Shard], files: OpenFiles) -> bool:
     sources = list(dict.fromkeys(shard.source for shard in copies if shard.source is not None))
     if not all(source.contiguous for source in sources):
         return all(_equal(copies[0], other, files) for other in copies[1:])
-    nbytes = copies[0].box.numel * ITEMSIZE[sources[0].dtype] if len(sources) > 1 else 0
-    for at in range(0, nbytes, CHUNK):
-        n = min(CHUNK, nbytes - at)
-        first = _read(sources[0], at, n, files)
-        if any(_read(other, at, n, files) != first for other in sources[1:]):
-            return False
-    return True
+    return len(sources) < 2 or _equal_bytes(sources, copies[0].box.numel * ITEMSIZE[sources[0].dtype], files)
 
 
 def _read(source: Source, at: int, nbytes: int, files: OpenFiles) -> bytes:
@@ -55,16 +49,16 @@ def _equal(a: Shard, b: Shard, files: OpenFiles) -> bool:
     if a.source is None or b.source is None or a.source == b.source:
         return True
     if a.source.contiguous and b.source.contiguous:
-        return _equal_bytes(a.source, b.source, a.box.numel * ITEMSIZE[a.source.dtype], files)
+        return _equal_bytes([a.source, b.source], a.box.numel * ITEMSIZE[a.source.dtype], files)
     from ckptools.tensor_io.read import read_shard
 
     return read_shard(a, files).tobytes() == read_shard(b, files).tobytes()
 
 
-def _equal_bytes(a: Source, b: Source, nbytes: int, files: OpenFiles) -> bool:
-    with files.open(a.path) as left, files.open(b.path) as right:
-        for at in range(0, nbytes, CHUNK):
-            n = min(CHUNK, nbytes - at)
-            if left.read(a.offset + at, n) != right.read(b.offset + at, n):
-                return False
+def _equal_bytes(sources: Sequence[Source], nbytes: int, files: OpenFiles) -> bool:
+    for at in range(0, nbytes, CHUNK):
+        n = min(CHUNK, nbytes - at)
+        first = _read(sources[0], at, n, files)
+        if any(_read(other, at, n, files) != first for other in sources[1:]):
+            return False
     return True
