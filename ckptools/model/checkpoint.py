@@ -23,14 +23,26 @@ class Fact(NamedTuple):
         value: the value, or None when nothing tells.
         sources: what says so, such as `("file name", "state.timestamp.batch")`.
         agree: False when the sources contradict each other.
+        at_least: whether it may be more than the value, which is all that the sources prove.
     """
 
     value: Any
     sources: tuple[str, ...] = ()
     agree: bool = True
+    at_least: bool = False
+
+    @property
+    def words(self) -> str:
+        """The value for people: `4`, `at least 2`."""
+        return f"at least {self.value}" if self.at_least else str(self.value)
+
+    @property
+    def exact(self) -> Any:
+        """The value; None where it may be more."""
+        return None if self.at_least else self.value
 
     def _told(self) -> str:
-        return f"{self.value}: {few(self.sources) or 'nothing tells'}{'' if self.agree else '; CONTRADICTED'}"
+        return f"{self.words}: {few(self.sources) or 'nothing tells'}{'' if self.agree else '; CONTRADICTED'}"
 
 
 @displayed
@@ -141,6 +153,7 @@ class Checkpoint:
         names_given: names for optimizer state that is keyed by number, which the user told.
         rounded: fp32 copies that round to weights if the layout that was found is right; verify and consolidate look.
         in_parts: whether ranks' files hold parameters of their own, such as stages of a pipeline.
+        text_keys: whether its format makes a text of every key of a dict, so that 1 and "1" look the same in it.
         stated_versions: of what wrote it, as files beside it state them, by where: `config.json.transformers_version`.
         options: how it was opened, so that it can be opened again with all ranks.
         worked_out: what was worked out of it once, by name: its sections, its optimizers.
@@ -168,6 +181,7 @@ class Checkpoint:
     names_given: GivenNames | None = field(default=None, repr=False, compare=False)
     rounded: tuple[Rounded, ...] = field(default=(), repr=False)
     in_parts: bool = False
+    text_keys: bool = False
     stated_versions: Mapping[str, str] = field(default_factory=dict, repr=False)
     options: Any = field(default=None, repr=False, compare=False)
     worked_out: dict[str, Any] = field(init=False, default_factory=dict, repr=False, compare=False)

@@ -87,6 +87,7 @@ class CheckpointBuilder:
         names_given: GivenNames | None = None,
         rounded: Iterable[Rounded] = (),
         in_parts: bool = False,
+        text_keys: bool = False,
         stated_versions: Mapping[str, str] | None = None,
     ) -> Checkpoint:
         """The checkpoint, with what was found and what opening it cost; see `Checkpoint` for what is given."""
@@ -113,6 +114,7 @@ class CheckpointBuilder:
             names_given=names_given,
             rounded=tuple(rounded),
             in_parts=in_parts,
+            text_keys=text_keys,
             stated_versions=stated_versions or {},
         )
 

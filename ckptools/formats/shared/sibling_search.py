@@ -6,7 +6,10 @@ step or an epoch do not differ. They are the rank files of one checkpoint
 
 - where one number is the rank, or one more: a rank that is not here is then known by its name;
 - or where there is just one of every rank, all tell the same step and world, and the numbers count as ranks do on
-  nodes: one is the rank, or two are the node and the place on it.
+  nodes: one is the rank, or two are the node and the place on it;
+- or where a number behind a word that counts steps (`checkpoint_3.pt`) is the rank that every one of the files says.
+
+A rank may have several files beside each other, one for each item that was saved: `model_3.pt`, `optimizer_3.pt`.
 
 Everything else is left alone: who knows better can name the files, or their pattern.
 """
@@ -23,6 +26,7 @@ from typing import NamedTuple
 from ckptools.errors import ReadError
 from ckptools.formats.shared.pickle_signs import Signs, signs_in
 from ckptools.formats.shared.rank_checks import UNNAMED
+from ckptools.formats.shared.rank_items import with_items
 from ckptools.formats.shared.rank_names import RankName
 from ckptools.formats.shared.rank_signs import MAX_RANKS
 from ckptools.pickles import reader
@@ -65,7 +69,9 @@ def siblings_by_content(path: Path, saved: Saved, follow_symlinks: bool = False)
         return []
     search = _Search(path, world, follow_symlinks)
     numbered = max((search.numbered(column) for column in columns(path)), key=len, default=[])
-    return numbered if len(numbered) >= world else search.one_of_each(numbered)
+    found = numbered if len(numbered) >= world else search.one_of_each(numbered)
+    counted = (search.numbered(column, every_file=True) for column in step_columns(path))
+    return with_items(found or max(counted, key=len, default=[]), saved.tree, world, follow_symlinks)
 
 
 def are_of_one(files: Sequence[Path]) -> bool:
@@ -81,11 +87,20 @@ def are_of_one(files: Sequence[Path]) -> bool:
 
 def columns(path: Path) -> Iterator[Column]:
     """Yield the numbers of a path that may be a rank."""
+    return (column for column, counts_steps in _numbers(path) if not counts_steps)
+
+
+def step_columns(path: Path) -> Iterator[Column]:
+    """Yield the numbers of a file's name that stand behind a word such as `checkpoint`, which counts steps."""
+    return (column for column, counts_steps in _numbers(path) if counts_steps and column.level == 0)
+
+
+def _numbers(path: Path) -> Iterator[tuple[Column, bool]]:
+    """Each number of a path, with whether the word before it counts steps."""
     for level, part in enumerate(_parts(path)):
         steps = [found.span() for found in TELLS_STEP.finditer(part)]
         for found in NUMBER.finditer(part):
-            if not any(start <= found.start() < end for start, end in steps):
-                yield Column(level, *found.span())
+            yield Column(level, *found.span()), any(start <= found.start() < end for start, end in steps)
 
 
 def _parts(path: Path) -> list[str]:
@@ -106,16 +121,22 @@ class _Search:
         self._path, self._absolute, self._world, self._follow = path, path.absolute(), world, follow_symlinks
         self._signs: dict[Path, Signs | None] = {}
 
-    def numbered(self, column: Column) -> list[RankName]:
-        """The files that differ in one number, where that is the rank, or one more."""
+    def numbered(self, column: Column, every_file: bool = False) -> list[RankName]:
+        """The files that differ in one number, where that is the rank, or one more.
+
+        Args:
+            column: where the number stands.
+            every_file: believe it only where every file says so, and all tell the same step.
+        """
         files = sorted((int(seen[0]), file) for file, seen in self._matching([column]))
         numbers = [number for number, _ in files]
         some = files[:: max(1, len(files) // MAX_RANKS)]
         for first in (0, 1):
             distinct = len(set(numbers)) == len(numbers) > 1
             if distinct and first <= numbers[0] and numbers[-1] < self._world + first:
-                signs = [(number - first, self._signs_of(file)) for number, file in some]
-                if _are_ranks([(rank, sign) for rank, sign in signs if sign is not None], self._world):
+                read = [(number - first, self._signs_of(file)) for number, file in some]
+                signs = [(rank, sign) for rank, sign in read if sign is not None]
+                if _are_ranks(signs, self._world) and (not every_file or _all_say_so(signs)):
                     return [self._spelled(column, number, file, first) for number, file in files]
         return []
 
@@ -226,6 +247,12 @@ def _are_ranks(found: list[tuple[int, Signs]], world: int) -> bool:
         return swapped or (right > 1 and 2 * right >= len(found))
     places = [sign.place for _, sign in found]
     return len(places) > 1 and all(places) and all(one < following for one, following in pairwise(places))
+
+
+def _all_say_so(found: Sequence[tuple[int, Signs]]) -> bool:
+    """Whether every file says the rank that is supposed, or a place of its own, and all tell the same step."""
+    one_step = len({sign.shared for _, sign in found}) == 1
+    return one_step and all(sign.rank in (None, rank) and (sign.place or sign.rank == rank) for rank, sign in found)
 
 
 def _place(sign: Signs) -> tuple[int, ...]:

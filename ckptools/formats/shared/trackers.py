@@ -4,10 +4,12 @@
     latest_checkpointed_iteration.txt   Megatron, verl: a number, or the word `release`
     last_checkpoint                     detectron2, mmengine: the name of a file
     latest-rank0.pt                     Composer: a link to a file of the newest
+    LATEST, LATEST.txt                  NeMo Automodel: a link to a folder; where links are not possible, its name
 
 What it holds is data from a stranger: only a plain name of something in the same folder is followed.
 Source: deepspeed/runtime/engine.py (`_save_checkpoint`), megatron/training/checkpointing.py, verl's
-`checkpoint_manager.py`, detectron2's `checkpoint/detection_checkpoint.py` (fvcore), composer's `checkpoint_saver.py`.
+`checkpoint_manager.py`, detectron2's `checkpoint/detection_checkpoint.py` (fvcore), composer's `checkpoint_saver.py`,
+nemo_automodel's components/checkpoint/lifecycle.py.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ from ckptools.files.opening import File, reading
 from ckptools.model.values import describe_for_error
 from ckptools.training_state.steps import step_in
 
-FILES = ("latest", "latest_checkpointed_iteration.txt", "last_checkpoint")
-LINK = re.compile(r"(?:latest|last)(?![A-Za-z]).*", re.DOTALL)
+FILES = ("latest", "latest_checkpointed_iteration.txt", "last_checkpoint", "LATEST.txt")
+LINK = re.compile(r"(?:latest|last|LATEST)(?![A-Za-z]).*", re.DOTALL)
 MAX_TRACKER = 4096
 """Bytes; what is longer names no file."""
 

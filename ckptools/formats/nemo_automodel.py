@@ -1,0 +1,323 @@
+"""NeMo Automodel: `epoch_0_step_5/` with a folder each for model and optimizer, and what its recipe keeps beside them.
+
+    model/                              safetensors shards of DCP with `.hf_metadata/`, a DCP, or a PEFT adapter
+    model/consolidated/                 the same model exported, by default of the last step only
+    optim/                              a DCP: `optim`, flattened and keyed by name, and `sched`
+    rng/rng_global_rank_{R}.pt          of each rank; before 0.5 `rng/rng_dp_rank_{D}.pt`
+    dataloader/dataloader_dp_rank_{D}.pt    of each data-parallel rank
+    {NAME}/                             a DCP of anything else that is sharded, such as an average of the weights
+    step_scheduler.pt, losses.json      from rank 0, as is `config.yaml`, which is not read
+    .incomplete                         until all of it is written
+
+The shards do not say how large their tensors are; the moments of the optimizer do, so that a lost last rank is known,
+and `.hf_metadata/fqn_to_file_index_mapping.json` lists every name. The folders open by themselves too.
+
+Source: nemo_automodel/recipes/base_recipe.py (`save_checkpoint`), components/checkpoint/checkpointing.py, lifecycle.py,
+addons.py and stateful_wrappers.py of 0.7.0; checked on a checkpoint of it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ckptools.errors import ReadError, UnsafePathError
+from ckptools.files.json_file import read_json
+from ckptools.files.opening import reading
+from ckptools.formats import dcp, dcp_safetensors, hugging_face, torch_file
+from ckptools.formats.dcp.composite import Parts, is_dcp
+from ckptools.formats.dcp.files import METADATA, looks_like_dcp
+from ckptools.formats.dcp.folder import PLANNED
+from ckptools.formats.options import Options
+from ckptools.formats.shared.companions import Companion, CompanionFiles
+from ckptools.formats.shared.file_status import Fault
+from ckptools.formats.shared.fsdp1 import optimizers
+from ckptools.formats.shared.shapes import Shapes
+from ckptools.model.checkpoint import Checkpoint, Fact, ModuleOrder, RankFile
+from ckptools.model.problems import Code, Problem
+from ckptools.model.regions import Ints
+from ckptools.model.tensor import Tensor
+from ckptools.text import few, plural
+from ckptools.training_state.module_order import SORTED
+from ckptools.training_state.optimizers import nested
+from ckptools.training_state.sections import is_optimizer
+
+NAME = "nemo_automodel"
+READS = "NeMo Automodel: a step folder with model/, optim/ (DCP), and the states of RNG and data loader of each rank"
+KNOWN_BY = "a folder with model/ or optim/ that is called epoch_0_step_5, or has losses.json or model/.hf_metadata"
+
+MODEL, OPTIM, CONSOLIDATED = "model", "optim", "consolidated"
+HF_METADATA = ".hf_metadata"
+FQNS = "fqn_to_file_index_mapping.json"
+LOSSES = "losses.json"
+INCOMPLETE = ".incomplete"
+SCHEDULER = "step_scheduler"
+STEP = re.compile(r"epoch_\d+_step_\d+")
+OF_A_PART = re.compile(r"\.(?:safetensors|distcp|metadata)$")
+OF_A_RANK = re.compile(r"(?P<key>.+)_(?P<kind>global|dp)_rank_(?P<rank>\d{1,7})\.pt", re.DOTALL)
+
+
+def detect(path: Path) -> bool:
+    """A step folder of NeMo Automodel, or a file in it."""
+    return _root(path) is not None
+
+
+def _root(path: Path) -> Path | None:
+    """The step folder that a path is, or that a file lies in."""
+    if path.is_dir():
+        return path if _is_step(path) else None
+    above = path.parent
+    ranked = OF_A_RANK.fullmatch(path.name)
+    of_a_part = above.name in (MODEL, OPTIM) and OF_A_PART.search(path.name)
+    if of_a_part or (ranked and ranked["key"] == above.name):
+        above = above.parent
+    elif path.suffix != ".pt" and path.name != LOSSES:
+        return None
+    return above if path.is_file() and _is_step(above) else None
+
+
+def _is_step(folder: Path) -> bool:
+    model, optim = folder / MODEL, folder / OPTIM
+    if not model.is_dir() and not optim.is_dir():
+        return False
+    named = STEP.fullmatch(folder.absolute().name) is not None
+    if not (named or (folder / LOSSES).is_file() or (model / HF_METADATA).is_dir()):
+        return False
+    return (optim.is_dir() and looks_like_dcp(optim)) or (model.is_dir() and _holds_weights(model))
+
+
+def _holds_weights(model: Path) -> bool:
+    inside = (model, model / CONSOLIDATED)
+    return looks_like_dcp(model) or dcp_safetensors.detect(model) or any(p.is_dir() and _is_hf(p) for p in inside)
+
+
+def _is_hf(folder: Path) -> bool:
+    return hugging_face.detect(folder) and not dcp_safetensors.detect(folder)
+
+
+def read(path: Path, options: Options) -> Checkpoint:
+    """Open a step folder, or the one that a file lies in.
+
+    Raises:
+        ReadError: no part of it can be read.
+        UnsafePathError: a part is a link out of the folder.
+    """
+    folder = _root(path) or path
+    if options.only_this_file and not path.is_dir():
+        return _alone(path, options)
+    return _Opening(folder, options).checkpoint()
+
+
+def _alone(path: Path, options: Options) -> Checkpoint:
+    """One file of a step folder, by what reads such a file."""
+    if dcp_safetensors.detect(path):
+        return dcp_safetensors.read(path, options)
+    if dcp.detect(path):
+        return dcp.read(path, options)
+    return torch_file.read(path, options) if torch_file.detect(path) else hugging_face.read(path, options)
+
+
+class _Opening:
+    """The steps of opening one checkpoint, with what they find on the way."""
+
+    def __init__(self, folder: Path, options: Options) -> None:
+        self.folder, self.options = folder, options
+        self.parts = Parts(NAME, folder, options)
+        self.problems = self.parts.problems
+        self.saved_as = ""
+        self.order: ModuleOrder = PLANNED
+
+    def checkpoint(self) -> Checkpoint:
+        """Put everything together; the optimizer is read first, for it tells shapes of the model."""
+        others = Parts(NAME, self.folder, self.options)
+        self._add_dcp(others, self.folder / OPTIM)
+        states = self._rank_states()
+        world = self._world_size(others, states)
+        self._add_model(_shapes(others.tree), world.value)
+        self.parts.add_parts(others)
+        self._add_rest(states, world.value)
+        if not self.parts.tree:
+            raise ReadError(self.folder, f"no part of it can be read: {few([p.message for p in self.problems])}")
+        if STEP.fullmatch(self.folder.name) and SCHEDULER not in self.parts.tree:
+            text = f"no file {SCHEDULER}.pt, which says where training goes on"
+            self.problems.append(Problem(Code.FILE_MISSING, text, severity="warning"))
+        if (self.folder / INCOMPLETE).exists():
+            text = f"{INCOMPLETE} is here, which is removed when all of it is written: the save was interrupted"
+            self.problems.append(Problem(Code.MODEL_PART_MISSING, text, severity="warning"))
+        return self.parts.checkpoint(f"NeMo Automodel, {self.saved_as or 'no model'}", world, self.order)
+
+    # -- model and optimizer
+
+    def _add_dcp(self, parts: Parts, folder: Path, key: str | None = None) -> None:
+        """Add a DCP folder, with its own tops or as `key`; a problem where it is not here or cannot be read."""
+        if not folder.is_dir():
+            text = f"no folder {folder.name}, which every save of the recipe writes"
+            self.problems.append(Problem(Code.FILE_MISSING, text, None, folder.name))
+        elif not is_dcp(folder):
+            text = f"no file {folder.name}/{METADATA}, which alone tells what the .distcp files there hold"
+            self.problems.append(Problem(Code.FILE_MISSING, text, None, folder.name))
+        else:
+            try:
+                parts.add_dcp(folder, key) if key else parts.add_dcp_at_top(folder)
+            except UnsafePathError:
+                raise
+            except ReadError as error:
+                fault = Fault.of(error, folder / METADATA)
+                self.problems.append(fault.problem(f"{folder.name}/{METADATA}", None, folder.name))
+
+    def _add_model(self, shapes: Mapping[str, Ints], world: int) -> None:
+        folder = self.folder / MODEL
+        exported = folder / CONSOLIDATED
+        if folder.is_dir() and not _holds_weights(folder):
+            self.problems.append(Problem(Code.FILE_MISSING, f"the folder {MODEL} holds no weights", None, MODEL))
+        elif not folder.is_dir() or looks_like_dcp(folder):
+            self._add_dcp(self.parts, folder, MODEL)
+            self.saved_as = f"DCP folders, {self.parts.writer}"
+        elif dcp_safetensors.detect(folder):
+            self._add_shards(folder, shapes, world)
+        else:
+            self._add_other(folder if _is_hf(folder) else exported)
+            return
+        if exported.is_dir() and _is_hf(exported):
+            text = f"{MODEL}/{CONSOLIDATED} is not read: an export of the same model; open it by its name"
+            self.problems.append(Problem(Code.NOT_READ, text, files=(CONSOLIDATED,)))
+
+    def _add_shards(self, folder: Path, shapes: Mapping[str, Ints], world: int) -> None:
+        """Add safetensors shards, and say what of their tensors they lack by what is known of them elsewhere."""
+        self.parts.check_link(folder)
+        made = dcp_safetensors.read(folder, self.options)
+        here = {name: t for name, t in made.tree.items() if isinstance(t, Tensor)}
+        lost = any(f.status != "read" for f in made.files)
+        if shapes.keys() & here.keys() and self.options.shapes is None:
+            behind = lost or world > (made.world_size.value or 0)
+            told = {
+                name: shapes[name] if behind and _goes_on(tensor, shapes[name]) else tensor.shape
+                for name, tensor in here.items()
+                if name in shapes
+            }
+            given = Shapes("the optimizer state", told, {}, SORTED)
+            made = dcp_safetensors.read(folder, replace(self.options, shapes=given))
+        self.parts.add_checkpoint(made, MODEL)
+        self.problems += self._names_lacking(folder, here, set(shapes), lost)
+        self.saved_as, self.order = made.saved_as, made.module_order
+
+    def _names_lacking(self, folder: Path, here: Mapping[str, Any], trained: set[str], lost: bool) -> Iterator[Problem]:
+        """Names that the list beside the shards has and none of them."""
+        path = folder / HF_METADATA / FQNS
+        if not path.is_file():
+            if lost:
+                text = f"shards are missing or damaged, and no file {HF_METADATA}/{FQNS} lists the names in them"
+                yield Problem(Code.MODEL_PART_MISSING, text, None, MODEL)
+            return
+        self.parts.check_link(path)
+        try:
+            listed = read_json(path)
+        except ReadError as error:
+            yield Problem(Code.NOT_READ, f"{HF_METADATA}/{FQNS} {error.reason}", files=(FQNS,))
+            return
+        absent = [name for name in listed if name not in here] if isinstance(listed, dict) else []
+        if absent:
+            text = f"{plural(len(absent), 'tensor')} that {HF_METADATA}/{FQNS} lists are in no shard: {few(absent)}"
+            # A name without moments may be that of a weight that is tied to another, or was not saved on purpose.
+            sure = not trained.isdisjoint(absent)
+            yield Problem(Code.MODEL_PART_MISSING, text, None, MODEL, "error" if sure else "warning")
+
+    def _add_other(self, folder: Path) -> None:
+        self.parts.check_link(folder)
+        made = hugging_face.read(folder, self.options)
+        tree = made.tree if set(made.tree) != {MODEL} else made.tree[MODEL]
+        self.parts.add_checkpoint(replace(made, tree=tree), MODEL)
+        self.saved_as, self.order = made.saved_as, made.module_order
+
+    # -- the rest
+
+    def _rank_states(self) -> dict[str, dict[tuple[str, int], Path]]:
+        """The files of ranks by folder, kind of rank and rank."""
+        found: dict[str, dict[tuple[str, int], Path]] = {}
+        with reading(self.folder):
+            folders = sorted(p for p in self.folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+        for folder in folders:
+            if folder.name in (MODEL, OPTIM):
+                continue
+            with reading(folder):
+                named = [(OF_A_RANK.fullmatch(p.name), p) for p in sorted(folder.iterdir())]
+            files = {(m["kind"], int(m["rank"])): p for m, p in named if m and m["key"] == folder.name}
+            if files:
+                found[folder.name] = files
+            elif looks_like_dcp(folder):
+                found[folder.name] = {}
+        return found
+
+    def _world_size(self, others: Parts, states: Mapping[str, Mapping[tuple[str, int], Path]]) -> Fact:
+        """Ranks that left a file, a DCP file or a shard of their own."""
+        of_global = {
+            key: max(r for k, r in files if k == "global") for key, files in states.items() if ("global", 0) in files
+        }
+        shards = dcp_safetensors.files_in(self.folder / MODEL) if (self.folder / MODEL).is_dir() else []
+        wrote = {*others.writers.ranks, *(file.rank for file in shards)}
+        world = 1 + max([*of_global.values(), *wrote], default=0)
+        sources = tuple(f"{key} files" for key, last in of_global.items() if last + 1 == world)
+        return Fact(world, sources or ("files found",))
+
+    def _add_rest(self, states: Mapping[str, Mapping[tuple[str, int], Path]], world: int) -> None:
+        for key, files in states.items():
+            self.parts.check_link(self.folder / key)
+            if files:
+                self._add_states(key, files, world)
+            else:
+                self._add_dcp(self.parts, self.folder / key, key)
+        with reading(self.folder):
+            files_here = sorted(p for p in self.folder.iterdir() if p.is_file())
+        for path in files_here:
+            if path.suffix == ".pt" or path.name == LOSSES:
+                self.parts.add_file(path, path.stem)
+
+    def _add_states(self, key: str, files: Mapping[tuple[str, int], Path], world: int) -> None:
+        """Add what each rank has for itself, by rank."""
+        found, states = CompanionFiles(), {}
+        kinds = {kind for kind, _ in files}
+        self.options.read_ahead([files[one] for one in sorted(files)])
+        for kind, rank in sorted(files):
+            self.parts.check_link(files[kind, rank])
+            state = found.read(Companion(files[kind, rank], key, rank), self.options)
+            if found.files[-1].status == "read":
+                states[rank if len(kinds) == 1 else f"{kind}_{rank}"] = state
+        found.tree = {key: states} if states else {}
+        for kind in sorted(kinds):
+            ranks = {rank for k, rank in files if k == kind}
+            for rank in _absent(kind, ranks, world):
+                path = self.folder / key / f"{key}_{kind}_rank_{rank}.pt"
+                found.files.append(RankFile(path, rank, key, "missing", 0, None))
+                found.problems.append(Problem(Code.FILE_MISSING, f"no file {key}/{path.name}", rank, key))
+        self.parts.add_companions(found)
+
+
+def _absent(kind: str, ranks: set[int], world: int) -> list[int]:
+    """Ranks without a file: of data-parallel ones there are as many as divide the world."""
+    count = max(ranks) + 1
+    expected = (
+        world if kind == "global" else next((n for n in range(count, world) if world % n == 0), max(count, world))
+    )
+    return [rank for rank in range(min(expected, dcp_safetensors.MAX_RANKS)) if rank not in ranks]
+
+
+def _goes_on(tensor: Tensor, shape: Ints) -> bool:
+    """Whether a tensor is as large as its moments but for one dimension, where it ends early."""
+    if len(shape) != len(tensor.shape) or tensor.kind != "chunks":
+        return False
+    short = [d for d, (n, whole) in enumerate(zip(tensor.shape, shape, strict=True)) if n < whole]
+    same = sum(n == whole for n, whole in zip(tensor.shape, shape, strict=True))
+    return len(short) == 1 and same == len(shape) - 1
+
+
+def _shapes(tree: Mapping[str, Any]) -> Mapping[str, Ints]:
+    """The shapes of the parameters that have moments, by name."""
+    found: dict[str, Ints] = {}
+    for value in tree.values():
+        if is_optimizer(value):
+            shapes = optimizers.shapes_by_name(nested(value), of_dcp=True)
+            found |= dict(shapes.shapes) if shapes else {}
+    return found

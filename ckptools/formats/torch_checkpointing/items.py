@@ -1,0 +1,168 @@
+"""The files of items, and what one of them holds: a rank's tree of an item, its tensors in their places.
+
+A safetensors file has a rank's local tensors under the keys of their paths, joined by dots. Which path a name is, and
+which box of which tensor, only the metadata says. Source: torch_checkpointing/checkpoint_layout.py
+(`SafetensorsSerialization.prepare_tensors_for_save`, `default_torch_layout_info`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ckptools.errors import ReadError
+from ckptools.files.opening import File, reading
+from ckptools.files.safetensors_header import Entry, read_header, source_of
+from ckptools.formats.shared.merge import put
+from ckptools.formats.torch_checkpointing.metadata import METADATA, ItemMetadata, Metadata, Sharding
+from ckptools.model.problems import Code, Problem
+from ckptools.model.regions import Box
+from ckptools.model.tensor import Shard, Source, Tensor, in_rank_order
+from ckptools.model.tree import KeyPath, fqn_of, leaf_at
+from ckptools.model.values import describe_for_error
+from ckptools.text import and_others
+
+FILE = re.compile(r"(?P<item>.+)_(?P<rank>\d{1,7})\.(?P<kind>pt|safetensors|json)", re.DOTALL)
+
+UNPLACED = f"only {METADATA} says which part of which tensor a rank's piece is, and it does not say so here"
+
+
+class ItemFile(NamedTuple):
+    """A file that holds one item of one rank.
+
+    Attributes:
+        path: the file; it may be missing.
+        item: the item's name.
+        rank: whose it is.
+        kind: `pt`, `safetensors`, `json`, or `raw` for bytes that mean nothing here.
+    """
+
+    path: Path
+    item: str
+    rank: int
+    kind: str
+
+
+def parse(path: Path) -> ItemFile | None:
+    """Parse the usual name of an item's file; None when it is none."""
+    found = FILE.fullmatch(path.name)
+    return ItemFile(path, found["item"], int(found["rank"]), found["kind"]) if found else None
+
+
+def named_files(folder: Path, metadata: Metadata | None) -> dict[str, dict[int, ItemFile]]:
+    """By item and rank the files that the metadata names, and those in the folder that are called as items are."""
+    found: dict[str, dict[int, ItemFile]] = {}
+    for name, item in metadata.items.items() if metadata else ():
+        for rank in sorted({*item.ranks(), *item.files}):
+            file, kind = item.files.get(rank, (f"{name}_{rank}.pt", "pt"))
+            found.setdefault(name, {})[rank] = ItemFile(folder / file, name, rank, kind)
+    named = {file.path for files in found.values() for file in files.values()}
+    with reading(folder):
+        here = sorted(folder.iterdir())
+    for parsed in map(parse, here):
+        if parsed is not None and parsed.path not in named and (not metadata or parsed.item not in metadata.items):
+            found.setdefault(parsed.item, {})[parsed.rank] = parsed
+    return {name: dict(sorted(files.items())) for name, files in found.items()}
+
+
+def read_safetensors(path: Path, rank: int, item: ItemMetadata | None, alone: bool) -> tuple[Any, list[str], int]:
+    """A rank's tree of an item in safetensors, what in it contradicts the metadata, and how many bytes were read.
+
+    Args:
+        path: the file.
+        rank: whose it is.
+        item: what the metadata says; None where it says nothing.
+        alone: whether no other rank saved anything.
+
+    Raises:
+        ReadError: it is damaged.
+    """
+    tree: dict[Any, Any] = {}
+    unlike: list[str] = []
+    with File(path) as file:
+        header = read_header(file)
+        shardings = {fqn_of(key): (key, one) for key, one in item.of_rank(rank)} if item else {}
+        for name, entry in header.tensors.items():
+            key, sharding = shardings.get(name, ((name,), None))
+            source = source_of(file, name, entry)
+            why = _misfit(entry, sharding, rank) if sharding else ""
+            unlike += [f"{name} is {why}"] if why else []
+            made = _tensor(sharding, rank, source, bool(why)) if sharding or not alone else _whole(rank, source)
+            if not _put(tree, key, made):
+                raise ReadError(path, f"{describe_for_error(name)} lies inside of another tensor")
+    return tree, unlike, header.size
+
+
+def _misfit(entry: Entry, sharding: Sharding, rank: int) -> str:
+    """How a rank's tensor differs from what it should be; empty where it does not."""
+    expected = sharding.local_shape(rank)
+    if expected is None:
+        fits = all(piece.local.inside(entry.shape) for piece in sharding.pieces(rank))
+    else:
+        fits = expected == entry.shape or not (prod(expected) or prod(entry.shape))
+    if fits and entry.dtype == sharding.dtype:
+        return ""
+    return f"{entry.dtype} {list(entry.shape)}, expected {sharding.dtype} {list(expected or sharding.shape)}"
+
+
+def _tensor(sharding: Sharding | None, rank: int, source: Source, bad: bool) -> Tensor:
+    """A tensor as one rank has it; without its bytes where these do not fit."""
+    if sharding is None:
+        return Tensor(source.shape, source.dtype, (), "unreadable", note=UNPLACED)
+    pieces = sharding.pieces(rank) if not bad else ()
+    shards = tuple(Shard(p.box, rank, source.part(p.local)) for p in pieces if p.box.numel or not p.box.sizes)
+    kind, placements, mesh = sharding.described()
+    return Tensor(sharding.shape, sharding.dtype, shards, kind, placements, mesh)
+
+
+def _whole(rank: int, source: Source) -> Tensor:
+    return Tensor(source.shape, source.dtype, (Shard(Box.whole(source.shape), rank, source),))
+
+
+def _put(tree: dict[Any, Any], path: KeyPath, value: Any) -> bool:
+    """Put a value at a key path, with dicts on the way; whether there was room."""
+    *above, last = path
+    for key in above:
+        tree = tree.setdefault(key, {})
+        if not isinstance(tree, dict):
+            return False
+    return last not in tree and tree.setdefault(last, value) is value
+
+
+def with_absent(tree: Any, item: ItemMetadata, absent: Collection[int]) -> Any:
+    """The merged tree of an item, with the pieces that ranks without a file would have; changed in place."""
+    for path, shardings in item.tensors.items():
+        tensor = leaf_at(tree, path)
+        ranks = [(rank, one) for one in shardings for rank in one.ranks if rank in absent]
+        if not ranks or not isinstance(tensor, Tensor) or tensor.note:
+            continue
+        known = {(shard.rank, shard.box) for shard in tensor.shards}
+        lost = [Shard(piece.box, rank, None) for rank, one in ranks for piece in one.pieces(rank) if piece.box.numel]
+        more = [shard for shard in lost if (shard.rank, shard.box) not in known]
+        tree = put(tree, path, replace(tensor, shards=in_rank_order((*tensor.shards, *more))))
+    return tree
+
+
+def check_against(tree: Any, item: ItemMetadata, rank: int) -> list[str]:
+    """What a rank's tree lacks of what the metadata places on it, or has in another shape or dtype."""
+    wrong: list[str] = []
+    for path, sharding in item.of_rank(rank):
+        found = leaf_at(tree, path)
+        if found is None:
+            wrong.append(f"{fqn_of(path)} is not in it")
+        elif isinstance(found, Tensor) and not found.note:
+            unlike = (found.shape, found.dtype) != (sharding.shape, sharding.dtype)
+            says = f"{found.dtype} {list(found.shape)}, {METADATA} says {sharding.dtype} {list(sharding.shape)}"
+            wrong += [f"{fqn_of(path)} is {says}"] if unlike else []
+    return wrong
+
+
+def contradiction(file: ItemFile, wrong: Sequence[str]) -> Iterator[Problem]:
+    """One problem for all that is wrong with what a file holds."""
+    if wrong:
+        text = f"{file.path.name} is not what {METADATA} says: {wrong[0]}{and_others(len(wrong) - 1)}"
+        yield Problem(Code.LAYOUT_DISAGREES, text, file.rank)

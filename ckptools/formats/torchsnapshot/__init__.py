@@ -1,0 +1,172 @@
+"""torchsnapshot: `.snapshot_metadata`, which lists every value of every rank, and the files that it names.
+
+    .snapshot_metadata              see `manifest`: JSON
+    batched/{UUID}                  the tensors of a rank, back to back
+    {RANK}/{PATH}                   one tensor, or one object by torch.save
+    sharded/{PATH}_{OFFSETS}        a piece of a sharded tensor
+    replicated/{PATH}               what all ranks have; written by one of them
+
+A tensor that is neither sharded nor replicated is each rank's own, as torchsnapshot restores it. Of the model and the
+optimizers the lowest rank's is taken, and so said; elsewhere every rank's is kept.
+
+Source: torchsnapshot/snapshot.py, manifest.py, io_preparer.py, batcher.py of 0.1.0; checked on a snapshot of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ckptools.errors import ReadError
+from ckptools.files.location import check_stays_inside
+from ckptools.formats import torch_file
+from ckptools.formats.options import Options
+from ckptools.formats.shared import rank_checks
+from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder
+from ckptools.formats.shared.copied_files import check_copies
+from ckptools.formats.shared.file_status import file_now
+from ckptools.formats.shared.merge import Merge, put
+from ckptools.formats.torchsnapshot.manifest import METADATA, Manifest, read_manifest
+from ckptools.formats.torchsnapshot.rank_tree import RankTrees
+from ckptools.formats.torchsnapshot.stored_files import StoredFiles
+from ckptools.model.checkpoint import Checkpoint, Fact, ModuleOrder
+from ckptools.model.problems import Code, Problem
+from ckptools.model.tensor import Shard, Tensor, in_rank_order
+from ckptools.model.tree import KeyPath, fqn_of, leaf_at, tensors_in
+from ckptools.tensor_io.coverage import cover_problem
+from ckptools.text import few, plural, spans
+from ckptools.training_state.rank_own import Shared
+from ckptools.training_state.sections import find_sections
+from ckptools.training_state.steps import find_step
+
+NAME = "torchsnapshot"
+READS = "torchsnapshot: a folder with .snapshot_metadata, and the files of tensors and objects that it names"
+KNOWN_BY = ".snapshot_metadata in a folder; any file below it in batched/, sharded/, replicated/ or a rank's folder"
+
+FOLDERS = ("batched", "sharded", "replicated")
+AS_LISTED = ModuleOrder(True, "the manifest keeps the order of a state dict")
+MAX_GAPS = 100
+MAX_LISTED = 1 << 16
+
+
+def detect(path: Path) -> bool:
+    """A folder with the metadata, that file, or a file below the folder."""
+    return _root(path) is not None
+
+
+def _root(path: Path) -> Path | None:
+    """The folder of the snapshot that a path is, or that a file lies in."""
+    if path.is_dir():
+        return path if (path / METADATA).is_file() else None
+    if path.name == METADATA:
+        return path.parent if path.is_file() else None
+    tops = [p for p in path.parents if p.name in FOLDERS or p.name.isdecimal()]
+    above = next((top.parent for top in tops if (top.parent / METADATA).is_file()), None)
+    return above if path.is_file() else None
+
+
+def read(path: Path, options: Options) -> Checkpoint:
+    """Open the snapshot in a folder, or that a file belongs to.
+
+    Raises:
+        ReadError: its metadata cannot be read.
+        UnsafePathError: a file is a link out of the folder.
+    """
+    folder = _root(path) or path.parent
+    if options.only_this_file and not path.is_dir() and path.name != METADATA:
+        return _alone(path, folder, options)
+    return _opened(CheckpointBuilder(NAME, folder), folder, options)
+
+
+def _alone(path: Path, folder: Path, options: Options) -> Checkpoint:
+    """One file of a snapshot: an object can be read without the metadata, tensors cannot."""
+    if not torch_file.detect(path):
+        text = f"is one file of a snapshot, whose {METADATA} alone says what it holds; open the folder {folder}"
+        raise ReadError(path, text)
+    made = torch_file.read(path, options)
+    problem = Problem(Code.ONE_OF_SEVERAL, f"{path.name} is one file of a snapshot, and only this one is read")
+    return replace(made, problems=(problem, *made.problems))
+
+
+def _opened(builder: CheckpointBuilder, folder: Path, options: Options) -> Checkpoint:
+    path = folder / METADATA
+    if not options.follow_symlinks:
+        check_stays_inside(path, folder)
+    manifest = read_manifest(path)
+    files = StoredFiles(folder, options.follow_symlinks)
+    trees, merge = RankTrees(manifest, files, options), Merge()
+    if not manifest.entries:
+        raise ReadError(path, "lists nothing")
+    tree = merge.trees([(rank, trees.of_rank(rank)) for rank in manifest.entries])
+    tree, kept = _of_lowest_rank(_with_lost(tree, trees.lost), trees.own)
+    found = rank_checks.compare_ranks(merge, tree)
+    tensors = list(tensors_in(found.tree))
+    builder.problems += [*_ranks_lacking(manifest), *files.problems(), *trees.problems]
+    builder.add_rank_values(found)
+    builder.unequal |= {key: values for key in kept if len(values := merge.values(key)) > 1}
+    builder.problems += [*_note_on_kept(kept), *rank_checks.check_tensors(tensors), *check_copies(tensors)]
+    builder.problems += _gaps(tensors)
+    builder.add_read(1, manifest.nbytes)
+    builder.add_saved(trees.saved.values())
+    listed = [file_now(path, None, "metadata", "read"), *files.listed()]
+    return builder.checkpoint(
+        name=folder.absolute().name or "checkpoint",
+        saved_as=f"torchsnapshot {manifest.version[:20]}",
+        tree=found.tree,
+        files=sorted(listed, key=lambda f: -1 if f.rank is None else f.rank),
+        world_size=Fact(manifest.world_size, (METADATA,)),
+        step=find_step(folder, find_sections(found.tree)),
+        module_order=AS_LISTED,
+        bytes_expected=sum(file.needed or file.size or 0 for file in files.files.values()) + manifest.nbytes,
+    )
+
+
+def _ranks_lacking(manifest: Manifest) -> Iterator[Problem]:
+    """Ranks of which nothing is listed; each lists its containers at least."""
+    lacking = [rank for rank in range(min(manifest.world_size, MAX_LISTED)) if rank not in manifest.entries]
+    if lacking:
+        text = f"{METADATA} lists nothing of rank {spans(lacking)} of {manifest.world_size}"
+        yield Problem(Code.METADATA_CONTRADICTS, text, lacking[0], ranks=tuple(lacking))
+
+
+def _with_lost(tree: Any, lost: Mapping[KeyPath, Sequence[Shard]]) -> Any:
+    """The merged tree, with the pieces of tensors that lost files have."""
+    for path, shards in lost.items():
+        tensor = leaf_at(tree, path)
+        if isinstance(tensor, Tensor):
+            known = {(shard.rank, shard.box) for shard in tensor.shards}
+            more = [shard for shard in shards if (shard.rank, shard.box) not in known]
+            tree = put(tree, path, replace(tensor, shards=in_rank_order((*tensor.shards, *more))))
+    return tree
+
+
+def _of_lowest_rank(tree: Any, own: Mapping[KeyPath, None]) -> tuple[Any, list[KeyPath]]:
+    """The merged tree, with one rank's tensor where model or optimizer has each rank's own; and where that is."""
+    shared, kept = Shared(find_sections(tree)), []
+    for path in own:
+        tensor = leaf_at(tree, path)
+        if not isinstance(tensor, Tensor) or not shared.holds(path):
+            continue
+        ranks = [shard.rank for shard in tensor.shards if shard.rank is not None]
+        if len(set(ranks)) > 1:
+            tree = put(tree, path, replace(tensor, shards=tensor.on_rank(min(ranks))))
+            kept.append(path)
+    return tree, kept
+
+
+def _note_on_kept(kept: list[KeyPath]) -> Iterator[Problem]:
+    if kept:
+        what = f"{plural(len(kept), 'tensor')} of model and optimizer are each rank's own by {METADATA}"
+        text = f"{what}; the lowest rank's are taken: {few(list(map(fqn_of, kept)), 3)}"
+        yield Problem(Code.KEPT_AS_SAVED, text)
+
+
+def _gaps(tensors: list[tuple[KeyPath, Tensor]]) -> Iterator[Problem]:
+    """Tensors of which not all is here."""
+    found = (cover_problem(t, fqn_of(path)) for path, t in tensors if not t.note and t.kind != "meta")
+    gaps = [problem for problem in found if problem is not None]
+    yield from gaps[:MAX_GAPS]
+    if len(gaps) > MAX_GAPS:
+        yield Problem(Code.TENSOR_GAP, f"{len(gaps) - MAX_GAPS} more tensors have gaps")

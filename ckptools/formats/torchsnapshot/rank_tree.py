@@ -1,0 +1,243 @@
+"""What one rank sees of a snapshot: its containers, values and objects, with its own pieces of tensors.
+
+A rank sees its own entries, and those of rank 0 that are replicated. A tensor that is cut is as large as the pieces of
+all ranks reach; the manifest, which lists them, states no size. Source: torchsnapshot/flatten.py (`inflate`),
+manifest_ops.py (`get_manifest_for_rank`).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ckptools.errors import ReadError, UnsafePathError
+from ckptools.formats.options import Options
+from ckptools.formats.shared.file_status import Fault
+from ckptools.formats.torchsnapshot.manifest import (
+    CONTAINERS,
+    METADATA,
+    PRIMITIVES,
+    SHARDED,
+    EntryError,
+    Manifest,
+    Stored,
+    decoded,
+    encoded,
+    location_of,
+    primitive,
+    shape_of,
+    stored_pieces,
+    stored_tensor,
+)
+from ckptools.formats.torchsnapshot.stored_files import StoredFiles
+from ckptools.model.problems import Code, Problem
+from ckptools.model.regions import Box, Ints, contiguous_strides
+from ckptools.model.tensor import Shard, Source, Tensor
+from ckptools.model.tree import KeyPath, fqn_of
+from ckptools.model.values import Lost, Opaque, describe_for_error
+from ckptools.pickles.reader import Saved
+from ckptools.pickles.tensors import WHY_NOT
+from ckptools.text import few, plural
+
+MAX_DEPTH = 150
+"""Containers in containers."""
+
+
+class RankTrees:
+    """Builds every rank's tree of a snapshot.
+
+    Attributes:
+        own: key paths of whole tensors that are not replicated, so that each rank may have its own.
+        lost: by key path the pieces whose files are missing or cut.
+        saved: torch.save files that were read.
+        problems: entries that cannot be used.
+    """
+
+    def __init__(self, manifest: Manifest, files: StoredFiles, options: Options) -> None:
+        self.manifest, self.files, self.options = manifest, files, options
+        self.own: dict[KeyPath, None] = {}
+        self.saved: dict[Path, Saved] = {}
+        self.problems: list[Problem] = []
+        self.lost: dict[KeyPath, list[Shard]] = {}
+        self.reach = self._reaches()
+        self.seen: set[str] = set()
+
+    def _reaches(self) -> dict[str, Ints]:
+        """By logical path how far the pieces of all ranks reach; notes on the way how long their files must be."""
+        found: dict[str, Ints] = {}
+        for entries in self.manifest.entries.values():
+            for path, entry in entries.items():
+                for piece in _pieces(entry):
+                    self.files.expect(piece)
+                    end = piece.box.ends
+                    known = found.setdefault(path, end)
+                    if len(known) == len(end):
+                        found[path] = tuple(map(max, known, end))
+        return found
+
+    def of_rank(self, rank: int) -> dict[str, Any]:
+        """A rank's tree.
+
+        Raises:
+            UnsafePathError: a file is a link out of the folder.
+        """
+        self.seen = set()
+        made: dict[str, Any] = {}
+        for top in self._parts(rank, ""):
+            value = self._value(rank, top, (decoded(top),))
+            if value is not _ABSENT:
+                made[decoded(top)] = value
+        self._check_orphans(rank)
+        return made
+
+    def _parts(self, rank: int, path: str) -> list[str]:
+        """The last parts of the paths in a container that a rank sees."""
+        parts = self.manifest.children[rank].get(path, [])
+        shared = self.manifest.children.get(0, {}).get(path, []) if rank else []
+        more = [p for p in shared if self._entry(rank, f"{path}/{p}" if path else p)[1] is not None]
+        return list(dict.fromkeys([*parts, *more]))
+
+    def _entry(self, rank: int, path: str) -> tuple[int, Mapping[str, Any] | None]:
+        """A rank's entry at a path, or the replicated one of rank 0, with whose it is."""
+        entry = self.manifest.entries[rank].get(path)
+        if entry is None and rank != 0:
+            shared = self.manifest.entries.get(0, {}).get(path)
+            return 0, shared if shared is not None and shared.get("replicated") is True else None
+        return rank, entry
+
+    def _check_orphans(self, rank: int) -> None:
+        """Entries that no container of the rank lists."""
+        orphans = [path for path in self.manifest.entries[rank] if path not in self.seen]
+        if orphans:
+            text = f"{METADATA}: {plural(len(orphans), 'entry', 'entries')} that no container lists: {few(orphans)}"
+            self.problems.append(Problem(Code.METADATA_CONTRADICTS, text, rank))
+
+    def _value(self, rank: int, path: str, at: KeyPath) -> Any:
+        """What is at a path, or `_ABSENT`, and a problem."""
+        whose, entry = self._entry(rank, path)
+        self.seen.add(path)
+        try:
+            if entry is None or len(at) > MAX_DEPTH:
+                raise EntryError("a container lists it, and it has no entry" if entry is None else "nested too deep")
+            if entry["type"] in CONTAINERS:
+                return self._container(rank, path, entry, at)
+            return self._leaf(whose, path, entry, at)
+        except EntryError as error:
+            self.problems.append(Problem(Code.METADATA_CONTRADICTS, f"{METADATA}: {error}", rank, fqn_of(at)))
+            return _ABSENT
+
+    def _container(self, rank: int, path: str, entry: Mapping[str, Any], at: KeyPath) -> Any:
+        if entry["type"] == "list":
+            parts = [part for part in self._parts(rank, path) if part.isdecimal()]
+            items = [self._value(rank, f"{path}/{part}", (*at, int(part))) for part in sorted(parts, key=int)]
+            return [Lost("lost") if value is _ABSENT else value for value in items]
+        keys = entry.get("keys")
+        if not isinstance(keys, list) or not all(isinstance(key, (str, int)) for key in keys):
+            raise EntryError(f"a {entry['type']} without a list of keys")
+        made: dict[Any, Any] = {} if entry["type"] == "dict" else OrderedDict()
+        for key in keys:
+            value = self._value(rank, f"{path}/{encoded(key)}", (*at, key))
+            if value is not _ABSENT:
+                made[key] = value
+        return made
+
+    def _leaf(self, rank: int, path: str, entry: Mapping[str, Any], at: KeyPath) -> Any:
+        kind = entry["type"]
+        if kind in PRIMITIVES:
+            return primitive(entry)
+        if kind == "object":
+            return self._object(rank, location_of(entry), at)
+        if kind == "Tensor":
+            stored = stored_tensor(entry)
+            if entry.get("replicated") is not True:
+                self.own[at] = None
+            return self._saved_tensor(rank, stored, at) if not stored.raw else self._tensor([stored], rank, path, at)
+        if kind in SHARDED:
+            shape = shape_of(entry) if kind == "ChunkedTensor" else self.reach.get(path, ())
+            if kind == "ChunkedTensor" and entry.get("replicated") is not True:
+                self.own[at] = None
+            return self._tensor(stored_pieces(entry), rank, path, at, shape)
+        text = f"its entry is of type {describe_for_error(kind)}, which is unknown"
+        self.problems.append(Problem(Code.TENSOR_NOT_JOINED, text, rank, fqn_of(at), "warning"))
+        return Opaque(f"torchsnapshot.{kind[:40]}")
+
+    def _tensor(self, pieces: list[Stored], rank: int, path: str, at: KeyPath, shape: Ints | None = None) -> Any:
+        """A tensor of raw elements with the pieces that a rank has of it."""
+        first = pieces[0] if pieces else self._first_of_any_rank(path)
+        whole = first.box.sizes if shape is None else shape
+        if any(not piece.raw for piece in pieces):
+            return Tensor(whole, first.dtype, (), "unreadable", note=NOT_RAW)
+        shards = [self._shard(piece, rank, at) for piece in pieces]
+        if whole == () and len(pieces) == 1:  # a 0-d tensor is chunked as a row of one
+            source = shards[0].source
+            shards = [Shard(Box((), ()), rank, source.reshaped(()) if source else None)]
+        cut = shape is not None and [shard.box for shard in shards] != [Box.whole(whole)]
+        return Tensor(whole, first.dtype, tuple(shards), "chunks" if cut else "plain")
+
+    def _first_of_any_rank(self, path: str) -> Stored:
+        """A piece of a tensor of which the rank itself has none."""
+        listed = (entries[path] for entries in self.manifest.entries.values() if path in entries)
+        found = [piece for entry in listed if entry["type"] in SHARDED for piece in stored_pieces(entry)]
+        if not found:
+            raise EntryError("a tensor without any piece")
+        return found[0]
+
+    def _shard(self, piece: Stored, rank: int, at: KeyPath) -> Shard:
+        file = self.files.find(piece.location, rank, fqn_of(at))
+        if not file.is_sound:
+            self.lost.setdefault(at, []).append(Shard(piece.box, rank, None))
+            return self.lost[at][-1]
+        start, end = piece.span or (0, piece.nbytes)
+        sizes = piece.box.sizes
+        source = Source(file.path, start, piece.dtype, sizes, contiguous_strides(sizes), "", (start, end - start))
+        return Shard(piece.box, rank, source)
+
+    def _object(self, rank: int, location: str, at: KeyPath) -> Any:
+        saved = self._read(rank, location, at)
+        return _ABSENT if saved is None else saved.tree
+
+    def _saved_tensor(self, rank: int, stored: Stored, at: KeyPath) -> Any:
+        """A tensor in a torch.save file of its own: of a dtype that numpy does not have."""
+        if stored.serializer != "torch_save" or stored.span is not None:
+            return Tensor(stored.box.sizes, stored.dtype, (), "quantized", note=WHY_NOT["quantized"])
+        saved = self._read(rank, stored.location, at)
+        if saved is None:
+            return Tensor(stored.box.sizes, stored.dtype, (Shard(stored.box, rank, None),))
+        found = saved.tree
+        if not isinstance(found, Tensor) or (found.shape, found.dtype) != (stored.box.sizes, stored.dtype):
+            raise EntryError(f"{stored.location} does not hold {stored.dtype} {list(stored.box.sizes)}")
+        return replace(found, shards=tuple(shard._replace(rank=rank) for shard in found.shards))
+
+    def _read(self, rank: int, location: str, at: KeyPath) -> Saved | None:
+        """What a torch.save file holds; None, and a problem, where it cannot be read."""
+        file = self.files.find(location, rank, fqn_of(at))
+        if file.size is None or file.bad is not None:
+            return None
+        if file.path not in self.saved:
+            try:
+                self.saved[file.path] = self.options.read_file(file.path)
+            except UnsafePathError:
+                raise
+            except ReadError as error:
+                file.bad = Fault.of(error, file.path).problem(location, rank, fqn_of(at))
+                return None
+        return self.saved[file.path]
+
+
+def _pieces(entry: Mapping[str, Any]) -> list[Stored]:
+    """The pieces of raw elements that an entry leads to; what is wrong with one is told where it is read."""
+    try:
+        if entry["type"] in SHARDED:
+            return [piece for piece in stored_pieces(entry) if piece.raw]
+        tensor = stored_tensor(entry) if entry["type"] == "Tensor" else None
+        return [tensor] if tensor is not None and tensor.raw else []
+    except EntryError:
+        return []
+
+
+_ABSENT = object()
+
+NOT_RAW = "pieces of it are in torch.save files of their own, which are not put together"
