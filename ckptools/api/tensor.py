@@ -11,7 +11,7 @@ from ckptools.model import tensor as tensor_data
 from ckptools.model.records import displayed
 from ckptools.model.regions import Box
 from ckptools.model.rows import Rows
-from ckptools.model.tensor import Shard
+from ckptools.model.tensor import UNLISTED, Shard
 from ckptools.model.tree import KeyPath, fqn_of
 from ckptools.model.values import Opaque
 from ckptools.text import clip_middle
@@ -82,6 +82,20 @@ class Tensor(ArrayMethods, tensor_data.Tensor):
         from ckptools.tensor_io import read
 
         return read.to_numpy(self._with_box(Box.whole(self.shape)))
+
+    def dequantize(self) -> torch.Tensor:
+        """Read the values of a quantized tensor as its class computes them; of any other, what `load` reads.
+
+        Raises:
+            NotWholeError, ReadError: as `load`; also where ckptools does not know how the class computes them.
+        """
+        from ckptools.tensor_io import read
+        from ckptools.tensor_io.dequantize import dequantized
+
+        box = Box.whole(self.shape)
+        found = self if self.resolver is None else self.resolver.with_sources(self, self.key, box)
+        loaded: torch.Tensor = read.load(dequantized(found))
+        return loaded
 
     def __getitem__(self, index: Any) -> torch.Tensor:
         """Read a slice as a `torch.Tensor`: only the shards, and only the bytes, that it needs.
@@ -201,7 +215,7 @@ class _Binding:
         if isinstance(tensor, Tensor):
             return tensor
         known = {f.name: getattr(tensor, f.name) for f in fields(tensor)}
-        complete = tensor.shards and all(s.source is not None or s.item is not None for s in tensor.shards)
+        complete = tensor.shards and tensor.kind not in UNLISTED and all(s.is_here for s in tensor.shards)
         return Tensor(**known, resolver=None if complete else self._resolver, key=_key_path(trail))
 
 

@@ -10,10 +10,13 @@ from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.regions import Box, Ints
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import tensors_in
-from ckptools.text import plural
+from ckptools.text import clip, plural, printable
 from ckptools.training_state.sections import sections_of_kind
 
 REPLICATE = "Replicate()"
+
+MAX_CLASS = 40
+"""Characters of the name of a class."""
 
 
 class ShardingRow(NamedTuple):
@@ -57,7 +60,8 @@ def _ways(tensors: list[Tensor], ranks: int | None = None) -> tuple[ShardingRow,
     found: dict[str, list[Tensor]] = {}
     for tensor in tensors:
         on = f" on {len({s.rank for s in tensor.found})} of {ranks} ranks" if ranks and not tensor.sharded else ""
-        found.setdefault(_how(tensor, group) + on, []).append(tensor)
+        stored = f", {_encoded(tensor)}" if tensor.sharded and tensor.encoded_as else ""
+        found.setdefault(_how(tensor, group) + on + stored, []).append(tensor)
     made = [_layout(how, alike, group) for how, alike in found.items()]
     return tuple(sorted(made, key=lambda one: (not one.sharded, -one.tensors)))
 
@@ -68,6 +72,7 @@ def sharding_name(ck: Checkpoint) -> str:
     names = {
         "sharded_tensor": "fsdp1-sharded-tensor",
         "dtensor": "dtensor",
+        "checkpointable": "checkpointable-tensor",
         "chunks": "dcp-chunks",
         "tensor_parallel": "tensor-parallel",
         "flat_pieces": "fsdp1-flat-pieces",
@@ -77,7 +82,7 @@ def sharding_name(ck: Checkpoint) -> str:
 
 def placement(tensor: Tensor) -> str:
     """How one tensor is sharded, in a few words: `dim 0 over 4 ranks`."""
-    return _how(tensor, _group([tensor])) if tensor.sharded else "whole" if tensor.kind == "plain" else tensor.kind
+    return _how(tensor, _group([tensor])) if tensor.sharded else _unsharded(tensor, tensor.kind)
 
 
 def _group(tensors: list[Tensor]) -> int | None:
@@ -119,8 +124,8 @@ def _expected(tensor: Tensor, group: int | None) -> int:
     if tensor.mesh is not None and tensor.placements is not None:
         pairs = zip(tensor.mesh, tensor.placements, strict=False)
         return prod(n for n, placed in pairs if placed != REPLICATE)
-    if tensor.kind == "chunks":
-        return len(_pieces(tensor))  # DCP does not say how many ranks there were
+    if tensor.kind in ("chunks", "checkpointable"):
+        return len(_pieces(tensor))  # nothing says how many ranks there were
     return group or tensor.world_size or len(tensor.shards)
 
 
@@ -129,15 +134,27 @@ def _how(tensor: Tensor, group: int | None) -> str:
         return _placed(tensor.placements or (), tensor.mesh or ())
     if tensor.kind == "flat_pieces":
         return "pieces of flattened parameters"
-    if tensor.kind == "chunks":
-        return f"{_cut(tensor)} in {plural(len(_boxes(tensor)), 'piece')}"
+    if tensor.kind in ("chunks", "checkpointable"):
+        return f"{_cut(tensor)} in {plural(len(_pieces(tensor)), 'piece')}"
     if tensor.kind == "tensor_parallel":
         over = plural(tensor.world_size or len(tensor.shards), "rank")
         return f"pieces of {over}, not joined" if tensor.note else f"{_cut(tensor)} over {over}"
     if tensor.kind == "sharded_tensor":
         world = tensor.world_size or len(tensor.shards)
         return f"{_cut(tensor)} over {f'groups of {group} of {world} ranks' if group else plural(world, 'rank')}"
-    return "whole" if tensor.kind == "plain" else f"{tensor.kind}, without loadable values"
+    return _unsharded(tensor, f"{tensor.kind}, without loadable values")
+
+
+def _unsharded(tensor: Tensor, otherwise: str) -> str:
+    """What a tensor is that is not cut; in words of the caller's where it is of no class."""
+    return "whole" if tensor.kind == "plain" else _encoded(tensor) if tensor.encoded_as else otherwise
+
+
+def _encoded(tensor: Tensor) -> str:
+    """As what a class stores a tensor."""
+    encoded = tensor.encoded_as[0]
+    name = printable(clip(encoded.name.rpartition(".")[2], MAX_CLASS))
+    return f"quantized as {name}" if encoded.coding is not None else f"of class {name}"
 
 
 def _placed(placements: tuple[str, ...], mesh: Ints) -> str:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from math import prod
 
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import ReadError
 from ckptools.model.cover import TangledLayoutError, cover
 from ckptools.model.regions import Box
-from ckptools.model.shown import ShardRow
-from ckptools.model.tensor import Shard, Tensor, in_rank_order
+from ckptools.model.shown import PartRow, ShardRow
+from ckptools.model.tensor import Shard, Source, Tensor, in_rank_order
 from ckptools.tensor_io.dcp_items import with_source
 
 
@@ -33,13 +34,26 @@ def stated_row(shard: Shard, dtype: str = "") -> ShardRow:
         shard: the piece.
         dtype: of the tensor; where it is not given, that of the file, and 0 bytes where no file tells it.
     """
-    file, source = shard.source or shard.item, shard.source
+    file, source, parts = shard.file, next(iter(shard.sources), None), tuple(_parts(shard))
     dtype = dtype or (file.dtype if file else "")
-    nbytes = shard.box.numel * ITEMSIZE[dtype] if dtype else 0
+    nbytes = sum(part.bytes for part in parts) if parts else shard.box.numel * ITEMSIZE[dtype] if dtype else 0
     if file is None:
         return ShardRow(shard.rank, *shard.box, "missing", "", "", None, nbytes, "", "no file here holds it")
-    crc, record = (f"{source.crc:08x}" if source.crc else "", source.record) if source else ("", "")
-    return ShardRow(shard.rank, *shard.box, "here", str(file.path), record, file.offset, nbytes, crc, "")
+    crc, record = (_crc(source), source.record) if source else ("", "")
+    stored_as = shard.encoded.name if shard.encoded is not None else ""
+    row = ShardRow(shard.rank, *shard.box, "here", str(file.path), record, file.offset, nbytes, crc, "")
+    return row._replace(stored_as=stored_as, parts=parts)
+
+
+def _parts(shard: Shard) -> Iterator[PartRow]:
+    for name, source in shard.encoded.parts if shard.encoded is not None else ():
+        per = shard.encoded.per(name) if shard.encoded is not None else ""
+        nbytes = prod(source.shape) * ITEMSIZE[source.dtype]
+        yield PartRow(name, source.dtype, source.shape, per, source.record, source.offset, nbytes, _crc(source))
+
+
+def _crc(source: Source) -> str:
+    return f"{source.crc:08x}" if source.crc else ""
 
 
 def holes(tensor: Tensor, rows: Iterable[ShardRow]) -> tuple[tuple[str, ...], int]:

@@ -51,7 +51,8 @@ def elements(tensor: Tensor, text: str) -> Any:
     """
     import numpy as np
 
-    from ckptools.tensor_io.read import decoded, raw_dtype, read_box
+    from ckptools.tensor_io.numbers import decoded, raw_dtype
+    from ckptools.tensor_io.read import read_box
 
     if tensor.dtype in UNDECODED:
         raise UsageError(None, f"{short(tensor.dtype)} is not decoded; load it with torch")
@@ -77,7 +78,7 @@ def _meeting(tensor: Tensor, box: Box) -> Iterator[Shard]:
     """The shards that have some of a region, each place once, with their sources."""
     known: dict[Box, Shard] = {}
     for shard in tensor.shards:
-        if (shard.source or shard.item) and (not box.sizes or shard.box.intersect(box)):
+        if shard.is_here and (not box.sizes or shard.box.intersect(box)):
             known.setdefault(shard.box, shard)
     yield from map(with_source, known.values())
 

@@ -18,7 +18,7 @@ from ckptools.formats.shared.rank_groups import rank_group
 from ckptools.formats.shared.rank_names import RankName
 from ckptools.model.checkpoint import Checkpoint, RankFile
 from ckptools.model.regions import Box
-from ckptools.model.tensor import Shard, Tensor
+from ckptools.model.tensor import UNLISTED, Shard, Tensor
 from ckptools.model.tree import KeyPath, leaf_at
 from ckptools.pickles.reader import Saved
 
@@ -64,8 +64,9 @@ class Resolver:
             key: its key path in the checkpoint's tree.
             box: the region whose values are asked for.
         """
-        wanted = {s.rank for s in tensor.shards if s.source is None and (not box.sizes or s.box.intersect(box))}
-        if not tensor.shards or None in wanted or len(wanted) > MAX_FILES or (wanted and not self._files_of(tensor)):
+        wanted = {s.rank for s in tensor.shards if not s.was_read and (not box.sizes or s.box.intersect(box))}
+        unlisted = not tensor.shards or tensor.kind in UNLISTED or None in wanted
+        if unlisted or len(wanted) > MAX_FILES or (wanted and not self._files_of(tensor)):
             return self._from_all_ranks(tensor, key)
         for rank in sorted(r for r in wanted if r is not None):
             tensor = self.with_rank(tensor, key, rank)
@@ -143,7 +144,7 @@ def _unchanged(file: RankFile) -> bool:
 
 def _with_shards(tensor: AnyTensor, rank: int, found: tuple[Shard, ...]) -> AnyTensor:
     """The tensor with the shards that a rank's own file has, in place of what is said of them elsewhere."""
-    own = [Shard(s.box, rank, s.source) for s in found]
+    own = [s._replace(rank=rank) for s in found]
     boxes = {s.box for s in own}
-    kept = [s for s in tensor.shards if s.rank != rank and (s.source or s.box not in boxes)]
+    kept = [s for s in tensor.shards if s.rank != rank and (s.was_read or s.box not in boxes)]
     return replace(tensor, shards=(*kept, *own))

@@ -15,6 +15,31 @@ from ckptools.text import clip, clip_middle, few, plural, shape, spans
 
 
 @displayed
+class PartRow(NamedTuple):
+    """What is stored of a piece in the place of its values, and where.
+
+    Attributes:
+        name: what the class calls it, such as `codes`.
+        dtype: torch's name.
+        shape: its sizes.
+        per: how many elements share one of its numbers, in words; "" where each has its own.
+        record: the record of the container.
+        offset: byte offset of its first element in the file.
+        bytes: bytes of its elements.
+        crc: CRC-32 of the whole record; "" where none is stated.
+    """
+
+    name: str
+    dtype: str
+    shape: Ints
+    per: str
+    record: str
+    offset: int
+    bytes: int
+    crc: str
+
+
+@displayed
 class ShardRow(NamedTuple):
     """One rank's piece of a tensor, and where its bytes lie.
 
@@ -29,6 +54,8 @@ class ShardRow(NamedTuple):
         bytes: bytes of its elements.
         crc: CRC-32 of the whole record as the container states it, in hexadecimal; "" where it states none.
         note: why it cannot be read.
+        stored_as: dotted name of the class that stores it in another form than its values; "" for none.
+        parts: what it is stored as then; `record`, `offset` and `crc` are those of the first.
     """
 
     rank: int | None
@@ -41,6 +68,8 @@ class ShardRow(NamedTuple):
     bytes: int
     crc: str
     note: str
+    stored_as: str = ""
+    parts: tuple[PartRow, ...] = ()
 
 
 @displayed

@@ -6,85 +6,32 @@ printed, compared, pickled. Nothing here opens a file, and torch is not needed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from math import prod
-from pathlib import Path
 from typing import Any, Literal, NamedTuple, overload
 
 from ckptools.dtypes import ITEMSIZE, short
 from ckptools.model.records import displayed, to_dict
-from ckptools.model.regions import Box, Ints, contiguous_strides
+from ckptools.model.regions import Box, Ints
+from ckptools.model.source import Coding as Coding
+from ckptools.model.source import Encoded as Encoded
+from ckptools.model.source import Item as Item
+from ckptools.model.source import Seen as Seen
+from ckptools.model.source import Source as Source
 from ckptools.text import clip_middle, plural, shape, size
 
 TensorKind = Literal[
-    "plain", "sharded_tensor", "dtensor", "chunks", "tensor_parallel", "flat_pieces", "meta", "sparse", "quantized",
-    "unreadable",
+    "plain", "sharded_tensor", "dtensor", "checkpointable", "chunks", "tensor_parallel", "flat_pieces", "meta",
+    "sparse", "quantized", "unreadable",
 ]  # fmt: skip
 
+SHARDED = ("sharded_tensor", "dtensor", "checkpointable", "chunks", "tensor_parallel", "flat_pieces")
+"""Kinds of which ranks hold different pieces."""
 
-class Source(NamedTuple):
-    """Where the elements of one strided array lie.
-
-    Attributes:
-        path: the file.
-        offset: byte offset of element [0, …, 0] in the file.
-        dtype: torch's name, which gives the bytes per element. Always little-endian.
-        shape: sizes per dimension.
-        strides: in elements; 0 where a dimension is expanded.
-        record: name of the container's record, which is also the identity of the storage.
-        record_span: `(offset, length)` in bytes of that record in the file.
-        crc: CRC-32 of the whole record as the container states it; 0 when it states none.
-    """
-
-    path: Path
-    offset: int
-    dtype: str
-    shape: Ints
-    strides: Ints
-    record: str
-    record_span: tuple[int, int]
-    crc: int = 0
-
-    def part(self, box: Box) -> Source:
-        """The source of a box of this array."""
-        first = sum(o * s for o, s in zip(box.offsets, self.strides, strict=True))
-        return self._replace(offset=self.offset + first * ITEMSIZE[self.dtype], shape=box.sizes)
-
-    def reshaped(self, shape: Ints) -> Source:
-        """The same consecutive bytes as an array of another `shape`; only for a contiguous source."""
-        return self._replace(shape=shape, strides=contiguous_strides(shape))
-
-    @property
-    def contiguous(self) -> bool:
-        """Whether the elements follow each other in row-major order."""
-        pairs = zip(self.shape, self.strides, contiguous_strides(self.shape), strict=True)
-        return not prod(self.shape) or all(n == 1 or s == c for n, s, c in pairs)
-
-
-Seen = Callable[[Source, bytes], None]
-"""Called with bytes that were read, and a source that begins with the first of them."""
-
-
-class Item(NamedTuple):
-    """A part of a file that is a torch.save archive of one tensor: where its bytes lie is told by its own directory.
-
-    Attributes:
-        path: the file.
-        offset: byte offset of the archive in the file.
-        length: bytes of the archive.
-        dtype: torch's name for what it must hold.
-        shape: sizes that it must have.
-        zstd: whether the archive was compressed by zstd before it was written there.
-    """
-
-    path: Path
-    offset: int
-    length: int
-    dtype: str
-    shape: Ints
-    zstd: bool = False
+UNLISTED = ("checkpointable",)
+"""Of these, those of which a rank's file lists its own pieces only."""
 
 
 @displayed
@@ -94,22 +41,57 @@ class Shard(NamedTuple):
     Attributes:
         box: its place in the global tensor.
         rank: the global rank that holds it; None when the file does not tell (HSDP names group-local ranks).
-        source: where its bytes are; None when they are in a file that was not read.
+        source: where its values are; None when they are in a file that was not read, or are encoded.
         item: what to read to learn the source, where a format packs each piece (DCP); None otherwise.
+        encoded: what its file has in the place of its values, where the class of the tensor stores other tensors.
     """
 
     box: Box
     rank: int | None
     source: Source | None
     item: Item | None = None
+    encoded: Encoded | None = None
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """Where everything lies that its values are made of; nothing when it is in a file that was not read."""
+        if self.source is not None:
+            return (self.source,)
+        return self.encoded.sources if self.encoded is not None else ()
+
+    @property
+    def was_read(self) -> bool:
+        """Whether its bytes are in a file that was read."""
+        return self.source is not None or self.encoded is not None
+
+    @property
+    def is_here(self) -> bool:
+        """Whether a file that is here holds it, as far as is known."""
+        return self.was_read or self.item is not None
+
+    @property
+    def file(self) -> Source | Item | None:
+        """A file that holds it, with an offset in that; None where none is known."""
+        return next(iter(self.sources), self.item)
+
+    def part(self, box: Box, place: Box) -> Shard:
+        """A region of this shard.
+
+        Args:
+            box: the region, as seen from the first element of the shard.
+            place: where that is in the tensor.
+        """
+        source = self.source.part(box) if self.source is not None else None
+        encoded = self.encoded.part(box) if self.encoded is not None else None
+        return Shard(place, self.rank, source, self.item, encoded)
 
     def _told(self) -> str:
         rank = "of no rank" if self.rank is None else f"rank {self.rank}"
-        file = self.source or self.item
+        file = self.file
         return f"{rank}: {self.box}, {clip_middle(file.path.name, 60) if file else 'in no file that was read'}"
 
     def _record(self) -> dict[str, Any]:
-        file, source = self.source or self.item, self.source
+        file, source = self.file, next(iter(self.sources), None)
         return {
             "rank": self.rank,
             "offsets": self.box.offsets,
@@ -118,6 +100,7 @@ class Shard(NamedTuple):
             "record": source.record if source else "",
             "offset": file.offset if file else None,
             "crc": f"{source.crc:08x}" if source and source.crc else "",
+            "class": self.encoded.name if self.encoded else "",
         }
 
 
@@ -174,7 +157,8 @@ Shards = tuple[Shard, ...] | ShardList
 
 def with_bytes(shards: Shards) -> tuple[Shard, ...]:
     """Those of some shards whose bytes are in files that were read."""
-    return tuple([s for s in (shards.own if isinstance(shards, ShardList) else shards) if s.source is not None])
+    own = shards.own if isinstance(shards, ShardList) else shards
+    return tuple([s for s in own if s.source is not None or s.encoded is not None])
 
 
 @displayed
@@ -240,7 +224,13 @@ class Tensor:
     @property
     def sharded(self) -> bool:
         """Whether ranks hold different pieces of it."""
-        return self.kind in ("sharded_tensor", "dtensor", "chunks", "tensor_parallel", "flat_pieces")
+        return self.kind in SHARDED
+
+    @property
+    def encoded_as(self) -> tuple[Encoded, ...]:
+        """What is stored in the place of values, a piece of each class once."""
+        found = {s.encoded.name: s.encoded for s in self.found if s.encoded is not None}
+        return tuple(found.values())
 
     def on_rank(self, rank: int) -> tuple[Shard, ...]:
         """The pieces that `rank` holds; empty for a rank that owns nothing."""

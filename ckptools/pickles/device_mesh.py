@@ -163,6 +163,10 @@ def _flat_index(sizes: Ints, coordinate: Ints) -> int:
     return index
 
 
+OTHERS = Mesh((), None, None, None, None, 2, False)
+"""Stands for what a file says that holds pieces of a tensor and not all: that there is another rank."""
+
+
 def note_mesh(mesh: Mesh, claims: set[Claim], meshes: set[Mesh]) -> None:
     """Note what a mesh says of the world: as a claim where it names its root, else among the meshes that may not."""
     if mesh.names_root and mesh.world_size is not None:

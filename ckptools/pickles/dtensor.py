@@ -19,7 +19,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from ckptools.model.regions import Box, Ints, Run, chunk_runs, grid_boxes, strided_chunk_runs
-from ckptools.model.tensor import Shard, ShardList, Shards, Source, Tensor, in_rank_order
+from ckptools.model.tensor import Shard, ShardList, Shards, Tensor, in_rank_order
 from ckptools.model.values import Opaque, describe_for_error
 from ckptools.pickles.device_mesh import MAX_MESH, Mesh, mesh_of, note_mesh
 from ckptools.pickles.machine_state import MachineState
@@ -89,12 +89,14 @@ def _placed(
     if strange:
         note = f"placement {strange[0]}: the ranks hold terms that must be reduced; ckptools does not guess how"
         return Tensor(shape, dtype, (), "unreadable", names, mesh.sizes, world_size=mesh.world_size, note=note)
+    if local.kind == "meta":
+        return Tensor(shape, dtype, (), "meta", names, mesh.sizes, world_size=mesh.world_size, note=local.note)
     scatter = prod(p.split_factor for p in placements)
     if scatter > MAX_SCATTER:
         raise ValueError(f"a DTensor scattered over {describe_for_error(scatter)} runs")
     own = _own_shards(shape, dtype, local, mesh, placements)
     shards = _layout(m, shape, mesh, placements, scatter).with_own(own, mesh)
-    return Tensor(shape, dtype, shards, "dtensor", names, mesh.sizes, world_size=mesh.world_size)
+    return Tensor(shape, dtype, shards, "dtensor", names, mesh.sizes, world_size=mesh.world_size, note=local.note)
 
 
 def _own_shards(shape: Ints, dtype: str, local: Tensor, mesh: Mesh, placements: tuple[Placement, ...]) -> list[Shard]:
@@ -102,12 +104,11 @@ def _own_shards(shape: Ints, dtype: str, local: Tensor, mesh: Mesh, placements: 
     if mesh.coordinate is None:
         return []
     expected, pieces = _local_pieces(shape, mesh.sizes, mesh.coordinate, placements)
-    source: Source | None = local.shards[0].source if local.shards else None
     if local.dtype != dtype or (local.shape != expected and prod(local.shape) + prod(expected)):
         raise ValueError(f"a DTensor whose local tensor is {local.shape} {local.dtype}, expected {expected} {dtype}")
-    if not prod(expected) or source is None:
+    if not prod(expected) or not local.shards:
         return []
-    return [Shard(place, mesh.rank, source.part(packed)) for place, packed in pieces]
+    return [local.shards[0].part(packed, place)._replace(rank=mesh.rank) for place, packed in pieces]
 
 
 @lru_cache(maxsize=64)

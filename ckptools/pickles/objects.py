@@ -47,7 +47,11 @@ class Storage(Opaque):
 
 def attributes(value: Any) -> dict[str, Any]:
     """The attributes of an object: its state is a dict, or `(dict, slots dict)` for classes with slots."""
-    state = value.state if isinstance(value, Opaque) else None
+    return attributes_in(value.state) if isinstance(value, Opaque) else {}
+
+
+def attributes_in(state: Any) -> dict[str, Any]:
+    """The attributes in what an object's `__setstate__` would have got."""
     parts = [part for part in (state[:2] if isinstance(state, tuple) else (state,)) if isinstance(part, dict)]
     if len(parts) > 1:
         return {**parts[0], **parts[1]}

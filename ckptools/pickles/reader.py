@@ -66,7 +66,7 @@ def read(path: Path, repeated: RepeatedRecords | None = None) -> Saved:
         else:
             machine, tree = read_archive(opened, repeated)
         names = tuple(g.dotted for g in machine.globals.values())
-        nread = opened.bytes_read if opened is file else file.bytes_read + opened.bytes_read
+        nread = min(opened.bytes_read, file.size) if opened is file else file.bytes_read + opened.bytes_read
         form = ", ".join(filter(None, map(FORMS.get, forms, forms)))
         claims, at_least = claims_of(machine.claims, machine.meshes)
         return Saved(path, tree, claims, names, file.size, file.modified, nread, form, at_least, machine.modules)

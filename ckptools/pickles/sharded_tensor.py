@@ -53,11 +53,12 @@ def describe(m: MachineState, shape: Ints, dtype: str, state: Any) -> Tensor:
     named = local_world == world
     shards = m.repeated.shard_list([_listed(m, record, shape, named) for record in listed])
     own: dict[int, Shard] = {}
-    for local in local_shards:
-        box, tensor = _local_shard(m, local)
+    local = [_local_shard(m, one) for one in local_shards]
+    for box, tensor in local:
         m.spend(len(shards))
         _put(shards, own, box, tensor, rank, dtype)
-    return Tensor(shape, dtype, _with_own(shards, own), "sharded_tensor", world_size=world)
+    note = next((tensor.note for _, tensor in local if tensor.note), "")
+    return Tensor(shape, dtype, _with_own(shards, own), "sharded_tensor", world_size=world, note=note)
 
 
 def _with_own(shards: tuple[Shard, ...], own: dict[int, Shard]) -> Shards:
@@ -81,7 +82,7 @@ def _put(
         raise ValueError(f"a local shard {box} {again}")
     if tensor.shards:
         for i in places:
-            own[i] = Shard(box, rank, tensor.shards[0].source)
+            own[i] = tensor.shards[0]._replace(box=box, rank=rank)
 
 
 def _listed(m: MachineState, value: Any, shape: Ints, named: bool) -> Shard:

@@ -15,12 +15,12 @@ from typing import Any
 
 from ckptools.dtypes import ITEMSIZE, QUANTIZED
 from ckptools.model.regions import Box, Ints
-from ckptools.model.tensor import Shard, Source, Tensor, TensorKind
+from ckptools.model.tensor import Shard, Source, Tensor
 from ckptools.model.values import Global, NumpyArray, Opaque, describe_for_error
-from ckptools.pickles import sharded_tensor
+from ckptools.pickles import checkpointable, sharded_tensor, tensor_classes
 from ckptools.pickles.limits import MAX_NDIM
 from ckptools.pickles.machine_state import MachineState
-from ckptools.pickles.objects import Storage
+from ckptools.pickles.objects import Storage, attributes_in
 from ckptools.pickles.rebuild import call, dtype_of, rebuilds
 
 Args = tuple[Any, ...]
@@ -92,9 +92,11 @@ def strided_tensor(m: MachineState, storage: Storage, offset: Any, size: Any, st
 
 @rebuilds("torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state")
 def _rebuild_parameter(m: MachineState, args: Args) -> Any:
-    data, requires_grad = args[:2]
+    """Args: the tensor, requires_grad, hooks, then its Python attributes."""
+    data, requires_grad, *rest = args
     if not isinstance(data, Tensor):
         return None
+    data = checkpointable.placed(data, attributes_in(rest[1]), m.meshes) if len(rest) > 1 else data
     return replace(data, parameter=True, requires_grad=requires_grad is True)
 
 
@@ -161,34 +163,41 @@ def _rebuild_from_type(m: MachineState, args: Args) -> Any:
     state = rest[0] if rest else None
     if function.name == "_rebuild_wrapper_subclass":
         return _wrapper_subclass(m, cls, inner, state)
+    base = call(m, function, inner)
     if cls.dotted in ("torch.Tensor", "torch.nn.parameter.Parameter"):
         # A plain tensor with Python attributes on it; the values are all there.
-        return call(m, function, inner)
-    return _unknown_subclass(cls, call(m, function, inner), state)
+        return checkpointable.placed(base, attributes_in(state), m.meshes) if isinstance(base, Tensor) else base
+    if not isinstance(base, Tensor):
+        return _opaque(cls, base, state)
+    if base.kind == "meta":
+        return base  # a shape without values, whatever its class would make of them
+    found = tensor_classes.of_class(cls.dotted, base.shape, base.dtype, {**_state(state), "data": base})
+    return replace(found, requires_grad=base.requires_grad)
 
 
 def _wrapper_subclass(m: MachineState, cls: Global, inner: Args, state: Any) -> Tensor | Opaque:
-    """Describe a tensor subclass that holds other tensors: ShardedTensor and DTensor are read, others named."""
+    """Describe a tensor subclass that holds other tensors."""
     shape, dtype = ints(inner[2], "sizes"), dtype_of(inner[1])
     if dtype is None:
-        return _unknown_subclass(cls, None, state)
+        return _opaque(cls, None, state)
     requires_grad = len(inner) > 7 and inner[7] is True
     if cls.name == "ShardedTensor":
         tensor = sharded_tensor.describe(m, shape, dtype, state)
-        return replace(tensor, requires_grad=True) if requires_grad else tensor
-    if cls.name == "DTensor":
+    elif cls.name == "DTensor":
         from ckptools.pickles import dtensor
 
         tensor = dtensor.describe(m, shape, dtype, state)
-        return replace(tensor, requires_grad=True) if requires_grad else tensor
-    return _unknown_subclass(cls, Tensor(shape, dtype, ()), state)
+    else:
+        tensor = tensor_classes.of_class(cls.dotted, shape, dtype, _state(state))
+    return replace(tensor, requires_grad=requires_grad)
 
 
-def _unknown_subclass(cls: Global, base: Any, state: Any) -> Tensor | Opaque:
-    if not isinstance(base, Tensor):
-        opaque = Opaque(cls.dotted, (base,))
-        opaque.state = state
-        return opaque
-    note = f"a tensor of class {cls.dotted}, which ckptools does not know"
-    kind: TensorKind = "unreadable"
-    return replace(base, shards=(), kind=kind, note=note, detail=(base, state))
+def _state(state: Any) -> dict[str, Any]:
+    """The attributes of a tensor; a state without names is one of its own."""
+    return attributes_in(state) or ({"state": state} if state else {})
+
+
+def _opaque(cls: Global, base: Any, state: Any) -> Opaque:
+    opaque = Opaque(cls.dotted, (base,))
+    opaque.state = state
+    return opaque

@@ -20,7 +20,8 @@ def assemble(tensor: Tensor, box: Box, dtype: str, files: OpenFiles, seen: Seen 
     """
     import numpy as np
 
-    from ckptools.tensor_io.read import fill, raw_dtype
+    from ckptools.tensor_io.numbers import raw_dtype
+    from ckptools.tensor_io.read import fill
 
     raw = np.zeros(box.sizes, raw_dtype(tensor.dtype))
     if tensor.fill == "nan":

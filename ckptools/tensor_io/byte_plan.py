@@ -75,6 +75,8 @@ def parts_of(tensor: Tensor, dtype: str) -> Iterable[Copy | Band]:
 def _copies(tensor: Tensor) -> list[Copy] | None:
     """Runs of consecutive bytes; None when they are so short that assembling is better."""
     copies: list[Copy] = []
+    if any(shard.encoded is not None for shard in tensor.shards):
+        return None
     for shard in tensor.shards:
         if shard.source is None or not shard.box.numel:
             continue

@@ -29,7 +29,7 @@ def cover_problem(tensor: Tensor, fqn: str) -> Problem | None:
         a, b = covered.overlaps[0]
         text = f"shards {a}{_whose(tensor, a)} and {b}{_whose(tensor, b)} overlap"
         return Problem(Code.TENSOR_OVERLAP, text, None, fqn)
-    ranks = sorted({s.rank for s in tensor.shards if s.source is None and s.rank is not None})
+    ranks = sorted({s.rank for s in tensor.shards if not s.was_read and s.rank is not None})
     whose = f", held by rank {', '.join(map(str, ranks[:8]))}" if ranks else ""
     where = first_few(covered.gaps, 3)
     text = f"gap {where}: {covered.missing} of {tensor.numel} elements are in no file here{whose}"

@@ -17,7 +17,8 @@ from ckptools.errors import ReadError
 from ckptools.files.opening import File
 from ckptools.model.tensor import Source
 from ckptools.tensor_io.buffers import buffer
-from ckptools.tensor_io.read import Raw, bounded, extent, raw_dtype
+from ckptools.tensor_io.numbers import Raw, raw_dtype
+from ckptools.tensor_io.read import bounded, extent
 
 READ = 1024 << 10
 """Bytes that are read at a time."""

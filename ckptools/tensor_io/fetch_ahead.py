@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from math import prod
 from pathlib import Path
 from typing import TypeVar
 
@@ -158,12 +159,12 @@ def parts_of_all(shards: Iterable[Shard]) -> list[Part]:
 
 def parts_of(shard: Shard) -> Iterator[Part]:
     """What reading a shard reads."""
-    source = shard.source
-    if source is not None and source.contiguous:
-        yield source.path, source.offset, source.offset + shard.box.numel * ITEMSIZE[source.dtype]
-    elif source is not None:
-        start, nbytes = source.record_span
-        yield source.path, start, start + nbytes
+    for source in shard.sources:
+        if source.contiguous:
+            yield source.path, source.offset, source.offset + prod(source.shape) * ITEMSIZE[source.dtype]
+        else:
+            start, nbytes = source.record_span
+            yield source.path, start, start + nbytes
 
 
 class CopiesAhead:

@@ -7,37 +7,26 @@ that numpy does not have. torch is imported only by `load` and `load_slice`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from math import prod
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import NotWholeError, ReadError, UsageError
 from ckptools.files.opening import File, OpenFiles
 from ckptools.model.cover import cover
 from ckptools.model.regions import Box
-from ckptools.model.tensor import Seen, Shard, Source, Tensor
-from ckptools.tensor_io import dcp_items
+from ckptools.model.tensor import Encoded, Seen, Shard, Source, Tensor
+from ckptools.tensor_io import dcp_items, dequantize
+from ckptools.tensor_io.numbers import Raw, decoded, raw_dtype
 from ckptools.tensor_io.slicing import Slicing, sliced
-
-Raw = npt.NDArray[Any]
 
 MAX_SPAN = 32 << 20
 """Bytes of a file that are held at once when a strided view is read."""
 
 MAX_GAP = 8 << 10
 """Bytes between two elements, or runs of them, that are read with them: two pages cost less than another call."""
-
-RAW_DTYPE = {1: "u1", 2: "<u2", 4: "<u4", 8: "<u8", 16: "V16"}
-
-
-def raw_dtype(dtype: str) -> str:
-    """The numpy dtype that holds the bytes of an element of torch's `dtype`."""
-    return RAW_DTYPE[ITEMSIZE[dtype]]
-
 
 # -- what people call ------------------------------------------------------------------------------------------
 
@@ -71,43 +60,6 @@ def to_numpy(tensor: Tensor) -> Raw:
     return decoded(read_box(tensor, Box.whole(tensor.shape)), tensor.dtype)
 
 
-def decoded(raw: Raw, dtype: str) -> Raw:
-    """Raw elements as numbers; bfloat16 and fp8, which numpy lacks, become float32, which holds them exactly."""
-    if dtype == "bfloat16":
-        return np.left_shift(raw, 16, dtype="<u4").view("<f4")
-    if dtype.startswith("float8"):
-        return fp8_table(dtype)[raw]
-    return raw.view(np.dtype(dtype))
-
-
-@lru_cache
-def fp8_table(dtype: str) -> npt.NDArray[np.float32]:
-    """The 256 values of an 8-bit float format, as float32.
-
-    Layouts (exponent bits, mantissa bits, bias) from the OCP 8-bit floating point specification and torch's c10/util
-    headers; the `fnuz` forms have no negative zero, no infinity, and NaN at 0x80.
-    """
-    exponents, bias = {"e4m3fn": (4, 7), "e5m2": (5, 15), "e4m3fnuz": (4, 8), "e5m2fnuz": (5, 16), "e8m0fnu": (8, 127)}[
-        dtype.removeprefix("float8_")
-    ]
-    codes = np.arange(256)
-    if dtype.endswith("e8m0fnu"):
-        return np.where(codes == 255, np.nan, np.exp2(codes - bias, dtype=np.float64)).astype(np.float32)
-    mantissas = 7 - exponents
-    exponent, fraction = codes >> mantissas & (1 << exponents) - 1, codes & (1 << mantissas) - 1
-    scale = np.exp2(np.maximum(exponent, 1) - bias - mantissas, dtype=np.float64)
-    value = np.where(exponent > 0, fraction + (1 << mantissas), fraction) * scale
-    if dtype.endswith("e5m2"):
-        value = np.where(exponent < 31, value, np.where(fraction > 0, np.nan, np.inf))
-    elif dtype.endswith("e4m3fn"):
-        value = np.where(codes & 0x7F == 0x7F, np.nan, value)
-    value = np.copysign(value, np.where(codes >> 7, -1.0, 1.0))
-    if dtype.endswith("fnuz"):
-        value = np.where(codes == 0x80, np.nan, value)
-    table: npt.NDArray[np.float32] = value.astype(np.float32)
-    return table
-
-
 # -- bytes -----------------------------------------------------------------------------------------------------
 
 
@@ -133,6 +85,8 @@ def read_slice(tensor: Tensor, cut: Slicing) -> Raw:
     """
     if not cut.stepping or tensor.note:
         return read_box(tensor, cut.box)
+    if tensor.encoded_as:
+        return read_box(tensor, cut.box)[tuple(slice(None, None, step) for step in cut.steps)]
     try:
         return read_box(sliced(tensor, cut), Box.whole(cut.sizes))
     except NotWholeError as error:
@@ -161,21 +115,47 @@ def fill(
         return
     for shard in shards:
         common = shard.box.intersect(box) if box.sizes else shard.box
-        if common is None or shard.source is None:
+        if common is None or not shard.was_read:
             continue
-        inner = tuple(a - b for a, b in zip(common.offsets, shard.box.offsets, strict=True))
-        target = tuple(
-            slice(a - b, a - b + n) for a, b, n in zip(common.offsets, box.offsets, common.sizes, strict=True)
-        )
-        with files.open(shard.source.path) as file:
-            for part, at in bounded(shard.source.part(Box(inner, common.sizes)), MAX_SPAN):
-                place = tuple(
-                    slice(t.start + o, t.start + o + n) for t, o, n in zip(target, at, part.shape, strict=True)
-                )
-                if seen is None and part.shape and part.contiguous and out[place].flags.c_contiguous:
-                    file.fill(part.offset, out[place].reshape(-1).view("u1").data)
-                else:
-                    out[place] = _strided(file, part, seen)
+        inner, target = common.seen_from(shard.box), _view(out, common.seen_from(box))
+        if shard.encoded is not None:
+            _decode(target, shard.encoded.part(inner), files, seen)
+        elif shard.source is not None:
+            _fill(target, shard.source.part(inner), files, seen)
+
+
+def _view(array: Raw, box: Box) -> Raw:
+    """A region of an array, which shares its elements."""
+    place = (*_slices(box), ...)
+    view: Raw = array[place]
+    return view
+
+
+def _slices(box: Box) -> tuple[Any, ...]:
+    return tuple(slice(o, o + n) for o, n in zip(box.offsets, box.sizes, strict=True))
+
+
+def _fill(out: Raw, source: Source, files: OpenFiles, seen: Seen | None) -> None:
+    """Copy the elements of a source into an array of its shape."""
+    with files.open(source.path) as file:
+        for part, at in bounded(source, MAX_SPAN):
+            place = _slices(Box(at, part.shape))
+            if seen is None and part.shape and part.contiguous and out[place].flags.c_contiguous:
+                file.fill(part.offset, out[place].reshape(-1).view("u1").data)
+            else:
+                out[place] = _strided(file, part, seen)
+
+
+def _decode(out: Raw, piece: Encoded, files: OpenFiles, seen: Seen | None) -> None:
+    """Put the values of an encoded piece into an array of its shape."""
+
+    def read(source: Source) -> Raw:
+        raw = np.empty(source.shape, raw_dtype(source.dtype))
+        _fill(raw, source, files, seen)
+        return raw
+
+    for box, values in dequantize.values(piece, read):
+        out[_slices(box)] = values
 
 
 def bounded(source: Source, limit: int) -> Iterator[tuple[Source, tuple[int, ...]]]:
@@ -226,7 +206,7 @@ def _needed(tensor: Tensor, box: Box) -> list[Shard]:
         raise ReadError(None, tensor.note)
     chosen: dict[Box, Shard] = {}
     for shard in tensor.shards:
-        if (shard.source or shard.item) and shard.box not in chosen and (not box.sizes or shard.box.intersect(box)):
+        if shard.is_here and shard.box not in chosen and (not box.sizes or shard.box.intersect(box)):
             chosen[shard.box] = dcp_items.with_source(shard)
     parts = [b.intersect(box) or b for b in chosen] if box.sizes else list(chosen)
     covered = cover(
@@ -241,7 +221,9 @@ def _needed(tensor: Tensor, box: Box) -> list[Shard]:
 
 def _local(tensor: Tensor, rank: int) -> Raw:
     """What one rank holds, as it held it: its boxes put together in order."""
-    pieces = [dcp_items.with_source(s) for s in tensor.on_rank(rank) if s.source or s.item]
+    if tensor.note and tensor.encoded_as:
+        raise ReadError(None, tensor.note)
+    pieces = [dcp_items.with_source(s) for s in tensor.on_rank(rank) if s.is_here]
     if not pieces and tensor.kind == "plain" and len(tensor.found) == 1 and tensor.found[0].rank is None:
         pieces = list(tensor.found)
     if not pieces:
@@ -271,7 +253,9 @@ def _packed(pieces: Sequence[Shard], dtype: str) -> Raw:
 
 def read_shard(shard: Shard, files: OpenFiles | None = None) -> Raw:
     """Read one shard as raw elements of its box, row-major; `files` keeps sources open."""
-    out = np.empty(shard.box.sizes, raw_dtype(shard.source.dtype if shard.source else "uint8"))
+    coding = shard.encoded.coding if shard.encoded is not None else None
+    dtype = coding.dtype if coding else shard.source.dtype if shard.source else "uint8"
+    out = np.empty(shard.box.sizes, raw_dtype(dtype))
     fill(out, shard.box, [shard], files)
     return out
 

@@ -12,7 +12,8 @@ from ckptools.model.tensor import Shard, Source
 from ckptools.tensor_io.bands import bands_of
 from ckptools.tensor_io.buffers import buffer
 from ckptools.tensor_io.elements import BAND
-from ckptools.tensor_io.read import Raw, fill, raw_dtype
+from ckptools.tensor_io.numbers import Raw, raw_dtype
+from ckptools.tensor_io.read import fill
 
 
 def side_by_side(

@@ -16,6 +16,7 @@ from typing import Any
 
 from ckptools.model.regions import Box, Ints, grid_boxes
 from ckptools.model.tensor import Shard, Source, Tensor, in_rank_order
+from ckptools.pickles import checkpointable, tensor_classes
 from ckptools.pickles.device_mesh import Mesh, note_mesh, worlds
 from ckptools.pickles.dtensor import Placement, local_runs
 from ckptools.pickles.tensors import WHY_NOT
@@ -58,7 +59,30 @@ class TensorDescriber:
                 return self._sharded_tensor(tensor)
             if isinstance(tensor, DTensor):
                 return self._dtensor(tensor)
-        return self._plain(tensor)
+        return self._by_class(tensor)
+
+    def _by_class(self, tensor: Any) -> Tensor:
+        """Describe a tensor that may be of a class of its own, as the inert reader does it by its pickled state."""
+        import torch
+
+        cls, state = type(tensor), {k: self._value(v) for k, v in vars(tensor).items()}
+        if cls.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+            return tensor_classes.of_class(_name(cls), tuple(tensor.shape), dtype_name(tensor.dtype), state)
+        plain = self._plain(tensor)
+        if cls in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+            return checkpointable.placed(plain, state, self.meshes)
+        found = tensor_classes.of_class(_name(cls), plain.shape, plain.dtype, {**state, "data": plain})
+        return plain if plain.kind == "meta" else found
+
+    def _value(self, value: Any) -> Any:
+        """An attribute of a tensor, with the tensors in it described."""
+        import torch
+
+        if isinstance(value, torch.Tensor):
+            return self._tensor_by_kind(value)
+        if type(value) in (list, tuple):
+            return type(value)(map(self._value, value))
+        return {k: self._value(v) for k, v in value.items()} if type(value) is dict else value
 
     def _plain(self, tensor: Any) -> Tensor:
         shape, dtype = tuple(tensor.shape), dtype_name(tensor.dtype)
@@ -110,11 +134,12 @@ class TensorDescriber:
         if strange:
             note = f"placement {strange[0]}: the ranks hold terms that must be reduced; ckptools does not guess how"
             return Tensor(shape, dtype, (), "unreadable", words, mesh.sizes, world_size=mesh.world_size, note=note)
-        shards = in_rank_order(self._dtensor_shards(shape, mesh, placements, tensor.to_local()))
-        return Tensor(shape, dtype, shards, "dtensor", words, mesh.sizes, world_size=mesh.world_size)
+        local = self._by_class(tensor._local_tensor)
+        shards = in_rank_order(self._dtensor_shards(shape, mesh, placements, local))
+        return Tensor(shape, dtype, shards, "dtensor", words, mesh.sizes, world_size=mesh.world_size, note=local.note)
 
     def _dtensor_shards(
-        self, shape: Ints, mesh: Mesh, placements: tuple[Placement, ...], local: Any
+        self, shape: Ints, mesh: Mesh, placements: tuple[Placement, ...], local: Tensor
     ) -> Iterator[Shard]:
         """This rank's pieces first, then those of the other coordinates in order."""
         everybody = list(product(*map(range, mesh.sizes)))
@@ -123,9 +148,14 @@ class TensorDescriber:
             runs = local_runs(shape, mesh.sizes, coordinate, placements)
             if not prod(sum(n for _, n in dimension) for dimension in runs):
                 continue
-            own = self._source(local) if coordinate == mesh.coordinate else None
+            own = local.shards[0] if coordinate == mesh.coordinate and local.shards else None
             for place, packed in grid_boxes(runs):
-                yield Shard(place, rank_of[coordinate], own.part(packed) if own else None)
+                there = Shard(place, rank_of[coordinate], None)
+                yield own.part(packed, place)._replace(rank=there.rank) if own else there
+
+
+def _name(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def mesh_of(device_mesh: Any) -> Mesh:

@@ -28,10 +28,10 @@ def is_function_name(text: str) -> bool:
 
 
 def shapes_from_function(name: str) -> StateDictShapes:
-    """What the module, or the state dict, holds that a function makes when it is called with no arguments.
+    """What the module, or the state dict, holds that a function or class makes when it is called with no arguments.
 
     Args:
-        name: `package.module:function`. The folder that the process runs in is looked in first.
+        name: `package.module:function`, or a class in its place; the folder that the process runs in comes first.
 
     Raises:
         UsageError: there is no such module or function, or it makes something else.
@@ -52,7 +52,8 @@ def _called(name: str) -> Any:
             raise UsageError(None, f"--to {name}: {no_such_key(part, dir(function))}")
         function = getattr(function, part)
     with torch.device("meta"):
-        return function() if callable(function) and not hasattr(function, "state_dict") else function
+        made = isinstance(function, type) or not hasattr(function, "state_dict")
+        return function() if callable(function) and made else function
 
 
 @contextlib.contextmanager

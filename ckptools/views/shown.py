@@ -27,6 +27,9 @@ SHARD_COLUMNS = (
     Column("crc"),
 )
 
+PART_COLUMNS = (*SHARD_COLUMNS[:2], Column("holds", name=True), *SHARD_COLUMNS[2:])
+"""Of a piece that is stored in another form than its values, a row for each thing that is stored."""
+
 FULL = 100_000
 """Characters of a value that is shown in full."""
 
@@ -118,7 +121,8 @@ def _tensor_lines(row: ShownKey, screen: Screen) -> Iterator[str]:
         yield from element_lines(row.values, row.dtype)
     else:
         yield from shard_map(row.shape or (), row.shards)
-        yield from table(SHARD_COLUMNS, [shard_cells(shard) for shard in row.shards], screen)
+        yield from table(SHARD_COLUMNS, [shard_cells(shard) for shard in row.shards if not shard.parts], screen)
+        yield from table(PART_COLUMNS, [cells for shard in row.shards for cells in part_cells(shard)], screen)
 
 
 def tensor_facts(row: ShownKey) -> str:
@@ -157,6 +161,14 @@ def shard_cells(shard: ShardRow, absent: str = "") -> list[str]:
     if shard.status != "here":
         return [rank, region, file, shard.note if shard.file else "-", "-", nbytes, "-"]
     return [rank, region, file, shard.record or "-", str(shard.offset), nbytes, shard.crc or "-"]
+
+
+def part_cells(shard: ShardRow) -> Iterator[list[str]]:
+    """The cells under `PART_COLUMNS` of what a shard is stored as."""
+    rank, region, file, *_ = shard_cells(shard)
+    for part in shard.parts:
+        holds = f"{part.name} {short(part.dtype)} {shape(part.shape)}" + (f", per {part.per}" if part.per else "")
+        yield [rank, region, holds, file, part.record or "-", str(part.offset), size(part.bytes), part.crc or "-"]
 
 
 def element_lines(values: Any, dtype: str) -> Iterator[str]:

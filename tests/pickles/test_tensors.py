@@ -17,7 +17,7 @@ from ckptools.errors import CkptoolsError, ReadError
 from ckptools.model.tensor import Tensor
 from ckptools.model.values import Opaque
 from ckptools.pickles import reader
-from ckptools.tensor_io.read import fp8_table
+from ckptools.tensor_io.numbers import fp8_table
 from ckptools.training_state.sections import measure
 from tests.pickles.forge import number, numbers, one_line, storage, tensor, text, with_pickle
 from tests.versions import torch_with

@@ -39,7 +39,7 @@ def tensor_html(tensor: Tensor) -> str:
     if tensor.note:
         page.line(tensor.note, "bad")
     page.line(placement(tensor))
-    if tensor.unread and not all(shard.source or shard.item for shard in tensor.shards):
+    if tensor.unread and not all(shard.is_here for shard in tensor.shards):
         page.lines(shard_map(tensor.shape, _as_told(tensor)))
     elif tensor.shards:
         page.picture(tensor_layout(tensor))
@@ -57,7 +57,7 @@ def _as_told(tensor: Tensor) -> Iterator[ShardRow]:
 
 def _remarks(page: Page, tensor: Tensor) -> None:
     """What the map does not say: whose bytes are not known here, and why."""
-    ranks = {shard.rank for shard in tensor.shards if shard.rank is not None and not (shard.source or shard.item)}
+    ranks = {shard.rank for shard in tensor.shards if shard.rank is not None and not shard.is_here}
     if not tensor.unread:
         _remark(page, "MISSING: no file here holds the shards of {ranks}", ranks)
         return

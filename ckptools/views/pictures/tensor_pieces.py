@@ -45,7 +45,7 @@ class Piece(NamedTuple):
 def held_pieces(tensor: Tensor, rows: Iterable[ShardRow] | None = None) -> tuple[Held, ...]:
     """The pieces of a tensor as its files list them, or as `rows` have found them."""
     if rows is None:
-        listed = ((s.box, s.rank, s.source is not None or s.item is not None) for s in tensor.shards)
+        listed = ((s.box, s.rank, s.is_here) for s in tensor.shards)
         return tuple(Held(box, rank, here, "" if here else "in no file that was read") for box, rank, here in listed)
     return tuple(Held(Box(r.offsets, r.sizes), r.rank, r.status == "here", r.note) for r in rows)
 
