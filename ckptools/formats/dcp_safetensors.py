@@ -208,17 +208,32 @@ class _Opening:
                 text = f"has {len(parts)} of {files[0].parts} files; a rank that owns nothing of a file writes none"
                 self.problems.append(Problem(Code.FILE_MISSING, text, rank, severity="warning"))
 
+    def _check_copies(self) -> None:
+        """Files of two ranks with the same pieces: DCP writes each once, so one was copied over the other's."""
+        held: dict[int, set[tuple[str, Box]]] = {}
+        for name, whole in self.wholes.items():
+            for shard in whole.shards:
+                if shard.rank is not None and shard.box.numel:
+                    held.setdefault(shard.rank, set()).add((name, shard.box))
+        first: dict[frozenset[tuple[str, Box]], int] = {}
+        for rank in sorted(held):
+            other = first.setdefault(frozenset(held[rank]), rank)
+            if other != rank:
+                text = f"its pieces are those of rank {other}, and each is written once; one is a copy"
+                self.problems.append(Problem(Code.STRAY_FILE, text, rank))
+
     def _check_names(self) -> None:
         """What is not here and leaves no gap behind: tensors that only a lost file held."""
         lost = any(f.status != "read" for f in self.files)
         absent = sorted(set(self.shapes) - set(self.wholes))
+        untold = set(self.wholes) - set(self.shapes)
         if absent:
             text = (
                 f"{len(absent)} tensors of the whole model are in no shard here: "
                 f"{', '.join(map(describe_for_error, absent[:3]))}"
             )
             self.problems.append(Problem(Code.MODEL_PART_MISSING, text))
-        elif lost and not self.shapes:
+        elif lost and (untold or not self.shapes):
             text = "files are missing or damaged, and what only they held is not known, not even by name"
             self.problems.append(Problem(Code.MODEL_PART_MISSING, text))
         elif not self.shapes and not self.alone:
@@ -229,6 +244,7 @@ class _Opening:
         """Put everything together."""
         tree = {name: self._tensor(name, whole) for name, whole in self.wholes.items()}
         self._check_files(files)
+        self._check_copies()
         self._check_names()
         per_rank = f", {files[0].parts} files per rank" if files[0].parts > 1 else ""
         self.builder.add_read(len(self.files), 0)

@@ -49,6 +49,7 @@ class Code(Enum):
     FILE_UNREADABLE = "CK015", "file that may not be read, or whose disk fails", "error", "complete output", "file"
     TRACKER_ASTRAY = "CK016", "tracker that names no newest whole checkpoint", "error"
     NEVER_WRITTEN = "CK017", "bytes that were never written to the disk", "warning"
+    FILE_CONTRADICTS = "CK018", "data file that contradicts the metadata", "error", "complete output", "file"
     TENSOR_GAP = "CK101", "gap in a tensor", "error", "complete output", "elements"
     TENSOR_OVERLAP = "CK102", "overlap in a tensor", "error", "complete output"
     WORLD_SIZES_DISAGREE = "CK103", "world sizes disagree", "error", "any output"

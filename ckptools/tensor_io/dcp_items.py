@@ -21,8 +21,9 @@ from ckptools.files.opening import File, Window
 from ckptools.files.zip_archive import Container
 from ckptools.files.zip_directory import CENTRAL
 from ckptools.model.regions import Ints
-from ckptools.model.tensor import Item, Shard, Source, Tensor
+from ckptools.model.tensor import Encoded, Item, Shard, Source, Tensor
 from ckptools.pickles.archive import read_zip
+from ckptools.pickles.tensor_classes import note_on
 from ckptools.tensor_io.fetch_ahead import Part
 
 MAX_HEAD = 64 << 10
@@ -38,6 +39,14 @@ READ = ("data.pkl", "byteorder")
 """Records that reading an archive reads, so that their checksums count."""
 
 
+Stored = Source | Encoded
+"""Where the values of an item's tensor lie, or what its class stores in their place."""
+
+
+class OtherItemError(ReadError):
+    """A sound item lies where another one should: its file is not the one that its checkpoint describes."""
+
+
 def ends_of(item: Item) -> list[Part]:
     """What locating the tensor of an item reads: a compressed one, or else what lies around the values."""
     end = item.offset + item.length
@@ -50,16 +59,19 @@ def with_source(shard: Shard) -> Shard:
     """The shard with its source, read from its item where that is not known yet.
 
     Raises:
-        ReadError: the item is damaged, or holds something else than its checkpoint says.
+        ReadError: the item is damaged, or holds something else than its checkpoint says; or codes instead of values.
     """
-    if shard.source is not None or shard.item is None:
+    if shard.was_read or shard.item is None:
         return shard
     with File(shard.item.path) as file:
-        return shard._replace(source=locate(file, shard.item))
+        found = locate(file, shard.item)
+    if isinstance(found, Encoded):
+        raise ReadError(shard.item.path, f"item at byte {shard.item.offset}: {note_on(found)}")
+    return shard._replace(source=found)
 
 
-def locate(file: File, item: Item) -> Source:
-    """Where the tensor of an item lies.
+def locate(file: File, item: Item) -> Stored:
+    """Where the tensor of an item lies, or what it has in the place of its values.
 
     Args:
         file: the item's file, open.
@@ -83,17 +95,18 @@ def compressed_item(item: Item) -> CompressedItem:
     return CompressedItem(item.offset, item.length, prod(item.shape) * ITEMSIZE[item.dtype] + ARCHIVE)
 
 
-def _source(window: Window, item: Item) -> Source:
+def _source(window: Window, item: Item) -> Stored:
     try:
         _, tree = read_zip(window)
     except ReadError as error:
         raise ReadError(item.path, f"item at byte {item.offset}: {error.reason}", error.kind) from error
-    sources = [s.source for s in tree.shards] if isinstance(tree, Tensor) else []
-    found = sources[0] if len(sources) == 1 else None
-    if found is None or (found.dtype, found.shape) != (item.dtype, item.shape):
-        held = f"{found.dtype} {list(found.shape)}" if found else type(tree).__name__
+    shards = tree.found if isinstance(tree, Tensor) else ()
+    found = shards[0].source or shards[0].encoded if len(shards) == 1 else None
+    holder = found if isinstance(found, Source) else tree
+    if found is None or (holder.dtype, holder.shape) != (item.dtype, item.shape):
+        held = f"{holder.dtype} {list(holder.shape)}" if isinstance(tree, Tensor) else type(tree).__name__
         text = f"item at byte {item.offset}: expected {item.dtype} {list(item.shape)}, found {held}; damaged or stale"
-        raise ReadError(item.path, text)
+        raise (OtherItemError if found else ReadError)(item.path, text)
     return found
 
 
@@ -123,8 +136,8 @@ class ItemLocator:
         self._met: dict[_Kind, tuple[int, int]] = {}
         self._templates: dict[_Kind, ItemTemplate] = {}
 
-    def locate(self, file: File, item: Item) -> Source:
-        """Where the tensor of an item lies.
+    def locate(self, file: File, item: Item) -> Stored:
+        """Where the tensor of an item lies, or what it has in the place of its values.
 
         Raises:
             ReadError: the item is damaged, or holds something else than its checkpoint says.
@@ -140,13 +153,15 @@ class ItemLocator:
             # A kind is looked at closely when it is met again: most kinds of a small checkpoint are not.
             return self._learn(_around(file, item, *values), item, kind)
         source = locate(file, item)
+        if isinstance(source, Encoded):
+            return source
         start, size = source.record_span
         self._met[kind] = start - item.offset, start - item.offset + size
         return source
 
-    def _learn(self, window: CachedWindow, item: Item, kind: _Kind) -> Source:
+    def _learn(self, window: CachedWindow, item: Item, kind: _Kind) -> Stored:
         source = _source(window, item)
-        template = _template(window, source)
+        template = _template(window, source) if isinstance(source, Source) else None
         if template is not None:
             self._templates[kind] = template
         return source

@@ -22,7 +22,8 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 
 import ckptools
 from ckptools.errors import NotWholeError, ReadError, RefusedError, UnsafePathError, UsageError
-from ckptools.formats.dcp import tensors
+from ckptools.formats.dcp import locate, read_folder
+from ckptools.formats.options import Options
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import tensors_in
@@ -117,11 +118,18 @@ def test_nested_lists_come_back_and_integer_keys_are_text(saved):
     assert same(tree["numbers"]["5"], torch.full((2,), 5.0)) and tree["numbers"]["6"] == "six"
 
 
-def test_inspect_opens_no_item_and_a_tensor_finds_its_own_when_it_is_loaded(saved):
-    ck = ckptools.open(saved)
-    w = ck.tree["model"]["w"]
-    assert w.shards[0].source is None and w.shards[0].item is not None
-    assert torch.equal(w.load(), STATE["model"]["w"]) and torch.equal(w[1:3], STATE["model"]["w"][1:3])
+def test_of_many_items_none_is_located_and_a_tensor_finds_its_own_when_it_is_loaded(saved, monkeypatch):
+    monkeypatch.setattr(locate, "MAX_LOCATED", 5)
+    folder = read_folder(saved, Options())
+    w = folder.flat["model.w"]
+    assert w.shards[0].source is None and w.shards[0].item is not None and same(w, STATE["model"]["w"])
+    assert {f.status for f in folder.files if f.rank is not None} == {"seen"}
+
+
+def test_of_few_items_all_are_located(saved):
+    folder = read_folder(saved, Options())
+    assert all(s.source is not None for _, t in tensors_in(folder.flat) for s in t.shards)
+    assert {f.status for f in folder.files} == {"read"}
 
 
 def _moved(file: Path) -> None:
@@ -139,12 +147,12 @@ def test_a_file_in_which_no_item_begins_where_it_should_is_told_without_being_as
     assert all(file.name in p.message for p in at_once.problems if p.code == "CK106")
 
 
-def test_of_many_items_some_are_looked_at_all_over_the_files(saved, monkeypatch):
-    monkeypatch.setattr(tensors, "MAX_LOOKED_AT", 2)
-    _moved(next(saved.glob("*.distcp")))
-    lost = [p.tensor for p in ckptools.open(saved).problems if p.code == "CK106"]
-    asked = [p.tensor for p in ckptools.open(saved, all_ranks=True).problems if p.code == "CK106"]
-    assert 0 < len(lost) < len(asked)
+def test_of_many_items_some_are_looked_at_all_over_the_files(fsdp2, monkeypatch):
+    monkeypatch.setattr(locate, "MAX_LOCATED", 5)
+    monkeypatch.setattr(locate, "MAX_LOOKED_AT", 30)
+    _moved(fsdp2 / "__2_0.distcp")
+    (problem,) = [p for p in read_folder(fsdp2, Options()).problems if p.severity == "error" and p.tensor is None]
+    assert (problem.code, problem.rank) == ("CK018", 2)
 
 
 def test_a_state_saved_flat_keeps_its_names(tmp_path):
@@ -411,7 +419,7 @@ def test_a_stale_file_of_the_same_size_is_noticed_by_shape_or_dtype(tmp_path):
     assert size == (old / "__0_0.distcp").stat().st_size
     shutil.copy(old / "__0_0.distcp", new / "__0_0.distcp")
     ck = ckptools.open(new, all_ranks=True)
-    assert [(p.code, p.tensor) for p in ck.problems] == [("CK106", "a"), ("CK106", "b")]
+    assert [(p.code, p.tensor) for p in ck.problems] == [("CK018", None)]
     assert "expected float32 [8], found float32 [2, 4]; damaged or stale" in ck.problems[0].message
     with pytest.raises(NotWholeError, match="stale"):
         ckptools.consolidate(new, tmp_path / "all.pt")
@@ -709,3 +717,32 @@ def test_the_safetensors_header_must_hold_the_piece_that_is_meant(tmp_path):
     (folder / "__0_0.distcp").write_bytes(moved)
     (problem,) = ckptools.open(folder).problems
     assert problem.code == "CK106" and "holds the piece at [2, 0], expected the one at [0, 0]" in problem.message
+
+
+# -- items of other classes ---------------------------------------------------------------------------------------
+
+ADAM = FIXTURES / "torchao-fsdp2-adamw8bit-dcp/ckpt"
+
+
+@pytest.mark.parametrize("located", [0, 10_000], ids=["few items are looked at", "all are"])
+@pytest.mark.parametrize("every", [False, True], ids=["one rank", "all ranks"])
+def test_an_item_of_codes_is_shorter_than_its_chunk_and_not_damaged(monkeypatch, located, every):
+    monkeypatch.setattr(locate, "MAX_LOCATED", located)
+    ck = ckptools.open(ADAM, all_ranks=every)
+    assert [p.code for p in ck.problems if p.severity == "error"] == []
+    assert [p.code for p in ck.problems if "quantized as torchao OptimState8bit" in p.message] == ["CK106"]
+    tensor = ck.optimizers["optim"].state["block.up.weight"]["exp_avg"]
+    assert (tensor.kind, tensor.dtype, [s.was_read for s in tensor.shards]) == ("chunks", "float32", [True, True])
+
+
+def test_a_short_item_that_holds_no_class_is_damaged(tmp_path):
+    folder = Path(shutil.copytree(ADAM, tmp_path / "ckpt"))
+    (shard, _) = ckptools.open(folder, all_ranks=True).optimizers["optim"].state["block.up.weight"]["exp_avg"].shards
+    codes = shard.sources[0]
+    with codes.path.open("r+b") as file:
+        file.seek(codes.offset - 600)
+        file.write(bytes(64))
+    ck = ckptools.open(folder, all_ranks=True)
+    assert [p.tensor for p in ck.problems if p.code == "CK106" and p.severity == "error"] == [
+        "optim.state.block.up.weight.exp_avg"
+    ]

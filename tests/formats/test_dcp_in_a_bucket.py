@@ -7,7 +7,9 @@ import torch
 
 import ckptools
 from ckptools.files.bucket import Bucket
-from ckptools.formats.dcp import tensors
+from ckptools.files.location import location
+from ckptools.formats.dcp import locate, other_files, read_folder
+from ckptools.formats.options import Options
 from tests.formats.test_dcp import save
 from tests.formats.test_object_store import sources
 from tests.truth import FIXTURES
@@ -46,9 +48,9 @@ def test_items_far_apart_are_located_by_one_request_for_each_and_no_values(far_a
 
 
 def test_of_items_far_apart_some_are_looked_at_all_over_the_files(far_apart, bucket, requests, monkeypatch):
-    monkeypatch.setattr(tensors, "MAX_REQUESTS", 8)
-    assert ckptools.open(bucket.put(far_apart)).whole
-    looked_at = [start for start, end in requests if end - start == 4]
+    monkeypatch.setattr(locate, "MAX_REQUESTS", 8)
+    assert read_folder(location(bucket.put(far_apart)), Options()).problems == ()
+    looked_at = [start for start, end in requests if end - start == other_files.END]
     assert 5 <= len(looked_at) <= 8 and max(looked_at) > ITEMS * NBYTES * 3 / 4
 
 

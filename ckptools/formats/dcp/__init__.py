@@ -19,10 +19,11 @@ from ckptools.errors import ReadError
 from ckptools.files.location import check_stays_inside
 from ckptools.formats.dcp.files import dcp_folder_of
 from ckptools.formats.dcp.folder import PLANNED, Folder, read_folder
+from ckptools.formats.dcp.world_size import world_size
 from ckptools.formats.options import Options
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder
 from ckptools.formats.shared.file_status import Fault, was_read
-from ckptools.model.checkpoint import Checkpoint, Fact
+from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Code, Problem
 from ckptools.model.values import describe_for_error
 from ckptools.pickles.reader import Saved
@@ -69,9 +70,10 @@ def read(path: Path, options: Options) -> Checkpoint:
         saved_as=f"DCP folder, {found.writer}",
         tree=tree,
         files=[*found.files, *map(was_read, beside)],
-        world_size=Fact(max(len(found.ranks), 1), ("files found",)),
+        world_size=world_size(found.writers, tree),
         step=find_step(folder, find_sections(tree)),
         module_order=PLANNED,
+        text_keys=True,
         all_ranks=options.all_ranks,
         bytes_expected=found.bytes_expected + sum(s.nbytes for s in beside),
     )

@@ -18,6 +18,8 @@ from ckptools.files.opening import File, reading
 from ckptools.files.zip_archive import MAX_PICKLE
 from ckptools.formats.dcp.files import METADATA
 from ckptools.formats.dcp.folder import Folder, read_folder
+from ckptools.formats.dcp.world_size import Writers
+from ckptools.formats.dcp.world_size import world_size as world_size_of
 from ckptools.formats.options import Options
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder
 from ckptools.formats.shared.companions import CompanionFiles
@@ -51,7 +53,7 @@ class Parts:
         options: how it is opened.
         tree: every part by its key.
         files: of all parts.
-        ranks: who wrote a DCP file.
+        writers: who wrote a DCP file.
         writer: what wrote the DCP folders.
         nbytes: bytes that the files should have.
         builder: what else was found of all parts.
@@ -62,7 +64,7 @@ class Parts:
         self.path, self.options = path, options
         self.tree: dict[str, Any] = {}
         self.files: list[RankFile] = []
-        self.ranks: set[int] = set()
+        self.writers = Writers()
         self.writer, self.nbytes = "", 0
         self.builder = CheckpointBuilder(format, path)
         self.problems = self.builder.problems
@@ -122,7 +124,7 @@ class Parts:
         found = read_folder(folder, self.options)
         self.files += (f._replace(part="/".join(filter(None, (folder.name, f.part)))) for f in found.files)
         self.builder.add_read(found.files_read, found.bytes_read, found.names)
-        self.ranks |= set(found.ranks)
+        self.writers |= found.writers
         self.writer = self.writer or found.writer
         self.nbytes += found.bytes_expected
         return found
@@ -171,7 +173,7 @@ class Parts:
         """Add other parts behind these."""
         self.tree |= other.tree
         self.files += other.files
-        self.ranks |= other.ranks
+        self.writers |= other.writers
         self.writer = self.writer or other.writer
         self.nbytes += other.nbytes
         self.builder.add(other.builder)
@@ -199,7 +201,7 @@ class Parts:
         self.builder.differing += ((key, *path) for path in other.differing)
         self.builder.per_rank |= {(key, *path): values for path, values in other.per_rank.items()}
         self.builder.unequal |= {(key, *path): values for path, values in other.unequal.items()}
-        self.ranks |= set(range(other.world_size.value or 0))
+        self.writers |= Writers(tuple(range(other.world_size.value or 0)))
         self.nbytes += other.bytes_expected or 0
         self.builder.add_read(other.cost.files, other.cost.nbytes, other.names)
 
@@ -215,7 +217,7 @@ class Parts:
             steps: keys of the tree that may count steps; None for all.
         """
         if world_size.value is None:
-            world_size = Fact(max(len(self.ranks), 1), ("files found",))
+            world_size = world_size_of(self.writers, self.tree)
         counting = (s for s in find_sections(self.tree) if steps is None or (s.path and s.path[0] in steps))
         return self.builder.checkpoint(
             name=self.path.absolute().name,
@@ -225,6 +227,7 @@ class Parts:
             world_size=world_size,
             step=find_step(self.path, tuple(counting)),
             module_order=order,
+            text_keys=True,
             bytes_expected=self.nbytes,
             all_ranks=self.options.all_ranks,
         )

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import re
 import stat
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ckptools.errors import ReadError, UnsafePathError
-from ckptools.files.location import check_stays_inside
-from ckptools.files.opening import reading
+from ckptools.files.location import check_stays_inside, is_remote
+from ckptools.files.opening import File, reading
 from ckptools.formats.shared.several import several
 from ckptools.model.checkpoint import RankFile
 from ckptools.model.problems import Code, Problem
@@ -106,6 +106,23 @@ def _steps(folder: Path) -> list[Path]:
     return [path for found, path in sorted(named, key=lambda n: (int((n[0] or [0])[-1]), n[1].name)) if found]
 
 
+class FileFault(NamedTuple):
+    """Why nothing that a data file holds can be taken, though some of it may look right.
+
+    Attributes:
+        kind: the problem that it is.
+        reason: the end of a sentence that begins with the file's name.
+    """
+
+    kind: Code
+    reason: str
+
+    @classmethod
+    def contradicts(cls, why: str) -> FileFault:
+        """The fault of a file that is not the one that the metadata describes."""
+        return cls(Code.FILE_CONTRADICTS, f"is not the file that the metadata describes: {why}")
+
+
 @dataclass(frozen=True, slots=True)
 class DataFile:
     """A `.distcp` file that the metadata names, found or missing.
@@ -115,7 +132,8 @@ class DataFile:
         rank: who wrote it.
         size: bytes; None when it is missing.
         modified: file time; None when it is missing.
-        needed: bytes that it must have at least.
+        needed: bytes that it must have.
+        fault: why nothing in it counts.
     """
 
     path: Path
@@ -123,16 +141,28 @@ class DataFile:
     size: int | None
     modified: float | None
     needed: int
+    fault: FileFault | None = None
 
     def holds(self, end: int) -> bool:
-        """Whether the file is here and reaches to byte `end`."""
-        return self.size is not None and end <= self.size
+        """Whether the file is here, reaches to byte `end`, and nothing is wrong with all of it."""
+        return self.size is not None and end <= self.size and self.fault is None
 
-    def rank_file(self) -> RankFile:
-        """The file as the checkpoint lists it: one that is here counts as read, for the metadata knows all of it."""
+    @property
+    def state(self) -> str:
+        """What is wrong with it, in a few words."""
+        if self.size is None:
+            return "missing"
+        if self.fault is None:
+            return "cut short"
+        return "unreadable" if self.fault.kind is Code.FILE_UNREADABLE else "not the one that was saved"
+
+    def rank_file(self, all_seen: bool) -> RankFile:
+        """The file as the checkpoint lists it: it counts as read where every item was looked into."""
         if self.size is None:
             return RankFile(self.path, self.rank, "", "missing", 0, None)
-        status: Literal["read", "cut"] = "cut" if self.size < self.needed else "read"
+        status: Literal["read", "seen", "cut", "bad"] = "read" if all_seen else "seen"
+        status = "cut" if self.size < self.needed else status
+        status = "bad" if self.fault else status
         return RankFile(self.path, self.rank, "", status, self.size, self.modified)
 
 
@@ -159,7 +189,18 @@ def _data_file(folder: Path, name: str, needed: int, follow_symlinks: bool) -> D
         raise ReadError(path, (error.strerror or "cannot be looked at").lower()) from error
     if not stat.S_ISREG(status.st_mode):
         raise UnsafePathError(path, "not a regular file")
-    return DataFile(path, rank_of(name), status.st_size, status.st_mtime, needed)
+    return DataFile(path, rank_of(name), status.st_size, status.st_mtime, needed, _refused(path))
+
+
+def _refused(path: Path) -> FileFault | None:
+    """The fault of a file that the system does not let us read; a store is not asked for each of its files."""
+    if is_remote(path):
+        return None
+    try:
+        File(path).close()
+    except ReadError as error:
+        return FileFault(Code.FILE_UNREADABLE, error.reason)
+    return None
 
 
 def _check_inside(path: Path, folder: Path) -> None:
@@ -170,20 +211,38 @@ def _check_inside(path: Path, folder: Path) -> None:
         check_stays_inside(step, folder)
 
 
+def with_faults(files: Mapping[str, DataFile], faults: Mapping[Path, FileFault]) -> dict[str, DataFile]:
+    """The files, with the faults that were found in them."""
+    return {name: replace(f, fault=f.fault or faults.get(f.path)) for name, f in files.items()}
+
+
 def check_data_files(files: Mapping[str, DataFile], holds: Mapping[str, list[str]]) -> Iterable[Problem]:
-    """Data files that are missing or cut, with what they hold."""
+    """Data files that are missing, cut or other ones, with what they should hold."""
     for name, file in files.items():
         lost = few(holds[name], MAX_NAMED)
         if file.size is None:
             yield Problem(Code.FILE_MISSING, f"no file {name}, which holds {lost}", file.rank)
+        elif file.fault is not None:
+            yield Problem(file.fault.kind, f"{name} {file.fault.reason}; it should hold {lost}", file.rank)
         elif file.size < file.needed:
             text = f"{name} is cut short: {file.size} bytes of at least {file.needed}; it holds {lost}"
             yield Problem(Code.FILE_CUT, text, file.rank)
 
 
-def stray_files(folder: Path, named: Iterable[str]) -> Iterable[Problem]:
-    """Data files that the metadata does not name: of another save into the same folder, or another rank's."""
-    stray = sorted(name for name in _names(folder) - set(named) if DATA.fullmatch(name))
+def other_data_files(folder: Path, named: Iterable[str]) -> tuple[dict[str, DataFile], list[str]]:
+    """Data files that the metadata does not name: empty ones, of ranks that had nothing to write, and strays.
+
+    Raises:
+        ReadError: one cannot be looked at.
+    """
+    names = sorted(name for name in _names(folder) - set(named) if DATA.fullmatch(name))
+    found = {name: _data_file(folder, name, 0, follow_symlinks=True) for name in names}
+    empty = {name: file for name, file in found.items() if file.size == 0}
+    return empty, [name for name in names if name not in empty]
+
+
+def check_strays(stray: Sequence[str]) -> Iterable[Problem]:
+    """Data files of another save into the same folder, or another rank's."""
     if stray:
         listed = few(stray, MAX_NAMED)
         text = f"{listed}: not named by the metadata, perhaps left over from another save into this folder"

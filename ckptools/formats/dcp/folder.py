@@ -13,13 +13,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ckptools.formats.dcp.files import DataFile, by_rank, check_data_files, find_data_files, metadata_files, stray_files
+from ckptools.formats.dcp.files import (
+    DataFile,
+    by_rank,
+    check_data_files,
+    check_strays,
+    find_data_files,
+    metadata_files,
+    other_data_files,
+    with_faults,
+)
 from ckptools.formats.dcp.items import ItemReader
-from ckptools.formats.dcp.metadata import Metadata
+from ckptools.formats.dcp.metadata import Metadata, StoredItem
 from ckptools.formats.dcp.metadata_reader import read_metadata
 from ckptools.formats.dcp.objects import read_objects
-from ckptools.formats.dcp.tensors import read_tensors
+from ckptools.formats.dcp.other_files import Suspect, check_sizes, other_files
+from ckptools.formats.dcp.tensors import TensorsRead, read_tensors
 from ckptools.formats.dcp.tree import ContradictionError, nest
+from ckptools.formats.dcp.world_size import Writers, writers_of
 from ckptools.formats.options import Options
 from ckptools.formats.shared.merge import Merge
 from ckptools.formats.shared.rank_checks import RankValues, compare_ranks
@@ -43,7 +54,7 @@ class Folder:
         problems: what is wrong.
         names: dotted names that its pickles mention.
         writer: which torch wrote it, as far as its classes tell.
-        ranks: who wrote a file.
+        writers: who wrote a file.
         extra: attributes of the metadata that torch does not have, such as Megatron's `mcore_data`.
         differing: key paths of objects that differ between ranks, where each wrote its own metadata.
         per_rank: what each rank has at such a key path, and of random states and positions in the data.
@@ -60,7 +71,7 @@ class Folder:
     problems: tuple[Problem, ...]
     names: tuple[str, ...] = field(repr=False)
     writer: str
-    ranks: tuple[int, ...]
+    writers: Writers
     extra: Mapping[str, Any] = field(repr=False)
     differing: tuple[KeyPath, ...]
     per_rank: Mapping[KeyPath, Mapping[int, Any]] = field(repr=False)
@@ -79,31 +90,38 @@ def read_folder(folder: Path, options: Options) -> Folder:
     """
     metadata = [read_metadata(path, rank) for path, rank in metadata_files(folder, options.follow_symlinks)]
     holds = _holds(metadata)
-    here = find_data_files(folder, _needed(metadata, holds), options.follow_symlinks)
+    last = _last_items(metadata, holds)
+    here = find_data_files(folder, {name: item.end for name, item in last.items()}, options.follow_symlinks)
     items = ItemReader(folder)
-    merge = Merge()
+    paths = {fqn: path for one in metadata for fqn, path in (one.paths or {}).items()}
     try:
-        tensors, problems = read_tensors(metadata, here, items, options.all_ranks)
-        paths = {fqn: path for one in metadata for fqn, path in (one.paths or {}).items()}
-        objects, lost = read_objects(metadata, here, items, options.all_ranks, merge, paths)
+        faults, odd = check_sizes(here, last, items)
+        here = with_faults(here, faults)
+        content = _content(metadata, here, items, options.all_ranks, paths)
+        while faults := other_files(content.suspects, metadata, items):
+            here = with_faults(here, faults)
+            content = _content(metadata, here, items, options.all_ranks, paths)
     finally:
         items.close()
-    leaves = {**tensors, **objects}
+    empty, stray = other_data_files(folder, here)
+    files = dict(sorted({**here, **empty}.items(), key=lambda named: by_rank(named[0])))
+    ranks = {file.rank for file in files.values() if file.rank is not None}
+    leaves = {**content.tensors.by_fqn, **content.objects}
     flat = {fqn: leaves[fqn] for one in metadata for fqn in one.order}
     tree, contradiction = _nested(flat, paths)
-    found = RankValues(tree, tuple(merge.problems), (), {}, {})
+    found = RankValues(tree, tuple(content.merge.problems), (), {}, {})
     if not any(p.severity == "error" for p in contradiction):  # else the tree has other paths
-        found = compare_ranks(merge, tree)
-    problems = [*check_data_files(here, holds), *problems, *lost, *found.problems, *contradiction]
+        found = compare_ranks(content.merge, tree)
+    problems = [*check_data_files(here, holds), *odd, *content.tensors.problems, *content.lost]
     return Folder(
         path=folder,
         tree=found.tree,
         flat=flat,
-        files=tuple(_files(metadata, here)),
-        problems=(*problems, *stray_files(folder, here)),
+        files=tuple(_files(metadata, files, content.tensors.all_seen)),
+        problems=(*problems, *found.problems, *contradiction, *check_strays(stray)),
         names=tuple(dict.fromkeys(n for one in metadata for n in one.names) | items.names),
         writer=metadata[0].writer,
-        ranks=tuple(sorted({f.rank for f in here.values() if f.rank is not None})),
+        writers=writers_of(ranks, {**holds, **{name: [] for name in empty}}, not stray),
         extra=metadata[0].extra,
         differing=found.differing,
         per_rank=found.per_rank,
@@ -112,6 +130,38 @@ def read_folder(folder: Path, options: Options) -> Folder:
         files_read=len(metadata) + len(items.files_read),
         bytes_read=sum(one.nbytes for one in metadata) + items.bytes_read,
     )
+
+
+@dataclass(frozen=True)
+class _Content:
+    """What the data files hold.
+
+    Attributes:
+        tensors: by fqn, and what is wrong with them.
+        objects: by fqn.
+        lost: problems of the objects that are lost.
+        suspects: items that are damaged, or not those that the metadata lists.
+        merge: what several ranks hold of one object.
+    """
+
+    tensors: TensorsRead
+    objects: Mapping[str, Any]
+    lost: Sequence[Problem]
+    suspects: Sequence[Suspect]
+    merge: Merge
+
+
+def _content(
+    metadata: Sequence[Metadata],
+    here: Mapping[str, DataFile],
+    items: ItemReader,
+    everything: bool,
+    paths: Mapping[str, KeyPath],
+) -> _Content:
+    merge = Merge()
+    tensors = read_tensors(metadata, here, items, everything)
+    objects, lost, suspects = read_objects(metadata, here, items, everything, merge, paths)
+    return _Content(tensors, objects, lost, [*tensors.suspects, *suspects], merge)
 
 
 def _holds(metadata: Sequence[Metadata]) -> dict[str, list[str]]:
@@ -123,13 +173,14 @@ def _holds(metadata: Sequence[Metadata]) -> dict[str, list[str]]:
     return {file: list(holds[file]) for file in sorted(holds, key=by_rank)}
 
 
-def _needed(metadata: Sequence[Metadata], files: Iterable[str]) -> dict[str, int]:
-    """Bytes that each file must have at least."""
-    needed = dict.fromkeys(files, 0)
+def _last_items(metadata: Sequence[Metadata], files: Iterable[str]) -> dict[str, StoredItem]:
+    """The item of each file that ends last."""
+    last = {file: StoredItem(file, 0, 0) for file in files}
     for one in metadata:
         for stored in one.stored.values():
-            needed[stored.file] = max(needed[stored.file], stored.offset + stored.length)
-    return needed
+            if stored.end > last[stored.file].end:
+                last[stored.file] = stored
+    return last
 
 
 def _nested(flat: dict[str, Any], paths: Mapping[str, KeyPath]) -> tuple[dict[str, Any], list[Problem]]:
@@ -149,7 +200,7 @@ def _nested(flat: dict[str, Any], paths: Mapping[str, KeyPath]) -> tuple[dict[st
     ]
 
 
-def _files(metadata: Sequence[Metadata], here: Mapping[str, DataFile]) -> Iterator[RankFile]:
+def _files(metadata: Sequence[Metadata], here: Mapping[str, DataFile], all_seen: bool) -> Iterator[RankFile]:
     for one in metadata:
         yield RankFile(one.path, one.rank, "metadata" if one.rank is not None else "", "read", one.nbytes, one.modified)
-    yield from (file.rank_file() for file in here.values())
+    yield from (file.rank_file(all_seen) for file in here.values())

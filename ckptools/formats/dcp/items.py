@@ -20,7 +20,7 @@ from ckptools.files.compressed_items import CompressedItem
 from ckptools.files.file_type import content_of, head_of
 from ckptools.files.opening import File, Window
 from ckptools.files.safetensors_header import Header
-from ckptools.model.tensor import Item, Shard, Source
+from ckptools.model.tensor import Encoded, Shard, Source
 from ckptools.model.values import describe_for_error
 from ckptools.pickles.archive import read_archive
 from ckptools.pickles.loading import load_checked
@@ -32,8 +32,8 @@ SMALL = 4 << 10
 
 MAX_OBJECT = 1 << 30
 
-MAGIC = 4
-"""Bytes by which an archive is known, compressed or not."""
+PICKLE = b"\x80"
+"""How an object begins that is no archive."""
 
 SHARDING_INFO = "DCP_SHARDING_INFO"
 
@@ -65,25 +65,19 @@ class ItemReader:
         self._headers: dict[tuple[Path, int], tuple[Header, dict[str, Any]]] = {}
 
     def locate(self, fqn: str, shard: Shard) -> Shard:
-        """The shard of a tensor with its source.
+        """The shard of a tensor with its source, or with what its class stores in the place of values.
 
         Raises:
             ReadError: its item is damaged, or holds something else.
         """
         assert shard.item is not None
-        file = self._open(shard.item.path)
-        inside = in_safetensors(shard)
-        source = self._in_safetensors(file, fqn, shard) if inside else self._locator.locate(file, shard.item)
-        return Shard(shard.box, shard.rank, source)
-
-    def begins(self, item: Item) -> bool:
-        """Whether an archive begins where the metadata says that one lies.
-
-        Raises:
-            ReadError: the file cannot be read.
-        """
-        head = self._open(item.path).read(item.offset, min(item.length, MAGIC))
-        return content_of(head) == ("zstd" if item.zstd else "zip")
+        file = self.open(shard.item.path)
+        if in_safetensors(shard) and content_of(head_of(Window(file, shard.item.offset, shard.item.length))) != "zip":
+            return Shard(shard.box, shard.rank, self._in_safetensors(file, fqn, shard))
+        found = self._locator.locate(file, shard.item)
+        if isinstance(found, Encoded):
+            return Shard(shard.box, shard.rank, None, encoded=found)
+        return Shard(shard.box, shard.rank, found)
 
     def unpack(self, path: Path, parts: Iterable[CompressedItem], most: int) -> None:
         """Unpack compressed items of a file together, to `most` bytes, so that each is at hand when it is wanted.
@@ -92,7 +86,7 @@ class ItemReader:
             ReadError: the file cannot be opened.
             NoSpaceError: there is no room for them.
         """
-        compressed_items.unpack(self._open(path), parts, most)
+        compressed_items.unpack(self.open(path), parts, most)
 
     def unpacked_value(self, path: Path, part: CompressedItem) -> Any:
         """The object that a compressed item holds.
@@ -101,7 +95,7 @@ class ItemReader:
             ReadError: it is damaged, or larger than it may be.
         """
         try:
-            opened, window = compressed_items.window(self._open(path), part)
+            opened, window = compressed_items.window(self.open(path), part)
         except ReadError as error:
             raise ReadError(path, f"object at byte {part.offset}: {error.reason}", error.kind) from error
         with opened:
@@ -113,7 +107,7 @@ class ItemReader:
         Raises:
             ReadError: it is damaged, or larger than any object is.
         """
-        file = self._open(path)
+        file = self.open(path)
         if length > MAX_OBJECT:
             raise ReadError(path, f"an object of {length} bytes at {offset}; at most {MAX_OBJECT} are read")
         raw = file.read(offset, length) if length <= SMALL else b""
@@ -128,7 +122,7 @@ class ItemReader:
         head = head_of(window)
         if content_of(head):
             machine, value = read_archive(window)
-        elif head.startswith(b"\x80"):
+        elif head.startswith(PICKLE):
             machine = Machine(window.read(0, window.size))
             value = load_checked(machine, window.path, f"object at byte {window.start}")
         else:
@@ -144,7 +138,12 @@ class ItemReader:
         inside = path is not None and path.is_relative_to(self.folder)
         return f"{path.relative_to(self.folder)}: {error.reason}" if path is not None and inside else str(error)
 
-    def _open(self, path: Path) -> File:
+    def open(self, path: Path) -> File:
+        """The file at a path, which stays open until another is wanted.
+
+        Raises:
+            ReadError: it cannot be opened.
+        """
         if self._file is None or self._file.path != path:
             self.close()
             self._file = File(path)

@@ -34,6 +34,11 @@ class StoredItem:
     transforms: tuple[str, ...] = ()
 
     @property
+    def end(self) -> int:
+        """Byte offset behind the item."""
+        return self.offset + self.length
+
+    @property
     def zstd(self) -> bool:
         """Whether the item was compressed by zstd, which ckptools unpacks."""
         return is_zstd(self.transforms)

@@ -14,6 +14,7 @@ from ckptools.files.compressed_items import CompressedItem
 from ckptools.formats.dcp.files import DataFile
 from ckptools.formats.dcp.items import ItemReader
 from ckptools.formats.dcp.metadata import Metadata, StoredItem
+from ckptools.formats.dcp.other_files import Suspect
 from ckptools.formats.shared.merge import Merge
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tree import KeyPath
@@ -37,8 +38,8 @@ def read_objects(
     everything: bool,
     merge: Merge,
     paths: Mapping[str, KeyPath],
-) -> tuple[dict[str, Any], list[Problem]]:
-    """Read the pickled objects of a DCP folder by fqn, and the problems of those that are lost.
+) -> tuple[dict[str, Any], list[Problem], list[Suspect]]:
+    """Read the pickled objects of a DCP folder by fqn, the problems of those that are lost, and what may be wrong.
 
     Args:
         metadata: one for all ranks, or one of each.
@@ -68,7 +69,7 @@ def read_objects(
         else ranked[0][1]
         for fqn, ranked in values.items()
     }
-    return joined, reading.problems()
+    return joined, reading.problems(), reading.suspects
 
 
 def _packed(stored: StoredItem) -> CompressedItem:
@@ -85,6 +86,7 @@ class _Objects:
         self.here, self.items, self.budget = here, items, budget
         self.lost: list[Problem] = []
         self.unread = 0
+        self.suspects: list[Suspect] = []
 
     def unpack(self, wanted: Iterable[StoredItem]) -> None:
         """Unpack the compressed objects of each file together."""
@@ -108,7 +110,7 @@ class _Objects:
         if file is None or twice:
             return self._lost(fqn, f"the metadata says {'twice' if twice else 'nowhere'} where it lies", None)
         if not file.holds(stored.offset + stored.length):
-            return self._lost(fqn, f"lies in {stored.file}, which is missing or cut", file.rank)
+            return self._lost(fqn, f"lies in {stored.file}, which is {file.state}", file.rank)
         if stored.unreadable:
             return self._lost(fqn, stored.unreadable, file.rank)
         if self.budget is not None:
@@ -121,6 +123,7 @@ class _Objects:
                 return self.items.unpacked_value(file.path, _packed(stored))
             return self.items.value(file.path, stored.offset, stored.length)
         except ReadError as error:
+            self.suspects.append(Suspect(fqn, file.path, stored, error))
             return self._lost(fqn, self.items.why(error), file.rank)
 
     def _lost(self, fqn: str, why: str, rank: int | None) -> Lost:

@@ -33,6 +33,7 @@ from ckptools.files.location import check_stays_inside
 from ckptools.files.opening import File, reading
 from ckptools.formats.dcp.files import looks_like_dcp
 from ckptools.formats.dcp.folder import PLANNED, Folder, read_folder
+from ckptools.formats.dcp.world_size import world_size
 from ckptools.formats.megatron import run
 from ckptools.formats.megatron.grid import arguments, setting
 from ckptools.formats.megatron_dist.stored import COMMON_KEY, StoredState
@@ -127,6 +128,7 @@ def read(path: Path, options: Options) -> Checkpoint:
         world_size=_world(tree, found),
         step=find_step(folder, find_sections(tree)),
         module_order=PLANNED,
+        text_keys=True,
         all_ranks=options.all_ranks,
         bytes_expected=found.bytes_expected + sum(s.nbytes for s in beside),
         assumed_names=by_order,
@@ -190,6 +192,6 @@ def _without_common(found: Folder, config: Mapping[str, Any]) -> Iterator[Proble
 def _world(tree: Mapping[Any, Any], found: Folder) -> Fact:
     """Ranks of the run by its arguments; without them only who wrote a file is known."""
     stated = setting(arguments(tree), "world_size")
-    if stated and stated > max(found.ranks, default=0):
+    if stated and stated > max(found.writers.ranks, default=0):
         return Fact(stated, ("args.world_size",))
-    return Fact(max(len(found.ranks), 1), ("files found",))
+    return world_size(found.writers, tree)
