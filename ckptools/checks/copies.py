@@ -49,5 +49,5 @@ def unequal(fqn: str, tensor: Tensor, files: OpenFiles) -> Iterator[Problem]:
     Raises:
         ReadError: a file cannot be read.
     """
-    for box, (first, other) in list(differing_boxes(tensor.found, files).items())[:1]:
-        yield Problem(Code.COPIES_DIFFER, f"{box}: other bytes than rank {first} has", other, fqn)
+    for found in list(differing_boxes(tensor.found, files).values())[:1]:
+        yield Problem(Code.COPIES_DIFFER, found.text(files), found.rank, fqn, ranks=found.odd)

@@ -24,6 +24,9 @@ from ckptools.training_state.steps import contradiction
 ELEMENTWISE = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "exp_inf", "square_avg", "acc_delta")
 """Slots that have one number for each number of the parameter, in every optimizer that uses the name."""
 
+LOST = "the steps that the optimizer counts are in files that are not here, or damaged"
+"""Why steps cannot be compared, although the optimizer counts them."""
+
 MAX_RATES = 4
 """Learning rates that a line names."""
 
@@ -80,43 +83,58 @@ def _shaped(ck: Checkpoint, optimizer: Optimizer) -> Iterator[Problem]:
 
 def step_counters(ck: Checkpoint) -> Check:
     """Whether the optimizers count as many steps for each parameter as the training did."""
-    name, problems = "step counters", []
-    found = {(o.name, fqn): step for o in optimizers_of(ck).values() for fqn, step in _steps(o)}
-    counted = {key: step for key, step in found.items() if math.isfinite(step)}
-    not_numbers = {key: step for key, step in found.items() if key not in counted}
-    for (_, fqn), step in list(not_numbers.items())[:1]:
+    name = "step counters"
+    slots = _step_slots(ck)
+    found = {key: step for key, slot in slots.items() if (step := _step(slot)) is not None}
+    counted = {key: int(step) for key, step in found.items() if math.isfinite(step)}
+    problems = list(_unlike_steps(ck, found, counted))
+    where = [*ck.step.sources, *([f"{plural(len(counted), 'optimizer step')}"] if counted else [])]
+    if not problems and not counted:
+        why = LOST if slots else "no optimizer counts steps"
+        return skipped(name, "; ".join([why, *([f"{ck.step.value} in {', '.join(where)}"] if where else [])]))
+    if not problems and ck.step.value is None:
+        return skipped(name, f"{next(iter(counted.values()))} in {where[0]}; nothing else counts them")
+    counter = ck.step.value if ck.step.value is not None else min(counted.values(), default=None)
+    return judged(name, problems, f"{counter} in {', '.join(where)}" if where else "")
+
+
+Steps = Mapping[tuple[str, Any], float]
+"""What an optimizer of a name counts for a parameter."""
+
+
+def _unlike_steps(ck: Checkpoint, found: Steps, counted: Mapping[tuple[str, Any], int]) -> Iterator[Problem]:
+    """Counters that are no numbers, or differ: between parameters, from the step of the training."""
+    not_numbers = [(fqn, step) for (name, fqn), step in found.items() if (name, fqn) not in counted]
+    for fqn, step in not_numbers[:1]:
         text = f"the optimizer counts {step} steps (of {len(found)} parameters {len(not_numbers)} have no number)"
-        problems.append(Problem(Code.STEPS_DISAGREE, text, None, str(fqn)))
+        yield Problem(Code.STEPS_DISAGREE, text, None, str(fqn))
     values = sorted(set(counted.values()))
     if len(values) > 1:
         few = min(values, key=list(counted.values()).count)
         who = next(str(fqn) for (_, fqn), step in counted.items() if step == few)
         text = f"the optimizer counts {len(values)} different steps, from {values[0]} to {values[-1]}; here {few}"
-        problems.append(Problem(Code.STEPS_DISAGREE, text, None, who))
+        yield Problem(Code.STEPS_DISAGREE, text, None, who)
     if len(values) == 1 and ck.step.value is not None and values[0] != ck.step.value:
         text = f"the optimizer counts {values[0]} steps, {ck.step.sources[0]} says {ck.step.value}"
-        problems.append(Problem(Code.STEPS_DISAGREE, text))
+        yield Problem(Code.STEPS_DISAGREE, text)
     if not ck.step.agree:
-        problems.append(Problem(Code.STEPS_DISAGREE, contradiction(ck.step)))
-    if ck.step.value is None and not found:
-        return skipped(name, "nothing counts steps")
-    where = [*ck.step.sources, *([f"{plural(len(counted), 'optimizer step')}"] if counted else [])]
-    counter = ck.step.value if ck.step.value is not None else next(iter(values), None)
-    return judged(name, problems, f"{counter} in {', '.join(where)}" if where else "")
+        yield Problem(Code.STEPS_DISAGREE, contradiction(ck.step))
 
 
-def _steps(optimizer: Optimizer) -> Iterator[tuple[Any, float]]:
-    """What the optimizer counts for each parameter: a number, or a tensor with one; its bytes are few.
+def _step_slots(ck: Checkpoint) -> dict[tuple[str, Any], Any]:
+    """What stands for the number of steps of each parameter: a number, or a tensor with one."""
+    states = [(o.name, fqn, slots) for o in optimizers_of(ck).values() for fqn, slots in o.state.items()]
+    found = {(name, fqn): slots.get("step") for name, fqn, slots in states if isinstance(slots, Mapping)}
+    one = {key: step for key, step in found.items() if isinstance(step, Tensor) and step.numel == 1}
+    return one | {key: step for key, step in found.items() if type(step) is int}
 
-    One that is in no file here is told by the check of the layout.
-    """
+
+def _step(slot: Any) -> float | None:
+    """The number; None where its file is missing or damaged, as the check of the layout tells."""
+    if not isinstance(slot, Tensor):
+        return int(slot)
     with OpenFiles() as files:
-        for fqn, slots in optimizer.state.items():
-            step = slots.get("step") if isinstance(slots, Mapping) else None
-            if isinstance(step, Tensor) and step.numel == 1 and cover_problem(step, "") is None:
-                yield fqn, _number(step, files)
-            elif type(step) is int:
-                yield fqn, step
+        return _number(slot, files) if cover_problem(slot, "") is None else None
 
 
 NUMBERS = {"float32": "<f", "float64": "<d", "int32": "<i", "int64": "<q"}

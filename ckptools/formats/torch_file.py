@@ -26,7 +26,7 @@ from ckptools.model.tree import tensors_in
 from ckptools.pickles.reader import Saved
 from ckptools.training_state.module_order import AS_SAVED
 from ckptools.training_state.sections import find_sections
-from ckptools.training_state.steps import find_step
+from ckptools.training_state.steps import find_step, step_in
 
 NAME = "torch_file"
 READS = "one torch.save file: .pt, .pth, .bin, .ckpt (DDP snapshots, Lightning, plain state dicts)"
@@ -69,8 +69,8 @@ def read(path: Path, options: Options) -> Checkpoint:
         saved_as=in_form("one .pt with shards of one rank" if sharded else "one .pt, every tensor whole", saved.form),
         tree=saved.tree,
         files=[was_read(saved)],
-        world_size=Fact(claims[-1], ("layout",)) if claims else Fact(1, ("one file",)),
-        step=find_step(path, sections),
+        world_size=Fact(claims[-1], ("layout",), at_least=saved.at_least) if claims else Fact(1, ("one file",)),
+        step=find_step(_without_rank(path, saved), sections),
         module_order=AS_SAVED,
         bytes_expected=saved.nbytes,
     )
@@ -80,6 +80,11 @@ def stem(name: str) -> str:
     """A file name without its suffix, and without that of a compression behind it."""
     plain = Path(name)
     return Path(plain.stem).stem if plain.suffix in COMPRESSED else plain.stem
+
+
+def _without_rank(path: Path, saved: Saved) -> Path:
+    """The folder, where the file's name has the rank that its content says in the place of a step."""
+    return path.parent / "-" if step_in(path.name) in {rank for rank, _ in saved.claims} - {None} else path
 
 
 def _part_of_more(path: Path) -> list[Problem]:
@@ -95,8 +100,9 @@ def _shards_of_one(saved: Saved, sharded: bool) -> list[Problem]:
     world = max((world for _, world in saved.claims), default=1)
     if not sharded or world < 2:
         return []
+    count = f"at least {world}" if saved.at_least else world
     text = (
-        f"holds the shards of one rank of {world}, and nothing proves which files hold the others'; "
+        f"holds the shards of one rank of {count}, and nothing proves which files hold the others'; "
         "name them all, or the folder with --ranks PATTERN"
     )
     return [Problem(Code.ONE_OF_SEVERAL, text)]

@@ -47,10 +47,10 @@ def group_rates(ck: Checkpoint) -> tuple[float, ...]:
 
 def _compared(state: Any, groups: Sequence[Any]) -> LearningRates | None:
     last = state.get("_last_lr") if isinstance(state, Mapping) else None
-    if not isinstance(last, (list, tuple)) or len(last) != len(groups):
+    if not isinstance(last, (list, tuple)):
         return None
     told, known = _rates(last), _rates(groups)
-    return LearningRates(told, known) if len(told) == len(known) == len(groups) else None
+    return LearningRates(told, known) if len(told) == len(known) == len(last) == len(groups) else None
 
 
 def _rates(values: Sequence[Any]) -> tuple[float, ...]:

@@ -36,8 +36,17 @@ MAX_ROUNDS = 16
 
 
 def group_ids(optimizer: Mapping[str, Any]) -> list[list[Id]]:
-    """The ids of each param group; empty lists where a group has none (torch 1.13's sharded form), or no such ids."""
-    return [_ids(group.get("params")) for group in optimizer["param_groups"]]
+    """The ids of each param group; empty lists where a group has none (torch 1.13's sharded form), or no such ids.
+
+    A group without `params` whose `param_names` are keys of the state lists its ids by these (torch_checkpointing).
+    """
+    return [_ids(group.get("params", _keys(group, optimizer["state"]))) for group in optimizer["param_groups"]]
+
+
+def _keys(group: Mapping[str, Any], state: Mapping[Any, Any]) -> Any:
+    names = group.get("param_names")
+    known = isinstance(names, (list, tuple)) and any(isinstance(name, str) and name in state for name in names)
+    return names if known else None
 
 
 def _ids(params: Any) -> list[Id]:

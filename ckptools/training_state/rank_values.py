@@ -12,12 +12,15 @@ from ckptools.model.regions import Box
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath, leaf_at, tensors_in
 from ckptools.tensor_io.fetch_ahead import CopiesAhead
-from ckptools.tensor_io.replicas import differing_boxes
+from ckptools.tensor_io.replicas import Unequal, differing_boxes
 from ckptools.training_state.rank_own import Shared
 from ckptools.training_state.sections import sections_of, tensors_of
 
 NOTHING = object()
 """Stands where a rank has nothing."""
+
+WHOLE = ("plain", "quantized")
+"""Kinds of tensors that each rank may have all of for itself."""
 
 
 class RankValues:
@@ -55,8 +58,8 @@ class RankValues:
         """Take note of tensors whose copies will be compared, in this order; a store is asked for many at once."""
         self._ahead = CopiesAhead(tensors)
 
-    def differing(self, tensor: Tensor, path: KeyPath) -> dict[Box, tuple[int, int]]:
-        """The regions of a tensor whose copies differ, each with two ranks that have other bytes.
+    def differing(self, tensor: Tensor, path: KeyPath) -> dict[Box, Unequal]:
+        """The regions of a tensor whose copies differ.
 
         Raises:
             ReadError: a file cannot be read.
@@ -66,7 +69,7 @@ class RankValues:
 
     def of_tensor(self, tensor: Tensor, path: KeyPath) -> Mapping[int, Tensor] | None:
         """Each rank's own copy of a tensor that ranks need not share; None where all have the same, or should."""
-        if self._shared.holds(path) or tensor.kind != "plain" or not self.differing(tensor, path):
+        if self._shared.holds(path) or tensor.kind not in WHOLE or not self.differing(tensor, path):
             return None
         ranks = {s.rank for s in tensor.found if s.rank is not None}
         return {rank: replace(tensor, shards=tensor.on_rank(rank)) for rank in sorted(ranks)}

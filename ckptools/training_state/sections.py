@@ -15,7 +15,7 @@ from ckptools.model.records import displayed, to_dict
 from ckptools.model.rows import Rows
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath, children_of, fqn_of, nodes_in, tensors_in
-from ckptools.model.values import Lost, Opaque
+from ckptools.model.values import Lost, NumpyArray, Opaque
 from ckptools.text import clip_middle, plural, size
 
 SectionKind = Literal["model", "optimizer", "scheduler", "rng", "other"]
@@ -32,6 +32,9 @@ RNG_WORDS = (
     "cuda_rng_state",
     "torch_rng_state",
 )
+OPTIMIZER_WORDS = ("optim", "optimizer", "optimizers", "optim_state_dict", "optimizer_state_dict")
+"""Keys below which no tensors are a model, also where an optimizer was saved without its param groups."""
+
 SCHEDULER_KEYS = ("last_epoch", "_last_lr", "base_lrs", "last_batch_iteration", "lr_decay_style", "decay_style")
 MAX_SECTION_DEPTH = 5
 
@@ -176,7 +179,7 @@ def _kind(path: KeyPath, node: Any) -> SectionKind | None:
         return "other"  # an optimizer that cannot be used; above all, its moments are no model
     if isinstance(node, Mapping) and any(k in node for k in SCHEDULER_KEYS):
         return "scheduler"
-    if path and str(path[-1]).lower() in RNG_WORDS:
+    if (path and str(path[-1]).lower() in RNG_WORDS) or generator_of(node):
         return "rng"
     return "model" if path and _is_model(path, node) else None
 
@@ -218,7 +221,7 @@ def _is_model(path: KeyPath, node: Any) -> bool:
         return False
     states = len(_random_states(node))
     tensors = sum(isinstance(v, Tensor) for v in node.values()) - states
-    return tensors * 2 > len(node) - states and not any(str(p).lower() in RNG_WORDS for p in path)
+    return tensors * 2 > len(node) - states and not any(str(p).lower() in (*RNG_WORDS, *OPTIMIZER_WORDS) for p in path)
 
 
 def _random_states(node: Mapping[str, Any]) -> list[str]:
@@ -249,6 +252,37 @@ STREAMS = {
 def stream_of(path: KeyPath) -> str:
     """Which generator a piece of RNG state is of: the first known word on its path; empty where none is."""
     return next((STREAMS[str(key).lower()] for key in path if str(key).lower() in STREAMS), "")
+
+
+def generator_of(node: Any) -> str:
+    """Whose state a value is by its form, whatever it is called: `python`, `numpy`, or "" for any other value.
+
+    Sources: CPython's Lib/random.py `getstate`; numpy/random/mtrand.pyx `get_state`, as a tuple and as a dict.
+    """
+    if isinstance(node, (list, tuple)) and len(node) == 3:
+        first = type(node[0]) is int and (node[2] is None or isinstance(node[2], float))
+        return "python" if first and twister_of(node[1]) == "python" else ""
+    if isinstance(node, (list, tuple)) and len(node) == 5:
+        return "numpy" if isinstance(node[0], str) and twister_of(node[1]) == "numpy" else ""
+    if isinstance(node, Mapping) and isinstance(node.get("state"), Mapping):
+        return "numpy" if isinstance(node.get("bit_generator"), str) else ""
+    return ""
+
+
+TWISTERS = {625: "python", 624: "numpy"}
+"""Numbers of a Mersenne Twister, whose state has 624; Python's own has the place among them as one more."""
+
+
+def twister_of(value: Any) -> str:
+    """Whose Mersenne Twister has numbers in such a form: `python`, `numpy`, or "" for any other value."""
+    if isinstance(value, (NumpyArray, Tensor)):
+        return TWISTERS.get(value.shape[0], "") if len(value.shape) == 1 and value.dtype in INTEGERS else ""
+    ints = isinstance(value, (list, tuple)) and all(type(v) is int for v in value[:8])
+    return TWISTERS.get(len(value), "") if ints else ""
+
+
+INTEGERS = ("<u4", "uint32", "<i8", "int64", "<u8", "uint64")
+"""Dtypes, as numpy and as torch call them, in which such numbers are saved."""
 
 
 def is_gathered(states: Any) -> bool:
@@ -300,7 +334,7 @@ def measure(value: Any) -> SectionSize:
 
 def storage_identity(tensor: Tensor) -> Any:
     """What two tied tensors have in common: the same bytes seen in the same way; None when there are none."""
-    first = next((s.source for s in tensor.shards if s.source is not None), None)
+    first = next((source for s in tensor.found for source in s.sources), None)
     if first is None or not tensor.numel:
         return None
     return (first.path, first.record, first.offset, first.strides, tensor.shape, tensor.dtype)

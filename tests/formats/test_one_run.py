@@ -85,3 +85,13 @@ def test_states_of_a_rank_s_devices_may_differ(tmp_path):
         tree["rng"] = [state_of(100 * rank + device)["torch"] for device in range(WORLD)]
 
     assert of_two_runs(save(tmp_path, change)) == []
+
+
+@pytest.mark.parametrize("key", ["torch", "python"])
+def test_where_each_file_lists_its_own_states_of_the_ranks_no_file_is_named_and_all_are_refused(tmp_path, key):
+    def change(tree, rank):
+        tree["rng"][2][key] = state_of(99 + rank)[key]
+
+    assert of_two_runs(save(tmp_path, change)) == [(None, "rng")]
+    with pytest.raises(NotWholeError, match="several runs or saves"):
+        ckptools.consolidate(tmp_path, tmp_path / "out.pt", only="model")

@@ -16,6 +16,7 @@ from ckptools.cli import app
 from ckptools.errors import ReadError
 from ckptools.model.values import Opaque
 from ckptools.training_state import modules
+from ckptools.training_state.module_order import AS_SAVED, CONFIRMED, believed
 
 
 class Block(nn.Module):
@@ -66,6 +67,12 @@ def test_a_whole_module_is_its_state_dict(tmp_path, make):
     model = ckptools.open(save(tmp_path, module)).model
     assert list(model) == list(module.state_dict())
     assert all(same(model[name], value) for name, value in module.state_dict().items())
+
+
+def test_the_order_of_a_whole_module_is_known(tmp_path):
+    model = ckptools.open(save(tmp_path, Block())).tree
+    assert list(model._metadata) == ["", "embed", "norms.0", "norms.1", "head", "again", "scales"]
+    assert believed(AS_SAVED, model) == CONFIRMED
 
 
 def test_a_module_of_before_torch_1_6_is_its_state_dict(tmp_path):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ckptools.training_state.sections import find_sections
-from ckptools.training_state.steps import find_step
+from ckptools.training_state.steps import contradiction, find_step, step_in
 
 
 def step(tree, path="run/rank0.pt"):
@@ -80,3 +80,39 @@ def test_nothing_at_all_is_said_as_nothing():
 def test_a_counter_deep_inside_something_else_is_none_of_the_training():
     assert step({"a": {"b": {"c": {"d": {"step": 7}}}}}).value == 7
     assert step({"a": {"b": {"c": {"d": {"e": {"step": 7}}}}}}).value is None
+
+
+@pytest.mark.parametrize("key", ["args", "config", "hparams", "hyper_parameters", "callbacks", "loops"])
+def test_a_step_among_settings_is_no_counter(key):
+    assert step({"trainer": {key: {"step": 7}}}).value is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("ba5", 5), ("step-7", 7), ("iter=8", 8), ("iteration9", 9), ("checkpoint_10", 10), ("step5-step6", 6),
+        ("step1234567890123", None), ("step", None), ("3", None),
+    ],
+)  # fmt: skip
+def test_a_name_tells_the_last_step_in_it(name, value):
+    assert step_in(name) == value
+
+
+def test_a_folder_above_tells_where_the_name_does_not_and_says_so():
+    assert step({}, "step9/actor/rank0.pt").sources == ("folder",)
+    assert step({}, "step8/rank0.pt").sources == ("folder name",)
+    assert step({}, "step7.pt").sources == ("file name",)
+
+
+def test_of_counters_of_one_name_that_nearer_to_the_root_counts():
+    assert step({"inner": {"step": 1}, "step": 2}).value == 2
+    assert step({"state": {"timestamp": {"batch": 3}}, "iteration": 4}).value == 3
+
+
+def test_a_contradiction_says_what_the_content_has():
+    fact = step({"global_step": 5}, "run/step7/x.pt")
+    assert contradiction(fact) == "the name of the file or folder tells another step than global_step (5)"
+
+
+def test_a_scheduler_whose_last_epoch_is_no_whole_number_tells_nothing():
+    assert step({"s": {"last_epoch": 4.0, "base_lrs": [1]}}).value is None

@@ -16,7 +16,7 @@ from ckptools.formats.shared.flat_runs import flat_source
 from ckptools.formats.shared.merge import Merge
 from ckptools.formats.shared.same_values import same_value
 from ckptools.model.problems import Code, Problem
-from ckptools.model.rank_vote import minority_ranks
+from ckptools.model.rank_vote import Vote, vote
 from ckptools.model.regions import Ints, chunk
 from ckptools.model.tensor import Source, Tensor
 from ckptools.model.tree import KeyPath
@@ -55,7 +55,7 @@ class ZeroAssembler:
         rank_of: the global rank that holds a flat tensor.
         world: how many ranks there are.
         problems: what is wrong with the tensors.
-        differing: plain values that differ between ranks, with the ranks that differ.
+        differing: plain values that differ between ranks, with the ranks that have each value.
         unequal: what each rank has there.
     """
 
@@ -68,7 +68,7 @@ class ZeroAssembler:
     ) -> None:
         self.layouts, self.rank_of, self.world = layouts, rank_of, world
         self.problems: list[Problem] = []
-        self.differing: dict[KeyPath, list[int]] = {}
+        self.differing: dict[KeyPath, Vote[Any]] = {}
         self.unequal: dict[KeyPath, Mapping[int, Any]] = {}
         self.optims = optims
         self.masters: dict[Where, Source] = {}
@@ -166,14 +166,15 @@ class ZeroAssembler:
     def _shared(self, path: KeyPath, values: Mapping[Where, Any]) -> Any:
         """A value that the ranks of one flat tensor repeat: a replica of each, or the first if it is plain."""
         ranked = [(self.rank_of(where), value) for where, value in sorted(values.items(), key=lambda i: i[0])]
-        sums = {rank: stated_checksum(value, whole=True) for rank, value in ranked}
+        stated = [(rank, stated_checksum(value, whole=True)) for rank, value in ranked]
+        sums = vote([(rank, f"CRC-32 {known[1]:08x}") for rank, known in stated if known is not None], eq)
         merge = Merge()
         merged = merge.trees(ranked, path)
         self.problems += merge.problems
         self.differing |= merge.differing
         self.unequal |= {at: merge.values_or_absent(at) for at in merge.differing}
-        if len(set(sums.values()) - {None}) > 1:
-            self.differing[path] = minority_ranks(list(sums.items()), eq)
+        if not sums.agree:
+            self.differing[path] = sums
         return merged
 
     def param_groups(self) -> list[dict[str, Any]]:

@@ -24,7 +24,7 @@ MAX_WORLD = 1 << 16
 NO_OPTIMIZER = "its fp32 copy is in optimizer states files that are not here; --weights module takes the module's copy"
 EXPERTS = (
     "expert parameters are cut over fewer ranks than the others, and their optimizer states are not joined; "
-    "--weights module takes the experts' own files"
+    "--weights module --only model takes the experts' own files"
 )
 SHUFFLED = Problem(
     Code.LAYOUT_DISAGREES,
@@ -58,12 +58,10 @@ class PartitionLayout:
     refused: dict[str, str] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
-    def refuse(
-        self, names: Iterable[str], why: str, code: Code = Code.LAYOUT_DISAGREES, rank: int | None = None
-    ) -> None:
+    def refuse(self, names: Iterable[str], why: str, rank: int | None = None) -> None:
         """Refuse parameters for one reason, which becomes one problem."""
         self.refused |= dict.fromkeys(names, why)
-        self.problems.append(Problem(code, why, rank))
+        self.problems.append(Problem(Code.LAYOUT_DISAGREES, why, rank))
 
     def add(self, run: Run) -> None:
         """Add a run of a parameter."""
@@ -186,7 +184,7 @@ def _refuse_other_partitions(layout: PartitionLayout, optim: OptimStates) -> Non
     for k, cut in enumerate(cuts if isinstance(cuts, (list, tuple)) else ()):
         count = cut.get("partition_count") if isinstance(cut, dict) else None
         if count not in (None, layout.world) and k < len(layout.groups):
-            layout.refuse(layout.groups[k], EXPERTS, Code.TENSOR_NOT_JOINED)
+            layout.refused |= dict.fromkeys(layout.groups[k], EXPERTS)
 
 
 def _plan_groups(
@@ -207,7 +205,7 @@ def _plan_groups(
         world = counts[k] if k < len(counts) else layout.world
         layout.lengths.append(0)
         if world != layout.world:
-            layout.refuse(shapes, EXPERTS, Code.TENSOR_NOT_JOINED)
+            layout.refused |= dict.fromkeys(shapes, EXPERTS)
             continue
         _plan_group(layout, Group(layout.mp, k, shapes, first.paddings(k, len(shapes)), world), model, optims)
 

@@ -13,9 +13,8 @@ from ckptools.formats.megatron.rules import Rules
 from ckptools.formats.shared.same_values import same_value
 from ckptools.formats.shared.tensor_parallel import REPLICATED, Piece, Rule, UnlikeError, join, unjoined_tensor
 from ckptools.model.problems import Code, Problem
-from ckptools.model.rank_vote import minority_ranks
+from ckptools.model.rank_vote import vote
 from ckptools.model.tensor import Tensor
-from ckptools.text import first_few
 
 EXPERT = re.compile(r"(?:.*\.)?(?:local_)?experts\..*", re.DOTALL)
 EXPERTS = "weights of experts that are spread over expert-parallel ranks are not joined"
@@ -153,10 +152,10 @@ class Model:
 
     def agreed(self, path: str, held: ValuesByRank) -> Any:
         """The value that ranks agree on."""
-        odd = minority_ranks([(self.grid.rank(at), value) for at, value in held], same_value)
-        if odd:
-            text = f"rank {first_few(odd)} has another value than the others"
-            self.problems.append(Problem(Code.COPIES_DIFFER, text, None, path, ranks=tuple(odd)))
+        found = vote([(self.grid.rank(at), value) for at, value in held], same_value)
+        if not found.agree:
+            text = f"differs between ranks ({found.by_rank()})"
+            self.problems.append(Problem(Code.COPIES_DIFFER, text, None, path, ranks=found.odd))
         return held[0][1]
 
     def with_tied_head(self, whole: dict[str, Any]) -> dict[str, Any]:

@@ -155,7 +155,7 @@ class _Opening:
             tree=tree,
             files=files,
             world_size=world,
-            step=find_step(self.name.path, sections),
+            step=find_step(_without_rank(self.name), sections),
             module_order=AS_SAVED,
             all_ranks=self.read.all_ranks,
             compared=self.read.compared,
@@ -175,7 +175,7 @@ class _Opening:
         return {path: sorted(ranked, key=lambda i: i[0]) for path, ranked in parts.items()}
 
     def _files(self, world: int) -> Iterable[RankFile]:
-        parts = dict.fromkeys(n.part for n in self.group)
+        parts = {n.part: n for n in reversed(self.group)}
         here = {(self.read.ranks[n.path], n.part) for n in self.group}
         for name in self.group:
             yield self._file(name)
@@ -183,9 +183,9 @@ class _Opening:
         if alone and not any(s.claims for s in self.read.saved.values()) and self.name.world_size is None:
             return
         for rank in range(min(world, MAX_WORLD)):
-            for part in parts:
+            for part, name in parts.items():
                 if (rank, part) not in here:
-                    yield RankFile(self.name.of_rank(rank, part), rank, part, "missing", 0, None)
+                    yield RankFile(name.of_rank(rank, part), rank, part, "missing", 0, None)
 
     def _left_out(self) -> Iterator[Problem]:
         """A note on files beside the one that was asked for alone, which are other ranks' by their names."""
@@ -227,6 +227,11 @@ def _checkpoint_name(name: RankName) -> str:
     return name.head.rstrip("-_.") or name.path.parent.name or "checkpoint"
 
 
+def _without_rank(name: RankName) -> Path:
+    """The path of a rank file without the number that was found to be the rank: it counts no steps."""
+    return Path(name.spelled) if "{rank}" in name.spelled else name.path
+
+
 def _saved_as(sharded: Sequence[Tensor], files: int, in_parts: bool) -> str:
     if in_parts and not sharded:
         return "per-rank .pt, each with parameters of its own"
@@ -236,4 +241,6 @@ def _saved_as(sharded: Sequence[Tensor], files: int, in_parts: bool) -> str:
     meshes = {t.mesh for t in sharded if t.mesh}
     mesh = max(meshes, key=len) if meshes else ()
     shown = f" on a {' x '.join(map(str, mesh))} mesh" if len(mesh) > 1 else ""
+    if kinds == {"checkpointable"}:
+        return "per-rank .pt, CheckpointableTensor"
     return "per-rank .pt, " + ("FSDP ShardedTensor" if "sharded_tensor" in kinds else f"DTensor{shown}")

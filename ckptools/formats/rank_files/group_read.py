@@ -132,7 +132,8 @@ class GroupRead:
         return Fact(found, FILES_FOUND)
 
     def _world_of_slices(self, at_least: int, named: int | None, found: int) -> Fact:
-        """The world where files tell of slices of its mesh only: what is named, or else what is here."""
+        """The world where files tell of a part of it only: what is named, or else what is here."""
+        at_least = max(at_least, 1 + max(self.ranks.values()))
         if named is not None and named >= at_least:
             return Fact(named, ("file name",))
         return Fact(found, FILES_FOUND) if found >= at_least else Fact(at_least, ("at least, by its layout",))

@@ -59,12 +59,12 @@ def check_copies(tensors: Iterable[tuple[KeyPath, Tensor]]) -> Iterator[Problem]
     ranks: dict[Path, int] = {}
     for path, tensor in tensors:
         for shard in tensor.found if tensor.sharded else ():
-            source = shard.source
-            if source is not None and source.crc and shard.rank is not None and shard.box.numel:
-                ranks[source.path] = shard.rank
-                places.setdefault(source.path, set()).add((path, shard.box))
-                record = source.record, source.dtype, source.crc, source.record_span[1]
-                records.setdefault(source.path, set()).add(record)
+            for source in shard.sources if shard.box.numel else ():
+                if source.crc and shard.rank is not None:
+                    ranks[source.path] = shard.rank
+                    places.setdefault(source.path, set()).add((path, shard.box))
+                    record = source.record, source.dtype, source.crc, source.record_span[1]
+                    records.setdefault(source.path, set()).add(record)
     first: dict[frozenset[tuple[str, str, int, int]], Path] = {}
     for file, held in records.items():
         other = first.setdefault(frozenset(held), file)

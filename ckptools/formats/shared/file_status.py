@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -13,6 +14,14 @@ from ckptools.model.checkpoint import RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.pickles import reader
 from ckptools.pickles.reader import Saved
+
+KINDS: Mapping[ReadErrorKind, Code] = {
+    "absent": Code.FILE_MISSING,
+    "no access": Code.FILE_UNREADABLE,
+    "cut": Code.FILE_CUT,
+    "damaged": Code.FILE_CUT,
+}
+"""The kind of problem that a file which cannot be read is."""
 
 
 class Fault(NamedTuple):
@@ -38,8 +47,7 @@ class Fault(NamedTuple):
 
     def problem(self, name: str, rank: int | None = None, tensor: str | None = None) -> Problem:
         """The problem that it is; `name` is what the file is called in it."""
-        code = Code.FILE_UNREADABLE if self.kind == "no access" else Code.FILE_CUT
-        return Problem(code, f"{name} {self.reason}", rank, tensor)
+        return Problem(KINDS[self.kind], f"{name} {self.reason}", rank, tensor)
 
 
 def was_read(saved: Saved, rank: int | None = None, part: str = "") -> RankFile:

@@ -13,7 +13,7 @@ from typing import Any
 
 from ckptools.formats.shared.same_values import NAMES, difference, same_inside, same_value
 from ckptools.model.problems import Code, Problem
-from ckptools.model.rank_vote import minority_ranks
+from ckptools.model.rank_vote import Vote, vote
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Shard, Tensor, in_rank_order
 from ckptools.model.tree import KeyPath, fqn_of
@@ -30,7 +30,7 @@ class Merge:
     Attributes:
         disagreeing: key paths of tensors of whose shape, dtype or layout ranks say different things.
         uneven: key paths of 1-D tensors of different lengths, which may be pieces of a flattened parameter.
-        differing: key paths of plain values that differ, with the ranks that do not have what most have.
+        differing: key paths of plain values that differ, with the ranks that have each value.
         partial: key paths that only some ranks have.
         unlike: key paths of foreign objects of one class that hold other values.
         roots: what was merged, by the key path where it was put.
@@ -38,7 +38,7 @@ class Merge:
 
     disagreeing: dict[KeyPath, Problem] = field(default_factory=dict)
     uneven: list[KeyPath] = field(default_factory=list)
-    differing: dict[KeyPath, list[int]] = field(default_factory=dict)
+    differing: dict[KeyPath, Vote[Any]] = field(default_factory=dict)
     partial: list[KeyPath] = field(default_factory=list)
     unlike: list[KeyPath] = field(default_factory=list)
     roots: dict[KeyPath, Ranked] = field(default_factory=dict)
@@ -108,9 +108,9 @@ class Merge:
         return items if isinstance(first, list) else tuple(items)
 
     def _compare(self, ranked: Ranked, path: KeyPath) -> None:
-        odd = minority_ranks(ranked, same_value)
-        if odd:
-            self.differing[path] = odd
+        found = vote(ranked, same_value)
+        if not found.agree:
+            self.differing[path] = found
         elif isinstance(ranked[0][1], Opaque) and not all(same_inside(ranked[0][1], other) for _, other in ranked[1:]):
             self.unlike.append(path)
 
@@ -121,7 +121,8 @@ class Merge:
             return first
         if any(other.shape != first.shape for _, other in ranked):
             self.uneven.append(path)
-        return replace(first, shards=_joined(ranked))
+        note = next((v.note for _, v in ranked if v.note), "")
+        return replace(first, shards=_joined(ranked), note=note)
 
 
 _NOTHING = object()
@@ -180,14 +181,15 @@ def empty_like(container: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def _disagreement(ranked: Ranked, path: KeyPath) -> Problem:
-    """Name a rank that says another thing of a tensor than most do."""
-    odd = minority_ranks(ranked, lambda a, b: _either_way(a, b) is None)
-    rank, value = next((r, v) for r, v in ranked if r in odd)
-    usual_rank, usual = next((r, v) for r, v in ranked if r not in odd)
+    """What two ranks say differently of a tensor; the one that more than half contradict is named, if there is one."""
+    found = vote(ranked, lambda a, b: _either_way(a, b) is None)
+    usual, usual_ranks = found.majority or found.groups[0]
+    value, ranks = next(group for group in found.groups if group[1] != usual_ranks)
     differing = _either_way(usual, value)
     assert differing is not None
-    text = f"{differing[0]}, rank {usual_rank} has {differing[1]}; the ranks are not of one run"
-    return Problem(Code.LAYOUT_DISAGREES, text, rank, fqn_of(path), ranks=tuple(odd))
+    whose = "" if found.odd else f" on rank {ranks[0]}"
+    text = f"{differing[0]}{whose}, rank {usual_ranks[0]} has {differing[1]}; the ranks are not of one run"
+    return Problem(Code.LAYOUT_DISAGREES, text, ranks[0] if found.odd else None, fqn_of(path), ranks=found.odd)
 
 
 def _either_way(a: Any, b: Any) -> tuple[str, str] | None:
@@ -203,9 +205,9 @@ def _joined(ranked: Sequence[tuple[int, Tensor]]) -> tuple[Shard, ...]:
     found: dict[Box, list[Shard]] = {}
     for rank, tensor in ranked:
         for shard in tensor.found:
-            own = shard if shard.rank == rank else Shard(shard.box, rank, shard.source)
+            own = shard if shard.rank == rank else shard._replace(rank=rank)
             found.setdefault(shard.box, []).append(own)
-    listed = {s.box: s for s in ranked[0][1].shards if s.source is None and 0 not in s.box.sizes}
+    listed = {s.box: s for s in ranked[0][1].shards if not s.was_read and 0 not in s.box.sizes}
     for box in found:
         listed.pop(box, None)
     if len(found) == 1 and not listed:

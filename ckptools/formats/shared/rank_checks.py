@@ -13,10 +13,10 @@ from ckptools.formats.shared.merge import Merge, put
 from ckptools.formats.shared.same_values import same_records
 from ckptools.model.checkpoint import RankFile
 from ckptools.model.problems import Code, Problem, Severity
-from ckptools.model.rank_vote import minority_ranks
+from ckptools.model.rank_vote import Vote, vote
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath, fqn_of, tensors_in
-from ckptools.text import few, first_few
+from ckptools.text import few
 from ckptools.training_state.rank_own import RUN_NAMES, Shared, counts_steps, is_own
 from ckptools.training_state.sections import Section, find_sections, is_gathered
 
@@ -93,13 +93,13 @@ class RankValues(NamedTuple):
     unequal: Mapping[KeyPath, Mapping[int, Any]]
 
 
-def compare_ranks(merge: Merge, tree: Any, more: Mapping[KeyPath, Sequence[int]] | None = None) -> RankValues:
+def compare_ranks(merge: Merge, tree: Any, more: Mapping[KeyPath, Vote[Any]] | None = None) -> RankValues:
     """Judge which values that differ between ranks may do so.
 
     Args:
         merge: how the ranks' trees were merged.
         tree: what came of it.
-        more: key paths of further values that differ, with the ranks that do not have what most have.
+        more: key paths of further values that differ, with the ranks that have each value.
     """
     if not more and all(len(ranked) < 2 for ranked in merge.roots.values()):
         return RankValues(tree, (), (), {}, {})
@@ -148,22 +148,23 @@ def _is_listed(section: Section, own: Iterable[KeyPath]) -> bool:
     return not is_gathered(section.value) or any(map(section.holds, own))
 
 
-def _check_values(differing: Mapping[KeyPath, Sequence[int]], shared: Shared) -> Iterator[Problem]:
+def _check_values(differing: Mapping[KeyPath, Vote[Any]], shared: Shared) -> Iterator[Problem]:
     """Plain values that should be equal on all ranks and are not."""
-    for path, ranks in differing.items():
-        listed = first_few(ranks)
+    for path, found in differing.items():
+        text = f"differs between ranks ({found.by_rank()})"
         if counts_steps(path):
-            text = f"differs between ranks (rank {listed} from the others); they are not of one step"
-            yield Problem(Code.MIXED_SAVES, text, None, fqn_of(path), ranks=tuple(ranks))
+            yield _problem(Code.MIXED_SAVES, f"{text}; they are not of one step", path, found)
         elif path[-1:] and path[-1] in RUN_NAMES:
-            text = f"differs between ranks (rank {listed} from the others); they are not of one run"
-            yield Problem(Code.MIXED_SAVES, text, None, fqn_of(path), ranks=tuple(ranks))
+            yield _problem(Code.MIXED_SAVES, f"{text}; they are not of one run", path, found)
         elif shared.holds(path):
-            text = f"rank {listed} has another value than the others"
-            yield Problem(Code.COPIES_DIFFER, text, None, fqn_of(path), ranks=tuple(ranks))
+            yield _problem(Code.COPIES_DIFFER, text, path, found)
 
 
-def check_gathered_rng(sections: Sequence[Section], differing: Mapping[KeyPath, Sequence[int]]) -> Iterator[Problem]:
+def _problem(code: Code, text: str, path: KeyPath, found: Vote[Any]) -> Problem:
+    return Problem(code, text, None, fqn_of(path), ranks=found.odd)
+
+
+def check_gathered_rng(sections: Sequence[Section], differing: Mapping[KeyPath, Vote[Any]]) -> Iterator[Problem]:
     """Problems of files that list other RNG states of all ranks than the others: those of one save list the same.
 
     Composer gathers them while it saves, so they tell two runs apart that are at the same step. Tensors are compared
@@ -172,15 +173,19 @@ def check_gathered_rng(sections: Sequence[Section], differing: Mapping[KeyPath, 
     for section in sections:
         if section.kind != "rng" or not is_gathered(section.value):
             continue
-        odd = {rank for path, ranks in differing.items() if section.holds(path) for rank in ranks}
+        votes = [found for path, found in differing.items() if section.holds(path)]
         # Of a thousand ranks' states from a thousand ranks nearly all agree, which is seen faster than who does not.
         tensors = [tensor for _, tensor in tensors_in(section.value) if not same_records(tensor.shards)]
         for tensor in tensors:
             ranked = [(s.rank, s) for s in tensor.shards if s.rank is not None]
-            odd.update(minority_ranks(ranked, lambda a, b: same_records((a, b))))
-        for rank in sorted(odd):
+            votes.append(vote(ranked, lambda a, b: same_records((a, b))))
+        odd = sorted({rank for found in votes for rank in found.odd})
+        for rank in odd:
             text = "lists other RNG states of the ranks than the other files do; it is of another run or save"
             yield Problem(Code.MIXED_SAVES, text, rank, section.name)
+        if not odd and not all(found.agree for found in votes):
+            text = "files list different RNG states of the ranks; they are of several runs or saves"
+            yield Problem(Code.MIXED_SAVES, text, None, section.name)
 
 
 def check_tensors(tensors: Iterable[tuple[KeyPath, Tensor]]) -> list[Problem]:

@@ -106,5 +106,9 @@ def _same_layout(a: Tensor, b: Tensor) -> bool:
 
 def same_records(shards: Iterable[Shard]) -> bool:
     """Whether the records that shards lie in have one checksum and length, as far as they state any."""
-    stated = {(s.source.crc, s.source.record_span[1]) for s in shards if s.source is not None and s.source.crc}
+    stated = {
+        tuple((source.crc, source.record_span[1]) for source in s.sources)
+        for s in shards
+        if s.was_read and all(source.crc for source in s.sources)
+    }
     return len(stated) < 2
