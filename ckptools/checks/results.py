@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from ckptools.errors import CkptoolsError, NotWholeError, ReadError
+from ckptools.errors import CkptoolsError, DamagedError, NotWholeError, ReadError
+from ckptools.formats.shared.file_status import KINDS
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Code, Problem
 from ckptools.model.verification import Check, Result
@@ -34,7 +35,15 @@ def attempt(name: str, check: Callable[[Checkpoint], Check], ck: Checkpoint) -> 
 
 def unreadable(error: CkptoolsError, rank: int | None = None, fqn: str | None = None) -> Problem:
     """A file, or a part of one, that could not be read while it was checked."""
-    return Problem(Code.FILE_CUT, str(error), rank, fqn)
+    return Problem(_kind(error), str(error), rank, fqn)
+
+
+def _kind(error: CkptoolsError) -> Code:
+    if isinstance(error, NotWholeError):
+        return Code.TENSOR_GAP
+    if isinstance(error, DamagedError):
+        return Code.BAD_CHECKSUM
+    return KINDS[error.kind] if isinstance(error, ReadError) else Code.FILE_CUT
 
 
 def ignore_codes(checks: Sequence[Check], codes: Iterable[str]) -> tuple[tuple[Check, ...], int]:

@@ -137,7 +137,12 @@ def _with_elements(told: ShownKey, tensor: Tensor, values: str, alone: bool) -> 
 
 def _with_figures(told: ShownKey, tensor: Tensor) -> ShownKey:
     """The row with figures, where the tensor is small and its bytes are here."""
-    if told.kind == "rng" or not 0 < tensor.numel <= SMALL or not any(s.status == "here" for s in told.shards):
+    if (
+        told.kind == "rng"
+        or tensor.encoded_as
+        or not 0 < tensor.numel <= SMALL
+        or not any(s.status == "here" for s in told.shards)
+    ):
         return told
     from ckptools.checks.statistics.values import tensor_stats
 

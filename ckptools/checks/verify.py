@@ -17,12 +17,14 @@ from ckptools.formats.opening import with_all_ranks
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Code, Problem
 from ckptools.model.rows import Rows
+from ckptools.model.tree import fqn_of, tensors_in
 from ckptools.model.verification import Check, Verification
 from ckptools.pickles.foreign_names import foreign_classes, foreign_problems, suspicious_names
 from ckptools.tensor_io import rounding
 from ckptools.tensor_io.fetch_ahead import copies_of
 from ckptools.tensor_io.progress import Progress, not_told
 from ckptools.tensor_io.records import Stored
+from ckptools.tensor_io.same_files import copied_files
 from ckptools.tensor_io.shared_work import in_ranks
 from ckptools.tensor_io.threads import thread_count
 from ckptools.text import plural
@@ -153,6 +155,7 @@ class _Reading:
         problems = [p for p in ck.problems if p.kind is Code.COPIES_DIFFER]
         contradicted, rounded = rounding.compare(ck.rounded)
         problems += contradicted
+        problems += self._copied(ck)
 
         def compare(pair: tuple[str, Any]) -> list[Problem]:
             self.progress(0, pair[0])
@@ -174,6 +177,13 @@ class _Reading:
         right = rounded - len(contradicted)
         parts += [f"{plural(right, 'weight')} beside fp32 copies that round to them"] if ck.rounded else []
         return judged("copies equal", problems, "; ".join([*parts, *([own] if own else [])]))
+
+    def _copied(self, ck: Checkpoint) -> list[Problem]:
+        """Files that are copies of others under another rank's name."""
+        try:
+            return copied_files(((fqn_of(path), tensor) for path, tensor in tensors_in(ck.tree)), self.files)
+        except ReadError:  # other checks tell of it
+            return []
 
     def manifest(self, ck: Checkpoint, path: Path) -> Check:
         """Digests of tensors and files, against those of a manifest."""

@@ -88,6 +88,7 @@ def _write(found: Match, path: Path) -> None:
 
     if not found.fix:
         what = "several renames fix as many, and none was chosen" if found.alternatives else "no rename was found"
+        what = "every rename is assumed" if found.assumed else what
         remark(f"{what}: {printable(str(path))} is not written")
         return
     write_map(path, found.fix)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import Any
 
 from ckptools.contents.leaves import LONG, MAX_BITS, is_brief, is_plain
 from ckptools.errors import CkptoolsError
@@ -37,18 +37,21 @@ NUMPY_DTYPES = {
 }  # fmt: skip
 
 
-class Content(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Content:
     """What is at a key, so that it can be compared.
 
     Attributes:
         digest: of what it is; "" where that cannot be told.
         text: the value in a few words.
         problem: why it cannot be told.
+        value: a list or array whose items may be looked at; None of anything else, and of a file of digests.
     """
 
     digest: str
     text: str
     problem: str = ""
+    value: Any = field(default=None, compare=False, repr=False)
 
     @property
     def fingerprint(self) -> str:
@@ -69,7 +72,7 @@ def content_of(value: Any, files: OpenFiles, rank: int | None = None, most: int 
         rank: of a tensor that each rank has for itself, whose.
         most: bytes of a tensor that is read.
     """
-    text = clip(_text(value), MAX_TEXT)
+    text = clip(text_of(value), MAX_TEXT)
     digest = blake2b(digest_size=16)
     try:
         for piece in _pieces(value, files, rank, most):
@@ -78,15 +81,14 @@ def content_of(value: Any, files: OpenFiles, rank: int | None = None, most: int 
         return Content("", text, str(error))
     except CkptoolsError as error:
         return Content("", text, error.reason)
-    return Content(digest.hexdigest(), text)
+    return Content(digest.hexdigest(), text, "", value if isinstance(value, (list, tuple, NumpyArray)) else None)
 
 
 def joined(contents: list[Content]) -> Content:
     """What several values are together, as one state of a generator has several pieces."""
     problem = next((c.problem for c in contents if c.problem), "")
     digest = blake2b("".join(c.digest for c in contents).encode(), digest_size=16).hexdigest()
-    found = Content(digest, "")
-    return Content("", "unknown", problem) if problem else found._replace(text=f"fingerprint {found.fingerprint}")
+    return Content("", "unknown", problem) if problem else Content(digest, f"fingerprint {digest[:8]}")
 
 
 def _pieces(value: Any, files: OpenFiles, rank: int | None, most: int) -> Iterator[bytes]:
@@ -109,7 +111,7 @@ def _pieces(value: Any, files: OpenFiles, rank: int | None, most: int) -> Iterat
             yield _opaque(node)
             stack += reversed(node.args) if is_brief(node) else []
         else:
-            yield _scalar(node)
+            yield scalar_bytes(node)
 
 
 def _opaque(node: Opaque) -> bytes:
@@ -118,7 +120,7 @@ def _opaque(node: Opaque) -> bytes:
     return _tagged(b"O", node.name)
 
 
-def _scalar(value: Any) -> bytes:
+def scalar_bytes(value: Any) -> bytes:
     """One value as bytes, each kind with a letter of its own."""
     if value is None or isinstance(value, bool):
         return _tagged(b"c", str(value))
@@ -131,7 +133,7 @@ def _scalar(value: Any) -> bytes:
     if isinstance(value, float):
         return b"f" + struct.pack("<d", value)
     if isinstance(value, (set, frozenset)):
-        return b"S%d" % len(value) + b"".join(sorted(_scalar(scalar(v)) for v in value))
+        return b"S%d" % len(value) + b"".join(sorted(scalar_bytes(scalar(v)) for v in value))
     if isinstance(value, NumpyArray):
         return _array(value)
     if isinstance(value, (bytes, bytearray)):
@@ -206,8 +208,8 @@ def once(tensor: Tensor) -> Tensor:
 # -- a few words -------------------------------------------------------------------------------------------------
 
 
-def _text(value: Any) -> str:
-    """The value with every digit where it is short, else what it is."""
+def text_of(value: Any) -> str:
+    """A value with every digit where it is short, else what it is."""
     value = scalar(value)
     if isinstance(value, (list, tuple)):
         return _listed(value)
@@ -231,4 +233,4 @@ def _text(value: Any) -> str:
 def _listed(value: Any) -> str:
     if len(value) > LONG or not all(is_plain(item) for item in value):
         return plural(len(value), "value")
-    return f"[{', '.join(_text(item) for item in value)}]"
+    return f"[{', '.join(text_of(item) for item in value)}]"

@@ -11,7 +11,7 @@ from ckptools.model.regions import Ints
 from ckptools.model.rows import Rows
 
 MatchStatus = Literal["same", "renamed", "tied", "shape", "unknown", "missing", "unexpected"]
-RenameKind = Literal["prefix", "component", "wrapper", "shape", "order"]
+RenameKind = Literal["prefix", "component", "wrapper", "offset", "shape", "order"]
 
 
 class NamedShape(NamedTuple):
@@ -53,13 +53,17 @@ class Rename(NamedTuple):
 
     Attributes:
         kind: `prefix` (`old` at the beginning becomes `new`), `component` (`old` between dots becomes `new`; or each
-            component of `old` goes), `wrapper` (the model has the components of `new` as well), `shape` (only one name
-            on each side has the shape), `order` (shapes agree one after the other, in the order of the module).
+            component of `old` goes), `wrapper` (the model has the components of `new` as well), `offset` (the numbers
+            behind `old` are all higher or lower by as much), `shape` (only one name on each side has the shape),
+            `order` (shapes agree one after the other, in the order of the module).
         old: what is replaced; "" where something is added.
         new: by what; "" where it goes.
         fixes: how many names of the model have their tensor by this one, with the right shape, and had none before.
         changes: how many names of the checkpoint it changes.
         example: a name of the checkpoint, and what it becomes.
+        offset: what is added to the numbers, where that is the kind.
+        fit: how many names of the model have a tensor of their shape then, of those that were asked for.
+        assumed: whether shapes, or an order, are the only sign of it.
     """
 
     kind: RenameKind
@@ -68,6 +72,9 @@ class Rename(NamedTuple):
     fixes: int = 0
     changes: int = 0
     example: tuple[str, str] = ("", "")
+    offset: int = 0
+    fit: int = 0
+    assumed: bool = False
 
 
 @displayed
@@ -144,7 +151,9 @@ class Match:
         alternatives: renames that fix as many as another one, so that neither was chosen.
         groups: what differs, folded.
         rows: every name.
-        fix: every name that the renames change, with what it becomes: `consolidate(map=...)` takes it.
+        fix: every name that the renames change, with what it becomes: `consolidate(map=...)` takes it. Without those
+            that an assumed rename changes.
+        assumed: every name that an assumed rename changes, with what it becomes.
     """
 
     path: str
@@ -160,6 +169,7 @@ class Match:
     groups: Rows[MatchGroup]
     rows: Rows[MatchRow] = field(repr=False)
     fix: Mapping[str, str] = field(default_factory=dict, repr=False)
+    assumed: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def _told(self) -> str:
         renamed = f", {self.renamed} more after a rename" if self.renamed else ""

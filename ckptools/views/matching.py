@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ckptools.model.matching import Match, MatchGroup, Rename
-from ckptools.text import plural, printable
+from ckptools.text import clip_middle, plural, printable
 from ckptools.views.next_command import quoted
 from ckptools.views.tables import PIPE, Column, Screen, table, wrapped
 
@@ -62,11 +62,11 @@ def _verdict(found: Match) -> str:
 
 
 def _fixed(found: Match, n: int, rename: Rename) -> str:
-    total = found.same + sum(one.fixes for one in found.renames[: n + 1])
     old, new = rename.example
     left = any(group.status != "dtype" for group in found.groups)
     then = "" if left or found.whole is False or n + 1 < len(found.renames) else "; then it loads"
-    return f"{total} of {found.model_names}: {rename_words(rename)} ({old} becomes {new}){then}"
+    assumed = ": assumed" if rename.assumed else ""
+    return f"{rename.fit} of {found.model_names}: {rename_words(rename)} ({old} becomes {new}){assumed}{then}"
 
 
 def rename_words(rename: Rename) -> str:
@@ -80,10 +80,13 @@ def rename_words(rename: Rename) -> str:
         return f"{old!r} between dots is {new!r}" if new else f"drop {_components(old)} between dots"
     if rename.kind == "wrapper":
         return f"add {_components(new)} where the model has it"
+    if rename.kind == "offset":
+        way = "higher" if rename.offset > 0 else "lower"
+        return f"numbers {f'behind {old!r}' if old else 'in front'} are {abs(rename.offset)} {way}"
     count = plural(rename.changes, "name")
     if rename.kind == "shape":
-        return f"{count} by shape alone, which only one on each side has: assumed"
-    return f"{count} one after the other, in the order of the modules, as shapes agree: assumed"
+        return f"{count} by shape alone, which only one on each side has"
+    return f"{count} one after the other, in the order of the modules, as shapes agree"
 
 
 def _components(text: str) -> str:
@@ -106,11 +109,15 @@ def next_lines(found: Match, arguments: str, written: Path | None) -> Iterator[s
         arguments: that open the checkpoint again.
         written: where the map was written; None where it was not.
     """
-    if found.renames:
+    if found.fix:
         options = _options(found.renames) or ["--map", str(written or "map.json")]
         if options[0] == "--map" and written is None:
             yield "keep the names: --write-map map.json"
         yield f"use it: ckptools consolidate {arguments} -o renamed.pt --only model {quoted(options)}"
+    if found.assumed:
+        old, new = next(iter(found.assumed.items()))
+        pair = f"{printable(clip_middle(old, 60))} becomes {printable(clip_middle(new, 60))}"
+        yield f"assumed, and in no map: {plural(len(found.assumed), 'name')} ({pair}); --json lists them"
     for rename in found.alternatives:
         if option := _options((rename,)):
             yield f"one of several: ckptools consolidate {arguments} -o renamed.pt --only model {quoted(option)}"

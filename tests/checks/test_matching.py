@@ -103,10 +103,51 @@ def test_siblings_of_one_shape_are_not_guessed():
     assert (found.renames, found.fix) == ((), {}) and len(found.alternatives) == 2
 
 
-def test_another_layer_is_not_another_name():
-    saved = {f"layers.{n}.{part}.w": (4, 4) for n in (0, 1) for part in ("up", "down")}
-    found = matched(saved, {name.replace("s.", "s.2"): shape for name, shape in saved.items()})
-    assert (found.renames, found.alternatives, found.fix) == ((), (), {})
+def layers(numbers, *parts, module="layers"):
+    return {f"{module}.{n}.{part}.w": (4, 4) for n in numbers for part in parts or ("up", "down")}
+
+
+@pytest.mark.parametrize(("there", "offset"), [(range(1, 4), 1), (range(10, 13), 10), (range(3, 6), 3)])
+@pytest.mark.parametrize("back", [False, True])
+def test_layers_that_moved_by_an_offset_are_found_as_such(there, offset, back):
+    saved, model = {**layers(range(3)), "emb.w": (9, 4)}, {**layers(there), "emb.w": (9, 4)}
+    found = matched(model, saved) if back else matched(saved, model)
+    (rename,) = found.renames
+    assert (rename.kind, rename.old, rename.offset, rename.changes) == (
+        "offset",
+        "layers.",
+        -offset if back else offset,
+        6,
+    )
+    assert found.same + found.renamed == len(model) == rename.fit
+    assert found.same == len(saved.keys() & model.keys())
+
+
+def test_layers_below_another_name_that_moved_are_found_behind_the_rename_of_their_module():
+    found = matched(layers(range(3), module="h"), layers(range(1, 4)))
+    assert [(r.kind, r.old, r.new, r.offset) for r in found.renames] == [
+        ("prefix", "h.", "layers.", 0),
+        ("offset", "layers.", "layers.", 1),
+    ]
+    assert found.fix == {} and found.assumed == {
+        f"h.{n}.{part}.w": f"layers.{n + 1}.{part}.w" for n in range(3) for part in ("up", "down")
+    }
+
+
+@pytest.mark.parametrize(
+    ("saved", "model"),
+    [
+        (layers(range(3)), layers(range(4))),
+        (layers(range(3)), layers(range(1, 5))),
+        (layers((0, 1, 3)), layers(range(1, 4))),
+        (layers(range(3)), {**layers(range(1, 4)), "layers.2.up.w": (5, 5)}),
+        (layers(range(3)), {**layers(range(1, 4)), "layers.2.more.w": (4, 4)}),
+    ],
+    ids=["more behind", "more on both sides", "a gap", "another shape", "another name"],
+)
+def test_layers_that_may_have_moved_in_more_than_one_way_or_do_not_fit_are_left_alone(saved, model):
+    found = matched(saved, model)
+    assert (found.renames, found.alternatives, found.fix, found.assumed) == ((), (), {}, {})
 
 
 def test_a_rename_by_which_two_names_become_one_is_none():
@@ -120,16 +161,43 @@ def test_shapes_decide_where_names_alone_would_fit_more():
     assert rename.old == "b."
 
 
-def test_a_shape_that_only_one_name_on_each_side_has_is_told_as_assumed():
-    (rename,) = matched({"x.weight": (7, 3), "y.weight": (8, 8)}, {"y.weight": (8, 8), "a.b.c.weight": (7, 3)}).renames
+def test_a_shape_that_only_one_name_on_each_side_has_is_told_as_assumed_and_is_in_no_map():
+    found = matched({"x.weight": (7, 3), "y.weight": (8, 8)}, {"y.weight": (8, 8), "a.b.c.weight": (7, 3)})
+    (rename,) = found.renames
     assert (rename.kind, rename.example) == ("shape", ("x.weight", "a.b.c.weight"))
+    assert (found.fix, found.assumed) == ({}, {"x.weight": "a.b.c.weight"})
+
+
+@pytest.mark.parametrize(
+    ("saved", "model"),
+    [
+        ({"x.weight": (7, 3)}, {"a.weight": (7, 3), "b.weight": (7, 3)}),
+        ({"x.weight": (7, 3), "y.weight": (7, 3)}, {"a.weight": (7, 3)}),
+        ({"x.weight": (7, 3), "y.weight": (7, 3)}, {"a.weight": (7, 3), "b.weight": (7, 3)}),
+        ({"h.0.x.weight": (7, 3)}, {"h.1.y.weight": (7, 3)}),
+        ({"x.weight": (7, 3)}, {"y.bias": (7, 3)}),
+    ],
+    ids=["two in the model", "two in the checkpoint", "two on both sides", "another layer", "another kind of name"],
+)
+def test_a_shape_that_allows_another_assignment_proposes_nothing(saved, model):
+    found = matched(saved, model)
+    assert found.fix == {} and found.assumed == {} and not any(r.assumed for r in found.renames)
+
+
+def test_what_names_tell_stays_in_the_map_beside_what_is_assumed():
+    saved = {"module.y.weight": (8, 8), "module.z.bias": (8,), "x.weight": (7, 3)}
+    found = matched(saved, {"y.weight": (8, 8), "z.bias": (8,), "c.weight": (7, 3)})
+    assert found.fix == {"module.y.weight": "y.weight", "module.z.bias": "z.bias"}
+    assert found.assumed == {"x.weight": "c.weight"} and [r.kind for r in found.renames] == ["prefix", "component"]
 
 
 def test_order_counts_only_where_both_sides_have_the_modules():
     saved = {"h.0.one.weight": (4, 4), "h.0.two.weight": (4, 4)}
     model = {"l.0.uno.weight": (4, 4), "l.0.due.weight": (4, 4)}
-    (rename,) = matched(saved, model, ordered=True).renames
+    found = matched(saved, model, ordered=True)
+    (rename,) = found.renames
     assert (rename.kind, rename.fixes, matched(saved, model).renames) == ("order", 2, ())
+    assert found.fix == {} and len(found.assumed) == 2
     assert matched(saved, {"l.1.uno.weight": (4, 4), "l.0.due.weight": (4, 4)}, ordered=True).renames == ()
 
 
@@ -259,7 +327,7 @@ def test_renames_never_make_two_names_one_nor_lose_what_fits(saved, model):
     if not saved and not model:
         return
     found = matched(saved, model)
-    now = {name: found.fix.get(name, name) for name in saved}
+    now = {name: {**found.fix, **found.assumed}.get(name, name) for name in saved}
     fit = sum(model.get(new) == saved[name] for name, new in now.items())
     assert len(set(now.values())) == len(now) and fit == found.same + found.renamed
     assert fit == sum(row.status in ("same", "renamed") for row in found.rows)

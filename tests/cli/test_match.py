@@ -341,3 +341,56 @@ def test_names_are_sorted_and_limited_and_what_is_counted_stays():
 def test_a_column_or_number_that_is_none_is_a_usage_error(words):
     done = CliRunner().invoke(app, ["match", str(FSDP), "--to", str(GPT2), *words])
     assert done.exit_code == 2 and words[1] in done.stderr and not done.stdout
+
+
+# -- what is assumed -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def moved(tmp_path: Path) -> tuple[Path, Path]:
+    """A model of which only the numbers of the layers have changed."""
+    for name, first in (("saved", 0), ("model", 1)):
+        save_file({f"layers.{first + n}.w": torch.ones(3, 3) for n in range(3)}, tmp_path / f"{name}.safetensors")
+    return tmp_path / "saved.safetensors", tmp_path / "model.safetensors"
+
+
+def test_what_is_assumed_is_said_to_be_and_comes_without_a_map_and_without_a_command(moved, tmp_path):
+    code, out, err = run(moved[0], "--to", moved[1], "--write-map", tmp_path / "map.json")
+    assert code == 1 and not (tmp_path / "map.json").exists() and "consolidate" not in err
+    rule = "3 of 3: numbers behind 'layers.' are 1 higher (layers.0.w becomes layers.1.w): assumed; then it loads"
+    assert rule in out and "every rename is assumed: " in err and "assumed, and in no map: 3 names" in err
+
+
+def test_what_is_assumed_is_in_json_for_those_who_know_it(moved):
+    answer = json.loads(run(moved[0], "--to", moved[1], "--json")[1])
+    assert answer["fix"] == {} and answer["assumed"] == {f"layers.{n}.w": f"layers.{n + 1}.w" for n in range(3)}
+    (rule,) = answer["renames"]
+    assert (rule["kind"], rule["offset"], rule["assumed"], rule["fit"]) == ("offset", 1, True, 3)
+
+
+def test_counts_behind_a_rename_are_of_the_names_that_were_asked_for(tmp_path):
+    save_file({f"x.{n}.w": torch.ones(2) for n in "abc"}, tmp_path / "saved.safetensors")
+    save_file({f"{n}.w": torch.ones(2) for n in "abc"}, tmp_path / "model.safetensors")
+    _, out, _ = run(tmp_path / "saved.safetensors", "--to", tmp_path / "model.safetensors", "--filter", "a.*")
+    assert "1 of 1: drop prefix 'x.'" in out
+
+
+CLASSES = """
+import torch
+class Net(torch.nn.Module):
+    def __init__(self, width=4):
+        super().__init__()
+        self.up = torch.nn.Linear(width, 2)
+class Wide(Net):
+    def __init__(self, width):
+        super().__init__(width)
+"""
+
+
+def test_a_class_in_the_place_of_a_function_is_made_with_no_arguments(tied, tmp_path, monkeypatch):
+    (tmp_path / "some_nets.py").write_text(CLASSES)
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = run(tied, "--to", "some_nets:Net")
+    assert code == 1 and "0 of 2 names of the model" in out and "up.weight" in out
+    code, out, err = run(tied, "--to", "some_nets:Wide")
+    assert (code, out, err.count("\n")) == (3, "", 1) and "missing 1 required positional argument: 'width'" in err

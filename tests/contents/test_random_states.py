@@ -142,3 +142,56 @@ def test_megatrons_states_are_told_apart_by_their_place_in_its_grid():
     assert check.result == "ok" and check.detail.endswith("torch 2 distinct of 4")
     named = {row.name: row.value_a for row in ckptools.diff(MEGATRON, MEGATRON).values if row.subject == "rng"}
     assert named["rng torch of shard 1.0"] == f"fingerprint {found['torch']['shard 1.0']}"
+
+
+# -- told by their form --------------------------------------------------------------------------------------------
+
+FORMS = {
+    "python": lambda seed: random.Random(seed).getstate(),
+    "python, as a list": lambda seed: list(random.Random(seed).getstate()),
+    "numpy": lambda seed: np.random.RandomState(seed).get_state(),
+    "numpy, as a dict": lambda seed: np.random.RandomState(seed).get_state(legacy=False),
+    "numpy's PCG64": lambda seed: np.random.default_rng(seed).bit_generator.state,
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("place", ["here", "extra.here", "extra.random"])
+def test_a_state_is_known_by_its_form_wherever_it_lies_and_whatever_it_is_called(tmp_path, form, place):
+    outer, _, key = place.rpartition(".")
+    paths = []
+    for seed in (1, 1, 2):
+        state = {key: FORMS[form](seed)}
+        tree = {"model": {"w": torch.ones(3)}, "epoch": 4, **({outer: {**state, "seen": 7}} if outer else state)}
+        torch.save(tree, tmp_path / f"{len(paths)}.pt")
+        paths.append(tmp_path / f"{len(paths)}.pt")
+    stream = form[:6].rstrip(",'")
+    ck = ckptools.open(paths[0])
+    assert [(s.kind, s.name) for s in ck.sections if s.kind == "rng"] == [("rng", place)]
+    assert set(prints(paths[0])) == {stream} and prints(paths[0]) == prints(paths[1]) != prints(paths[2])
+    assert [r.name for r in ckptools.diff(paths[0], paths[2]).values if r.verdict == "differs"] == [f"rng {stream}"]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_inspect_says_which_generator_a_state_is_of_that_is_known_by_its_form(tmp_path, form):
+    torch.save({"model": {"w": torch.ones(3)}, "here": FORMS[form](1)}, tmp_path / "x.pt")
+    out = CliRunner().invoke(app, ["inspect", str(tmp_path / "x.pt")]).stdout
+    (row,) = [line for line in out.splitlines() if line.startswith("here ")]
+    assert row.split()[-1] == form[:6].rstrip(",'")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [(3, tuple(range(624)), None), (3, tuple(range(625)), "x"), (1.5, tuple(range(625)), None), (3, (1, 2), None),
+     ("a", list(range(625)), 1, 0, 0.0), {"bit_generator": 3, "state": {}}, {"state": {}}],
+)  # fmt: skip
+def test_what_only_resembles_a_state_is_none(tmp_path, value):
+    torch.save({"model": {"w": torch.ones(3)}, "here": value}, tmp_path / "x.pt")
+    assert [s.kind for s in ckptools.open(tmp_path / "x.pt").sections] == ["model", "other"]
+
+
+def test_each_rank_s_own_state_under_any_name_is_its_own_and_no_difference_between_ranks(tmp_path):
+    for rank in range(3):
+        torch.save({"model": {"w": torch.ones(3)}, "here": random.Random(rank).getstate()}, tmp_path / f"rank{rank}.pt")
+    assert ckptools.open(tmp_path).problems == ()
+    assert len(set(prints(tmp_path)["python"].values())) == 3

@@ -13,7 +13,7 @@ from ckptools.checks.difference.measures import Measures, Tolerance
 from ckptools.model.regions import Box
 from ckptools.tensor_io.buffers import buffer
 from ckptools.tensor_io.elements import BAND
-from ckptools.tensor_io.numbers import as_numbers, is_number, parts_of, sum_of_squares
+from ckptools.tensor_io.numbers import as_numbers, digits_of, is_number, parts_of, sum_of_squares
 
 Raw = npt.NDArray[Any]
 Floats = npt.NDArray[np.float64]
@@ -74,7 +74,7 @@ class Comparing:
         found.differing += count
         if found.first is None:
             at = int(unlike.argmax())
-            found.first, found.values = self._box.index_of(start + at), (_digits(x, at, of_a), _digits(y, at, of_b))
+            found.first, found.values = self._box.index_of(start + at), (digits_of(x, at, of_a), digits_of(y, at, of_b))
         ys = _as_floats(y, "B")
         if self._parts > 1:
             xs, ys = self._both_parts(xs, of_a), self._both_parts(ys, of_b)
@@ -145,12 +145,3 @@ def _apart(xs: Floats, ys: Floats, x: Raw, y: Raw) -> Floats:
         return exact
     apart = np.subtract(xs, ys, out=xs)
     return np.abs(apart, out=apart)
-
-
-def _digits(numbers: Raw, at: int, dtype: str) -> str:
-    """An element with as many digits as tell it from others of its dtype."""
-    if parts_of(dtype) == 2:
-        return str(complex(float(numbers[2 * at]), float(numbers[2 * at + 1])))
-    if dtype == "float16":
-        return str(np.float16(numbers[at]))
-    return str(bool(numbers[at])) if dtype == "bool" else str(numbers[at])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ckptools.checks.difference.pairs import Renames
 from ckptools.checks.difference.sides import Contents, HeldTensor, HeldValue
 from ckptools.contents.selection import ALL, KINDS, Selection
 from ckptools.errors import UsageError
@@ -14,29 +15,27 @@ class Chosen:
         selection: what was asked for.
         a: one side, with its sections under their own names.
         b: the other.
+        renamed: name in A of a section of B that is called otherwise, by its kind and its name in B.
 
     Raises:
         UsageError: neither side has the section that was asked for.
     """
 
-    def __init__(self, selection: Selection, a: Contents, b: Contents) -> None:
-        self.selection = selection
+    def __init__(self, selection: Selection, a: Contents, b: Contents, renamed: Renames) -> None:
+        self.selection, self._renamed = selection, renamed
         self._included, self._not_excluded = Selection(selection.include), Selection((), selection.exclude)
         self._rng = {name for side in (a, b) for name in side.sections.get("rng", ())}
-        self._called = {kind: [*a.sections.get(kind, ()), *b.sections.get(kind, ())] for kind in KINDS}
-        known = [*KINDS, ALL, *(name for names in self._called.values() for name in names)]
+        known = [*KINDS, ALL, *(name for side in (a, b) for kind in KINDS for name in side.sections.get(kind, ()))]
         if selection.section and selection.section not in known:
             there = ", ".join(dict.fromkeys(known))
             raise UsageError(None, f"neither has a section {selection.section!r}; there are {there}")
 
     def section(self, kind: str, name: str) -> bool:
-        """Whether a section was asked for, by its kind or by the name that it has in A, or in B."""
+        """Whether a section was asked for, by its kind or by the name that it has in A (which is given), or in B."""
         wanted = self.selection.section
         if kind == "rng":
             return wanted in ("", ALL, kind, *self._rng)
-        # Of the sections that have another name in B, each is the only one of its kind that is left there.
-        alone = kind != "other" and wanted in self._called[kind] and len(set(self._called[kind])) <= 2
-        return wanted in ("", ALL, kind, name) or alone
+        return wanted in ("", ALL, kind, name) or self._renamed.get((kind, wanted)) == name
 
     def name(self, *names: str) -> bool:
         """Whether a key of these names was asked for."""

@@ -6,14 +6,16 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from ckptools.checks.difference.chosen import Chosen
 from ckptools.checks.difference.digest_file import read_digest_file
 from ckptools.checks.difference.held_keys import contents_of
 from ckptools.checks.difference.measures import Tolerance
-from ckptools.checks.difference.pairs import as_in_a, pairs, renamed_sections, unlisted
+from ckptools.checks.difference.numbered import UNSURE, named_by_order
+from ckptools.checks.difference.pairs import as_in_a, pairs, renamed_sections, unlisted, with_text_keys
 from ckptools.checks.difference.plain_values import group_rows, value_rows
-from ckptools.checks.difference.sides import Contents
+from ckptools.checks.difference.sides import Contents, HeldTensor, HeldValue
 from ckptools.checks.difference.subjects import subject_rows
 from ckptools.checks.difference.tensor_rows import Reading, structure_row
 from ckptools.checks.difference.tensor_rows import value_rows as tensor_value_rows
@@ -25,6 +27,8 @@ from ckptools.model.difference import DIFFERENT, UNPROVEN, Difference, TensorDif
 from ckptools.model.rows import Rows
 from ckptools.tensor_io.progress import Progress, not_told
 from ckptools.tensor_io.threads import thread_count
+
+Row = TypeVar("Row", TensorDifference, ValueDifference)
 
 
 @dataclass(frozen=True)
@@ -95,9 +99,12 @@ class _Comparison:
     def __init__(self, a: Contents, b: Contents, wanted: Wanted, reading: Reading) -> None:
         self.wanted, self.reading = wanted, reading
         self.names = renamed_sections(a, b)
+        if a.text_keys != b.text_keys:
+            a, b = (side if side.text_keys else with_text_keys(side) for side in (a, b))
         renamed = as_in_a(b, self.names)
-        self.a, self.b = unlisted(a, renamed), unlisted(renamed, a)
-        self.chosen = Chosen(wanted.selection, a, b)
+        sides = unlisted(a, renamed), unlisted(renamed, a)
+        self.a, self.b, self.by_order, self.unsure = named_by_order(*sides)
+        self.chosen = Chosen(wanted.selection, a, b, self.names)
         asked = wanted.values or wanted.every_byte or reading.tolerance is not None
         self.values = asked or a.facts.digests or b.facts.digests
 
@@ -129,18 +136,29 @@ class _Comparison:
     def _tensors(self) -> tuple[list[TensorDifference], int, int]:
         found = [pair for pair in pairs(self.a.tensors, self.b.tensors) if self.chosen.holds(*pair)]
         if not self.values:
-            return [structure_row(*pair) for pair in found], 0, 0
-        return tensor_value_rows(found, self.reading)
+            rows, read, unread = [structure_row(*pair) for pair in found], 0, 0
+        else:
+            rows, read, unread = tensor_value_rows(found, self.reading)
+        return [self._surely(row, *pair) for row, pair in zip(rows, found, strict=True)], read, unread
 
     def _values(self) -> Iterator[ValueDifference]:
         sections = [g.section for g in (*self.a.groups, *self.b.groups) if self.chosen.section("optimizer", g.section)]
         for row in group_rows(self.a, self.b, dict.fromkeys(sections)):
             if self.chosen.name(row.name):
                 yield row
-        found = [pair for pair in pairs(self.a.values, self.b.values) if self.chosen.holds(*pair)]
-        yield from value_rows(found, self.a, self.b)
+        for pair in pairs(self.a.values, self.b.values):
+            if self.chosen.holds(*pair):
+                yield from (self._surely(row, *pair) for row in value_rows(*pair, self.a, self.b))
+
+    def _surely(self, row: Row, a: HeldTensor | HeldValue | None, b: HeldTensor | HeldValue | None) -> Row:
+        """A row of one side alone; where the other may have it by number or by name, nobody knows."""
+        alone = (a or b) if a is None or b is None else None
+        if alone is None or len(alone.identity) != 4 or alone.identity[1] not in self.unsure:
+            return row
+        return row._replace(verdict="cannot be compared", detail=UNSURE) if alone.identity[0] == "optimizer" else row
 
     def _notes(self) -> Iterator[str]:
+        yield from self.by_order
         for (kind, there), here in self.names.items():
             yield f"{kind}: A's {here} is held against B's {there}, the only one left on either side"
         for side, held in (("A", self.a), ("B", self.b)):

@@ -85,6 +85,7 @@ def _json(contents: Contents) -> str:
         "damage": contents.damage,
         "notes": contents.notes,
         "by_rank": sorted(contents.by_rank),
+        "text_keys": contents.text_keys,
         "tensors": [_tensor_json(held) for held in contents.tensors.values()],
         "values": [_value_json(held) for held in contents.values.values()],
         "groups": [_group_json(group) for group in contents.groups],
@@ -97,12 +98,16 @@ def _tensor_json(held: HeldTensor) -> dict[str, Any]:
 
 
 def _value_json(held: HeldValue) -> dict[str, Any]:
-    contents = [{"rank": rank, **content._asdict()} for rank, content in held.contents.items()]
+    contents = [{"rank": rank, **_content_json(content)} for rank, content in held.contents.items()]
     return {**held._asdict(), "contents": contents}
 
 
+def _content_json(content: Content) -> dict[str, str]:
+    return {"digest": content.digest, "text": content.text, "problem": content.problem}
+
+
 def _group_json(group: HeldGroup) -> dict[str, Any]:
-    return {**group._asdict(), "settings": {key: content._asdict() for key, content in group.settings.items()}}
+    return {**group._asdict(), "settings": {key: _content_json(content) for key, content in group.settings.items()}}
 
 
 # -- reading -----------------------------------------------------------------------------------------------------
@@ -140,6 +145,7 @@ def _contents(told: Mapping[str, Any]) -> Contents:
         _texts(told["damage"]),
         _texts(told["notes"]),
         {_texts(one) for one in told["by_rank"]},
+        bool(told.get("text_keys", True)),
     )  # fmt: skip
 
 
@@ -163,7 +169,8 @@ def _value(told: Mapping[str, Any]) -> HeldValue:
 
 def _group(told: Mapping[str, Any]) -> HeldGroup:
     settings = {str(key): _content(one) for key, one in told["settings"].items()}
-    return HeldGroup(str(told["section"]), int(told["number"]), _texts(told["params"]), settings)
+    ordered = bool(told.get("ordered"))
+    return HeldGroup(str(told["section"]), int(told["number"]), _texts(told["params"]), settings, ordered)
 
 
 def _content(told: Mapping[str, Any]) -> Content:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from operator import eq
 from typing import Any
 
-from ckptools.checks.difference.sides import Contents, HeldGroup, HeldTensor, HeldValue, Identity
+from ckptools.checks.difference.sides import Contents, HeldGroup, HeldTensor, HeldValue, Identity, key_text
 from ckptools.contents.entries import Entry, entries_of
 from ckptools.contents.random_states import generator_leaves, holds_state, random_states
 from ckptools.contents.rank_leaves import RankLeaf, rank_leaves
@@ -15,14 +16,16 @@ from ckptools.errors import ReadError
 from ckptools.files.opening import OpenFiles
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.difference import Side, Subject
+from ckptools.model.rank_vote import vote
 from ckptools.model.tensor import Tensor
-from ckptools.model.tree import fqn_of
+from ckptools.model.tree import KeyPath, fqn_of, leaf_at
+from ckptools.model.values import Absent
 from ckptools.tensor_io.coverage import cover_problem
 from ckptools.tensor_io.fetch_ahead import Part, fetched, parts_of_all
 from ckptools.text import few, plural
 from ckptools.training_state.optimizers import Optimizer, optimizers_of
 from ckptools.training_state.rank_own import is_own
-from ckptools.training_state.sections import Section, sections_of
+from ckptools.training_state.sections import Section, is_flat_optimizer, sections_of
 from ckptools.training_state.steps import COUNTERS, EPOCH_COUNTERS
 from ckptools.training_state.wrappers import ddp_prefix, without_wrappers
 
@@ -34,7 +37,7 @@ MAX_REPEATED = 1 << 24
 
 def contents_of(ck: Checkpoint, files: OpenFiles) -> Contents:
     """Everything that a checkpoint holds; values of its large tensors are not read."""
-    found = Contents(_facts(ck))
+    found = Contents(_facts(ck), text_keys=ck.text_keys)
     for section in sections_of(ck):
         found.sections.setdefault(section.kind, []).append(section.name)
     bad = [p for p in ck.problems if p.severity == "error"]
@@ -46,7 +49,7 @@ def contents_of(ck: Checkpoint, files: OpenFiles) -> Contents:
 
 def _facts(ck: Checkpoint) -> Side:
     rows = tuple(f"{row.how}: {plural(row.tensors, 'tensor')}" for row in sharding_rows(ck))
-    world = ck.world_size.value
+    world = ck.world_size.exact
     return Side(str(ck.path), ck.name, ck.saved_as, ck.step.value, world if type(world) is int else None, rows)
 
 
@@ -94,7 +97,7 @@ class _Keys:
         number = entry.parameter.startswith("?")
         if not isinstance(entry.value, Tensor):
             subject: Subject = "weights" if entry.kind == "model" else _of_slot(entry.slot)
-            self._value(identity, entry.name, subject, {None: content_of(entry.value, self.files)}, number)
+            self._value(identity, entry.name, subject, self._contents(entry.path, entry.value), number)
         elif entry.slot == "step" and entry.value.numel == 1:
             content = self._step(entry.value)
             self._value(identity, entry.name, "optimizer steps", {None: content}, number)
@@ -106,6 +109,14 @@ class _Keys:
         if entry.parameter:
             return (entry.kind, entry.section, self._bare(entry.section, entry.parameter), entry.slot)
         return (entry.kind, entry.section, entry.name.removeprefix(f"{entry.section}."))
+
+    def _contents(self, path: KeyPath, value: Any) -> dict[int | None, Content]:
+        """What is at a key path: one value for all ranks, or each rank's where they differ."""
+        above = next((path[:n] for n in range(len(path) + 1) if path and path[:n] in self.ck.unequal), None)
+        if above is None:
+            return {None: content_of(value, self.files)}
+        own = {rank: leaf_at(tree, path[len(above) :]) for rank, tree in self.ck.unequal[above].items()}
+        return {rank: content_of(v, self.files, rank) for rank, v in own.items() if not isinstance(v, Absent)}
 
     def _step(self, tensor: Tensor) -> Content:
         try:
@@ -139,10 +150,21 @@ class _Keys:
         self.found.values[identity] = HeldValue(identity, name, subject, contents, number)
 
     def _groups(self, section: Section) -> None:
-        for number, group in enumerate(self.optimizers[section.path].param_groups):
-            settings = {str(k): content_of(v, self.files) for k, v in group.items() if k != "params"}
+        optimizer = self.optimizers[section.path]
+        ordered = not (is_flat_optimizer(section.value) or self.ck.in_parts)
+        for number, group in enumerate(optimizer.param_groups):
+            path = () if is_flat_optimizer(section.value) else (*section.path, "param_groups", number)
+            settings = {str(k): self._setting((*path, k), v) for k, v in group.items() if k != "params"}
             params = tuple(self._bare(section.name, name) for name in group.names)
-            self.found.groups.append(HeldGroup(section.name, number, params, settings))
+            self.found.groups.append(HeldGroup(section.name, number, params, settings, ordered))
+
+    def _setting(self, path: KeyPath, value: Any) -> Content:
+        """A hyperparameter; of one in which ranks differ cannot be said what it is."""
+        own = self._contents(path, value)
+        if len(set(own.values())) < 2:
+            return next(iter(own.values()))
+        found = vote([(rank, content.text) for rank, content in own.items() if rank is not None], eq)
+        return Content("", found.by_rank(str), "ranks have different values")
 
     # -- everything else ---------------------------------------------------------------------------------------
 
@@ -150,9 +172,9 @@ class _Keys:
         found: dict[Identity, list[RankLeaf]] = {}
         rng = section.kind == "rng"
         for leaf in self._beside_generators(section) if rng else rank_leaves(self.ck, section):
-            found.setdefault((section.kind, section.name, *map(str, leaf.path)), []).append(leaf)
+            found.setdefault((section.kind, section.name, *map(key_text, leaf.path)), []).append(leaf)
             if leaf.below is not None:
-                self.found.by_rank.add((section.kind, section.name, *map(str, leaf.below)))
+                self.found.by_rank.add((section.kind, section.name, *map(key_text, leaf.below)))
         for identity, leaves in found.items():
             self._leaf(section, identity, leaves)
 
@@ -164,6 +186,8 @@ class _Keys:
         else:
             ahead = fetched(leaves, lambda leaf: parts_of_value(leaf.value, leaf.rank))
             contents = {leaf.rank: content_of(leaf.value, self.files, leaf.rank) for leaf in ahead}
+            if rank is None and not isinstance(value, Tensor):
+                contents = self._contents((*section.path, *leaves[0].path), value)
             self._value(identity, name, _subject(section, leaves[0]), contents)
 
     def _generators(self) -> None:

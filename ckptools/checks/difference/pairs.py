@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
-from ckptools.checks.difference.sides import Contents, HeldTensor, HeldValue, Identity
+from ckptools.checks.difference.sides import Contents, HeldTensor, HeldValue, Identity, without_quotes
 
 PAIRED = ("model", "optimizer", "scheduler")
 """Kinds of sections that are what they are under any name."""
@@ -72,6 +72,21 @@ def _lists(below: Identity, identity: Identity) -> bool:
 
 
 def pairs(a: Mapping[Identity, Held], b: Mapping[Identity, Held]) -> Iterator[tuple[Held | None, Held | None]]:
-    """What either side holds at each identity, in the order of A; what only B has comes last."""
-    yield from ((held, b.get(identity)) for identity, held in a.items())
-    yield from ((None, held) for identity, held in b.items() if identity not in a)
+    """What either side holds at each identity, in the order of A; what only B has comes last.
+
+    Of two identities in which a key is a number on one side and its text on the other, each is the other's.
+    """
+    left = {without_quotes(identity): identity for identity in b if identity not in a}
+    taken: set[Identity] = set()
+    for identity, held in a.items():
+        there = identity if identity in b else left.get(without_quotes(identity))
+        yield held, b[there] if there is not None else None
+        taken |= {there} if there is not None else set()
+    yield from ((None, held) for identity, held in b.items() if identity not in taken)
+
+
+def with_text_keys(side: Contents) -> Contents:
+    """A side in which numbers and their texts are the same keys, as on one that has texts alone."""
+    at = {i: i if without_quotes(i) in side.values else without_quotes(i) for i in side.values}
+    values = {at[i]: v._replace(identity=at[i]) for i, v in side.values.items()}
+    return replace(side, values=values, by_rank={without_quotes(i) for i in side.by_rank})

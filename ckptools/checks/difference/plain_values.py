@@ -5,23 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ckptools.checks.difference.sides import Contents, HeldGroup, HeldValue
+from ckptools.contents.unlike_items import first_unlike
 from ckptools.contents.value_digests import Content
 from ckptools.model.difference import Subject, ValueDifference, Verdict
 from ckptools.text import clip, few, plural
 
 ByRank = Mapping[int | None, Content]
+KEYS = "a key is a number on one side and its text on the other"
 NUMBERED = "only its number matches: no name is known (--names FROM tells them)"
 
 
-def value_rows(
-    found: Iterable[tuple[HeldValue | None, HeldValue | None]], a: Contents, b: Contents
-) -> Iterator[ValueDifference]:
-    """A row for each value of some pairs, or for each rank's; A and B are the sides that hold them."""
-    for left, right in found:
-        yield from _rows(left, right, a, b)
-
-
-def _rows(left: HeldValue | None, right: HeldValue | None, a: Contents, b: Contents) -> Iterator[ValueDifference]:
+def value_rows(left: HeldValue | None, right: HeldValue | None, a: Contents, b: Contents) -> Iterator[ValueDifference]:
+    """A row for a value of either side, or for each rank's; A and B are the sides that hold them."""
     held = left or right
     assert held is not None
     if left is None or right is None:
@@ -29,7 +24,9 @@ def _rows(left: HeldValue | None, right: HeldValue | None, a: Contents, b: Conte
         return
     shared = _shared(left.contents), _shared(right.contents)
     numbered = NUMBERED if left.number or right.number else ""
-    if shared[0] and shared[1] and not _lost(left, right, b) and not _lost(right, left, a):
+    if left.identity != right.identity:
+        yield ValueDifference(held.name, held.subject, "differs", KEYS, None, *(_any_text(h) for h in (left, right)))
+    elif shared[0] and shared[1] and not _lost(left, right, b) and not _lost(right, left, a):
         yield _compared(held, None, shared[0], shared[1], numbered)
     elif None in left.contents or None in right.contents:
         texts = [_counted(one.contents) for one in (left, right)]
@@ -38,6 +35,10 @@ def _rows(left: HeldValue | None, right: HeldValue | None, a: Contents, b: Conte
     else:
         for rank in sorted({*left.contents, *right.contents}, key=lambda r: -1 if r is None else r):
             yield _of_rank(held, rank, left.contents, right.contents, a, b)
+
+
+def _any_text(held: HeldValue) -> str:
+    return next(iter(held.contents.values())).text
 
 
 def _lost(held: HeldValue, other: HeldValue, side: Contents) -> bool:
@@ -95,7 +96,8 @@ def compared(a: Content, b: Content) -> tuple[Verdict, str]:
         return "cannot be compared", "; ".join(whys)
     if a.digest == b.digest:
         return "same", ""
-    return "differs", "they are shown alike and are not" if a.text == b.text else ""
+    alike = "they are shown alike and are not" if a.text == b.text else ""
+    return "differs", first_unlike(a.value, b.value) or alike
 
 
 # -- param groups ------------------------------------------------------------------------------------------------

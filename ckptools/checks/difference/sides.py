@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ckptools.contents.value_digests import Content
 from ckptools.model.difference import Side, Subject
@@ -70,12 +70,14 @@ class HeldGroup(NamedTuple):
         number: its place among the groups.
         params: fqns of its parameters without wrappers; `?` and a number where one has no name.
         settings: every hyperparameter but `params`.
+        ordered: whether its parameters are listed in the order of the optimizer, which numbers them so.
     """
 
     section: str
     number: int
     params: tuple[str, ...]
     settings: Mapping[str, Content]
+    ordered: bool = False
 
     @property
     def numbered(self) -> bool:
@@ -97,6 +99,7 @@ class Contents:
         damage: what is wrong with it, each in a line.
         notes: what should be known of its names.
         by_rank: identities, cut short, below which each rank has something of its own.
+        text_keys: whether keys that are numbers cannot be told from texts.
     """
 
     facts: Side
@@ -108,3 +111,14 @@ class Contents:
     damage: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     by_rank: set[Identity] = field(default_factory=set)
+    text_keys: bool = False
+
+
+def key_text(key: Any) -> str:
+    """A key in an identity: a text that looks like a number stands in quotes."""
+    return f"'{key}'" if isinstance(key, str) and key.isdecimal() else str(key)
+
+
+def without_quotes(identity: Identity) -> Identity:
+    """An identity in which a number and the text of it are the same."""
+    return tuple(part[1:-1] if part[:1] == part[-1:] == "'" and part[1:-1].isdecimal() else part for part in identity)

@@ -123,7 +123,7 @@ def _told(row: ValueDifference) -> str:
     full = row.value_a or "", row.value_b or ""
     brief = [LONG_NUMBER.sub(lambda found: number(float(found[0])), text) for text in full]
     a, b = brief if brief[0] != brief[1] else full
-    return f"{last_word(row.name)} {a} / {b}"
+    return f"{last_word(row.name)} {row.detail if a == b and row.detail else f'{a} / {b}'}"
 
 
 LONG_NUMBER = re.compile(r"(?<![\w.])-?\d\.\d{6,25}(?:e-?\d+)?(?![\w.])")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -55,22 +54,24 @@ def compared(saved: StateDictShapes, model: StateDictShapes, whole: bool | None,
     rows = _chosen(list(rows_of(saved, model, found.names)), selection)
     if not rows:
         raise UsageError(None, f"no name of {saved.told_by} or {model.told_by} is one that was asked for")
-    counts = Counter(row.status for row in rows)
+    names = {row.name for row in rows if row.name is not None}
+    fit = [len(names.intersection(some)) for some in found.fit]
     fine = ("same", "tied") if model.ties_optional else ("same",)
     return Match(
         path=saved.told_by,
         to=model.told_by,
         loads=whole is not False and all(row.status in fine for row in rows),
         whole=whole,
-        model_names=sum(row.name is not None for row in rows),
+        model_names=len(names),
         checkpoint_names=sum(row.checkpoint_name is not None for row in rows),
-        same=counts["same"],
-        renamed=counts["renamed"],
-        renames=found.steps,
+        same=fit[0],
+        renamed=fit[-1] - fit[0],
+        renames=tuple(step._replace(fit=count) for step, count in zip(found.steps, fit[1:], strict=True)),
         alternatives=found.alternatives,
         groups=Rows(groups_of(rows)),
         rows=Rows(rows),
-        fix={old: new for old, new in found.names.items() if old != new},
+        fix={old: new for old, new in found.names.items() if old != new and old not in found.assumed},
+        assumed={old: found.names[old] for old in found.assumed},
     )
 
 

@@ -1,22 +1,25 @@
 """The rename that fixes most: every rule that names suggest is tried, and counted by the shapes that then agree.
 
-One that fixes as many as another, and gives a name of the model another tensor, is not chosen: both are told.
+One that fixes as many as another, and gives a name of the model another tensor, is not chosen: both are told. What
+names do not suggest is looked for last: numbers of layers that have moved, shapes alone, the order. That is assumed.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
+from ckptools.checks.matching.layer_offsets import moved_layers
 from ckptools.checks.matching.rename_rules import applied, suggested
 from ckptools.model.matching import NamedShape, Rename, StateDictShapes
 
 MAX_RENAMES = 4
 """Rules behind each other, as of a module in two wrappers and under another name."""
 
-KINDS = ("prefix", "component", "wrapper", "shape", "order")
+BY_NAME = ("prefix", "component", "wrapper")
+KINDS = (*BY_NAME, "offset", "shape", "order")
 
 
 @dataclass(frozen=True)
@@ -27,11 +30,15 @@ class FoundRenames:
         names: every name of the checkpoint, with the one that it has after the renames.
         steps: the renames, in the order in which they act.
         alternatives: those that fix as many as each other, after these.
+        fit: names of the model that have a tensor of their shape without a rename, and after each step.
+        assumed: names of the checkpoint that an assumed rename changes.
     """
 
     names: Mapping[str, str]
-    steps: tuple[Rename, ...] = ()
-    alternatives: tuple[Rename, ...] = field(default=())
+    steps: tuple[Rename, ...]
+    alternatives: tuple[Rename, ...]
+    fit: tuple[Collection[str], ...]
+    assumed: Collection[str]
 
 
 class _Tried(NamedTuple):
@@ -56,24 +63,39 @@ def find_renames(saved: StateDictShapes, model: StateDictShapes) -> FoundRenames
     """
     now = _tried(Rename("prefix", "", ""), {name: name for name in saved.tensors}, saved, model)
     steps: list[Rename] = []
-    for _ in range(MAX_RENAMES):
-        best = _best(now, saved, model)
+    fit, assumed, best = [now.fit.keys()], set[str](), list[_Tried]()
+    while len(steps) < MAX_RENAMES:
+        by_name = not steps or steps[-1].kind in BY_NAME
+        best = (_by_name(now, saved, model) if by_name else []) or _by_shapes(now, saved, model)
         if len(best) != 1:
-            return FoundRenames(now.names, tuple(steps), tuple(_told(one, now) for one in best))
+            break
         steps.append(_told(best[0], now))
+        if steps[-1].assumed:
+            assumed |= {old for old, new in now.names.items() if best[0].names[old] != new}
         now = best[0]
-    return FoundRenames(now.names, tuple(steps))
+        fit.append(now.fit.keys())
+    alternatives = tuple(_told(one, now) for one in best) if len(best) > 1 else ()
+    return FoundRenames(now.names, tuple(steps), alternatives, tuple(fit), assumed)
 
 
-def _best(now: _Tried, saved: StateDictShapes, model: StateDictShapes) -> list[_Tried]:
+def _by_name(now: _Tried, saved: StateDictShapes, model: StateDictShapes) -> list[_Tried]:
     """The rule that fixes most; several where they contradict each other, none where no rule fixes anything."""
     names = set(now.names.values())
     here, there = names - model.tensors.keys(), model.tensors.keys() - names
     rules = suggested(here, there) if here and there else []
-    tried = [_after(now, applied(rule, names, model.tensors), rule, saved, model) for rule in rules]
-    tried += [_after(now, pairs, rule, saved, model) for rule, pairs in _by_shape(now, saved, model)]
-    better = [one for one in tried if len(one.fit) > len(now.fit) and len(set(one.names.values())) == len(now.names)]
-    return _undisputed(sorted(better, key=_preference))
+    return _undisputed(_better((_after(now, applied(r, names, model.tensors), r, saved, model) for r in rules), now))
+
+
+def _by_shapes(now: _Tried, saved: StateDictShapes, model: StateDictShapes) -> list[_Tried]:
+    """The pairs, if any, that names do not suggest, of the kind that fixes most."""
+    kinds = [*_moved(now, saved, model), *_by_shape(now, saved, model)]
+    return _better((_after(now, pairs, rule, saved, model) for rule, pairs in kinds), now)[:1]
+
+
+def _better(tried: Iterable[_Tried], now: _Tried) -> list[_Tried]:
+    """Those that fix something and let no two names become one, the best first."""
+    found = [one for one in tried if len(one.fit) > len(now.fit) and len(set(one.names.values())) == len(now.names)]
+    return sorted(found, key=_preference)
 
 
 def _preference(one: _Tried) -> tuple[tuple[int, ...], int, int, str]:
@@ -84,8 +106,8 @@ def _preference(one: _Tried) -> tuple[tuple[int, ...], int, int, str]:
 
 def _undisputed(better: list[_Tried]) -> list[_Tried]:
     """The first; with all that are worth as much, where one of these gives a name another tensor than it does."""
-    by_name = [one for one in better if one.worth == better[0].worth and one.rule.kind not in ("shape", "order")]
-    different = [one for n, one in enumerate(by_name) if not any(one.fit == before.fit for before in by_name[:n])]
+    equals = [one for one in better if one.worth == better[0].worth]
+    different = [one for n, one in enumerate(equals) if not any(one.fit == before.fit for before in equals[:n])]
     disputed = any(_contradict(better[0].fit, one.fit) for one in different)
     return different if disputed else better[:1]
 
@@ -116,16 +138,27 @@ def shapes_agree(one: NamedShape, other: NamedShape) -> bool:
 def _told(one: _Tried, before: _Tried) -> Rename:
     changed = [(old, one.names[old]) for old, new in before.names.items() if one.names[old] != new]
     fixes = len(one.fit.keys() - before.fit.keys())
-    return one.rule._replace(fixes=fixes, changes=len(changed), example=next(iter(changed), ("", "")))
+    # Of a single tensor under another name the shape is the only sign; a wrapper around it is a sign of its own.
+    assumed = one.rule.kind not in BY_NAME or bool(one.rule.old and one.rule.new and fixes == 1)
+    example = next(iter(changed), ("", ""))
+    return one.rule._replace(fixes=fixes, changes=len(changed), example=example, assumed=assumed)
 
 
-# -- by shape ------------------------------------------------------------------------------------------------------
+# -- by shapes ----------------------------------------------------------------------------------------------------
+
+
+def _moved(now: _Tried, saved: StateDictShapes, model: StateDictShapes) -> Iterable[tuple[Rename, Mapping[str, str]]]:
+    """Layers whose numbers have all moved by as much, and fit there one and all."""
+    mine = {new: saved.tensors[name] for name, new in now.names.items()}
+    for rule, pairs in moved_layers(mine, model.tensors):
+        if all(shapes_agree(mine[old], model.tensors[new]) for old, new in pairs.items()):
+            yield rule, pairs
 
 
 def _by_shape(
     now: _Tried, saved: StateDictShapes, model: StateDictShapes
 ) -> Iterable[tuple[Rename, Mapping[str, str]]]:
-    """Pairs that no rule makes: of shapes that one name on each side has; or one after the other, in module order."""
+    """Pairs of names that both sides lack: one after the other, in module order; or of a shape that no others have."""
     wanted, taken = model.tensors, set(now.names.values())
     here = {new: saved.tensors[name] for name, new in now.names.items() if new not in wanted}
     there = {name: shape for name, shape in wanted.items() if name not in taken}
@@ -133,6 +166,7 @@ def _by_shape(
         yield Rename("order", "", ""), dict(zip(here, there, strict=True))
     mine, theirs = _only_one(here), _only_one(there)
     pairs = {mine[key]: theirs[key] for key in mine.keys() & theirs.keys()}
+    pairs = {old: new for old, new in pairs.items() if _numbers(old) == _numbers(new)}
     if pairs:
         yield Rename("shape", "", ""), pairs
 

@@ -40,7 +40,7 @@ def _opened(name: str, path: Path, found: Opened) -> CheckpointRow:
     ck = found.facts
     here = [file for file in ck.files if file.status != "missing"]
     times = [file.modified for file in here if file.modified]
-    world = ck.world_size.value
+    world = ck.world_size.exact
     made = CheckpointRow(
         name=name,
         path=str(path),

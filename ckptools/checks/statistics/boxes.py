@@ -18,8 +18,9 @@ from ckptools.model.tensor import Shard, Tensor
 from ckptools.tensor_io.bands import bands_of
 from ckptools.tensor_io.elements import BAND
 from ckptools.tensor_io.fetch_ahead import Part, parts_of_all
+from ckptools.tensor_io.numbers import raw_dtype
 from ckptools.tensor_io.progress import Progress
-from ckptools.tensor_io.read import fill, raw_dtype
+from ckptools.tensor_io.read import fill
 
 
 class Region(NamedTuple):

@@ -15,8 +15,9 @@ from ckptools.files.opening import OpenFiles
 from ckptools.model.tensor import Source
 from ckptools.tensor_io import fetch_ahead
 from ckptools.tensor_io.elements import Piece, bands_of, pieces_of
+from ckptools.tensor_io.numbers import Raw
 from ckptools.tensor_io.progress import Progress
-from ckptools.tensor_io.read import Raw, extent
+from ckptools.tensor_io.read import extent
 from ckptools.tensor_io.shared_work import in_ranks
 from ckptools.tensor_io.threads import thread_count
 

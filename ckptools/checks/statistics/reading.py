@@ -64,7 +64,7 @@ def readable(part: Part) -> Readable:
     """Find where the elements of a part lie, and what is in the way."""
     tensor = part.tensor
     shards, numel = _one_per_box(tensor.shards), part.numel
-    reason = no_numbers(tensor) or (tensor.note if part.rank is None else "")
+    reason = no_numbers(tensor) or (tensor.note if part.rank is None or tensor.encoded_as else "")
     if reason:
         return Readable((), numel, reason)
     try:
@@ -101,7 +101,7 @@ def _one_per_box(shards: Iterable[Shard]) -> list[Shard]:
     found: dict[Box, Shard] = {}
     for shard in shards:
         known = found.setdefault(shard.box, shard)
-        if known.source is None and known.item is None:
+        if not known.is_here:
             found[shard.box] = shard
     return list(found.values())
 

@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ckptools.tensor_io.buffers import buffer
-from ckptools.tensor_io.numbers import halves, sum_of_squares
-from ckptools.tensor_io.read import decoded
+from ckptools.tensor_io.numbers import decoded, halves, sum_of_squares
 
 Values = npt.NDArray[Any]
 

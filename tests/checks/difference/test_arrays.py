@@ -11,7 +11,7 @@ from ckptools.checks.difference.arrays import Comparing
 from ckptools.checks.difference.measures import Measures, Tolerance
 from ckptools.model.regions import Box
 from ckptools.tensor_io.elements import BAND
-from ckptools.tensor_io.read import raw_dtype
+from ckptools.tensor_io.numbers import raw_dtype
 
 
 def compared(a, b, dtypes=("float32", "float32"), tolerance=None, offsets=None):

@@ -253,6 +253,17 @@ GENERATORS = {
 }
 
 
+def test_ranks_that_share_a_state_by_nature_have_nobody_s_in_particular(tmp_path):
+    """Tensor-parallel ranks draw alike: that rank 1 has the state of rank 0 is no file in another's place."""
+    for side in ("a", "b"):
+        (tmp_path / side).mkdir()
+        for rank in range(4):
+            state = {"model": {"w": torch.ones(2)}, "rng": {"torch": torch.full((16,), rank // 2, dtype=torch.uint8)}}
+            saved(tmp_path / side / f"rank{rank}.pt", state)
+    found = ckptools.diff(tmp_path / "a", tmp_path / "b")
+    assert subject(found, "rng") == ("same", "torch the same on every rank")
+
+
 def test_everything_of_a_generator_counts_not_its_longest_piece_alone(tmp_path):
     def of(position: int) -> dict[str, Any]:
         return {"model": state()["model"], "rng": {"numpy": ("MT19937", list(range(624)), position, 0, 0.0)}}
@@ -299,6 +310,31 @@ def test_the_file_of_another_step_is_told_with_what_it_held(tmp_path):
     assert ckptools.diff(a, b, values=True).same is False
 
 
+def of_ranks(folder: Path, *rates: float, step: int = 3) -> Path:
+    folder.mkdir()
+    for rank, rate in enumerate(rates):
+        optimizer = {"state": {}, "param_groups": [{"lr": rate, "params": ["w"]}]}
+        scheduler = {"last_epoch": step, "_last_lr": [rate]}
+        saved(folder / f"rank{rank}.pt", {"model": {"w": torch.ones(2)}, "optimizer": optimizer, "lrs": scheduler})
+    return folder
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_learning_rate_that_one_rank_has_for_itself_is_not_called_the_same(tmp_path, swapped):
+    paths = [of_ranks(tmp_path / "a", 0.1, 0.1, 0.1), of_ranks(tmp_path / "b", 0.1, 0.3, 0.1)]
+    found = ckptools.diff(*paths[:: -1 if swapped else 1])
+    row = next(row for row in found.values if row.name == "optimizer.param_groups.0.lr")
+    assert row.verdict == "cannot be compared" and "ranks have different values" in row.detail and found.same is False
+    assert "rank 1: 0.3, others: 0.1" in (row.value_a if swapped else row.value_b)
+    assert {row.verdict for row in found.values if row.name.startswith("lrs._last_lr")} == {"cannot be compared"}
+
+
+def test_values_that_ranks_have_for_themselves_are_compared_rank_by_rank(tmp_path):
+    a, b = of_ranks(tmp_path / "a", 0.1, 0.2, 0.1), of_ranks(tmp_path / "b", 0.1, 0.3, 0.1)
+    rows = [row for row in ckptools.diff(a, b).values if row.name.startswith("lrs._last_lr")]
+    assert [(row.rank, row.verdict) for row in rows] == [(0, "same"), (1, "differs"), (2, "same")]
+
+
 # -- which keys --------------------------------------------------------------------------------------------------
 
 
@@ -316,6 +352,36 @@ def test_globs_and_sections_choose_what_is_compared(tmp_path):
         ckptools.diff(*paths, section="nodel")
     with pytest.raises(UsageError, match="no key of either"):
         ckptools.diff(*paths, filter=["zzz*"])
+
+
+def several(*names: str, kind: str = "optimizer") -> dict[str, Any]:
+    """Several models, each with an optimizer of its own."""
+    models = {name: {"w": torch.ones(2)} for name in names}
+    optimizers = {f"{name}_opt": {"state": {}, "param_groups": [{"lr": 0.1, "params": ["w"]}]} for name in names}
+    return {**models, **optimizers}
+
+
+@pytest.mark.parametrize("names", [("gen", "disc"), ("gen", "disc", "enc")])
+def test_one_of_several_sections_of_a_kind_is_that_one_alone(tmp_path, names):
+    paths = saved(tmp_path / "a.pt", several(*names)), saved(tmp_path / "b.pt", several(*names))
+    for section in ("gen", "gen_opt"):
+        rows = ckptools.diff(*paths, section=section).rows
+        assert rows and all(row.name.startswith(f"{section}.") for row in rows)
+
+
+def test_a_section_is_chosen_by_the_name_that_it_has_on_either_side(tmp_path):
+    paths = saved(tmp_path / "a.pt", several("gen", "disc")), saved(tmp_path / "b.pt", several("gen", "critic"))
+    for section in ("disc_opt", "critic_opt"):
+        found = ckptools.diff(*paths, section=section)
+        assert [row.name for row in found.values] == ["disc_opt.param_groups.0.lr"] and found.same is True
+
+
+def test_of_three_optimizers_none_is_held_against_one_of_another_name(tmp_path):
+    """One is left here and two are there: nothing says which of them it is."""
+    paths = saved(tmp_path / "a.pt", several("gen", "disc")), saved(tmp_path / "b.pt", several("gen", "x", "y"))
+    found = ckptools.diff(*paths)
+    assert {row.verdict for row in found.values if "disc" in row.name} == {"only in A"}
+    assert {row.verdict for row in found.values if row.name.startswith(("x_", "y_"))} == {"only in B"}
 
 
 def test_rows_are_what_pandas_takes(tmp_path):
