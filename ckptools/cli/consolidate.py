@@ -84,6 +84,13 @@ Unchecked = Annotated[
 Manifest = Annotated[
     bool, typer.Option("--manifest", help="Write sha256 of every tensor and file into OUT.manifest.json.")
 ]
+Dequantize = Annotated[
+    bool,
+    typer.Option(
+        "--dequantize",
+        help="Write the values of quantized tensors, as their class (torchao's) computes them; else they are refused.",
+    ),
+]
 PreferRank = Annotated[
     int | None, typer.Option(help="Where ranks hold different copies of one tensor, take this rank's.")
 ]
@@ -112,6 +119,7 @@ def consolidate(
     check: Check = False,
     unchecked: Unchecked = False,
     manifest: Manifest = False,
+    dequantize: Dequantize = False,
     prefer_rank: PreferRank = None,
     dry_run: DryRun = False,
     copies: Copies = False,
@@ -140,6 +148,7 @@ def consolidate(
         force=force,
         allow_missing=allow_missing,
         fill=fill,
+        dequantize=dequantize,
         prefer_rank=prefer_rank,
         check=check,
         unchecked=unchecked,

@@ -5,14 +5,21 @@ Everything is checked here, before the first byte is written, and everything tha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ckptools.consolidate.foreign import is_foreign, is_plain, why_foreign, without_attributes
 from ckptools.consolidate.parts import ONLY, concerns, note_on_glob, sections_to_write
 from ckptools.consolidate.selection import FILLS, Selection
-from ckptools.consolidate.shortfall import absent, own_values_absent, own_values_lost, refuses, summary
+from ckptools.consolidate.shortfall import (
+    absent,
+    own_values_absent,
+    own_values_lost,
+    refuses,
+    summary,
+    unreadable_files,
+)
 from ckptools.consolidate.sources import damaged_copy, spared_note, without_damaged
 from ckptools.dtypes import can_be_nan
 from ckptools.errors import NotWholeError, RefusedError, UsageError
@@ -26,8 +33,9 @@ from ckptools.model.tensor import Shard, Tensor
 from ckptools.model.tree import KeyPath, fqn_of
 from ckptools.model.values import Global, Opaque, describe_for_error
 from ckptools.tensor_io.coverage import cover_problem
+from ckptools.tensor_io.dequantize import dequantized
 from ckptools.tensor_io.records import Record
-from ckptools.text import first_few, plural
+from ckptools.text import few, first_few, plural
 from ckptools.training_state.rank_values import NOTHING, RankValues
 from ckptools.training_state.sections import Section, sections_of, sections_of_kind, tensors_of
 
@@ -49,6 +57,7 @@ def select(
     prefer_rank: int | None,
     files: OpenFiles,
     damage: Mapping[Record, int],
+    dequantize: bool = False,
 ) -> Selection:
     """Choose what `only` names of a checkpoint whose ranks have all been read.
 
@@ -61,6 +70,7 @@ def select(
         files: where source files are opened.
         damage: records that are not what their checksums say, with the CRC-32 that they have; what lies in them is
             missing.
+        dequantize: take the values of quantized tensors, as their class computes them.
 
     Raises:
         NotWholeError: something is missing, overlaps or contradicts; lists everything.
@@ -69,7 +79,7 @@ def select(
     sections = sections_to_write(checkpoint, only)
     if prefer_rank is not None and prefer_rank not in checkpoint.ranks:
         raise UsageError(checkpoint.path, f"--prefer-rank {prefer_rank}: there is no file of that rank here")
-    picking = _Picking(checkpoint, holes, prefer_rank, files, damage)
+    picking = _Picking(checkpoint, holes, prefer_rank, files, damage, dequantize)
     errors = [p for p in checkpoint.problems if p.severity == "error"]
     concerned = [p for p in errors if concerns(p, sections.values(), only)]
     picking.problems += [p for p in concerned if refuses(p, holes)]
@@ -82,7 +92,8 @@ def select(
     picking.problems += [] if holes else own
     picking.left_out |= {(p.code,): p.message for p in own}
     if picking.problems:
-        raise NotWholeError(checkpoint.path, summary(checkpoint, picking.problems), picking.problems)
+        problems = list(dict.fromkeys([*unreadable_files(checkpoint), *picking.problems]))
+        raise NotWholeError(checkpoint.path, summary(checkpoint, problems), problems)
     if any(t is _LEFT_OUT for t in trees.values()):
         raise RefusedError(
             checkpoint.path, f"is nothing that can be written, but {next(iter(picking.left_out.values()))}"
@@ -111,8 +122,11 @@ class _Picking:
         prefer_rank: int | None,
         files: OpenFiles,
         damage: Mapping[Record, int],
+        dequantize: bool,
     ) -> None:
         self.path, self.files, self.damage = checkpoint.path, files, damage
+        self.dequantize = dequantize
+        self.dequantized: dict[str, list[str]] = {}
         self.holes, self.prefer_rank = holes, prefer_rank
         self.in_parts = checkpoint.in_parts
         self.problems: list[Problem] = []
@@ -123,6 +137,7 @@ class _Picking:
         self.spared: list[Problem] = []
         self.model_paths: list[KeyPath] = []
         self.models = sections_of_kind(checkpoint, "model")
+        self.cut = {f.path for f in checkpoint.files if f.status in ("cut", "bad")}
 
     def copy(self, node: Any, source: KeyPath, at: KeyPath) -> Any:
         """Copy what is at `source` in the checkpoint to `at` in the output; `_LEFT_OUT` when it is not written."""
@@ -182,6 +197,7 @@ class _Picking:
             raise RefusedError(
                 self.path, f"{fqn} would take {describe_for_error(tensor.nbytes)} bytes; no disk holds that"
             )
+        tensor = self._decoded(tensor, fqn)
         tensor, damage = without_damaged(tensor, fqn, self.damage)
         problem = cover_problem(tensor, fqn)
         if damage is not None and problem is None:
@@ -191,10 +207,19 @@ class _Picking:
         if problem is not None and not self._may_fill(tensor, problem, at):
             return _LEFT_OUT
         chosen = self._replicas(tensor, source)
+        self.problems += self._in_cut_files(chosen, fqn) if self.holes is None else []
         if any(s.holds(source) for s in self.models):
             self.model_paths.append(at)
         fill = self.holes or "" if problem is not None else ""
         return replace(tensor, shards=tuple(chosen), fill=fill)
+
+    def _decoded(self, tensor: Tensor, fqn: str) -> Tensor:
+        """The tensor of the values of a quantized one, if they are wanted."""
+        found = dequantized(tensor) if self.dequantize and tensor.encoded_as else tensor
+        if found.note != tensor.note and not found.note:
+            for encoded in tensor.encoded_as:
+                self.dequantized.setdefault(encoded.name, []).append(fqn)
+        return found
 
     def _may_fill(self, tensor: Tensor, problem: Problem, at: KeyPath) -> bool:
         """Note what is wrong with a tensor; whether it is written all the same, with its holes filled."""
@@ -214,22 +239,37 @@ class _Picking:
         """One shard per region; the copies of it should be equal."""
         differing = self.ranks.differing(tensor, source)
         if differing and self.prefer_rank is None:
-            box, ranks = next(iter(differing.items()))
+            box, copies = next(iter(differing.items()))
             way = damaged_copy(tensor, box, self.files) or (IN_PARTS if self.in_parts else COPIES)
-            text = f"{box}: rank {ranks[1]} holds other bytes than rank {ranks[0]}; {way}"
-            self.problems.append(Problem(Code.COPIES_DIFFER, text, ranks[1], fqn_of(source)))
+            text = f"{copies.text(self.files)}; {way}"
+            self.problems.append(Problem(Code.COPIES_DIFFER, text, copies.rank, fqn_of(source), ranks=copies.odd))
         by_box: dict[Box, Shard] = {}
         for shard in sorted(tensor.found, key=self._preference):
             by_box.setdefault(shard.box, shard)
         return sorted(by_box.values(), key=lambda s: s.box.offsets)
 
-    def _preference(self, shard: Shard) -> tuple[bool, int]:
-        return (shard.rank != self.prefer_rank, -1 if shard.rank is None else shard.rank)
+    def _preference(self, shard: Shard) -> tuple[bool, bool, int]:
+        return (self._is_cut(shard), shard.rank != self.prefer_rank, -1 if shard.rank is None else shard.rank)
+
+    def _is_cut(self, shard: Shard) -> bool:
+        return bool(self.cut) and shard.source is not None and shard.source.path in self.cut
+
+    def _in_cut_files(self, chosen: Sequence[Shard], fqn: str) -> Iterator[Problem]:
+        """That a tensor is all here, but some of it in a file that is not: the file may be another than was saved."""
+        for shard in filter(self._is_cut, chosen):
+            assert shard.source is not None
+            text = f"{shard.box} lies in {shard.source.path.name}, which is cut short or damaged elsewhere"
+            yield Problem(Code.FILE_CUT, text, shard.rank, fqn)
 
     def notes_for(self, checkpoint: Checkpoint, parts: Iterable[Section]) -> list[str]:
         """What the user should know although nothing is missing."""
         more = [p for p in checkpoint.problems if p.severity == "warning" and p.kind.lacks == "part"]
-        return [*(p.message for p in more), *spared_note(self.spared), *self._of_one_rank(checkpoint, parts)]
+        return [
+            *(p.message for p in more),
+            *(f"dequantized, as {name} does: {few(fqns, 1)}" for name, fqns in self.dequantized.items()),
+            *spared_note(self.spared),
+            *self._of_one_rank(checkpoint, parts),
+        ]
 
     def _of_one_rank(self, checkpoint: Checkpoint, parts: Iterable[Section]) -> list[str]:
         """What each rank has for itself: what is kept of every rank, and what only of the lowest."""

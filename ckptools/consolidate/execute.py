@@ -213,7 +213,8 @@ class Executor:
         self._progress(nbytes, fqn)
 
 
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What only the output's disk says; EIO may be of either file, and reading one and writing the other tells which."""
 
 
 def _reason(error: OSError) -> str:

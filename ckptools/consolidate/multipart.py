@@ -14,6 +14,7 @@ from itertools import accumulate
 from pathlib import Path
 from threading import Event, Thread
 
+from ckptools.consolidate.output import Replaced
 from ckptools.consolidate.plan import Job
 from ckptools.consolidate.writers.layout import Framing, Layout
 from ckptools.errors import CkptoolsError, WriteError
@@ -94,7 +95,7 @@ class MultipartOutput:
         except StoppedError:
             raise self._error or CkptoolsError(None, "stopped") from None
 
-    def publish(self, texts: Mapping[Path, str], replace: bool) -> None:
+    def publish(self, texts: Mapping[Path, str], replace: bool, earlier: Replaced) -> None:
         """Let the files appear: the last one when the others are there, and small files of text after it.
 
         Raises:
@@ -103,9 +104,10 @@ class MultipartOutput:
         index = [remote(path) for path in texts]
         if not replace:
             self._check_free(index)
-        elif len(self._paths) > 1:
+        else:
             # Without it nobody takes old and new files for one output.
-            _delete([path for path in (*index, self._paths[-1]) if _anew(path).exists()])
+            metadata = self._paths[-1:] if self._layout.folder is not None else []
+            _delete([path for path in (*map(remote, earlier.first), *metadata) if _anew(path).exists()])
         for some in (slice(0, -1), slice(-1, None)):
             for event in self._may_end[some]:
                 event.set()
@@ -116,6 +118,7 @@ class MultipartOutput:
         for path, text in zip(index, texts.values(), strict=True):
             self._put(path, text, replace)
         self._remove_others()
+        _delete(list(map(remote, earlier.last)))
         self._there, self._threads = [], []
 
     def discard(self) -> None:

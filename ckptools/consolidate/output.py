@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
+from ckptools.consolidate.writers.layout import Layout, beside
 from ckptools.errors import NoSpaceError, OutputExistsError, ReadError, UsageError
 from ckptools.files.location import is_remote
 from ckptools.formats.shared.rank_names import parse
@@ -40,7 +42,7 @@ def check_place(checkpoint: Checkpoint, paths: Iterable[Path], force: bool, new:
             raise OutputExistsError(path, "would pass for one more rank file of the checkpoint; choose another name")
         if path.is_dir():
             raise OutputExistsError(path, "is a folder")
-        if path.exists() and not force:
+        if (path.exists() or path.is_symlink()) and not force:
             raise OutputExistsError(path, "exists; --force overwrites it")
 
 
@@ -84,6 +86,35 @@ def check_folder(checkpoint: Checkpoint, folder: Path, force: bool) -> None:
 
 
 _DCP_FILE = re.compile(r"\.metadata|__[0-9]+_[0-9]+\.distcp")
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """Files of an earlier output that go where a new one takes its place.
+
+    Attributes:
+        first: what lets its files pass for one output together, gone before a new file has its name.
+        last: what the new output has no file of that name for, gone when that is complete.
+    """
+
+    first: tuple[Path, ...] = ()
+    last: tuple[Path, ...] = ()
+
+
+def replaced(checkpoint: Checkpoint, out: Path, layout: Layout, force: bool) -> Replaced:
+    """What goes of an earlier output `out`: of one in several files the index and the last file go first.
+
+    An output in one file takes its place at once. Of one in several, those that have their names before an interrupt
+    would lie among old ones: without the index these are found by their numbers, and then the last is missing.
+    """
+    if not force or layout.folder is not None or len(layout.files) == 1:
+        return Replaced()
+    number = re.compile(rf"{re.escape(out.stem)}-\d{{5}}-of-\d{{5}}{re.escape(out.suffix)}")
+    new, sources = {path.name for path, _ in layout.files}, {f.path.resolve() for f in checkpoint.files}
+    found = sorted(out.parent.iterdir()) if out.parent.is_dir() else []
+    here = [path for path in found if number.fullmatch(path.name) or path.name == out.name]
+    last = [path for path in here if path.name not in new and path.resolve() not in sources and path.is_file()]
+    return Replaced((beside(out, "index."), layout.files[-1][0]), tuple(last))
 
 
 def lacking_space(folder: Path, nbytes: int) -> NoSpaceError | None:

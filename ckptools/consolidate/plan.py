@@ -65,7 +65,7 @@ class PlannedCopies:
 
 def planned_reading(jobs: Sequence[Job], targets: Sequence[Path]) -> PlannedReading:
     """What writing some tensors into some files would read."""
-    sources = {shard.source.path for job in jobs for shard in job.tensor.shards if shard.source}
+    sources = {source.path for job in jobs for shard in job.tensor.shards for source in shard.sources}
     return PlannedReading(sum(job.tensor.nbytes for job in jobs), len(sources), PlannedCopies(jobs, targets))
 
 
@@ -94,7 +94,6 @@ def row_pieces(tensor: Tensor, count: int) -> Iterator[tuple[Box, Tensor]]:
 def _part(shard: Shard, window: Box) -> list[Shard]:
     """What of a shard lies in a box, with its place there; nothing when nothing does."""
     common = shard.box.intersect(window)
-    if common is None or shard.source is None:
+    if common is None or not shard.was_read:
         return []
-    in_shard, in_window = common.seen_from(shard.box), common.seen_from(window)
-    return [shard._replace(box=in_window, source=shard.source.part(in_shard))]
+    return [shard.part(common.seen_from(shard.box), common.seen_from(window))]

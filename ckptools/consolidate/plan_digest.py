@@ -33,9 +33,9 @@ def _job(job: Job) -> tuple[object, ...]:
 
 
 def _shard(shard: Shard) -> tuple[object, ...]:
-    source = shard.source
-    known = None if source is None else (str(original_of(source.path)), *source[1:])
-    return shard.box.offsets, shard.box.sizes, known
+    known = [(str(original_of(source.path)), *source[1:]) for source in shard.sources]
+    coding = None if shard.encoded is None else (shard.encoded.coding, shard.encoded.box)
+    return shard.box.offsets, shard.box.sizes, known, coding
 
 
 def _digest(things: Iterable[object]) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from ckptools.cluster.team import current
 from ckptools.consolidate.execute import Executor
 from ckptools.consolidate.journal import Done, Journal, Kept, is_written, take_read
-from ckptools.consolidate.output import check_unchanged
+from ckptools.consolidate.output import Replaced, check_unchanged
 from ckptools.consolidate.shared_output import Output, opened_output, synced
 from ckptools.consolidate.shares import Share, shares_of
 from ckptools.consolidate.writers.layout import Layout
@@ -23,6 +23,8 @@ from ckptools.model.checkpoint import Checkpoint
 from ckptools.tensor_io.progress import Progress, not_told
 from ckptools.tensor_io.records import Record, stored_records
 from ckptools.tensor_io.shared_work import in_ranks
+
+NOTHING_REPLACED = Replaced()
 
 
 @dataclass(frozen=True)
@@ -70,8 +72,9 @@ def write(
     jobs: int,
     progress: Progress | None,
     kept: Kept | None = None,
+    earlier: Replaced = NOTHING_REPLACED,
 ) -> Seen:
-    """Write a planned output; it appears whole, or not at all. `new_folder` is made for it.
+    """Write a planned output; it appears whole, or not at all. `new_folder` is made for it; what is `earlier` goes.
 
     Of one that does not come to its end nothing stays, or what is `kept`, where the next run goes on.
 
@@ -96,7 +99,7 @@ def write(
             told = _compared(layout, output, files, jobs, progress) if proofs.compare else ""
             added = {**texts, **_manifest(layout, output.targets, proofs, jobs)}
             if output.partial is not None:
-                _publish(checkpoint, output.partial, added)
+                _publish(checkpoint, output.partial, added, earlier)
         except OSError as error:
             raise WriteError(layout.files[0][0], f"cannot write: {(error.strerror or '').lower()}") from error
     right = None if executor.records is None else frozenset(executor.records.right)
@@ -135,11 +138,11 @@ def _compared(layout: Layout, output: Output, files: OpenFiles, threads: int, pr
     return compare(layout, output.targets, output.paths, files, threads, progress or not_told)
 
 
-def _publish(checkpoint: Checkpoint, partial: PartialFiles, texts: Mapping[Path, str]) -> None:
+def _publish(checkpoint: Checkpoint, partial: PartialFiles, texts: Mapping[Path, str], earlier: Replaced) -> None:
     for path, text in texts.items():
         partial.add_text(path, text)
     check_unchanged(checkpoint)
-    partial.publish()
+    partial.publish(earlier.first, earlier.last)
 
 
 def _manifest(layout: Layout, targets: Sequence[int], proofs: Proofs, jobs: int) -> dict[Path, str]:

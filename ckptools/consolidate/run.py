@@ -17,7 +17,7 @@ from ckptools.consolidate.journal import Kept, resume_folder
 from ckptools.consolidate.named_state import by_name
 from ckptools.consolidate.naming import Output, output_of, store_errors
 from ckptools.consolidate.options import ConsolidateOptions, full_dtype, hole_rule, tied_rule
-from ckptools.consolidate.output import check_folder, check_not_among, check_place, lacking_space
+from ckptools.consolidate.output import check_folder, check_not_among, check_place, lacking_space, replaced
 from ckptools.consolidate.parts import tensors_of
 from ckptools.consolidate.plan import converted, planned_reading
 from ckptools.consolidate.plan_digest import check_same_plan, plan_digests
@@ -26,7 +26,7 @@ from ckptools.consolidate.renamed_state import renamed
 from ckptools.consolidate.renaming import renaming_of
 from ckptools.consolidate.result import Consolidated
 from ckptools.consolidate.selection import Selection
-from ckptools.consolidate.shortfall import check_rounding
+from ckptools.consolidate.shortfall import check_copies, check_rounding
 from ckptools.consolidate.sources import Compared, compare, count
 from ckptools.consolidate.upload import check_can_upload, upload
 from ckptools.consolidate.writers.layout import Layout, WriteOptions, Writer, beside
@@ -79,11 +79,14 @@ def consolidate(
     with OpenFiles() as files:
         part = options.only or _usual_part(whole, output.writer)
         check_rounding(whole, part)
+        check_copies(whole, tensors_of(whole, part), files)
         holes = hole_rule(options)
         first = None
         if not options.unchecked and (holes or (options.check and options.dry_run)):
             first = compare(tensors_of(whole, part), files, options.threads, progress or not_told, planned)
-        selection = select(whole, part, holes, options.prefer_rank, files, first.damaged if first else {})
+        selection = select(
+            whole, part, holes, options.prefer_rank, files, first.damaged if first else {}, options.dequantize
+        )
         selection = renamed(selection, renaming, whole) if renaming else selection
         selection = by_name(selection) if output.writer.BY_NAME else selection
         layout = output.writer.lay_out(selection, output.path, form)
@@ -101,10 +104,11 @@ def consolidate(
             planned(_nbytes_to_come(layout, first, options.check))
             with _said_where(kept):
                 if streamed:
-                    seen = upload(whole, layout, texts, files, options, progress)
+                    seen = upload(whole, output.path, layout, texts, files, options, progress)
                 else:
-                    jobs = options.threads
-                    seen = write(whole, layout, output.new_folder, texts, files, proofs, jobs, progress, kept)
+                    jobs, earlier = options.threads, replaced(whole, output.path, layout, options.force)
+                    new_folder = output.new_folder
+                    seen = write(whole, layout, new_folder, texts, files, proofs, jobs, progress, kept, earlier)
     done = _result(selection, layout, paths, seen)
     if options.dry_run:
         reading = planned_reading(layout.jobs, [path for path, _ in layout.files])
@@ -157,7 +161,7 @@ def _check_place(checkpoint: Checkpoint, layout: Layout, texts: Sequence[Path], 
         check_folder(checkpoint, layout.folder, force)
         check_place(checkpoint, texts, force)
     else:
-        check_place(checkpoint, [*(p for p, _ in layout.files), *texts], force, new)
+        check_place(checkpoint, [output.path, *(p for p, _ in layout.files), *texts], force, new)
 
 
 def _no_room(layout: Layout, output: Output, dry_run: bool, here: int) -> NoSpaceError | None:

@@ -29,8 +29,12 @@ def position(job: Job, part: Copy | Band) -> Position:
         return str(original_of(part.source)), part.source_offset
     for shard in job.tensor.shards:
         common = shard.box.intersect(part.box) if part.box.sizes else shard.box
-        if common is not None and shard.source is not None:
+        if common is None or not shard.was_read:
+            continue
+        if shard.source is not None:
             return str(original_of(shard.source.path)), shard.source.part(common.seen_from(shard.box)).offset
+        codes, rows = shard.sources[0], common.seen_from(shard.box).offsets[:1]
+        return str(original_of(codes.path)), codes.offset + sum(rows)
     return "", job.offset + part.offset
 
 

@@ -7,9 +7,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ckptools.errors import NotWholeError
+from ckptools.files.opening import OpenFiles
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.problems import Problem
+from ckptools.model.problems import Code, Problem
+from ckptools.model.tensor import Tensor
 from ckptools.tensor_io import rounding
+from ckptools.tensor_io.same_files import copied_files
 from ckptools.text import and_others, printable, spans
 from ckptools.training_state.rank_own import is_own
 from ckptools.training_state.sections import Section, sections_of
@@ -26,8 +29,13 @@ def refuses(problem: Problem, holes: str | None) -> bool:
 
 
 def absent(errors: Iterable[Problem]) -> list[Problem]:
-    """Parts of which not even the names are known, so that no tensor has a gap; a rank's pieces leave gaps."""
-    return [p for p in errors if p.kind.lacks == "part" or (p.kind.lacks == "file" and p.rank is None)]
+    """Parts that leave no gap in a tensor: their names are not known, or they are a rank's own state, which has one."""
+    return [p for p in errors if p.kind.lacks == "part" or (p.kind.lacks == "file" and (p.rank is None or p.tensor))]
+
+
+def unreadable_files(checkpoint: Checkpoint) -> list[Problem]:
+    """Files that the system does not let us read: the cause of the gaps that they leave, and no damage."""
+    return [p for p in checkpoint.problems if p.kind is Code.FILE_UNREADABLE and p.severity == "error"]
 
 
 def own_values_lost(checkpoint: Checkpoint, parts: Iterable[Section], listed: bool) -> list[Problem]:
@@ -71,10 +79,22 @@ def check_rounding(checkpoint: Checkpoint, part: str) -> None:
         raise NotWholeError(checkpoint.path, f"{problems[0]}{and_others(len(problems) - 1)}", problems)
 
 
+def check_copies(checkpoint: Checkpoint, tensors: Iterable[tuple[str, Tensor]], files: OpenFiles) -> None:
+    """Refuse to write from a file that is a copy of another rank's, which would take the place of what it held.
+
+    Raises:
+        NotWholeError: one is.
+        ReadError: a file cannot be read.
+    """
+    problems = copied_files(tensors, files)
+    if problems:
+        raise NotWholeError(checkpoint.path, f"{problems[0]}{and_others(len(problems) - 1)}", problems)
+
+
 def summary(checkpoint: Checkpoint, problems: Sequence[Problem]) -> str:
     """One line: what is wrong first, how much more, and what to do."""
     files = [p for p in checkpoint.problems if p.kind.lacks == "file"]
-    ranks = sorted({p.rank for p in files if p.rank is not None})
+    ranks = sorted({p.rank for p in files if p.rank is not None and p.kind is not Code.FILE_UNREADABLE})
     cause = f"rank {spans(ranks)} missing or cut; " if ranks else ""
     more = and_others(len(problems) - 1)
     gaps_only = all(p.kind.lacks != "nothing" for p in problems)

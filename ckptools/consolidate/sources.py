@@ -69,13 +69,13 @@ def without_damaged(tensor: Tensor, fqn: str, damage: Mapping[Record, int]) -> t
     """
     if not damage:
         return tensor, None
-    wrong = [(s, Record.of(s.source)) for s in tensor.found if s.source is not None]
+    wrong = [(shard, Record.of(source)) for shard in tensor.found for source in shard.sources]
     wrong = [(shard, record) for shard, record in wrong if record in damage]
     if not wrong:
         return tensor, None
     first, record = wrong[0]
     gone = {id(s) for s, _ in wrong}
-    shards = tuple(s._replace(source=None, item=None) if id(s) in gone else s for s in tensor.shards)
+    shards = tuple(s._replace(source=None, item=None, encoded=None) if id(s) in gone else s for s in tensor.shards)
     more = f" and {plural(len(wrong) - 1, 'more shard')}" if len(wrong) > 1 else ""
     text = f"{first.box}{more}: {original_of(record.path).name} is damaged: {record.damage(damage[record])}"
     return replace(tensor, shards=shards), Problem(Code.BAD_CHECKSUM, text, first.rank, fqn)
@@ -83,7 +83,7 @@ def without_damaged(tensor: Tensor, fqn: str, damage: Mapping[Record, int]) -> t
 
 def damaged_copy(tensor: Tensor, box: Box, files: OpenFiles) -> str:
     """Whose copy of a region is damaged by its checksum, and what to do; empty when no checksum tells."""
-    records = {Record.of(s.source) for s in tensor.found if s.box == box and s.source is not None}
+    records = {Record.of(source) for s in tensor.found if s.box == box for source in s.sources}
     wrong = damaged_records(records, files, 1, not_told)
     if not wrong or len(wrong) == len(records):
         return ""

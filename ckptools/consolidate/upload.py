@@ -10,7 +10,7 @@ from ckptools.cluster.team import current
 from ckptools.consolidate.execute import Executor
 from ckptools.consolidate.multipart import MultipartOutput, remote
 from ckptools.consolidate.options import ConsolidateOptions
-from ckptools.consolidate.output import check_unchanged
+from ckptools.consolidate.output import check_unchanged, replaced
 from ckptools.consolidate.publish import Seen
 from ckptools.consolidate.writers.layout import Layout
 from ckptools.consolidate.written import crcs_of
@@ -41,6 +41,7 @@ def check_can_upload(out: Path, options: ConsolidateOptions) -> None:
 
 def upload(
     checkpoint: Checkpoint,
+    out: Path,
     layout: Layout,
     texts: Mapping[Path, str],
     files: OpenFiles,
@@ -65,7 +66,8 @@ def upload(
             if read != sent:
                 raise CkptoolsError(layout.files[job.file][0], f"{job.fqn}: other bytes were sent than were read")
         check_unchanged(checkpoint)
-        output.publish(texts, options.force)
+        refreshed(remote(out))
+        output.publish(texts, options.force, replaced(checkpoint, out, layout, options.force))
         if options.check:
             told = _read_back(layout, output, files, options.threads, progress or not_told)
     right = None if executor.records is None else frozenset(executor.records.right)

@@ -11,6 +11,7 @@ import os
 import re
 import secrets
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
@@ -153,8 +154,12 @@ class PartialFiles:
         except OSError as error:
             raise WriteError(path, f"cannot be written: {(error.strerror or '').lower()}") from error
 
-    def publish(self) -> None:
+    def publish(self, first: Iterable[Path] = (), last: Iterable[Path] = ()) -> None:
         """Sync every file, then give each its name, folders first and then in order, then sync what they are in.
+
+        Args:
+            first: files that are removed before that, where they are there.
+            last: files that are removed behind it.
 
         Raises:
             WriteError: a disk failed; nothing has got its name that was not whole.
@@ -163,6 +168,7 @@ class PartialFiles:
             for descriptor in self._descriptors:
                 os.fsync(descriptor)
             self._close()
+            _remove(first)
             for path, partial in self._folders.items():
                 _sync_folder(partial)
                 self._replace_folder(partial, path)
@@ -172,6 +178,7 @@ class PartialFiles:
             self._pairs = []
             for folder in above:
                 _sync_folder(folder)
+            _remove(last)
             if self._kept is not None:
                 shutil.rmtree(self._kept, ignore_errors=True)
                 self._kept = None
@@ -215,6 +222,15 @@ class PartialFiles:
 
     def __exit__(self, *_: object) -> None:
         self.discard()
+
+
+def _remove(paths: Iterable[Path]) -> None:
+    """Remove files that may be gone by now, and bring that to the disk."""
+    removed = list(paths)
+    for path in removed:
+        path.unlink(missing_ok=True)
+    for folder in {path.parent for path in removed}:
+        _sync_folder(folder)
 
 
 def _put_back(aside: Path, path: Path) -> None:

@@ -92,6 +92,11 @@ def test_open_mpi_tells_node_ranks_by_equal_nodes() -> None:
     assert derive(OPEN_MPI | {"OMPI_COMM_WORLD_NODE_RANK": "0"}).facts == facts
 
 
+def test_nodes_of_unequal_size_are_not_made_up() -> None:
+    assert derive(OPEN_MPI).counts == (4, 4)
+    assert derive(OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "9"}).counts == ()
+
+
 def test_where_open_mpi_ranks_meet_on_several_nodes_has_to_be_said() -> None:
     assert derive(OPEN_MPI).missing == ("MASTER_ADDR",)
     assert values(OPEN_MPI | {"MASTER_ADDR": "a"})["MASTER_PORT"] == "29500"

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import ckptools
 from ckptools.errors import ReadError, WriteError
@@ -48,6 +49,22 @@ def test_a_kill_at_any_moment_leaves_nothing_that_looks_finished(suffix, run, tm
     assert told["wrong"] == 0 and sum(told.values()) == KILLS
     assert told["midway"] >= KILLS // 4, told
     assert sums(run) == before
+
+
+@pytest.mark.parametrize(("old", "new"), [(4096, 4096), (4096, 8192), (8192, 4096), (0, 4096)])
+def test_a_kill_between_two_names_never_leaves_old_and_new_files_as_one_output(old, new, tmp_path):
+    for name, value in (("old", 1.0), ("new", 2.0)):
+        save_file({f"w{i}": torch.full((512,), value + i) for i in range(8)}, tmp_path / f"{name}.safetensors")
+    paths = [tmp_path / "old.safetensors", old, tmp_path / "new.safetensors", new, tmp_path / "out"]
+    command = [sys.executable, "-m", "tests.consolidate.killed_between", *map(str, paths)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    told = json.loads(done.stdout)
+    count = 16_384 // new
+    assert [state for state in told["states"] if "mix" in state] == []
+    assert len(told["states"]) > count and set(told["states"][-1]) == {"new"}
+    shards = [f"m-{n + 1:05d}-of-{count:05d}.safetensors" for n in range(count)]
+    assert told["left"] == [*shards, "m.safetensors.index.json"]
 
 
 def after(nbytes: int, happen) -> object:
@@ -111,6 +128,50 @@ def test_a_read_that_fails_meanwhile_is_one_line_with_the_file(suffix, run, tmp_
     os.close(blocked)
     assert "bad file descriptor" in str(error.value) and "\n" not in str(error.value)
     assert nothing_left(tmp_path)
+
+
+FAILING_COPIES = """
+import errno, os, sys, ckptools
+from pathlib import Path
+from tests.failing_calls import COPY_FILE_RANGE, fail
+
+def read_no_more():
+    memory = os.open("/proc/self/mem", os.O_RDONLY)  # where nothing is mapped, reading it is an EIO
+    for link in list(Path("/proc/self/fd").iterdir()):
+        if os.path.realpath(link) == source:
+            os.dup2(memory, int(link.name))
+
+source, out, broken = sys.argv[1:]
+import ckptools.consolidate.run
+fail(COPY_FILE_RANGE, errno.EIO)
+try:
+    ckptools.consolidate(source, out, progress=lambda *_: read_no_more() if broken == "source" else None, jobs=1)
+except ckptools.CkptoolsError as error:
+    print(type(error).__name__, error)
+"""
+
+
+def copied(source: Path, out: Path, broken: str) -> str:
+    """What is said where the kernel's own copying ends in EIO, as it does when either disk fails."""
+    command = [sys.executable, "-c", FAILING_COPIES, str(source), str(out), broken]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_disk_error_while_the_kernel_copies_is_blamed_on_the_file_that_cannot_be_read(tmp_path):
+    source = tmp_path / "model.safetensors"
+    save_file({f"w{i}": torch.full((256, 1024), float(i)) for i in range(8)}, source)
+    said = copied(source, tmp_path / "out.safetensors", "source")
+    assert said == f"ReadError {source}: cannot be read: input/output error\n"
+    assert [p.name for p in tmp_path.iterdir()] == [source.name]
+
+
+def test_what_the_kernel_cannot_copy_is_read_and_written_instead(tmp_path):
+    source, out = tmp_path / "model.safetensors", tmp_path / "out.safetensors"
+    save_file({f"w{i}": torch.full((16, 16), float(i)) for i in range(8)}, source)
+    assert copied(source, out, "nothing") == ""
+    assert load_file(out)["w7"].tolist() == load_file(source)["w7"].tolist()
 
 
 OWN_MOUNTS = ["unshare", "--user", "--map-root-user", "--mount"]

@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, se
 
 import ckptools
 from ckptools.consolidate.writers import dcp as writer
+from ckptools.errors import RefusedError
 from ckptools.model.tree import tensors_in
 from tests.consolidate import dcp_resume
 from tests.consolidate.test_outputs import raw
@@ -61,10 +62,19 @@ def truth_of(fixture: Known) -> dict[str, tuple[str, bytes, tuple[int, ...]]]:
     """The truth under the names that a DCP has."""
     kept = {k: v for k, v in load_truth(fixture.name).items() if not k.startswith((*fixture.absent, "buffer/"))}
     names = {k: k.replace("model/", "model.", 1) for k in kept if k.startswith("model/")}
-    names |= {k: "optimizer.state." + ".".join(k.split("/")[1:]) for k in kept if k.startswith("optim/")}
+    key = numbers_of(fixture)
+    of_optimizer = {k: k.split("/")[1:] for k in kept if k.startswith("optim/")}
+    names |= {k: ".".join(["optimizer.state", key.get(name, name), *slot]) for k, (name, *slot) in of_optimizer.items()}
     if fixture.name == "megatron-tp2dp2-distopt":  # Megatron's optimizers call the master copy by another name
         names = {k: name.replace(".fp32_param", ".param") for k, name in names.items()}
     return {name: kept[k] for k, name in names.items()}
+
+
+def numbers_of(fixture: Known) -> dict[str, str]:
+    """The number of each parameter by its name, of an optimizer of which one has no sure name; else nothing."""
+    optimizers = fixture.open(all_ranks=True).optimizers.values()
+    numbered = [o.naming.names.items() for o in optimizers if o.naming.unnamed and o.naming.by != "fqn"]
+    return {name: str(number) for names in numbered for number, name in names}
 
 
 def wrong(found: dict[str, object], truth: dict[str, tuple[str, bytes, tuple[int, ...]]]) -> list[str]:
@@ -197,13 +207,24 @@ def test_a_module_that_is_called_module_keeps_its_name(tmp_path):
     assert set(flat(tmp_path / "x.dcp")) == {"model.module.weight", "model.head.module.weight"}
 
 
-def test_parameters_without_a_sure_name_keep_their_numbers(tmp_path):
+def test_where_one_parameter_has_no_sure_name_all_keep_their_numbers_and_dcp_loads_them(tmp_path):
     model = {"a": torch.ones(1), "b": torch.ones(1), "c": torch.ones(2)}
     done = ckptools.consolidate(save(tmp_path / "x.pt", model, optim=adam(0, 1)), tmp_path / "x.dcp")
     found = flat(tmp_path / "x.dcp")
-    assert found["optimizer.param_groups.0.params"] == [0, "c"]
-    assert {"optimizer.state.0.exp_avg", "optimizer.state.c.exp_avg"} <= set(found)
-    assert any("written under its number (1)" in note for note in done.notes)
+    assert found["optimizer.param_groups.0.params"] == [0, 1]
+    assert any("written under its number (2)" in note for note in done.notes)
+    moments = {i: {"exp_avg": torch.full_like(found[f"optimizer.state.{i}.exp_avg"], 9.0)} for i in (0, 1)}
+    dcp.load({"optimizer": {"state": moments}}, checkpoint_id=tmp_path / "x.dcp")
+    assert all(torch.equal(s["exp_avg"], found[f"optimizer.state.{i}.exp_avg"]) for i, s in moments.items())
+
+
+def test_an_optimizer_of_which_the_source_itself_has_names_and_numbers_is_refused(tmp_path):
+    model = {"a": torch.ones(1), "b": torch.ones(1), "c": torch.ones(2)}
+    save(tmp_path / "x.pt", model, optim=adam(0, "c"))
+    with pytest.raises(RefusedError, match=r"have no name.* nothing loads a mix .*--names FROM"):
+        ckptools.consolidate(tmp_path / "x.pt", tmp_path / "x.dcp")
+    assert [p.name for p in tmp_path.iterdir()] == ["x.pt"]
+    ckptools.consolidate(tmp_path / "x.pt", tmp_path / "x.dcp", only="model")
 
 
 def test_several_models_keep_their_own_places(tmp_path):

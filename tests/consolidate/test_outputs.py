@@ -160,6 +160,13 @@ def test_foreign_objects_are_left_out_and_listed(tmp_path):
     assert "args" not in torch.load(tmp_path / "all.pt")
 
 
+def test_a_class_as_a_key_is_left_out_so_that_plain_torch_load_reads_the_rest(tmp_path):
+    torch.save({"w": torch.ones(2), torch.nn.Linear: torch.ones(3)}, tmp_path / "x.pt")
+    done = ckptools.consolidate(tmp_path / "x.pt", tmp_path / "out.pt")
+    assert [why.startswith("its key is") for why in done.left_out.values()] == [True]
+    assert list(torch.load(tmp_path / "out.pt")) == ["w"]
+
+
 def test_a_dry_run_writes_nothing_and_knows_every_copy(tmp_path):
     done = ckptools.consolidate(known("composer-0.13").file, tmp_path / "all.pt", dry_run=True)
     assert list(tmp_path.iterdir()) == []

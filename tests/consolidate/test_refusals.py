@@ -167,6 +167,35 @@ def test_an_existing_output_is_kept_unless_forced(tmp_path):
     assert ckptools.open(tmp_path / "out.pt").whole
 
 
+def test_an_output_in_one_file_is_in_the_way_of_one_in_several(tmp_path):
+    (tmp_path / "m.safetensors").write_text("mine")
+    with pytest.raises(OutputExistsError, match=r"m\.safetensors: exists; --force overwrites it"):
+        ckptools.consolidate(FSDP2, tmp_path / "m.safetensors", max_shard_size=2000)
+    assert [path.name for path in tmp_path.iterdir()] == ["m.safetensors"]
+
+
+def test_force_removes_nothing_that_is_read_or_called_otherwise(tmp_path):
+    ckptools.consolidate(FSDP2, tmp_path / "m.safetensors", max_shard_size=2000)
+    index = tmp_path / "m.safetensors.index.json"
+    others = {"m-00001-of-00002.pt", "m-1-of-2.safetensors", "mm-00001-of-00002.safetensors"}
+    for name in others:
+        (tmp_path / name).write_text("mine")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(OutputExistsError, match="is a file of the checkpoint itself"):
+        ckptools.consolidate(index, tmp_path / "m.safetensors", max_shard_size=4000, force=True)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    done = ckptools.consolidate(FSDP2, tmp_path / "m.safetensors", max_shard_size=4000, force=True)
+    assert {path.name for path in tmp_path.iterdir()} == {*others, *(path.name for path in done.files)}
+
+
+@pytest.mark.parametrize("name", ["out.pt", "out.safetensors", "out.dcp"])
+def test_a_link_that_leads_nowhere_is_an_existing_output(tmp_path, name):
+    (tmp_path / name).symlink_to(tmp_path / "nowhere")
+    with pytest.raises(OutputExistsError):
+        ckptools.consolidate(FSDP2, tmp_path / name)
+    assert (tmp_path / name).is_symlink() and not (tmp_path / name).exists()
+
+
 def test_a_source_file_is_never_an_output(composer):
     before = (composer / "ep0-ba5-rank0.pt").read_bytes()
     with pytest.raises(OutputExistsError, match="checkpoint itself"):

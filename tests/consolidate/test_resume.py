@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -112,6 +113,22 @@ def test_a_damaged_source_is_noticed_also_where_its_copy_is_kept(source, tmp_pat
     with pytest.raises(DamagedError):
         ckptools.consolidate(source, tmp_path / "x.pt", resume=True, max_shard_size=20_000)
     assert not (tmp_path / "x.pt").exists()
+
+
+def test_nan_that_an_earlier_run_has_written_is_told_and_what_was_clean_stays_clean(tmp_path):
+    source, out = tmp_path / "w.pt", tmp_path / "x.pt"
+    torch.save({"a": torch.ones(999), "b": torch.full((999,), float("nan")), "c": torch.ones(999)}, source)
+    times = source.stat()
+
+    def touch(nbytes: int, fqn: str) -> None:
+        os.utime(source, ns=(times.st_atime_ns, times.st_mtime_ns + 10**9))
+
+    with pytest.raises(ReadError, match="changed since it was opened"):
+        ckptools.consolidate(source, out, resume=True, progress=touch)
+    os.utime(source, ns=(times.st_atime_ns, times.st_mtime_ns))
+    written: list[str] = []
+    done = ckptools.consolidate(source, out, resume=True, progress=lambda _, fqn: written.append(fqn))
+    assert (written, done.odd) == ([], ("b",))
 
 
 def test_an_interrupt_says_what_is_kept_and_how_to_go_on(tmp_path):

@@ -23,7 +23,8 @@ from ckptools.errors import RefusedError
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath, fqn_of
 from ckptools.text import first_few, plural
-from ckptools.training_state.naming import Naming
+from ckptools.training_state.naming import TELL, Naming
+from ckptools.training_state.optimizer_names import group_ids
 from ckptools.training_state.sections import GROUPS, STATE, Section, is_flat_optimizer, sections_of_kind
 from ckptools.training_state.wrappers import ddp_prefix, without_wrappers
 
@@ -110,7 +111,7 @@ def arrange(selection: Selection, out: Path) -> Arranged:
     Raises:
         RefusedError: two values would get one name, or there is no dict to begin with.
     """
-    moves = _moves(selection)
+    moves = _moves(selection, out)
     flat = _Flattening([m.at for m in moves])
     leaves: dict[str, Leaf] = {}
     for leaf in flat.leaves(selection.tree, (), ()):
@@ -178,16 +179,33 @@ def _descended(node: list[Any] | tuple[Any, ...]) -> bool:
     return any(isinstance(v, (dict, Tensor)) or (isinstance(v, list) and _descended(v)) for v in node)
 
 
-def _moves(selection: Selection) -> list[_Move]:
+def _moves(selection: Selection, out: Path) -> list[_Move]:
     """The model and the optimizer, where there is one of each kind; of several each keeps its own place."""
     moves = []
     for kind in ("model", "optimizer"):
         places = [(s, at) for s, at in selection.places if s.kind == kind]
         if len(places) == 1:
             section, at = places[0]
-            moves.append(_Move(section, at, kind, naming_of(selection, section), _unwrapping(selection, section)))
+            naming = _of_one_kind(naming_of(selection, section), section, out)
+            moves.append(_Move(section, at, kind, naming, _unwrapping(selection, section)))
     # A model at the root of the tree holds what nobody else does.
     return sorted(moves, key=lambda m: -len(m.at))
+
+
+def _of_one_kind(naming: Naming, section: Section, out: Path) -> Naming:
+    """A naming that gives all parameters names, or none: neither torch's API nor `dcp.load` takes a mix.
+
+    Raises:
+        RefusedError: some have names in the source, and some have none.
+    """
+    if section.kind != "optimizer" or is_flat_optimizer(section.value) or not naming.unnamed:
+        return naming
+    keys = [*section.value["state"], *(i for ids in group_ids(section.value) for i in ids)]
+    if all(isinstance(key, int) or str(key).isdecimal() for key in keys):
+        return naming._replace(names={}, unnamed=tuple(dict.fromkeys(keys)))
+    lacking = f"{len(naming.unnamed)} of {len(set(keys))} parameters of the optimizer have no name"
+    text = f"{lacking}, and nothing loads a mix of names and numbers; {TELL}, or write a .pt, or --only model"
+    raise RefusedError(out, text)
 
 
 def _unwrapping(selection: Selection, section: Section) -> Callable[[str], str]:

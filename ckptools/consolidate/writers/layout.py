@@ -11,7 +11,6 @@ from typing import Any, Protocol
 from ckptools.consolidate.plan import Job
 from ckptools.consolidate.selection import Selection
 from ckptools.files.partial_files import write_at
-from ckptools.model.regions import Box
 from ckptools.model.tensor import Shard, Tensor
 from ckptools.model.tree import KeyPath
 
@@ -172,9 +171,8 @@ def identity(tensor: Tensor) -> Any:
     return (tensor.shape, tensor.dtype, tuple(map(_place, tensor.shards)))
 
 
-def _place(shard: Shard) -> tuple[Box, Path | None, int, tuple[int, ...]]:
-    source = shard.source
-    return (shard.box, source.path, source.offset, source.strides) if source else (shard.box, None, 0, ())
+def _place(shard: Shard) -> tuple[object, ...]:
+    return (shard.box, *((source.path, source.offset, source.strides) for source in shard.sources))
 
 
 def output_dtype(path: KeyPath, tensor: Tensor, selection: Selection, dtype: str | None) -> str:
