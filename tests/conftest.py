@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import signal
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -58,6 +59,9 @@ class Skips:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # `nohup make test &`: a shell ignores Ctrl-C for what it starts in the background, and tests' processes would too.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.pluginmanager.register(Skips(), "skips")
 
 

@@ -17,11 +17,11 @@ ROOT = Path(__file__).parent.parent
 def finished(tmp_path):
     """Run a test file of its own with this suite's configuration and `tests/conftest.py`."""
 
-    def run(text: str) -> subprocess.CompletedProcess[str]:
+    def run(text: str, *before: str) -> subprocess.CompletedProcess[str]:
         (tmp_path / "test_it.py").write_text(f"import pytest, time\n{text}")
         options = ["-c", str(ROOT / "pyproject.toml"), "--rootdir", str(tmp_path), "-p", "no:cacheprovider"]
         command = [sys.executable, "-m", "pytest", *options, "-p", "tests.conftest", str(tmp_path / "test_it.py")]
-        return subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=ROOT)
+        return subprocess.run([*before, *command], capture_output=True, text=True, timeout=100, cwd=ROOT)
 
     return run
 
@@ -48,6 +48,11 @@ def test_a_test_without_cases_fails_the_run(finished):
 def test_a_hang_is_a_failure(finished):
     done = finished("@pytest.mark.timeout(0.2)\ndef test_a(): time.sleep(60)\n")
     assert done.returncode == 1 and "Timeout" in done.stdout
+
+
+def test_ctrl_c_reaches_what_tests_start_where_a_shell_in_the_background_ignores_it(finished):
+    sent = "def test_a(): import os, signal; pytest.raises(KeyboardInterrupt, os.kill, os.getpid(), signal.SIGINT)\n"
+    assert finished(sent, "sh", "-c", "trap '' INT && exec \"$@\"", "sh").returncode == 0
 
 
 def test_every_test_has_a_time_limit(pytestconfig):

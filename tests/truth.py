@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,6 +31,7 @@ class Known:
         weights: which of two copies of the model the truth is of.
         names: what tells the names that its optimizer lacks, in the same folder.
         place: where the fixtures' folders are.
+        written_with: what `consolidate` must be asked for, to write all of it.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Known:
     weights: Literal["fp32", "module"] = "fp32"
     names: str | None = None
     place: Path = FIXTURES
+    written_with: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     @property
     def folder(self) -> Path:
@@ -50,6 +53,12 @@ class Known:
     @property
     def file(self) -> Path:
         return self.folder / self.path
+
+    @property
+    def write_options(self) -> tuple[str, ...]:
+        """`written_with` as the command line has it."""
+        named = [(f"--{name.replace('_', '-')}", value) for name, value in self.written_with.items()]
+        return tuple(word for name, value in named for word in ((name,) if value is True else (name, str(value))))
 
     def open(self, **options: Any) -> ckptools.Checkpoint:
         """Open it with what a user would say."""
@@ -80,6 +89,7 @@ WHOLE = (
     Known("verl-fsdp1", VERL, "", 4, 3, ("buffer/",)),
     Known("verl-fsdp2-bf16", VERL, "", 4, 3),
     Known("torch2.13.0-ddp-w4", "snapshot.pt", "module.", 1, 5),
+    Known("torch2.15.0-checkpointable-tensor-w4", "ckpt/rank0.pt", "", 4, 5),
     # The last id could be three parameters of one shape, and buffers that differ per rank were saved by rank 0.
     Known("lightning-trainer-ddp", "ckpt/last.ckpt", "", 1, 5, ("optim/net.block.down.bias/", "rank0/", "rank1/")),
     # Flat parameters; the optimizer state beside them is keyed by name and tells their shapes.
@@ -111,10 +121,34 @@ WHOLE = (
     Known("dcp-ddp-number-plain-w2", "ckpt", "", 2, 3, names="names.json"),
     # The scheduler counts every process: 20 steps for 4 of them.
     Known("accelerate-fsdp2", "ckpt", "", 4, 5, ("rank", "model/stats.running_mean")),
+    # A running mean that each rank has for itself; the mask is not persistent.
+    Known("torchsnapshot-fsdp1", "ckpt", "", 2, 5, ("rank", "buffer/stats.mask")),
+    Known("torch-checkpointing-pt-fsdp2", "ckpt", "", 4, 5, ("rank",)),
+    # The layout of what the ranks have in safetensors is in metadata.pkl alone.
+    Known("torch-checkpointing-st-fsdp2", "ckpt", "", 4, 5, ("rank",)),
+    # safetensors shards for the model, a DCP for the optimizer.
+    Known("nemo-automodel-fsdp2", "ckpt/epoch_0_step_5", "", 4, 5),
 )
 
 # Flat parameters: whole when their shapes are told.
 LOCAL = (Known("torch2.6.0-fsdp1-local-w4", "rank0.pt", "", 4, 5, shapes="shapes.json"),)
+
+# Ranks have values of their own in a buffer that all should have alike, so that consolidate asks for --prefer-rank.
+OWN_BUFFERS = (Known("dcp-experimental-checkpointer-tp2x2", "ckpt/checkpoint_2.pt", "", 4, 5, ("rank",)),)
+
+# Tensors of other classes, which are written when it is said how; a buffer differs between the ranks of the first.
+ASKED = (
+    Known(
+        *("torchao-fsdp2-float8-training", "ckpt/step5-rank0.pt", "", 2, 5, ("rank",)),
+        names="names.json",
+        written_with={"prefer_rank": 0},
+    ),
+    Known(
+        *("torchao-fsdp2-adamw8bit-dcp", "ckpt", "", 2, 5, ("rank", "model/stats.running_mean")),
+        written_with={"dequantize": True},
+    ),
+    Known("torchao-int8", "ckpt/model.pt", "", 1, 5, written_with={"dequantize": True}),
+)
 
 _ONE_OF_A_KIND = {
     "composer-0.13.5-torch1.13.1-sharded-w4": "ep0-ba5-rank0.pt",

@@ -13,6 +13,7 @@ from typing import Any
 
 from ckptools.api.checkpoint import Checkpoint
 from ckptools.api.opening import checkpoints_in, open
+from ckptools.checks.optimizers import LOST
 from ckptools.errors import CkptoolsError, ReadError, SeveralError
 from ckptools.files.location import location, path_of, real_path
 from ckptools.formats.shared.rank_names import parse
@@ -35,7 +36,8 @@ WHOLE, NEWEST, FACTS, LOADS, IN_STEP = (
 MOST = 3
 """Problems that an answer names, and commands that are proposed."""
 
-IN_STEP_CHECKS = ("optimizer covers params", "step counters", "lr: scheduler = groups")
+COMPARING = ("step counters", "lr: scheduler = groups")
+IN_STEP_CHECKS = ("optimizer covers params", *COMPARING)
 CONTRADICTIONS = (Code.NAME_CONTRADICTS, Code.MIXED_SAVES, Code.METADATA_CONTRADICTS, Code.WORLD_SIZES_DISAGREE)
 
 
@@ -236,7 +238,7 @@ def _facts(checkpoint: Checkpoint, verified: Verification) -> Finding:
     step, world = checkpoint.step, checkpoint.world_size
     found = [problem for problem in verified.problems if problem.kind in CONTRADICTIONS]
     told = [f"step {step.value}: {', '.join(step.sources)}"] if step.value is not None else ["no file tells a step"]
-    told += [f"world size {world.value}: {', '.join(world.sources)}"] if world.value is not None else []
+    told += [f"world size {world.words}: {', '.join(world.sources)}"] if world.value is not None else []
     if found or not step.agree or not world.agree:
         wrong = [] if step.agree else [contradiction(step)]
         return Finding(FACTS, False, "no", "; ".join([*wrong, *([_named(found)] if found else [])]) or "; ".join(told))
@@ -248,9 +250,9 @@ def _in_step(verified: Verification) -> Finding:
     wrong = [problem for check in checks if check.result in ("FAIL", "warn") for problem in check.problems]
     if wrong:
         return Finding(IN_STEP, False, "no", _named(wrong))
-    done: list[Check] = [check for check in checks if check.result == "ok"]
-    if not done:
-        return Finding(IN_STEP, None, "nothing to compare", "; ".join(check.detail for check in checks))
+    done: list[Check] = [check for check in checks if check.result == "ok" and check.name in COMPARING]
+    if not done or any(check.detail.startswith(LOST) for check in checks):
+        return Finding(IN_STEP, None, "not known", "; ".join(f"{check.name}: {check.detail}" for check in checks))
     return Finding(IN_STEP, True, "yes", "; ".join(f"{check.name}: {check.detail}" for check in done))
 
 

@@ -105,6 +105,7 @@ class OutputMethods:
         force: bool = False,
         allow_missing: bool = False,
         fill: str | None = None,
+        dequantize: bool = False,
         prefer_rank: int | None = None,
         check: bool = False,
         unchecked: bool = False,
@@ -135,6 +136,8 @@ class OutputMethods:
             allow_missing: leave out tensors that are not whole, and list them, instead of refusing.
             fill: with `allow_missing`: `nan` or `zero` to put into holes, which are listed; without it a tensor with
                 a hole is left out.
+            dequantize: write the values of quantized tensors, as their class (torchao's) computes them; else they are
+                refused.
             prefer_rank: where ranks hold different copies of a tensor that should be equal, take this rank's.
             check: let the format's own library read the output back before it gets its name, and compare it with the
                 shards; for a dry run, compare the source with its checksums.
@@ -169,6 +172,7 @@ class OutputMethods:
             force=force,
             allow_missing=allow_missing,
             fill=fill,
+            dequantize=dequantize,
             prefer_rank=prefer_rank,
             check=check,
             unchecked=unchecked,

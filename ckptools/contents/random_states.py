@@ -22,13 +22,16 @@ from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath
 from ckptools.model.values import NumpyArray
 from ckptools.tensor_io.fetch_ahead import fetched
-from ckptools.training_state.sections import Section, sections_of_kind, stream_of
+from ckptools.training_state.sections import Section, sections_of_kind, stream_of, twister_of
 
 MAX_STATE = 64 << 20
 """Bytes of a tensor that is a state; one that all ranks gathered has 5 KB for each."""
 
 MANY_NUMBERS = 100
 """More integers than this in a row are the state of a generator: Python's is 625 of them."""
+
+LONGEST_SEED = 64
+"""Bits of a seed or a counter; a longer integer is the state of a generator, as NumPy's PCG64 has it."""
 
 Owner = int | str | None
 """Whose a state is: a rank, or of Megatron's torch_dist `shard 0.1`; None where nothing tells."""
@@ -81,11 +84,26 @@ class StateLeaf(NamedTuple):
 def generator_leaves(ck: Checkpoint, section: Section) -> dict[str, list[StateLeaf]]:
     """The leaves of a section of random states by generator, else by the first word of their key."""
     found: dict[str, list[StateLeaf]] = {}
-    for leaf in _owned_leaves(ck, section):
+    leaves = list(_owned_leaves(ck, section))
+    by_form = _streams_by_form(leaves)
+    for leaf in leaves:
         words = (str(key) for key in leaf.path if not str(key).isdigit())
-        stream = stream_of((*section.path, *leaf.path)) or next(words, "torch" if _is_state(leaf.value) else "state")
+        stream = next((by_form[leaf.path[:n]] for n in range(len(leaf.path)) if leaf.path[:n] in by_form), "")
+        stream = stream or stream_of((*section.path, *leaf.path))
+        stream = stream or next(words, "torch" if _is_state(leaf.value) else "state")
         found.setdefault(stream, []).append(leaf)
     return found
+
+
+def _streams_by_form(leaves: Iterable[StateLeaf]) -> dict[KeyPath, str]:
+    """Where states lie that are told by their form, whatever their keys: the path of each, and which generator's."""
+    found: dict[KeyPath, str] = {}
+    for leaf in leaves:
+        if leaf.path[-1:] == (1,):
+            found[leaf.path[:-1]] = twister_of(leaf.value)
+        elif leaf.path[-1:] == ("bit_generator",) and isinstance(leaf.value, str):
+            found[leaf.path[:-1]] = "numpy"
+    return {path: stream for path, stream in found.items() if stream}
 
 
 def _owned_leaves(ck: Checkpoint, section: Section) -> Iterator[StateLeaf]:
@@ -107,6 +125,8 @@ def holds_state(leaves: Iterable[StateLeaf]) -> bool:
 def _is_state(value: object) -> bool:
     if isinstance(value, (list, tuple)):
         return len(value) > MANY_NUMBERS and all(type(v) is int for v in value[:MANY_NUMBERS])
+    if type(value) is int:
+        return value.bit_length() > LONGEST_SEED
     return isinstance(value, (Tensor, NumpyArray, bytes, bytearray))
 
 

@@ -15,6 +15,7 @@ from ckptools.files.opening import File, Window
 from ckptools.model.values import describe_for_error
 
 EOCD = struct.Struct("<4s4H2LH")
+END_RECORD = b"PK\5\6"
 EOCD64_LOCATOR = struct.Struct("<4sLQL")
 EOCD64 = struct.Struct("<4sQ2H2L4Q")
 CENTRAL = struct.Struct("<4s6H3L5H2L")
@@ -109,7 +110,7 @@ def find_directory(file: File | Window) -> tuple[int, int, int]:
     """
     at = file.size - EOCD.size
     end = file.read(at, EOCD.size) if at >= 0 else b""
-    if end[:4] != b"PK\5\6" or end[-2:] != b"\0\0":
+    if end[:4] != END_RECORD or end[-2:] != b"\0\0":
         raise _no_directory(file)
     _, _, _, _, count, size, start, _ = EOCD.unpack(end)
     wide = _find_zip64(file, at)
@@ -123,6 +124,20 @@ def find_directory(file: File | Window) -> tuple[int, int, int]:
     if start + size != at:
         raise ReadError(file.path, "zip directory is not where the end record says; bytes were added or lost")
     return start, size, count
+
+
+def archive_before(file: File | Window, eocd_at: int) -> int | None:
+    """Where the archive begins whose end record may lie at a byte; None where that is none."""
+    end = file.read(eocd_at, EOCD.size)
+    size, start = EOCD.unpack(end)[5:7]
+    locator_at = max(eocd_at - EOCD64_LOCATOR.size, 0)
+    at = eocd_at
+    if file.read(locator_at, 4) == b"PK\6\7" and locator_at >= EOCD64.size:
+        at = locator_at - EOCD64.size
+        size, start = EOCD64.unpack(file.read(at, EOCD64.size))[8:10]
+    begins = at - size - start
+    sound = begins >= 0 and size >= CENTRAL.size and file.read(at - size, 4) == b"PK\1\2"
+    return begins if sound and file.read(begins, 4) == b"PK\3\4" else None
 
 
 def _find_zip64(file: File | Window, eocd_at: int) -> tuple[int, int, int, int] | None:

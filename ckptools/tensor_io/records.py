@@ -78,8 +78,8 @@ def stored_records(tensors: Iterable[tuple[str, Tensor]]) -> list[Stored]:
     found: dict[Record, Stored] = {}
     for fqn, tensor in tensors:
         for shard in () if tensor.kind == "meta" else tensor.found:
-            if shard.source is not None:
-                record = Record.of(shard.source)
+            for source in shard.sources:
+                record = Record.of(source)
                 found.setdefault(record, Stored(record)).owners.append((fqn, shard))
     return [found[key] for key in sorted(found, key=lambda r: (str(r.path), r.offset))]
 

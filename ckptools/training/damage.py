@@ -24,6 +24,9 @@ from ckptools.training.options import CreateOptions
 
 RUNS = ("older run", "another run")
 
+DISAGREEMENTS = (Code.MIXED_SAVES, Code.COPIES_DIFFER, Code.LAYOUT_DISAGREES)
+"""What several ranks are part of, and of which no rank is named where as many say the one as the other."""
+
 # Strategies and layouts of which rank 0 writes one file for all.
 ONE_FILE = (("ddp", "composer"), ("ddp", "snapshot"), ("ddp", "lightning"), ("ddp", "fabric"))
 
@@ -185,8 +188,13 @@ def _shown(broken: Broken, target: Target, problems: Iterable[Problem], count: i
     """The codes of the problems that are about what was broken; where one file is all there is, every one is."""
     files = {path.name for path in (*target.files, *target.others)}
     graver = [p for p in problems if p.severity != "note"]
-    found = [p for p in graver if count == 1 or p.rank in broken.asked.ranks or _names(p, files, broken.what)]
+    found = [p for p in graver if count == 1 or _blames(p, broken.asked.ranks) or _names(p, files, broken.what)]
     return tuple(dict.fromkeys(p.code + (" (a warning)" if p.severity == "warning" else "") for p in found))
+
+
+def _blames(problem: Problem, ranks: Iterable[int]) -> bool:
+    """Whether a problem is about one of some ranks, or about a disagreement in which no rank is the odd one."""
+    return bool({*problem.all_ranks} & {*ranks}) or (problem.kind in DISAGREEMENTS and not problem.all_ranks)
 
 
 def _names(problem: Problem, files: set[str], what: str) -> bool:

@@ -107,7 +107,7 @@ def _consolidation(ck: Checkpoint, named: str, model: list[Tensor]) -> str:
 
 def _boxes_here(ck: Checkpoint, tensor: Tensor) -> set[Box]:
     """What of a tensor lies, as far as is known, in files that can be read."""
-    return {s.box for s in tensor.shards if s.source is not None or s.item is not None or _may_hold(ck, s.rank)}
+    return {s.box for s in tensor.shards if s.is_here or _may_hold(ck, s.rank)}
 
 
 def _may_hold(ck: Checkpoint, rank: int | None) -> bool:

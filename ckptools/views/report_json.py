@@ -49,6 +49,7 @@ def _report(report: Report, values: JsonValues) -> dict[str, Any]:
         "step": _fact(report.step),
         "world_size": {
             **_fact(report.world_size),
+            "at_least": report.world_size.at_least,
             "ranks_found": report.ranks.here,
             "files_found": report.ranks.files,
         },

@@ -102,7 +102,7 @@ def facts(report: Report) -> Iterator[tuple[str, str, str]]:
     step, world = report.step, report.world_size
     disagree = "" if step.agree else "; the name tells another one"
     yield "step", _known(step.value, "not found"), ", ".join(step.sources) + disagree
-    yield "world size", _known(world.value, "not recorded"), ", ".join(world.sources)
+    yield "world size", "not recorded" if world.value is None else world.words, ", ".join(world.sources)
     for n, layout in enumerate(report.layout):
         yield "" if n else "layout", *layout_words(layout, report)
     expected = report.bytes_expected

@@ -9,10 +9,10 @@ from typing import Any
 
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.tensor import Tensor
-from ckptools.model.tree import nodes_in, tensors_in, walk
+from ckptools.model.tree import KeyPath, nodes_in, tensors_in, walk
 from ckptools.model.values import NumpyArray, scalar
 from ckptools.text import plural
-from ckptools.training_state.sections import Section, SectionSize, storage_identity, stream_of
+from ckptools.training_state.sections import Section, SectionSize, generator_of, storage_identity, stream_of
 from ckptools.training_state.steps import COUNTERS, EPOCH_COUNTERS
 from ckptools.views.value_text import key_name, value_text
 
@@ -90,9 +90,17 @@ def _rng(ck: Checkpoint, section: Section) -> str:
 
 
 def _streams(section: Section) -> Iterable[str]:
-    """Which generators have a state in here: the first known word on each path; a nameless tensor is torch's."""
-    for path, node in nodes_in(section.value, (Tensor, NumpyArray, list, tuple)):
-        if isinstance(node, (Tensor, NumpyArray)) or any(isinstance(v, int) for v in node[:2]):
+    """Which generators have a state in here: by its form, or the first known word on its path; else it is torch's."""
+    told: set[KeyPath] = set()
+    for path, node in nodes_in(section.value, (Tensor, NumpyArray, Mapping, list, tuple)):
+        if any(path[:n] in told for n in range(len(path))):
+            continue
+        if stream := generator_of(node):
+            told.add(path)
+            yield stream
+        elif isinstance(node, (Tensor, NumpyArray)) or (
+            not isinstance(node, Mapping) and any(isinstance(v, int) for v in node[:2])
+        ):
             known = stream_of((*path, *section.path[-1:])) or ("torch" if isinstance(node, Tensor) else "")
             yield from [known] if known else []
 

@@ -100,6 +100,21 @@ def test_of_a_run_the_newest_whole_one_is_looked_at_though_a_newer_one_can_be_op
     assert answers(found)[NEWEST] is False and "NOT WHOLE and newer: step-5" in row(found, NEWEST).evidence
 
 
+def test_the_run_of_a_folder_inside_that_of_a_step_is_the_folder_of_all_steps(tmp_path):
+    """verl's layout: `global_step_3/actor/model_world_size_4_rank_0.pt`."""
+    for step in (3, 6):
+        shutil.copytree(FIXTURES / "verl-fsdp1" / "ckpt" / "global_step_3", tmp_path / f"global_step_{step}")
+    newest = row(ckptools.doctor(tmp_path / "global_step_3" / "actor"), NEWEST)
+    assert newest.answer.startswith("step 6: ") and "2 checkpoints in" in newest.evidence
+    assert "this one" in row(ckptools.doctor(tmp_path / "global_step_6" / "actor"), NEWEST).answer
+
+
+def test_facts_of_which_none_is_a_step_are_neither_right_nor_wrong(tmp_path):
+    torch.save({"w": torch.ones(2)}, tmp_path / "x.pt")
+    found = row(ckptools.doctor(tmp_path / "x.pt"), FACTS)
+    assert found.ok is None and "no file tells a step" in found.evidence
+
+
 def test_of_what_is_not_whole_verify_is_to_say_more_and_its_bytes_are_not_read(run):
     (run / "ep0-ba5-rank1.pt").unlink()
     assert ckptools.doctor(run / "ep0-ba5-rank0.pt").next[0] == f"ckptools verify {run}/ep0-ba5-rank0.pt"
@@ -117,6 +132,60 @@ def test_what_only_warns_is_not_in_step_either(tmp_path):
     checks = [check for check in ckptools.verify(tmp_path / "x.pt").checks if check.name == "lr: scheduler = groups"]
     assert [check.result for check in checks] == ["warn"]
     assert answers(ckptools.doctor(tmp_path / "x.pt"))[IN_STEP] is False
+
+
+def trained(steps: int, kind: type[torch.optim.Optimizer], **more: Any) -> dict[str, Any]:
+    layer = torch.nn.Linear(2, 2)
+    optimizer = kind(layer.parameters(), lr=0.1)  # type: ignore[call-arg]
+    for _ in range(steps):
+        layer(torch.ones(2)).sum().backward()
+        optimizer.step()
+    return {"model": layer.state_dict(), "optimizer": optimizer.state_dict(), **more}
+
+
+@pytest.mark.parametrize(
+    ("kind", "step", "ok"),
+    [
+        (torch.optim.Adam, {"step": 3}, True),
+        (torch.optim.Adam, {"step": 4}, False),
+        (torch.optim.Adam, {}, None),
+        (torch.optim.SGD, {"step": 3}, None),
+        (torch.optim.SGD, {}, None),
+    ],
+)
+def test_a_counter_is_in_step_with_another_one_or_nothing_is_known(kind, step, ok, tmp_path):
+    torch.save(trained(3, kind, **step), tmp_path / "x.pt")
+    found = row(ckptools.doctor(tmp_path / "x.pt"), IN_STEP)
+    assert (found.ok, found.answer) == (ok, {True: "yes", False: "no", None: "not known"}[ok])
+
+
+def test_an_optimizer_that_counts_nothing_is_in_step_where_its_rates_are_those_of_the_scheduler(tmp_path):
+    layer = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    state = {"model": layer.state_dict(), "optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict()}
+    torch.save(state, tmp_path / "x.pt")
+    assert answers(ckptools.doctor(tmp_path / "x.pt"))[IN_STEP] is True
+
+
+def test_where_every_counter_is_lost_it_is_not_known_whether_they_are_in_step(steps):
+    for path in (steps / "step-5").glob("*.distcp"):
+        path.unlink()
+    found = row(ckptools.doctor(steps / "step-5"), IN_STEP)
+    assert (found.ok, found.answer) == (None, "not known") and "in files that are not here" in found.evidence
+    checks = {check.name: check.result for check in ckptools.verify(steps / "step-5").checks}
+    assert checks["step counters"] == "skip"
+
+
+def test_rates_that_agree_do_not_stand_for_counters_that_are_lost(tmp_path):
+    """The scheduler's rates lie in the pickle, the counters of the optimizer in records that are cut off."""
+    state = trained(3, torch.optim.Adam, step=3)
+    scheduler = torch.optim.lr_scheduler.StepLR(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1), 1)
+    for slots in state["optimizer"]["state"].values():
+        slots["step"] = slots["step"].to("meta")
+    torch.save({**state, "scheduler": scheduler.state_dict()}, tmp_path / "x.pt")
+    found = row(ckptools.doctor(tmp_path / "x.pt"), IN_STEP)
+    assert (found.ok, found.answer) == (None, "not known")
 
 
 @pytest.mark.parametrize(

@@ -258,3 +258,28 @@ def test_rows_by_rank_are_the_values_that_were_saved(values):
     saved = {rank: repr(as_data(value)) for rank, value in enumerate(values)}
     told = {rank: repr(row.value) for row in rows for rank in row.ranks}
     assert told == (saved if len(set(saved.values())) > 1 else {})
+
+
+ADAM = FIXTURES / "torchao-fsdp2-adamw8bit-dcp/ckpt"
+MOMENT = "optim.state.block.up.weight.exp_avg"
+
+
+def test_what_a_class_stores_in_the_place_of_values_has_a_row_for_each_part():
+    lines = run(ADAM, MOMENT).stdout.splitlines()
+    assert lines[1].startswith("quantized as torchao OptimState8bit (codes, scale, qmap): consolidate --dequantize")
+    assert lines[3].split() == ["rank", "region", "holds", "file", "record", "offset", "size", "crc"]
+    assert "codes uint8 [64, 96]               __0_0.distcp  data/0" in lines[5]
+    assert "scale fp32 [24], per 256 elements  __0_0.distcp  data/1" in lines[6]
+    assert [line.split()[0] for line in lines[5:]] == ["0", "0", "0", "1", "1", "1"]
+
+
+def test_the_parts_of_a_shard_are_in_its_row_for_programs():
+    (row,) = told(ADAM, MOMENT)["rows"]
+    first = row["shards"][0]
+    assert first["stored_as"] == "torchao.optim.subclass_8bit.OptimState8bit"
+    assert [(part["name"], part["shape"], part["per"]) for part in first["parts"]] == [
+        ("codes", [64, 96], ""),
+        ("scale", [24], "256 elements"),
+        ("qmap", [256], ""),
+    ]
+    assert (row["holes"], row["missing"], row["problem"]) == ([], 0, "")

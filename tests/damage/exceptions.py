@@ -31,6 +31,7 @@ class Unknowable:
 
 METADATA = "a .metadata has no checksum, and a bit of it can make another place that is as good as the first"
 SAFETENSORS = "safetensors have no checksums"
+SNAPSHOT = "torchsnapshot keeps no checksums"
 NO_STEP = "the file holds what has one dtype and shape in every step; a count in it that others contradict is warned of"
 NO_RANK = "nothing in the files says whose they are, and they fit each rank"
 RNG = f"{NO_RANK}; verify warns of two equal RNG states where others have their own, and cannot know whose it was"
@@ -49,7 +50,7 @@ EXCEPTIONS: tuple[Unknowable, ...] = (
     Unknowable("(torch2.13.0-fsdp2-dcp-w3|dcp-multifile|dcp-objects)/", r"another step .*\.distcp", NO_STEP),
     Unknowable("(torch1.13.1-fsdp1-sharded-dcp|lightning-fabric|torchtitan)", r"another step .*\.distcp", NO_STEP),
     Unknowable("composer-0.16.4-torch2.0.1-elastic-w4", r"another step .*\.distcp", NO_STEP),
-    Unknowable("(dcp-ddp-number-plain|accelerate)", r"another step .*\.distcp", NO_STEP),
+    Unknowable("(dcp-ddp-number-plain|accelerate|torchao-fsdp2-adamw8bit)", r"another step .*\.distcp", NO_STEP),
     Unknowable("megatron-tp2pp2-fp32/ckpt", r"another step .*\.distcp", NO_STEP),
     Unknowable("megatron-(tp2pp2-fp32|tp2dp2-distopt)/ckpt", r"deleted .*/metadata\.json", PLAIN_DCP),
     Unknowable("lightning-fabric-fsdp2", r"another step .*/meta\.pt", NO_STEP),
@@ -58,6 +59,11 @@ EXCEPTIONS: tuple[Unknowable, ...] = (
     Unknowable("hf-gpt2-bin-tied-fp32", r"another step .*\.bin", NO_STEP),
     Unknowable("accelerate-fsdp2", "another step .*/random_states", NO_STEP),
     Unknowable("accelerate-fsdp2", r"deleted .*/scheduler\.bin", OPTIONAL),
+    Unknowable("torchsnapshot-fsdp1", r"flipped .*/batched/", SNAPSHOT),
+    Unknowable("torch-checkpointing-st-fsdp2", r"flipped .*\.safetensors ", SAFETENSORS),
+    Unknowable("nemo-automodel-fsdp2", r"flipped .*/\.metadata ", METADATA),
+    Unknowable("nemo-automodel-fsdp2", r"another step .*(\.distcp|_rank_\d\.pt|step_scheduler\.pt)", NO_STEP),
+    Unknowable("nemo-automodel-fsdp2", r"(swapped|copied) .*/(rng|dataloader)_\w+_rank", RNG),
     Unknowable("verl-", "(swapped|copied) .*/extra_state", RNG),
     Unknowable("verl-fsdp1/", "swapped .*/optim_world_size", NO_RANK),
     Unknowable("deepspeed-z3-bf16", "swapped .*_optim_states", NO_RANK),

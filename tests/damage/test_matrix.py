@@ -24,7 +24,7 @@ from ckptools.model.tensor import Tensor
 from ckptools.model.tree import walk
 from tests.damage.damages import Damage, damages
 from tests.damage.exceptions import EXCEPTIONS, Unknowable
-from tests.truth import FIXTURES, LOCAL, WHOLE, Known
+from tests.truth import ASKED, FIXTURES, LOCAL, WHOLE, Known
 
 ALIKE = 2
 """Files that are damaged of those whose names differ in numbers only."""
@@ -46,6 +46,7 @@ class Sound:
         folder: where it is.
         path: what a user opens.
         options: what a user says to that.
+        write_options: what a user says to `consolidate` beside that.
         files: those that are going to be damaged.
         written: what consolidation writes of it, by form, as it is opened again; None where nothing can be written.
     """
@@ -53,6 +54,7 @@ class Sound:
     folder: Path
     path: Path
     options: tuple[str, ...]
+    write_options: tuple[str, ...]
     files: tuple[Path, ...]
     written: dict[str, Content | None]
 
@@ -86,8 +88,8 @@ def sound(known: Known, place: Path) -> Sound:
     options = ("--shapes", str(FIXTURES / known.name / known.shapes)) if known.shapes else ()
     opened = ckptools.open(path, all_ranks=True, shapes=options[1] if options else None)
     files = _some(known.name, folder, sorted({f.path.resolve() for f in opened.files}))
-    written = {form: consolidated(path, options, form, place)[1] for form in FORMS}
-    return Sound(folder, path, options, files, written)
+    written = {form: consolidated(path, (*options, *known.write_options), form, place)[1] for form in FORMS}
+    return Sound(folder, path, options, known.write_options, files, written)
 
 
 def _some(name: str, folder: Path, files: list[Path]) -> tuple[Path, ...]:
@@ -151,7 +153,7 @@ def wrong(case: Sound, damage: Damage, place: Path) -> str:
     _, fine = verdicts(case, number % 4 == 0)
     for form in FORMS if damage.kind == "flipped" else (FORMS[number % 2],):
         truth = case.written[form]
-        done, found = consolidated(case.path, case.options, form, place)
+        done, found = consolidated(case.path, (*case.options, *case.write_options), form, place)
         if found is not None and found != truth:
             keys = sorted(k for k in {*found, *(truth or {})} if found.get(k) != (truth or {}).get(k))
             return f"{form}: {len(keys)} values are not the truth, {keys[0]}"
@@ -160,7 +162,7 @@ def wrong(case: Sound, damage: Damage, place: Path) -> str:
     return ""
 
 
-@pytest.mark.parametrize("known", (*WHOLE, *LOCAL), ids=lambda k: f"{k.name}-{k.path.partition('/')[0]}")
+@pytest.mark.parametrize("known", (*WHOLE, *LOCAL, *ASKED), ids=lambda k: f"{k.name}-{k.path.partition('/')[0]}")
 def test_no_damage_is_written_and_every_command_ends_with_a_verdict(known: Known, place: Path):
     case = sound(known, place)
     assert None in case.written.values() or all(case.written.values())

@@ -173,6 +173,12 @@ def test_experts_are_named_and_refused_in_fp32(tmp_path):
     assert {p.tensor for p in error.value.problems} == {"model.moe.experts.0.w", "model.moe.experts.1.w"}
 
 
+def test_experts_that_are_not_joined_are_no_damage(tmp_path):
+    ck = ckptools.open(experts(tmp_path))
+    found = [(p.code, p.severity) for p in ck.problems if "expert parameters" in p.message]
+    assert (ck.whole, found) == (True, [("CK106", "warning")])
+
+
 def test_experts_come_from_their_own_files_with_the_modules_weights(tmp_path):
     experts(tmp_path)
     ck = ckptools.open(tmp_path, weights="module", all_ranks=True)

@@ -64,8 +64,37 @@ def test_permission_is_not_told_as_damage(ranks):
 
 def test_consolidation_refuses_what_it_may_not_read(ranks, tmp_path):
     done = ckptools("consolidate", ranks, "-o", tmp_path / "out.pt")
-    assert done.returncode == 4 and "rank 1 missing or cut" in done.stderr
+    expected = f"error: {ranks}: not whole: CK015  rank 1  rank1.pt cannot be read: permission denied (and "
+    assert done.returncode == 4 and done.stderr.startswith(expected)
+    assert "missing" not in done.stderr.replace("--allow-missing", "") and "CK002" not in done.stderr
     assert [p.name for p in tmp_path.iterdir()] == ["ranks"]
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify", "consolidate"])
+def test_a_data_file_of_a_dcp_that_may_not_be_read_has_the_same_cause_in_every_command(dcp, tmp_path, command):
+    (dcp / "__1_0.distcp").chmod(0)
+    done = ckptools(command, dcp, *(["-o", tmp_path / "out.pt"] if command == "consolidate" else []))
+    said = " ".join((done.stdout + done.stderr).split())
+    assert "CK015 rank 1 __1_0.distcp cannot be read: permission denied; it holds model.gate" in said
+    assert "CK106" not in said and "CK002" not in said
+
+
+LOSE = """
+import os, sys, ckptools
+ck = ckptools.open(sys.argv[1], all_ranks=True)
+file = sys.argv[1] + "/rank1.pt"
+lose = {"mode": lambda: os.chmod(file, 0), "cut": lambda: os.truncate(file, 999), "gone": lambda: os.remove(file)}
+lose[sys.argv[2]]()
+print(*{p.code for p in ck.verify(deep=True).problems} & {"CK001", "CK002", "CK004", "CK015"})
+"""
+
+
+@pytest.mark.parametrize(("how", "code"), [("mode", "CK015"), ("cut", "CK002"), ("gone", "CK001")])
+def test_what_verify_cannot_read_any_more_is_told_as_what_it_is(tmp_path, how, code):
+    folder = shutil.copytree(FIXTURES / "torch2.13.0-fsdp1-sharded-w4", tmp_path / "ranks")
+    command = [*PLAIN_USER, sys.executable, "-c", LOSE, str(folder), how]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.stdout == f"{code}\n", done.stderr
 
 
 @pytest.mark.parametrize(("name", "code"), [(".metadata", 3), ("__1_0.distcp", 1)])
