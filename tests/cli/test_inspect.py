@@ -74,16 +74,21 @@ def test_every_sample_is_shown(known):
 
 
 def truth_of(known: Known) -> tuple[dict[str, Any], set[int]]:
-    """What the framework itself said: `truth.json`, and the elements of the model's tensors, tied ones once.
+    """What the framework itself said: `truth.json`, where there is one, and the elements of the model, tied ones once.
 
     DCP writes a tied tensor under each of its names, so the other number is right as well.
     """
-    told = json.loads((FIXTURES / known.name / "truth.json").read_text())
+    file = FIXTURES / known.name / "truth.json"
+    told = json.loads(file.read_text()) if file.exists() else {}
     twice = tuple(name for tied in told.get("tied", []) for name in tied[1:])
     buffers = [k for k in load_truth(known.name) if k.startswith("buffer/") and not k.startswith(known.absent or "-")]
     shapes = {k: shape for k, (_, _, shape) in load_truth(known.name).items() if k.startswith(("model/", *buffers))}
     once = sum(prod(shape) for name, shape in shapes.items() if not name.endswith(twice or "/"))
     return told, {once, sum(map(prod, shapes.values()))}
+
+
+# Its moments are beside no param groups, so that no torch optimizer saved them; they are told as a section.
+NO_GROUPS = "torch2.15.0-checkpointable-tensor-w4"
 
 
 @pytest.mark.parametrize("known", WHOLE, ids=lambda known: known.name)
@@ -96,8 +101,8 @@ def test_json_agrees_with_the_truth(known):
     )
     (model,) = [s for s in made["sections"] if s["kind"] == "model"]
     assert model["params"] in params
-    told_of = "param_groups" in told or "optimizer_ids" in told
-    assert len(made["optimizers"]) == (told_of and "optim/" not in known.absent)
+    has_state = any(key.startswith("optim/") for key in load_truth(known.name)) and known.name != NO_GROUPS
+    assert len(made["optimizers"]) == (has_state and "optim/" not in known.absent)
     for optimizer in made["optimizers"] if "param_groups" in told else ():
         check_optimizer(optimizer, made, told)
 
