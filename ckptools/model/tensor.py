@@ -42,7 +42,7 @@ class Shard(NamedTuple):
         box: its place in the global tensor.
         rank: the global rank that holds it; None when the file does not tell (HSDP names group-local ranks).
         source: where its values are; None when they are in a file that was not read, or are encoded.
-        item: what to read to learn the source, where a format packs each piece (DCP); None otherwise.
+        item: the part of a file that tells the source, where a format packs each piece (DCP); None otherwise.
         encoded: what its file has in the place of its values, where the class of the tensor stores other tensors.
     """
 

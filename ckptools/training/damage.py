@@ -115,9 +115,6 @@ class _Files:
 
     def __init__(self, path: Path) -> None:
         self.checkpoint: Checkpoint = api.open(path, all_ranks=True)
-        # Read to the end, a tensor of a DCP no longer says which item of its file it is in.
-        lazy = tensors_in(api.open(path).tree)
-        self._items = {(fqn_of(p), shard.box): shard.item for p, tensor in lazy for shard in tensor.shards}
         ranked = [file for file in self.checkpoint.files if file.rank is not None]
         self.paths = [file.path for file in ranked or self.checkpoint.files]
         self._ranks = [file.rank for file in ranked] or range(len(self.paths))
@@ -148,7 +145,6 @@ class _Files:
         dtypes = NAN if asked.kind == "nan" else ITEMSIZE
         tensors = [(fqn_of(path), tensor) for path, tensor in tensors_in(self.checkpoint.tree)]
         shards = [(fqn, s) for fqn, tensor in tensors for s in tensor.found if s.source and s.source.path == file]
-        shards = [(fqn, shard._replace(item=self._items.get((fqn, shard.box)))) for fqn, shard in shards]
         found = tuple((fqn, shard) for fqn, shard in shards if drawable(shard, dtypes))
         if not found:
             raise self.refusal(asked, f"no tensor lies in {file.name}")

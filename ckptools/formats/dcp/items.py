@@ -73,11 +73,9 @@ class ItemReader:
         assert shard.item is not None
         file = self.open(shard.item.path)
         if in_safetensors(shard) and content_of(head_of(Window(file, shard.item.offset, shard.item.length))) != "zip":
-            return Shard(shard.box, shard.rank, self._in_safetensors(file, fqn, shard))
+            return shard._replace(source=self._in_safetensors(file, fqn, shard))
         found = self._locator.locate(file, shard.item)
-        if isinstance(found, Encoded):
-            return Shard(shard.box, shard.rank, None, encoded=found)
-        return Shard(shard.box, shard.rank, found)
+        return shard._replace(encoded=found) if isinstance(found, Encoded) else shard._replace(source=found)
 
     def unpack(self, path: Path, parts: Iterable[CompressedItem], most: int) -> None:
         """Unpack compressed items of a file together, to `most` bytes, so that each is at hand when it is wanted.
