@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ckptools.checks import copies, coverage, found_files, optimizers, records, rng
+from ckptools.checks import archives, copies, coverage, found_files, optimizers, records, rng
 from ckptools.checks.results import attempt, ignore_codes, judged, skipped, unreadable
 from ckptools.errors import NotWholeError, ReadError, UsageError
 from ckptools.files.location import location
@@ -147,7 +147,8 @@ class _Reading:
         parts = partial(records.parts_of, deep=deep, values=values)
         findings = in_ranks(read, found, self.jobs, lambda one: one.record.nbytes, reads=parts)
         self.nbytes += sum(f.nbytes for f in findings)
-        return [_checksums(found, findings, deep), _finite(findings, values)]
+        unread = archives.damaged_archives(ck, self.files) if deep else []
+        return [_checksums(found, findings, deep, unread), _finite(findings, values)]
 
     def copies(self, ck: Checkpoint) -> Check:
         """Replicas, byte for byte, and plain values that should be equal."""
@@ -212,17 +213,19 @@ class _Reading:
         return judged("manifest (sha256)", [p for problems in found for p in problems], detail)
 
 
-def _checksums(found: Sequence[Stored], findings: Sequence[records.Findings], deep: bool) -> Check:
+def _checksums(
+    found: Sequence[Stored], findings: Sequence[records.Findings], deep: bool, more: Sequence[Problem]
+) -> Check:
     name = "checksums (CRC-32)"
     carrying = sum(f.record.crc != 0 for f in found)
     if not deep:
         return skipped(name, "not asked for; --deep reads every byte")
-    problems = [p for f in findings for p in f.checksum]
+    problems = [*more, *(p for f in findings for p in f.checksum)]
     if not carrying and not problems:
         return skipped(name, "no checksum in this format" if found else "no tensors")
     without_one = len(found) - carrying
-    more = f"; {without_one} have no checksum" if without_one else ""
-    return judged(name, problems, f"{plural(carrying, 'record')} right{more}")
+    others = f"; {without_one} have no checksum" if without_one else ""
+    return judged(name, problems, f"{plural(carrying, 'record')} right{others}")
 
 
 def _finite(findings: Sequence[records.Findings], values: bool) -> Check:

@@ -13,6 +13,7 @@ from ckptools.errors import ReadError
 from ckptools.files.file_type import head_of, what_is
 from ckptools.files.opening import File, Window
 from ckptools.model.values import describe_for_error
+from ckptools.text import plural
 
 EOCD = struct.Struct("<4s4H2LH")
 END_RECORD = b"PK\5\6"
@@ -31,8 +32,17 @@ OTHER_ZIPS = dict.fromkeys(
 """What a zip archive is that holds these beside each other, below no folder."""
 
 MAX_32 = 0xFFFFFFFF
+MAX_16 = 0xFFFF
 ENCRYPTED = 1
 DESCRIPTOR = 1 << 3
+NOT_PLAIN = 1 | 1 << 5 | 1 << 6 | 1 << 13
+"""Flags of an entry that is encrypted or a patch of another; torch reads none of them (APPNOTE.TXT 4.4.4)."""
+
+FOLDER = 0x10
+"""The bit of the external attributes that makes an entry a folder, of which torch reads no bytes."""
+
+COMMENT = MAX_16
+"""Bytes behind the end record in which readers look for it; a comment is no longer."""
 
 
 class Record(NamedTuple):
@@ -112,12 +122,13 @@ def find_directory(file: File | Window) -> tuple[int, int, int]:
     end = file.read(at, EOCD.size) if at >= 0 else b""
     if end[:4] != END_RECORD or end[-2:] != b"\0\0":
         raise _no_directory(file)
-    _, _, _, _, count, size, start, _ = EOCD.unpack(end)
+    _, disk, directory_disk, here, count, size, start, _ = EOCD.unpack(end)
     wide = _find_zip64(file, at)
+    _check_one_disk(file, wide is not None, disk, directory_disk, here, count)
     if wide:
         # torch writes both ends; a full 32-bit field gives way to the wide one, any other must say the same.
         narrow, (at, *values) = (start, size, count), wide
-        full = (MAX_32, MAX_32, 0xFFFF)
+        full = (MAX_32, MAX_32, MAX_16)
         if any(n not in (w, f) for n, w, f in zip(narrow, values, full, strict=True)):
             raise ReadError(file.path, "the two end records of the zip archive disagree")
         start, size, count = values
@@ -146,19 +157,45 @@ def _find_zip64(file: File | Window, eocd_at: int) -> tuple[int, int, int, int] 
     locator = file.read(locator_at, EOCD64_LOCATOR.size) if locator_at >= 0 else b""
     if locator[:4] != b"PK\6\7":
         return None
-    at = EOCD64_LOCATOR.unpack(locator)[2]
+    _, disk, at, disks = EOCD64_LOCATOR.unpack(locator)
     if at + EOCD64.size != locator_at:
         raise ReadError(file.path, "zip64 end record is not where its locator says; bytes were added or lost")
     record = EOCD64.unpack(file.read(at, EOCD64.size))
-    if record[0] != b"PK\6\6":
+    if (record[0], record[1], disk, disks) != (b"PK\6\6", EOCD64.size - 12, 0, 1):
         raise ReadError(file.path, "zip64 end record is damaged")
+    _check_one_disk(file, False, *record[4:8])
     return at, record[9], record[8], record[7]
+
+
+def _check_one_disk(file: File | Window, wide: bool, disk: int, directory_disk: int, here: int, count: int) -> None:
+    """Refuse an archive of several disks; `wide` ends may leave full fields to the record in front of them."""
+    full = (MAX_16,) if wide else ()
+    if any(value not in (0, *full) for value in (disk, directory_disk)) or here not in (count, *full):
+        raise ReadError(file.path, "the end record of the zip archive speaks of other disks; the file is damaged")
+
+
+def _bytes_behind(file: File | Window) -> int:
+    """How many bytes follow an archive that is whole without them; 0 where there is none."""
+    first = max(file.size - COMMENT - EOCD.size, 0)
+    tail = file.read(first, file.size - first)
+    at = tail.rfind(END_RECORD)
+    while at >= 0:
+        whole = at + EOCD.size <= len(tail) and archive_before(file, first + at) == 0
+        if whole:
+            return len(tail) - at - EOCD.size
+        at = tail.rfind(END_RECORD, 0, at)
+    return 0
 
 
 def _no_directory(file: File | Window) -> ReadError:
     if file.size == 0:
         return ReadError(file.path, "is empty", "cut")
     head = head_of(file)
+    more = _bytes_behind(file)
+    if more:
+        return ReadError(
+            file.path, f"has {plural(more, 'extra byte')} at the end, behind a zip archive of {file.size - more} bytes"
+        )
     if head.startswith(b"PK\3\4"):
         text = f"is cut short: {file.size} bytes, and the zip directory at its end is absent"
         return ReadError(file.path, text, "cut")
@@ -179,7 +216,8 @@ def _parse_entries(file: File | Window, data: bytes, count: int) -> list[Entry]:
         if at + CENTRAL.size > len(data) or data[at : at + 4] != b"PK\1\2":
             raise ReadError(file.path, "zip directory is damaged")
         f = CENTRAL.unpack_from(data, at)
-        flags, method, crc, packed, size, n_name, n_extra, n_comment, header = *f[3:5], *f[7:13], f[-1]
+        flags, method, crc, packed, size, n_name, n_extra, n_comment, disk = *f[3:5], *f[7:14]
+        attributes, header = f[-2:]
         names = at + CENTRAL.size
         at = names + n_name + n_extra + n_comment
         if at > len(data):
@@ -188,6 +226,9 @@ def _parse_entries(file: File | Window, data: bytes, count: int) -> list[Entry]:
         size, packed, header = _zip64_sizes(file, extra, size, packed, header)
         if method == 0 and size != packed:
             raise ReadError(file.path, "zip directory gives a stored record two sizes")
+        if flags & NOT_PLAIN or attributes & FOLDER or disk not in (0, 1):
+            text = f"record {describe_for_error(name.decode(errors='replace'))} is no plain file in the zip directory"
+            raise ReadError(file.path, f"{text}: encrypted, a folder, or on another disk; damaged")
         entries.append((name, header, size, packed, crc, method, flags))
     if len(entries) != count or not entries:
         raise ReadError(file.path, f"zip directory has other entries than the {count} that its end record says")

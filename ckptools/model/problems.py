@@ -33,7 +33,7 @@ class Code(Enum):
     """
 
     FILE_MISSING = "CK001", "rank file missing", "error", "complete output", "file"
-    FILE_CUT = "CK002", "rank file cut short", "error", "complete output", "file"
+    FILE_CUT = "CK002", "rank file cut short or damaged", "error", "complete output", "file"
     ODD_FILE_SIZE = "CK003", "rank file of an odd size", "warning"
     BAD_CHECKSUM = "CK004", "bad CRC-32", "error", "complete output", "elements"
     VALUE_LOST = "CK005", "value lost or damaged inside a file", "error", "complete output", "value"

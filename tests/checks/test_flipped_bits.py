@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import struct
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -115,3 +118,58 @@ def found(path: Path) -> bool:
         return not ckptools.verify(path, deep=True).ok
     except CkptoolsError:
         return True
+
+
+def framing(path: Path) -> list[int]:
+    """The bytes of an archive that hold no tensor, no pickle and no padding."""
+    raw = path.read_bytes()
+    with zipfile.ZipFile(path) as opened:
+        entries, directory = opened.infolist(), opened.start_dir
+    bytes_ = list(range(directory, len(raw)))
+    for entry in entries:
+        n_name, n_extra = struct.unpack_from("<HH", raw, entry.header_offset + 26)
+        start = entry.header_offset + 30 + n_name
+        bytes_ += range(entry.header_offset, start)
+        bytes_ += range(start + n_extra, start + n_extra + entry.file_size) if entry.file_size < 64 else ()
+    return bytes_
+
+
+def loaded(path: Path) -> Any:
+    """What torch reads of a file, as text; None where it refuses."""
+    try:
+        return repr(torch.load(path, weights_only=True, mmap=False))
+    except Exception:
+        return None
+
+
+def test_every_bit_of_the_container_that_changes_what_torch_loads_is_found(tmp_path):
+    path = tmp_path / "a.pt"
+    torch.save({"w": torch.arange(3.0) + 1, "n": 5}, path)
+    raw, before, missed = path.read_bytes(), loaded(path), []
+    for at in framing(path):
+        for bit in range(8):
+            path.write_bytes(raw[:at] + bytes([raw[at] ^ 1 << bit]) + raw[at + 1 :])
+            if loaded(path) != before and not found(path):
+                missed.append((at, bit))
+    assert not missed
+
+
+@pytest.mark.parametrize("bit", [0x10, 0x20])
+def test_the_folder_bit_of_an_item_of_a_dcp_is_found(tmp_path, bit):
+    folder = Path(shutil.copytree(FIXTURES / "torch2.13.0-fsdp2-dcp-w3/ckpt", tmp_path / "ckpt"))
+    file = folder / "__0_0.distcp"
+    raw = bytearray(file.read_bytes())
+    raw[raw.index(b"PK\1\2") + 38] ^= bit
+    file.write_bytes(raw)
+    assert found(folder) == (bit == 0x10)
+
+
+def test_a_record_that_torch_looks_at_first_is_checked_in_an_item(tmp_path):
+    folder = Path(shutil.copytree(FIXTURES / "torch2.13.0-fsdp2-dcp-w3/ckpt", tmp_path / "ckpt"))
+    file = folder / "__0_0.distcp"
+    raw = bytearray(file.read_bytes())
+    name = raw.index(b"archive/version")
+    raw[name - 30] ^= 1
+    file.write_bytes(raw)
+    checks = ckptools.verify(folder, deep=True).checks
+    assert any("record version" in p.message for check in checks for p in check.problems)

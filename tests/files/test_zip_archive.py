@@ -336,3 +336,17 @@ def test_random_damage_to_a_real_file_is_accepted_or_refused_in_one_line(tmp_pat
         ckptools.open(path)
     except CkptoolsError as error:
         assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize("more", [b"\0" * 100, b"x" * 100])
+def test_bytes_behind_an_archive_are_no_sign_that_it_is_cut_short(good, tmp_path, more):
+    path = tmp_path / "a.pt"
+    path.write_bytes(good + more)
+    with pytest.raises(ReadError, match=rf"has 100 extra bytes at the end, behind a zip archive of {len(good)} bytes"):
+        reader.read(path)
+
+
+def test_an_archive_that_a_copy_of_itself_follows_is_told_as_extra_bytes(good, tmp_path):
+    path = tmp_path / "a.pt"
+    path.write_bytes(good + b"\0" + good)
+    assert "bytes were added or lost" in one_line(path)
