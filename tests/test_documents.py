@@ -79,6 +79,14 @@ def test_output_that_differs_is_noticed() -> None:
     assert not agrees("world size 3\n", "world size 4\n")
 
 
+def test_numbers_of_another_processor_agree_and_other_numbers_do_not() -> None:
+    row = "0  a.pt  data/15  191360  33.3 KiB  {}\nCRC-32 is {}, expected {}\n{}\n"
+    shown = row.format("5daaa6c6", "da9cebe6", "120ee219", "-0.0311990026  1.8e-03")
+    assert agrees(shown, row.format("2e82e898", "ed8c59d3", "251e502c", "-0.0311990008  1.8e-03"))
+    assert not agrees(shown, row.format("2e82e898", "ed8c59d3", "251e502c", "-0.0312990026  1.8e-03"))
+    assert not agrees(shown, row.format("-", "ed8c59d3", "251e502c", "-0.0311990026  1.8e-03"))
+
+
 def test_a_command_may_go_over_several_lines(tmp_path: Path) -> None:
     text = "```console\n$ echo a \\\n  b\na b\n$ pwd\nx\n```\n"
     first, second = steps(text)
