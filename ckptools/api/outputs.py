@@ -110,6 +110,7 @@ class OutputMethods:
         check: bool = False,
         unchecked: bool = False,
         manifest: bool = False,
+        provenance: bool = True,
         dry_run: bool = False,
         resume: bool = False,
         jobs: int | None = None,
@@ -143,6 +144,7 @@ class OutputMethods:
                 shards; for a dry run, compare the source with its checksums.
             unchecked: do not compare the source with the checksums that it states.
             manifest: write sha256 of every tensor and file into a JSON beside the output.
+            provenance: let the output say where it comes from (name, step, ranks), what was filled in and left out.
             dry_run: plan and check, write nothing.
             resume: keep what is written when it does not come to its end, and take up what the same call has kept.
             jobs: threads.
@@ -177,6 +179,7 @@ class OutputMethods:
             check=check,
             unchecked=unchecked,
             manifest=manifest,
+            provenance=provenance,
             dry_run=dry_run,
             resume=resume,
             jobs=jobs,

@@ -84,6 +84,13 @@ Unchecked = Annotated[
 Manifest = Annotated[
     bool, typer.Option("--manifest", help="Write sha256 of every tensor and file into OUT.manifest.json.")
 ]
+NoProvenance = Annotated[
+    bool,
+    typer.Option(
+        "--no-provenance",
+        help="Do not let the output say which checkpoint it was made of, and what was filled in or left out.",
+    ),
+]
 Dequantize = Annotated[
     bool,
     typer.Option(
@@ -119,6 +126,7 @@ def consolidate(
     check: Check = False,
     unchecked: Unchecked = False,
     manifest: Manifest = False,
+    no_provenance: NoProvenance = False,
     dequantize: Dequantize = False,
     prefer_rank: PreferRank = None,
     dry_run: DryRun = False,
@@ -153,6 +161,7 @@ def consolidate(
         check=check,
         unchecked=unchecked,
         manifest=manifest,
+        provenance=not no_provenance,
         dry_run=dry_run,
         resume=resume,
         jobs=opening.jobs,

@@ -28,6 +28,7 @@ from ckptools.formats.shared.merge import empty_like
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.cover import cover
 from ckptools.model.problems import Code, Problem
+from ckptools.model.provenance import Filled
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Shard, Tensor
 from ckptools.model.tree import KeyPath, fqn_of
@@ -85,12 +86,12 @@ def select(
     picking.problems += [p for p in concerned if refuses(p, holes)]
     without = absent(concerned)
     picking.problems += [] if holes else without
-    picking.left_out |= {(p.tensor or p.code,): p.message for p in without}
+    picking.lose({(p.tensor or p.code,): p.message for p in without})
     picking.ranks.expect(tensors_of(sections.values()))
     trees = {name: picking.copy(s.value, s.path, (name,) if name else ()) for name, s in sections.items()}
     own = [] if picking.problems else own_values_lost(checkpoint, sections.values(), bool(picking.listed))
     picking.problems += [] if holes else own
-    picking.left_out |= {(p.code,): p.message for p in own}
+    picking.lose({(p.code,): p.message for p in own})
     if picking.problems:
         problems = list(dict.fromkeys([*unreadable_files(checkpoint), *picking.problems]))
         raise NotWholeError(checkpoint.path, summary(checkpoint, problems), problems)
@@ -108,7 +109,18 @@ def select(
     notes += [] if only in ONLY else note_on_glob(checkpoint, parts, only)
     filled = holes if holes in FILLS else ""
     return Selection(
-        tree, frozenset(picking.model_paths), picking.left_out, picking.missing, filled, notes, places, checkpoint
+        tree,
+        frozenset(picking.model_paths),
+        picking.left_out,
+        picking.missing,
+        filled,
+        notes,
+        places,
+        checkpoint,
+        part=only,
+        lost=frozenset(picking.lost),
+        carried=picking.carried,
+        passed_over=tuple(p for p in concerned if p.kind.lacks == "value" and p.kind is not Code.FILLED),
     )
 
 
@@ -131,6 +143,10 @@ class _Picking:
         self.in_parts = checkpoint.in_parts
         self.problems: list[Problem] = []
         self.left_out: dict[KeyPath, str] = {}
+        self.lost: set[KeyPath] = set()
+        self.carried: dict[KeyPath, Filled] = {}
+        before = checkpoint.provenance.filled if checkpoint.provenance else ()
+        self.filled = {one.name: one for one in before}
         self.missing: dict[KeyPath, tuple[Box, ...]] = {}
         self.ranks = RankValues(checkpoint, files)
         self.listed: list[KeyPath] = []
@@ -138,6 +154,11 @@ class _Picking:
         self.model_paths: list[KeyPath] = []
         self.models = sections_of_kind(checkpoint, "model")
         self.cut = {f.path for f in checkpoint.files if f.status in ("cut", "bad")}
+
+    def lose(self, left_out: Mapping[KeyPath, str]) -> None:
+        """Leave out what the source has lost."""
+        self.left_out |= left_out
+        self.lost |= left_out.keys()
 
     def copy(self, node: Any, source: KeyPath, at: KeyPath) -> Any:
         """Copy what is at `source` in the checkpoint to `at` in the output; `_LEFT_OUT` when it is not written."""
@@ -197,6 +218,11 @@ class _Picking:
             raise RefusedError(
                 self.path, f"{fqn} would take {describe_for_error(tensor.nbytes)} bytes; no disk holds that"
             )
+        if fqn in self.filled and self.holes == "leave":
+            self.lose({at: f"filled with {self.filled[fqn].fill} when it was consolidated before"})
+            return _LEFT_OUT
+        if fqn in self.filled:
+            self.carried[at] = self.filled[fqn]
         tensor = self._decoded(tensor, fqn)
         tensor, damage = without_damaged(tensor, fqn, self.damage)
         problem = cover_problem(tensor, fqn)
@@ -230,9 +256,9 @@ class _Picking:
         elif problem.kind.lacks == "elements" and self.holes in FILLS:
             if self.holes == "zero" or can_be_nan(tensor.dtype):
                 return True
-            self.left_out[at] = f"{problem.message}; there is no NaN in {tensor.dtype}"
+            self.lose({at: f"{problem.message}; there is no NaN in {tensor.dtype}"})
             return False
-        self.left_out[at] = problem.message
+        self.lose({at: problem.message})
         return False
 
     def _replicas(self, tensor: Tensor, source: KeyPath) -> list[Shard]:

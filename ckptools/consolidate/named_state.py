@@ -34,10 +34,8 @@ def by_name(selection: Selection) -> Selection:
     for at, naming in renamed:
         tree = _replaced(tree, at, naming.names)
     return replace(
-        selection,
+        selection.moved(lambda path: _path(path, renamed)),
         tree=tree,
-        left_out={_path(p, renamed): why for p, why in selection.left_out.items()},
-        missing={_path(p, renamed): boxes for p, boxes in selection.missing.items()},
         notes=[*selection.notes, *(note for _, naming in renamed for note in naming_notes(naming))],
     )
 

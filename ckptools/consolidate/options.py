@@ -38,6 +38,7 @@ class ConsolidateOptions:
             shards; for a dry run, compare the source with its checksums.
         unchecked: do not compare the source with the checksums that it states.
         manifest: write sha256 of every tensor and file into a JSON beside the output.
+        provenance: let the output say where it comes from, what was filled in it and what was left out.
         dry_run: plan and check, write nothing.
         resume: keep what is written when it does not come to its end, and take up what the same call has kept: a
             journal beside the output says what is complete, and that is read again before it is believed.
@@ -61,6 +62,7 @@ class ConsolidateOptions:
     check: bool = False
     unchecked: bool = False
     manifest: bool = False
+    provenance: bool = True
     dry_run: bool = False
     resume: bool = False
     jobs: int | None = None

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckptools.consolidate.writers.layout import Layout, beside
+from ckptools.consolidate.writers.layout import LEFT_OUT, Layout, beside
 from ckptools.errors import NoSpaceError, OutputExistsError, ReadError, UsageError
 from ckptools.files.location import is_remote
 from ckptools.formats.shared.rank_names import parse
 from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.provenance import FILE_NAME
 from ckptools.model.values import describe_for_error
 
 HEADROOM = 1 << 20
@@ -44,6 +45,17 @@ def check_place(checkpoint: Checkpoint, paths: Iterable[Path], force: bool, new:
             raise OutputExistsError(path, "is a folder")
         if (path.exists() or path.is_symlink()) and not force:
             raise OutputExistsError(path, "exists; --force overwrites it")
+
+
+def check_left_over(out: Path, texts: Iterable[Path], force: bool) -> None:
+    """Refuse to write beside a side file of an earlier output, which would speak of the new one.
+
+    Raises:
+        OutputExistsError: it is there, and is not replaced.
+    """
+    side = beside(out, LEFT_OUT)
+    if not force and side not in texts and side.exists():
+        raise OutputExistsError(side, "tells what an earlier output lacks; --force removes it")
 
 
 def check_not_among(checkpoint: Checkpoint, output: Path) -> None:
@@ -85,7 +97,7 @@ def check_folder(checkpoint: Checkpoint, folder: Path, force: bool) -> None:
         )
 
 
-_DCP_FILE = re.compile(r"\.metadata|__[0-9]+_[0-9]+\.distcp")
+_DCP_FILE = re.compile(rf"\.metadata|__[0-9]+_[0-9]+\.distcp|{re.escape(FILE_NAME)}")
 
 
 @dataclass(frozen=True)
@@ -101,20 +113,23 @@ class Replaced:
     last: tuple[Path, ...] = ()
 
 
-def replaced(checkpoint: Checkpoint, out: Path, layout: Layout, force: bool) -> Replaced:
+def replaced(checkpoint: Checkpoint, out: Path, layout: Layout, force: bool, texts: Collection[Path] = ()) -> Replaced:
     """What goes of an earlier output `out`: of one in several files the index and the last file go first.
 
     An output in one file takes its place at once. Of one in several, those that have their names before an interrupt
     would lie among old ones: without the index these are found by their numbers, and then the last is missing.
+    What an earlier one lacked is not what is told of one that has no such side file among its `texts`.
     """
+    side = beside(out, LEFT_OUT)
+    told = (side,) if force and side not in texts and side.exists() else ()
     if not force or layout.folder is not None or len(layout.files) == 1:
-        return Replaced()
+        return Replaced(last=told)
     number = re.compile(rf"{re.escape(out.stem)}-\d{{5}}-of-\d{{5}}{re.escape(out.suffix)}")
     new, sources = {path.name for path, _ in layout.files}, {f.path.resolve() for f in checkpoint.files}
     found = sorted(out.parent.iterdir()) if out.parent.is_dir() else []
     here = [path for path in found if number.fullmatch(path.name) or path.name == out.name]
     last = [path for path in here if path.name not in new and path.resolve() not in sources and path.is_file()]
-    return Replaced((beside(out, "index."), layout.files[-1][0]), tuple(last))
+    return Replaced((beside(out, "index."), layout.files[-1][0]), (*last, *told))
 
 
 def lacking_space(folder: Path, nbytes: int) -> NoSpaceError | None:

@@ -44,11 +44,9 @@ def renamed(selection: Selection, renaming: Renaming, source: Checkpoint) -> Sel
             section = section._replace(value=_own(section, new, new_key))
         places.append((section, at))
     return replace(
-        selection,
+        selection.moved(lambda path: _moved(path, moved)),
         tree=tree,
         model_paths=frozenset(_moved(path, moved) for path in selection.model_paths),
-        left_out={_moved(path, moved): why for path, why in selection.left_out.items()},
-        missing={_moved(path, moved): boxes for path, boxes in selection.missing.items()},
         notes=[*selection.notes, *notes, _told(names)],
         places=tuple(places),
         renamed=names,

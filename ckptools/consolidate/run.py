@@ -17,10 +17,18 @@ from ckptools.consolidate.journal import Kept, resume_folder
 from ckptools.consolidate.named_state import by_name
 from ckptools.consolidate.naming import Output, output_of, store_errors
 from ckptools.consolidate.options import ConsolidateOptions, full_dtype, hole_rule, tied_rule
-from ckptools.consolidate.output import check_folder, check_not_among, check_place, lacking_space, replaced
+from ckptools.consolidate.output import (
+    check_folder,
+    check_left_over,
+    check_not_among,
+    check_place,
+    lacking_space,
+    replaced,
+)
 from ckptools.consolidate.parts import tensors_of
 from ckptools.consolidate.plan import converted, planned_reading
 from ckptools.consolidate.plan_digest import check_same_plan, plan_digests
+from ckptools.consolidate.provenance import note_on_carried
 from ckptools.consolidate.publish import Proofs, Seen, write
 from ckptools.consolidate.renamed_state import renamed
 from ckptools.consolidate.renaming import renaming_of
@@ -29,13 +37,14 @@ from ckptools.consolidate.selection import Selection
 from ckptools.consolidate.shortfall import check_copies, check_rounding
 from ckptools.consolidate.sources import Compared, compare, count
 from ckptools.consolidate.upload import check_can_upload, upload
-from ckptools.consolidate.writers.layout import Layout, WriteOptions, Writer, beside
+from ckptools.consolidate.writers.layout import LEFT_OUT, Layout, WriteOptions, Writer, beside
 from ckptools.consolidate.writers.sidecar import left_out_json
 from ckptools.errors import NoSpaceError, RefusedError
 from ckptools.files.location import is_remote
 from ckptools.files.opening import OpenFiles
 from ckptools.formats.opening import with_all_ranks
 from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.provenance import FILE_NAME
 from ckptools.model.tree import fqn_of, tensors_in
 from ckptools.tensor_io.progress import Progress, not_told
 from ckptools.training_state.sections import sections_of, sections_of_kind
@@ -87,15 +96,18 @@ def consolidate(
         selection = select(
             whole, part, holes, options.prefer_rank, files, first.damaged if first else {}, options.dequantize
         )
+        selection.told = options.provenance
         selection = renamed(selection, renaming, whole) if renaming else selection
         selection = by_name(selection) if output.writer.BY_NAME else selection
         layout = output.writer.lay_out(selection, output.path, form)
         selection.left_out |= layout.left_out
+        selection.notes += note_on_carried(selection)
         texts, proofs = _texts(selection, layout, output.path), _proofs(options, output)
         paths = [*texts, *proofs.paths]
         kept = Kept(resume_folder(output.path), plan_digests(whole, layout, texts)) if options.resume else None
         with store_errors(output.path):
             _check_place(whole, layout, paths, options.force, output)
+            check_left_over(output.path, texts, options.force)
         no_room = _no_room(layout, output, options.dry_run, kept.nbytes if kept else 0)
         seen = Seen(first.right if first else None)
         if current().world_size > 1:
@@ -106,7 +118,7 @@ def consolidate(
                 if streamed:
                     seen = upload(whole, output.path, layout, texts, files, options, progress)
                 else:
-                    jobs, earlier = options.threads, replaced(whole, output.path, layout, options.force)
+                    jobs, earlier = options.threads, replaced(whole, output.path, layout, options.force, texts)
                     new_folder = output.new_folder
                     seen = write(whole, layout, new_folder, texts, files, proofs, jobs, progress, kept, earlier)
     done = _result(selection, layout, paths, seen)
@@ -183,9 +195,8 @@ def _no_room(layout: Layout, output: Output, dry_run: bool, here: int) -> NoSpac
 
 def _texts(selection: Selection, layout: Layout, target: Path) -> dict[Path, str]:
     texts = dict(layout.texts)
-    if selection.left_out or selection.missing:
-        told = left_out_json(selection.left_out, selection.missing, selection.filled)
-        texts[beside(target, "left-out.")] = told
+    if selection.left_out or selection.missing or selection.carried or selection.passed_over:
+        texts[beside(target, LEFT_OUT)] = left_out_json(selection)
     return texts
 
 
@@ -206,7 +217,7 @@ def _load_line(layout: Layout) -> str:
 def _result(selection: Selection, layout: Layout, texts: Sequence[Path], seen: Seen) -> Consolidated:
     return Consolidated(
         files=(*((p for p, _ in layout.files) if layout.folder is None else [layout.folder]), *texts),
-        data_files=sum(path.name != ".metadata" for path, _ in layout.files),
+        data_files=sum(path.name not in (".metadata", FILE_NAME) for path, _ in layout.files),
         nbytes=layout.nbytes,
         tensors=len(layout.jobs) if layout.tensors is None else layout.tensors,
         seconds=0.0,

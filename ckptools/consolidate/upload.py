@@ -67,7 +67,7 @@ def upload(
                 raise CkptoolsError(layout.files[job.file][0], f"{job.fqn}: other bytes were sent than were read")
         check_unchanged(checkpoint)
         refreshed(remote(out))
-        output.publish(texts, options.force, replaced(checkpoint, out, layout, options.force))
+        output.publish(texts, options.force, replaced(checkpoint, out, layout, options.force, texts))
         if options.check:
             told = _read_back(layout, output, files, options.threads, progress or not_told)
     right = None if executor.records is None else frozenset(executor.records.right)

@@ -25,6 +25,7 @@ from ckptools.files.zip_directory import (
     find_directory,
     read_directory,
 )
+from ckptools.model.provenance import FILE_NAME
 from ckptools.model.values import describe_for_error
 
 MAX_PICKLE = 1 << 30
@@ -61,7 +62,7 @@ class Container:
             raise ReadError(file.path, "a TorchScript archive (it holds constants.pkl), not a checkpoint")
         if "data.pkl" not in self.records:
             raise ReadError(file.path, "a zip archive without data.pkl, so not written by torch.save")
-        said = [self.records[name] for name in STRUCTURE if name in self.records]
+        said = [self.records[name] for name in (*STRUCTURE, FILE_NAME) if name in self.records]
         file.expect((record.header, record.limit) for record in said)
 
     def payload(self, name: str) -> tuple[int, int]:

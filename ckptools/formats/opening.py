@@ -17,6 +17,7 @@ from ckptools.formats.options import OnFile, Options, Reader, Weights
 from ckptools.formats.plugins import formats_from_outside
 from ckptools.formats.registry import FORMATS, RANK_FILES, Format, recognised
 from ckptools.formats.shared.file_reader import FileReader
+from ckptools.formats.shared.provenance import with_provenance
 from ckptools.model.checkpoint import Checkpoint, GivenNames
 from ckptools.pickles.loading import gc_paused
 from ckptools.training_state import modules
@@ -223,11 +224,11 @@ def _only_one_in(path: Path, formats: Sequence[Format], options: Options) -> Che
 def _read(format_: Format, path: Path, options: Options) -> Checkpoint:
     """Read a checkpoint, and all of it where that alone tells whether its files fit together and costs little."""
     with FileReader(options.read_file, options.jobs, options.on_file) as files:
-        reading = replace(options, read_file=files, read_ahead=files.ahead)
+        reading = replace(options, read_file=files, read_ahead=files.ahead, said=files.said)
         made = format_.read(path, reading)
         if made.whole is None and not made.all_ranks and _cheap(made):
             made = format_.read(path, replace(reading, all_ranks=True))
-    return replace(made, options=options)
+    return replace(with_provenance(made, files.said), options=options)
 
 
 def _beside_others(checkpoint: Checkpoint, path: Path, options: Options, formats: Sequence[Format]) -> Checkpoint:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ckptools.model.checkpoint import GivenNames
+from ckptools.model.provenance import Said
 from ckptools.pickles.reader import Saved
 from ckptools.training_state import modules
 
@@ -39,6 +40,7 @@ class Options:
         weights: where a checkpoint holds the model twice (DeepSpeed, Megatron): `fp32` for the optimizer's master
             copy where it has one, `module` for the weights that the forward pass used.
         names: names for an optimizer that is keyed by number.
+        said: gets, for each file that is read, what it says of where it comes from.
         rules: a JSON file with the dimension along which each tensor-parallel weight is joined.
         files: rank files that the caller named one by one, which are the checkpoint; empty to look for siblings.
         ranks: what the rank files of a folder are called, such as `model-{rank}-of-{world}.pt`.
@@ -57,6 +59,7 @@ class Options:
     files: tuple[Path, ...] = ()
     ranks: str | None = None
     names: GivenNames | None = None
+    said: dict[Path, Said] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def looks_around(self) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from ckptools.model.problems import Problem
+from ckptools.model.provenance import Provenance
 from ckptools.model.records import displayed
 from ckptools.model.regions import Ints
 from ckptools.model.tensor import Rounded
@@ -155,6 +156,7 @@ class Checkpoint:
         in_parts: whether ranks' files hold parameters of their own, such as stages of a pipeline.
         text_keys: whether its format makes a text of every key of a dict, so that 1 and "1" look the same in it.
         stated_versions: of what wrote it, as files beside it state them, by where: `config.json.transformers_version`.
+        provenance: what it was made of, where `consolidate` wrote it; None where its files do not say.
         options: how it was opened, so that it can be opened again with all ranks.
         worked_out: what was worked out of it once, by name: its sections, its optimizers.
     """
@@ -183,6 +185,7 @@ class Checkpoint:
     in_parts: bool = False
     text_keys: bool = False
     stated_versions: Mapping[str, str] = field(default_factory=dict, repr=False)
+    provenance: Provenance | None = field(default=None, repr=False)
     options: Any = field(default=None, repr=False, compare=False)
     worked_out: dict[str, Any] = field(init=False, default_factory=dict, repr=False, compare=False)
 

@@ -11,6 +11,7 @@ from ckptools.errors import ReadError
 from ckptools.files.file_type import content_of, head_of
 from ckptools.files.opening import File, Window
 from ckptools.files.zip_archive import Container
+from ckptools.model.provenance import FILE_NAME, MAX_BYTES, Said
 from ckptools.model.values import describe_for_error
 from ckptools.pickles.loading import load_checked
 from ckptools.pickles.machine import Machine
@@ -37,7 +38,20 @@ def read_zip(file: File | Window, repeated: RepeatedRecords | None = None) -> tu
     archive = Container(file)
     check_byte_order(archive)
     machine = Machine(archive.read("data.pkl"), locator(archive), repeated=repeated)
+    machine.provenance = provenance_in(archive)
     return machine, load_checked(machine, file.path, "data.pkl")
+
+
+def provenance_in(archive: Container) -> Said | None:
+    """What an archive that `consolidate` wrote says of where it comes from; None for any other."""
+    if FILE_NAME not in archive.records:
+        return None
+    try:
+        return Said(archive.read(FILE_NAME, MAX_BYTES).decode("utf-8"))
+    except ReadError as error:
+        return Said("", error.reason)
+    except UnicodeDecodeError:
+        return Said("", f"record {FILE_NAME} is not UTF-8")
 
 
 def check_byte_order(archive: Container) -> None:

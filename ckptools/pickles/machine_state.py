@@ -10,6 +10,7 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ckptools.model.provenance import Said
 from ckptools.model.values import Global, NumpyScalar, Opaque, describe_for_error
 from ckptools.pickles.limits import (
     FREE_WORK,
@@ -117,6 +118,7 @@ class MachineState:
         self.storages: dict[str, Storage] = {}
         self.claims: set[Claim] = set()
         self.modules = False
+        self.provenance: Said | None = None
         self.meshes: set[Mesh] = set()
         self.read_meshes: dict[int, tuple[Any, Mesh]] = {}
         self.fast = fast

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from ckptools.files import zip_directory
 from ckptools.files.file_type import COMPRESSIONS, content_of, head_of
 from ckptools.files.opening import File
+from ckptools.model.provenance import Said
 from ckptools.pickles.archive import read_archive
 from ckptools.pickles.device_mesh import claims_of
 from ckptools.pickles.repeated_records import RepeatedRecords
@@ -32,6 +33,7 @@ class Saved(NamedTuple):
         form: what it is beside a zip archive, in words: `gzip`, `tar`, `pickle stream`; "" for nothing else.
         at_least: whether the world sizes in `claims` are only what the world has at least, by a slice of its mesh.
         modules: whether an object in it has the state of an `nn.Module`.
+        provenance: what it says of where it comes from, if `consolidate` wrote it.
     """
 
     path: Path
@@ -44,6 +46,7 @@ class Saved(NamedTuple):
     form: str = ""
     at_least: bool = False
     modules: bool = False
+    provenance: Said | None = None
 
 
 def read(path: Path, repeated: RepeatedRecords | None = None) -> Saved:
@@ -69,7 +72,8 @@ def read(path: Path, repeated: RepeatedRecords | None = None) -> Saved:
         nread = min(opened.bytes_read, file.size) if opened is file else file.bytes_read + opened.bytes_read
         form = ", ".join(filter(None, map(FORMS.get, forms, forms)))
         claims, at_least = claims_of(machine.claims, machine.meshes)
-        return Saved(path, tree, claims, names, file.size, file.modified, nread, form, at_least, machine.modules)
+        size, modified, told = file.size, file.modified, machine.provenance
+        return Saved(path, tree, claims, names, size, modified, nread, form, at_least, machine.modules, told)
 
 
 def probe(path: Path) -> None:

@@ -19,10 +19,10 @@ from typing import Any
 from ckptools.errors import ReadError
 from ckptools.files.opening import File
 from ckptools.model.values import Device, Global, NumpyArray, NumpyDtype, NumpyScalar, Opaque, Size, TorchName
+from ckptools.pickles import reader
 from ckptools.pickles.cycles import without_cycles
 from ckptools.pickles.device_mesh import claims_of
 from ckptools.pickles.reader import Saved
-from ckptools.torch_engine.allow_list import names_in
 from ckptools.torch_engine.describe_tensors import TensorDescriber, dtype_name
 from ckptools.torch_engine.offline import load_named
 from ckptools.training_state.modules import with_modules
@@ -44,7 +44,8 @@ def read(path: Path, trust: bool = False) -> Saved:
     """
     with File(path) as file:
         nbytes, modified = file.size, file.modified
-    names = names_in(path)
+    inert = reader.read(path)
+    names = inert.names
     described = ObjectDescriber(path)
     try:
         with warnings.catch_warnings():
@@ -53,7 +54,8 @@ def read(path: Path, trust: bool = False) -> Saved:
     except RecursionError as error:
         raise ReadError(path, "its values are nested too deep to be described") from error
     claims, at_least = claims_of(described.tensors.claims, described.tensors.meshes)
-    return Saved(path, tree, claims, names, nbytes, modified, nbytes, at_least=at_least)
+    told = inert.provenance
+    return Saved(path, tree, claims, names, nbytes, modified, nbytes, at_least=at_least, provenance=told)
 
 
 class ObjectDescriber:

@@ -54,7 +54,7 @@ def _where(group: Sequence[Problem]) -> str:
     tensors = list(dict.fromkeys(p.tensor for p in group if p.tensor is not None))
     words = [f"rank{'s' if len(ranks) > 1 else ''} {spans(ranks)}"] if ranks else []
     if tensors:
-        kind = "other value" if group[0].kind in (Code.VALUE_LOST, Code.MIXED_SAVES) else "other tensor"
+        kind = "other value" if group[0].kind in (Code.VALUE_LOST, Code.MIXED_SAVES, Code.LEFT_OUT) else "other tensor"
         more = f" and {plural(len(tensors) - 1, kind)}" if len(tensors) > 1 else ""
         words.append(clip_middle(printable(tensors[0]), 60) + more)
     return ", ".join(words)

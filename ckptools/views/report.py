@@ -13,6 +13,7 @@ from ckptools.contents.sharding import ShardingRow, sharding_name, sharding_rows
 from ckptools.files.location import common_folder
 from ckptools.model.checkpoint import Checkpoint, Fact, RankFile, ReadCost
 from ckptools.model.problems import Code, Problem, worst_first
+from ckptools.model.provenance import Provenance
 from ckptools.model.tree import fqn_of, walk
 from ckptools.pickles.foreign_names import foreign_classes, foreign_problems, suspicious_names
 from ckptools.training_state.modules import module_problems
@@ -100,6 +101,7 @@ class Report(NamedTuple):
         all_ranks: whether every rank's file was read.
         compared: whether of the others what tells rank, world size and step was compared.
         differing: names of values that are not the same on all ranks, as they may be.
+        provenance: what it was made of, where `consolidate` wrote it.
         cost: what reading it cost.
         arguments: how it is named on the command line again, with the options that it was opened with.
         next: the command that people want next; "" where none would work.
@@ -131,6 +133,7 @@ class Report(NamedTuple):
     all_ranks: bool
     compared: bool
     differing: tuple[str, ...]
+    provenance: Provenance | None
     cost: ReadCost
     arguments: str
     next: str
@@ -183,6 +186,7 @@ def inspect_report(ck: Checkpoint) -> Report:
         all_ranks=ck.all_ranks,
         compared=ck.compared,
         differing=tuple(fqn_of(path) for path in ck.differing),
+        provenance=ck.provenance if ck.provenance and ck.provenance.sources else None,
         cost=ck.cost,
         arguments=command_arguments(ck),
         next=next_command(ck, scope == "alone"),

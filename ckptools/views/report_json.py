@@ -69,6 +69,7 @@ def _report(report: Report, values: JsonValues) -> dict[str, Any]:
         "foreign": list(report.foreign),
         "suspicious": list(report.suspicious),
         "differing": list(report.differing),
+        "provenance": report.provenance.to_dict() if report.provenance else None,
         "read": {
             "ranks": report.ranks.read,
             "files": report.cost.files,

@@ -110,6 +110,8 @@ def facts(report: Report) -> Iterator[tuple[str, str, str]]:
     yield "size", size(report.bytes_found), wanted
     if report.saved:
         yield "saved", period(*report.saved), "file times" if report.ranks.files > 1 else "file time"
+    if report.provenance is not None:
+        yield "from", str(report.provenance.sources[0]), report.provenance.by
     yield "torch", _known(report.torch.value, "not recorded in the file"), ", ".join(report.torch.sources)
     for name, version in report.writers:
         yield name.rpartition(".")[2].removesuffix("_version"), version, name

@@ -51,7 +51,7 @@ def test_a_folder_that_exists_is_kept_unless_forced_and_then_replaced_whole(old)
     assert content(old) == before
     (old / "__0_7.distcp").write_bytes(b"of an earlier output")
     ckptools.consolidate(DDP, old, only="model", force=True)
-    assert sorted(content(old)) == [".metadata", "__0_0.distcp"]
+    assert sorted(content(old)) == [".metadata", "__0_0.distcp", "ckptools.json"]
     assert "gate" in ckptools.open(old).model and names(old.parent) == ["x.dcp"]
 
 
@@ -121,7 +121,7 @@ def test_formats_are_named_by_suffix_or_option(tmp_path):
     arguments = ["consolidate", str(DDP), "-o", str(tmp_path / "step-5"), "--format", "dcp"]
     result = CliRunner().invoke(app, arguments)
     assert (result.exit_code, result.stdout.splitlines()[0]) == (0, f"wrote {tmp_path / 'step-5'}")
-    assert sorted(content(tmp_path / "step-5")) == [".metadata", "__0_0.distcp"]
+    assert sorted(content(tmp_path / "step-5")) == [".metadata", "__0_0.distcp", "ckptools.json"]
 
 
 def test_a_flipped_bit_is_found_in_a_record_that_becomes_several_items(tmp_path):
@@ -163,8 +163,8 @@ def test_the_old_folder_stays_until_the_new_one_is_whole_and_synced(old, monkeyp
     before, seen = content(old), []
     monkeypatch.setattr(os, "fsync", lambda _: seen.append(content(old) == before))
     ckptools.consolidate(DDP, old, only="model", force=True)
-    # Two files and the new folder while the old one is there; then the folder around both.
-    assert seen == [True, True, True, False]
+    # Three files and the new folder while the old one is there; then the folder around both.
+    assert seen == [True, True, True, True, False]
 
 
 def test_files_of_a_folder_are_not_seen_under_its_name_before_it_is_published(tmp_path):

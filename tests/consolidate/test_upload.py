@@ -157,7 +157,7 @@ def test_of_a_dcp_that_is_replaced_no_file_stays(client, place):
     consolidate(SOURCE, url(f"{place}/out.dcp"), Options(max_shard_size=20_000))
     assert len(found(client, place)) > 3
     consolidate(SOURCE, url(f"{place}/out.dcp"), Options(force=True))
-    assert sorted(found(client, place)) == ["out.dcp/.metadata", "out.dcp/__0_0.distcp"]
+    assert sorted(found(client, place)) == ["out.dcp/.metadata", "out.dcp/__0_0.distcp", "out.dcp/ckptools.json"]
 
 
 @pytest.mark.parametrize(

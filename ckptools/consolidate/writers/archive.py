@@ -26,6 +26,9 @@ DOS_DATE = (1 << 5) | 1
 """1980-01-01, the earliest a zip can say: the same input gives the same bytes."""
 
 
+Named = tuple[str, bytes]
+"""An entry that is no tensor: its name without the root folder, and its bytes."""
+
 Storage = int | bytes
 """The size of a storage whose bytes are copied, or the bytes themselves."""
 
@@ -70,19 +73,21 @@ class Archive:
     nbytes: int
 
     @classmethod
-    def of(cls, pickle: bytes, storages: Sequence[Storage], streamed: bool = False) -> Archive:
-        """Plan the archive of a pickle and its storages, whose keys are 0, 1, 2 and so on.
+    def of(
+        cls, pickle: bytes, storages: Sequence[Storage], streamed: bool = False, beside: Sequence[Named] = ()
+    ) -> Archive:
+        """Plan the archive of a pickle and its storages, whose keys are 0, 1, 2 and so on, and of what is beside them.
 
         In one that is `streamed` no byte depends on those behind it.
         """
         # The items of a DCP are many and alike.
-        if len(pickle) < SMALL:
+        if len(pickle) < SMALL and not beside:
             return _planned(pickle, tuple(storages), streamed)
-        return cls._plan(pickle, storages, streamed)
+        return cls._plan(pickle, storages, streamed, beside)
 
     @classmethod
-    def _plan(cls, pickle: bytes, storages: Sequence[Storage], streamed: bool) -> Archive:
-        records = tuple(_place([("data.pkl", pickle), ("byteorder", b"little")], storages, streamed))
+    def _plan(cls, pickle: bytes, storages: Sequence[Storage], streamed: bool, beside: Sequence[Named] = ()) -> Archive:
+        records = tuple(_place([("data.pkl", pickle), ("byteorder", b"little"), *beside], storages, streamed))
         return cls(records, records[-1].end + len(_directory(records, lambda _: 0)))
 
     @property

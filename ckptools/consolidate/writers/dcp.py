@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptools.consolidate.plan import Job, row_pieces
+from ckptools.consolidate.provenance import record_text
 from ckptools.consolidate.selection import Selection
 from ckptools.consolidate.writers.dcp_metadata import FILE_NAME, Entry, ItemPlace, metadata
 from ckptools.consolidate.writers.dcp_tree import Leaf, arrange
@@ -32,6 +33,7 @@ from ckptools.consolidate.writers.layout import (
 )
 from ckptools.consolidate.writers.pt import Packed, pack
 from ckptools.dtypes import ITEMSIZE
+from ckptools.model.provenance import FILE_NAME as RECORD
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Tensor
 
@@ -65,16 +67,21 @@ def lay_out(selection: Selection, out: Path, options: WriteOptions) -> Layout:
     for leaf in arranged.leaves:
         items.add(leaf)
     items.place()
-    table = metadata(items.entries)
+    told = record_text(selection, name_of=arranged.name)
+    # The metadata comes last: with its name the folder is one that can be loaded.
+    others = [*([(RECORD, told.encode("ascii"))] if told else []), (FILE_NAME, metadata(items.entries))]
 
     def framing(file: int) -> Iterator[Framing]:
         for item in items.placed[file] if file < len(items.placed) else ():
             yield from item.packed.archive.framing(item.at, item.first_job)
-        if file == len(items.placed):
-            yield Framing(0, lambda _: table)
+        for _, data in others[file - len(items.placed) :][:1] if file >= len(items.placed) else ():
+            yield Framing(0, lambda _, data=data: data)  # type: ignore[misc]
 
     return Layout(
-        files=(*((out / _file_name(i), size) for i, size in enumerate(items.sizes)), (out / FILE_NAME, len(table))),
+        files=(
+            *((out / _file_name(i), size) for i, size in enumerate(items.sizes)),
+            *((out / name, len(data)) for name, data in others),
+        ),
         jobs=tuple(items.jobs),
         framing=framing,
         read_back=partial(_read_back, items.parts),

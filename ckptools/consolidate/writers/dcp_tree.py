@@ -51,19 +51,6 @@ class Leaf:
 
 
 @dataclass(frozen=True)
-class Arranged:
-    """A tree, arranged for loading.
-
-    Attributes:
-        leaves: in tree order.
-        notes: what became something else on the way.
-    """
-
-    leaves: Sequence[Leaf]
-    notes: Sequence[str]
-
-
-@dataclass(frozen=True)
 class _Move:
     """A section that gets a place of its own.
 
@@ -105,6 +92,27 @@ class _Move:
         return Leaf(leaf.source, (self.top, first, *rest), value)
 
 
+@dataclass(frozen=True)
+class Arranged:
+    """A tree, arranged for loading.
+
+    Attributes:
+        leaves: in tree order.
+        notes: what became something else on the way.
+        moves: sections that have a place of their own.
+    """
+
+    leaves: Sequence[Leaf]
+    notes: Sequence[str]
+    moves: Sequence[_Move]
+
+    def name(self, path: KeyPath) -> str:
+        """The fqn in the output of what is, or would be, at a key path of the selection's tree."""
+        move = next((m for m in self.moves if len(path) > len(m.at) and m.holds(path)), None)
+        plain = Leaf(path, tuple(k if isinstance(k, int) else str(k) for k in path), None)
+        return fqn_of((move.apply(plain) if move else plain).path)
+
+
 def arrange(selection: Selection, out: Path) -> Arranged:
     """Flatten a selection's tree, with its model and its optimizer where torch's state_dict API has them.
 
@@ -124,7 +132,7 @@ def arrange(selection: Selection, out: Path) -> Arranged:
             raise RefusedError(out, f"two values would be called {fqn}; write a .pt, which keeps the tree")
         leaves[fqn] = named
     placed = list(leaves.values())
-    return Arranged(placed, [*_told_of_moves(moves, placed), *flat.told(moves)])
+    return Arranged(placed, [*_told_of_moves(moves, placed), *flat.told(moves)], moves)
 
 
 class _Flattening:

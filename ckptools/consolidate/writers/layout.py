@@ -14,6 +14,9 @@ from ckptools.files.partial_files import write_at
 from ckptools.model.tensor import Shard, Tensor
 from ckptools.model.tree import KeyPath
 
+LEFT_OUT = "left-out."
+"""What the name of the side file of what was not written has behind the output's."""
+
 CrcOf = Callable[[int], int]
 """The CRC-32 of a job, by its number."""
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptools.consolidate.plan import Job
+from ckptools.consolidate.provenance import record_text
 from ckptools.consolidate.selection import Selection
 from ckptools.consolidate.writers.archive import Archive, Storage
 from ckptools.consolidate.writers.layout import (
@@ -27,6 +28,7 @@ from ckptools.consolidate.writers.pickle_emitter import Emitter
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import RefusedError
 from ckptools.formats.shared.merge import empty_like
+from ckptools.model.provenance import FILE_NAME
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath, fqn_of
 from ckptools.torch_engine.offline import load_plain, load_shard
@@ -49,7 +51,8 @@ def lay_out(selection: Selection, out: Path, options: WriteOptions) -> Layout:
     tree = selection.tree if options.keep_types else loadable.value(selection.tree)
     if tree is LEFT_OUT:
         raise RefusedError(out, f"would hold nothing but {loadable.left_out[()]}")
-    packed = pack(tree, (), selection, options)
+    told = record_text(selection, loadable.left_out)
+    packed = pack(tree, (), selection, options, told)
 
     return Layout(
         files=((out, packed.archive.nbytes),),
@@ -122,12 +125,16 @@ def _side_by_side(tree: Any, loaded: Any, path: KeyPath) -> Iterator[tuple[KeyPa
             yield from _side_by_side(node, value, (*path, number))
 
 
-def pack(tree: Any, path: KeyPath, selection: Selection, options: WriteOptions) -> Packed:
-    """Plan the archive that torch.save would write of what is at `path` of the selection's tree."""
+def pack(tree: Any, path: KeyPath, selection: Selection, options: WriteOptions, told: str | None = None) -> Packed:
+    """Plan the archive that torch.save would write of what is at `path` of the selection's tree.
+
+    What is `told` of where it comes from lies in it as an entry of its own, which torch.load does not look at.
+    """
     storages = _Storages(tree, path, selection, options)
     emitter = Emitter(storages.key)
     pickle = emitter.dump(storages.tree)
-    archive = Archive.of(pickle, storages.sizes, options.streamed)
+    beside = ((FILE_NAME, told.encode("ascii")),) if told else ()
+    archive = Archive.of(pickle, storages.sizes, options.streamed, beside)
     needs = tuple(emitter.needs)
     return Packed(archive, tuple(storages.stored), storages.tied, needs, storages.tree, storages.made_of)
 

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from ckptools.consolidate.plan import Job
+from ckptools.consolidate.provenance import record_text
 from ckptools.consolidate.selection import Selection
 from ckptools.consolidate.writers.file_sizes import files_of
 from ckptools.consolidate.writers.layout import (
@@ -31,6 +32,7 @@ from ckptools.consolidate.writers.layout import (
 from ckptools.consolidate.writers.sidecar import values_json
 from ckptools.dtypes import ITEMSIZE, SAFETENSORS
 from ckptools.errors import RefusedError
+from ckptools.model.provenance import KEY
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import fqn_of, tensors_in
 
@@ -67,7 +69,8 @@ def lay_out(selection: Selection, out: Path, options: WriteOptions) -> Layout:
     entries, tied = _entries(selection, out, options)
     groups = _groups(entries, options.max_shard_size)
     paths = _paths(out, len(groups))
-    headers = [_header(group) for group in groups]
+    told = record_text(selection)
+    headers = [_header(group, told) for group in groups]
     jobs: list[Job] = []
     for index, (group, header) in enumerate(zip(groups, headers, strict=True)):
         at = len(header)
@@ -147,9 +150,9 @@ def _load(paths: Sequence[Path]) -> str:
     return f"from safetensors.torch import load_file; state = {{k: v {loop}}}"
 
 
-def _header(group: Sequence[_Entry]) -> bytes:
+def _header(group: Sequence[_Entry], told: str | None) -> bytes:
     at = 0
-    table: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    table: dict[str, object] = {"__metadata__": {"format": "pt", **({KEY: told} if told else {})}}
     for entry in group:
         span = [at, at + entry.nbytes]
         table[entry.name] = {

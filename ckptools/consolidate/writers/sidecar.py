@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import date, datetime, timedelta
 from math import isfinite
 from typing import Any
 
-from ckptools.model.regions import Box
+from ckptools.consolidate.selection import Selection
 from ckptools.model.tensor import Tensor
-from ckptools.model.tree import KeyPath, fqn_of
+from ckptools.model.tree import KeyPath, fqn_of, tensors_in
 from ckptools.model.values import Device, Global, NumpyArray, NumpyDtype, NumpyScalar, Size, TorchName
 
 _TENSOR = object()
@@ -29,18 +29,31 @@ def values_json(tree: Any) -> str | None:
     return json.dumps({"schema": "ckptools/model/values/1", "values": pruned}, indent=2, allow_nan=False) + "\n"
 
 
-def left_out_json(left_out: Mapping[KeyPath, str], missing: Mapping[KeyPath, Sequence[Box]], filled: str) -> str:
-    """What was not written: key path, name and reason; and every hole, with what it was filled with, if it was."""
-    rows = [{**_named(path), "why": why} for path, why in left_out.items()]
+def left_out_json(selection: Selection) -> str:
+    """What was not written: key path, name and reason; and every hole, with what it was filled with, if it was.
+
+    Those that were filled when the source was written are listed too, without their regions.
+    """
+    left_out, filled = selection.left_out, selection.filled
+    written = dict(tensors_in(selection.tree))
+    rows = [{**_named(path), "why": why, "lost": path in selection.lost} for path, why in left_out.items()]
     holes = [
         {
             **_named(path),
             "filled_with": filled if filled and path not in left_out else None,
+            **({"numel": written[path].numel} if path in written else {}),
             "regions": [{"offsets": list(b.offsets), "sizes": list(b.sizes)} for b in boxes],
         }
-        for path, boxes in missing.items()
+        for path, boxes in selection.missing.items()
     ]
-    return json.dumps({"schema": "ckptools/left-out/1", "left_out": rows, "missing": holes}, indent=2) + "\n"
+    earlier = [
+        {**_named(path), "filled_with": one.fill, "numel": one.numel, "elements": one.elements, "regions": []}
+        for path, one in selection.carried.items()
+        if path not in left_out
+    ]
+    rows += [{"path": [], "name": p.tensor or "", "why": p.message, "lost": True} for p in selection.passed_over]
+    made = {"schema": "ckptools/left-out/1", "left_out": rows, "missing": [*holes, *earlier]}
+    return json.dumps(made, indent=2) + "\n"
 
 
 def _named(path: KeyPath) -> dict[str, object]:

@@ -50,7 +50,7 @@ def metadata_files(folder: Path, follow_symlinks: bool) -> list[tuple[Path, int 
         ReadError: there is none.
         UnsafePathError: one is a link out of the folder.
     """
-    names = _names(folder)
+    names = names_in(folder)
     ranks = sorted((int(found[1]), name) for name in names if (found := OF_RANK.fullmatch(name)))
     files: list[tuple[Path, int | None]] = [(folder / name, rank) for rank, name in ranks]
     if METADATA in names:
@@ -62,7 +62,8 @@ def metadata_files(folder: Path, follow_symlinks: bool) -> list[tuple[Path, int 
     return files
 
 
-def _names(folder: Path) -> set[str]:
+def names_in(folder: Path) -> set[str]:
+    """The names of what lies in a folder."""
     with reading(folder):
         return {path.name for path in folder.iterdir()}
 
@@ -235,7 +236,7 @@ def other_data_files(folder: Path, named: Iterable[str]) -> tuple[dict[str, Data
     Raises:
         ReadError: one cannot be looked at.
     """
-    names = sorted(name for name in _names(folder) - set(named) if DATA.fullmatch(name))
+    names = sorted(name for name in names_in(folder) - set(named) if DATA.fullmatch(name))
     found = {name: _data_file(folder, name, 0, follow_symlinks=True) for name in names}
     empty = {name: file for name, file in found.items() if file.size == 0}
     return empty, [name for name in names if name not in empty]

@@ -20,6 +20,7 @@ from ckptools.formats.dcp.files import (
     check_strays,
     find_data_files,
     metadata_files,
+    names_in,
     other_data_files,
     with_faults,
 )
@@ -33,6 +34,7 @@ from ckptools.formats.dcp.tree import ContradictionError, nest
 from ckptools.formats.dcp.world_size import Writers, writers_of
 from ckptools.formats.options import Options
 from ckptools.formats.shared.merge import Merge
+from ckptools.formats.shared.provenance import of_folder
 from ckptools.formats.shared.rank_checks import RankValues, compare_ranks
 from ckptools.model.checkpoint import ModuleOrder, RankFile
 from ckptools.model.problems import Code, Problem
@@ -89,6 +91,8 @@ def read_folder(folder: Path, options: Options) -> Folder:
         UnsafePathError: it leads out of the folder.
     """
     metadata = [read_metadata(path, rank) for path, rank in metadata_files(folder, options.follow_symlinks)]
+    if (told := of_folder(folder, names_in(folder), options.follow_symlinks)) is not None:
+        options.said[metadata[0].path] = told
     holds = _holds(metadata)
     last = _last_items(metadata, holds)
     here = find_data_files(folder, {name: item.end for name, item in last.items()}, options.follow_symlinks)

@@ -12,6 +12,7 @@ from ckptools.files.file_type import content_of, head_of, what_is
 from ckptools.files.opening import File
 from ckptools.files.safetensors_header import Header, read_header, source_of
 from ckptools.formats.options import Options
+from ckptools.model.provenance import KEY, Said
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Shard, Tensor
 from ckptools.pickles.loading import gc_paused
@@ -60,18 +61,20 @@ def read_weights(path: Path, options: Options) -> WeightFile:
     with File(path) as file:
         head = head_of(file)
         if is_safetensors(head) or (path.suffix == ".safetensors" and not content_of(head)):
-            return _of_safetensors(file, head)
+            return _of_safetensors(file, head, options)
     saved = options.read_file(path)
     return WeightFile(path, saved.tree, saved.nbytes, saved.modified, saved.bytes_read, False, names=saved.names)
 
 
-def _of_safetensors(file: File, head: bytes) -> WeightFile:
+def _of_safetensors(file: File, head: bytes, options: Options) -> WeightFile:
     what = "" if is_safetensors(head) else what_is(head)
     if what:
         raise ReadError(file.path, f"is {what}")
     with gc_paused():
         header = read_header(file)
         tree = {name: _tensor(file, header, name) for name in header.tensors}
+    if KEY in header.metadata:
+        options.said[file.path] = Said(header.metadata[KEY])
     return WeightFile(file.path, tree, file.size, file.modified, header.size, True, _says_pieces(header))
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptools.formats.options import OnFile, Reader
+from ckptools.model.provenance import Said
 from ckptools.pickles.fetch_ahead import FetchAhead
 from ckptools.pickles.reader import Saved
 from ckptools.pickles.repeated_records import RepeatedRecords
@@ -39,12 +40,16 @@ class FileReader:
         read: what reads one file; only the inert reader reads in processes.
         jobs: how many processes; None for as many as there are cores, where there is work for them.
         on_file: called for each file that has been read.
+
+    Attributes:
+        said: what files that were read say of where they come from.
     """
 
     def __init__(
         self, read: Reader = modules.read_file, jobs: int | None = None, on_file: OnFile | None = None
     ) -> None:
         self._read, self._jobs, self._on_file = read, jobs, on_file
+        self.said: dict[Path, Said] = {}
         self._repeated = RepeatedRecords()
         self._ahead: dict[Path, None] = {}
         self._processes: ReaderProcesses | None = None
@@ -59,6 +64,8 @@ class FileReader:
         """
         self._start_processes(path)
         saved = self._taken(path) or self._read_here(path)
+        if saved.provenance is not None:
+            self.said[path] = saved.provenance
         if self._on_file is not None:
             self._on_file(path)
         return saved

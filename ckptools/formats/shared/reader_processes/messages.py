@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptools.files.remote_path import RemotePath
+from ckptools.model.provenance import Said
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Coding, Encoded, Item, Shard, ShardList, Source, Tensor
 from ckptools.model.values import (
@@ -53,11 +54,11 @@ MAX_SENT = 1 << 24
 OVERHEAD = 32
 """What remembering one counts for beside them."""
 
-TUPLES = (Box, Coding, Encoded, Item, Shard, Source, Saved)
+TUPLES = (Box, Coding, Encoded, Item, Said, Shard, Source, Saved)
 """Records that are sent as a call with their fields, which is the fastest there is."""
 
 RECORDS = (
-    *(Tensor, Box, Coding, Encoded, Item, Shard, ShardList, Source, Saved, ModuleState, Storage),
+    *(Tensor, Box, Coding, Encoded, Item, Said, Shard, ShardList, Source, Saved, ModuleState, Storage),
     *(Cycle, Device, Global, Lost, NumpyArray, NumpyDtype, NumpyScalar, Opaque, Size, TorchName),
     *(Counter, OrderedDict, defaultdict, date, datetime, timedelta, type(Path()), RemotePath),
     *(dict, list, set, int, float, complex),  # what a defaultdict makes, and complex numbers

@@ -1,0 +1,225 @@
+"""What outputs of `consolidate` say of themselves, read as a stranger's data: it adds problems, and takes none away.
+
+A record is in the file itself (`ckptools.json` in a `.pt` or in a DCP folder, `ckptools` in the metadata of a
+safetensors file). An output without one may have a side file, `OUT.left-out.json`, which says what of it is missing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ckptools.errors import ReadError
+from ckptools.files.json_file import JsonError, parse_json
+from ckptools.files.location import check_stays_inside, is_remote
+from ckptools.files.opening import File
+from ckptools.formats.shared.left_out_file import MAX_SIDE_FILE, of_side_file
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.problems import Code, Problem, worst_first
+from ckptools.model.provenance import (
+    FILE_NAME,
+    MAX_BYTES,
+    MAX_NAMED,
+    SCHEMA,
+    Filled,
+    LeftOut,
+    Origin,
+    Provenance,
+    Said,
+    joined,
+)
+from ckptools.model.tree import fqn_of, tensors_in
+from ckptools.model.values import describe_for_error
+from ckptools.text import few, plural
+
+FILLS = {"zero": "zeros", "nan": "NaN"}
+BEFORE = "left out by consolidate"
+SIDE_FILE = ".left-out.json"
+NUMBERED = re.compile(r"(.*)-\d{5}-of-\d{5}(\.[^.]+)")
+MAX_SIDE_FILES = 64
+"""Files of a checkpoint beside which a side file is looked for; no output has as many without an index."""
+
+
+def of_folder(folder: Path, names: Iterable[str], follow_symlinks: bool) -> Said | None:
+    """The record that lies in a DCP folder whose files have these names; None where there is none.
+
+    Raises:
+        UnsafePathError: it is a link out of the folder.
+    """
+    if FILE_NAME not in names:
+        return None
+    path = folder / FILE_NAME
+    if not follow_symlinks:
+        check_stays_inside(path, folder)
+    return _text_of(path, MAX_BYTES)
+
+
+def _text_of(path: Path, most: int) -> Said:
+    try:
+        with File(path) as file:
+            if file.size > most:
+                return Said("", f"{path.name} has {file.size} bytes; at most {most} are read")
+            return Said(file.read(0, file.size).decode("utf-8"))
+    except ReadError as error:
+        return Said("", f"{path.name} {error.reason}")
+    except UnicodeDecodeError:
+        return Said("", f"{path.name} is not UTF-8")
+
+
+def with_provenance(checkpoint: Checkpoint, said: Mapping[Path, Said]) -> Checkpoint:
+    """The checkpoint with what its files say of where they come from, and the problems that follow from it.
+
+    Args:
+        checkpoint: as its format has read it.
+        said: the records that were found, by the file that they are of.
+    """
+    own = {file.path: said[file.path] for file in checkpoint.files if file.path in said}
+    records, problems = list[Provenance](), list[Problem]()
+    for path, one in {**own, **_side_files(checkpoint, own)}.items():
+        try:
+            side = path.name.endswith(SIDE_FILE)
+            records.append(_parsed(one, side))
+        except _RecordError as error:
+            text = f"{path.name}: what it says of where it comes from cannot be read ({error})"
+            problems.append(Problem(Code.ORIGIN_UNREADABLE, f"{text}; whether all its values were saved is not known"))
+    found = _as_named(joined(records), checkpoint)
+    problems += _problems(found) if found is not None else []
+    if not problems and found is None:
+        return checkpoint
+    return replace(checkpoint, provenance=found, problems=worst_first([*checkpoint.problems, *problems]))
+
+
+# -- the side file ------------------------------------------------------------------------------------------------
+
+
+def _side_files(checkpoint: Checkpoint, own: Mapping[Path, Said]) -> dict[Path, Said]:
+    """Side files of outputs that have no record of their own; of a store nothing is fetched that was not named."""
+    files = [file.path for file in checkpoint.files if file.is_here and file.path not in own]
+    if own or not files or len(files) > MAX_SIDE_FILES or is_remote(files[0]):
+        return {}
+    wanted = dict.fromkeys(path for file in files for path in _beside(file))
+    return {path: _text_of(path, MAX_SIDE_FILE) for path in wanted if path.is_file()}
+
+
+def _beside(file: Path) -> Iterator[Path]:
+    """Where the side file of the output would lie that a file is, or is one of."""
+    if file.name == ".metadata":
+        folder = file.parent.resolve()
+        yield folder.with_name(folder.name + SIDE_FILE)
+        return
+    numbered = NUMBERED.fullmatch(file.name)
+    name = numbered[1] + numbered[2] if numbered else file.name.removesuffix(".index.json")
+    yield file.with_name(name + SIDE_FILE)
+
+
+# -- the record ---------------------------------------------------------------------------------------------------
+
+
+class _RecordError(ValueError):
+    """What is wrong with a record, in one line."""
+
+
+def _parsed(said: Said, side: bool) -> Provenance:
+    if said.fault:
+        raise _RecordError(said.fault)
+    try:
+        if len(said.text) > (MAX_SIDE_FILE if side else MAX_BYTES):
+            raise _RecordError(f"{len(said.text)} characters; at most {MAX_BYTES} are read")
+        made = parse_json(said.text)
+        return of_side_file(made) if side else _of_json(made)
+    except JsonError as error:
+        raise _RecordError(f"no JSON: {error}") from error
+    except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, _RecordError):
+            raise
+        raise _RecordError(f"no such record as ckptools writes: {describe_for_error(str(error))}") from error
+
+
+def _of_json(made: Any) -> Provenance:
+    if not isinstance(made, dict) or made.get("schema") != SCHEMA:
+        what = made.get("schema") if isinstance(made, dict) else type(made).__name__
+        raise _RecordError(f"expected {SCHEMA}, found {describe_for_error(what)}")
+    return Provenance(
+        _text(made["ckptools"]),
+        _text(made["part"]),
+        tuple(_origin(one) for one in _list(made["sources"])),
+        tuple(_filled(one) for one in _list(made["filled"])),
+        tuple(_left_out(one) for one in _list(made["left_out"])),
+        _count(made["more_filled"]),
+        _count(made["more_lost"]),
+    )
+
+
+def _origin(one: Any) -> Origin:
+    step, world = one["step"], one["world_size"]
+    known = [None if n is None else _count(n) for n in (step, world)]
+    return Origin(_text(one["name"]), _text(one["format"]), *known)
+
+
+def _filled(one: Any) -> Filled:
+    if one["fill"] not in FILLS:
+        raise _RecordError(f"filled with {describe_for_error(one['fill'])}")
+    return Filled(_text(one["name"]), one["fill"], _count(one["elements"]), _count(one["numel"]))
+
+
+def _left_out(one: Any) -> LeftOut:
+    if type(one["lost"]) is not bool:
+        raise _RecordError(f"lost is {describe_for_error(one['lost'])}")
+    return LeftOut(_text(one["name"]), _text(one["why"]), one["lost"])
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list) or len(value) > 4 * MAX_NAMED or not all(isinstance(one, dict) for one in value):
+        raise _RecordError(f"expected a list of objects, found {describe_for_error(value)}")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise _RecordError(f"expected a text, found {describe_for_error(value)}")
+    return value
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 63:
+        raise _RecordError(f"expected a number, found {describe_for_error(value)}")
+    return value
+
+
+# -- what is wrong ------------------------------------------------------------------------------------------------
+
+
+def _problems(record: Provenance) -> Iterator[Problem]:
+    """What of an output nobody saved, and a note of what its format had no place for."""
+    for one in record.filled:
+        text = f"{one.elements} of {plural(one.numel, 'element')} are {FILLS[one.fill]} that consolidate filled in"
+        yield Problem(Code.FILLED, f"{text}: no file held them", None, one.name)
+    if record.more_filled:
+        text = f"{plural(record.more_filled, 'more tensor')} with values that consolidate filled in"
+        yield Problem(Code.FILLED, text)
+    lost = [one for one in record.left_out if one.lost]
+    for gone in lost:
+        why = gone.why if gone.why.startswith(BEFORE) else f"{BEFORE}: {gone.why}"
+        yield Problem(Code.LEFT_OUT, why, None, gone.name or None)
+    if record.more_lost:
+        yield Problem(Code.LEFT_OUT, f"{plural(record.more_lost, 'more thing')} {BEFORE}, which its source had lost")
+    others = [one.name for one in record.left_out if not one.lost]
+    if others:
+        yield Problem(Code.LEFT_OUT, f"{BEFORE}, as the format holds no such values: {few(others, 3)}", severity="note")
+
+
+def _as_named(record: Provenance | None, checkpoint: Checkpoint) -> Provenance | None:
+    """The record with names as the checkpoint has them: those of a model beside others begin with a section."""
+    if record is None or not record.filled:
+        return record
+    here = {fqn_of(path) for path, _ in tensors_in(checkpoint.tree)}
+    sections = list(checkpoint.tree) if isinstance(checkpoint.tree, dict) else []
+
+    def name(told: str) -> str:
+        inside = [full for section in sections if (full := f"{section}.{told}") in here]
+        return inside[0] if told not in here and len(inside) == 1 else told
+
+    return replace(record, filled=tuple(one._replace(name=name(one.name)) for one in record.filled))

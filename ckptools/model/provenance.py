@@ -1,0 +1,187 @@
+"""What an output of `consolidate` says of itself: what it was made of, and which of its values nobody saved."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ckptools.model.records import displayed, to_dict
+from ckptools.text import clip, clip_middle, plural, printable
+
+SCHEMA = "ckptools/provenance/1"
+KEY = "ckptools"
+"""Its name in the metadata of a safetensors file."""
+
+FILE_NAME = "ckptools.json"
+"""What it is called as an entry of a `.pt`, and as a file of a DCP folder."""
+
+MAX_BYTES = 1 << 20
+"""Bytes of a record that are read; what is written stays far below."""
+
+MAX_NAMED = 200
+"""Tensors that a record names of each kind; the others are counted, and all are in the side file."""
+
+MAX_NAME, MAX_WHY, MAX_SOURCES = 400, 300, 8
+"""Characters of a name and of a reason, and how many sources are named, each that of the one before."""
+
+
+class Said(NamedTuple):
+    """The record of a file as it stands there.
+
+    Attributes:
+        text: the JSON.
+        fault: why the text cannot be had; "" where it can.
+    """
+
+    text: str
+    fault: str = ""
+
+
+@displayed
+class Origin(NamedTuple):
+    """A checkpoint that an output was made of.
+
+    Attributes:
+        name: what it was called, without a folder.
+        format: name of its format.
+        step: its training step; None where nothing told.
+        world_size: ranks that saved it; None where nothing told.
+    """
+
+    name: str
+    format: str
+    step: int | None = None
+    world_size: int | None = None
+
+    def __str__(self) -> str:
+        step = [] if self.step is None else [f"step {self.step}"]
+        ranks = [] if self.world_size in (None, 1) else [plural(self.world_size or 0, "rank")]
+        return ", ".join([clip_middle(printable(self.name), 80), *step, *ranks])
+
+    def _told(self) -> str:
+        return str(self)
+
+
+class Filled(NamedTuple):
+    """A tensor with values that no file held.
+
+    Attributes:
+        name: fqn in the output.
+        fill: `nan` or `zero`, which stands in their place.
+        elements: how many there are of them.
+        numel: elements of the tensor.
+    """
+
+    name: str
+    fill: str
+    elements: int
+    numel: int
+
+
+class LeftOut(NamedTuple):
+    """Something that the source has, or should have, and the output has not.
+
+    Attributes:
+        name: fqn that it would have; "" where not even that is known.
+        why: the reason.
+        lost: whether the source had lost it; else the format has no place for it.
+    """
+
+    name: str
+    why: str
+    lost: bool
+
+
+@displayed
+@dataclass(frozen=True)
+class Provenance:
+    """Where an output comes from, and what of it is not what was saved.
+
+    Attributes:
+        version: of the ckptools that wrote it.
+        part: what of the source it holds: `model`, `optimizer`, `all`, or a glob of names.
+        sources: the checkpoint that it was made of; behind it what that was made of, and so on.
+        filled: tensors with values that no file held.
+        left_out: what the output lacks.
+        more_filled: tensors with such values that are not named.
+        more_lost: things that the source had lost, and are not named.
+    """
+
+    version: str
+    part: str
+    sources: tuple[Origin, ...]
+    filled: tuple[Filled, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+    more_filled: int = 0
+    more_lost: int = 0
+
+    @property
+    def by(self) -> str:
+        """What wrote it, and what its source was made of: `by ckptools 0.1.0; that of ep0-ba5, step 5`."""
+        before = [f"that of {source}" for source in self.sources[1:]]
+        return "; ".join([f"by ckptools {clip(printable(self.version), 40)}", *before])
+
+    def __str__(self) -> str:
+        return ", ".join([*map(str, self.sources[:1]), self.by])
+
+    def to_dict(self) -> dict[str, Any]:
+        """As `inspect --json` has it."""
+        return to_dict(self)
+
+    def _record(self) -> dict[str, Any]:
+        return {
+            "ckptools": self.version,
+            "part": self.part,
+            "sources": [source._asdict() for source in self.sources],
+            "filled": len(self.filled) + self.more_filled,
+            "lost": sum(one.lost for one in self.left_out) + self.more_lost,
+            "left_out": sum(not one.lost for one in self.left_out),
+        }
+
+    def _told(self) -> str:
+        return str(self)
+
+    def to_json(self) -> str:
+        """The record as it is written: at most so many names, and no more than a reader takes."""
+        filled, more_filled = _within(self.filled, self.more_filled)
+        lost, more_lost = _within([one for one in self.left_out if one.lost], self.more_lost)
+        others, _ = _within([one for one in self.left_out if not one.lost], 0)
+        made = {
+            "schema": SCHEMA,
+            "ckptools": self.version,
+            "part": clip(self.part, MAX_NAME),
+            "sources": [_clipped(one)._asdict() for one in self.sources[:MAX_SOURCES]],
+            "filled": [one._asdict() for one in filled],
+            "left_out": [one._replace(why=clip(one.why, MAX_WHY))._asdict() for one in (*lost, *others)],
+            "more_filled": more_filled,
+            "more_lost": more_lost,
+        }
+        return json.dumps(made, separators=(",", ":"), ensure_ascii=True)
+
+
+def _clipped(origin: Origin) -> Origin:
+    return origin._replace(name=clip_middle(origin.name, MAX_NAME), format=clip(origin.format, MAX_NAME))
+
+
+def _within(entries: Sequence[Any], more: int) -> tuple[list[Any], int]:
+    """Those of some entries that are named, and how many are not."""
+    kept = [one for one in entries if len(one.name) <= MAX_NAME][:MAX_NAMED]
+    return kept, more + len(entries) - len(kept)
+
+
+def joined(records: Iterable[Provenance]) -> Provenance | None:
+    """The record of an output in several files: what any of them says; None where none says anything."""
+    found = list(dict.fromkeys(records))
+    if len(found) < 2:
+        return found[0] if found else None
+    return Provenance(
+        found[0].version,
+        found[0].part,
+        found[0].sources,
+        tuple(dict.fromkeys(one for record in found for one in record.filled)),
+        tuple(dict.fromkeys(one for record in found for one in record.left_out)),
+        max(record.more_filled for record in found),
+        max(record.more_lost for record in found),
+    )
