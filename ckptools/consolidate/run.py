@@ -196,7 +196,7 @@ def _no_room(layout: Layout, output: Output, dry_run: bool, here: int) -> NoSpac
 def _texts(selection: Selection, layout: Layout, target: Path) -> dict[Path, str]:
     texts = dict(layout.texts)
     if selection.left_out or selection.missing or selection.carried or selection.passed_over:
-        texts[beside(target, LEFT_OUT)] = left_out_json(selection)
+        texts[beside(target, LEFT_OUT)] = left_out_json(selection, layout.name_of)
     return texts
 
 

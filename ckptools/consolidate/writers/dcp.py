@@ -89,6 +89,7 @@ def lay_out(selection: Selection, out: Path, options: WriteOptions) -> Layout:
         folder=out,
         notes=tuple(arranged.notes),
         tensors=items.tensors,
+        name_of=arranged.name,
         load=_load(out, arranged.leaves),
     )
 

@@ -12,7 +12,7 @@ from ckptools.consolidate.plan import Job
 from ckptools.consolidate.selection import Selection
 from ckptools.files.partial_files import write_at
 from ckptools.model.tensor import Shard, Tensor
-from ckptools.model.tree import KeyPath
+from ckptools.model.tree import KeyPath, fqn_of
 
 LEFT_OUT = "left-out."
 """What the name of the side file of what was not written has behind the output's."""
@@ -86,6 +86,7 @@ class Layout:
         tensors: how many tensors have bytes of their own; None for one per job.
         load: the line of Python that loads the output.
         left_out: what of the selection the format has no place for, by key path: why.
+        name_of: what the output calls what is at a key path of the selection.
     """
 
     files: tuple[tuple[Path, int], ...]
@@ -101,6 +102,7 @@ class Layout:
     tensors: int | None = None
     load: str = ""
     left_out: Mapping[KeyPath, str] = field(default_factory=dict)
+    name_of: Callable[[KeyPath], str] = fqn_of
 
     @property
     def nbytes(self) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import date, datetime, timedelta
 from math import isfinite
 from typing import Any
@@ -29,17 +29,17 @@ def values_json(tree: Any) -> str | None:
     return json.dumps({"schema": "ckptools/model/values/1", "values": pruned}, indent=2, allow_nan=False) + "\n"
 
 
-def left_out_json(selection: Selection) -> str:
+def left_out_json(selection: Selection, name_of: Callable[[KeyPath], str] = fqn_of) -> str:
     """What was not written: key path, name and reason; and every hole, with what it was filled with, if it was.
 
     Those that were filled when the source was written are listed too, without their regions.
     """
     left_out, filled = selection.left_out, selection.filled
     written = dict(tensors_in(selection.tree))
-    rows = [{**_named(path), "why": why, "lost": path in selection.lost} for path, why in left_out.items()]
+    rows = [{**_named(path, name_of), "why": why, "lost": path in selection.lost} for path, why in left_out.items()]
     holes = [
         {
-            **_named(path),
+            **_named(path, name_of),
             "filled_with": filled if filled and path not in left_out else None,
             **({"numel": written[path].numel} if path in written else {}),
             "regions": [{"offsets": list(b.offsets), "sizes": list(b.sizes)} for b in boxes],
@@ -47,7 +47,7 @@ def left_out_json(selection: Selection) -> str:
         for path, boxes in selection.missing.items()
     ]
     earlier = [
-        {**_named(path), "filled_with": one.fill, "numel": one.numel, "elements": one.elements, "regions": []}
+        {**_named(path, name_of), "filled_with": one.fill, "numel": one.numel, "elements": one.elements, "regions": []}
         for path, one in selection.carried.items()
         if path not in left_out
     ]
@@ -56,8 +56,8 @@ def left_out_json(selection: Selection) -> str:
     return json.dumps(made, indent=2) + "\n"
 
 
-def _named(path: KeyPath) -> dict[str, object]:
-    return {"path": [str(k) for k in path], "name": fqn_of(path)}
+def _named(path: KeyPath, name_of: Callable[[KeyPath], str]) -> dict[str, object]:
+    return {"path": [str(k) for k in path], "name": name_of(path)}
 
 
 def _hollow(node: Any) -> bool:

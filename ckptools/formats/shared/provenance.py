@@ -86,7 +86,7 @@ def with_provenance(checkpoint: Checkpoint, said: Mapping[Path, Said]) -> Checkp
             text = f"{path.name}: what it says of where it comes from cannot be read ({error})"
             problems.append(Problem(Code.ORIGIN_UNREADABLE, f"{text}; whether all its values were saved is not known"))
     found = _as_named(joined(records), checkpoint)
-    problems += _problems(found) if found is not None else []
+    problems += _problems(found, checkpoint.tree) if found is not None else []
     if not problems and found is None:
         return checkpoint
     return replace(checkpoint, provenance=found, problems=worst_first([*checkpoint.problems, *problems]))
@@ -192,18 +192,25 @@ def _count(value: Any) -> int:
 # -- what is wrong ------------------------------------------------------------------------------------------------
 
 
-def _problems(record: Provenance) -> Iterator[Problem]:
+def _problems(record: Provenance, tree: Any) -> Iterator[Problem]:
     """What of an output nobody saved, and a note of what its format had no place for."""
+    tops = {str(key).partition(".")[0] for key in tree} if isinstance(tree, dict) else set()
+
+    def about(kind: Code, text: str, name: str) -> Problem:
+        # A name that may be of any section must not pass for one of another part than is asked for.
+        known = name.partition(".")[0] in tops
+        return Problem(kind, text if known or not name else f"{name}: {text}", None, name if known else None)
+
     for one in record.filled:
         text = f"{one.elements} of {plural(one.numel, 'element')} are {FILLS[one.fill]} that consolidate filled in"
-        yield Problem(Code.FILLED, f"{text}: no file held them", None, one.name)
+        yield about(Code.FILLED, f"{text}: no file held them", one.name)
     if record.more_filled:
         text = f"{plural(record.more_filled, 'more tensor')} with values that consolidate filled in"
         yield Problem(Code.FILLED, text)
     lost = [one for one in record.left_out if one.lost]
     for gone in lost:
         why = gone.why if gone.why.startswith(BEFORE) else f"{BEFORE}: {gone.why}"
-        yield Problem(Code.LEFT_OUT, why, None, gone.name or None)
+        yield about(Code.LEFT_OUT, why, gone.name)
     if record.more_lost:
         yield Problem(Code.LEFT_OUT, f"{plural(record.more_lost, 'more thing')} {BEFORE}, which its source had lost")
     others = [one.name for one in record.left_out if not one.lost]
