@@ -118,6 +118,7 @@ FORMATS: tuple[OnDemand, ...] = (
     OnDemand("dcp_safetensors", r"(^|/)shard-\d.*\.safetensors$"),
     OnDemand("meta_llama", r"(^|/)consolidated\.\d+\.pth$"),
     OnDemand("olmo_local", r"(^|/)(model|optim|train)(/|$)"),
+    OnDemand("model_parts", r"rank|shard|part|mp|tp|pp|model_\d"),
     RANK_FILES,
     OnDemand("hugging_face", r"\.safetensors|\.bin|^adapter|^diffusion"),
     OnDemand("torch_file", r"", per_rank=True),

@@ -17,6 +17,7 @@ from ckptools.formats import rank_files
 from ckptools.formats.options import Options
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, in_form
 from ckptools.formats.shared.file_status import was_read
+from ckptools.formats.shared.part_signs import signs_of_a_part
 from ckptools.formats.shared.rank_names import COMPRESSED
 from ckptools.formats.shared.sibling_search import siblings_by_content
 from ckptools.formats.shared.stage_signs import other_parts_beside, signs_of_more
@@ -59,6 +60,8 @@ def read(path: Path, options: Options) -> Checkpoint:
             return rank_files.read_group(path, group, options)
     builder.add_saved([saved])
     builder.problems += _part_of_more(path) or _shards_of_one(saved, sharded)
+    if not (sharded or builder.problems):
+        builder.problems += signs_of_a_part(path, saved.tree, options.looks_around)
     builder.problems += () if sharded else signs_of_more([(0, saved.tree)], in_parts=False, world_stated=True)
     if options.looks_around and not sharded and not saved.form:
         builder.problems += other_parts_beside(path, saved.tree, options.read_file)
@@ -98,11 +101,12 @@ def _part_of_more(path: Path) -> list[Problem]:
 def _shards_of_one(saved: Saved, sharded: bool) -> list[Problem]:
     """Shards of a larger world speak of other files, which no name tells."""
     world = max((world for _, world in saved.claims), default=1)
-    if not sharded or world < 2:
+    if world < 2:
         return []
     count = f"at least {world}" if saved.at_least else world
+    what = "the shards" if sharded else "a mesh, and perhaps the part,"
     text = (
-        f"holds the shards of one rank of {count}, and nothing proves which files hold the others'; "
+        f"holds {what} of one rank of {count}, and nothing proves which files hold the others'; "
         "name them all, or the folder with --ranks PATTERN"
     )
     return [Problem(Code.ONE_OF_SEVERAL, text)]

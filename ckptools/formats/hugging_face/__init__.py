@@ -33,6 +33,7 @@ from ckptools.formats.hugging_face.tensors import is_safetensors
 from ckptools.formats.options import Options
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder
 from ckptools.formats.shared.companions import CompanionFiles, read_companions, step_of_accelerate
+from ckptools.formats.shared.part_signs import signs_of_a_part
 from ckptools.model.checkpoint import Checkpoint, Fact
 from ckptools.model.problems import Code, Problem
 from ckptools.text import few
@@ -70,11 +71,12 @@ def read(path: Path, options: Options) -> Checkpoint:
     if not path.is_dir():
         weights, problems = _asked_for(path, options)
         model = WeightModel(weights, path, options).read()
-        builder.problems += problems
+        builder.problems += problems or _parts(model, options)
         return _checkpoint(builder, weights.base, {"model": model}, CompanionFiles(), options)
     found = model_files_in(path)
     models = {name: WeightModel(w, path, options).read() for name, w in models_of_folder(path, found).items()}
     builder.problems += _others(found, list(models.values()))
+    builder.problems += (p for model in models.values() for p in _parts(model, options))
     return _checkpoint(builder, path.absolute().name, models, read_companions(path, options), options)
 
 
@@ -92,6 +94,13 @@ def _asked_for(path: Path, options: Options) -> tuple[ModelFiles, list[Problem]]
         return alone, [Problem(Code.ONE_OF_SEVERAL, text)]
     named = weights.index is None or path.name in read_index(weights.index).files
     return weights if named else replace(weights, index=None), []
+
+
+def _parts(model: WeightModel, options: Options) -> list[Problem]:
+    """What tells that a file which stands alone is a part of a model that is not joined here."""
+    read = model.weight_files
+    alone = len(model.files) == len(read) == 1 and model.weights.index is None and not read[0].sharded
+    return list(signs_of_a_part(read[0].path, read[0].tree, options.looks_around)) if alone else []
 
 
 def _others(found: Sequence[ModelFiles], models: Sequence[WeightModel]) -> list[Problem]:

@@ -26,6 +26,7 @@ from ckptools.formats.shared.copied_files import check_copies
 from ckptools.formats.shared.file_status import looked_at, was_read
 from ckptools.formats.shared.fsdp1.flat_shards import resolve_flat_shards
 from ckptools.formats.shared.merge import Merge, Ranked
+from ckptools.formats.shared.part_signs import parts_by_rank
 from ckptools.formats.shared.rank_groups import group_in, rank_group
 from ckptools.formats.shared.rank_names import RankName, parse, siblings
 from ckptools.formats.shared.rank_optimizers import named_by_own_models
@@ -139,6 +140,8 @@ class _Opening:
         self.problems += rank_checks.check_files(files, self.read.faults, world.value, bool(sharded), in_parts)
         self.problems += rank_parts.lost_parts(files) if in_parts else ()
         self.problems += self._left_out()
+        if not (sharded or resolved.local or in_parts):
+            self.problems += parts_by_rank(self.name.path, sections)
         if not (sharded or resolved.local or any(f.status != "read" for f in files)):
             self.problems += self._signs_of_more(in_parts, world)
         self.builder.add_rank_values(found)

@@ -55,6 +55,9 @@ class GroupRead:
         if options.names is not None and not any(s.claims for s in self.saved.values()):
             # Names may be those of several ranks' parameters, and then fit no rank alone.
             self._read_rest()
+        elif options.files and group[-1].rank > len(group):
+            # Names that were given one by one need not count ranks; what each file says does.
+            self._read_rest()
         if all(map(self._counts_from_one, group)) and any(self._said(n) is not None for n in group):
             self.group, self.name = [n.from_one() for n in group], name.from_one()
         self.compared = self.all_ranks or are_one_checkpoint(self.group)

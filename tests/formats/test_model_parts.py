@@ -1,0 +1,164 @@
+"""One rank's file of another framework is a part: nobody calls it whole, and nothing is written from it unasked."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import ckptools
+from ckptools.errors import NotWholeError, SeveralError
+from tests.truth import FIXTURES
+
+NAMES = {
+    "vLLM": "model-rank-{}-part-0.safetensors",
+    "DeepSeek": "model{}-mp4.safetensors",
+    "TensorRT-LLM": "rank{}.safetensors",
+    "torch's examples": "model_{}.safetensors",
+    "fairseq": "checkpoint_5-shard{}.pt",
+    "tp": "tp_0{}.pt",
+    "tp and pp": "tp_0{}_00.pt",
+    "NeMo": "dp_rank_00_tp_rank_0{}.pt",
+    "NeMo with stages": "dp_rank_00_tp_rank_0{}_pp_rank_00.pt",
+    "Megatron": "mp_rank_0{}/model_weights.ckpt",
+}
+"""What frameworks call the files of ranks."""
+
+
+def slices(rank: int) -> dict[str, torch.Tensor]:
+    """What a rank holds: slices of the weights, all of the norms."""
+    values = torch.arange(24.0).reshape(6, 4) + 100 * rank
+    return {"a.weight": values, "b.weight": values.T.contiguous() / 7, "norm.weight": torch.ones(4)}
+
+
+def save(path: Path, tree: dict[str, torch.Tensor]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".safetensors":
+        save_file(tree, path)
+    else:
+        torch.save(tree, path)
+    return path
+
+
+@pytest.fixture(params=NAMES)
+def files(request, tmp_path):
+    return [save(tmp_path / NAMES[request.param].format(rank), slices(rank)) for rank in range(4)]
+
+
+def is_a_part(opened: ckptools.Checkpoint) -> bool:
+    return not opened.whole and "how they join is not known" in next(str(p) for p in opened.problems)
+
+
+def test_a_file_that_ranks_share_by_its_name_is_a_part_of_all_of_them(files, tmp_path):
+    opened = ckptools.open(files[1])
+    assert is_a_part(opened)
+    assert "part of 4 files" in str(opened.problems[0])
+    with pytest.raises(NotWholeError, match="part of 4 files"):
+        ckptools.consolidate(files[1], tmp_path / "out.safetensors")
+
+
+def test_a_folder_of_parts_is_one_checkpoint_that_is_not_whole(files, tmp_path):
+    opened = ckptools.open(tmp_path)
+    assert is_a_part(opened)
+    assert len(opened.files) == 4
+    assert opened.world_size.value == 4
+    with pytest.raises(NotWholeError, match="part of 4 files"):
+        ckptools.consolidate(tmp_path, tmp_path / "out.safetensors")
+
+
+def test_what_each_part_holds_is_under_its_own_name(tmp_path):
+    for rank in range(2):
+        save(tmp_path / f"model{rank}-mp2.safetensors", slices(rank))
+    opened = ckptools.open(tmp_path)
+    assert opened.tree["model1-mp2"]["a.weight"].load()[0, 0] == 100
+
+
+def test_parts_of_several_saves_are_told_apart(tmp_path):
+    for step in (4, 5):
+        for rank in range(2):
+            save(tmp_path / f"checkpoint_{step}-shard{rank}.pt", slices(rank))
+    with pytest.raises(SeveralError, match=r"holds 2 checkpoints.*checkpoint_5-shard0.pt, checkpoint_4-shard0.pt"):
+        ckptools.open(tmp_path)
+
+
+def test_a_damaged_part_is_named_beside_the_others(tmp_path):
+    for rank in range(2):
+        save(tmp_path / f"tp_0{rank}.pt", slices(rank))
+    (tmp_path / "tp_01.pt").write_bytes((tmp_path / "tp_01.pt").read_bytes()[:300])
+    assert {p.code for p in ckptools.open(tmp_path).problems} == {"CK011", "CK002"}
+
+
+def test_models_of_one_run_and_saves_of_several_epochs_are_no_parts(tmp_path):
+    for name in ("model", "model_1"):
+        save(tmp_path / "accelerate" / f"{name}.safetensors", slices(0))
+    assert ckptools.open(tmp_path / "accelerate").whole
+    for epoch in range(3):
+        save(tmp_path / "epochs" / f"model_{epoch}.pt", slices(epoch))
+    assert ckptools.open(tmp_path / "epochs" / "model_1.pt").whole
+
+
+def test_the_rank_of_an_adapter_is_no_rank_of_a_process(tmp_path):
+    assert ckptools.open(save(tmp_path / "my_lora_rank64.safetensors", slices(0))).whole
+    tree = {"layer.lora_A.weight": torch.ones(64, 4)}
+    assert ckptools.open(save(tmp_path / "style_rank64.safetensors", tree)).whole
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("config.json", json.dumps({"mapping": {"world_size": 2, "tp_size": 2}}).encode()),
+        ("metadata.yaml", b"world_size: 2\n"),
+        ("metadata.pkl", pickle.dumps({"device_mesh": [0, 1]})),
+    ],
+)
+@pytest.mark.parametrize("model", ["model.pt", "model.safetensors"])
+def test_what_lies_beside_a_file_may_tell_that_it_is_a_part(tmp_path, name, content, model):
+    path = save(tmp_path / model, slices(0))
+    assert ckptools.open(path).whole
+    (tmp_path / name).write_bytes(content)
+    opened = ckptools.open(path)
+    assert not opened.whole
+    assert name in str(opened.problems[0])
+
+
+@pytest.mark.parametrize("text", [b"license: mit\n", b"{}"])
+def test_what_else_lies_beside_a_file_tells_nothing(tmp_path, text):
+    path = save(tmp_path / "model.pt", slices(0))
+    (tmp_path / "metadata.yaml").write_bytes(text)
+    (tmp_path / "config.json").write_bytes(b'{"mapping": [1, 2]}')
+    assert ckptools.open(path).whole
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {"model": {"decoder.flat_param_0": torch.arange(9.0)}},
+        {"model": {"w": torch.arange(9.0)}, "shard_metadata": {"param_metadata": []}},
+    ],
+)
+def test_a_file_may_say_itself_that_it_is_a_part(tmp_path, tree):
+    torch.save(tree, tmp_path / "model.pt")
+    opened = ckptools.open(tmp_path / "model.pt")
+    assert not opened.whole
+    assert opened.problems[0].code == "CK011"
+
+
+def test_rank_files_with_other_bytes_for_the_same_names_are_not_whole(tmp_path):
+    for rank in range(2):
+        save(tmp_path / f"rank{rank}.pt", slices(rank))
+    opened = ckptools.open(tmp_path)
+    assert not opened.whole
+    assert "2 of 3 tensors of the model have other bytes on each of 2 ranks" in str(opened.problems[0])
+
+
+def test_files_that_are_named_one_by_one_are_ranks_by_their_contents(tmp_path):
+    source = FIXTURES / "torch2.13.0-fsdp2-tp2x2-w4"
+    files = [tmp_path / f"x{number}.pt" for number in (3, 10, 17, 24)]
+    for rank, file in enumerate(files):
+        file.write_bytes((source / f"rank{rank}.pt").read_bytes())
+    assert ckptools.open(files).whole
+    assert ckptools.open(files[:3]).whole is False
