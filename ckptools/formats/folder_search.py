@@ -14,14 +14,14 @@ from itertools import islice
 from pathlib import Path
 
 from ckptools.dtypes import is_floating
-from ckptools.errors import CkptoolsError, ReadError
+from ckptools.errors import CkptoolsError, ReadError, UnknownFormatError
 from ckptools.files.file_type import COMPRESSIONS, content_of, head_at
 from ckptools.files.location import leads_out, real_path
 from ckptools.files.opening import reading
 from ckptools.formats.registry import Format, recognised
 from ckptools.formats.shared.companions import is_companion
 from ckptools.formats.shared.rank_names import COMPRESSED
-from ckptools.formats.shared.several import listed, several
+from ckptools.formats.shared.several import listed, names, several
 from ckptools.formats.shared.sibling_search import are_of_one
 from ckptools.formats.shared.trackers import tracker_in
 from ckptools.model.tree import tensors_in
@@ -56,6 +56,7 @@ class Search:
         follow_symlinks: take links out of it for what they lead to.
         skip: files and folders that are not looked at.
         not_followed: the links out of it that may lead to a checkpoint, by what they are called.
+        deeper: folders that lie too deep to be entered.
     """
 
     formats: Sequence[Format]
@@ -65,6 +66,7 @@ class Search:
     files: int = MAX_READ
     skip: frozenset[Path] = frozenset()
     not_followed: list[Path] = field(default_factory=list)
+    deeper: list[Path] = field(default_factory=list)
 
     def below(self, folder: Path, depth: int = MAX_DEPTH) -> list[Path]:
         """The checkpoints in a folder and its subfolders; links in it are other names of what it holds."""
@@ -82,7 +84,21 @@ class Search:
             return [path] if self._is_file_of_one(path) else []
         if self._is_known(path):
             return [path]
-        return self.below(path, depth - 1) if depth > 1 else []
+        if depth > 1:
+            return self.below(path, depth - 1)
+        self.deeper.append(path)
+        return []
+
+    def weights_deeper(self) -> list[Path]:
+        """Files of weights, by their names, in and below the folders that were not entered; some of them."""
+        found: list[Path] = []
+        ahead = list(self.deeper)
+        while ahead and not found:
+            with suppress(OSError, ReadError):
+                entries = self._entries(ahead.pop(0))
+                found += [e for e in entries if e.suffix in (*WEIGHTS_ELSEWHERE, *SUFFIXES) and not is_companion(e)]
+                ahead += [e for e in entries if e.is_dir() and not e.is_symlink()]
+        return found
 
     def _is_followed(self, link: Path) -> bool:
         """Whether a link is taken for what it leads to: out of the folder, and not to one that the folder is in."""
@@ -155,7 +171,9 @@ def find(folder: Path, formats: Sequence[Format], follow_symlinks: bool = False)
     search = Search(formats, folder, follow_symlinks)
     tracker = tracker_in(folder, follow_symlinks)
     if tracker is None:
-        return _one_of(folder, search.below(folder)), search.passed_over()
+        one = _one_of(folder, search.below(folder))
+        _check_no_stray(folder, one, search)
+        return one, search.passed_over()
     found = search.at(tracker.target) if tracker.target else []
     if tracker.target is None or not found:
         here = listed(folder, search.below(folder))
@@ -165,6 +183,18 @@ def find(folder: Path, formats: Sequence[Format], follow_symlinks: bool = False)
         )
         raise ReadError(tracker.path, f"{why}; {here or 'and no other checkpoint is here'}")
     return _one_of(tracker.target, found), ""
+
+
+def _check_no_stray(folder: Path, found: Path | None, search: Search) -> None:
+    """Refuse to open the only thing found below a folder where weights lie deeper than was searched.
+
+    Raises:
+        UnknownFormatError: they do.
+    """
+    deeper = search.weights_deeper() if found is not None else []
+    if found is not None and deeper:
+        text = f"no checkpoint that ckptools knows: weights lie deeper too ({names(folder, deeper[:1])})"
+        raise UnknownFormatError(folder, f"{text}; name the one you mean, such as {names(folder, [found])}")
 
 
 def _one_of(folder: Path, found: Sequence[Path]) -> Path | None:

@@ -108,6 +108,10 @@ FORMATS: tuple[OnDemand, ...] = (
     OnDemand("deepspeed", r"_states\.pt$|^latest|^global_step|(^|/)zero(/|$)|zero_to_fp32"),
     OnDemand("megatron", r"latest_checkpointed|(^|/)(iter_\d+|release)$|mp_rank_\d|_optim_rng\.pt|model_rng\.pt"),
     OnDemand("megatron_dist", r"latest_checkpointed|(^|/)(iter_\d+|release)$|metadata\.json|common\.pt"),
+    OnDemand(
+        "nanotron",
+        r"^checkpoint_metadata\.json$|(^|/)model_(weight|bias)[^/]*\.safetensors$|(^|/)(pp_block|optimizer|lr_scheduler|random)(/|$)",
+    ),
     OnDemand("accelerate", r"^pytorch_model_"),
     OnDemand("nemo_automodel", r"(^|/)epoch_\d+_step_\d+(/|$)|^losses\.json$|_(global|dp)_rank_\d"),
     OnDemand("torchsnapshot", r"^\.snapshot_metadata$|(^|/)(\d+|batched|sharded|replicated)/|(^|/)[^./]+/[^./]*$"),

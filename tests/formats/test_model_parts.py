@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 import ckptools
-from ckptools.errors import NotWholeError, SeveralError
+from ckptools.errors import NotWholeError, SeveralError, UnknownFormatError
 from tests.truth import FIXTURES
 
 NAMES = {
@@ -153,6 +153,30 @@ def test_rank_files_with_other_bytes_for_the_same_names_are_not_whole(tmp_path):
     opened = ckptools.open(tmp_path)
     assert not opened.whole
     assert "2 of 3 tensors of the model have other bytes on each of 2 ranks" in str(opened.problems[0])
+
+
+def nanotron(folder: Path) -> Path:
+    """A checkpoint of Nanotron: a file for each slice of a parameter, deep below."""
+    for at, names in {"decoder/0/pp_block/attn/o_proj": ("_tp-rank-0-of-2", "_tp-rank-1-of-2"), "norm": ("",)}.items():
+        for rank, name in enumerate(names):
+            save(folder / "model/model" / at / f"model_weight{name}.safetensors", {"data": slices(rank)["a.weight"]})
+    return folder
+
+
+def test_a_folder_of_nanotron_is_refused_by_its_name_and_so_is_all_that_lies_in_it(tmp_path):
+    folder = nanotron(tmp_path / "10")
+    (folder / "checkpoint_metadata.json").write_text("{}")
+    inside = folder / "model/model"
+    for path in (folder, tmp_path, inside, inside / "norm", inside / "norm/model_weight.safetensors"):
+        with pytest.raises(UnknownFormatError, match="a Nanotron checkpoint, which ckptools does not read"):
+            ckptools.open(path)
+
+
+def test_a_folder_with_weights_deeper_than_is_searched_is_not_taken_for_the_one_file_found(tmp_path):
+    folder = nanotron(tmp_path / "10")
+    with pytest.raises(UnknownFormatError, match=r"weights lie deeper too .*o_proj/model_weight_tp-rank-0-of-2"):
+        ckptools.open(folder)
+    assert ckptools.open(folder / "model/model/norm").whole
 
 
 def test_files_that_are_named_one_by_one_are_ranks_by_their_contents(tmp_path):
