@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from operator import eq
 from pathlib import Path
+from typing import Any
 
 from ckptools.model.checkpoint import Fact
+from ckptools.model.rank_vote import vote
 from ckptools.model.tree import KeyPath, fqn_of, walk
 from ckptools.training_state.sections import Section
 
@@ -14,6 +17,9 @@ COUNTERS = (
     "batch", "global_step", "global_steps", "step", "steps", "train_step", "iteration", "iter", "num_steps"
 )  # fmt: skip
 """Keys of plain counters outside model and optimizer, the surest first."""
+
+RANKS_DIFFER = "not on every rank"
+"""The source of a step that other ranks contradict."""
 
 EPOCH_COUNTERS = ("EPOCHS_RUN", "epoch", "epochs")
 NAMES = re.compile(r"(?:ba|global_step|step|iter|iteration|checkpoint)[-_=]?(\d{1,12})(?!\d)")
@@ -45,8 +51,27 @@ def step_in(name: str) -> int | None:
     return int(found[-1]) if found else None
 
 
+def by_majority(step: Fact, differing: Mapping[KeyPath, Mapping[int, Any]]) -> Fact:
+    """The step that most ranks tell, where they tell different ones.
+
+    Args:
+        step: as one rank's counters tell it.
+        differing: what each rank has, by key path, where they have not the same.
+    """
+    for path, ranked in differing.items():
+        values = list(ranked.values())
+        if path and path[-1] in COUNTERS and step.value in values and all(type(v) is int for v in values):
+            usual = vote(list(ranked.items()), eq).majority
+            value = step.value if usual is None else usual[0]
+            sources = step.sources if value == step.value else (fqn_of(path),)
+            return Fact(value, (*sources, RANKS_DIFFER), agree=False)
+    return step
+
+
 def contradiction(step: Fact) -> str:
     """What to say of a step whose sources do not agree."""
+    if RANKS_DIFFER in step.sources:
+        return f"ranks tell different steps; {step.value} is that of most, or of the lowest"
     return f"the name of the file or folder tells another step than {step.sources[0]} ({step.value})"
 
 

@@ -18,7 +18,7 @@ from ckptools.model.tree import fqn_of, walk
 from ckptools.pickles.foreign_names import foreign_classes, foreign_problems, suspicious_names
 from ckptools.training_state.modules import module_problems
 from ckptools.training_state.sections import Section, SectionKind, SectionSize, measure, sections_of, sections_of_kind
-from ckptools.training_state.steps import contradiction
+from ckptools.training_state.steps import RANKS_DIFFER, contradiction
 from ckptools.views.next_command import command_arguments, next_command
 from ckptools.views.param_groups import OptimizerRow, SchedulerRow, optimizer_rows, scheduler_rows
 from ckptools.views.section_summary import section_summary
@@ -225,7 +225,7 @@ def _own_problems(ck: Checkpoint, scope: Scope) -> list[Problem]:
             world = ck.world_size.value
             text = f"1 of {world} ranks; what is inside is told from its layout, {len(missing)} others hold the rest"
             problems.append(Problem(Code.FILE_MISSING, text, severity="note"))
-    if not ck.step.agree:
+    if not ck.step.agree and RANKS_DIFFER not in ck.step.sources:
         problems.append(Problem(Code.NAME_CONTRADICTS, contradiction(ck.step)))
     return problems
 

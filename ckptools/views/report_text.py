@@ -9,6 +9,7 @@ from ckptools.contents.sharding import ShardingRow
 from ckptools.dtypes import short
 from ckptools.model.problems import Code, verdict
 from ckptools.text import count, duration, few, period, plural, printable, size
+from ckptools.training_state.steps import RANKS_DIFFER
 from ckptools.views.param_groups import GroupRow, OptimizerRow, SchedulerRow
 from ckptools.views.problems import fold
 from ckptools.views.report import Report, SectionRow
@@ -100,7 +101,7 @@ def _said(report: Report, code: str) -> bool:
 def facts(report: Report) -> Iterator[tuple[str, str, str]]:
     """What is known of the checkpoint as a whole: `(name, value, where it comes from)` of each fact."""
     step, world = report.step, report.world_size
-    disagree = "" if step.agree else "; the name tells another one"
+    disagree = "" if step.agree or RANKS_DIFFER in step.sources else "; the name tells another one"
     yield "step", _known(step.value, "not found"), ", ".join(step.sources) + disagree
     yield "world size", "not recorded" if world.value is None else world.words, ", ".join(world.sources)
     for n, layout in enumerate(report.layout):

@@ -261,3 +261,31 @@ def test_frozen_parameters_of_zero_3_stay_in_pieces_in_a_universal_checkpoint(tm
     assert raw(ck.model["w"]) == of_torch(run.master["w"])
     assert raw(ck.model["still"]) == of_torch(run.frozen["still"].bfloat16())
     assert (ck.whole, ck.optimizers["optimizer"].param_groups[0].names) == (True, ("w",))
+
+
+def test_a_layer_without_its_file_is_a_checkpoint_that_is_not_whole(tmp_path):
+    folder = Path(shutil.copytree(FIXTURES / "deepspeed-pipe-fp32/ckpt", tmp_path / "ckpt"))
+    assert ckptools.open(folder).whole
+    (folder / "global_step3/layer_01-model_states.pt").unlink()
+    ck = ckptools.open(folder)
+    assert not ck.whole
+    assert "no file layer_01-model_states.pt, which held 1.weight, 1.bias" in str(ck.problems[0])
+    with pytest.raises(NotWholeError, match=r"no file layer_01-model_states\.pt"):
+        ckptools.consolidate(folder, tmp_path / "out.safetensors")
+
+
+def test_a_tied_layer_without_its_file_is_missed_too(tmp_path):
+    folder = Path(shutil.copytree(FIXTURES / "deepspeed-pipe-fp32/ckpt", tmp_path / "ckpt"))
+    (folder / "global_step3/layer_00-model_states.pt").unlink()
+    assert any("no file of a layer here holds tied_modules.embed" in str(p) for p in ckptools.open(folder).problems)
+
+
+@pytest.mark.parametrize("odd", [0, 2])
+def test_a_step_that_only_one_rank_tells_is_not_the_checkpoints(tmp_path, odd):
+    folder = Path(shutil.copytree(FIXTURES / "deepspeed-z3-bf16/ckpt/global_step5", tmp_path / "tag"))
+    file = folder / f"zero_pp_rank_{odd}_mp_rank_00_model_states.pt"
+    states = torch.load(file, weights_only=False)
+    torch.save({**states, "global_steps": 99}, file)
+    ck = ckptools.open(folder)
+    assert (ck.step.value, ck.step.agree) == (5, False)
+    assert "CK006" in {p.code for p in ck.problems}

@@ -221,6 +221,7 @@ class _Opening:
             layers.setdefault(name.layer or 0, {k: v for k, v in tree.items() if isinstance(k, str)})
         self.problems += pipeline.ambiguous_tied_modules(layers, assembler.shapes)
         if self.ranks.tp == 1:
+            self.problems += pipeline.missing_layers(layers, assembler.shapes)
             self.problems += pipeline.misplaced_layers(layers, assembler.shapes)
         if low:
             return pipeline.module_pipeline(layers, assembler.shapes)

@@ -17,8 +17,12 @@ from ckptools.formats.shared.copied_files import Checksum, proves_a_copy, stated
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box, Ints
 from ckptools.model.tensor import Shard, Tensor
+from ckptools.text import few
 
 TIED = "tied_modules."
+
+MAX_NAMED = 2
+"""Parameters that a line names."""
 
 Layers = Mapping[int, Mapping[str, Any]]
 """State dict of each layer, by its index."""
@@ -52,6 +56,21 @@ def ambiguous_tied_modules(layers: Layers, shapes: Mapping[str, Ints]) -> Iterat
             which = f"layers {', '.join(fitting[:8])} all fit it" if fitting else "none fits it"
             text = f"it is not sure which layer's file holds it: {which}; the files keep their layers' names"
             yield Problem(Code.LAYOUT_DISAGREES, text, None, f"{TIED}{name}", severity="warning")
+
+
+def missing_layers(layers: Layers, shapes: Mapping[str, Ints]) -> Iterator[Problem]:
+    """Layers with parameters of their own, as the optimizer was told, that have no file."""
+    held: dict[int, list[str]] = {}
+    for fqn in shapes:
+        number = fqn.partition(".")[0]
+        if number.isdecimal() and int(number) not in layers:
+            held.setdefault(int(number), []).append(fqn)
+    for n, names in sorted(held.items()):
+        text = f"no file layer_{n:02d}-model_states.pt, which held {few(names, MAX_NAMED)} as the module had it"
+        yield Problem(Code.FILE_MISSING, f"{text}; what else was in it is not known")
+    for name, parameters in _tied(shapes).items():
+        if not any(_holds(state, parameters) for state in layers.values()):
+            yield Problem(Code.FILE_MISSING, f"no file of a layer here holds {TIED}{name}, which several layers share")
 
 
 def misplaced_layers(layers: Layers, shapes: Mapping[str, Ints]) -> Iterator[Problem]:

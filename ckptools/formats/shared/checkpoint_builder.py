@@ -11,6 +11,7 @@ from ckptools.model.checkpoint import Checkpoint, Fact, GivenNames, ModuleOrder,
 from ckptools.model.problems import Problem, worst_first
 from ckptools.model.tensor import Rounded
 from ckptools.model.tree import KeyPath
+from ckptools.training_state.steps import by_majority
 
 if TYPE_CHECKING:
     from ckptools.formats.shared.rank_checks import RankValues
@@ -99,7 +100,7 @@ class CheckpointBuilder:
             tree=tree,
             files=tuple(files),
             world_size=world_size,
-            step=step,
+            step=by_majority(step, self.unequal),
             module_order=module_order,
             problems=worst_first(self.problems),
             names=tuple(self.names),
