@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ckptools.checks.results import judged
-from ckptools.files.holes import unwritten
 from ckptools.files.opening import reading
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Code, Problem
 from ckptools.model.verification import Check
-from ckptools.text import and_others, plural, size
+from ckptools.text import plural, size
 
 PRESENCE = (
     Code.FILE_MISSING,
@@ -22,6 +21,7 @@ PRESENCE = (
     Code.ONE_OF_SEVERAL,
     Code.NOT_READ,
     Code.FILE_UNREADABLE,
+    Code.NEVER_WRITTEN,
     Code.MODEL_PART_MISSING,
 )
 ONE_SAVE = (Code.ODD_FILE_SIZE, Code.MIXED_SAVES)
@@ -33,19 +33,8 @@ FAR_APART = 3600.0
 def presence(ck: Checkpoint) -> Check:
     """Whether every file is there and complete, and none is that does not belong to the checkpoint."""
     here = sum(f.is_here for f in ck.files)
-    problems = [*(p for p in ck.problems if p.kind in PRESENCE), *_never_written(ck), *_left_over(ck)]
+    problems = [*(p for p in ck.problems if p.kind in PRESENCE), *_left_over(ck)]
     return judged("files", problems, f"{here} of {len(ck.files)} here and complete")
-
-
-def _never_written(ck: Checkpoint) -> Iterator[Problem]:
-    """Files of which a part takes no space, so that what is read there are zeros that nobody wrote."""
-    found = [(file, nbytes) for file in ck.files if file.is_here and (nbytes := unwritten(file.path))]
-    if found:
-        file, nbytes = found[0]
-        text = f"{file.path.name}{and_others(len(found) - 1)}: {size(nbytes)} of {size(file.nbytes)} take no space"
-        why = "holes, which read as zeros: never written, or copied as holes"
-        names = tuple(file.path.name for file, _ in found)
-        yield Problem(Code.NEVER_WRITTEN, f"{text} on the disk ({why})", files=names)
 
 
 def one_save(ck: Checkpoint) -> Check:

@@ -11,6 +11,7 @@ from typing import Any
 
 from ckptools.consolidate.foreign import is_foreign, is_plain, why_foreign, without_attributes
 from ckptools.consolidate.parts import ONLY, concerns, note_on_glob, sections_to_write
+from ckptools.consolidate.provenance import NOT_SAVED, why_not_saved
 from ckptools.consolidate.selection import FILLS, Selection
 from ckptools.consolidate.shortfall import (
     absent,
@@ -120,7 +121,7 @@ def select(
         part=only,
         lost=frozenset(picking.lost),
         carried=picking.carried,
-        passed_over=tuple(p for p in concerned if p.kind.lacks == "value" and p.kind is not Code.FILLED),
+        passed_over=tuple(p for p in concerned if p.kind.lacks == "value" and p.kind not in NOT_SAVED),
     )
 
 
@@ -146,7 +147,7 @@ class _Picking:
         self.lost: set[KeyPath] = set()
         self.carried: dict[KeyPath, Filled] = {}
         before = checkpoint.provenance.filled if checkpoint.provenance else ()
-        self.filled = {one.name: one for one in before}
+        self.filled = {one.name: one for one in (*before, *checkpoint.hollow)}
         self.missing: dict[KeyPath, tuple[Box, ...]] = {}
         self.ranks = RankValues(checkpoint, files)
         self.listed: list[KeyPath] = []
@@ -219,7 +220,7 @@ class _Picking:
                 self.path, f"{fqn} would take {describe_for_error(tensor.nbytes)} bytes; no disk holds that"
             )
         if fqn in self.filled and self.holes == "leave":
-            self.lose({at: f"filled with {self.filled[fqn].fill} when it was consolidated before"})
+            self.lose({at: why_not_saved(self.filled[fqn])})
             return _LEFT_OUT
         if fqn in self.filled:
             self.carried[at] = self.filled[fqn]

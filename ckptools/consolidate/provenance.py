@@ -12,10 +12,13 @@ from ckptools.consolidate.selection import Selection
 from ckptools.model.problems import Code, Problem
 from ckptools.model.provenance import Filled, LeftOut, Origin, Provenance
 from ckptools.model.tree import KeyPath, fqn_of, tensors_in
-from ckptools.text import few
+from ckptools.text import few, plural
 
 CODES = frozenset(code.code for code in Code)
 """Keys of what is left out and has no name."""
+
+NOT_SAVED = (Code.FILLED, Code.NEVER_WRITTEN)
+"""Problems of tensors that are carried on by their names."""
 
 NameOf = Callable[[KeyPath], str]
 
@@ -49,10 +52,16 @@ def record_of(
     )
 
 
+def why_not_saved(filled: Filled) -> str:
+    """Why a tensor is left out that has values which nobody saved."""
+    fill = "zeros" if filled.fill == "zero" else "NaN"
+    return f"{filled.elements} of {plural(filled.numel, 'element')} are {fill} that nobody saved"
+
+
 def note_on_carried(selection: Selection) -> list[str]:
-    """The note on values that were filled in when the source was written, and are written as they are."""
+    """The note on values of the source that nobody saved, and that are written as they are."""
     names = [fqn_of(path) for path in selection.carried if path not in selection.left_out]
-    return [f"with values that consolidate filled in before, as they are: {few(names, 3)}"] if names else []
+    return [f"with values that nobody saved, as they are in the source: {few(names, 3)}"] if names else []
 
 
 def record_text(

@@ -17,6 +17,7 @@ from ckptools.formats.options import OnFile, Options, Reader, Weights
 from ckptools.formats.plugins import formats_from_outside
 from ckptools.formats.registry import FORMATS, RANK_FILES, Format, recognised
 from ckptools.formats.shared.file_reader import FileReader
+from ckptools.formats.shared.hollow import with_hollow
 from ckptools.formats.shared.provenance import with_provenance
 from ckptools.model.checkpoint import Checkpoint, GivenNames
 from ckptools.pickles.loading import gc_paused
@@ -228,7 +229,7 @@ def _read(format_: Format, path: Path, options: Options) -> Checkpoint:
         made = format_.read(path, reading)
         if made.whole is None and not made.all_ranks and _cheap(made):
             made = format_.read(path, replace(reading, all_ranks=True))
-    return replace(with_provenance(made, files.said), options=options)
+    return replace(with_hollow(with_provenance(made, files.said)), options=options)
 
 
 def _beside_others(checkpoint: Checkpoint, path: Path, options: Options, formats: Sequence[Format]) -> Checkpoint:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from ckptools.model.problems import Problem
-from ckptools.model.provenance import Provenance
+from ckptools.model.provenance import Filled, Provenance
 from ckptools.model.records import displayed
 from ckptools.model.regions import Ints
 from ckptools.model.tensor import Rounded
@@ -157,6 +157,7 @@ class Checkpoint:
         text_keys: whether its format makes a text of every key of a dict, so that 1 and "1" look the same in it.
         stated_versions: of what wrote it, as files beside it state them, by where: `config.json.transformers_version`.
         provenance: what it was made of, where `consolidate` wrote it; None where its files do not say.
+        hollow: tensors with zeros that lie in holes of sparse files, and that nobody wrote.
         options: how it was opened, so that it can be opened again with all ranks.
         worked_out: what was worked out of it once, by name: its sections, its optimizers.
     """
@@ -186,6 +187,7 @@ class Checkpoint:
     text_keys: bool = False
     stated_versions: Mapping[str, str] = field(default_factory=dict, repr=False)
     provenance: Provenance | None = field(default=None, repr=False)
+    hollow: tuple[Filled, ...] = field(default=(), repr=False)
     options: Any = field(default=None, repr=False, compare=False)
     worked_out: dict[str, Any] = field(init=False, default_factory=dict, repr=False, compare=False)
 

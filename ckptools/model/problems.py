@@ -48,7 +48,7 @@ class Code(Enum):
     MANIFEST_DIFFERS = "CK014", "differs from the manifest", "error"
     FILE_UNREADABLE = "CK015", "file that may not be read, or whose disk fails", "error", "complete output", "file"
     TRACKER_ASTRAY = "CK016", "tracker that names no newest whole checkpoint", "error"
-    NEVER_WRITTEN = "CK017", "bytes that were never written to the disk", "warning"
+    NEVER_WRITTEN = "CK017", "bytes that were never written to the disk", "error", "complete output", "value"
     FILE_CONTRADICTS = "CK018", "data file that contradicts the metadata", "error", "complete output", "file"
     FILLED = "CK019", "values that consolidate filled in", "error", "complete output", "value"
     LEFT_OUT = "CK020", "left out by consolidate", "error", "complete output", "value"

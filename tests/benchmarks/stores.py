@@ -22,6 +22,9 @@ from tests.object_store import BUCKET, Bucketful, s3_server, settings
 
 CKPTOOLS = [sys.executable, "-m", "ckptools"]
 WORLD = 256
+AS_ZEROS = ("--allow-missing", "--fill", "zero")
+"""How what lies in holes is written."""
+
 MATRICES = {f"layers.{n}.weight": (2048, 256) for n in range(50)}
 """With AdamW's two moments and step counts 200 tensors of the DCP folder; of each matrix a rank has 128 KiB."""
 
@@ -125,7 +128,7 @@ def rows(work: Path, distance: Distance) -> Iterator[tuple[str, ...]]:
         asked = [*CKPTOOLS, command, *options]
         yield row(what, asked, there, distance, run([*asked, str(here)]), of(here, [command]))
     out = work / "out.safetensors"
-    local = run([*CKPTOOLS, "consolidate", str(here), "-o", str(out), "--force"])
+    local = run([*CKPTOOLS, "consolidate", str(here), "-o", str(out), "--force", *AS_ZEROS])
     to = ["consolidate", there, "-o"]
     yield row("consolidate to disk", [*CKPTOOLS, *to, str(out), "--force"], "", distance, local, of(here, ["verify"]))
     to_bucket = [*CKPTOOLS, *to, f"s3://{BUCKET}/out.safetensors", "--force"]
@@ -136,7 +139,7 @@ def dcp_rows(work: Path, distance: Distance, bucket: Bucketful) -> Iterator[tupl
     """Upload the DCP folder, and run commands on it."""
     bucket.put(work / "dcp")
     here, nbytes = work / "dcp", sum(path.stat().st_size for path in (work / "dcp").iterdir())
-    to = ["-o", str(work / "out.safetensors"), "--force"]
+    to = ["-o", str(work / "out.safetensors"), "--force", *AS_ZEROS]
     for command, *options in (["inspect"], ["verify"], ["consolidate", "--only", "all", *to]):
         asked = [*CKPTOOLS, command, *options]
         read = ckptools.open(here, all_ranks=command != "inspect").cost.nbytes if command != "consolidate" else nbytes

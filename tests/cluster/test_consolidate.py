@@ -67,7 +67,8 @@ def wait_for_partial(folder: Path, started: list[subprocess.Popen[str]]) -> None
 def test_a_killed_rank_ends_the_other_in_one_line_without_an_output(tmp_path, killed, why):
     source, out = sparse(tmp_path / "big.safetensors", 3 << 30), tmp_path / "out"
     out.mkdir()
-    started = srun("consolidate", source, "-o", out / "x.pt", "-j", 1, CKPTOOLS_RANK_TIMEOUT=2)
+    zeros = ("--allow-missing", "--fill", "zero")
+    started = srun("consolidate", source, "-o", out / "x.pt", "-j", 1, *zeros, CKPTOOLS_RANK_TIMEOUT=2)
     wait_for_partial(out, started)
     started[killed].send_signal(signal.SIGKILL)
     code, printed, said = ended(started)[1 - killed]

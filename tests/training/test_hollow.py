@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import ckptools
-from ckptools.errors import ReadError, UsageError
+from ckptools.errors import NotWholeError, ReadError, UsageError
 from ckptools.training import Created, CreateOptions, create
 from ckptools.training.file_options import FileOptions
 from ckptools.training.hollow import rank_files
@@ -25,6 +25,10 @@ from tests.truth import FIXTURES
 
 LARGE = {"emb.weight": (1000, 4096), "norm.weight": (4096,), "start": (2, 3)}
 """Rows that three ranks do not share evenly, and fewer rows than ranks."""
+
+
+AS_ZEROS: dict[str, Any] = {"allow_missing": True, "fill": "zero"}
+"""How a plan is made of what nobody wrote."""
 
 
 def hollow(out: Path, layout: str = "composer", world_size: int = 3, **options: Any) -> Created:
@@ -71,15 +75,15 @@ def test_a_hollow_checkpoint_is_covered_exactly_and_said_to_hold_nothing(layout:
     assert created.nbytes > 8_000_000 > 10 * on_disk
     found = ckptools.verify(created.first if layout == "composer" else created.out, values=True)
     (problem,) = found.problems
-    assert (problem.code, problem.severity) == ("CK017", "warning")
+    assert (problem.code, problem.severity) == ("CK017", "error")
     assert "take no space on the disk (holes, which read as zeros: never written" in problem.message
     checks = {check.name: check.result for check in found.checks}
-    assert (checks["files"], checks["layout"], checks["finite values"]) == ("warn", "ok", "ok")
+    assert (checks["files"], checks["layout"], checks["finite values"]) == ("FAIL", "ok", "ok")
 
 
 def test_no_record_of_a_hole_states_a_checksum(tmp_path: Path) -> None:
     created = hollow(tmp_path / "run")
-    done = ckptools.consolidate(created.first, tmp_path / "model.safetensors", dry_run=True, check=True)
+    done = ckptools.consolidate(created.first, tmp_path / "model.safetensors", dry_run=True, check=True, **AS_ZEROS)
     assert done.checksums is not None
     assert (done.checksums.right, done.checksums.without) == (0, 8)  # `start` is on two ranks of three
 
@@ -111,7 +115,9 @@ def test_every_item_of_a_hollow_dcp_begins_where_metadata_says(tmp_path: Path) -
 def test_llama_3_70b_is_planned_as_141_gb_of_bfloat16(tmp_path: Path) -> None:
     simulation = SimulationOptions(2, hollow="llama3-70b")
     created = create(CreateOptions(tmp_path / "run", "fsdp2", layout="huggingface", simulation=simulation))
-    done = ckptools.consolidate(created.out, tmp_path / "model.safetensors", dry_run=True)
+    with pytest.raises(NotWholeError, match="CK017"):
+        ckptools.consolidate(created.out, tmp_path / "model.safetensors", dry_run=True)
+    done = ckptools.consolidate(created.out, tmp_path / "model.safetensors", dry_run=True, **AS_ZEROS)
     assert done.planned is not None
     assert (done.tensors, done.planned.nbytes) == (723, 141_107_412_992)
     assert list(tmp_path.iterdir()) == [created.out]
@@ -162,6 +168,7 @@ def test_a_dry_run_shows_its_plan_before_it_says_that_there_is_no_room(tmp_path:
     files = FileOptions(max_shard_size="1GB")  # so each tensor of 4 TiB gets a file of its own
     simulation = SimulationOptions(1, hollow=str(told))
     create(CreateOptions(tmp_path / "run", "fsdp2", layout="huggingface", files=files, simulation=simulation))
-    done = command("consolidate", tmp_path / "run", "-o", tmp_path / "model.safetensors", "--dry-run")
+    plan = ["--dry-run", "--allow-missing", "--fill", "zero"]
+    done = command("consolidate", tmp_path / "run", "-o", tmp_path / "model.safetensors", *plan)
     assert (done.returncode, "9 tensors, 36.0 TiB" in done.stdout) == (4, True)
     assert "bytes free; the output needs 39582418" in done.stderr
