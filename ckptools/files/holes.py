@@ -33,10 +33,20 @@ def unwritten(path: Path) -> int:
 def holes(path: Path) -> list[tuple[int, int]]:
     """The holes of a file, each from its first byte to one past its last; none where none can be seen."""
     with suppress(OSError, AttributeError):  # gone, or a system that knows no holes
-        known = path.stat()
-        if known.st_size - known.st_blocks * UNIT > SLACK:
-            return _asked_for(path, known.st_size)
+        if takes_less(path):
+            return _asked_for(path, path.stat().st_size)
     return []
+
+
+def takes_less(path: Path) -> bool:
+    """Whether a file takes clearly less room on its disk than it has bytes, as sparse and compressed ones do.
+
+    Raises:
+        OSError: it is gone.
+        AttributeError: the system does not tell.
+    """
+    known = path.stat()
+    return known.st_size - known.st_blocks * UNIT > SLACK
 
 
 def _asked_for(path: Path, size: int) -> list[tuple[int, int]]:
