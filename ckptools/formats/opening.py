@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptools.errors import CkptoolsError, ReadError, SeveralError, UsageError
+from ckptools.files.holes import takes_less
 from ckptools.files.location import common_folder, location, path_of, real_path
 from ckptools.files.opening import reading
 from ckptools.files.remote_path import RemotePath
@@ -17,7 +18,6 @@ from ckptools.formats.options import OnFile, Options, Reader, Weights
 from ckptools.formats.plugins import formats_from_outside
 from ckptools.formats.registry import FORMATS, RANK_FILES, Format, recognised
 from ckptools.formats.shared.file_reader import FileReader
-from ckptools.formats.shared.hollow import with_hollow
 from ckptools.formats.shared.provenance import with_provenance
 from ckptools.model.checkpoint import Checkpoint, GivenNames
 from ckptools.pickles.loading import gc_paused
@@ -229,7 +229,24 @@ def _read(format_: Format, path: Path, options: Options) -> Checkpoint:
         made = format_.read(path, reading)
         if made.whole is None and not made.all_ranks and _cheap(made):
             made = format_.read(path, replace(reading, all_ranks=True))
-    return replace(with_hollow(with_provenance(made, files.said)), options=options)
+    made = with_provenance(made, files.said)
+    return replace(_with_holes(made) if _may_be_sparse(made) else made, options=options)
+
+
+def _may_be_sparse(checkpoint: Checkpoint) -> bool:
+    """Whether a file of it on this machine takes less room than it has bytes."""
+    here = [f.path for f in checkpoint.files if f.is_here and not isinstance(f.path, RemotePath)]
+    try:
+        return any(map(takes_less, here))
+    except (OSError, AttributeError):  # gone by now, or a system that knows no holes
+        return False
+
+
+def _with_holes(checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint with what of its tensors lies in holes."""
+    from ckptools.formats.shared.hollow import with_hollow
+
+    return with_hollow(checkpoint)
 
 
 def _beside_others(checkpoint: Checkpoint, path: Path, options: Options, formats: Sequence[Format]) -> Checkpoint:

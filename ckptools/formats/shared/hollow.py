@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from ckptools.dtypes import ITEMSIZE
+from ckptools.errors import ReadError
 from ckptools.files.holes import SLACK, holes
 from ckptools.files.location import is_remote
 from ckptools.files.opening import File
@@ -140,8 +141,11 @@ def _is_right(place: Source | Item, spans: Spans) -> bool | None:
     start, nbytes = place.record_span
     if nbytes - overlap(spans, start, start + nbytes) > MAX_READ:
         return None
-    with File(place.path) as file:
-        return _crc_of(file, start, start + nbytes, spans) == place.crc
+    try:
+        with File(place.path) as file:
+            return _crc_of(file, start, start + nbytes, spans) == place.crc
+    except ReadError:  # gone by now; whoever reads it next says so
+        return None
 
 
 def _crc_of(file: File, start: int, end: int, spans: Spans) -> int:
