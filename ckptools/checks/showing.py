@@ -56,10 +56,9 @@ def show(
     Raises:
         UsageError: nothing is at a key, or it is no slice of its tensor.
     """
-    chosen = _chosen(ck, keys)
-    if with_all_ranks is not None and (all_ranks or _needs_all_ranks(ck, chosen)):
+    if with_all_ranks is not None and (all_ranks or _needs_all_ranks(ck, keys)):
         ck = with_all_ranks()
-        chosen = _chosen(ck, keys)
+    chosen = _chosen(ck, keys)
     asked = private or asks_for_private(keys)
     shown = [entry for entry in chosen if asked or not is_private(entry)]
     streams = stream_rows(ck, {entry.section for entry in shown if entry.kind == "rng"})
@@ -91,8 +90,12 @@ def _chosen(ck: Checkpoint, keys: Iterable[str]) -> list[Entry]:
     return [entry for entry in entries_of(ck) if entry.name in names]
 
 
-def _needs_all_ranks(ck: Checkpoint, entries: Sequence[Entry]) -> bool:
-    """Whether other ranks' files have more to tell: shards and copies of a tensor, or values of their own."""
+def _needs_all_ranks(ck: Checkpoint, keys: Sequence[str]) -> bool:
+    """Whether other ranks' files have more to tell: keys, shards and copies of a tensor, or values of their own."""
+    try:
+        entries = _chosen(ck, keys)
+    except UsageError:
+        return bool(_ranks(ck, "seen", "listed"))
     if any(entry.kind == "rng" or isinstance(entry.value, Tensor) for entry in entries):
         return True
     few = len({file.rank for file in ck.files}) <= FEW

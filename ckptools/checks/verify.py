@@ -231,4 +231,6 @@ def _checksums(
 def _finite(findings: Sequence[records.Findings], values: bool) -> Check:
     if not values:
         return skipped("finite values", "not asked for; --values looks for NaN and infinities")
+    if not findings:
+        return skipped("finite values", "no tensors")
     return judged("finite values", [p for f in findings for p in f.values], f"{plural(len(findings), 'record')} read")

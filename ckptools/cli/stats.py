@@ -38,7 +38,7 @@ def stats(
     summed in float64; NaN and infinities are counted, and left out of all other figures.
 
     Exit code: 0 answered (also where NaN was found), 1 some tensor could not be read in full, 2 usage (also a section
-    that is not there), 3 nothing could be read.
+    or a filter that nothing fits), 3 nothing could be read.
     """
     from ckptools.checks.statistics.chosen import elsewhere
     from ckptools.errors import UsageError
@@ -48,13 +48,16 @@ def stats(
     with answered_in_json(form.json, "ckptools/stats/1", "", paths):
         checkpoint = opened(paths, opening)
         found = _found(checkpoint, selection.selection, hist, per_rank, moments, dead_rows, opening.jobs)
+        others = "" if found.tensors or moments or dead_rows else elsewhere(checkpoint, selection.selection)
+        if not found.tensors and (selection.selection.include or selection.selection.exclude):
+            text = "; ".join(filter(None, (f"no tensor matches {selection.selection.words}", others)))
+            raise UsageError(checkpoint.path, f"{text}; ckptools tree lists all")
         _check_read(found)
     answer = replace(found, rows=arranged(found.rows, rows))
     show_answer(form, "stats", answer, answer.rows, lambda a, screen: _text(a, screen, rows))
     _say_what_it_took(found, paths)
     if not found.tensors:
-        others = "" if moments or dead_rows else elsewhere(checkpoint, selection.selection)
-        remark("; ".join(filter(None, ("no tensor matches", others))))
+        remark("; ".join(filter(None, ("no tensor of it is here", others))))
     if found.incomplete:
         raise SystemExit(1)
 

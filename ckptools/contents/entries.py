@@ -39,6 +39,12 @@ class Entry(NamedTuple):
     path: KeyPath
     value: Any
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What it is called, and its whole key path, which problems name it by."""
+        whole = fqn_of(self.path)
+        return (self.name, whole) if whole not in ("", self.name) else (self.name,)
+
 
 def entries_of(ck: Checkpoint) -> tuple[Entry, ...]:
     """Every key of a checkpoint in the order of its sections; empty containers too, at most `MAX_ENTRIES`.

@@ -30,7 +30,8 @@ def entries_at(ck: Checkpoint, key: str) -> list[Entry]:
 
 
 def _beginning(entries: Sequence[Entry], key: str) -> list[Entry]:
-    return [entry for entry in entries if entry.name == key or entry.name.startswith(f"{key}.")]
+    found = [entry for entry in entries if entry.name == key or entry.name.startswith(f"{key}.")]
+    return found or [e for e in entries if any(name == key or name.startswith(f"{key}.") for name in e.names)]
 
 
 def _of_kind(ck: Checkpoint, key: str) -> list[Entry]:

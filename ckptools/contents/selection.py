@@ -11,6 +11,7 @@ from functools import cached_property
 from ckptools.contents.entries import Entry, entries_of
 from ckptools.errors import UsageError
 from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.values import describe_for_error
 from ckptools.training_state.sections import sections_of
 
 KINDS = ("model", "optimizer", "scheduler", "rng", "other")
@@ -42,8 +43,22 @@ class Selection:
         return [
             entry
             for entry in entries_of(ck)
-            if self.section in ("", ALL, entry.kind, entry.section) and self.takes(entry.name)
+            if self.section in ("", ALL, entry.kind, entry.section) and self._takes_entry(entry)
         ]
+
+    def _takes_entry(self, entry: Entry) -> bool:
+        """Whether an entry is wanted, by what people or problems call it."""
+        if not self.include and not self.exclude:
+            return True
+        names = entry.names
+        unwanted = bool(self.exclude) and any(map(self._unwanted.fullmatch, names))
+        return not unwanted and any(map(self._wanted.fullmatch, names))
+
+    @property
+    def words(self) -> str:
+        """The globs, as a user gives them: `--filter 'blocks.*' --exclude '*.bias'`."""
+        given = [("--filter", glob) for glob in self.include] + [("--exclude", glob) for glob in self.exclude]
+        return " ".join(f"{option} {describe_for_error(glob)}" for option, glob in given)
 
     def takes(self, name: str) -> bool:
         """Whether a name is one of those that are wanted."""

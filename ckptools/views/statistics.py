@@ -137,8 +137,8 @@ def _dead_summary(found: Statistics[DeadRows]) -> list[str]:
 
 def _odd(found: Statistics[Any]) -> list[str]:
     """How many elements are not finite, and how many rows do not tell of all elements."""
-    finite = f"{found.nonfinite} not finite" if found.nonfinite else "all finite"
-    return [finite, *([f"{found.incomplete} not read in full"] if found.incomplete else [])]
+    finite = [f"{found.nonfinite} not finite" if found.nonfinite else "all finite"] if found.tensors else []
+    return [*finite, *([f"{found.incomplete} not read in full"] if found.incomplete else [])]
 
 
 def figure(value: float | None) -> str:

@@ -8,6 +8,7 @@ import json
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -283,3 +284,27 @@ def test_the_parts_of_a_shard_are_in_its_row_for_programs():
         ("qmap", [256], ""),
     ]
     assert (row["holes"], row["missing"], row["problem"]) == ([], 0, "")
+
+
+def test_a_tensor_that_only_another_rank_has_is_shown_from_the_folder(tmp_path):
+    for rank in range(40):
+        tree = {"model": {"w": torch.arange(4.0)}, "step": 3}
+        torch.save(tree | ({"extra": torch.arange(3.0)} if rank == 37 else {}), tmp_path / f"rank{rank}.pt")
+    shown = run(tmp_path, "extra")
+    assert shown.exit_code == 0
+    assert "rank37.pt" in shown.stdout
+    assert run(tmp_path, "nothing").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "name", ["torch2.13.0-fsdp2-tp2x2-w4", "composer-0.13.5-torch1.13.1-sharded-w4", "torch2.13.0-fsdp1-sharded-w4"]
+)
+def test_every_name_in_a_problem_can_be_pasted(name, tmp_path):
+    folder = Path(shutil.copytree(FIXTURES / name, tmp_path / "run"))
+    next(f for f in sorted(folder.rglob("*rank*1*"))).unlink()
+    found = {p.tensor for c in ckptools.verify(folder).checks for p in c.problems if p.tensor}
+    assert found
+    ck = ckptools.open(folder, all_ranks=True)
+    for tensor in sorted(found):
+        assert ck.show(tensor).rows
+        assert ck.records("all", filter=[tensor]).rows
