@@ -79,9 +79,14 @@ def _other_values(data: bytes) -> bytes:
 def _counted_on(pickle: bytes) -> bytes:
     """The pickle with one added to every counter of steps that is a small int."""
     changed, key = bytearray(pickle), None
+    remembered: dict[int, str] = {}  # a key that was there before is only referred to
     for op, arg, at in pickletools.genops(pickle):
         if "UNICODE" in op.name:
             key = arg
+        elif "PUT" in op.name and key is not None:
+            remembered[arg] = key
+        elif "GET" in op.name:
+            key = remembered.get(arg)
         elif "PUT" not in op.name and op.name != "MEMOIZE":
             if key in COUNTED and op.name == "BININT1" and at is not None:
                 changed[at + 1] = (changed[at + 1] + 1) % 256
