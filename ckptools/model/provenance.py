@@ -176,10 +176,11 @@ def joined(records: Iterable[Provenance]) -> Provenance | None:
     found = list(dict.fromkeys(records))
     if len(found) < 2:
         return found[0] if found else None
+    first = next((record for record in found if record.sources), found[0])
     return Provenance(
-        found[0].version,
-        found[0].part,
-        found[0].sources,
+        first.version,
+        first.part,
+        first.sources,
         tuple(dict.fromkeys(one for record in found for one in record.filled)),
         tuple(dict.fromkeys(one for record in found for one in record.left_out)),
         max(record.more_filled for record in found),

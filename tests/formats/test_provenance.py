@@ -178,6 +178,31 @@ def test_a_model_beside_others_has_its_names_below_its_section(tmp_path: Path) -
     assert [p.tensor for p in opened.problems if p.code == "CK019"] == ["model.w"]
 
 
+def shard(path: Path, step: int, **tensors: torch.Tensor) -> None:
+    record = Provenance("0.1.0", "model", (Origin(f"ep0-ba{step}", "rank_files", step, 4),))
+    save_file(tensors, path, metadata={"format": "pt", "ckptools": record.to_json()})
+
+
+def test_files_of_one_output_that_come_from_different_checkpoints_are_no_checkpoint(tmp_path: Path) -> None:
+    shard(tmp_path / "m-00001-of-00002.safetensors", 5, a=torch.ones(2))
+    shard(tmp_path / "m-00002-of-00002.safetensors", 7, b=torch.ones(2))
+    index = {"metadata": {}, "weight_map": {n: f"m-0000{i}-of-00002.safetensors" for i, n in ((1, "a"), (2, "b"))}}
+    (tmp_path / "m.safetensors.index.json").write_text(json.dumps(index))
+    (problem,) = [p for p in ckptools.open(tmp_path / "m.safetensors.index.json").problems if p.severity == "error"]
+    assert problem.code == "CK006" and "m-00002-of-00002.safetensors from ep0-ba7, step 7, 4 ranks" in problem.message
+
+
+def test_a_model_beside_a_file_of_another_checkpoint_is_a_warning(tmp_path: Path) -> None:
+    shard(tmp_path / "model.safetensors", 5, w=torch.ones(2))
+    state = {"state": {}, "param_groups": [{"lr": 0.1, "params": [0]}]}
+    torch.save(state, tmp_path / "optimizer.pt")
+    other = Provenance("0.1.0", "optimizer", (Origin("ep0-ba7", "rank_files", 7, 4),))
+    with zipfile.ZipFile(tmp_path / "optimizer.pt", "a") as archive:
+        archive.writestr(f"{archive.namelist()[0].partition('/')[0]}/ckptools.json", other.to_json())
+    found = [(p.code, p.severity) for p in ckptools.open(tmp_path).problems if p.code == "CK006"]
+    assert found == [("CK006", "warning")]
+
+
 def test_both_engines_read_the_record(tmp_path: Path) -> None:
     path = written(tmp_path, "x.pt", SOUND.to_json())
     done = CliRunner().invoke(app, ["inspect", "--json", "--engine", "torch", str(path)])

@@ -77,16 +77,17 @@ def with_provenance(checkpoint: Checkpoint, said: Mapping[Path, Said]) -> Checkp
         said: the records that were found, by the file that they are of.
     """
     own = {file.path: said[file.path] for file in checkpoint.files if file.path in said}
-    records, problems = list[Provenance](), list[Problem]()
+    records, problems = dict[Path, Provenance](), list[Problem]()
     for path, one in {**own, **_side_files(checkpoint, own)}.items():
         try:
             side = path.name.endswith(SIDE_FILE)
-            records.append(_parsed(one, side))
+            records[path] = _parsed(one, side)
         except _RecordError as error:
             text = f"{path.name}: what it says of where it comes from cannot be read ({error})"
             problems.append(Problem(Code.ORIGIN_UNREADABLE, f"{text}; whether all its values were saved is not known"))
-    found = _as_named(joined(records), checkpoint)
+    found = _as_named(joined(records.values()), checkpoint)
     problems += _problems(found, checkpoint.tree) if found is not None else []
+    problems += _of_several(records)
     if not problems and found is None:
         return checkpoint
     return replace(checkpoint, provenance=found, problems=worst_first([*checkpoint.problems, *problems]))
@@ -98,21 +99,19 @@ def with_provenance(checkpoint: Checkpoint, said: Mapping[Path, Said]) -> Checkp
 def _side_files(checkpoint: Checkpoint, own: Mapping[Path, Said]) -> dict[Path, Said]:
     """Side files of outputs that have no record of their own; of a store nothing is fetched that was not named."""
     files = [file.path for file in checkpoint.files if file.is_here and file.path not in own]
-    if own or not files or len(files) > MAX_SIDE_FILES or is_remote(files[0]):
+    if not files or len(files) > MAX_SIDE_FILES or is_remote(files[0]):
         return {}
-    wanted = dict.fromkeys(path for file in files for path in _beside(file))
-    return {path: _text_of(path, MAX_SIDE_FILE) for path in wanted if path.is_file()}
+    wanted = dict.fromkeys(map(_output_of, files)).keys() - set(map(_output_of, own))
+    beside = [out.with_name(out.name + SIDE_FILE) for out in sorted(wanted)]
+    return {path: _text_of(path, MAX_SIDE_FILE) for path in beside if path.is_file()}
 
 
-def _beside(file: Path) -> Iterator[Path]:
-    """Where the side file of the output would lie that a file is, or is one of."""
+def _output_of(file: Path) -> Path:
+    """What the output was called that a file is, or is one of."""
     if file.name == ".metadata":
-        folder = file.parent.resolve()
-        yield folder.with_name(folder.name + SIDE_FILE)
-        return
+        return file.parent.resolve()
     numbered = NUMBERED.fullmatch(file.name)
-    name = numbered[1] + numbered[2] if numbered else file.name.removesuffix(".index.json")
-    yield file.with_name(name + SIDE_FILE)
+    return file.with_name(numbered[1] + numbered[2] if numbered else file.name.removesuffix(".index.json"))
 
 
 # -- the record ---------------------------------------------------------------------------------------------------
@@ -216,6 +215,25 @@ def _problems(record: Provenance, tree: Any) -> Iterator[Problem]:
     others = [one.name for one in record.left_out if not one.lost]
     if others:
         yield Problem(Code.LEFT_OUT, f"{BEFORE}, as the format holds no such values: {few(others, 3)}", severity="note")
+
+
+def _of_several(records: Mapping[Path, Provenance]) -> Iterator[Problem]:
+    """That files are of different checkpoints: those of one output, or of several beside each other."""
+    sources: dict[Path, dict[Origin, Path]] = {}
+    for path, record in records.items():
+        for origin in record.sources[:1]:
+            sources.setdefault(_output_of(path), {}).setdefault(origin, path)
+    for origins in sources.values():
+        if len(origins) > 1:
+            yield Problem(Code.MIXED_SAVES, f"files of one output come from different checkpoints: {_listed(origins)}")
+    outputs = {origin: path for origins in sources.values() for origin, path in list(origins.items())[:1]}
+    if len(outputs) > 1:
+        text = f"they come from different checkpoints: {_listed(outputs)}"
+        yield Problem(Code.MIXED_SAVES, text, severity="warning")
+
+
+def _listed(origins: Mapping[Origin, Path]) -> str:
+    return few([f"{path.name} from {origin}" for origin, path in origins.items()], 3)
 
 
 def _as_named(record: Provenance | None, checkpoint: Checkpoint) -> Provenance | None:
