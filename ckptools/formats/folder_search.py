@@ -20,15 +20,16 @@ from ckptools.files.location import leads_out, real_path
 from ckptools.files.opening import reading
 from ckptools.formats.registry import Format, recognised
 from ckptools.formats.shared.companions import is_companion
+from ckptools.formats.shared.left_overs import is_temporary
 from ckptools.formats.shared.rank_names import COMPRESSED
 from ckptools.formats.shared.several import listed, names, several
 from ckptools.formats.shared.sibling_search import are_of_one
 from ckptools.formats.shared.trackers import tracker_in
 from ckptools.model.tree import tensors_in
 from ckptools.model.values import describe_for_error
-from ckptools.pickles import reader
 from ckptools.pickles.loading import gc_paused
 from ckptools.text import few, plural
+from ckptools.training_state import modules
 
 SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".tar", ".tgz")
 """What a torch.save file is called; a damaged one counts by its name."""
@@ -153,7 +154,7 @@ def _holds_weights(path: Path, otherwise: bool) -> bool:
     """Whether a torch.save file holds floating-point tensors; `otherwise` where it cannot be read."""
     try:
         with gc_paused():
-            tree = reader.read(path).tree
+            tree = modules.read_file(path).tree
     except ReadError:
         return otherwise
     return any(is_floating(tensor.dtype) for _, tensor in tensors_in(tree))
@@ -171,7 +172,7 @@ def find(folder: Path, formats: Sequence[Format], follow_symlinks: bool = False)
     search = Search(formats, folder, follow_symlinks)
     tracker = tracker_in(folder, follow_symlinks)
     if tracker is None:
-        one = _one_of(folder, search.below(folder))
+        one = _one_of(folder, _finished(folder, search.below(folder)))
         _check_no_stray(folder, one, search)
         return one, search.passed_over()
     found = search.at(tracker.target) if tracker.target else []
@@ -183,6 +184,12 @@ def find(folder: Path, formats: Sequence[Format], follow_symlinks: bool = False)
         )
         raise ReadError(tracker.path, f"{why}; {here or 'and no other checkpoint is here'}")
     return _one_of(tracker.target, found), ""
+
+
+def _finished(folder: Path, found: Sequence[Path]) -> Sequence[Path]:
+    """Those that do not lie under a temporary name; all where there are no others."""
+    kept = [path for path in found if not any(map(is_temporary, path.relative_to(folder).parts))]
+    return kept or found
 
 
 def _check_no_stray(folder: Path, found: Path | None, search: Search) -> None:

@@ -124,6 +124,6 @@ FORMATS: tuple[OnDemand, ...] = (
     OnDemand("olmo_local", r"(^|/)(model|optim|train)(/|$)"),
     OnDemand("model_parts", r"rank|shard|part|mp|tp|pp|model_\d"),
     RANK_FILES,
-    OnDemand("hugging_face", r"\.safetensors|\.bin|^adapter|^diffusion"),
+    OnDemand("hugging_face", r"\.safetensors|\.bin|^adapter|^diffusion|^trainer_state\.json$"),
     OnDemand("torch_file", r"", per_rank=True),
 )

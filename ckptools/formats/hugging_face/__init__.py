@@ -32,9 +32,14 @@ from ckptools.formats.hugging_face.model import WeightModel
 from ckptools.formats.hugging_face.tensors import is_safetensors
 from ckptools.formats.options import Options
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder
-from ckptools.formats.shared.companions import CompanionFiles, read_companions, step_of_accelerate
+from ckptools.formats.shared.companions import (
+    CompanionFiles,
+    lacks_its_model,
+    read_companions,
+    step_of_accelerate,
+)
 from ckptools.formats.shared.part_signs import signs_of_a_part
-from ckptools.model.checkpoint import Checkpoint, Fact
+from ckptools.model.checkpoint import Checkpoint, Fact, RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.text import few
 from ckptools.training_state.module_order import AS_SAVED, SORTED
@@ -46,10 +51,14 @@ READS = "Hugging Face models: safetensors or .bin, one file or several, with the
 KNOWN_BY = "model.safetensors, model-00001-of-00004.safetensors, pytorch_model.bin in a folder, their index.json"
 
 
+LOST = "model.safetensors"
+"""What the file of a model that is gone is called."""
+
+
 def detect(path: Path) -> bool:
     """A safetensors file, an index, one of several `.bin` that are here, or a folder with any of these."""
     if path.is_dir():
-        return bool(model_files_in(path))
+        return bool(model_files_in(path)) or lacks_its_model(path)
     if not path.is_file() or parse_index(path) is not None:
         return path.is_file()
     head = head_at(path)
@@ -74,6 +83,10 @@ def read(path: Path, options: Options) -> Checkpoint:
         builder.problems += problems or _parts(model, options)
         return _checkpoint(builder, weights.base, {"model": model}, CompanionFiles(), options)
     found = model_files_in(path)
+    if not found:
+        text = f"no file {LOST}, and no other weights; what training left of it is here"
+        builder.problems.append(Problem(Code.FILE_MISSING, text))
+        return _checkpoint(builder, path.absolute().name, {}, read_companions(path, options), options)
     models = {name: WeightModel(w, path, options).read() for name, w in models_of_folder(path, found).items()}
     builder.problems += _others(found, list(models.values()))
     builder.problems += (p for model in models.values() for p in _parts(model, options))
@@ -125,9 +138,10 @@ def _checkpoint(
 ) -> Checkpoint:
     """Put everything together."""
     trees = {name: model.tree for name, model in models.items()}
-    nested = bool(companions.files) or len(trees) > 1
+    nested = bool(companions.files) or len(trees) != 1
     tree = {**trees, **companions.tree} if nested else trees["model"]
-    files = (*(f for m in models.values() for f in m.files), *companions.files)
+    lost = () if models else (RankFile(builder.path / LOST, None, "", "missing", 0, None),)
+    files = (*lost, *(f for m in models.values() for f in m.files), *companions.files)
     builder.problems += (_placed(p, name if nested else "") for name, m in models.items() for p in m.problems)
     builder.problems += companions.problems
     pickled = (n for m in models.values() for h in m.weight_files for n in h.names)
@@ -138,7 +152,7 @@ def _checkpoint(
     builder.add_read(sum(f.status == "read" for f in files), nbytes, [*pickled, *companions.names])
     return builder.checkpoint(
         name=name or "checkpoint",
-        saved_as=saved_as + (beside if companions.tree else ""),
+        saved_as=(saved_as or "no model") + (beside if companions.tree else ""),
         tree=tree,
         files=files,
         world_size=_world_size(companions, len(files)),

@@ -110,6 +110,14 @@ class CompanionFiles:
         return saved.tree
 
 
+def lacks_its_model(folder: Path) -> bool:
+    """Whether a folder without weights holds what transformers' Trainer saves beside a model, and no other folder."""
+    with reading(folder):
+        names = {entry.name for entry in folder.iterdir() if entry.is_file()}
+        plain = not any(entry.is_dir() for entry in folder.iterdir())
+    return plain and "trainer_state.json" in names and not names.isdisjoint(("optimizer.pt", "scheduler.pt"))
+
+
 def companions_in(folder: Path) -> list[Companion]:
     """The companions in a folder, in the order of the tree. Two files of one key are called by their names."""
     with reading(folder):

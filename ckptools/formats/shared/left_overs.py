@@ -11,6 +11,13 @@ Source: torch/distributed/checkpoint/filesystem.py, transformers/trainer.py, hug
 from __future__ import annotations
 
 import re
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+
+from ckptools.files.location import is_remote
+
+MAX_ENTRIES = 1 << 16
 
 TEMPORARY = re.compile(
     r".*\.(?:tmp|partial|incomplete)|.*\.tmp[._-][\w.-]*|\.ckptools-.*|tmp-checkpoint-\d+|\.tmp[._-].*", re.DOTALL
@@ -20,3 +27,13 @@ TEMPORARY = re.compile(
 def is_temporary(name: str) -> bool:
     """Whether a file or folder of this name is not finished."""
     return TEMPORARY.fullmatch(name) is not None
+
+
+def unfinished(path: Path) -> list[str]:
+    """Temporary names beside a file that is missing which its own is part of: what its writer may have left."""
+    if is_remote(path):  # of a store nothing is listed for it
+        return []
+    with suppress(OSError):
+        beside = islice(path.parent.iterdir(), MAX_ENTRIES)
+        return sorted(one.name for one in beside if path.name in one.name and is_temporary(one.name))
+    return []

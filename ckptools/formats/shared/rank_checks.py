@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from ckptools.files.location import tells_others
 from ckptools.formats.shared.file_status import Fault
+from ckptools.formats.shared.left_overs import unfinished
 from ckptools.formats.shared.merge import Merge, put
 from ckptools.formats.shared.same_values import same_records
 from ckptools.model.checkpoint import RankFile
@@ -59,7 +60,10 @@ def _missing(file: RankFile, here: Collection[Path]) -> str:
     if file.path.name == UNNAMED:
         others = "" if tells_others(file.path) else ", and the server lists no others"
         return f"none of the named files is of this rank{others}"
-    return f"no file holds it; {file.path.name} holds another" if file.path in here else f"no file {file.path.name}"
+    if file.path in here:
+        return f"no file holds it; {file.path.name} holds another"
+    left = unfinished(file.path)
+    return f"no file {file.path.name}" + (f"; {few(left)} is here, whose write was not finished" if left else "")
 
 
 def _check_file(
