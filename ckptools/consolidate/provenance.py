@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from ckptools._version import __version__
 from ckptools.consolidate.selection import Selection
+from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Code, Problem
 from ckptools.model.provenance import Filled, LeftOut, Origin, Provenance
 from ckptools.model.tree import KeyPath, fqn_of, tensors_in
@@ -41,12 +42,13 @@ def record_of(
     origin = Origin(source.name, source.format, step, source.world_size.exact)
     gone = {**selection.left_out, **(left_out or {})}
     named = [LeftOut(_name(path, name_of), why, path in selection.lost) for path, why in gone.items()]
+    named += map(_passed_over, selection.passed_over)
     return Provenance(
         version=__version__,
         part=selection.part,
         sources=(origin, *(before.sources if before else ())),
         filled=tuple(_filled(selection, name_of)),
-        left_out=(*named, *map(_passed_over, selection.passed_over), *_never_there(before)),
+        left_out=(*(one._replace(why=_without_folder(one.why, source)) for one in named), *_never_there(before)),
         more_filled=before.more_filled if before else 0,
         more_lost=before.more_lost if before else 0,
     )
@@ -91,6 +93,14 @@ def _filled(selection: Selection, name_of: NameOf) -> Iterator[Filled]:
 def _never_there(before: Provenance | None) -> list[LeftOut]:
     """What the source itself had no place for, as the output of an output has not either."""
     return [one for one in before.left_out if not one.lost] if before else []
+
+
+def _without_folder(why: str, source: Checkpoint) -> str:
+    """A reason without the folders that lead to the source."""
+    folders = {str(path.parent) for path in (source.path, source.path.absolute(), *(f.path for f in source.files))}
+    for folder in sorted(folders, key=len, reverse=True):
+        why = why.replace(f"{folder}/", "") if folder not in ("", ".", "/") else why
+    return why
 
 
 def _passed_over(problem: Problem) -> LeftOut:

@@ -16,6 +16,8 @@ from typer.testing import CliRunner
 import ckptools
 from ckptools._version import __version__
 from ckptools.cli import app
+from ckptools.consolidate.provenance import record_of
+from ckptools.consolidate.selection import Selection
 from ckptools.errors import NotWholeError, OutputExistsError
 from ckptools.model.provenance import Origin
 from tests.consolidate import dcp_resume
@@ -98,6 +100,13 @@ def test_no_folder_of_the_source_is_in_an_output(out, broken, tmp_path):
     path = tmp_path / out
     content = b"".join(file.read_bytes() for file in ([path] if path.is_file() else path.iterdir()))
     assert b"run-7" in content and str(broken.parent).encode() not in content
+
+
+def test_reasons_in_a_record_name_files_without_their_folders(broken):
+    opened = ckptools.open(broken, all_ranks=True)
+    gone = {("a",): f"{opened.files[0].path}: cut", ("b",): f"see {broken}/x and {broken.parent}/y"}
+    record = record_of(Selection({}, left_out=gone, source=opened))
+    assert [one.why for one in record.left_out] == [f"{opened.files[0].path.name}: cut", "see x and y"]
 
 
 @pytest.mark.parametrize("out", OUTPUTS)
