@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckptools.api.outputs import OutputMethods
+from ckptools.api.python_words import in_python
 from ckptools.api.state_dict import StateDict
 from ckptools.api.statistics import StatisticsMethods
 from ckptools.model import checkpoint as checkpoint_data
@@ -105,6 +106,7 @@ class Checkpoint(StatisticsMethods, OutputMethods, checkpoint_data.Checkpoint):
 
         return RandomStates(self._with_all_ranks(), rng_of(self))
 
+    @in_python
     def records(
         self, section: str = "", *, filter: Iterable[str] = (), exclude: Iterable[str] = (), private: bool = False
     ) -> Keys:
@@ -127,6 +129,7 @@ class Checkpoint(StatisticsMethods, OutputMethods, checkpoint_data.Checkpoint):
 
         return keys_of(self, Selection(tuple(filter), tuple(exclude), section), private)
 
+    @in_python
     def show(self, *keys: str, values: str | None = None, private: bool = False, all_ranks: bool = False) -> Shown:
         """What is at some keys: values in full, tensors with their shards and, where they are small, a few figures.
 
@@ -146,6 +149,7 @@ class Checkpoint(StatisticsMethods, OutputMethods, checkpoint_data.Checkpoint):
 
         return show(self, keys, values, private, all_ranks, None if self.all_ranks else self._with_all_ranks)
 
+    @in_python
     def verify(
         self,
         *,
@@ -182,6 +186,7 @@ class Checkpoint(StatisticsMethods, OutputMethods, checkpoint_data.Checkpoint):
             progress=progress,
         )
 
+    @in_python
     def match(
         self, to: Any, *, filter: Iterable[str] = (), exclude: Iterable[str] = (), section: str | None = None
     ) -> Match:

@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ckptools.api.python_words import in_python
+
 if TYPE_CHECKING:
     from ckptools.formats.options import Weights
     from ckptools.formats.shared.given_names import NamesFrom
     from ckptools.model.diagnosis import Diagnosis
 
 
+@in_python
 def doctor(
     path: str | Path | Sequence[str | Path],
     to: Any = None,

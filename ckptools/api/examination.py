@@ -6,7 +6,7 @@ Nothing is found out here: each answer is that of another call, `verify`, `check
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from ckptools.api.checkpoint import Checkpoint
 from ckptools.api.opening import checkpoints_in, open
 from ckptools.checks.optimizers import LOST
 from ckptools.errors import CkptoolsError, ReadError, SeveralError
-from ckptools.files.location import location, path_of, real_path
+from ckptools.files.location import check_path, location, path_of, real_path
 from ckptools.formats.shared.rank_names import parse
 from ckptools.model.diagnosis import Diagnosis, Finding
 from ckptools.model.problems import Code, Problem, verdict
@@ -46,6 +46,8 @@ def doctor(
 ) -> Diagnosis:
     """Answer the first questions about a checkpoint, a run or a file that cannot be opened; see `ckptools.doctor`."""
     started = time.perf_counter()
+    if not isinstance(path, Iterable):
+        check_path(path)
     paths = [path] if isinstance(path, (str, Path)) else list(path)
     made = _Examination([location(one) for one in paths], to, how, on_found)
     findings = list(made.findings())

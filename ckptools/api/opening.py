@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from ckptools.api.answers import Difference, RunFolder, run_with_plots, with_plots
 from ckptools.api.checkpoint import Checkpoint
+from ckptools.api.python_words import in_python
 from ckptools.api.tensor import with_lazy_tensors
-from ckptools.files.location import path_of
+from ckptools.files.location import check_path, path_of
 from ckptools.tensor_io.progress import Progress
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from ckptools.model.verification import Verification
 
 
+@in_python
 def open(
     path: str | Path | Sequence[str | Path],
     *,
@@ -93,6 +95,7 @@ def with_methods(data: CheckpointData) -> Checkpoint:
     return Checkpoint(**found, resolver=resolver)
 
 
+@in_python
 def verify(
     checkpoint: Checkpoint | str | Path,
     *,
@@ -109,6 +112,7 @@ def verify(
     )
 
 
+@in_python
 def report(
     checkpoint: Checkpoint | str | Path,
     out: str | Path,
@@ -134,6 +138,7 @@ def report(
     )
 
 
+@in_python
 def diff(
     a: Checkpoint | str | Path,
     b: Checkpoint | str | Path,
@@ -182,11 +187,12 @@ def diff(
 def _side(side: Checkpoint | str | Path) -> CheckpointData | Path:
     from ckptools.checks.difference.digest_file import is_digest_file
 
-    if isinstance(side, (str, Path)) and is_digest_file(path_of(side)):
+    if isinstance(side, (str, Path)) and side != "" and is_digest_file(path_of(side)):
         return path_of(side)
     return _opened(side)._with_all_ranks()
 
 
+@in_python
 def consolidate(
     checkpoint: Checkpoint | str | Path,
     out: str | Path,
@@ -242,6 +248,7 @@ def consolidate(
     )
 
 
+@in_python
 def checkpoints_in(
     folder: str | Path,
     *,
@@ -291,4 +298,7 @@ def checkpoints_in(
 
 
 def _opened(checkpoint: Checkpoint | str | Path) -> Checkpoint:
-    return open(checkpoint, all_ranks=True) if isinstance(checkpoint, (str, Path)) else checkpoint
+    if isinstance(checkpoint, Checkpoint):
+        return checkpoint
+    check_path(checkpoint)
+    return open(checkpoint, all_ranks=True)

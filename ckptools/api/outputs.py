@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ckptools.api.python_words import in_python
 from ckptools.model import checkpoint as checkpoint_data
 from ckptools.tensor_io.progress import Progress
 
@@ -19,6 +20,7 @@ class OutputMethods:
     def _with_all_ranks(self) -> checkpoint_data.Checkpoint:
         raise NotImplementedError
 
+    @in_python
     def report(
         self,
         out: str | Path,
@@ -89,6 +91,7 @@ class OutputMethods:
         write_digest_file(self._with_all_ranks(), Path(out), force, jobs, progress)
         return Path(out)
 
+    @in_python
     def consolidate(
         self,
         out: str | Path,
@@ -160,7 +163,9 @@ class OutputMethods:
         """
         from ckptools.consolidate.options import ConsolidateOptions
         from ckptools.consolidate.run import consolidate as write
+        from ckptools.files.location import check_path
 
+        check_path(out)
         options = ConsolidateOptions(
             format=format,
             only=only,

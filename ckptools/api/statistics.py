@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from ckptools.api.python_words import in_python
 from ckptools.model import checkpoint as checkpoint_data
 from ckptools.tensor_io.progress import Progress
 
@@ -19,6 +20,7 @@ class StatisticsMethods:
     def _with_all_ranks(self) -> checkpoint_data.Checkpoint:
         raise NotImplementedError
 
+    @in_python
     def stats(
         self,
         *,
@@ -54,6 +56,7 @@ class StatisticsMethods:
             ck.path, parts_of(ck, _selection(filter, exclude, section), per_rank), histogram, jobs, progress
         )
 
+    @in_python
     def moments(
         self,
         *,
@@ -78,6 +81,7 @@ class StatisticsMethods:
         ck = self._with_all_ranks()
         return moments(ck, pairs_of(ck, _selection(filter, exclude)), jobs, progress)
 
+    @in_python
     def dead_rows(
         self,
         *,

@@ -7,9 +7,10 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from ckptools.errors import ReadError, UnsafePathError
+from ckptools.errors import ReadError, UnsafePathError, UsageError
 from ckptools.files.remote_path import RemotePath, named_url, refreshed, shown_url
 from ckptools.files.remote_store import RemoteError
+from ckptools.model.values import describe_for_error
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 
@@ -41,13 +42,27 @@ def location(path: str | Path) -> Path:
     """Where something is that the user named: a path of this machine, or that of a URL, asked for anew.
 
     Raises:
+        UsageError: it is no path, or empty.
         ReadError: it is a URL that is not read.
     """
+    check_path(path)
     found = _path_of(path, by_user=True)
     try:
         return refreshed(found) if isinstance(found, RemotePath) else found
     except RemoteError as error:
         raise _not_read(path, error) from error
+
+
+def check_path(path: object) -> None:
+    """Refuse what is no path, or an empty one, which would be this folder.
+
+    Raises:
+        UsageError: it is that.
+    """
+    if not isinstance(path, (str, Path)):
+        raise UsageError(None, f"expected a path, found {describe_for_error(path)}")
+    if path == "":
+        raise UsageError(None, "the path is empty; this folder is .")
 
 
 def _not_read(path: str | Path, error: RemoteError) -> ReadError:

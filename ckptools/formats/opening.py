@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ckptools.errors import CkptoolsError, ReadError, SeveralError, UsageError
 from ckptools.files.holes import takes_less
-from ckptools.files.location import common_folder, location, path_of, real_path
+from ckptools.files.location import check_path, common_folder, location, path_of, real_path
 from ckptools.files.opening import reading
 from ckptools.files.remote_path import RemotePath
 from ckptools.formats import not_read
@@ -86,6 +86,8 @@ def open_checkpoint(
     )
     if isinstance(path, (str, Path)):
         return _named(_open(location(path), replace(options, ranks=ranks)), options.names)
+    if not isinstance(path, Iterable):
+        check_path(path)
     return _named(_open_files([location(one) for one in path], options, ranks), options.names)
 
 

@@ -70,6 +70,13 @@ def test_a_folder_of_parts_is_one_checkpoint_that_is_not_whole(files, tmp_path):
         ckptools.consolidate(tmp_path, tmp_path / "out.safetensors")
 
 
+def test_parts_in_folders_of_their_own_are_one_checkpoint_of_a_run(tmp_path):
+    for rank in range(2):
+        save(tmp_path / f"run/step-7/mp_rank_0{rank}/model_weights.ckpt", slices(rank))
+    found = ckptools.checkpoints_in(tmp_path / "run")
+    assert [(row.name, row.whole, row.files) for row in found.rows] == [("step-7", False, 2)]
+
+
 def test_what_each_part_holds_is_under_its_own_name(tmp_path):
     for rank in range(2):
         save(tmp_path / f"model{rank}-mp2.safetensors", slices(rank))

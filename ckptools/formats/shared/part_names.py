@@ -79,8 +79,8 @@ def parts_with(path: Path) -> Parts | None:
     if COUNTED.fullmatch(path.stem) and path.suffix == ".safetensors":
         found = _found(path.parent, "model_*.safetensors", path)
         return found if _have_the_same_names(found.files) else None
-    if FOLDER.fullmatch(path.absolute().parent.name):
-        folder = path.absolute().parent
+    folder = path.parent if path.parent.name else path.absolute().parent
+    if FOLDER.fullmatch(folder.name):
         return _found(folder.parent, f"{_pattern(folder.name)}/{path.name}", path)
     return None
 
@@ -99,8 +99,8 @@ def parts_in(folder: Path) -> Parts | None:
     families: dict[str, Parts] = {}
     for file in _weights_in(folder):
         found = None if _is_plain_rank(file) else parts_with(file)
-        if found is None:
-            return None
+        if found is None or (found.files[0].parent == folder) is ("/" in found.pattern):
+            return None  # also of a folder that is a part itself
         families.setdefault(found.pattern, found)
     if len(families) > 1:
         raise several(folder, [parts.files[0] for parts in families.values()])

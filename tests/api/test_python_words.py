@@ -1,0 +1,74 @@
+"""Errors of Python name Python's arguments, and what is no path is refused in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import ckptools
+from ckptools.api.python_words import python_words
+from ckptools.cli import app
+from ckptools.errors import UsageError
+
+
+@pytest.fixture
+def file(tmp_path) -> str:
+    torch.save({"w": torch.arange(6.0)}, tmp_path / "model.pt")
+    return str(tmp_path / "model.pt")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        ("--prefer-rank 7: there is no file", "prefer_rank 7: there is no file"),
+        ("not whole; --allow-missing writes what is whole", "not whole; allow_missing writes what is whole"),
+        ("no model; --only all writes every tensor", "no model; only='all' writes every tensor"),
+        ("as ckptools tree x --section all has it; --ranks", "as ckptools tree x --section all has it; ranks"),
+        ("2 -- 3 and a--b stay", "2 -- 3 and a--b stay"),
+    ],
+)
+def test_options_are_arguments_but_in_commands(text):
+    assert python_words(text[0]) == text[1]
+
+
+def test_an_error_of_python_has_no_dashes(file, tmp_path):
+    with pytest.raises(UsageError, match=r"prefer_rank 7: there is no file of that rank") as caught:
+        ckptools.consolidate(file, tmp_path / "out.safetensors", prefer_rank=7)
+    assert "--" not in str(caught.value) + caught.value.reason
+    with pytest.raises(UsageError, match=r"^weights='zz': choose fp32 or module"):
+        ckptools.open(file, weights="zz")
+    result = CliRunner().invoke(app, ["inspect", file, "--ranks", "zz"])
+    assert "--ranks" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        ckptools.open,
+        ckptools.verify,
+        ckptools.doctor,
+        ckptools.checkpoints_in,
+        lambda path: ckptools.consolidate(path, "out.pt"),
+        lambda path: ckptools.diff(path, path),
+    ],
+)
+@pytest.mark.parametrize("path", [None, 5, ""])
+def test_what_is_no_path_is_one_clear_line(call: Callable[[Any], Any], path):
+    with pytest.raises(UsageError, match=r"^expected a path, found|^the path is empty; this folder is \."):
+        call(path)
+
+
+def test_an_output_that_is_no_path_is_one_clear_line(file):
+    with pytest.raises(UsageError, match="expected a path, found None"):
+        ckptools.consolidate(file, None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("command", ["inspect", "ls", "verify", "tree", "stats", "doctor"])
+def test_an_empty_path_is_not_this_folder(command):
+    result = CliRunner().invoke(app, [command, ""])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == "error: the path is empty; this folder is .\n"
