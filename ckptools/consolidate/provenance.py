@@ -5,6 +5,7 @@ It has the name of the source, never its folder, and no time: the same source gi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 
 from ckptools._version import __version__
@@ -99,7 +100,8 @@ def _without_folder(why: str, source: Checkpoint) -> str:
     """A reason without the folders that lead to the source."""
     folders = {str(path.parent) for path in (source.path, source.path.absolute(), *(f.path for f in source.files))}
     for folder in sorted(folders, key=len, reverse=True):
-        why = why.replace(f"{folder}/", "") if folder not in ("", ".", "/") else why
+        # `data/7` is no file in a folder `a`.
+        why = re.sub(rf"(?<![\w./-]){re.escape(folder)}/", "", why) if folder not in ("", ".", "/") else why
     return why
 
 

@@ -104,9 +104,9 @@ def test_no_folder_of_the_source_is_in_an_output(out, broken, tmp_path):
 
 def test_reasons_in_a_record_name_files_without_their_folders(broken):
     opened = ckptools.open(broken, all_ranks=True)
-    gone = {("a",): f"{opened.files[0].path}: cut", ("b",): f"see {broken}/x and {broken.parent}/y"}
+    gone = {("a",): f"{opened.files[0].path}: cut", ("b",): f"see {broken}/x and {broken.parent}/y; data{broken}/7"}
     record = record_of(Selection({}, left_out=gone, source=opened))
-    assert [one.why for one in record.left_out] == [f"{opened.files[0].path.name}: cut", "see x and y"]
+    assert [one.why for one in record.left_out] == [f"{opened.files[0].path.name}: cut", f"see x and y; data{broken}/7"]
 
 
 @pytest.mark.parametrize("out", OUTPUTS)
