@@ -17,6 +17,7 @@ import typer
 from ckptools.cli.arguments import CheckpointPaths
 from ckptools.cli.opening import AS_A_USER_WOULD, OpeningOptions
 from ckptools.cli.printing import remark
+from ckptools.errors import ReadError, RefusedError
 
 if TYPE_CHECKING:
     from ckptools.api import Checkpoint
@@ -36,8 +37,8 @@ def shell(
 ) -> None:
     """Open a Python prompt with a checkpoint opened.
 
-    `ck` is what ckptools.open gives, whatever PATH is. Of a single torch.save file `shard` is what torch makes of it:
-    real tensors, ShardedTensors and DTensors. No torchrun, no other ranks, no GPU needed. Without a terminal, code is
+    `ck` is what ckptools.open gives, whatever PATH is. Of a single torch.save file `shard` is what torch makes of it,
+    where all its classes are on the list: real tensors, ShardedTensors and DTensors. No torchrun, no other ranks, no GPU needed. Without a terminal, code is
     read from stdin.
     """
     names = {"__name__": "__console__", "ckptools": sys.modules["ckptools"], "ck": open_as_users_do(paths, opening)}
@@ -57,10 +58,9 @@ def open_as_users_do(paths: Sequence[str], how: OpeningOptions) -> Checkpoint:
 
 @contextmanager
 def shard_of(paths: Sequence[str], trust: bool) -> Iterator[dict[str, Any]]:
-    """What torch makes of a single torch.save file, under the name `shard`; nothing for anything else.
+    """What torch makes of a single torch.save file, under the name `shard`; nothing where it makes none.
 
-    Raises:
-        RefusedError: it names classes that are not on the list, and is not trusted.
+    That is so for anything else, and for a file of classes that are not on the list and that is not trusted.
     """
     if len(paths) > 1 or not _is_torch_file(Path(paths[0])):
         yield {}
@@ -68,7 +68,12 @@ def shard_of(paths: Sequence[str], trust: bool) -> Iterator[dict[str, Any]]:
     from ckptools.torch_engine.offline import load_shard, offline
 
     with offline():
-        yield {"shard": load_shard(Path(paths[0]), trust=trust)}
+        try:
+            names = {"shard": load_shard(Path(paths[0]), trust=trust)}
+        except (RefusedError, ReadError) as error:
+            remark(f"no shard here, only ck: {error}")
+            names = {}
+        yield names
 
 
 def _is_torch_file(path: Path) -> bool:
