@@ -37,9 +37,9 @@ def shell(
 ) -> None:
     """Open a Python prompt with a checkpoint opened.
 
-    `ck` is what ckptools.open gives, whatever PATH is. Of a single torch.save file `shard` is what torch makes of it,
-    where all its classes are on the list: real tensors, ShardedTensors and DTensors. No torchrun, no other ranks, no GPU needed. Without a terminal, code is
-    read from stdin.
+    `ck` is what ckptools.open gives, whatever PATH is. Of a single torch.save file whose classes are all on the list
+    `shard` is what torch makes of it: real tensors, ShardedTensors and DTensors. No torchrun, no other ranks, no GPU
+    needed. Without a terminal, code is read from stdin.
     """
     names = {"__name__": "__console__", "ckptools": sys.modules["ckptools"], "ck": open_as_users_do(paths, opening)}
     with plain_tracebacks(), warnings.catch_warnings():

@@ -11,6 +11,7 @@ from ckptools.files.location import tells_others
 from ckptools.formats.shared.file_status import Fault
 from ckptools.formats.shared.left_overs import unfinished
 from ckptools.formats.shared.merge import Merge, put
+from ckptools.formats.shared.rank_names import parse
 from ckptools.formats.shared.same_values import same_records
 from ckptools.model.checkpoint import RankFile
 from ckptools.model.problems import Code, Problem, Severity
@@ -51,9 +52,16 @@ def check_files(
             yield from _check_file(file, faults, world, sharded, 0 if in_parts else usual)
     for (rank, part), count in Counter((f.rank, f.part) for f in files).items():
         if count > 1:
-            names = [f.path.name for f in files if (f.rank, f.part) == (rank, part)]
-            text = f"{count} files say they are rank {rank}{' of ' + part if part else ''}: {', '.join(names[:4])}"
-            yield Problem(Code.STRAY_FILE, text, rank)
+            paths = [f.path for f in files if (f.rank, f.part) == (rank, part)]
+            text = f"{count} files say they are rank {rank}{' of ' + part if part else ''}: "
+            yield Problem(Code.STRAY_FILE, text + ", ".join(path.name for path in paths[:4]), _astray(paths, rank))
+
+
+def _astray(paths: Sequence[Path], rank: int | None) -> int | None:
+    """Whose file was written over, where one of two that say they are a rank has another's name; else that rank."""
+    named = [name.rank for name in map(parse, paths) if name is not None]
+    others = [n for n in named if n != rank]
+    return others[0] if len(named) == 2 and len(others) == 1 else rank
 
 
 def _missing(file: RankFile, here: Collection[Path]) -> str:
