@@ -63,7 +63,7 @@ def codes(path: Path, **how: bool) -> set[str]:
 @pytest.mark.parametrize("out", OUTPUTS)
 def test_no_command_calls_an_output_with_holes_or_fills_whole(outputs, out, fill, tmp_path):
     path, code = outputs[out, fill], FILLS[fill]
-    for command in (["inspect"], ["inspect", "--all-ranks"], ["verify", "--deep"], ["doctor"]):
+    for command in (["inspect"], ["inspect", "--all-ranks"], ["verify", "--deep", "--values"], ["doctor"]):
         exit_code, shown = run(*command, path)
         assert (command, exit_code, code in shown) == (command, 1, True)
     exit_code, shown = run("ls", path.parent)
