@@ -12,7 +12,9 @@ from ckptools.errors import CkptoolsError
 P = ParamSpec("P")
 R = TypeVar("R")
 
-COMMAND = re.compile(r"(?:python -m )?ckptools [a-z]+ [^;:)]*")
+COMMAND = re.compile(
+    r"ckptools (?:consolidate|create|diff|doctor|formats|inspect|ls|match|report|shell|show|stats|tree|verify)\b[^;:)]*"
+)
 """A command line in a message, which stays as it is typed."""
 
 CHOICE = re.compile(r"--(only|fill|dtype|weights|format) ([a-z0-9_]+)(?![a-z0-9_.-])")

@@ -28,6 +28,10 @@ def file(tmp_path) -> str:
         ("not whole; --allow-missing writes what is whole", "not whole; allow_missing writes what is whole"),
         ("no model; --only all writes every tensor", "no model; only='all' writes every tensor"),
         ("as ckptools tree x --section all has it; --ranks", "as ckptools tree x --section all has it; ranks"),
+        (
+            "none that ckptools knows, not followed (--follow-symlinks)",
+            "none that ckptools knows, not followed (follow_symlinks)",
+        ),
         ("2 -- 3 and a--b stay", "2 -- 3 and a--b stay"),
     ],
 )

@@ -46,7 +46,7 @@ def old(tmp_path) -> Path:
 
 def test_a_folder_that_exists_is_kept_unless_forced_and_then_replaced_whole(old):
     before = content(old)
-    with pytest.raises(OutputExistsError, match="--force"):
+    with pytest.raises(OutputExistsError, match="force"):
         ckptools.consolidate(DDP, old, only="model")
     assert content(old) == before
     (old / "__0_7.distcp").write_bytes(b"of an earlier output")

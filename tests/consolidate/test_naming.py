@@ -91,6 +91,6 @@ def test_what_lies_beside_an_output_has_its_whole_name_in_front(tmp_path):
 
 def test_a_file_in_the_folder_is_not_overwritten_unless_asked(tmp_path):
     (tmp_path / "model.pt").write_text("mine")
-    with pytest.raises(OutputExistsError, match="--force"):
+    with pytest.raises(OutputExistsError, match="force"):
         ckptools.consolidate(DDP, tmp_path, format="pt")
     assert (tmp_path / "model.pt").read_text() == "mine"

@@ -160,7 +160,7 @@ def test_a_missing_replica_group_is_no_loss(tmp_path):
 
 def test_an_existing_output_is_kept_unless_forced(tmp_path):
     (tmp_path / "out.pt").write_text("mine")
-    with pytest.raises(OutputExistsError, match="--force"):
+    with pytest.raises(OutputExistsError, match="force"):
         ckptools.consolidate(FSDP2, tmp_path / "out.pt")
     assert (tmp_path / "out.pt").read_text() == "mine"
     ckptools.consolidate(FSDP2, tmp_path / "out.pt", force=True)
@@ -169,7 +169,7 @@ def test_an_existing_output_is_kept_unless_forced(tmp_path):
 
 def test_an_output_in_one_file_is_in_the_way_of_one_in_several(tmp_path):
     (tmp_path / "m.safetensors").write_text("mine")
-    with pytest.raises(OutputExistsError, match=r"m\.safetensors: exists; --force overwrites it"):
+    with pytest.raises(OutputExistsError, match=r"m\.safetensors: exists; force overwrites it"):
         ckptools.consolidate(FSDP2, tmp_path / "m.safetensors", max_shard_size=2000)
     assert [path.name for path in tmp_path.iterdir()] == ["m.safetensors"]
 

@@ -122,7 +122,7 @@ def test_a_latest_that_leads_elsewhere_is_refused(z1, tag):
 def test_a_file_that_is_a_link_out_of_the_folder_is_refused_unless_asked_for(z1, tmp_path):
     (z1 / OPTIM.format(1)).rename(tmp_path / "elsewhere.pt")
     (z1 / OPTIM.format(1)).symlink_to(tmp_path / "elsewhere.pt")
-    with pytest.raises(UnsafePathError, match="--follow-symlinks"):
+    with pytest.raises(UnsafePathError, match="follow_symlinks"):
         ckptools.open(z1)
     assert ckptools.open(z1, follow_symlinks=True).whole
 
@@ -196,7 +196,7 @@ def test_model_states_alone_show_names_and_say_what_is_missing(z1, tmp_path):
         file.unlink()
     ck = ckptools.open(z1 / "mp_rank_00_model_states.pt")
     assert told(ck) == [("CK001", rank) for rank in range(4)] and len(ck.model) == 13
-    with pytest.raises(NotWholeError, match="--weights module"):
+    with pytest.raises(NotWholeError, match="weights='module'"):
         ckptools.consolidate(z1, tmp_path / "out.safetensors", only="model")
     low = ckptools.open(z1, weights="module", all_ranks=True)
     ckptools.consolidate(low, tmp_path / "out.safetensors", only="model")

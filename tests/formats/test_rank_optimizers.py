@@ -96,7 +96,7 @@ def test_numbers_that_nothing_names_are_never_joined(tmp_path: Path) -> None:
     unnamed = [key for key in ck.optimizers["optimizer"].state if key.startswith("?")]
     assert len(ck.optimizers["optimizer"].state) == len(names(ranks))
     assert {key.rpartition(" ")[2] for key in unnamed} == {"0", "1"}
-    with pytest.raises(NotWholeError, match=r"every rank numbers its own.*--names FROM") as refused:
+    with pytest.raises(NotWholeError, match=r"every rank numbers its own.*names FROM") as refused:
         ckptools.consolidate(folder, tmp_path / "all.pt")
     assert "prefer-rank" not in str(refused.value)
     assert not (tmp_path / "all.pt").exists()
