@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import islice
 
 CUT = "..."
@@ -143,6 +143,11 @@ def spans(numbers: Iterable[int]) -> str:
             runs.append([n, n])
     shown = [str(a) if a == b else f"{a}..{b}" if b > a + 1 else f"{a}, {b}" for a, b in runs]
     return ", ".join(shown[:12]) + (f" and {len(shown) - 12} more runs" if len(shown) > 12 else "")
+
+
+def named_ranks(ranks: Collection[int]) -> str:
+    """`rank 2`, `ranks 0, 4..9`."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {spans(ranks)}"
 
 
 # -- times -------------------------------------------------------------------------------------------------------

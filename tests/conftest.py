@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 from typer.main import get_command
 
-from ckptools.formats.shared import rank_signs
+from ckptools.formats import options
 
 if TYPE_CHECKING:
     from tests.object_store import Bucketful
@@ -70,12 +70,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: order.get(item.nodeid.partition("::")[0], len(order)))
 
 
-@pytest.fixture(autouse=True, scope="session")
-def inspect_takes_its_time() -> Iterator[None]:
-    """What `inspect` looks into must not depend on how busy the machine is; one test tries the limit itself."""
-    limit, rank_signs.MAX_SECONDS = rank_signs.MAX_SECONDS, 60.0
-    yield
-    rank_signs.MAX_SECONDS = limit
+@pytest.fixture
+def large_world(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every world counts as one of so many ranks that not all are read without being asked to."""
+    monkeypatch.setattr(options, "MAX_RANKS", 0)
 
 
 @pytest.fixture(autouse=True, scope="session")

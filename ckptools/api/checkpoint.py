@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ckptools.model.keys import Keys
     from ckptools.model.matching import Match
     from ckptools.model.shown import Shown
+    from ckptools.model.verdict import Verdict
     from ckptools.model.verification import Verification
     from ckptools.training_state.optimizers import Optimizer
     from ckptools.training_state.sections import Section
@@ -41,7 +42,7 @@ class Checkpoint(StatisticsMethods, OutputMethods, checkpoint_data.Checkpoint):
 
     A context manager: `with ckptools.open(path) as ck:` forgets at its end what was read of other ranks' files. Beside
     what stands here it has everything that `ckptools.model.checkpoint.Checkpoint` lists: `path`, `format`, `files`,
-    `world_size`, `step`, `problems`, `whole`, `ranks` and more.
+    `world_size`, `step`, `problems`, `ranks` and more.
 
     Attributes:
         resolver: reads other ranks' files when their shards are asked for, each once.
@@ -59,6 +60,18 @@ class Checkpoint(StatisticsMethods, OutputMethods, checkpoint_data.Checkpoint):
     def raw(self) -> Any:
         """The tree as the file has it: nested dicts, lists and tuples with plain values and lazy tensors."""
         return self.tree
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether it is whole, recoverable and joinable, how far that was looked into, and why not."""
+        from ckptools.training_state.verdict import verdict_of
+
+        return verdict_of(self)
+
+    @property
+    def whole(self) -> bool | None:
+        """Whether everything that was saved is here and of one save; None where that is not proven."""
+        return self.verdict.whole
 
     @cached_property
     def sections(self) -> Rows[Section]:

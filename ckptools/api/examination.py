@@ -18,9 +18,10 @@ from ckptools.errors import CkptoolsError, ReadError, SeveralError
 from ckptools.files.location import check_path, location, path_of, real_path
 from ckptools.formats.shared.rank_names import parse
 from ckptools.model.diagnosis import Diagnosis, Finding
-from ckptools.model.problems import Code, Problem, verdict
+from ckptools.model.problems import Code, Problem
 from ckptools.model.rows import Rows
 from ckptools.model.run_folder import RunFolder
+from ckptools.model.verdict import Verdict
 from ckptools.model.verification import Check, Verification
 from ckptools.text import and_others, few, plural, size
 from ckptools.training_state.steps import contradiction, step_in
@@ -55,6 +56,7 @@ def doctor(
         path=made.path,
         ok=all(finding.ok is not False for finding in findings),
         readable=made.checkpoint is not None,
+        verdict=made.verdict,
         rows=Rows(findings),
         next=tuple(dict.fromkeys(made.commands))[:MOST],
         seconds=time.perf_counter() - started,
@@ -72,6 +74,7 @@ class _Examination:
         on_found: called with each checkpoint of the run that was looked into.
         commands: what to type next, the most useful first.
         checkpoint: it, with every rank read; None where it cannot be opened.
+        verdict: what was found of it.
     """
 
     paths: list[Path]
@@ -82,6 +85,7 @@ class _Examination:
     checkpoint: Checkpoint | None = None
     error: CkptoolsError | None = None
     run: RunFolder | None = None
+    verdict: Verdict | None = None
 
     @property
     def path(self) -> Path:
@@ -97,6 +101,7 @@ class _Examination:
             yield from self._of_unreadable()
             return
         verified = self.checkpoint.verify(jobs=self.how.get("jobs"))
+        self.verdict = verified.verdict
         whole = _whole(verified, self.checkpoint)
         newest, facts, in_step = self._newest(bool(whole.ok)), _facts(self.checkpoint, verified), _in_step(verified)
         loads = self._loads(self.checkpoint)
@@ -199,7 +204,7 @@ class _Examination:
             self.commands.insert(0, f"ckptools verify {named}")
         else:
             self.commands.insert(0, f"ckptools verify {named} --deep --values")
-        consolidation = next_command(self.checkpoint, False).split("     ")[0]
+        consolidation = next_command(self.checkpoint).split("     ")[0]
         if consolidation.startswith("ckptools consolidate"):
             self.commands.append(f"{consolidation} --dry-run")
 
@@ -220,11 +225,13 @@ class _Examination:
 
 def _whole(verified: Verification, checkpoint: Checkpoint) -> Finding:
     errors = [problem for problem in verified.problems if problem.severity == "error"]
+    if errors or not verified.verdict.whole or not verified.verdict.joinable:
+        whole = None if verified.verdict.whole is None and not errors else False
+        unjoined = [p for p in verified.problems if p.kind is Code.TENSOR_NOT_JOINED]
+        return Finding(WHOLE, whole, verified.verdict.headline, _named(errors or unjoined))
     files = next(check.detail for check in verified.checks if check.name == "files")
-    if not errors:
-        return Finding(WHOLE, True, "yes", f"{checkpoint.path}: {files}; every rank read, no checksums (--deep)")
-    named = _named(errors)
-    return Finding(WHOLE, False, f"no: {verdict(errors)}", named)
+    evidence = f"{checkpoint.path}: {files}; every rank read, no checksums (--deep)"
+    return Finding(WHOLE, True, verified.verdict.headline, evidence)
 
 
 def _named(problems: Sequence[Problem]) -> str:

@@ -18,7 +18,10 @@ def exactly_covered(ck: Checkpoint) -> Check:
     tensors = [(path, t) for path, t in tensors_in(ck.tree) if t.kind != "meta"]
     if not tensors:
         return skipped("layout", "no tensors")
-    problems = [p for path, t in tensors if (p := cover_problem(t, fqn_of(path))) is not None]
+    lost = {p.tensor or p.message: p for p in ck.problems if p.kind is Code.TENSOR_NOT_JOINED and p.severity == "error"}
+    found = (lost.get(name) or cover_problem(t, name) for name, t in ((fqn_of(path), t) for path, t in tensors))
+    problems = [p for p in found if p is not None]
+    problems += [p for p in lost.values() if p not in problems]  # under the names that the files have
     sharded = sum(t.sharded for _, t in tensors)
     return judged("layout", problems, f"{plural(len(tensors), 'tensor')}, {sharded} sharded, covered exactly")
 

@@ -16,13 +16,10 @@ from ckptools.model.verification import Check
 from ckptools.tensor_io.coverage import cover_problem
 from ckptools.tensor_io.stream import shard_bytes
 from ckptools.text import plural
+from ckptools.training_state.consistency import optimizer_problems
 from ckptools.training_state.learning_rates import learning_rates as compared_rates
-from ckptools.training_state.optimizers import Optimizer, optimizers_of
-from ckptools.training_state.sections import model_of, sections_of_kind
-from ckptools.training_state.steps import contradiction
-
-ELEMENTWISE = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "exp_inf", "square_avg", "acc_delta")
-"""Slots that have one number for each number of the parameter, in every optimizer that uses the name."""
+from ckptools.training_state.optimizers import optimizers_of
+from ckptools.training_state.sections import sections_of_kind
 
 LOST = "the steps that the optimizer counts are in files that are not here, or damaged"
 """Why steps cannot be compared, although the optimizer counts them."""
@@ -37,48 +34,12 @@ def state_covers_parameters(ck: Checkpoint) -> Check:
     optimizers = [o for o in optimizers_of(ck).values() if o.state]
     if not optimizers:
         return skipped(name, "no optimizer state")
-    problems = [p for o in optimizers for p in (*_grouped(o), *_shaped(ck, o), *_unnamed(o))]
+    problems = list(optimizer_problems(ck))
     with_state = sum(len(o.state) for o in optimizers)
     grouped = sum(len({n for group in o.param_groups for n in group.names}) for o in optimizers)
     assumed = sum(len(o.naming.assumed) for o in optimizers)
     more = f"; {assumed} names are assumed by order" if assumed else ""
     return judged(name, problems, f"{with_state} of {max(grouped, with_state)} have state{more}")
-
-
-def _unnamed(optimizer: Optimizer) -> Iterator[Problem]:
-    """States that belong to nobody knows which parameter, so that nothing can be compared."""
-    if optimizer.naming.unnamed:
-        text = f"{optimizer.naming.note}; what has no name is not compared with its parameter"
-        yield Problem(Code.OPTIMIZER_STATE_UNNAMED, text, None, optimizer.name)
-
-
-def _grouped(optimizer: Optimizer) -> Iterator[Problem]:
-    groups = [n for group in optimizer.param_groups for n in group.names]
-    if not groups:
-        return
-    keys = {k if isinstance(k, str) else f"?{k}" for k in optimizer.state}
-    twice = sorted({n for n in groups if groups.count(n) > 1}) if len(set(groups)) < len(groups) else []
-    for fqn in twice:
-        yield Problem(Code.PARAM_GROUPS, "is in two param groups", None, fqn)
-    for fqn in sorted(keys - set(groups)):
-        yield Problem(Code.PARAM_GROUPS, "has optimizer state and is in no param group", None, fqn)
-    for fqn in dict.fromkeys(n for n in groups if n not in keys):
-        yield Problem(
-            Code.NO_OPTIMIZER_STATE, "is in a param group and has no state: frozen, or never had a gradient", None, fqn
-        )
-
-
-def _shaped(ck: Checkpoint, optimizer: Optimizer) -> Iterator[Problem]:
-    model = model_of(ck)
-    for fqn, slots in optimizer.state.items():
-        parameter = model.get(fqn) if isinstance(fqn, str) else None
-        if not isinstance(parameter, Tensor) or not isinstance(slots, Mapping):
-            continue
-        for slot, moment in slots.items():
-            comparable = isinstance(moment, Tensor) and not moment.note and not parameter.note
-            if comparable and slot in ELEMENTWISE and moment.shape != parameter.shape:
-                text = f"{slot} has shape {list(moment.shape)}, its parameter {list(parameter.shape)}"
-                yield Problem(Code.OPTIMIZER_STATE_SHAPE, text, None, fqn)
 
 
 def step_counters(ck: Checkpoint) -> Check:
@@ -87,7 +48,7 @@ def step_counters(ck: Checkpoint) -> Check:
     slots = _step_slots(ck)
     found = {key: step for key, slot in slots.items() if (step := _step(slot)) is not None}
     counted = {key: int(step) for key, step in found.items() if math.isfinite(step)}
-    problems = list(_unlike_steps(ck, found, counted))
+    problems = [*_unlike_steps(ck, found, counted), *(p for p in ck.problems if p.kind is Code.STEPS_DISAGREE)]
     where = [*ck.step.sources, *([f"{plural(len(counted), 'optimizer step')}"] if counted else [])]
     if not problems and not counted:
         why = LOST if slots else "no optimizer counts steps"
@@ -117,8 +78,6 @@ def _unlike_steps(ck: Checkpoint, found: Steps, counted: Mapping[tuple[str, Any]
     if len(values) == 1 and ck.step.value is not None and values[0] != ck.step.value:
         text = f"the optimizer counts {values[0]} steps, {ck.step.sources[0]} says {ck.step.value}"
         yield Problem(Code.STEPS_DISAGREE, text)
-    if not ck.step.agree:
-        yield Problem(Code.STEPS_DISAGREE, contradiction(ck.step))
 
 
 def _step_slots(ck: Checkpoint) -> dict[tuple[str, Any], Any]:

@@ -29,6 +29,7 @@ from ckptools.tensor_io.shared_work import in_ranks
 from ckptools.tensor_io.threads import thread_count
 from ckptools.text import plural
 from ckptools.training_state.modules import module_problems
+from ckptools.training_state.verdict import verdict_of
 
 
 def verify(
@@ -67,7 +68,10 @@ def verify(
         checks += _others(ck, checks)
     kept, ignored = ignore_codes(checks, codes)
     opened = ck.cost.seconds if ck is checkpoint else 0.0
-    return Verification(ck.path, Rows(kept), ignored, reading.nbytes, opened + time.perf_counter() - started)
+    told = [p for check in checks for p in check.problems if p.kind not in ELSEWHERE]
+    told += [p for p in ck.problems if p.kind in ELSEWHERE]
+    verdict = verdict_of(ck, told, "bytes" if deep else None)
+    return Verification(ck.path, Rows(kept), verdict, ignored, reading.nbytes, opened + time.perf_counter() - started)
 
 
 def _codes(ignore: Iterable[str]) -> list[str]:
@@ -107,7 +111,9 @@ ELSEWHERE = (Code.TENSOR_GAP, Code.TENSOR_OVERLAP, Code.TENSOR_NOT_JOINED)
 def _others(ck: Checkpoint, checks: Sequence[Check]) -> list[Check]:
     """What opening it found and no check has told: nothing that is wrong goes unsaid."""
     known = {problem for check in checks for problem in check.problems}
+    told = {p.tensor for p in known if p.kind is Code.COPIES_DIFFER}
     left = [p for p in ck.problems if p not in known and p.kind not in ELSEWHERE and p.severity != "note"]
+    left = [p for p in left if p.kind is not Code.COPIES_DIFFER or p.tensor not in told]
     return [judged("anything else", left, "")] if left else []
 
 
@@ -153,7 +159,8 @@ class _Reading:
     def copies(self, ck: Checkpoint) -> Check:
         """Replicas, byte for byte, and plain values that should be equal."""
         pairs = copies.replicated(ck)
-        problems = [p for p in ck.problems if p.kind is Code.COPIES_DIFFER]
+        beside = {fqn for fqn, _ in pairs}
+        problems = [p for p in ck.problems if p.kind is Code.COPIES_DIFFER and p.tensor not in beside]
         contradicted, rounded = rounding.compare(ck.rounded)
         problems += contradicted
         problems += self._copied(ck)

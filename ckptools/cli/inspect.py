@@ -50,7 +50,7 @@ def inspect(
         show_json(report, details)
     else:
         show_text(report, details, hidden.private)
-    if report.errors:
+    if report.verdict.level == "bad":
         raise SystemExit(1)
 
 

@@ -15,9 +15,9 @@ from ckptools.consolidate.provenance import NOT_SAVED, why_not_saved
 from ckptools.consolidate.selection import FILLS, Selection
 from ckptools.consolidate.shortfall import (
     absent,
-    own_values_absent,
     own_values_lost,
     refuses,
+    replicas_note,
     summary,
     unreadable_files,
 )
@@ -84,15 +84,14 @@ def select(
     picking = _Picking(checkpoint, holes, prefer_rank, files, damage, dequantize)
     errors = [p for p in checkpoint.problems if p.severity == "error"]
     concerned = [p for p in errors if concerns(p, sections.values(), only)]
-    picking.problems += [p for p in concerned if refuses(p, holes)]
-    without = absent(concerned)
+    written = {fqn_of(path) for path, _ in tensors_of(sections.values())}
+    concerned = [p for p in concerned if p.kind is not Code.COPIES_DIFFER or p.tensor not in written]  # compared below
+    picking.problems += [p for p in concerned if refuses(checkpoint, p, holes)]
+    without = absent(checkpoint, concerned)
     picking.problems += [] if holes else without
     picking.lose({(p.tensor or p.code,): p.message for p in without})
     picking.ranks.expect(tensors_of(sections.values()))
     trees = {name: picking.copy(s.value, s.path, (name,) if name else ()) for name, s in sections.items()}
-    own = [] if picking.problems else own_values_lost(checkpoint, sections.values(), bool(picking.listed))
-    picking.problems += [] if holes else own
-    picking.lose({(p.code,): p.message for p in own})
     if picking.problems:
         problems = list(dict.fromkeys([*unreadable_files(checkpoint), *picking.problems]))
         raise NotWholeError(checkpoint.path, summary(checkpoint, problems), problems)
@@ -106,7 +105,8 @@ def select(
     else:
         places = tuple((s, (name,) if name else ()) for name, s in sections.items())
     parts = list(sections.values())
-    notes = [*picking.notes_for(checkpoint, parts), *own_values_absent(checkpoint, parts)]
+    picking.lose(own_values_lost(checkpoint, parts))
+    notes = [*picking.notes_for(checkpoint, parts), *replicas_note(checkpoint, parts)]
     notes += [] if only in ONLY else note_on_glob(checkpoint, parts, only)
     filled = holes if holes in FILLS else ""
     return Selection(

@@ -48,6 +48,7 @@ from ckptools.model.provenance import FILE_NAME
 from ckptools.model.tree import fqn_of, tensors_in
 from ckptools.tensor_io.progress import Progress, not_told
 from ckptools.training_state.sections import sections_of, sections_of_kind
+from ckptools.training_state.verdict import verdict_of
 
 
 def consolidate(
@@ -121,7 +122,7 @@ def consolidate(
                     jobs, earlier = options.threads, replaced(whole, output.path, layout, options.force, texts)
                     new_folder = output.new_folder
                     seen = write(whole, layout, new_folder, texts, files, proofs, jobs, progress, kept, earlier)
-    done = _result(selection, layout, paths, seen)
+    done = _result(whole, selection, layout, paths, seen)
     if options.dry_run:
         reading = planned_reading(layout.jobs, [path for path, _ in layout.files])
         done = replace(done, planned=replace(reading, no_room=no_room))
@@ -138,7 +139,9 @@ def _usual_part(checkpoint: Checkpoint, writer: Writer) -> str:
         RefusedError: that is the model, and there is none.
     """
     if writer.ONLY == "model" and not sections_of_kind(checkpoint, "model"):
-        text = f"holds no model, which {writer.NAME} is written of; --only all writes every tensor there is"
+        verdict = verdict_of(checkpoint)
+        why = f"{verdict.headline}; " if verdict.whole is False else ""
+        text = f"{why}holds no model, which {writer.NAME} is written of; --only all writes every tensor there is"
         raise RefusedError(checkpoint.path, text)
     return writer.ONLY
 
@@ -214,7 +217,7 @@ def _load_line(layout: Layout) -> str:
     return layout.load.replace(f"{folder}/", "") + "  # copied to this machine"
 
 
-def _result(selection: Selection, layout: Layout, texts: Sequence[Path], seen: Seen) -> Consolidated:
+def _result(whole: Checkpoint, selection: Selection, layout: Layout, texts: Sequence[Path], seen: Seen) -> Consolidated:
     return Consolidated(
         files=(*((p for p, _ in layout.files) if layout.folder is None else [layout.folder]), *texts),
         data_files=sum(path.name not in (".metadata", FILE_NAME) for path, _ in layout.files),
@@ -227,6 +230,7 @@ def _result(selection: Selection, layout: Layout, texts: Sequence[Path], seen: S
         tied=dict(layout.tied),
         notes=(*selection.notes, *layout.notes),
         load=_load_line(layout),
+        verdict=verdict_of(whole),
         layout=layout,
         converted=converted(layout.jobs),
         checksums=None if seen.right is None else count(layout.jobs, seen.right),

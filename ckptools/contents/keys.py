@@ -15,6 +15,7 @@ from ckptools.model.rows import Rows
 from ckptools.model.tensor import Tensor
 from ckptools.model.values import NumpyArray
 from ckptools.training_state.sections import sections_of, sections_of_kind, storage_identity
+from ckptools.training_state.verdict import verdict_of
 
 
 def keys_of(ck: Checkpoint, wanted: Selection = EVERYTHING, private: bool = False) -> Keys:
@@ -33,7 +34,7 @@ def keys_of(ck: Checkpoint, wanted: Selection = EVERYTHING, private: bool = Fals
     listed = [entry for entry in chosen if asked or not is_private(entry)]
     rows = Rows(key_rows(ck, listed))
     sections = Rows(_sections(ck, rows))
-    return Keys(ck.path, ck.name, ck.whole, *totals(rows), len(chosen) - len(listed), sections, rows)
+    return Keys(ck.path, ck.name, verdict_of(ck).whole, *totals(rows), len(chosen) - len(listed), sections, rows)
 
 
 def key_rows(ck: Checkpoint, entries: Iterable[Entry]) -> Iterator[KeyRow]:

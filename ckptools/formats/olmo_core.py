@@ -73,7 +73,7 @@ def _add_trainer(parts: Parts) -> Fact:
         return Fact(None)
     for rank in sorted(set(range(min(world, rank_files.MAX_WORLD))) - set(ranks)):
         text = f"no file {TRAIN}/rank{rank}.pt; it would resume from rank 0's"
-        parts.problems.append(Problem(Code.FILE_MISSING, text, rank, severity="warning"))
+        parts.problems.append(Problem(Code.FILE_MISSING, text, rank))
     return Fact(world, (f"{TRAIN}.world_size",))
 
 

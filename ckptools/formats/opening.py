@@ -14,11 +14,13 @@ from ckptools.files.location import check_path, common_folder, location, path_of
 from ckptools.files.opening import reading
 from ckptools.files.remote_path import RemotePath
 from ckptools.formats import not_read
+from ckptools.formats import options as limits
 from ckptools.formats.options import OnFile, Options, Reader, Weights
 from ckptools.formats.plugins import formats_from_outside
 from ckptools.formats.registry import FORMATS, RANK_FILES, Format, recognised
 from ckptools.formats.shared.file_reader import FileReader
 from ckptools.formats.shared.provenance import with_provenance
+from ckptools.formats.structure import with_structure_problems
 from ckptools.model.checkpoint import Checkpoint, GivenNames
 from ckptools.pickles.loading import gc_paused
 from ckptools.training_state import modules
@@ -85,16 +87,21 @@ def open_checkpoint(
         names=None if names is None else read_names(names, follow_symlinks),
     )
     if isinstance(path, (str, Path)):
-        return _named(_open(location(path), replace(options, ranks=ranks)), options.names)
+        return _judged(_open(location(path), replace(options, ranks=ranks)), options.names)
     if not isinstance(path, Iterable):
         check_path(path)
-    return _named(_open_files([location(one) for one in path], options, ranks), options.names)
+    return _judged(_open_files([location(one) for one in path], options, ranks), options.names)
+
+
+def _judged(opened: Checkpoint, names: GivenNames | None) -> Checkpoint:
+    """The checkpoint with the names that were given for it, and what its structure tells to be wrong."""
+    return with_structure_problems(_named(opened, names))
 
 
 def open_again(path: Path, options: Options | None) -> Checkpoint:
     """Open what was opened before with `options` once more, this time with every rank."""
     options = options or Options()
-    return _named(_open(path, replace(options, all_ranks=True)), options.names)
+    return _judged(_open(path, replace(options, all_ranks=True)), options.names)
 
 
 def with_all_ranks(checkpoint: Checkpoint | str | Path) -> Checkpoint:
@@ -225,11 +232,12 @@ def _only_one_in(path: Path, formats: Sequence[Format], options: Options) -> Che
 
 
 def _read(format_: Format, path: Path, options: Options) -> Checkpoint:
-    """Read a checkpoint, and all of it where that alone tells whether its files fit together and costs little."""
+    """Read a checkpoint; of few ranks all of it, which alone tells whether its files fit together."""
     with FileReader(options.read_file, options.jobs, options.on_file) as files:
         reading = replace(options, read_file=files, read_ahead=files.ahead, said=files.said)
         made = format_.read(path, reading)
-        if made.whole is None and not made.all_ranks and _cheap(made):
+        broken = any(p.severity == "error" and p.kind.lacks == "file" for p in made.problems)
+        if not made.all_ranks and (broken or not made.structure_read) and _is_small(made):
             made = format_.read(path, replace(reading, all_ranks=True))
     made = with_provenance(made, files.said)
     return replace(_with_holes(made) if _may_be_sparse(made) else made, options=options)
@@ -274,13 +282,11 @@ def _training_file(folder: Path, found: Sequence[Path], options: Options) -> Che
     return None
 
 
-def _cheap(opened: Checkpoint) -> bool:
-    """Whether reading every file in full, and not only what was read, takes no longer than a first look may."""
-    from ckptools.formats.shared import rank_signs
-
-    ranks = len({f.rank for f in opened.files})
-    seconds = opened.cost.seconds * len(opened.files) / max(opened.cost.files, 1)
-    return ranks <= rank_signs.MAX_RANKS and seconds <= rank_signs.MAX_SECONDS
+def _is_small(opened: Checkpoint) -> bool:
+    """Whether so few ranks, with so little structure, are here that every one is read without being asked to."""
+    ranks = len({f.rank for f in opened.files if f.is_here})
+    nbytes = opened.cost.nbytes * len(opened.files) // max(opened.cost.files, 1)
+    return ranks <= limits.MAX_RANKS and nbytes <= limits.MAX_STRUCTURE
 
 
 def _named(checkpoint: Checkpoint, given: GivenNames | None) -> Checkpoint:

@@ -19,6 +19,12 @@ Reader = Callable[[Path], Saved]
 OnFile = Callable[[Path], None]
 Weights = Literal["fp32", "module"]
 
+MAX_RANKS = 64
+"""Ranks whose files are read without being asked to; what is told of a checkpoint never depends on a clock."""
+
+MAX_STRUCTURE = 64 << 20
+"""Bytes of structure that are read without being asked to."""
+
 
 def _not_ahead(paths: Sequence[Path]) -> None:
     """Read no file before it is asked for."""

@@ -140,7 +140,6 @@ class Checkpoint:
         problems: what is wrong, the worst first; `Code` explains their codes.
         names: dotted names of every class and function that the files mention.
         all_ranks: whether every rank's file was read, so that `tree` holds everybody's shards.
-        compared: whether of files that were only looked at (`seen`) what tells rank, world size and step was compared.
         differing: key paths of values outside model, optimizer and scheduler that differ between the ranks; the
             tree holds the lowest rank's.
         per_rank: what each rank has at a key path, where the tree holds the lowest rank's: random states, positions in
@@ -174,7 +173,6 @@ class Checkpoint:
     problems: tuple[Problem, ...] = ()
     names: tuple[str, ...] = field(default=(), repr=False)
     all_ranks: bool = True
-    compared: bool = False
     differing: tuple[KeyPath, ...] = ()
     per_rank: Mapping[KeyPath, Mapping[int, Any]] = field(default_factory=dict, repr=False, compare=False)
     unequal: Mapping[KeyPath, Mapping[int, Any]] = field(default_factory=dict, repr=False, compare=False)
@@ -192,19 +190,9 @@ class Checkpoint:
     worked_out: dict[str, Any] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     @property
-    def whole(self) -> bool | None:
-        """Whether all of it is here and of one save; None where nothing wrong was seen, and that is not proven."""
-        if any(p.severity == "error" for p in self.problems):
-            return False
-        if self.perhaps_more:
-            return None
-        looked_into = self.all_ranks or self.compared or all(f.status not in ("seen", "listed") for f in self.files)
-        return True if looked_into else None
-
-    @property
-    def perhaps_more(self) -> bool:
-        """Whether something tells that files which are not here may hold more of it."""
-        return any(p.severity == "warning" and p.kind.lacks == "part" for p in self.problems)
+    def structure_read(self) -> bool:
+        """Whether the structure of every file was read, and not only that of some."""
+        return self.all_ranks or all(f.status not in ("seen", "listed") for f in self.files)
 
     @property
     def ranks(self) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ from ckptools.errors import NoSpaceError
 from ckptools.model.records import displayed, to_dict
 from ckptools.model.regions import Box, Ints
 from ckptools.model.rows import Rows
+from ckptools.model.verdict import Verdict
 from ckptools.text import clip_middle, plural, size
 
 
@@ -109,6 +110,7 @@ class ConsolidationReport:
         planned: what would be read, for a dry run; None where the output was written.
         not_asked: sections that were not written because nobody asked for them, with how many tensors each has.
         checksums: how the source's checksums were compared; None when they were not.
+        verdict: on the source.
         odd: names of tensors in which NaN or infinity was seen on the way.
         read_back: how the output was read back and compared; empty when it was not.
     """
@@ -124,6 +126,7 @@ class ConsolidationReport:
     tied: dict[str, str]
     notes: tuple[str, ...]
     load: str
+    verdict: Verdict
     converted: dict[tuple[str, str], int] = field(default_factory=dict)
     planned: PlannedReading | None = None
     checksums: SourceChecksums | None = None
@@ -151,7 +154,7 @@ class ConsolidationReport:
 
     def _record(self) -> dict[str, Any]:
         names = ("files", "data_files", "nbytes", "tensors", "seconds", "dry_run", "left_out", "missing", "tied", "odd",
-                 "notes", "checksums", "read_back", "not_asked", "needs", "load")  # fmt: skip
+                 "notes", "checksums", "read_back", "not_asked", "needs", "load", "verdict")  # fmt: skip
         converted = [{"from": old, "to": new, "tensors": n} for (old, new), n in self.converted.items()]
         return {**{name: getattr(self, name) for name in names}, "converted": converted}
 

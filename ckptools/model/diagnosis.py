@@ -8,6 +8,7 @@ from typing import Any
 
 from ckptools.model.records import displayed
 from ckptools.model.rows import Rows
+from ckptools.model.verdict import Verdict
 from ckptools.text import clip_middle, few
 
 
@@ -41,6 +42,7 @@ class Diagnosis:
         path: what was looked at.
         ok: whether no answer is a bad one.
         readable: whether it could be opened.
+        verdict: on the checkpoint; None where it could not be opened.
         rows: an answer to each question.
         next: commands to type next, at most three.
         seconds: wall time.
@@ -49,6 +51,7 @@ class Diagnosis:
     path: Path
     ok: bool
     readable: bool
+    verdict: Verdict | None
     rows: Rows[Finding]
     next: tuple[str, ...] = ()
     seconds: float = 0.0

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Literal
 
 from ckptools.model.records import displayed, to_dict
-from ckptools.text import plural
 
 Severity = Literal["error", "warning", "note"]
 
@@ -27,14 +26,14 @@ class Code(Enum):
     Attributes:
         code: stable, such as `CK001`; what is printed, and what `--ignore` takes.
         meaning: what it stands for, in a few words.
-        severity: an error makes the checkpoint not whole; a warning may; a note is for information.
+        severity: an error is something wrong; a warning may be; a note is for information.
         forbids: what an error of this kind forbids `consolidate` to write.
         lacks: what cannot be had because of it.
     """
 
-    FILE_MISSING = "CK001", "rank file missing", "error", "complete output", "file"
-    FILE_CUT = "CK002", "rank file cut short or damaged", "error", "complete output", "file"
-    ODD_FILE_SIZE = "CK003", "rank file of an odd size", "warning"
+    FILE_MISSING = "CK001", "file missing", "error", "complete output", "file"
+    FILE_CUT = "CK002", "file cut short or damaged", "error", "complete output", "file"
+    ODD_FILE_SIZE = "CK003", "file of an odd size", "warning"
     BAD_CHECKSUM = "CK004", "bad CRC-32", "error", "complete output", "elements"
     VALUE_LOST = "CK005", "value lost or damaged inside a file", "error", "complete output", "value"
     MIXED_SAVES = "CK006", "files of different steps or saves", "error", "any output"
@@ -58,7 +57,7 @@ class Code(Enum):
     WORLD_SIZES_DISAGREE = "CK103", "world sizes disagree", "error", "any output"
     LAYOUT_DISAGREES = "CK104", "ranks disagree on layout, shape or dtype", "error", "any output"
     COPIES_DIFFER = "CK105", "copies that should be equal differ", "error", "any output"
-    TENSOR_NOT_JOINED = "CK106", "tensor that cannot be put together", "error", "complete output", "tensor"
+    TENSOR_NOT_JOINED = "CK106", "tensor that cannot be put together", "warning", "complete output", "tensor"
     MODEL_PART_MISSING = "CK107", "part of the model missing", "error", "complete output", "part"
     LAYOUT_INFERRED = "CK108", "layout that the files do not state, found as the only one that fits", "note"
     NOT_FINITE = "CK201", "NaN or infinity", "error"
@@ -79,6 +78,11 @@ class Code(Enum):
         self.code, self.meaning, self.severity = code, meaning, severity
         self.forbids, self.lacks = forbids, lacks
 
+    @property
+    def spoils(self) -> bool:
+        """Whether a checkpoint with an error of this kind is not whole: not all that was saved is here, or of it."""
+        return self.forbids != "nothing"
+
 
 @displayed
 @dataclass(frozen=True, slots=True)
@@ -93,6 +97,7 @@ class Problem:
         severity: as the kind has it, unless this one is more or less grave.
         files: names of files that it is about, also of those that the message only counts.
         ranks: ranks that it is about, where they are several; also those that the message only counts.
+        replicated: whether other files hold what it is about, unharmed.
     """
 
     kind: Code
@@ -102,6 +107,7 @@ class Problem:
     severity: Severity = None  # type: ignore[assignment]  # from here on, as the kind has it
     files: tuple[str, ...] = ()
     ranks: tuple[int, ...] = ()
+    replicated: bool = False
 
     def __post_init__(self) -> None:
         if not self.severity:
@@ -137,22 +143,3 @@ class Problem:
 def worst_first(problems: Iterable[Problem]) -> tuple[Problem, ...]:
     """Errors, then warnings, then notes, each in the order in which they were found."""
     return tuple(sorted(problems, key=lambda p: ("error", "warning", "note").index(p.severity)))
-
-
-def verdict(problems: Sequence[Problem]) -> str:
-    """How many errors there are of each kind: `1 rank missing, 1 rank cut short, 3 other errors`."""
-    errors = [p for p in problems if p.severity == "error"]
-    counts = _counted("missing", [p for p in errors if p.kind is Code.FILE_MISSING])
-    counts += _counted("cut short or damaged", [p for p in errors if p.kind is Code.FILE_CUT])
-    counts += _counted("not readable", [p for p in errors if p.kind is Code.FILE_UNREADABLE])
-    others = sum(p.kind not in (Code.FILE_MISSING, Code.FILE_CUT, Code.FILE_UNREADABLE) for p in errors)
-    counts += [plural(others, "other error" if counts else "error")] if others else []
-    return ", ".join(counts)
-
-
-def _counted(what: str, problems: Sequence[Problem]) -> list[str]:
-    """How many ranks, and how many files that are no rank's, share a fate."""
-    ranks = {p.rank for p in problems if p.rank is not None}
-    files = sum(p.rank is None for p in problems)
-    counts = [(len(ranks), "rank"), (files, "file")]
-    return [f"{plural(n, name)} {what}" for n, name in counts if n]

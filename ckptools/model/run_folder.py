@@ -9,6 +9,7 @@ from typing import Any, Literal
 from ckptools.model.problems import Severity
 from ckptools.model.records import displayed
 from ckptools.model.rows import Rows
+from ckptools.model.verdict import Depth
 from ckptools.text import clip_middle, plural, size
 
 LookedInto = Literal["nothing", "inspect", "verify", "verify --deep"]
@@ -30,8 +31,8 @@ class CheckpointRow:
         world_size: ranks that saved it; None where nothing tells.
         files: files that are here.
         bytes: bytes of these files.
-        whole: None where nothing wrong was seen, but not every file compared.
-        verdict: that in a few words: `whole`, `1 rank missing`, `not compared`.
+        whole: None where nothing wrong was seen, but not every file read.
+        verdict: the headline that `inspect` has, or `verify` where that was asked for.
         why: what is wrong, with its codes: the first of it, and how much more there is; "" where nothing is.
         codes: codes of everything that is wrong or doubtful.
         looked_into: how far.
@@ -40,6 +41,9 @@ class CheckpointRow:
         being_written: whether its files changed between two looks.
         notes: what else should be known.
         lr: learning rate of each param group, in the order of the file; none where nothing tells.
+        recoverable: see `Verdict`; None where it was not found out.
+        joinable: likewise.
+        depth: how far the files were looked into.
     """
 
     name: str
@@ -61,6 +65,9 @@ class CheckpointRow:
     being_written: bool = False
     notes: tuple[str, ...] = ()
     lr: tuple[float, ...] = ()
+    recoverable: bool | None = None
+    joinable: bool | None = None
+    depth: Depth = "nothing"
 
     def _told(self) -> str:
         step = "" if self.step is None else f"step {self.step}, "

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from ckptools.model.problems import Problem
 from ckptools.model.records import displayed
 from ckptools.model.rows import Rows
+from ckptools.model.verdict import Verdict
 from ckptools.text import clip_middle, plural
 
 Result = Literal["ok", "FAIL", "warn", "skip"]
@@ -44,6 +45,7 @@ class Verification:
     Attributes:
         path: what was verified.
         checks: each check's result, in a fixed order.
+        verdict: what they come down to.
         ignored: how many problems were left out because their code was to be ignored.
         bytes_read: bytes of tensors that were read for checksums and values.
         seconds: wall time, opening included.
@@ -51,6 +53,7 @@ class Verification:
 
     path: Path
     checks: Rows[Check]
+    verdict: Verdict
     ignored: int = 0
     bytes_read: int = 0
     seconds: float = 0.0

@@ -127,11 +127,26 @@ def _of_torch(name: str, names: Sequence[str], foreign: Mapping[str, Any]) -> bo
     return name in ("builtins.getattr", "__builtin__.getattr") and called
 
 
-def foreign_problems(foreign: Mapping[str, Sequence[KeyPath]], suspicious: Iterable[str]) -> Iterator[Problem]:
-    """One warning per suspicious name, then one note for all foreign classes."""
+def unsafe_names(names: Sequence[str], tree: Any) -> Iterator[Problem]:
+    """One warning for each name that could run code.
+
+    Args:
+        names: dotted names of all that the pickles mention.
+        tree: what they hold.
+    """
+    if any(map(_suspicious, names)):
+        yield from _unsafe(suspicious_names(names, foreign_classes(tree)))
+
+
+def _unsafe(suspicious: Iterable[str]) -> Iterator[Problem]:
     for name in suspicious:
         text = f"the pickle names {clip_middle(name, MAX_NAME)}, which could run code; ckptools ran nothing"
         yield Problem(Code.UNSAFE_NAME, text)
+
+
+def foreign_problems(foreign: Mapping[str, Sequence[KeyPath]], suspicious: Iterable[str]) -> Iterator[Problem]:
+    """One warning per suspicious name, then one note for all foreign classes."""
+    yield from _unsafe(suspicious)
     if foreign:
         which = "a foreign class" if len(foreign) == 1 else f"{len(foreign)} foreign classes"
         yield Problem(Code.FOREIGN_CLASSES, f"{which}, kept as data and not loaded: {classes_and_places(foreign)}")

@@ -18,7 +18,7 @@ def cover_problem(tensor: Tensor, fqn: str) -> Problem | None:
     try:
         covered = cover(tensor.shape, {s.box for s in tensor.found})
     except TangledLayoutError as error:
-        return Problem(Code.TENSOR_NOT_JOINED, str(error), None, fqn)
+        return Problem(Code.TENSOR_NOT_JOINED, str(error), None, fqn, "error")
     if covered.exact:
         return None
     if covered.outside:

@@ -22,7 +22,7 @@ RANKS_DIFFER = "not on every rank"
 """The source of a step that other ranks contradict."""
 
 EPOCH_COUNTERS = ("EPOCHS_RUN", "epoch", "epochs")
-NAMES = re.compile(r"(?:ba|global_step|step|iter|iteration|checkpoint)[-_=]?(\d{1,12})(?!\d)")
+NAMES = re.compile(r"(?<![A-Za-z])(?:ba|global_step|step|iter|iteration|checkpoint)[-_=]?(\d{1,12})(?!\d)")
 
 
 def find_step(path: Path, sections: tuple[Section, ...]) -> Fact:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.text import clip_middle, plural, printable, size
 from ckptools.training_state.sections import measure, sections_of
+from ckptools.training_state.verdict import perhaps_more, verdict_of
 
 
 def checkpoint_line(ck: Checkpoint) -> str:
@@ -22,11 +23,11 @@ def checkpoint_line(ck: Checkpoint) -> str:
 def ranks_line(ck: Checkpoint) -> str:
     """How many ranks it has, and whether they are all there: `4 ranks (whole)`, `1 of 256 ranks`, `one file`."""
     world, here = ck.world_size.value, len(ck.ranks)
-    if len(ck.files) == 1 and ck.whole:
+    verdict = verdict_of(ck)
+    if len(ck.files) == 1 and verdict.whole:
         return "one file"
     if not isinstance(world, int) or here >= world or not any(f.status == "missing" for f in ck.files):
         parts = plural(here, "rank") if here else plural(len(ck.files), "file")
-        unproven = "perhaps not all" if ck.perhaps_more else "not compared"
-        verdict = unproven if ck.whole is None else "whole" if ck.whole else "not whole"
-        return f"{parts} ({verdict})"
+        unproven = "perhaps not all" if perhaps_more(ck.problems) else "not compared"
+        return f"{parts} ({unproven if verdict.whole is None else 'whole' if verdict.whole else 'NOT WHOLE'})"
     return f"{here} of {world} ranks"

@@ -29,6 +29,7 @@ def summary(done: ConsolidationReport) -> Iterator[str]:
         yield f"dtype {short(old)} -> {short(new)}, to nearest even: {plural(tensors, 'tensor')}"
     if done.planned is not None:
         yield _reads(done.planned)
+        yield f"source: {done.verdict.headline}"
     yield f"source checksums: {_checksums(done.checksums, done.dry_run)}"
     if done.read_back:
         yield f"checked: {done.read_back}"

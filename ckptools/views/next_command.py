@@ -14,6 +14,7 @@ from ckptools.model.tree import tensors_in
 from ckptools.tensor_io.coverage import can_be_read
 from ckptools.text import printable
 from ckptools.training_state.sections import sections_of_kind
+from ckptools.training_state.verdict import is_alone, verdict_of
 
 MAX_FILES = 8
 """Files that were named one by one and are named again; a longer command is of no use."""
@@ -50,21 +51,17 @@ def quoted(words: Sequence[str]) -> str:
     return " ".join(printable(shlex.quote(word)) for word in words)
 
 
-def next_command(ck: Checkpoint, alone: bool) -> str:
-    """A command that works, and what it does where the name does not say it; "" where there is none.
-
-    Args:
-        ck: what was shown.
-        alone: whether it is one rank's file without the others.
-    """
+def next_command(ck: Checkpoint) -> str:
+    """A command that works, and behind a `#` what it does where the name does not say it; "" where there is none."""
     named = command_arguments(ck)
     if not named:
         return ""
     model = [tensor for section in sections_of_kind(ck, "model") for _, tensor in tensors_in(section.value)]
-    if alone:
+    verdict = verdict_of(ck)
+    if is_alone(ck):
         rest = _rest_of(ck)
-        return f"ckptools inspect {named} --section model     to consolidate, {rest}" if model else ""
-    if ck.whole is None or any(p.kind.forbids == "any output" for p in ck.problems if p.severity == "error"):
+        return f"ckptools inspect {named} --section model     # to consolidate, {rest}" if model else ""
+    if verdict.whole is None or any(p.kind.forbids == "any output" for p in ck.problems if p.severity == "error"):
         return f"ckptools verify {named}"
     if any(tensor.note for tensor in model if tensor.kind != "meta"):
         return f"ckptools inspect {named} --section model"
@@ -95,13 +92,13 @@ def _rest_of(ck: Checkpoint) -> str:
 def _consolidation(ck: Checkpoint, named: str, model: list[Tensor]) -> str:
     tensors = model or [tensor for _, tensor in tensors_in(ck.tree) if not tensor.note]
     out = "OUT.safetensors" if model else "OUT.pt"
-    if ck.whole:
+    if verdict_of(ck).whole or verdict_of(ck).recoverable:
         return f"ckptools consolidate {named} -o {out}" if tensors else ""
     here = [(tensor, _boxes_here(ck, tensor)) for tensor in tensors if not tensor.note]
     if any(can_be_read(tensor.shape, boxes) for tensor, boxes in here):
-        return f"ckptools consolidate {named} -o {out} --allow-missing     what is there; lists the holes"
+        return f"ckptools consolidate {named} -o {out} --allow-missing     # what is there; lists the holes"
     if any(can_be_nan(tensor.dtype) and any(box.numel for box in boxes) for tensor, boxes in here):
-        return f"ckptools consolidate {named} -o {out} --allow-missing --fill nan     holes as NaN; lists them"
+        return f"ckptools consolidate {named} -o {out} --allow-missing --fill nan     # holes as NaN; lists them"
     return f"ckptools verify {named}"
 
 

@@ -7,18 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from ckptools.contents.sharding import ShardingRow, sharding_name, sharding_rows
 from ckptools.files.location import common_folder
 from ckptools.model.checkpoint import Checkpoint, Fact, RankFile, ReadCost
-from ckptools.model.problems import Code, Problem, worst_first
+from ckptools.model.problems import Problem, worst_first
 from ckptools.model.provenance import Provenance
 from ckptools.model.tree import fqn_of, walk
+from ckptools.model.verdict import Verdict
 from ckptools.pickles.foreign_names import foreign_classes, foreign_problems, suspicious_names
 from ckptools.training_state.modules import module_problems
 from ckptools.training_state.sections import Section, SectionKind, SectionSize, measure, sections_of, sections_of_kind
-from ckptools.training_state.steps import RANKS_DIFFER, contradiction
+from ckptools.training_state.verdict import verdict_of
 from ckptools.views.next_command import command_arguments, next_command
 from ckptools.views.param_groups import OptimizerRow, SchedulerRow, optimizer_rows, scheduler_rows
 from ckptools.views.section_summary import section_summary
@@ -66,9 +67,6 @@ class SectionRow(NamedTuple):
     plain: bool
 
 
-Scope = Literal["whole", "one file", "alone", "not compared", "perhaps more", "not whole"]
-
-
 class Report(NamedTuple):
     """Everything that `inspect` shows.
 
@@ -79,9 +77,7 @@ class Report(NamedTuple):
         format: module that read it.
         saved_as: how it was saved, for people.
         sharding: the same, for programs.
-        scope: `whole`; `one file` that holds everything; `alone` for one rank's file without its siblings;
-            `not compared` where all files are here, but were not looked into; `perhaps more` where files that are not
-            here may hold parameters; `not whole`.
+        verdict: whether it is whole, recoverable and joinable, and why not.
         problems: what is wrong, errors first, then warnings and notes.
         step: training step.
         world_size: ranks that saved it; no value when one file holds everything and does not tell.
@@ -99,7 +95,6 @@ class Report(NamedTuple):
         suspicious: names that could run code.
         files: every file, found or missing.
         all_ranks: whether every rank's file was read.
-        compared: whether of the others what tells rank, world size and step was compared.
         differing: names of values that are not the same on all ranks, as they may be.
         provenance: what it was made of, where `consolidate` wrote it.
         cost: what reading it cost.
@@ -113,7 +108,7 @@ class Report(NamedTuple):
     format: str
     saved_as: str
     sharding: str
-    scope: Scope
+    verdict: Verdict
     problems: tuple[Problem, ...]
     step: Fact
     world_size: Fact
@@ -131,31 +126,19 @@ class Report(NamedTuple):
     suspicious: tuple[str, ...]
     files: tuple[RankFile, ...]
     all_ranks: bool
-    compared: bool
     differing: tuple[str, ...]
     provenance: Provenance | None
     cost: ReadCost
     arguments: str
     next: str
 
-    @property
-    def whole(self) -> bool | None:
-        """Whether everything that was saved is here and of one save; None where that is not proven."""
-        return None if self.scope in ("not compared", "perhaps more") else self.scope in ("whole", "one file")
-
-    @property
-    def errors(self) -> bool:
-        """Whether something is wrong with what is here."""
-        return any(p.severity == "error" for p in self.problems)
-
 
 def inspect_report(ck: Checkpoint) -> Report:
     """The report on an opened checkpoint; no file is read for it."""
     foreign = foreign_classes(ck.tree)
     suspicious = suspicious_names(ck.names, foreign)
-    scope, alone = _scope(ck), ck.world_size.value in (None, 1)
+    alone = ck.world_size.value in (None, 1)
     named = [*foreign_problems(foreign, suspicious), *module_problems(ck.tree)]
-    problems = [*_own_problems(ck, scope), *named]
     versions = dict(_versions(ck))
     times = [f.modified for f in ck.files if f.modified]
     optimizers = optimizer_rows(ck)
@@ -166,11 +149,11 @@ def inspect_report(ck: Checkpoint) -> Report:
         format=ck.format,
         saved_as=ck.saved_as,
         sharding=sharding_name(ck),
-        scope=scope,
-        problems=worst_first(problems),
+        verdict=verdict_of(ck),
+        problems=worst_first(dict.fromkeys([*ck.problems, *named])),
         step=ck.step,
         world_size=Fact(None, ck.world_size.sources) if len(ck.files) == 1 and alone else ck.world_size,
-        ranks=_rank_count(ck, scope),
+        ranks=_rank_count(ck),
         layout=sharding_rows(ck),
         bytes_found=sum(f.nbytes for f in ck.files),
         bytes_expected=ck.bytes_expected,
@@ -184,12 +167,11 @@ def inspect_report(ck: Checkpoint) -> Report:
         suspicious=suspicious,
         files=ck.files,
         all_ranks=ck.all_ranks,
-        compared=ck.compared,
         differing=tuple(fqn_of(path) for path in ck.differing),
         provenance=ck.provenance if ck.provenance and ck.provenance.sources else None,
         cost=ck.cost,
         arguments=command_arguments(ck),
-        next=next_command(ck, scope == "alone"),
+        next=next_command(ck),
     )
 
 
@@ -198,42 +180,10 @@ def _folder(ck: Checkpoint) -> Path:
     return common_folder([f.path.parent for f in ck.files]) if ck.files else ck.path
 
 
-def _scope(ck: Checkpoint) -> Scope:
-    here = [f for f in ck.files if f.is_here]
-    if _alone(ck, here):
-        return "alone"
-    if not ck.whole:
-        unproven: Scope = "perhaps more" if ck.perhaps_more else "not compared"
-        return unproven if ck.whole is None else "not whole"
-    return "one file" if len(ck.files) == 1 else "whole"
-
-
-def _alone(ck: Checkpoint, here: list[RankFile]) -> bool:
-    """Whether one rank's file was opened by name and no other rank's is beside it: nothing is wrong with that file."""
-    damaged = any(f.status in ("cut", "bad") for f in ck.files)
-    others = any(f.status == "missing" for f in ck.files)
-    one = len({f.rank for f in here}) == 1 and here[0].rank is not None
-    return one and others and not damaged and any(f.path == ck.path for f in here)
-
-
-def _own_problems(ck: Checkpoint, scope: Scope) -> list[Problem]:
-    problems = list(ck.problems)
-    if scope == "alone":
-        missing = sorted({p.rank for p in problems if p.kind is Code.FILE_MISSING and p.rank is not None})
-        problems = [p for p in problems if p.kind is not Code.FILE_MISSING]
-        if missing:
-            world = ck.world_size.value
-            text = f"1 of {world} ranks; what is inside is told from its layout, {len(missing)} others hold the rest"
-            problems.append(Problem(Code.FILE_MISSING, text, severity="note"))
-    if not ck.step.agree and RANKS_DIFFER not in ck.step.sources:
-        problems.append(Problem(Code.NAME_CONTRADICTS, contradiction(ck.step)))
-    return problems
-
-
-def _rank_count(ck: Checkpoint, scope: Scope) -> RankCount:
+def _rank_count(ck: Checkpoint) -> RankCount:
     read = {f.rank for f in ck.files if f.status == "read" and (f.rank is not None or not ck.ranks)}
     files = sum(f.status != "missing" for f in ck.files)
-    if scope == "one file":
+    if len(ck.files) == 1 and verdict_of(ck).whole:
         return RankCount(None, 1, 1, files)
     return RankCount(ck.world_size.value, len(ck.ranks), len(read), files)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ckptools._version import __version__
 from ckptools.model.checkpoint import Fact, RankFile
 from ckptools.model.problems import Problem
+from ckptools.model.records import to_dict
 from ckptools.model.tree import fqn_of
 from ckptools.text import moment_utc
 from ckptools.views.param_groups import GroupRow, OptimizerRow
@@ -44,8 +45,8 @@ def _report(report: Report, values: JsonValues) -> dict[str, Any]:
         "format": report.format,
         "saved_as": report.saved_as,
         "sharding": report.sharding,
-        "whole": report.whole,
-        "scope": report.scope,
+        "verdict": to_dict(report.verdict),
+        "whole": report.verdict.whole,
         "step": _fact(report.step),
         "world_size": {
             **_fact(report.world_size),

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from ckptools.contents.private_values import is_private_name
 from ckptools.contents.sharding import ShardingRow
 from ckptools.dtypes import short
-from ckptools.model.problems import Code, verdict
 from ckptools.text import count, duration, few, period, plural, printable, size
 from ckptools.training_state.steps import RANKS_DIFFER
 from ckptools.views.param_groups import GroupRow, OptimizerRow, SchedulerRow
@@ -28,7 +27,7 @@ def report_text(report: Report, screen: Screen = PIPE, private: bool = False) ->
     """The whole report, as `inspect` prints it on stdout; private values of schedulers only on request."""
     blocks = [
         [f"{printable(report.name)} in {printable(str(report.folder))}   {printable(report.saved_as)}"],
-        [*headline(report), *problem_lines(report, ("error", "warning"), screen)],
+        [*headline(report, screen), *problem_lines(report, ("error", "warning"), screen)],
         list(_fact_lines(report, screen)),
         table(SECTION_COLUMNS, section_cells(report.sections), screen),
         *(optimizer_lines(optimizer, screen) for optimizer in report.optimizers),
@@ -41,46 +40,17 @@ def report_text(report: Report, screen: Screen = PIPE, private: bool = False) ->
 # -- whole or not ------------------------------------------------------------------------------------------------
 
 
-def headline(report: Report) -> list[str]:
-    """Whether the checkpoint is whole, as one line."""
-    ranks = report.ranks
-    if report.scope == "not whole":
-        return [f"NOT WHOLE: {verdict(report.problems)}"]
-    if report.scope == "alone":
-        errors = f"; {verdict(report.problems)}" if report.errors else ""
-        rank = next((f.rank for f in report.files if f.status == "read"), None)
-        return [f"one rank of {ranks.expected}: rank {rank}; what is inside is told from its layout{errors}"]
-    if report.scope == "one file":
-        return [_one_file(next((f.rank for f in report.files if f.rank is not None), None))]
-    if report.scope == "perhaps more":
-        each = "each whole" if ranks.files > 1 else "whole"
-        return [f"{plural(ranks.files, 'file')}, {each} in itself; files that are not here may hold more"]
-    if report.scope == "not compared":
-        return [f"{plural(report.ranks.files, 'file')} present, contents not compared (verify)"]
-    if any(f.status == "missing" for f in report.files):
-        return [f"whole: nothing is sharded; {ranks.here} of {ranks.expected} rank files are here"]
-    checked = ", all read" if report.all_ranks else ", of one world size and step" if report.compared else ""
-    return [f"whole: {_files(report)}{checked}"]
-
-
-def _one_file(rank: int | None) -> str:
-    if rank is None:
-        return "whole: one file holds everything"
-    return f"whole in itself: one file, rank {rank}'s by its name; that other ranks hold more is not excluded"
-
-
-def _files(report: Report) -> str:
-    ranks, files = report.ranks.here, report.ranks.files
-    if not ranks:
-        return f"all {files} files are here"
-    if files == ranks:
-        return f"all {ranks} rank files are here"
-    return f"all {files} files of {plural(ranks, 'rank')} are here"
+def headline(report: Report, screen: Screen = PIPE) -> list[str]:
+    """The verdict; what has no room in a line is indented, so that no name begins one."""
+    first, behind, rest = report.verdict.headline.partition(": ")
+    if screen.width is None or len(report.verdict.headline) <= screen.width:
+        return [report.verdict.headline]
+    return [f"{first}{behind}".rstrip(), *wrapped("  ", rest, screen)]
 
 
 def problem_lines(report: Report, severities: Sequence[str], screen: Screen) -> list[str]:
     """A line for each problem of some severities; problems that say the same share one."""
-    folded = fold(p for p in report.problems if p.severity in severities and not _said(report, p.code))
+    folded = fold(p for p in report.problems if p.severity in severities)
     kept = folded if screen.rows is None else folded[:MAX_PROBLEMS]
     width = max((len(f.where) for f in kept), default=0)
     lines: list[str] = []
@@ -88,11 +58,6 @@ def problem_lines(report: Report, severities: Sequence[str], screen: Screen) -> 
         where = f"{f.where.ljust(min(width, 24))}  " if width else ""
         lines += wrapped(f"  {f.code}  {where}", f.message, screen)
     return lines + ([f"  {len(folded) - len(kept)} more when piped"] if len(folded) > len(kept) else [])
-
-
-def _said(report: Report, code: str) -> bool:
-    """Whether the headline has said it already."""
-    return report.scope == "alone" and code == Code.FILE_MISSING.code
 
 
 # -- facts -------------------------------------------------------------------------------------------------------
@@ -251,12 +216,12 @@ def read_line(report: Report) -> str:
     """What was read for the report, and what was not, in one line."""
     what = plural(report.ranks.read, "rank") if report.ranks.here else plural(report.cost.files, "file")
     read = f"read the metadata of {what} in {duration(report.cost.seconds)}"
-    if report.scope == "one file":
+    if len(report.files) == 1 and not report.ranks.expected:
         return f"read the metadata of one file in {duration(report.cost.seconds)}; no tensor values"
     others = report.ranks.here - report.ranks.read
     if others > 0:
-        what = "its rank, world size and step" if report.compared else "that the file is there and ends well"
-        what = "the file's name and size" if any(f.status == "listed" for f in report.files) else what
+        listed = any(f.status == "listed" for f in report.files)
+        what = "the file's name and size" if listed else "that the file is there and ends well"
         return f"{read}, of {plural(others, 'other')} only {what} (--all-ranks: all of them)"
     return f"{read}; no tensor values"
 

@@ -7,7 +7,7 @@ from datetime import datetime
 
 from ckptools.model.rows import Rows
 from ckptools.model.run_folder import CheckpointRow, LeftOverRow, RunFolder
-from ckptools.text import clip_middle, duration, few, moment, plural, printable, size
+from ckptools.text import clip, clip_middle, duration, few, moment, plural, printable, size
 from ckptools.views.problems import MAX_LINE
 from ckptools.views.tables import PIPE, Column, Screen, table, wrapped
 
@@ -20,6 +20,9 @@ COLUMNS = (
     Column("checkpoint", name=True),
     Column("note"),
 )
+
+MAX_VERDICT = 80
+"""Characters of a verdict in its column."""
 
 MAX_DETAILS = 10
 """Checkpoints of which a terminal shows what is wrong."""
@@ -72,7 +75,7 @@ def cells_of(row: CheckpointRow, trackers: Sequence[str] = ()) -> list[str]:
         row: the checkpoint.
         trackers: names of those that lead to it.
     """
-    whole = "yes" if row.whole else "not compared" if row.whole is None else f"no: {row.verdict}"
+    whole = "whole" if row.whole and not row.codes else clip(row.verdict, MAX_VERDICT)
     marks = ["<- newest whole"] if row.newest_whole else []
     marks += ["being written"] if row.being_written else []
     marks += [f"{few(trackers, 2)} points here"] if trackers else []
@@ -86,7 +89,7 @@ def change_line(event: str, row: CheckpointRow) -> str:
     step, ranks, nbytes, whole, _, name, _ = cells_of(row)
     ranks = ranks if not row.ranks else f"{ranks} ranks"
     newest = ["<- newest whole"] if row.newest_whole and event != "gone" else []
-    cells = [event.ljust(13), f"step {step}", ranks, nbytes, f"whole: {whole}", name, *newest]
+    cells = [event.ljust(13), f"step {step}", ranks, nbytes, whole, name, *newest]
     return printable("  ".join(cells))
 
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 
 from ckptools.model.problems import Problem
+from ckptools.model.records import to_dict
 from ckptools.model.verification import Check, Verification
 from ckptools.text import plural, size
 from ckptools.views.problems import fold
@@ -15,9 +16,9 @@ COLUMNS = (Column("check"), Column("result", verdict=True), Column("detail"))
 
 
 def verification_text(found: Verification, screen: Screen = PIPE) -> str:
-    """What was found, as text: a table with a row for each check and each kind of problem, and a line below it."""
+    """What was found, as text: a table with a row for each check and each kind of problem, and the verdict below it."""
     rows = [row for check in found.checks for row in check_rows(check)]
-    return "\n".join([*table(COLUMNS, rows, Screen(screen.width, None)), summary(found)])
+    return "\n".join([*table(COLUMNS, rows, Screen(screen.width, None)), found.verdict.headline, summary(found)])
 
 
 def check_rows(check: Check) -> Iterator[tuple[str, str, str]]:
@@ -46,6 +47,7 @@ def verification_json(found: Verification) -> str:
         "schema": "ckptools/verify/1",
         "path": str(found.path),
         "ok": found.ok,
+        "verdict": to_dict(found.verdict),
         "checks": [
             {"name": c.name, "result": c.result, "detail": c.detail, "problems": _problems(c.problems)}
             for c in found.checks

@@ -31,14 +31,19 @@ class Counting:
         return modules.read_file(path)
 
 
-def one_rank(**options):
-    """A checkpoint of four ranks of which one file was read."""
-    ck = ckptools.open(RANK0, **options)
-    assert not ck.all_ranks
-    return ck
+@pytest.fixture
+def one_rank(large_world):
+    """Opens a checkpoint of four ranks of which one file is read."""
+
+    def opened(**options):
+        ck = ckptools.open(RANK0, **options)
+        assert not ck.all_ranks
+        return ck
+
+    return opened
 
 
-def test_each_file_of_another_rank_is_read_once_however_many_tensors_are_loaded():
+def test_each_file_of_another_rank_is_read_once_however_many_tensors_are_loaded(one_rank):
     reader = Counting()
     ck = one_rank(read_file=reader)
     for tensor in ck.model.values():
@@ -46,12 +51,12 @@ def test_each_file_of_another_rank_is_read_once_however_many_tensors_are_loaded(
     assert reader.read == {f"rank{rank}.pt": 1 for rank in range(4)}
 
 
-def test_every_tensor_is_the_same_whether_one_rank_was_read_or_all():
+def test_every_tensor_is_the_same_whether_one_rank_was_read_or_all(one_rank):
     one, every = one_rank(), ckptools.open(RANK0, all_ranks=True)
     assert all(t.load().equal(every.model[name].load()) for name, t in one.model.items())
 
 
-def test_a_slice_reads_only_the_ranks_that_hold_it():
+def test_a_slice_reads_only_the_ranks_that_hold_it(one_rank):
     reader = Counting()
     ck = one_rank(read_file=reader)
     name, tensor = next((k, t) for k, t in ck.model.items() if len(t.shards) == 4 and t.shards[1].box.numel)
@@ -60,7 +65,7 @@ def test_a_slice_reads_only_the_ranks_that_hold_it():
     assert set(reader.read) == {"rank0.pt", "rank1.pt"}
 
 
-def test_verify_and_consolidate_share_what_was_read_of_all_ranks(tmp_path):
+def test_verify_and_consolidate_share_what_was_read_of_all_ranks(one_rank, tmp_path):
     reader = Counting()
     ck = one_rank(read_file=reader)
     assert ck.verify().ok
@@ -69,7 +74,7 @@ def test_verify_and_consolidate_share_what_was_read_of_all_ranks(tmp_path):
     assert reader.read == before
 
 
-def test_a_file_that_came_back_after_a_verdict_is_seen_by_the_next(tmp_path):
+def test_a_file_that_came_back_after_a_verdict_is_seen_by_the_next(large_world, tmp_path):
     folder = shutil.copytree(SHARDED, tmp_path / "ck")
     lost = (folder / "rank2.pt").rename(tmp_path / "rank2.pt")
     ck = ckptools.open(folder / "rank0.pt")
@@ -78,7 +83,7 @@ def test_a_file_that_came_back_after_a_verdict_is_seen_by_the_next(tmp_path):
     assert ck.verify().ok
 
 
-def test_at_the_end_of_its_block_it_forgets_what_it_read():
+def test_at_the_end_of_its_block_it_forgets_what_it_read(one_rank):
     reader = Counting()
     with one_rank(read_file=reader) as ck:
         ck.resolver.all_ranks()
@@ -94,6 +99,25 @@ def test_a_key_that_is_not_there_is_told_with_the_nearest(what):
     with pytest.raises(KeyError, match=f"no '{key}x' here; the nearest is '{key}'"):
         known[f"{key}x"]
     assert f"{key}x" not in known and known.get(f"{key}x", 7) == 7
+
+
+def test_of_a_small_world_every_file_is_read_when_it_is_opened_and_the_verdict_is_whole():
+    reader = Counting()
+    ck = ckptools.open(RANK0, read_file=reader)
+    assert set(reader.read) == {f"rank{rank}.pt" for rank in range(4)}
+    assert (ck.all_ranks, ck.whole, ck.verdict.depth) == (True, True, "structure")
+    assert ck.verdict.headline == "whole: all 4 rank files are here, all read"
+
+
+def test_of_a_large_world_nothing_is_proven_before_every_rank_was_read(one_rank):
+    ck = one_rank()
+    assert (ck.whole, ck.verdict.recoverable, ck.verdict.joinable, ck.verdict.depth) == (None, None, None, "listed")
+    assert ck.verdict.headline == "all 4 rank files are here; contents not compared (verify)"
+    assert (ck.verify().verdict.whole, ck.verify().verdict.depth) == (True, "structure")
+
+
+def test_checksums_make_a_verdict_one_of_the_bytes():
+    assert ckptools.verify(RANK0, deep=True).verdict.depth == "bytes"
 
 
 def test_what_readers_return_has_no_methods_that_open_files():

@@ -268,5 +268,5 @@ def test_exit_codes_are_those_of_the_answers(run):
 @pytest.mark.parametrize("screen", [Screen(), Screen(80, 40)], ids=str)
 def test_a_name_cannot_act_on_a_terminal(name, screen):
     finding = Finding(name, False, name, f"{name} {'and more ' * 40}")
-    text = diagnosis_text(Diagnosis(Path(name), False, True, Rows([finding]), (name,)), screen)
+    text = diagnosis_text(Diagnosis(Path(name), False, True, None, Rows([finding]), (name,)), screen)
     assert all(line.isprintable() for line in text.splitlines())

@@ -151,13 +151,13 @@ def test_a_tensor_is_called_as_in_every_command_and_its_parts_as_well(ck):
     assert {t.name for t in ck.model.values()} <= names
 
 
-def test_what_was_not_read_is_neither_called_missing_nor_here(ck):
-    alone = ck.model["model.emb.weight"]._repr_html_()
+def test_what_was_not_read_is_neither_called_missing_nor_here(large_world):
+    alone = ckptools.open(FILE).model["model.emb.weight"]._repr_html_()
     assert "ranks 1..3: not read yet" in alone and "MISSING" not in alone
     assert "MISSING: no file here holds the shards of ranks 1, 2" in broken().model["blocks.0.ln.weight"]._repr_html_()
 
 
-def test_of_one_rank_the_files_of_others_that_are_known_to_be_lost_are_not_called_unread(tmp_path):
+def test_of_one_rank_the_files_of_others_that_are_known_to_be_lost_are_not_called_unread(large_world, tmp_path):
     damaged = shutil.copytree(RUN, tmp_path / "run")
     (damaged / "ep0-ba5-rank1.pt").unlink()
     os.truncate(damaged / "ep0-ba5-rank2.pt", 5000)
@@ -171,7 +171,7 @@ def test_of_one_rank_the_files_of_others_that_are_known_to_be_lost_are_not_calle
     assert "dim 0  [000000000.........222222222333333]" in shown
 
 
-def test_where_a_rank_has_two_files_only_the_one_that_is_lost_is_called_so(tmp_path):
+def test_where_a_rank_has_two_files_only_the_one_that_is_lost_is_called_so(large_world, tmp_path):
     run = shutil.copytree(FIXTURES / "verl-fsdp2-bf16/ckpt/global_step_3/actor", tmp_path / "run")
     (run / "optim_world_size_4_rank_2.pt").unlink()
     with ckptools.open(run / "model_world_size_4_rank_0.pt") as opened:

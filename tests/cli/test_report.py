@@ -48,7 +48,7 @@ def test_the_json_of_every_fixtures_page_is_what_the_schemas_say(folder, tmp_pat
 def test_a_page_is_written_of_what_is_broken_too_and_says_so_first(ranks, tmp_path):
     (ranks / "ep0-ba5-rank3.pt").unlink()
     code, stdout, stderr = run(ranks, "-o", tmp_path / "page.html")
-    assert (code, stderr) == (1, "") and stdout.startswith("NOT WHOLE: 1 rank missing\n")
+    assert (code, stderr) == (1, "") and stdout.startswith("NOT WHOLE: rank 3 missing\n2 checks failed")
     assert stdout.splitlines()[-1] == f"wrote {tmp_path / 'page.html'}"
     assert answers_in((tmp_path / "page.html").read_text())["inspect"]["whole"] is False
 
@@ -112,7 +112,7 @@ def test_what_is_asked_for_more_is_looked_at_and_shown(ranks, tmp_path):
     assert run(ranks, "-o", tmp_path / "quick.html")[0] == 0
     code, stdout, _ = run(ranks, "-o", tmp_path / "page.html", "--deep", "--values")
     page = shown((tmp_path / "page.html").read_text())
-    assert code == 1 and stdout.startswith("1 check failed") and "CK004" in page
+    assert code == 1 and stdout.splitlines()[1].startswith("1 check failed") and "CK004" in page
     pictures = ("4 ranks of", "bytes of", "rms of weights of", "l2 norms of tensors of", "layout of model.")
     assert all(title in page for title in pictures) and "not looked at: " not in page
 
@@ -137,7 +137,7 @@ def test_a_code_that_is_ignored_fails_no_check_and_changes_no_verdict_of_inspect
     failed = {problem.code for problem in ckptools.verify(ranks).problems if problem.severity == "error"}
     code, stdout, _ = run(ranks, "-o", tmp_path / "page.html", "--ignore", ",".join(failed))
     page = (tmp_path / "page.html").read_text()
-    assert code == 0 and stdout.startswith("NOT WHOLE: 1 rank missing\nno check failed, ")
+    assert code == 0 and stdout.startswith("NOT WHOLE: rank 3 missing\nno check failed, ")
     assert answers_in(page)["verify"]["ignored"] and "rank 3" in shown(page)
     code, _, stderr = run(ranks, "-o", tmp_path / "too.html", "--ignore", "CK999")
     assert code == 2 and "there is no such code" in stderr and not (tmp_path / "too.html").exists()

@@ -219,7 +219,7 @@ def test_values_in_foreign_objects_are_held_against_each_other(unlike):
     assert [of["value"] for of in rows["args.rank"]] == [0, 1, 2] and rows["args.lr"] == []
 
 
-def test_of_many_ranks_one_alone_is_read_for_what_all_share_and_that_is_said(unlike):
+def test_of_many_ranks_one_alone_is_read_for_what_all_share_and_that_is_said(large_world, unlike):
     rates = [{"last_epoch": 7, "base_lrs": [rank // 33]} for rank in range(34)]
     path = unlike(scheduler=rates, timestamp=[{"batch": 7 + rank // 33} for rank in range(34)])
     done = run(path, "scheduler.base_lrs")

@@ -1,10 +1,17 @@
-"""Damage that nobody can know of from the files alone, with the reason."""
+"""Damage that nobody can know of from the files alone, with the reason.
+
+    python -m tests.damage.exceptions
+
+prints the table. An exception that no damage of the matrix meets fails it.
+"""
 
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import dataclass
 
+from ckptools.views.tables import Column, table
 from tests.damage.damages import Damage
 
 
@@ -69,3 +76,13 @@ EXCEPTIONS: tuple[Unknowable, ...] = (
     Unknowable("deepspeed-z3-bf16", "swapped .*_optim_states", NO_RANK),
     Unknowable("verl-fsdp1-orig", "swapped .*/optim_world_size", UNIT_ORDER),
 )
+
+
+def main() -> None:
+    """Print the table."""
+    columns = tuple(map(Column, ("checkpoint", "damage", "why nobody can know")))
+    sys.stdout.write("\n".join(table(columns, [(e.checkpoint, e.damage, e.reason) for e in EXCEPTIONS])) + "\n")
+
+
+if __name__ == "__main__":
+    main()

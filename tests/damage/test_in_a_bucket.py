@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from ckptools.formats.shared import rank_signs
 from tests.damage.damages import Damage, damages
 from tests.damage.test_matrix import FORMS, Sound, consolidated, place, run, sound, suffered
 from tests.object_store import BUCKET, Bucketful
@@ -104,7 +103,6 @@ def one_of_each(all_damages: Iterator[Damage]) -> list[Damage]:
 def test_damage_in_a_bucket_is_told_as_on_disk(
     known: Known, place: Path, bucket: Bucketful, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(rank_signs, "MAX_SECONDS", 60)
     case = sound(known, place)
     root = f"s3://{BUCKET}/{place.name}"
     upload([file for file in case.folder.rglob("*") if file.is_file()], case.folder, bucket)

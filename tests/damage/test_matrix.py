@@ -11,7 +11,7 @@ import tempfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ AT_MOST = 6
 """Files that are damaged of one checkpoint."""
 
 FORMS = ("pt", "safetensors")
+"""What is written into each when nobody says: everything, or the model."""
 MEMORY = Path("/dev/shm")
 
 Content = dict[str, Any]
@@ -132,38 +133,77 @@ def suffered(damage: Damage) -> Iterator[bool]:
             path.write_bytes(data)
 
 
-def verdicts(case: Sound, in_words_too: bool) -> tuple[bool | None, bool]:
-    """What `inspect` and `verify --deep` say in JSON, and in words, each with the exit code that belongs to it."""
-    told = []
-    for command, key in (("inspect", "whole"), ("verify", "ok")):
-        deep = ["--deep"] if command == "verify" else []
-        in_json = run(command, case.path, *deep, "--json", *case.options)
-        code, answer = in_json.exit_code, json.loads(in_json.stdout)
-        verdict = answer[key]
-        # That a rank's only sibling was deleted is no fault of its file.
-        shown = verdict is not False or (command == "inspect" and code == 0 and answer.get("scope") == "alone")
-        assert code in (0, 1, 3) and shown == (code == 0), (command, code, in_json.output[-500:])
-        if in_words_too:
-            in_words = run(command, case.path, *deep, *case.options)
-            assert in_words.exit_code == code, (command, code, in_words.output[-500:])
-            assert in_words.stdout.count("\n") > 5 if code < 3 else in_words.stderr.startswith("error: ")
-        told.append(verdict)
-    return told[0], told[1]
+def told(command: str, case: Sound, *more: str) -> tuple[Result, dict[str, Any]]:
+    """What a command says in JSON, with its exit code; a verdict that is none where it cannot open anything."""
+    done = run(command, case.path, *more, "--json", *case.options)
+    assert done.exit_code in (0, 1, 3), (command, done.exit_code, done.output[-500:])
+    return done, json.loads(done.stdout)
+
+
+def verdict_in(done: Result, answer: dict[str, Any]) -> dict[str, Any]:
+    """The verdict in an answer; what cannot be opened is not whole, not recoverable, and a file is why."""
+    return answer.get("verdict") or {"whole": False, "recoverable": False, "joinable": None, "level": "bad"}
+
+
+def disagreement(case: Sound, everywhere: bool) -> tuple[str, dict[str, Any]]:
+    """Where two commands that look equally far give other verdicts, and the verdict of the one that looks farthest."""
+    seen = verdict_in(*told("inspect", case))
+    deep, answer = told("verify", case, "--deep")
+    proven = verdict_in(deep, answer)
+    assert (deep.exit_code == 0) == (answer["ok"] is True), answer
+    if seen["level"] == "bad" and proven["level"] != "bad":
+        return f"inspect says {seen['headline']}, verify {proven['headline']}", proven
+    if not everywhere or deep.exit_code == 3:
+        return "", proven
+    all_ranks, doctor = verdict_in(*told("inspect", case, "--all-ranks")), verdict_in(*told("doctor", case))
+    shallow = verdict_in(*told("verify", case))
+    fields = ("whole", "recoverable", "joinable", "headline")
+    for name, one, other in (("--all-ranks", seen, all_ranks), ("doctor", shallow, doctor)):
+        if [one.get(f) for f in fields] != [other.get(f) for f in fields]:
+            return f"{name}: {[one.get(f) for f in fields]} and {[other.get(f) for f in fields]}", proven
+    rows = [] if case.options else told("ls", replace(case, path=case.folder))[1].get("rows", [])
+    if len(rows) == 1 and rows[0]["format"] and rows[0]["verdict"] not in (seen["headline"], shallow["headline"]):
+        return f"ls: {rows[0]['verdict']}, inspect: {seen['headline']}", proven
+    return "", proven
+
+
+def broken_promise(case: Sound, verdict: dict[str, Any], form: str, place: Path) -> str:
+    """What `consolidate --only all` does that the verdict excludes: write what is no truth, refuse, or write at all."""
+    truth = case.written[form]
+    done, found = consolidated(case.path, (*case.options, *case.write_options), form, place)
+    promised = bool((verdict["whole"] or verdict["recoverable"]) and verdict["joinable"])
+    if found is not None and found != truth:
+        keys = [k for k in sorted({*found, *(truth or {})}) if found.get(k) != (truth or {}).get(k)]
+        keys = [k for k in keys if not verdict["recoverable"] or verdict["whole"] or not of_one_rank(k)]
+        if keys:
+            return f"{form}: {len(keys)} values are not the truth, {keys[0]}"
+    if promised and found is None and truth is not None:
+        return f"{verdict['headline']}, and {form} is refused: {done.stderr}"
+    if found is not None and not promised and form == "pt" and not case.write_options:
+        return f"{verdict['headline']}, and {form} is written"
+    if found is None and not promised and not any(word in done.stderr for word in causes(verdict)):
+        return f"{verdict.get('headline')}; refused for {done.stderr}"
+    return ""
+
+
+def causes(verdict: dict[str, Any]) -> list[str]:
+    """Words of which a refusal has one: the verdict's causes, a checksum that is wrong, or a rank that is not here."""
+    known = [word for cause in verdict.get("causes", ()) for word in (cause["code"], cause["text"])]
+    return [*known, "CRC-32", "there is no file of that rank", *([] if known else ["error: "])]
+
+
+def of_one_rank(key: str) -> bool:
+    """Whether a key path lies where each rank has its own: what of it a lost file held is named, and not written."""
+    return any(word in key for word in ("rng", "random", "dataloader", "dataset", "sampler", "extra_state"))
 
 
 def wrong(case: Sound, damage: Damage, place: Path) -> str:
     """What is said or written that is not so; empty where all is as it should be."""
     number = zlib.crc32(str(damage).encode())
-    _, fine = verdicts(case, number % 4 == 0)
+    what, verdict = disagreement(case, everywhere=number % 4 == 0)
     for form in FORMS if damage.kind == "flipped" else (FORMS[number % 2],):
-        truth = case.written[form]
-        done, found = consolidated(case.path, (*case.options, *case.write_options), form, place)
-        if found is not None and found != truth:
-            keys = sorted(k for k in {*found, *(truth or {})} if found.get(k) != (truth or {}).get(k))
-            return f"{form}: {len(keys)} values are not the truth, {keys[0]}"
-        if fine and found is None and truth is not None:
-            return f"verify finds nothing, and {form} is refused: {done.stderr}"
-    return ""
+        what = what or broken_promise(case, verdict, form, place)
+    return what
 
 
 @pytest.mark.parametrize("known", (*WHOLE, *LOCAL, *ASKED), ids=lambda k: f"{k.name}-{k.path.partition('/')[0]}")

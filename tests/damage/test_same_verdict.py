@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import ckptools
 from ckptools.cli import app
-from ckptools.formats.shared import rank_signs
+from ckptools.formats import options as limits
 from tests.damage.another_step import of_another_step
 from tests.truth import FIXTURES
 
@@ -87,17 +87,17 @@ def test_swapped_names_of_many_ranks_are_not_taken_for_a_missing_one(kind, tmp_p
     folder, _, name = CHECKPOINTS[kind].partition("/")
     shutil.copytree(FIXTURES / folder, tmp_path / "run")
     swapped(*(tmp_path / "run" / name.format(rank) for rank in (1, 2)))
-    monkeypatch.setattr(rank_signs, "MAX_RANKS", 0)
+    monkeypatch.setattr(limits, "MAX_RANKS", 0)
     ck = ckptools.open(tmp_path / "run" / name.format(1))
     assert (ck.whole, [p.code for p in ck.problems]) == (None, ["CK010", "CK010"])
 
 
-@pytest.mark.parametrize("limit", ["MAX_RANKS", "MAX_SECONDS"])
-def test_beyond_a_few_ranks_or_a_second_nothing_is_called_whole(limit, monkeypatch):
-    monkeypatch.setattr(rank_signs, limit, 0)
+@pytest.mark.parametrize("limit", ["MAX_RANKS", "MAX_STRUCTURE"])
+def test_beyond_a_few_ranks_or_a_few_bytes_nothing_is_called_whole(limit, monkeypatch):
+    monkeypatch.setattr(limits, limit, 0)
     path = str(FIXTURES / CHECKPOINTS["ShardedTensor"].format(0))
     code, out = run("inspect", path, "--json")
     told = json.loads(out)
-    assert (code, told["whole"], told["scope"], told["problems"]) == (0, None, "not compared", [])
-    assert "4 files present, contents not compared (verify)" in run("inspect", path)[1]
+    assert (code, told["whole"], told["verdict"]["depth"], told["problems"]) == (0, None, "listed", [])
+    assert "all 4 rank files are here; contents not compared (verify)" in run("inspect", path)[1]
     assert ckptools.open(path).whole is None and ckptools.open(path, all_ranks=True).whole is True

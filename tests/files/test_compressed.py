@@ -23,7 +23,7 @@ import zstandard
 import ckptools
 from ckptools.errors import NoSpaceError, OutputExistsError, ReadError
 from ckptools.files import compressed, temporary
-from ckptools.formats.shared import rank_signs
+from ckptools.formats import options as limits
 from ckptools.model.tree import tensors_in
 from tests.pickles.forge import one_line
 from tests.pickles.test_tensors import same_bits
@@ -136,7 +136,7 @@ def test_rank_files_may_be_compressed(tmp_path):
 
 
 def test_of_many_ranks_only_the_one_that_is_asked_for_is_unpacked(tmp_path, scratch, monkeypatch):
-    monkeypatch.setattr(rank_signs, "MAX_RANKS", 2)
+    monkeypatch.setattr(limits, "MAX_RANKS", 2)
     for rank in range(3):
         packed(tmp_path / f"rank{rank}.pt.gz", saved())
     assert [f.status for f in ckptools.open(tmp_path / "rank1.pt.gz").files] == ["seen", "read", "seen"]

@@ -127,13 +127,14 @@ def test_a_missing_optimizer_does_not_keep_the_model_from_being_written(sample, 
     assert torch.load(tmp_path / "m.pt")["embed.weight"].shape == ckptools.open(SAMPLE).model["embed.weight"].shape
 
 
-def test_a_missing_rng_state_is_a_warning_and_consolidate_says_that_it_is_lost(sample, tmp_path):
+def test_a_missing_rng_state_is_an_error_and_consolidate_says_that_it_is_lost(sample, tmp_path):
     (sample / "random_states_1.pkl").unlink()
     ck = ckptools.open(sample)
-    assert [(p.code, p.severity, p.rank) for p in ck.problems] == [("CK001", "warning", 1)] and ck.whole
-    lost = "what rank 1 had for itself is lost: no file random_states_1.pkl"
-    assert lost in ck.consolidate(tmp_path / "all.pt").notes
-    assert lost not in ck.consolidate(tmp_path / "model.pt", only="model").notes
+    assert [(p.code, p.severity, p.rank) for p in ck.problems] == [("CK001", "error", 1)]
+    assert (ck.verdict.whole, ck.verdict.recoverable) == (False, True)
+    lost = {"rng.1": "what rank 1 had for itself: no file random_states_1.pkl"}
+    assert ck.consolidate(tmp_path / "all.pt").left_out == lost
+    assert ck.consolidate(tmp_path / "model.pt", only="model").left_out == {}
 
 
 def test_a_damaged_companion_is_named(sample):

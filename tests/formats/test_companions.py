@@ -41,11 +41,11 @@ def test_the_rng_of_a_single_process_has_no_rank(tmp_path):
     assert (set(found.tree["rng"]), found.world_size.value) == ({"python", "cpu"}, None)
 
 
-def test_a_missing_rank_of_the_rng_is_told_and_is_no_error(tmp_path):
+def test_a_missing_rank_of_the_rng_is_an_error_that_names_the_rank(tmp_path):
     folder = trainer_folder(tmp_path, world=4)
     (folder / "rng_state_2.pth").unlink()
     (problem,) = read(folder).problems
-    assert (problem.code, problem.severity, problem.rank) == ("CK001", "warning", 2)
+    assert (problem.code, problem.severity, problem.rank) == ("CK001", "error", 2)
     assert problem.message == "no file rng_state_2.pth"
 
 

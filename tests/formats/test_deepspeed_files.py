@@ -11,8 +11,8 @@ import torch
 import ckptools
 from ckptools.errors import NotWholeError, ReadError, UnsafePathError, UsageError
 from ckptools.formats import deepspeed
+from ckptools.formats import options as limits
 from ckptools.formats.deepspeed.names import parse
-from ckptools.formats.shared import rank_signs
 from tests.formats.deepspeed_writer import Run, deepspeed_classes, values
 from tests.truth import FIXTURES
 
@@ -134,7 +134,7 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path):
 
 
 def test_looking_inside_many_ranks_reads_one_file_of_each_kind(monkeypatch):
-    monkeypatch.setattr(rank_signs, "MAX_RANKS", 0)
+    monkeypatch.setattr(limits, "MAX_RANKS", 0)
     ck = ckptools.open(Z3)
     assert ck.whole is None
     assert (ck.cost.files, [f.status for f in ck.files].count("seen")) == (2, 6)

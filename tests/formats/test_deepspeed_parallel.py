@@ -123,7 +123,9 @@ def test_two_layers_that_could_both_be_the_tied_one_keep_their_own_names(tmp_pat
     torch.save({"weight": torch.ones(33, 7)}, tmp_path / "global_step7" / "layer_04-model_states.pt")
     ck = ckptools.open(tmp_path, weights="module", all_ranks=True)
     assert {"0.weight", "4.weight"} <= set(ck.model)
-    assert [(p.tensor, "layers 0, 4 all fit it" in p.message) for p in ck.problems] == [("tied_modules.embed", True)]
+    gap, doubt = ck.problems
+    assert (gap.code, gap.tensor) == ("CK101", "model.tied_modules.embed.weight")
+    assert (doubt.tensor, "layers 0, 4 all fit it" in doubt.message) == ("tied_modules.embed", True)
 
 
 def test_the_real_pipelines_layers_have_the_names_of_its_state_dict():

@@ -64,14 +64,14 @@ def store(monkeypatch):
 
 def test_of_many_files_in_a_store_none_is_looked_at(store):
     path = RemotePath("s3://bucket/run/rank1.pt")
-    file = looked_at(path, 1, "", {}, files=33)
+    file = looked_at(path, 1, "", {}, files=65)
     assert (file.status, file.nbytes, store.fetched) == ("listed", 100, 0)
 
 
 def test_of_few_files_in_a_store_each_is_looked_at(store):
     path = RemotePath("s3://bucket/run/rank1.pt")
-    assert looked_at(path, 1, "", {}, files=32).status == "bad" and store.fetched
-    assert looked_at(path, 1, "", {}, files=32, read=True).status == "read"
+    assert looked_at(path, 1, "", {}, files=64).status == "bad" and store.fetched
+    assert looked_at(path, 1, "", {}, files=64, read=True).status == "read"
 
 
 def test_what_is_known_to_be_wrong_of_a_file_in_a_store_is_said_however_many_there_are(store):

@@ -208,7 +208,7 @@ def test_an_export_does_not_hide_a_missing_rank(tmp_path):
     ckptools.consolidate(run, run / "model.safetensors")
     (run / "rank1.pt").unlink()
     done = CliRunner().invoke(app, ["inspect", str(run)])
-    assert done.exit_code == 1 and "NOT WHOLE: 1 rank missing" in done.stdout and "model.safetensors" in done.stdout
+    assert done.exit_code == 1 and "NOT WHOLE: rank 1 missing" in done.stdout and "model.safetensors" in done.stdout
     assert CliRunner().invoke(app, ["verify", str(run)]).exit_code == 1
 
 

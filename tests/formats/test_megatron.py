@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 import ckptools
 from ckptools.cli import app
 from ckptools.errors import CkptoolsError, NotWholeError, ReadError, UnsafePathError, UsageError
+from ckptools.formats import options as limits
 from ckptools.formats.megatron.grid import grid_of
 from ckptools.formats.megatron.layers import Layers
 from ckptools.formats.megatron.rules import Rules
-from ckptools.formats.shared import rank_signs
 from ckptools.formats.shared.tensor_parallel import GATED, ROWS, Piece, Rule, UnlikeError, join
 from ckptools.model.checkpoint import Fact
 from ckptools.model.cover import cover
@@ -79,7 +79,7 @@ def test_moments_have_their_parameters_names_and_are_joined_like_them(run, tmp_p
 @pytest.mark.parametrize("run", [RUNS["tp4 pp2, gated"], RUNS["virtual pipeline, tp2"]], ids=["pp", "vp"])
 def test_one_rank_per_stage_tells_every_name_and_shape(run, tmp_path, monkeypatch):
     save(run, tmp_path)
-    monkeypatch.setattr(rank_signs, "MAX_RANKS", 0)
+    monkeypatch.setattr(limits, "MAX_RANKS", 0)
     ck, full = ckptools.open(tmp_path), full_model(run)
     assert (ck.cost.files, ck.all_ranks, ck.whole) == (run.pp, False, None)
     assert {k: v.shape for k, v in ck.model.items()} == {k: tuple(v.shape) for k, v in full.items()}
@@ -299,7 +299,7 @@ def test_a_missing_tensor_parallel_rank_is_a_gap(legacy, tmp_path):
     assert [(p.code, p.rank, p.message) for p in ck.problems if p.severity == "error"] == [
         ("CK001", 3, "no file mp_rank_01_001/model_optim_rng.pt")
     ]
-    with pytest.raises(NotWholeError, match=r"rank 3 missing or cut.*decoder\.layers\.1.*held by rank 3"):
+    with pytest.raises(NotWholeError, match=r"NOT WHOLE: rank 3 missing; CK101.*decoder\.layers\.1.*held by rank 3"):
         ck.consolidate(tmp_path / "m.pt")
 
 

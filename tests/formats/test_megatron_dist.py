@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 import ckptools
 from ckptools.errors import NotWholeError, ReadError, UnsafePathError, UsageError
+from ckptools.formats import options as limits
 from ckptools.formats.dcp import locate
 from ckptools.formats.megatron_dist.stored import StoredState
-from ckptools.formats.shared import rank_signs
 from ckptools.model.regions import Box, contiguous_strides
 from ckptools.model.tensor import Shard, Source, Tensor
 from ckptools.tensor_io import read
@@ -82,7 +82,7 @@ def test_any_path_into_a_run_leads_to_the_checkpoint(inside):
 def test_a_layer_of_many_items_finds_its_values_when_it_is_loaded(monkeypatch):
     every = ckptools.open(SAMPLE, all_ranks=True)
     monkeypatch.setattr(locate, "MAX_LOCATED", 5)
-    monkeypatch.setattr(rank_signs, "MAX_RANKS", 0)
+    monkeypatch.setattr(limits, "MAX_RANKS", 0)
     one = ckptools.open(SAMPLE)
     name = "decoder.layers.1.mlp.linear_fc1.weight"
     assert one.model[name].resolver is not None and torch.equal(one.model[name].load(), every.model[name].load())
@@ -170,7 +170,7 @@ def test_a_missing_data_file_is_a_gap(sample, tmp_path):
     (sample / "iter_0000005" / "__2_0.distcp").unlink()
     ck = ckptools.open(sample)
     assert ck.problems[0].code == "CK001" and {p.rank for p in ck.problems if p.severity == "error"} == {2}
-    with pytest.raises(NotWholeError, match="rank 2 missing or cut"):
+    with pytest.raises(NotWholeError, match="NOT WHOLE: rank 2 missing; CK101  rank 2  "):
         ck.consolidate(tmp_path / "m.safetensors")
 
 

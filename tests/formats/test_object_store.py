@@ -8,7 +8,8 @@ import ckptools
 from ckptools.contents.completion import keys_beginning, sections_beginning
 from ckptools.errors import ReadError, UsageError
 from ckptools.files.bucket import Bucket
-from ckptools.formats.shared import file_status, rank_signs
+from ckptools.formats import options as limits
+from ckptools.formats.shared import file_status
 from ckptools.model.tree import tensors_in
 from ckptools.training import CreateOptions, create
 from ckptools.training.simulation_options import SimulationOptions
@@ -107,8 +108,8 @@ def test_a_file_that_is_replaced_while_it_is_read_is_no_mixture(s3):
 @pytest.mark.parametrize("name", ["deepspeed-z3-bf16/ckpt", "megatron-tp2pp2-fp32/legacy", FSDP1])
 def test_of_many_files_that_are_not_read_only_the_list_is_asked_for(name, s3, monkeypatch):
     url = f"{s3.put(FIXTURES / name.partition('/')[0])}/{name.partition('/')[2]}".rstrip("/")
-    monkeypatch.setattr(rank_signs, "MAX_RANKS", 0)  # so that not all are read
+    monkeypatch.setattr(limits, "MAX_RANKS", 0)  # so that not all are read
     few = {f.path: f.status for f in ckptools.open(url).files if f.status != "read"}
-    monkeypatch.setattr(file_status, "MAX_RANKS", 1)
+    monkeypatch.setattr(file_status, "MAX_FILES", 1)
     many = {f.path: f.status for f in ckptools.open(url).files if f.status != "read"}
     assert set(few.values()) == {"seen"} and many == dict.fromkeys(few, "listed")

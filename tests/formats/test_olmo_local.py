@@ -19,7 +19,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 import ckptools
 from ckptools.errors import CkptoolsError, NotWholeError, ReadError
 from ckptools.formats import olmo_flat
-from ckptools.formats.shared import rank_signs
+from ckptools.formats import options as limits
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Shard, Source, Tensor
 from ckptools.training.fake_world import fake_group
@@ -115,7 +115,7 @@ def test_the_files_of_few_ranks_are_all_read_for_what_they_do_not_tell_at_a_glan
 
 
 def test_one_ranks_files_tell_every_shape_and_find_the_others(made, monkeypatch):
-    monkeypatch.setattr(rank_signs, "MAX_RANKS", 1)
+    monkeypatch.setattr(limits, "MAX_RANKS", 1)
     ck = ckptools.open(made)
     assert (ck.all_ranks, ck.whole, ck.cost.files) == (False, None, 3)
     assert {k: t.shape for k, t in ck.model.items()} == {k: tuple(p.shape) for k, p in net().named_parameters()}

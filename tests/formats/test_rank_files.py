@@ -136,6 +136,13 @@ def _filled(tree, value):
 
 def test_a_rank_beyond_the_world_is_stray(composer):
     shutil.copy(composer / "ep0-ba5-rank1.pt", composer / "ep0-ba5-rank9.pt")
+    stray, _ = problems = ckptools.open(composer).problems
+    assert [(p.code, p.rank) for p in problems] == [("CK009", 9), ("CK010", 9)]
+    assert "2 files say they are rank 1" in stray.message
+
+
+def test_a_rank_beyond_the_world_is_stray_by_its_name_alone(composer, large_world):
+    shutil.copy(composer / "ep0-ba5-rank1.pt", composer / "ep0-ba5-rank9.pt")
     assert [(p.code, p.rank) for p in ckptools.open(composer).problems] == [("CK009", 9)]
 
 
@@ -216,7 +223,7 @@ def test_a_dimension_smaller_than_the_world_leaves_ranks_empty():
         gate.load(rank=3)
 
 
-def test_a_slice_reads_only_the_rank_files_that_it_needs(composer):
+def test_a_slice_reads_only_the_rank_files_that_it_needs(composer, large_world):
     ck = ckptools.open(composer / "ep0-ba5-rank0.pt")
     (composer / "ep0-ba5-rank3.pt").unlink()
     embedding = ck.model["model.emb.weight"]

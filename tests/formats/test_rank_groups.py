@@ -64,7 +64,7 @@ def test_content_decides_which_rank_a_file_is(tmp_path, order):
     assert as_usual(ck) and {p.code for p in ck.problems} == {"CK010"}
 
 
-def test_a_lazy_tensor_finds_the_rest_of_it_in_the_files_that_were_named(tmp_path):
+def test_a_lazy_tensor_finds_the_rest_of_it_in_the_files_that_were_named(tmp_path, large_world):
     files = copies(tmp_path, "p0/x.pt", "p1/x.pt", "p2/x.pt")
     ck = ckptools.open(files)
     assert ck.cost.files == 1 and as_usual(ck)

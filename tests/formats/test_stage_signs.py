@@ -13,8 +13,6 @@ from torch import nn
 import ckptools
 from ckptools.errors import NotWholeError
 from ckptools.formats.shared.stage_signs import missing_layers
-from ckptools.views.report import inspect_report
-from ckptools.views.report_text import headline
 from tests.formats.stages import Model, save, train_stages, trained
 
 STATED = "ranks hold parameters of their own, and nothing states how many ranks there were"
@@ -42,7 +40,7 @@ def told(path: Path, severity: str = "warning") -> list[str]:
 
 def verdict(path: Path) -> tuple[bool | None, str]:
     ck = ckptools.open(path)
-    return ck.whole, headline(inspect_report(ck))[0]
+    return ck.whole, ck.verdict.headline
 
 
 def keep(run: Path, *ranks: int) -> Path:
@@ -57,8 +55,9 @@ def keep(run: Path, *ranks: int) -> Path:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_stage_that_is_lost_before_others_is_an_error(rank: int, run: Path, tmp_path: Path) -> None:
     file(run, rank).unlink()
-    assert verdict(run) == (False, "NOT WHOLE: 1 rank missing, 1 other error")
-    with pytest.raises(NotWholeError, match=f"those of rank {rank} are nowhere else"):
+    lost = f"ranks hold parameters of their own; those of rank {rank} are nowhere else"
+    assert verdict(run) == (False, f"NOT WHOLE: rank {rank} missing, {lost}")
+    with pytest.raises(NotWholeError, match=lost):
         ckptools.consolidate(run, tmp_path / "all.pt")
 
 
@@ -71,7 +70,8 @@ def test_a_stage_that_is_cut_is_an_error(rank: int, run: Path) -> None:
 
 def test_that_the_last_stage_is_lost_nothing_tells_so_the_rest_is_not_called_whole(run: Path, tmp_path: Path) -> None:
     keep(run, 0, 1)
-    assert verdict(run) == (None, "2 files, each whole in itself; files that are not here may hold more")
+    text = "2 files, each whole in itself; files that are not here may hold more"
+    assert verdict(run) == (None, f"{text}; 1 warning: {STATED}")
     assert STATED in ckptools.consolidate(run, tmp_path / "all.pt").notes
 
 
@@ -116,15 +116,16 @@ def test_every_stage_on_as_many_ranks_is_no_copy(run: Path) -> None:
 
 def test_the_first_stage_alone_is_whole_in_itself_and_no_more_is_said(run: Path) -> None:
     keep(run, 0)
-    text = "whole in itself: one file, rank 0's by its name; that other ranks hold more is not excluded"
+    text = "whole: one file, rank 0's by its name; that other ranks hold more is not excluded"
     assert verdict(run)[1] == text
 
 
 @pytest.mark.parametrize(("rank", "absent"), [(1, "0, 1"), (2, "0..3")])
 def test_a_later_stage_alone_lacks_the_layers_before_it(rank: int, absent: str, run: Path, tmp_path: Path) -> None:
     one = shutil.copy(file(run, rank), tmp_path / "model.pt")
-    assert told(one) == [f"blocks has no {absent} here, and later ones; another file may hold what is absent"]
-    assert verdict(one) == (None, "1 file, whole in itself; files that are not here may hold more")
+    lacking = f"blocks has no {absent} here, and later ones; another file may hold what is absent"
+    text = "1 file, whole in itself; files that are not here may hold more"
+    assert (told(one), verdict(one)) == ([lacking], (None, f"{text}; 1 warning: {lacking}"))
 
 
 def test_a_higher_rank_in_the_name_speaks_of_lower_ones(tmp_path: Path) -> None:

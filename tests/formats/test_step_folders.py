@@ -63,10 +63,12 @@ def test_olmo_core_is_consolidated_whole(olmo, tmp_path):
     assert raw(state["model"]["w"]) == raw(MODEL["w"]) and state["train"]["global_step"] == 7
 
 
-def test_a_missing_trainer_state_of_olmo_core_is_a_warning(olmo):
+def test_a_missing_trainer_state_of_olmo_core_makes_it_not_whole_and_recoverable(olmo):
     (olmo / "train" / "rank1.pt").unlink()
-    (problem,) = ckptools.open(olmo).problems
-    assert (problem.code, problem.severity, problem.rank) == ("CK001", "warning", 1)
+    ck = ckptools.open(olmo)
+    (problem,) = ck.problems
+    assert (problem.code, problem.severity, problem.rank) == ("CK001", "error", 1)
+    assert (ck.verdict.whole, ck.verdict.recoverable, ck.verdict.joinable) == (False, True, True)
 
 
 def test_trainer_states_of_two_steps_are_an_error(olmo):

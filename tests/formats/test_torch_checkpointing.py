@@ -212,7 +212,7 @@ def test_two_swapped_files_are_told_or_put_right(folder, tmp_path):
 
 
 def test_a_file_that_is_a_copy_of_another_ranks_is_not_written_from(st, tmp_path):
-    shutil.copyfile(st / "model_1.safetensors", st / "model_2.safetensors")
+    shutil.copy2(st / "model_1.safetensors", st / "model_2.safetensors")
     assert [p.code for p in ckptools.verify(st).problems] == ["CK009"]
     with pytest.raises(NotWholeError, match="has the same bytes"):
         ckptools.consolidate(st, tmp_path / "out.safetensors")

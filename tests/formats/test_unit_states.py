@@ -58,7 +58,8 @@ def test_every_moment_equals_what_torch_gathers(saved, name):
     found = {(k, s): raw(t.load()) for k, slots in optimizer.state.items() for s, t in slots.items()}
     moments = torch.load(saved / f"{name}-moments.pt")
     assert found == {(k, s): raw(t) for k, slots in moments.items() for s, t in slots.items()}
-    assert [p.code for p in ck.problems] == ["CK108"] and ck.whole
+    frozen = [("CK203", f"blocks.{n}.inner.scale") for n in range(2)] if name == "frozen" else []
+    assert [(p.code, p.tensor) for p in ck.problems] == [*frozen, ("CK108", "optim")] and ck.whole
 
 
 @pytest.mark.parametrize("name", save_unit_states.VARIANTS)

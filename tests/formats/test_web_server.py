@@ -71,7 +71,7 @@ def test_of_one_rank_file_it_is_said_that_no_others_can_be_listed(web):
 
 def test_of_one_rank_file_the_others_are_to_be_named(web):
     code, out = run("inspect", f"{web.address}/{RANKS}/rank0.pt?{SECRET}")
-    assert code == 0 and "name the other rank files too" in out
+    assert code == 1 and "NOT WHOLE" in out and "name the other rank files too" in out
     assert "1970" not in out
 
 

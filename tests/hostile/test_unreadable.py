@@ -59,12 +59,13 @@ def test_a_rank_that_may_not_be_read_is_named(ranks, command):
 
 def test_permission_is_not_told_as_damage(ranks):
     done = ckptools("inspect", ranks)
-    assert "NOT WHOLE: 1 rank not readable\n" in done.stdout and "cut" not in done.stdout and "CK002" not in done.stdout
+    assert "NOT WHOLE: rank 1 not readable\n" in done.stdout and "cut" not in done.stdout and "CK002" not in done.stdout
 
 
 def test_consolidation_refuses_what_it_may_not_read(ranks, tmp_path):
     done = ckptools("consolidate", ranks, "-o", tmp_path / "out.pt")
-    expected = f"error: {ranks}: not whole: CK015  rank 1  rank1.pt cannot be read: permission denied (and "
+    cause = "CK015  rank 1  rank1.pt cannot be read: permission denied"
+    expected = f"error: {ranks}: NOT WHOLE: rank 1 not readable; {cause} (and "
     assert done.returncode == 4 and done.stderr.startswith(expected)
     assert "missing" not in done.stderr.replace("--allow-missing", "") and "CK002" not in done.stderr
     assert [p.name for p in tmp_path.iterdir()] == ["ranks"]
@@ -75,7 +76,7 @@ def test_a_data_file_of_a_dcp_that_may_not_be_read_has_the_same_cause_in_every_c
     (dcp / "__1_0.distcp").chmod(0)
     done = ckptools(command, dcp, *(["-o", tmp_path / "out.pt"] if command == "consolidate" else []))
     said = " ".join((done.stdout + done.stderr).split())
-    assert "CK015 rank 1 __1_0.distcp cannot be read: permission denied; it holds model.gate" in said
+    assert "CK015 rank 1 __1_0.distcp cannot be read: permission denied; it should hold model.gate" in said
     assert "CK106" not in said and "CK002" not in said
 
 

@@ -116,7 +116,7 @@ def test_rank_0_is_named_where_its_step_is_the_odd_one(tmp_path):
     ]
 
 
-def test_with_two_against_two_steps_nobody_is_odd(tmp_path):
+def test_nobody_is_odd_with_two_against_two_steps(tmp_path):
     found = ckptools.open(ranks(tmp_path, [(F32, 1.0, 9), (F32, 1.0, 9), (F32, 1.0, 1), (F32, 1.0, 1)]))
     assert [(p.code, p.message, p.ranks) for p in found.problems] == [
         ("CK006", "differs between ranks (ranks 0, 1: 9, ranks 2, 3: 1); they are not of one step", ())

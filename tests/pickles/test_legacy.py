@@ -17,7 +17,7 @@ import ckptools
 from ckptools.api.tensor import with_lazy_tensors
 from ckptools.errors import CkptoolsError
 from ckptools.files.file_type import LEGACY_MAGIC
-from ckptools.formats.shared import rank_signs
+from ckptools.formats import options as limits
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import tensors_in
 from ckptools.model.values import Opaque
@@ -321,7 +321,7 @@ def test_a_big_damaged_file_is_not_read_to_its_end(tmp_path):
 
 
 def test_a_sibling_of_this_form_is_looked_at(tmp_path, monkeypatch):
-    monkeypatch.setattr(rank_signs, "MAX_RANKS", 1)
+    monkeypatch.setattr(limits, "MAX_RANKS", 1)
     for rank in range(2):
         old({"w": BASE}, tmp_path / f"rank{rank}.pt")
     assert [f.status for f in ckptools.open(tmp_path / "rank0.pt").files] == ["read", "seen"]

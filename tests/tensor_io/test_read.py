@@ -167,7 +167,7 @@ def test_a_rank_that_is_absent_is_named_when_its_values_are_wanted(tmp_path):
     assert tensor[: tensor.shards[1].box.offsets[0]].numel()
 
 
-def test_a_cut_sibling_is_one_line_when_its_values_are_wanted(tmp_path):
+def test_a_cut_sibling_is_one_line_when_its_values_are_wanted(tmp_path, large_world):
     shutil.copytree(SHARDED, tmp_path / "ck")
     cut = tmp_path / "ck" / "ep0-ba5-rank2.pt"
     cut.write_bytes(cut.read_bytes()[:5000])

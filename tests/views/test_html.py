@@ -67,7 +67,7 @@ def test_hostile_names_are_text():
 def test_problems_come_first_and_are_open():
     html = checkpoint_html(broken_run7())
     assert (
-        html.index("NOT WHOLE: 3 ranks missing")
+        html.index('<div class="line bad">NOT WHOLE: ranks 201..203 missing')
         < html.index("<details open><summary>2 problems")
         < html.index("sections")
     )
@@ -162,12 +162,12 @@ def marked(html: str) -> set[tuple[str, str]]:
     return found
 
 
-def test_a_tensor_that_lies_whole_on_every_rank_is_no_verdict():
+def test_a_tensor_that_lies_whole_on_every_rank_is_no_verdict(large_world):
     ck = ckptools.open(WHOLE[0].file)
     assert marked(ck._repr_html_()) == set()
     assert {title for title, _ in marked(ck.verify()._repr_html_())} == {"result"}
     assert marked(ck.files._repr_html_()) == {("status", "seen")}
     assert {title for title, _ in marked(ckptools.diff(ck, ck, values=True)._repr_html_())} == {"verdict"}
-    assert marked(ckptools.checkpoints_in(WHOLE[0].file.parent)._repr_html_()) == {("whole", "yes")}
+    assert marked(ckptools.checkpoints_in(WHOLE[0].file.parent)._repr_html_()) == {("whole", "whole")}
     assert ("", "ok") in marked(ckptools.doctor(WHOLE[0].file)._repr_html_())
     assert marked(broken_run7()._repr_html_()) == {("severity", "error")}

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from ckptools.model.problems import Code, Problem, verdict
+from ckptools.model.problems import Code, Problem
 from ckptools.views.problems import fold
 from tests.views.made import missing
 
@@ -52,9 +52,3 @@ def test_a_forged_message_stays_on_its_line():
     (folded,) = fold([Problem(Code.STRAY_FILE, "x\nwhole: all is well", 1, "w\x1b[2J")])
     assert folded.message == "x\\nwhole: all is well"
     assert folded.where == "rank 1, w\\x1b[2J"
-
-
-def test_the_verdict_counts_ranks_and_errors():
-    errors = [*missing(1, 2), Problem(Code.FILE_CUT, "cut", 3), Problem(Code.WORLD_SIZES_DISAGREE, "x")]
-    assert verdict(errors) == "2 ranks missing, 1 rank cut short or damaged, 1 other error"
-    assert verdict([Problem(Code.WORLD_SIZES_DISAGREE, "x"), Problem(Code.FOREIGN_CLASSES, "y")]) == "1 error"

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from ckptools.model.checkpoint import Fact
@@ -7,48 +9,68 @@ from ckptools.model.problems import Code, Problem
 from ckptools.model.values import NumpyScalar
 from ckptools.views.report import inspect_report
 from tests.state_dicts import state_dict
-from tests.views.made import alone, broken_run7, checkpoint, composer_tree, group, missing, plain, run7, snapshot
+from tests.views.made import (
+    alone,
+    broken_run7,
+    checkpoint,
+    composer_tree,
+    group,
+    missing,
+    plain,
+    run7,
+    snapshot,
+    unread_run7,
+)
+
+
+def judged(report):
+    return report.verdict.whole, report.verdict.depth, report.verdict.level, report.verdict.headline
 
 
 def test_a_whole_checkpoint_is_whole():
     report = inspect_report(run7())
-    assert (report.scope, report.whole, report.errors) == ("whole", True, False)
-    assert (report.ranks.expected, report.ranks.here, report.ranks.read) == (256, 256, 1)
+    assert judged(report) == (True, "structure", "good", "whole: all 256 rank files are here, all read")
+    assert (report.ranks.expected, report.ranks.here, report.ranks.read) == (256, 256, 256)
     assert report.saved is not None and report.saved[0] < report.saved[1]
 
 
 def test_what_was_not_compared_is_neither_whole_nor_wrong():
-    report = inspect_report(run7(compared=False))
-    assert (report.scope, report.whole, report.errors) == ("not compared", None, False)
+    report = inspect_report(unread_run7())
+    words = "all 256 rank files are here; contents not compared (verify)"
+    assert judged(report) == (None, "listed", "doubtful", words)
+    assert (report.ranks.expected, report.ranks.here, report.ranks.read) == (256, 256, 1)
 
 
 def test_missing_ranks_make_it_not_whole():
     report = inspect_report(broken_run7())
-    assert (report.scope, report.whole, report.errors) == ("not whole", False, True)
+    words = "NOT WHOLE: ranks 201..203 missing, rank 137 cut short or damaged"
+    assert judged(report) == (False, "listed", "bad", words)
     assert report.ranks.here == 252
     assert report.bytes_expected is not None and report.bytes_found < report.bytes_expected
 
 
-def test_one_rank_of_256_opened_by_name_is_no_error():
+def test_one_rank_of_256_opened_by_name_is_not_whole_and_the_gaps_that_others_leave_are_no_problems():
     report = inspect_report(alone())
-    assert (report.scope, report.whole, report.errors) == ("alone", False, False)
-    assert [(p.code, p.severity) for p in report.problems] == [("CK001", "note")]
+    assert judged(report) == (False, "structure", "bad", "NOT WHOLE: ranks 0..6, 8..255 missing")
+    assert Counter((p.code, p.severity) for p in report.problems) == {("CK001", "error"): 255}
 
 
 def test_a_folder_with_one_rank_of_256_is_an_error():
-    report = inspect_report(run7(here={7}, path=alone().path.parent, problems=missing(1)))
-    assert (report.scope, report.errors) == ("not whole", True)
+    report = inspect_report(unread_run7(here={7}, path=alone().path.parent, problems=missing(1)))
+    assert judged(report) == (False, "structure", "bad", "NOT WHOLE: rank 1 missing")
 
 
-def test_a_lone_rank_with_another_error_is_still_an_error():
+def test_another_error_of_a_lone_rank_is_told_beside_the_ranks_that_are_missing():
     wrong = Problem(Code.WORLD_SIZES_DISAGREE, "sharded tensors speak of world sizes [4, 8]")
-    report = inspect_report(run7(here={7}, path=alone().path, problems=(*missing(1), wrong)))
-    assert (report.scope, report.errors) == ("alone", True)
+    report = inspect_report(unread_run7(here={7}, path=alone().path, problems=(*missing(1), wrong)))
+    words = "NOT WHOLE: rank 1 missing, sharded tensors speak of world sizes [4, 8]"
+    assert judged(report) == (False, "structure", "bad", words)
 
 
 def test_one_file_does_not_tell_how_many_ranks_trained():
     report = inspect_report(snapshot())
-    assert (report.scope, report.world_size.value, report.ranks.expected) == ("one file", None, None)
+    assert judged(report) == (True, "structure", "good", "whole: one file holds everything")
+    assert (report.world_size.value, report.ranks.expected) == (None, None)
 
 
 def test_a_name_that_tells_another_step_is_a_warning():
@@ -58,7 +80,7 @@ def test_a_name_that_tells_another_step_is_a_warning():
 
 def test_errors_come_before_warnings_and_notes():
     problems = (Problem(Code.TENSOR_NOT_JOINED, "w", severity="warning"), *missing(3))
-    report = inspect_report(run7(here={0, 1}, problems=problems, names=("os.system",)))
+    report = inspect_report(unread_run7(here={0, 1}, problems=problems, names=("os.system",)))
     assert [p.severity for p in report.problems] == ["error", "warning", "warning"]
 
 
@@ -150,7 +172,8 @@ def test_rng_says_whose_it_is():
     one = {"python": (3, (1, 2), None), "torch": plain(5056, dtype="uint8")}
     assert held({"rng": [one] * 4})["rng"] == "4 ranks: python, torch"
     assert held({"rng": one})["rng"] == "python, torch"
-    assert {s.name: s.holds for s in inspect_report(run7()).sections}["rng"] == "rank 0 only, others not read: torch"
+    (told,) = [s.holds for s in inspect_report(unread_run7()).sections if s.kind == "rng"]
+    assert told == "rank 0 only, others not read: torch"
 
 
 def test_groups_that_are_no_dicts_make_no_optimizer():

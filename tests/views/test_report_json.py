@@ -20,6 +20,7 @@ from tests.views.made import (
     plain,
     run7,
     snapshot,
+    unread_run7,
 )
 
 
@@ -41,6 +42,7 @@ def test_a_report_is_one_object(golden):
 
 def test_the_facts_of_the_mock_up_have_their_places():
     made = parsed(run7())
+    assert (made["verdict"]["depth"], made["verdict"]["level"]) == ("structure", "good")
     assert made["step"] == {"value": 12000, "from": ["file name", "state.timestamp.Timestamp.batch",
                             "schedulers.CosineAnnealingLR.last_epoch"], "agree": True}  # fmt: skip
     assert made["world_size"]["value"] == made["world_size"]["files_found"] == 256
@@ -57,13 +59,19 @@ def test_only_ranks_that_are_not_whole_are_listed():
 
 
 def test_all_ranks_are_listed_when_all_were_read():
-    assert len(parsed(run7(all_ranks=True))["ranks"]) == 256
+    assert len(parsed(run7())["ranks"]) == 256 and parsed(unread_run7())["ranks"] == []
 
 
-def test_a_lone_rank_is_not_whole_and_has_no_error():
+def test_a_lone_rank_is_not_whole_and_its_cause_is_the_others_not_the_gaps_that_they_leave():
     made = parsed(alone())
-    assert (made["whole"], made["scope"]) == (False, "alone")
-    assert {p["severity"] for p in made["problems"]} == {"note"}
+    assert (made["whole"], made["verdict"]["headline"]) == (False, "NOT WHOLE: ranks 0..6, 8..255 missing")
+    assert [(c["code"], c["problems"]) for c in made["verdict"]["causes"]] == [("CK001", 255)]
+    assert {p["code"] for p in made["problems"]} == {"CK001"}
+
+
+def test_what_was_not_compared_is_null_in_every_field_that_it_would_answer():
+    verdict = parsed(unread_run7())["verdict"]
+    assert [verdict[name] for name in ("whole", "recoverable", "joinable", "depth")] == [None, None, None, "listed"]
 
 
 def test_numbers_that_json_lacks_are_null_and_counted():
@@ -100,7 +108,7 @@ def test_a_section_in_full_is_json_too(kind):
 
 
 def test_the_files_of_a_hostile_folder_are_only_names():
-    ck = run7(files=files(2, name="ep0\x1b[2J\n-rank{}.pt"), all_ranks=True)
+    ck = run7(files=files(2, name="ep0\x1b[2J\n-rank{}.pt"))
     assert parsed(ck)["ranks"][0]["file"] == "ep0\x1b[2J\n-rank0.pt"
 
 

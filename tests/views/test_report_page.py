@@ -16,6 +16,7 @@ from ckptools.api.report_file import findings
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Code, Problem
 from ckptools.model.verification import Check, Verification
+from ckptools.training_state.verdict import verdict_of
 from ckptools.views.html.document import document
 from ckptools.views.html.page import Limits, Page
 from ckptools.views.html.report import Findings, all_problems, report_page
@@ -47,7 +48,8 @@ def found_in(ck: Checkpoint, *problems: Problem) -> Findings:
         Check("files", "FAIL" if problems else "ok", "4 of 4", problems),
         Check("finite values", "skip", "not asked"),
     )
-    return Findings(ck, inspect_report(ck), Verification(ck.path, checks), False, False, None, 0.0)
+    verified = Verification(ck.path, checks, verdict_of(ck, problems or ck.problems))
+    return Findings(ck, inspect_report(ck), verified, False, False, None, 0.0)
 
 
 def answers_in(html: str) -> dict[str, Any]:
@@ -104,11 +106,11 @@ def test_the_verdict_comes_first_then_problems_then_facts():
     assert order == sorted(order)
 
 
-def test_a_failed_check_of_a_whole_checkpoint_is_said_before_that_it_is_whole():
+def test_an_error_that_only_a_check_finds_is_in_the_headline_of_a_whole_checkpoint():
     found = found_in(run7(), Problem(Code.NOT_FINITE, "3 NaN", 1, "emb.weight"))
-    html = report_page(found)
-    assert html.index('<p class="verdict bad">1 check failed') < html.index("whole: all 256 rank files are here")
-    assert "<title>ep0-ba12000: 1 check failed" in html
+    html, words = report_page(found), "whole, but 1 error: NaN or infinity: emb.weight (rank 1)"
+    assert html.index(f'<p class="verdict bad">{words}</p>') < html.index("1 check failed")
+    assert f"<title>ep0-ba12000: {words}</title>" in html and "whole: all 256" not in shown(html)
 
 
 def test_what_was_not_looked_at_is_said():

@@ -16,15 +16,18 @@ from tests.views.made import (
     broken_run7,
     checkpoint,
     composer_tree,
+    files,
     group,
     hostile,
     missing,
     plain,
     run7,
     snapshot,
+    unread_run7,
 )
 
-CASES = {"whole": run7, "broken": broken_run7, "alone": alone, "snapshot": snapshot, "hostile": hostile}
+CASES = {"whole": run7, "listed": unread_run7, "broken": broken_run7, "alone": alone}
+CASES |= {"snapshot": snapshot, "hostile": hostile}
 TERMINAL = Screen(80, 40)
 
 
@@ -71,37 +74,39 @@ def test_a_monolithic_file_of_rank_0_is_said_to_be_whole():
     one = snapshot()
     ck = replace(one, files=(one.files[0]._replace(rank=0),))
     (line,) = headline(inspect_report(ck))
-    assert line == "whole in itself: one file, rank 0's by its name; that other ranks hold more is not excluded"
+    assert line == "whole: one file, rank 0's by its name; that other ranks hold more is not excluded"
 
 
 def test_all_files_of_ranks_that_have_several_are_counted():
     parts = tuple(f._replace(part=part) for f in run7().files[:4] for part in ("model", "optim"))
-    report = inspect_report(run7(files=parts, world_size=run7().world_size._replace(value=4), all_ranks=True))
+    report = inspect_report(run7(files=parts, world_size=run7().world_size._replace(value=4)))
     assert headline(report) == ["whole: all 8 files of 4 ranks are here, all read"]
 
 
 def test_files_that_were_not_looked_into_are_not_called_whole():
-    report = inspect_report(run7(compared=False))
-    assert headline(report) == ["256 files present, contents not compared (verify)"]
+    report = inspect_report(unread_run7())
+    assert headline(report) == ["all 256 rank files are here; contents not compared (verify)"]
     assert "of 255 others only that the file is there and ends well" in read_line(report)
     assert next_line(report).startswith("next: ckptools verify ")
 
 
-def test_missing_replicas_of_whole_tensors_are_told():
-    warned = tuple(replace(p, severity="warning") for p in missing(3))
-    report = inspect_report(run7(here=range(4), world_size=run7().world_size._replace(value=5), problems=warned))
-    assert headline(report) == ["whole: nothing is sharded; 4 of 5 rank files are here"]
+def test_a_missing_replica_of_what_nobody_sharded_is_not_whole_and_recoverable():
+    here, world = files(5, here=range(4), read=True), run7().world_size._replace(value=5)
+    report = inspect_report(run7({"model": {"w": plain(4)}}, files=here, world_size=world, problems=missing(4)))
+    words = "NOT WHOLE: rank 4 missing; recoverable: the whole model and optimizer are here"
+    assert headline(report) == [words]
 
 
 def test_a_lone_rank_with_an_error_says_so():
     wrong = Problem(Code.WORLD_SIZES_DISAGREE, "world sizes [4, 8]")
     shown = report_text(inspect_report(replace(alone(), problems=(*missing(1), wrong))))
-    assert "one rank of 256: rank 7; what is inside is told from its layout; 1 error" in shown
-    assert "CK103" in shown and "CK001" not in shown
+    assert "NOT WHOLE: rank 1 missing, world sizes [4, 8]\n" in shown
+    assert "CK103" in shown and "CK001  rank 1" in shown
 
 
 def test_what_was_not_read_is_said():
-    assert "of 255 others only that the file is there" in read_line(inspect_report(run7(compared=False)))
+    assert "of 255 others only that the file is there" in read_line(inspect_report(unread_run7()))
+    assert "others" not in read_line(inspect_report(run7()))
     assert "others" not in read_line(inspect_report(snapshot()))
 
 

@@ -17,6 +17,7 @@ from ckptools.formats.opening import with_all_ranks
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.matching import Match, MatchRow, StateDictShapes
 from ckptools.model.rows import Rows
+from ckptools.training_state.verdict import verdict_of
 
 
 def match(checkpoint: Checkpoint | str | Path, to: Any, selection: Selection | None = None) -> Match:
@@ -35,7 +36,7 @@ def match(checkpoint: Checkpoint | str | Path, to: Any, selection: Selection | N
     chosen = selection or Selection()
     saved = saved_shapes(whole, chosen.section)
     model = shapes_expected(to, chosen.section, bool(whole.options and whole.options.follow_symlinks))
-    return compared(saved, model, whole.whole, chosen)
+    return compared(saved, model, verdict_of(whole).whole, chosen)
 
 
 def compared(saved: StateDictShapes, model: StateDictShapes, whole: bool | None, selection: Selection) -> Match:

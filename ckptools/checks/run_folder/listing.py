@@ -97,7 +97,8 @@ class Listing:
         trackers = tracker_rows(self.folder, search.trackers, proven, files)
         return RunFolder(
             path=self.folder,
-            ok=all(row.whole is not False for row in proven) and all(t.severity != "error" for t in trackers),
+            ok=all(row.whole is not False and not row.why for row in proven)
+            and all(t.severity != "error" for t in trackers),
             rows=Rows(proven),
             checkpoints=len(proven),
             newest_whole=next((row.path for row in proven if row.newest_whole), None),

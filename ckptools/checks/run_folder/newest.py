@@ -13,8 +13,8 @@ from ckptools.checks.verify import verify
 from ckptools.errors import CkptoolsError
 from ckptools.files.location import path_of
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.problems import Problem
 from ckptools.model.run_folder import CheckpointRow
+from ckptools.model.verdict import Verdict, causes_of
 from ckptools.training_state.sections import sections_of_kind
 
 Order = Literal["step", "file time"]
@@ -63,7 +63,7 @@ def newest_whole(
     for n, row in enumerate(made):
         if row.whole is not False:
             made[n] = verify_row(row)
-            if made[n].whole and NO_MODEL not in made[n].notes:
+            if made[n].whole and not made[n].why and NO_MODEL not in made[n].notes:
                 made[n] = replace(made[n], newest_whole=True)
                 break
     return made
@@ -78,16 +78,16 @@ def verified(row: CheckpointRow, opened: Callable[[Path], Checkpoint], deep: boo
         deep: compare checksums too.
         jobs: threads.
     """
-    problems: Sequence[Problem]
     model = True
     try:
         ck = opened(path_of(row.path))
         found = verify(ck, deep=deep, jobs=jobs)
-        problems, model = found.problems, bool(sections_of_kind(ck, "model"))
+        verdict, problems = found.verdict, list(found.problems)
+        model = bool(sections_of_kind(ck, "model"))
         checksums = next(check for check in found.checks if check.name.startswith("checksums"))
         notes = (f"checksums: {checksums.detail}",) if deep and checksums.result == "skip" else ()
     except CkptoolsError as error:
         problems, notes = [unreadable(error)], ()
-    whole = not any(problem.severity == "error" for problem in problems)
-    made = judged(row, whole, problems, "verify --deep" if deep else "verify")
+        verdict = Verdict(False, None, None, "nothing", "", causes_of(problems))
+    made = judged(row, verdict, problems, "verify --deep" if deep else "verify")
     return replace(made, notes=(*row.notes, *notes, *(() if model else (NO_MODEL,))))

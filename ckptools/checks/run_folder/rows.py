@@ -11,10 +11,11 @@ from pathlib import Path
 
 from ckptools.checks.run_folder.search import Opened
 from ckptools.errors import CkptoolsError
-from ckptools.model.problems import Problem, verdict
+from ckptools.model.problems import Problem
 from ckptools.model.run_folder import CheckpointRow, LeftOverRow, LookedInto
+from ckptools.model.verdict import Verdict, without_consequences
 from ckptools.text import and_others, moment_utc
-from ckptools.training_state.steps import contradiction, step_in
+from ckptools.training_state.steps import step_in
 
 MOST = 3
 """Problems of a checkpoint that its row tells in full."""
@@ -51,35 +52,39 @@ def _opened(name: str, path: Path, found: Opened) -> CheckpointRow:
         world_size=world if isinstance(world, int) else None,
         files=len(here),
         bytes=sum(file.nbytes for file in here),
-        whole=ck.whole,
+        whole=None,
         verdict="",
         why="",
         codes=(),
         looked_into="inspect",
         saved=moment_utc(max(times)) if times else None,
         lr=found.rates,
-        notes=() if ck.step.agree else (contradiction(ck.step),),
     )
-    return judged(made, ck.whole, ck.problems, "inspect")
+    return judged(made, found.verdict, ck.problems, "inspect")
 
 
-def judged(
-    row: CheckpointRow, whole: bool | None, problems: Iterable[Problem], looked_into: LookedInto
-) -> CheckpointRow:
-    """A row with what was found wrong with its checkpoint.
+def judged(row: CheckpointRow, verdict: Verdict, problems: Iterable[Problem], looked_into: LookedInto) -> CheckpointRow:
+    """A row with the verdict on its checkpoint.
 
     Args:
         row: without it.
-        whole: whether the checkpoint is.
+        verdict: what was found.
         problems: what is wrong or doubtful; notes are left out.
-        looked_into: how far.
+        looked_into: by which command it would have been found.
     """
     told = [problem for problem in problems if problem.severity != "note"]
-    errors = [problem for problem in told if problem.severity == "error"]
-    words = "whole" if whole else "not compared" if whole is None else verdict(errors) or "not whole"
-    why = "; ".join(map(str, errors[:MOST])) + and_others(len(errors) - MOST)
-    codes = tuple(dict.fromkeys(problem.code for problem in told))
-    return replace(row, whole=whole, verdict=words, why=why, codes=codes, looked_into=looked_into)
+    errors = [problem for problem in without_consequences(told) if problem.severity == "error"]
+    return replace(
+        row,
+        whole=verdict.whole,
+        recoverable=verdict.recoverable,
+        joinable=verdict.joinable,
+        depth=verdict.depth,
+        verdict=verdict.headline,
+        why="; ".join(map(str, errors[:MOST])) + and_others(len(errors) - MOST),
+        codes=tuple(dict.fromkeys(problem.code for problem in told)),
+        looked_into=looked_into,
+    )
 
 
 def _unreadable(name: str, path: Path, error: CkptoolsError, files: Sequence[Path]) -> CheckpointRow:
@@ -96,7 +101,7 @@ def _unreadable(name: str, path: Path, error: CkptoolsError, files: Sequence[Pat
         files=sum(file.is_file() for file in files),
         bytes=nbytes,
         whole=False,
-        verdict="cannot be opened",
+        verdict="NOT WHOLE: cannot be opened",
         why=about,
         codes=(),
         looked_into="nothing",

@@ -25,8 +25,10 @@ from ckptools.formats.shared.rank_names import RankName, parse
 from ckptools.formats.shared.trackers import LINK, Tracker, trackers_in
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.tree import tensors_in
+from ckptools.model.verdict import Verdict
 from ckptools.text import few, plural
 from ckptools.training_state.learning_rates import group_rates
+from ckptools.training_state.verdict import verdict_of
 
 MAX_DEPTH = 4
 MAX_ENTRIES = 1 << 18
@@ -46,11 +48,13 @@ class Opened(NamedTuple):
 
     Attributes:
         facts: the checkpoint; it has no tree.
+        verdict: what is known of it.
         holds_weights: whether floating-point tensors are in it.
         rates: learning rate of each param group.
     """
 
     facts: Checkpoint
+    verdict: Verdict
     holds_weights: bool
     rates: tuple[float, ...] = ()
 
@@ -58,7 +62,8 @@ class Opened(NamedTuple):
     def of(cls, ck: Checkpoint) -> Opened:
         """What is kept of a checkpoint."""
         weights = any(is_floating(tensor.dtype) for _, tensor in tensors_in(ck.tree))
-        return cls(replace(ck, tree=None, per_rank={}, names=(), differing=(), rounded=()), weights, group_rates(ck))
+        facts = replace(ck, tree=None, per_rank={}, names=(), differing=(), rounded=())
+        return cls(facts, verdict_of(ck), weights, group_rates(ck))
 
 
 @dataclass

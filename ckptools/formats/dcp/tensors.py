@@ -23,7 +23,7 @@ from ckptools.model.regions import Box
 from ckptools.model.tensor import Item, Shard, Tensor, TensorKind, in_rank_order
 from ckptools.model.values import Opaque, describe_for_error
 from ckptools.pickles.tensors import WHY_NOT
-from ckptools.text import few, first_few
+from ckptools.text import first_few
 
 MAX_PROBLEMS = 100
 """Tensors that are named one by one before they are counted."""
@@ -142,22 +142,18 @@ def _tensor(fqn: str, found: Found) -> Any:
 
 
 def _problems(found: Mapping[str, Found]) -> Iterator[Problem]:
-    """What is wrong with single tensors, and one warning for each reason why some cannot be put together."""
+    """What is wrong with single tensors."""
     wrong = [p for fqn, tensor in found.items() for p in _problems_of(fqn, tensor)]
     yield from wrong[:MAX_PROBLEMS]
     if len(wrong) > MAX_PROBLEMS:
-        yield Problem(Code.TENSOR_NOT_JOINED, f"{len(wrong) - MAX_PROBLEMS} more tensors are lost or wrong")
-    reasons: dict[str, list[str]] = {}
-    for fqn, tensor in found.items():
-        if why := tensor.why_not or tensor.encoded:
-            reasons.setdefault(why, []).append(fqn)
-    for why, fqns in reasons.items():
-        yield Problem(Code.TENSOR_NOT_JOINED, f"{few(fqns, 1)}: {why}", severity="warning")
+        yield Problem(
+            Code.TENSOR_NOT_JOINED, f"{len(wrong) - MAX_PROBLEMS} more tensors are lost or wrong", severity="error"
+        )
 
 
 def _problems_of(fqn: str, tensor: Found) -> Iterator[Problem]:
     if tensor.bad:
-        yield Problem(Code.TENSOR_NOT_JOINED, tensor.bad, None, fqn)
+        yield Problem(Code.TENSOR_NOT_JOINED, tensor.bad, None, fqn, "error")
         return
     shape, boxes = tensor.described.shape, {s.box for s in tensor.shards}
     if len(boxes) == 1 and Box.whole(shape) in boxes:
@@ -165,7 +161,7 @@ def _problems_of(fqn: str, tensor: Found) -> Iterator[Problem]:
     try:
         covered = cover(shape, boxes)
     except TangledLayoutError as error:
-        yield Problem(Code.TENSOR_NOT_JOINED, str(error), None, fqn)
+        yield Problem(Code.TENSOR_NOT_JOINED, str(error), None, fqn, "error")
         return
     if covered.outside:
         yield Problem(Code.TENSOR_OVERLAP, f"a chunk at {covered.outside[0]} outside of {list(shape)}", None, fqn)

@@ -49,7 +49,6 @@ from ckptools.formats.shared.merge import Merge
 from ckptools.model.checkpoint import Checkpoint, Fact
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
-from ckptools.model.tree import tensors_in
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import find_step
 
@@ -148,9 +147,6 @@ class _Opening:
         self.problems += leftover_files(self.files, self.ranks, self._worlds())
         self.problems += check_copied_ranks(self.optims, elements_held(self.layouts.values()), self.ranks.of)
         self.problems += check_copies((("model", fqn), t) for fqn, t in self.frozen.items())
-        known = {p.message for p in self.problems}
-        notes = ((path, t) for path, t in tensors_in(tree) if t.note not in known)
-        self.problems += rank_checks.check_tensors(notes)
         self.builder.add_saved(self.files.saved.values())
         return self.builder.checkpoint(
             name=self.files.folder.name,

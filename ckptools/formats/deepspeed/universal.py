@@ -31,7 +31,6 @@ from ckptools.model.checkpoint import Checkpoint, Fact, RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box, Ints
 from ckptools.model.tensor import Shard, Tensor
-from ckptools.model.tree import tensors_in
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import find_step
 
@@ -115,7 +114,6 @@ class _Opening:
         files = tuple(self._files())
         sections = find_sections(tree)
         self.problems += self._check_files(files)
-        self.problems += rank_checks.check_tensors(tensors_in(tree))
         self.builder.add_saved(self.files.saved.values())
         world = (self.base.number("dp_world_size") or 1) * (self.base.number("mp_world_size") or 1)
         return self.builder.checkpoint(

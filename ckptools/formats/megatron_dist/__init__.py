@@ -38,13 +38,11 @@ from ckptools.formats.megatron import run
 from ckptools.formats.megatron.grid import arguments, setting
 from ckptools.formats.megatron_dist.stored import COMMON_KEY, StoredState
 from ckptools.formats.options import Options, Weights
-from ckptools.formats.shared import rank_checks
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder
 from ckptools.formats.shared.file_status import Fault, was_read
 from ckptools.model.checkpoint import Checkpoint, Fact, RankFile
 from ckptools.model.problems import Code, Problem, Severity
 from ckptools.model.tensor import Rounded
-from ckptools.model.tree import tensors_in
 from ckptools.model.values import describe_for_error
 from ckptools.pickles.reader import Saved
 from ckptools.training_state.sections import find_sections
@@ -114,7 +112,7 @@ def read(path: Path, options: Options) -> Checkpoint:
         tree = stored.tree(options.weights)
         by_order, rounded = stored.by_order, stored.rounded
         problems += _masters_lost(found.problems, stored, options.weights)
-        problems += [*stored.problems, *rank_checks.check_tensors(list(tensors_in(tree)))]
+        problems += stored.problems
     builder.problems += [*found.problems, *problems]
     builder.differing += found.differing
     builder.add_read(found.files_read, found.bytes_read, found.names)

@@ -144,10 +144,10 @@ class _Opening:
             self.problems += parts_by_rank(self.name.path, sections)
         if not (sharded or resolved.local or any(f.status != "read" for f in files)):
             self.problems += self._signs_of_more(in_parts, world)
+        self.problems += () if in_parts else rank_checks.check_lacking(merge, tree, sections)
         self.builder.add_rank_values(found)
         self.problems += rank_checks.check_gathered_rng(sections, merge.differing)
         self.problems += check_copies(tensors)
-        self.problems += rank_checks.check_tensors(tensors)
         self.problems += (
             Problem(Code.LAYOUT_INFERRED, note, None, fqn_of(path)) for path, note in resolved.notes.items()
         )
@@ -161,7 +161,6 @@ class _Opening:
             step=find_step(_without_rank(self.name), sections),
             module_order=AS_SAVED,
             all_ranks=self.read.all_ranks,
-            compared=self.read.compared,
             bytes_expected=rank_checks.expected_bytes(files),
             assumed_names={*resolved.assumed, *(named.assumed if named else ())},
             names_given=self.options.names if named else None,

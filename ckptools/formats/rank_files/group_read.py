@@ -9,7 +9,6 @@ from ckptools.errors import ReadError, UsageError
 from ckptools.formats.options import Options
 from ckptools.formats.shared.file_status import Fault
 from ckptools.formats.shared.rank_names import RankName
-from ckptools.formats.shared.rank_signs import are_one_checkpoint
 from ckptools.formats.shared.stage_signs import stated_world_size
 from ckptools.model.checkpoint import Fact
 from ckptools.model.problems import Code, Problem
@@ -34,7 +33,6 @@ class GroupRead:
         saved: what is in those that were read.
         faults: why others could not be read.
         all_ranks: whether every file was to be read.
-        compared: whether that is so, or signs in the files tell as much.
         ranks: the rank of each file.
 
     Raises:
@@ -60,7 +58,6 @@ class GroupRead:
             self._read_rest()
         if all(map(self._counts_from_one, group)) and any(self._said(n) is not None for n in group):
             self.group, self.name = [n.from_one() for n in group], name.from_one()
-        self.compared = self.all_ranks or are_one_checkpoint(self.group)
         self._read_namesakes(self.name)
         self.ranks = {n.path: self._rank_of(n) for n in self.group}
 

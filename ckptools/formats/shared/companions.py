@@ -201,7 +201,7 @@ def _count_ranks(found: CompanionFiles, here: list[Companion]) -> None:
     found.world_size = Fact(world, ("RNG files",))
     for path, rank in _absent(ranked, world):
         found.files.append(RankFile(path, rank, "rng", "missing", 0, None))
-        found.problems.append(Problem(Code.FILE_MISSING, f"no file {path.name}", rank, severity="warning"))
+        found.problems.append(Problem(Code.FILE_MISSING, f"no file {path.name}", rank))
 
 
 def _absent(ranked: dict[int, Companion], world: int) -> Iterator[tuple[Path, int]]:

@@ -9,11 +9,13 @@ from typing import Literal, NamedTuple
 from ckptools.errors import ReadError, ReadErrorKind
 from ckptools.files.opening import reading
 from ckptools.files.remote_path import RemotePath
-from ckptools.formats.shared.rank_signs import MAX_RANKS
 from ckptools.model.checkpoint import RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.pickles import reader
 from ckptools.pickles.reader import Saved
+
+MAX_FILES = 64
+"""Files of a checkpoint in a store up to which the end of each is looked at."""
 
 KINDS: Mapping[ReadErrorKind, Code] = {
     "absent": Code.FILE_MISSING,
@@ -84,7 +86,7 @@ def looked_at(
     """
     status = path.stat() if path.exists() else None
     size, modified = (status.st_size, status.st_mtime) if status else (0, None)
-    only_listed = isinstance(path, RemotePath) and files > MAX_RANKS and size > 0
+    only_listed = isinstance(path, RemotePath) and files > MAX_FILES and size > 0
     fault = faults.get(path) or (None if read or only_listed else _look(path))
     if fault is not None:
         faults[path] = fault

@@ -118,7 +118,9 @@ class Merge:
         first = next(v for _, v in ranked if isinstance(v, Tensor))
         if any(difference(first, other) for _, other in ranked):
             self.disagreeing[path] = _disagreement(ranked, path)
-            return first
+            usual = vote(ranked, lambda a, b: _either_way(a, b) is None).majority
+            kept = [(r, v) for r, v in ranked if usual and r in usual[1] and isinstance(v, Tensor)]
+            return replace(kept[0][1], shards=_joined(kept)) if kept else first
         if any(other.shape != first.shape for _, other in ranked):
             self.uneven.append(path)
         note = next((v.note for _, v in ranked if v.note), "")

@@ -14,11 +14,12 @@ from ckptools.formats.shared.merge import Merge, put
 from ckptools.formats.shared.rank_names import parse
 from ckptools.formats.shared.same_values import same_records
 from ckptools.model.checkpoint import RankFile
-from ckptools.model.problems import Code, Problem, Severity
+from ckptools.model.problems import Code, Problem
 from ckptools.model.rank_vote import Vote, vote
-from ckptools.model.tensor import Tensor
-from ckptools.model.tree import KeyPath, fqn_of, tensors_in
-from ckptools.text import few
+from ckptools.model.tree import KeyPath, fqn_of, leaf_at, tensors_in
+from ckptools.model.values import Absent
+from ckptools.tensor_io.coverage import cover_problem
+from ckptools.text import few, spans
 from ckptools.training_state.rank_own import RUN_NAMES, Shared, counts_steps, is_own
 from ckptools.training_state.sections import Section, find_sections, is_gathered
 
@@ -46,8 +47,7 @@ def check_files(
     here = {f.path for f in files if f.status != "missing"}
     for file in files:
         if file.status == "missing":
-            severity: Severity = "error" if sharded or in_parts or file.part else "warning"
-            yield Problem(Code.FILE_MISSING, _missing(file, here), file.rank, severity=severity)
+            yield Problem(Code.FILE_MISSING, _missing(file, here), file.rank)
         else:
             yield from _check_file(file, faults, world, sharded, 0 if in_parts else usual)
     for (rank, part), count in Counter((f.rank, f.part) for f in files).items():
@@ -200,15 +200,21 @@ def check_gathered_rng(sections: Sequence[Section], differing: Mapping[KeyPath, 
             yield Problem(Code.MIXED_SAVES, text, None, section.name)
 
 
-def check_tensors(tensors: Iterable[tuple[KeyPath, Tensor]]) -> list[Problem]:
-    """One warning per reason why tensors cannot be consolidated."""
-    reasons: dict[str, list[str]] = {}
-    for path, tensor in tensors:
-        if tensor.note and tensor.kind != "meta":
-            reasons.setdefault(tensor.note, []).append(fqn_of(path))
-    return [
-        Problem(Code.TENSOR_NOT_JOINED, f"{few(names, 1)}: {why}", severity="warning") for why, names in reasons.items()
-    ]
+def check_lacking(merge: Merge, tree: Any, sections: Sequence[Section]) -> Iterator[Problem]:
+    """What some ranks lack of a model or optimizer although most have it; each should, where each has a part of all.
+
+    Ranks without an element of a parameter may well have no optimizer state for it.
+    """
+    trained = [s for s in sections if s.kind in ("model", "optimizer")]
+    for path in merge.partial:
+        of_all = any(s.path[: len(path)] == path or (s.kind == "model" and s.holds(path)) for s in trained)
+        having = merge.values_or_absent(path) if of_all else {}
+        lacking = [rank for rank, value in having.items() if isinstance(value, Absent)]
+        if lacking and 2 * len(lacking) < len(having):
+            gap = any(cover_problem(tensor, "") for _, tensor in tensors_in(leaf_at(tree, path)))
+            text = f"rank {spans(lacking)} lacks it; the other {len(having) - len(lacking)} ranks have it"
+            odd = tuple(lacking)
+            yield Problem(Code.VALUE_LOST, text, lacking[0], fqn_of(path), ranks=odd, replicated=not gap)
 
 
 def expected_bytes(files: Sequence[RankFile]) -> int | None:

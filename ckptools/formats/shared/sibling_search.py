@@ -28,7 +28,6 @@ from ckptools.formats.shared.pickle_signs import Signs, signs_in
 from ckptools.formats.shared.rank_checks import UNNAMED
 from ckptools.formats.shared.rank_items import with_items
 from ckptools.formats.shared.rank_names import RankName
-from ckptools.formats.shared.rank_signs import MAX_RANKS
 from ckptools.pickles import reader
 from ckptools.pickles.reader import Saved
 
@@ -40,6 +39,10 @@ MAX_FILES = 4096
 
 NUMBER = re.compile(r"\d{1,7}")
 TELLS_STEP = re.compile(r"(?:ep|epoch|ba|batch|step|iter|iteration|checkpoint)[-_=]?\d+", re.IGNORECASE)
+
+
+MAX_SAMPLED = 32
+"""Files of a column of numbers that are looked into."""
 
 
 class Column(NamedTuple):
@@ -130,7 +133,7 @@ class _Search:
         """
         files = sorted((int(seen[0]), file) for file, seen in self._matching([column]))
         numbers = [number for number, _ in files]
-        some = files[:: max(1, len(files) // MAX_RANKS)]
+        some = files[:: max(1, len(files) // MAX_SAMPLED)]
         for first in (0, 1):
             distinct = len(set(numbers)) == len(numbers) > 1
             if distinct and first <= numbers[0] and numbers[-1] < self._world + first:

@@ -170,7 +170,6 @@ class _Opening:
         self.builder.add_rank_values(found)
         self.problems += _groups_lacking(merge)
         self.problems += check_copies(tensors)
-        self.problems += rank_checks.check_tensors(tensors)
         self._check_cover(tensors)
         self.builder.add_saved(self.saved)
         kinds = sorted({f.kind for files in self.items.values() for f in files.values() if f.kind != "raw"})

@@ -106,7 +106,7 @@ def _opened(builder: CheckpointBuilder, folder: Path, options: Options) -> Check
     builder.problems += [*_ranks_lacking(manifest), *files.problems(), *trees.problems]
     builder.add_rank_values(found)
     builder.unequal |= {key: values for key in kept if len(values := merge.values(key)) > 1}
-    builder.problems += [*_note_on_kept(kept), *rank_checks.check_tensors(tensors), *check_copies(tensors)]
+    builder.problems += [*_note_on_kept(kept), *check_copies(tensors)]
     builder.problems += _gaps(tensors)
     builder.add_read(1, manifest.nbytes)
     builder.add_saved(trees.saved.values())

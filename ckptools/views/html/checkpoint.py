@@ -11,7 +11,7 @@ from ckptools.model.problems import Problem
 from ckptools.text import plural
 from ckptools.training_state.sections import sections_of_kind
 from ckptools.views.checkpoint_line import checkpoint_line
-from ckptools.views.html.page import MAX_ROWS, Page
+from ckptools.views.html.page import MARKS, MAX_ROWS, Page
 from ckptools.views.param_groups import GroupRow
 from ckptools.views.pictures import rank_map
 from ckptools.views.problems import fold
@@ -22,7 +22,6 @@ from ckptools.views.report_text import (
     facts,
     group_cells,
     group_columns,
-    headline,
     in_all_groups,
     scheduler_words,
     section_cells,
@@ -41,11 +40,10 @@ def checkpoint_html(ck: Checkpoint) -> str:
     models = {section.name for section in sections_of_kind(ck, "model")}
     page = Page(lambda title: _command(report, title if title in models else ""))
     page.line(checkpoint_line(ck))
-    for line in headline(report):
-        page.verdict(line)
-    problem_table(page, report.problems, opened=report.errors)
+    page.line(report.verdict.headline, MARKS[report.verdict.level])
+    problem_table(page, report.problems, opened=report.verdict.level == "bad")
     if len(ck.files) > 1:
-        page.picture(rank_map(ck), opened=report.errors)
+        page.picture(rank_map(ck), opened=report.verdict.level == "bad")
     page.table("what it is", FACT_COLUMNS, list(facts(report)))
     page.table("sections", SECTION_COLUMNS, section_cells(report.sections), opened=True)
     for optimizer in report.optimizers:

@@ -7,10 +7,11 @@ scheme, and never the only sign: the words stay, and mean the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
+from ckptools.model.verdict import Level
 from ckptools.text import clip, clip_middle, plural, printable
 from ckptools.views.pictures import Picture
 from ckptools.views.tables import Column
@@ -54,12 +55,16 @@ color:var(--jp-content-font-color2,var(--ckpt-dim))}
 WORDS = {
     "bad": ("FAIL", "BAD", "error", "NOT WHOLE", "NONE", "MISSING", "missing", "cut", "bad", "unreadable", "no: ",
             "DOES NOT LOAD", "differs", "only in A", "only in B", "cannot be compared", "DIFFERENT", "different:",
-            "LEFT OUT", "left out: ", "filled: "),
-    "warn": ("warn", "warning", "not compared", "same checksum"),
+            "LEFT OUT", "left out: ", "filled: ", "whole, but "),
+    "warn": ("warn", "warning", "not compared", "same checksum", "whole, "),
     "good": ("ok", "yes", "whole", "loads", "same", "the same"),
     "dim": ("skip", "seen", "listed"),
 }  # fmt: skip
 """Words that a cell is, or a line begins with, and how they are marked."""
+
+
+MARKS: Mapping[Level, str] = {"bad": "bad", "doubtful": "warn", "good": "good"}
+"""How a verdict of each level is marked."""
 
 
 class Limits(NamedTuple):

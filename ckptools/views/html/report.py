@@ -27,7 +27,7 @@ from ckptools.views.answers import answer_json
 from ckptools.views.html.answers import diagnosis_html, statistics_table
 from ckptools.views.html.checkpoint import FACT_COLUMNS, group_table, problem_table
 from ckptools.views.html.document import document
-from ckptools.views.html.page import Limits, Page, safe
+from ckptools.views.html.page import MARKS, Limits, Page, safe
 from ckptools.views.next_command import after_verify
 from ckptools.views.pictures import (
     Picture,
@@ -40,7 +40,7 @@ from ckptools.views.pictures import (
 )
 from ckptools.views.report import Report
 from ckptools.views.report_json import report_json
-from ckptools.views.report_text import SECTION_COLUMNS, facts, headline, scheduler_words, section_cells
+from ckptools.views.report_text import SECTION_COLUMNS, facts, scheduler_words, section_cells
 from ckptools.views.tree import TreeForm, tree_text
 
 LIMITS = Limits(rows=1000, nbytes=250_000)
@@ -113,13 +113,12 @@ def unreadable_page(found: Diagnosis, why: str, made: float) -> str:
 
 def verdict_lines(found: Findings) -> list[str]:
     """Whether it is whole, and whether every check was passed; what is wrong is said first."""
-    whole, checks = headline(found.report), verification.summary(found.verification)
-    return [checks, *whole] if found.report.whole and not found.verification.ok else [*whole, checks]
+    return [found.verification.verdict.headline, verification.summary(found.verification)]
 
 
 def _verdict(page: Page, found: Findings) -> None:
     report, verified, (first, *others) = found.report, found.verification, verdict_lines(found)
-    mark = "bad" if not verified.ok else "good" if report.whole else "warn"
+    mark = MARKS[verified.verdict.level]
     page.drawing(f'<p class="verdict {mark}">{safe(first)}</p>')
     for line in others:
         page.verdict(line)

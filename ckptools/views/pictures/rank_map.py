@@ -77,7 +77,7 @@ def rank_cells(ck: Checkpoint, problems: Iterable[Problem] | None = None) -> tup
     for file in ck.files:
         if file.rank is not None:
             by_rank.setdefault(file.rank, []).append(file)
-    read = ck.all_ranks or ck.compared or problems is not None
+    read = ck.structure_read or problems is not None
     cells = [_cell(rank, by_rank[rank], found.get(rank, ()), read) for rank in sorted(by_rank)]
     others = (_cell(None, [file], (), read) for file in ck.files if file.rank is None)
     return (*cells, *(cell for cell in others if not by_rank or cell.state not in ("fine", "looked at")))

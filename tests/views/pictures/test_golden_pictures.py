@@ -43,7 +43,7 @@ def ranks() -> Picture:
         Problem(Code.COPIES_DIFFER, "", 11),
         Problem(Code.RNG_STATES_EQUAL, "", ranks=tuple(range(41))),
     ]
-    return rank_map(checkpoint({}, files=files(41, here=set(range(41)) - {3}), compared=False), problems)
+    return rank_map(checkpoint({}, files=files(41, here=set(range(41)) - {3})), problems)
 
 
 def strip() -> Picture:

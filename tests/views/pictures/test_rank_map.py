@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import ckptools
 from ckptools.model.problems import Code, Problem
 from ckptools.views.pictures.rank_map import ACROSS, CELL, places, rank_cells, rank_map
-from tests.views.made import alone, broken_run7, run7, snapshot
+from tests.views.made import alone, broken_run7, run7, snapshot, unread_run7
 from tests.views.pictures.svg import hovers, shown
 
 
@@ -33,8 +33,8 @@ def test_ranks_that_are_missing_or_cut_are_marked():
 
 
 def test_a_file_that_was_only_looked_at_is_not_called_read():
-    assert states(run7(compared=False))[5] == "looked at"
-    assert states(run7(compared=True))[5] == "fine"
+    assert states(unread_run7())[5] == "looked at"
+    assert states(run7())[5] == "fine"
 
 
 @pytest.mark.parametrize(
@@ -58,9 +58,9 @@ def test_the_gravest_problem_of_a_rank_is_shown_and_all_are_named():
 
 def test_a_problem_that_most_ranks_share_marks_none_of_them_and_is_in_the_words():
     shared, of_some = (Problem(Code.RNG_STATES_EQUAL, "", ranks=tuple(range(n))) for n in (129, 128))
-    assert set(states(run7(compared=True), [shared]).values()) == {"fine"}
+    assert set(states(run7(), [shared]).values()) == {"fine"}
     assert "no cell shows 1 problem of no rank, or of most at once: CK206" in rank_map(run7(), [shared]).text
-    assert states(run7(compared=True), [of_some])[127] == "other"
+    assert states(run7(), [of_some])[127] == "other"
 
 
 def test_copies_that_may_differ_make_no_rank_the_odd_one():
@@ -69,11 +69,11 @@ def test_copies_that_may_differ_make_no_rank_the_odd_one():
 
 
 def test_what_was_verified_was_looked_into():
-    assert set(states(run7(compared=False), []).values()) == {"fine"}
+    assert set(states(unread_run7(), []).values()) == {"fine"}
 
 
 def test_a_note_is_no_mark():
-    assert states(run7(compared=True), [Problem(Code.KEPT_AS_SAVED, "", 3)])[3] == "fine"
+    assert states(run7(), [Problem(Code.KEPT_AS_SAVED, "", 3)])[3] == "fine"
 
 
 def test_the_words_name_the_ranks_that_the_cells_mark():
