@@ -30,7 +30,7 @@ def copy_problems(ck: Checkpoint) -> Iterator[Problem]:
 
 
 def _of_tensor(path: KeyPath, tensor: Tensor) -> Iterator[Problem]:
-    if len({s.box for s in tensor.found}) < len(tensor.found):
+    if not tensor.note and len({s.box for s in tensor.found}) < len(tensor.found):
         by_box: dict[Box, list[Shard]] = {}
         for shard in tensor.found:
             by_box.setdefault(shard.box, []).append(shard)
