@@ -147,7 +147,7 @@ class Checkpoint(StatisticsMethods, OutputMethods, checkpoint_data.Checkpoint):
         """What is at some keys: values in full, tensors with their shards and, where they are small, a few figures.
 
         What cannot be read of a tensor is said in its row. Where ranks hold different values, `ranks` of the row has
-        each with its ranks. Other ranks' files are read where there are at most 32, or a key needs it.
+        each with its ranks. Other ranks' files are read where there are at most 64, or a key needs it.
 
         Args:
             keys: names as `records` has them, beginnings of names (`rng`), kinds of sections, or globs.

@@ -6,8 +6,8 @@ item of a DCP. torch never compares them, so a flipped bit loads in silence. saf
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ckptools.errors import original_of
@@ -15,13 +15,16 @@ from ckptools.files.opening import OpenFiles
 from ckptools.files.zip_archive import FRONT, has_local_header
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Code, Problem
-from ckptools.model.tensor import Shard
+from ckptools.model.tensor import Shard, Tensor
 from ckptools.model.tree import fqn_of, tensors_in
 from ckptools.tensor_io.checksums import crc32
+from ckptools.tensor_io.coverage import cover_problem
 from ckptools.tensor_io.fetch_ahead import Part
 from ckptools.tensor_io.finite import EXPONENTS, NAN_CODES, WIDTHS, has_nonfinite, nonfinite_mask, scannable
-from ckptools.tensor_io.records import CHUNK, Stored, read_pieces, stored_records
+from ckptools.tensor_io.records import CHUNK, Record, Stored, read_pieces, stored_records, without_records
 from ckptools.text import and_more
+from ckptools.training_state.rank_own import Shared
+from ckptools.training_state.sections import sections_of
 
 
 def records_of(ck: Checkpoint) -> list[Stored]:
@@ -67,6 +70,27 @@ def read_record(found: Stored, files: OpenFiles, deep: bool, values: bool) -> Fi
     wrong = (_wrong_checksum(found, crc),) if check and crc != record.crc else ()
     wrong = wrong if headed else (_wrong_header(found), *wrong)
     return Findings(wrong, tuple(_odd_values(found, files)) if odd else (), record.nbytes)
+
+
+def with_replicas(
+    ck: Checkpoint, found: Sequence[Stored], findings: Sequence[Findings], damaged: Collection[Record]
+) -> list[Findings]:
+    """The findings, in which a wrong checksum knows whether other ranks hold, unharmed, all that lies in its record."""
+    if not damaged:
+        return list(findings)
+    shared = Shared(sections_of(ck))
+    tensors = {fqn_of(path): tensor for path, tensor in tensors_in(ck.tree) if shared.holds(path)}
+    made = []
+    for one, finding in zip(found, findings, strict=True):
+        elsewhere = bool(finding.checksum) and _is_elsewhere(one, tensors, damaged)
+        made.append(replace(finding, checksum=tuple(replace(p, replicated=elsewhere) for p in finding.checksum)))
+    return made
+
+
+def _is_elsewhere(found: Stored, tensors: Mapping[str, Tensor], damaged: Container[Record]) -> bool:
+    left = (without_records(tensors[fqn], damaged) for fqn, _ in found.owners if fqn in tensors)
+    shared = all(fqn in tensors for fqn, _ in found.owners)  # what is each rank's own no other has
+    return shared and all(cover_problem(tensor, "") is None for tensor in left)
 
 
 def parts_of(found: Stored, deep: bool, values: bool) -> list[Part]:

@@ -15,13 +15,14 @@ from ckptools.contents.unequal_values import UnequalValues
 from ckptools.contents.values import full_value
 from ckptools.errors import NotWholeError, ReadError, UsageError
 from ckptools.files.opening import OpenFiles
+from ckptools.formats.options import MAX_RANKS
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.keys import KeyRow
 from ckptools.model.rows import Rows
 from ckptools.model.shown import Shown, ShownKey
 from ckptools.model.tensor import Tensor
 
-FEW = 32
+FEW = MAX_RANKS
 """Ranks of which all are read for any key; of more only where it needs them."""
 
 SMALL = 1 << 20

@@ -23,7 +23,7 @@ from ckptools.pickles.foreign_names import foreign_classes, foreign_problems, su
 from ckptools.tensor_io import rounding
 from ckptools.tensor_io.fetch_ahead import copies_of
 from ckptools.tensor_io.progress import Progress, not_told
-from ckptools.tensor_io.records import Stored
+from ckptools.tensor_io.records import Record, Stored, without_records
 from ckptools.tensor_io.same_files import copied_files
 from ckptools.tensor_io.shared_work import in_ranks
 from ckptools.tensor_io.threads import thread_count
@@ -130,11 +130,13 @@ class _Reading:
 
     Attributes:
         nbytes: bytes read so far for checksums and values.
+        damaged: records that do not have the checksum that their file states.
     """
 
     def __init__(self, files: OpenFiles, jobs: int, progress: Progress) -> None:
         self.files, self.jobs, self.progress = files, jobs, progress
         self.nbytes = 0
+        self.damaged: set[Record] = set()
 
     def bytes_of(self, ck: Checkpoint, deep: bool, values: bool) -> list[Check]:
         """Checksums and finite values, in one pass over the storages."""
@@ -153,12 +155,14 @@ class _Reading:
         parts = partial(records.parts_of, deep=deep, values=values)
         findings = in_ranks(read, found, self.jobs, lambda one: one.record.nbytes, reads=parts)
         self.nbytes += sum(f.nbytes for f in findings)
+        self.damaged = {one.record for one, finding in zip(found, findings, strict=True) if finding.checksum}
+        findings = records.with_replicas(ck, found, findings, self.damaged)
         unread = archives.damaged_archives(ck, self.files) if deep else []
         return [_checksums(found, findings, deep, unread), _finite(findings, values)]
 
     def copies(self, ck: Checkpoint) -> Check:
         """Replicas, byte for byte, and plain values that should be equal."""
-        pairs = copies.replicated(ck)
+        pairs = [(fqn, without_records(tensor, self.damaged)) for fqn, tensor in copies.replicated(ck)]
         beside = {fqn for fqn, _ in pairs}
         problems = [p for p in ck.problems if p.kind is Code.COPIES_DIFFER and p.tensor not in beside]
         contradicted, rounded = rounding.compare(ck.rounded)

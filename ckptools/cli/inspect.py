@@ -34,11 +34,11 @@ def inspect(
 ) -> None:
     """Show what a checkpoint is, and whether it is whole.
 
-    Reads no tensor values and runs nothing that the file names; torch is not needed. Of up to 32 other ranks it reads
-    what tells rank, world size and step, of more that their files end well; --all-ranks reads and compares all.
+    Reads no tensor values and runs nothing that the file names; torch is not needed. Up to 64 ranks are read and
+    compared, of more the one that was named; --all-ranks reads and compares all.
 
-    Exit code: 0 shown and nothing wrong (also for one rank's file alone), 1 problems found, 2 usage (also a
-    folder with several checkpoints), 3 unreadable.
+    Exit code: 0 nothing wrong, 1 not whole or an error found (also one rank's file without the others), 2 usage
+    (also a folder with several checkpoints), 3 unreadable.
     """
     from ckptools.views.report import inspect_report
 

@@ -8,7 +8,7 @@ what is damaged is to be left out, and where nothing is to be written.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from ckptools.consolidate.plan import Job
 from ckptools.errors import original_of
@@ -18,7 +18,7 @@ from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Tensor
 from ckptools.tensor_io.progress import Progress, not_told
-from ckptools.tensor_io.records import Record, damaged_records, stored_records
+from ckptools.tensor_io.records import Record, damaged_records, stored_records, without_records
 from ckptools.text import and_others, plural
 
 
@@ -74,11 +74,9 @@ def without_damaged(tensor: Tensor, fqn: str, damage: Mapping[Record, int]) -> t
     if not wrong:
         return tensor, None
     first, record = wrong[0]
-    gone = {id(s) for s, _ in wrong}
-    shards = tuple(s._replace(source=None, item=None, encoded=None) if id(s) in gone else s for s in tensor.shards)
     more = f" and {plural(len(wrong) - 1, 'more shard')}" if len(wrong) > 1 else ""
     text = f"{first.box}{more}: {original_of(record.path).name} is damaged: {record.damage(damage[record])}"
-    return replace(tensor, shards=shards), Problem(Code.BAD_CHECKSUM, text, first.rank, fqn)
+    return without_records(tensor, damage), Problem(Code.BAD_CHECKSUM, text, first.rank, fqn)
 
 
 def damaged_copy(tensor: Tensor, box: Box, files: OpenFiles) -> str:

@@ -7,8 +7,8 @@ silence.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ckptools.files.opening import File, OpenFiles
@@ -71,6 +71,16 @@ class Stored:
 
     record: Record
     owners: list[tuple[str, Shard]] = field(default_factory=list)
+
+
+def without_records(tensor: Tensor, records: Container[Record]) -> Tensor:
+    """The tensor without the shards that lie in some records; their regions are listed, as those of a lost file are."""
+    gone = [any(Record.of(source) in records for source in shard.sources) for shard in tensor.shards]
+    if not any(gone):
+        return tensor
+    pairs = zip(tensor.shards, gone, strict=True)
+    kept = tuple(s._replace(source=None, item=None, encoded=None) if lost else s for s, lost in pairs)
+    return replace(tensor, shards=kept)
 
 
 def stored_records(tensors: Iterable[tuple[str, Tensor]]) -> list[Stored]:
