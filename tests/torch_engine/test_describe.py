@@ -67,7 +67,7 @@ def test_both_ways_in_describe_a_real_file_alike(path):
         return
     torch_that_loads(path)
     tree = assert_both_ways_agree(path)
-    assert isinstance(tree, Tensor) or (isinstance(tree, dict) and tree)
+    assert isinstance(tree, Tensor) or tree  # one value, such as a step, may be all of a file
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def test_what_is_consolidated_is_what_was_trained(name: str, runs: Path, tmp_pat
 
 
 def test_flat_pieces_are_placed_by_the_optimizer_and_a_frozen_one_by_its_shape(runs: Path, tmp_path: Path) -> None:
-    with pytest.raises(ckptools.CkptoolsError, match=r"CK106.*position.*--shapes"):
+    with pytest.raises(ckptools.CkptoolsError, match=r"CK106.*position.*tell them with shapes"):
         ckptools.consolidate(runs / "local" / RANK_0, tmp_path / "all.pt")
     assert compared(runs / "local", tmp_path, shapes=runs / "local" / "full.pt") == []
 
