@@ -15,15 +15,12 @@ from ckptools.contents.unequal_values import UnequalValues
 from ckptools.contents.values import full_value
 from ckptools.errors import NotWholeError, ReadError, UsageError
 from ckptools.files.opening import OpenFiles
-from ckptools.formats.options import MAX_RANKS
+from ckptools.formats import options
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.keys import KeyRow
 from ckptools.model.rows import Rows
 from ckptools.model.shown import Shown, ShownKey
 from ckptools.model.tensor import Tensor
-
-FEW = MAX_RANKS
-"""Ranks of which all are read for any key; of more only where it needs them."""
 
 SMALL = 1 << 20
 """Elements of the largest tensor of which figures are taken unasked."""
@@ -52,7 +49,7 @@ def show(
         all_ranks: read every rank's structure, whatever is asked for.
         with_all_ranks: opens it with every rank's structure, which is otherwise done for tensors, random states and
             what may be each rank's own; for what all ranks share (settings of an optimizer, a scheduler) where there
-            are at most `FEW`. None where `ck` has it.
+            are at most `options.MAX_RANKS`. None where `ck` has it.
 
     Raises:
         UsageError: nothing is at a key, or it is no slice of its tensor.
@@ -99,7 +96,7 @@ def _needs_all_ranks(ck: Checkpoint, keys: Sequence[str]) -> bool:
         return bool(_ranks(ck, "seen", "listed"))
     if any(entry.kind == "rng" or isinstance(entry.value, Tensor) for entry in entries):
         return True
-    few = len({file.rank for file in ck.files}) <= FEW
+    few = len({file.rank for file in ck.files}) <= options.MAX_RANKS
     return bool(_ranks(ck, "seen", "listed")) and (few or any(entry.kind == "other" for entry in entries))
 
 
