@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ckptools.cli.ending import Ending
 from ckptools.cli.printing import remark, show
+from ckptools.cli.ranks import may_be_a_rank
 from ckptools.cli.record_options import fill, parameters
 from ckptools.errors import UsageError
 from ckptools.text import size
@@ -48,6 +50,7 @@ def create(out: Path | None, backends: bool, explain_env: bool, **given: Any) ->
     if out is None:
         raise UsageError(None, "OUT is missing, the folder for the checkpoint: ckptools create run")
     options = fill(CreateOptions, {"out": out, **given})
+    Ending.with_torch = may_be_a_rank()  # torch aborts now and then where its threads outlive a rank's main one
     created = training.create(options, verbose=True)
     if created.rank == 0:
         _tell(created)

@@ -24,7 +24,7 @@ def with_other_ranks(command: str, given: dict[str, Any]) -> Iterator[None]:
         command: its name.
         given: its options; they get the threads that are this rank's on its machine.
     """
-    if command not in SHARED or not _may_be_a_rank():
+    if command not in SHARED or not may_be_a_rank():
         yield
         return
     from ckptools.cluster.environment import derive
@@ -57,7 +57,7 @@ def _threads(ranks: int) -> int:
     return max(1, min(8, (os.cpu_count() or 1) // ranks))
 
 
-def _may_be_a_rank() -> bool:
+def may_be_a_rank() -> bool:
     """Whether anything says that there are other ranks; most commands are started where nothing does."""
     words = ("WORLD_SIZE", "RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PBS_NODEFILE")
     return any(word in os.environ for word in words)
