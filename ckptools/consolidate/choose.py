@@ -5,7 +5,7 @@ Everything is checked here, before the first byte is written, and everything tha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from ckptools.consolidate.shortfall import (
     summary,
     unreadable_files,
 )
-from ckptools.consolidate.sources import damaged_copy, spared_note, without_damaged
+from ckptools.consolidate.sources import spared_note, without_damaged
 from ckptools.dtypes import can_be_nan
 from ckptools.errors import NotWholeError, RefusedError, UsageError
 from ckptools.files.opening import OpenFiles
@@ -36,7 +36,8 @@ from ckptools.model.tree import KeyPath, fqn_of
 from ckptools.model.values import Global, Opaque, describe_for_error
 from ckptools.tensor_io.coverage import cover_problem
 from ckptools.tensor_io.dequantize import dequantized
-from ckptools.tensor_io.records import Record
+from ckptools.tensor_io.progress import not_told
+from ckptools.tensor_io.records import Record, damaged_records
 from ckptools.text import few, first_few, plural
 from ckptools.training_state.rank_values import NOTHING, RankValues
 from ckptools.training_state.sections import Section, sections_of, sections_of_kind, tensors_of
@@ -58,7 +59,7 @@ def select(
     holes: str | None,
     prefer_rank: int | None,
     files: OpenFiles,
-    damage: Mapping[Record, int],
+    damage: Mapping[Record, int] | None,
     dequantize: bool = False,
 ) -> Selection:
     """Choose what `only` names of a checkpoint whose ranks have all been read.
@@ -70,8 +71,8 @@ def select(
         holes: None to refuse what is not whole, `leave` to leave such tensors out, `nan` or `zero` to fill their holes.
         prefer_rank: where copies of a tensor differ that should be equal, take this rank's.
         files: where source files are opened.
-        damage: records that are not what their checksums say, with the CRC-32 that they have; what lies in them is
-            missing.
+        damage: records that are known not to be what their checksums say, with the CRC-32 that they have; what lies in
+            them is missing. None where checksums are not looked at.
         dequantize: take the values of quantized tensors, as their class computes them.
 
     Raises:
@@ -134,10 +135,11 @@ class _Picking:
         holes: str | None,
         prefer_rank: int | None,
         files: OpenFiles,
-        damage: Mapping[Record, int],
+        damage: Mapping[Record, int] | None,
         dequantize: bool,
     ) -> None:
-        self.path, self.files, self.damage = checkpoint.path, files, damage
+        self.path, self.files = checkpoint.path, files
+        self.damage, self.checks = damage or {}, damage is not None
         self.dequantize = dequantize
         self.dequantized: dict[str, list[str]] = {}
         self.holes, self.prefer_rank = holes, prefer_rank
@@ -265,15 +267,27 @@ class _Picking:
     def _replicas(self, tensor: Tensor, source: KeyPath) -> list[Shard]:
         """One shard per region; the copies of it should be equal."""
         differing = self.ranks.differing(tensor, source)
+        if differing and self.checks and self.prefer_rank is None:
+            tensor = self._right_copies(tensor, fqn_of(source), differing)
+            differing = self.ranks.differing(tensor, source)
         if differing and self.prefer_rank is None:
-            box, copies = next(iter(differing.items()))
-            way = damaged_copy(tensor, box, self.files) or (IN_PARTS if self.in_parts else COPIES)
-            text = f"{copies.text(self.files)}; {way}"
+            copies = next(iter(differing.values()))
+            text = f"{copies.text(self.files)}; {IN_PARTS if self.in_parts else COPIES}"
             self.problems.append(Problem(Code.COPIES_DIFFER, text, copies.rank, fqn_of(source), ranks=copies.odd))
         by_box: dict[Box, Shard] = {}
         for shard in sorted(tensor.found, key=self._preference):
             by_box.setdefault(shard.box, shard)
         return sorted(by_box.values(), key=lambda s: s.box.offsets)
+
+    def _right_copies(self, tensor: Tensor, fqn: str, differing: Collection[Box]) -> Tensor:
+        """The tensor without copies that are damaged by their checksum, where others are right."""
+        copies = (s for s in tensor.found if s.box in differing)
+        records = dict.fromkeys(Record.of(source) for s in copies for source in s.sources)
+        kept, damage = without_damaged(tensor, fqn, damaged_records(records, self.files, 1, not_told))
+        if damage is None or cover_problem(kept, fqn) is not None:
+            return tensor
+        self.spared.append(damage)
+        return kept
 
     def _preference(self, shard: Shard) -> tuple[bool, bool, int]:
         return (self._is_cut(shard), shard.rank != self.prefer_rank, -1 if shard.rank is None else shard.rank)

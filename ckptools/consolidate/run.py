@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from ckptools.cluster.team import current
@@ -40,12 +39,11 @@ from ckptools.consolidate.sources import Compared, compare, count
 from ckptools.consolidate.upload import check_can_upload, upload
 from ckptools.consolidate.writers.layout import LEFT_OUT, Layout, WriteOptions, Writer, beside
 from ckptools.consolidate.writers.sidecar import left_out_json
-from ckptools.errors import NoSpaceError, NotWholeError, RefusedError
+from ckptools.errors import NoSpaceError, RefusedError
 from ckptools.files.location import is_remote
 from ckptools.files.opening import OpenFiles
 from ckptools.formats.opening import with_all_ranks
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.problems import Code
 from ckptools.model.provenance import FILE_NAME
 from ckptools.model.tree import fqn_of, tensors_in
 from ckptools.tensor_io.progress import Progress, not_told
@@ -96,17 +94,8 @@ def consolidate(
         first = None
         if not options.unchecked and (holes or (options.check and options.dry_run)):
             first = compare(tensors_of(whole, part), files, options.threads, progress or not_told, planned)
-        choose = partial(select, whole, part, holes, options.prefer_rank, files, dequantize=options.dequantize)
-        try:
-            selection = choose(damage=first.damaged if first else {})
-        except NotWholeError as error:
-            if first or options.unchecked or not any(p.code == Code.COPIES_DIFFER.code for p in error.problems):
-                raise
-            # Where one copy is damaged by its checksum, another that is right takes its place.
-            first = compare(tensors_of(whole, part), files, options.threads, progress or not_told, planned)
-            if not first.damaged:
-                raise
-            selection = choose(damage=first.damaged)
+        damage = first.damaged if first else None if options.unchecked else {}
+        selection = select(whole, part, holes, options.prefer_rank, files, damage, options.dequantize)
         selection.told = options.provenance
         selection = renamed(selection, renaming, whole) if renaming else selection
         selection = by_name(selection) if output.writer.BY_NAME else selection

@@ -15,9 +15,8 @@ from ckptools.errors import original_of
 from ckptools.files.opening import OpenFiles
 from ckptools.model.consolidation import SourceChecksums
 from ckptools.model.problems import Code, Problem
-from ckptools.model.regions import Box
 from ckptools.model.tensor import Tensor
-from ckptools.tensor_io.progress import Progress, not_told
+from ckptools.tensor_io.progress import Progress
 from ckptools.tensor_io.records import Record, damaged_records, stored_records, without_records
 from ckptools.text import and_others, plural
 
@@ -77,16 +76,6 @@ def without_damaged(tensor: Tensor, fqn: str, damage: Mapping[Record, int]) -> t
     more = f" and {plural(len(wrong) - 1, 'more shard')}" if len(wrong) > 1 else ""
     text = f"{first.box}{more}: {original_of(record.path).name} is damaged: {record.damage(damage[record])}"
     return without_records(tensor, damage), Problem(Code.BAD_CHECKSUM, text, first.rank, fqn)
-
-
-def damaged_copy(tensor: Tensor, box: Box, files: OpenFiles) -> str:
-    """Whose copy of a region is damaged by its checksum, and what to do; empty when no checksum tells."""
-    records = {Record.of(source) for s in tensor.found if s.box == box for source in s.sources}
-    wrong = damaged_records(records, files, 1, not_told)
-    if not wrong or len(wrong) == len(records):
-        return ""
-    record, crc = next(iter(wrong.items()))
-    return f"{original_of(record.path).name} is damaged: {record.damage(crc)}; --allow-missing takes the right copy"
 
 
 def spared_note(damage: Sequence[Problem]) -> list[str]:
