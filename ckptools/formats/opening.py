@@ -14,8 +14,7 @@ from ckptools.files.location import check_path, common_folder, location, path_of
 from ckptools.files.opening import reading
 from ckptools.files.remote_path import RemotePath
 from ckptools.formats import not_read
-from ckptools.formats import options as limits
-from ckptools.formats.options import OnFile, Options, Reader, Weights
+from ckptools.formats.options import OnFile, Options, Reader, Weights, is_small
 from ckptools.formats.plugins import formats_from_outside
 from ckptools.formats.registry import FORMATS, RANK_FILES, Format, recognised
 from ckptools.formats.shared.file_reader import FileReader
@@ -286,7 +285,7 @@ def _is_small(opened: Checkpoint) -> bool:
     """Whether so few ranks, with so little structure, are here that every one is read without being asked to."""
     ranks = len({f.rank for f in opened.files if f.is_here})
     nbytes = opened.cost.nbytes * len(opened.files) // max(opened.cost.files, 1)
-    return ranks <= limits.MAX_RANKS and nbytes <= limits.MAX_STRUCTURE
+    return is_small(ranks, nbytes)
 
 
 def _named(checkpoint: Checkpoint, given: GivenNames | None) -> Checkpoint:

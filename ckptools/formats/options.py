@@ -26,6 +26,11 @@ MAX_STRUCTURE = 64 << 20
 """Bytes of structure that are read without being asked to."""
 
 
+def is_small(ranks: int, nbytes: int) -> bool:
+    """Whether so few ranks have so few bytes of structure that all are read without being asked to."""
+    return ranks <= MAX_RANKS and nbytes <= MAX_STRUCTURE
+
+
 def _not_ahead(paths: Sequence[Path]) -> None:
     """Read no file before it is asked for."""
 

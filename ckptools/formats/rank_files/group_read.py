@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ckptools.errors import ReadError, UsageError
-from ckptools.formats.options import Options
+from ckptools.formats.options import Options, is_small
 from ckptools.formats.shared.file_status import Fault
 from ckptools.formats.shared.rank_names import RankName
 from ckptools.formats.shared.stage_signs import stated_world_size
@@ -50,11 +50,11 @@ class GroupRead:
         options.read_ahead([member.path for member in wanted])
         for member in wanted:
             self._read(member, must=member.path == name.path or not member.rank_in_name)
-        if options.names is not None and not any(s.claims for s in self.saved.values()):
-            # Names may be those of several ranks' parameters, and then fit no rank alone.
-            self._read_rest()
-        elif options.files and group[-1].rank > len(group):
-            # Names that were given one by one need not count ranks; what each file says does.
+        # Names of parameters may be those of several ranks, and then fit no rank alone. Names of files that were given
+        # one by one need not count ranks; what each file says does.
+        unnamed = options.names is not None and not any(s.claims for s in self.saved.values())
+        uncounted = bool(options.files) and group[-1].rank > len(group)
+        if not self.all_ranks and (self._is_small() or unnamed or uncounted):
             self._read_rest()
         if all(map(self._counts_from_one, group)) and any(self._said(n) is not None for n in group):
             self.group, self.name = [n.from_one() for n in group], name.from_one()
@@ -69,10 +69,16 @@ class GroupRead:
                 raise
             self.faults[member.path] = Fault.of(error, member.path)
 
+    def _is_small(self) -> bool:
+        """Whether so little is here, going by what was read, that all of it is read."""
+        nbytes = sum(saved.bytes_read for saved in self.saved.values())
+        return is_small(len({n.rank for n in self.group}), nbytes * len(self.group) // max(len(self.saved), 1))
+
     def _read_rest(self) -> None:
-        for member in self.group:
-            if member.path not in {*self.saved, *self.faults}:
-                self._read(member, must=False)
+        rest = [member for member in self.group if member.path not in {*self.saved, *self.faults}]
+        self.options.read_ahead([member.path for member in rest])
+        for member in rest:
+            self._read(member, must=False)
         self.all_ranks = True
 
     def _read_namesakes(self, name: RankName) -> None:
