@@ -18,10 +18,10 @@ def exactly_covered(ck: Checkpoint) -> Check:
     tensors = [(path, t) for path, t in tensors_in(ck.tree) if t.kind != "meta"]
     if not tensors:
         return skipped("layout", "no tensors")
-    lost = {p.tensor or p.message: p for p in ck.problems if p.kind is Code.TENSOR_NOT_JOINED and p.severity == "error"}
-    found = (lost.get(name) or cover_problem(t, name) for name, t in ((fqn_of(path), t) for path, t in tensors))
-    problems = [p for p in found if p is not None]
-    problems += [p for p in lost.values() if p not in problems]  # under the names that the files have
+    lost = [p for p in ck.problems if p.kind is Code.TENSOR_NOT_JOINED and p.severity == "error"]
+    told = {p.tensor for p in lost}
+    others = ((fqn, t) for fqn, t in ((fqn_of(path), t) for path, t in tensors) if fqn not in told)
+    problems = [*lost, *(p for fqn, t in others if (p := cover_problem(t, fqn)) is not None)]
     sharded = sum(t.sharded for _, t in tensors)
     return judged("layout", problems, f"{plural(len(tensors), 'tensor')}, {sharded} sharded, covered exactly")
 

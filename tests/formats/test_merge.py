@@ -145,6 +145,13 @@ def test_integer_ids_of_all_ranks_come_in_order():
     assert list(tree) == [0, 1, 2]
 
 
+@pytest.mark.parametrize("others", [[], [7]], ids=str)
+def test_a_negative_key_of_one_rank_is_no_place_in_anothers_list(others):
+    merge = Merge()
+    merge.trees([(0, {-1: "a"}), (1, others)])
+    assert merge.values((-1,)) == {0: "a"}
+
+
 def test_names_of_classes_as_keys_are_one_key_on_all_ranks(tmp_path):
     for rank in range(2):
         torch.save(

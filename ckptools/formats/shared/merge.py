@@ -117,9 +117,10 @@ class Merge:
     def _tensors(self, ranked: Ranked, path: KeyPath) -> Any:
         first = next(v for _, v in ranked if isinstance(v, Tensor))
         if any(difference(first, other) for _, other in ranked):
-            self.disagreeing[path] = _disagreement(ranked, path)
-            usual = vote(ranked, lambda a, b: _either_way(a, b) is None).majority
-            kept = [(r, v) for r, v in ranked if usual and r in usual[1] and isinstance(v, Tensor)]
+            found = vote(ranked, lambda a, b: _either_way(a, b) is None)
+            self.disagreeing[path] = _disagreement(found, path)
+            usual = found.majority[1] if found.majority else ()
+            kept = [(r, v) for r, v in ranked if r in usual and isinstance(v, Tensor)]
             return replace(kept[0][1], shards=_joined(kept)) if kept else first
         if any(other.shape != first.shape for _, other in ranked):
             self.uneven.append(path)
@@ -140,7 +141,7 @@ def _at(tree: Any, path: KeyPath) -> Any:
         elif isinstance(tree, dict):
             tree = tree.get(key, _NOTHING)
         else:
-            ok = isinstance(tree, (list, tuple)) and type(key) is int and key < len(tree)
+            ok = isinstance(tree, (list, tuple)) and type(key) is int and 0 <= key < len(tree)
             tree = tree[key] if ok else _NOTHING
     return tree
 
@@ -182,9 +183,8 @@ def empty_like(container: dict[Any, Any]) -> dict[Any, Any]:
     return {}
 
 
-def _disagreement(ranked: Ranked, path: KeyPath) -> Problem:
+def _disagreement(found: Vote[Any], path: KeyPath) -> Problem:
     """What two ranks say differently of a tensor; the one that more than half contradict is named, if there is one."""
-    found = vote(ranked, lambda a, b: _either_way(a, b) is None)
     usual, usual_ranks = found.majority or found.groups[0]
     value, ranks = next(group for group in found.groups if group[1] != usual_ranks)
     differing = _either_way(usual, value)
