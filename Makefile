@@ -17,7 +17,7 @@ PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
 
 demo: .venv/.installed
 	@rm -rf demo
-	$(BIN)/python -m ckptools.training.demo demo
+	$(BIN)/python -m tests.demo demo
 
 test: .venv/.installed
 	$(BIN)/python -m pytest $(PARALLEL) -m "not slow"

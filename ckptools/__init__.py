@@ -14,7 +14,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import ckptools.consolidate  # first: whoever imports it later would put it where the function of its name belongs
+# First: whoever imports one of these later would put it where the function of its name belongs.
+import ckptools.consolidate
+import ckptools.diff
+import ckptools.doctor
+import ckptools.report
+import ckptools.verify
 from ckptools._version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -36,7 +41,7 @@ if TYPE_CHECKING:
         verify,
     )
 else:
-    del ckptools, consolidate
+    del ckptools, consolidate, diff, doctor, report, verify
 
 __all__ = [
     "Checkpoint",

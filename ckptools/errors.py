@@ -15,8 +15,8 @@ CkptoolsError               exit code
   WriteError                3   the output could not be written
   RendezvousError           3   nodes or ranks of a run did not find each other
 
-A message is one line that starts with the file and ends with what to do. Facts are attributes too: nobody has to look
-into a message.
+A message is one line that starts with the file and ends with what to do. Facts are attributes too, so that
+a message need not be parsed.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class RefusedError(CkptoolsError):
     exit_code = 4
 
 
-class Finding(Protocol):
+class ProblemLike(Protocol):
     """One thing that is wrong, as `ckptools.Problem` has it."""
 
     @property
@@ -149,7 +149,7 @@ class NotWholeError(RefusedError):
         problems: every problem found, not just the first.
     """
 
-    def __init__(self, path: str | Path, reason: str, problems: Sequence[Finding] = ()) -> None:
+    def __init__(self, path: str | Path, reason: str, problems: Sequence[ProblemLike] = ()) -> None:
         super().__init__(path, reason)
         self.problems = tuple(problems)
 
@@ -192,3 +192,14 @@ class WriteError(CkptoolsError):
 
 class RendezvousError(CkptoolsError):
     """Nodes or ranks of a run did not find each other, or are not those that were expected."""
+
+
+def remade(kind: str, message: str) -> CkptoolsError | None:
+    """Make an error again that another process raised, from its texts; None where the name is no such error's."""
+    known = globals().get(kind)
+    if not (isinstance(known, type) and issubclass(known, CkptoolsError)):
+        return None
+    # Some take more than a path and a reason to be made, which the message has in it already.
+    error = known.__new__(known, message)
+    CkptoolsError.__init__(error, None, message)
+    return error

@@ -24,5 +24,5 @@ def option(
         metavar: what stands for its value in `--help`; None for the name of its type.
         completed: what of the checkpoint on the command line a shell completes it by.
     """
-    told = {"help": help, "flag": flag, "hidden": hidden, "metavar": metavar, "completed": completed}
-    return field(default=default, metadata=told)
+    description = {"help": help, "flag": flag, "hidden": hidden, "metavar": metavar, "completed": completed}
+    return field(default=default, metadata=description)

@@ -83,7 +83,7 @@ def and_others(count: int) -> str:
 
 def first_line(error: BaseException) -> str:
     """An error in one line: its message up to the first line break, or the name of its class where it has none."""
-    return str(error).strip().partition("\n")[0] or type(error).__name__
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 # -- numbers -----------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 from typer.main import get_command
 
 from ckptools.formats import options
@@ -42,7 +43,7 @@ LONGEST_FIRST = (
     "tests/training/test_frameworks.py",
     "tests/training/test_resume.py",
     "tests/hostile/test_corpus.py",
-    "tests/checks/test_flipped_bits.py",
+    "tests/verify/test_flipped_bits.py",
 )
 """Files whose tests take longest: begun last, one would keep one process busy after the others have ended."""
 
@@ -59,6 +60,9 @@ class Skips:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # An example takes as long as it takes: beside other work a deadline of hypothesis fails what is right.
+    settings.register_profile("ckptools", settings.get_profile(settings.get_current_profile_name()), deadline=None)
+    settings.load_profile("ckptools")
     # `nohup make test &`: a shell ignores Ctrl-C for what it starts in the background, and tests' processes would too.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -23,7 +23,7 @@ Mask = tuple[str, str | Callable[[re.Match[str]], str]]
 
 MASKS: tuple[Mask, ...] = (
     # Of files that were written in one second one time is told, of others two.
-    (r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d( \.\. \d\d\d\d-\d\d-\d\d \d\d:\d\d:\d\d)?", "DATE"),
+    (r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d( \.\. (\d\d\d\d-\d\d-\d\d )?\d\d:\d\d:\d\d)?", "DATE"),
     (r"\b\d+(\.\d+)? m?s\b", "TIME"),
     (r"\b\d+(\.\d+)? [KMG]iB/s\b", "SPEED"),
     (r"(?<=loss )\d+\.\d+", "LOSS"),
@@ -32,7 +32,7 @@ MASKS: tuple[Mask, ...] = (
     (r"(\bdata/\d+ +)\d+", r"\1OFFSET"),
     (r'"offset": \d+', "OFFSET"),
     # The last digits of trained weights, and so their checksums, are those of one processor.
-    (r"-?\b\d+\.\d{7,}(e-?\d+)?\b", lambda number: f"{float(number[0]):.4g}"),
+    (r"-?\b\d+\.\d{5,}(e-?\d+)?\b", lambda number: f"{float(number[0]):.4g}"),
     (r"(\bdata/\d+ +OFFSET +[\d.]+ [KMG]?i?B +)[0-9a-f]{8}\b", r"\1CRC"),
     (r"(CRC-32 is |, expected |\"crc\": \")[0-9a-f]{8}\b", r"\1CRC"),
     (r"\bbyte \d+|\b\d+ of \d+ bytes", "BYTES"),

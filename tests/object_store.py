@@ -14,7 +14,7 @@ from pathlib import Path
 import obstore
 from obstore.store import S3Store
 
-from ckptools.files.remote_path import RemotePath
+from ckptools.files.remote.path import RemotePath
 from tests.truth import Known
 
 BUCKET = "checkpoints"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptools.cli.commands import COMMANDS
+from ckptools.cli.start import COMMANDS
 from tests.documents import DOCS, TRAINING, Step, agrees, printed_otherwise, run, steps
 from tests.object_store import Bucketful, s3_server, settings
 from tests.truth import FIXTURES

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from ckptools import text
-from tests.views.made import HOSTILE
+from tests.display.made import HOSTILE
 
 
 @pytest.mark.parametrize("name", HOSTILE)

@@ -8,6 +8,8 @@ import pytest
 from tests.documents import agrees
 from tests.tutorial import TUTORIAL, executed, outputs, shown
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import re
 import ssl
 import time
 from collections.abc import Callable, Iterator
@@ -92,16 +93,22 @@ def _kind(method: str, headers: dict[str, str]) -> str:
 
 
 @contextmanager
-def proxy_of(behind: str, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None) -> Iterator[Proxy]:
-    """Yield a proxy in front of a server; it speaks TLS where a context is given."""
+def proxy_of(
+    behind: str, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None, idle: float | None = None
+) -> Iterator[Proxy]:
+    """Yield a proxy in front of a server; it speaks TLS where a context is given.
+
+    It closes connections that nobody has used for `idle` seconds.
+    """
 
     class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+        protocol_version, timeout = "HTTP/1.1", idle
 
         def _do(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             headers = {name: value for name, value in self.headers.items() if name.lower() != "host"}
-            found = proxy.answer(self.command, self.path, headers, body)
+            target = re.sub("^http://[^/]*", "", self.path)  # whole as another proxy is asked
+            found = proxy.answer(self.command, target, headers, body)
             left_out = ("content-length", "transfer-encoding", "connection")
             self.send_response(found.status)
             for name, value in found.headers.items():

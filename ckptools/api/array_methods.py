@@ -27,8 +27,8 @@ CPU = 1
 """`kDLCPU`. Source: dlpack.h, `DLDeviceType`."""
 
 
-class Readable(Protocol):
-    """What is asked of a tensor here."""
+class TensorLike(Protocol):
+    """The tensor that these methods are mixed into."""
 
     @property
     def shape(self) -> Ints:
@@ -52,7 +52,7 @@ class ArrayMethods:
 
     __slots__ = ()
 
-    def __array__(self: Readable, dtype: np.dtype[Any] | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
+    def __array__(self: TensorLike, dtype: np.dtype[Any] | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
         """Read the values for `np.asarray(tensor)`, as `numpy()` does.
 
         Raises:
@@ -64,7 +64,7 @@ class ArrayMethods:
         values = self.numpy()
         return values if dtype is None else values.astype(dtype)
 
-    def __dlpack__(self: Readable, **how: Any) -> Any:
+    def __dlpack__(self: TensorLike, **how: Any) -> Any:
         """Read the values for `torch.as_tensor(tensor)` and `torch.from_dlpack(tensor)`, in their own dtype.
 
         Raises:
@@ -78,10 +78,10 @@ class ArrayMethods:
             raise BufferError(f"{short(self.dtype)} cannot be handed over by DLPack; use .load()") from error
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """Where the values are when they were read: the CPU's memory."""
+        """The device of values that were read: the CPU's memory."""
         return CPU, 0
 
-    def __len__(self: Readable) -> int:
+    def __len__(self: TensorLike) -> int:
         if not self.shape:
             raise TypeError("a tensor without dimensions has no len()")
         return self.shape[0]
@@ -89,14 +89,14 @@ class ArrayMethods:
     def __bool__(self) -> bool:
         raise TypeError("whether values are zero is not known before they are read: use .load(), or `is not None`")
 
-    def __iter__(self: Readable) -> Iterator[torch.Tensor]:
+    def __iter__(self: TensorLike) -> Iterator[torch.Tensor]:
         """Each row, many of them read at once."""
         if not self.shape:
             raise TypeError("a tensor without dimensions has no rows; use .load()")
         return _rows(self)
 
 
-def _rows(tensor: Readable) -> Iterator[torch.Tensor]:
+def _rows(tensor: TensorLike) -> Iterator[torch.Tensor]:
     nbytes = prod(tensor.shape[1:]) * ITEMSIZE[tensor.dtype]
     step = max(1, BAND // max(nbytes, 1))
     for first in range(0, tensor.shape[0], step):

@@ -10,28 +10,26 @@ from typing import TYPE_CHECKING, Any
 
 from ckptools.api.outputs import OutputMethods
 from ckptools.api.python_words import in_python
-from ckptools.api.state_dict import StateDict
+from ckptools.api.state_dict import RandomStates, StateDict
 from ckptools.api.statistics import StatisticsMethods
 from ckptools.model import checkpoint as checkpoint_data
 from ckptools.model.checkpoint import RankFile
 from ckptools.model.problems import Problem
-from ckptools.model.records import as_html
-from ckptools.model.rows import Rows
+from ckptools.model.records import Rows, as_html
 from ckptools.model.tree import fqn_of
-from ckptools.tensor_io.progress import Progress
+from ckptools.tensor_io.threads import Progress
 from ckptools.training_state.sections import section_name
 
 if TYPE_CHECKING:
     from ckptools.api.plots import CheckpointPlots
-    from ckptools.api.random_states import RandomStates
+    from ckptools.contents.record import Keys
+    from ckptools.contents.show_record import Shown
     from ckptools.formats.resolver import Resolver
-    from ckptools.model.keys import Keys
-    from ckptools.model.matching import Match
-    from ckptools.model.shown import Shown
+    from ckptools.match.record import Match
     from ckptools.model.verdict import Verdict
-    from ckptools.model.verification import Verification
     from ckptools.training_state.optimizers import Optimizer
     from ckptools.training_state.sections import Section
+    from ckptools.verify.record import Verification
 
 """Called with a number of bytes that were read or written, and the tensor or file that they belong to."""
 
@@ -64,7 +62,7 @@ class Checkpoint(StatisticsMethods, OutputMethods, checkpoint_data.Checkpoint):
     @property
     def verdict(self) -> Verdict:
         """Whether it is whole, recoverable and joinable, how far that was looked into, and why not."""
-        from ckptools.training_state.verdict import verdict_of
+        from ckptools.training_state.judgement import verdict_of
 
         return verdict_of(self)
 
@@ -114,7 +112,6 @@ class Checkpoint(StatisticsMethods, OutputMethods, checkpoint_data.Checkpoint):
     @cached_property
     def rng(self) -> RandomStates:
         """The saved random states: rank to generator to state, each with a fingerprint. Every rank's file is read."""
-        from ckptools.api.random_states import RandomStates
         from ckptools.training_state.sections import rng_of
 
         return RandomStates(self._with_all_ranks(), rng_of(self))
@@ -137,8 +134,8 @@ class Checkpoint(StatisticsMethods, OutputMethods, checkpoint_data.Checkpoint):
         Raises:
             UsageError: it has no such section.
         """
-        from ckptools.contents.keys import keys_of
-        from ckptools.contents.selection import Selection
+        from ckptools.contents.tree import keys_of
+        from ckptools.keys.entries import Selection
 
         return keys_of(self, Selection(tuple(filter), tuple(exclude), section), private)
 
@@ -158,7 +155,7 @@ class Checkpoint(StatisticsMethods, OutputMethods, checkpoint_data.Checkpoint):
         Raises:
             UsageError: nothing is at a key, or it is no slice of its tensor.
         """
-        from ckptools.checks.showing import show
+        from ckptools.contents.show import show
 
         return show(self, keys, values, private, all_ranks, None if self.all_ranks else self._with_all_ranks)
 
@@ -187,7 +184,7 @@ class Checkpoint(StatisticsMethods, OutputMethods, checkpoint_data.Checkpoint):
             ReadError: it cannot be opened, or the manifest cannot be read.
             UsageError: a code that does not exist.
         """
-        from ckptools.checks import verify
+        from ckptools.verify import run as verify
 
         return verify.verify(
             self._with_all_ranks(),
@@ -217,8 +214,8 @@ class Checkpoint(StatisticsMethods, OutputMethods, checkpoint_data.Checkpoint):
             ReadError: `to` cannot be read, or the function raises; or one of the two has no model.
             UsageError: one of the two has several models; or no name counts.
         """
-        from ckptools.checks.matching.match import match
-        from ckptools.contents.selection import Selection
+        from ckptools.keys.entries import Selection
+        from ckptools.match.run import match
 
         return match(self._with_all_ranks(), to, Selection(tuple(filter), tuple(exclude), section or ""))
 
@@ -244,7 +241,7 @@ class Checkpoint(StatisticsMethods, OutputMethods, checkpoint_data.Checkpoint):
         return self if self.all_ranks or self.resolver is None else self.resolver.all_ranks()
 
     def __repr__(self) -> str:
-        from ckptools.views.checkpoint_line import checkpoint_line
+        from ckptools.display.lines import checkpoint_line
 
         return checkpoint_line(self)
 

@@ -13,27 +13,21 @@ from typing import Any
 
 from ckptools.api.checkpoint import Checkpoint
 from ckptools.api.opening import checkpoints_in, open
-from ckptools.checks.optimizers import LOST
+from ckptools.display.next_command import command_arguments, next_command, quoted
+from ckptools.doctor.record import FACTS, IN_STEP, LOADS, NEWEST, WHOLE, Diagnosis, Finding
 from ckptools.errors import CkptoolsError, ReadError, SeveralError
 from ckptools.files.location import check_path, location, path_of, real_path
-from ckptools.formats.shared.rank_names import parse
-from ckptools.model.diagnosis import Diagnosis, Finding
+from ckptools.formats.rank_search.rank_names import parse
+from ckptools.ls import listing
+from ckptools.ls.record import RunFolder
 from ckptools.model.problems import Code, Problem
-from ckptools.model.rows import Rows
-from ckptools.model.run_folder import RunFolder
+from ckptools.model.records import Rows
 from ckptools.model.verdict import Verdict
-from ckptools.model.verification import Check, Verification
 from ckptools.text import and_others, few, plural, size
 from ckptools.training_state.steps import contradiction, step_in
-from ckptools.views.next_command import command_arguments, next_command, quoted
+from ckptools.verify.record import Check, Verification
+from ckptools.verify.training_checks import LOST
 
-WHOLE, NEWEST, FACTS, LOADS, IN_STEP = (
-    "whole?",
-    "newest whole here?",
-    "do step, name and world size agree?",
-    "does it load?",
-    "optimizer and scheduler in step?",
-)
 MOST = 3
 """Problems that an answer names, and commands that are proposed."""
 
@@ -65,11 +59,11 @@ def doctor(
 
 @dataclass
 class _Examination:
-    """One visit: what was opened, and which commands are worth typing next.
+    """One examination: what was opened, and which commands are worth typing next.
 
     Attributes:
         paths: what was named.
-        to: what it should load into; None where nobody asked.
+        to: what it should load into; None if that was not asked.
         how: how it is opened.
         on_found: called with each checkpoint of the run that was looked into.
         commands: what to type next, the most useful first.
@@ -89,7 +83,7 @@ class _Examination:
 
     @property
     def path(self) -> Path:
-        """What is being looked at; of several files the first."""
+        """The path that is being looked at; of several files the first."""
         return self.paths[0]
 
     def findings(self) -> Iterator[Finding]:
@@ -142,7 +136,10 @@ class _Examination:
         if folder is None:
             return self.run
         try:
-            return checkpoints_in(folder, on_found=self.on_found, **_of_run(self.how))
+            how = _of_run(self.how)
+            others = [value for name, value in self.how.items() if name not in how]
+            known = None if any(others) else self.checkpoint
+            return listing.checkpoints_in(folder, on_found=self.on_found, known=known, **how)
         except CkptoolsError:
             return None
 
@@ -162,7 +159,7 @@ class _Examination:
         newest = next((row for row in self.run.rows if row.newest_whole), None)
         if newest is None:
             return Finding(NEWEST, False, "none", f"{looked}: none is whole")
-        mine = _real_files(self.checkpoint) & _real_files(open(newest.path, **_of_run(self.how)))
+        mine = self._is_mine(path_of(newest.path))
         step = newest.name if newest.step is None else f"step {newest.step}"
         newer = [row for row in self.run.rows[: list(self.run.rows).index(newest)] if row.whole is False]
         if newer:
@@ -174,6 +171,13 @@ class _Examination:
         self.commands.append(f"ckptools inspect {quoted([newest.path])}")
         return Finding(NEWEST, False if astray or not whole else None, f"{step}: {newest.path}", evidence)
 
+    def _is_mine(self, path: Path) -> bool:
+        """Whether the checkpoint at a path is the one that was opened, or shares files with it."""
+        assert self.checkpoint is not None
+        if path.absolute() == self.checkpoint.path.absolute():
+            return True
+        return not _real_files(self.checkpoint).isdisjoint(_real_files(open(path, **_of_run(self.how))))
+
     # -- what loads ----------------------------------------------------------------------------------------------
 
     def _loads(self, checkpoint: Checkpoint) -> Finding:
@@ -183,12 +187,12 @@ class _Examination:
             found = checkpoint.match(self.to)
         except CkptoolsError as error:
             return Finding(LOADS, False, "not known", str(error))
-        held = f"{found.same} of {plural(found.model_names, 'name')} of {found.to} are here with their shape"
+        evidence = f"{found.same} of {plural(found.model_names, 'name')} of {found.to} are here with their shape"
         if found.loads:
-            return Finding(LOADS, True, "yes", held)
+            return Finding(LOADS, True, "yes", evidence)
         self.commands.append(f"ckptools match {command_arguments(checkpoint)} --to {quoted([str(self.to)])}")
         renamed = f"; after a rename {found.renamed} more" if found.renamed else ""
-        return Finding(LOADS, False, "no", held + renamed)
+        return Finding(LOADS, False, "no", evidence + renamed)
 
     # -- what to type next ---------------------------------------------------------------------------------------
 
@@ -204,12 +208,12 @@ class _Examination:
             self.commands.insert(0, f"ckptools verify {named}")
         else:
             self.commands.insert(0, f"ckptools verify {named} --deep --values")
-        consolidation = next_command(self.checkpoint).split("     ")[0]
-        if consolidation.startswith("ckptools consolidate"):
-            self.commands.append(f"{consolidation} --dry-run")
+        following = next_command(self.checkpoint)
+        if following is not None and following.name == "consolidate":
+            self.commands.append(f"{following.line} --dry-run")
 
     def _of_unreadable(self) -> Iterator[Finding]:
-        """What can be said of what cannot be opened, and where to go on."""
+        """Answers about a path that cannot be opened, and where to go on."""
         why = self.error.reason if self.error is not None else "no checkpoint in it can be opened"
         about = self.error.path if self.error is not None and self.error.path is not None else self.path
         yield Finding(WHOLE, False, "cannot be opened", f"{about}: {why}")
@@ -239,26 +243,27 @@ def _named(problems: Sequence[Problem]) -> str:
     first: dict[Code, list[Problem]] = {}
     for problem in problems:
         first.setdefault(problem.kind, []).append(problem)
-    told = [f"{same[0]}{and_others(len(same) - 1)}" for same in first.values()]
-    return "; ".join(told[:MOST]) + and_others(len(told) - MOST)
+    lines = [f"{same[0]}{and_others(len(same) - 1)}" for same in first.values()]
+    return "; ".join(lines[:MOST]) + and_others(len(lines) - MOST)
 
 
 def _facts(checkpoint: Checkpoint, verified: Verification) -> Finding:
     step, world = checkpoint.step, checkpoint.world_size
     found = [problem for problem in verified.problems if problem.kind in CONTRADICTIONS]
-    told = [f"step {step.value}: {', '.join(step.sources)}"] if step.value is not None else ["no file tells a step"]
-    told += [f"world size {world.words}: {', '.join(world.sources)}"] if world.value is not None else []
+    facts = [f"step {step.value}: {', '.join(step.sources)}"] if step.value is not None else ["no file states a step"]
+    facts += [f"world size {world.words}: {', '.join(world.sources)}"] if world.value is not None else []
     if found or not step.agree or not world.agree:
         wrong = [] if step.agree else [contradiction(step)]
-        return Finding(FACTS, False, "no", "; ".join([*wrong, *([_named(found)] if found else [])]) or "; ".join(told))
-    return Finding(FACTS, True if step.value is not None else None, "yes", "; ".join(told))
+        return Finding(FACTS, False, "no", "; ".join([*wrong, *([_named(found)] if found else [])]) or "; ".join(facts))
+    return Finding(FACTS, True if step.value is not None else None, "yes", "; ".join(facts))
 
 
 def _in_step(verified: Verification) -> Finding:
     checks = [check for check in verified.checks if check.name in IN_STEP_CHECKS]
-    wrong = [problem for check in checks if check.result in ("FAIL", "warn") for problem in check.problems]
-    if wrong:
-        return Finding(IN_STEP, False, "no", _named(wrong))
+    found = [problem for check in checks if check.result in ("FAIL", "warn") for problem in check.problems]
+    wrong = [problem for problem in found if problem.kind is not Code.OPTIMIZER_STATE_UNNAMED]
+    if found:
+        return Finding(IN_STEP, False if wrong else None, "no" if wrong else "not known", _named(wrong or found))
     done: list[Check] = [check for check in checks if check.result == "ok" and check.name in COMPARING]
     if not done or any(check.detail.startswith(LOST) for check in checks):
         return Finding(IN_STEP, None, "not known", "; ".join(f"{check.name}: {check.detail}" for check in checks))
@@ -266,7 +271,7 @@ def _in_step(verified: Verification) -> Finding:
 
 
 def _what_is(path: Path) -> tuple[str, str]:
-    """What something is by its first bytes, and its size."""
+    """Describe a file by its first bytes and its size, or a folder."""
     from ckptools.files.file_type import content_of, head_at, what_is
 
     if path.is_symlink():
@@ -297,7 +302,7 @@ def _as_given(folder: Path) -> Path:
 
 
 OF_A_RUN = ("follow_symlinks", "jobs", "weights", "rules", "shapes", "names")
-"""How every checkpoint of a run is opened; what else there is goes with one alone."""
+"""Options that apply to every checkpoint of a run; the others go with one alone."""
 
 
 def _of_run(how: Mapping[str, Any]) -> dict[str, Any]:

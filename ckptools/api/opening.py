@@ -1,26 +1,21 @@
-"""Opening a checkpoint, and what can be asked of one by its path alone."""
+"""Opening a checkpoint, or listing those of a run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckptools.api.answers import Difference, RunFolder, run_with_plots, with_plots
 from ckptools.api.checkpoint import Checkpoint
+from ckptools.api.plots import RunFolder, run_with_plots
 from ckptools.api.python_words import in_python
 from ckptools.api.tensor import with_lazy_tensors
-from ckptools.files.location import check_path, path_of
-from ckptools.tensor_io.progress import Progress
 
 if TYPE_CHECKING:
-    from ckptools.consolidate.result import Consolidated
     from ckptools.formats.options import Reader, Weights
-    from ckptools.formats.shared.given_names import NamesFrom
-    from ckptools.formats.shared.shapes import ShapesFrom
+    from ckptools.formats.shared.given import NamesFrom, ShapesFrom
     from ckptools.model.checkpoint import Checkpoint as CheckpointData
-    from ckptools.model.verification import Verification
 
 
 @in_python
@@ -46,12 +41,12 @@ def open(
         all_ranks: read every rank's structure now; otherwise the others are read when something needs them.
         only_this_file: do not look for siblings.
         follow_symlinks: accept siblings that are links out of the folder.
-        read_file: what reads one file; the inert reader unless somebody asks for torch's.
+        read_file: what reads one file; the inert reader unless torch's is asked for.
         jobs: processes that read rank files, from 16 files on; None for as many as there are cores, where the files
             take a while.
-        shapes: where shapes are told that the checkpoint lacks (FSDP1 flat parameters): another checkpoint, a folder
+        shapes: the source of shapes that the checkpoint lacks (FSDP1 flat parameters): another checkpoint, a folder
             of safetensors, a JSON of name to shape, or the `nn.Module` before it was wrapped.
-        weights: where the model is held twice, `fp32` (master copy) or `module`.
+        weights: where the model is stored twice, `fp32` (master copy) or `module`.
         rules: a JSON file that says how tensor-parallel weights are joined.
         ranks: what the rank files in the folder `path` are called, such as `model-{rank}-of-{world}.pt`.
         names: what names the parameters of an optimizer that is keyed by number: a checkpoint that keeps the module's
@@ -63,7 +58,7 @@ def open(
         UsageError: a folder holds several checkpoints; or names are given that nothing here needs.
         RefusedError: names are given that do not fit.
     """
-    from ckptools.formats.opening import open_checkpoint
+    from ckptools.formats.open import open_checkpoint
     from ckptools.training_state import modules
 
     opened = open_checkpoint(
@@ -88,164 +83,11 @@ def with_methods(data: CheckpointData) -> Checkpoint:
 
     resolver = Resolver(data.path, data.options, data.files)
     found = {f.name: getattr(data, f.name) for f in fields(data) if f.init}
-    found["tree"] = with_lazy_tensors(data.tree, None if data.all_ranks else resolver)
+    found["tree"] = with_lazy_tensors(data.tree, None if data.all_ranks else resolver, data.files)
     for name in ("per_rank", "unequal"):
         by_path = getattr(data, name).items()
-        found[name] = {key: {r: with_lazy_tensors(v) for r, v in of.items()} for key, of in by_path}
+        found[name] = {key: {r: with_lazy_tensors(v, None, data.files) for r, v in of.items()} for key, of in by_path}
     return Checkpoint(**found, resolver=resolver)
-
-
-@in_python
-def verify(
-    checkpoint: Checkpoint | str | Path,
-    *,
-    deep: bool = False,
-    values: bool = False,
-    manifest: str | Path | None = None,
-    ignore: Iterable[str] = (),
-    jobs: int | None = None,
-    progress: Progress | None = None,
-) -> Verification:
-    """Check whether a checkpoint, or what is at a path, is whole, unharmed and coherent; see `Checkpoint.verify`."""
-    return _opened(checkpoint).verify(
-        deep=deep, values=values, manifest=manifest, ignore=ignore, jobs=jobs, progress=progress
-    )
-
-
-@in_python
-def report(
-    checkpoint: Checkpoint | str | Path,
-    out: str | Path,
-    *,
-    deep: bool = False,
-    values: bool = False,
-    manifest: str | Path | None = None,
-    ignore: Iterable[str] = (),
-    force: bool = False,
-    jobs: int | None = None,
-    progress: Progress | None = None,
-) -> Path:
-    """Write a page of HTML about a checkpoint, or about what is at a path; see `Checkpoint.report`."""
-    return _opened(checkpoint).report(
-        out,
-        deep=deep,
-        values=values,
-        manifest=manifest,
-        ignore=ignore,
-        force=force,
-        jobs=jobs,
-        progress=progress,
-    )
-
-
-@in_python
-def diff(
-    a: Checkpoint | str | Path,
-    b: Checkpoint | str | Path,
-    *,
-    values: bool = False,
-    rtol: float | None = None,
-    atol: float | None = None,
-    every_byte: bool = False,
-    filter: Iterable[str] = (),
-    exclude: Iterable[str] = (),
-    section: str = "",
-    jobs: int | None = None,
-    progress: Progress | None = None,
-) -> Difference:
-    """What differs between two checkpoints, of any formats and world sizes; layouts are told, and are no difference.
-
-    Without further arguments keys, shapes, dtypes and plain values are compared: step, lr, param groups, scheduler,
-    random states, position in the data.
-
-    Args:
-        a: a checkpoint, its path, or that of a file that `Checkpoint.write_digests` wrote.
-        b: another one.
-        values: compare the values of tensors too, bit for bit: NaN equals NaN of the same bits alone. Tensors of two
-            dtypes are compared by value, in float64.
-        rtol: relative tolerance: what is no further apart than `atol + rtol * |b|` is within it, whatever the dtypes.
-        atol: absolute tolerance.
-        every_byte: read also shards of which both sides state the same CRC-32.
-        filter: only keys that match one of these globs.
-        exclude: no keys that match one of these.
-        section: only one section: its kind, or its name on either side.
-        jobs: threads.
-        progress: called with bytes read and the tensor they are of.
-
-    Raises:
-        ReadError: one of them cannot be opened.
-        UsageError: neither has such a section or key, or a tolerance is negative.
-    """
-    from ckptools.checks.difference.compare import Wanted, compare
-    from ckptools.contents.selection import Selection
-
-    selection = Selection(tuple(filter), tuple(exclude), section)
-    wanted = Wanted(values, rtol, atol, every_byte, selection, jobs)
-    return with_plots(compare(_side(a), _side(b), wanted, progress))
-
-
-def _side(side: Checkpoint | str | Path) -> CheckpointData | Path:
-    from ckptools.checks.difference.digest_file import is_digest_file
-
-    if isinstance(side, (str, Path)) and side != "" and is_digest_file(path_of(side)):
-        return path_of(side)
-    return _opened(side)._with_all_ranks()
-
-
-@in_python
-def consolidate(
-    checkpoint: Checkpoint | str | Path,
-    out: str | Path,
-    *,
-    format: str | None = None,
-    only: str | None = None,
-    map: Mapping[str, str] | str | Path | None = None,
-    strip_prefix: str | None = None,
-    rename: Sequence[str] = (),
-    dtype: str | None = None,
-    max_shard_size: int | None = None,
-    tied: str = "keep",
-    keep_types: bool = False,
-    force: bool = False,
-    allow_missing: bool = False,
-    fill: str | None = None,
-    dequantize: bool = False,
-    prefer_rank: int | None = None,
-    check: bool = False,
-    unchecked: bool = False,
-    manifest: bool = False,
-    provenance: bool = True,
-    dry_run: bool = False,
-    resume: bool = False,
-    jobs: int | None = None,
-    progress: Progress | None = None,
-) -> Consolidated:
-    """Write the full tensors of a checkpoint, or of what is at a path; see `Checkpoint.consolidate`."""
-    return _opened(checkpoint).consolidate(
-        out,
-        format=format,
-        only=only,
-        map=map,
-        strip_prefix=strip_prefix,
-        rename=rename,
-        dtype=dtype,
-        max_shard_size=max_shard_size,
-        tied=tied,
-        keep_types=keep_types,
-        force=force,
-        allow_missing=allow_missing,
-        fill=fill,
-        dequantize=dequantize,
-        prefer_rank=prefer_rank,
-        check=check,
-        unchecked=unchecked,
-        manifest=manifest,
-        provenance=provenance,
-        dry_run=dry_run,
-        resume=resume,
-        jobs=jobs,
-        progress=progress,
-    )
 
 
 @in_python
@@ -270,8 +112,8 @@ def checkpoints_in(
         deep: compare also the checksums of those of which every rank is read.
         follow_symlinks: look behind links that lead out of the folder.
         jobs: threads, and processes that read rank files.
-        shapes: what tells shapes that the checkpoints lack, as in `open`.
-        weights: where the model is held twice, `fp32` (master copy) or `module`.
+        shapes: the source of shapes that the checkpoints lack, as in `open`.
+        weights: where the model is stored twice, `fp32` (master copy) or `module`.
         rules: a JSON file that says how tensor-parallel weights are joined.
         names: what names the parameters of optimizers that are keyed by number, as in `open`.
         on_found: called with each checkpoint that was looked into.
@@ -281,7 +123,7 @@ def checkpoints_in(
         ReadError: it cannot be listed.
         UsageError: it is no folder.
     """
-    from ckptools.checks.run_folder import listing
+    from ckptools.ls import listing
 
     found = listing.checkpoints_in(
         folder,
@@ -295,10 +137,3 @@ def checkpoints_in(
         names=names,
     )
     return run_with_plots(found)
-
-
-def _opened(checkpoint: Checkpoint | str | Path) -> Checkpoint:
-    if isinstance(checkpoint, Checkpoint):
-        return checkpoint
-    check_path(checkpoint)
-    return open(checkpoint, all_ranks=True)

@@ -1,4 +1,4 @@
-"""What can be written of a checkpoint: its full tensors, a report on it, digests to compare it by elsewhere."""
+"""Methods that write: the full tensors of a checkpoint, a report on it, digests to compare it by elsewhere."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from ckptools.api.python_words import in_python
 from ckptools.model import checkpoint as checkpoint_data
-from ckptools.tensor_io.progress import Progress
+from ckptools.tensor_io.threads import Progress
 
 if TYPE_CHECKING:
-    from ckptools.consolidate.result import Consolidated
+    from ckptools.consolidate.record import Consolidated
 
 
 class OutputMethods:
@@ -53,7 +53,7 @@ class OutputMethods:
             UsageError: its name ends in something else than `.html`, there is no folder for it, or a code that does not
                 exist.
         """
-        from ckptools.api.report_file import write_report
+        from ckptools.report.write import write_report
 
         write_report(
             self._with_all_ranks(),
@@ -86,7 +86,7 @@ class OutputMethods:
             UsageError: there is no folder for it.
             WriteError: it cannot be written.
         """
-        from ckptools.checks.difference.digest_file import write_digest_file
+        from ckptools.diff.digest_file import write_digest_file
 
         write_digest_file(self._with_all_ranks(), Path(out), force, jobs, progress)
         return Path(out)

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from ckptools.api.statistics import StatisticsMethods
+from ckptools.diff import record as difference_data
 from ckptools.errors import UsageError
+from ckptools.ls import record as run_folder_data
 from ckptools.model import checkpoint as checkpoint_data
-from ckptools.model import difference as difference_data
-from ckptools.model import run_folder as run_folder_data
 from ckptools.model.problems import Problem
 from ckptools.model.tensor import Tensor
 from ckptools.text import clip_middle, few, plural
 
 if TYPE_CHECKING:
-    from ckptools.contents.entries import Entry
-    from ckptools.tensor_io.progress import Progress
-    from ckptools.views.pictures import Picture
+    from ckptools.keys.entries import Entry
+    from ckptools.plots import Picture
+    from ckptools.tensor_io.threads import Progress
 
 Figure = Literal["rms", "update", "ratio"]
 FIGURES: Mapping[Figure, str] = {
@@ -38,10 +39,10 @@ class CheckpointPlots:
         """A cell for each rank: whole, missing, cut, odd one out, of another step. Nothing more is read for it.
 
         Args:
-            problems: what is wrong, such as `ck.verify().problems`, which looks into every file; None for what opening
-                it told.
+            problems: what is wrong, such as `ck.verify().problems`, which looks into every file; None for those
+                that opening it found.
         """
-        from ckptools.views.pictures import rank_map
+        from ckptools.plots import rank_map
 
         return rank_map(self._data, problems)
 
@@ -55,14 +56,14 @@ class CheckpointPlots:
             UsageError: no tensor has this name.
         """
         from ckptools.contents.shards import shard_rows
-        from ckptools.views.pictures import tensor_layout
+        from ckptools.plots import tensor_layout
 
         entry = self._tensor(key)
         return tensor_layout(entry.value, entry.name, shard_rows(entry.value))
 
     def bytes(self) -> Picture:
         """The bytes of each section by dtype, as those of the global tensors."""
-        from ckptools.views.pictures import bytes_by_section
+        from ckptools.plots import bytes_by_section
 
         return bytes_by_section(self._read if self._data.in_parts else self._data)
 
@@ -88,7 +89,7 @@ class CheckpointPlots:
         Raises:
             UsageError: there is no such figure, or no optimizer has such moments.
         """
-        from ckptools.views.pictures import heat_map, moment_cells, rms_cells
+        from ckptools.plots import heat_map, moment_cells, rms_cells
 
         if figure not in FIGURES:
             raise UsageError(None, f"{figure!r} is no figure of a heat map; there are {', '.join(FIGURES)}")
@@ -100,7 +101,7 @@ class CheckpointPlots:
         return heat_map(f"{FIGURES[figure]} of {self._name}", cells)
 
     def histogram(self, key: str) -> Picture:
-        """How the values of a tensor are spread between the smallest and the largest. Reads them twice.
+        """Draw how the values of a tensor are spread between the smallest and the largest. Reads them twice.
 
         Args:
             key: its name, as `ck.records()` has it.
@@ -108,8 +109,8 @@ class CheckpointPlots:
         Raises:
             UsageError: no tensor has this name.
         """
-        from ckptools.checks.statistics.values import tensor_stats
-        from ckptools.views.pictures import value_histogram
+        from ckptools.plots import value_histogram
+        from ckptools.stats.figures import tensor_stats
 
         entry = self._tensor(key)
         return value_histogram(tensor_stats(entry.value, entry.name, histogram=True))
@@ -123,7 +124,7 @@ class CheckpointPlots:
         jobs: int | None = None,
         progress: Progress | None = None,
     ) -> Picture:
-        """How many tensors have an l2 norm between each power of two and the next. Reads the values.
+        """Count the tensors with an l2 norm between each power of two and the next. Reads the values.
 
         Args:
             filter: globs of which a name must match one.
@@ -135,7 +136,7 @@ class CheckpointPlots:
         Raises:
             UsageError: there is no such section.
         """
-        from ckptools.views.pictures import norm_histogram
+        from ckptools.plots import norm_histogram
 
         found = self._checkpoint.stats(filter=filter, exclude=exclude, section=section, jobs=jobs, progress=progress)
         return norm_histogram(f"l2 norms of tensors of {self._name}", found)
@@ -149,8 +150,8 @@ class CheckpointPlots:
         return self._data.name
 
     def _tensor(self, key: str) -> Entry:
-        from ckptools.contents.entries import tensor_entries
-        from ckptools.contents.lookup import entries_at
+        from ckptools.contents.show import entries_at
+        from ckptools.keys.entries import tensor_entries
 
         entries = tensor_entries(self._read)
         found = next((entry for entry in entries if entry.name == key), None)
@@ -160,8 +161,8 @@ class CheckpointPlots:
         if len(meant) == 1:
             return meant[0]
         names = [clip_middle(entry.name, 80) for entry in meant]
-        told = f"{key!r} means {plural(len(names), 'tensor')}: {few(names)}" if names else f"{key!r} is no tensor"
-        raise UsageError(self._read.path, f"{told}; name one")
+        meaning = f"{key!r} means {plural(len(names), 'tensor')}: {few(names)}" if names else f"{key!r} is no tensor"
+        raise UsageError(self._read.path, f"{meaning}; name one")
 
     def __repr__(self) -> str:
         return "<plots: ranks(), layout(key), bytes(), heat(figure), histogram(key), norms()>"
@@ -174,12 +175,12 @@ class DifferencePlots:
         self._difference = difference
 
     def heat(self) -> Picture:
-        """How far each weight moved, beside its norm, as a colour: layers across, what they do in their layer down.
+        """Draw how far each weight moved, beside its norm, as colours: layers across, their weights down.
 
         Raises:
             UsageError: values were not compared.
         """
-        from ckptools.views.pictures import change_cells, heat_map
+        from ckptools.plots import change_cells, heat_map
 
         found = self._difference
         if not found.values_compared:
@@ -199,9 +200,44 @@ class RunPlots:
 
     def steps(self) -> Picture:
         """Learning rate by step, and step by time, of every checkpoint: a bad resume is a break."""
-        from ckptools.views.pictures import run_steps
+        from ckptools.plots import run_steps
 
         return run_steps(self._run)
 
     def __repr__(self) -> str:
         return "<plots: steps()>"
+
+
+# -- answers with pictures --------------------------------------------------------------------------------------------
+
+
+class Difference(difference_data.Difference):
+    """The result of `diff`; `.plot.heat()` draws it. Fields: those of the `Difference` of `ckptools.model`."""
+
+    @property
+    def plot(self) -> DifferencePlots:
+        """Its pictures."""
+        return DifferencePlots(self)
+
+
+class RunFolder(run_folder_data.RunFolder):
+    """The checkpoints of a run; `.plot.steps()` draws them. Fields: those of the `RunFolder` of `ckptools.model`."""
+
+    @property
+    def plot(self) -> RunPlots:
+        """Its pictures."""
+        return RunPlots(self)
+
+
+def with_plots(found: difference_data.Difference) -> Difference:
+    """A difference with its pictures."""
+    return Difference(**_fields(found))
+
+
+def run_with_plots(found: run_folder_data.RunFolder) -> RunFolder:
+    """A run with its pictures."""
+    return RunFolder(**_fields(found))
+
+
+def _fields(record: Any) -> dict[str, Any]:
+    return {field.name: getattr(record, field.name) for field in fields(record) if field.init}

@@ -1,4 +1,4 @@
-"""What can be asked of a checkpoint about its values: figures of tensors, moments beside the model, dead rows."""
+"""Methods about values: figures of tensors, moments beside the model, dead rows."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from ckptools.api.python_words import in_python
 from ckptools.model import checkpoint as checkpoint_data
-from ckptools.tensor_io.progress import Progress
+from ckptools.tensor_io.threads import Progress
 
 if TYPE_CHECKING:
-    from ckptools.contents.selection import Selection
-    from ckptools.model.statistics import DeadRows, Moments, Statistics, Stats
+    from ckptools.keys.entries import Selection
+    from ckptools.stats.record import DeadRows, Moments, Statistics, Stats
 
 
 class StatisticsMethods:
@@ -48,8 +48,8 @@ class StatisticsMethods:
         Raises:
             UsageError: there is no such section.
         """
-        from ckptools.checks.statistics.chosen import parts_of
-        from ckptools.checks.statistics.values import statistics
+        from ckptools.stats.figures import statistics
+        from ckptools.stats.reading import parts_of
 
         ck = self._with_all_ranks()
         return statistics(
@@ -76,7 +76,7 @@ class StatisticsMethods:
         Raises:
             UsageError: no optimizer has such moments.
         """
-        from ckptools.checks.statistics.moments import moments, pairs_of
+        from ckptools.stats.moments import moments, pairs_of
 
         ck = self._with_all_ranks()
         return moments(ck, pairs_of(ck, _selection(filter, exclude)), jobs, progress)
@@ -103,14 +103,14 @@ class StatisticsMethods:
         Raises:
             UsageError: there is no such section.
         """
-        from ckptools.checks.statistics.dead_rows import dead_rows, matrices
+        from ckptools.stats.dead_rows import dead_rows, matrices
 
         ck = self._with_all_ranks()
         return dead_rows(ck, matrices(ck, _selection(filter, exclude, section)), jobs, progress)
 
 
 def _selection(filter: str | Iterable[str], exclude: str | Iterable[str], section: str | None = None) -> Selection:
-    from ckptools.contents.selection import Selection
+    from ckptools.keys.entries import Selection
 
     include, without = ((globs,) if isinstance(globs, str) else tuple(globs) for globs in (filter, exclude))
     return Selection(include, without, section or "")

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ckptools.api.array_methods import ArrayMethods, Transposed
+from ckptools.errors import NotWholeError
 from ckptools.model import tensor as tensor_data
-from ckptools.model.records import displayed
+from ckptools.model.checkpoint import RankFile
+from ckptools.model.records import Rows, displayed
 from ckptools.model.regions import Box
-from ckptools.model.rows import Rows
-from ckptools.model.tensor import UNLISTED, Shard
+from ckptools.model.tensor import UNLISTED, ItemShards, Shard, all_here
 from ckptools.model.tree import KeyPath, fqn_of
 from ckptools.model.values import Opaque
-from ckptools.text import clip_middle
+from ckptools.text import clip_middle, few
 
 if TYPE_CHECKING:
     import numpy.typing as npt
     import torch
 
     from ckptools.formats.resolver import Resolver
-    from ckptools.model.statistics import Stats
+    from ckptools.stats.record import Stats
+
+
+FATES = {"missing": "missing", "cut": "cut short or damaged", "bad": "not readable"}
+"""The fate of a file, by its status."""
 
 
 @displayed
@@ -33,15 +39,18 @@ class Tensor(ArrayMethods, tensor_data.Tensor):
         resolver: finds its shards in files that were not read yet; None where every shard has its bytes.
         key: its key path in the checkpoint's tree.
         name: what it is called, the same in every command; empty where it comes out of the raw tree.
+        files_lost: files of its checkpoint that were missing, cut or bad when it was opened.
     """
 
-    shards: Rows[Shard]
+    shards: Rows[Shard] | ItemShards
     resolver: Resolver | None = field(default=None, compare=False)
     key: KeyPath = field(default=(), compare=False)
     name: str = field(default="", compare=False)
+    files_lost: tuple[RankFile, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "shards", Rows(self.shards))
+        if not isinstance(self.shards, ItemShards):
+            object.__setattr__(self, "shards", Rows(self.shards))
 
     @property
     def unread(self) -> bool:
@@ -57,7 +66,7 @@ class Tensor(ArrayMethods, tensor_data.Tensor):
         """Read the values as a `torch.Tensor` of the global shape.
 
         Args:
-            rank: read only what this rank holds, as it held it: its local tensor.
+            rank: read only the local tensor of this rank.
 
         Raises:
             NotWholeError: no file that is here holds some of it.
@@ -66,10 +75,11 @@ class Tensor(ArrayMethods, tensor_data.Tensor):
         """
         from ckptools.tensor_io import read
 
-        if rank is None:
-            loaded: torch.Tensor = read.load(self._with_box(Box.whole(self.shape)))
-        else:
-            loaded = read.load(self._with_rank(rank), rank)
+        with self._naming_files():
+            if rank is None:
+                loaded: torch.Tensor = read.load(self._with_box(Box.whole(self.shape)))
+            else:
+                loaded = read.load(self._with_rank(rank), rank)
         return loaded
 
     def numpy(self) -> npt.NDArray[Any]:
@@ -81,7 +91,8 @@ class Tensor(ArrayMethods, tensor_data.Tensor):
         """
         from ckptools.tensor_io import read
 
-        return read.to_numpy(self._with_box(Box.whole(self.shape)))
+        with self._naming_files():
+            return read.to_numpy(self._with_box(Box.whole(self.shape)))
 
     def dequantize(self) -> torch.Tensor:
         """Read the values of a quantized tensor as its class computes them; of any other, what `load` reads.
@@ -94,7 +105,8 @@ class Tensor(ArrayMethods, tensor_data.Tensor):
 
         box = Box.whole(self.shape)
         found = self if self.resolver is None else self.resolver.with_sources(self, self.key, box)
-        loaded: torch.Tensor = read.load(dequantized(found))
+        with self._naming_files():
+            loaded: torch.Tensor = read.load(dequantized(found))
         return loaded
 
     def __getitem__(self, index: Any) -> torch.Tensor:
@@ -112,7 +124,8 @@ class Tensor(ArrayMethods, tensor_data.Tensor):
         from ckptools.tensor_io.slicing import slicing_of
 
         cut = slicing_of(self.shape, index)
-        loaded: torch.Tensor = read.load_slice(self._with_box(cut.box), cut)
+        with self._naming_files():
+            loaded: torch.Tensor = read.load_slice(self._with_box(cut.box), cut)
         return loaded
 
     @property
@@ -129,7 +142,7 @@ class Tensor(ArrayMethods, tensor_data.Tensor):
             rank: only of what this rank holds.
             histogram: count also how many elements lie in each of equal parts of their range, which reads them twice.
         """
-        from ckptools.checks.statistics.values import tensor_stats
+        from ckptools.stats.figures import tensor_stats
 
         found = self._with_box(Box.whole(self.shape)) if rank is None else self._with_rank(rank)
         return tensor_stats(found, self._called(), histogram, rank)
@@ -137,12 +150,24 @@ class Tensor(ArrayMethods, tensor_data.Tensor):
     def _record(self) -> dict[str, Any]:
         return {"name": self._called(), **tensor_data.Tensor._record(self)}
 
-    def _told(self) -> str:
+    def _summary(self) -> str:
         name = self._called()
-        return f"{clip_middle(name, 60)}: " * bool(name) + tensor_data.Tensor._told(self)
+        return f"{clip_middle(name, 60)}: " * bool(name) + tensor_data.Tensor._summary(self)
 
     def _called(self) -> str:
         return self.name or fqn_of(self.key)
+
+    @contextmanager
+    def _naming_files(self) -> Iterator[None]:
+        """Name the tensor in errors about a hole, and the lost files that may have had the missing elements."""
+        try:
+            yield
+        except NotWholeError as error:
+            ranks = {s.rank for s in self.shards if not s.is_here} - {None}
+            lost = [f for f in self.files_lost if f.rank in ranks] or self.files_lost
+            which = few([f"{f.path.name} is {FATES[f.status]}" for f in lost])
+            reason = error.reason + f"; {which}" * bool(lost)
+            raise NotWholeError(self._called() or "tensor", reason, error.problems) from None
 
     def _with_box(self, box: Box) -> tensor_data.Tensor:
         if self.resolver is None or self.note:
@@ -153,7 +178,7 @@ class Tensor(ArrayMethods, tensor_data.Tensor):
         return self if self.resolver is None else self.resolver.with_rank(self, self.key, rank)
 
 
-def with_lazy_tensors(tree: Any, resolver: Resolver | None = None) -> Any:
+def with_lazy_tensors(tree: Any, resolver: Resolver | None = None, files: Sequence[RankFile] = ()) -> Any:
     """The tree with tensors that load in the place of those that only say where they are.
 
     Containers are changed in place: a state dict keeps its class and what else is known of it.
@@ -161,12 +186,13 @@ def with_lazy_tensors(tree: Any, resolver: Resolver | None = None) -> Any:
     Args:
         tree: a tree that a reader made.
         resolver: finds shards in files that were not read yet.
+        files: those of the checkpoint.
     """
-    return _Binding(resolver).bound(tree)
+    return _Binding(resolver, tuple(f for f in files if not f.is_here)).bound(tree)
 
 
 _Trail: TypeAlias = "tuple[_Trail, Any] | None"
-"""Where something is: the trail of what holds it, and its key there. Key paths of a deep tree would fill the memory."""
+"""A place in a tree: the trail of its holder, and its key there. Key paths of a deep tree would fill the memory."""
 
 
 class _Binding:
@@ -175,8 +201,8 @@ class _Binding:
     Containers are changed in place: a state dict keeps its class and what else is known of it.
     """
 
-    def __init__(self, resolver: Resolver | None) -> None:
-        self._resolver = resolver
+    def __init__(self, resolver: Resolver | None, files_lost: tuple[RankFile, ...]) -> None:
+        self._resolver, self._files_lost = resolver, files_lost
         self._met: dict[int, tuple[Any, Any]] = {}
 
     def bound(self, tree: Any) -> Any:
@@ -215,8 +241,9 @@ class _Binding:
         if isinstance(tensor, Tensor):
             return tensor
         known = {f.name: getattr(tensor, f.name) for f in fields(tensor)}
-        complete = tensor.shards and tensor.kind not in UNLISTED and all(s.is_here for s in tensor.shards)
-        return Tensor(**known, resolver=None if complete else self._resolver, key=_key_path(trail))
+        complete = tensor.shards and tensor.kind not in UNLISTED and all_here(tensor.shards)
+        resolver, lost = (None, ()) if complete else (self._resolver, self._files_lost)
+        return Tensor(**known, resolver=resolver, key=_key_path(trail), files_lost=lost)
 
 
 def _children(value: Any, trail: _Trail) -> Iterator[tuple[_Trail, Any]]:

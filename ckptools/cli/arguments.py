@@ -1,17 +1,100 @@
-"""Arguments and options that several commands have, each with its help; those of opening are in `opening.py`.
+"""Arguments and options that several commands have, each with its help and completion; others: `shared_options.py`.
 
 What commands are called with most often, paths and flags, is not parsed; so their modules do not import this.
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ckptools.cli import completion
-from ckptools.cli.choices import Engine
+from ckptools.cli.shared_options import Engine
+
+if TYPE_CHECKING:
+    from ckptools.model.checkpoint import Checkpoint
+
+# -- completion -------------------------------------------------------------------------------------------------------
+
+
+MANY = 100
+"""More keys than this are completed up to their next dot only."""
+
+
+def complete_keys(context: typer.Context, incomplete: str) -> list[str]:
+    """The keys of the checkpoint on the command line that begin with what was typed; none where it cannot be read."""
+    path = _path(context)
+    return keys_beginning(path, incomplete) if path else []
+
+
+def complete_sections(context: typer.Context, incomplete: str) -> list[str]:
+    """The kinds of sections, and the names of those in the checkpoint on the command line."""
+    return sections_beginning(_path(context), incomplete)
+
+
+def _path(context: typer.Context) -> str:
+    """The first path that a user typed; "" before there is one."""
+    given = context.params.get("path") or context.params.get("a") or context.params.get("paths")
+    # A line that ends in an option without its value is not parsed: what was typed lies in `args` then.
+    given = given or [word for word in context.args if not word.startswith("-")] or [""]
+    return str(given[0] if isinstance(given, (list, tuple)) else given)
+
+
+def keys_beginning(path: str | Path, text: str) -> list[str]:
+    """Complete a key: the keys of the checkpoint at a path that begin with a text, cut at the next dot if many.
+
+    Reads the structure of one rank alone and never raises: a file that cannot be read has no keys, and URLs are not
+    opened, since completion must not wait for a network.
+    Names with control characters are left out, since they cannot be typed.
+    """
+    from ckptools.files.location import local_path
+
+    with contextlib.suppress(Exception):
+        return sorted(_cut(_names(local_path(path)), text))
+    return []
+
+
+def sections_beginning(path: str | Path, text: str) -> list[str]:
+    """Complete a kind or name of a section of the checkpoint at a path; never raises."""
+    from ckptools.files.location import local_path
+    from ckptools.keys.entries import KINDS
+
+    found = list(KINDS)
+    with contextlib.suppress(Exception):
+        from ckptools.training_state.sections import sections_of
+
+        found += [section.name for section in sections_of(_opened(local_path(path)))] if path else []
+    return sorted({name for name in found if name.startswith(text) and name.isprintable()})
+
+
+def _opened(path: Path) -> Checkpoint:
+    from ckptools.formats.open import open_checkpoint
+    from ckptools.training_state.modules import read_file
+
+    return open_checkpoint([str(path)], all_ranks=False, only_this_file=path.is_file(), read_file=read_file)
+
+
+def _names(path: Path) -> Iterable[str]:
+    from ckptools.keys.entries import entries_of
+    from ckptools.training_state.sections import sections_of
+
+    ck = _opened(path)
+    return [*(entry.name for entry in entries_of(ck)), *(section.name for section in sections_of(ck) if section.path)]
+
+
+def _cut(names: Iterable[str], text: str) -> set[str]:
+    found = {name for name in names if name.startswith(text) and name.isprintable()}
+    if len(found) <= MANY:
+        return found
+    ends = ((name, name.find(".", len(text) + 1)) for name in found)
+    return {name if end < 0 else name[:end] for name, end in ends}
+
+
+# -- arguments --------------------------------------------------------------------------------------------------------
+
 
 # readable=False everywhere: what cannot be read is our own line with exit code 3, not typer's usage error.
 CheckpointPaths = Annotated[
@@ -32,7 +115,7 @@ ShownKeys = Annotated[
     typer.Argument(
         metavar="KEY...",
         show_default=False,
-        autocompletion=completion.keys,
+        autocompletion=complete_keys,
         help="A name as `tree` has it, its beginning, or a glob.",
     ),
 ]
@@ -47,7 +130,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object for 
 SectionName = Annotated[
     str | None,
     typer.Option(
-        autocompletion=completion.sections,
+        autocompletion=complete_sections,
         help="Show one section in full: model, optimizer, scheduler, rng, other, or a section's own name.",
     ),
 ]

@@ -9,36 +9,47 @@ from typing import Annotated, Any
 
 import typer
 
+from ckptools._version import __version__
 from ckptools.cli import arguments
-from ckptools.cli.commands import HELP, function_of
-from ckptools.cli.exit_codes import one_line_errors
-from ckptools.cli.output_options import OutputOptions
+from ckptools.cli.printing import show
 from ckptools.cli.record_options import flat_signature, parameters
+from ckptools.cli.running import OutputOptions, one_line_errors
 
 
-def program(names: Iterable[str]) -> typer.Typer:
-    """Return the command line with these commands. To put one together takes longer than reading a small file."""
+def program(help: str, functions: Iterable[Callable[..., None]]) -> typer.Typer:
+    """Return the command line with these commands, each called as its function."""
     made = typer.Typer(
         name="ckptools",
-        help=HELP,
+        help=help,
         no_args_is_help=True,
         context_settings={"help_option_names": ["-h", "--help"]},
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
     )
     made.callback()(_before_any)  # without it, a single command would not be called by its name
-    for name in names:
-        made.command(no_args_is_help=name != "formats")(_flattened(function_of(name)))
+    for function in functions:
+        made.command(no_args_is_help=function.__name__ != "formats")(_flattened(function))
     return made
 
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from ckptools.cli.commands import version_text
-        from ckptools.cli.printing import show
-
         show(version_text())
         raise typer.Exit
+
+
+def version_text() -> str:
+    """The text of `--version`: the version, and those of Python and the libraries that matter for a report."""
+    from importlib.metadata import PackageNotFoundError, version
+    from platform import python_version
+
+    found = [f"ckptools {__version__}", f"Python {python_version()}"]
+    for name in ("torch", "numpy", "safetensors"):
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            found.append(f"no {name}")
+    return ", ".join(found)
 
 
 def _before_any(

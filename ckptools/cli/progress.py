@@ -1,4 +1,4 @@
-"""How far something long is: one line that is redrawn on a terminal, a line every ten seconds elsewhere; on stderr."""
+"""Progress of long work on stderr: one line that is redrawn on a terminal, a line every ten seconds elsewhere."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from ckptools.cli.printing import Output
+from ckptools.cli.printing import Printing
 from ckptools.cluster.team import current
 from ckptools.text import clip_middle, duration, plural, printable, size
 
@@ -37,7 +37,7 @@ class Line:
     def due(self) -> bool:
         """Whether it is time to print again."""
         now = time.monotonic()
-        if Output.silent or now - self._last < (TERMINAL_SECONDS if self._terminal else LOG_SECONDS):
+        if Printing.silent or now - self._last < (TERMINAL_SECONDS if self._terminal else LOG_SECONDS):
             return False
         self._last = now
         return True
@@ -80,7 +80,7 @@ class ProgressLine(Line):
         self._lock = Lock()
 
     def expect(self, total: int) -> None:
-        """Take note of how many bytes there will be."""
+        """Set how many bytes there will be."""
         self.total = total // current().world_size
 
     def __call__(self, nbytes: int, fqn: str) -> None:
@@ -89,10 +89,10 @@ class ProgressLine(Line):
             self._done += nbytes
             if self.due():
                 who = f"  (rank 0 of {current().world_size})" if current().world_size > 1 else ""
-                self.print(self._told() + who, fqn)
+                self.print(self._share() + who, fqn)
 
-    def _told(self) -> str:
-        """How far it is; where nobody knows how much there is, how much was read."""
+    def _share(self) -> str:
+        """The share that is done, or the bytes read if the total is unknown."""
         if not self.total:
             return f"{size(self._done)} read"
         percent = min(100, 100 * self._done // self.total)  # tied weights are read back twice
@@ -100,7 +100,7 @@ class ProgressLine(Line):
         return f"{percent:3d}%  {size(self._done)} of {size(self.total)}  {rate}{self._left()}"
 
     def _left(self) -> str:
-        """How long the rest takes at this rate, once there is a rate to speak of."""
+        """The time that the rest takes at this rate, once there is a rate."""
         if self.seconds < SECONDS_FOR_A_RATE or not 0 < self._done < self.total:
             return ""
         return f"  {duration(self.seconds * (self.total - self._done) / self._done)} left"

@@ -32,15 +32,16 @@ def _parameter(field: dataclasses.Field[Any], kind: Any) -> inspect.Parameter:
 
     import typer
 
-    from ckptools.cli import completion
+    from ckptools.cli import arguments
 
     flag = field.metadata["flag"] or _flag(field.name)
     if kind is bool and field.default:
         flag = f"{flag}/--no-{flag[2:]}"
-    told = {name: field.metadata[name] for name in ("help", "hidden", "metavar")}
+    description = {name: field.metadata[name] for name in ("help", "hidden", "metavar")}
     # A path that cannot be read is our own line with exit code 3, not typer's usage error.
-    completing = {"keys": completion.keys, "sections": completion.sections}.get(field.metadata["completed"])
-    option = typer.Option(*flag.split(), readable=False, autocompletion=completing, **told)
+    complete = {"keys": arguments.complete_keys, "sections": arguments.complete_sections}
+    completing = complete.get(field.metadata["completed"])
+    option = typer.Option(*flag.split(), readable=False, autocompletion=completing, **description)
     return inspect.Parameter(
         field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=Annotated[kind, option]
     )

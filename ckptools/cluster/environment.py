@@ -1,28 +1,38 @@
-"""Who this process is, from the variables that launchers and schedulers set.
+"""The environment of this process: who it is by the variables that launchers and schedulers set, and what torch needs.
 
 torch asks for four variables (its `env://` way of initialization): RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 Training scripts also use LOCAL_RANK, LOCAL_WORLD_SIZE and GROUP_RANK, the rank of the node, as torchrun names them.
-What starts processes otherwise has names of its own; two tables in `cluster.variables` say which they are.
+What starts processes otherwise has names of its own; two tables in `variables.py` say which they are.
 """
 
 from __future__ import annotations
 
+import ipaddress
+import os
+import socket
 from collections import Counter
 from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 
-from ckptools.cluster import host_lists
-from ckptools.cluster.variables import ALLOCATIONS, STARTERS, Allocation, Starter, Variables
+from ckptools.cluster.variables import (
+    ALLOCATIONS,
+    STARTERS,
+    Allocation,
+    Starter,
+    Variables,
+    expand_counts,
+    starter_of,
+)
 from ckptools.errors import UsageError
 
 DEFAULT_PORT = 29500
-"""What torch's own launcher takes where nothing is said."""
+"""The port that torch's own launcher takes by default."""
 
 NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclass(frozen=True)
-class Fact:
+class Setting:
     """A value and where it comes from."""
 
     value: str
@@ -30,8 +40,8 @@ class Fact:
 
 
 @dataclass
-class Place:
-    """What is known of this process.
+class ProcessInfo:
+    """The facts about this process.
 
     Attributes:
         starter: what started it as a rank; None: nothing did.
@@ -44,7 +54,7 @@ class Place:
 
     starter: Starter | None
     allocation: Allocation | None
-    facts: dict[str, Fact] = field(default_factory=dict)
+    facts: dict[str, Setting] = field(default_factory=dict)
     hosts: tuple[str, ...] = ()
     counts: tuple[int, ...] = ()
 
@@ -62,7 +72,7 @@ class Place:
         variables.update({name: fact.value for name, fact in self.facts.items()})
 
 
-def derive(variables: Variables, given: Mapping[str, Fact] | None = None) -> Place:
+def derive(variables: Variables, given: Mapping[str, Setting] | None = None) -> ProcessInfo:
     """Say who this process is.
 
     Args:
@@ -72,9 +82,9 @@ def derive(variables: Variables, given: Mapping[str, Fact] | None = None) -> Pla
     Raises:
         UsageError: a variable has a value that makes no sense.
     """
-    starter = next((starter for starter in STARTERS if starter.applies(variables)), None)
+    starter = starter_of(variables)
     allocation = next((each for each in ALLOCATIONS if _first(variables, each.job)), None)
-    place = Place(starter, allocation)
+    place = ProcessInfo(starter, allocation)
     if starter is not None:
         _take_numbers(place, starter, variables)
     hosts = _hosts(allocation, variables) if allocation else []
@@ -94,7 +104,7 @@ def _first(variables: Variables, names: tuple[str, ...]) -> str | None:
     return next((name for name in names if variables.get(name)), None)
 
 
-def _take_numbers(place: Place, starter: Starter, variables: Variables) -> None:
+def _take_numbers(place: ProcessInfo, starter: Starter, variables: Variables) -> None:
     wanted = {
         "RANK": starter.rank,
         "WORLD_SIZE": starter.world_size,
@@ -107,7 +117,7 @@ def _take_numbers(place: Place, starter: Starter, variables: Variables) -> None:
         if name is not None:
             if not variables[name].isdecimal():
                 raise UsageError(None, f"{name} is {variables[name]!r}, must be a number of 0 or more")
-            place.facts[fact] = Fact(variables[name], name)
+            place.facts[fact] = Setting(variables[name], name)
 
 
 def _hosts(allocation: Allocation, variables: Variables) -> list[str]:
@@ -124,7 +134,7 @@ def _slots(allocation: Allocation, hosts: list[str], variables: Variables) -> li
         return hosts
     name = _first(variables, allocation.tasks)
     try:
-        counts = [] if name is None else host_lists.expand_counts(variables[name])
+        counts = [] if name is None else expand_counts(variables[name])
     except ValueError as error:
         raise UsageError(None, f"{name}: {error}") from error
     # A step may have fewer nodes than the job whose counts these are.
@@ -132,50 +142,50 @@ def _slots(allocation: Allocation, hosts: list[str], variables: Variables) -> li
     return [host for host, count in zip(hosts, counts, strict=True) for _ in range(count)] if fitting else []
 
 
-def _complete_ranks(place: Place, slots: list[str], variables: Variables) -> None:
+def _complete_ranks(place: ProcessInfo, slots: list[str], variables: Variables) -> None:
     """Derive what the starter does not say from the hosts of all ranks, or from nodes that have equally many."""
     if place.starter is None or place.allocation is None:
         return _complete_equal_nodes(place)
     source = _first(variables, place.allocation.hosts) or ""
     if not place.starter.world_size:
-        place.facts.setdefault("WORLD_SIZE", Fact(str(len(slots)), f"lines of {source}"))
+        place.facts.setdefault("WORLD_SIZE", Setting(str(len(slots)), f"lines of {source}"))
     rank = place.number("RANK")
     if rank is not None and place.number("WORLD_SIZE") == len(slots) and rank < len(slots):
         place.counts = tuple(Counter(slots).values())
         node_rank = place.number("GROUP_RANK")
         # srun may deal ranks out to the nodes in turn; then it says the node, and the list has another order.
         host = slots[rank] if node_rank is None or node_rank >= len(place.hosts) else place.hosts[node_rank]
-        place.facts.setdefault("GROUP_RANK", Fact(str(place.hosts.index(host)), f"host {host} in {source}"))
-        place.facts.setdefault("LOCAL_RANK", Fact(str(slots[:rank].count(host)), f"earlier ranks on {host}"))
-        place.facts.setdefault("LOCAL_WORLD_SIZE", Fact(str(Counter(slots)[host]), f"ranks on {host}"))
+        place.facts.setdefault("GROUP_RANK", Setting(str(place.hosts.index(host)), f"host {host} in {source}"))
+        place.facts.setdefault("LOCAL_RANK", Setting(str(slots[:rank].count(host)), f"earlier ranks on {host}"))
+        place.facts.setdefault("LOCAL_WORLD_SIZE", Setting(str(Counter(slots)[host]), f"ranks on {host}"))
     return _complete_equal_nodes(place)
 
 
-def _complete_equal_nodes(place: Place) -> None:
+def _complete_equal_nodes(place: ProcessInfo) -> None:
     rank, here, world_size = (place.number(name) for name in ("RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE"))
     if not place.counts and here and world_size and world_size % here == 0:
         place.counts = (here,) * (world_size // here)
     if rank is not None and here:
-        place.facts.setdefault("GROUP_RANK", Fact(str(rank // here), "RANK // LOCAL_WORLD_SIZE"))
-        place.facts.setdefault("LOCAL_RANK", Fact(str(rank % here), "RANK % LOCAL_WORLD_SIZE"))
+        place.facts.setdefault("GROUP_RANK", Setting(str(rank // here), "RANK // LOCAL_WORLD_SIZE"))
+        place.facts.setdefault("LOCAL_RANK", Setting(str(rank % here), "RANK % LOCAL_WORLD_SIZE"))
 
 
-def _complete_master(place: Place, variables: Variables) -> None:
+def _complete_master(place: ProcessInfo, variables: Variables) -> None:
     """Derive where the ranks meet: at the first host of the job, at a port that follows from the job's number."""
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         if variables.get(name):
-            place.facts.setdefault(name, Fact(variables[name], name))
+            place.facts.setdefault(name, Setting(variables[name], name))
     if place.hosts and place.allocation:
         source = _first(variables, place.allocation.hosts)
-        place.facts.setdefault("MASTER_ADDR", Fact(place.hosts[0], f"first host of {source}"))
+        place.facts.setdefault("MASTER_ADDR", Setting(place.hosts[0], f"first host of {source}"))
     elif place.starter and place.number("WORLD_SIZE") == (place.number("LOCAL_WORLD_SIZE") or -1):
-        place.facts.setdefault("MASTER_ADDR", Fact("127.0.0.1", "all ranks are on this node"))
+        place.facts.setdefault("MASTER_ADDR", Setting("127.0.0.1", "all ranks are on this node"))
     if place.allocation:
         job, step = _first(variables, place.allocation.job) or "", place.allocation.step(variables) or 0
         source = f"15000 + last digits of {job}" + (" + number of the step" if step else "")
-        place.facts.setdefault("MASTER_PORT", Fact(str(job_port(variables[job], step)), source))
+        place.facts.setdefault("MASTER_PORT", Setting(str(job_port(variables[job], step)), source))
     elif place.starter and place.starter is not STARTERS[0]:
-        place.facts.setdefault("MASTER_PORT", Fact(str(DEFAULT_PORT), "torch's default"))
+        place.facts.setdefault("MASTER_PORT", Setting(str(DEFAULT_PORT), "torch's default"))
     port = place.facts.get("MASTER_PORT")
     if port and not (port.value.isdecimal() and 0 < int(port.value) < 2**16):
         raise UsageError(None, f"{port.source} is {port.value!r}, must be a port from 1 to 65535")
@@ -199,8 +209,33 @@ def job_port(job: str, step: int = 0) -> int:
     return 15000 + (int(digits[-4:] or 0) + step) % 10000
 
 
-def _check_range(place: Place) -> None:
+def _check_range(place: ProcessInfo) -> None:
     rank, world_size = place.number("RANK"), place.number("WORLD_SIZE")
     if rank is not None and world_size is not None and rank >= world_size:
         source = place.facts["RANK"].source
         raise UsageError(None, f"{source} is {rank}, but a world of {world_size} has ranks 0 to {world_size - 1}")
+
+
+# -- before torch is imported -----------------------------------------------------------------------------------------
+
+
+def calm_torch() -> None:
+    """Prepare the environment of this process and its children before torch is imported: threads, C++ warnings."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # What goes wrong there is raised too; the text that is logged has a stack of C++ frames with it.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
+
+
+def use_loopback() -> None:
+    """Let gloo stay on this machine where all ranks are: its name may lead nowhere, or behind a firewall."""
+    loopback = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
+    if loopback and is_loopback(os.environ.get("MASTER_ADDR", "localhost")):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback[0])
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an address is this machine's own: then all ranks are on it, and need no other network."""
+    try:
+        return ipaddress.ip_address(socket.gethostbyname(address) if ":" not in address else address).is_loopback
+    except (OSError, ValueError):
+        return False

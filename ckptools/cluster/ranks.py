@@ -1,13 +1,15 @@
-"""Several ranks as a team: they meet at torch's store, exchange values by gloo, and end together.
+"""Several ranks as a team: they meet at torch's store, exchange values by gloo, watch each other and end together.
 
-Everybody waits for everybody at the store, where a failure is seen at once, and only then gloo moves the values.
+All wait for all at the store, where a failure is seen at once, before gloo moves the values.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,42 +19,40 @@ from typing import TypeVar
 import torch.distributed as dist
 
 from ckptools._version import __version__
-from ckptools.cluster.environment import Place, missing_variables
-from ckptools.cluster.process import use_loopback
+from ckptools.cluster.environment import ProcessInfo, missing_variables, use_loopback
 from ckptools.cluster.rendezvous import Meeting, meet_ranks
 from ckptools.cluster.team import Team, is_named, named, working_in
 from ckptools.cluster.waiting import Say
-from ckptools.cluster.watch import Watch
 from ckptools.errors import CkptoolsError, RendezvousError, UsageError
 from ckptools.text import first_line
 
 T = TypeVar("T")
 
 MEETING_SECONDS = 300.0
-"""In which all ranks must have come."""
+"""Seconds to wait until all ranks have joined."""
 
 SILENCE_SECONDS = 30.0
-"""After which a rank of which nothing is heard counts as gone; `SILENCE_VARIABLE` says otherwise."""
+"""Seconds after which a silent rank counts as gone; the variable `SILENCE_VARIABLE` sets others."""
 
 SILENCE_VARIABLE = "CKPTOOLS_RANK_TIMEOUT"
 
 FAREWELL_SECONDS = 5.0
-"""How long a rank waits at the end of a failure until the others have cleaned up."""
+"""Seconds that a rank waits after a failure until the others have cleaned up."""
 
 READING_SECONDS = 0.5
-"""How long the others let rank 0 speak before they end: what started them may end it as soon as one of them does."""
+"""Seconds that rank 0 has to print before the others end: their launcher may kill it as soon as one of them ends."""
 
 ALONE = "to run it in one process where a training has set them: env -u RANK -u WORLD_SIZE ckptools ..."
 
 FOREVER = timedelta(days=30)
-"""A limit for gloo, which nothing comes near: who is gone is noticed otherwise."""
+"""A limit for gloo that is never reached: the watch notices dead ranks."""
 
 
 class Ranks(Team):
     """One of several ranks.
 
     Attributes:
-        speaks: whether this rank tells the user what comes of it all.
+        speaks: whether this rank prints the result.
     """
 
     def __init__(self, meeting: Meeting, hosts: list[str], silence: float) -> None:
@@ -66,7 +66,7 @@ class Ranks(Team):
         self._watch.start()
 
     def name(self, rank: int) -> str:
-        """What a rank is called in a message: `rank 3 on node7`."""
+        """The name of a rank in a message: `rank 3 on node7`."""
         return f"rank {rank} on {self._hosts[rank]}"
 
     def gather(self, value: T) -> list[T]:
@@ -97,7 +97,7 @@ class Ranks(Team):
             raise self._cause(error) from error
 
     def _cause(self, error: RuntimeError) -> CkptoolsError:
-        """What the watch finds out of why a connection was lost."""
+        """Why a connection was lost, as the watch finds it."""
         deadline = time.monotonic() + self._silence + 5
         while self._watch.failure is None and time.monotonic() < deadline:
             time.sleep(0.1)
@@ -111,7 +111,7 @@ class Ranks(Team):
         dist.destroy_process_group()
 
     def failed(self, error: BaseException) -> BaseException:
-        """End by an error: tell the others, let them clean up, and return the error that counts."""
+        """End by an error: report it, let the others clean up, and return the error that counts."""
         self._watch.stop()
         cause = self._watch.failure if isinstance(error, KeyboardInterrupt) else error
         try:
@@ -126,14 +126,14 @@ class Ranks(Team):
         return cause or error
 
     def _with_name(self, error: BaseException) -> BaseException:
-        """The error as others need it: with the name of the rank that it comes from."""
+        """Add the name of this rank to its own error."""
         if not isinstance(error, CkptoolsError) or error is self._watch.failure or is_named(error):
             return error
         return named(error, self.name(self.rank))
 
     def _farewell(self) -> None:
         """Wait until all have cleaned up; where rank 0 is gone, the one that failed first speaks."""
-        self.speaks = self.speaks or not self._meeting.told
+        self.speaks = self.speaks or not self._meeting.reported
         deadline = time.monotonic() + FAREWELL_SECONDS
         while self._meeting.add("cleaned", 0) < self.world_size and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -144,17 +144,17 @@ class Ranks(Team):
 
 
 @contextmanager
-def joined(place: Place, what: str, say: Say) -> Iterator[Ranks]:
-    """Share what is done within with all ranks that were started with this one.
+def joined(place: ProcessInfo, what: str, say: Say) -> Iterator[Ranks]:
+    """Share the work inside this context with all ranks that were started with this one.
 
     Args:
         place: who this process is.
-        what: is done: the command, the same on every rank.
-        say: is told for whom this rank waits.
+        what: the command, the same on every rank.
+        say: prints for whom this rank waits.
 
     Raises:
         UsageError: the environment lacks what ranks need to meet, or they run different things.
-        RendezvousError: not all have come, or one is gone.
+        RendezvousError: not all ranks have come, or one is gone.
     """
     if place.missing:
         raise UsageError(None, f"{missing_variables(place.missing)}; {ALONE}")
@@ -183,13 +183,13 @@ def _hosts(meeting: Meeting, what: str) -> list[str]:
 
     Raises:
         UsageError: they are to do different things.
-        SystemExit: somebody did not come, which another rank says.
+        SystemExit: a rank did not come, which another one reports.
     """
     own = json.dumps([socket.gethostname(), __version__, what])
     try:
         all_said = [json.loads(text) for text in meeting.gather("hello", own)]
     except CkptoolsError as error:
-        if meeting.told:
+        if meeting.reported:
             raise SystemExit(error.exit_code) from None
         if isinstance(error, RendezvousError):
             raise RendezvousError(None, f"{error}; {ALONE}") from None
@@ -226,3 +226,66 @@ def silence_seconds() -> float:
     if not seconds >= 2:
         raise UsageError(None, f"{SILENCE_VARIABLE} is {text!r}, must be a number of seconds, at least 2")
     return seconds
+
+
+# -- watch ------------------------------------------------------------------------------------------------------------
+
+
+BEAT = 1.0
+"""Seconds between two looks at the others."""
+
+GRACE = 1.0
+"""Seconds in which this rank may find by itself what is wrong: often all ranks find the same."""
+
+
+class Watch(threading.Thread):
+    """Watches the other ranks until `stop`. The main thread gets a KeyboardInterrupt when one of them has failed.
+
+    Every rank counts its own beats at the store and watches the count of the next rank. Of several dead ranks at least
+    one follows a living one, which reports it to all others.
+
+    Attributes:
+        failure: of another rank; None while all is well.
+    """
+
+    def __init__(self, meeting: Meeting, silence: float) -> None:
+        """Watch over a meeting to which all have come; a rank that is silent for `silence` seconds counts as gone."""
+        super().__init__(name="ckptools-watch", daemon=True)
+        self.failure: CkptoolsError | None = None
+        self._meeting, self._silence = meeting, silence
+        self._next = (meeting.number + 1) % meeting.count
+        self._ended = threading.Event()
+        self._beats, self._heard = 0, time.monotonic()
+
+    def run(self) -> None:
+        """Look once a second."""
+        while not self._ended.wait(BEAT):
+            failure = self._look()
+            if failure is None:
+                continue
+            self.failure = failure
+            if not self._ended.wait(GRACE):
+                # As if the process was asked to end, which every part of it handles well.
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+            return
+
+    def _look(self) -> CkptoolsError | None:
+        meeting = self._meeting
+        try:
+            meeting.add(f"beats/{meeting.number}", 1)
+            beats = meeting.add(f"beats/{self._next}", 0)
+            if beats != self._beats:
+                self._beats, self._heard = beats, time.monotonic()
+            elif time.monotonic() > self._heard + self._silence:
+                who = meeting.call(self._next)
+                text = f"{who} is gone: no sign of it for {self._silence:g} s; was it killed?"
+                meeting.report(RendezvousError(None, text))
+            return meeting.failure()
+        except RuntimeError:
+            return RendezvousError(None, f"{meeting.call(0)}, or what started it, has ended: its store does not answer")
+        except CkptoolsError as error:
+            return error
+
+    def stop(self) -> None:
+        """Look no more."""
+        self._ended.set()

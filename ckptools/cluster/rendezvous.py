@@ -1,7 +1,7 @@
-"""The rendezvous, checked before training: everybody has come, and all want the same, or one line says what is wrong.
+"""The rendezvous before the work: all ranks have come and want the same, or one line says what is wrong.
 
-Nodes and ranks meet at a store of torch's, a small server for keys and values that number 0 hosts (or the launcher
-on its node, for ranks). Each says there that it came, and waits until all have.
+Nodes and ranks meet at a store of torch's, a small server for keys and values that number 0 hosts (for ranks, the
+launcher on its node). Each registers there and waits until all have.
 """
 
 from __future__ import annotations
@@ -19,16 +19,15 @@ from types import TracebackType
 
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from ckptools.cluster.remote_errors import remade
 from ckptools.cluster.rendezvous_store import open_store
 from ckptools.cluster.waiting import PAUSE, Say, Wait, say_nothing
-from ckptools.errors import CkptoolsError, RendezvousError
+from ckptools.errors import CkptoolsError, RendezvousError, remade
 from ckptools.text import few, first_line
 
-# How long the host of the store waits at the end until the others have read the last word.
+# Seconds that the host of the store waits at the end until the others have read the error.
 _FAREWELL = 5.0
 
-# How long to wait for somebody to say why it failed.
+# Seconds to wait for another member to report why it failed.
 _EXPLANATION = 15.0
 
 
@@ -38,13 +37,13 @@ def meet_ranks(
     variables: Mapping[str, str] = os.environ,
     say: Say = say_nothing,
 ) -> Meeting:
-    """Come to the meeting of all ranks, at the address that torch will use too.
+    """Join the meeting of all ranks, at the address that torch will use too.
 
     Args:
         timeout: seconds.
         per_node: how many ranks each node has, where that is known.
         variables: the environment, with what torch needs.
-        say: is told, on one rank of several that share a terminal, for whom it waits.
+        say: prints for whom this rank waits; used by one rank of several that share a terminal.
 
     Raises:
         RendezvousError: it cannot be reached, or this rank is there already.
@@ -72,12 +71,12 @@ def name_rank(rank: int, per_node: Sequence[int]) -> str:
 class Meeting:
     """All nodes, or all ranks, of one run at a store.
 
-    Use it as a context: whoever leaves it by an error tells the others, who then fail with the same error.
+    Use it as a context: a member that leaves it by an error reports that, and the others fail with the same error.
 
     Attributes:
         number: of this member.
         count: of all.
-        told: another member found the error that this one raised, and reports it.
+        reported: whether another member raised this error first and prints it.
     """
 
     def __init__(
@@ -104,13 +103,13 @@ class Meeting:
             hosts: this process hosts the store, and leaves last.
             name: what a number is called, `rank 2 (node 1)`.
             at: the address of the store, for messages.
-            say: is told for whom this member waits.
+            say: prints for whom this member waits.
 
         Raises:
             RendezvousError: the number is taken already, or all are.
         """
         self.role, self.count, self.timeout = role, count, timeout
-        self.told = False
+        self.reported = False
         self._at, self._say = at, say
         self._store = PrefixStore(f"{role}s", store)
         self._hosts = hosts
@@ -119,7 +118,7 @@ class Meeting:
         try:
             self._claim()
         except CkptoolsError as error:
-            # Those who train already are not stopped by somebody who was not meant to come.
+            # An extra member must not stop those that train already.
             if not self._has("begun"):
                 self.fail(error)
             self._leave()
@@ -142,7 +141,7 @@ class Meeting:
         """Exchange a text with all others; returns those of all, by number.
 
         Raises:
-            RendezvousError: somebody did not come in time.
+            RendezvousError: a member did not come in time.
             CkptoolsError: another member failed, and this is its error.
         """
         self._store.set(f"{step}/{self.number}", value)
@@ -169,7 +168,7 @@ class Meeting:
                 raise self._failure()
             wait = wait or Wait(self.timeout, self._say)
             if wait.is_over():
-                raise self.tell(self._absence(missing))
+                raise self.report(self._absence(missing))
             wait.pause(functools.partial(self._waited_for, missing))
 
     def _speaks(self, missing: Sequence[int]) -> bool:
@@ -183,9 +182,9 @@ class Meeting:
         return f"{who}{at} ({self.count - len(missing)} of {self.count} {self.role}s came)"
 
     def cause(self, error: Exception) -> Exception:
-        """Return what another member has said of why it failed, within some seconds, else this error.
+        """The error that another member reports within some seconds, else this one.
 
-        For those who notice only that the connection to somebody was lost.
+        For a member that only notices a lost connection.
         """
         deadline = time.monotonic() + _EXPLANATION
         with suppress(CkptoolsError):
@@ -207,37 +206,37 @@ class Meeting:
         text = f"{came} of {self.count} {self.role}s came; {who} did not within {self.timeout:g} s"
         return RendezvousError(None, text)
 
-    def tell(self, error: CkptoolsError) -> CkptoolsError:
-        """Tell everybody of an error, and return the one that somebody else told first, if so."""
-        told = json.dumps([type(error).__name__, str(error), self.number])
-        first = self._store.compare_set("failure", "", told).decode()
-        return error if first == told else self._failure()
+    def report(self, error: CkptoolsError) -> CkptoolsError:
+        """Report an error to all members; returns the one that another member reported first, if so."""
+        own = json.dumps([type(error).__name__, str(error), self.number])
+        first = self._store.compare_set("failure", "", own).decode()
+        return error if first == own else self._failure()
 
     def _failure(self) -> CkptoolsError:
         kind, message, number = json.loads(self._store.get("failure"))
-        self.told = number != self.number
+        self.reported = number != self.number
         return remade(kind, message) or RendezvousError(None, message)
 
     def fail(self, error: BaseException) -> None:
-        """Tell everybody of an error of any kind, unless somebody has told one already."""
+        """Report an error of any kind, unless another member has reported one already."""
         if isinstance(error, CkptoolsError):
-            self.tell(error)
+            self.report(error)
         else:
             how = "was interrupted" if isinstance(error, KeyboardInterrupt) else f"failed: {first_line(error)}"
-            self.tell(RendezvousError(None, f"{self.call(self.number)} {how}"))
+            self.report(RendezvousError(None, f"{self.call(self.number)} {how}"))
 
     def __enter__(self) -> Meeting:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        # Where the store is gone, nobody is left to be told.
+        # Where the store is gone, no member is left to read the report.
         with suppress(RuntimeError, CkptoolsError):
             if error is not None:
                 self.fail(error)
             self._leave()
 
     def _leave(self) -> None:
-        """Leave; the host of the store waits until the others have read what they were told."""
+        """Leave; the host of the store waits until the others have read what was reported."""
         left = self._store.add("left", 1)
         deadline = time.monotonic() + _FAREWELL
         while self._hosts and left < self._store.add("came", 0) and time.monotonic() < deadline:

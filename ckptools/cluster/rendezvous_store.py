@@ -1,6 +1,6 @@
 """The store at which nodes and ranks meet: hosted here, or reached where another process hosts it.
 
-It is torch's `TCPStore`, a small server for keys and values. Whatever else has its port is told apart from it.
+It is torch's `TCPStore`, a small server for keys and values. Another program on its port is recognised.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ckptools.cluster.waiting import PAUSE, Say, Wait, say_nothing
 from ckptools.errors import RendezvousError
 from ckptools.text import first_line
 
-# How long to wait for an answer from something that may not be a store.
+# Seconds to wait for an answer from something that may not be a store.
 _ANSWER = 10.0
 
 _MARK = "ckptools"
@@ -38,12 +38,12 @@ def open_store(address: str, port: int, hosts: bool | None, timeout: float, say:
     Args:
         address: where it is.
         port: 0 takes a free one, where this process hosts it.
-        hosts: whether this process does; None: whoever is first of those at that address.
+        hosts: whether this process does; None: the first process at that address does.
         timeout: seconds.
-        say: is told that nobody hosts it yet.
+        say: prints that no process hosts it yet.
 
     Raises:
-        RendezvousError: the port is taken by something else, or nobody can be reached there in time.
+        RendezvousError: the port is taken by something else, or no host can be reached there in time.
     """
     if not hosts and not (hosts is None and _is_here(address)):
         _reach(address, port, timeout, say)
@@ -61,7 +61,7 @@ def open_store(address: str, port: int, hosts: bool | None, timeout: float, say:
 
 
 def _open(address: str, port: int, timeout: float, hosts: bool, say: Say = say_nothing) -> TCPStore:
-    """Open a store in a thread: torch cannot be interrupted, and waits without end for what is no store to answer.
+    """Open a store in a thread: torch cannot be interrupted, and waits forever for an answer from what is no store.
 
     Raises:
         RuntimeError: torch could not, or there was no answer in time; then the thread stays behind.
@@ -86,7 +86,7 @@ def _open(address: str, port: int, timeout: float, hosts: bool, say: Say = say_n
 
 
 def _obstacle(address: str, port: int) -> str:
-    """Why nobody can be reached at an address, in some words; none where somebody can."""
+    """Why nothing answers at an address, in some words; "" where something does."""
     try:
         socket.create_connection((address, port), timeout=5).close()
     except OSError as error:
@@ -115,7 +115,7 @@ def _is_here(address: str) -> bool:
 
 
 def _join_other(address: str, port: int, timeout: float) -> TCPStore:
-    """Find out who has the port that was to be ours; if it is another node of a run, the numbers will tell."""
+    """Join the store that has the port already, which another node of the run may host; numbers are checked later."""
     with suppress(RuntimeError):
         store = _open(address, port, min(timeout, _ANSWER), hosts=False)
         if store.check([_MARK]):
@@ -124,13 +124,13 @@ def _join_other(address: str, port: int, timeout: float) -> TCPStore:
 
 
 def _reach(address: str, port: int, timeout: float, say: Say) -> None:
-    """Wait until somebody listens there. Not left to torch, which cannot be interrupted meanwhile."""
+    """Wait until something listens there. Not left to torch, which cannot be interrupted meanwhile."""
     wait = Wait(timeout, say)
     while why := _obstacle(address, port):
         if wait.is_over():
             text = f"{address}:{port} was not reachable within {timeout:g} s ({why}); is number 0 started there?"
             raise RendezvousError(None, text)
-        wait.pause(lambda: _with_obstacle("number 0, which nobody is yet at", address, port))
+        wait.pause(lambda: _with_obstacle("number 0, which is not yet at", address, port))
 
 
 def _join(address: str, port: int, timeout: float) -> TCPStore:

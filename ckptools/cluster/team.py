@@ -28,12 +28,12 @@ class Team:
         return [value]
 
     def name(self, rank: int) -> str:
-        """What a rank is called in a message: `rank 3 on node7`."""
+        """The name of a rank in a message: `rank 3 on node7`."""
         return f"rank {rank}"
 
     @contextmanager
     def own_work(self) -> Iterator[None]:
-        """Do what no other rank does: of several, an error of this says which rank's it is."""
+        """Do what no other rank does; of several ranks, an error in it names this one."""
         try:
             yield
         except CkptoolsError as error:
@@ -50,13 +50,13 @@ ALONE = Team()
 
 
 class _Process:
-    """What this process is one of."""
+    """The team that this process belongs to."""
 
     team = ALONE
 
 
 def current() -> Team:
-    """The ranks that share this command's work."""
+    """The team that shares this command's work."""
     return _Process.team
 
 
@@ -87,11 +87,11 @@ def shares(weights: Sequence[int], count: int) -> list[range]:
 
 
 def named(error: CkptoolsError, who: str) -> CkptoolsError:
-    """The same error with somebody's name before its message."""
-    told = error.__class__.__new__(error.__class__, f"{who}: {error}")
-    told.__dict__.update(error.__dict__)
-    told.__dict__["of_rank"] = who
-    return told
+    """Copy an error with a rank's name before its message."""
+    copy = error.__class__.__new__(error.__class__, f"{who}: {error}")
+    copy.__dict__.update(error.__dict__)
+    copy.__dict__["of_rank"] = who
+    return copy
 
 
 def is_named(error: CkptoolsError) -> bool:

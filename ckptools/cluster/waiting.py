@@ -1,4 +1,4 @@
-"""A wait that ends in time, and says meanwhile what is waited for: silence looks like a hang."""
+"""A wait with a limit that prints what it waits for: silence looks like a hang."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ PAUSE = 0.05
 """Seconds between two looks."""
 
 PATIENCE = 5.0
-"""Seconds without a word: whoever comes meanwhile is not late."""
+"""Seconds before the first line is printed."""
 
 LONGER = 3.0
-"""How many times as long each further silence is."""
+"""Factor by which the time to each further line grows."""
 
 
 def say_nothing(_: str) -> None:
-    """Keep a line to oneself."""
+    """Print nothing."""
 
 
 def say_on_stderr(line: str) -> None:
-    """Write a line to stderr, which is where people look and programs do not."""
+    """Write a line to stderr."""
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()
 
 
 class Wait:
-    """One wait for something that others do.
+    """One wait for other processes.
 
     Args:
         timeout: seconds after which it is over.
-        say: what is told a line after some seconds, and others after ever longer ones.
+        say: prints a line after some seconds, and more at growing intervals.
     """
 
     def __init__(self, timeout: float, say: Say = say_nothing) -> None:
@@ -49,7 +49,7 @@ class Wait:
         """Sleep until the next look.
 
         Args:
-            what: says what is waited for, or nothing where somebody else says it; asked only when a line is due.
+            what: returns what is waited for, or "" where another process prints it; called only when a line is due.
         """
         waited = time.monotonic() - self._started
         if self._next <= waited < self._timeout and (who := what()):

@@ -13,35 +13,35 @@ from ckptools.tensor_io.threads import thread_count
 
 @dataclass(frozen=True)
 class ConsolidateOptions:
-    """What is written of a checkpoint, how, and what is proven before it gets its name.
+    """Which parts of a checkpoint to write, how, and what to check before the output gets its name.
 
     Attributes:
-        format: `pt`, `safetensors` or `dcp`, where no suffix of the output says it; a file gets that suffix.
+        format: `pt`, `safetensors` or `dcp`, if the output has no suffix; a file gets the format's suffix.
         only: `model` (the bare state dict), `optimizer`, or `all` (the same tree); or a glob, such as `blocks.*`, for
             those names of the model that match. Default: `model` for `.safetensors`, else `all`.
         map: new names of the model by old ones, or a JSON of them, such as `match` finds.
-        strip_prefix: a beginning of names that goes, such as `module.`.
-        rename: `OLD=NEW` for a tensor or module, `OLD.=NEW.` for the beginning of names; behind `map` and
-            `strip_prefix`, in this order. The state of an optimizer follows the names of the model.
+        strip_prefix: a beginning of names to remove, such as `module.`.
+        rename: `OLD=NEW` for a tensor or module, `OLD.=NEW.` for the beginning of names; applied after `map` and
+            `strip_prefix`, in order. The state of an optimizer follows the names of the model.
         dtype: torch dtype for the floating-point tensors of the model, such as `bfloat16`; None keeps theirs.
         max_shard_size: bytes of tensors per file of safetensors (which get a Hugging Face index) or of a DCP.
         tied: for safetensors: `keep` writes a tied weight under each name, `drop` only under the first.
-        keep_types: keep what plain `torch.load` does not make (timedeltas, numpy's values …) in a `.pt`, instead of
-            the nearest that it does.
+        keep_types: keep values that plain `torch.load` does not accept (timedeltas, numpy's values …) in a `.pt`,
+            instead of the nearest that it does.
         force: overwrite an existing output.
         allow_missing: leave out tensors that are not whole, and list them, instead of refusing.
         fill: with `allow_missing`: `nan` or `zero` to put into holes, which are listed; without it a tensor with a hole
             is left out.
         dequantize: write the values of quantized tensors, as their class computes them; else they are not written.
-        prefer_rank: where ranks hold different copies of a tensor that should be equal, take this rank's.
+        prefer_rank: take this rank's copy of a tensor if copies differ that should be equal.
         check: let the format's own library read the output back before it gets its name, and compare it with the
             shards; for a dry run, compare the source with its checksums.
-        unchecked: do not compare the source with the checksums that it states.
+        unchecked: do not compare the source with its stated checksums.
         manifest: write sha256 of every tensor and file into a JSON beside the output.
-        provenance: let the output say where it comes from, what was filled in it and what was left out.
+        provenance: record in the output its source, filled holes and left-out names.
         dry_run: plan and check, write nothing.
-        resume: keep what is written when it does not come to its end, and take up what the same call has kept: a
-            journal beside the output says what is complete, and that is read again before it is believed.
+        resume: keep the written part if writing is interrupted, and continue from what the same call has kept: a
+            journal beside the output lists the complete regions, which are read again and checked.
         jobs: threads; None for one per core, at most four.
     """
 
@@ -69,15 +69,15 @@ class ConsolidateOptions:
 
     @property
     def threads(self) -> int:
-        """How many threads copy."""
+        """Number of threads that copy."""
         return thread_count(self.jobs, most=4)
 
 
 def full_dtype(name: str | None) -> str | None:
-    """The torch name of a dtype that may be given short, such as `bf16`.
+    """Expand a dtype that may be given short, such as `bf16`, to torch's name.
 
     Raises:
-        UsageError: it is none that a weight may have.
+        UsageError: a weight cannot have it.
     """
     if name is None:
         return None
@@ -88,10 +88,10 @@ def full_dtype(name: str | None) -> str | None:
 
 
 def hole_rule(options: ConsolidateOptions) -> str | None:
-    """What becomes of a tensor with a hole: None to refuse it, `leave` to leave it out, or what fills the hole.
+    """The rule for a tensor with a hole: None to refuse it, `leave` to leave it out, or the fill value.
 
     Raises:
-        UsageError: the options contradict each other, or nothing is filled with that.
+        UsageError: the options contradict each other, or the fill value is unknown.
     """
     fill = options.fill
     if fill is not None and fill not in ("nan", "zero"):
@@ -102,7 +102,7 @@ def hole_rule(options: ConsolidateOptions) -> str | None:
 
 
 def tied_rule(options: ConsolidateOptions) -> str:
-    """What becomes of a tied weight in safetensors.
+    """The rule for a tied weight in safetensors.
 
     Raises:
         UsageError: there is no such rule.
@@ -110,3 +110,15 @@ def tied_rule(options: ConsolidateOptions) -> str:
     if options.tied not in ("keep", "drop"):
         raise UsageError(None, f"--tied {options.tied}: choose keep or drop")
     return options.tied
+
+
+def shard_size(options: ConsolidateOptions) -> int | None:
+    """The largest number of bytes of tensors in a file of the output; None for one file.
+
+    Raises:
+        UsageError: it is no number of bytes.
+    """
+    size = options.max_shard_size
+    if size is not None and (type(size) is not int or size < 0):
+        raise UsageError(None, f"--max-shard-size {size!r}: expected a number of bytes")
+    return size

@@ -1,15 +1,16 @@
-"""The record that an output carries: what it was made of, and which of its values no file held.
+"""What an output says of its source: a record inside it, and names that were left out in a JSON beside it.
 
-It has the name of the source, never its folder, and no time: the same source gives the same bytes.
+The record has the name of the source, never its folder, and no time: the same source gives the same bytes.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 
 from ckptools._version import __version__
-from ckptools.consolidate.selection import Selection
+from ckptools.consolidate.selection import OutputContents
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Code, Problem
 from ckptools.model.provenance import Filled, LeftOut, Origin, Provenance
@@ -17,26 +18,26 @@ from ckptools.model.tree import KeyPath, fqn_of, tensors_in
 from ckptools.text import few, plural
 
 CODES = frozenset(code.code for code in Code)
-"""Keys of what is left out and has no name."""
+"""Keys of left-out values without a name."""
 
 NOT_SAVED = (Code.FILLED, Code.NEVER_WRITTEN)
-"""Problems of tensors that are carried on by their names."""
+"""Problems of tensors, which are recorded by name."""
 
 NameOf = Callable[[KeyPath], str]
 
 
 def record_of(
-    selection: Selection, left_out: Mapping[KeyPath, str] | None = None, name_of: NameOf = fqn_of
+    selection: OutputContents, left_out: Mapping[KeyPath, str] | None = None, name_of: NameOf = fqn_of
 ) -> Provenance | None:
-    """The record of an output; None where none is wanted.
+    """Make the record of an output; None if none is wanted.
 
     Args:
-        selection: what is written.
-        left_out: what of it the format has no place for: why.
-        name_of: what the output calls what is at a key path of the selection.
+        selection: the contents of the output.
+        left_out: key paths that the format cannot store, with the reason.
+        name_of: maps a key path of the selection to its name in the output.
     """
     source = selection.source
-    if source is None or not selection.told:
+    if source is None or not selection.with_record:
         return None
     before = source.provenance
     step = source.step.value if source.step.agree and type(source.step.value) is int else None
@@ -56,21 +57,21 @@ def record_of(
 
 
 def why_not_saved(filled: Filled) -> str:
-    """Why a tensor is left out that has values which nobody saved."""
+    """Why a tensor with filled-in values is left out."""
     fill = "zeros" if filled.fill == "zero" else "NaN"
-    return f"{filled.elements} of {plural(filled.numel, 'element')} are {fill} that nobody saved"
+    return f"{filled.elements} of {plural(filled.numel, 'element')} are {fill} that no rank saved"
 
 
-def note_on_carried(selection: Selection) -> list[str]:
-    """The note on values of the source that nobody saved, and that are written as they are."""
+def note_on_carried(selection: OutputContents) -> list[str]:
+    """Note the filled-in values of the source that are written as they are."""
     names = [fqn_of(path) for path in selection.carried if path not in selection.left_out]
-    return [f"with values that nobody saved, as they are in the source: {few(names, 3)}"] if names else []
+    return [f"with values that no rank saved, as they are in the source: {few(names, 3)}"] if names else []
 
 
 def record_text(
-    selection: Selection, left_out: Mapping[KeyPath, str] | None = None, name_of: NameOf = fqn_of
+    selection: OutputContents, left_out: Mapping[KeyPath, str] | None = None, name_of: NameOf = fqn_of
 ) -> str | None:
-    """The JSON of `record_of`; None where no record is wanted."""
+    """The JSON of `record_of`; None if no record is wanted."""
     record = record_of(selection, left_out, name_of)
     return None if record is None else record.to_json()
 
@@ -79,8 +80,8 @@ def _name(path: KeyPath, name_of: NameOf) -> str:
     return "" if len(path) == 1 and path[0] in CODES else name_of(path)
 
 
-def _filled(selection: Selection, name_of: NameOf) -> Iterator[Filled]:
-    """Tensors that are written with values that no file held: now, or when the source was written."""
+def _filled(selection: OutputContents, name_of: NameOf) -> Iterator[Filled]:
+    """Tensors with values that were filled in, now or when the source was written."""
     written = dict(tensors_in(selection.tree))
     for path, boxes in selection.missing.items():
         if selection.filled and path not in selection.left_out and path in written:
@@ -92,7 +93,7 @@ def _filled(selection: Selection, name_of: NameOf) -> Iterator[Filled]:
 
 
 def _never_there(before: Provenance | None) -> list[LeftOut]:
-    """What the source itself had no place for, as the output of an output has not either."""
+    """Names that the source, itself an output, had left out."""
     return [one for one in before.left_out if not one.lost] if before else []
 
 
@@ -107,3 +108,37 @@ def _without_folder(why: str, source: Checkpoint) -> str:
 
 def _passed_over(problem: Problem) -> LeftOut:
     return LeftOut(problem.tensor or "", problem.message, True)
+
+
+# -- left-out names, beside the output ----------------------------------------------------------------------------
+
+
+def left_out_json(selection: OutputContents, name_of: NameOf = fqn_of) -> str:
+    """List left-out values with key path, name and reason, and every hole with its fill value, if any.
+
+    Holes that were filled when the source was written are listed too, without their regions.
+    """
+    left_out, filled = selection.left_out, selection.filled
+    written = dict(tensors_in(selection.tree))
+    rows = [{**_named(path, name_of), "why": why, "lost": path in selection.lost} for path, why in left_out.items()]
+    holes = [
+        {
+            **_named(path, name_of),
+            "filled_with": filled if filled and path not in left_out else None,
+            **({"numel": written[path].numel} if path in written else {}),
+            "regions": [{"offsets": list(b.offsets), "sizes": list(b.sizes)} for b in boxes],
+        }
+        for path, boxes in selection.missing.items()
+    ]
+    earlier = [
+        {**_named(path, name_of), "filled_with": one.fill, "numel": one.numel, "elements": one.elements, "regions": []}
+        for path, one in selection.carried.items()
+        if path not in left_out
+    ]
+    rows += [{"path": [], "name": p.tensor or "", "why": p.message, "lost": True} for p in selection.passed_over]
+    made = {"schema": "ckptools/left-out/1", "left_out": rows, "missing": [*holes, *earlier]}
+    return json.dumps(made, indent=2) + "\n"
+
+
+def _named(path: KeyPath, name_of: NameOf) -> dict[str, object]:
+    return {"path": [str(k) for k in path], "name": name_of(path)}

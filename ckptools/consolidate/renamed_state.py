@@ -1,4 +1,4 @@
-"""The tree that is written under new names: the model's, and those of the optimizer's state along with them."""
+"""The tree under new names: those of the model and, following them, of the optimizer's state."""
 
 from __future__ import annotations
 
@@ -8,24 +8,23 @@ from pathlib import Path
 from typing import Any
 
 from ckptools.consolidate.renaming import Renaming
-from ckptools.consolidate.selection import Selection
+from ckptools.consolidate.selection import OutputContents
 from ckptools.errors import RefusedError
 from ckptools.formats.shared.merge import empty_like
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.tree import KeyPath, leaf_at
 from ckptools.model.values import describe_for_error
 from ckptools.text import clip
-from ckptools.training_state.naming import UNNAMED
 from ckptools.training_state.optimizers import optimizers_of
+from ckptools.training_state.parameter_names import UNNAMED, without_ddp
 from ckptools.training_state.sections import GROUPS, STATE, Section, is_flat_optimizer, sections_of_kind
-from ckptools.training_state.wrappers import without_ddp
 
 NewKey = Callable[[Any], Any]
-"""What a key of a section becomes."""
+"""Maps a key of a section to its new key."""
 
 
-def renamed(selection: Selection, renaming: Renaming, source: Checkpoint) -> Selection:
-    """The selection under new names; state of an optimizer that goes by number keeps its numbers.
+def renamed(selection: OutputContents, renaming: Renaming, source: Checkpoint) -> OutputContents:
+    """Rename a selection; optimizer state keyed by number keeps its numbers.
 
     Raises:
         UsageError: a rule fits no name.
@@ -47,14 +46,14 @@ def renamed(selection: Selection, renaming: Renaming, source: Checkpoint) -> Sel
         selection.moved(lambda path: _moved(path, moved)),
         tree=tree,
         model_paths=frozenset(_moved(path, moved) for path in selection.model_paths),
-        notes=[*selection.notes, *notes, _told(names)],
+        notes=[*selection.notes, *notes, _renaming_note(names)],
         places=tuple(places),
         renamed=names,
     )
 
 
 def _names(source: Checkpoint) -> list[str]:
-    """The names that may be renamed: the model's; where there is none, those that the optimizer knows."""
+    """The names that may be renamed: the model's or, without a model, those that the optimizer knows."""
     models = sections_of_kind(source, "model")
     if models:
         return list(dict.fromkeys(str(name) for section in models for name in section.value))
@@ -62,19 +61,19 @@ def _names(source: Checkpoint) -> list[str]:
     return list(dict.fromkeys(known))
 
 
-def _told(names: Mapping[str, str]) -> str:
+def _renaming_note(names: Mapping[str, str]) -> str:
     changed = [(old, new) for old, new in names.items() if old != new]
     example = " is ".join(clip(describe_for_error(name), 80) for name in changed[0]) if changed else ""
     return f"names of the model: {len(changed)} of {len(names)} are new ({example})"
 
 
 def _of_model(section: Section, names: Mapping[str, str]) -> NewKey:
-    """New keys of a model's state dict; what else lies beside one at the root of a tree is not its."""
+    """New keys of a model's state dict; other keys at the root of a tree stay."""
     return lambda key: names.get(key, key) if key in section.value else key
 
 
 def _following(names: Mapping[str, str], path: Path) -> NewKey:
-    """New names in an optimizer: of the parameters that the model has by these names, wrappers apart."""
+    """New names in an optimizer for the parameters of the model, apart from wrappers."""
     bare = {without_ddp(name): name for name in names}
 
     def new_name(key: Any) -> Any:
@@ -93,7 +92,7 @@ def _following(names: Mapping[str, str], path: Path) -> NewKey:
 
 
 def _renamed_section(section: Section, node: Any, new_key: NewKey, path: Path) -> Any:
-    """What a section is in the output, under new names."""
+    """A section of the output under new names."""
     if section.kind == "model":
         made = _with_keys(node, new_key, path)
         return _with_new_modules(made, [(key, new_key(key)) for key in node])
@@ -108,20 +107,20 @@ def _renamed_section(section: Section, node: Any, new_key: NewKey, path: Path) -
 
 
 def _flat_key(key: str, new_key: NewKey) -> str:
-    """`state.<fqn>.exp_avg` under the new name of its parameter."""
+    """Rename a key such as `state.<fqn>.exp_avg` by the new name of its parameter."""
     kind = STATE if key.startswith(STATE) else GROUPS
     fqn, _, slot = key[len(kind) :].rpartition(".")
     return f"{kind}{new_key(fqn)}.{slot}"
 
 
 def _renamed_group(group: Mapping[str, Any], new_key: NewKey) -> dict[str, Any]:
-    """A param group whose lists of names have the new ones."""
+    """Rename the parameters listed in a param group."""
     listed = {k: v for k, v in group.items() if k in ("params", "param_names") and isinstance(v, (list, tuple))}
     return {**group, **{key: type(value)(map(new_key, value)) for key, value in listed.items()}}
 
 
 def _with_keys(node: Any, new_key: NewKey, path: Path) -> Any:
-    """A dict of the same kind under new keys.
+    """Copy a dict of the same kind under new keys.
 
     Raises:
         RefusedError: two keys become one.
@@ -138,7 +137,7 @@ def _with_keys(node: Any, new_key: NewKey, path: Path) -> Any:
 
 
 def _with_new_modules(made: Any, names: Iterable[tuple[Any, Any]]) -> Any:
-    """A state dict whose list of modules (`_metadata`) has them under the new names of what they hold."""
+    """Rename the modules of a state dict (`_metadata`) like the tensors in them."""
     versions: Any = getattr(made, "_metadata", None)
     if not isinstance(versions, dict):
         return made
@@ -152,7 +151,7 @@ def _with_new_modules(made: Any, names: Iterable[tuple[Any, Any]]) -> Any:
 
 
 def _modules(old: str, new: str) -> Iterable[tuple[str, str]]:
-    """The modules that a tensor lies in, by both names, as far as these end alike."""
+    """The modules of a tensor by both names, as far as these end alike."""
     while old and new and old.rpartition(".")[2] == new.rpartition(".")[2]:
         old, new = old.rpartition(".")[0], new.rpartition(".")[0]
         yield old, new
@@ -162,7 +161,7 @@ def _modules(old: str, new: str) -> Iterable[tuple[str, str]]:
 
 
 def _own(section: Section, new: Any, new_key: NewKey) -> Any:
-    """What is the section's own of what it is now: a model at the root of a tree has only some of its keys."""
+    """The section's own keys: a model at the root of a tree has only some of its keys."""
     if section.kind != "model":
         return new
     mine = {new_key(key) for key in section.value}
@@ -170,7 +169,7 @@ def _own(section: Section, new: Any, new_key: NewKey) -> Any:
 
 
 def _with(tree: Any, at: KeyPath, new: Any) -> Any:
-    """A tree with something else at a key path; the tree itself stays as it is."""
+    """Copy a tree with a new node at a key path."""
     if not at:
         return new
     first, *rest = at
@@ -183,7 +182,7 @@ def _with(tree: Any, at: KeyPath, new: Any) -> Any:
 
 
 def _moved(path: KeyPath, moved: Iterable[tuple[Section, KeyPath, NewKey]]) -> KeyPath:
-    """Where something lies under the new names."""
+    """The key path under the new names."""
     for section, at, new_key in moved:
         n = len(at)
         if path[:n] != at or len(path) == n or not section.holds((*section.path, *path[n:])):

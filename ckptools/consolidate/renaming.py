@@ -1,29 +1,37 @@
-"""New names for a model that is written: a map, a prefix that goes, and rules, one after the other.
+"""New names for the model in an output: first a map, then a prefix to strip, then rules.
 
-The map takes the checkpoint's own names. What it leaves, and what it gives, goes through `strip_prefix`, then through
-each `rename` in its order. A rule `OLD=NEW` renames the tensor OLD and everything below a module OLD; where OLD ends
-with a dot (or is empty) it is the beginning of names, and so is NEW.
+The map takes the checkpoint's own names. All names, mapped or not, go through `strip_prefix`, then through each
+`rename` in order. A rule `OLD=NEW` renames the tensor OLD and everything below a module OLD; if OLD ends with a dot (or
+is empty), OLD and NEW are beginnings of names.
+
+A `.pt` keeps the source's tree, which `optimizer.load_state_dict` takes with its numbers. A flat list of tensors gets
+the known names in place of numbers, with a note on their origin. Parameters without a name keep their number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from ckptools.consolidate.options import ConsolidateOptions
-from ckptools.contents.name_map import read_map
-from ckptools.contents.renames import replaced_module, replaced_prefix
+from ckptools.consolidate.selection import OutputContents
 from ckptools.errors import UsageError
+from ckptools.keys.name_map import read_map, replaced_module, replaced_prefix
+from ckptools.model.tree import KeyPath
 from ckptools.model.values import describe_for_error
 from ckptools.text import few
+from ckptools.training_state.optimizers import optimizers_of
+from ckptools.training_state.parameter_names import Id, Naming
+from ckptools.training_state.sections import Section, is_flat_optimizer
 
 MAX_NAMED = 5
 
 
 @dataclass(frozen=True)
-class Rule:
-    """One rule, as it was given, and what it makes of a name."""
+class RenameRule:
+    """One rule as the user gave it, and its effect on a name."""
 
     given: str
     new_name: Callable[[str], str]
@@ -31,25 +39,25 @@ class Rule:
 
 @dataclass(frozen=True)
 class Renaming:
-    """What was asked for.
+    """The renaming that the user asked for.
 
     Attributes:
         names: new names by old ones.
-        rules: what comes behind these.
+        rules: applied after them.
     """
 
     names: Mapping[str, str]
-    rules: tuple[Rule, ...]
+    rules: tuple[RenameRule, ...]
 
     def new_name(self, name: str) -> str:
-        """What a name becomes."""
+        """The new name for a name."""
         name = self.names.get(name, name)
         for rule in self.rules:
             name = rule.new_name(name)
         return name
 
     def of(self, names: Iterable[str], path: Path) -> tuple[dict[str, str], list[str]]:
-        """Every name of a model with its new one, and what the user should know of entries that name nothing.
+        """Every name of a model with its new one, and a note on entries that match no name.
 
         Raises:
             UsageError: the map or a rule fits no name at all, or a name would become empty.
@@ -66,8 +74,8 @@ class Renaming:
             if after == now:
                 raise UsageError(path, f"{rule.given}: fits no name of the model; {_begin(now)}")
             now = after
-        told = f"--map: the model has no {few(list(map(describe_for_error, unknown)), MAX_NAMED)}" if unknown else ""
-        return now, [told] if told else []
+        note = f"--map: the model has no {few(list(map(describe_for_error, unknown)), MAX_NAMED)}" if unknown else ""
+        return now, [note] if note else []
 
 
 def _begin(now: Mapping[str, str]) -> str:
@@ -75,11 +83,11 @@ def _begin(now: Mapping[str, str]) -> str:
 
 
 def renaming_of(options: ConsolidateOptions) -> Renaming | None:
-    """The renaming that was asked for; None where none was.
+    """The renaming that the user asked for; None if there is none.
 
     Raises:
         ReadError: the map cannot be read.
-        UsageError: a rule is none.
+        UsageError: a rule is malformed.
     """
     rules = [_stripped(options.strip_prefix)] if options.strip_prefix is not None else []
     rules += [_rule(text) for text in options.rename]
@@ -96,15 +104,15 @@ def _map(given: Mapping[str, str] | str | Path | None) -> Mapping[str, str]:
     return read_map(Path(given))
 
 
-def _stripped(prefix: str) -> Rule:
-    """The rule that takes a prefix of whole components away, with its dot or without."""
+def _stripped(prefix: str) -> RenameRule:
+    """The rule that strips a prefix of whole components, given with its dot or without."""
     begin = prefix.rstrip(".") + "."
     if begin == ".":
         raise UsageError(None, "--strip-prefix is empty; give the beginning of names that goes, such as module.")
-    return Rule(f"--strip-prefix {prefix}", lambda name: replaced_prefix(name, begin, ""))
+    return RenameRule(f"--strip-prefix {prefix}", lambda name: replaced_prefix(name, begin, ""))
 
 
-def _rule(text: str) -> Rule:
+def _rule(text: str) -> RenameRule:
     old, sign, new = text.partition("=")
     given = f"--rename {text}"
     if not sign or not (old or new):
@@ -112,7 +120,77 @@ def _rule(text: str) -> Rule:
     if not old or old.endswith("."):
         if new and not new.endswith("."):
             raise UsageError(None, f"{given}: {old or 'nothing'} is the beginning of names; end {new} with a dot too")
-        return Rule(given, lambda name: replaced_prefix(name, old, new))
+        return RenameRule(given, lambda name: replaced_prefix(name, old, new))
     if not new or new.endswith("."):
         raise UsageError(None, f"{given}: {old} is a whole name; end both or none with a dot")
-    return Rule(given, lambda name: replaced_module(name, old, new))
+    return RenameRule(given, lambda name: replaced_module(name, old, new))
+
+
+# -- named state ------------------------------------------------------------------------------------------------------
+
+
+NOT_NAMED = Naming({}, "fqn", (), (), "")
+
+
+def naming_of(selection: OutputContents, section: Section) -> Naming:
+    """The naming of the parameters of an optimizer in the output."""
+    optimizers = optimizers_of(selection.source).values() if selection.source is not None else ()
+    naming = next((o.naming for o in optimizers if o.path == section.path), NOT_NAMED)
+    new = selection.renamed
+    return naming._replace(names={new.get(i, i): new.get(name, name) for i, name in naming.names.items()})
+
+
+def by_name(selection: OutputContents) -> OutputContents:
+    """Key the state of every optimizer by name, as far as names are known."""
+    renamed = [(at, naming_of(selection, s)) for s, at in selection.places if _is_keyed(s)]
+    tree = selection.tree
+    for at, naming in renamed:
+        tree = _replaced(tree, at, naming.names)
+    return replace(
+        selection.moved(lambda path: _path(path, renamed)),
+        tree=tree,
+        notes=[*selection.notes, *(note for _, naming in renamed for note in naming_notes(naming))],
+    )
+
+
+def naming_notes(naming: Naming) -> Iterator[str]:
+    """Notes for the user on the names in the output."""
+    if naming.note:
+        yield f"optimizer: {naming.note}"
+    if naming.unnamed and naming.by != "fqn":
+        yield f"optimizer: state without a name is written under its number ({len(naming.unnamed)})"
+
+
+def _is_keyed(section: Section) -> bool:
+    return section.kind == "optimizer" and not is_flat_optimizer(section.value)
+
+
+def _replaced(node: Any, at: KeyPath, names: Mapping[Id, str]) -> Any:
+    """Copy a tree with names in place of numbers in the optimizer at a key path."""
+    if not at:
+        return _named(node, names)
+    first, *rest = at
+    if isinstance(node, (list, tuple)):
+        return type(node)(_replaced(v, tuple(rest), names) if i == first else v for i, v in enumerate(node))
+    return {key: _replaced(v, tuple(rest), names) if key == first else v for key, v in node.items()}
+
+
+def _named(optimizer: Mapping[str, Any], names: Mapping[Id, str]) -> dict[str, Any]:
+    state = {names.get(i, i): entry for i, entry in optimizer["state"].items()}
+    groups = [_group(group, names) for group in optimizer["param_groups"]]
+    return {**optimizer, "state": state, "param_groups": groups}
+
+
+def _group(group: Mapping[str, Any], names: Mapping[Id, str]) -> dict[str, Any]:
+    params = group.get("params")
+    listed = isinstance(params, (list, tuple)) and all(isinstance(i, (int, str)) for i in params)
+    return {**group, "params": [names.get(i, i) for i in params]} if listed and params else dict(group)
+
+
+def _path(path: KeyPath, renamed: list[tuple[KeyPath, Naming]]) -> KeyPath:
+    """The key path in the tree with names."""
+    for at, naming in renamed:
+        n = len(at)
+        if path[:n] == at and path[n : n + 1] == ("state",) and len(path) > n + 1:
+            return (*path[: n + 1], naming.names.get(path[n + 1], path[n + 1]), *path[n + 2 :])
+    return path

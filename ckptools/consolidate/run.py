@@ -12,43 +12,40 @@ from dataclasses import replace
 from pathlib import Path
 
 from ckptools.cluster.team import current
-from ckptools.consolidate.choose import select
-from ckptools.consolidate.journal import Kept, resume_folder
-from ckptools.consolidate.named_state import by_name
-from ckptools.consolidate.naming import Output, output_of, store_errors
-from ckptools.consolidate.options import ConsolidateOptions, full_dtype, hole_rule, tied_rule
-from ckptools.consolidate.output import (
+from ckptools.consolidate.choose import check_copies, check_rounding, select
+from ckptools.consolidate.options import ConsolidateOptions, full_dtype, hole_rule, shard_size, tied_rule
+from ckptools.consolidate.output_place import (
+    OutputPlace,
     check_folder,
     check_left_over,
     check_not_among,
     check_place,
     lacking_space,
+    output_of,
     replaced,
+    store_errors,
 )
-from ckptools.consolidate.parts import tensors_of
-from ckptools.consolidate.plan import converted, planned_reading
-from ckptools.consolidate.plan_digest import check_same_plan, plan_digests
-from ckptools.consolidate.provenance import note_on_carried
-from ckptools.consolidate.publish import Proofs, Seen, write
+from ckptools.consolidate.provenance import left_out_json, note_on_carried
+from ckptools.consolidate.publishing.journal import Kept, resume_folder
+from ckptools.consolidate.publishing.publish import Proofs, Seen, write
+from ckptools.consolidate.publishing.source_records import Compared, compare, count
+from ckptools.consolidate.publishing.upload import check_can_upload, upload
+from ckptools.consolidate.record import Consolidated, converted, planned_reading
 from ckptools.consolidate.renamed_state import renamed
-from ckptools.consolidate.renaming import renaming_of
-from ckptools.consolidate.result import Consolidated
-from ckptools.consolidate.selection import Selection
-from ckptools.consolidate.shortfall import check_copies, check_rounding
-from ckptools.consolidate.sources import Compared, compare, count
-from ckptools.consolidate.upload import check_can_upload, upload
-from ckptools.consolidate.writers.layout import LEFT_OUT, Layout, WriteOptions, Writer, beside
-from ckptools.consolidate.writers.sidecar import left_out_json
+from ckptools.consolidate.renaming import by_name, renaming_of
+from ckptools.consolidate.selection import OutputContents, tensors_of
+from ckptools.consolidate.shares import check_same_plan, plan_digests
+from ckptools.consolidate.writers.layout import LEFT_OUT, OutputLayout, WriteOptions, Writer, beside
 from ckptools.errors import NoSpaceError, RefusedError
 from ckptools.files.location import is_remote
 from ckptools.files.opening import OpenFiles
-from ckptools.formats.opening import with_all_ranks
+from ckptools.formats.open import with_all_ranks
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.provenance import FILE_NAME
 from ckptools.model.tree import fqn_of, tensors_in
-from ckptools.tensor_io.progress import Progress, not_told
+from ckptools.tensor_io.threads import Progress, no_progress
+from ckptools.training_state.judgement import verdict_of
 from ckptools.training_state.sections import sections_of, sections_of_kind
-from ckptools.training_state.verdict import verdict_of
 
 
 def consolidate(
@@ -64,14 +61,14 @@ def consolidate(
         checkpoint: an opened checkpoint, or its path.
         out: the file or folder to write; its suffix (`.dcp` for a folder) says the format. With a `/` at its end, or
             where it is a folder, `model.safetensors` or `model.pt` in it.
-        options: what is written, and how.
+        options: what to write, and how.
         progress: called with bytes written, or read back, and the tensor they belong to.
-        planned: called before that with how many bytes they will be, and again when more is known.
+        planned: called before that with the expected number of bytes, and again when more is known.
 
     Raises:
         NotWholeError: something is missing, overlaps, contradicts, or was found damaged before anything was written.
-        DamagedError: a record is not what its checksum says.
-        OutputExistsError, NoSpaceError: the output is in the way or does not fit.
+        DamagedError: a record does not match its checksum.
+        OutputExistsError, NoSpaceError: the output would overwrite a file or does not fit.
         ReadError, WriteError: a file cannot be read or written; nothing that looks finished is left.
     """
     started = time.perf_counter()
@@ -80,7 +77,7 @@ def consolidate(
     if streamed:
         check_can_upload(output.path, options)
     form = WriteOptions(
-        full_dtype(options.dtype), options.max_shard_size, tied_rule(options), options.keep_types, streamed
+        full_dtype(options.dtype), shard_size(options), tied_rule(options), options.keep_types, streamed
     )
     renaming = renaming_of(options)
     whole = with_all_ranks(checkpoint)
@@ -93,10 +90,10 @@ def consolidate(
         holes = hole_rule(options)
         first = None
         if not options.unchecked and (holes or (options.check and options.dry_run)):
-            first = compare(tensors_of(whole, part), files, options.threads, progress or not_told, planned)
+            first = compare(tensors_of(whole, part), files, options.threads, progress or no_progress, planned)
         damage = first.damaged if first else None if options.unchecked else {}
         selection = select(whole, part, holes, options.prefer_rank, files, damage, options.dequantize)
-        selection.told = options.provenance
+        selection.with_record = options.provenance
         selection = renamed(selection, renaming, whole) if renaming else selection
         selection = by_name(selection) if output.writer.BY_NAME else selection
         layout = output.writer.lay_out(selection, output.path, form)
@@ -132,10 +129,10 @@ def consolidate(
 
 
 def _usual_part(checkpoint: Checkpoint, writer: Writer) -> str:
-    """What is written when the caller does not say.
+    """The part to write by default.
 
     Raises:
-        RefusedError: that is the model, and there is none.
+        RefusedError: it is the model, and there is none.
     """
     if writer.ONLY == "model" and not sections_of_kind(checkpoint, "model"):
         verdict = verdict_of(checkpoint)
@@ -145,20 +142,20 @@ def _usual_part(checkpoint: Checkpoint, writer: Writer) -> str:
     return writer.ONLY
 
 
-def _proofs(options: ConsolidateOptions, output: Output) -> Proofs:
+def _proofs(options: ConsolidateOptions, output: OutputPlace) -> Proofs:
     manifest = beside(output.path, "manifest.") if options.manifest else None
     return Proofs(not options.unchecked, options.check, manifest)
 
 
-def _nbytes_to_come(layout: Layout, first: Compared | None, check: bool) -> int:
-    """Bytes that progress will be told of: those that were compared before, and the output's, twice if read back."""
+def _nbytes_to_come(layout: OutputLayout, first: Compared | None, check: bool) -> int:
+    """Bytes that progress will count: those that were compared before, and the output's, twice if read back."""
     before = sum(record.nbytes for record in first.right) if first else 0
     return before + sum(job.nbytes for job in layout.jobs) * (2 if check else 1)
 
 
 @contextmanager
 def _said_where(kept: Kept | None) -> Iterator[None]:
-    """Let an interrupt say what stays."""
+    """Let the message of an interrupt name the files that are kept."""
     try:
         yield
     except KeyboardInterrupt:
@@ -168,8 +165,10 @@ def _said_where(kept: Kept | None) -> Iterator[None]:
         raise KeyboardInterrupt(text) from None
 
 
-def _check_place(checkpoint: Checkpoint, layout: Layout, texts: Sequence[Path], force: bool, output: Output) -> None:
-    """Refuse an output that is in the way of something."""
+def _check_place(
+    checkpoint: Checkpoint, layout: OutputLayout, texts: Sequence[Path], force: bool, output: OutputPlace
+) -> None:
+    """Refuse an output that would overwrite a file."""
     new = output.new_folder
     if layout.folder is not None:
         check_folder(checkpoint, layout.folder, force)
@@ -178,13 +177,13 @@ def _check_place(checkpoint: Checkpoint, layout: Layout, texts: Sequence[Path], 
         check_place(checkpoint, [output.path, *(p for p, _ in layout.files), *texts], force, new)
 
 
-def _no_room(layout: Layout, output: Output, dry_run: bool, here: int) -> NoSpaceError | None:
-    """Why the output does not fit on its disk, which a dry run tells with its plan; None where it does.
+def _no_room(layout: OutputLayout, output: OutputPlace, dry_run: bool, here: int) -> NoSpaceError | None:
+    """Why the output does not fit on its disk, for the plan of a dry run; None if it fits.
 
-    Of what is `here` already it needs no more room.
+    `here` is the number of bytes that are already written.
 
     Raises:
-        NoSpaceError: it does not fit, and is to be written.
+        NoSpaceError: it does not fit, and this is no dry run.
     """
     if is_remote(output.path):
         return None
@@ -195,7 +194,7 @@ def _no_room(layout: Layout, output: Output, dry_run: bool, here: int) -> NoSpac
     return error
 
 
-def _texts(selection: Selection, layout: Layout, target: Path) -> dict[Path, str]:
+def _texts(selection: OutputContents, layout: OutputLayout, target: Path) -> dict[Path, str]:
     texts = dict(layout.texts)
     if selection.left_out or selection.missing or selection.carried or selection.passed_over:
         texts[beside(target, LEFT_OUT)] = left_out_json(selection, layout.name_of)
@@ -203,20 +202,22 @@ def _texts(selection: Selection, layout: Layout, target: Path) -> dict[Path, str
 
 
 def _not_asked(checkpoint: Checkpoint, part: str) -> dict[str, int]:
-    """The sections that are not of the kind that is written, and how many tensors each has."""
+    """The sections of other kinds than the written one, with their numbers of tensors."""
     others = [s for s in sections_of(checkpoint) if part not in ("all", s.kind)]
     return {s.name: sum(1 for _ in tensors_in(s.value)) for s in others}
 
 
-def _load_line(layout: Layout) -> str:
-    """The line of Python that loads the output; libraries read a file of a bucket only from a copy on this machine."""
+def _load_line(layout: OutputLayout) -> str:
+    """The line of Python that loads the output; a file in a bucket must be copied to this machine first."""
     folder = layout.files[0][0].parent
     if layout.folder is not None or not is_remote(folder):
         return layout.load
     return layout.load.replace(f"{folder}/", "") + "  # copied to this machine"
 
 
-def _result(whole: Checkpoint, selection: Selection, layout: Layout, texts: Sequence[Path], seen: Seen) -> Consolidated:
+def _result(
+    whole: Checkpoint, selection: OutputContents, layout: OutputLayout, texts: Sequence[Path], seen: Seen
+) -> Consolidated:
     return Consolidated(
         files=(*((p for p, _ in layout.files) if layout.folder is None else [layout.folder]), *texts),
         data_files=sum(path.name not in (".metadata", FILE_NAME) for path, _ in layout.files),

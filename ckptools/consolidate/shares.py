@@ -1,30 +1,36 @@
-"""Who of several ranks copies what: the bytes of a plan, cut into as many shares of equal weight as there are ranks.
+"""The plan on several ranks: the share of each in copying, of equal weight, and a check that all have the same plan.
 
-All copies are put in a line by the file that they read and the byte offset in it, and the line is cut. So a rank reads
-few files, each in one stretch, and a tensor whose shards are in many files is written by many ranks. Where a copy lies
-in the line follows from itself alone: nobody has to keep a list of millions.
+All copies are sorted by the file that they read and the byte offset in it, and this line is cut. So a rank reads few
+files, each in one stretch, and a tensor whose shards are in many files is written by many ranks. The position of a copy
+follows from the copy alone, so no list of millions is needed.
 """
 
 from __future__ import annotations
 
+import hashlib
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from ckptools.consolidate.plan import Job
-from ckptools.errors import original_of
-from ckptools.tensor_io.byte_plan import Band, Copy
+from ckptools._version import __version__
+from ckptools.cluster.team import current
+from ckptools.consolidate.writers.layout import Job, OutputLayout
+from ckptools.errors import RefusedError, original_of
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.tensor import Shard
+from ckptools.tensor_io.stream import Band, Copy
 
 GRAIN = 4096
-"""A copy is cut at a multiple of so many bytes, which is one of every element's width too."""
+"""A copy is cut at a multiple of this many bytes, which every element's width divides."""
 
 Position = tuple[str, int]
-"""Path of a source file, and a byte offset in it; `("", n)` for byte n of what is read from no file."""
+"""Path of a source file, and a byte offset in it; `("", n)` for byte n of the data that is in no file."""
 
 
 def position(job: Job, part: Copy | Band) -> Position:
-    """Where a part of a tensor is in the line; one that is put together of several shards, where the first is."""
+    """The position of a part of a tensor in the line; for a part of several shards, that of the first."""
     if isinstance(part, Copy):
         return str(original_of(part.source)), part.source_offset
     for shard in job.tensor.shards:
@@ -40,11 +46,11 @@ def position(job: Job, part: Copy | Band) -> Position:
 
 @dataclass(frozen=True)
 class Share:
-    """What one rank copies of a plan.
+    """One rank's share of a plan.
 
     Attributes:
-        first: where its stretch of the line begins; None for the line's beginning.
-        end: where the next rank's begins; None for the line's end.
+        first: the beginning of its stretch of the line; None for the line's beginning.
+        end: the beginning of the next rank's; None for the line's end.
     """
 
     first: Position | None = None
@@ -64,7 +70,7 @@ class Share:
         return (self.first is None or self.first <= at) and (self.end is None or at < self.end)
 
     def _piece(self, copy: Copy) -> Iterator[Copy]:
-        """What of a copy lies in the stretch: consecutive bytes, or nothing."""
+        """The part of a copy in the stretch: consecutive bytes, or nothing."""
         begin = 0 if self.first is None else _cut(copy, self.first)
         end = copy.nbytes if self.end is None else _cut(copy, self.end)
         if begin < end:
@@ -72,17 +78,17 @@ class Share:
 
 
 ALL = Share()
-"""Everything there is."""
+"""The whole plan."""
 
 
 def part_of(copy: Copy, begin: int, end: int) -> Copy:
-    """The bytes of a copy from one of its own to another."""
+    """The bytes `begin` to `end` of a copy."""
     start = copy.offset + begin
     return replace(copy, source_offset=copy.source_offset + begin, offset=start, nbytes=end - begin)
 
 
 def _cut(copy: Copy, at: Position) -> int:
-    """How many bytes of a copy lie before a position, in whole grains."""
+    """Number of bytes of a copy before a position, in whole grains."""
     path = str(original_of(copy.source))
     if at[0] != path:
         return copy.nbytes if path < at[0] else 0
@@ -92,7 +98,7 @@ def _cut(copy: Copy, at: Position) -> int:
 def shares_of(jobs: Iterable[Job], count: int) -> list[Share]:
     """Cut a plan into shares of equal weight: every byte is in exactly one.
 
-    A share is heavier than the others by a part that cannot be cut at most, where no two copies read the same bytes.
+    If no two copies read the same bytes, shares differ by at most one part that cannot be cut.
     """
     if count == 1:
         return [ALL]
@@ -102,10 +108,10 @@ def shares_of(jobs: Iterable[Job], count: int) -> list[Share]:
 
 
 class _Line:
-    """All parts of a plan in a line; of each file, where parts begin and how many bytes they have.
+    """All parts of a plan in a line; for each file, the offsets and sizes of its parts.
 
     Attributes:
-        nbytes: how many bytes it has.
+        nbytes: number of bytes.
     """
 
     def __init__(self, jobs: Iterable[Job]) -> None:
@@ -123,7 +129,7 @@ class _Line:
         self.nbytes = self._ends[-1]
 
     def at(self, target: int) -> Position:
-        """The position that so many bytes lie before, or nearly so many."""
+        """The position after about `target` bytes."""
         number = min(bisect_right(self._ends, target) - 1, len(self._paths) - 1)
         if number < 0:
             return "", 0
@@ -132,9 +138,57 @@ class _Line:
 
 
 def _offset_at(offsets: Sequence[int], sizes: Sequence[int], target: int) -> int:
-    """The byte offset in a file that `target` bytes of what is read of it lie before."""
+    """The byte offset in a file after `target` of the bytes that are read."""
     for offset, nbytes in sorted(zip(offsets, sizes, strict=True)):
         if target < nbytes:
             return offset + target
         target -= nbytes
     return max(offset + nbytes for offset, nbytes in zip(offsets, sizes, strict=True))
+
+
+# -- the same plan ------------------------------------------------------------------------------------------------
+
+
+def plan_digests(checkpoint: Checkpoint, layout: OutputLayout, texts: Mapping[Path, str]) -> dict[str, str]:
+    """SHA-256 of ckptools itself, of the source's files and of the plan, by name."""
+    files = ((str(f.path), f.status, f.nbytes, f.modified) for f in checkpoint.files)
+    written = (*((str(path), size) for path, size in layout.files), *sorted((str(p), t) for p, t in texts.items()))
+    return {
+        "ckptools": __version__,
+        "state of the source's files": _digest(files),
+        "plan": _digest((*written, *map(_job, layout.jobs))),
+    }
+
+
+def _job(job: Job) -> tuple[object, ...]:
+    tensor = job.tensor
+    place = (job.fqn, job.dtype, job.file, job.offset)
+    return (*place, tensor.dtype, tensor.shape, tensor.fill, tuple(map(_shard, tensor.shards)))
+
+
+def _shard(shard: Shard) -> tuple[object, ...]:
+    known = [(str(original_of(source.path)), *source[1:]) for source in shard.sources]
+    coding = None if shard.encoded is None else (shard.encoded.coding, shard.encoded.box)
+    return shard.box.offsets, shard.box.sizes, known, coding
+
+
+def _digest(things: Iterable[object]) -> str:
+    found = hashlib.sha256()
+    for thing in things:
+        found.update(f"{thing!r}\n".encode("utf-8", "surrogatepass"))
+    return found.hexdigest()
+
+
+def check_same_plan(own: Mapping[str, str]) -> None:
+    """Refuse to continue if ranks have different plans.
+
+    Raises:
+        RefusedError: one has another ckptools, other files, or another plan than rank 0.
+    """
+    team = current()
+    every = team.gather(dict(own))
+    for rank, other in enumerate(every):
+        for thing, digest in every[0].items():
+            if other[thing] != digest:
+                text = f"{team.name(rank)} has another {thing} than rank 0; do all nodes see the same, unchanged files?"
+                raise RefusedError(None, f"{text} Nothing was written")

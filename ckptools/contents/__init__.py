@@ -1,1 +1,1 @@
-"""What a checkpoint holds, key by key: names, values, layout, and which of them were asked for."""
+"""The keys of a checkpoint for `tree` and `show`: a row for each, full values, places of shards."""

@@ -1,21 +1,29 @@
-"""Where the pieces of a tensor lie: rank, region, file, record, byte offset, checksum; and what no file here holds."""
+"""The shards of a tensor: a row for each with its place in a file, and the layout that they make."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from math import prod
+from typing import NamedTuple
 
-from ckptools.dtypes import ITEMSIZE
+from ckptools.contents.show_record import PartRow, ShardRow
+from ckptools.dtypes import ITEMSIZE, short
 from ckptools.errors import ReadError
-from ckptools.model.cover import TangledLayoutError, cover
-from ckptools.model.regions import Box
-from ckptools.model.shown import PartRow, ShardRow
+from ckptools.keys.sharding import placement
+from ckptools.model.cover import Cover, TangledLayoutError, cover
+from ckptools.model.regions import Box, Ints
 from ckptools.model.tensor import Shard, Source, Tensor, in_rank_order
 from ckptools.tensor_io.dcp_items import with_source
+from ckptools.text import first_few, plural, printable, shape, size, spans
+
+MAX_LISTED = 8
+
+MAX_UNLISTED = 1 << 16
+"""At most this many ranks are checked; a file may state any world size."""
 
 
 def shard_rows(tensor: Tensor) -> tuple[ShardRow, ...]:
-    """A row for each piece of a tensor, in rank order; the heads of items of a DCP are read, no values."""
+    """A row for each shard of a tensor, in rank order; reads the headers of DCP items, no values."""
     return tuple(_row(shard, tensor.dtype) for shard in in_rank_order(tensor.shards))
 
 
@@ -28,11 +36,11 @@ def _row(shard: Shard, dtype: str) -> ShardRow:
 
 
 def stated_row(shard: Shard, dtype: str = "") -> ShardRow:
-    """The row of a piece by what its tensor tells; nothing is read for it.
+    """The row of a shard as its tensor states it, without reading a file.
 
     Args:
-        shard: the piece.
-        dtype: of the tensor; where it is not given, that of the file, and 0 bytes where no file tells it.
+        shard: the shard.
+        dtype: of the tensor; by default that of the file, and 0 bytes if that is unknown.
     """
     file, source, parts = shard.file, next(iter(shard.sources), None), tuple(_parts(shard))
     dtype = dtype or (file.dtype if file else "")
@@ -57,9 +65,9 @@ def _crc(source: Source) -> str:
 
 
 def holes(tensor: Tensor, rows: Iterable[ShardRow]) -> tuple[tuple[str, ...], int]:
-    """The regions of a tensor that no shard which is here holds, and how many elements they have.
+    """The regions of a tensor that are in no shard here, and their number of elements.
 
-    Nothing is said of a tensor whose pieces are not placed in it (its note says why), or was saved without values.
+    Empty for a tensor whose shards have no known place (its note says why), or that was saved without values.
     """
     if tensor.note or tensor.kind in ("meta", "sparse", "quantized", "unreadable") or not tensor.numel:
         return (), 0
@@ -69,3 +77,173 @@ def holes(tensor: Tensor, rows: Iterable[ShardRow]) -> tuple[tuple[str, ...], in
     except TangledLayoutError:
         return (), 0
     return tuple(map(str, found.gaps)), found.missing
+
+
+# -- layout -------------------------------------------------------------------------------------------------------
+
+
+class DrawnShard(NamedTuple):
+    """A shard of a tensor, and whether it is here.
+
+    Attributes:
+        box: its place in the global tensor.
+        rank: its rank; None if unknown.
+        here: whether a file that was read contains it.
+        note: why it is not here.
+    """
+
+    box: Box
+    rank: int | None
+    here: bool
+    note: str = ""
+
+
+class DrawnPiece(NamedTuple):
+    """A region of a tensor with its copies on one or several ranks.
+
+    Attributes:
+        box: its place in the global tensor.
+        copies: its shards in rank order.
+    """
+
+    box: Box
+    copies: tuple[DrawnShard, ...]
+
+
+def drawn_shards(tensor: Tensor, rows: Iterable[ShardRow] | None = None) -> tuple[DrawnShard, ...]:
+    """The shards of a tensor as its files list them, or those in `rows`."""
+    if rows is None:
+        listed = ((s.box, s.rank, s.is_here) for s in tensor.shards)
+        return tuple(
+            DrawnShard(box, rank, here, "" if here else "in no file that was read") for box, rank, here in listed
+        )
+    return tuple(DrawnShard(Box(r.offsets, r.sizes), r.rank, r.status == "here", r.note) for r in rows)
+
+
+def pieces_of(shards: Iterable[DrawnShard]) -> tuple[DrawnPiece, ...]:
+    """The regions that are not empty in the order of their places, each with all its copies."""
+    found: dict[Box, list[DrawnShard]] = {}
+    for one in shards:
+        if one.box.numel:
+            found.setdefault(one.box, []).append(one)
+    return tuple(DrawnPiece(box, tuple(sorted(found[box], key=_rank))) for box in sorted(found))
+
+
+def _rank(shard: DrawnShard) -> int:
+    return -1 if shard.rank is None else shard.rank
+
+
+class TensorLayout(NamedTuple):
+    """The layout of a tensor to draw.
+
+    Attributes:
+        tensor: the tensor.
+        shards: its shards, rank by rank, empty ones too.
+        pieces: the regions, each once.
+        cover: gaps between the pieces that are here, and their overlaps; None if unknown.
+    """
+
+    tensor: Tensor
+    shards: tuple[DrawnShard, ...]
+    pieces: tuple[DrawnPiece, ...]
+    cover: Cover | None
+
+    @property
+    def cut(self) -> Ints:
+        """The dimensions in which a piece is smaller than the tensor."""
+        return tuple(d for d, n in enumerate(self.tensor.shape) if any(p.box.sizes[d] != n for p in self.pieces))
+
+    @property
+    def in_fragments(self) -> bool:
+        """Whether a rank has several pieces, as of a flattened parameter."""
+        ranks = [one.rank for one in self.shards if one.box.numel and one.rank is not None]
+        return len(set(ranks)) < len(ranks)
+
+    @property
+    def copies(self) -> int:
+        """The largest number of copies of a piece."""
+        return max((len(piece.copies) for piece in self.pieces), default=0)
+
+
+def layout_of(tensor: Tensor, rows: Iterable[ShardRow] | None = None) -> TensorLayout:
+    """Find the ranks that have each piece of a tensor.
+
+    Args:
+        tensor: the tensor.
+        rows: its shards as found in the files; None for those that the tensor states.
+    """
+    shards = drawn_shards(tensor, rows)
+    within = [one for one in shards if one.box.inside(tensor.shape)]
+    return TensorLayout(tensor, shards, pieces_of(within), _cover(tensor, shards))
+
+
+def _cover(tensor: Tensor, shards: Iterable[DrawnShard]) -> Cover | None:
+    if tensor.note or tensor.kind in ("meta", "sparse", "quantized", "unreadable"):
+        return None
+    try:
+        return cover(tensor.shape, {one.box for one in shards if one.here and one.box.numel})
+    except TangledLayoutError:
+        return None
+
+
+# -- in words ----------------------------------------------------------------------------------------------------
+
+
+def layout_words(layout: TensorLayout) -> Iterator[str]:
+    """Describe shape and layout, number and sizes of pieces, copies, ranks without elements, and gaps."""
+    tensor, pieces = layout.tensor, layout.pieces
+    yield f"{short(tensor.dtype)} {shape(tensor.shape)}, {size(tensor.nbytes)}, {placement(tensor)}"
+    if tensor.note:
+        yield f"cannot be put together: {printable(tensor.note)}"
+    if pieces:
+        sizes = dict.fromkeys(shape(piece.box.sizes) for piece in pieces)
+        yield f"{plural(len(pieces), 'piece')} of {first_few(list(sizes), 4)}{_copied(pieces)}"
+    yield from _piece_words(pieces)
+    empty = [one.rank for one in layout.shards if not one.box.numel and one.rank is not None]
+    if empty and tensor.numel:
+        yield f"no elements: {_ranks(empty)}"
+    unlisted = set(range(min(tensor.world_size or 0, MAX_UNLISTED + 1))) - {one.rank for one in layout.shards}
+    if unlisted and len(unlisted) <= MAX_UNLISTED and all(one.rank is not None for one in layout.shards):
+        yield f"no shard is listed of {_ranks(sorted(unlisted))}"
+    absent = [one for one in layout.shards if one.box.numel and not one.here]
+    if absent:
+        yield f"not here: {plural(len(absent), 'piece')} of {_ranks([one.rank for one in absent])}"
+    yield from _cover_words(layout)
+
+
+def _copied(pieces: Sequence[DrawnPiece]) -> str:
+    counts = {len(piece.copies) for piece in pieces}
+    if counts == {1}:
+        return ""
+    return f", each on {counts.pop()} ranks" if len(counts) == 1 else f", on {min(counts)} to {max(counts)} ranks each"
+
+
+def _piece_words(pieces: Sequence[DrawnPiece]) -> Iterator[str]:
+    for piece in pieces[:MAX_LISTED]:
+        yield f"  {piece.box or 'the whole'}  {_ranks([one.rank for one in piece.copies])}"
+    if len(pieces) > MAX_LISTED:
+        yield f"  {len(pieces) - MAX_LISTED} more"
+
+
+def _cover_words(layout: TensorLayout) -> Iterator[str]:
+    found = layout.cover
+    if found is None or not layout.tensor.numel:
+        return
+    if found.missing:
+        where = "all of it" if found.missing == layout.tensor.numel else first_few(found.gaps, 4)
+        yield f"HOLES: {found.missing} of {layout.tensor.numel} elements are in no file that was read: {where}"
+    if found.overlaps:
+        a, b = found.overlaps[0]
+        yield f"OVERLAP: {a} and {b} share elements"
+    if found.outside:
+        yield f"OUTSIDE: {found.outside[0]} does not lie in the tensor"
+    if found.exact:
+        yield "together they hold every element once" if len(layout.pieces) > 1 else "it holds every element"
+
+
+def _ranks(ranks: Sequence[int | None]) -> str:
+    """Name the ranks: `rank 3`, `ranks 0..3`, `an unknown rank`."""
+    known = {rank for rank in ranks if rank is not None}
+    if not known:
+        return "an unknown rank"
+    return f"rank{'s' if len(known) > 1 else ''} {spans(known)}"

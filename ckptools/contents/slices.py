@@ -1,4 +1,4 @@
-"""Elements of a slice of a tensor, of which only the bytes are read that it has."""
+"""Elements of a slice of a tensor; only the bytes of the slice are read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ckptools.tensor_io.slicing import slicing_of
 from ckptools.text import few
 
 MAX_ELEMENTS = 10_000
-"""Elements that are shown at most."""
+"""At most this many elements are shown."""
 
 UNDECODED = ("complex32", "float4_e2m1fn_x2")
 
@@ -26,10 +26,10 @@ INDEX = re.compile(r"\s*(-?\d{1,18})?\s*(?:(:)\s*(-?\d{1,18})?\s*)?")
 
 
 def index_of(text: str) -> tuple[int | slice, ...]:
-    """The index that a text such as `0:4,:8` spells: ints and slices with step 1, `-1` for the last.
+    """Parse an index such as `0:4,:8`: ints and slices with step 1, `-1` for the last.
 
     Raises:
-        UsageError: it spells none.
+        UsageError: the text is no index.
     """
     found: list[int | slice] = []
     for part in text.strip().strip("[]").split(","):
@@ -42,12 +42,12 @@ def index_of(text: str) -> tuple[int | slice, ...]:
 
 
 def elements(tensor: Tensor, text: str) -> Any:
-    """The elements that a slice names, as nested lists of numbers and flags; complex ones as text.
+    """Read the elements of a slice as nested lists of numbers and flags; complex numbers as text.
 
     Raises:
-        NotWholeError: no file here holds some of them.
+        NotWholeError: some elements are in no file here.
         ReadError: a file cannot be read, or the tensor cannot be put together.
-        UsageError: it is no slice of this tensor, has too many elements, or they are of a dtype that is not decoded.
+        UsageError: it is no slice of this tensor, has too many elements, or the dtype cannot be decoded.
     """
     import numpy as np
 
@@ -75,7 +75,7 @@ def elements(tensor: Tensor, text: str) -> Any:
 
 
 def _meeting(tensor: Tensor, box: Box) -> Iterator[Shard]:
-    """The shards that have some of a region, each place once, with their sources."""
+    """The shards that overlap a region, each place once, with their sources."""
     known: dict[Box, Shard] = {}
     for shard in tensor.shards:
         if shard.is_here and (not box.sizes or shard.box.intersect(box)):
@@ -84,24 +84,24 @@ def _meeting(tensor: Tensor, box: Box) -> Iterator[Shard]:
 
 
 def _check_all_is_here(tensor: Tensor, box: Box, text: str) -> None:
-    """Refuse a slice that no file here has all of.
+    """Refuse a slice with elements that are in no file here.
 
     Raises:
-        NotWholeError: so it is; the message has the regions.
+        NotWholeError: some are missing; the message has the regions.
     """
     if tensor.note or not box.sizes:
         return
-    held = (shard.box.intersect(box) for shard in tensor.shards)
-    found = cover(box.sizes, [common.seen_from(box) for common in held if common is not None])
+    parts = (shard.box.intersect(box) for shard in tensor.shards)
+    found = cover(box.sizes, [common.seen_from(box) for common in parts if common is not None])
     if found.missing:
         gaps = [Box(tuple(a + b for a, b in zip(g.offsets, box.offsets, strict=True)), g.sizes) for g in found.gaps]
         where = few(list(map(str, gaps)), 3)
-        told = f"no file here holds {found.missing} of the {box.numel} elements of [{text}]: {where}"
-        raise NotWholeError("tensor", told)
+        reason = f"no file here holds {found.missing} of the {box.numel} elements of [{text}]: {where}"
+        raise NotWholeError("tensor", reason)
 
 
 def _rows(box: Box) -> Iterator[Box]:
-    """A region row by row: what lies between two rows in the file is none of it."""
+    """Split a region into rows, so that bytes between two rows in the file are not read."""
     if not box.numel:
         return
     *outer, last = zip(box.offsets, box.sizes, strict=True) if box.sizes else [(0, 1)]

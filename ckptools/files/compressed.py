@@ -30,7 +30,7 @@ PIECE = 4 << 20
 
 BOMB_RATIO = 1000
 BOMB_BYTES = 8 << 30
-"""A file that grows more than so many times, to more than so many bytes, is made to fill the disk."""
+"""A file that grows by more than this factor, to more than this many bytes, is refused as a bomb."""
 
 MAX_MEMORY = 1 << 30
 """Bytes of dictionary or window that a file may ask for; the tools' highest ordinary levels take 64 to 128 MiB."""
@@ -117,7 +117,7 @@ def has_zstd() -> bool:
 
 
 def pieces(file: File | Window, content: str) -> Iterator[bytes]:
-    """What the file unpacks to, in pieces of at most `PIECE` bytes.
+    """Unpack the file in pieces of at most `PIECE` bytes.
 
     Raises:
         ReadError: it is cut or damaged, or needs a package that is not installed.

@@ -1,7 +1,7 @@
 """Items that were compressed one by one (DCP's `stream.zstd`), unpacked so that tensors have a place in a file.
 
 `dcp.save` with the extension `ZStandard` sends each item through a stream of its own before it is written; the metadata
-says so and does not say how long the item was. A tensor's is as long as its dtype and shape tell and an archive's
+says so and does not say how long the item was. A tensor's length follows from its dtype, shape and an archive's
 directory; an object's is bounded. What is unpacked at once goes into one temporary file, in the folder that
 `ckptools.files.temporary` keeps, and is found there for the rest of the process.
 
@@ -42,7 +42,7 @@ class CompressedItem(NamedTuple):
 
 
 class UnpackedItem(NamedTuple):
-    """Where a part lies unpacked: a temporary file, byte offset and length there."""
+    """The place of an unpacked part: a temporary file, byte offset and length there."""
 
     path: Path
     start: int
@@ -60,7 +60,7 @@ def is_zstd(transforms: tuple[str, ...]) -> bool:
 
 
 def unpack(file: File, parts: Iterable[CompressedItem], most: int) -> None:
-    """Unpack parts of a file into one temporary file; those that cannot be are left for `window` to tell of.
+    """Unpack parts of a file into one temporary file; for those that cannot be, `window` raises the error.
 
     Args:
         file: what they lie in.

@@ -1,4 +1,4 @@
-"""What a file is, told by its first bytes; the suffix says nothing.
+"""Recognise a file by its first bytes; the suffix proves nothing.
 
 What ckptools reads itself has a short name here (`zip`, `legacy`, `tar`, the compressions); what people often take
 for a checkpoint has a sentence that says what it is.

@@ -59,7 +59,7 @@ class InOrder:
             self.pass_over(len(data))
 
     def pass_over(self, nbytes: int) -> None:
-        """Move the reader's place over bytes that nobody writes."""
+        """Move the reader's place over bytes that are not written."""
         with self._changed:
             self._taken += nbytes
             self._changed.notify_all()

@@ -8,7 +8,7 @@ from typing import Any
 
 from ckptools.errors import ReadError
 from ckptools.files.opening import File
-from ckptools.model.tree_limits import TreeLimitError, check_tree_limits
+from ckptools.model.tree import TreeLimitError, check_tree_limits
 from ckptools.model.values import describe_for_error
 
 MAX_JSON = 64 << 20
@@ -41,7 +41,7 @@ def read_json(path: Path) -> Any:
 
 
 class JsonError(ValueError):
-    """What is wrong with a JSON text."""
+    """The fault of a JSON text."""
 
 
 def parse_json(text: str) -> Any:

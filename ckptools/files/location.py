@@ -1,4 +1,4 @@
-"""Where something is that a user or a file names: a path, or the URL of something in a store."""
+"""Resolve what a user or a file names: a path, or the URL of something in a store."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ckptools.errors import ReadError, UnsafePathError, UsageError
-from ckptools.files.remote_path import RemotePath, named_url, refreshed, shown_url
-from ckptools.files.remote_store import RemoteError
+from ckptools.files.remote.path import RemotePath, named_url, refreshed, shown_url
+from ckptools.files.storage import RemoteError
 from ckptools.model.values import describe_for_error
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
@@ -39,7 +39,7 @@ def _path_of(path: str | Path, by_user: bool) -> Path:
 
 
 def location(path: str | Path) -> Path:
-    """Where something is that the user named: a path of this machine, or that of a URL, asked for anew.
+    """Resolve what the user named: a path of this machine, or that of a URL, whose facts are asked for anew.
 
     Raises:
         UsageError: it is no path, or empty.

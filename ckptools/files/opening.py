@@ -13,10 +13,8 @@ from pathlib import Path
 from threading import Lock
 
 from ckptools.errors import ReadError, UnsafePathError
-from ckptools.files.local_disk import DiskFile, NotRegularError
-from ckptools.files.remote_path import RemotePath
-from ckptools.files.remote_store import RemoteError
-from ckptools.files.storage import Ranges
+from ckptools.files.remote.path import RemotePath
+from ckptools.files.storage import DiskFile, NotRegularError, Ranges, RemoteError
 
 _COUNTING = Lock()
 
@@ -31,7 +29,7 @@ class File:
     """
 
     start = 0
-    """Where it begins in its file, as a `Window` tells of itself."""
+    """Byte offset where it begins in its file, as of a `Window`."""
 
     total_read = 0
     """Bytes read by this process through files that are closed by now."""
@@ -50,12 +48,12 @@ class File:
 
     @property
     def bytes_read(self) -> int:
-        """How many bytes have been read of it."""
+        """The number of bytes read of it."""
         return self._ranges.bytes_read
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """What no other file, and no other content of this one, has."""
+        """An identity that no other file, and no other content of this one, has."""
         if self.descriptor is None:
             return self.path, self.size, self.modified, self._ranges.version
         status = os.fstat(self.descriptor)
@@ -63,7 +61,7 @@ class File:
 
     @property
     def descriptor(self) -> int | None:
-        """Of a file on the local disk; None of one in a store."""
+        """The descriptor of a file on the local disk; None of one in a store."""
         return self._ranges.descriptor
 
     def read(self, offset: int, length: int) -> bytes:
@@ -73,8 +71,8 @@ class File:
             ReadError: the file ends before that, or the storage fails.
         """
         self._check_has(offset, length)
-        pieces = list(self._pieces(offset, length))
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        piece = self._piece(offset, length)
+        return piece if len(piece) == length else b"".join([piece, *self._others(offset, length, len(piece))])
 
     def fill(self, offset: int, buffer: memoryview) -> None:
         """Read a buffer full at `offset`.
@@ -108,19 +106,20 @@ class File:
         if offset < 0 or length < 0 or offset + length > self.size:
             raise ReadError(self.path, f"ends at byte {self.size}; expected {length} bytes at {offset}")
 
-    def _pieces(self, offset: int, length: int) -> Iterator[bytes]:
-        done = 0
-        while True:
-            try:
-                piece = self._ranges.read(offset + done, length - done)
-            except OSError as error:
-                raise _refused(self.path, error) from error
-            yield piece
-            done += len(piece)
-            if done == length:
-                return
+    def _piece(self, offset: int, length: int) -> bytes:
+        try:
+            return self._ranges.read(offset, length)
+        except OSError as error:
+            raise _refused(self.path, error) from error
+
+    def _others(self, offset: int, length: int, done: int) -> Iterator[bytes]:
+        """What is left of a range of which `done` bytes were read."""
+        while done < length:
+            piece = self._piece(offset + done, length - done)
             if not piece:
                 raise ReadError(self.path, f"became shorter while it was read: no byte {offset + done}")
+            yield piece
+            done += len(piece)
 
     def read_all_into(self, offset: int, buffer: memoryview) -> None:
         """Read a buffer full at `offset`, of a file that may have grown or shrunk since it was opened.
@@ -192,7 +191,7 @@ class Window:
 
     @property
     def descriptor(self) -> int | None:
-        """Of the file on the local disk that it lies in; None of one in a store."""
+        """The descriptor of the file on the local disk that it lies in; None of one in a store."""
         return self._file.descriptor
 
     def expect(self, ranges: Iterable[tuple[int, int]]) -> None:
@@ -204,7 +203,7 @@ class OpenFiles:
     """Source files kept open between uses, a bounded number of them; threads may share it.
 
     Attributes:
-        limit: how many stay open when nobody uses them.
+        limit: how many unused ones stay open.
     """
 
     def __init__(self, limit: int = 64) -> None:
@@ -247,7 +246,7 @@ class OpenFiles:
                     del self._idle[oldest]
 
     def close(self) -> None:
-        """Close every file that nobody uses."""
+        """Close every file that is not in use."""
         with self._lock:
             for files in self._idle.values():
                 for file in files:
@@ -263,7 +262,7 @@ class OpenFiles:
 
 
 def _refused(path: Path, error: OSError) -> ReadError:
-    """What the system says when it does not let us read."""
+    """The error for a file that the system does not let us read."""
     if isinstance(error, RemoteError):
         return ReadError(path, f"cannot be read: {error.strerror}", "no access")
     why = (error.strerror or type(error).__name__).lower()

@@ -64,7 +64,7 @@ class Stream(Protocol):
 
 
 Target = int | Stream
-"""What is written into: the descriptor of a file, or a stream."""
+"""The target of writing: the descriptor of a file, or a stream."""
 
 
 def write_at(target: Target, offset: int, data: bytes | memoryview) -> None:
@@ -137,7 +137,7 @@ class PartialFiles:
         return descriptor
 
     def place(self, path: Path) -> Path:
-        """Where the file is now that will be called `path`."""
+        """The present path of the file that will be called `path`."""
         folder = self._folders.get(path.parent)
         return next(p for p, final in self._pairs if final == path) if folder is None else folder / path.name
 
@@ -210,7 +210,7 @@ class PartialFiles:
         self._pairs, self._folders, self._replaced, self._made = [], {}, {}, []
 
     def _hidden(self, path: Path) -> Path:
-        """Where the file or folder is until it is called `path`."""
+        """The path of the file or folder until it is called `path`."""
         return _hidden(path, "partial") if self._kept is None else self._kept / path.name
 
     def _close(self) -> None:
@@ -240,7 +240,7 @@ def _put_back(aside: Path, path: Path) -> None:
     try:
         aside.rename(path)
     except OSError as error:
-        raise WriteError(path, f"could not be put back; what it held is in {aside}") from error
+        raise WriteError(path, f"could not be put back; its content is in {aside}") from error
 
 
 def _hidden(path: Path, why: str) -> Path:

@@ -1,10 +1,10 @@
-"""The header of a safetensors file: where each tensor lies, held to what the format's own library demands.
+"""The header of a safetensors file: where each tensor lies, checked as strictly as by the format's own library.
 
 A file is a little-endian u64 with the header's length, the header (one JSON object that begins with `{`, may be
 padded with blanks), then the data. The header maps a tensor's name to `dtype`, `shape` and `data_offsets`, which count
 from the end of the header; in order of their offsets the tensors follow each other without holes and end with the
 file. Beside them `__metadata__` maps strings to strings. Tensors of sub-byte dtypes end at a byte. Source: the format's
-README and its Rust implementation; the tests hold what is accepted against safetensors 0.8.0.
+README and its Rust implementation; the tests compare what is accepted with safetensors 0.8.0.
 
 Refused here and accepted there, on purpose: a name or field twice (the last one wins there, another reader may take
 the first), fields beside the three of a tensor, a blank before the `{`, an entry spelled as a list, and dtypes that
@@ -45,7 +45,7 @@ UNKNOWN_TO_TORCH = ("F6_E2M3", "F6_E3M2")
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class HeaderEntry:
     """One tensor of a header.
 
     Attributes:
@@ -63,7 +63,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a safetensors file holds.
+    """The header of a safetensors file.
 
     Attributes:
         tensors: by name, in the header's order.
@@ -71,7 +71,7 @@ class Header:
         size: bytes before the data: the length, the JSON and its padding.
     """
 
-    tensors: dict[str, Entry]
+    tensors: dict[str, HeaderEntry]
     metadata: dict[str, str]
     size: int
 
@@ -96,14 +96,14 @@ def read_header(file: File | Window) -> Header:
     return Header(tensors, metadata, size)
 
 
-def source_of(file: File | Window, name: str, entry: Entry) -> Source:
-    """Where the elements of a tensor lie."""
+def source_of(file: File | Window, name: str, entry: HeaderEntry) -> Source:
+    """The source of a tensor's elements."""
     span = (entry.start, entry.end - entry.start)
     return Source(file.path, entry.start, entry.dtype, entry.shape, contiguous_strides(entry.shape), name, span)
 
 
 class HeaderError(ValueError):
-    """What is wrong with a header, without the file; `kind` as a `ReadError` has it."""
+    """The fault of a header, without the file; `kind` as a `ReadError` has it."""
 
     kind: ReadErrorKind = "damaged"
 
@@ -264,7 +264,7 @@ def _nbytes(name: str, dtype: str, shape: list[int]) -> int:
     return bits // 8
 
 
-def _entry(name: str, dtype: str, shape: list[int], start: int, end: int) -> Entry:
+def _entry(name: str, dtype: str, shape: list[int], start: int, end: int) -> HeaderEntry:
     if dtype == "F4":
         if not shape or shape[-1] % 2:
             raise HeaderError(
@@ -272,4 +272,4 @@ def _entry(name: str, dtype: str, shape: list[int], start: int, end: int) -> Ent
                 f"torch holds pairs, and the last dimension is odd"
             )
         shape = [*shape[:-1], shape[-1] // 2]
-    return Entry(TORCH_NAMES[dtype], tuple(shape), start, end)
+    return HeaderEntry(TORCH_NAMES[dtype], tuple(shape), start, end)

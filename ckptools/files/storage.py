@@ -1,24 +1,30 @@
-"""A file's bytes as everything above sees them, wherever it lies: how large it is, and ranges of it.
+"""The interface to a file's bytes: its size, ranges of it, and errors; the local disk has it here.
 
-The local disk is one implementation (`local_disk`); a store that is reached through a network is another
-(`remote_store`). The path itself tells which one it is in: a `RemotePath` in a store, any other on the disk. What is
-there, and what a folder holds, is asked of the path as of any `pathlib.Path`; a `RemotePath` answers from its store.
+A store that is reached through a network has it too (`remote.cached_file`). The type of the path decides: a
+`RemotePath` is in a store, any other on the disk. Whether it exists, and what a folder holds, is asked of the path as
+of any `pathlib.Path`; a `RemotePath` answers from its store.
 """
 
 from __future__ import annotations
 
+import errno
+import os
+import stat
 from collections.abc import Iterable
+from pathlib import Path
 from typing import NamedTuple, Protocol
+
+from ckptools.text import clip, first_line
 
 
 class Status(NamedTuple):
-    """What is known of a file or folder without reading it.
+    """The facts about a file or folder that are known without reading it.
 
     Attributes:
         size: bytes; 0 for a folder.
-        modified: file time, seconds since 1970; 0 where it is not told.
-        version: what changes when the file does, such as an object's ETag; "" where the storage has no such thing.
-        is_folder: whether others lie below it.
+        modified: file time, seconds since 1970; 0 when unknown.
+        version: changes when the file does, such as an object's ETag; "" where the storage has no such thing.
+        is_folder: whether it is a folder.
     """
 
     size: int
@@ -75,3 +81,113 @@ class Ranges(Protocol):
 
     def close(self) -> None:
         """Let go of it."""
+
+
+# -- the local disk: regular files only, read at offsets through a descriptor that is kept ----------------------------
+
+
+# O_NONBLOCK: opening a FIFO must not wait for a writer.
+_FLAGS = os.O_RDONLY | os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0)
+
+
+class NotRegularError(OSError):
+    """Raised for a device, a pipe, a socket or a folder that was to be opened."""
+
+
+class DiskFile:
+    """A regular file, open; its attributes are those of `Ranges`."""
+
+    version = ""
+    __slots__ = ("bytes_read", "descriptor", "modified", "size")
+
+    def __init__(self, path: str) -> None:
+        self.descriptor = os.open(path, _FLAGS)
+        status = os.fstat(self.descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            os.close(self.descriptor)
+            raise NotRegularError
+        self.size, self.modified, self.bytes_read = status.st_size, status.st_mtime, 0
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Up to `length` bytes at `offset`."""
+        data = os.pread(self.descriptor, length, offset)
+        self.bytes_read += len(data)
+        return data
+
+    def read_into(self, offset: int, buffer: memoryview) -> int:
+        """Up to a buffer full at `offset`."""
+        count = os.preadv(self.descriptor, [buffer], offset)
+        self.bytes_read += count
+        return count
+
+    def expect(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """The system reads ahead by itself."""
+
+    def prefetch(self, ranges: Iterable[tuple[int, int]], most: int) -> None:
+        """The system has its own ways."""
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        os.close(self.descriptor)
+
+
+UNIT = 512
+"""Bytes that `st_blocks` counts in, whatever the blocks of the file system. Source: stat(2)."""
+
+SLACK = 1 << 16
+"""Bytes that a file may lack in blocks without being asked for its holes: file systems pack and compress."""
+
+
+def takes_less(path: Path) -> bool:
+    """Whether a file takes clearly less room on its disk than it has bytes, as sparse and compressed ones do.
+
+    Raises:
+        OSError: it is gone.
+        AttributeError: the system does not say.
+    """
+    known = path.stat()
+    return known.st_size - known.st_blocks * UNIT > SLACK
+
+
+# -- errors of a store, each in one line without the file's name ------------------------------------------------------
+
+
+MAX_REASON = 300
+"""Characters of a store's error: what it answers may be a page."""
+
+
+class RemoteError(OSError):
+    """A store that does not give what it was asked for.
+
+    Args:
+        reason: one line, without the file's name; a long one is cut.
+        code: the system's error that it is most like.
+        passing: whether the same request may succeed a moment later.
+    """
+
+    def __init__(self, reason: str, code: int = errno.EIO, passing: bool = False) -> None:
+        super().__init__(code, clip(reason, MAX_REASON))
+        self.passing = passing
+
+
+class DeniedError(RemoteError):
+    """A store that does not list a folder, or not let us see a file; some say so too of those that are not there."""
+
+
+def replaced() -> RemoteError:
+    """The error for a file that has changed since it was opened."""
+    return RemoteError("was replaced by another version while it was read; open it again", errno.ESTALE)
+
+
+def in_one_line(error: BaseException) -> OSError:
+    """The error of a file system as one line."""
+    if isinstance(error, RemoteError):
+        return error
+    if isinstance(error, FileNotFoundError):
+        return FileNotFoundError(errno.ENOENT, "no such file or folder")
+    if isinstance(error, PermissionError):
+        return DeniedError("access denied by the store", errno.EACCES)
+    if isinstance(error, ImportError):
+        return RemoteError(f"needs a package: {first_line(error)}", errno.ENOTSUP)
+    passing = isinstance(error, (ConnectionError, TimeoutError))
+    return RemoteError(f"the store does not answer as it should: {first_line(error)}", passing=passing)

@@ -21,7 +21,7 @@ from ckptools.files.zip_directory import (
     ENCRYPTED,
     LOCAL,
     MAX_32,
-    Record,
+    ZipEntry,
     find_directory,
     read_directory,
 )
@@ -32,7 +32,7 @@ MAX_PICKLE = 1 << 30
 """Bytes of a pickle that are read at all: four times what 1,024 ranks of a 7B model need."""
 
 ENTRY_CRC, LOCAL_CRC = 16, 14
-"""Where the CRC-32 is in an entry of the directory, and in a local header."""
+"""Offsets of the CRC-32 in an entry of the directory, and in a local header."""
 
 STRUCTURE = ("data.pkl", "byteorder")
 """Records that are read of every archive that is opened."""
@@ -76,8 +76,8 @@ class Container:
             raise ReadError(self.file.path, f"record {describe_for_error(name)} is missing; the file is damaged")
         if record.method or record.flags & ENCRYPTED:
             raise ReadError(self.file.path, f"record {name} is compressed or encrypted; torch.save writes neither")
-        if self.file.descriptor is None and name not in STRUCTURE and (reckoned := _reckoned(record)) is not None:
-            return reckoned, record.size
+        if self.file.descriptor is None and name not in STRUCTURE and (derived := _derived(record)) is not None:
+            return derived, record.size
         fixed = LOCAL.size
         header = self.file.read(record.header, fixed + len(record.full_name))
         signature, _, flags, method, *_, crc, _, size, n_name, n_extra = LOCAL.unpack_from(header)
@@ -106,7 +106,7 @@ class Container:
         return data
 
 
-def _reckoned(record: Record) -> int | None:
+def _derived(record: ZipEntry) -> int | None:
     """The offset of a payload as torch.save lays records out, where only one fits; else None.
 
     It begins at the first aligned byte behind the local header, which has a padding of 4 bytes or more, and ends just
@@ -122,7 +122,7 @@ def _reckoned(record: Record) -> int | None:
 
 
 def has_local_header(file: File, name: str, start: int) -> bool:
-    """Whether a record whose payload was only reckoned has a local header in front that says the same.
+    """Whether a record whose payload was only derived has a local header in front that says the same.
 
     Args:
         file: the file, in which the archive may be an item.

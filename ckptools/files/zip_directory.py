@@ -1,4 +1,4 @@
-"""The directory at the end of a zip archive: where it is, and the records that it lists.
+"""The directory at the end of a zip archive: where it is, and the entries that it lists.
 
 What a second reader could see differently is refused rather than guessed: duplicate names, two roots, bytes before or
 behind the archive, overlapping records. Source: APPNOTE.TXT 4.3.12 to 4.3.16, 4.5.3.
@@ -29,7 +29,7 @@ MAX_RECORDS = 1_000_000
 OTHER_ZIPS = dict.fromkeys(
     ("metadata.json", "config.json", "model.weights.h5"), "a Keras model (.keras), not a PyTorch checkpoint"
 ) | {"[Content_Types].xml": "an Office document, not a checkpoint"}
-"""What a zip archive is that holds these beside each other, below no folder."""
+"""Other kinds of zip archives, by entries that they have beside each other, below no folder."""
 
 MAX_32 = 0xFFFFFFFF
 MAX_16 = 0xFFFF
@@ -45,8 +45,8 @@ COMMENT = MAX_16
 """Bytes behind the end record in which readers look for it; a comment is no longer."""
 
 
-class Record(NamedTuple):
-    """A member of the archive.
+class ZipEntry(NamedTuple):
+    """An entry of the archive.
 
     Attributes:
         name: without the root folder: `data.pkl`, `data/0`.
@@ -80,7 +80,7 @@ def probe(file: File | Window) -> None:
         raise ReadError(file.path, "zip directory is damaged")
 
 
-def read_directory(file: File | Window) -> dict[str, Record]:
+def read_directory(file: File | Window) -> dict[str, ZipEntry]:
     """The records of an archive, by name without its root folder.
 
     Raises:
@@ -92,7 +92,7 @@ def read_directory(file: File | Window) -> dict[str, Record]:
     entries = _parse_entries(file, file.read(start, size), count)
     entries.sort(key=lambda e: e[1])
     headers = [e[1] for e in entries[1:]] + [start]
-    records: dict[str, Record] = {}
+    records: dict[str, ZipEntry] = {}
     if entries[0][1]:
         raise ReadError(file.path, f"has {entries[0][1]} bytes before its first record; bytes were added or lost")
     spelled: set[str] = set()
@@ -108,7 +108,7 @@ def read_directory(file: File | Window) -> dict[str, Record]:
                 file.path, f"record {describe_for_error(name)} runs into the next one; the file is damaged or forged"
             )
         spelled.add(name.lower())
-        records[name] = Record(name, header, full, nbytes, crc, method, flags, limit)
+        records[name] = ZipEntry(name, header, full, nbytes, crc, method, flags, limit)
     return records
 
 
@@ -138,7 +138,7 @@ def find_directory(file: File | Window) -> tuple[int, int, int]:
 
 
 def archive_before(file: File | Window, eocd_at: int) -> int | None:
-    """Where the archive begins whose end record may lie at a byte; None where that is none."""
+    """The offset of the archive whose end record may lie at a byte; None where that is none."""
     end = file.read(eocd_at, EOCD.size)
     size, start = EOCD.unpack(end)[5:7]
     locator_at = max(eocd_at - EOCD64_LOCATOR.size, 0)
@@ -175,7 +175,7 @@ def _check_one_disk(file: File | Window, wide: bool, disk: int, directory_disk: 
 
 
 def _bytes_behind(file: File | Window) -> int:
-    """How many bytes follow an archive that is whole without them; 0 where there is none."""
+    """The number of bytes behind an archive that is whole without them; 0 where there is none."""
     first = max(file.size - COMMENT - EOCD.size, 0)
     tail = file.read(first, file.size - first)
     at = tail.rfind(END_RECORD)
@@ -203,14 +203,14 @@ def _no_directory(file: File | Window) -> ReadError:
     return ReadError(file.path, f"is {what or 'neither a zip archive nor an older file of torch.save'}")
 
 
-Entry = tuple[bytes, int, int, int, int, int, int]
+RawEntry = tuple[bytes, int, int, int, int, int, int]
 """Full name, offset of the local header, size, size in the file, CRC-32, method, flags."""
 
 
-def _parse_entries(file: File | Window, data: bytes, count: int) -> list[Entry]:
+def _parse_entries(file: File | Window, data: bytes, count: int) -> list[RawEntry]:
     if count > MAX_RECORDS:
         raise ReadError(file.path, f"zip directory of {count} records; at most {MAX_RECORDS} are read")
-    entries: list[Entry] = []
+    entries: list[RawEntry] = []
     at = 0
     while at < len(data) and len(entries) <= count:
         if at + CENTRAL.size > len(data) or data[at : at + 4] != b"PK\1\2":

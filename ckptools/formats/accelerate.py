@@ -7,9 +7,9 @@
     optimizer.bin                       under FULL
     scheduler.bin, random_states_{R}.pkl, sampler.bin, trainer_state.json, …     see `companions`
 
-Under LOCAL the optimizer state is keyed by name and has full shapes, so that it tells those of the flat parameters.
-The step is told in `companions`. A folder called `pytorch_model_0` is taken for a model too. The folders of model and
-optimizer open as plain DCP too.
+Under LOCAL the optimizer state is keyed by name and has full shapes, which are those of the flat parameters.
+`companions` finds the step. A folder called `pytorch_model_0` counts as a model too. The folders of model and optimizer
+open as plain DCP too.
 
 Source: accelerate/utils/fsdp_utils.py, utils/constants.py, checkpointing.py; checked on files of Accelerate 1.15
 in each of the forms.
@@ -25,16 +25,16 @@ from typing import Any
 
 from ckptools.files.opening import reading
 from ckptools.formats import rank_files
-from ckptools.formats.dcp.composite import Parts, is_dcp
+from ckptools.formats.dcp.composite import CompositeBuilder, is_dcp
 from ckptools.formats.dcp.files import METADATA, looks_like_dcp
 from ckptools.formats.dcp.folder import PLANNED
+from ckptools.formats.flat_parameters import parameters as flat_optimizers
 from ckptools.formats.options import Options
 from ckptools.formats.shared.companions import read_companions, step_of_accelerate
-from ckptools.formats.shared.fsdp1 import optimizers as flat_optimizers
-from ckptools.formats.shared.shapes import Shapes
+from ckptools.formats.shared.given import Shapes
 from ckptools.model.checkpoint import Checkpoint, ModuleOrder
 from ckptools.model.problems import Code, Problem
-from ckptools.training_state.module_order import AS_SAVED
+from ckptools.training_state.parameter_names import AS_SAVED
 from ckptools.training_state.sections import is_optimizer
 
 NAME = "accelerate"
@@ -48,7 +48,7 @@ FULL = re.compile(r"pytorch_model_fsdp(?:_(\d{1,4}))?\.bin")
 
 
 @dataclass(frozen=True)
-class _Part:
+class _AcceleratePart:
     """A model or an optimizer in the folder.
 
     Attributes:
@@ -65,7 +65,7 @@ class _Part:
 
     @property
     def key(self) -> str:
-        """What it is called in the tree."""
+        """Its key in the tree."""
         return f"{self.what}_{self.index}" if self.index else self.what
 
 
@@ -76,7 +76,7 @@ def detect(path: Path) -> bool:
     return any(p.what == "model" for p in _parts(path)) or any(MODEL.fullmatch(p.name) for p in _bare_folders(path))
 
 
-def _parts(folder: Path) -> Iterator[_Part]:
+def _parts(folder: Path) -> Iterator[_AcceleratePart]:
     """The models and optimizers of a folder, each once."""
     with reading(folder):
         entries = sorted(folder.iterdir(), key=lambda p: (len(p.name), p.name))
@@ -87,13 +87,13 @@ def _parts(folder: Path) -> Iterator[_Part]:
             yield part
 
 
-def _part(path: Path) -> _Part | None:
+def _part(path: Path) -> _AcceleratePart | None:
     for pattern, what in ((MODEL, "model"), (OPTIMIZER, "optimizer")):
         if (found := pattern.fullmatch(path.name)) and is_dcp(path):
-            return _Part(path, "dcp", what, int(found[1]))
+            return _AcceleratePart(path, "dcp", what, int(found[1]))
     for pattern, kind in ((RANK_FILE, "rank files"), (FULL, "full")):
         if (found := pattern.fullmatch(path.name)) and path.is_file():
-            return _Part(path, kind, "model", int(found[1] or 0))
+            return _AcceleratePart(path, kind, "model", int(found[1] or 0))
     return None
 
 
@@ -105,7 +105,7 @@ def read(path: Path, options: Options) -> Checkpoint:
         UnsafePathError: a part is a link out of the folder.
     """
     found = sorted(_parts(path), key=lambda p: (p.what, p.index))
-    parts, optimizers = Parts(NAME, path, options), Parts(NAME, path, options)
+    parts, optimizers = CompositeBuilder(NAME, path, options), CompositeBuilder(NAME, path, options)
     for part in found:
         if part.what == "optimizer":
             optimizers.add_dcp(part.path, part.key, "optimizer")
@@ -122,7 +122,7 @@ def read(path: Path, options: Options) -> Checkpoint:
 
 
 def _bare_folders(folder: Path) -> list[Path]:
-    """DCP folders of a model or an optimizer that lost the one file that tells what the others hold."""
+    """DCP folders of a model or an optimizer that lost their metadata."""
     with reading(folder):
         entries = sorted(folder.iterdir())
     named = (p for p in entries if MODEL.fullmatch(p.name) or OPTIMIZER.fullmatch(p.name))
@@ -131,18 +131,18 @@ def _bare_folders(folder: Path) -> list[Path]:
 
 def _without_metadata(folder: Path) -> Iterator[Problem]:
     for path in _bare_folders(folder):
-        text = f"no file {path.name}/{METADATA}, which alone tells what the .distcp files there hold"
+        text = f"no file {path.name}/{METADATA}, the only list of what the .distcp files there hold"
         yield Problem(Code.FILE_MISSING, text)
 
 
-def _add_model(parts: Parts, part: _Part, optimizer: Any) -> None:
+def _add_model(parts: CompositeBuilder, part: _AcceleratePart, optimizer: Any) -> None:
     if part.kind == "dcp":
         parts.add_dcp(part.path, part.key, "model")
     elif part.kind == "full":
         parts.add_file(part.path, part.key)
     else:
         by_name = _shapes_by_name(optimizer)
-        # All of them, so that no tensor has to look for the rest of it from inside of this folder.
+        # All ranks, so that no tensor has to search for the rest of it from inside of this folder.
         parts.add_checkpoint(rank_files.read(part.path, replace(parts.options, all_ranks=True), by_name), part.key)
 
 
@@ -152,11 +152,11 @@ def _shapes_by_name(optimizer: Any) -> Shapes | None:
     return flat_optimizers.shapes_by_name(optimizer, of_dcp=True)
 
 
-def _order(found: list[_Part]) -> ModuleOrder:
+def _order(found: list[_AcceleratePart]) -> ModuleOrder:
     return PLANNED if any(p.what == "model" and p.kind == "dcp" for p in found) else AS_SAVED
 
 
-def _saved_as(found: list[_Part], parts: Parts) -> str:
+def _saved_as(found: list[_AcceleratePart], parts: CompositeBuilder) -> str:
     kinds = {p.kind for p in found if p.what == "model"}
     words = {"dcp": f"DCP folders, {parts.writer}", "rank files": "rank files", "full": "the model whole"}
     return " and ".join(words[k] for k in words if k in kinds)

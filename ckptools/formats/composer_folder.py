@@ -16,12 +16,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ckptools.formats.dcp.composite import Parts, is_dcp
+from ckptools.formats.dcp.composite import CompositeBuilder, is_dcp
 from ckptools.formats.dcp.folder import PLANNED
 from ckptools.formats.options import Options
 from ckptools.model.checkpoint import Checkpoint, Fact, ModuleOrder
 from ckptools.model.problems import Code, Problem
-from ckptools.training_state.module_order import AS_SAVED
+from ckptools.training_state.parameter_names import AS_SAVED
 
 NAME = "composer_folder"
 READS = "Composer's composer.checkpoint: a folder with model/, optim/, resumption.pkl and composer_metadata.json"
@@ -46,7 +46,7 @@ def read(path: Path, options: Options) -> Checkpoint:
         ReadError: a DCP folder in it cannot be read.
         UnsafePathError: a part is a link out of the folder.
     """
-    parts = Parts(NAME, path, options)
+    parts = CompositeBuilder(NAME, path, options)
     for name in FOLDERS:
         if is_dcp(path / name):
             parts.add_dcp(path / name, name)
@@ -66,7 +66,7 @@ def _order(path: Path) -> ModuleOrder:
     return PLANNED if is_dcp(path / "model") else AS_SAVED
 
 
-def _saved_as(parts: Parts) -> str:
+def _saved_as(parts: CompositeBuilder) -> str:
     return f"DCP folders, {parts.writer}" if parts.writer else "the model whole"
 
 

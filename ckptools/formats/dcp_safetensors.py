@@ -3,10 +3,10 @@
     shard-00003-model-00001-of-00002.safetensors        rank 2's pieces of the tensors of file 1 of 2
 
 A rank's number is one more than the rank. `__metadata__` holds `DCP_SHARDING_INFO`, a JSON of name to
-`{"saved_offsets": [...]}`: where a piece begins in the whole tensor. Nothing says how large the whole is; as in torch's
-own reader it is as large as its pieces reach, and here they must cover that exactly. So a last rank that is missing
-cannot be told, unless the files that `consolidate_safetensors_files` made lie beside or above and say more. A rank
-that owns nothing of a file writes none. Replicated tensors are in one rank's file.
+`{"saved_offsets": [...]}`: where a piece begins in the whole tensor. The size of the whole is not stated; as in torch's
+own reader it is the reach of its pieces, which must cover it exactly. So a missing last rank goes unnoticed, unless the
+files that `consolidate_safetensors_files` made lie beside or above and show it. A rank that owns nothing of a file
+writes none. Replicated tensors are in one rank's file.
 
 With `enable_consolidation=True` the shards are in `sharded/`, below the consolidated model that `hugging_face` reads.
 Objects that are no tensors are written in front of the safetensors of their file, which neither torch's reader nor
@@ -30,16 +30,15 @@ from ckptools.files.opening import File, reading
 from ckptools.files.safetensors_header import Header, read_header, source_of
 from ckptools.formats import hugging_face
 from ckptools.formats.options import Options
-from ckptools.formats.shared import shapes
-from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder
-from ckptools.formats.shared.file_status import Fault, file_now
+from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, Fault, file_now
+from ckptools.formats.shared.given import shapes_from_checkpoint
 from ckptools.model.checkpoint import Checkpoint, Fact, RankFile
+from ckptools.model.cover import cover_problem
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box, Ints
 from ckptools.model.tensor import Shard, Tensor
 from ckptools.model.values import describe_for_error
-from ckptools.tensor_io.coverage import cover_problem
-from ckptools.training_state.module_order import SORTED
+from ckptools.training_state.parameter_names import SORTED
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import find_step
 
@@ -61,9 +60,9 @@ class ShardFile:
 
     Attributes:
         path: the file.
-        rank: whose pieces it holds.
-        part: which of the model's files it is a shard of, from 1.
-        parts: how many there are.
+        rank: the rank of its pieces.
+        part: number of the model's file that it is a shard of, from 1.
+        parts: number of the model's files.
     """
 
     path: Path
@@ -73,7 +72,7 @@ class ShardFile:
 
 
 def parse(path: Path) -> ShardFile | None:
-    """Parse the name of a shard file; None when it is none."""
+    """Parse the name of a shard file; None for other names."""
     found = FILE.fullmatch(path.name)
     if found is None or int(found[1]) == 0:
         return None
@@ -110,7 +109,7 @@ def read(path: Path, options: Options) -> Checkpoint:
             if file.path != path:
                 check_stays_inside(file.path, folder)
     alone = options.only_this_file and path != folder
-    return _Opening(builder, files, _told_shapes(folder, options), alone).checkpoint(files)
+    return _SafetensorsPieces(builder, files, _whole_shapes(folder, options), alone).checkpoint(files)
 
 
 def _check_one_checkpoint(folder: Path, files: Sequence[ShardFile]) -> None:
@@ -135,7 +134,7 @@ class _Whole:
     reach: Ints
 
 
-class _Opening:
+class _SafetensorsPieces:
     """The steps of opening one checkpoint, with what they find on the way."""
 
     def __init__(
@@ -190,7 +189,7 @@ class _Opening:
         return tensor
 
     def _check_files(self, files: Sequence[ShardFile]) -> None:
-        """Ranks without any file, and files that some ranks have and others not."""
+        """Problems of ranks without any file, and of files that some ranks have and others not."""
         if self.alone:
             text = f"{self.path.name} is one file of several, and only this one is read"
             self.problems.append(Problem(Code.ONE_OF_SEVERAL, text))
@@ -210,34 +209,34 @@ class _Opening:
 
     def _check_copies(self) -> None:
         """Files of two ranks with the same pieces: DCP writes each once, so one was copied over the other's."""
-        held: dict[int, set[tuple[str, Box]]] = {}
+        boxes: dict[int, set[tuple[str, Box]]] = {}
         for name, whole in self.wholes.items():
             for shard in whole.shards:
                 if shard.rank is not None and shard.box.numel:
-                    held.setdefault(shard.rank, set()).add((name, shard.box))
+                    boxes.setdefault(shard.rank, set()).add((name, shard.box))
         first: dict[frozenset[tuple[str, Box]], int] = {}
-        for rank in sorted(held):
-            other = first.setdefault(frozenset(held[rank]), rank)
+        for rank in sorted(boxes):
+            other = first.setdefault(frozenset(boxes[rank]), rank)
             if other != rank:
                 text = f"its pieces are those of rank {other}, and each is written once; one is a copy"
                 self.problems.append(Problem(Code.STRAY_FILE, text, rank))
 
     def _check_names(self) -> None:
-        """What is not here and leaves no gap behind: tensors that only a lost file held."""
+        """Find tensors that only lost files had, which leave no gap."""
         lost = any(f.status != "read" for f in self.files)
         absent = sorted(set(self.shapes) - set(self.wholes))
-        untold = set(self.wholes) - set(self.shapes)
+        unknown = set(self.wholes) - set(self.shapes)
         if absent:
             text = (
                 f"{len(absent)} tensors of the whole model are in no shard here: "
                 f"{', '.join(map(describe_for_error, absent[:3]))}"
             )
             self.problems.append(Problem(Code.MODEL_PART_MISSING, text))
-        elif lost and (untold or not self.shapes):
-            text = "files are missing or damaged, and what only they held is not known, not even by name"
+        elif lost and (unknown or not self.shapes):
+            text = "files are missing or damaged, and tensors that only they have are not known, not even by name"
             self.problems.append(Problem(Code.MODEL_PART_MISSING, text))
         elif not self.shapes and not self.alone:
-            text = "shapes are what the pieces reach to: a missing last rank cannot be told, unless --shapes tells them"
+            text = "shapes are what the pieces reach to: a missing last rank is not noticed, unless --shapes gives them"
             self.problems.append(Problem(Code.KEPT_AS_SAVED, text))
 
     def checkpoint(self, files: Sequence[ShardFile]) -> Checkpoint:
@@ -264,7 +263,7 @@ def _header(file: File) -> tuple[Header, dict[str, Ints]]:
     """The header of a shard, and where each of its pieces begins.
 
     Raises:
-        ReadError: it is damaged, or does not tell.
+        ReadError: it is damaged, or the offsets are missing.
     """
     if content_of(head_of(file)):
         raise ReadError(file.path, "begins with objects that DCP wrote in front of its tensors, which hides them")
@@ -290,14 +289,14 @@ def _offsets(file: File, name: str, stated: Any, ndim: int) -> Ints:
     return tuple(listed)
 
 
-def _told_shapes(folder: Path, options: Options) -> Mapping[str, Ints]:
-    """Shapes of the whole tensors: those that were given, else of the consolidated model above `sharded/`."""
+def _whole_shapes(folder: Path, options: Options) -> Mapping[str, Ints]:
+    """Shapes of the whole tensors: the given ones, else those of the consolidated model above `sharded/`."""
     if options.shapes is not None:
         return options.shapes.shapes
     above = folder.absolute().parent
     if folder.absolute().name != CONSOLIDATED_FROM or not hugging_face.detect(above):
         return {}
     try:
-        return shapes.from_checkpoint(hugging_face.read(above, Options()), above).shapes
+        return shapes_from_checkpoint(hugging_face.read(above, Options()), above).shapes
     except CkptoolsError:
         return {}

@@ -1,4 +1,4 @@
-"""The checkpoints below a folder that is none itself: the only one is opened, of several the newest is proposed.
+"""The checkpoints below a folder that is none itself: a single one is opened, of several the newest is proposed.
 
 A training run keeps them in `checkpoints/step-5`, `checkpoint-500`, `global_step_3/actor`, `last.ckpt`. Only what can
 be opened counts, and of single torch.save files only those that hold floating-point tensors: a data loader's state,
@@ -7,7 +7,8 @@ random states and indices are no checkpoints.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -18,46 +19,54 @@ from ckptools.errors import CkptoolsError, ReadError, UnknownFormatError
 from ckptools.files.file_type import COMPRESSIONS, content_of, head_at
 from ckptools.files.location import leads_out, real_path
 from ckptools.files.opening import reading
+from ckptools.formats.rank_search.rank_names import COMPRESSED, is_temporary
+from ckptools.formats.rank_search.sibling_search import are_of_one
 from ckptools.formats.registry import Format, recognised
 from ckptools.formats.shared.companions import is_companion
-from ckptools.formats.shared.left_overs import is_temporary
-from ckptools.formats.shared.rank_names import COMPRESSED
-from ckptools.formats.shared.several import listed, names, several
-from ckptools.formats.shared.sibling_search import are_of_one
-from ckptools.formats.shared.trackers import tracker_in
+from ckptools.formats.shared.several import listed, names, several, tracker_in
+from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.tree import tensors_in
 from ckptools.model.values import describe_for_error
-from ckptools.pickles.loading import gc_paused
+from ckptools.pickles.machine import gc_paused
 from ckptools.text import few, plural
 from ckptools.training_state import modules
+from ckptools.training_state.steps import step_in
 
 SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".tar", ".tgz")
-"""What a torch.save file is called; a damaged one counts by its name."""
+"""Suffixes of torch.save files; a damaged one counts by its name."""
 
 WEIGHTS_ELSEWHERE = (".safetensors",)
-"""Suffixes of single files that are no torch.save files."""
+"""Suffixes of single files in other formats."""
+
+FOREIGN = re.compile(
+    r"\.(?:gguf|ggml|keras|msgpack)$|\.weights\.h5$|\.data-\d{5}-of-\d{5}$|^manifest\.ocdbt$"
+    r"|(?:weight|model|param).*\.(?:h5|hdf5|npz|npy)$",
+    re.IGNORECASE,
+)
+"""Files of weights that no format here reads, by their names."""
 
 MAX_DEPTH = 4
 MAX_ENTRIES = 1000
-"""Entries of one folder, and folders, that are looked at."""
+"""Most entries of one folder, and most folders, that are looked at."""
 
 MAX_READ = 64
-"""Single files whose structure is read."""
+"""Most single files whose structure is read."""
 
 
 @dataclass
-class Search:
+class FolderSearch:
     """A search for checkpoints below one folder, bounded in the entries that it looks at.
 
     Attributes:
-        formats: what is recognised.
+        formats: the formats that are recognised.
         folders: how many more folders are entered.
         files: how many more single files are read.
         root: the folder.
-        follow_symlinks: take links out of it for what they lead to.
-        skip: files and folders that are not looked at.
-        not_followed: the links out of it that may lead to a checkpoint, by what they are called.
+        follow_symlinks: follow links out of it.
+        skip: files and folders that are ignored.
+        not_followed: names of links out of it that may lead to a checkpoint.
         deeper: folders that lie too deep to be entered.
+        foreign: files of weights in unknown formats.
     """
 
     formats: Sequence[Format]
@@ -68,20 +77,22 @@ class Search:
     skip: frozenset[Path] = frozenset()
     not_followed: list[Path] = field(default_factory=list)
     deeper: list[Path] = field(default_factory=list)
+    foreign: list[Path] = field(default_factory=list)
 
     def below(self, folder: Path, depth: int = MAX_DEPTH) -> list[Path]:
-        """The checkpoints in a folder and its subfolders; links in it are other names of what it holds."""
+        """The checkpoints in a folder and its subfolders; links in it are other names of its content."""
         found: list[Path] = []
         for entry in self._entries(folder):
-            with suppress(OSError, ReadError):  # what may not be entered is not in the way of the rest
+            with suppress(OSError, ReadError):  # an unreadable folder does not stop the search
                 found += self.at(entry, depth)
         return found
 
     def at(self, path: Path, depth: int = MAX_DEPTH) -> list[Path]:
-        """The checkpoint that a path is, or those below it."""
+        """The checkpoint at a path, or those below it."""
         if path in self.skip or path.name.startswith(".") or (path.is_symlink() and not self._is_followed(path)):
             return []
         if not path.is_dir():
+            self.foreign += [path] if FOREIGN.search(path.name) else []
             return [path] if self._is_file_of_one(path) else []
         if self._is_known(path):
             return [path]
@@ -91,7 +102,7 @@ class Search:
         return []
 
     def weights_deeper(self) -> list[Path]:
-        """Files of weights, by their names, in and below the folders that were not entered; some of them."""
+        """Some files of weights, by their names, in and below the folders that were not entered."""
         found: list[Path] = []
         ahead = list(self.deeper)
         while ahead and not found:
@@ -102,7 +113,7 @@ class Search:
         return found
 
     def _is_followed(self, link: Path) -> bool:
-        """Whether a link is taken for what it leads to: out of the folder, and not to one that the folder is in."""
+        """Whether to follow a link: it leads out of the folder, and not to one that contains it."""
         above = real_path(self.root)
         if not leads_out(link, self.root) or above.is_relative_to(real_path(link)):
             return False
@@ -111,7 +122,7 @@ class Search:
         return self.follow_symlinks
 
     def passed_over(self) -> str:
-        """The links out of the folder that were not followed; empty for none."""
+        """Describe the links out of the folder that were not followed; empty for none."""
         names = [str(link.relative_to(self.root)) for link in self.not_followed]
         links = plural(len(names), "link")
         return f"{links} out of it, not followed (--follow-symlinks): {few(names)}" if names else ""
@@ -127,7 +138,7 @@ class Search:
         try:
             return recognised(folder, self.formats) is not None
         except CkptoolsError:
-            return True  # it holds several, or says what is wrong when it is opened
+            return True  # it holds several, or reports its fault when it is opened
 
     def _is_file_of_one(self, path: Path) -> bool:
         """Whether a single file is a checkpoint."""
@@ -145,7 +156,7 @@ class Search:
 
 
 def is_named_so(path: Path) -> bool:
-    """Whether a file is called as torch.save files are, compressed or not."""
+    """Whether a file has a name of torch.save files, compressed or not."""
     plain = path.with_suffix("") if path.suffix in COMPRESSED else path
     return plain.suffix in SUFFIXES
 
@@ -161,7 +172,7 @@ def _holds_weights(path: Path, otherwise: bool) -> bool:
 
 
 def find(folder: Path, formats: Sequence[Format], follow_symlinks: bool = False) -> tuple[Path | None, str]:
-    """The checkpoint that a folder leads to, and what was not looked at; None for none.
+    """The checkpoint that a folder leads to, or None, and a note on what was skipped.
 
     It is what the folder's tracker names, else the only one below it.
 
@@ -169,7 +180,7 @@ def find(folder: Path, formats: Sequence[Format], follow_symlinks: bool = False)
         SeveralError: there are several.
         ReadError: the tracker leads to no checkpoint.
     """
-    search = Search(formats, folder, follow_symlinks)
+    search = FolderSearch(formats, folder, follow_symlinks)
     tracker = tracker_in(folder, follow_symlinks)
     if tracker is None:
         one = _one_of(folder, _finished(folder, search.below(folder)))
@@ -187,21 +198,35 @@ def find(folder: Path, formats: Sequence[Format], follow_symlinks: bool = False)
 
 
 def _finished(folder: Path, found: Sequence[Path]) -> Sequence[Path]:
-    """Those that do not lie under a temporary name; all where there are no others."""
+    """The finished ones, by their names; all where there are no others."""
     kept = [path for path in found if not any(map(is_temporary, path.relative_to(folder).parts))]
     return kept or found
 
 
-def _check_no_stray(folder: Path, found: Path | None, search: Search) -> None:
-    """Refuse to open the only thing found below a folder where weights lie deeper than was searched.
+def _check_no_stray(folder: Path, found: Path | None, search: FolderSearch) -> None:
+    """Refuse to open the only thing found below a folder where other weights lie that may be of the same model.
 
     Raises:
-        UnknownFormatError: they do.
+        UnknownFormatError: they lie deeper than was searched, or beside one file are in an unknown format.
     """
-    deeper = search.weights_deeper() if found is not None else []
-    if found is not None and deeper:
-        text = f"no checkpoint that ckptools knows: weights lie deeper too ({names(folder, deeper[:1])})"
-        raise UnknownFormatError(folder, f"{text}; name the one you mean, such as {names(folder, [found])}")
+    if found is None:
+        return
+    deeper, foreign = search.weights_deeper(), search.foreign if _is_one_file(found) else []
+    if not (deeper or foreign):
+        return
+    why = "lie deeper too" if deeper else "of another format lie there too"
+    text = f"no checkpoint that ckptools knows: weights {why} ({names(folder, (deeper or foreign)[:1])})"
+    raise UnknownFormatError(folder, f"{text}; name the one you mean, such as {names(folder, [found])}")
+
+
+def _is_one_file(found: Path) -> bool:
+    """Whether a checkpoint is a single file of weights, without a step in its name or its folder's."""
+    if step_in(found.name) is not None:
+        return False
+    if found.is_file():
+        return step_in(found.parent.name) is None
+    with reading(found):
+        return sum(e.suffix in (*WEIGHTS_ELSEWHERE, *SUFFIXES) for e in islice(found.iterdir(), MAX_ENTRIES)) == 1
 
 
 def _one_of(folder: Path, found: Sequence[Path]) -> Path | None:
@@ -212,16 +237,16 @@ def _one_of(folder: Path, found: Sequence[Path]) -> Path | None:
 
 
 def others_in(
-    folder: Path, formats: Sequence[Format], known: Iterable[Path], follow_symlinks: bool
+    folder: Path, formats: Sequence[Format], opened: Checkpoint, follow_symlinks: bool
 ) -> tuple[list[Path], str]:
-    """Checkpoints in and below a folder beside the one that was opened, and what was not looked at.
+    """Checkpoints in and below a folder beside the opened one, and a note on what was skipped.
 
     Args:
         folder: where to look.
-        formats: what is recognised.
-        known: the files of the opened one.
-        follow_symlinks: take links out of the folder for what they lead to.
+        formats: the formats that are recognised.
+        opened: the opened one.
+        follow_symlinks: follow links out of the folder.
     """
-    mine = {folder_or_file for path in known for folder_or_file in (path, *path.parents)}
-    search = Search(formats, folder, follow_symlinks, skip=frozenset(mine))
+    mine = {folder_or_file for file in opened.files for folder_or_file in (file.path, *file.path.parents)}
+    search = FolderSearch(formats, folder, follow_symlinks, skip=frozenset(mine))
     return search.below(folder), search.passed_over()

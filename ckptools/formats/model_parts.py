@@ -1,8 +1,8 @@
-"""Parts of one model that are not joined here: each rank's file of another framework, told by their names.
+"""Parts of one model that are not joined here: each rank's file of another framework, by names or contents.
 
 vLLM's and SGLang's `model-rank-0-part-0.safetensors`, DeepSeek's `model0-mp4.safetensors`, TensorRT-LLM's
 `rank0.safetensors`, fairseq's `checkpoint_5-shard0.pt`, NeMo's `mp_rank_00/model_weights.ckpt`. Slices look like whole
-tensors, so what the files hold stands side by side, each under its file's name, and is never called whole.
+tensors, so the contents are shown side by side, each under its file's name, and the model is never called whole.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from ckptools.errors import ReadError
-from ckptools.formats.hugging_face.tensors import WeightFile, read_weights
+from ckptools.formats.hugging_face.model import WeightFile, read_weights
 from ckptools.formats.options import Options
-from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder
-from ckptools.formats.shared.file_status import Fault, file_now
-from ckptools.formats.shared.part_names import Parts, not_joined, parts_in
-from ckptools.formats.shared.sibling_search import are_of_one
+from ckptools.formats.rank_search.part_names import PartFiles, not_joined, parts_in
+from ckptools.formats.rank_search.part_signs import parts_by_content
+from ckptools.formats.rank_search.sibling_search import are_of_one
+from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, Fault, file_now
 from ckptools.model.checkpoint import Checkpoint, Fact, RankFile
 from ckptools.model.problems import Code, Problem
-from ckptools.training_state.module_order import AS_SAVED
+from ckptools.training_state.parameter_names import AS_SAVED
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import find_step
 
@@ -29,12 +29,12 @@ KNOWN_BY = (
 )
 
 MAX_READ = 64
-"""Files whose structure is read."""
+"""Most files whose structure is read."""
 
 
 def detect(path: Path) -> bool:
-    """A folder whose files of weights are all parts by their names, and do not tell themselves how they join."""
-    found = parts_in(path) if path.is_dir() else None
+    """A folder whose files of weights are all parts, by names or contents, without a statement of how they join."""
+    found = _parts(path) if path.is_dir() else None
     return found is not None and not (found.files[0].suffix != ".safetensors" and are_of_one(found.files))
 
 
@@ -44,13 +44,15 @@ def read(path: Path, options: Options) -> Checkpoint:
     Raises:
         ReadError: none of them can be read.
     """
-    builder, parts = CheckpointBuilder(NAME, path), parts_in(path)
+    builder, parts = CheckpointBuilder(NAME, path), _parts(path)
     if parts is None:
-        raise ReadError(path, "holds no parts of a model by their names")
-    files, held = _read(builder, parts, options)
-    builder.add_read(len(held), sum(h.bytes_read for h in held.values()), [n for h in held.values() for n in h.names])
+        raise ReadError(path, "holds no parts of a model")
+    files, found = _read(builder, parts, options)
+    builder.add_read(
+        len(found), sum(h.bytes_read for h in found.values()), [n for h in found.values() for n in h.names]
+    )
     builder.problems.insert(0, Problem(Code.ONE_OF_SEVERAL, not_joined(parts)))
-    tree = {name: one.tree for name, one in held.items()}
+    tree = {name: one.tree for name, one in found.items()}
     return builder.checkpoint(
         name=path.absolute().name,
         saved_as=f"{len(files)} files, each a part of the model",
@@ -63,23 +65,29 @@ def read(path: Path, options: Options) -> Checkpoint:
     )
 
 
-def _read(builder: CheckpointBuilder, parts: Parts, options: Options) -> tuple[list[RankFile], dict[str, WeightFile]]:
-    """The files, and what those hold that could be read, by a short name of each."""
-    files, held = [], dict[str, WeightFile]()
+def _parts(folder: Path) -> PartFiles | None:
+    return parts_in(folder) or parts_by_content(folder)
+
+
+def _read(
+    builder: CheckpointBuilder, parts: PartFiles, options: Options
+) -> tuple[list[RankFile], dict[str, WeightFile]]:
+    """The list of files, and the contents of the readable ones, by a short name of each."""
+    files, found = [], dict[str, WeightFile]()
     error: ReadError | None = None
     for path in parts.files[:MAX_READ]:
         try:
-            one = held[_short(path, parts)] = read_weights(path, options)
+            one = found[_short(path, parts)] = read_weights(path, options)
             files.append(RankFile(path, None, "", "read", one.nbytes, one.modified))
         except ReadError as failed:
             error, fault = failed, Fault.of(failed, path)
             builder.problems.append(fault.problem(path.name))
             files.append(file_now(path, None, "", fault.status))
-    if not held:
+    if not found:
         raise error or ReadError(builder.path, "holds nothing that can be read")
-    return files, held
+    return files, found
 
 
-def _short(path: Path, parts: Parts) -> str:
-    """What a file is called in the tree: its folder where all files have one name."""
+def _short(path: Path, parts: PartFiles) -> str:
+    """The file's name in the tree: its folder's where all files have one name."""
     return path.parent.name if "/" in parts.pattern else path.stem

@@ -22,7 +22,7 @@ KNOWN_BY = "checkpoint_metadata.json beside model/; any file below it"
 
 METADATA = "checkpoint_metadata.json"
 LEVELS = 12
-"""Folders above a file that are looked at: a module's file lies as deep as its name has parts."""
+"""Most folders above a file that are looked at: a module's file lies as deep as its name has parts."""
 
 
 def detect(path: Path) -> bool:
@@ -44,6 +44,6 @@ def read(path: Path, options: Options) -> NoReturn:
 
 
 def _root(path: Path) -> Path | None:
-    """The folder of the checkpoint that a path is, or lies in."""
+    """The checkpoint's folder, for a path in it."""
     folders = [path, *path.absolute().parents[:LEVELS]]
     return next((f for f in folders if (f / METADATA).is_file() and (f / "model").is_dir()), None)

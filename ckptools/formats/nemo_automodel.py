@@ -1,4 +1,4 @@
-"""NeMo Automodel: `epoch_0_step_5/` with a folder each for model and optimizer, and what its recipe keeps beside them.
+"""NeMo Automodel: `epoch_0_step_5/` with a folder each for model and optimizer, and the recipe's other files.
 
     model/                              safetensors shards of DCP with `.hf_metadata/`, a DCP, or a PEFT adapter
     model/consolidated/                 the same model exported, by default of the last step only
@@ -9,8 +9,8 @@
     step_scheduler.pt, losses.json      from rank 0, as is `config.yaml`, which is not read
     .incomplete                         until all of it is written
 
-The shards do not say how large their tensors are; the moments of the optimizer do, so that a lost last rank is known,
-and `.hf_metadata/fqn_to_file_index_mapping.json` lists every name. The folders open by themselves too.
+The shards do not state the sizes of their tensors, but the optimizer's moments do, so a lost last rank is noticed, and
+`.hf_metadata/fqn_to_file_index_mapping.json` lists every name. The folders open by themselves too.
 
 Source: nemo_automodel/recipes/base_recipe.py (`save_checkpoint`), components/checkpoint/checkpointing.py, lifecycle.py,
 addons.py and stateful_wrappers.py of 0.7.0; checked on a checkpoint of it.
@@ -28,21 +28,21 @@ from ckptools.errors import ReadError, UnsafePathError
 from ckptools.files.json_file import read_json
 from ckptools.files.opening import reading
 from ckptools.formats import dcp, dcp_safetensors, hugging_face, torch_file
-from ckptools.formats.dcp.composite import Parts, is_dcp
+from ckptools.formats.dcp.composite import CompositeBuilder, is_dcp
 from ckptools.formats.dcp.files import METADATA, looks_like_dcp
 from ckptools.formats.dcp.folder import PLANNED
+from ckptools.formats.flat_parameters import parameters
 from ckptools.formats.options import Options
+from ckptools.formats.shared.checkpoint_builder import Fault
 from ckptools.formats.shared.companions import Companion, CompanionFiles
-from ckptools.formats.shared.file_status import Fault
-from ckptools.formats.shared.fsdp1 import optimizers
-from ckptools.formats.shared.shapes import Shapes
+from ckptools.formats.shared.given import Shapes
 from ckptools.model.checkpoint import Checkpoint, Fact, ModuleOrder, RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Ints
 from ckptools.model.tensor import Tensor
 from ckptools.text import few, plural
-from ckptools.training_state.module_order import SORTED
 from ckptools.training_state.optimizers import nested
+from ckptools.training_state.parameter_names import SORTED
 from ckptools.training_state.sections import is_optimizer
 
 NAME = "nemo_automodel"
@@ -66,7 +66,7 @@ def detect(path: Path) -> bool:
 
 
 def _root(path: Path) -> Path | None:
-    """The step folder that a path is, or that a file lies in."""
+    """The step folder of a path in it, or of itself."""
     if path.is_dir():
         return path if _is_step(path) else None
     above = path.parent
@@ -108,11 +108,11 @@ def read(path: Path, options: Options) -> Checkpoint:
     folder = _root(path) or path
     if options.only_this_file and not path.is_dir():
         return _alone(path, options)
-    return _Opening(folder, options).checkpoint()
+    return _AutomodelFolder(folder, options).checkpoint()
 
 
 def _alone(path: Path, options: Options) -> Checkpoint:
-    """One file of a step folder, by what reads such a file."""
+    """Open one file of a step folder by its own format."""
     if dcp_safetensors.detect(path):
         return dcp_safetensors.read(path, options)
     if dcp.detect(path):
@@ -120,19 +120,19 @@ def _alone(path: Path, options: Options) -> Checkpoint:
     return torch_file.read(path, options) if torch_file.detect(path) else hugging_face.read(path, options)
 
 
-class _Opening:
+class _AutomodelFolder:
     """The steps of opening one checkpoint, with what they find on the way."""
 
     def __init__(self, folder: Path, options: Options) -> None:
         self.folder, self.options = folder, options
-        self.parts = Parts(NAME, folder, options)
+        self.parts = CompositeBuilder(NAME, folder, options)
         self.problems = self.parts.problems
         self.saved_as = ""
         self.order: ModuleOrder = PLANNED
 
     def checkpoint(self) -> Checkpoint:
-        """Put everything together; the optimizer is read first, for it tells shapes of the model."""
-        others = Parts(NAME, self.folder, self.options)
+        """Put everything together; the optimizer is read first, for the shapes of the model."""
+        others = CompositeBuilder(NAME, self.folder, self.options)
         self._add_dcp(others, self.folder / OPTIM)
         states = self._rank_states()
         world = self._world_size(others, states)
@@ -151,13 +151,13 @@ class _Opening:
 
     # -- model and optimizer
 
-    def _add_dcp(self, parts: Parts, folder: Path, key: str | None = None) -> None:
+    def _add_dcp(self, parts: CompositeBuilder, folder: Path, key: str | None = None) -> None:
         """Add a DCP folder, with its own tops or as `key`; a problem where it is not here or cannot be read."""
         if not folder.is_dir():
             text = f"no folder {folder.name}, which every save of the recipe writes"
             self.problems.append(Problem(Code.FILE_MISSING, text, None, folder.name))
         elif not is_dcp(folder):
-            text = f"no file {folder.name}/{METADATA}, which alone tells what the .distcp files there hold"
+            text = f"no file {folder.name}/{METADATA}, the only list of what the .distcp files there hold"
             self.problems.append(Problem(Code.FILE_MISSING, text, None, folder.name))
         else:
             try:
@@ -186,26 +186,26 @@ class _Opening:
             self.problems.append(Problem(Code.NOT_READ, text, files=(CONSOLIDATED,)))
 
     def _add_shards(self, folder: Path, shapes: Mapping[str, Ints], world: int) -> None:
-        """Add safetensors shards, and say what of their tensors they lack by what is known of them elsewhere."""
+        """Add safetensors shards, and find the parts of their tensors that are missing by the known shapes."""
         self.parts.check_link(folder)
         made = dcp_safetensors.read(folder, self.options)
         here = {name: t for name, t in made.tree.items() if isinstance(t, Tensor)}
         lost = any(f.status != "read" for f in made.files)
         if shapes.keys() & here.keys() and self.options.shapes is None:
             behind = lost or world > (made.world_size.value or 0)
-            told = {
+            stated = {
                 name: shapes[name] if behind and _goes_on(tensor, shapes[name]) else tensor.shape
                 for name, tensor in here.items()
                 if name in shapes
             }
-            given = Shapes("the optimizer state", told, {}, SORTED)
+            given = Shapes("the optimizer state", stated, {}, SORTED)
             made = dcp_safetensors.read(folder, replace(self.options, shapes=given))
         self.parts.add_checkpoint(made, MODEL)
         self.problems += self._names_lacking(folder, here, set(shapes), lost)
         self.saved_as, self.order = made.saved_as, made.module_order
 
     def _names_lacking(self, folder: Path, here: Mapping[str, Any], trained: set[str], lost: bool) -> Iterator[Problem]:
-        """Names that the list beside the shards has and none of them."""
+        """Names in the list beside the shards that no shard has."""
         path = folder / HF_METADATA / FQNS
         if not path.is_file():
             if lost:
@@ -221,7 +221,7 @@ class _Opening:
         absent = [name for name in listed if name not in here] if isinstance(listed, dict) else []
         if absent:
             text = f"{plural(len(absent), 'tensor')} that {HF_METADATA}/{FQNS} lists are in no shard: {few(absent)}"
-            # A name without moments may be that of a weight that is tied to another, or was not saved on purpose.
+            # A name without moments may be that of a tied weight, or was left out on purpose.
             sure = not trained.isdisjoint(absent)
             yield Problem(Code.MODEL_PART_MISSING, text, None, MODEL, "error" if sure else "warning")
 
@@ -251,7 +251,7 @@ class _Opening:
                 found[folder.name] = {}
         return found
 
-    def _world_size(self, others: Parts, states: Mapping[str, Mapping[tuple[str, int], Path]]) -> Fact:
+    def _world_size(self, others: CompositeBuilder, states: Mapping[str, Mapping[tuple[str, int], Path]]) -> Fact:
         """Ranks that left a file, a DCP file or a shard of their own."""
         of_global = {
             key: max(r for k, r in files if k == "global") for key, files in states.items() if ("global", 0) in files
@@ -276,7 +276,7 @@ class _Opening:
                 self.parts.add_file(path, path.stem)
 
     def _add_states(self, key: str, files: Mapping[tuple[str, int], Path], world: int) -> None:
-        """Add what each rank has for itself, by rank."""
+        """Add each rank's own values, by rank."""
         found, states = CompanionFiles(), {}
         kinds = {kind for kind, _ in files}
         self.options.read_ahead([files[one] for one in sorted(files)])
@@ -296,7 +296,7 @@ class _Opening:
 
 
 def _absent(kind: str, ranks: set[int], world: int) -> list[int]:
-    """Ranks without a file: of data-parallel ones there are as many as divide the world."""
+    """Ranks without a file; the number of data-parallel ranks divides the world size."""
     count = max(ranks) + 1
     expected = (
         world if kind == "global" else next((n for n in range(count, world) if world % n == 0), max(count, world))
@@ -305,7 +305,7 @@ def _absent(kind: str, ranks: set[int], world: int) -> list[int]:
 
 
 def _goes_on(tensor: Tensor, shape: Ints) -> bool:
-    """Whether a tensor is as large as its moments but for one dimension, where it ends early."""
+    """Whether a tensor is as large as its moments, except that it ends early in one dimension."""
     if len(shape) != len(tensor.shape) or tensor.kind != "chunks":
         return False
     short = [d for d, (n, whole) in enumerate(zip(tensor.shape, shape, strict=True)) if n < whole]
@@ -318,6 +318,6 @@ def _shapes(tree: Mapping[str, Any]) -> Mapping[str, Ints]:
     found: dict[str, Ints] = {}
     for value in tree.values():
         if is_optimizer(value):
-            shapes = optimizers.shapes_by_name(nested(value), of_dcp=True)
+            shapes = parameters.shapes_by_name(nested(value), of_dcp=True)
             found |= dict(shapes.shapes) if shapes else {}
     return found

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from ckptools.formats import rank_files
-from ckptools.formats.dcp.composite import Parts, is_dcp
+from ckptools.formats.dcp.composite import CompositeBuilder, is_dcp
 from ckptools.formats.dcp.folder import PLANNED
 from ckptools.formats.options import Options
-from ckptools.formats.shared.rank_names import parse
+from ckptools.formats.rank_search.rank_names import parse
 from ckptools.model.checkpoint import Checkpoint, Fact
 from ckptools.model.problems import Code, Problem
 
@@ -46,7 +46,7 @@ def read(path: Path, options: Options) -> Checkpoint:
         ReadError: its DCP folder or rank 0's trainer state cannot be read.
         UnsafePathError: a part is a link out of the folder.
     """
-    parts = Parts(NAME, path, options)
+    parts = CompositeBuilder(NAME, path, options)
     parts.add_dcp_at_top(path / MODEL_AND_OPTIM)
     world = _add_trainer(parts)
     if (path / VERSION).is_file():
@@ -54,8 +54,8 @@ def read(path: Path, options: Options) -> Checkpoint:
     return parts.checkpoint(f"OLMo-core, DCP folder, {parts.writer}", world, PLANNED)
 
 
-def _add_trainer(parts: Parts) -> Fact:
-    """Add the ranks' trainer states; return the world size as they tell it."""
+def _add_trainer(parts: CompositeBuilder) -> Fact:
+    """Add the ranks' trainer states; return the world size that they state."""
     folder = parts.path / TRAIN
     if not folder.is_dir():
         parts.problems.append(

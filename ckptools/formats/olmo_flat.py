@@ -1,7 +1,7 @@
-"""OLMo's local checkpoints: what a rank's `model` and `optim` file say of FSDP1's flat parameters.
+"""OLMo's local checkpoints: FSDP1's flat parameters in a rank's `model` and `optim` file.
 
 The model is `{"modules": [{"name", "handles": [{"flat_param.data", "flat_param._fqns", …}]}]}`: for each FSDP unit the
-rank's piece of its flat parameter, with torch's own account of which parameters are in it. Since torch 2.1 that is one
+rank's piece of its flat parameter, with torch's own list of the parameters in it. Since torch 2.1 that is one
 `_ShardParamInfo(in_shard, offset_in_shard, numel_in_shard, intra_param_start_idx, intra_param_end_idx)` per parameter;
 before, `_shard_indices` (first and last parameter) and one `_shard_param_offsets` (first and last element) for each of
 those, which follow each other in the piece. Last elements are counted in. So every run has its exact place, and shapes
@@ -20,11 +20,11 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-from ckptools.formats.shared.flat_runs import FlatRun, shards_of
+from ckptools.formats.flat_parameters.flat_runs import FlatRun, shards_of
 from ckptools.model.regions import Ints
 from ckptools.model.tensor import Tensor
 from ckptools.model.values import Opaque, describe_for_error
-from ckptools.training_state.wrappers import without_wrappers
+from ckptools.training_state.parameter_names import without_wrappers
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class ParameterRun:
         shape: of the whole parameter.
         start: index of the run's first element in the flattened parameter.
         at: index of that element in the rank's piece of the flat parameter.
-        numel: how many; 0 where the rank has nothing of it.
+        numel: number of elements; 0 where the rank has none.
     """
 
     shape: Ints
@@ -89,7 +89,7 @@ def _pieces(fields: Mapping[str, Any], room: int) -> Iterator[tuple[str, Paramet
 
 
 def _runs(fields: Mapping[str, Any], count: int) -> Iterator[Ints]:
-    """`(start, at, numel)` of each parameter, as torch 2.1 and later say."""
+    """`(start, at, numel)` of each parameter, as torch 2.1 and later state them."""
     infos = fields.get("_shard_param_infos")
     if not isinstance(infos, (list, tuple)) or len(infos) != count:
         raise ValueError("a flat parameter without an account of its shards")

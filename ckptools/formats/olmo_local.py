@@ -1,6 +1,6 @@
 """OLMo's local checkpoints: folders `model`, `optim` and `train` with a file for each rank, and a `metadata.yaml`.
 
-What is in them is in `olmo_flat`. `metadata.yaml` says `world_size: N`. Folders of the same names that hold ordinary
+`olmo_flat` describes their content. `metadata.yaml` says `world_size: N`. Folders of the same names that hold ordinary
 state dicts are put side by side all the same: each part is merged as rank files are.
 
 OLMo's other checkpoints: `rank3.pt` (`torch_legacy`) is read by `rank_files`, `model_and_optim/` (`torch_new`) is DCP.
@@ -20,15 +20,14 @@ from ckptools.files.opening import File
 from ckptools.formats import olmo_flat
 from ckptools.formats.olmo_flat import ParameterRun
 from ckptools.formats.options import Options
-from ckptools.formats.shared import rank_checks
-from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder
-from ckptools.formats.shared.file_status import Fault, looked_at, was_read
+from ckptools.formats.rank_search import rank_checks
+from ckptools.formats.rank_search.rank_names import RankName, check_links, names_in, parse, siblings
+from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, Fault, looked_at, was_read
 from ckptools.formats.shared.merge import Merge
-from ckptools.formats.shared.rank_names import RankName, check_links, names_in, parse, siblings
 from ckptools.model.checkpoint import Checkpoint, Fact, RankFile
 from ckptools.model.tree import tensors_in
 from ckptools.pickles.reader import Saved
-from ckptools.training_state.module_order import AS_SAVED, BY_UNIT
+from ckptools.training_state.parameter_names import AS_SAVED, BY_UNIT
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import find_step
 
@@ -62,16 +61,16 @@ def read(path: Path, options: Options) -> Checkpoint:
     """Open the checkpoint that a folder or a file of it belongs to.
 
     Raises:
-        ReadError: the file that is read first cannot be, or is not what OLMo writes.
+        ReadError: the file that is read first is unreadable, or not OLMo's.
     """
     builder = CheckpointBuilder(NAME, path)
     root = _root(path)
     if root is None:
         raise ReadError(path, "no folders model and optim with rank files")
-    return _Opening(builder, root, options).checkpoint()
+    return _OlmoFolder(builder, root, options).checkpoint()
 
 
-class _Opening:
+class _OlmoFolder:
     """The steps of opening one checkpoint, with what they find on the way."""
 
     def __init__(self, builder: CheckpointBuilder, root: Path, options: Options) -> None:
@@ -139,7 +138,7 @@ class _Opening:
         trees = {part: self.saved[part, rank].tree for part in self.found if (part, rank) in self.saved}
         model = trees.get("model")
         if model is None and "model" in self.found:
-            trees.pop("optim", None)  # without the model's runs nobody knows what its moments belong to
+            trees.pop("optim", None)  # without the model's runs its moments belong to unknown parameters
         if not olmo_flat.is_flat_model(model):
             return trees
         path = self.files["model", rank].path

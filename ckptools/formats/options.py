@@ -1,4 +1,4 @@
-"""What a caller may ask of any format when it opens a checkpoint."""
+"""Options that every format accepts when it opens a checkpoint."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from ckptools.pickles.reader import Saved
 from ckptools.training_state import modules
 
 if TYPE_CHECKING:
-    from ckptools.formats.shared.shapes import Shapes
+    from ckptools.formats.shared.given import Shapes
 
 Reader = Callable[[Path], Saved]
 OnFile = Callable[[Path], None]
 Weights = Literal["fp32", "module"]
 
 MAX_RANKS = 64
-"""Ranks whose files are read without being asked to; what is told of a checkpoint never depends on a clock."""
+"""Up to this many ranks, every file is read by default; results never depend on a clock."""
 
 MAX_STRUCTURE = 64 << 20
-"""Bytes of structure that are read without being asked to."""
+"""Up to this many bytes of structure, every file is read by default."""
 
 
 def is_small(ranks: int, nbytes: int) -> bool:
-    """Whether so few ranks have so few bytes of structure that all are read without being asked to."""
+    """Whether there are few enough ranks, with little enough structure, to read all by default."""
     return ranks <= MAX_RANKS and nbytes <= MAX_STRUCTURE
 
 
@@ -43,18 +43,18 @@ class Options:
         all_ranks: read every rank's structure, not just that of the file that was named.
         only_this_file: do not look for siblings.
         follow_symlinks: accept siblings that are links out of the folder.
-        read_file: what reads one torch.save file; the inert reader unless somebody asks for torch's.
-        read_ahead: told which files will be read, and in which order, where they may be many.
+        read_file: reads one torch.save file; the inert reader by default.
+        read_ahead: called with the files that will be read, in order, where they may be many.
         jobs: processes that read rank files; None for as many as there are cores, where there is work for them.
         on_file: called for each torch.save file that has been read, such as to say how far it is.
-        shapes: the shapes of parameters that the checkpoint itself does not tell.
+        shapes: the shapes of parameters that the checkpoint itself lacks.
         weights: where a checkpoint holds the model twice (DeepSpeed, Megatron): `fp32` for the optimizer's master
             copy where it has one, `module` for the weights that the forward pass used.
         names: names for an optimizer that is keyed by number.
-        said: gets, for each file that is read, what it says of where it comes from.
+        said: receives the origin that each read file states.
         rules: a JSON file with the dimension along which each tensor-parallel weight is joined.
-        files: rank files that the caller named one by one, which are the checkpoint; empty to look for siblings.
-        ranks: what the rank files of a folder are called, such as `model-{rank}-of-{world}.pt`.
+        files: rank files that the caller gave one by one, which are the checkpoint; empty to look for siblings.
+        ranks: names of the rank files of a folder, such as `model-{rank}-of-{world}.pt`.
     """
 
     all_ranks: bool = False
@@ -74,5 +74,5 @@ class Options:
 
     @property
     def looks_around(self) -> bool:
-        """Whether siblings are looked for: the caller neither named them nor wants none."""
+        """Whether siblings are searched: the caller neither gave them nor excluded them."""
         return not (self.only_this_file or self.files or self.ranks)

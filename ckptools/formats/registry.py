@@ -1,29 +1,35 @@
-"""The formats in the order in which they are tried, each imported only when a name suggests it.
+"""The known formats: those of other packages, then our own in the order in which they are tried.
 
-Importing all of them takes as long as reading a rank file does.
+Our own are imported only when a name suggests them: importing all of them takes as long as reading a rank file does.
 """
 
 from __future__ import annotations
 
 import re
+import sys
+import warnings
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
+from ckptools.errors import CkptoolsError
+
 if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
     from ckptools.formats.options import Options
     from ckptools.model.checkpoint import Checkpoint
 
 
 class Format(Protocol):
-    """What every module in this folder that reads a format provides.
+    """The interface of a format: every module in this folder that reads one provides it.
 
     Attributes:
         NAME: an identifier.
-        READS: what it reads, in one line.
-        KNOWN_BY: by what it is recognised, in one line.
+        READS: the files that it reads, in one line.
+        KNOWN_BY: how they are recognised, in one line.
     """
 
     @property
@@ -44,12 +50,12 @@ AnyFormat = TypeVar("AnyFormat", bound=Format)
 
 
 class OnDemand:
-    """A format whose module is imported when it is asked something.
+    """A format whose module is imported on first use.
 
     Attributes:
         NAME: its identifier, which is the name of its module in this folder.
-        suggested_by: what is found in the name of a file or folder that may be such a checkpoint.
-        per_rank: whether its files are torch.save files of a rank each, which a caller may name one by one.
+        suggested_by: a pattern of names of files or folders that may be such a checkpoint.
+        per_rank: whether its files are one rank's torch.save files, which a caller may give one by one.
     """
 
     def __init__(self, name: str, suggested_by: str, per_rank: bool = False) -> None:
@@ -68,12 +74,12 @@ class OnDemand:
 
     @property
     def READS(self) -> str:  # noqa: N802
-        """What the format reads, in one line."""
+        """The files that the format reads, in one line."""
         return self._module.READS
 
     @property
     def KNOWN_BY(self) -> str:  # noqa: N802
-        """By what the format is recognised, in one line."""
+        """How the format is recognised, in one line."""
         return self._module.KNOWN_BY
 
     def detect(self, path: Path) -> bool:
@@ -86,13 +92,13 @@ class OnDemand:
 
 
 def names_of(path: Path) -> list[str]:
-    """What suggests a format: the last parts of the path of a file, or a folder's name and what is in it."""
+    """Names that may suggest a format: the end of a file's path, or a folder's name and entries."""
     above = "/".join(path.parts[-3:])
     return [above, *(entry.name for entry in path.iterdir())] if path.is_dir() else [above]
 
 
 def recognised(path: Path, formats: Sequence[AnyFormat]) -> AnyFormat | None:
-    """The first format that detects `path`: of those that its names suggest, then of all others."""
+    """The first format that detects `path`; those that its names suggest are tried first."""
     names = names_of(path)
     suited = [f for f in formats if not isinstance(f, OnDemand) or f.suits(names)]
     others = [f for f in formats if f not in suited]
@@ -100,7 +106,7 @@ def recognised(path: Path, formats: Sequence[AnyFormat]) -> AnyFormat | None:
 
 
 RANK_FILES = OnDemand("rank_files", r"rank", per_rank=True)
-"""What reads files that the caller names one by one, or whose names the caller tells."""
+"""The format for files that the caller gives one by one, or by a pattern."""
 
 # Most specific first: any rank file is a torch file too, so the plain file comes last. What training leaves goes before
 # Hugging Face's names, which an export into the same folder has.
@@ -127,3 +133,89 @@ FORMATS: tuple[OnDemand, ...] = (
     OnDemand("hugging_face", r"\.safetensors|\.bin|^adapter|^diffusion|^trainer_state\.json$"),
     OnDemand("torch_file", r"", per_rank=True),
 )
+
+
+# -- formats of other packages: they are installed on purpose, so they are tried before our own -----------------------
+
+GROUP = "ckptools.formats"
+"""The group of entry points, each a module or an object with the attributes of `Format`."""
+
+NEEDS = ("NAME", "READS", "KNOWN_BY", "detect", "read")
+
+
+class PluginWarning(UserWarning):
+    """A format from another package is broken, and is left out."""
+
+
+class Guarded:
+    """A format from another package, whose failures do not end the program.
+
+    Attributes:
+        NAME, READS, KNOWN_BY: as the format has them.
+    """
+
+    def __init__(self, format_: Any) -> None:
+        self._format = format_
+        self.NAME, self.READS, self.KNOWN_BY = str(format_.NAME), str(format_.READS), str(format_.KNOWN_BY)
+
+    def detect(self, path: Path) -> bool:
+        """Whether the format recognises `path`; False when it fails."""
+        try:
+            return bool(self._format.detect(path))
+        except Exception as error:
+            _warn(self.NAME, f"detect failed on {path.name}", error)
+            return False
+
+    def read(self, path: Path, options: Options) -> Checkpoint:
+        """Open a checkpoint of this format.
+
+        Raises:
+            CkptoolsError: as the format raises it, or the format fails in a way that it should not.
+        """
+        try:
+            return cast("Checkpoint", self._format.read(path, options))
+        except CkptoolsError:
+            raise
+        except Exception as error:
+            text = f"the format {self.NAME}, which another package brings, failed: {type(error).__name__}: {error}"
+            raise CkptoolsError(path, text) from error
+
+
+@lru_cache(maxsize=1)
+def formats_from_outside() -> tuple[Format, ...]:
+    """All loadable formats of installed packages, sorted by name."""
+    # `python -m` puts the current folder on the path; packages beside a checkpoint are never trusted.
+    folders = [folder for folder in sys.path if folder and Path(folder) != Path.cwd()]
+    # Its import takes a quarter of an inspect: skip it where no package needs it.
+    if not any(map(_names_group, folders)):
+        return ()
+    from importlib.metadata import distributions
+
+    points = {p.name: p for d in distributions(path=folders) for p in d.entry_points if p.group == GROUP}
+    found = (_load(points[name]) for name in sorted(points))
+    return tuple(f for f in found if f is not None)
+
+
+def _load(point: EntryPoint) -> Format | None:
+    try:
+        format_ = point.load()
+        absent = [name for name in NEEDS if not hasattr(format_, name)]
+        if absent:
+            raise AttributeError(f"has no {', '.join(absent)}")
+        return Guarded(format_)
+    except Exception as error:
+        _warn(point.name, f"{point.value} cannot be used", error)
+        return None
+
+
+def _warn(name: str, what: str, error: Exception) -> None:
+    text = f"format {name} from another package: {what}: {type(error).__name__}: {error}; it is left out"
+    warnings.warn(text, PluginWarning, stacklevel=3)
+
+
+def _names_group(folder: str) -> bool:
+    """Whether a package in a folder of Python's path may use the group."""
+    try:
+        return any(GROUP.encode() in file.read_bytes() for file in Path(folder).glob("*-info/entry_points.txt"))
+    except OSError:
+        return True

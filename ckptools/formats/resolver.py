@@ -1,7 +1,7 @@
-"""Shards in other ranks' files, found when the values of a lazy tensor are asked for. Each file is read once.
+"""Shards in other ranks' files, found when the values of a lazy tensor are read. Each file is read once.
 
-A file's layout says which rank holds which region, so only the files of the ranks that are needed are read; where it
-does not (HSDP names group-local ranks, flat parameters have their names from all ranks together) every rank's is.
+A file's layout names the rank of each region, so only the files of the needed ranks are read. Where it does not (HSDP
+names group-local ranks, flat parameters get their names from all ranks together) every rank's file is read.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
-from ckptools.formats.opening import open_again
+from ckptools.formats.open import open_again
 from ckptools.formats.options import Options
-from ckptools.formats.shared.rank_groups import rank_group
-from ckptools.formats.shared.rank_names import RankName
+from ckptools.formats.rank_search.rank_groups import rank_group
+from ckptools.formats.rank_search.rank_names import RankName
 from ckptools.model.checkpoint import Checkpoint, RankFile
 from ckptools.model.regions import Box
 from ckptools.model.tensor import UNLISTED, Shard, Tensor
@@ -23,21 +23,21 @@ from ckptools.model.tree import KeyPath, leaf_at
 from ckptools.pickles.reader import Saved
 
 JOINED = ("flat_pieces", "tensor_parallel")
-"""Kinds whose pieces one file alone does not place: the format joins them when it reads every rank."""
+"""Kinds of tensors that one file alone does not place: the format joins them when it reads every rank."""
 
 MAX_FILES = 8
-"""Rank files whose structures are kept one by one; where more are needed, all are read and merged into one."""
+"""Up to this many rank files are kept separately; above, all are read and merged into one."""
 
 AnyTensor = TypeVar("AnyTensor", bound=Tensor)
 
 
 class Resolver:
-    """Finds what one rank's file says is in others, for every tensor of a checkpoint.
+    """Finds the shards that lie in other ranks' files, for every tensor of a checkpoint.
 
     Attributes:
         path: what was opened: a rank file, or a folder of them.
         options: how it was opened; the other files are read in the same way.
-        files: what was found of every rank's file when it was opened.
+        files: the status of every rank's file when it was opened.
     """
 
     def __init__(self, path: Path, options: Options, files: Sequence[RankFile] = ()) -> None:
@@ -46,7 +46,7 @@ class Resolver:
         self._whole: Checkpoint | None = None
 
     def all_ranks(self) -> Checkpoint:
-        """The checkpoint with every rank's structure read, which happens once, and again if a file has changed since.
+        """The checkpoint with every rank's structure, read once, and again if a file has changed since.
 
         Raises:
             CkptoolsError: it cannot be opened any more.
@@ -62,7 +62,7 @@ class Resolver:
         Args:
             tensor: as one rank's file has it.
             key: its key path in the checkpoint's tree.
-            box: the region whose values are asked for.
+            box: the requested region.
         """
         wanted = {s.rank for s in tensor.shards if not s.was_read and (not box.sizes or s.box.intersect(box))}
         unlisted = not tensor.shards or tensor.kind in UNLISTED or None in wanted
@@ -73,7 +73,7 @@ class Resolver:
         return tensor
 
     def with_rank(self, tensor: AnyTensor, key: KeyPath, rank: int) -> AnyTensor:
-        """Add the shards of one rank, from its file if that is here."""
+        """Add the shards of one rank, from its file if it exists."""
         members = self._files_of(tensor)
         if not members or self._whole is not None:
             return self._from_all_ranks(tensor, key)
@@ -89,7 +89,7 @@ class Resolver:
         """Ranks whose file of a tensor was `missing`, `cut` or `bad` when it was opened.
 
         Args:
-            key: the tensor's key path; where a rank has several files, its first key says in which it is.
+            key: the tensor's key path; where a rank has several files, its first key names the file's part.
         """
         of = ("", key[0] if key else "")
         return {
@@ -99,19 +99,19 @@ class Resolver:
         }
 
     def close(self) -> None:
-        """Forget what was read of other files."""
+        """Drop the structures of other files."""
         self._saved.clear()
         self._whole = None
 
     def _read(self, path: Path) -> Saved:
-        """The structure of one rank file; read again only where it was written again."""
+        """The structure of one rank file; read again only if the file has changed."""
         modified = path.stat().st_mtime_ns
         if self._saved.get(path, (None,))[0] != modified:
             self._saved[path] = modified, self.options.read_file(path)
         return self._saved[path][1]
 
     def _files_of(self, tensor: Tensor) -> list[RankName]:
-        """The rank files that hold its shards; none where one file alone does not place them, but the format does."""
+        """The rank files with its shards; none where only the format can place them."""
         return [] if tensor.kind in JOINED else self._rank_files
 
     @cached_property
@@ -120,12 +120,12 @@ class Resolver:
         members = found[1] if found else []
         if not members:
             return []
-        # Where only the content tells the ranks, each file has to be read to know whose it is.
+        # Where only the contents have the ranks, each file has to be read to find its rank.
         named = all(n.rank_in_name for n in members) and (any(not n.rank for n in members) or not members[0].spelled)
         return members if named else []
 
     def _from_all_ranks(self, tensor: AnyTensor, key: KeyPath) -> AnyTensor:
-        """The tensor with what all ranks' files together say of it."""
+        """Read the tensor from all ranks' files."""
         found = leaf_at(self.all_ranks().tree, key)
         if not isinstance(found, Tensor):
             return tensor
@@ -134,7 +134,7 @@ class Resolver:
 
 
 def _unchanged(file: RankFile) -> bool:
-    """Whether a file is as it was when its checkpoint was opened: of one size and time, or missing."""
+    """Whether a file's size and time, or its absence, are as they were when the checkpoint was opened."""
     try:
         status = file.path.stat()
     except OSError:
@@ -143,7 +143,7 @@ def _unchanged(file: RankFile) -> bool:
 
 
 def _with_shards(tensor: AnyTensor, rank: int, found: tuple[Shard, ...]) -> AnyTensor:
-    """The tensor with the shards that a rank's own file has, in place of what is said of them elsewhere."""
+    """Replace the shards of a rank by those in its own file."""
     own = [s._replace(rank=rank) for s in found]
     boxes = {s.box for s in own}
     kept = [s for s in tensor.shards if s.rank != rank and (s.was_read or s.box not in boxes)]

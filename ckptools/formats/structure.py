@@ -1,4 +1,4 @@
-"""What a checkpoint's structure tells to be wrong, whatever its format: gaps, overlaps, optimizers, steps, classes."""
+"""Problems that a checkpoint's structure shows in any format: gaps, overlaps, optimizers, steps, classes."""
 
 from __future__ import annotations
 
@@ -6,23 +6,21 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.cover import cover_problem
 from ckptools.model.problems import Code, Problem, worst_first
-from ckptools.model.tensor import Tensor
+from ckptools.model.tensor import Tensor, shard_ranks
 from ckptools.model.tree import KeyPath, fqn_of, tensors_in
 from ckptools.pickles.foreign_names import unsafe_names
-from ckptools.tensor_io.coverage import cover_problem
 from ckptools.text import few
-from ckptools.training_state.consistency import optimizer_problems, step_problems
+from ckptools.training_state.judgement import copy_problems, is_placed, optimizer_problems, step_problems
 from ckptools.training_state.sections import sections_of, tensors_of
-from ckptools.training_state.stated_copies import copy_problems
-from ckptools.training_state.verdict import is_placed
 
 OF_TENSORS = (Code.TENSOR_GAP, Code.TENSOR_OVERLAP, Code.TENSOR_NOT_JOINED, Code.LAYOUT_DISAGREES, Code.COPIES_DIFFER)
-"""Kinds of problems by which a reader has told of a tensor already."""
+"""Kinds of problems that already report a tensor."""
 
 
 def with_structure_problems(ck: Checkpoint) -> Checkpoint:
-    """The checkpoint with the problems that are told from its structure; of its tensors once every rank was read."""
+    """Add the problems that the structure shows; those of tensors once every rank was read."""
     found = [*ck.problems]
     found += _tensor_problems(ck, {p.tensor for p in found if p.kind in OF_TENSORS}) if ck.structure_read else []
     found += _unjoined(ck, [p.message for p in found if p.kind is Code.TENSOR_NOT_JOINED])
@@ -30,8 +28,8 @@ def with_structure_problems(ck: Checkpoint) -> Checkpoint:
     found += optimizer_problems(ck)
     found += step_problems(ck)
     found += unsafe_names(ck.names, ck.tree)
-    told = set(ck.problems)
-    new = dict.fromkeys(p for p in found[len(ck.problems) :] if p not in told)
+    seen = set(ck.problems)
+    new = dict.fromkeys(p for p in found[len(ck.problems) :] if p not in seen)
     made = replace(ck, problems=worst_first([*ck.problems, *new]))
     made.worked_out.update(ck.worked_out)
     made.worked_out.pop("verdict", None)
@@ -39,13 +37,14 @@ def with_structure_problems(ck: Checkpoint) -> Checkpoint:
 
 
 def _tensor_problems(ck: Checkpoint, known: set[str | None]) -> Iterator[Problem]:
-    """Tensors whose shards do not make all of them: a line for each section and kind, as there may be thousands.
+    """Incomplete tensors: a line for each section and kind, as there may be thousands.
 
-    A gap where a lost file was follows from that loss, which is told anyway.
+    A gap in a lost file follows from that loss, which has its own problem.
     """
     causes = [p for p in ck.problems if p.severity == "error" and p.kind.lacks in ("file", "part")]
     lost = {None, *(p.rank for p in causes)} if causes else set()
-    lost |= {s.rank for _, t in tensors_in(ck.tree) for s in t.shards} - set(ck.ranks) if None in lost else set()
+    if None in lost:
+        lost |= {rank for _, t in tensors_in(ck.tree) for rank in shard_ranks(t.shards)} - set(ck.ranks)
     for section in sections_of(ck):
         groups: dict[Code, list[Problem]] = {}
         for path, tensor in tensors_of([section]):
@@ -64,11 +63,11 @@ def _of_tensor(ck: Checkpoint, path: KeyPath, tensor: Tensor, known: set[str | N
     return None if fqn in known else cover_problem(tensor, fqn)
 
 
-def _unjoined(ck: Checkpoint, told: Iterable[str]) -> Iterator[Problem]:
+def _unjoined(ck: Checkpoint, messages: Iterable[str]) -> Iterator[Problem]:
     """One warning for each reason why tensors cannot be put together."""
     reasons: dict[str, list[str]] = {}
     for path, tensor in tensors_of(sections_of(ck)):
-        if tensor.note and tensor.kind != "meta" and not any(tensor.note in text for text in told):
+        if tensor.note and tensor.kind != "meta" and not any(tensor.note in text for text in messages):
             reasons.setdefault(tensor.note, []).append(fqn_of(path))
     for why, names in reasons.items():
         yield Problem(Code.TENSOR_NOT_JOINED, f"{few(names, 1)}: {why}")

@@ -3,8 +3,8 @@
 Also as torch wrote it before 1.6 (a row of pickles), in a tar (Composer's `.tar`), and compressed; see
 `ckptools.pickles.legacy`, `tar_checkpoint` and `ckptools.files.compressed`. The first bytes say which.
 
-What is inside is told from the content by `sections`. A file whose name tells no rank has siblings where its content
-says so, and theirs proves it (`sibling_search`).
+The content decides what is inside (`sections`). A file without a rank in its name has siblings where its content says
+so, and theirs proves it (`sibling_search`).
 """
 
 from __future__ import annotations
@@ -15,17 +15,16 @@ from pathlib import Path
 from ckptools.files.file_type import content_of, head_at
 from ckptools.formats import rank_files
 from ckptools.formats.options import Options
-from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, in_form
-from ckptools.formats.shared.file_status import was_read
-from ckptools.formats.shared.part_signs import signs_of_a_part
-from ckptools.formats.shared.rank_names import COMPRESSED
-from ckptools.formats.shared.sibling_search import siblings_by_content
-from ckptools.formats.shared.stage_signs import other_parts_beside, signs_of_more
+from ckptools.formats.rank_search.part_signs import signs_of_a_part
+from ckptools.formats.rank_search.rank_names import COMPRESSED
+from ckptools.formats.rank_search.sibling_search import siblings_by_content
+from ckptools.formats.rank_search.stage_signs import other_parts_beside, signs_of_more
+from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, in_form, was_read
 from ckptools.model.checkpoint import Checkpoint, Fact
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tree import tensors_in
 from ckptools.pickles.reader import Saved
-from ckptools.training_state.module_order import AS_SAVED
+from ckptools.training_state.parameter_names import AS_SAVED
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import find_step, step_in
 
@@ -86,12 +85,12 @@ def stem(name: str) -> str:
 
 
 def _without_rank(path: Path, saved: Saved) -> Path:
-    """The folder, where the file's name has the rank that its content says in the place of a step."""
+    """The folder, where the number in the file's name is the rank in its content, not a step."""
     return path.parent / "-" if step_in(path.name) in {rank for rank, _ in saved.claims} - {None} else path
 
 
 def _part_of_more(path: Path) -> list[Problem]:
-    """A name such as `x-00001-of-00004.bin` or `mp_rank_00_x.pt` speaks of files that this format does not join."""
+    """A warning for names such as `x-00001-of-00004.bin` or `mp_rank_00_x.pt`, whose files are not joined here."""
     found = PART.search(path.name)
     if not found:
         return []
@@ -99,7 +98,7 @@ def _part_of_more(path: Path) -> list[Problem]:
 
 
 def _shards_of_one(saved: Saved, sharded: bool) -> list[Problem]:
-    """Shards of a larger world speak of other files, which no name tells."""
+    """A warning for shards of a larger world, whose other files have unknown names."""
     world = max((world for _, world in saved.claims), default=1)
     if world < 2:
         return []

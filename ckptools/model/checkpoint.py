@@ -1,4 +1,4 @@
-"""A checkpoint that was opened: its tree, its files, and what is known of how it was saved. Data only."""
+"""An opened checkpoint: its tree, its files, and what is known of how it was saved. Data only."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Fact(NamedTuple):
     """A value and where it comes from.
 
     Attributes:
-        value: the value, or None when nothing tells.
+        value: the value; None when it is unknown.
         sources: what says so, such as `("file name", "state.timestamp.batch")`.
         agree: False when the sources contradict each other.
         at_least: whether it may be more than the value, which is all that the sources prove.
@@ -42,8 +42,8 @@ class Fact(NamedTuple):
         """The value; None where it may be more."""
         return None if self.at_least else self.value
 
-    def _told(self) -> str:
-        return f"{self.words}: {few(self.sources) or 'nothing tells'}{'' if self.agree else '; CONTRADICTED'}"
+    def _summary(self) -> str:
+        return f"{self.words}: {few(self.sources) or 'stated nowhere'}{'' if self.agree else '; CONTRADICTED'}"
 
 
 @displayed
@@ -52,12 +52,12 @@ class RankFile(NamedTuple):
 
     Attributes:
         path: the file, as found.
-        rank: its rank, from the content where that tells, else from the name; None for a monolithic file.
+        rank: its rank, from the content if that states it, else from the name; None for a monolithic file.
         part: what of the checkpoint it holds when a rank has several files (`model`, `optim`), else "".
         status: `read` in full, `seen` (directory checked only), `listed` (in a store, only its
             name and size are known), `cut`, `missing`, or `bad`.
         nbytes: size in bytes, 0 when missing.
-        modified: file time, seconds since 1970; None when missing, 0 where it is not told.
+        modified: file time, seconds since 1970; None when missing, 0 when unknown.
     """
 
     path: Path
@@ -72,13 +72,13 @@ class RankFile(NamedTuple):
         """Whether it is there, and nothing wrong is known of it."""
         return self.status in ("read", "seen", "listed")
 
-    def _told(self) -> str:
+    def _summary(self) -> str:
         rank = "" if self.rank is None else f"rank {self.rank}: "
         return f"{rank}{self.status}, {size(self.nbytes)}, {clip_middle(self.path.name, 60)}"
 
 
 class ReadCost(NamedTuple):
-    """What opening it cost.
+    """The cost of opening a checkpoint.
 
     Attributes:
         files: files read in full.
@@ -108,16 +108,16 @@ class ModuleOrder(NamedTuple):
 
 @dataclass(frozen=True)
 class GivenNames:
-    """Names of parameters, as something beside the checkpoint tells them; at least in one of two orders.
+    """Names of parameters that the user gave, in the optimizer's order, in the module's, or both.
 
     Attributes:
-        told_by: what told them, for messages.
-        listed: names in the optimizer's order, by param group; one group stands for all where they are not told apart.
+        given_by: where they come from, for messages.
+        listed: names in the optimizer's order, by param group; one group stands for all where groups are not known.
         shapes: shape by name in the order of the module.
         buffers: whether `shapes` has the module's buffers too.
     """
 
-    told_by: str
+    given_by: str
     listed: tuple[tuple[str, ...], ...] = ()
     shapes: Mapping[str, Ints] = field(default_factory=dict)
     buffers: bool = False
@@ -139,24 +139,24 @@ class Checkpoint:
         module_order: whether the format keeps the order in which the module has its parameters, and why.
         problems: what is wrong, the worst first; `Code` explains their codes.
         names: dotted names of every class and function that the files mention.
-        all_ranks: whether every rank's file was read, so that `tree` holds everybody's shards.
+        all_ranks: whether every rank's file was read, so that `tree` has the shards of all ranks.
         differing: key paths of values outside model, optimizer and scheduler that differ between the ranks; the
             tree holds the lowest rank's.
         per_rank: what each rank has at a key path, where the tree holds the lowest rank's: random states, positions in
             the data and what else differs outside model, optimizer and scheduler; tensors as that rank's file has them.
         unequal: the same where all should have one value, where only some have any (`Absent` stands for the others),
             and where a foreign object holds other values: to look at, while `per_rank` is kept in what is written.
-        bytes_expected: bytes that all files together should have; None when nothing tells.
+        bytes_expected: bytes that all files together should have; None when unknown.
         cost: what opening it cost.
         assumed_names: parameters whose optimizer state has a number in the files, and got its name by order when it
             was read.
-        names_given: names for optimizer state that is keyed by number, which the user told.
+        names_given: names that the user gave for optimizer state that is keyed by number.
         rounded: fp32 copies that round to weights if the layout that was found is right; verify and consolidate look.
         in_parts: whether ranks' files hold parameters of their own, such as stages of a pipeline.
         text_keys: whether its format makes a text of every key of a dict, so that 1 and "1" look the same in it.
         stated_versions: of what wrote it, as files beside it state them, by where: `config.json.transformers_version`.
         provenance: what it was made of, where `consolidate` wrote it; None where its files do not say.
-        hollow: tensors with zeros that lie in holes of sparse files, and that nobody wrote.
+        hollow: tensors with zeros that lie in holes of sparse files and were never written.
         options: how it was opened, so that it can be opened again with all ranks.
         worked_out: what was worked out of it once, by name: its sections, its optimizers.
     """

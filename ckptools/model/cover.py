@@ -1,17 +1,21 @@
-"""The proof that boxes hold every element of a tensor exactly once, or what they leave out and where they meet."""
+"""Check that boxes cover every element of a tensor exactly once; else find gaps and overlaps."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, pairwise
 from math import prod
+from operator import add, itemgetter
 from typing import NamedTuple
 
-from ckptools.model.regions import Box, Run
+from ckptools.model.problems import Code, Problem
+from ckptools.model.regions import Box, Ints, Run
+from ckptools.model.tensor import Tensor
+from ckptools.text import first_few
 
 
 class Cover(NamedTuple):
-    """What a set of boxes leaves out of a tensor, and where two of them meet.
+    """The elements of a tensor that a set of boxes leaves out, and the boxes that overlap.
 
     Attributes:
         missing: number of elements that no box holds.
@@ -27,7 +31,7 @@ class Cover(NamedTuple):
 
     @property
     def exact(self) -> bool:
-        """Whether every element is held exactly once."""
+        """Whether every element is in exactly one box."""
         return not (self.missing or self.overlaps or self.outside)
 
 
@@ -37,16 +41,16 @@ MAX_COMPARISONS = 2_000_000
 
 
 class TangledLayoutError(ValueError):
-    """The boxes lie so that telling whether they meet would take too long; no framework writes such a layout."""
+    """A layout so tangled that finding overlaps would take too long; no framework writes one."""
 
 
 def cover(shape: Sequence[int], boxes: Iterable[Box]) -> Cover:
-    """Prove that `boxes` hold every element of a tensor of `shape` once, or say what is wrong.
+    """Check that `boxes` cover every element of a tensor of `shape` once, or say what is wrong.
 
     Boxes without elements are left out of it. Equal boxes are an overlap: replicas are for the caller to fold.
 
     Raises:
-        TangledLayoutError: when that cannot be told in reasonable time.
+        TangledLayoutError: this would take too long.
     """
     boxes = list(boxes)
     if _in_a_row(shape, boxes):
@@ -66,18 +70,18 @@ def cover(shape: Sequence[int], boxes: Iterable[Box]) -> Cover:
 def _in_a_row(shape: Sequence[int], boxes: Sequence[Box]) -> bool:
     """Whether boxes follow each other along one dimension and span the others, which is how most tensors are cut."""
     whole = tuple(shape)
-    if not boxes or any(len(b.sizes) != len(whole) or len(b.offsets) != len(whole) for b in boxes):
+    offsets, sizes = [b.offsets for b in boxes], [b.sizes for b in boxes]
+    if not boxes or {*map(len, offsets), *map(len, sizes)} != {len(whole)}:
         return False
-    dim = next((d for d, n in enumerate(whole) if boxes[0].sizes[d] != n), None)
+    dim = next((d for d, n in enumerate(whole) if sizes[0][d] != n), None)
     if dim is None:
-        return len(boxes) == 1 and not any(boxes[0].offsets)
-    at, before, behind = 0, whole[:dim], whole[dim + 1 :]
-    for box in sorted(boxes, key=lambda b: b.offsets[dim]):
-        o, n = box.offsets, box.sizes
-        if o[dim] != at or n[dim] <= 0 or n[:dim] != before or n[dim + 1 :] != behind or any(o[:dim] + o[dim + 1 :]):
+        return len(boxes) == 1 and not any(offsets[0])
+    for d, n in enumerate(whole):
+        if d != dim and (any(map(itemgetter(d), offsets)) or {*map(itemgetter(d), sizes)} != {n}):
             return False
-        at += n[dim]
-    return at == whole[dim]
+    runs = sorted(zip(map(itemgetter(dim), offsets), map(itemgetter(dim), sizes), strict=True))
+    starts, lengths = [start for start, _ in runs], [length for _, length in runs]
+    return min(lengths) > 0 and [*starts, whole[dim]] == [0, *map(add, starts, lengths)]
 
 
 def _overlapping(boxes: list[Box], ndim: int) -> Iterator[tuple[Box, Box]]:
@@ -92,7 +96,7 @@ def _overlapping(boxes: list[Box], ndim: int) -> Iterator[tuple[Box, Box]]:
         active = [a for a in active if a.offsets[dim] + a.sizes[dim] > box.offsets[dim]]
         compared += len(active)
         if compared > MAX_COMPARISONS:
-            raise TangledLayoutError(f"{len(boxes)} boxes, too tangled to tell whether they overlap")
+            raise TangledLayoutError(f"{len(boxes)} boxes, too tangled to find overlaps")
         yield from ((a, box) for a in active if _meet(a, box))
         active.append(box)
 
@@ -103,7 +107,7 @@ def _meet(a: Box, b: Box) -> bool:
 
 
 def _named_gaps(shape: Sequence[int], boxes: Sequence[Box]) -> tuple[Box, ...]:
-    """What is left of the tensor when every box is taken out, as disjoint boxes in order."""
+    """The rest of the tensor without the boxes, as disjoint boxes in order."""
     dims = sorted(range(len(shape)), key=lambda d: -len({b.offsets[d] for b in boxes}))
     holes = _holes(shape, list(boxes), dims, [MAX_COMPARISONS])
     at = [dims.index(d) for d in range(len(shape))]
@@ -139,9 +143,50 @@ def _holes(shape: Sequence[int], boxes: list[Box], dims: Sequence[int], budget: 
         inner = _holes(shape, active, rest, budget)
         budget[0] -= 1 + len(active) + len(inner)
         if budget[0] < 0:
-            raise TangledLayoutError(f"{len(boxes)} boxes, too tangled to tell what they leave out")
+            raise TangledLayoutError(f"{len(boxes)} boxes, too tangled to find gaps")
         if inner != last[2]:
             holes += (((last[0], last[1]), *hole) for hole in last[2])
             last = (low, low, inner)
         last = (last[0], high, inner)
     return holes + [((last[0], last[1]), *hole) for hole in last[2]]
+
+
+# -- of a tensor's shards: the problem that says what is missing or overlaps ------------------------------------------
+
+
+def cover_problem(tensor: Tensor, fqn: str) -> Problem | None:
+    """Why a tensor cannot be put together whole, or None."""
+    if tensor.note:
+        return Problem(Code.TENSOR_NOT_JOINED, tensor.note, None, fqn)
+    try:
+        covered = cover(tensor.shape, tensor.found_boxes)
+    except TangledLayoutError as error:
+        return Problem(Code.TENSOR_NOT_JOINED, str(error), None, fqn, "error")
+    if covered.exact:
+        return None
+    if covered.outside:
+        box = covered.outside[0]
+        text = f"a shard at {box}{_whose(tensor, box)} outside of {list(tensor.shape)}"
+        return Problem(Code.TENSOR_OVERLAP, text, None, fqn)
+    if covered.overlaps:
+        a, b = covered.overlaps[0]
+        text = f"shards {a}{_whose(tensor, a)} and {b}{_whose(tensor, b)} overlap"
+        return Problem(Code.TENSOR_OVERLAP, text, None, fqn)
+    ranks = sorted({s.rank for s in tensor.shards if not s.was_read and s.rank is not None})
+    whose = f", held by rank {', '.join(map(str, ranks[:8]))}" if ranks else ""
+    where = first_few(covered.gaps, 3)
+    text = f"gap {where}: {covered.missing} of {tensor.numel} elements are in no file here{whose}"
+    return Problem(Code.TENSOR_GAP, text, ranks[0] if ranks else None, fqn)
+
+
+def can_be_read(shape: Ints, boxes: Iterable[Box]) -> bool:
+    """Whether boxes cover a tensor; False also where finding out would take too long."""
+    try:
+        return cover(shape, set(boxes)).exact
+    except TangledLayoutError:
+        return False
+
+
+def _whose(tensor: Tensor, box: Box) -> str:
+    ranks = sorted({s.rank for s in tensor.shards if s.box == box and s.rank is not None})
+    return f" (rank {', '.join(map(str, ranks[:8]))})" if ranks else ""

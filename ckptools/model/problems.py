@@ -1,4 +1,4 @@
-"""What is wrong with a checkpoint: the one table of problem codes, and the record of one finding."""
+"""The problems of a checkpoint: the one table of their codes, and the record of one of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ some elements of one."""
 
 
 class Code(Enum):
-    """Every problem that is told of a checkpoint; nowhere else are its code and its usual severity written.
+    """Every problem that a checkpoint can have, with its code and usual severity.
 
     Attributes:
         code: stable, such as `CK001`; what is printed, and what `--ignore` takes.
@@ -126,7 +126,7 @@ class Problem:
         names = ("code", "severity", "rank", "tensor", "message", "files")
         return {name: getattr(self, name) for name in names}
 
-    def _told(self) -> str:
+    def _summary(self) -> str:
         return f"{self.severity} {self}"
 
     @property

@@ -1,10 +1,11 @@
-"""What an output of `consolidate` says of itself: what it was made of, and which of its values nobody saved."""
+"""The provenance of an output of `consolidate`: what it was made of, and which values are not from a checkpoint."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any, NamedTuple
 
 from ckptools.model.records import displayed, to_dict
@@ -15,7 +16,7 @@ KEY = "ckptools"
 """Its name in the metadata of a safetensors file."""
 
 FILE_NAME = "ckptools.json"
-"""What it is called as an entry of a `.pt`, and as a file of a DCP folder."""
+"""Its name as an entry of a `.pt`, and as a file of a DCP folder."""
 
 MAX_BYTES = 1 << 20
 """Bytes of a record that are read; what is written stays far below."""
@@ -46,8 +47,8 @@ class Origin(NamedTuple):
     Attributes:
         name: what it was called, without a folder.
         format: name of its format.
-        step: its training step; None where nothing told.
-        world_size: ranks that saved it; None where nothing told.
+        step: its training step; None when unknown.
+        world_size: ranks that saved it; None when unknown.
     """
 
     name: str
@@ -60,12 +61,12 @@ class Origin(NamedTuple):
         ranks = [] if self.world_size in (None, 1) else [plural(self.world_size or 0, "rank")]
         return ", ".join([clip_middle(printable(self.name), 80), *step, *ranks])
 
-    def _told(self) -> str:
+    def _summary(self) -> str:
         return str(self)
 
 
 class Filled(NamedTuple):
-    """A tensor with values that no file held.
+    """A tensor with values that were in no file.
 
     Attributes:
         name: fqn in the output.
@@ -97,13 +98,13 @@ class LeftOut(NamedTuple):
 @displayed
 @dataclass(frozen=True)
 class Provenance:
-    """Where an output comes from, and what of it is not what was saved.
+    """The origin of an output, and the values in it that differ from what was saved.
 
     Attributes:
         version: of the ckptools that wrote it.
         part: what of the source it holds: `model`, `optimizer`, `all`, or a glob of names.
         sources: the checkpoint that it was made of; behind it what that was made of, and so on.
-        filled: tensors with values that no file held.
+        filled: tensors with values that were in no file.
         left_out: what the output lacks.
         more_filled: tensors with such values that are not named.
         more_lost: things that the source had lost, and are not named.
@@ -119,7 +120,7 @@ class Provenance:
 
     @property
     def by(self) -> str:
-        """What wrote it, and what its source was made of: `by ckptools 0.1.0; that of ep0-ba5, step 5`."""
+        """The writer of it and the sources of its source: `by ckptools 0.1.0; that of ep0-ba5, step 5`."""
         before = [f"that of {source}" for source in self.sources[1:]]
         return "; ".join([f"by ckptools {clip(printable(self.version), 40)}", *before])
 
@@ -140,11 +141,11 @@ class Provenance:
             "left_out": sum(not one.lost for one in self.left_out),
         }
 
-    def _told(self) -> str:
+    def _summary(self) -> str:
         return str(self)
 
     def to_json(self) -> str:
-        """The record as it is written: at most so many names, and no more than a reader takes."""
+        """The record as it is written: at most `MAX_NAMED` names of a kind, so that it stays below `MAX_BYTES`."""
         filled, more_filled = _within(self.filled, self.more_filled)
         lost, more_lost = _within([one for one in self.left_out if one.lost], self.more_lost)
         others, _ = _within([one for one in self.left_out if not one.lost], 0)
@@ -166,7 +167,7 @@ def _clipped(origin: Origin) -> Origin:
 
 
 def _within(entries: Sequence[Any], more: int) -> tuple[list[Any], int]:
-    """Those of some entries that are named, and how many are not."""
+    """The entries that are named, and the number of the others."""
     kept = [one for one in entries if len(one.name) <= MAX_NAME][:MAX_NAMED]
     return kept, more + len(entries) - len(kept)
 
@@ -186,3 +187,60 @@ def joined(records: Iterable[Provenance]) -> Provenance | None:
         max(record.more_filled for record in found),
         max(record.more_lost for record in found),
     )
+
+
+# -- the side file `OUT.left-out.json`, which lists what was not written and every hole that was filled ---------------
+
+
+LEFT_OUT_SCHEMA = "ckptools/left-out/1"
+MAX_SIDE_FILE = 16 << 20
+"""Bytes of a side file that are read."""
+
+MAX_LISTED = 5000
+"""At most this many things of each kind are named."""
+
+
+def of_side_file(made: Any) -> Provenance:
+    """Parse a side file: only filled and missing values, without a source.
+
+    Raises:
+        KeyError, TypeError, ValueError: it is no such file.
+    """
+    if not isinstance(made, dict) or made.get("schema") != LEFT_OUT_SCHEMA:
+        raise ValueError(f"expected {LEFT_OUT_SCHEMA}")
+    holes = {_name(one): one for one in made["missing"]}
+    filled = [_filled(name, one) for name, one in holes.items() if one["filled_with"] is not None]
+    left_out = [LeftOut(_name(one), _text(one["why"]), _lost(one, holes)) for one in made["left_out"]]
+    lost = [one for one in left_out if one.lost]
+    kept = [*lost[:MAX_LISTED], *(one for one in left_out if not one.lost)]
+    more = [max(len(found) - MAX_LISTED, 0) for found in (filled, lost)]
+    return Provenance("", "", (), tuple(filled[:MAX_LISTED]), tuple(kept), *more)
+
+
+def _lost(one: dict[str, Any], holes: dict[str, Any]) -> bool:
+    """Whether the source had lost it; older side files do not say, and list a hole instead."""
+    return one["lost"] is True if "lost" in one else _name(one) in holes
+
+
+def _filled(name: str, one: dict[str, Any]) -> Filled:
+    if one["filled_with"] not in ("nan", "zero"):
+        raise ValueError("filled with neither nan nor zero")
+    holes = sum(prod(map(_size, region["sizes"])) for region in one["regions"])
+    elements = _size(one.get("elements", holes))
+    return Filled(name, one["filled_with"], elements, _size(one.get("numel", elements)))
+
+
+def _name(one: dict[str, Any]) -> str:
+    return _text(one["name"])
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError("a name that is no text")
+    return value
+
+
+def _size(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 63:
+        raise ValueError("a size that is no number")
+    return value

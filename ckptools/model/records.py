@@ -1,21 +1,21 @@
 """Records: data with named fields, which show themselves in one line at a prompt and as a table in a notebook.
 
-What makes a table of a record is a view, which the model must not know. So it is handed in from above: the layer that
-gives records to users (`api`) calls `show_with` once, with a function that imports the views when a notebook asks.
-A wrapper around every answer would do without that, and would be another class for each, which users have to learn.
-Where nobody handed anything in, a notebook shows the line.
+The model must not import what makes tables, so `api` calls `show_with` once, with a function that imports it when a
+notebook asks. Wrapping every record instead would give users a second class of each to learn. Before that call, a
+notebook shows the line.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, SupportsIndex, TypeVar, overload
 
-from ckptools.text import clip, printable
+from ckptools.text import clip, plural, printable
 
 Class = TypeVar("Class", bound=type)
 
@@ -29,27 +29,29 @@ SCALARS = frozenset({str, int, float, bool, type(None)})
 """Types that are plain as they are: most fields of the rows of a large checkpoint."""
 
 _html_of: Callable[[Any], str] | None = None
+_markdown_of: Callable[[Any], str] = repr
 
 
-def show_with(html_of: Callable[[Any], str]) -> None:
-    """Say what makes the HTML of a record that a notebook shows.
+def show_with(html_of: Callable[[Any], str], markdown_of: Callable[[Any], str]) -> None:
+    """Set the functions that show records elsewhere.
 
     Args:
-        html_of: called with the record.
+        html_of: makes the HTML of a record for a notebook.
+        markdown_of: makes a Markdown table of rows.
     """
-    global _html_of  # the one place where a view comes down to the data
-    _html_of = html_of
+    global _html_of, _markdown_of  # the one place where a view comes down to the data
+    _html_of, _markdown_of = html_of, markdown_of
 
 
 def as_html(value: Any) -> str | None:
-    """What a notebook shows of a value; None, for which it shows the `repr`, where nothing makes HTML."""
+    """The HTML of a value for a notebook; None, for which it shows the `repr`, before `show_with` was called."""
     return None if _html_of is None else _html_of(value)
 
 
 def displayed(record: Class) -> Class:
     """Give a class of records a `repr` of one line, a table in a notebook, and `to_dict`.
 
-    The line has what its method `_told` returns, and without one its fields.
+    The line has what its method `_summary` returns, and without one its fields.
     """
     if not hasattr(record, "to_dict"):
         record.to_dict = to_dict  # type: ignore[attr-defined]
@@ -60,16 +62,15 @@ def displayed(record: Class) -> Class:
 
 def one_line(record: Any) -> str:
     """A record in at most 120 characters that are safe to print: `<RankFile rank 3: read, 301.3 MiB>`."""
-    told = record._told() if hasattr(record, "_told") else _fields_told(record)
-    return line_of(type(record).__name__, told)
+    return line_of(type(record).__name__, record._summary() if hasattr(record, "_summary") else _fields_in_line(record))
 
 
-def line_of(kind: str, told: str) -> str:
-    """What a thing is and what is told of it, as a `repr` of at most 120 characters."""
-    return f"<{clip(printable(f'{kind} {told}'.rstrip()), MAX_LINE - 2)}>"
+def line_of(kind: str, words: str) -> str:
+    """Make a `repr` of at most 120 characters of a class name and what describes the object."""
+    return f"<{clip(printable(f'{kind} {words}'.rstrip()), MAX_LINE - 2)}>"
 
 
-def _fields_told(record: Any) -> str:
+def _fields_in_line(record: Any) -> str:
     known = ((name, getattr(record, name)) for name in record_fields(record) or ())
     return ", ".join(f"{name}={_brief(value)}" for name, value in known if value is not None and value not in ("", ()))
 
@@ -134,3 +135,68 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, (list, tuple, set, frozenset)):
         return [to_plain(child) for child in value]
     return str(value) if isinstance(value, Path) else value
+
+
+# -- rows -------------------------------------------------------------------------------------------------------------
+
+
+Row = TypeVar("Row")
+
+
+class RowMethods(Generic[Row]):
+    """What a sequence of records offers a notebook."""
+
+    __slots__ = ()
+
+    def __iter__(self) -> Iterator[Row]:
+        raise NotImplementedError
+
+    def _repr_html_(self) -> str | None:
+        return as_html(self)
+
+    def sort(self, by: str, reverse: bool = False) -> Rows[Row]:
+        """The rows sorted by a field, such as `rows.sort("nbytes", reverse=True)[:10]`; those without a value are last.
+
+        Raises:
+            AttributeError: the rows have no such field.
+        """
+        missing = [row for row in self if _is_missing(getattr(row, by))]
+        known = [row for row in self if not _is_missing(getattr(row, by))]
+        return Rows([*sorted(known, key=lambda r: getattr(r, by), reverse=reverse), *missing])
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """A plain dict per row: texts, numbers, flags, None, and lists and dicts of these."""
+        return [to_dict(row) for row in self]
+
+    def to_markdown(self) -> str:
+        """A table in Markdown, such as for an issue: the fields of `to_dicts`, with values as on a screen."""
+        return _markdown_of(self)
+
+
+class Rows(RowMethods[Row], tuple[Row, ...]):
+    """A tuple of records, such as one for each tensor, which a notebook shows as a table.
+
+    `pandas.DataFrame(rows.to_dicts())` is a table of them.
+
+    Args:
+        rows: the records: named tuples or dataclasses, all of one class.
+    """
+
+    __slots__ = ()
+    __iter__ = tuple.__iter__
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> Rows[Row]: ...
+    def __getitem__(self, index: SupportsIndex | slice) -> Row | Rows[Row]:
+        found: Any = super().__getitem__(index)
+        return Rows(found) if isinstance(index, slice) else found
+
+    def __repr__(self) -> str:
+        kind = type(self[0]).__name__ if self else "row"
+        return f"<{plural(len(self), 'row')} of {kind}>" if self else "<no rows>"
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and math.isnan(value))

@@ -1,4 +1,4 @@
-"""Where a piece lies in a tensor: boxes, and how torch cuts tensors into them.
+"""Boxes, the regions of tensors, and how torch cuts tensors into them.
 
 Every region is a `Box`. A run of a flattened tensor (FSDP1's flat parameters, ZeRO's partitions) is not a box,
 but it is at most 2·ndim - 1 of them, so `span_boxes` brings it into the same model.
@@ -85,6 +85,12 @@ def contiguous_strides(shape: Sequence[int]) -> Ints:
         strides.append(step)
         step *= max(n, 1)
     return tuple(reversed(strides))
+
+
+def is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether the elements of a strided array follow each other in row-major order."""
+    pairs = zip(shape, strides, contiguous_strides(shape), strict=True)
+    return not prod(shape) or all(n == 1 or s == c for n, s, c in pairs)
 
 
 def chunk(length: int, parts: int, index: int) -> Run:

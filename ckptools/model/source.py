@@ -5,17 +5,16 @@ class that keeps codes and scales in the place of values.
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
 from ckptools.dtypes import ITEMSIZE
-from ckptools.model.regions import Box, Ints, contiguous_strides
+from ckptools.model.regions import Box, Ints, contiguous_strides, is_contiguous
 from ckptools.text import shape as shape_text
 
 
 class Source(NamedTuple):
-    """Where the elements of one strided array lie.
+    """The place of the elements of one strided array in a file.
 
     Attributes:
         path: the file.
@@ -49,8 +48,7 @@ class Source(NamedTuple):
     @property
     def contiguous(self) -> bool:
         """Whether the elements follow each other in row-major order."""
-        pairs = zip(self.shape, self.strides, contiguous_strides(self.shape), strict=True)
-        return not prod(self.shape) or all(n == 1 or s == c for n, s, c in pairs)
+        return is_contiguous(self.shape, self.strides)
 
 
 Seen = Callable[[Source, bytes], None]
@@ -58,7 +56,7 @@ Seen = Callable[[Source, bytes], None]
 
 
 class Item(NamedTuple):
-    """A part of a file that is a torch.save archive of one tensor: where its bytes lie is told by its own directory.
+    """A part of a file that is a torch.save archive of one tensor; the archive's directory says where its bytes lie.
 
     Attributes:
         path: the file.
@@ -77,8 +75,41 @@ class Item(NamedTuple):
     zstd: bool = False
 
 
+class ItemLayout(NamedTuple):
+    """The place of the values in an item, the same in all items that differ in their values only.
+
+    Attributes:
+        dtype: torch's name.
+        shape: sizes per dimension.
+        strides: in elements.
+        offset: byte offset of element [0, …, 0] in the item.
+        record: name of the record in the item.
+        record_span: `(offset, length)` in bytes of that record in the item.
+    """
+
+    dtype: str
+    shape: Ints
+    strides: Ints
+    offset: int
+    record: str
+    record_span: tuple[int, int]
+
+    @classmethod
+    def of(cls, source: Source, start: int) -> ItemLayout:
+        """The layout of an item at byte `start` of a file, by its source."""
+        at, nbytes = source.record_span
+        span = at - start, nbytes
+        return cls(source.dtype, source.shape, source.strides, source.offset - start, source.record, span)
+
+    def source(self, path: Path, start: int, crc: int) -> Source:
+        """The source of an item of this layout at byte `start` of a file, with the CRC-32 of its record."""
+        at, nbytes = self.record_span
+        span = start + at, nbytes
+        return Source(path, start + self.offset, self.dtype, self.shape, self.strides, self.record, span, crc)
+
+
 class Coding(NamedTuple):
-    """How stored codes make values: each code becomes a number, less a zero point, times the scale of its block.
+    """The decoding of stored codes: each code becomes a number, less a zero point, times the scale of its block.
 
     Attributes:
         codes: the part that has a code for each element.
@@ -121,7 +152,7 @@ class Encoded(NamedTuple):
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """Where its parts lie."""
+        """The sources of its parts."""
         return tuple(source for _, source in self.parts)
 
     def part(self, box: Box) -> Encoded:
@@ -130,7 +161,7 @@ class Encoded(NamedTuple):
         return self._replace(box=Box(offsets, box.sizes))
 
     def per(self, name: str) -> str:
-        """How many elements share a number of a part, in words; "" where each has its own."""
+        """The number of elements that share a number of a part, in words; "" where each has its own."""
         if self.coding is None or name not in (self.coding.scale, self.coding.zero):
             return ""
         blocks = self.coding.blocks

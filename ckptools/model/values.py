@@ -59,15 +59,15 @@ class Opaque:
 
     @property
     def fields(self) -> dict[Any, Any]:
-        """What the file says of the object, as data: attributes by name, items by key or place, arguments by place.
+        """The object's data as the file has it: attributes by name, items by key or place, arguments by place.
 
         A container of OmegaConf is shown by what a user put into it; the values in it are `plain` ones.
         """
         state = _attributes(self.state)
         if self.name.startswith(OMEGACONF) and "_content" in state:
             content = state["_content"]
-            held = content if isinstance(content, dict) else _by_place(content)
-            return {key: plain(value) for key, value in held.items()}
+            parts = content if isinstance(content, dict) else _by_place(content)
+            return {key: plain(value) for key, value in parts.items()}
         pairs = all(isinstance(item, tuple) and len(item) == 2 for item in self.items)
         items = dict(self.items) if pairs else _by_place(self.items)
         keywords = self.keywords if isinstance(self.keywords, dict) else {}
@@ -76,10 +76,10 @@ class Opaque:
 
     def __repr__(self) -> str:
         inside = list(self.fields.items())
-        told = [_brief(v) if type(k) is int else f"{_word(k)}={_brief(v)}" for k, v in inside[:MAX_FIELDS]]
+        shown = [_brief(v) if type(k) is int else f"{_word(k)}={_brief(v)}" for k, v in inside[:MAX_FIELDS]]
         more = [f"… {len(inside) - MAX_FIELDS} more"] if len(inside) > MAX_FIELDS else []
         name = repr(clip_middle(self.name, MAX_NAME))
-        return printable(clip(f"Opaque({', '.join([name, *told, *more])})", MAX_LINE))
+        return printable(clip(f"Opaque({', '.join([name, *shown, *more])})", MAX_LINE))
 
     def _repr_html_(self) -> str | None:
         return as_html(self)
@@ -218,7 +218,7 @@ class Device:
 
 
 class NumpyArray:
-    """A numpy array, described: no numpy needed until somebody wants its values.
+    """A numpy array, described: numpy is needed only for its values.
 
     Attributes:
         dtype: numpy's array-protocol spelling, such as `<u4`, byte order included.
@@ -294,7 +294,7 @@ def scalar(value: Any) -> Any:
 
 
 def describe_for_error(value: Any) -> str:
-    """What a pickle holds, for an error message: on one line of bounded length, in time that its maker cannot choose.
+    """Describe a value of a pickle in an error: one line of bounded length, in time that its maker cannot choose.
 
     Containers are described one level deep, at most eight items of them; text is cut at 60 characters.
     """

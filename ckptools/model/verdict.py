@@ -1,4 +1,4 @@
-"""The verdict on a checkpoint: whether it is whole, recoverable and joinable, how far somebody looked, and why not."""
+"""The verdict on a checkpoint: whether it is whole, recoverable and joinable, why not, and how deep the check went."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ckptools.model.records import displayed, to_dict
 from ckptools.text import and_more, and_others, clip, clip_middle, named_ranks, plural, printable
 
 Depth = Literal["nothing", "listed", "structure", "bytes"]
-"""How far somebody looked: not at all; at names and layout, which promise files that are here; at every rank's
-structure; at every byte, where a checksum tells whether it is right."""
+"""How deep the check went: not at all; names and layout, which promise files that are here; every rank's structure;
+every byte, compared with its checksum where there is one."""
 
 Level = Literal["good", "doubtful", "bad"]
 
@@ -21,7 +21,7 @@ FATES = {
     Code.FILE_CUT: "cut short or damaged",
     Code.FILE_UNREADABLE: "not readable",
 }
-"""What becomes of a rank's file, in a word behind the rank."""
+"""The fate of a rank's file, in a word behind the rank."""
 
 MAX_WORDS = 60
 """Characters of a name in a cause."""
@@ -43,7 +43,7 @@ REMEDIES = {
     Code.FILE_CONTRADICTS: "put the data files back under the names that they had",
     Code.ONE_OF_SEVERAL: "put the other files beside it",
     Code.TENSOR_GAP: "find the file that holds it; --allow-missing leaves it out, or fills it with --fill",
-    Code.COPIES_DIFFER: "verify --deep tells which copy is damaged; --prefer-rank takes one",
+    Code.COPIES_DIFFER: "verify --deep finds the damaged copy; --prefer-rank takes one",
     Code.TENSOR_NOT_JOINED: "give what the message names; --allow-missing leaves such tensors out",
     Code.FILLED: "consolidate again once the files that were lost are back",
     Code.LEFT_OUT: "consolidate again once the files that were lost are back",
@@ -56,7 +56,7 @@ REMEDIES = {
 
 
 CONSEQUENCES = (Code.TENSOR_GAP, Code.VALUE_LOST)
-"""What follows where a rank's file is lost."""
+"""Problems that follow from a lost file of a rank."""
 
 
 @displayed
@@ -81,14 +81,14 @@ class Cause(NamedTuple):
 @displayed
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a checkpoint is whole, can be recovered and put together, as far as somebody looked.
+    """Whether a checkpoint is whole, can be recovered and put together, as far as it was checked.
 
     Attributes:
         whole: everything that was saved is here and of one save; None where that is not proven.
         recoverable: every value of the model and the optimizer is here, in a replica of a file that is lost or damaged
             too; None where not every rank was read.
         joinable: the pieces that are here can be put together; None where not every rank was read.
-        depth: how far somebody looked.
+        depth: how deep the check went.
         extent: what is here, in words: `all 4 rank files are here, all read`.
         causes: what is wrong or doubtful, the worst first; consequences of another are left out.
         lost: what only lost or damaged files had, where everything else can be recovered.
@@ -140,22 +140,25 @@ class Verdict:
         causes = [cause._asdict() for cause in self.causes]
         return {**{name: getattr(self, name) for name in fields}, "causes": causes, "lost": list(self.lost)}
 
-    def _told(self) -> str:
+    def _summary(self) -> str:
         return self.headline
 
 
 def without_consequences(problems: Iterable[Problem]) -> list[Problem]:
-    """The problems without those that follow from another: gaps, and values that were in a lost file."""
-    told = list(dict.fromkeys(problems))
-    gone = {p.rank for p in told if p.kind.lacks == "file" and p.severity == "error"} - {None}
-    return [p for p in told if not (p.kind in CONSEQUENCES and gone and p.rank in {None, *gone})]
+    """Drop problems that follow from another: gaps, and values that were in a lost file."""
+    found = list(dict.fromkeys(problems))
+    gone = {p.rank for p in found if p.kind.lacks == "file" and p.severity == "error"} - {None}
+    return [p for p in found if not (p.kind in CONSEQUENCES and gone and p.rank in {None, *gone})]
 
 
 def causes_of(problems: Iterable[Problem]) -> tuple[Cause, ...]:
-    """The causes that problems come down to, errors first: one for each code; what follows from lost files is none."""
+    """The causes behind problems, one for each code; consequences of lost files are left out.
+
+    Errors come first; within a severity, problems with files come first, then they go by code.
+    """
     kept = without_consequences(problem for problem in problems if problem.severity != "note")
     groups: dict[tuple[Severity, Code], list[Problem]] = {}
-    for problem in sorted(kept, key=lambda p: p.severity != "error"):
+    for problem in sorted(kept, key=_worst_first):
         groups.setdefault((problem.severity, problem.kind), []).append(problem)
     return tuple(
         Cause(kind.code, severity, _words(kind, group), len(group), REMEDIES.get(kind, ""))
@@ -163,8 +166,12 @@ def causes_of(problems: Iterable[Problem]) -> tuple[Cause, ...]:
     )
 
 
+def _worst_first(problem: Problem) -> tuple[bool, str]:
+    return problem.severity != "error", "" if problem.kind in FATES else problem.code
+
+
 def _words(kind: Code, group: Sequence[Problem]) -> str:
-    """What a group of problems of one kind is: `ranks 1, 3 missing`, `gap in a tensor: a.weight and 2 more`."""
+    """Describe problems of one kind: `ranks 1, 3 missing`, `gap in a tensor: a.weight and 2 more`."""
     ranks = {rank for p in group for rank in p.all_ranks}
     whose = f" ({named_ranks(ranks)})" if ranks else ""
     fate = FATES.get(kind)
@@ -190,5 +197,5 @@ def _named(causes: Iterable[Cause]) -> str:
 
 
 def _counted(causes: Sequence[Cause]) -> str:
-    """How many causes of one severity there are, and which: `2 warnings: …`."""
+    """Count the causes of one severity, and name them: `2 warnings: …`."""
     return f"{plural(len(causes), causes[0].severity)}: {_named(causes)}"

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from sys import intern
+from threading import Lock
 from typing import Any
 
 from ckptools.dtypes import ITEMSIZE
-from ckptools.errors import ReadError
-from ckptools.files.file_type import content_of, head_of
+from ckptools.errors import CkptoolsError, ReadError
+from ckptools.files.file_type import HEAD, content_of, head_of
 from ckptools.files.opening import File, Window
-from ckptools.files.zip_archive import Container
+from ckptools.files.remote.path import RemotePath
+from ckptools.files.zip_archive import STRUCTURE, Container
 from ckptools.model.provenance import FILE_NAME, MAX_BYTES, Said
 from ckptools.model.values import describe_for_error
-from ckptools.pickles.loading import load_checked
-from ckptools.pickles.machine import Machine
+from ckptools.pickles.machine import Machine, load_checked
 from ckptools.pickles.machine_state import Locate
 from ckptools.pickles.objects import Storage
-from ckptools.pickles.repeated_records import RepeatedRecords
+from ckptools.pickles.repeated import RepeatedRecords
 
 
 def read_archive(file: File | Window, repeated: RepeatedRecords | None = None) -> tuple[Machine, Any]:
@@ -43,7 +48,7 @@ def read_zip(file: File | Window, repeated: RepeatedRecords | None = None) -> tu
 
 
 def provenance_in(archive: Container) -> Said | None:
-    """What an archive that `consolidate` wrote says of where it comes from; None for any other."""
+    """The provenance that `consolidate` wrote into an archive; None for any other."""
     if FILE_NAME not in archive.records:
         return None
     try:
@@ -65,7 +70,7 @@ def check_byte_order(archive: Container) -> None:
 
 
 def locator(archive: Container) -> Locate:
-    """Make a function that tells where a storage lies: `(file, byte offset, record name, CRC-32)`.
+    """Make a function that returns where a storage lies: `(file, byte offset, record name, CRC-32)`.
 
     It raises a ReadError for a record that is missing, or not as long as the pickle says.
     """
@@ -86,3 +91,63 @@ def locator(archive: Container) -> Locate:
         return archive.file.path, known[storage.key], record, archive.records[record].crc
 
     return locate
+
+
+# -- of many archives in a store, together: one by one, each takes two requests or more -------------------------------
+
+
+TOGETHER = 16
+"""Files that are fetched at once, and that wait to be read."""
+
+LARGEST = 3 << 20
+"""Bytes of a record, at most, that is fetched ahead: a store keeps no more of so many files."""
+
+
+class FetchAhead:
+    """Fetches the structures of files in stores before they are read; files on disk are left alone."""
+
+    def __init__(self) -> None:
+        self._coming: dict[Path, Future[None] | None] = {}
+        self._lock = Lock()
+        self._pool: ThreadPoolExecutor | None = None
+
+    def add(self, paths: Iterable[Path]) -> None:
+        """Note that these files will be read, in this order."""
+        with self._lock:
+            self._coming |= dict.fromkeys(path for path in paths if isinstance(path, RemotePath))
+            self._begin(*islice(self._coming, TOGETHER))
+
+    def reach(self, path: Path) -> None:
+        """Wait until a file that was noted is fetched; those that come next are fetched meanwhile."""
+        with self._lock:
+            if path not in self._coming:
+                return
+            self._begin(path)
+            fetched = self._coming.pop(path)
+            self._begin(*islice(self._coming, TOGETHER))
+        assert fetched is not None
+        fetched.result()
+
+    def _begin(self, *paths: Path) -> None:
+        for path in paths:
+            self._pool = self._pool or ThreadPoolExecutor(TOGETHER)
+            self._coming[path] = self._coming[path] or self._pool.submit(fetch, path)
+
+    def close(self) -> None:
+        """Begin no other file."""
+        with self._lock:
+            self._coming.clear()
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def fetch(path: Path) -> None:
+    """Fetch what reading the structure of a torch.save file takes; an error is left to who reads it.
+
+    Args:
+        path: the file; of one that is no zip archive no more than its ends are fetched.
+    """
+    with suppress(CkptoolsError, OSError, MemoryError), File(path) as file:
+        records = Container(file).records
+        said = [records[name] for name in STRUCTURE if name in records]
+        file.prefetch([(0, HEAD), *((record.header, record.limit) for record in said)], LARGEST)

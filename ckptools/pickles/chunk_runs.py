@@ -1,39 +1,48 @@
-"""The entries of DCP metadata, read in runs.
+"""The entries of DCP metadata, read in batches.
 
-A large DCP has 100,000 chunks and more, and each takes about 45 opcodes to describe and 60 to place: four fifths of
+A large DCP has 100,000 chunks and more, and each takes about 45 opcodes to describe and 60 to place: nearly all of
 the time that opening one would take. As in `shard_runs` the machine meets the first of them opcode by opcode; the memo
 then says which number each word has, and a regular expression made from those numbers matches the others at C speed.
-A matched entry becomes a `ChunkRecord`, an `IndexRecord` or a `PlaceRecord`.
+What is matched goes into the columns of a `ChunkBatch` or `PlaceBatch`, which lies in the list or dict of the metadata
+in place of its entries.
 
 This changes how fast a pickle is read and nothing else. The expressions admit exactly the opcodes that mean such an
 entry. What an entry gives a memo number is counted and, names of tensors and files aside, not kept; a pickle that
-fetches any of it again (Megatron's plans do) is `UnusualError`, and the machine starts over, opcode by opcode.
+fetches any of it again (Megatron's plans do), or does something else with entries than collect them, is
+`UnusualError`, and the machine starts over, opcode by opcode.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
 from weakref import proxy
 
-from ckptools.model.regions import Box, Ints
+from ckptools.model.regions import Ints
 from ckptools.model.values import Global
-from ckptools.pickles.limits import UnusualError
-from ckptools.pickles.machine_state import MachineState
-from ckptools.pickles.run_records import ChunkRecord, IndexRecord, PlaceRecord
+from ckptools.pickles.machine_state import MachineState, UnusualError
+from ckptools.pickles.objects import ChunkBatch, PlaceBatch
 from ckptools.pickles.shard_runs import INT, ints_of
 
 CHUNK, INDEX, PLACE, SIZE = "ChunkStorageMetadata", "MetadataIndex", "_StorageInfo", "Size"
 WORDS = frozenset(("offsets", "sizes", "fqn", "index", "offset", "relative_path", "length"))
 
 MAX_ATTEMPTS = 8
-"""How often the words are looked for in the memo; in a real file the first entry has them all."""
+"""Searches of the memo for the words; in a real file the first entry has them all."""
 
-MAX_RUN = 1000
+MAX_BATCH = 1000
 """Entries between two looks at the machine's budgets; a pickle of Python's ends its batches here too."""
+
+MAX_KNOWN = 100_000
+"""Spellings of sizes, numbers and texts that are kept."""
 
 MAX_SAME = 4
 """Memo numbers of one word that are tried: a tensor may be called `offset` too."""
+
+BININT, LONG1 = b"J", b"\x8a"
+"""Opcodes of numbers with a sign; the others have none."""
 
 NEW = rb"\)\x81\x94\}\x94\("
 TUPLE = (
@@ -41,11 +50,19 @@ TUPLE = (
     rb"|\((?:" + INT + rb"){4,64}t\x94)"
 )
 SIZE_OF = TUPLE + rb"\x85\x94R\x94"
-TEXT = rb"(?:h(.)|j(.{4})|\x8c(.))"
+NEW_TEXT = b"\x8c"
+TEXT = rb"(h.|j.{4}|" + re.escape(NEW_TEXT) + rb".[ -~]*\x94)"
+"""A text from the memo, or a short one of ASCII that is given a number; others are read opcode by opcode."""
+
+GOES_ON = b"h", b"j", b"\x95"
+"""Opcodes behind a batch where another entry begins, or a frame."""
+
+COLLECTS = {CHUNK: (b"a", b"e"), INDEX: (b"s", b"u")}
+"""Opcodes that collect one entry, and several."""
 
 
 class ChunkReader:
-    """Reads runs of entries for one machine.
+    """Reads batches of entries for one machine.
 
     Attributes:
         trigger: the class whose fetch from the memo begins an entry; None while no entry can begin.
@@ -58,10 +75,10 @@ class ChunkReader:
         self.runs = False
         self._uncounted = 0
         self._attempts = MAX_ATTEMPTS if fast else 0
-        self._patterns: dict[str, list[re.Pattern[bytes]]] = {}
-        self._sizes: dict[bytes, Ints] = {}
-        self._chunks: dict[tuple[bytes, bytes], ChunkRecord] = {}
-        self._texts: dict[bytes, str] = {}
+        self._patterns: dict[str, re.Pattern[bytes]] = {}
+        self._sizes = _Known[bytes, Ints](ints_of)
+        self._lengths = _Known[bytes, int](lambda data: ints_of(data)[0])
+        self._texts = _Known[bytes, str](partial(_text, self.machine))
 
     def meet(self, name: Global) -> None:
         """Take note of a class that the pickle names for the first time."""
@@ -69,7 +86,7 @@ class ChunkReader:
             self.trigger = name
 
     def stop(self) -> None:
-        """Read nothing in runs from here on: the pickle gives memo numbers again, so that no number is sure.
+        """Read nothing in batches from here on: the pickle gives memo numbers again, so that no number is sure.
 
         Raises:
             UnusualError: something has been read so already.
@@ -79,11 +96,11 @@ class ChunkReader:
         self.trigger, self._attempts = None, 0
 
     def uncounted(self) -> int:
-        """How many memo numbers were given to what is not kept."""
+        """The number of memo entries that are not kept."""
         return self._uncounted
 
     def has_unresolved_records(self, tree: Any) -> bool:
-        """Whether a record stands where nobody knows what it is; the metadata's reader knows them."""
+        """Whether a batch stands in an unexpected place; the metadata's reader knows them all."""
         return False
 
     def fetch(self, number: int, at: int) -> int:
@@ -100,92 +117,68 @@ class ChunkReader:
     def skip(self, start: int, at: int) -> int:
         """Read the entries from `start`, where the class has just been fetched; return where to go on.
 
-        The opcodes would leave one value for a chunk on the stack, two for an index and its place; so does this.
+        The opcodes would leave one value for a chunk on the stack, two for an index and its place. This leaves a batch
+        for all of them, and a batch of places as a key and as its value.
+
+        Raises:
+            UnusualError: something else is done with the entries than to collect them.
         """
         machine, trigger = self.machine, self.trigger
         if trigger is None or machine.next_number != len(machine.memo) + self._uncounted:
             return at
-        patterns = self._patterns.get(trigger.name) or self._learn(trigger.name)
-        if patterns is None:
+        pattern = self._patterns.get(trigger.name) or self._learn(trigger.name)
+        if pattern is None:
             return at
-        read = self._read_chunks if trigger.name == CHUNK else self._read_places
-        of_class = machine.pop()
-        number, end = read(start, patterns, machine.next_number)
-        if end == start:
-            machine.stack.append(of_class)
+        entries, end = _adjacent(pattern.match, machine.data, start)
+        if not entries:
             return at
         self.runs = True
-        self._uncounted = number - len(machine.memo)
-        machine.next_number = number
+        one, several = COLLECTS[trigger.name]
+        behind = machine.data[end : end + 1]
+        if behind not in (*GOES_ON, several) and not (behind == one and len(entries) == 1):
+            raise UnusualError("entries that are not collected")
+        machine.pop()
+        columns = list(zip(*entries, strict=True))
+        add = self._add_chunks if trigger.name == CHUNK else self._add_places
+        add(columns)
+        self._uncounted = machine.next_number - len(machine.memo)
         machine.check_sizes()
         return end
 
-    def _read_chunks(self, end: int, patterns: list[re.Pattern[bytes]], number: int) -> tuple[int, int]:
-        """Put chunks on the stack; return the next memo number, and where to go on."""
-        data, stack, known, match = self.machine.data, self.machine.stack, self._chunks, patterns[0].match
-        for _ in range(MAX_RUN):
-            found = match(data, end)
-            if found is None:
-                break
-            offsets, sizes = key = found[1], found[2]
-            record = known.get(key)
-            if record is None:
-                record = known[key] = ChunkRecord(Box(self._ints(offsets), self._ints(sizes)))
-            stack.append(record)
-            number += 8 - (offsets == b")") - (sizes == b")")
-            end = found.end()
-        return number, end
+    def _add_chunks(self, columns: Sequence[Sequence[bytes]]) -> None:
+        """Put chunks on the stack, and count what they give memo numbers."""
+        offsets, sizes = columns
+        known = self._sizes.__getitem__
+        self.machine.stack.append(ChunkBatch(list(map(known, offsets)), list(map(known, sizes))))
+        self.machine.next_number += 8 * len(offsets) - offsets.count(b")") - sizes.count(b")")
 
-    def _read_places(self, end: int, patterns: list[re.Pattern[bytes]], number: int) -> tuple[int, int]:
-        """Put pairs of an index and its place on the stack; return the next memo number, and where to go on."""
-        data, stack = self.machine.data, self.machine.stack
-        first, second, third = (p.match for p in patterns)
-        for _ in range(MAX_RUN):
-            new: list[tuple[int, str]] = []
-            a = first(data, end)
-            fqn, at, n = self._text(a, number + 2, new)
-            b = second(data, at) if fqn is not None else None
-            if b is None or fqn is None:
-                break
-            index, offset = IndexRecord(fqn, None if b[1] is None else self._ints(b[1])), b[1]
-            n += 2 if offset is None else 4 if offset == b")" else 5
-            file, at, n = self._text(b, n, new, 1)
-            c = third(data, at) if file is not None else None
-            if c is None or file is None:
-                break
-            stack += (index, PlaceRecord(file, *ints_of(c[1]), *ints_of(c[2])))
-            self.machine.memo.update(new)
-            number, end = n, c.end()
-        return number, end
+    def _add_places(self, columns: Sequence[Sequence[bytes]]) -> None:
+        """Put indices with their places on the stack, and keep the texts that they give memo numbers."""
+        fqns, offsets, files, starts, lengths = columns
+        self._keep_texts(fqns, offsets, files)
+        text, size, length = self._texts.__getitem__, self._sizes.__getitem__, self._lengths.__getitem__
+        names, paths = list(map(text, fqns)), list(map(text, files))
+        at: list[Ints | None] = [None if offset is None else size(offset) for offset in offsets]
+        batch = PlaceBatch(names, at, paths, _numbers(starts), list(map(length, lengths)))
+        self.machine.stack += (batch, batch)
 
-    def _text(
-        self, found: re.Match[bytes] | None, number: int, new: list[tuple[int, str]], skip: int = 0
-    ) -> tuple[str | None, int, int]:
-        """The text that a match ends with, where to go on, and the next memo number; None for what is no text."""
-        if found is None:
-            return None, 0, 0
-        short, wide, length = found.groups()[skip:]
-        if length is None:
-            value = self.machine.memo.get(int.from_bytes(short or wide, "little"))
-            return value if type(value) is str else None, found.end(), number
-        at, end = found.end(), found.end() + length[0]
-        raw, data = self.machine.data[at:end], self.machine.data
-        if data[end : end + 1] != b"\x94" or len(raw) < length[0]:
-            return None, 0, 0
-        text = self._texts.get(raw)
-        if text is None:
-            text = self._texts[raw] = raw.decode("utf-8", "surrogatepass")
-        new.append((number, text))
-        return text, end + 1, number + 1
+    def _keep_texts(self, fqns: Sequence[bytes], offsets: Sequence[bytes | None], files: Sequence[bytes]) -> None:
+        """Count what indices and their places give memo numbers, and keep those that are new texts."""
+        before = [2 + (0 if offset is None else 2 if offset == b")" else 3) for offset in offsets]
+        new_fqn = [fqn.startswith(NEW_TEXT) for fqn in fqns]
+        new_file = [file.startswith(NEW_TEXT) for file in files]
+        memo, text, number = self.machine.memo, self._texts, self.machine.next_number
+        for i, takes in enumerate(before):
+            if new_fqn[i]:
+                memo[number + 2] = text[fqns[i]]
+            number += takes + 2 + new_fqn[i]
+            if new_file[i]:
+                memo[number] = text[files[i]]
+                number += 1
+        self.machine.next_number = number
 
-    def _ints(self, data: bytes) -> Ints:
-        known = self._sizes.get(data)
-        if known is None:
-            known = self._sizes[data] = ints_of(data)
-        return known
-
-    def _learn(self, which: str) -> list[re.Pattern[bytes]] | None:
-        """Make the patterns of an entry from the memo numbers of its words; None before one has been met."""
+    def _learn(self, which: str) -> re.Pattern[bytes] | None:
+        """Make the pattern of an entry from the memo numbers of its words; None before one has been met."""
         numbers: dict[str, list[bytes]] = {}
         for number, value in self.machine.memo.items():
             name = value.name if isinstance(value, Global) else value if type(value) is str else ""
@@ -193,31 +186,82 @@ class ChunkReader:
                 numbers.setdefault(name, []).append(_get(number))
         gets = {name: b"(?:" + b"|".join(same[:MAX_SAME]) + b")" for name, same in numbers.items()}
         try:
-            made = _chunk(gets) if which == CHUNK else _place(gets)
+            spelled = _chunk(gets) if which == CHUNK else _place(gets)
         except KeyError:
             self._attempts -= 1
             if not self._attempts:
                 self.trigger = None
             return None
-        self._patterns[which] = [re.compile(p, re.DOTALL) for p in made]
+        self._patterns[which] = re.compile(spelled, re.DOTALL)
         return self._patterns[which]
 
 
-def _chunk(gets: dict[str, bytes]) -> list[bytes]:
-    """The opcodes of a chunk whose words and classes are fetched by `gets`."""
-    return [gets[CHUNK] + NEW + gets["offsets"] + gets[SIZE] + SIZE_OF + gets["sizes"] + gets[SIZE] + SIZE_OF + b"ub"]
+K = TypeVar("K")
+V = TypeVar("V")
 
 
-def _place(gets: dict[str, bytes]) -> list[bytes]:
-    """The opcodes of an index and its place, in three parts that the two names divide."""
-    offset = gets["offset"] + b"(?:N|" + gets[SIZE] + SIZE_OF + b")"
-    index = gets["index"] + b"(?:N|" + INT + b")(?:" + offset + b")?ub"
-    number = b"(" + INT + b")"
+class _Known(dict[K, V]):
+    """Values by how they are spelled, each made once."""
+
+    def __init__(self, make: Callable[[K], V]) -> None:
+        self._make = make
+
+    def __missing__(self, spelled: K) -> V:
+        if len(self) >= MAX_KNOWN:
+            self.clear()
+        value = self[spelled] = self._make(spelled)
+        return value
+
+
+def _text(machine: MachineState, spelled: bytes) -> str:
+    """A text as it is spelled, or as the memo has it.
+
+    Raises:
+        UnusualError: the memo has no text there, or it says another length.
+    """
+    if spelled.startswith(NEW_TEXT):
+        if spelled[1] != len(spelled) - 3:
+            raise UnusualError("a text of another length than stated")
+        return spelled[2:-1].decode("ascii")
+    value = machine.memo.get(int.from_bytes(spelled[1:], "little"))
+    if type(value) is not str:
+        raise UnusualError("a name that is no text")
+    return value
+
+
+def _adjacent(match: Callable[[bytes, int], re.Match[bytes] | None], data: bytes, end: int) -> tuple[list[Any], int]:
+    """The groups of entries that follow each other from `end` on, and where the last of them ends."""
+    entries: list[Any] = []
+    while len(entries) < MAX_BATCH and (found := match(data, end)) is not None:
+        entries.append(found.groups())
+        end = found.end()
+    return entries, end
+
+
+def _numbers(column: Sequence[bytes]) -> list[int]:
+    """The numbers of a column in which few are equal: the places of items in a file."""
+    read = int.from_bytes
     return [
-        gets[INDEX] + NEW + gets["fqn"] + TEXT,
-        index + gets[PLACE] + NEW + gets["relative_path"] + TEXT,
-        gets["offset"] + number + gets["length"] + number + b"ub",
-    ]
+        read(data[2:], "little", signed=True) if data[:1] == LONG1
+        else read(data[1:], "little", signed=data[:1] == BININT)
+        for data in column
+    ]  # fmt: skip
+
+
+def _chunk(gets: dict[str, bytes]) -> bytes:
+    """The opcodes of a chunk whose words and classes are fetched by `gets`."""
+    return gets[CHUNK] + NEW + gets["offsets"] + gets[SIZE] + SIZE_OF + gets["sizes"] + gets[SIZE] + SIZE_OF + b"ub"
+
+
+def _place(gets: dict[str, bytes]) -> bytes:
+    """The opcodes of an index and its place."""
+    offset = gets["offset"] + b"(?:N|" + gets[SIZE] + SIZE_OF + b")"
+    number = b"(" + INT + b")"
+    return (
+        gets[INDEX] + NEW + gets["fqn"] + TEXT + gets["index"] + b"(?:N|" + INT + b")(?:" + offset + b")?ub"
+        + gets[PLACE] + NEW + gets["relative_path"] + TEXT
+        + gets["offset"] + number + gets["length"] + number + b"ub"
+    )  # fmt: skip
 
 
 def _get(number: int) -> bytes:

@@ -1,4 +1,4 @@
-"""What a checkpoint's pickles name beyond tensors: foreign classes, and names that could run code.
+"""Names in a checkpoint's pickles beyond tensors: foreign classes, and names that could run code.
 
 Nothing of it was run to open the checkpoint. It is said so that a user knows what another program would run.
 """
@@ -22,7 +22,7 @@ RUNNERS = frozenset((
     "os", "posix", "nt", "subprocess", "sys", "pty", "ctypes", "runpy", "importlib", "builtins", "__builtin__",
     "socket", "shutil",
 ))  # fmt: skip
-"""Modules that do as they are told. A class of a package may hide one behind a dot, so any part counts."""
+"""Modules with functions that run code. A class of a package may hide one behind a dot, so any part counts."""
 
 LOADERS = frozenset((
     "pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "code", "codeop", "pdb", "bdb",

@@ -1,6 +1,6 @@
-"""What torch.save wrote before torch 1.6, and still writes when asked to: a row of pickles, then raw storages.
+"""The format of torch.save before torch 1.6, which it still writes on request: some pickles, then raw storages.
 
-The file is, one behind the other:
+The file has, in this order:
 
 1. a pickle of the magic number, one of the protocol version (1001), one of the writer's system (byte order, sizes);
 2. the object's pickle, in which a storage is the persistent id
@@ -13,8 +13,8 @@ A view is None, or `(its own key, offset, numel)` in elements of the storage tha
 Source: torch/serialization.py (`_legacy_save`, `_legacy_load`), torch/csrc/serialization.cpp
 (`THPStorage_writeFileRaw`).
 
-Where a storage lies is known only behind the object's pickle, whose length nothing tells. So the pickle is
-interpreted twice: once to find its end and the storages that it names, and again when all of them have their place.
+Where storages lie is stated behind the object's pickle, and the length of that is not stated. So the pickle is
+interpreted twice: once to find its end and its storages, and again when the offset of each storage is known.
 """
 
 from __future__ import annotations
@@ -29,10 +29,8 @@ from ckptools.files.file_type import LEGACY_MAGIC
 from ckptools.files.opening import File, Window
 from ckptools.files.zip_archive import MAX_PICKLE
 from ckptools.model.values import Global, describe_for_error
-from ckptools.pickles.limits import CutError, PickleError
-from ckptools.pickles.loading import gc_paused, load_checked
-from ckptools.pickles.machine import Machine
-from ckptools.pickles.machine_state import Locate
+from ckptools.pickles.machine import Machine, gc_paused, load_checked
+from ckptools.pickles.machine_state import CutError, Locate, PickleError
 from ckptools.pickles.objects import Storage
 
 PROTOCOL_VERSION = 1001
@@ -108,7 +106,7 @@ class LegacyMachine(Machine):
         return view
 
 
-class Stream:
+class LegacyStream:
     """Pickles and numbers in a file, one behind the other; more is read when a pickle runs past what was.
 
     Attributes:
@@ -123,7 +121,7 @@ class Stream:
         self._data = b""
 
     def _end(self) -> int:
-        """Where reading on ends: with the file, or with as much as is read of any pickle."""
+        """The offset where reading ends: the end of the file, or of the longest pickle that is read."""
         return min(self.file.size, self._from + MAX_PICKLE)
 
     def _read_more(self) -> None:
@@ -200,18 +198,18 @@ def read_stream(file: File | Window) -> tuple[Machine, Any]:
     Raises:
         ReadError: it is cut, damaged, from a big-endian machine, or of another protocol.
     """
-    stream = Stream(file)
+    stream = LegacyStream(file)
     check_header(stream)
     start = stream.at
     machine, _ = stream.load("the saved object")
     end = stream.at
     _, keys = stream.load("the list of storages")
     places = _places(stream, keys, machine.storages)
-    again = LegacyMachine(stream.read(start, end - start), locator(file, places))
+    again = LegacyMachine(stream.read(start, end - start), _locator(file, places))
     return again, load_checked(again, file.path, "the saved object")
 
 
-def check_header(stream: Stream) -> None:
+def check_header(stream: LegacyStream) -> None:
     """Read the magic number, the version and the system, and refuse what is not as expected.
 
     Raises:
@@ -225,23 +223,14 @@ def check_header(stream: Stream) -> None:
             path,
             f"is of protocol version {describe_for_error(version)}; {PROTOCOL_VERSION} is the one that torch wrote",
         )
-    check_system(stream)
-
-
-def check_system(stream: Stream) -> None:
-    """Read the description of the writer's system, and refuse one that stores its numbers in another order.
-
-    Raises:
-        ReadError: it is one.
-    """
-    path, system = stream.file.path, stream.load("the writer's system")[1]
+    system = stream.load("the writer's system")[1]
     little = system.get("little_endian") if isinstance(system, dict) else None
     if little is not True:
         why = "was written on a big-endian machine; its numbers are reversed"
         raise ReadError(path, why if little is False else "does not say what system wrote it; the file is damaged")
 
 
-def _places(stream: Stream, keys: Any, storages: Mapping[str, Storage]) -> dict[str, int]:
+def _places(stream: LegacyStream, keys: Any, storages: Mapping[str, Storage]) -> dict[str, int]:
     """Byte offset of each storage's elements: they follow each other from the last pickle to the end of the file.
 
     Raises:
@@ -278,8 +267,8 @@ def _places(stream: Stream, keys: Any, storages: Mapping[str, Storage]) -> dict[
     return places
 
 
-def locator(file: File | Window, places: Mapping[str, int]) -> Locate:
-    """Make a function that tells where a storage lies, from the byte offset of each in `file`."""
+def _locator(file: File | Window, places: Mapping[str, int]) -> Locate:
+    """Make a function that returns where a storage lies, from the byte offset of each in `file`."""
 
     def locate(storage: Storage) -> tuple[Path, int, str, int]:
         first = storage.first if isinstance(storage, View) else 0

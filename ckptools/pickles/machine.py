@@ -10,15 +10,22 @@ protocols 0 to 5; source: Lib/pickletools.py.
 
 from __future__ import annotations
 
+import gc
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import count, repeat
+from pathlib import Path
 from typing import Any
 
-from ckptools.pickles import object_opcodes, tensors  # noqa: F401 - they register opcodes, and what tensors are
-from ckptools.pickles.limits import BLOCK, CutError, PickleError, UnusualError
-from ckptools.pickles.machine_state import Locate, MachineState, Reader
+from ckptools.errors import ReadError
+from ckptools.model.tree import CycleError, TreeLimitError, check_tree_limits
+from ckptools.model.values import Cycle
+from ckptools.pickles import object_opcodes  # noqa: F401 - it registers opcodes
+from ckptools.pickles.classes import tensors  # noqa: F401 - it registers what tensors are rebuilt of
+from ckptools.pickles.machine_state import BLOCK, CutError, Locate, MachineState, PickleError, Reader, UnusualError
 from ckptools.pickles.opcodes import DISPATCH, Stop
-from ckptools.pickles.repeated_records import RepeatedRecords
+from ckptools.pickles.repeated import RepeatedRecords
 from ckptools.pickles.shard_runs import RunReader
 
 
@@ -48,7 +55,7 @@ class Machine(MachineState):
         except (PickleError, UnusualError):
             if not self.runs.runs:
                 raise
-        # Something that only the opcodes themselves tell: once more, skipping nothing.
+        # Something that skipping cannot decide: once more, opcode by opcode.
         self._start(fast=False)
         return self._load(at)
 
@@ -78,6 +85,97 @@ class Machine(MachineState):
 
 
 def _line(error: Exception) -> str:
-    """What Python says of a value that does not fit; not when it repeats what the file chose at length."""
+    """Python's message about a value that does not fit; replaced when it repeats the file's content at length."""
     text = str(error)
     return text if text.isprintable() and len(text) < 200 else f"malformed: {type(error).__name__}"
+
+
+# -- within limits: the tree, or one line that says why there is none -------------------------------------------------
+
+
+def load_checked(machine: Machine, path: Path, what: str) -> Any:
+    """Run a pickle and check its tree against the limits; `what` names the pickle in errors.
+
+    Raises:
+        ReadError: it is damaged, or beyond the limits.
+    """
+    try:
+        with gc_paused():
+            tree = machine.load()
+        tree = _checked(tree, machine)
+    except (PickleError, TreeLimitError) as error:
+        raise ReadError(path, f"{what}: {error}") from error
+    return tree
+
+
+def _checked(tree: Any, machine: Machine) -> Any:
+    """The tree, within the budgets; where containers lie inside of themselves, cut there."""
+    try:
+        check_tree_limits(tree, machine.flat)
+    except CycleError:
+        tree = without_cycles(tree)
+        check_tree_limits(tree)
+    return tree
+
+
+@contextmanager
+def gc_paused() -> Iterator[None]:
+    """Pause Python's cyclic garbage collector while many objects are made and none of them becomes garbage."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+# -- circles: where a container lies in itself, a `Cycle` says so -----------------------------------------------------
+
+
+CONTAINERS = (dict, list, tuple)
+
+
+def without_cycles(tree: Any) -> Any:
+    """The tree with a `Cycle` in place of each container that is met again inside itself. Iterative, like all walks."""
+    done: dict[int, Any] = {}
+    path: set[int] = set()
+    stack: list[tuple[Any, bool]] = [(tree, False)]
+    while stack:
+        node, seen = stack.pop()
+        if seen:
+            done[id(node)] = _remade(node, done)
+            path.discard(id(node))
+        elif id(node) not in done and id(node) not in path and isinstance(node, CONTAINERS):
+            path.add(id(node))
+            stack.append((node, True))
+            stack += [(child, False) for child in _children(node) if isinstance(child, CONTAINERS)]
+    return done.get(id(tree), tree)
+
+
+def _children(node: Any) -> list[Any]:
+    metadata = [node._metadata] if hasattr(node, "_metadata") else []
+    return [*(node.values() if isinstance(node, dict) else node), *metadata]
+
+
+def _remade(node: Any, done: dict[int, Any]) -> Any:
+    """The container with its children as they are now; one that is not done yet lies around this one."""
+
+    def now(child: Any) -> Any:
+        if not isinstance(child, CONTAINERS):
+            return child
+        return done[id(child)] if id(child) in done else Cycle(f"the {_kind(child)} that it lies in")
+
+    if isinstance(node, tuple):
+        children = [now(child) for child in node]
+        return node if all(a is b for a, b in zip(children, node, strict=True)) else tuple(children)
+    for key, child in node.items() if isinstance(node, dict) else enumerate(node):
+        if isinstance(child, CONTAINERS):
+            node[key] = now(child)
+    if hasattr(node, "_metadata") and now(node._metadata) is not node._metadata:
+        del node._metadata
+    return node
+
+
+def _kind(node: Any) -> str:
+    return "dict" if isinstance(node, dict) else "list" if isinstance(node, list) else "tuple"

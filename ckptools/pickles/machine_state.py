@@ -1,4 +1,4 @@
-"""What a pickle has built so far, and how an opcode changes it: the stack, the memo, names, storages and budgets.
+"""The state of an unpickling and its limits: the stack, the memo, names, storages and budgets, as opcodes change them.
 
 Everything that a machine calls on the way takes a `MachineState`; only `machine` knows how the opcodes are run.
 """
@@ -12,25 +12,48 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ckptools.model.provenance import Said
 from ckptools.model.values import Global, NumpyScalar, Opaque, describe_for_error
-from ckptools.pickles.limits import (
-    FREE_WORK,
-    MAX_FLAT_KEY,
-    MAX_MEMO,
-    MAX_OPCODES,
-    MAX_STACK,
-    MAX_TUPLE_KEYS,
-    SAFE_INT,
-    WORK_PER_BYTE,
-    CutError,
-    PickleError,
-    UnusualError,
-)
-from ckptools.pickles.objects import Storage
-from ckptools.pickles.repeated_records import RepeatedRecords
-from ckptools.pickles.run_records import IndexRecord, Placement, ShardRecord
+from ckptools.pickles.objects import PlaceBatch, PlacementRecord, ShardRecord, Storage
+from ckptools.pickles.repeated import RepeatedRecords
 
 if TYPE_CHECKING:
-    from ckptools.pickles.device_mesh import Claim, Mesh
+    from ckptools.pickles.classes.device_mesh import Claim, Mesh
+
+MAX_OPCODES = 50_000_000
+BLOCK = 1000
+"""Opcodes between two looks at the sizes of stack and memo."""
+
+MAX_STACK = 4_000_000
+MAX_MEMO = 8_000_000
+MAX_INT_BYTES = 1024
+"""Larger ints are described: Python refuses to print them."""
+
+MAX_INT_DIGITS = 2400
+MAX_FLAT_KEY = 64
+MAX_TUPLE_KEYS = 10_000
+"""Tuples of ints can be chosen to collide; of this many the worst takes a few seconds."""
+
+SAFE_INT = 2**61 - 1
+"""Python hashes an int modulo this: larger ones can be chosen to collide, so they do not become dict keys."""
+
+FREE_WORK = 1_000_000
+WORK_PER_BYTE = 2
+"""Elements that calls may go through: no more than the pickle can have spelled out for them, with some room."""
+
+
+class PickleError(ValueError):
+    """The stream is no pickle that torch.save writes, or asks for more than the budgets allow."""
+
+
+class CutError(PickleError):
+    """The bytes end before the pickle does; where it is the front of a larger file, more of that may help."""
+
+
+class UnusualError(ValueError):
+    """A pickle does something with a skipped record that only reading it opcode by opcode gets right."""
+
+
+# -- the state --------------------------------------------------------------------------------------------------------
+
 
 HARMLESS_KEYS = (str, bytes, bool, float, type(None), date)
 
@@ -48,7 +71,7 @@ class Runs(Protocol):
 
     @property
     def runs(self) -> object:
-        """What was read so: anything false for nothing."""
+        """The batches that were read; false for none."""
 
     def meet(self, name: Global) -> None:
         """Take note of a class that the pickle names for the first time."""
@@ -57,7 +80,7 @@ class Runs(Protocol):
         """Read nothing in runs from here on."""
 
     def uncounted(self) -> int:
-        """How many memo numbers were given to what is not kept."""
+        """The number of memo entries that are not kept."""
 
     def fetch(self, number: int, at: int) -> int:
         """Push what a skipped record gave the memo number `number`; return where to go on."""
@@ -66,7 +89,7 @@ class Runs(Protocol):
         """Read what begins at `start`, where the trigger has just been fetched; return where to go on."""
 
     def has_unresolved_records(self, tree: Any) -> bool:
-        """Whether a skipped record stands where nobody knows what it is."""
+        """Whether a skipped record stands in an unexpected place."""
 
 
 Reader = Callable[["MachineState", bool], Runs]
@@ -95,7 +118,7 @@ class MachineState:
         flat: these tuples, by their `id`: walks need not look at each int.
         work: how many more elements calls may go through: a call may name a big list again and again.
         tuple_keys: tuples that are keys.
-        locate: tells where a storage's bytes are: `(file, byte offset, record name, CRC-32)`. None when it has none.
+        locate: returns where a storage's bytes are: `(file, byte offset, record name, CRC-32)`. None when it has none.
         reader: makes what reads runs.
         stopped_at: offset behind STOP; None while it was not met.
     """
@@ -162,7 +185,7 @@ class MachineState:
             raise CutError(f"a length of {length} where {max(len(self.data) - at, 0)} bytes remain")
 
     def spend(self, elements: int) -> None:
-        """Account for a call that goes through so many elements.
+        """Account for a call that goes through a number of elements.
 
         Raises:
             PickleError: calls have gone through more than the pickle can mean.
@@ -209,9 +232,9 @@ class MachineState:
             self.tuple_keys += 1
             if self.tuple_keys <= MAX_TUPLE_KEYS:
                 return key
-        if isinstance(key, (Global, Opaque, NumpyScalar, ShardRecord, Placement, IndexRecord)):
+        if isinstance(key, (Global, Opaque, NumpyScalar, ShardRecord, PlacementRecord, PlaceBatch)):
             return key
-        odd = Opaque(f"a {type(key).__name__} used as a key")
+        odd = _OddKey(f"a {type(key).__name__} used as a key")
         odd.state = key
         return odd
 
@@ -230,6 +253,17 @@ class MachineState:
         if (known.dtype, known.numel) != (storage.dtype, storage.numel):
             raise PickleError(f"storage {describe_for_error(storage.key)} is described in two ways")
         return known
+
+
+class _OddKey(Opaque):
+    """Stands for a dict key that is not hashed. Keys are printed often, so its text is made once."""
+
+    __slots__ = ("_text",)
+
+    def __repr__(self) -> str:
+        if not hasattr(self, "_text"):
+            self._text = super().__repr__()
+        return self._text
 
 
 def _flat(key: Any) -> bool:

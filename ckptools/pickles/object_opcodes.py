@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from ckptools.model.values import Global, Opaque
-from ckptools.pickles.int_runs import RUN, ints_of_run
-from ckptools.pickles.limits import PickleError, UnusualError
-from ckptools.pickles.machine_state import MachineState
+from ckptools.pickles.classes.rebuild import build, call
+from ckptools.pickles.machine_state import MachineState, PickleError, UnusualError
+from ckptools.pickles.objects import ChunkBatch, PlaceBatch, PlacementRecord, ShardRecord
 from ckptools.pickles.opcodes import DISPATCH, opcode
-from ckptools.pickles.rebuild import build, call
-from ckptools.pickles.run_records import RECORDS, Placement, ShardRecord
+from ckptools.pickles.repeated import RUN, ints_of_run
 
-_SKIPPED = (ShardRecord, Placement, *RECORDS)
+_SKIPPED = (ShardRecord, PlacementRecord, ChunkBatch, PlaceBatch)
 
 
 # -- containers ------------------------------------------------------------------------------------------

@@ -14,13 +14,12 @@ from sys import intern
 from typing import Any
 
 from ckptools.model.values import Opaque
-from ckptools.pickles.limits import MAX_INT_BYTES, MAX_INT_DIGITS, MAX_STACK, PickleError
-from ckptools.pickles.machine_state import MachineState
+from ckptools.pickles.machine_state import MAX_INT_BYTES, MAX_INT_DIGITS, MAX_STACK, MachineState, PickleError
 
 NEWEST_PROTOCOL = 5
 
 MAX_NAME = 256
-"""Characters of a text that is held once, however many files have it."""
+"""Characters of a text that is kept once, however many files have it."""
 """Since Python 3.8. Source: Lib/pickletools.py."""
 
 

@@ -1,4 +1,4 @@
-"""One torch.save file, read inertly: its tree of plain values and lazy tensors, and what it says of itself."""
+"""One torch.save file, also compressed or in a tar, read inertly: its tree, and what it says of itself."""
 
 from __future__ import annotations
 
@@ -7,20 +7,23 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ckptools.errors import ReadError
 from ckptools.files import zip_directory
 from ckptools.files.file_type import COMPRESSIONS, content_of, head_of
-from ckptools.files.opening import File
+from ckptools.files.opening import File, Window
 from ckptools.model.provenance import Said
+from ckptools.model.values import describe_for_error
 from ckptools.pickles.archive import read_archive
-from ckptools.pickles.device_mesh import claims_of
-from ckptools.pickles.repeated_records import RepeatedRecords
+from ckptools.pickles.classes.device_mesh import claims_of
+from ckptools.pickles.machine import Machine
+from ckptools.pickles.repeated import RepeatedRecords
 
 FORMS = {"zip": "", "legacy": "pickle stream of before torch 1.6"}
-"""What people are told of a content; others go by their own name."""
+"""Names of contents for messages; other contents keep their own names."""
 
 
 class Saved(NamedTuple):
-    """What one torch.save file holds.
+    """The content of one torch.save file.
 
     Attributes:
         path: the file.
@@ -63,8 +66,6 @@ def read(path: Path, repeated: RepeatedRecords | None = None) -> Saved:
     """
     with File(path) as file, decompressed(file) as (opened, forms):
         if forms[-1:] == ("tar",):
-            from ckptools.pickles.tar_checkpoint import read_tar
-
             machine, tree = read_tar(opened)
         else:
             machine, tree = read_archive(opened, repeated)
@@ -72,12 +73,12 @@ def read(path: Path, repeated: RepeatedRecords | None = None) -> Saved:
         nread = min(opened.bytes_read, file.size) if opened is file else file.bytes_read + opened.bytes_read
         form = ", ".join(filter(None, map(FORMS.get, forms, forms)))
         claims, at_least = claims_of(machine.claims, machine.meshes)
-        size, modified, told = file.size, file.modified, machine.provenance
-        return Saved(path, tree, claims, names, size, modified, nread, form, at_least, machine.modules, told)
+        size, modified, origin = file.size, file.modified, machine.provenance
+        return Saved(path, tree, claims, names, size, modified, nread, form, at_least, machine.modules, origin)
 
 
 def probe(path: Path) -> None:
-    """Look at a file as closely as costs little: a zip's or tar's directory, the header of an older file.
+    """Check what is cheap to check of a file: a zip's or tar's directory, the header of an older file.
 
     Raises:
         ReadError: it is cut short or no torch.save file. Of a compressed file only its first bytes are known.
@@ -85,9 +86,9 @@ def probe(path: Path) -> None:
     with File(path) as file:
         content = content_of(head_of(file))
         if content == "legacy":
-            from ckptools.pickles.legacy import Stream, check_header
+            from ckptools.pickles.legacy import LegacyStream, check_header
 
-            check_header(Stream(file))
+            check_header(LegacyStream(file))
         elif content == "tar":
             from ckptools.files.tar_archive import members
 
@@ -111,3 +112,51 @@ def decompressed(file: File) -> Iterator[tuple[File, tuple[str, ...]]]:
 
     with File(unpacked(file, content)) as inside:
         yield inside, (content, content_of(head_of(inside)))
+
+
+# -- a checkpoint in a tar, of which nothing is extracted -------------------------------------------------------------
+
+
+# Composer writes `ep0-ba5-rank0.tar` (or `.tar.gz`, `.tgz`, `.tar.bz2`, `.tar.lzma`) where a file name asks for it. The
+# state is the member `composer_states.pt`; in DeepSpeed runs a folder `deepspeed` lies beside it, in the tar of every
+# rank. Source: composer/utils/checkpoint.py of Composer 0.7 to 0.28 (`tarball.add(tmpdir, arcname="")`, so the folder
+# itself is a member called `/`).
+
+STATES = "composer_states.pt"
+DEEPSPEED = "deepspeed"
+TORCH_0_1 = frozenset({"sys_info", "pickle", "tensors", "storages"})
+"""Members of a file of torch 0.1, which ckptools does not read. Source: torch/serialization.py (`legacy_load`)."""
+
+
+def read_tar(file: File) -> tuple[Machine, Any]:
+    """Read the torch.save file in a tar; return the machine that read it, and its tree.
+
+    Raises:
+        ReadError: it holds none, several, or a DeepSpeed run's, or torch 0.1 wrote it.
+    """
+    from ckptools.files.tar_archive import members
+
+    name, part = _checkpoint_of(file, members(file))
+    if content_of(head_of(part)) not in ("zip", "legacy"):
+        raise ReadError(file.path, f"its member {describe_for_error(name)} is no torch.save file; unpack the tar first")
+    return read_archive(part)
+
+
+def _checkpoint_of(file: File, found: dict[str, Window]) -> tuple[str, Window]:
+    """The name and the bytes of the torch.save file among the members of a tar."""
+    if any(name.startswith(f"{DEEPSPEED}/") for name in found):
+        text = "a Composer tar of a DeepSpeed run: unpack the tars of all ranks into one folder and open that"
+        raise ReadError(file.path, text)
+    if found.keys() >= TORCH_0_1:
+        way = "if you trust it, convert it: torch.save(torch.load(OLD, weights_only=False), NEW)"
+        raise ReadError(file.path, f"is a tar of torch 0.1, which ckptools does not read; {way}")
+    if STATES in found:
+        return STATES, found[STATES]
+    if len(found) == 1:
+        return next(iter(found.items()))
+    listed = (
+        f" ({', '.join(describe_for_error(name) for name in list(found)[:4])}{' …' if len(found) > 4 else ''})"
+        if found
+        else ""
+    )
+    raise ReadError(file.path, f"a tar of {len(found)} files{listed}: unpack it, and open what is inside")

@@ -1,4 +1,4 @@
-"""The shard list of a ShardedTensor, read in runs.
+"""Read the shard list of a ShardedTensor in batches.
 
 Every ShardedTensor in every rank file lists the shards of all ranks: about 115 bytes and 40 opcodes a shard, so
 that one file of a 256-rank job holds tens of thousands of records that look alike. Once the machine has met one
@@ -22,17 +22,16 @@ from weakref import proxy
 from ckptools.model.regions import Ints
 from ckptools.model.tree import of_kinds
 from ckptools.model.values import Global, Opaque
-from ckptools.pickles.limits import UnusualError
-from ckptools.pickles.machine_state import MachineState
-from ckptools.pickles.repeated_records import NUMBERS, Part
-from ckptools.pickles.run_records import Placement, ShardRecord
+from ckptools.pickles.machine_state import MachineState, UnusualError
+from ckptools.pickles.objects import PlacementRecord, ShardRecord
+from ckptools.pickles.repeated import NUMBERS, Stretch
 
 RECORD_CLASS = "ShardMetadata"
 PLACEMENT_CLASS = "_remote_device"
 WORDS = ("shard_offsets", "shard_sizes", "placement", "_worker_name", "_rank", "_device")
 
 MAX_ATTEMPTS = 8
-"""How often the words are looked for in the memo; in a real file the first record has them all."""
+"""Searches of the memo for the words; in a real file the first record has them all."""
 
 PUT = rb"r(.{4})"
 INT = rb"(?:K.|M..|J.{4}" + b"".join(b"|\\x8a\\x%02x.{%d}" % (n, n) for n in range(1, 9)) + rb")"
@@ -40,10 +39,10 @@ INTS = rb"((?:" + INT + rb"a|\((?:" + INT + rb"){1,64}e|))"
 TEXT = rb"X(?:" + b"|".join(b"\\x%02x\\0\\0\\0[\\w:/.-]{%d}" % (n, n) for n in range(1, 17)) + rb")" + PUT
 
 PLACEMENT = 4
-"""Which of them is the placement."""
+"""Index of the placement in a record's memo entries."""
 
 
-class Run:
+class ShardBatch:
     """Records that followed each other.
 
     Attributes:
@@ -72,7 +71,7 @@ class RunReader:
     def __init__(self, machine: MachineState, fast: bool) -> None:
         self.machine: MachineState = proxy(machine)  # no cycle: a machine goes when its file has been read
         self.trigger: Global | None = None
-        self.runs: list[Run] = []
+        self.runs: list[ShardBatch] = []
         self._attempts = MAX_ATTEMPTS if fast else 0
         self._pattern: re.Pattern[bytes] | None = None
         self.repeated = machine.repeated
@@ -100,7 +99,7 @@ class RunReader:
         pattern = self._pattern or self._learn()
         if pattern is None:
             return at
-        read: list[Part] = []
+        read: list[Stretch] = []
         end, several = start, 1
         while part := self._known(end) or self._matched(pattern, end, several):
             if read and part.first != read[-1].past:
@@ -111,18 +110,18 @@ class RunReader:
             return at
         records = [record for part in read for record in part.records]
         self.machine.next_number = read[-1].past
-        self.runs.append(Run(read[0].first, records))
+        self.runs.append(ShardBatch(read[0].first, records))
         self.machine.pop()
         self.machine.stack.extend(records)
         return end
 
-    def _known(self, start: int) -> Part | None:
+    def _known(self, start: int) -> Stretch | None:
         """Records that another rank's pickle spells in the same bytes."""
         part = self.repeated.find(self.machine.data, start)
         return part if part is not None and part.first >= self.machine.next_number else None
 
-    def _matched(self, pattern: re.Pattern[bytes], start: int, several: int) -> Part | None:
-        """The next records that the pattern matches, at most so many; None where their numbers are not in a row."""
+    def _matched(self, pattern: re.Pattern[bytes], start: int, several: int) -> Stretch | None:
+        """The next records that the pattern matches, at most `several`; None where their numbers are not in a row."""
         data, end, known = self.machine.data, start, self.repeated.records
         records: list[ShardRecord] = []
         numbers: list[bytes] = []
@@ -140,7 +139,7 @@ class RunReader:
         first = self._first_number(numbers) if records else None
         if first is None:
             return None
-        part = Part(first, records, end)
+        part = Stretch(first, records, end)
         self.repeated.learn(part, data, start, ends)
         return part
 
@@ -155,17 +154,17 @@ class RunReader:
         return first
 
     def uncounted(self) -> int:
-        """How many memo numbers were given to what is not kept: none, or nobody knows.
+        """The number of memo entries that are not kept: 0 if nothing was skipped.
 
         Raises:
-            UnusualError: something has been skipped.
+            UnusualError: something was skipped, so that it is unknown.
         """
         if self.runs:
             raise UnusualError("numbers by counting, and skipped records were not counted")
         return 0
 
     def has_unresolved_records(self, tree: Any) -> bool:
-        """Whether a skipped record stands anywhere but in a ShardedTensor, where nobody knows what it is."""
+        """Whether a skipped record stands anywhere but in a ShardedTensor."""
         return bool(self.runs) and _leaks(tree, set(self.machine.flat))
 
     def fetch(self, number: int, at: int) -> int:
@@ -289,5 +288,5 @@ def _leaks(tree: Any, seen: set[int]) -> bool:
     return False
 
 
-_RECORDS = (ShardRecord, Placement)
+_RECORDS = (ShardRecord, PlacementRecord)
 _ENTERED = (*_RECORDS, dict, list, tuple, set, frozenset, Opaque)

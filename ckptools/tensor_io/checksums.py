@@ -1,12 +1,25 @@
-"""CRC-32 of bytes, and of joined bytes from the CRC-32s of the pieces, as zip and zlib have it.
+"""CRC-32 checksums: of bytes, of joined bytes from those of the pieces, and of records whose container states one.
 
-`isal` takes it several times as fast as `zlib` and lets other threads run meanwhile. Where it is not to be had,
+`isal` takes a CRC-32 several times as fast as `zlib` and lets other threads run meanwhile. Where it is not to be had,
 `zlib` serves, and `joined` does what Python's `zlib` lacks.
+
+A record is what its container stores in one piece: a storage of a torch.save archive, so also the tensor in an item
+of a DCP; a tensor of safetensors. Only archives state a CRC-32. torch never compares it, so a flipped bit loads in
+silence.
 """
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+from ckptools.files.opening import File, OpenFiles
+from ckptools.model.tensor import Shard, Source, Tensor
+from ckptools.tensor_io.fetch_ahead import Part, in_ranks
+from ckptools.tensor_io.threads import Progress
 
 try:
     from isal.isal_zlib import crc32
@@ -19,10 +32,22 @@ except ImportError:  # no wheel for this platform
         return joined(crc1, crc2, crc2_length)
 
 
-__all__ = ["combine", "crc32", "joined"]
+__all__ = [
+    "Record",
+    "Stored",
+    "combine",
+    "crc32",
+    "crc_of",
+    "damaged_records",
+    "joined",
+    "read_pieces",
+    "records_of",
+    "stored_records",
+    "without_records",
+]
 
 POLYNOMIAL = 0xEDB88320
-"""That of zip, its highest power in the lowest bit."""
+"""The polynomial of zip, its highest power in the lowest bit."""
 
 ONE = 1 << 31
 """The polynomial 1, its bits in the same order."""
@@ -57,3 +82,140 @@ def _zeros(length: int) -> int:
         power = _product(power, power)
         length >>= 1
     return result
+
+
+# -- records ----------------------------------------------------------------------------------------------------------
+
+
+CHUNK = 1 << 20
+"""Bytes read at a time, a multiple of every element's width; more would not stay in the processor's cache."""
+
+
+class Record(NamedTuple):
+    """Consecutive bytes with one checksum.
+
+    Attributes:
+        path: the file.
+        name: the container's name for it.
+        offset: byte offset of its first byte.
+        nbytes: how long it is.
+        crc: CRC-32 that the container states; 0 when it states none.
+    """
+
+    path: Path
+    name: str
+    offset: int
+    nbytes: int
+    crc: int = 0
+
+    @classmethod
+    def of(cls, source: Source) -> Record:
+        """The record that a source lies in."""
+        return cls(source.path, source.record, *source.record_span, source.crc)
+
+    @property
+    def part(self) -> Part:
+        """Its range in its file."""
+        return self.path, self.offset, self.end
+
+    @property
+    def end(self) -> int:
+        """One past its last byte."""
+        return self.offset + self.nbytes
+
+    def damage(self, found: int) -> str:
+        """Describe the damage, when its bytes have the CRC-32 `found`."""
+        return f"record {self.name or f'at byte {self.offset}'}: CRC-32 is {found:08x}, expected {self.crc:08x}"
+
+
+@dataclass
+class Stored:
+    """A record and the shards in it.
+
+    Attributes:
+        record: where it is.
+        owners: fqn and shard of every tensor that lies in it.
+    """
+
+    record: Record
+    owners: list[tuple[str, Shard]] = field(default_factory=list)
+
+
+def without_records(tensor: Tensor, records: Container[Record]) -> Tensor:
+    """The tensor without the shards that lie in some records; their regions are listed, as those of a lost file are."""
+    gone = [any(Record.of(source) in records for source in shard.sources) for shard in tensor.shards]
+    if not any(gone):
+        return tensor
+    pairs = zip(tensor.shards, gone, strict=True)
+    kept = tuple(s._replace(source=None, item=None, encoded=None) if lost else s for s, lost in pairs)
+    return replace(tensor, shards=kept)
+
+
+def stored_records(tensors: Iterable[tuple[str, Tensor]]) -> list[Stored]:
+    """Every record that a shard of some tensors, given with their fqns, lies in; in file order."""
+    found: dict[Record, Stored] = {}
+    for fqn, tensor in tensors:
+        for shard in () if tensor.kind == "meta" else tensor.found:
+            for source in shard.sources:
+                record = Record.of(source)
+                found.setdefault(record, Stored(record)).owners.append((fqn, shard))
+    return [found[key] for key in sorted(found, key=lambda r: (str(r.path), r.offset))]
+
+
+def records_of(tensors: Iterable[Tensor]) -> set[Record]:
+    """The records that the shards of some tensors lie in."""
+    found = (tensor.found for tensor in tensors if tensor.kind != "meta")
+    return {Record.of(source) for shards in found for shard in shards for source in shard.sources}
+
+
+def damaged_records(records: Iterable[Record], files: OpenFiles, threads: int, progress: Progress) -> dict[Record, int]:
+    """The records that do not have the CRC-32 that their container states, with the one that they have.
+
+    Raises:
+        ReadError: a file cannot be read.
+    """
+
+    def check(record: Record) -> int:
+        crc = crc_of(record, files)
+        progress(record.nbytes, record.name)
+        return crc
+
+    checked = [record for record in records if record.crc]
+    each = in_ranks(check, checked, threads, lambda record: record.nbytes, reads=lambda record: [record.part])
+    crcs = zip(checked, each, strict=True)
+    return {record: crc for record, crc in crcs if crc != record.crc}
+
+
+def crc_of(record: Record, files: OpenFiles) -> int:
+    """CRC-32 of the bytes of a record.
+
+    Raises:
+        ReadError: the file cannot be read.
+    """
+    crc = 0
+    with files.open(record.path) as file:
+        for piece in read_pieces(file, record.offset, record.nbytes):
+            crc = crc32(piece, crc)
+    return crc
+
+
+def read_pieces(file: File, offset: int, nbytes: int, buffer: memoryview | None = None) -> Iterator[memoryview]:
+    """Read consecutive bytes piece by piece; each is gone when the next one is read.
+
+    Args:
+        file: to read.
+        offset: byte offset of the first.
+        nbytes: how many.
+        buffer: where they go; one is made when it is None.
+
+    Raises:
+        ReadError: the file cannot be read, or became shorter.
+    """
+    buffer = memoryview(bytearray(min(CHUNK, nbytes))) if buffer is None else buffer
+    end = offset + nbytes
+    file.expect([(offset, end)])
+    while offset < end:
+        wanted = buffer[: min(len(buffer), end - offset)]
+        file.read_all_into(offset, wanted)
+        yield wanted
+        offset += len(wanted)

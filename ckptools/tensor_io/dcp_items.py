@@ -9,22 +9,25 @@ Source: torch/distributed/checkpoint/filesystem.py (`_write_item` calls torch.sa
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from math import prod
 
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import ReadError
 from ckptools.files import compressed_items
 from ckptools.files.compressed_items import ARCHIVE, CompressedItem
-from ckptools.files.opening import File, Window
+from ckptools.files.opening import File, OpenFiles, Window
 from ckptools.files.zip_archive import Container
 from ckptools.files.zip_directory import CENTRAL
 from ckptools.model.regions import Ints
-from ckptools.model.tensor import Encoded, Item, Shard, Source, Tensor
+from ckptools.model.source import ItemLayout
+from ckptools.model.tensor import Encoded, Item, ItemShards, Shard, Source, Tensor
 from ckptools.pickles.archive import read_zip
-from ckptools.pickles.tensor_classes import note_on
-from ckptools.tensor_io.fetch_ahead import Part
+from ckptools.pickles.classes.tensor_classes import note_on
+from ckptools.tensor_io.fetch_ahead import Part, fetched
 
 MAX_HEAD = 64 << 10
 """Bytes in front of a tensor's values that are worth remembering; torch writes less than a thousand."""
@@ -33,14 +36,14 @@ ENDS = 2 << 10
 """Bytes in front of a tensor's values, and behind them, that are fetched of an item in a store."""
 
 CRC_AT = 16
-"""Where an entry of a zip directory has its checksum."""
+"""Offset of the checksum in an entry of a zip directory."""
 
 READ = ("data.pkl", "byteorder")
 """Records that reading an archive reads, so that their checksums count."""
 
 
 Stored = Source | Encoded
-"""Where the values of an item's tensor lie, or what its class stores in their place."""
+"""The place of an item's values, or what the class of its tensor stores instead."""
 
 
 class OtherItemError(ReadError):
@@ -48,7 +51,7 @@ class OtherItemError(ReadError):
 
 
 def ends_of(item: Item) -> list[Part]:
-    """What locating the tensor of an item reads: a compressed one, or else what lies around the values."""
+    """The ranges that locating an item's tensor reads: a compressed one, or else what lies around the values."""
     end = item.offset + item.length
     if item.zstd or item.length <= 2 * ENDS:
         return [(item.path, item.offset, end)]
@@ -70,8 +73,23 @@ def with_source(shard: Shard) -> Shard:
     return shard._replace(source=found)
 
 
+def with_items_read(tensor: Tensor, locator: ItemLocator, files: OpenFiles) -> Tensor:
+    """The tensor with its items looked into; those that cannot be read stay as they are."""
+    if not isinstance(tensor.shards, ItemShards):
+        return tensor
+    shards = [*tensor.shards]
+    items = [(i, shard.item) for i, shard in enumerate(shards) if shard.item is not None and not shard.was_read]
+    for i, item in fetched(items, lambda one: ends_of(one[1])):
+        with suppress(ReadError), files.open(item.path) as file:
+            found = locator.locate(file, item)
+            known = {"encoded": found} if isinstance(found, Encoded) else {"source": found}
+            shards[i] = shards[i]._replace(**known)
+    note = next((note_on(shard.encoded) for shard in shards if shard.encoded is not None), "")
+    return replace(tensor, shards=tuple(shards), note=tensor.note or note)
+
+
 def locate(file: File, item: Item) -> Stored:
-    """Where the tensor of an item lies, or what it has in the place of its values.
+    """Find the values of an item's tensor, or what it stores instead.
 
     Args:
         file: the item's file, open.
@@ -104,40 +122,81 @@ def _source(window: Window, item: Item) -> Stored:
     found = shards[0].source or shards[0].encoded if len(shards) == 1 else None
     holder = found if isinstance(found, Source) else tree
     if found is None or (holder.dtype, holder.shape) != (item.dtype, item.shape):
-        held = f"{holder.dtype} {list(holder.shape)}" if isinstance(tree, Tensor) else type(tree).__name__
-        text = f"item at byte {item.offset}: expected {item.dtype} {list(item.shape)}, found {held}; damaged or stale"
+        content = f"{holder.dtype} {list(holder.shape)}" if isinstance(tree, Tensor) else type(tree).__name__
+        text = (
+            f"item at byte {item.offset}: expected {item.dtype} {list(item.shape)}, found {content}; damaged or stale"
+        )
         raise (OtherItemError if found else ReadError)(item.path, text)
     return found
 
 
+ItemKind = tuple[int, str, Ints]
+"""Length of an item, dtype and shape of its tensor."""
+
+
 @dataclass(frozen=True, slots=True)
 class ItemTemplate:
-    """What the items of one kind have in common.
+    """The common layout of items of one kind.
 
     Attributes:
         head: bytes before the values.
-        tail: byte offset of the directory in the item.
-        fixed: the directory and what follows, in pieces: the checksums between them may differ.
-        crc: where the checksum of the values is in those bytes.
-        source: of the first such item.
+        directory_at: byte offset of the directory in the item.
+        directory: pattern of the directory and what follows, with any checksums of records that are not read.
+        crc_at: offset in those bytes of the checksum of the values.
+        layout: where the values lie.
     """
 
     head: bytes
-    tail: int
-    fixed: tuple[tuple[int, bytes], ...]
-    crc: int
-    source: Source
+    directory_at: int
+    directory: re.Pattern[bytes]
+    crc_at: int
+    layout: ItemLayout
 
 
 class ItemLocator:
     """Finds the tensors of many items."""
 
     def __init__(self) -> None:
-        self._met: dict[_Kind, tuple[int, int]] = {}
-        self._templates: dict[_Kind, ItemTemplate] = {}
+        self._met: dict[ItemKind, tuple[int, int]] = {}
+        self._templates: dict[ItemKind, ItemTemplate] = {}
+        self._ahead: tuple[File | None, int, bytes] = None, 0, b""
+
+    def alike(self, file: File, start: int, kind: ItemKind) -> tuple[ItemLayout, int] | None:
+        """Find the values of an item that differs from others of its kind in its values only; None for another.
+
+        Args:
+            file: the item's file, open.
+            start: byte offset of the item.
+            kind: what it must hold.
+
+        Returns:
+            the place of its values, and the CRC-32 of their record.
+
+        Raises:
+            ReadError: the file cannot be read.
+        """
+        template = self._templates.get(kind)
+        if template is None or self._read(file, start, len(template.head), 0) != template.head:
+            return None
+        at, end = start + template.directory_at, start + kind[0]
+        directory = self._read(file, at, end - at, len(template.head))
+        if template.directory.fullmatch(directory) is None:
+            return None
+        return template.layout, int.from_bytes(directory[template.crc_at : template.crc_at + 4], "little")
+
+    def _read(self, file: File, offset: int, length: int, more: int) -> bytes:
+        """Read bytes of a file; with those behind them, where the next item begins, in one request to a disk."""
+        of, at, data = self._ahead
+        if of is file and at <= offset and offset + length <= at + len(data):
+            return data[offset - at : offset - at + length]
+        if file.descriptor is None or offset + length + more > file.size:
+            more = 0
+        data = file.read(offset, length + more)
+        self._ahead = file, offset, data
+        return data[:length]
 
     def locate(self, file: File, item: Item) -> Stored:
-        """Where the tensor of an item lies, or what it has in the place of its values.
+        """Find the values of an item's tensor, or what it stores instead.
 
         Raises:
             ReadError: the item is damaged, or holds something else than its checkpoint says.
@@ -145,9 +204,10 @@ class ItemLocator:
         if item.zstd:
             return locate(file, item)
         kind = item.length, item.dtype, item.shape
-        template = self._templates.get(kind)
-        if template is not None:
-            return _same_but_values(template, file, item) or locate(file, item)
+        if (found := self.alike(file, item.offset, kind)) is not None:
+            return found[0].source(file.path, item.offset, found[1])
+        if kind in self._templates:
+            return locate(file, item)
         values = self._met.get(kind)
         if values is not None:
             # A kind is looked at closely when it is met again: most kinds of a small checkpoint are not.
@@ -159,7 +219,7 @@ class ItemLocator:
         self._met[kind] = start - item.offset, start - item.offset + size
         return source
 
-    def _learn(self, window: CachedWindow, item: Item, kind: _Kind) -> Stored:
+    def _learn(self, window: CachedWindow, item: Item, kind: ItemKind) -> Stored:
         source = _source(window, item)
         template = _template(window, source) if isinstance(source, Source) else None
         if template is not None:
@@ -167,12 +227,8 @@ class ItemLocator:
         return source
 
 
-_Kind = tuple[int, str, Ints]
-"""Length of an item, dtype and shape of its tensor."""
-
-
 class CachedWindow(Window):
-    """A part of a file of which some pieces are held in memory.
+    """A part of a file with some pieces of it in memory.
 
     Attributes:
         pieces: bytes, each with its offset in the window.
@@ -193,26 +249,13 @@ class CachedWindow(Window):
 
 
 def _around(file: File, item: Item, start: int, end: int) -> CachedWindow:
-    """An item of which everything is held but its values, from byte `start` to `end` of it."""
+    """Read an item into memory without its values, which go from byte `start` to `end` of it."""
     front, behind = file.read(item.offset, start), file.read(item.offset + end, item.length - end)
     return CachedWindow(file, item.offset, item.length, ((0, front), (end, behind)))
 
 
-def _same_but_values(template: ItemTemplate, file: File, item: Item) -> Source | None:
-    """The source, if the item differs from the known one in values and their checksums only."""
-    if file.read(item.offset, len(template.head)) != template.head:
-        return None
-    tail = file.read(item.offset + template.tail, item.length - template.tail)
-    if not all(tail.startswith(piece, at) for at, piece in template.fixed):
-        return None
-    of, start = template.source, item.offset + len(template.head)
-    offset = start + of.offset - of.record_span[0]
-    crc = int.from_bytes(tail[template.crc : template.crc + 4], "little")
-    return Source(file.path, offset, of.dtype, of.shape, of.strides, of.record, (start, of.record_span[1]), crc)
-
-
 def _template(window: Window, source: Source) -> ItemTemplate | None:
-    """What another item of this kind must have; None when the archive is laid out in an odd way."""
+    """The common layout of items like this one; None when the archive is laid out in an odd way."""
     container = Container(window)
     values = source.record_span[0] - window.start
     early = all(record.limit <= values for name, record in container.records.items() if name in READ)
@@ -223,12 +266,13 @@ def _template(window: Window, source: Source) -> ItemTemplate | None:
     loose = {name: at for name, at in _checksums(directory, len(container.records)) if name not in READ}
     if source.record not in loose:
         return None
-    fixed, done = [], 0
+    pattern, done = b"", 0
     for at in loose.values():
-        fixed.append((done, directory[done:at]))
+        pattern += re.escape(directory[done:at]) + b".{4}"
         done = at + 4
-    fixed.append((done, directory[done:]))
-    return ItemTemplate(window.read(0, values), tail, tuple(fixed), loose[source.record], source)
+    pattern += re.escape(directory[done:])
+    layout = ItemLayout.of(source, window.start)
+    return ItemTemplate(window.read(0, values), tail, re.compile(pattern, re.DOTALL), loose[source.record], layout)
 
 
 def _checksums(directory: bytes, count: int) -> Iterator[tuple[str, int]]:

@@ -2,7 +2,7 @@
 
 The arithmetic is torch's: two dtypes are brought to the one that they promote to; what is computed in bfloat16 or
 float16 is computed in float32 and rounded to the nearest, even where two are near. Which class has which rule is in
-`pickles.tensor_classes`, with the sources. numpy alone; a few hundred thousand elements at a time.
+`pickles.classes.tensor_classes`, with the sources. numpy alone; a few hundred thousand elements at a time.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import numpy.typing as npt
 from ckptools.dtypes import ITEMSIZE
 from ckptools.model.regions import Box, Ints, contiguous_strides
 from ckptools.model.tensor import Coding, Encoded, Shard, Source, Tensor
-from ckptools.pickles.tensor_classes import note_on
-from ckptools.tensor_io.bands import bands_of
+from ckptools.pickles.classes.tensor_classes import note_on
 from ckptools.tensor_io.numbers import Raw, decoded
+from ckptools.tensor_io.slicing import bands_of
 
 BAND = 256 << 10
 """Elements that are worked out at a time."""
@@ -30,7 +30,7 @@ Read = Callable[[Source], Raw]
 """Reads the raw elements of a source."""
 
 UNSCALED = Coding("values", "", 1, "float32", "float32")
-"""How values of a smaller dtype are float32 exactly."""
+"""The coding of plain values of a smaller dtype, which float32 has exactly."""
 
 
 def dequantized(tensor: Tensor) -> Tensor:

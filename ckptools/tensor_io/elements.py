@@ -1,4 +1,4 @@
-"""The elements of strided arrays in any order, a few at a time: for sums over them, which need no order.
+"""Elements of strided arrays, a few at a time: in any order, for sums over them, or beside those of other tensors.
 
 What lies in a file without a gap is read as one run of bytes, however its dimensions are permuted; of what is
 expanded (a stride of 0) each element is read once.
@@ -6,19 +6,24 @@ expanded (a stride of 0) each element is read once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from math import prod
+from threading import local
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import ReadError
-from ckptools.files.opening import File
-from ckptools.model.tensor import Source
-from ckptools.tensor_io.buffers import buffer
+from ckptools.files.opening import File, OpenFiles
+from ckptools.model.regions import Box
+from ckptools.model.tensor import Shard, Source
 from ckptools.tensor_io.numbers import Raw, raw_dtype
-from ckptools.tensor_io.read import bounded, extent
+from ckptools.tensor_io.read import bounded, extent, fill
+from ckptools.tensor_io.slicing import bands_of
 
 READ = 1024 << 10
 """Bytes that are read at a time."""
@@ -29,7 +34,7 @@ numpy has enough to do that Python's share is small."""
 
 
 MOST_TIMES = 1 << 60
-"""How often an expanded element may count; more are no tensor's."""
+"""Repeats of an expanded element that are accepted; no real tensor has more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +88,7 @@ def _without_repeats(source: Source) -> tuple[Source, int]:
     return source._replace(shape=tuple(n for _, n in kept), strides=tuple(s for s, _ in kept)), max(times, 1)
 
 
-def bands_of(piece: Piece, file: File) -> Iterator[Raw]:
+def raw_bands(piece: Piece, file: File) -> Iterator[Raw]:
     """Read the elements of a piece as flat raw arrays; each is gone when the next one is read.
 
     Raises:
@@ -104,3 +109,84 @@ def bands_of(piece: Piece, file: File) -> Iterator[Raw]:
         file.fill(source.offset + start, part.data)
         raw = part.view(raw_dtype(source.dtype))
         yield from (raw[low : low + BAND] for low in range(0, len(raw), BAND))
+
+
+# -- side by side -----------------------------------------------------------------------------------------------------
+
+
+def side_by_side(
+    box: Box, tensors: Sequence[tuple[str, Sequence[Shard]]], files: OpenFiles
+) -> Iterator[tuple[int, list[Raw]]]:
+    """Yield elements of a region in row-major order: the place of the first, and each tensor's as a flat raw array.
+
+    The arrays are the thread's own buffers: what they hold is gone when the next ones are read.
+
+    Args:
+        box: the region.
+        tensors: of each its dtype, and shards with sources that together hold the region.
+        files: keeps sources open.
+
+    Raises:
+        ReadError: a file cannot be read.
+    """
+    runs = [run for run in (_run(box, shards) for _, shards in tensors) if run is not None]
+    if len(runs) == len(tensors):
+        yield from _of_runs(box.numel, runs, files)
+        return
+    start = 0
+    for part in bands_of(box, BAND):
+        arrays = _buffers(part.numel, [dtype for dtype, _ in tensors])
+        for array, (_, shards) in zip(arrays, tensors, strict=True):
+            fill(array.reshape(part.sizes), part, shards, files)
+        yield start, arrays
+        start += part.numel
+
+
+def _run(box: Box, shards: Sequence[Shard]) -> Source | None:
+    """The consecutive bytes of one file that a region is; None if it is not."""
+    if len(shards) != 1 or shards[0].source is None:
+        return None
+    part = shards[0].source.part(box.seen_from(shards[0].box))
+    return part if part.contiguous else None
+
+
+def _of_runs(numel: int, runs: Sequence[Source], files: OpenFiles) -> Iterator[tuple[int, list[Raw]]]:
+    with ExitStack() as stack:
+        opened = [stack.enter_context(files.open(run.path)) for run in runs]
+        for start in range(0, numel, BAND):
+            arrays = _buffers(min(BAND, numel - start), [run.dtype for run in runs])
+            for file, run, array in zip(opened, runs, arrays, strict=True):
+                file.fill(run.offset + start * ITEMSIZE[run.dtype], array.view("u1").data)
+            yield start, arrays
+
+
+def _buffers(count: int, dtypes: Sequence[str]) -> list[Raw]:
+    return [buffer(f"side {n}", count, raw_dtype(dtype)) for n, dtype in enumerate(dtypes)]
+
+
+# -- buffers, which each thread keeps: to get memory anew takes as long as to read a region ----------------------------
+
+
+class _OfThread(local):
+    """Bytes by what they are used for."""
+
+    def __init__(self) -> None:
+        self.rooms: dict[str, npt.NDArray[np.uint8]] = {}
+
+
+_OF_THREAD = _OfThread()
+
+
+def buffer(use: str, count: int, dtype: str) -> npt.NDArray[Any]:
+    """Room for some elements, with anything in it, that is the calling thread's own until it asks for the same use.
+
+    Args:
+        use: what for; a thread has one buffer for each, as large as the largest that it asked for.
+        count: elements.
+        dtype: as numpy names it.
+    """
+    nbytes = count * np.dtype(dtype).itemsize
+    room = _OF_THREAD.rooms.get(use)
+    if room is None or len(room) < nbytes:
+        room = _OF_THREAD.rooms[use] = np.empty(nbytes, "u1")
+    return room[:nbytes].view(dtype)

@@ -1,4 +1,4 @@
-"""Small parts of many files in a store, fetched at once before they are read one by one.
+"""Small parts of many files in a store, fetched at once before threads or ranks work on them one by one.
 
 Whoever compares the copies of a tensor reads them rank by rank, and would wait for each file's request in turn. What
 is fetched waits in memory, so it is fetched for no more than fits; large parts are read when they are wanted.
@@ -13,11 +13,12 @@ from math import prod
 from pathlib import Path
 from typing import TypeVar
 
+from ckptools.cluster.team import current
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import ReadError
 from ckptools.files.opening import File
-from ckptools.files.remote_file import BLOCK, LARGE, joined
-from ckptools.files.remote_path import RemotePath, stores_are_used
+from ckptools.files.remote.cached_file import LARGE, REQUEST, joined
+from ckptools.files.remote.path import RemotePath, stores_are_used
 from ckptools.model.tensor import Shard, Tensor
 from ckptools.model.tree import KeyPath
 from ckptools.tensor_io.threads import in_threads
@@ -46,20 +47,20 @@ def _is_fetched(part: Part) -> bool:
 def _fetch(request: Part) -> None:
     path, start, end = request
     with suppress(ReadError), File(path) as file:
-        file.prefetch([(start, end)], BLOCK)
+        file.prefetch([(start, end)], REQUEST)
 
 
 def count_requests(parts: Iterable[Part]) -> int:
-    """How many requests fetching parts takes; none for what is not in a store."""
+    """Count the requests that fetching parts takes; none for files on disk."""
     return len(_requests(filter(_is_fetched, parts)))
 
 
 def _requests(parts: Iterable[Part]) -> list[Part]:
-    """What is fetched for some parts: those that lie close together in one piece."""
+    """Join parts that lie close together into one request."""
     found: dict[Path, list[tuple[int, int]]] = {}
     for path, start, end in parts:
         found.setdefault(path, []).append((start, end))
-    return [(path, *one) for path, ranges in found.items() for one in joined(ranges, BLOCK, NEAR)]
+    return [(path, *one) for path, ranges in found.items() for one in joined(ranges, REQUEST, NEAR)]
 
 
 class _Run:
@@ -142,23 +143,23 @@ def fetched_in_threads(
 
 
 def copies_of(tensor: Tensor) -> list[Part]:
-    """What comparing the copies that ranks hold of a tensor's regions reads."""
-    return copies_among(tensor.found)
+    """The parts that are read to compare the copies of a tensor's regions on several ranks."""
+    return copies_among(tensor.found) if tensor.has_copies else []
 
 
 def copies_among(shards: Sequence[Shard]) -> list[Part]:
-    """What comparing those of some shards reads that are of one region."""
+    """The parts that are read to compare shards of one region."""
     count = Counter(shard.box for shard in shards)
     return [part for shard in shards if count[shard.box] > 1 for part in parts_of(shard)]
 
 
 def parts_of_all(shards: Iterable[Shard]) -> list[Part]:
-    """What reading some shards reads."""
+    """The parts that reading some shards reads."""
     return [part for shard in shards for part in parts_of(shard)]
 
 
 def parts_of(shard: Shard) -> Iterator[Part]:
-    """What reading a shard reads."""
+    """The parts that reading a shard reads."""
     for source in shard.sources:
         if source.contiguous:
             yield source.path, source.offset, source.offset + prod(source.shape) * ITEMSIZE[source.dtype]
@@ -185,3 +186,37 @@ class CopiesAhead:
         batch = next(fetched_runs(paths[paths.index(path) :], lambda at: copies_of(self._coming[at])))
         for at in batch:
             del self._coming[at]
+
+
+# -- work on many items, shared out to the ranks that do a command together -------------------------------------------
+
+
+def in_ranks(
+    work: Callable[[T], R],
+    items: Iterable[T],
+    threads: int,
+    weight: Callable[[T], int],
+    give_up: Callable[[], None] = lambda: None,
+    reads: Callable[[T], Iterable[Part]] = lambda _: (),
+) -> list[R]:
+    """Run `work` on every item, each on one rank, and return on all ranks the results in the order of the items.
+
+    Args:
+        work: called in some thread of some rank, once for each item; what it returns is sent to the others.
+        items: what to work on, the same on every rank.
+        threads: how many each rank has, at least one.
+        weight: how long an item takes, in bytes.
+        give_up: called when a call has failed, or the user interrupts, so that running calls can end early.
+        reads: what of which files an item reads; of files in a store it is fetched for many items together.
+
+    Raises:
+        Exception: whatever a call raised first, on whatever rank.
+    """
+    team = current()
+    if team.world_size == 1:
+        return fetched_in_threads(work, items, threads, reads, give_up)
+    every = list(items)
+    own = team.share([weight(item) for item in every])
+    with team.own_work():
+        results = fetched_in_threads(work, every[own.start : own.stop], threads, reads, give_up)
+    return [result for part in team.gather(results) for result in part]

@@ -17,10 +17,10 @@ RUN = 2048
 """Elements whose squares are summed at once: too few for the BLAS to start threads of its own."""
 
 VIEWS = {"bool": "u1", "complex128": "<f8", "complex64": "<f4", "complex32": "<f2"}
-"""What flags and complex numbers, which become their two parts, are computed with as."""
+"""Dtypes as which flags and complex numbers are computed with; complex ones become their two parts."""
 
 UNBIASED = np.float32(2.0**112)
-"""What the exponents of float32 and of float16 differ by: their biases are 127 and 15."""
+"""Two to the power of the difference between the exponent biases of float32 and of float16, 127 and 15."""
 
 SMALLEST = np.array([2.0**-136], np.float32)
 """The smallest float16 with the bias of float32."""
@@ -92,8 +92,8 @@ def fp8_table(dtype: str) -> npt.NDArray[np.float32]:
 def halves(raw: Raw) -> npt.NDArray[np.float32]:
     """float16 as float32, bit for bit as numpy converts it, in a quarter of its time, and a tenth where many are small.
 
-    Sign, exponent and fraction are moved to where float32 has them, and the exponent's bias is multiplied in. That is
-    no way for infinities and NaN, nor where the processor was told to take the smallest float32 for zeros.
+    Sign, exponent and fraction are moved to where float32 has them, and the exponent's bias is multiplied in.
+    Infinities, NaN, and a processor that is set to take the smallest float32 for zeros need numpy's way.
     """
     if np.bitwise_and(raw, 0x7FFF).max(initial=0) >= 0x7C00 or not (SMALLEST * UNBIASED).all():
         return raw.view("<f2").astype("<f4")
@@ -113,7 +113,7 @@ def sum_of_squares(values: npt.NDArray[np.float64]) -> float:
 
 
 def digits(element: bytes, dtype: str) -> str:
-    """An element with as many digits as tell it from others of its dtype; of what is no number its bits."""
+    """An element with enough digits to be distinct in its dtype; the bits of what is no number."""
     raw = np.frombuffer(element, raw_dtype(dtype))
     return digits_of(as_numbers(raw, dtype), 0, dtype) if is_number(dtype) else f"0x{element[::-1].hex()}"
 

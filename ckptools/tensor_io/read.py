@@ -23,7 +23,7 @@ from ckptools.tensor_io.numbers import Raw, decoded, raw_dtype
 from ckptools.tensor_io.slicing import Slicing, sliced
 
 MAX_SPAN = 32 << 20
-"""Bytes of a file that are held at once when a strided view is read."""
+"""Bytes of a file that are in memory at once when a strided view is read."""
 
 MAX_GAP = 8 << 10
 """Bytes between two elements, or runs of them, that are read with them: two pages cost less than another call."""
@@ -220,7 +220,7 @@ def _needed(tensor: Tensor, box: Box) -> list[Shard]:
 
 
 def _local(tensor: Tensor, rank: int) -> Raw:
-    """What one rank holds, as it held it: its boxes put together in order."""
+    """One rank's local tensor: its boxes put together in order."""
     if tensor.note and tensor.encoded_as:
         raise ReadError(None, tensor.note)
     pieces = [dcp_items.with_source(s) for s in tensor.on_rank(rank) if s.is_here]
@@ -242,7 +242,7 @@ def _packed(pieces: Sequence[Shard], dtype: str) -> Raw:
             total += length
         axes.append((starts, total))
     if prod(total for _, total in axes) != sum(p.box.numel for p in pieces):
-        # Not a grid: a run of a flattened parameter, which the rank held as one row.
+        # Not a grid: a run of a flattened parameter, which was one row on the rank.
         return np.concatenate([read_shard(p).reshape(-1) for p in sorted(pieces, key=lambda p: p.box.offsets)])
     out = np.empty(tuple(total for _, total in axes), raw_dtype(dtype))
     for piece in pieces:

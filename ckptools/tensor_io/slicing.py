@@ -1,11 +1,11 @@
-"""What an index names of a tensor, as numpy means it: a tensor of its own, whose shards are those parts of the shards.
+"""Slices of a tensor by an index, as numpy means it: a tensor whose shards are parts of the original's shards.
 
 Nothing is read here. A slice with a step is a matter of strides, so that of a file only what the slice has is read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from operator import index
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from ckptools.tensor_io.dcp_items import with_source
 
 
 class Slicing(NamedTuple):
-    """What an index names, dimension by dimension.
+    """The elements that an index names, dimension by dimension.
 
     Attributes:
         starts: the lowest index.
@@ -46,7 +46,7 @@ class Slicing(NamedTuple):
 
 
 def slicing_of(shape: Ints, key: Any) -> Slicing:
-    """What an index names of a tensor of `shape`.
+    """Resolve an index of a tensor of `shape`.
 
     Raises:
         IndexError: an int is beyond the end.
@@ -89,17 +89,17 @@ def _run_of(part: Any, n: int) -> tuple[int, int, int]:
 
 
 def sliced(tensor: Tensor, cut: Slicing) -> Tensor:
-    """The tensor of the elements that a slicing names, with the sizes of that, before any dimension is taken away.
+    """The part of a tensor that a slicing names, before any dimension is dropped.
 
     Raises:
-        ReadError: the head of an item cannot be read, which tells where its bytes are.
+        ReadError: the head of an item, which says where its bytes are, cannot be read.
     """
     shards = (_part_of(shard, cut) for shard in tensor.shards if shard.source or shard.item)
     return replace(tensor, shape=cut.sizes, shards=tuple(shard for shard in shards if shard is not None))
 
 
 def _part_of(shard: Shard, cut: Slicing) -> Shard | None:
-    """What a shard holds of it; None where that is nothing."""
+    """The part of a shard that is in the slice; None if there is none."""
     runs = [_common(*run) for run in zip(*shard.box, cut.starts, cut.sizes, cut.steps, strict=True)]
     box = Box(tuple(first for first, _ in runs), tuple(size for _, size in runs))
     if not box.numel:
@@ -120,6 +120,28 @@ def _common(offset: int, length: int, start: int, size: int, step: int) -> tuple
 
 
 def _places(box: Box, cut: Slicing, offsets: Sequence[int]) -> Ints:
-    """Where the first element of a region of the slice lies in a shard that begins at `offsets`."""
+    """The place in a shard at `offsets` of the first element of a region of the slice."""
     named = zip(cut.starts, box.offsets, cut.steps, offsets, strict=True)
     return tuple(start + at * step - offset for start, at, step, offset in named)
+
+
+# -- bands ------------------------------------------------------------------------------------------------------------
+
+
+def bands_of(box: Box, most: int) -> Iterator[Box]:
+    """Cut a region into pieces of at most `most` elements, in row-major order.
+
+    Args:
+        box: the region.
+        most: elements of a piece, at least one.
+    """
+    dim = next((d for d, n in enumerate(box.sizes) if n > 1), None)
+    if box.numel <= most or dim is None:
+        yield box
+        return
+    rows = max(1, most // (box.numel // box.sizes[dim]))
+    for low in range(0, box.sizes[dim], rows):
+        n = min(rows, box.sizes[dim] - low)
+        offsets = tuple(o + low if d == dim else o for d, o in enumerate(box.offsets))
+        sizes = tuple(n if d == dim else s for d, s in enumerate(box.sizes))
+        yield from bands_of(Box(offsets, sizes), most)

@@ -1,16 +1,162 @@
-"""The bytes of tensors and shards in row-major order; those of a whole tensor a few megabytes at a time."""
+"""The bytes of tensors in row-major order: a plan of the files that they come from, reading, and digests.
+
+A tensor whose shards are runs of consecutive bytes in both places becomes `Copy`s; one that is strided, cut into
+short rows or changes its dtype is assembled in bands of bounded size.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from operator import mul
+from pathlib import Path
 
-from ckptools.dtypes import ITEMSIZE
-from ckptools.files.opening import OpenFiles
-from ckptools.model.tensor import Shard, Tensor
-from ckptools.tensor_io.byte_plan import Copy, parts_of
+from ckptools.dtypes import ITEMSIZE, NAN_BITS
+from ckptools.errors import ReadError
+from ckptools.files.opening import File, OpenFiles
+from ckptools.model.regions import Box, contiguous_strides
+from ckptools.model.tensor import Seen, Shard, Tensor
+from ckptools.tensor_io.checksums import Record, read_pieces
+from ckptools.tensor_io.slicing import bands_of
+
+MIN_RUN = 64 << 10
+"""Bytes: shorter runs cost more as system calls than as copies in memory."""
+
+FEW_RUNS = 32
+"""So many short runs are copied one by one all the same."""
+
+BAND = 16 << 20
+"""Bytes of a tensor that are assembled in memory at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Consecutive bytes that move unchanged.
+
+    Attributes:
+        source: file to read.
+        source_offset: byte offset there.
+        offset: byte offset in the tensor's own bytes in the output.
+        nbytes: how many.
+        record: what they are part of in the source; None when unknown.
+    """
+
+    source: Path
+    source_offset: int
+    offset: int
+    nbytes: int
+    record: Record | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """A region of a tensor, consecutive in the output, that is put together in memory.
+
+    Attributes:
+        box: the region.
+        offset: byte offset in the tensor's own bytes in the output.
+        nbytes: bytes in the output.
+    """
+
+    box: Box
+    offset: int
+    nbytes: int
+
+
+def parts_of(tensor: Tensor, dtype: str) -> Iterable[Copy | Band]:
+    """Plan the bytes of one tensor whose shards cover it exactly once."""
+    if not tensor.numel:
+        return ()
+    runs = _runs(tensor, dtype)
+    if runs is None:
+        return _bands(Box.whole(tensor.shape), tensor, ITEMSIZE[dtype])
+    return sorted((copy for shard, run, _ in runs for copy in _copies_of(shard, tensor, run)), key=lambda c: c.offset)
+
+
+def count_parts(tensor: Tensor, dtype: str) -> int:
+    """The number of parts that `parts_of` plans, without planning them."""
+    if not tensor.numel:
+        return 0
+    runs = _runs(tensor, dtype)
+    if runs is None:
+        return sum(1 for _ in _bands(Box.whole(tensor.shape), tensor, ITEMSIZE[dtype]))
+    return sum(count for _, _, count in runs)
+
+
+def _runs(tensor: Tensor, dtype: str) -> list[tuple[Shard, int, int]] | None:
+    """Each shard with the elements that are consecutive in its file and in the tensor, and how many such runs it has.
+
+    None where the tensor must be assembled in memory: its dtype changes, something is filled in, or runs are short.
+    """
+    if dtype != tensor.dtype or tensor.fill or tensor.encoded_as:
+        return None
+    found, packed = list[tuple[Shard, int, int]](), contiguous_strides(tensor.shape)
+    for shard in tensor.shards:
+        if shard.source is None or not shard.box.numel:
+            continue
+        run = _run_length(shard.box.sizes, shard.source.strides, packed)
+        count = shard.box.numel // run
+        if run * ITEMSIZE[tensor.dtype] < MIN_RUN and count > FEW_RUNS:
+            return None
+        found.append((shard, run, count))
+    return found
+
+
+def _run_length(sizes: Sequence[int], strides: Sequence[int], packed: Sequence[int]) -> int:
+    """Elements of a shard that are consecutive both in its file and in the tensor."""
+    run = 1
+    for n, stride, of_tensor in zip(reversed(sizes), reversed(strides), reversed(packed), strict=True):
+        if n > 1 and (stride != run or of_tensor != run):
+            break
+        run *= n
+    return run
+
+
+def _copies_of(shard: Shard, tensor: Tensor, run: int) -> Iterator[Copy]:
+    source, width, packed = shard.source, ITEMSIZE[tensor.dtype], contiguous_strides(tensor.shape)
+    assert source is not None
+    start = sum(map(mul, shard.box.offsets, packed))
+    record = Record.of(source)
+    for read, write in _starts(shard.box.sizes, source.strides, packed, run):
+        at, nbytes = source.offset + read * width, run * width
+        yield Copy(source.path, at, (start + write) * width, nbytes, record)
+
+
+def _starts(sizes: Sequence[int], strides: Sequence[int], packed: Sequence[int], run: int) -> Iterator[tuple[int, int]]:
+    """First element of every run, in the source and in the tensor, for the outer dimensions that a run leaves."""
+    outer: list[int] = []
+    inner = 1
+    for dim in reversed(range(len(sizes))):
+        if inner < run:
+            inner *= sizes[dim]
+        elif sizes[dim] > 1:
+            outer.insert(0, dim)
+    counts = [sizes[d] for d in outer]
+    for flat in range(prod(counts)):
+        read = write = 0
+        for dim, count in zip(reversed(outer), reversed(counts), strict=True):
+            flat, index = divmod(flat, count)
+            read += index * strides[dim]
+            write += index * packed[dim]
+        yield read, write
+
+
+def _bands(box: Box, tensor: Tensor, width: int) -> Iterator[Band]:
+    """Cut a region into pieces of at most `BAND` bytes that are consecutive in the output, in order."""
+    packed = contiguous_strides(tensor.shape)
+    for part in bands_of(box, BAND // width):
+        start = sum(o * s for o, s in zip(part.offsets, packed, strict=True))
+        yield Band(part, start * width, part.numel * width)
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
 
 PIECE = 4 << 20
-"""Bytes read at a time."""
+"""Bytes of a whole tensor that are read at a time."""
 
 
 def tensor_bytes(tensor: Tensor, dtype: str, files: OpenFiles) -> Iterator[bytes | memoryview]:
@@ -28,8 +174,6 @@ def tensor_bytes(tensor: Tensor, dtype: str, files: OpenFiles) -> Iterator[bytes
         if isinstance(part, Copy):
             yield from _copied(part, files)
         else:
-            from ckptools.tensor_io.assemble import assemble
-
             yield assemble(tensor, part.box, dtype, files)
 
 
@@ -54,3 +198,84 @@ def shard_bytes(shard: Shard, files: OpenFiles) -> bytes:
     from ckptools.tensor_io.read import read_shard
 
     return read_shard(shard, files).tobytes()
+
+
+def assemble(tensor: Tensor, box: Box, dtype: str, files: OpenFiles, seen: Seen | None = None) -> memoryview:
+    """Return the bytes of a region, row-major, converted to `dtype`.
+
+    Conversion is torch's own, so that rounding is what a training script would get (to nearest even). `seen` is called
+    with all that is read on the way.
+    """
+    import numpy as np
+
+    from ckptools.tensor_io.numbers import raw_dtype
+    from ckptools.tensor_io.read import fill
+
+    raw = np.zeros(box.sizes, raw_dtype(tensor.dtype))
+    if tensor.fill == "nan":
+        raw.fill(NAN_BITS[tensor.dtype])
+    fill(raw, box, tensor.shards, files, seen)
+    as_bytes = raw.reshape(-1).view("u1") if raw.size else np.empty(0, "u1")
+    if dtype == tensor.dtype:
+        return as_bytes.data
+    import torch
+
+    typed = torch.from_numpy(as_bytes).view(getattr(torch, tensor.dtype))
+    converted = typed.to(getattr(torch, dtype)).view(torch.uint8).numpy()
+    data: memoryview = converted.data
+    return data
+
+
+# -- digests, as manifests list them ----------------------------------------------------------------------------------
+
+# A tensor's digest is that of its full values in row-major, little-endian order, so it is the same for a sharded
+# checkpoint and for every file that was made of it with the same dtypes. A file's is that of its bytes.
+
+MANIFEST_SCHEMA = "ckptools/manifest/1"
+"""The schema that a manifest states."""
+
+
+def tensor_digest(tensor: Tensor, files: OpenFiles) -> str:
+    """SHA-256 of a tensor's values, wherever its shards lie.
+
+    Raises:
+        ReadError: a file cannot be read.
+    """
+    digest = hashlib.sha256()
+    for piece in tensor_bytes(tensor, tensor.dtype, files):
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+def file_digest(path: Path) -> tuple[int, str]:
+    """Size in bytes and SHA-256 of a file.
+
+    Raises:
+        ReadError: it cannot be read.
+    """
+    with File(path) as file:
+        digest = hashlib.sha256()
+        for piece in read_pieces(file, 0, file.size, memoryview(bytearray(PIECE))):
+            digest.update(piece)
+        return file.size, digest.hexdigest()
+
+
+def digest_of(spans: Iterable[tuple[int, int, int]]) -> str:
+    """SHA-256 of bytes of open files, one span behind the other.
+
+    Args:
+        spans: of each its file's descriptor, its first byte, and how many bytes it has.
+
+    Raises:
+        ReadError: a file ends before its span does.
+    """
+    digest = hashlib.sha256()
+    for descriptor, start, nbytes in spans:
+        done = 0
+        while done < nbytes:
+            piece = os.pread(descriptor, min(PIECE, nbytes - done), start + done)
+            if not piece:
+                raise ReadError(None, f"the output ends at byte {start + done}; expected {nbytes - done} more")
+            digest.update(piece)
+            done += len(piece)
+    return digest.hexdigest()

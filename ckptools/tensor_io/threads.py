@@ -1,25 +1,31 @@
-"""Work shared out to a few threads: the first failure, or an interrupt, ends it in good order."""
+"""Work shared out to a few threads: the first failure, or an interrupt, ends it in good order.
+
+Python raises KeyboardInterrupt between any two steps of the main thread, also inside the code that hands work to
+threads; a lock that is left taken there would never let the process end.
+"""
 
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from typing import TypeVar
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
-from ckptools.files.remote_path import stores_are_used
-from ckptools.tensor_io.interrupts import defer_interrupts
+from ckptools.files.remote.path import stores_are_used
 
 INTERRUPT_SECONDS = 0.1
-"""How often the main thread looks for an interrupt."""
+"""Seconds between two looks of the main thread for an interrupt."""
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 
 def thread_count(jobs: int | None, most: int = 8) -> int:
-    """How many threads read: as many as were asked for, else one per core, at most `most`.
+    """The number of threads that read: as many as were asked for, else one per core, at most `most`.
 
     Where files lie in a store, threads wait more than they work: twice as many then, whatever the cores.
     """
@@ -70,3 +76,44 @@ def in_threads(
         if failed is not None:
             raise failed
     return [results[number] for number in sorted(results)]
+
+
+# -- progress ---------------------------------------------------------------------------------------------------------
+
+
+Progress = Callable[[int, str], None]
+"""Called with bytes that were read or written, and the tensor they are of."""
+
+
+def no_progress(_nbytes: int, _name: str) -> None:
+    """Report nothing: the `Progress` where the caller gave none."""
+
+
+# -- interrupts -------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def defer_interrupts() -> Iterator[list[int]]:
+    """Note interrupts in the list that this yields, and raise KeyboardInterrupt at the end if there was one.
+
+    Only in the main thread, and only for signals whose handler would raise it; others stay as they are.
+    """
+    noted: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield noted
+        return
+    before: dict[int, Any] = {}
+
+    def note(number: int, _: object) -> None:
+        noted.append(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is signal.default_int_handler:
+            before[number] = signal.signal(number, note)
+    try:
+        yield noted
+    finally:
+        for changed, handler in before.items():
+            signal.signal(changed, handler)
+        if noted:
+            raise KeyboardInterrupt

@@ -22,7 +22,7 @@ from typing import Any
 
 from ckptools.errors import ForeignClassError
 from ckptools.pickles import reader
-from ckptools.torch_engine import checked_numpy
+from ckptools.torch_engine import stand_ins
 from ckptools.torch_engine.stand_ins import only_empty_bytes, only_process_group_state, plain_dict
 
 DTENSOR_HOMES = (
@@ -76,13 +76,13 @@ def spelling(dotted: str) -> str:
 
 @lru_cache(maxsize=1)
 def table() -> dict[str, Any]:
-    """What may be made, by the names under which files know it. Imports torch's distributed parts."""
+    """The objects that may be made, by the names under which files know them. Imports torch's distributed parts."""
     return {
         **{f"{kind.__module__}.{kind.__qualname__}": kind for kind in _python_types()},
         "builtins.getattr": only_process_group_state,
         "builtins.bytes": only_empty_bytes,
         "collections.defaultdict": plain_dict,
-        **checked_numpy.table(),
+        **stand_ins.table(),
         **_torch_types(),
     }
 

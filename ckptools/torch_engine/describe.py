@@ -20,8 +20,8 @@ from ckptools.errors import ReadError
 from ckptools.files.opening import File
 from ckptools.model.values import Device, Global, NumpyArray, NumpyDtype, NumpyScalar, Opaque, Size, TorchName
 from ckptools.pickles import reader
-from ckptools.pickles.cycles import without_cycles
-from ckptools.pickles.device_mesh import claims_of
+from ckptools.pickles.classes.device_mesh import claims_of
+from ckptools.pickles.machine import without_cycles
 from ckptools.pickles.reader import Saved
 from ckptools.torch_engine.describe_tensors import TensorDescriber, dtype_name
 from ckptools.torch_engine.offline import load_named
@@ -49,13 +49,13 @@ def read(path: Path, trust: bool = False) -> Saved:
     described = ObjectDescriber(path)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch's advice to whoever trains with ShardedTensor
+            warnings.simplefilter("ignore")  # torch's advice to users of ShardedTensor
             tree = with_modules(without_cycles(described.value(load_named(path, names, trust=trust))))
     except RecursionError as error:
         raise ReadError(path, "its values are nested too deep to be described") from error
     claims, at_least = claims_of(described.tensors.claims, described.tensors.meshes)
-    told = inert.provenance
-    return Saved(path, tree, claims, names, nbytes, modified, nbytes, at_least=at_least, provenance=told)
+    origin = inert.provenance
+    return Saved(path, tree, claims, names, nbytes, modified, nbytes, at_least=at_least, provenance=origin)
 
 
 class ObjectDescriber:

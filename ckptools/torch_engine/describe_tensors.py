@@ -16,10 +16,10 @@ from typing import Any
 
 from ckptools.model.regions import Box, Ints, grid_boxes
 from ckptools.model.tensor import Shard, Source, Tensor, in_rank_order
-from ckptools.pickles import checkpointable, tensor_classes
-from ckptools.pickles.device_mesh import Mesh, note_mesh, worlds
-from ckptools.pickles.dtensor import Placement, local_runs
-from ckptools.pickles.tensors import WHY_NOT
+from ckptools.pickles.classes import sharded_tensor, tensor_classes
+from ckptools.pickles.classes.device_mesh import Mesh, note_mesh, worlds
+from ckptools.pickles.classes.dtensor import Placement, local_runs
+from ckptools.pickles.classes.tensors import WHY_NOT
 
 NOWHERE = -(1 << 62)
 """Offset of a storage whose place in the file is not known."""
@@ -70,7 +70,7 @@ class TensorDescriber:
             return tensor_classes.of_class(_name(cls), tuple(tensor.shape), dtype_name(tensor.dtype), state)
         plain = self._plain(tensor)
         if cls in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
-            return checkpointable.placed(plain, state, self.meshes)
+            return sharded_tensor.placed(plain, state, self.meshes)
         found = tensor_classes.of_class(_name(cls), plain.shape, plain.dtype, {**state, "data": plain})
         return plain if plain.kind == "meta" else found
 
@@ -142,9 +142,9 @@ class TensorDescriber:
         self, shape: Ints, mesh: Mesh, placements: tuple[Placement, ...], local: Tensor
     ) -> Iterator[Shard]:
         """This rank's pieces first, then those of the other coordinates in order."""
-        everybody = list(product(*map(range, mesh.sizes)))
-        rank_of = dict(zip(everybody, mesh.ranks or [None] * len(everybody), strict=True))
-        for coordinate in sorted(everybody, key=lambda c: c != mesh.coordinate):
+        coordinates = list(product(*map(range, mesh.sizes)))
+        rank_of = dict(zip(coordinates, mesh.ranks or [None] * len(coordinates), strict=True))
+        for coordinate in sorted(coordinates, key=lambda c: c != mesh.coordinate):
             runs = local_runs(shape, mesh.sizes, coordinate, placements)
             if not prod(sum(n for _, n in dimension) for dimension in runs):
                 continue

@@ -1,7 +1,10 @@
-"""Names and shapes of a module's state dict: of one that is here, or that a function of the user's makes.
+"""Names and shapes of a module's state dict: one that is here, a user's function makes, or a `config.json` describes.
 
 This is the one place where a user's own code is imported, and only by a name that the user typed; no file says one.
 It is called on torch's meta device, where tensors have shapes and no values, so that it takes no memory.
+
+A Hugging Face config is taken where transformers is installed. Nothing is downloaded, and no code but that of
+transformers is run: what a config says of code of its own (`auto_map`) is not looked at.
 """
 
 from __future__ import annotations
@@ -11,15 +14,51 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from importlib import import_module
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from ckptools.errors import ReadError, UsageError
-from ckptools.model.matching import NamedShape, StateDictShapes
+from ckptools.model.regions import Ints
+from ckptools.model.values import describe_for_error
 from ckptools.text import clip, first_line, no_such_key
 
 MAX_MESSAGE = 200
-"""Characters of an error of the user's code that are told."""
+"""Characters of an error of the user's code that a message quotes."""
+
+
+class NamedShape(NamedTuple):
+    """The shape of one name of a state dict, as far as it is known.
+
+    Attributes:
+        shape: sizes; None where they are unknown, or it is no tensor.
+        dtype: torch's name; "" when unknown.
+        tied: an earlier name that has the same values, such as `emb.weight` of `head.weight`; "" for none.
+        note: why it cannot be compared or loaded; "" where it can.
+    """
+
+    shape: Ints | None
+    dtype: str = ""
+    tied: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class StateDictShapes:
+    """The names of a state dict with their shapes: what a checkpoint holds, or what a model expects.
+
+    Attributes:
+        given_by: where they come from, for people.
+        tensors: shape by name, in the order in which it has them.
+        ordered: whether that is the order of the module.
+        ties_optional: whether a name may be absent whose values come with another, as when transformers loads.
+    """
+
+    given_by: str
+    tensors: Mapping[str, NamedShape] = field(repr=False)
+    ordered: bool = False
+    ties_optional: bool = False
 
 
 def is_function_name(text: str) -> bool:
@@ -28,7 +67,7 @@ def is_function_name(text: str) -> bool:
 
 
 def shapes_from_function(name: str) -> StateDictShapes:
-    """What the module, or the state dict, holds that a function or class makes when it is called with no arguments.
+    """The shapes of what a function or class of that name makes when it is called with no arguments.
 
     Args:
         name: `package.module:function`, or a class in its place; the folder that the process runs in comes first.
@@ -83,12 +122,12 @@ def _raised(name: str, error: BaseException) -> str:
     return f"--to {name}: raised {type(error).__name__}: {said}; it is called with no arguments, on torch's meta device"
 
 
-def shapes_of(model: Any, told_by: str = "") -> StateDictShapes:
+def shapes_of(model: Any, given_by: str = "") -> StateDictShapes:
     """Names and shapes of a module, of a state dict, or of a mapping of name to shape.
 
     Args:
         model: an `nn.Module`, on any device; or a mapping.
-        told_by: what to call it; "" for its class.
+        given_by: what to call it; "" for its class.
 
     Raises:
         UsageError: it is none of these, or empty.
@@ -96,15 +135,15 @@ def shapes_of(model: Any, told_by: str = "") -> StateDictShapes:
     state = _with_ties(model) if hasattr(model, "state_dict") else model
     if not isinstance(state, Mapping):
         text = f"expected an nn.Module, a state dict, or shapes by name; found {type(model).__name__}"
-        raise UsageError(None, f"{told_by}: {text}" if told_by else text)
+        raise UsageError(None, f"{given_by}: {text}" if given_by else text)
     found: dict[str, NamedShape] = {}
     first: dict[int, str] = {}
     for name, value in state.items():
         tied = first.setdefault(id(value), str(name)) if hasattr(value, "dtype") else ""
         found[str(name)] = _shape(value)._replace(tied="" if tied == str(name) else tied)
     if not found:
-        raise UsageError(None, f"{told_by or type(model).__name__}: has no parameters and no buffers to load")
-    return StateDictShapes(told_by or f"the {type(model).__name__}", found, hasattr(model, "state_dict"))
+        raise UsageError(None, f"{given_by or type(model).__name__}: has no parameters and no buffers to load")
+    return StateDictShapes(given_by or f"the {type(model).__name__}", found, hasattr(model, "state_dict"))
 
 
 def _with_ties(module: Any) -> Any:
@@ -116,7 +155,7 @@ def _with_ties(module: Any) -> Any:
 
 
 def _shape(value: Any) -> NamedShape:
-    """The shape of a tensor, or one that was told in its place."""
+    """The shape of a tensor, or one that was given in its place."""
     if isinstance(value, (list, tuple)) and all(isinstance(n, int) for n in value):
         return NamedShape(tuple(value))
     try:
@@ -125,3 +164,104 @@ def _shape(value: Any) -> NamedShape:
         return NamedShape(None, note="has no shape yet: it is a lazy parameter")
     except AttributeError:
         return NamedShape(None)
+
+
+# -- a Hugging Face config --------------------------------------------------------------------------------------------
+
+
+MAX_PARTS = 10_000
+"""Layers, experts or heads: a config of a few bytes may ask for any number of modules."""
+
+
+def is_model_config(content: Any) -> bool:
+    """Whether the content of a JSON is a Hugging Face config of a model."""
+    return isinstance(content, Mapping) and isinstance(content.get("model_type"), str)
+
+
+def shapes_from_config(path: Path, content: Mapping[str, Any]) -> StateDictShapes:
+    """The state dict of the model that a config describes, made on torch's meta device.
+
+    Args:
+        path: the `config.json`.
+        content: what is in it.
+
+    Raises:
+        UsageError: transformers is not installed, or has no such model.
+        ReadError: it cannot be made.
+    """
+    _check_size(path, content)
+    try:
+        import transformers
+    except ImportError as error:
+        text = "describes a model for transformers, which is not installed: pip install transformers; or name the "
+        raise UsageError(path, text + "function that makes it: --to package.module:function") from error
+    try:
+        with _offline(transformers), contextlib.redirect_stdout(sys.stderr):
+            made = shapes_of(_model(transformers, path, content), str(path))
+    except (UsageError, ReadError):
+        raise
+    except Exception as error:
+        said = f"{type(error).__name__}: {clip(first_line(error), MAX_MESSAGE)}"
+        raise ReadError(path, f"transformers {transformers.__version__} makes no model of it: {said}") from error
+    # from_pretrained ties what the config says is tied, whether the file has it or not.
+    return replace(made, ties_optional=True)
+
+
+def _model(transformers: Any, path: Path, content: Mapping[str, Any]) -> Any:
+    """The module, without values."""
+    import torch
+
+    known = transformers.models.auto.configuration_auto.CONFIG_MAPPING
+    if content["model_type"] not in known:
+        raise UsageError(path, _lacks(transformers, f"models of type {describe_for_error(content['model_type'])}"))
+    config = known[content["model_type"]].from_dict(dict(content))
+    with torch.device("meta"):
+        return _class(transformers, path, content)._from_config(config)
+
+
+def _class(transformers: Any, path: Path, content: Mapping[str, Any]) -> Any:
+    """The class that a config names; only one of transformers' own."""
+    named = content.get("architectures")
+    name = named[0] if isinstance(named, list) and named else None
+    if not isinstance(name, str):
+        raise UsageError(path, "does not say of which class the model is: expected a name in its `architectures`")
+    found = getattr(transformers, name, None)
+    if not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
+        raise UsageError(path, _lacks(transformers, f"model class {describe_for_error(name)}"))
+    return found
+
+
+def _lacks(transformers: Any, what: str) -> str:
+    way = "code from elsewhere is not run; name the function that makes it: --to package.module:function"
+    return f"transformers {transformers.__version__} has no {what}; {way}"
+
+
+def _check_size(path: Path, content: Any) -> None:
+    """Refuse numbers of layers and the like that would take all time and memory."""
+    stack = [content]
+    while stack:
+        node = stack.pop()
+        if not isinstance(node, Mapping):
+            continue
+        stack += node.values()
+        for key, value in node.items():
+            parts = isinstance(value, (int, float)) and value > MAX_PARTS
+            if parts and any(word in str(key) for word in ("layer", "num_", "depth", "expert", "block", "head")):
+                text = f"{describe_for_error(key)} is {describe_for_error(value)}; at most {MAX_PARTS} are made"
+                raise ReadError(path, text)
+
+
+@contextlib.contextmanager
+def _offline(transformers: Any) -> Iterator[None]:
+    """Keep transformers off the network and quiet, for this one model: the program around us may need both later."""
+    from huggingface_hub import constants
+
+    logging = transformers.utils.logging
+    offline, verbosity = constants.HF_HUB_OFFLINE, logging.get_verbosity()
+    constants.HF_HUB_OFFLINE = True
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = offline
+        logging.set_verbosity(verbosity)

@@ -23,7 +23,7 @@ from ckptools.files.opening import File
 from ckptools.pickles.reader import decompressed
 
 MapLocation = Any
-"""What `torch.load` takes: a device, its name, a dict or a function."""
+"""The types that `torch.load` takes: a device, its name, a dict or a function."""
 
 _lock = threading.RLock()
 _inside = 0
@@ -131,14 +131,14 @@ def load_shard(path: str | Path, map_location: MapLocation = "cpu", trust: bool 
 
 def load_named(path: Path, names: Sequence[str], map_location: MapLocation = "cpu", trust: bool = False) -> Any:
     """Load a file as `load_shard` does, when the names that it mentions have been listed already."""
-    from ckptools.torch_engine import allow_list, checked_numpy
+    from ckptools.torch_engine import allow_list, stand_ins
 
     path, zipped = loadable(path)
     with offline(), _lock:  # one at a time: what torch allows is a global list, and so are warnings
         if trust:
             return _load(path, map_location, zipped, weights_only=False)
         with allow_list.allowing(path, names):
-            return checked_numpy.finished(_load(path, map_location, zipped, weights_only=True))
+            return stand_ins.finished(_load(path, map_location, zipped, weights_only=True))
 
 
 def load_plain(path: Path) -> Any:
@@ -151,7 +151,7 @@ def load_plain(path: Path) -> Any:
 
 
 def loadable(path: Path) -> tuple[Path, bool]:
-    """What torch can load: the file, or a temporary one where it is compressed; and whether that is a zip archive.
+    """The file, or a temporary one where it is compressed; and whether that is a zip archive.
 
     Raises:
         ReadError: it cannot be opened or unpacked, is no regular file, or is a tar.

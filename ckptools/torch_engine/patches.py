@@ -1,9 +1,9 @@
-"""What `offline()` changes in torch while it lasts: how three classes take their pickled state.
+"""Patch torch in `offline()`: how three classes take their pickled state.
 
 - `ShardedTensor` compares the rank and the world size that saved it with the current process group's.
 - `DeviceMesh` has had several states: up to 2.8 or so `mesh` (an int tensor of ranks) and `mesh_dim_names`, then
   `_layout` over a `_rank_map`; one form is not read by the other's code. It also carries names of process groups,
-  which in another process belong to nobody, or worse, to somebody else. And a slice of a larger mesh finds its own
+  which do not exist in another process, or are those of other groups. And a slice of a larger mesh finds its own
   ranks by asking for the current one.
 - `DTensorSpec` got fields (`shard_order`) that older states lack, keeps hashes that hold in one process only, and
   holds placements that became C++ objects.
@@ -77,7 +77,7 @@ def set_mesh(mesh: Any, state: State) -> None:
     ranks = mesh_ranks(state)
     place = state.get("_coordinate_on_dim")
     rank = state.get("_rank")
-    if ranks is None:  # a slice, saved by a rank that is not in it: nothing tells which slice
+    if ranks is None:  # a slice, saved by a rank that is not in it: it is unknown which slice
         mesh.__dict__.update({k: v for k, v in state.items() if k not in GROUP_FIELDS}, _pg_registry={})
     else:
         if rank is None and place is not None:
@@ -93,7 +93,7 @@ def set_mesh(mesh: Any, state: State) -> None:
 
 
 def mesh_ranks(state: State) -> Any:
-    """Rank of every coordinate as an int tensor of the mesh's shape; None when the state does not tell.
+    """Rank of every coordinate as an int tensor of the mesh's shape; None when the state does not say.
 
     The numbers are taken from the plain lists that torch keeps beside its tensors, which `map_location` may have
     put on another device, or on none.

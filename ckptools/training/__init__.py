@@ -9,16 +9,18 @@ process is one of the ranks already and trains as such. Importing this package d
 
 from __future__ import annotations
 
-from ckptools.training.options import Created, CreateOptions, ModelSize
+from ckptools.training.options import CreateOptions, ModelSize
+from ckptools.training.output import Created
 
 
 def create(options: CreateOptions, verbose: bool = False) -> Created:
     """Train and save; see `ckptools.training.launch.create`. With `options.damage`, damage what was saved too."""
-    from ckptools.training import damaged_run, launch, simulation
+    from ckptools.training import launch
+    from ckptools.training.simulated import run as simulated_run
 
     if options.simulation.simulate_world is not None:
-        return simulation.create(options, verbose)
-    return damaged_run.create(options, verbose) if options.damage else launch.create(options, verbose)
+        return simulated_run.create(options, verbose)
+    return launch.create_damaged(options, verbose) if options.damage else launch.create(options, verbose)
 
 
 __all__ = ["create", "CreateOptions", "Created", "ModelSize"]

@@ -14,30 +14,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ckptools.cluster.variables import STARTERS
 from ckptools.errors import UsageError
-from ckptools.option import option
+from ckptools.training.option_checks import check_word
+from ckptools.training.options import BACKENDS, DEVICES, BackendOptions
 
 if TYPE_CHECKING:
     import torch
 
-BACKENDS = ("gloo", "nccl", "mpi")
-DEVICES = ("cpu", "cuda")
-
-# What mpirun tells its processes: Open MPI, and MPICH with those that follow it.
-MPI_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK")
-
 
 @dataclass(frozen=True)
-class BackendOptions:
-    """What carries the collectives, and what the tensors are on."""
-
-    backend: str = option("auto", f"What carries the collectives: auto, {', '.join(BACKENDS)}; see --backends.")
-    device: str = option("auto", "What the tensors are on: auto (GPUs where there are any), cpu or cuda.")
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What a machine has, as torch sees it.
+class Hardware:
+    """The hardware of a machine, as torch sees it.
 
     Attributes:
         torch_version: such as `2.13.0+cpu`.
@@ -58,7 +46,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Chosen:
-    """What a run takes.
+    """The backend and device that a run takes.
 
     Attributes:
         backend: a name of `BACKENDS`.
@@ -74,7 +62,7 @@ class Chosen:
 
     @property
     def group(self) -> str:
-        """What `init_process_group` is given: with NCCL, what lies in memory of the CPU goes over gloo."""
+        """The backend for `init_process_group`: with NCCL, tensors in memory of the CPU go over gloo."""
         return "cpu:gloo,cuda:nccl" if self.backend == "nccl" else self.backend
 
     @property
@@ -85,24 +73,24 @@ class Chosen:
         return f"{self.gpus} GPU shared" if self.gpus == 1 and self.backend != "nccl" else "GPU by local rank"
 
 
-def this_machine(environment: Mapping[str, str] | None = None) -> Machine:
+def this_machine(environment: Mapping[str, str] | None = None) -> Hardware:
     """Ask torch what is here; imports it."""
     import torch
     import torch.distributed as dist
 
     variables = os.environ if environment is None else environment
-    return Machine(
+    return Hardware(
         torch_version=str(torch.__version__),
         gpus=torch.cuda.device_count() if torch.cuda.is_available() else 0,
         cuda=torch.backends.cuda.is_built(),
         gloo=dist.is_gloo_available(),
         nccl=dist.is_nccl_available(),
         mpi=dist.is_mpi_available(),
-        under_mpi=any(name in variables for name in MPI_VARIABLES),
+        under_mpi=any(name in variables for starter in STARTERS if starter.mpi for name in starter.rank),
     )
 
 
-def absence(backend: str, machine: Machine) -> str:
+def absence(backend: str, machine: Hardware) -> str:
     """Why a machine cannot use a backend; empty when it can."""
     if backend == "nccl" and not machine.nccl:
         return f"torch {machine.torch_version} was built without {'NCCL' if machine.cuda else 'CUDA'}"
@@ -117,7 +105,7 @@ def absence(backend: str, machine: Machine) -> str:
     return ""
 
 
-def choose(options: BackendOptions, local_world_size: int, machine: Machine) -> Chosen:
+def choose(options: BackendOptions, local_world_size: int, machine: Hardware) -> Chosen:
     """Choose for the ranks of one node.
 
     Args:
@@ -128,8 +116,8 @@ def choose(options: BackendOptions, local_world_size: int, machine: Machine) -> 
     Raises:
         UsageError: an unknown word, or what was asked for is not to be had here.
     """
-    _check_word("backend", options.backend, ("auto", *BACKENDS))
-    _check_word("device", options.device, ("auto", *DEVICES))
+    check_word("backend", options.backend, ("auto", *BACKENDS))
+    check_word("device", options.device, ("auto", *DEVICES))
     why_not = absence(options.backend, machine)
     if why_not:
         raise UsageError(None, f"--backend {options.backend}: {why_not}; ckptools create --backends lists what is here")
@@ -145,12 +133,7 @@ def choose(options: BackendOptions, local_world_size: int, machine: Machine) -> 
     return Chosen(backend, device, machine.gpus if device == "cuda" else 0, remark)
 
 
-def _check_word(name: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise UsageError(None, f"--{name} {value} is not known; choose from {', '.join(known)}")
-
-
-def _device(options: BackendOptions, machine: Machine) -> str:
+def _device(options: BackendOptions, machine: Hardware) -> str:
     if options.device == "cuda" and not machine.gpus:
         why = "no GPU is visible" if machine.cuda else f"torch {machine.torch_version} was built without CUDA"
         raise UsageError(None, f"--device cuda: {why}; --device cpu needs none")
@@ -160,8 +143,8 @@ def _device(options: BackendOptions, machine: Machine) -> str:
     return "cuda" if machine.gpus and options.backend != "mpi" else "cpu"
 
 
-def rows(machine: Machine) -> list[tuple[str, str, str]]:
-    """What `--backends` shows: each backend, `yes` or `no`, and what it is for or why it is not here."""
+def rows(machine: Hardware) -> list[tuple[str, str, str]]:
+    """The rows of `--backends`: each backend, `yes` or `no`, and what it is for or why it is not here."""
     gpus = f"{machine.gpus} GPU{'' if machine.gpus == 1 else 's'}"
     good_for = {
         "gloo": "CPU, at any number of ranks" + ("; GPUs too, through the CPU" if machine.gpus else ""),
@@ -172,8 +155,8 @@ def rows(machine: Machine) -> list[tuple[str, str, str]]:
     return [(name, "no" if missing[name] else "yes", missing[name] or good_for[name]) for name in BACKENDS]
 
 
-def default_in_words(machine: Machine) -> str:
-    """What a run takes that asks for nothing: `with nothing said: gloo, CPU`."""
+def default_in_words(machine: Hardware) -> str:
+    """Describe the default of a run: `with nothing said: gloo, CPU`."""
     chosen = choose(BackendOptions(), 1, machine)
     if chosen.device == "cpu":
         return "with nothing said: gloo, CPU"
@@ -186,10 +169,10 @@ def chosen_here(options: BackendOptions, world_size: int | None = None) -> Chose
 
     Args:
         options: what was asked for.
-        world_size: ranks, where this process is none of them and no launcher has told how many a node has.
+        world_size: ranks, where this process is none of them and no launcher has set how many a node has.
     """
-    told = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("WORLD_SIZE")
-    return choose(options, int(told or world_size or 1), this_machine())
+    count = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("WORLD_SIZE")
+    return choose(options, int(count or world_size or 1), this_machine())
 
 
 def own_device(chosen: Chosen) -> torch.device:

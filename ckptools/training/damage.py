@@ -18,14 +18,13 @@ from ckptools.errors import CkptoolsError, UsageError
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Shard
 from ckptools.model.tree import fqn_of, tensors_in
-from ckptools.training.damage_records import Asked, Broken
-from ckptools.training.kinds_of_damage import KINDS, NAN, Target, drawable, names, renumbered
+from ckptools.training.damage_kinds import KINDS, NAN, Asked, Broken, Target, drawable, names, renumbered
 from ckptools.training.options import CreateOptions
 
 RUNS = ("older run", "another run")
 
 DISAGREEMENTS = (Code.MIXED_SAVES, Code.COPIES_DIFFER, Code.LAYOUT_DISAGREES)
-"""What several ranks are part of, and of which no rank is named where as many say the one as the other."""
+"""Problems between ranks, which name no rank where there is no majority."""
 
 # Strategies and layouts of which rank 0 writes one file for all.
 ONE_FILE = (("ddp", "composer"), ("ddp", "snapshot"), ("ddp", "lightning"), ("ddp", "fabric"))
@@ -122,7 +121,7 @@ class _Files:
 
     @property
     def left(self) -> Path:
-        """What to open of it now: as before, or the first file that is still there."""
+        """The path that still opens it: as before, or the first file that is left."""
         path = self.checkpoint.path
         return path if path.exists() else next((file for file in self.paths if file.exists()), path)
 
@@ -130,9 +129,9 @@ class _Files:
         """The file of a rank that holds something of the model; rank 0 writes those that are no rank's too."""
         tensors = self.checkpoint.model.values()
         holding = {s.source.path for tensor in tensors for s in tensor.found if s.source}
-        nobodys = [file.path for file in self.checkpoint.files if file.rank is None and asked.rank == 0]
+        without_rank = [file.path for file in self.checkpoint.files if file.rank is None and asked.rank == 0]
         mine = self.of(asked, asked.rank)
-        return next((path for path in (*mine, *nobodys) if path in holding), mine[0])
+        return next((path for path in (*mine, *without_rank) if path in holding), mine[0])
 
     def of(self, asked: Asked, rank: int) -> tuple[Path, ...]:
         found = tuple(path for path, whose in zip(self.paths, self._ranks, strict=True) if whose == rank)
@@ -173,7 +172,7 @@ def _target(asked: Asked, files: _Files, elsewhere: dict[str, _Files], seed: int
 
 
 def _verified(path: Path, values: bool) -> tuple[Sequence[Problem], str]:
-    """What `verify --deep` finds; or the error, where what is left cannot be opened."""
+    """The problems that `verify --deep` finds; or the error, where what is left cannot be opened."""
     try:
         return api.verify(path, deep=True, values=values).problems, ""
     except CkptoolsError as error:

@@ -51,7 +51,7 @@ def with_noise(tokens: Tensor, vocab: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Position:
-    """How far a run is in its data.
+    """The progress of a run in its data.
 
     Attributes:
         epoch: whole passes over the training set.
@@ -64,7 +64,7 @@ class Position:
     exact: bool = True
 
     def aligned(self, shares: int) -> Position:
-        """Go back to where so many shares have seen equally much, which may be less by a few samples."""
+        """Go back to where this number of shares have seen equally much, which may be less by a few samples."""
         samples = self.samples // shares * shares
         return Position(self.epoch, samples) if samples < SEQUENCES else Position(self.epoch + 1, 0)
 
@@ -75,7 +75,7 @@ class Position:
 
 
 def position_after(steps: int, shares: int, batch: int) -> Position:
-    """Say where a run is that took so many steps from the start, each with `batch` samples of every share."""
+    """The position after a number of steps from the start, each with `batch` samples of every share."""
     per_share = -(-SEQUENCES // shares)
     epoch, batch_in_epoch = divmod(steps, -(-per_share // batch))
     return Position(epoch, batch_in_epoch * batch * shares)

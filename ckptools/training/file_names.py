@@ -129,7 +129,7 @@ def _check_path(template: str, name: str) -> None:
 
 
 def _part_problem(part: str) -> str | None:
-    """What is wrong with one part of a path; None for nothing."""
+    """The fault of one part of a path; None for none."""
     if not part:
         return "has an empty part"
     if part == "..":

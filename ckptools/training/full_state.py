@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.state_dict import (
     get_optimizer_state_dict,
 )
 
-from ckptools.training.options import FULL_STATE
+from ckptools.training.output import FULL_STATE
 from ckptools.training.run import Run
 
 

@@ -5,31 +5,26 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
+import tempfile
 import uuid
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptools.cluster import environment
-from ckptools.cluster.environment import Fact, Place, missing_variables
-from ckptools.cluster.process import calm_torch
-from ckptools.cluster.variables import STARTERS
+from ckptools.cluster.environment import ProcessInfo, Setting, calm_torch, missing_variables
+from ckptools.cluster.variables import STARTERS, restarts
 from ckptools.cluster.waiting import say_nothing, say_on_stderr
 from ckptools.errors import CkptoolsError, UsageError
-from ckptools.training import backends, damage, file_options, output, worker, world_sizes
-from ckptools.training import options as choices
-from ckptools.training.launchers import elastic, nodes, spawn
-from ckptools.training.launchers import options as launch_options
-from ckptools.training.launchers.agreement import agree
-from ckptools.training.launchers.job import Job
-from ckptools.training.launchers.nodes import Node
-from ckptools.training.launchers.options import LaunchOptions
-from ckptools.training.launchers.shared_folder import shared_partial_folder
-from ckptools.training.options import Created, CreateOptions
-from ckptools.training.resume_options import restarts
+from ckptools.training import backends, damage, nodes, option_checks, output, worker, world_sizes
+from ckptools.training.launchers import NodeJob, launch_elastic, launch_spawn
+from ckptools.training.nodes import Node, agree, shared_partial_folder
+from ckptools.training.options import CreateOptions, LaunchOptions
+from ckptools.training.output import Created
 
 if TYPE_CHECKING:
     from ckptools.cluster.rendezvous import Meeting
 
-LAUNCHERS = {"elastic": elastic.launch, "spawn": spawn.launch}
+LAUNCHERS = {"elastic": launch_elastic, "spawn": launch_spawn}
 
 OVER_FSDP2 = ("fsdp2", "hsdp", "fsdp2-tp", "hsdp-tp")
 
@@ -51,7 +46,7 @@ def create(options: CreateOptions, verbose: bool = False) -> Created:
         WriteError: a rank died, or a file could not be written.
     """
     options = options.completed()
-    launch_options.check(options.launch)
+    option_checks.check_launch(options.launch)
     calm_torch()
     place = environment.derive(os.environ, _given(options))
     if place.starter is None or _starts_ranks(options.launch, place):
@@ -59,8 +54,8 @@ def create(options: CreateOptions, verbose: bool = False) -> Created:
     return _be_a_rank(options, place, verbose)
 
 
-def _given(options: CreateOptions) -> dict[str, Fact]:
-    """What options say of a rank that something else started."""
+def _given(options: CreateOptions) -> dict[str, Setting]:
+    """Collect what options say of a rank that an outer launcher started."""
     launch = options.launch
     given: dict[str, object] = {"LOCAL_RANK": launch.local_rank}
     if launch.rdzv_endpoint:
@@ -69,16 +64,16 @@ def _given(options: CreateOptions) -> dict[str, Fact]:
         given |= {"MASTER_ADDR": launch.master_addr, "MASTER_PORT": launch.master_port}
     if launch.world_size_from == "argument" and "WORLD_SIZE" not in os.environ:
         given["WORLD_SIZE"] = options.world_size
-    return {name: Fact(str(value), "an option") for name, value in given.items() if value is not None}
+    return {name: Setting(str(value), "an option") for name, value in given.items() if value is not None}
 
 
-def _starts_ranks(launch: LaunchOptions, place: Place) -> bool:
-    """Tell whether a process that a scheduler started is a node that starts ranks itself, as torchrun would be."""
+def _starts_ranks(launch: LaunchOptions, place: ProcessInfo) -> bool:
+    """Whether this process, which a scheduler started, starts the ranks of a node itself, as torchrun would."""
     return place.starter is not STARTERS[0] and launch.nproc_per_node is not None
 
 
-def _start_ranks(options: CreateOptions, place: Place, verbose: bool) -> Created:
-    choices.check(options)
+def _start_ranks(options: CreateOptions, place: ProcessInfo, verbose: bool) -> Created:
+    option_checks.check(options)
     if options.launch.launcher == "spawn" and options.resuming.max_restarts:
         raise UsageError(None, "--max-restarts: --launcher spawn starts no rank again; --launcher elastic does")
     node = nodes.this_node(options.launch, options.world_size, place)
@@ -99,7 +94,7 @@ def _start_ranks(options: CreateOptions, place: Place, verbose: bool) -> Created
         _warn(node.nproc, verbose)
         run_id = meeting.gather("run", uuid.uuid4().hex)[0]
         with shared_partial_folder(meeting, options.out, run_id) as partial:
-            return _launch(meeting, Job(options, node, counts, at.hosted, partial, run_id, verbose))
+            return _launch(meeting, NodeJob(options, node, counts, at.hosted, partial, run_id, verbose))
 
 
 def lone_node(options: CreateOptions) -> Node | None:
@@ -120,7 +115,7 @@ def _warn(nproc: int, verbose: bool) -> None:
         sys.stderr.write(f"{warning}\n")
 
 
-def _launch(meeting: Meeting, job: Job) -> Created:
+def _launch(meeting: Meeting, job: NodeJob) -> Created:
     """Start the ranks; where they fail because those of another node did, say what that node says."""
     try:
         created = LAUNCHERS[job.options.launch.launcher or "elastic"](job)
@@ -130,7 +125,7 @@ def _launch(meeting: Meeting, job: Job) -> Created:
     return created
 
 
-def _be_a_rank(options: CreateOptions, place: Place, verbose: bool) -> Created:
+def _be_a_rank(options: CreateOptions, place: ProcessInfo, verbose: bool) -> Created:
     """Train as the rank that something else started.
 
     A mistake is found by all ranks, as all have the same options; the first to say so speaks for all.
@@ -145,7 +140,7 @@ def _be_a_rank(options: CreateOptions, place: Place, verbose: bool) -> Created:
         try:
             return _train_together(options, meeting, verbose)
         except CkptoolsError as error:
-            if meeting.told:
+            if meeting.reported:
                 raise SystemExit(error.exit_code) from None
             raise
 
@@ -166,7 +161,7 @@ def _train_together(options: CreateOptions, meeting: Meeting, verbose: bool) -> 
         return created
 
 
-def _check_outer(options: CreateOptions, place: Place) -> None:
+def _check_outer(options: CreateOptions, place: ProcessInfo) -> None:
     """Refuse what contradicts the launcher that started this rank, and what it has left open."""
     name = place.starter.name if place.starter else ""
     started = place.number("WORLD_SIZE")
@@ -183,12 +178,12 @@ def _check_outer(options: CreateOptions, place: Place) -> None:
 
 
 def _check(options: CreateOptions, world_size: int, nproc: int) -> None:
-    choices.check(options)
+    option_checks.check(options)
     if options.damage:
         damage.check(options, world_size, own_ranks=lone_node(options) is not None)
     world_sizes.check(options, world_size)
     _check_torch(options)
-    file_options.check_torch(options.files)
+    option_checks.check_torch(options.files)
     backends.chosen_here(options.hardware, nproc)
     # What a run has saved before it was started again, or goes on from, is not in its way.
     if not (restarts() or (options.several and options.resuming.goes_on_in(options.out))):
@@ -204,3 +199,40 @@ def _check_torch(options: CreateOptions) -> None:
             f"--strategy {options.strategy} on a CPU needs a later torch than {torch.__version__}; fsdp1 and ddp do not"
         )
         raise UsageError(None, text)
+
+
+# -- damage -----------------------------------------------------------------------------------------------------------
+
+
+def create_damaged(options: CreateOptions, verbose: bool) -> Created:
+    """Train for real, save a checkpoint, and damage it as `options.damage` says.
+
+    A stale rank's files are those of a real run that stopped one step earlier, a mixed-in rank's those of a real run
+    with the next seed. Both are trained first, into a folder that goes again, so that an interrupt leaves no
+    half-broken checkpoint behind.
+
+    Raises:
+        UsageError: the damage does not apply, or as `create`.
+    """
+    with tempfile.TemporaryDirectory(prefix="ckptools-") as scratch:
+        # Where something else starts ranks, all of them come here; `create` refuses then what takes another run.
+        node = lone_node(options)
+        runs = _other_runs(options, node.nproc, Path(scratch)) if node else {}
+        created = create(options, verbose)
+        if created.rank != 0:
+            return created
+        broken = damage.apply(created.first, options.damage, options.seed, runs)
+        nbytes = sum(path.stat().st_size for path in created.files if path.exists())
+        return dataclasses.replace(created, damage=broken, nbytes=nbytes)
+
+
+def _other_runs(options: CreateOptions, world_size: int, scratch: Path) -> dict[str, Path]:
+    """Train the runs that files are taken from; returns what to open of each."""
+    damage.check(options, world_size)
+    output.refuse_existing(options.out, options.force)
+    alike = dataclasses.replace(options, damage="", full=False)
+    others = {
+        "older run": dataclasses.replace(alike, out=scratch / "older", steps=options.steps - 1),
+        "another run": dataclasses.replace(alike, out=scratch / "another", seed=options.seed + 1),
+    }
+    return {name: create(others[name]).first for name in damage.other_runs(options.damage)}

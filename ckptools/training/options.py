@@ -1,27 +1,17 @@
-"""What can be asked of `create`, and what it answers. Plain data, free of torch."""
+"""The options of `create`, a record for each subject. Plain data, free of torch."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import re
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ckptools.cluster.environment import DEFAULT_PORT
 from ckptools.errors import UsageError
 from ckptools.option import option
-from ckptools.training import file_names, file_options, parallel_options
-from ckptools.training.backends import BackendOptions
-from ckptools.training.damage_records import Broken
-from ckptools.training.file_options import FileOptions
-from ckptools.training.launchers.options import LaunchOptions
-from ckptools.training.losses import LOSSES
-from ckptools.training.parallel_options import ParallelOptions
-from ckptools.training.resume_options import ResumeOptions
-from ckptools.training.simulation_options import SimulationOptions
+from ckptools.training import file_names
 
 STRATEGIES = ("ddp", "fsdp1", "fsdp2", "hsdp", "tp", "fsdp2-tp", "hsdp-tp", "pipeline", "moe")
 OPTIMIZERS = ("AdamW", "DecoupledAdamW")
@@ -29,9 +19,6 @@ SCHEDULERS = ("cosine", "lambda")
 
 # Of each block, with moe.
 EXPERTS = 4
-
-# File of the gathered state; its name fits no rank file's pattern.
-FULL_STATE = "full.pt"
 
 # The strategies that each layout is written with outside ckptools.
 LAYOUTS: dict[str, tuple[str, ...]] = {
@@ -48,11 +35,11 @@ LAYOUTS: dict[str, tuple[str, ...]] = {
     "huggingface": STRATEGIES,
 }
 
-# The layouts that take a state dict of FSDP1 which is not sharded; a sharded one goes into all that it is written with.
-LAYOUTS_OF_STATE_DICT: dict[str, tuple[str, ...]] = {
-    "local": ("composer", "accelerate"),
-    "full": ("composer", "accelerate"),
-}
+LOADS = ("each", "broadcast")
+LAUNCHERS = ("elastic", "spawn")
+
+BACKENDS = ("gloo", "nccl", "mpi")
+DEVICES = ("cpu", "cuda")
 
 
 @dataclass(frozen=True)
@@ -68,6 +55,165 @@ class ModelSize:
         0, f"Experts in place of each block's perceptron, with any strategy but tp. [with moe: {EXPERTS}]"
     )
     dropout: float = option(0.1, "Share of the features that a block drops while training.", hidden=True)
+
+
+@dataclass(frozen=True)
+class ParallelOptions:
+    """Choices of the strategies; each is for some of them only.
+
+    Attributes:
+        sharding: FSDP1's FULL_SHARD, SHARD_GRAD_OP or HYBRID_SHARD.
+        use_orig_params: FSDP1 shows the optimizer each parameter under its name, not one flat one per unit.
+        state_dict_type: FSDP1's SHARDED_STATE_DICT, LOCAL_STATE_DICT or FULL_STATE_DICT.
+        dtensor: FSDP1 on a device mesh.
+        precision: of the parameters while they compute; what is kept and saved is float32 all the same.
+        tensor_parallel: None leaves it to the strategy.
+    """
+
+    sharding: str = option("full", "fsdp1: full, grad-op (weights stay whole until backward), hybrid (in replicas).")
+    use_orig_params: bool = option(True, "fsdp1: the optimizer sees parameters, not one flat one per unit.")
+    state_dict_type: str = option("sharded", "fsdp1: sharded, local (flat pieces), full (rank 0 has all).")
+    dtensor: bool = option(False, "fsdp1: DTensor in the files instead of ShardedTensor.")
+    precision: str = option("fp32", "fp32, or bf16: computed in bfloat16, kept and saved in float32.")
+    tensor_parallel: int | None = option(None, "Ranks that cut each matrix. [default: all with tp, 2 over fsdp2]")
+    replicas: int = option(2, "Copies of the shards, with hsdp, hsdp-tp and --sharding hybrid.")
+    microbatches: int = option(4, "Parts of a batch that are under way at once, with pipeline.")
+
+    @property
+    def tensor_parallel_size(self) -> int:
+        """Ranks that cut each matrix where the others of the world shard or repeat it."""
+        return self.tensor_parallel or 2
+
+
+@dataclass(frozen=True)
+class FileOptions:
+    """The names of the files."""
+
+    name: str | None = option(
+        None,
+        "Template of the file's name, or of the folder's where a layout is a folder: a path below OUT with "
+        "{run_name}, {epoch}, {batch}, {rank}, {local_rank}, {node_rank} or {world_size} in it.",
+    )
+    run_name: str | None = option(None, "What {run_name} stands for. [default: such as fsdp1-4-ranks]")
+    files_per_rank: str = option("one", "DCP: one file for all that a rank writes, or several, one for each item.")
+    items: str = option("torch", "DCP: tensors as archives of torch.save, or all of a file as safetensors.")
+    async_save: bool = option(False, "DCP: write from a copy, in the background.")
+    save_distributed: bool = option(
+        False, "huggingface: every rank writes its own shards, by DCP; else rank 0 gathers the model and writes it."
+    )
+    consolidated: bool = option(True, "huggingface: with --save-distributed, join the shards to whole files too.")
+    max_shard_size: str | None = option(None, "huggingface: bytes of tensors per file, such as 200KB or 5GB.")
+
+
+@dataclass(frozen=True)
+class ResumeOptions:
+    """Options for saving on the way, and for ranks that die."""
+
+    resume: str | None = option(None, "Go on from this checkpoint, or from the newest whole one in this folder.")
+    load: str = option("each", f"How it is read: {' or '.join(LOADS)}, where rank 0 reads for all.")
+    save_every: int | None = option(None, "Also save each time this many steps are done; folders are called step-N.")
+    max_restarts: int = option(0, "When a rank dies, restart all from the last whole checkpoint, at most this often.")
+    kill: str | None = option(None, "RANK:STEP: end this rank by SIGKILL once, after this many steps.")
+
+    @property
+    def keeps_losses(self) -> bool:
+        """Whether the losses so far are saved too, as the run may end here and go on elsewhere."""
+        return self.save_every is not None or self.resume is not None
+
+    @property
+    def killed(self) -> tuple[int, int] | None:
+        """The rank to kill, and the steps that are done by then.
+
+        Raises:
+            UsageError: it is spelled otherwise.
+        """
+        if self.kill is None:
+            return None
+        rank, colon, step = self.kill.partition(":")
+        if not (colon and rank.isdecimal() and step.isdecimal()):
+            raise UsageError(None, f"--kill {self.kill} is not RANK:STEP, such as 1:3")
+        return int(rank), int(step)
+
+    def goes_on_in(self, out: Path) -> bool:
+        """Whether the checkpoint to go on from lies where the next ones go."""
+        return self.resume is not None and Path(self.resume).resolve().is_relative_to(out.resolve())
+
+
+@dataclass(frozen=True)
+class LaunchOptions:
+    """Options for starting the ranks; inside an outer launcher most of it is known already."""
+
+    launcher: str | None = option(None, f"What starts the ranks: {', '.join(LAUNCHERS)}. [default: elastic]")
+    nnodes: int | None = option(None, "Nodes; run the command on each. [default: 1]")
+    node_rank: int | None = option(None, "Which of the nodes this is, from 0.")
+    nproc_per_node: str | None = option(
+        None, "Ranks on this node, or of all nodes as a list (2,1), or auto, cpu, gpu. [default: the world size]"
+    )
+    master_addr: str | None = option(None, "Address of node 0.")
+    master_port: int | None = option(None, f"Port on node 0. [default: {DEFAULT_PORT}; one node takes a free one]")
+    rdzv_endpoint: str | None = option(None, "HOST:PORT where nodes meet; goes before --master-addr and -port.")
+    rdzv_backend: str | None = option(
+        None, "How nodes get their ranks: static by --node-rank, c10d among themselves. [default: static]"
+    )
+    rdzv_id: str | None = option(None, "Name of the run, the same on every node; other runs may use the same endpoint.")
+    world_size_from: str = option(
+        "env", "How init_process_group learns rank and world size: env (left to the environment), argument."
+    )
+    timeout: float = option(300.0, "Seconds in which every node and rank must have come.")
+    local_rank: int | None = option(
+        None, "Passed by torch.distributed.launch.", flag="--local-rank --local_rank", hidden=True
+    )
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Ranks of each node, by node rank; empty where `nproc_per_node` is no list, or c10d makes other node ranks."""
+        parts = (self.nproc_per_node or "").split(",")
+        return tuple(map(int, parts)) if len(parts) > 1 and self.rdzv_backend != "c10d" else ()
+
+
+@dataclass(frozen=True)
+class BackendOptions:
+    """Options for the backend of the collectives and the device of the tensors."""
+
+    backend: str = option("auto", f"What carries the collectives: auto, {', '.join(BACKENDS)}; see --backends.")
+    device: str = option("auto", "What the tensors are on: auto (GPUs where there are any), cpu or cuda.")
+
+
+@dataclass(frozen=True)
+class SimulationOptions:
+    """A world of which one process writes the files of some ranks."""
+
+    simulate_world: int | None = option(None, "Start no ranks: write the files of --ranks in a world of this size.")
+    ranks: str = option("0", "With --simulate-world: whose files, such as 0,137 or 0-3 or all.")
+    tiny: bool = option(False, "With --simulate-world: a model of one small block; all 1,024 ranks fit on a laptop.")
+    jobs: int = option(1, "With --simulate-world: processes that write.")
+    hollow: str | None = option(
+        None,
+        "With --simulate-world: train nothing, and leave holes in the files where the values would be. Names and "
+        "shapes are those of llama3-8b or llama3-70b, or of a JSON file of name to shape.",
+    )
+
+    @property
+    def ranks_written(self) -> tuple[int, ...]:
+        """The ranks that are asked for, in ascending order.
+
+        Raises:
+            UsageError: `ranks` is no list of ranks, or one is not in the world.
+        """
+        world_size = self.simulate_world or 0
+        if self.ranks == "all":
+            return tuple(range(world_size))
+        found = {rank for part in self.ranks.split(",") for rank in self._span(part.strip())}
+        if max(found) >= world_size:
+            raise UsageError(None, f"--ranks {self.ranks}: there is no rank {max(found)} in a world of {world_size}")
+        return tuple(sorted(found))
+
+    def _span(self, part: str) -> range:
+        first, dash, last = part.partition("-")
+        numbers = (first, last) if dash else (first, first)
+        if not all(n.isascii() and n.isdigit() and len(n) < 8 for n in numbers) or int(numbers[0]) > int(numbers[1]):
+            raise UsageError(None, f"--ranks {self.ranks}: {part!r} is no rank; expected such as 0,137 or 0-3 or all")
+        return range(int(numbers[0]), int(numbers[1]) + 1)
 
 
 @dataclass(frozen=True)
@@ -102,7 +248,7 @@ class CreateOptions:
 
     @property
     def several(self) -> bool:
-        """Whether checkpoints of different steps lie beside one another, for their names tell the step."""
+        """Whether checkpoints of several steps lie beside each other, as their names have the step."""
         name = self.files.name or file_names.NAMES[self.layout]
         return self.resuming.save_every is not None or file_names.tells_step(name)
 
@@ -116,121 +262,12 @@ class CreateOptions:
         return dataclasses.replace(self, parallel=parallel, size=size)
 
 
-@dataclass(frozen=True)
-class Created:
-    """What `create` made.
-
-    Attributes:
-        out: the folder.
-        files: every file of the checkpoint, sorted; `full.pt` is among them when it was asked for.
-        losses: mean loss over all ranks, before each step.
-        world_size: ranks that trained.
-        nbytes: size of all files together.
-        rank: of this process; 0 where `create` started the ranks itself.
-        damage: what was done to the files on purpose, when it was asked for.
-    """
-
-    out: Path
-    files: tuple[Path, ...]
-    losses: tuple[float, ...]
-    world_size: int
-    nbytes: int
-    rank: int
-    damage: tuple[Broken, ...] = ()
-
-    @property
-    def first(self) -> Path:
-        """What to open: the file of rank 0, or the folder where the layout has files of several kinds."""
-        return opened_by(self.files)
-
-    @property
-    def left(self) -> Path:
-        """What to open of files that were damaged on purpose, of which some may be gone."""
-        there = [path for path in self.files if path.exists() and path.name not in (FULL_STATE, LOSSES)]
-        return opened_by(there or self.files)
-
-
-def opened_by(found: Iterable[Path]) -> Path:
-    """Which of the files of a checkpoint to open: that of rank 0, or the folder where there are several kinds."""
-    files = [path for path in found if path.name not in (FULL_STATE, LOSSES)]
-    several = len({re.sub(r"\d+", "N", path.name) for path in files}) > 1
-    return Path(os.path.commonpath([path.parent for path in files])) if several else files[0]
-
-
-def check(options: CreateOptions) -> None:
-    """Refuse what does not fit together.
-
-    Raises:
-        UsageError: an unknown word, a layout that does not go with the strategy, a number out of range.
-    """
-    _check_word("strategy", options.strategy, STRATEGIES)
-    _check_word("layout", options.layout, tuple(LAYOUTS))
-    _check_word("optimizer", options.optimizer, OPTIMIZERS)
-    _check_word("scheduler", options.scheduler, SCHEDULERS)
-    parallel_options.check(options.parallel, options.strategy)
-    _check_layout(options)
-    _check_files(options)
-    options.resuming.check(options.steps, options.world_size)
-    size = options.size
-    counts = {name: getattr(size, name) for name in ("vocab", "width", "layers", "heads", "context")}
-    counts |= {"steps": options.steps, "batch": options.batch}
-    for name, value in counts.items():
-        if value < 1:
-            raise UsageError(None, f"--{name} is {value}, must be at least 1")
-    if options.world_size is not None and options.world_size < 1:
-        raise UsageError(None, f"--world-size is {options.world_size}, must be at least 1")
-    if not 0 <= size.dropout < 1:
-        raise UsageError(None, f"--dropout is {size.dropout}, must be at least 0 and below 1")
-    if options.size.width % options.size.heads:
-        raise UsageError(None, f"--width {options.size.width} does not divide by --heads {options.size.heads}")
-
-
-def _check_word(name: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise UsageError(None, f"--{name} {value} is not known; choose from {', '.join(known)}")
-
-
-def _check_layout(options: CreateOptions) -> None:
-    if options.strategy not in LAYOUTS[options.layout]:
-        fitting = [name for name, strategies in LAYOUTS.items() if options.strategy in strategies]
-        raise UsageError(
-            None,
-            f"--layout {options.layout} is not written with --strategy {options.strategy}; "
-            f"with {options.strategy} choose from {', '.join(fitting)}",
-        )
-    kind = options.parallel.state_dict_type
-    takers = LAYOUTS_OF_STATE_DICT.get(kind, tuple(LAYOUTS))
-    if options.layout not in takers:
-        raise UsageError(
-            None, f"--layout {options.layout} takes no --state-dict-type {kind}; choose from {', '.join(takers)}"
-        )
-
-
-def _check_files(options: CreateOptions) -> None:
-    if options.files.run_name is not None:
-        file_names.check_run_name(options.files.run_name)
-    file_options.check(options.files, options.layout)
-    if options.files.name == FULL_STATE:
-        raise UsageError(None, f"--name {FULL_STATE}: this is what --full writes; expected another name")
-    if options.files.name is not None:
-        one_writer = options.one_rank_has_all and options.layout in ("composer", "snapshot")
-        file_names.check(options.files.name, options.layout, one_writer, run_name(options, 1))
-
-
 def run_name(options: CreateOptions, world_size: int) -> str:
     """Name the run as was asked for, or after what it is."""
     return options.files.run_name or f"{options.strategy}-{world_size}-ranks"
 
 
-_RECORDS: dict[str, type] = {
-    "size": ModelSize,
-    "parallel": ParallelOptions,
-    "hardware": BackendOptions,
-    "files": FileOptions,
-    "resuming": ResumeOptions,
-    "launch": LaunchOptions,
-    "simulation": SimulationOptions,
-}
+# -- text -------------------------------------------------------------------------------------------------------------
 
 
 def to_json(options: CreateOptions) -> str:
@@ -241,5 +278,6 @@ def to_json(options: CreateOptions) -> str:
 def from_json(text: str) -> CreateOptions:
     """Read what `to_json` wrote."""
     fields: dict[str, Any] = json.loads(text)
-    fields["out"] = Path(fields["out"])
-    return CreateOptions(**fields | {name: record(**fields[name]) for name, record in _RECORDS.items()})
+    records: dict[str, Any] = {known.name: known.default_factory for known in dataclasses.fields(CreateOptions)}
+    found = {name: records[name](**value) if isinstance(value, dict) else value for name, value in fields.items()}
+    return CreateOptions(**found | {"out": Path(fields["out"])})

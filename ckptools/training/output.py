@@ -9,20 +9,30 @@ lacks files, and says so.
 
 from __future__ import annotations
 
+import csv
 import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ckptools.errors import OutputExistsError, UsageError, WriteError
-from ckptools.training.losses import LOSSES
-from ckptools.training.options import FULL_STATE
+
+if TYPE_CHECKING:
+    from ckptools.training.damage_kinds import Broken
 
 CHECKPOINT_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".distcp", ".safetensors")
 
 METADATA = ".metadata"
+
+# File of the gathered state; its name fits no rank file's pattern.
+FULL_STATE = "full.pt"
+
+# Losses of a run so far, for the run that goes on from there.
+LOSSES = "losses.csv"
 
 # The hidden folder's name begins so.
 PARTIAL = ".ckptools-"
@@ -37,6 +47,50 @@ _NUMBERS = re.compile(r"(rank_?|world_size_|random_states_)\d+|(?<![^/])__\d+_\d
 _FORMS = re.compile(
     r"(?<![^/])sharded/|(?<![^/])shard-\d+-|-\d+-of-\d+(?=\.safetensors$)|(?<=\.safetensors)\.index\.json$"
 )
+
+
+@dataclass(frozen=True)
+class Created:
+    """The result of `create`.
+
+    Attributes:
+        out: the folder.
+        files: every file of the checkpoint, sorted; `full.pt` is among them when it was asked for.
+        losses: mean loss over all ranks, before each step.
+        world_size: ranks that trained.
+        nbytes: size of all files together.
+        rank: of this process; 0 where `create` started the ranks itself.
+        damage: what was done to the files on purpose, when it was asked for.
+    """
+
+    out: Path
+    files: tuple[Path, ...]
+    losses: tuple[float, ...]
+    world_size: int
+    nbytes: int
+    rank: int
+    damage: tuple[Broken, ...] = ()
+
+    @property
+    def first(self) -> Path:
+        """The path to open: the file of rank 0, or the folder where the layout has files of several kinds."""
+        return opened_by(self.files)
+
+    @property
+    def left(self) -> Path:
+        """The path to open after damage on purpose, when some files may be gone."""
+        there = [path for path in self.files if path.exists() and path.name not in (FULL_STATE, LOSSES)]
+        return opened_by(there or self.files)
+
+
+def opened_by(found: Iterable[Path]) -> Path:
+    """Which of the files of a checkpoint to open: that of rank 0, or the folder where there are several kinds."""
+    files = [path for path in found if path.name not in (FULL_STATE, LOSSES)]
+    several = len({re.sub(r"\d+", "N", path.name) for path in files}) > 1
+    return Path(os.path.commonpath([path.parent for path in files])) if several else files[0]
+
+
+# -- folder -----------------------------------------------------------------------------------------------------------
 
 
 def refuse_existing(out: Path, force: bool) -> None:
@@ -166,7 +220,7 @@ def remove_older(out: Path, files: Iterable[Path], of_any_rank: str | None = Non
 
 
 def _kind(name: str) -> str:
-    """What the paths of all ranks' files, and of other forms of one model, have in common."""
+    """The common form of the paths of all ranks' files, and of other forms of one model."""
     return _FORMS.sub("", _NUMBERS.sub(r"\1N", name))
 
 
@@ -179,3 +233,31 @@ def _flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+# -- losses -----------------------------------------------------------------------------------------------------------
+
+
+def write_losses(folder: Path, losses: list[float], steps: int) -> None:
+    """Write a line for each loss, up to step `steps`, with every digit that it takes to read the same number back."""
+    with (folder / LOSSES).open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["step", "loss"])
+        rows.writerows((step, repr(loss)) for step, loss in enumerate(losses, steps - len(losses) + 1))
+
+
+def read_losses(checkpoint: Path, steps: int) -> list[float]:
+    """Read the losses before each of the first steps; none where not all of them are known.
+
+    Args:
+        checkpoint: its file or folder.
+        steps: that the checkpoint has taken.
+    """
+    folder = checkpoint if checkpoint.is_dir() else checkpoint.parent
+    path = folder / LOSSES
+    if not path.is_file():
+        return []
+    with path.open(newline="") as file:
+        found = {int(row["step"]): float(row["loss"]) for row in csv.DictReader(file)}
+    wanted = range(1, steps + 1)
+    return [found[step] for step in wanted] if found.keys() >= set(wanted) else []

@@ -15,15 +15,16 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from ckptools.cluster.environment import NEEDED, missing_variables
+from ckptools.cluster.variables import restarts
 from ckptools.cluster.waiting import say_nothing
 from ckptools.errors import UsageError, WriteError
 from ckptools.text import first_line
-from ckptools.training import file_names, full_state, layouts, losses, output, snapshots
+from ckptools.training import file_names, full_state, layouts, output
 from ckptools.training.backends import chosen_here
 from ckptools.training.layouts.place import of_any_rank
-from ckptools.training.options import Created, CreateOptions
-from ckptools.training.resume import resume
-from ckptools.training.resume_options import restarts
+from ckptools.training.options import CreateOptions
+from ckptools.training.output import Created
+from ckptools.training.resuming.resume import remember, resume, to_go_on_from
 from ckptools.training.run import Report, Run, prepare, train
 
 
@@ -99,7 +100,7 @@ def _in_the_group(options: CreateOptions, partial: Path, say: Report) -> Created
     """
     saved: list[Created] = []
     run = prepare(options, say)
-    saved_before = snapshots.to_go_on_from(options, partial)
+    saved_before = to_go_on_from(options, partial)
     if saved_before:
         resume(run, saved_before, say)
     train(run, say, lambda run: saved.append(_save(run, partial)))
@@ -113,7 +114,7 @@ def _save(run: Run, partial: Path) -> Created:
         if dist.get_rank() == 0:
             output.make_anew(growing)
         dist.barrier()
-        layouts.BY_NAME[run.options.layout].save(run, _folder(run, growing))
+        layouts.SAVE[run.options.layout](run, _folder(run, growing))
         if run.options.full and run.step == run.options.steps:
             full_state.save(run, growing)
         dist.barrier()
@@ -123,7 +124,7 @@ def _save(run: Run, partial: Path) -> Created:
         # torch reports a full disk as a RuntimeError.
         raise WriteError(out, f"could not be written: {first_line(error)}") from error
     dist.broadcast_object_list(files)
-    # Nobody leaves, and closes its connections, before everybody has the answer.
+    # No rank closes its connections before all ranks have the answer.
     dist.barrier()
     nbytes = sum(path.stat().st_size for path in files[0])
     return Created(out, files[0], tuple(run.losses), dist.get_world_size(), nbytes, dist.get_rank())
@@ -132,15 +133,15 @@ def _save(run: Run, partial: Path) -> Created:
 def _publish(run: Run, growing: Path, partial: Path) -> tuple[Path, ...]:
     """Give complete files their names, and remember the checkpoint for the case that the ranks are started again."""
     if run.options.resuming.keeps_losses:
-        losses.write(output.common_folder(growing), run.losses, run.step)
+        output.write_losses(output.common_folder(growing), run.losses, run.step)
     files = output.finish(growing, run.options.out)
     output.remove_older(run.options.out, files, of_any_rank(run))
-    snapshots.remember(partial, files)
+    remember(partial, files)
     return files
 
 
 def _folder(run: Run, growing: Path) -> Path:
-    """Make the folder for a checkpoint: one per step where there are several, and their names do not tell the step."""
+    """Make the folder for a checkpoint: one per step where there are several, and their names do not have the step."""
     options = run.options
     template = options.files.name or file_names.NAMES[options.layout]
     if options.resuming.save_every is None or file_names.tells_step(template):

@@ -1,28 +1,36 @@
-"""The training itself: every rank calls `prepare` and `train`, in a process group that is already there."""
+"""The training itself: every rank calls `prepare` and `train`, in a process group that is already there.
+
+Collectives are called by every rank of a group together: all_reduce (each gets the sum), all_gather (each gets
+all pieces), reduce_scatter (each gets a piece of the sum), broadcast, all_to_all, barrier. Point to point
+are send and recv: one rank to one other. Some are started by threads of autograd, which the profiler sees too.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from itertools import islice
-from typing import cast
+from math import prod
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn, optim
 from torch.optim.lr_scheduler import LRScheduler
+from torch.profiler import ProfilerActivity, profile
 
-from ckptools.training import backends, communication, optimizers, random_states, strategies
+from ckptools.cluster.variables import restarts
+from ckptools.training import backends, optimizers, random_states, strategies
 from ckptools.training.backends import Chosen
 from ckptools.training.data import Loader, Position, ShareSampler, batches, make_loader, with_noise
 from ckptools.training.model import Transformer
 from ckptools.training.options import CreateOptions
-from ckptools.training.resume_options import restarts
 from ckptools.training.strategies.strategy import Strategy
 
 Report = Callable[[str], None]
@@ -61,7 +69,7 @@ class Run:
 
     @property
     def strategy(self) -> Strategy:
-        """How the model is spread."""
+        """The strategy that spreads the model."""
         return strategies.BY_NAME[self.options.strategy]
 
     @property
@@ -70,18 +78,13 @@ class Run:
         return self.position.epoch
 
     @property
-    def batches_per_epoch(self) -> int:
-        """Batches of one pass, on each rank."""
-        return len(self.loader)
-
-    @property
     def batch_in_epoch(self) -> int:
         """Batches of this pass that each rank has seen."""
         return self.position.samples // (self.options.batch * self.sampler.num_replicas)
 
     @property
     def sampler(self) -> ShareSampler:
-        """What picks this rank's share of the data."""
+        """The sampler of this rank's share of the data."""
         return cast("ShareSampler", self.loader.sampler)
 
     @property
@@ -103,7 +106,7 @@ def train(run: Run, report: Report, save: Callable[[Run], None]) -> None:
     for tokens, position in islice(batches(run.loader, run.position), options.steps - run.step):
         last = run.step + 1 == options.steps
         step = partial(train_step, run, tokens)
-        run.losses.append(communication.recorded(step, report) if last and options.communication else step())
+        run.losses.append(recorded(step, report) if last and options.communication else step())
         run.step, run.position = run.step + 1, position
         if run.step % every == 0 or last:
             lr = run.scheduler.get_last_lr()[0]
@@ -177,3 +180,50 @@ def mean_over_ranks(value: Tensor) -> float:
 def millions(count: int) -> str:
     """Say a number of parameters: `171 k`, `1.1 M`."""
     return f"{count / 1e6:.1f} M" if count >= 1e6 else f"{count / 1e3:.0f} k"
+
+
+# -- communication ----------------------------------------------------------------------------------------------------
+
+
+BACKENDS = ("gloo:", "nccl:", "mpi:")
+
+
+def recorded(step: Callable[[], float], report: Callable[[str], None]) -> float:
+    """Take a step and report what each rank sent and received in it; a collective.
+
+    Args:
+        step: returns the loss.
+        report: takes one line at a time; called on every rank alike.
+    """
+    # Kineto announces itself on stderr otherwise.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as events:
+        loss = step()
+    everyone: list[dict[str, tuple[int, int]]] = [{}] * dist.get_world_size()
+    dist.all_gather_object(everyone, counted(events))
+    for line in table(everyone):
+        report(line)
+    return loss
+
+
+def counted(events: Any) -> dict[str, tuple[int, int]]:
+    """Calls and elements of each operation, by its name: `{"all_reduce": (2, 171234)}`."""
+    calls: Counter[str] = Counter()
+    elements: Counter[str] = Counter()
+    for event in events.events():
+        if event.name.startswith(BACKENDS):
+            name = event.name.partition(":")[2]
+            calls[name] += 1
+            elements[name] += sum(prod(shape) for shape in event.input_shapes if shape)
+    return {name: (count, elements[name]) for name, count in calls.items()}
+
+
+def table(everyone: list[dict[str, tuple[int, int]]]) -> Iterator[str]:
+    """Lines of what each rank did; ranks that did the same share one."""
+    yield "one step            calls   elements   ranks"
+    rows: dict[tuple[str, int, int], list[int]] = {}
+    for rank, operations in enumerate(everyone):
+        for name, (calls, elements) in sorted(operations.items()):
+            rows.setdefault((name, calls, elements), []).append(rank)
+    for (name, calls, elements), ranks in sorted(rows.items()):
+        yield f"  {name:<16} {calls:>6} {elements:>10}   {', '.join(map(str, ranks))}"

@@ -7,6 +7,7 @@ line.
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import json
 import os
@@ -17,10 +18,11 @@ import time
 import traceback
 from pathlib import Path
 
-from ckptools.cluster.process import calm_torch, use_loopback
+from ckptools.cluster.environment import calm_torch, use_loopback
 from ckptools.cluster.waiting import say_nothing
 from ckptools.training import options as choices
-from ckptools.training.options import Created, CreateOptions
+from ckptools.training.options import CreateOptions
+from ckptools.training.output import Created
 
 # Seconds between two looks at whether the launcher is there.
 _LOOK = 1.0
@@ -53,7 +55,7 @@ def main(words: list[str]) -> int:
 
 
 def _end_after(launcher: int) -> None:
-    """End this rank when its launcher is gone without a word: nobody else would, and nobody waits for what it does."""
+    """End this rank when its launcher has died: no other process would, or waits for its results."""
     while os.getppid() == launcher:
         time.sleep(_LOOK)
     os._exit(1)
@@ -65,7 +67,7 @@ def prepare_process() -> None:
     # Imports make some 300,000 objects that stay; looking for garbage among them so often is a quarter of their time.
     gc.set_threshold(200_000)
     use_loopback()
-    # The launcher cleans up; a rank that is told to stop has nothing to say.
+    # The launcher cleans up; a rank that is stopped prints nothing.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
@@ -82,22 +84,14 @@ def say(line: str) -> None:
 
 def to_json(created: Created) -> str:
     """Write the answer down for the launcher."""
-    return json.dumps(
-        {
-            "files": [str(path) for path in created.files],
-            "losses": created.losses,
-            "world_size": created.world_size,
-            "nbytes": created.nbytes,
-            "rank": created.rank,
-        }
-    )
+    return json.dumps(dataclasses.asdict(created), default=str)
 
 
 def from_json(text: str, out: Path) -> Created:
     """Read what `to_json` wrote."""
     answer = json.loads(text)
-    files = tuple(Path(name) for name in answer["files"])
-    return Created(out, files, tuple(answer["losses"]), answer["world_size"], answer["nbytes"], answer["rank"])
+    files, losses = tuple(map(Path, answer["files"])), tuple(answer["losses"])
+    return Created(out, files, losses, answer["world_size"], answer["nbytes"], answer["rank"])
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ckptools.errors import UsageError
 from ckptools.model.regions import chunk
+from ckptools.training.option_checks import check_least
 from ckptools.training.options import CreateOptions
 
 WITH_TENSOR_PARALLEL = ("tp", "fsdp2-tp", "hsdp-tp")
@@ -18,8 +19,7 @@ def check(options: CreateOptions, world_size: int) -> None:
     size = options.parallel.tensor_parallel
     if size is not None and options.strategy not in WITH_TENSOR_PARALLEL:
         _refuse(f"--tensor-parallel goes with --strategy {', '.join(WITH_TENSOR_PARALLEL)}, not {options.strategy}")
-    if size is not None and size < 1:
-        _refuse(f"--tensor-parallel is {size}, must be at least 1")
+    check_least("tensor-parallel", size)
     if options.strategy == "tp" and size not in (None, world_size):
         _refuse(
             f"--strategy tp cuts over all {world_size} ranks, not over --tensor-parallel {size}; "
@@ -54,8 +54,7 @@ def _mesh_sizes(options: CreateOptions) -> dict[str, int]:
 def _check_mesh(sizes: dict[str, int], world_size: int) -> None:
     group = 1
     for name, size in sizes.items():
-        if size < 1:
-            _refuse(f"--{name} is {size}, must be at least 1")
+        check_least(name, size)
         group *= size
     if world_size % group:
         words = " times ".join(f"--{name} {size}" for name, size in sizes.items())
@@ -93,8 +92,8 @@ def _check_twice_cut(options: CreateOptions, world_size: int) -> None:
 
 
 def _lies_as_said(rows: int, cuts: int, shards: int, shard: int) -> bool:
-    held = [chunk(chunk(rows, cuts, cut)[1], shards, shard)[1] for cut in range(cuts)]
-    return held == [chunk(sum(held), cuts, cut)[1] for cut in range(cuts)]
+    sizes = [chunk(chunk(rows, cuts, cut)[1], shards, shard)[1] for cut in range(cuts)]
+    return sizes == [chunk(sum(sizes), cuts, cut)[1] for cut in range(cuts)]
 
 
 def _check_stages(options: CreateOptions, world_size: int) -> None:
@@ -110,8 +109,7 @@ def _check_stages(options: CreateOptions, world_size: int) -> None:
 
 def _check_experts(options: CreateOptions, world_size: int) -> None:
     experts = options.size.experts
-    if experts < 0:
-        _refuse(f"--experts is {experts}, must be at least 0")
+    check_least("experts", experts, 0)
     if experts and options.strategy in WITH_TENSOR_PARALLEL:
         _refuse(
             f"--strategy {options.strategy} cuts perceptrons, not --experts; leave them out, or take --strategy moe"

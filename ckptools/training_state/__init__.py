@@ -1,1 +1,1 @@
-"""What a tree means to somebody who trains: which parameter a piece of optimizer state belongs to."""
+"""The meaning of a tree to a trainer: which parameter a piece of optimizer state belongs to."""

@@ -3,7 +3,7 @@
 A pickled `nn.Module` is an object whose state has `_parameters`, `_buffers` and `_modules`, dicts by name. What
 `state_dict()` would return follows from them: each parameter and each buffer that is no None and not among the
 `_non_persistent_buffers_set`, under the names of the modules on the way, joined by dots. A tied weight has a name for
-each place, as there. What a method of the class would add (`get_extra_state`, hooks) is code, and nobody knows it here.
+each place, as there. What a method of the class would add (`get_extra_state`, hooks) is code, and unknown here.
 
 Ultralytics and others save such modules beside an optimizer, `{"model": <DetectionModel>, "ema": …}`. A module deeper
 in the file is a model only where no other is: Lightning's hyperparameters hold losses and backbones.
@@ -26,9 +26,9 @@ from ckptools.model.tree import KeyPath, nodes_in
 from ckptools.model.values import Opaque
 from ckptools.pickles import reader
 from ckptools.pickles.foreign_names import classes_and_places
-from ckptools.pickles.limits import PickleError
+from ckptools.pickles.machine_state import PickleError
 from ckptools.pickles.reader import Saved
-from ckptools.pickles.repeated_records import RepeatedRecords
+from ckptools.pickles.repeated import RepeatedRecords
 from ckptools.training_state.sections import find_sections
 
 MAX_DEPTH = 100
@@ -54,7 +54,7 @@ class ModuleState(OrderedDict[str, Any]):
 
 
 def is_module(value: Any) -> bool:
-    """Whether an object of a foreign class is an `nn.Module`, told by its state."""
+    """Whether an object of a foreign class is an `nn.Module`, judged by its state."""
     state = value.state if isinstance(value, Opaque) else None
     return isinstance(state, dict) and all(isinstance(state.get(name), dict) for name in MODULE_DICTS)
 

@@ -23,9 +23,8 @@ from ckptools.dtypes import is_floating
 from ckptools.model.checkpoint import ModuleOrder
 from ckptools.model.regions import Ints
 from ckptools.model.tensor import Tensor
-from ckptools.training_state.naming import FITS, TELL, UNNAMED, Id, Naming, note_of
+from ckptools.training_state.parameter_names import FITS, GIVE, UNNAMED, Id, Naming, note_of, without_ddp
 from ckptools.training_state.sections import storage_identity
-from ckptools.training_state.wrappers import without_ddp
 
 Parameters = Sequence[tuple[str, Tensor]]
 
@@ -72,7 +71,7 @@ def name_parameters(
     if said is not None:
         return Naming(said, "fqn", (), tuple(i for i in ids if str(i).startswith(UNNAMED)), "")
     if model is None:
-        return Naming({}, "none", (), tuple(ids), f"keyed by number, and no one model is beside it; {TELL}")
+        return Naming({}, "none", (), tuple(ids), f"keyed by number, and no one model is beside it; {GIVE}")
     params, pieces = _parameters(model, len(ids))
     proven = by_shape({i: state.get(i) for i in ids}, params, pieces)
     ordered = order.kept and _are_in_order(optimizer, ids)
@@ -95,7 +94,7 @@ def _are_in_order(optimizer: Mapping[str, Any], ids: Sequence[Id]) -> bool:
 def _naming(
     ids: Sequence[Id], proven: Mapping[Id, str], laid: Mapping[Id, str], order: ModuleOrder, whose: str
 ) -> Naming:
-    """What shapes prove, and what the order suggests beyond that."""
+    """Name ids by what shapes prove, and by what the order suggests beyond that."""
     names = {**laid, **proven}
     assumed = tuple(i for i in ids if i in laid and i not in proven)
     unnamed = tuple(i for i in ids if i not in names)
@@ -149,7 +148,7 @@ def by_shape(entries: Mapping[Id, Any], params: Parameters, pieces: bool = False
 
     Nothing is named where more ids than parameters have a shape: then the model lacks parameters, or the moments are
     not laid out as the parameters are (low-rank projections). With `pieces`, plain 1-D moments may be runs of a
-    flattened parameter, whose length is nobody's shape.
+    flattened parameter, whose length is no parameter's shape.
     """
     shapes = {i: shape for i, entry in entries.items() if (shape := only_shape(entry, pieces)) is not None}
     ids = Counter(shapes.values())
@@ -161,7 +160,7 @@ def by_shape(entries: Mapping[Id, Any], params: Parameters, pieces: bool = False
 
 
 def only_shape(entry: Any, pieces: bool) -> Ints | None:
-    """The shape that all moments of a parameter have; factored ones (Adafactor) differ, and tell nothing.
+    """The shape that all moments of a parameter have; None where they differ, as factored ones (Adafactor) do.
 
     Pieces of flattened parameters got their shape from a name, so that it cannot prove one.
     """
@@ -173,7 +172,7 @@ def only_shape(entry: Any, pieces: bool) -> Ints | None:
 
 
 def _parameters(model: Mapping[str, Any], wanted: int) -> tuple[Parameters, bool]:
-    """What may be parameters, and whether ranks hold pieces of them.
+    """Collect what may be parameters, and whether ranks have pieces of them.
 
     Left out is what surely is none of its own: a name tied to an earlier one, and, where FSDP sharded the model, what
     it did not shard, for it shards every parameter and no buffer.
@@ -198,7 +197,7 @@ def by_order(groups: Sequence[list[Id]], state: Mapping[Id, Any], params: Parame
 
     What one group surely takes is no longer free for another, so this is repeated until nothing changes. Nothing is
     named when a group finds no place at all: then the groups do not have the order of the module. With `pieces`, plain
-    1-D moments may be runs of a flattened parameter, whose length tells nothing of its shape.
+    1-D moments may be runs of a flattened parameter, whose length says nothing of its shape.
     """
     moments = {i: _moment(state.get(i)) for group in groups for i in group}
     taken: dict[int, Id] = {}
@@ -275,8 +274,8 @@ def _may_be_runs(moment: Tensor, parameter: Tensor) -> bool:
 
 def _held(tensor: Tensor) -> dict[int | None, int]:
     """Elements of a flattened tensor on each rank whose file was read: a moment is cut as its parameter is."""
-    held: dict[int | None, int] = {}
+    counts: dict[int | None, int] = {}
     for shard in tensor.found:
         if shard.box.numel:
-            held[shard.rank] = held.get(shard.rank, 0) + shard.box.numel
-    return held
+            counts[shard.rank] = counts.get(shard.rank, 0) + shard.box.numel
+    return counts

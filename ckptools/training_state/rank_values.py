@@ -1,8 +1,14 @@
-"""What each rank has for itself: which of it differs, and how it is laid side by side, as a list by rank."""
+"""Values that each rank has for itself: which of them differ, and how they are listed by rank.
+
+Random number generators and positions in the data are each rank's own. Models, optimizers and schedulers are shared,
+and so is another copy of the model (an average of the weights), wherever it lies. For
+everything else this is unknown: what differs there is kept for every rank.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,11 +16,11 @@ from ckptools.files.opening import OpenFiles
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Tensor
-from ckptools.model.tree import KeyPath, leaf_at, tensors_in
+from ckptools.model.tree import KeyPath, children_of, leaf_at, nodes_in, tensors_in
 from ckptools.tensor_io.fetch_ahead import CopiesAhead
 from ckptools.tensor_io.replicas import Unequal, differing_boxes
-from ckptools.training_state.rank_own import Shared
-from ckptools.training_state.sections import sections_of, tensors_of
+from ckptools.training_state.sections import Section, sections_of, tensors_of
+from ckptools.training_state.steps import COUNTERS
 
 NOTHING = object()
 """Stands where a rank has nothing."""
@@ -24,7 +30,7 @@ WHOLE = ("plain", "quantized")
 
 
 class RankValues:
-    """What ranks of one checkpoint have for themselves.
+    """Values that the ranks of one checkpoint have for themselves.
 
     Attributes:
         count: ranks that a list by rank has room for, missing ones included.
@@ -39,7 +45,7 @@ class RankValues:
         self._ahead = CopiesAhead()
 
     def at(self, path: KeyPath) -> Mapping[int, Any] | None:
-        """What each rank has at a key path of the tree, where they differ; None where they do not."""
+        """The values of the ranks at a key path of the tree; None if they do not differ."""
         values = self._checkpoint.per_rank.get(path)
         if values is None:
             return None
@@ -65,7 +71,7 @@ class RankValues:
             ReadError: a file cannot be read.
         """
         self._ahead.reach(path)
-        return differing_boxes(tensor.found, self._files)
+        return differing_boxes(tensor.found, self._files) if tensor.has_copies else {}
 
     def of_tensor(self, tensor: Tensor, path: KeyPath) -> Mapping[int, Tensor] | None:
         """Each rank's own copy of a tensor that ranks need not share; None where all have the same, or should."""
@@ -87,3 +93,71 @@ class RankValues:
             above = any(path[: len(p)] == p for p in self._checkpoint.per_rank)
             if not above and self.of_tensor(tensor, path) is not None:
                 yield path
+
+
+# -- rank own ---------------------------------------------------------------------------------------------------------
+
+
+STRICT = ("model", "optimizer", "scheduler")
+DATA_WORDS = frozenset(("sampler", "samplers", "dataloader", "dataloaders", "loader", "loaders", "dataset", "datasets"))
+COPY_WORDS = frozenset(("ema", "swa", "shadow", "averaged"))
+RUN_NAMES = ("run_name", "run_id", "rank_zero_seed")
+"""Keys that a run has once for all its ranks; the last is Composer's."""
+
+
+def is_own(section: Section) -> bool:
+    """Whether a section is each rank's own: random number generators, a position in the data."""
+    return section.kind == "rng" or bool(section.path and _words(section.path[-1]) & DATA_WORDS)
+
+
+def counts_steps(path: KeyPath) -> bool:
+    """Whether a value counts the steps of the training, which all ranks do together."""
+    return bool(path) and path[-1] in (*COUNTERS, "last_epoch", "_step_count")
+
+
+def _words(key: Any) -> set[str]:
+    return set(re.split(r"[^a-z]+", str(key).lower()))
+
+
+def _covers(section: Section, path: KeyPath) -> bool:
+    """Whether a path leads into a section; a state dict at the root holds what else was saved beside its tensors."""
+    if section.path or section.kind != "model" or not path:
+        return section.holds(path)
+    mine = isinstance(section.value.get(path[0]), Tensor) or "_extra_state" in str(path[0])
+    return section.holds(path) and mine
+
+
+class Shared:
+    """Knows where in a tree all ranks should have the same values."""
+
+    def __init__(self, sections: Sequence[Section]) -> None:
+        self._strict = [s for s in sections if s.kind in STRICT]
+        others = [s for s in sections if s.kind not in STRICT and not is_own(s)]
+        self._shapes = {
+            str(path[-1]): tensor.shape
+            for s in self._strict
+            for path, tensor in (tensors_in(s.value) if s.kind == "model" else ())
+            if path
+        }
+        self._copies = {path for s in others for path in self._copies_in(s)}
+
+    def holds(self, path: KeyPath) -> bool:
+        """Whether what is at a key path should be the same on all ranks."""
+        if any(_covers(s, path) or s.path[: len(path)] == path for s in self._strict) or path in self._copies:
+            return True
+        return any(_words(key) & COPY_WORDS for key in path) and not any(_words(key) & DATA_WORDS for key in path)
+
+    def _copies_in(self, section: Section) -> set[KeyPath]:
+        """Tensors that have the names and shapes of the model's, or in a list the shapes of several."""
+        found: set[KeyPath] = set()
+        for path, node in nodes_in(section.value, (dict, list, tuple)):
+            tensors = [(key, child) for key, child in children_of(node) or () if isinstance(child, Tensor)]
+            if self._repeat(tensors, isinstance(node, dict)):
+                found |= {(*section.path, *path, key) for key, _ in tensors}
+        return found
+
+    def _repeat(self, tensors: Sequence[tuple[Any, Tensor]], named: bool) -> bool:
+        if named:
+            return any(t.shape and self._shapes.get(str(key)) == t.shape for key, t in tensors)
+        known = set(self._shapes.values())
+        return len(tensors) > 1 and all(t.shape in known for _, t in tensors) and any(t.shape for _, t in tensors)

@@ -1,4 +1,4 @@
-"""Which part of a tree is the model, an optimizer, a scheduler, the RNG: told from the content.
+"""Find the model, optimizers, schedulers and random states in a tree, by their content.
 
 Names differ from framework to framework, shapes do not: an optimizer is a dict with `state` and `param_groups`, a
 scheduler has `last_epoch` (Megatron's a decay style), a model is a dict of tensors. Names only decide where the
@@ -11,8 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.records import displayed, to_dict
-from ckptools.model.rows import Rows
+from ckptools.model.records import Rows, displayed, to_dict
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath, children_of, fqn_of, nodes_in, tensors_in
 from ckptools.model.values import Lost, NumpyArray, Opaque
@@ -62,17 +61,17 @@ class Section(NamedTuple):
         return inside and (len(path) == n or not isinstance(self.value, Mapping) or path[n] in self.value)
 
     def to_dict(self) -> dict[str, Any]:
-        """What it is, and how much it holds."""
+        """Its name, kind and size."""
         return to_dict(self)
 
     def _record(self) -> dict[str, Any]:
-        held = measure(self.value)
-        counted = {"tensors": held.tensors, "params": held.params, "bytes": held.nbytes, "dtypes": held.dtypes}
+        amount = measure(self.value)
+        counted = {"tensors": amount.tensors, "params": amount.params, "bytes": amount.nbytes, "dtypes": amount.dtypes}
         return {"name": self.name, "kind": self.kind, **counted}
 
-    def _told(self) -> str:
-        held = measure(self.value)
-        found = f"{plural(held.tensors, 'tensor')}, {size(held.nbytes)}" if held.tensors else "no tensors"
+    def _summary(self) -> str:
+        amount = measure(self.value)
+        found = f"{plural(amount.tensors, 'tensor')}, {size(amount.nbytes)}" if amount.tensors else "no tensors"
         return f"{clip_middle(self.name, 60)}: {self.kind}, {found}"
 
 
@@ -179,7 +178,7 @@ def _kind(path: KeyPath, node: Any) -> SectionKind | None:
         return "other"  # an optimizer that cannot be used; above all, its moments are no model
     if isinstance(node, Mapping) and any(k in node for k in SCHEDULER_KEYS):
         return "scheduler"
-    if (path and str(path[-1]).lower() in RNG_WORDS) or generator_of(node):
+    if (path and isinstance(path[-1], str) and path[-1].lower() in RNG_WORDS) or generator_of(node):
         return "rng"
     return "model" if path and _is_model(path, node) else None
 
@@ -246,7 +245,7 @@ STREAMS = {
     "torch_manual_seed": "torch", "torch_cuda_manual_seed": "cuda",
     "random_rng_state": "python", "np_rng_state": "numpy", "torch_rng_state": "torch", "cuda_rng_state": "cuda",
 }  # fmt: skip
-"""What the keys of RNG states stand for; `..._seed` are Accelerate's, `..._rng_state` Megatron's and many others'."""
+"""Generators by the keys of their states; `..._seed` are Accelerate's, `..._rng_state` Megatron's and many others'."""
 
 
 def stream_of(path: KeyPath) -> str:
@@ -255,7 +254,7 @@ def stream_of(path: KeyPath) -> str:
 
 
 def generator_of(node: Any) -> str:
-    """Whose state a value is by its form, whatever it is called: `python`, `numpy`, or "" for any other value.
+    """Recognise the state of a generator by its form: `python`, `numpy`, or "" for any other value.
 
     Sources: CPython's Lib/random.py `getstate`; numpy/random/mtrand.pyx `get_state`, as a tuple and as a dict.
     """
@@ -274,7 +273,7 @@ TWISTERS = {625: "python", 624: "numpy"}
 
 
 def twister_of(value: Any) -> str:
-    """Whose Mersenne Twister has numbers in such a form: `python`, `numpy`, or "" for any other value."""
+    """Recognise a Mersenne Twister by the form of its numbers: `python`, `numpy`, or "" for any other value."""
     if isinstance(value, (NumpyArray, Tensor)):
         return TWISTERS.get(value.shape[0], "") if len(value.shape) == 1 and value.dtype in INTEGERS else ""
     ints = isinstance(value, (list, tuple)) and all(type(v) is int for v in value[:8])
@@ -291,7 +290,7 @@ def is_gathered(states: Any) -> bool:
 
 
 class SectionSize(NamedTuple):
-    """What a section holds.
+    """Counts of the tensors and foreign objects in a section.
 
     Attributes:
         tensors: number of tensors.
@@ -333,7 +332,7 @@ def measure(value: Any) -> SectionSize:
 
 
 def storage_identity(tensor: Tensor) -> Any:
-    """What two tied tensors have in common: the same bytes seen in the same way; None when there are none."""
+    """An identity that two tied tensors share: the same bytes seen in the same way; None when there are none."""
     first = next((source for s in tensor.found for source in s.sources), None)
     if first is None or not tensor.numel:
         return None

@@ -1,17 +1,19 @@
-"""The training step of a checkpoint: from the counters it holds, the schedulers, and the file name; do they agree?"""
+"""The training step of a checkpoint, from its counters, schedulers and file name, and whether they agree."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from operator import eq
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from ckptools.model.checkpoint import Fact
+from ckptools.model.checkpoint import Checkpoint, Fact
 from ckptools.model.rank_vote import vote
 from ckptools.model.tree import KeyPath, fqn_of, walk
-from ckptools.training_state.sections import Section
+from ckptools.model.values import scalar
+from ckptools.training_state.optimizers import nested, optimizers_of
+from ckptools.training_state.sections import Section, sections_of_kind
 
 COUNTERS = (
     "batch", "global_step", "global_steps", "step", "steps", "train_step", "iteration", "iter", "num_steps"
@@ -26,10 +28,10 @@ NAMES = re.compile(r"(?<![A-Za-z])(?:ba|global_step|step|iter|iteration|checkpoi
 
 
 def find_step(path: Path, sections: tuple[Section, ...]) -> Fact:
-    """Collect what tells the step of the checkpoint at `path`.
+    """Find the step of the checkpoint at `path`, and everything that states it.
 
     Counters in the content decide, then the file or folder name, then a scheduler. `agree` is False when name and
-    content tell different steps; a scheduler may count epochs, so it only confirms.
+    content state different steps; a scheduler may count epochs, so it only confirms.
     """
     content = dict(_counters(sections))
     named = _from_name(path)
@@ -46,16 +48,16 @@ def find_step(path: Path, sections: tuple[Section, ...]) -> Fact:
 
 
 def step_in(name: str) -> int | None:
-    """The step that a file or folder name tells; None when it tells none."""
+    """The step in a file or folder name; None when it has none."""
     found = NAMES.findall(name)
     return int(found[-1]) if found else None
 
 
 def by_majority(step: Fact, differing: Mapping[KeyPath, Mapping[int, Any]]) -> Fact:
-    """The step that most ranks tell, where they tell different ones.
+    """The step of most ranks, where they have different ones.
 
     Args:
-        step: as one rank's counters tell it.
+        step: as one rank's counters state it.
         differing: what each rank has, by key path, where they have not the same.
     """
     for path, ranked in differing.items():
@@ -69,10 +71,10 @@ def by_majority(step: Fact, differing: Mapping[KeyPath, Mapping[int, Any]]) -> F
 
 
 def contradiction(step: Fact) -> str:
-    """What to say of a step whose sources do not agree."""
+    """Describe a step whose sources do not agree."""
     if RANKS_DIFFER in step.sources:
-        return f"ranks tell different steps; {step.value} is that of most, or of the lowest"
-    return f"the name of the file or folder tells another step than {step.sources[0]} ({step.value})"
+        return f"ranks state different steps; {step.value} is that of most, or of the lowest"
+    return f"the name of the file or folder states another step than {step.sources[0]} ({step.value})"
 
 
 def _counts(section: Section) -> bool:
@@ -113,3 +115,54 @@ def _from_name(path: Path) -> dict[str, int]:
         if found:
             return {what: int(found[-1])}
     return {}
+
+
+# -- learning rates ---------------------------------------------------------------------------------------------------
+
+
+class LearningRates(NamedTuple):
+    """The rates of one scheduler and of its optimizer, one for each param group.
+
+    Attributes:
+        scheduler: those that the scheduler computed last, its `_last_lr`.
+        groups: the `lr` of each param group.
+    """
+
+    scheduler: tuple[float, ...]
+    groups: tuple[float, ...]
+
+    @property
+    def agree(self) -> bool:
+        """Whether both are the same."""
+        return self.scheduler == self.groups
+
+
+def learning_rates(ck: Checkpoint) -> list[LearningRates | None]:
+    """The rates of each scheduler, in the order of the sections; None where nothing can be compared."""
+    schedulers, optimizers = sections_of_kind(ck, "scheduler"), list(optimizers_of(ck).values())
+    # With several schedulers it is unknown which optimizer each one drives.
+    if not len(schedulers) == len(optimizers) == 1:
+        return [None] * len(schedulers)
+    return [_compared(schedulers[0].value, [group.get("lr") for group in optimizers[0].param_groups])]
+
+
+def group_rates(ck: Checkpoint) -> tuple[float, ...]:
+    """The `lr` of each param group of each optimizer, in the order of the file; empty where a group has none."""
+    groups = [nested(s.value).get("param_groups", ()) for s in sections_of_kind(ck, "optimizer")]
+    listed = [one for of in groups if isinstance(of, (list, tuple)) for one in of]
+    rates = _rates([group.get("lr") for group in listed if isinstance(group, Mapping)])
+    return rates if len(rates) == len(listed) else ()
+
+
+def _compared(state: Any, groups: Sequence[Any]) -> LearningRates | None:
+    last = state.get("_last_lr") if isinstance(state, Mapping) else None
+    if not isinstance(last, (list, tuple)):
+        return None
+    stated, known = _rates(last), _rates(groups)
+    return LearningRates(stated, known) if len(stated) == len(known) == len(last) == len(groups) else None
+
+
+def _rates(values: Sequence[Any]) -> tuple[float, ...]:
+    """The values that are rates: floats, and integers that a float can hold."""
+    found = map(scalar, values)
+    return tuple(float(v) for v in found if isinstance(v, float) or (isinstance(v, int) and abs(v) < 1 << 64))

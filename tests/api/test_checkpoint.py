@@ -150,3 +150,9 @@ def test_every_public_name_is_documented():
 
 def test_dir_shows_the_public_names_only():
     assert dir(ckptools) == sorted([*ckptools.__all__, "__version__"])
+
+
+def test_the_picture_of_the_ranks_is_of_this_checkpoint(tmp_path):
+    folder = shutil.copytree(FIXTURES / "torch2.4.1-fsdp2-w3", tmp_path / "run")
+    (folder / "rank1.pt").unlink()
+    assert "missing: 1 rank: 1" in ckptools.open(folder).plot.ranks().text

@@ -11,17 +11,18 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from typer.testing import CliRunner
 
 import ckptools
 from ckptools.api.examination import FACTS, IN_STEP, LOADS, NEWEST, WHOLE
 from ckptools.cli import app
-from ckptools.model.diagnosis import Diagnosis, Finding
-from ckptools.model.rows import Rows
-from ckptools.views.diagnosis import diagnosis_text
-from ckptools.views.tables import Screen
+from ckptools.display.tables import Screen
+from ckptools.doctor.record import Diagnosis, Finding
+from ckptools.doctor.text import diagnosis_text
+from ckptools.model.records import Rows
+from tests.display.made import HOSTILE
 from tests.truth import FIXTURES
-from tests.views.made import HOSTILE
 
 COMPOSER = FIXTURES / "composer-0.13.5-torch1.13.1-sharded-w4"
 DCP = FIXTURES / "torch2.13.0-fsdp2-dcp-w3" / "ckpt"
@@ -112,12 +113,18 @@ def test_the_run_of_a_folder_inside_that_of_a_step_is_the_folder_of_all_steps(tm
 def test_facts_of_which_none_is_a_step_are_neither_right_nor_wrong(tmp_path):
     torch.save({"w": torch.ones(2)}, tmp_path / "x.pt")
     found = row(ckptools.doctor(tmp_path / "x.pt"), FACTS)
-    assert found.ok is None and "no file tells a step" in found.evidence
+    assert found.ok is None and "no file states a step" in found.evidence
 
 
 def test_of_what_is_not_whole_verify_is_to_say_more_and_its_bytes_are_not_read(run):
     (run / "ep0-ba5-rank1.pt").unlink()
     assert ckptools.doctor(run / "ep0-ba5-rank0.pt").next[0] == f"ckptools verify {run}/ep0-ba5-rank0.pt"
+
+
+def test_blanks_in_a_path_do_not_cut_the_command_that_is_proposed(tmp_path):
+    path = tmp_path / "my     model.pt"
+    torch.save({"w": torch.ones(3)}, path)
+    assert f"ckptools consolidate '{path}' -o OUT.safetensors --dry-run" in ckptools.doctor(path).next
 
 
 def test_what_only_warns_is_not_in_step_either(tmp_path):
@@ -247,6 +254,7 @@ def test_every_command_that_is_proposed_works(what, run, tmp_path, monkeypatch):
     assert sorted(tmp_path.rglob("*")) == before or what != "healthy"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", sorted(p for p in FIXTURES.iterdir() if p.is_dir()), ids=lambda p: p.name)
 def test_every_format_has_an_answer_that_is_what_verify_says(folder):
     found = ckptools.doctor(folder)
@@ -270,3 +278,22 @@ def test_a_name_cannot_act_on_a_terminal(name, screen):
     finding = Finding(name, False, name, f"{name} {'and more ' * 40}")
     text = diagnosis_text(Diagnosis(Path(name), False, True, None, Rows([finding]), (name,)), screen)
     assert all(line.isprintable() for line in text.splitlines())
+
+
+def test_state_without_a_sure_name_leaves_open_whether_it_is_in_step(tmp_path):
+    model = {"a": torch.ones(3), "b": torch.ones(3)}
+    state = {n: {"step": torch.tensor(5.0), "exp_avg": torch.ones(3), "exp_avg_sq": torch.ones(3)} for n in (0, 1)}
+    optim = {"state": state, "param_groups": [{"lr": 0.1, "params": [0, 1]}]}
+    dcp.save({"model": model, "optim": optim}, checkpoint_id=tmp_path / "step-5", no_dist=True)
+    found = ckptools.doctor(tmp_path / "step-5")
+    (row,) = [row for row in found.rows if row.question == "optimizer and scheduler in step?"]
+    assert (row.ok, row.answer) == (None, "not known") and "CK210" in row.evidence and found.ok
+
+
+def test_links_are_followed_in_the_whole_run_where_that_is_asked_for(tmp_path):
+    for name in ("run", "far"):
+        dcp.save({"model": {"w": torch.ones(2)}}, checkpoint_id=tmp_path / name / f"step-{len(name)}", no_dist=True)
+    (tmp_path / "run" / "step-9").symlink_to(tmp_path / "far" / "step-3")
+    found = ckptools.doctor(tmp_path / "run" / "step-3", follow_symlinks=True)
+    (row,) = [row for row in found.rows if row.question == "newest whole here?"]
+    assert "2 checkpoints in" in row.evidence

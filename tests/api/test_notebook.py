@@ -15,12 +15,13 @@ import pytest
 import torch
 
 import ckptools
-from ckptools.contents.entries import entries_of
+from ckptools.contents.show_text import SHARD_COLUMNS
+from ckptools.inspect.html import optimizer_html
+from ckptools.keys.entries import entries_of
 from ckptools.model.tensor import Tensor
-from ckptools.views.shown import SHARD_COLUMNS
+from tests.display.made import checkpoint, plain
+from tests.display.test_html import ALLOWED, DRAWN, Reader
 from tests.truth import FIXTURES, WHOLE
-from tests.views.made import checkpoint, plain
-from tests.views.test_html import ALLOWED, DRAWN, Reader
 
 RUN = FIXTURES / "composer-0.13.5-torch1.13.1-sharded-w4"
 FILE = RUN / "ep0-ba5-rank0.pt"
@@ -166,7 +167,7 @@ def test_of_one_rank_the_files_of_others_that_are_known_to_be_lost_are_not_calle
         shown = Reader(tensor._repr_html_()).text
     assert tensor.lost == {1: "missing", 2: "cut"}
     assert {"MISSING: no file of rank 1 is here", "CUT: a file ends too early, that of rank 2"} <= set(shown)
-    assert "rank 3: not read yet; the place of each shard is as other files tell it" in shown
+    assert "rank 3: not read yet; the place of each shard is taken from other files" in shown
     assert [text for text in shown if text in ("MISSING", "CUT", "not read yet")] == ["MISSING", "CUT", "not read yet"]
     assert "dim 0  [000000000.........222222222333333]" in shown
 
@@ -185,3 +186,14 @@ def test_shards_have_the_same_columns_in_the_same_order_wherever_they_are_shown(
     for held in (tensor, tensor.shards, ck.show("model.emb.weight")):
         assert re.findall(r"<th[^>]*>([^<]*)</th>", held._repr_html_())[: len(titles)] == titles
     assert ck.show("model.emb.weight").rows[0].shards[1].file.endswith("rank1.pt")
+
+
+def test_a_line_of_what_all_param_groups_share_is_there_only_where_they_share_something():
+    state = {"w": {"exp_avg": plain(2)}}
+    pages = []
+    for more in ({}, {"amsgrad": False}):
+        groups = [{"lr": lr, **more, "params": ["w"]} for lr in (0.1, 0.2)]
+        made = checkpoint({"model": {"w": plain(2)}, "optimizer": {"state": state, "param_groups": groups}})
+        pages.append(optimizer_html(made.optimizers["optimizer"]))
+    assert ["all groups" in page for page in pages] == [False, True]
+    assert "all groups: amsgrad False" in pages[1]

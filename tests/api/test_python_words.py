@@ -71,6 +71,18 @@ def test_an_output_that_is_no_path_is_one_clear_line(file):
         ckptools.consolidate(file, None)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("size", ["zz", "5GB", 2.5, -1, True])
+def test_a_size_that_is_no_number_of_bytes_is_one_clear_line(file, tmp_path, size):
+    with pytest.raises(UsageError, match=r"^max_shard_size .*: expected a number of bytes$"):
+        ckptools.open(file).consolidate(tmp_path / "out.safetensors", max_shard_size=size)
+    assert not (tmp_path / "out.safetensors").exists()
+
+
+def test_a_part_that_is_no_name_is_one_clear_line(file, tmp_path):
+    with pytest.raises(UsageError, match=r"only='5': expected a name or a glob$"):
+        ckptools.consolidate(file, tmp_path / "out.pt", only=5)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("command", ["inspect", "ls", "verify", "tree", "stats", "doctor"])
 def test_an_empty_path_is_not_this_folder(command):
     result = CliRunner().invoke(app, [command, ""])

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import ckptools
-from ckptools.views.tables import Column, table
+from ckptools.display.tables import Column, table
 from tests.benchmarks.measure import Pair, Run, in_turn, peak, run, seconds, workplace
 
 PYTHON = [sys.executable, "-m"]
@@ -54,7 +54,17 @@ def make_inputs(work: Path, size: list[str]) -> None:
             run([*CKPTOOLS, "create", str(work / name), "--steps", steps, "--layout", layout, *size])
     if not (work / "wide").exists():
         print("one rank of 256, through torch's fake process group ...", file=sys.stderr)
-        run([*PYTHON, "ckptools.training.fake_world", str(work / "wide"), "--world-size", "256", "--rank", "0"])
+        run(
+            [
+                *PYTHON,
+                "tests.fake_world",
+                str(work / "wide"),
+                "--world-size",
+                "256",
+                "--rank",
+                "0",
+            ]
+        )
     for name, code in (("columns", COLUMNS), ("tiny.pt", TINY)):
         if not (work / name).exists():
             run([sys.executable, "-c", code, str(work / name)])
@@ -86,7 +96,7 @@ import sys, torch
 from pathlib import Path
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
-from ckptools.training.fake_world import fake_group
+from tests.fake_world import fake_group
 out, side, world = Path(sys.argv[1]), 1 << 14, 4
 out.mkdir()
 for rank in range(world):

@@ -4,6 +4,10 @@ stores: rank files in a bucket of a local S3 server, by requests and bytes, with
 
 scale: worlds of 64, 256 and 1,024 ranks and a model of 70 B parameters, by files whose values are holes.
 
+metadata: a DCP folder of a model of 70 B parameters on 128 ranks, beside torch's reader of its list.
+
+weights: 4 GB of real bytes on 32 ranks, consolidated beside `cp` and torch's own converter.
+
 big: against something run in the same minute; most of the time goes into making the inputs.
 
 1,024 rank files     real FSDP1 files of torch's fake process group, one for each rank
@@ -23,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ckptools.tensor_io.threads import in_threads
-from tests.benchmarks import scale, stores
+from tests.benchmarks import metadata, scale, stores, weights
 from tests.benchmarks.measure import run, table_as_measured, workplace
 
 CKPTOOLS = [sys.executable, "-m", "ckptools"]
@@ -89,7 +93,7 @@ def make_inputs(work: Path) -> None:
 MANY = """
 import sys
 from pathlib import Path
-from ckptools.training.fake_world import create_rank
+from tests.fake_world import create_rank
 out, first, last, world = Path(sys.argv[1]), *map(int, sys.argv[2:])
 for rank in range(first, last):
     create_rank(out, world, rank, parameters=1)
@@ -101,7 +105,7 @@ from pathlib import Path
 from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor, ShardedTensorMetadata
 from torch.distributed._shard.sharded_tensor.metadata import TensorProperties
-from ckptools.training.fake_world import fake_group
+from tests.fake_world import fake_group
 out, world, count = Path(sys.argv[1]), *map(int, sys.argv[2:])
 def sharded():
     pieces = [ShardMetadata([2 * r, 0], [2, 3], f"rank:{r}/cpu") for r in range(world)]
@@ -185,6 +189,8 @@ class Section:
 SECTIONS = {
     "stores": Section(stores.make, stores.report, 2),
     "scale": Section(scale.make, scale.report, 2),
+    "metadata": Section(metadata.make, metadata.report, 2),
+    "weights": Section(weights.make, weights.report, 8),
     "big": Section(make_inputs, against_others, 12),
 }
 

@@ -79,6 +79,13 @@ def dcp(folder: str, out: str) -> None:
     dcp_to_torch_save(folder, out)
 
 
+def metadata(folder: str) -> None:
+    """torch's own reader of what a DCP folder lists."""
+    from torch.distributed.checkpoint import FileSystemReader
+
+    FileSystemReader(folder).read_metadata()
+
+
 def crc(folder: str, threads: str = "") -> None:
     """Read every byte of a folder and take its CRC-32 with `zlib`, a file per thread."""
     import zlib
@@ -96,4 +103,5 @@ def crc(folder: str, threads: str = "") -> None:
 
 
 if __name__ == "__main__":
-    {"look": look, "load": load, "merge": merge, "dcp": dcp, "crc": crc}[sys.argv[1]](*sys.argv[2:])
+    peers = {"look": look, "load": load, "merge": merge, "dcp": dcp, "metadata": metadata, "crc": crc}
+    peers[sys.argv[1]](*sys.argv[2:])

@@ -62,13 +62,14 @@ def make(work: Path) -> None:
     shapes = work / "shapes.json"
     shapes.write_text(json.dumps(SHAPES))
     for world in WORLDS:
-        _hollow(work / f"world-{world}", world, str(shapes))
-    _hollow(work / "llama", LLAMA_RANKS, "llama3-70b")
-    _hollow(work / "llama-dcp", LLAMA_RANKS, "llama3-70b", "--layout", "dcp")
-    _hollow(work / "llama-hf", LLAMA_RANKS, "llama3-70b", "--layout", "huggingface", "--max-shard-size", "5GB")
+        hollow(work / f"world-{world}", world, str(shapes))
+    hollow(work / "llama", LLAMA_RANKS, "llama3-70b")
+    hollow(work / "llama-dcp", LLAMA_RANKS, "llama3-70b", "--layout", "dcp")
+    hollow(work / "llama-hf", LLAMA_RANKS, "llama3-70b", "--layout", "huggingface", "--max-shard-size", "5GB")
 
 
-def _hollow(out: Path, world: int, shapes: str, *options: str) -> None:
+def hollow(out: Path, world: int, shapes: str, *options: str) -> None:
+    """Make a checkpoint whose values are holes, if it is not there yet."""
     if not out.exists():
         print(f"{out.name} ...", file=sys.stderr)
         begin = [*CKPTOOLS, "create", str(out), "--strategy", "fsdp2", "--ranks", "all", "--jobs", "2"]

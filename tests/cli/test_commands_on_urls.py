@@ -50,6 +50,7 @@ def here(s3: Bucketful, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_says_of_a_url_what_it_says_of_a_folder(command, here, bucket: Bucketful, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ckptools.cli import app
-from ckptools.cli.consolidate import _bytes
+from ckptools.cli.commands.consolidate import _bytes
 from ckptools.cli.progress import ProgressLine, ReadingLine
 from ckptools.errors import ReadError, UsageError
 from ckptools.pickles import reader

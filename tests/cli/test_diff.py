@@ -12,7 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 from ckptools.cli import app
-from tests.checks.difference.test_compare import SHARDED, copied, saved, state
+from tests.diff.test_compare import SHARDED, copied, saved, state
 
 TITAN = str(SHARDED.parent / "torchtitan-fsdp-tp" / "ckpt" / "step-5")
 
@@ -119,3 +119,10 @@ def test_without_values_neither_torch_nor_numpy_is_imported():
     code += "\nprint({'torch', 'numpy'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", code, TITAN], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "set()"
+
+
+def test_both_tolerances_are_said_where_one_was_needed(tmp_path):
+    for n, value in enumerate((1.0, 1.2)):
+        torch.save({"w": torch.tensor([value])}, tmp_path / f"{n}.pt")
+    words = ["diff", str(tmp_path / "0.pt"), str(tmp_path / "1.pt"), "--rtol", "0.001", "--atol", "0.5"]
+    assert ", within rtol 0.001 and atol 0.5" in CliRunner().invoke(app, words).stdout

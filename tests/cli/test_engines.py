@@ -27,6 +27,7 @@ def report(known: Known, *options: str) -> dict[str, object]:
     return shown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [(), ("--all-ranks",)], ids=["one rank", "all ranks"])
 @pytest.mark.parametrize("known", LOADABLE, ids=lambda k: k.name)
 def test_both_engines_give_the_same_report(known, every):

@@ -19,9 +19,9 @@ from typer.testing import CliRunner
 
 import ckptools
 from ckptools.cli import app
+from ckptools.inspect.record import inspect_report
+from ckptools.inspect.text import report_text
 from ckptools.model.tree import tensors_in
-from ckptools.views.report import inspect_report
-from ckptools.views.report_text import report_text
 from tests.truth import FIXTURES, LOCAL, WHOLE, Known, load_truth
 
 COMPOSER = FIXTURES / "composer-0.13.5-torch1.13.1-sharded-w4"
@@ -244,6 +244,7 @@ def test_a_section_can_be_named():
 
 def test_random_states_are_listed_and_who_holds_them_against_each_other_is_said():
     out = run(RANK_0, "--section", "rng")[1]
+    assert re.search(r"\b0\.python\.1 +625 integers, crc [0-9a-f]{8}$", out, re.M)
     assert "0.numpy.2" in out and out.splitlines()[-1] == "which ranks have states of their own: ckptools show PATH rng"
 
 

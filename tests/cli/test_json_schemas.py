@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from ckptools.cli import app
 from ckptools.cli import arguments as command_arguments
-from ckptools.cli.commands import COMMANDS, function_of
 from ckptools.cli.record_options import flat_signature
-from ckptools.views.answers import SCHEMAS
+from ckptools.cli.start import COMMANDS, function_of
+from tests.schemas import SCHEMAS
 from tests.truth import FIXTURES
 
 FOLDERS = sorted(path for path in FIXTURES.iterdir() if path.is_dir())
@@ -51,7 +51,7 @@ FILES = {"map", "digests"}
 
 @cache
 def validator(command: str) -> Draft202012Validator:
-    return Draft202012Validator(json.loads((SCHEMAS / f"{command}.json").read_text()))
+    return Draft202012Validator(json.loads(SCHEMAS[command].read_text()))
 
 
 def printed(command: str, path: Path, *words: str) -> str:
@@ -69,7 +69,7 @@ def commands_with(flag: str) -> set[str]:
 
 
 def test_every_command_that_prints_json_is_here_and_has_a_schema():
-    assert set(CALLS) | {"formats"} == commands_with("json") == {path.stem for path in SCHEMAS.glob("*.json")} - FILES
+    assert set(CALLS) | {"formats"} == commands_with("json") == set(SCHEMAS) - FILES
     assert set(LINES) == commands_with("jsonl")
 
 
@@ -79,6 +79,7 @@ def test_a_schema_is_one_and_names_its_version(command):
     assert validator(command).schema["$id"] == f"ckptools/{command}/1"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
 @pytest.mark.parametrize("command", CALLS)
 def test_every_fixtures_answer_is_what_the_schema_says(command, folder):
@@ -86,6 +87,7 @@ def test_every_fixtures_answer_is_what_the_schema_says(command, folder):
     assert problems(command, answer) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("command", "more"), [(c, more) for c, calls in CALLS.items() for more in calls], ids=str)
 def test_every_form_of_an_answer_is_what_the_schema_says(command, more):
     answer = json.loads(printed(command, COMPOSER, *more, "--json"))
@@ -98,6 +100,7 @@ def test_what_cannot_be_opened_is_what_the_schema_says_too(command, tmp_path):
     assert problems(command, answer) == [] and answer["exit_code"] == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
 def test_every_line_is_a_row_of_the_schema(folder):
     for command, calls in LINES.items():

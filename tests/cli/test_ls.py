@@ -7,15 +7,16 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from ckptools.cli import app
-from ckptools.model.rows import Rows
-from ckptools.model.run_folder import CheckpointRow, LeftOverRow, RunFolder, TrackerRow
-from ckptools.views.run_folder import run_folder_text
-from ckptools.views.tables import Screen
+from ckptools.display.tables import Screen
+from ckptools.ls.record import CheckpointRow, LeftOverRow, RunFolder, TrackerRow
+from ckptools.ls.text import run_folder_text
+from ckptools.model.records import Rows
+from tests.display.made import HOSTILE
 from tests.truth import FIXTURES
-from tests.views.made import HOSTILE
 
 DCP = FIXTURES / "torch2.13.0-fsdp2-dcp-w3" / "ckpt"
 
@@ -113,3 +114,26 @@ def test_what_is_wrong_wraps_on_a_terminal_and_is_never_cut():
     text = run_folder_text(made("step-5"), Screen(80, 40))
     assert text.count("and a long story") >= 200 // 20 and "of 40 more when piped" in text
     assert "more when piped" not in run_folder_text(made("step-5"))
+
+
+def test_it_says_how_far_each_checkpoint_was_read(folder):
+    assert "every rank of step 5 was read; 1 other looked into as inspect does; " in run(str(folder))[2]
+    for path in (*folder.glob("a-step/*.distcp"), *folder.glob("b-step/*.distcp")):
+        path.unlink()
+    assert "2 checkpoints looked into as inspect does; " in run(str(folder))[2]
+
+
+def test_ranks_of_one_file_of_several_and_of_none_that_opens_are_told_apart(folder):
+    torch.save({"model": {"w": torch.ones(2)}, "step": 4}, folder / "one.pt")
+    (folder / "two.pt").write_bytes(b"PK\3\4 and no more")
+    (folder / "old.tmp").write_bytes(bytes(2048))
+    lines = run(str(folder))[1].splitlines()
+    expected = {"one.pt": " one file ", "two.pt": " 1 file ", "a-step": " 3/3 ", "b-step": " 2/3 "}
+    for name, cell in expected.items():
+        assert cell in next(line for line in lines[3:8] if name in line), name
+    assert any("CK008 left over from a write, or still being written: old.tmp (2.0 KiB, " in line for line in lines)
+
+
+def test_it_says_whether_checksums_were_compared(folder):
+    assert "every rank of step 5 was read;" in run(str(folder))[2]
+    assert "every rank of step 5 was read and compared with its checksums;" in run(str(folder), "--deep")[2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -18,11 +19,11 @@ from typer.testing import CliRunner
 
 import ckptools
 from ckptools.cli import app
-from ckptools.views.answers import SCHEMAS
-from ckptools.views.matching import match_text
-from ckptools.views.tables import Screen
+from ckptools.display.tables import Screen
+from ckptools.match.text import match_text
+from tests.display.made import HOSTILE
+from tests.schemas import SCHEMAS
 from tests.truth import FIXTURES, WHOLE
-from tests.views.made import HOSTILE
 
 DDP = FIXTURES / "torch2.13.0-ddp-w4" / "snapshot.pt"
 FSDP = FIXTURES / "torch2.13.0-fsdp1-sharded-w4"
@@ -74,6 +75,7 @@ def test_what_loads_says_so_and_nothing_more(tied):
     assert out.splitlines()[2] == "loads                 3 of 3 names of the model are there with their shape"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("known", WHOLE, ids=lambda known: f"{known.name}/{known.path}")
 def test_every_format_matches_itself_and_its_safetensors(known, tmp_path):
     ck = known.open()
@@ -176,6 +178,26 @@ def test_a_config_of_transformers_is_made_into_its_model(tmp_path):
     assert code == 1 and "31 rows short: padded vocabulary?" in out
 
 
+def test_the_program_around_us_can_still_reach_the_hub_afterwards():
+    code = (
+        "import ckptools, sys\n"
+        "ckptools.open(sys.argv[1]).match(sys.argv[1] + '/config.json')\n"
+        "import transformers, huggingface_hub\n"
+        "print(huggingface_hub.is_offline_mode(), transformers.utils.logging.get_verbosity())\n"
+    )
+    online = {name: value for name, value in os.environ.items() if not name.endswith("_OFFLINE")}
+    command = [sys.executable, "-c", code, str(LLAMA)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=online)
+    assert done.stdout.split() == ["False", "30"]
+
+
+def test_the_network_is_not_asked_for_what_a_config_names():
+    code = "import transformers, huggingface_hub as h; from ckptools.torch_engine.module_shapes import _offline"
+    code += "\nwith _offline(transformers): h.HfApi().model_info('org/name')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "OfflineModeIsEnabled" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("changed", "code", "words"),
     [
@@ -215,13 +237,19 @@ def test_a_json_of_shapes_may_have_dtypes_and_ties(tied, tmp_path):
     "content",
     ["[]", "{}", "3", '{"a": {"b": {"c": [1]}}}', '{"a": [-1]}', '{"a": [1.5]}', '{"a": "b"}', '{"a": [[1]]}',
      '{"a": {"shape": [1], "dtype": 7}}', '{"a": {"shape": [1], "dtype": "f7"}}', '{"a": [1], "a": [2]}', "{",
-     "[" * 5000, '{"\\u001b[31m": null}', '{"a": [' + "9" * 400 + "]}"],
+     "[" * 5000, '{"a": {"shape": [1], "dtyp": "fp32"}}', '{"\\u001b[31m": null}', '{"a": [' + "9" * 400 + "]}"],
     ids=lambda text: text[:30],
 )  # fmt: skip
 def test_a_json_that_is_no_list_of_shapes_is_one_line(tied, tmp_path, content):
     (tmp_path / "s.json").write_text(content)
     code, out, err = run(tied, "--to", tmp_path / "s.json")
     assert (code, out, err.count("\n")) == (3, "", 1) and "\x1b" not in err and len(err) < 500 + len(str(tmp_path))
+
+
+def test_a_shape_that_is_none_is_named_with_what_was_found_there(tied, tmp_path):
+    (tmp_path / "s.json").write_text('{"emb.weight": [6, 4], "here": [1.5]}')
+    _, _, err = run(tied, "--to", tmp_path / "s.json")
+    assert f"{tmp_path / 's.json'}: 'here': expected " in err and "found [1.5]" in err
 
 
 def test_what_cannot_be_opened_is_told_by_its_own_name(tied, tmp_path):
@@ -265,7 +293,7 @@ def test_the_map_is_what_its_schema_says_and_what_consolidate_takes(tmp_path, mo
     monkeypatch.chdir(tmp_path)
     code, _, err = run(DDP, "--to", FSDP, "--write-map", "map.json")
     assert code == 1 and "wrote map.json: 22 names" in err
-    schema = json.loads((SCHEMAS / "map.json").read_text())
+    schema = json.loads(SCHEMAS["map"].read_text())
     assert list(Draft202012Validator(schema).iter_errors(json.loads(Path("map.json").read_text()))) == []
     ckptools.consolidate(DDP, "out.safetensors", map="map.json")
     assert ckptools.open("out.safetensors").match(FSDP).same == 21
@@ -304,7 +332,7 @@ def test_it_fits_a_terminal_and_is_uncut_in_a_pipe(width):
 
 
 def test_importing_it_imports_neither_torch_nor_numpy():
-    modules = "ckptools.cli.match, ckptools.checks.matching.match, ckptools.torch_engine.module_shapes"
+    modules = "ckptools.cli.commands.match, ckptools.match.run, ckptools.torch_engine.module_shapes"
     code = f"import sys, {modules}; print({{'torch', 'numpy'}} & {{*sys.modules}})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

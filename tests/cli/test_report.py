@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 import ckptools
 from ckptools.cli import app
 from tests.cli.test_json_schemas import problems
+from tests.display.test_report_page import answers_in, shown
 from tests.truth import FIXTURES, WHOLE
-from tests.views.test_report_page import answers_in, shown
 
 COMPOSER = FIXTURES / "composer-0.13.5-torch1.13.1-sharded-w4"
 FOLDERS = sorted(path for path in FIXTURES.iterdir() if path.is_dir())

@@ -25,6 +25,7 @@ def test_a_command_prints_the_value_of_an_expression():
     assert run(RANK_1, "-c", 'shard["state"]["schedulers"]["LambdaLR"]["base_lrs"]') == (0, "[0.003]\n", "")
 
 
+@pytest.mark.slow
 def test_the_checkpoint_is_there_as_open_returns_it_whatever_it_is():
     assert run(RANK_1, "-c", "ck.step.value, ckptools.open(ck.path).ranks")[1] == "(5, (0, 1, 2, 3))\n"
     assert run(FIXTURES / "composer-0.13.5-torch1.13.1-sharded-w4", "-c", "len(ck.model)")[1] == "18\n"
@@ -101,7 +102,7 @@ def test_the_prompt_has_the_shard_and_says_what_it_is(monkeypatch, without_ipyth
             raise EOFError from None
 
     monkeypatch.setattr("builtins.input", typed)
-    shell = sys.modules["ckptools.cli.shell"]  # the package has the command itself under this name
+    shell = sys.modules["ckptools.cli.commands.shell"]  # the package has the command itself under this name
     names = {"ck": api.open(RANK_1), "shard": {"state": {}, "rng\x1b[31m": []}}
     shell.prompt(names, shell.banner(names, [RANK_1]))
     out, err = capsys.readouterr()
@@ -110,6 +111,7 @@ def test_the_prompt_has_the_shard_and_says_what_it_is(monkeypatch, without_ipyth
     assert "ck = <Checkpoint ep0-ba5" in err
 
 
+@pytest.mark.slow
 def test_it_needs_no_launcher_and_leaves_by_a_broken_pipe_quietly():
     command = [sys.executable, "-m", "ckptools", "shell", RANK_1, "-c", "for i in range(10**5): print('x' * 99)"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)

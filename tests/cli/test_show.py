@@ -18,14 +18,14 @@ from typer.testing import CliRunner
 
 import ckptools
 from ckptools.cli import app
-from ckptools.contents.entries import entries_of
-from ckptools.contents.unequal_values import UnequalValues
-from ckptools.contents.values import as_data
+from ckptools.contents.show import UnequalValues
+from ckptools.contents.tree import as_data
 from ckptools.files.opening import OpenFiles
+from ckptools.formats.rank_search.rank_checks import compare_ranks
 from ckptools.formats.shared.merge import Merge
-from ckptools.formats.shared.rank_checks import compare_ranks
+from ckptools.keys.entries import entries_of
+from tests.display.made import checkpoint
 from tests.truth import FIXTURES
-from tests.views.made import checkpoint
 
 FSDP = FIXTURES / "torch2.13.0-fsdp1-sharded-w4"
 MESH = FIXTURES / "torch2.13.0-fsdp2-tp2x2-w4"
@@ -237,7 +237,7 @@ def test_what_a_lost_rank_held_is_said_to_be_unknown(unlike):
     path = unlike(timestamp=[{"batch": 7}] * 3)
     (path.parent / "ep0-ba7-rank1.pt").write_bytes(b"PK")
     done = run(path, "timestamp.batch")
-    assert done.stdout == "timestamp.batch  7\n" and "what 1 rank held is not known" in done.stderr
+    assert done.stdout == "timestamp.batch  7\n" and "what 1 rank had is not known" in done.stderr
 
 
 def test_random_states_that_others_gathered_are_known_of_a_lost_rank_too(unlike):
@@ -308,3 +308,17 @@ def test_every_name_in_a_problem_can_be_pasted(name, tmp_path):
     for tensor in sorted(found):
         assert ck.show(tensor).rows
         assert ck.records("all", filter=[tensor]).rows
+
+
+def test_brackets_make_a_key_a_pattern(tmp_path):
+    torch.save({"model": {f"layers.{n}.w": torch.ones(n + 1) for n in range(3)}}, tmp_path / "m.pt")
+    done = CliRunner().invoke(app, ["show", str(tmp_path / "m.pt"), "layers.[01].w"])
+    assert done.exit_code == 0 and "layers.0.w" in done.stdout and "layers.1.w" in done.stdout
+    assert "layers.2.w" not in done.stdout
+
+
+def test_a_tensor_of_many_ranks_is_shown_with_the_shards_of_all(large_world):
+    path = FIXTURES / "torch2.4.1-fsdp2-w3" / "rank0.pt"
+    (name,) = [n for n, t in list(ckptools.open(path).model.items())[:1]]
+    (row,) = ckptools.open(path).show(name).rows
+    assert {shard.status for shard in row.shards} == {"here"} and len({shard.rank for shard in row.shards}) == 3

@@ -15,10 +15,10 @@ import torch
 from typer.testing import CliRunner
 
 from ckptools.cli import app
-from ckptools.model.rows import Rows
-from ckptools.model.statistics import Statistics, Stats
-from ckptools.views.statistics import drawable, figure, histogram, share, statistics_text
-from ckptools.views.tables import Screen
+from ckptools.display.tables import Screen
+from ckptools.model.records import Rows
+from ckptools.stats.record import Statistics, Stats
+from ckptools.stats.text import drawable, figure, histogram, share, statistics_text
 from tests.truth import FIXTURES
 
 COMPOSER = FIXTURES / "composer-0.13.5-torch1.13.1-sharded-w4"
@@ -113,7 +113,7 @@ def test_what_a_rank_does_not_have_is_said_and_the_rest_is_answered(tmp_path, ki
 
 def test_a_file_that_goes_bad_between_opening_and_reading_is_named_in_its_rows(tmp_path, monkeypatch):
     torch.save({"a": torch.ones(3), "b": torch.ones(300_000)}, tmp_path / "m.pt")
-    from ckptools.cli import stats as command
+    from ckptools.cli.commands import stats as command
 
     opened = command.opened
 
@@ -197,7 +197,7 @@ def test_odd_rows_of_every_kind_are_drawn(tmp_path):
 
 
 def test_the_command_line_does_not_import_numpy_until_it_reads():
-    code = "import sys, ckptools.cli.stats, ckptools; print({'numpy', 'torch'} & set(sys.modules))"
+    code = "import sys, ckptools.cli.commands.stats, ckptools; print({'numpy', 'torch'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"
     code = "import sys; from ckptools.__main__ import main\ntry: main()\nfinally: print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code, "stats", str(COMPOSER)], capture_output=True, text=True)
@@ -213,3 +213,9 @@ def test_figures_of_the_command_are_those_of_numpy(tmp_path):
         assert [row["mean"], row["std"], row["min"]] == pytest.approx(
             [known.mean(), known.std(), known.min()], rel=1e-9
         )
+
+
+def test_numbers_of_a_column_end_below_each_other(tmp_path):
+    torch.save({"a": torch.tensor([-1.0, 2.0]), "b": torch.tensor([-1234.0, 0.25])}, tmp_path / "m.pt")
+    head, _, *lines = run(tmp_path / "m.pt")[1].splitlines()
+    assert head.index("min  ") + 3 == lines[0].index("-1  ") + 2 == lines[1].index("-1234  ") + 5

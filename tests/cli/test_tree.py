@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from ckptools.cli import app
@@ -85,3 +86,9 @@ def test_the_same_is_one_call_in_python():
     answer = json.loads(run(FSDP, "--section", "optimizer", "--json").stdout)
     found = ckptools.open(Path(FSDP)).records("optimizer").to_dicts()
     assert answer["rows"] == json.loads(json.dumps(found))
+
+
+def test_of_two_models_each_has_its_name_before_its_keys(tmp_path):
+    torch.save({"gen": {"w": torch.ones(2)}, "disc": {"w": torch.ones(3)}}, tmp_path / "two.pt")
+    done = CliRunner().invoke(app, ["tree", str(tmp_path / "two.pt"), "--json"])
+    assert [section["prefix"] for section in json.loads(done.stdout)["sections"]] == ["gen", "disc"]

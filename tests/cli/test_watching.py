@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import queue
 import shutil
@@ -17,11 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from jsonschema import Draft202012Validator
 
-from ckptools.cli.watching import changes
-from ckptools.model.run_folder import CheckpointRow
-from ckptools.views.answers import SCHEMAS
+from ckptools.cli.commands.ls import changes
+from ckptools.ls.record import CheckpointRow
+from ckptools.ls.text import change_line
+from tests.schemas import SCHEMAS
 from tests.truth import FIXTURES
 
 DCP = FIXTURES / "torch2.13.0-fsdp2-dcp-w3" / "ckpt"
@@ -48,14 +51,23 @@ class Watch:
         return found
 
 
+@contextlib.contextmanager
+def following(folder: Path) -> Iterator[Watch]:
+    """A watch that runs until the block ends."""
+    watch = Watch(folder)
+    try:
+        yield watch
+    finally:
+        watch.process.kill()
+        watch.process.communicate()
+
+
 @pytest.fixture
 def watched(tmp_path: Path) -> Iterator[tuple[Path, Watch]]:
     (tmp_path / "run").mkdir()
     shutil.copytree(DCP, tmp_path / "run" / "step-5")
-    watch = Watch(tmp_path / "run")
-    yield tmp_path / "run", watch
-    watch.process.kill()
-    watch.process.communicate()
+    with following(tmp_path / "run") as watch:
+        yield tmp_path / "run", watch
 
 
 def test_what_appears_is_whole_and_goes_is_told_and_an_interrupt_is_its_end(watched, tmp_path):
@@ -74,12 +86,19 @@ def test_what_appears_is_whole_and_goes_is_told_and_an_interrupt_is_its_end(watc
     while (told := watch.next())["event"] != "gone":
         assert told["name"] in ("step-5", "step-6")
     assert told["name"] == "step-6"
-    schema = json.loads((SCHEMAS / "ls.json").read_text())
+    schema = json.loads(SCHEMAS["ls"].read_text())
     change = Draft202012Validator({"$ref": "#/$defs/change", "$defs": schema["$defs"]})
     assert [error.message for one in (first, second, third, told) for error in change.iter_errors(one)] == []
     watch.process.send_signal(signal.SIGINT)
     assert watch.process.wait(timeout=60) == 0
     assert watch.process.stderr is not None and watch.process.stderr.read() == ""
+
+
+def test_a_learning_rate_that_is_nan_is_printed_as_null(tmp_path):
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=math.nan)
+    torch.save({"model": {"w": torch.ones(2)}, "optimizer": optimizer.state_dict()}, tmp_path / "step-1.pt")
+    with following(tmp_path) as watch:
+        assert watch.next()["lr"] == [None]
 
 
 def test_it_ends_when_nobody_reads_it_any_more(tmp_path):
@@ -110,3 +129,8 @@ def test_each_change_is_told_once():
     assert told(growing, growing) == [] and told(growing, ROW) == ["changed"]
     assert told(ROW, replace(ROW, newest_whole=True)) == ["newest whole"]
     assert told(ROW, replace(ROW, whole=False, verdict="1 rank missing")) == ["changed"]
+
+
+def test_a_checkpoint_without_ranks_is_counted_in_files():
+    assert "  step 5  3/3 ranks  10 B  whole  a" in change_line("new", ROW)
+    assert "  step 5  3 files  10 B  whole  a" in change_line("new", replace(ROW, ranks=0))

@@ -103,6 +103,19 @@ def test_an_error_of_one_rank_is_one_line_that_names_it(damaged, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["damaged"] and said.count("\n") == 1
 
 
+@pytest.mark.timeout(120)
+def test_a_record_that_two_ranks_read_is_compared_as_one(tmp_path):
+    source = tmp_path / "in.pt"
+    torch.save({"w": torch.arange(1 << 16, dtype=torch.float32)}, source)
+    done = ended(srun("consolidate", source, "-o", tmp_path / "x.pt"))
+    assert [code for code, _, _ in done] == [0, 0] and "source checksums: 1 record right" in done[0][1]
+    assert torch.equal(torch.load(tmp_path / "x.pt")["w"], torch.arange(1 << 16, dtype=torch.float32))
+    flip_last_record(source)
+    done = ended(srun("consolidate", source, "-o", tmp_path / "y.pt"))
+    assert [code for code, _, _ in done] == [4, 4] and "in.pt: w: " in done[0][2]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.pt", "x.pt"]
+
+
 def flip_last_record(path: Path) -> None:
     """Flip a bit of a record of a torch.save archive that lies near its end, and is part of a tensor."""
     found = [i for i in zipfile.ZipFile(path).infolist() if "/data/" in i.filename and i.file_size >= 256]

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ckptools.cluster.environment import Fact, derive, job_port
+from ckptools.cli.commands.create import explain
+from ckptools.cluster.environment import Setting, derive, job_port
 from ckptools.errors import UsageError
-from ckptools.training.launchers.explain import explain
 from tests.training.rank_files import ckptools
 
 TORCHRUN = {
@@ -88,7 +88,7 @@ def test_a_batch_script_or_shell_of_slurm_is_no_rank(step: dict[str, str]) -> No
 
 def test_open_mpi_tells_node_ranks_by_equal_nodes() -> None:
     facts = derive(OPEN_MPI).facts
-    assert facts["GROUP_RANK"] == Fact("1", "RANK // LOCAL_WORLD_SIZE")
+    assert facts["GROUP_RANK"] == Setting("1", "RANK // LOCAL_WORLD_SIZE")
     assert derive(OPEN_MPI | {"OMPI_COMM_WORLD_NODE_RANK": "0"}).facts == facts
 
 
@@ -139,7 +139,7 @@ def test_variables_of_torch_go_before_what_follows_from_a_job() -> None:
 
 
 def test_an_option_goes_before_every_variable() -> None:
-    assert derive(TORCHRUN, {"MASTER_PORT": Fact("7", "an option")}).facts["MASTER_PORT"].value == "7"
+    assert derive(TORCHRUN, {"MASTER_PORT": Setting("7", "an option")}).facts["MASTER_PORT"].value == "7"
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptools.cluster import host_lists
+from ckptools.cluster import variables
 
 
 @pytest.mark.parametrize(
@@ -21,23 +21,23 @@ from ckptools.cluster import host_lists
     ],
 )
 def test_a_short_form_names_every_host_in_order(text: str, hosts: list[str]) -> None:
-    assert host_lists.expand(text) == hosts
+    assert variables.expand_hosts(text) == hosts
 
 
 @pytest.mark.parametrize("text", ["", "node[1-", "node]1[", "a,,b", "node[x-y]", "node[]", "a b"])
 def test_what_is_no_list_of_hosts_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
-        host_lists.expand(text)
+        variables.expand_hosts(text)
 
 
 def test_tasks_per_node_are_repeated_as_often_as_they_say() -> None:
-    assert host_lists.expand_counts("2(x3),1") == [2, 2, 2, 1]
+    assert variables.expand_counts("2(x3),1") == [2, 2, 2, 1]
     with pytest.raises(ValueError, match="no list of tasks"):
-        host_lists.expand_counts("2(y3)")
+        variables.expand_counts("2(y3)")
 
 
 def test_a_node_file_has_a_line_for_every_process(tmp_path: Path) -> None:
     (tmp_path / "nodes").write_text("a\na\nb\n")
-    assert host_lists.read_node_file(str(tmp_path / "nodes")) == ["a", "a", "b"]
+    assert variables.read_node_file(str(tmp_path / "nodes")) == ["a", "a", "b"]
     with pytest.raises(ValueError, match="cannot be read"):
-        host_lists.read_node_file(str(tmp_path / "none"))
+        variables.read_node_file(str(tmp_path / "none"))

@@ -14,7 +14,7 @@ import pytest
 from ckptools.cluster.rendezvous import Meeting, name_rank
 from ckptools.cluster.rendezvous_store import open_store
 from ckptools.errors import CkptoolsError, RendezvousError, UsageError
-from ckptools.training.launchers.agreement import agree
+from ckptools.training.nodes import agree
 from ckptools.training.options import CreateOptions
 
 LONG = 60.0
@@ -143,8 +143,8 @@ def test_of_two_errors_at_the_same_time_one_is_everybodys() -> None:
 
     def fail(meeting: Meeting) -> object:
         meeting.gather("begin")
-        error = meeting.tell(UsageError(None, f"wrong on {meeting.number}"))
-        return str(error), meeting.told
+        error = meeting.report(UsageError(None, f"wrong on {meeting.number}"))
+        return str(error), meeting.reported
 
     got = together(lambda: attend(port, 0, 2, fail), lambda: attend(port, 1, 2, fail))
     (text, told), (other_text, other_told) = got  # type: ignore[misc]

@@ -98,7 +98,7 @@ def test_a_rendezvous_that_nobody_hosts_yet_is_waited_for_aloud(impatient: None)
     with pytest.raises(RendezvousError, match="was not reachable"):
         open_store("localhost", port, False, 1.0, lines.append)
     at = f"localhost:{port} (connection refused)"
-    assert lines[0].startswith(f"waiting for number 0, which nobody is yet at {at}; gives up after 1 s")
+    assert lines[0].startswith(f"waiting for number 0, which is not yet at {at}; gives up after 1 s")
 
 
 def test_who_hosts_the_rendezvous_says_why_nobody_reaches_it(impatient: None) -> None:

@@ -8,17 +8,17 @@ from collections.abc import Iterator
 import pytest
 from torch.distributed import HashStore
 
-from ckptools.cluster import watch
+from ckptools.cluster import ranks
+from ckptools.cluster.ranks import Watch
 from ckptools.cluster.rendezvous import Meeting
-from ckptools.cluster.watch import Watch
 from ckptools.errors import ReadError
 
 
 @pytest.fixture
 def meetings(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Meeting]]:
     """Three ranks that have met; looks are short."""
-    monkeypatch.setattr(watch, "BEAT", 0.02)
-    monkeypatch.setattr(watch, "GRACE", 60.0)
+    monkeypatch.setattr(ranks, "BEAT", 0.02)
+    monkeypatch.setattr(ranks, "GRACE", 60.0)
     store = HashStore()
     yield [Meeting(store, "rank", number, 3, 5.0) for number in range(3)]
 

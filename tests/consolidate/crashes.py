@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 import ckptools
-from ckptools.consolidate import publish, read_back  # noqa: F401 - imported here, and not in every fork
+from ckptools.consolidate.publishing import publish, read_back  # noqa: F401 - imported here, and not in every fork
 
 
 def main(source: Path, out: Path, times: int) -> None:

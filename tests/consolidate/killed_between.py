@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import ckptools
-from ckptools.consolidate import publish, read_back  # noqa: F401 - imported here, and not in every fork
+from ckptools.consolidate.publishing import publish, read_back  # noqa: F401 - imported here, and not in every fork
 from ckptools.errors import CkptoolsError
 
 

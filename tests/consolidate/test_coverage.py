@@ -13,7 +13,7 @@ from ckptools.errors import NotWholeError
 from ckptools.model.checkpoint import Fact, RankFile
 from ckptools.model.regions import Box, contiguous_strides
 from ckptools.model.tensor import Shard, Source, Tensor
-from ckptools.training_state.module_order import AS_SAVED
+from ckptools.training_state.parameter_names import AS_SAVED
 
 KINDS = ("sharded_tensor", "dtensor", "chunks")
 

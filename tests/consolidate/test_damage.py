@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +16,12 @@ from typer.testing import CliRunner
 
 import ckptools
 from ckptools.cli import app
-from ckptools.consolidate.source_records import Piece, SourceRecords
+from ckptools.consolidate.publishing.source_records import BytesRead, SourceRecords, joined_pieces
 from ckptools.errors import DamagedError, NotWholeError
 from ckptools.files.opening import OpenFiles
 from ckptools.model.tensor import Shard, Tensor
 from ckptools.model.tree import fqn_of, tensors_in
-from ckptools.tensor_io.checksums import crc32
-from ckptools.tensor_io.records import Record, stored_records
+from ckptools.tensor_io.checksums import Record, crc32, stored_records
 from tests.truth import FIXTURES
 
 OUTPUTS = ("out.pt", "out.safetensors", "out.dcp")
@@ -197,7 +197,7 @@ def test_pieces_that_overlap_are_judged_as_the_record_that_they_are_of(tmp_path_
             record = Record(path, "data/0", 4, len(content), stated)
             try:
                 for a, b in data.draw(st.lists(place, min_size=1, max_size=6)):
-                    records.add(record, 4 + a, Piece(b - a, crc32(content[a:b]), "w"))
+                    records.add(record, 4 + a, BytesRead(b - a, crc32(content[a:b]), "w"))
                 records.compare()
             except DamagedError:
                 assert not right
@@ -256,3 +256,9 @@ def test_numbers_that_a_narrower_dtype_cannot_hold_are_told_too(tmp_path):
     torch.save({"big": torch.tensor([1e30]), "small": torch.tensor([1.0])}, tmp_path / "x.pt")
     done = ckptools.consolidate(tmp_path / "x.pt", tmp_path / "y.pt", dtype="float16")
     assert done.odd == ("big",) and np.isinf(ckptools.open(tmp_path / "y.pt").tree["big"].numpy()).all()
+
+
+def test_bytes_of_a_record_that_follow_each_other_are_one_piece_with_one_checksum():
+    parts = {at: BytesRead(len(data), zlib.crc32(data), "w") for at, data in ((10, b"cd"), (7, b"abc"), (20, b"x"))}
+    whole = BytesRead(5, zlib.crc32(b"abccd"), "w")
+    assert joined_pieces(parts) == [(7, whole), (20, parts[20])]

@@ -97,6 +97,7 @@ def equal(a: object, b: object) -> bool:
     return np.array_equal(a, b) if isinstance(a, np.ndarray) else type(a) is type(b) and a == b
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fixture", WHOLE, ids=lambda k: k.name)
 def test_three_ranks_load_every_value_bit_for_bit(fixture, loaded):
     truth = truth_of(fixture)
@@ -152,6 +153,7 @@ def tensors_that_ranks_share(ck: ckptools.Checkpoint) -> int:
     return sum(1 for s in ck.sections if s.kind != "rng" for _ in tensors_in(s.value))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fixture", WHOLE, ids=lambda k: k.name)
 def test_ckptools_opens_it_again_and_finds_the_same(fixture, loaded):
     before, after = fixture.open(all_ranks=True), ckptools.open(loaded / f"{number(fixture)}.dcp", all_ranks=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptools.consolidate.writers.file_sizes import files_of
+from ckptools.consolidate.writers.layout import files_of
 
 SIZES = st.lists(st.integers(0, 30), min_size=1, max_size=40)
 

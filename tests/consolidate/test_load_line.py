@@ -42,6 +42,7 @@ def test_the_last_line_on_stderr_loads_the_file_from_where_it_was_written(tmp_pa
         assert json.loads(run(line.removeprefix("load: "), after=SUMS, cwd=tmp_path)) == sums()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
 def test_any_name_is_spelled_so_that_python_reads_it(suffix, tmp_path):
     torch.save({"w": torch.ones(3)}, tmp_path / "x.pt")
@@ -51,12 +52,14 @@ def test_any_name_is_spelled_so_that_python_reads_it(suffix, tmp_path):
     assert all(line.isprintable() for line in lines)
 
 
+@pytest.mark.slow
 def test_several_safetensors_are_read_into_one_dict(tmp_path):
     done = ckptools.consolidate(COMPOSER, tmp_path / "5%d.safetensors", max_shard_size=4_000)
     assert len(done.layout.files) > 2
     assert json.loads(run(done.load, after=SUMS)) == sums()
 
 
+@pytest.mark.slow
 def test_the_line_for_a_dcp_fills_the_state_dict_that_it_speaks_of(tmp_path):
     done = ckptools.consolidate(COMPOSER, tmp_path / "x.dcp")
     assert '"model", "optimizer", "state", "rng"' in done.load

@@ -13,8 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import ckptools
-from ckptools.consolidate.writers.loadable import LEFT_OUT, Loadable
-from ckptools.consolidate.writers.numpy_values import TORCH_DTYPE
+from ckptools.consolidate.writers.loadable import LEFT_OUT, TORCH_DTYPE, Loadable
 from ckptools.errors import CkptoolsError
 from ckptools.model.values import Device, NumpyArray, NumpyScalar, Size, TorchName
 from tests.formats.test_merge import trees
@@ -136,7 +135,7 @@ ODD = (
 @pytest.mark.parametrize(("value", "expected"), ODD, ids=repr)
 def test_small_types_that_torch_does_not_make_here_become_plain(value, expected):
     loadable = Loadable()
-    assert loadable.value({"x": value}) == {"x": expected} and "became" in loadable.told()
+    assert loadable.value({"x": value}) == {"x": expected} and "became" in loadable.note()
 
 
 @pytest.mark.parametrize(
@@ -152,6 +151,13 @@ def test_numbers_that_torch_lacks_are_left_out(value):
 def test_text_that_is_none_is_left_out_and_not_an_error():
     loadable = Loadable()
     assert loadable.value({"x": NumpyArray("<U1", (1,), False, b"\xff" * 4)}) == {} and loadable.left_out
+
+
+@pytest.mark.parametrize("key", [NumpyScalar("<V3", b"abc"), NumpyArray("<U1", (1,), False, b"a\0\0\0")], ids=repr)
+def test_a_key_that_torch_has_nothing_near_to_becomes_text_and_its_value_stays(key):
+    loadable = Loadable()
+    assert loadable.value({"x": {key: 5}}) == {"x": {repr(key): 5}}
+    assert loadable.left_out == {} and "1 odd key became text (x." in loadable.note()
 
 
 def test_every_converted_value_of_a_real_checkpoint_is_what_the_source_held(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import ckptools
-from ckptools.consolidate.naming import output_of
+from ckptools.consolidate.output_place import output_of
 from ckptools.errors import OutputExistsError, ReadError, UsageError
 from tests.consolidate.test_refusals import flip
 from tests.truth import FIXTURES

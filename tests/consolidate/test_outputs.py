@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 import sys
 import zipfile
 from collections import OrderedDict
+from unittest import mock
 
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 import ckptools
+from ckptools.errors import ReadError
 from ckptools.model.tree import fqn_of
 from ckptools.training_state.optimizers import Optimizer
 from tests.truth import LOCAL, WHOLE, Known, load_truth
@@ -50,6 +55,7 @@ def test_a_safetensors_file_equals_the_truth(fixture, tmp_path):
     assert {k: found[k] for k in truth} == truth
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fixture", WHOLE, ids=lambda k: k.name)
 def test_a_full_pt_has_the_same_tree_and_every_value(fixture, tmp_path):
     done = ckptools.consolidate(fixture.file, tmp_path / "all.pt")
@@ -175,6 +181,12 @@ def test_a_dry_run_writes_nothing_and_knows_every_copy(tmp_path):
     )
 
 
+def test_a_row_of_a_dry_run_has_the_dtype_that_would_be_written(tmp_path):
+    torch.save({"model": {"w": torch.ones(3), "n": torch.ones(2, dtype=torch.int64)}}, tmp_path / "in.pt")
+    done = ckptools.consolidate(tmp_path / "in.pt", tmp_path / "out.pt", only="model", dtype="bf16", dry_run=True)
+    assert {row.name: row.dtype for row in done.rows} == {"w": "bfloat16", "n": "int64"}
+
+
 def test_what_a_dry_run_would_read_is_told_as_often_as_somebody_asks(tmp_path):
     source = known("composer-0.13").file
     planned = ckptools.consolidate(source, tmp_path / "all.pt", dry_run=True).planned
@@ -182,3 +194,32 @@ def test_what_a_dry_run_would_read_is_told_as_often_as_somebody_asks(tmp_path):
     assert sum(copy.nbytes for copy in planned.copies) == planned.nbytes == sum(c.nbytes for c in planned.copies)
     done = ckptools.consolidate(source, tmp_path / "all.pt")
     assert (done.planned, done.dry_run) == (None, False)
+
+
+def test_keys_that_are_no_texts_have_their_type_in_the_json(tmp_path):
+    torch.save({"model": {"w": torch.ones(2)}, "seen": {3: 1, True: 2, "a": 4}}, tmp_path / "run.pt")
+    ckptools.consolidate(tmp_path / "run.pt", tmp_path / "out.safetensors", only="all")
+    beside = json.loads((tmp_path / "out.safetensors.json").read_text())
+    assert '"$keys": {"3": "int", "True": "bool"}' in json.dumps(beside)
+
+
+def test_bytes_that_the_kernel_does_not_copy_go_through_memory(tmp_path, monkeypatch):
+    values = {"a": torch.arange(12.0).reshape(3, 4), "b": torch.ones(5, dtype=torch.bfloat16)}
+    save_file(values, tmp_path / "in.safetensors")
+    calls = mock.Mock(side_effect=OSError(errno.EXDEV, os.strerror(errno.EXDEV)))
+    monkeypatch.setattr(os, "copy_file_range", calls, raising=False)
+    ckptools.consolidate(tmp_path / "in.safetensors", tmp_path / "out.safetensors")
+    found = load_file(tmp_path / "out.safetensors")
+    assert calls.called and all(torch.equal(found[name], value) for name, value in values.items())
+
+
+def test_a_source_that_becomes_shorter_meanwhile_is_named_with_the_tensor(tmp_path):
+    save_file({"a": torch.ones(4096), "b": torch.ones(4096)}, tmp_path / "in.safetensors")
+
+    def cut(nbytes: int, fqn: str) -> None:
+        os.truncate(tmp_path / "in.safetensors", 9000)
+
+    with pytest.raises(ReadError, match=r"became shorter while .* was read") as error:
+        ckptools.consolidate(tmp_path / "in.safetensors", tmp_path / "out.safetensors", jobs=1, progress=cut)
+    assert error.value.path == tmp_path / "in.safetensors"
+    assert [path.name for path in tmp_path.iterdir()] == ["in.safetensors"]

@@ -10,12 +10,12 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckptools.consolidate import plan
+from ckptools.consolidate.writers import dcp
 from ckptools.model.regions import Box, contiguous_strides
 from ckptools.model.tensor import Shard, Source, Tensor
-from ckptools.tensor_io import byte_plan
-from ckptools.tensor_io.byte_plan import Band, Copy, parts_of
-from ckptools.tensor_io.records import Record
+from ckptools.tensor_io import stream
+from ckptools.tensor_io.checksums import Record
+from ckptools.tensor_io.stream import Band, Copy, count_parts, parts_of
 
 FILE = Path("x")
 RECORD = Record(FILE, "data/0", 64, 60, 1234)
@@ -46,8 +46,9 @@ def cut_tensors(draw) -> tuple[Tensor, np.ndarray, dict[int, np.ndarray]]:
 @settings(max_examples=300)
 def test_the_parts_write_every_byte_once_and_in_order(cut, min_run, few):
     tensor, full, files = cut
-    with mock.patch.multiple(byte_plan, MIN_RUN=min_run, FEW_RUNS=few):
+    with mock.patch.multiple(stream, MIN_RUN=min_run, FEW_RUNS=few):
         parts = list(parts_of(tensor, "int32"))
+        assert count_parts(tensor, "int32") == len(parts)
     out, at = bytearray(full.nbytes), 0
     for part in parts:
         assert part.offset == at
@@ -63,7 +64,7 @@ def test_pieces_of_rows_are_the_rows(cut, count):
     if not full.ndim:
         return
     at = 0
-    for box, piece in plan.row_pieces(tensor, count):
+    for box, piece in dcp.row_pieces(tensor, count):
         rows = full[at : at + count]
         out = b"".join(_bytes(part, rows, files) for part in parts_of(piece, "int32"))
         assert (box.offsets[0], box.sizes, out) == (at, rows.shape, rows.tobytes())
@@ -81,8 +82,8 @@ def _bytes(part: Copy | Band, full: np.ndarray, files: dict[int, np.ndarray]) ->
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=3), st.integers(4, 400))
 def test_bands_are_bounded_and_follow_each_other(shape, band):
     tensor = Tensor(tuple(shape), "int32", (), "plain")
-    with mock.patch.object(byte_plan, "BAND", band):
-        bands = list(byte_plan._bands(Box.whole(shape), tensor, 4))
+    with mock.patch.object(stream, "BAND", band):
+        bands = list(stream._bands(Box.whole(shape), tensor, 4))
     assert [b.offset for b in bands] == [0, *accumulate(b.nbytes for b in bands)][:-1]
     assert sum(b.nbytes for b in bands) == tensor.nbytes
     assert all(b.nbytes <= max(band, 4) for b in bands)

@@ -12,10 +12,10 @@ import pytest
 
 from ckptools.cluster.team import Team, working_in
 from ckptools.consolidate.options import ConsolidateOptions
-from ckptools.consolidate.plan_digest import check_same_plan, plan_digests
 from ckptools.consolidate.run import consolidate
+from ckptools.consolidate.shares import check_same_plan, plan_digests
 from ckptools.errors import RefusedError
-from ckptools.formats.opening import with_all_ranks
+from ckptools.formats.open import with_all_ranks
 from tests.truth import FIXTURES
 
 T = TypeVar("T")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 import shutil
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -16,7 +18,8 @@ from typer.testing import CliRunner
 
 import ckptools
 from ckptools.cli import app
-from ckptools.consolidate import read_back
+from ckptools.consolidate.publishing import read_back
+from ckptools.consolidate.writers import dcp as dcp_writer
 from ckptools.errors import ReadError, UsageError, WriteError
 from tests.truth import FIXTURES, WHOLE, Known, load_truth
 
@@ -42,6 +45,7 @@ def holed(tmp_path):
 LIBRARIES = {"out.pt": "torch 2", "out.safetensors": "safetensors 0", "out.dcp": "torch.distributed.checkpoint 2"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("out", OUTPUTS)
 @pytest.mark.parametrize("run", CHECKED)
 def test_an_output_is_read_back_by_its_formats_own_library_and_equals_its_shards(out, run, tmp_path):
@@ -106,6 +110,17 @@ def test_a_disk_that_gives_back_what_no_library_reads_leaves_no_output(out, tmp_
 
 
 @pytest.mark.parametrize("out", OUTPUTS)
+def test_a_disk_that_fails_after_the_copy_is_one_line_with_the_name_of_the_output(out, tmp_path, monkeypatch):
+    def fail(descriptor: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(read_back, "_forget", fail)
+    with pytest.raises(WriteError, match="cannot write: input/output error") as error:
+        ckptools.consolidate(SOURCE, tmp_path / out, check=True)
+    assert str(error.value.path).startswith(str(tmp_path / out)) and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("out", OUTPUTS)
 def test_a_manifest_fits_its_output_and_the_shards_that_it_was_made_of(out, tmp_path):
     ckptools.consolidate(SOURCE, tmp_path / out, only="model", manifest=True)
     manifest = tmp_path / f"{out}.manifest.json"
@@ -114,6 +129,16 @@ def test_a_manifest_fits_its_output_and_the_shards_that_it_was_made_of(out, tmp_
     if not out.endswith("dcp"):
         assert check(ckptools.verify(SOURCE, manifest=manifest)) == "ok"
     assert check(ckptools.verify(tmp_path / out, manifest=manifest)) == "ok"
+
+
+def test_a_tensor_in_several_items_has_one_row_in_the_manifest(tmp_path):
+    with mock.patch.object(dcp_writer, "ITEM_BYTES", 500):
+        ckptools.consolidate(SOURCE, tmp_path / "out.dcp", only="model", manifest=True)
+    rows = json.loads((tmp_path / "out.dcp.manifest.json").read_text())["tensors"]
+    with ckptools.open(tmp_path / "out.dcp") as ck:
+        assert max(len(ck.model[name].shards) for name in ck.model) > 1
+        assert {n: tuple(row["shape"]) for n, row in rows.items()} == {n: t.shape for n, t in ck.model.items()}
+    assert check(ckptools.verify(tmp_path / "out.dcp", manifest=tmp_path / "out.dcp.manifest.json")) == "ok"
 
 
 def check(found) -> str:

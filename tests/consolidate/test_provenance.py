@@ -17,7 +17,7 @@ import ckptools
 from ckptools._version import __version__
 from ckptools.cli import app
 from ckptools.consolidate.provenance import record_of
-from ckptools.consolidate.selection import Selection
+from ckptools.consolidate.selection import OutputContents
 from ckptools.errors import NotWholeError, OutputExistsError
 from ckptools.model.provenance import Origin
 from tests.consolidate import dcp_resume
@@ -59,6 +59,7 @@ def codes(path: Path, **how: bool) -> set[str]:
     return {p.code for p in ckptools.open(path, **how).problems if p.severity == "error"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fill", FILLS)
 @pytest.mark.parametrize("out", OUTPUTS)
 def test_no_command_calls_an_output_with_holes_or_fills_whole(outputs, out, fill, tmp_path):
@@ -106,7 +107,7 @@ def test_no_folder_of_the_source_is_in_an_output(out, broken, tmp_path):
 def test_reasons_in_a_record_name_files_without_their_folders(broken):
     opened = ckptools.open(broken, all_ranks=True)
     gone = {("a",): f"{opened.files[0].path}: cut", ("b",): f"see {broken}/x and {broken.parent}/y; data{broken}/7"}
-    record = record_of(Selection({}, left_out=gone, source=opened))
+    record = record_of(OutputContents({}, left_out=gone, source=opened))
     assert [one.why for one in record.left_out] == [f"{opened.files[0].path.name}: cut", f"see x and y; data{broken}/7"]
 
 
@@ -224,7 +225,7 @@ def test_what_an_earlier_output_lacked_is_not_told_of_a_new_one(broken, tmp_path
     out = tmp_path / "m.safetensors"
     ckptools.consolidate(broken, out, allow_missing=True)
     out.unlink()
-    with pytest.raises(OutputExistsError, match=r"m\.safetensors\.left-out\.json: tells what an earlier output lacks"):
+    with pytest.raises(OutputExistsError, match=r"m\.safetensors\.left-out\.json: lists what an earlier output lacks"):
         ckptools.consolidate(FSDP2, out, provenance=False)
     ckptools.consolidate(FSDP2, out, provenance=False, force=True)
     assert [p.name for p in tmp_path.iterdir()] == ["m.safetensors"] and codes(out) == set()

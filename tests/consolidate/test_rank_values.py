@@ -70,6 +70,7 @@ def test_a_pt_has_what_each_rank_had_as_a_list_by_rank(run, tmp_path):
         assert torch.equal(state["buffer"][rank], mine["buffer"]) and torch.equal(state["metric"][rank], mine["metric"])
     assert (state["took"], state["seed"]) == ([0.0, 1.0, 2.0], 7)
     assert torch.equal(state["model"]["w"], WEIGHTS["w"])
+    assert done.notes[0].startswith("5 values that ranks have for themselves ")
     assert "(rng, train_sampler, buffer, metric, took): kept for each of 3 ranks, as a list by rank" in done.notes[0]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shutil
@@ -44,6 +45,13 @@ def composer(tmp_path) -> Path:
 
 def leftovers(folder: Path) -> list[str]:
     return [p.name for p in folder.iterdir() if p.name not in ("run",)]
+
+
+def test_a_file_that_is_one_foreign_object_is_refused_with_its_class(tmp_path):
+    torch.save(argparse.Namespace(lr=0.1), tmp_path / "args.pt")
+    with pytest.raises(RefusedError, match="nothing that can be written, but an object of class argparse"):
+        ckptools.consolidate(tmp_path / "args.pt", tmp_path / "out.pt", only="all")
+    assert leftovers(tmp_path) == ["args.pt"]
 
 
 def flip(path: Path, record: str) -> None:
@@ -213,6 +221,13 @@ def test_an_output_that_does_not_fit_is_refused_before_anything_is_written(tmp_p
     assert leftovers(tmp_path) == []
 
 
+def test_a_tensor_that_no_disk_holds_is_named_with_its_bytes(tmp_path):
+    torch.save({"w": torch.zeros(1).expand(2**59)}, tmp_path / "run")
+    with pytest.raises(RefusedError, match=f"w would take {2**61} bytes; no disk holds that") as error:
+        ckptools.consolidate(tmp_path / "run", tmp_path / "out.safetensors")
+    assert error.value.path == tmp_path / "run" and leftovers(tmp_path) == []
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [
@@ -262,6 +277,7 @@ def test_a_disk_that_ends_leaves_one_line_and_no_file(tmp_path):
     assert leftovers(tmp_path) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM] * 8)
 def test_an_interrupt_leaves_nothing_behind(big_run, tmp_path, number):
     command = [sys.executable, "-m", "ckptools", "consolidate", str(big_run), "-o", str(tmp_path / "out.pt"), "-j", "1"]
@@ -270,7 +286,7 @@ def test_an_interrupt_leaves_nothing_behind(big_run, tmp_path, number):
     while not list(tmp_path.glob(".*.partial")) and time.monotonic() < deadline:
         time.sleep(0.001)
     process.send_signal(number)
-    _, stderr = process.communicate(timeout=20)
+    _, stderr = process.communicate(timeout=60)
     assert leftovers(tmp_path) == []
     assert process.returncode == 130 and "interrupted" in stderr
 

@@ -17,8 +17,8 @@ import ckptools
 from ckptools.api.python_words import python_words
 from ckptools.cli import app
 from ckptools.errors import NotWholeError, OutputExistsError, ReadError, RefusedError, UsageError
+from tests.display.made import HOSTILE
 from tests.truth import FIXTURES, WHOLE, load_truth
-from tests.views.made import HOSTILE
 
 STATE = "model"
 
@@ -279,7 +279,7 @@ def test_what_is_no_map_is_one_line(saved, tmp_path, text, words):
 
 
 def test_a_map_that_is_there_is_not_overwritten(tmp_path):
-    from ckptools.contents.name_map import read_map, write_map
+    from ckptools.keys.name_map import read_map, write_map
 
     write_map(tmp_path / "m.json", {"ä\n": "b"})
     assert read_map(tmp_path / "m.json") == {"ä\n": "b"}

@@ -17,10 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ckptools
-from ckptools.consolidate.journal import Done, Entry
-from ckptools.consolidate.written import Region
-from ckptools.errors import DamagedError, ReadError, RefusedError
-from ckptools.tensor_io.byte_plan import Band, Copy
+from ckptools.consolidate.publishing.journal import Done, JournalLine
+from ckptools.consolidate.publishing.source_records import WrittenRegion
+from ckptools.errors import DamagedError, ReadError, RefusedError, WriteError
+from ckptools.tensor_io.stream import Band, Copy
 from tests.sparse_files import sparse
 from tests.truth import FIXTURES, load_truth
 
@@ -99,16 +99,46 @@ def test_what_is_kept_of_another_source_is_refused(source, tmp_path):
     assert content(kept) == before
 
 
+def test_a_plan_that_is_torn_is_no_plan_of_this_run(source, tmp_path):
+    kept = cut_short(source, tmp_path / "x.pt")
+    (kept / "plan.json").write_text((kept / "plan.json").read_text()[:40])
+    before = content(kept)
+    with pytest.raises(RefusedError, match=r"is of a run with another .* and another .*; remove it") as error:
+        ckptools.consolidate(source, tmp_path / "x.pt", resume=True, max_shard_size=20_000)
+    assert error.value.path == kept and content(kept) == before
+
+
+def test_a_file_in_the_place_of_what_would_be_kept_is_named(source, tmp_path):
+    (tmp_path / ".x.pt.resume").write_text("in the way")
+    with pytest.raises(WriteError, match="cannot be made: file exists") as error:
+        ckptools.consolidate(source, tmp_path / "x.pt", resume=True)
+    assert error.value.path == tmp_path / ".x.pt.resume" and not (tmp_path / "x.pt").exists()
+
+
+def test_what_two_journals_say_of_the_same_bytes_counts_once(source, tmp_path):
+    (journal,) = cut_short(source, tmp_path / "x.pt").glob("journal-*.jsonl")
+    shutil.copy(journal, journal.with_name("journal-zz.jsonl"))
+    assert resumed(source, tmp_path / "x.pt") == 0
+
+
+def test_lines_about_bytes_that_the_plan_does_not_have_are_passed_over(source, tmp_path):
+    (journal,) = cut_short(source, tmp_path / "x.pt").glob("journal-*.jsonl")
+    regions = [(10**6, 0, 8), (0, 10**9, 8), (0, 1 << 40, 1 << 40), (-1, 0, 8)]
+    with journal.open("ab") as file:
+        file.writelines(JournalLine(WrittenRegion(job, offset, n, 0)).line() for job, offset, n in regions)
+    assert resumed(source, tmp_path / "x.pt") == 0
+
+
 def test_a_damaged_source_is_noticed_also_where_its_copy_is_kept(source, tmp_path):
     kept = cut_short(source, tmp_path / "x.pt")
     (journal,) = kept.glob("journal-*.jsonl")
     lines = []
     for line in journal.read_bytes().splitlines(keepends=True):
-        entry = Entry.of_line(line)
+        entry = JournalLine.of_line(line)
         assert entry is not None
         # As if other bytes had been read of the source: all that this run knows of them.
         read = [(*piece[:4], piece[4] ^ 1) for piece in entry.read]
-        lines.append(Entry(entry.region, entry.odd, read).line())
+        lines.append(JournalLine(entry.region, entry.odd, read).line())
     journal.write_bytes(b"".join(lines))
     with pytest.raises(DamagedError):
         ckptools.consolidate(source, tmp_path / "x.pt", resume=True, max_shard_size=20_000)
@@ -155,9 +185,9 @@ SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 20)), max_size=8)
 def test_of_a_copy_exactly_that_is_missing_which_no_region_has(spans, offset, nbytes):
     regions, at = [], 0
     for gap, length in spans:
-        regions.append(Region(5, at + gap, length, 0))
+        regions.append(WrittenRegion(5, at + gap, length, 0))
         at += gap + length
-    done = Done([Entry(region) for region in regions])
+    done = Done([JournalLine(region) for region in regions])
     copy = Copy(Path("f"), 1000 + offset, offset, nbytes)
     missing = list(done.missing(5, copy))
     bytes_of = [n for part in missing for n in range(part.offset, part.offset + part.nbytes)]
@@ -168,7 +198,7 @@ def test_of_a_copy_exactly_that_is_missing_which_no_region_has(spans, offset, nb
 
 def test_a_region_that_is_put_together_is_missing_unless_all_of_it_is_written():
     band = Band(None, 10, 10)  # type: ignore[arg-type]  # where it is in the tensor plays no part
-    assert list(Done([Entry(Region(0, 0, 20, 0))]).missing(0, band)) == []
-    assert list(Done([Entry(Region(0, 0, 19, 0))]).missing(0, band)) == [band]
-    assert list(Done([Entry(Region(1, 0, 20, 0))]).missing(0, band)) == [band]
+    assert list(Done([JournalLine(WrittenRegion(0, 0, 20, 0))]).missing(0, band)) == []
+    assert list(Done([JournalLine(WrittenRegion(0, 0, 19, 0))]).missing(0, band)) == [band]
+    assert list(Done([JournalLine(WrittenRegion(1, 0, 20, 0))]).missing(0, band)) == [band]
     assert list(Done().missing(0, band)) == [band]

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ckptools.consolidate.options import ConsolidateOptions
 from ckptools.consolidate.run import consolidate
-from ckptools.formats.opening import open_checkpoint
+from ckptools.formats.open import open_checkpoint
 from tests.truth import FIXTURES
 
 FSDP2 = FIXTURES / "torch2.4.1-fsdp2-w3"

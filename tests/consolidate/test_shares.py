@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptools.cluster.team import shares
-from ckptools.consolidate.plan import Job
+from ckptools.consolidate.publishing.source_records import WrittenRegion, crcs_of
 from ckptools.consolidate.shares import ALL, GRAIN, shares_of
-from ckptools.consolidate.written import Region, crcs_of
+from ckptools.consolidate.writers.layout import Job
 from ckptools.errors import CkptoolsError
 from ckptools.model.regions import Box, contiguous_strides
 from ckptools.model.tensor import Shard, Source, Tensor
-from ckptools.tensor_io.byte_plan import Copy
 from ckptools.tensor_io.checksums import crc32
+from ckptools.tensor_io.stream import Copy
 
 
 def job(number: int, rows: list[int], width: int, dtype: str = "float32") -> Job:
@@ -87,11 +87,11 @@ def test_no_plan_has_no_parts(count):
 @pytest.mark.parametrize("regions", [[], [(0, 8)], [(0, 8), (8, 9)], [(4, 8), (0, 4), (4, 8)]], ids=str)
 def test_what_was_not_written_exactly_once_is_not_taken_for_written(regions):
     with pytest.raises(CkptoolsError, match="t0: of 12 bytes these were written: "):
-        crcs_of([job(0, [3], 1)], [Region(0, begin, end - begin, 0) for begin, end in regions], True)
+        crcs_of([job(0, [3], 1)], [WrittenRegion(0, begin, end - begin, 0) for begin, end in regions], True)
 
 
 def test_the_crc_of_a_tensor_is_made_of_the_regions_that_several_ranks_wrote():
-    parts = [Region(0, 8, 4, crc32(b"ijkl")), Region(0, 0, 8, crc32(b"abcdefgh"))]
+    parts = [WrittenRegion(0, 8, 4, crc32(b"ijkl")), WrittenRegion(0, 0, 8, crc32(b"abcdefgh"))]
     assert crcs_of([job(0, [3], 1)], parts, True) == [crc32(b"abcdefghijkl")]
 
 

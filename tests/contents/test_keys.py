@@ -6,13 +6,12 @@ from datetime import timedelta
 
 import pytest
 
-from ckptools.contents.entries import entries_of
-from ckptools.contents.keys import keys_of, totals
-from ckptools.contents.selection import Selection
+from ckptools.contents.tree import keys_of, totals
+from ckptools.keys.entries import Selection, entries_of
 from ckptools.model.values import NumpyArray, Opaque
 from ckptools.training_state.sections import measure
+from tests.display.made import checkpoint, plain, sharded
 from tests.truth import FIXTURES, WHOLE
-from tests.views.made import checkpoint, plain, sharded
 
 KNOWN = pytest.mark.parametrize("known", WHOLE, ids=lambda known: f"{known.name}/{known.path}-{known.weights}")
 
@@ -21,6 +20,7 @@ def rows_of(tree, **wanted):
     return {row.name: row for row in keys_of(checkpoint(tree), Selection(**wanted)).rows}
 
 
+@pytest.mark.slow
 @KNOWN
 def test_one_ranks_structure_tells_of_every_key_what_all_ranks_do(known):
     assert keys_of(known.open(all_ranks=False)).rows == keys_of(known.open(all_ranks=True)).rows

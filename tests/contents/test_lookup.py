@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 
 import ckptools
-from ckptools.contents.completion import keys_beginning
-from ckptools.contents.entries import entries_of
-from ckptools.contents.lookup import entries_at
-from ckptools.contents.private_values import is_private
+from ckptools.cli.arguments import keys_beginning, sections_beginning
+from ckptools.contents.show import entries_at
 from ckptools.errors import UsageError
+from ckptools.keys.entries import entries_of, is_private
+from tests.display.made import ESCAPE, checkpoint, composer_tree, hostile, plain
 from tests.truth import FIXTURES
-from tests.views.made import ESCAPE, checkpoint, composer_tree, hostile, plain
 
 FSDP = FIXTURES / "torch2.13.0-fsdp1-sharded-w4"
 
@@ -91,6 +90,12 @@ def test_of_many_keys_the_next_word_is_told():
     assert keys_beginning(FSDP / "rank0.pt", "optim.state.e")[0].startswith("optim.state.e")
 
 
+def test_sections_are_completed_from_the_file_and_without_one_only_their_kinds_are(monkeypatch):
+    assert sections_beginning(FSDP, "s") == ["scheduler", "step"]
+    monkeypatch.chdir(FSDP)
+    assert sections_beginning("", "s") == ["scheduler"]
+
+
 def test_completion_never_raises_and_leaves_out_what_nobody_can_type(tmp_path):
     (tmp_path / "x.pt").write_bytes(b"junk")
     assert keys_beginning(tmp_path / "x.pt", "") == keys_beginning(tmp_path / "nowhere", "") == []
@@ -105,7 +110,7 @@ def test_completion_imports_neither_torch_nor_numpy():
     import subprocess
     import sys
 
-    code = "import sys; from ckptools.contents.completion import keys_beginning as k; n = len(k(sys.argv[1], '')); "
+    code = "import sys; from ckptools.cli.arguments import keys_beginning as k; n = len(k(sys.argv[1], '')); "
     code += "print(n > 0, {'torch', 'numpy'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", code, str(FSDP)], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "True set()"

@@ -11,16 +11,20 @@ import torch
 
 import ckptools
 from ckptools.contents.shards import holes, shard_rows
+from ckptools.contents.show_text import element_lines
 from ckptools.contents.slices import elements, index_of
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import NotWholeError, UsageError
 from ckptools.files.opening import File
+from ckptools.formats.dcp import locate
+from ckptools.keys.entries import entries_of
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Tensor
 from ckptools.tensor_io.read import read_box
+from tests.display.made import plain, sharded
 from tests.truth import FIXTURES, WHOLE
-from tests.views.made import plain, sharded
 
+DCP = sorted(metadata.parent for metadata in FIXTURES.glob("*/**/.metadata"))
 FSDP = FIXTURES / "torch2.13.0-fsdp1-sharded-w4"
 DTYPES = [
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.int64,
@@ -116,6 +120,39 @@ def test_a_slice_that_does_not_fit_is_refused():
         elements(plain(200, 100), ":")
 
 
+def test_a_dtype_that_is_not_decoded_is_named(tmp_path):
+    torch.save({"w": torch.zeros(6, dtype=torch.float16).view(torch.complex32)}, tmp_path / "model.pt")
+    with pytest.raises(UsageError, match="complex32 is not decoded; load it with torch"):
+        elements(ckptools.open(tmp_path / "model.pt").model["w"], "0")
+
+
+@pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype.is_floating_point], ids=str)
+def test_printed_elements_are_told_from_their_neighbours(dtype, tmp_path):
+    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
+    first = torch.tensor([1.0, 1.7, 3.1e-2]).to(dtype).view(bits)
+    values = torch.stack([first, first + 1, first + 2]).view(dtype)
+    torch.save({"w": values}, tmp_path / "model.pt")
+    printed = [
+        line.split()
+        for line in element_lines(
+            elements(ckptools.open(tmp_path / "model.pt").model["w"], ":"), str(dtype).removeprefix("torch.")
+        )
+    ]
+    again = torch.tensor([[float(cell) for cell in row] for row in printed], dtype=torch.float64).to(dtype)
+    assert torch.equal(again.view(bits), values.view(bits))
+
+
 def test_an_index_is_spelled_as_python_does():
     assert index_of("0:4,:8") == (slice(0, 4), slice(None, 8))
     assert index_of("[ 3, -1:, : ]") == (3, slice(-1, None), slice(None))
+
+
+@pytest.mark.parametrize("folder", DCP, ids=lambda folder: str(folder.relative_to(FIXTURES)))
+def test_a_tensor_of_many_items_is_shown_as_one_of_a_few(folder, monkeypatch):
+    ck = ckptools.open(folder)
+    names = [entry.name for entry in entries_of(ck) if isinstance(entry.value, Tensor)]
+    names = names[:: len(names) // 6 + 1]
+    few = ckptools.open(folder, all_ranks=True).show(*names, all_ranks=True).to_dict()
+    monkeypatch.setattr(locate, "MAX_LOCATED", 0)
+    many = ckptools.open(folder).show(*names).to_dict()
+    assert names and many["rows"] == few["rows"]

@@ -11,7 +11,7 @@ import re
 import sys
 from dataclasses import dataclass
 
-from ckptools.views.tables import Column, table
+from ckptools.display.tables import Column, table
 from tests.damage.damages import Damage
 
 

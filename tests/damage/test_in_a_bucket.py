@@ -16,6 +16,8 @@ from tests.damage.test_matrix import FORMS, Sound, consolidated, place, run, sou
 from tests.object_store import BUCKET, Bucketful
 from tests.truth import KINDS, Known
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["place"]
 
 NOT_COMPARED = ("read", "read_bytes", "bytes_read", "seconds", "saved", "versions")

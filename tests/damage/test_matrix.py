@@ -26,6 +26,8 @@ from tests.damage.damages import Damage, damages
 from tests.damage.exceptions import EXCEPTIONS, Unknowable
 from tests.truth import ASKED, FIXTURES, LOCAL, WHOLE, Known
 
+pytestmark = pytest.mark.slow
+
 ALIKE = 2
 """Files that are damaged of those whose names differ in numbers only."""
 

@@ -63,6 +63,7 @@ def run(*arguments: str) -> tuple[int, str]:
     return done.exit_code, done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("kind", CHECKPOINTS)
 @pytest.mark.parametrize("opened", ["a rank", "another rank", "the folder"])

@@ -41,10 +41,15 @@ class NastyServer:
 
 
 @contextmanager
-def nasty_server(tls: ssl.SSLContext | None = None) -> Iterator[NastyServer]:
-    """Yield a server that runs until the block ends; it speaks TLS where a context is given."""
+def nasty_server(tls: ssl.SSLContext | None = None, idle: float | None = None) -> Iterator[NastyServer]:
+    """Yield a server that runs until the block ends.
+
+    Args:
+        tls: it speaks TLS where a context is given.
+        idle: seconds after which it closes a connection that nobody uses.
+    """
     told = NastyServer()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Told", (_Handler,), {"told": told}))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Told", (_Handler,), {"told": told, "timeout": idle}))
     server.daemon_threads = True
     server.socket = tls.wrap_socket(server.socket, server_side=True) if tls else server.socket
     told.port = server.server_port

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ckptools.files.holes import unwritten
+from ckptools.formats.shared.hollow import holes
+
+
+def unwritten(path: Path) -> int:
+    """Bytes of a file that are holes."""
+    return sum(end - start for start, end in holes(path))
 
 
 def test_a_file_whose_end_was_never_written_is_told(tmp_path: Path) -> None:

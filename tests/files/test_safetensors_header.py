@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from ckptools.errors import ReadError
 from ckptools.files.opening import File, Window
-from ckptools.files.safetensors_header import Entry, Header, read_header
+from ckptools.files.safetensors_header import Header, HeaderEntry, read_header
 
 ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 
@@ -40,7 +40,7 @@ def theirs(path: Path) -> dict[str, list[int]] | None:
         return None
 
 
-def spelled(entry: Entry) -> list[int]:
+def spelled(entry: HeaderEntry) -> list[int]:
     """The shape as the header spells it: F4 one by one, where torch holds pairs."""
     pairs = entry.dtype == "float4_e2m1fn_x2"
     return [*entry.shape[:-1], entry.shape[-1] * 2] if pairs else list(entry.shape)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import tarfile
+import time
 from pathlib import Path
 
 import pytest
@@ -44,7 +45,7 @@ def test_the_members_are_those_that_tarfile_finds(tmp_path):
     for format in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
         path = tar_of(tmp_path / "m.tar", *((n, n.encode() * 7 if n != "empty" else b"") for n in names), format=format)
         with tarfile.open(path) as tar, File(path) as file:
-            found = [(m.name, m.start, m.size) for m in members(file).values()]
+            found = [(name, m.start, m.size) for name, m in members(file).items()]
             assert found == [(m.name, m.offset_data, m.size) for m in tar.getmembers()]
 
 
@@ -61,6 +62,7 @@ def test_a_member_beyond_8_gib_is_found_by_its_wide_size(tmp_path):
             out.truncate(path.stat().st_size + info.size + 1024)
         with File(path) as file:
             assert [m.size for m in members(file).values()] == [9 << 30]
+            assert file.bytes_read < 4096
 
 
 REFUSED = {
@@ -79,6 +81,10 @@ REFUSED = {
     "a DeepSpeed run": (
         (("composer_states.pt", saved()), ("deepspeed/mp_rank_00_model_states.pt", saved())),
         "DeepSpeed run: unpack the tars of all ranks",
+    ),
+    "a file of torch 0.1": (
+        tuple((name, b"\x80\x02N.") for name in ("sys_info", "pickle", "tensors", "storages")),
+        "is a tar of torch 0.1, which ckptools does not read",
     ),
     "a name of 100 kB": ((("n" * 100_000 + ".pt", saved()),), "at most 65536"),
 }
@@ -105,6 +111,40 @@ def test_a_header_that_is_damaged_is_refused(at, byte, tmp_path):
     data[at : at + 1] = byte
     path.write_bytes(data)
     assert "header at byte 0 is damaged" in one_line(path)
+
+
+def header(kind: bytes, size: int, sparse: bytes = b"") -> bytes:
+    """A block that says what tarfile would never write."""
+    block = bytearray(special("m.pt", kind).tobuf(tarfile.GNU_FORMAT))
+    block[124:136] = size.to_bytes(12, "big", signed=True) if size < 0 else b"%011o\0" % size
+    block[386 : 386 + len(sparse)] = sparse
+    block[148:156] = b"%06o\0 " % (sum(block[:148]) + 8 * ord(" ") + sum(block[156:]))
+    return bytes(block)
+
+
+PAX_SPARSE = b"22 GNU.sparse.major=1\n22 GNU.sparse.minor=0\n".ljust(512, b"\0")
+
+TRAPS = {
+    "long names without end": ((header(b"L", 4) + b"abc".ljust(512, b"\0")) * 5000, "too long a header"),
+    "a long name of 8 GiB": (header(b"L", 8**11 - 1), "too long a header"),
+    "a long name of less than nothing": (header(b"L", -512), "too long a header"),
+    "a member of less than nothing": (header(b"0", -512), "has -512 bytes"),
+    "a sparse map without end": (header(b"S", 0, b"0" * 96 + b"\1") + b"1" * 100_000, "header at byte 512 is damaged"),
+    "a sparse map in pax": (
+        header(b"x", 44) + PAX_SPARSE + header(b"0", 1) + b"9999999\n" * 90_000,
+        "too long a header",
+    ),
+    "digits without end": (header(b"x", 60_000) + b"1" * 60_000, "header at byte 512 is damaged"),
+    "a second header that is damaged": (header(b"5", 0) + b"x" + header(b"5", 0)[1:], "header at byte 512 is damaged"),
+}
+
+
+@pytest.mark.parametrize("name", TRAPS)
+def test_headers_that_would_keep_tarfile_busy_are_refused(name, tmp_path):
+    data, told = TRAPS[name]
+    (tmp_path / "m.tar").write_bytes(data + bytes(2048))
+    start = time.process_time()
+    assert told in one_line(tmp_path / "m.tar") and time.process_time() - start < 2
 
 
 def test_every_one_of_many_members_costs_little_and_too_many_are_refused(tmp_path, monkeypatch):

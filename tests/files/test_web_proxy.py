@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from ckptools.errors import ReadError
-from ckptools.files import retries, web
-from ckptools.files.http_connection import Connections
 from ckptools.files.location import location
 from ckptools.files.opening import File
+from ckptools.files.remote import store
 from tests.files.certificates import NAME, trusted
 from tests.files.nasty_server import DATA, nasty_server
 from tests.files.user_proxy import PASSWORD, UserProxy, user_proxy
@@ -23,8 +22,7 @@ SCHEMES = ("http", "https")
 @contextmanager
 def far(scheme: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, UserProxy]]:
     """The URL of a file, and the proxy that leads there, which the environment names."""
-    monkeypatch.setattr(web, "_connections", Connections())
-    monkeypatch.setattr(retries, "FIRST_WAIT", 0.01)
+    monkeypatch.setattr(store, "FIRST_WAIT", 0.01)
     tls = trusted(folder, monkeypatch) if scheme == "https" else None
     with nasty_server(tls) as server, user_proxy(("127.0.0.1", server.port)) as proxy:
         monkeypatch.setenv(f"{scheme.upper()}_PROXY", f"http://{PASSWORD}@{proxy.address}")
@@ -56,12 +54,11 @@ def test_a_proxy_that_wants_a_password_is_told_in_one_line(scheme, tmp_path, mon
 @pytest.mark.parametrize(
     ("proxy", "reason"),
     [
-        ("http://127.0.0.1:9", "the proxy 127.0.0.1: refuses the connection, 6 times"),
-        ("http://proxy.invalid:9", "no host proxy.invalid was found"),
-        ("https://127.0.0.1:9", "the proxy 127.0.0.1 is to be asked by TLS, which is not done"),
+        ("http://127.0.0.1:9", "the proxy does not answer"),
+        ("http://proxy.invalid:9", "the proxy does not answer|there is no such host"),
     ],
 )
-def test_a_proxy_that_does_not_answer_is_named(proxy, reason, tmp_path, monkeypatch):
+def test_a_proxy_that_does_not_answer_is_told(proxy, reason, tmp_path, monkeypatch):
     with far("https", tmp_path, monkeypatch) as (url, _):
         monkeypatch.setenv("HTTPS_PROXY", proxy)
         with pytest.raises(ReadError, match=reason):
@@ -72,6 +69,6 @@ def test_hosts_that_the_user_excludes_are_asked_without_the_proxy(tmp_path, monk
     with far("http", tmp_path, monkeypatch) as (url, proxy):
         read(url)
         monkeypatch.setenv("NO_PROXY", NAME)
-        with pytest.raises(ReadError, match=f"no host {NAME} was found"):
+        with pytest.raises(ReadError, match="there is no such host"):
             read(url.replace("rank0", "rank1"))
     assert proxy.asked

@@ -121,6 +121,13 @@ def test_a_missing_file_is_told_with_its_folder(sample, folder):
         ck.consolidate(sample / "out.pt")
 
 
+def test_a_damaged_item_is_called_by_its_name_in_the_whole_tree(sample):
+    file = sample / "pytorch_model_fsdp_0" / "__1_0.distcp"
+    content = file.read_bytes()
+    file.write_bytes(content[:900] + bytes(900) + content[1800:])
+    assert {p.tensor for p in ckptools.open(sample).problems} == {"model.embed.weight"}
+
+
 def test_a_missing_optimizer_does_not_keep_the_model_from_being_written(sample, tmp_path):
     (sample / "optimizer_0" / "__2_0.distcp").unlink()
     ckptools.open(sample).consolidate(tmp_path / "m.pt", only="model")
@@ -169,6 +176,14 @@ def test_the_trainers_counters_tell_the_step(tmp_path):
     ck = ckptools.open(folder)
     assert (ck.step.value, ck.step.agree, ck.format) == (30, True, "accelerate")
     assert ck.step.sources[0] == "file name" and "trainer_state.global_step" in ck.step.sources
+
+
+def test_as_many_bytes_are_expected_as_all_parts_have(tmp_path):
+    save(tmp_path / "pytorch_model_fsdp_0", {"model": MODEL})
+    save(tmp_path / "optimizer_0", {"optimizer": OPTIMIZER})
+    torch.save({"last_epoch": 3, "base_lrs": [0.1]}, tmp_path / "scheduler.bin")
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert ckptools.open(tmp_path).bytes_expected == sum(path.stat().st_size for path in files) and len(files) == 5
 
 
 def test_a_full_state_dict_is_read_with_the_optimizer_beside(tmp_path):

@@ -1,4 +1,4 @@
-"""A store that redirects: to its own host that is followed, to any other one line says where it would have led."""
+"""A store that redirects: that is followed, or one line says why not."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typer.testing import CliRunner, Result
 
 import ckptools
 from ckptools.cli import app
-from ckptools.files import bucket as buckets
-from ckptools.files import remote_path
-from ckptools.files.remote_store import RemoteError
+from ckptools.files.remote import buckets
+from ckptools.files.remote import path as remote_path
 from tests.files.certificates import trusted
 from tests.object_store import BUCKET, Bucketful
 from tests.truth import FIXTURES
@@ -48,47 +47,14 @@ def run(*words: str) -> Result:
     return CliRunner().invoke(app, [*words, "--debug"])
 
 
-def assert_refused(done: Result, url: str, elsewhere: Proxy) -> None:
-    host = elsewhere.address.removeprefix("http://")
-    assert done.exit_code == 3 and not elsewhere.requests and not done.stdout
-    assert done.stderr.count("\n") == 1 and done.stderr.startswith(f"error: {url}: ")
-    assert f"the store redirects to another host, {host}; that is not followed" in done.stderr
-    assert "c0ffee" not in done.stderr
+def test_credentials_do_not_follow_a_redirect_to_another_host(proxy, elsewhere):
+    proxy.redirects = {"range": (307, f"{elsewhere.address}{SIGNED}")}
+    done = run("inspect", URL)
+    assert done.exit_code == 3 and "access denied by the store (403 Forbidden)" in done.stderr
+    assert elsewhere.requests and "c0ffee" not in done.stderr
 
 
-@pytest.mark.parametrize("status", STATUSES)
-@pytest.mark.parametrize("kind", ["range", "list"])
-def test_a_redirect_to_another_host_is_refused_and_named(kind, status, proxy, elsewhere):
-    proxy.redirects = {kind: (status, f"{elsewhere.address}{SIGNED}")}
-    assert_refused(run("inspect", URL), URL, elsewhere)
-
-
-def test_a_redirect_to_another_host_by_tls_is_refused_and_named(proxy, elsewhere):
-    proxy.redirects = {"range": (307, f"{elsewhere.address}{SIGNED}".replace("http:", "https:"))}
-    assert_refused(run("inspect", URL), URL, elsewhere)
-
-
-def test_a_redirect_of_a_question_about_one_file_is_refused(proxy, elsewhere):
-    proxy.redirects = {"head": (307, f"{elsewhere.address}{SIGNED}")}
-    with pytest.raises(RemoteError, match=r"redirects to another host, 127\.0\.0\.2"):
-        buckets.Bucket(f"s3://{BUCKET}")._look(KEY)
-    assert not elsewhere.requests
-
-
-@pytest.mark.parametrize("status", STATUSES)
-def test_nothing_is_written_to_where_a_redirect_leads(status, proxy, elsewhere, tmp_path):
-    proxy.redirects = {"write": (status, f"{elsewhere.address}{SIGNED}")}
-    out = f"s3://{BUCKET}/redirected.safetensors"
-    assert_refused(run("consolidate", URL.replace("rank0.pt", ""), "-o", out), out, elsewhere)
-
-
-def test_a_small_file_is_not_written_to_where_a_redirect_leads(proxy, elsewhere):
-    proxy.redirects = {"write": (307, f"{elsewhere.address}{SIGNED}")}
-    with pytest.raises(RemoteError, match="307 Temporary Redirect"):
-        buckets.Bucket(f"s3://{BUCKET}").put("small", b"bytes", replace=True)
-    assert not elsewhere.requests
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("status", STATUSES)
 def test_a_redirect_within_the_host_is_followed(status, proxy):
     here = ckptools.open(FIXTURES / KEY).model
@@ -103,30 +69,25 @@ def test_a_redirect_without_a_place_is_told(kind, proxy):
     proxy.redirects = {kind: (301, "")}
     done = run("inspect", URL)
     assert done.exit_code == 3 and done.stderr.endswith(
-        "the store redirects without saying where to; is AWS_REGION the bucket's?\n"
+        "it redirects without saying where to; is AWS_REGION the bucket's?\n"
     )
 
 
 def test_redirects_in_a_circle_are_told(proxy):
     proxy.redirects = {"range": (307, "{target}")}
     done = run("inspect", URL)
-    assert done.exit_code == 3 and done.stderr.endswith(": the store redirects more than 10 times\n")
+    assert done.exit_code == 3 and done.stderr.endswith(": it redirects more than 10 times\n")
 
 
-def test_by_tls_a_bucket_is_read_and_a_redirect_to_what_has_none_refused(bucket, tmp_path, monkeypatch):
+def test_by_tls_a_bucket_is_read(bucket, tmp_path, monkeypatch):
     bucket.put(FIXTURES / NAME)
     monkeypatch.setattr(remote_path, "_stores", {})
     with proxy_of(bucket.address, tls=trusted(tmp_path, monkeypatch)) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.address)
         assert run("inspect", URL).exit_code == 0
-        proxy.redirects = {"range": (307, f"{proxy.address}{SIGNED}".replace("https:", "http:"))}
-        done = run("inspect", URL)
-    assert done.exit_code == 3 and "the store redirects to a place without TLS; that is not followed" in done.stderr
-    assert "c0ffee" not in done.stderr
 
 
-def test_an_endpoint_with_a_password_is_not_read_and_not_shown(proxy, monkeypatch):
-    monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.address.replace("//", "//me:c0ffee@"))
+def test_a_password_of_the_endpoint_is_not_shown(proxy, monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://me:c0ffee@127.0.0.1:9")
     done = run("inspect", URL)
-    assert done.exit_code == 3 and "the endpoint is a URL with a user's name or password" in done.stderr
-    assert "c0ffee" not in done.stderr
+    assert done.exit_code == 3 and "it refuses the connection" in done.stderr and "c0ffee" not in done.stderr

@@ -22,12 +22,14 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 
 import ckptools
 from ckptools.errors import NotWholeError, ReadError, RefusedError, UnsafePathError, UsageError
+from ckptools.files.opening import File
 from ckptools.formats.dcp import locate, read_folder
 from ckptools.formats.options import Options
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import tensors_in
 from ckptools.model.values import Lost, Opaque
+from ckptools.tensor_io.dcp_items import locate as locate_item
 from ckptools.tensor_io.read import read_box
 from tests.truth import FIXTURES, load_truth
 from tests.versions import TORCH
@@ -421,6 +423,7 @@ def test_a_stale_file_of_the_same_size_is_noticed_by_shape_or_dtype(tmp_path):
     ck = ckptools.open(new, all_ranks=True)
     assert [(p.code, p.tensor) for p in ck.problems] == [("CK018", None)]
     assert "expected float32 [8], found float32 [2, 4]; damaged or stale" in ck.problems[0].message
+    assert ck.problems[0].message.endswith("it should hold a, b")
     with pytest.raises(NotWholeError, match="stale"):
         ckptools.consolidate(new, tmp_path / "all.pt")
 
@@ -470,6 +473,13 @@ def test_a_pipe_is_not_opened(saved):
     (saved / "__0_0.distcp").unlink()
     os.mkfifo(saved / "__0_0.distcp")
     with pytest.raises(UnsafePathError, match="not a regular file"):
+        ckptools.open(saved)
+
+
+def test_a_name_that_is_too_long_for_a_file_is_one_line(saved):
+    name = "x" * 300 + ".distcp"
+    edit(saved, lambda m: [setattr(i, "relative_path", name) for i in m.storage_data.values()])
+    with pytest.raises(ReadError, match=rf"{name}: file name too long$"):
         ckptools.open(saved)
 
 
@@ -530,6 +540,12 @@ def test_a_contradiction_is_told_by_inspect_and_refused_by_consolidate(saved, wh
     with pytest.raises(RefusedError, match="w"):
         ckptools.consolidate(saved, tmp_path / "all.pt")
     assert not (tmp_path / "all.pt").exists()
+
+
+def test_a_gap_is_named_with_its_place_and_both_numbers(saved):
+    edit(saved, CONTRADICTIONS["CK101 a gap"])
+    messages = [p.message for p in ckptools.open(saved).problems if (p.code, p.tensor) == ("CK101", "model.w")]
+    assert "gap [5:6, 0:7]: the metadata has no chunk for 7 of its 42 elements" in messages
 
 
 def test_one_place_described_twice_is_told(saved):
@@ -630,6 +646,18 @@ def test_chunks_that_take_long_to_compare_are_refused_in_time(saved):
     assert "CK106" in codes(ckptools.open(edit(saved, tangle)))
 
 
+def test_chunks_that_cover_a_third_of_a_tensor_are_a_gap_for_every_command(saved, tmp_path):
+    def grow(m: Metadata) -> None:
+        _w(m).size = torch.Size([3 * _w(m).size[0], *_w(m).size[1:]])
+
+    line = "NOT WHOLE: gap in a tensor: model.w"
+    assert ckptools.open(edit(saved, grow)).verdict.headline == line
+    assert ckptools.verify(saved).verdict.headline == line
+    assert [row.verdict for row in ckptools.checkpoints_in(saved).rows] == [line]
+    with pytest.raises(NotWholeError, match=line):
+        ckptools.consolidate(saved, tmp_path / "out.pt", only="all")
+
+
 def test_a_name_that_would_drive_a_terminal_is_printed_harmlessly(saved):
     edit(saved, lambda m: m.state_dict_metadata.update({"a\x1b[31m\n": m.state_dict_metadata["model.w"]}))
     told = subprocess.run([sys.executable, "-m", "ckptools", "inspect", saved], capture_output=True, check=False)
@@ -691,7 +719,8 @@ def test_ranks_that_disagree_on_a_tensor_are_told(other, tmp_path):
     for rank, tensor in enumerate((torch.ones(3), other)):
         of_rank(tmp_path / "out", rank, {"w": tensor})
     first, *_ = ckptools.open(tmp_path / "out").problems
-    assert (first.code, first.rank) == ("CK104", 1)
+    assert (first.code, first.rank, first.tensor) == ("CK104", 1, "w")
+    assert first.message == f"{str(other.dtype)[6:]} {list(other.shape)}, the first rank has float32 [3]"
 
 
 @pytest.mark.parametrize("other", [torch.ones(4, 2), torch.ones(2, 4, dtype=torch.int32)], ids=["shape", "dtype only"])
@@ -746,3 +775,25 @@ def test_a_short_item_that_holds_no_class_is_damaged(tmp_path):
     assert [p.tensor for p in ck.problems if p.code == "CK106" and p.severity == "error"] == [
         "optim.state.block.up.weight.exp_avg"
     ]
+
+
+def test_items_that_are_alike_are_found_where_opening_each_one_finds_it(tmp_path: Path) -> None:
+    state = {f"w{n}": torch.full((300,), float(n)) for n in range(6)} | {"other": torch.arange(3)}
+    folder = read_folder(save(tmp_path / "d", state), Options(all_ranks=True))
+    shards = {path[-1]: tensor.shards[0] for path, tensor in tensors_in(folder.tree)}
+    assert len({shard.source.crc for shard in shards.values()}) == 7
+    for shard in shards.values():
+        with File(shard.item.path) as file:
+            assert locate_item(file, shard.item) == shard.source
+
+
+@pytest.mark.parametrize("damaged", ["local header", "directory"])
+def test_an_item_that_is_not_like_the_others_is_opened_itself(tmp_path: Path, damaged: str) -> None:
+    folder = save(tmp_path / "d", {f"w{n}": torch.full((300,), float(n)) for n in range(6)})
+    item = next(t.shards[0].item for p, t in tensors_in(read_folder(folder, Options()).tree) if p[-1] == "w4")
+    data = bytearray(item.path.read_bytes())
+    at = item.offset if damaged == "local header" else data.rindex(b"PK\1\2", 0, item.offset + item.length)
+    data[at + 1] ^= 1
+    item.path.write_bytes(data)
+    broken = read_folder(folder, Options(all_ranks=True))
+    assert [(p.code, p.tensor) for p in broken.problems] == [("CK106", "w4")]

@@ -14,7 +14,10 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 
 import ckptools
 from ckptools.errors import NotWholeError
+from ckptools.formats.dcp import locate
+from ckptools.model import cover
 from tests.formats.test_dcp import codes, edit, same, save
+from tests.truth import FIXTURES
 
 SHARDS = [torch.arange(12.0).reshape(4, 3) + 100 * rank for rank in range(2)]
 GROUPS = {"param_groups": [{"lr": 0.1, "params": ["a"]}]}
@@ -124,6 +127,18 @@ def test_an_item_that_lies_between_those_of_the_metadata_tells_of_another_file(e
     assert refused(even, "model", tmp_path)
 
 
+def test_of_several_items_behind_a_place_the_first_is_named(even, tmp_path):
+    file, item = even / "__0_0.distcp", where(even, MOMENT, [0, 0])
+    other = (save(tmp_path / "shorter", {"x": torch.zeros(1)}) / "__0_0.distcp").read_bytes()
+    data = bytearray(file.read_bytes())
+    begin = item.offset + 22
+    data[item.offset : begin] = b"PK\5\6" + bytes(18)  # the end of no archive
+    data[begin : begin + len(other)] = other
+    file.write_bytes(data)
+    (message,) = [p.message for p in ckptools.open(even).problems if p.code == "CK018"]
+    assert f"an item lies at bytes {begin} to {begin + len(other)}," in message
+
+
 @pytest.mark.parametrize("part", ["begin", "end"])
 def test_a_place_that_was_overwritten_hides_nothing_else(even, part, tmp_path):
     file, item = even / "__0_0.distcp", where(even, MOMENT, [0, 0])
@@ -159,7 +174,8 @@ def test_zeros_behind_the_last_item_are_told_and_harm_nothing(even, tmp_path):
     ckptools.consolidate(even, tmp_path / "all.pt", only="all")
 
 
-def test_a_file_that_may_not_be_read_is_told_once(even, monkeypatch):
+@pytest.mark.parametrize("most", [locate.MAX_LOCATED, 0])
+def test_a_file_that_may_not_be_read_is_told_once(most, large_world, tmp_path, monkeypatch):
     from ckptools.errors import ReadError
     from ckptools.formats.dcp.items import ItemReader
 
@@ -171,7 +187,9 @@ def test_a_file_that_may_not_be_read_is_told_once(even, monkeypatch):
         return opened(self, path)
 
     monkeypatch.setattr(ItemReader, "open", refuse)
-    assert [(p.code, p.rank) for p in ckptools.open(even).problems if p.tensor is None] == [("CK015", 1)]
+    monkeypatch.setattr(locate, "MAX_LOCATED", most)
+    folder = of_two_ranks(tmp_path / "step-3", ({}, {}))
+    assert [(p.code, p.rank) for p in ckptools.open(folder).problems if p.tensor is None] == [("CK015", 1)]
 
 
 def test_metadata_that_gives_an_item_to_two_names_does_not_damn_its_file(even):
@@ -182,3 +200,19 @@ def test_metadata_that_gives_an_item_to_two_names_does_not_damn_its_file(even):
         ),
     )
     assert set(codes(ckptools.open(even))) == {"CK106"}
+
+
+def test_a_compressed_item_that_does_not_begin_where_it_should_tells_of_another_file(tmp_path):
+    folder = Path(shutil.copytree(FIXTURES / "dcp-zstd" / "ckpt", tmp_path / "ckpt"))
+    file = folder / "__0_0.distcp"
+    data = file.read_bytes()
+    file.write_bytes(data[100:] + data[:100])
+    (problem,) = [p for p in ckptools.open(folder, all_ranks=True).problems if p.code == "CK018"]
+    assert problem.rank == 0 and "does not begin where it should" in problem.message
+
+
+def test_chunks_too_many_to_compare_are_told_with_the_name_of_their_tensor(even, monkeypatch):
+    monkeypatch.setattr(cover, "MAX_COMPARISONS", 0)
+    edit(even, lambda m: m.state_dict_metadata["model.a"].chunks.pop())
+    told = [(p.code, p.tensor) for p in ckptools.open(even).problems if "too tangled to find gaps" in p.message]
+    assert told == [("CK106", "model.a")]

@@ -145,6 +145,22 @@ def test_a_buffer_that_differs_between_ranks_is_told_and_rank_0s_is_taken():
     assert [(p.code, p.severity, p.tensor) for p in ck.problems] == [("CK105", "warning", "model.stats.running_mean")]
 
 
+def test_a_buffer_that_one_rank_saved_as_a_part_of_more_is_not_said_to_differ(tmp_path):
+    run = Run(values({"a": (7, 3)}), [["a"]], 2, 3, buffers={"mean": torch.ones(4)})
+    tag = run.save(tmp_path)
+    with deepspeed_classes():
+        states = torch.load(tag / run.model_name(0), weights_only=False)
+        states["module"]["mean"] = torch.ones(9)[:4]
+        torch.save(states, tag / run.model_name(0))
+    assert [p.code for p in ckptools.open(tmp_path, all_ranks=True).problems] == []
+
+
+def test_a_buffer_of_one_element_is_no_placeholder_of_zero_3(tmp_path):
+    run = Run(values({"a": (7, 3)}), [["a"]], 2, 3, buffers={"scale": torch.tensor([2.5])})
+    ck = opened(run, tmp_path)
+    assert (ck.model["scale"].note, ck.model["scale"].load().tolist(), ck.whole) == ("", [2.5], True)
+
+
 @pytest.mark.parametrize("folder", ["deepspeed-z1-fp32", "deepspeed-pipe-fp32"])
 def test_the_modules_own_weights_are_given_when_they_are_asked_for(folder):
     ck = ckptools.open(FIXTURES / folder / "ckpt", all_ranks=True, weights="module")

@@ -202,13 +202,20 @@ def test_model_states_alone_show_names_and_say_what_is_missing(z1, tmp_path):
     ckptools.consolidate(low, tmp_path / "out.safetensors", only="model")
 
 
-@pytest.mark.parametrize(("stage", "code"), [(1, "CK104"), (3, "CK009")])
-def test_one_ranks_file_under_two_names_is_an_error(tmp_path, stage, code):
+@pytest.mark.parametrize(
+    ("stage", "code", "said"),
+    [
+        (1, "CK104", "group 0, rank 2: param_slice_mappings"),
+        (3, "CK009", f"{OPTIM.format(2)} holds the same bytes as {OPTIM.format(1)};"),
+    ],
+)
+def test_one_ranks_file_under_two_names_is_an_error(tmp_path, stage, code, said):
     run = Run(values({"a": (30, 7), "b": (40,)}), [["a", "b"]], 3, stage)
     tag = run.save(tmp_path)
     shutil.copy(tag / OPTIM.format(1), tag / OPTIM.format(2))
     ck = ckptools.open(tag, all_ranks=True)
     assert told(ck) == [(code, 2)]
+    assert said in ck.problems[0].message
     with pytest.raises(NotWholeError):
         ckptools.consolidate(tag, tmp_path / "out.pt")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ckptools.formats.deepspeed.stage_1_and_2 import Group, Refusal, contradiction, partition_length, shuffled
+from ckptools.formats.deepspeed.zero_stages import Group, Refusal, contradiction, partition_length, shuffled
 
 GROUP = Group(0, 0, {"a": (3,), "b": (5,)}, [0, 0], 2)
 SAID = {0: {"a": (0, 3), "b": (3, 1)}, 1: {"b": (0, 4)}}

@@ -76,6 +76,14 @@ def test_a_tied_layer_is_consolidated_once_and_must_be_equal_in_all_stages(tmp_p
         ckptools.consolidate(tmp_path / "bad", tmp_path / "bad.safetensors", only="model")
 
 
+def test_a_tied_layer_of_another_shape_in_a_later_stage_is_told_with_both_shapes(tmp_path):
+    pipeline(tmp_path)
+    path = tmp_path / "global_step7" / "mp_rank_01_model_states.pt"
+    edited(path, lambda t: t["param_shapes"][0].update({"tied_modules.embed.weight": torch.Size((7, 33))}))
+    told = [p.message for p in ckptools.open(tmp_path).problems if p.tensor == "model.tied_modules.embed.weight"]
+    assert "shape [7, 33] on model-parallel rank 1, [33, 7] on another" in told
+
+
 def test_a_missing_file_of_a_later_stage_names_the_global_rank(tmp_path):
     pipeline(tmp_path)
     (tmp_path / "global_step7" / "zero_pp_rank_2_mp_rank_01_optim_states.pt").unlink()
@@ -243,6 +251,15 @@ def test_a_parameter_that_came_flat_from_zero_3_gets_its_shape(universal):
     assert raw(ckptools.open(universal).model["embed.weight"]) == raw(before)
 
 
+def test_a_flat_parameter_whose_elements_do_not_follow_each_other_has_no_values(universal):
+    path = universal / "zero" / "embed.weight" / "fp32.pt"
+    edited(path, lambda t: t.update(param=torch.stack([t["param"].reshape(-1)] * 2, 1)[:, 0]))
+    tensor = ckptools.open(universal).model["embed.weight"]
+    assert tensor.note == "a flat tensor that is not one row of consecutive elements" and not tensor.found
+    with pytest.raises(ReadError, match="not one row"):
+        tensor.load()
+
+
 def test_a_parameter_of_another_shape_is_refused(universal, tmp_path):
     edited(universal / "zero" / "embed.weight" / "fp32.pt", lambda t: t.update(param=torch.ones(4, 4)))
     with pytest.raises(NotWholeError, match=r"holds \[4, 4\], param_shapes has \[33, 17\]"):
@@ -265,13 +282,24 @@ def test_frozen_parameters_of_zero_3_stay_in_pieces_in_a_universal_checkpoint(tm
     assert (ck.whole, ck.optimizers["optimizer"].param_groups[0].names) == (True, ("w",))
 
 
+def test_frozen_parameters_of_a_universal_checkpoint_that_states_no_number_of_ranks_are_whole(tmp_path):
+    run = Run(values({"w": (4, 3)}), [["w"]], 1, 3, torch.bfloat16, frozen={"still": torch.full((5, 2), 0.5)})
+    tag = run.save(tmp_path)
+    (tag / run.optim_name(0)).unlink()
+    (tag / "zero" / "w").mkdir(parents=True)
+    torch.save({"param": run.master["w"]}, tag / "zero" / "w" / "fp32.pt")
+    torch.save({"param_groups": [{"lr": 0.1, "params": [0]}]}, tag / "zero" / "optimizer_state.pt")
+    edited(tag / run.model_name(0), lambda tree: tree.pop("dp_world_size"))
+    assert raw(ckptools.open(tag).model["still"]) == of_torch(run.frozen["still"].bfloat16())
+
+
 def test_a_layer_without_its_file_is_a_checkpoint_that_is_not_whole(tmp_path):
     folder = Path(shutil.copytree(FIXTURES / "deepspeed-pipe-fp32/ckpt", tmp_path / "ckpt"))
     assert ckptools.open(folder).whole
     (folder / "global_step3/layer_01-model_states.pt").unlink()
     ck = ckptools.open(folder)
     assert not ck.whole
-    assert "no file layer_01-model_states.pt, which held 1.weight, 1.bias" in str(ck.problems[0])
+    assert "no file layer_01-model_states.pt, which had 1.weight, 1.bias" in str(ck.problems[0])
     with pytest.raises(NotWholeError, match=r"no file layer_01-model_states\.pt"):
         ckptools.consolidate(folder, tmp_path / "out.safetensors")
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from ckptools.errors import ReadError
-from ckptools.files.remote_path import RemotePath
-from ckptools.files.remote_store import RemoteStore
+from ckptools.files.remote.path import RemotePath
+from ckptools.files.remote.store import Place, Store
 from ckptools.files.storage import Status
-from ckptools.formats.shared.file_status import Fault, looked_at
+from ckptools.formats.shared.checkpoint_builder import Fault, looked_at
 from ckptools.model.problems import Code
 
 PATH = Path("run/rank1.pt")
@@ -39,7 +39,7 @@ def test_a_file_that_was_not_read_is_looked_at(tmp_path):
     assert (file.status, faults[odd].kind) == ("cut", "cut")
 
 
-class Many(RemoteStore):
+class Many(Store):
     """A store with files that are no checkpoints, and one that is empty."""
 
     fetched = 0
@@ -57,7 +57,7 @@ class Many(RemoteStore):
 
 @pytest.fixture
 def store(monkeypatch):
-    found = Many()
+    found = Many(Place(None, str, "fixed"))
     monkeypatch.setattr(RemotePath, "_store", found)
     return found
 

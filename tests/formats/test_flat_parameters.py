@@ -15,13 +15,13 @@ from typer.testing import CliRunner
 import ckptools
 from ckptools.cli import app
 from ckptools.errors import NotWholeError, ReadError
-from ckptools.formats.shared.fsdp1.flat_parameters import take_apart
-from ckptools.formats.shared.fsdp1.flat_shards import resolve_flat_shards
-from ckptools.formats.shared.fsdp1.units import UnknownLayoutError, infer_flat_layout
-from ckptools.formats.shared.shapes import Shapes
+from ckptools.formats.flat_parameters.parameters import take_apart
+from ckptools.formats.flat_parameters.shards import resolve_flat_shards
+from ckptools.formats.flat_parameters.units import UnknownLayoutError, infer_flat_layout
+from ckptools.formats.shared.given import Shapes
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Shard, Source, Tensor
-from ckptools.training_state.module_order import AS_WRITTEN
+from ckptools.training_state.parameter_names import AS_WRITTEN
 from tests.formats import save_local_states
 from tests.formats.test_truth import same
 from tests.truth import FIXTURES, LOCAL, WHOLE, Known, load_truth
@@ -234,6 +234,12 @@ def test_a_missing_rank_is_a_gap_that_names_it(saved, name, tmp_path):
     ck = ckptools.open(tmp_path / "run", all_ranks=True, shapes=saved / f"{name}.json")
     with pytest.raises(NotWholeError, match=r"rank 1 missing.*gap"):
         ck.consolidate(tmp_path / "m.pt", only="model")
+
+
+def test_parameters_of_which_one_rank_holds_nothing_are_not_called_tied(saved):
+    ck = ckptools.open(saved / "orig" / "rank0.pt", shapes=saved / "orig.json", only_this_file=True)
+    assert "the parameters of blocks.0._flat_param fit in" in notes(ck)
+    assert "has 140 elements" not in notes(ck)
 
 
 def test_the_command_takes_the_shapes(saved, tmp_path):

@@ -62,6 +62,24 @@ def test_only_checkpoints_are_proposed(tmp_path):
     assert ckptools.open(tmp_path).path == tmp_path / "model.pth"
 
 
+def test_an_optimizer_alone_that_lies_deeper_is_no_reason_to_ask_which_one_is_meant(tmp_path):
+    one(tmp_path / "model.pth")
+    one(tmp_path / "a" / "b" / "c" / "d" / "optimizer.pt", {"w": torch.ones(2)})
+    assert ckptools.open(tmp_path).path == tmp_path / "model.pth"
+    one(tmp_path / "a" / "b" / "c" / "d" / "other.pt")
+    with pytest.raises(UnknownFormatError, match=r"weights lie deeper too .*d/other\.pt"):
+        ckptools.open(tmp_path)
+
+
+def test_a_link_that_lies_deeper_is_not_followed(tmp_path):
+    one(tmp_path / "elsewhere" / "other.pt")
+    one(tmp_path / "run" / "model.pth")
+    deep = tmp_path / "run" / "a" / "b" / "c" / "d"
+    deep.mkdir(parents=True)
+    (deep / "link").symlink_to(tmp_path / "elsewhere")
+    assert ckptools.open(tmp_path / "run").path == tmp_path / "run" / "model.pth"
+
+
 def test_a_damaged_file_counts_by_its_name(tmp_path):
     data = one(tmp_path / "last.ckpt").read_bytes()
     (tmp_path / "last.ckpt").write_bytes(data[:-50])
@@ -163,6 +181,14 @@ def test_a_tracker_that_leads_nowhere_is_one_line_with_what_is_here(tmp_path, te
     with pytest.raises(ReadError, match=r"latest: names .*; name the one you mean.*: step-5/x\.pt$") as error:
         ckptools.open(run)
     assert "\n" not in str(error.value) and len(str(error.value)) < len(str(run)) + 400
+
+
+@pytest.mark.parametrize(("text", "why"), [("../elsewhere", "not the plain name"), ("step-7", "not here")])
+def test_what_a_tracker_names_in_vain_is_in_the_error(tmp_path, text, why):
+    one(tmp_path / "step-5" / "x.pt")
+    (tmp_path / "latest").write_text(text)
+    with pytest.raises(ReadError, match=rf"latest: names '{text}', which is {why}"):
+        ckptools.open(tmp_path)
 
 
 def test_a_link_that_leads_out_is_no_tracker(tmp_path):

@@ -83,7 +83,7 @@ def test_an_optimizer_that_says_its_names_names_another_by_its_groups(tmp_path):
 def test_another_checkpoint_that_lost_the_order_is_refused_with_the_reason(write, tmp_path):
     path = tmp_path / "other.safetensors"
     write(stack().state_dict(), path)
-    with pytest.raises(UsageError, match=r"does not tell the order of parameters, for .*(sorted|_metadata)"):
+    with pytest.raises(UsageError, match=r"does not state the order of parameters, for .*(sorted|_metadata)"):
         naming(path)
 
 

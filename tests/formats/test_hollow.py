@@ -5,16 +5,21 @@ from __future__ import annotations
 import os
 import zlib
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 import ckptools
 from ckptools.cli import app
 from ckptools.errors import NotWholeError
-from ckptools.formats.shared.hollow import crc_of_zeros, overlap
+from ckptools.formats.shared import hollow
+from ckptools.formats.shared.hollow import crc_of_zeros, overlap, overlaps
 from tests.sparse_files import sparse
 
 ELEMENTS = 1 << 18
@@ -46,6 +51,18 @@ def told(path: Path) -> list[tuple[str, str]]:
     return [(p.code, p.severity) for p in ckptools.open(path).problems]
 
 
+@pytest.mark.parametrize(("name", "codes"), [("w3", ["CK017"]), ("w4", [])], ids=["ones", "zeros"])
+def test_of_alike_items_those_are_hollow_that_were_not_zeros(tmp_path: Path, name: str, codes: list[str]) -> None:
+    state = {f"w{n}": torch.full((ELEMENTS,), float(n in (1, 3))) for n in range(5)}
+    dcp.save({"model": state}, checkpoint_id=tmp_path / "d", no_dist=True)
+    span = ckptools.open(tmp_path / "d", all_ranks=True).model[name].shards[0].source.record_span
+    data = next((tmp_path / "d").glob("*.distcp"))
+    punched(data, *span).rename(data)
+    problems = ckptools.open(tmp_path / "d", all_ranks=True).problems
+    assert [p.code for p in problems] == codes
+    assert all(p.message.endswith(f"they hold model.{name}") for p in problems)
+
+
 def test_a_hollow_tensor_is_an_error_in_every_command(tmp_path: Path) -> None:
     path = torch_file(tmp_path, a=torch.randn(ELEMENTS), b=torch.ones(ELEMENTS))
     path = punched(path, *place_of(path, "a"))
@@ -63,6 +80,14 @@ def test_a_part_of_a_tensor_is_enough(tmp_path: Path) -> None:
     path = punched(path, start + 8192, nbytes - 16384)
     assert told(path) == [("CK017", "error")]
     assert "they hold a" in ckptools.open(path).problems[0].message
+
+
+def test_it_says_how_much_of_the_file_takes_no_space(tmp_path: Path) -> None:
+    save_file({"a": torch.randn(ELEMENTS), "b": torch.randn(ELEMENTS)}, tmp_path / "m.safetensors")
+    start = place_of(tmp_path / "m.safetensors", "b")[0] // 4096 * 4096
+    path = punched(tmp_path / "m.safetensors", start, 1 << 19)
+    (problem,) = ckptools.open(path).problems
+    assert "512.0 KiB of 2.0 MiB take no space" in problem.message
 
 
 def test_zeros_that_were_saved_are_no_holes_whatever_a_file_system_keeps(tmp_path: Path) -> None:
@@ -116,3 +141,18 @@ def test_opening_a_sound_file_asks_no_file_system_for_holes(tmp_path: Path, monk
     path = torch_file(tmp_path, a=torch.randn(ELEMENTS))
     monkeypatch.delattr(os, "SEEK_HOLE")
     assert told(path) == []
+
+
+SPAN = st.tuples(st.integers(1, 9), st.integers(1, 9))
+
+
+@given(st.lists(SPAN, min_size=1, max_size=6), st.lists(st.tuples(st.integers(0, 120), st.integers(0, 60)), min_size=1))
+def test_numpy_finds_the_overlaps_that_python_finds(gaps, extents):
+    spans, at = [], 0
+    for gap, length in gaps:
+        spans.append((at + gap, at + gap + length))
+        at += gap + length
+    extents = [(start, start + length) for start, length in extents]
+    with mock.patch.object(hollow, "MANY", 0):
+        found = overlaps(spans, extents)
+    assert found == [overlap(spans, *extent) for extent in extents]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,10 +19,9 @@ import ckptools
 from ckptools.cli import app
 from ckptools.errors import CkptoolsError, NotWholeError, ReadError, UnsafePathError, UsageError
 from ckptools.formats import options as limits
-from ckptools.formats.megatron.grid import grid_of
-from ckptools.formats.megatron.layers import Layers
-from ckptools.formats.megatron.rules import Rules
-from ckptools.formats.shared.tensor_parallel import GATED, ROWS, Piece, Rule, UnlikeError, join
+from ckptools.formats.megatron.folders import grid_of
+from ckptools.formats.megatron.layers import Layers, Rules
+from ckptools.formats.shared.tensor_parallel import GATED, ROWS, JoinRule, RankPiece, UnlikeError, join
 from ckptools.model.checkpoint import Fact
 from ckptools.model.cover import cover
 from ckptools.model.regions import Box, contiguous_strides
@@ -38,6 +39,13 @@ def codes(ck: ckptools.Checkpoint, severity: str = "error") -> list[str]:
 def same_model(ck: ckptools.Checkpoint, full: dict[str, torch.Tensor]) -> bool:
     model = {k: v for k, v in ck.model.items() if isinstance(v, Tensor)}
     return set(model) <= set(full) and all(torch.equal(t.load(), full[k]) for k, t in model.items())
+
+
+def edit(file: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Write a rank's file again with a change."""
+    tree = torch.load(file, weights_only=False)
+    change(tree)
+    torch.save(tree, file)
 
 
 RUNS = {
@@ -92,7 +100,7 @@ def test_joined_pieces_cover_exactly_and_each_rank_finds_its_own(ranks, rows, co
     whole = Box.whole(shape)
     source = Source(Path("x"), 0, "float32", shape, contiguous_strides(shape), "r", (0, 4))
     local = Tensor(shape, "float32", (Shard(whole, None, source),))
-    joined = join([Piece(r, r * extra, local) for r in range(ranks)], Rule(dim, halves), ranks)
+    joined = join([RankPiece(r, r * extra, local) for r in range(ranks)], JoinRule(dim, halves), ranks)
     assert cover(joined.shape, [s.box for s in joined.shards]).exact
     assert joined.numel == ranks * local.numel and len(joined.shards) == ranks * halves
 
@@ -135,7 +143,7 @@ NAMES = {
 @pytest.mark.parametrize(("fqn", "dim"), NAMES.items())
 def test_the_names_of_all_versions_have_a_rule(fqn, dim):
     rule = Rules().of(fqn, {})
-    assert isinstance(rule, Rule) and rule.dim == dim
+    assert isinstance(rule, JoinRule) and rule.dim == dim
 
 
 @pytest.mark.parametrize(
@@ -211,6 +219,12 @@ def test_a_bad_rule_file_is_one_line(text, tmp_path):
     assert str(error.value).startswith(str(tmp_path / "rules.json")) and "\n" not in str(error.value)
 
 
+def test_the_pattern_of_a_bad_rule_is_named(tmp_path):
+    (tmp_path / "rules.json").write_text('{"*.good": "replicated", "*.bad": {"dim": -1}}')
+    with pytest.raises(UsageError, match=r"rules\.json: '\*\.bad': expected"):
+        ckptools.open(LEGACY, rules=tmp_path / "rules.json")
+
+
 def test_a_rule_that_does_not_fit_its_tensor_is_refused(tmp_path):
     (tmp_path / "rules.json").write_text('{"decoder.final_layernorm.*": {"dim": 1}}')
     with pytest.raises(NotWholeError, match=r"final_layernorm.*rule .*says dim 1, but it has 1 dimensions"):
@@ -220,12 +234,12 @@ def test_a_rule_that_does_not_fit_its_tensor_is_refused(tmp_path):
 def test_rows_that_are_no_two_halves_are_not_joined_half_by_half():
     local = Tensor((3, 2), "float32", (Shard(Box.whole((3, 2)), None, None),))
     with pytest.raises(UnlikeError, match=r"rule 'a\*' says 2 halves of dim 0, which has 3 elements"):
-        join([Piece(rank, rank, local) for rank in range(2)], Rule(0, 2, "a*"), 2)
+        join([RankPiece(rank, rank, local) for rank in range(2)], JoinRule(0, 2, "a*"), 2)
 
 
 @pytest.mark.parametrize("other", [Tensor((3,), "float32", ()), Tensor((2,), "bfloat16", ())], ids=["shape", "dtype"])
 def test_pieces_of_different_shapes_or_dtypes_are_not_joined(other):
-    pieces = [Piece(r, r, t) for r, t in enumerate((Tensor((2,), "float32", ()), other))]
+    pieces = [RankPiece(r, r, t) for r, t in enumerate((Tensor((2,), "float32", ()), other))]
     with pytest.raises(UnlikeError, match="not pieces of one weight"):
         join(pieces, ROWS, 2)
 
@@ -328,12 +342,58 @@ def test_layers_behind_a_missing_stage_have_no_number_where_it_is_not(tmp_path):
     assert "cannot be counted" in unsure.note and "CK107" in codes(ck)
 
 
+def test_layers_that_skip_a_number_have_none_in_the_model(tmp_path):
+    folder = save(Run(layers=[[2, 1]]), tmp_path / "run")
+
+    def skip(tree: dict[str, Any]) -> None:
+        tree["model"] = {name.replace("layers.1.", "layers.2."): t for name, t in tree["model"].items()}
+
+    edit(folder / "mp_rank_00_000" / "model_optim_rng.pt", skip)
+    names = {n.removesuffix(".mlp.linear_fc1.weight") for n in ckptools.open(tmp_path / "run").model if "fc1" in n}
+    assert names == {f"decoder.layers.?{index}" for index in ("0 of stage 0", "2 of stage 0", "0 of stage 1")}
+    with pytest.raises(NotWholeError, match=r"decoder\.layers\.\?0 of stage 0.*cannot be counted"):
+        ckptools.consolidate(tmp_path / "run", tmp_path / "m.pt", only="model")
+
+
+def test_stages_with_other_numbers_of_chunks_are_refused(tmp_path):
+    folder = save(RUNS["virtual pipeline"], tmp_path)
+    edit(folder / "mp_rank_00_001" / "model_optim_rng.pt", lambda tree: tree.pop("model1"))
+    messages = [p.message for p in ckptools.open(tmp_path).problems if p.code == "CK104"]
+    assert any("[1, 2]" in message and "chunks" in message for message in messages)
+
+
 def test_a_cut_file_is_named_with_its_folder(legacy):
     cut = legacy / "iter_0000005" / "mp_rank_01_000" / "model_optim_rng.pt"
     cut.write_bytes(cut.read_bytes()[:20_000])
     for all_ranks in (False, True):
         (problem,) = [p for p in ckptools.open(legacy, all_ranks=all_ranks).problems if p.severity == "error"]
         assert (problem.code, problem.rank) == ("CK002", 1) and "mp_rank_01_000/model_optim_rng.pt" in problem.message
+
+
+def test_a_cut_first_file_leaves_the_arguments_to_the_next_one(legacy):
+    files = sorted((legacy / "iter_0000005").glob("*/model_optim_rng.pt"))
+    for file in files[:-1]:
+        file.write_bytes(file.read_bytes()[:20_000])
+    ck = ckptools.open(legacy, all_ranks=True)
+    assert [p.rank for p in ck.problems if p.code == "CK002"] == [0, 1, 2]
+    assert ck.saved_as == "Megatron-LM, tensor parallel 2 x pipeline 2"
+    files[-1].write_bytes(b"PK\3\4")
+    with pytest.raises(ReadError, match=r"mp_rank_00_000/model_optim_rng\.pt"):
+        ckptools.open(legacy)
+
+
+def test_a_file_without_a_model_is_refused_with_what_it_holds(legacy):
+    torch.save([1], legacy / "iter_0000005" / "mp_rank_01_000" / "model_optim_rng.pt")
+    (problem,) = [p for p in ckptools.open(legacy, all_ranks=True).problems if p.code == "CK002"]
+    assert problem.rank == 1 and "mp_rank_01_000/model_optim_rng.pt" in problem.message
+    assert "expected a dict with a model, found a list" in problem.message
+
+
+def test_two_folders_of_one_rank_are_reported(tmp_path):
+    folder = save(Run(), tmp_path)
+    shutil.copytree(folder / "mp_rank_00", folder / "mp_rank_00_000")
+    stray = [p.message for p in ckptools.open(tmp_path).problems if p.code == "CK009"]
+    assert stray == ["mp_rank_00_000 and another folder are the same rank"]
 
 
 def test_a_rank_outside_of_the_grid_is_stray(legacy):
@@ -348,6 +408,11 @@ def test_swapped_folders_are_noticed_by_the_rank_in_the_arguments(tmp_path):
     (folder / "x").rename(folder / "mp_rank_01")
     ck = ckptools.open(tmp_path, all_ranks=True)
     assert codes(ck) == ["CK009", "CK009"] and "another tensor-parallel rank" in ck.problems[0].message
+
+
+def test_files_that_a_converter_wrote_from_one_process_are_no_swapped_folders(tmp_path):
+    save(Run(tp=2, args={"rank": 0}), tmp_path)
+    assert ckptools.open(tmp_path, all_ranks=True).whole
 
 
 def test_a_file_of_another_step_is_refused(legacy, tmp_path):
@@ -377,6 +442,41 @@ def test_replicated_weights_that_differ_are_refused(tmp_path):
         ckptools.consolidate(tmp_path, tmp_path / "m.safetensors")
 
 
+def test_values_of_the_model_that_differ_are_refused_by_name(tmp_path):
+    folder = save(Run(tp=2), tmp_path)
+    for rank in range(2):
+        file = folder / f"mp_rank_0{rank}" / "model_optim_rng.pt"
+        edit(file, lambda tree: tree["model"].update({"decoder.version": rank}))  # noqa: B023 - called at once
+    (problem,) = [p for p in ckptools.open(tmp_path, all_ranks=True).problems if p.severity == "error"]
+    assert (problem.code, problem.tensor) == ("CK105", "model.decoder.version")
+
+
+def test_a_weight_of_another_dtype_on_one_rank_is_refused_by_name(tmp_path):
+    folder, name = save(Run(tp=2), tmp_path / "run"), "decoder.layers.1.mlp.linear_fc2.weight"
+    edit(folder / "mp_rank_01" / "model_optim_rng.pt", lambda t: t["model"].update({name: t["model"][name].half()}))
+    ck = ckptools.open(tmp_path / "run", all_ranks=True)
+    (problem,) = [p for p in ck.problems if p.code == "CK104"]
+    assert problem.tensor == f"model.{name}"
+    assert "rank 1 has float16 [8, 6], another rank has float32 [8, 6]" in problem.message
+    with pytest.raises(NotWholeError, match=r"layers\.1\.mlp\.linear_fc2\.weight"):
+        ck.consolidate(tmp_path / "m.safetensors")
+
+
+def test_a_weight_that_one_rank_has_no_tensor_of_is_refused_by_name(tmp_path):
+    folder, name = save(Run(tp=2), tmp_path / "run"), "decoder.final_layernorm.weight"
+    edit(folder / "mp_rank_01" / "model_optim_rng.pt", lambda tree: tree["model"].update({name: None}))
+    with pytest.raises(NotWholeError, match=r"final_layernorm\.weight.*ranks hold it and something else"):
+        ckptools.consolidate(tmp_path / "run", tmp_path / "m.safetensors")
+
+
+def test_param_groups_that_differ_between_tensor_parallel_ranks_are_errors(tmp_path):
+    folder = save(Run(tp=2), tmp_path)
+    edit(folder / "mp_rank_01" / "model_optim_rng.pt", lambda t: t["optimizer"]["param_groups"][1].update(lr=0.5))
+    (problem,) = [p for p in ckptools.open(tmp_path, all_ranks=True).problems if p.code == "CK105"]
+    assert (problem.rank, problem.tensor) == (1, "optimizer")
+    assert "mp_rank_01 has other param groups" in problem.message
+
+
 def test_tied_embeddings_that_differ_are_refused_and_equal_ones_are_written_once(tmp_path):
     run = Run(tp=2, layers=[[1, 1]], untied=False)
     folder = save(run, tmp_path / "run")
@@ -390,6 +490,29 @@ def test_tied_embeddings_that_differ_are_refused_and_equal_ones_are_written_once
         ckptools.consolidate(tmp_path / "run", tmp_path / "n.safetensors")
 
 
+def test_the_embedding_for_the_head_of_older_versions_is_a_copy_of_the_input(tmp_path):
+    arguments = {"untie_embeddings_and_output_weights": None}
+    folder = save(Run(tp=2, layers=[[1, 1]], untied=False, args=arguments), tmp_path / "run")
+    head, name = "output_layer.weight", "word_embeddings_for_head.weight"
+    for rank in range(2):
+        file = folder / f"mp_rank_0{rank}_001" / "model_optim_rng.pt"
+        edit(file, lambda tree: tree["model"].update({name: tree["model"].pop(head)}))
+    done = ckptools.consolidate(tmp_path / "run", tmp_path / "m.safetensors")
+    assert done.tied == {name: "embedding.word_embeddings.weight"}
+    edit(folder / "mp_rank_01_001" / "model_optim_rng.pt", lambda tree: tree["model"][name][3].add_(1))
+    with pytest.raises(NotWholeError, match=r"word_embeddings_for_head\.weight.*other bytes"):
+        ckptools.consolidate(tmp_path / "run", tmp_path / "n.safetensors")
+
+
+def test_a_tied_output_layer_of_another_dtype_than_the_embedding_is_refused(tmp_path):
+    folder, name = save(Run(layers=[[1, 1]], untied=False), tmp_path), "output_layer.weight"
+    file = folder / "mp_rank_00_001" / "model_optim_rng.pt"
+    edit(file, lambda tree: tree["model"].update({name: tree["model"][name].double()}))
+    (problem,) = [p for p in ckptools.open(tmp_path).problems if p.severity == "error"]
+    assert (problem.code, problem.tensor) == ("CK104", "model.output_layer.weight")
+    assert "float64 [16, 8]" in problem.message and "float32 [16, 8]" in problem.message
+
+
 def test_more_or_fewer_layers_than_the_arguments_tell_are_refused(tmp_path):
     save(Run(layers=[[1, 1]], args={"num_layers": 3}), tmp_path)
     ck = ckptools.open(tmp_path)
@@ -398,7 +521,9 @@ def test_more_or_fewer_layers_than_the_arguments_tell_are_refused(tmp_path):
 
 def test_a_vocabulary_that_is_not_the_arguments_is_refused(tmp_path):
     save(Run(tp=2, args={"padded_vocab_size": 32}), tmp_path)
-    assert codes(ckptools.open(tmp_path)) == ["CK104"]
+    (problem,) = [p for p in ckptools.open(tmp_path).problems if p.severity == "error"]
+    assert (problem.code, problem.tensor) == ("CK104", "model.embedding.word_embeddings.weight")
+    assert "16 rows, args.padded_vocab_size is 32" in problem.message
 
 
 # -- what differs between versions and options ------------------------------------------------------------------------
@@ -419,6 +544,32 @@ def test_older_nested_names_are_joined_too(tmp_path):
     assert any(
         "checkpoint_version 0: fused QKV weights keep that version's row order" in p.message for p in ck.problems
     )
+
+
+@pytest.mark.parametrize(
+    ("version", "order"),
+    [(0, "all queries, all keys"), (1.0, "interleaved"), (2.0, "for each query group"), (3.0, "for each query group")],
+)
+def test_the_order_of_fused_rows_is_that_of_the_version(version, order, tmp_path):
+    save(Run(), tmp_path, checkpoint_version=version)
+    (note,) = [p.message for p in ckptools.open(tmp_path).problems if "fused QKV" in p.message]
+    assert order in note and (version >= 2 or f"checkpoint_version {version}:" in note)
+
+
+@pytest.mark.parametrize(("weights", "other"), [("fp32", "--weights module"), ("module", "--weights fp32")])
+def test_the_note_on_half_weights_names_the_option_for_the_other_copy(weights, other, tmp_path):
+    save(Run(half=True), tmp_path)
+    (note,) = [p.message for p in ckptools.open(tmp_path, weights=weights).problems if "half-precision" in p.message]
+    assert note.startswith("16 half-precision weights") and other in note and f"--weights {weights}" not in note
+
+
+def test_a_grid_that_the_arguments_do_not_state_is_that_of_the_folders(tmp_path):
+    sizes = dict.fromkeys(("tensor_model_parallel_size", "pipeline_model_parallel_size", "world_size"))
+    run = Run(tp=2, layers=[[1, 1, 1]], args=sizes)
+    save(run, tmp_path)
+    ck = ckptools.open(tmp_path, all_ranks=True)
+    assert ck.whole and same_model(ck, full_model(run))
+    assert (ck.saved_as, ck.ranks) == ("Megatron-LM, tensor parallel 2 x pipeline 3", tuple(range(6)))
 
 
 def test_half_weights_come_from_their_master_copies_unless_the_modules_are_asked_for(tmp_path):
@@ -458,6 +609,15 @@ def test_numbers_that_could_be_several_parameters_are_refused_and_the_model_can_
     ckptools.consolidate(tmp_path / "run", tmp_path / "model.pt", only="model")
 
 
+def test_optimizer_state_of_another_shape_than_its_weight_is_refused_and_the_model_can_be_written(tmp_path):
+    folder = save(Run(tp=2), tmp_path / "run")
+    for file in folder.glob("*/*.pt"):
+        edit(file, lambda tree: tree["optimizer"]["state"][2].update(row_sum=torch.ones(3)))
+    with pytest.raises(NotWholeError, match=r"row_sum.*its shape is not its parameter's.*only='model'"):
+        ckptools.consolidate(tmp_path / "run", tmp_path / "all.pt")
+    ckptools.consolidate(tmp_path / "run", tmp_path / "model.pt", only="model")
+
+
 def with_flat_buffers(run: Run, to: Path) -> Path:
     """A run with the distributed optimizer."""
     folder = save(run, to)
@@ -483,20 +643,72 @@ def test_the_distributed_optimizers_buffers_are_shown_and_not_joined(tmp_path):
     ck.consolidate(tmp_path / "model.pt", only="model")
 
 
-def test_expert_ranks_are_named_and_their_experts_are_not_joined(tmp_path):
+def test_the_file_names_of_core_0_2_are_known_too(tmp_path):
+    run = with_flat_buffers(Run(tp=2), tmp_path / "run")
+    for folder in run.glob("*/mp_rank_*"):
+        (folder / "model_optim_rng.pt").rename(folder / "model_rng.pt")
+        (folder / "distrib_optim.pt").rename(folder / "optim.pt")
+    ck = ckptools.open(run, all_ranks=True)
+    assert (ck.format, ck.whole, same_model(ck, full_model(Run(tp=2)))) == ("megatron", True, True)
+    (optimizer,) = ck.optimizers.values()
+    assert {name.partition(":")[0] for name in optimizer.state} == {f"mp_rank_0{rank}/optim.pt" for rank in (0, 1)}
+    assert ckptools.open(run / "iter_0000005" / "mp_rank_01" / "model_rng.pt").whole
+
+
+@pytest.mark.parametrize("copies", [None, {}, [None, 3], [["no tensor"], []]], ids=repr)
+def test_master_copies_of_another_form_are_none(copies, tmp_path):
+    folder = save(Run(half=True), tmp_path)
+    file = folder / "mp_rank_00" / "model_optim_rng.pt"
+    edit(file, lambda tree: tree["optimizer"].update(fp32_from_fp16_params=copies))
+    ck = ckptools.open(tmp_path)
+    assert {t.dtype for t in ck.model.values() if isinstance(t, Tensor)} == {"bfloat16"}
+    assert any("no fp32 master copy here that is sure" in p.message for p in ck.problems)
+
+
+@pytest.fixture
+def experts(tmp_path):
+    """A run of two expert-parallel ranks, each with experts of its own under the same name."""
     for expert in range(2):
-        model = {"decoder.final_layernorm.weight": torch.ones(4), "decoder.layers.0.mlp.experts.w": torch.ones(3)}
+        own = torch.full((3,), float(expert))
+        model = {"decoder.final_layernorm.weight": torch.ones(4), "decoder.layers.0.mlp.experts.w": own}
         args = Namespace(
             tensor_model_parallel_size=1, pipeline_model_parallel_size=1, expert_model_parallel_size=2, world_size=2
         )
         file = tmp_path / "run" / "iter_0000003" / f"mp_rank_00_00{expert}" / "model_optim_rng.pt"
         file.parent.mkdir(parents=True)
         torch.save({"args": args, "model": model}, file)
-    ck = ckptools.open(tmp_path / "run", all_ranks=True)
+    return tmp_path / "run"
+
+
+def test_experts_of_several_ranks_are_no_copies_of_one_another(experts):
+    verified = ckptools.open(experts).verify(deep=True, values=True)
+    assert verified.ok and not [p for p in verified.problems if p.severity == "error"]
+    assert verified.verdict.whole and verified.verdict.joinable is False
+
+
+def test_expert_ranks_are_named_and_their_experts_are_not_joined(experts, tmp_path):
+    ck = ckptools.open(experts, all_ranks=True)
     assert ck.saved_as == "Megatron-LM, tensor parallel 1 x pipeline 1 x expert 2" and ck.ranks == (0, 1)
     with pytest.raises(NotWholeError, match=r"mlp\.experts\.w.*expert-parallel"):
         ck.consolidate(tmp_path / "m.pt")
     assert torch.equal(ck.model["decoder.final_layernorm.weight"].load(), torch.ones(4))
+
+
+def test_expert_ranks_that_the_arguments_state_and_nothing_here_has_are_missing(experts):
+    for file in experts.glob("*/*/*.pt"):
+        edit(file, lambda tree: setattr(tree["args"], "expert_model_parallel_size", 3))
+    ck = ckptools.open(experts, all_ranks=True)
+    assert [p.message for p in ck.problems if p.code == "CK001"] == ["no file mp_rank_00_002/model_optim_rng.pt"]
+
+
+def test_experts_of_another_tensor_parallel_size_are_not_joined_by_a_rule_either(tmp_path):
+    folder = save(Run(tp=2, args={"expert_tensor_parallel_size": 1}), tmp_path / "run")
+    name = "decoder.layers.0.mlp.experts.local_experts.0.linear_fc1.weight"
+    for file in folder.glob("*/*.pt"):
+        edit(file, lambda tree: tree["model"].update({name: torch.ones(4, 2)}))
+    (tmp_path / "rules.json").write_text('{"*": {"dim": 0}}')
+    ck = ckptools.open(tmp_path / "run", all_ranks=True, rules=tmp_path / "rules.json")
+    assert "experts" in ck.model[name].note and ck.model["output_layer.weight"].shape == (16, 8)
 
 
 def test_extra_states_of_several_ranks_are_kept_for_each(tmp_path):
@@ -518,6 +730,15 @@ def test_data_parallel_replicas_have_no_files_and_are_not_missed(tmp_path):
     assert (ck.world_size.value, ck.ranks, ck.whole) == (16, (0, 1, 8, 9), True)
     shown = CliRunner().invoke(app, ["inspect", str(tmp_path)]).stdout
     assert "whole: all 4 rank files are here" in shown and "world size  16" in shown
+
+
+@pytest.mark.parametrize(
+    ("more", "ranks"),
+    [({}, (0, 1, 8, 9)), ({"use_tp_pp_dp_mapping": True}, (0, 1, 2, 3)), ({"world_size": None}, (0, 1, 2, 3))],
+)
+def test_the_ranks_of_a_later_stage_are_numbered_as_megatron_orders_its_grid(more, ranks, tmp_path):
+    save(Run(tp=2, layers=[[1, 1]], args={"world_size": 16, "rank": None, **more}), tmp_path)
+    assert ckptools.open(tmp_path).ranks == ranks
 
 
 @settings(max_examples=12, deadline=None)
@@ -601,3 +822,6 @@ def test_a_stated_world_that_is_smaller_than_the_grid_is_not_believed():
     sizes = {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2}
     assert grid_of({**sizes, "world_size": 8}, []).world == Fact(8, ("args.world_size",))
     assert grid_of({**sizes, "world_size": 3}, []).world == Fact(4, ("files found",))
+    assert grid_of({**sizes, "data_parallel_size": 3}, []).world == Fact(12, ("args.data_parallel_size",))
+    contexts = {**sizes, "data_parallel_size": 3, "context_parallel_size": 2}
+    assert grid_of(contexts, []).world == Fact(24, ("args.data_parallel_size",))

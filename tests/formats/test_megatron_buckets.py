@@ -383,6 +383,12 @@ def test_a_rank_that_wrote_for_two_groups_is_refused(stored):
     assert "wrote buckets of several groups" in refused(same_ranks, weights)
 
 
+def test_a_bucket_whose_writer_is_not_known_is_refused(stored):
+    buffers, weights = stored
+    unknown = {k: replace(t, shards=tuple(s._replace(rank=None) for s in t.shards)) for k, t in buffers.items()}
+    assert "nothing says which rank wrote a bucket" in refused(unknown, weights)
+
+
 def test_a_piece_of_a_rank_that_wrote_no_bucket_is_refused(stored):
     buffers, weights = stored
     proj = weights["output_layer.weight"]

@@ -132,7 +132,7 @@ def test_layers_with_a_number_are_kept_as_they_are(tmp_path):
 def test_a_first_dimension_that_does_not_count_layers_is_left_alone(shapes, tmp_path):
     flat = {f"decoder.layers.{name}": torch.ones(shape) for name, shape in zip("ab", shapes, strict=True)}
     ck = ckptools.open(write(tmp_path / "out", flat, COMMON))
-    assert list(ck.model) == list(flat) and any("does not tell the number of layers" in p.message for p in ck.problems)
+    assert list(ck.model) == list(flat) and any("does not show the number of layers" in p.message for p in ck.problems)
 
 
 def test_what_is_common_may_lie_in_the_folder_itself(tmp_path):
@@ -223,9 +223,22 @@ def test_flat_buffers_of_the_distributed_optimizer_are_shown_and_not_joined(tmp_
     (optimizer,) = ck.optimizers.values()
     assert [set(slots) for slots in optimizer.state.values()] == [{"param", "exp_avg"}] * 2
     assert [g.lr for g in optimizer.param_groups] == [0.5]
-    with pytest.raises(NotWholeError, match=r"flat buffers without names.*only='model'"):
+    why = "rank 0 wrote buckets of several groups"
+    with pytest.raises(NotWholeError, match=rf"flat buffers without names.*{why}.*only='model'"):
         ck.consolidate(tmp_path / "all.pt")
     ck.consolidate(tmp_path / "model.pt", only="model")
+
+
+def test_a_nan_in_a_buffer_that_is_not_joined_may_be_padding(tmp_path):
+    buffer = (
+        "chained_0.optimizer.distributed.dp_group_idx_0.gbuf_idx_0.dtype_(torch.float32, torch.float32).bucket_idx_0"
+    )
+    odd = torch.tensor([1.0, float("nan")])
+    path = write(tmp_path / "out", {"w": torch.ones(2), f"{buffer}.exp_avg": odd}, {"iteration": 1})
+    (problem,) = [p for p in ckptools.verify(path, values=True).problems if p.code == "CK201"]
+    assert problem.severity == "warning" and problem.message.endswith("not joined: it may be padding")
+    path = write(tmp_path / "other", {"w": odd}, {"iteration": 1})
+    assert [p.severity for p in ckptools.verify(path, values=True).problems if p.code == "CK201"] == ["error"]
 
 
 def test_chained_optimizers_share_one_state_by_weight(tmp_path):
@@ -286,3 +299,9 @@ def test_flat_runs_of_a_shape_that_cannot_be_are_refused(shape, tmp_path):
     made = StoredState({name: stored}, {name: {"nd_reformulated_orig_global_shape": shape}}, {}).tree("fp32")
     moment = made["optimizer"]["state"]["w"]["exp_avg"]
     assert "--only model" in moment.note or (shape is None and moment is stored)
+
+
+def test_a_common_file_that_holds_no_dict_is_an_error_and_the_weights_are_read(sample):
+    torch.save([1], sample / "iter_0000005" / "common.pt")
+    (problem,) = [p for p in ckptools.open(sample).problems if p.severity == "error"]
+    assert (problem.code, problem.rank) == ("CK002", None) and "holds a list, expected a dict" in problem.message

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import ckptools
 from ckptools.errors import CkptoolsError
 from ckptools.formats.shared.merge import Merge
-from ckptools.formats.shared.same_values import difference, same_value
+from ckptools.model.rank_vote import difference, same_value
 from ckptools.model.regions import Box, contiguous_strides
 from ckptools.model.tensor import Shard, Source, Tensor
 from ckptools.model.tree import walk
@@ -36,6 +36,13 @@ def test_replicas_lie_side_by_side_with_the_rank_that_holds_each():
     tree, merge = merged({"b": tensor()}, {"b": tensor(rank=1)})
     assert [(s.rank, s.source.path) for s in tree["b"].shards] == [(0, "rank0"), (1, "rank1")]
     assert merge.problems == [] and merge.differing == {}
+
+
+def test_objects_that_look_alike_stay_keys_of_their_own_beside_a_name_of_torch():
+    alike = [Opaque("a.B"), Opaque("a.B")]
+    trees = [{TorchName("float32"): tensor(rank=rank), alike[0]: 1, alike[1]: 2} for rank in range(2)]
+    tree, _ = merged(*trees)
+    assert [tree[key] for key in alike] == [1, 2] and len(tree) == 3
 
 
 ODD = {

@@ -191,7 +191,7 @@ def test_layers_that_no_file_has_are_missed(tmp_path):
     folder = Llama(2, PARAMS).save(tmp_path)
     (folder / "params.json").write_text(json.dumps({**PARAMS, "n_layers": 3}))
     (problem,) = ckptools.open(folder).problems
-    assert (problem.code, problem.message) == ("CK107", "params.json tells of 3 layers, the files hold 2")
+    assert (problem.code, problem.message) == ("CK107", "params.json states 3 layers, the files hold 2")
 
 
 def test_copies_that_differ_are_an_error(tmp_path):

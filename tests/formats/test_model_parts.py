@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 
 import ckptools
 from ckptools.errors import NotWholeError, SeveralError, UnknownFormatError
+from ckptools.formats.rank_search import part_signs
 from tests.truth import FIXTURES
 
 NAMES = {
@@ -108,6 +109,32 @@ def test_models_of_one_run_and_saves_of_several_epochs_are_no_parts(tmp_path):
     assert ckptools.open(tmp_path / "epochs" / "model_1.pt").whole
 
 
+def test_a_numbered_safetensors_file_alone_is_a_part(tmp_path):
+    path = save(tmp_path / "model_0.safetensors", slices(0))
+    for opened in (ckptools.open(path), ckptools.open(tmp_path)):
+        assert is_a_part(opened)
+        assert "part of several files by its name (model_*.safetensors)" in str(opened.problems[0])
+    with pytest.raises(NotWholeError, match="part of several files"):
+        ckptools.consolidate(path, tmp_path / "out.safetensors")
+
+
+def test_numbered_files_with_other_names_or_with_a_gap_between_them_are_parts(tmp_path):
+    for folder, rank, name in (("gap", 1, "a"), ("gap", 3, "a"), ("names", 0, "a"), ("names", 1, "b")):
+        save(tmp_path / folder / f"model_{rank}.safetensors", {name: slices(rank)["a.weight"]})
+    assert all(is_a_part(ckptools.open(tmp_path / folder)) for folder in ("gap", "names"))
+
+
+def test_a_numbered_file_of_which_something_tells_that_it_is_whole_is_no_part(tmp_path):
+    for step in (500, 1000):
+        save(tmp_path / "steps" / f"model_{step}.safetensors", slices(step))
+    for copy in range(2):
+        save(tmp_path / "copies" / f"model_{copy}.safetensors", slices(0))
+    (tmp_path / "ours").mkdir()
+    ckptools.consolidate(save(tmp_path / "x.pt", slices(0)), tmp_path / "ours/model_1.safetensors")
+    for path in ("steps/model_500", "copies/model_1", "ours/model_1"):
+        assert ckptools.open(tmp_path / f"{path}.safetensors").whole
+
+
 def test_the_rank_of_an_adapter_is_no_rank_of_a_process(tmp_path):
     assert ckptools.open(save(tmp_path / "my_lora_rank64.safetensors", slices(0))).whole
     tree = {"layer.lora_A.weight": torch.ones(64, 4)}
@@ -154,6 +181,34 @@ def test_a_file_may_say_itself_that_it_is_a_part(tmp_path, tree):
     assert opened.problems[0].code == "CK011"
 
 
+def flat(path: Path, rank: int) -> Path:
+    return save(path, {"decoder.flat_param_0": torch.arange(9.0) + rank, "step": torch.tensor(7.0)})
+
+
+def test_files_that_say_themselves_that_they_are_parts_are_one_checkpoint_whatever_they_are_called(tmp_path):
+    for rank in range(4):
+        flat(tmp_path / f"checkpoint_{rank}.pt", rank)
+    opened = ckptools.open(tmp_path)
+    assert is_a_part(opened)
+    assert "part of 4 files" in str(opened.problems[0])
+    assert [row.whole for row in ckptools.checkpoints_in(tmp_path).rows] == [False]
+
+
+def test_parts_of_two_steps_by_their_contents_are_two_checkpoints(tmp_path):
+    for step in (100, 200):
+        for rank in range(2):
+            flat(tmp_path / f"checkpoint_{step}_{rank}.pt", rank)
+    with pytest.raises(SeveralError, match=r"holds 2 checkpoints.*checkpoint_200_0.pt, checkpoint_100_0.pt"):
+        ckptools.open(tmp_path)
+
+
+def test_numbered_files_are_several_checkpoints_where_one_does_not_say_that_it_is_a_part(tmp_path):
+    flat(tmp_path / "checkpoint_0.pt", 0)
+    save(tmp_path / "checkpoint_1.pt", slices(1))
+    with pytest.raises(SeveralError, match="holds 2 checkpoints"):
+        ckptools.open(tmp_path)
+
+
 def test_rank_files_with_other_bytes_for_the_same_names_are_not_whole(tmp_path):
     for rank in range(2):
         save(tmp_path / f"rank{rank}.pt", slices(rank))
@@ -179,11 +234,40 @@ def test_a_folder_of_nanotron_is_refused_by_its_name_and_so_is_all_that_lies_in_
             ckptools.open(path)
 
 
+def test_checkpoints_of_nanotron_are_listed_once_each_and_their_folders_are_none(tmp_path):
+    for step in ("10", "20"):
+        folder = nanotron(tmp_path / step)
+        (folder / "checkpoint_metadata.json").write_text("{}")
+        (folder / "optimizer").mkdir()
+        torch.save({"state": {0: {"exp_avg": torch.ones(2)}}}, folder / "optimizer" / "optimizer_tp-0-of-2.pt")
+    rows = ckptools.checkpoints_in(tmp_path).rows
+    assert sorted(row.name for row in rows) == ["10", "20"]
+    assert all(row.whole is not True and "a Nanotron checkpoint" in row.why for row in rows)
+
+
 def test_a_folder_with_weights_deeper_than_is_searched_is_not_taken_for_the_one_file_found(tmp_path):
     folder = nanotron(tmp_path / "10")
     with pytest.raises(UnknownFormatError, match=r"weights lie deeper too .*o_proj/model_weight_tp-rank-0-of-2"):
         ckptools.open(folder)
     assert ckptools.open(folder / "model/model/norm").whole
+
+
+@pytest.mark.parametrize("other", ["model.weights.h5", "m.gguf", "layers/0/weight.npy", "x.data-00000-of-00001"])
+@pytest.mark.parametrize("stray", ["norm/weight.safetensors", "extra/ema.pt"])
+def test_one_file_below_a_folder_with_weights_that_nobody_reads_is_not_opened_for_the_folder(tmp_path, other, stray):
+    save(tmp_path / stray, slices(0))
+    assert ckptools.open(tmp_path).whole
+    (tmp_path / other).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / other).write_bytes(b"weights")
+    with pytest.raises(UnknownFormatError, match=rf"weights of another format lie there too \({other}\); name the one"):
+        ckptools.open(tmp_path)
+    assert ckptools.open(tmp_path / stray).whole
+
+
+def test_a_step_beside_an_export_is_the_checkpoint_of_its_folder(tmp_path):
+    save(tmp_path / "step-5/model.safetensors", slices(0))
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    assert ckptools.open(tmp_path).whole
 
 
 def test_files_that_are_named_one_by_one_are_ranks_by_their_contents(tmp_path):
@@ -193,3 +277,9 @@ def test_files_that_are_named_one_by_one_are_ranks_by_their_contents(tmp_path):
         file.write_bytes((source / f"rank{rank}.pt").read_bytes())
     assert ckptools.open(files).whole
     assert ckptools.open(files[:3]).whole is False
+
+
+def test_a_folder_of_rank_files_is_not_read_to_find_out_that_it_holds_none(monkeypatch):
+    monkeypatch.setattr(part_signs, "reader", None)  # whoever asks it is told by an AttributeError
+    ck = ckptools.open(FIXTURES / "torch2.13.0-fsdp1-sharded-w4", all_ranks=True)
+    assert ck.format == "rank_files" and ck.cost.files == 4

@@ -109,6 +109,12 @@ def test_an_interrupted_save_is_not_called_whole(step):
     assert ckptools.open(step).whole is None
 
 
+def test_a_lost_scheduler_is_a_warning_that_names_its_file(step):
+    (step / "step_scheduler.pt").unlink()
+    (problem,) = ckptools.open(step).problems
+    assert (problem.severity, problem.code) == ("warning", "CK001") and "no file step_scheduler.pt" in problem.message
+
+
 def test_of_an_export_beside_the_shards_the_shards_are_read(step):
     out = step / "model/consolidated/model.safetensors"
     out.parent.mkdir()

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 import ckptools
-from ckptools.contents.completion import keys_beginning, sections_beginning
+from ckptools.cli.arguments import keys_beginning, sections_beginning
 from ckptools.errors import ReadError, UsageError
-from ckptools.files.bucket import Bucket
+from ckptools.files.remote.store import Store
 from ckptools.formats import options as limits
-from ckptools.formats.shared import file_status
+from ckptools.formats.shared import checkpoint_builder
 from ckptools.model.tree import tensors_in
 from ckptools.training import CreateOptions, create
-from ckptools.training.simulation_options import SimulationOptions
+from ckptools.training.options import SimulationOptions
 from tests.object_store import BUCKET
 from tests.truth import FIXTURES
 
@@ -28,7 +28,7 @@ def requests(monkeypatch) -> list[tuple[object, ...]]:
     """What is asked of the server from now on."""
     asked: list[tuple[object, ...]] = []
     for name in ("_fetch", "_list", "_look"):
-        monkeypatch.setattr(Bucket, name, _noted(getattr(Bucket, name), asked))
+        monkeypatch.setattr(Store, name, _noted(getattr(Store, name), asked))
     return asked
 
 
@@ -46,6 +46,7 @@ def sources(tree: object) -> list[tuple[object, ...]]:
     return [(s.path.name, s.offset, s.record, s.crc) for s in shards]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FOLDERS)
 def test_a_folder_in_a_bucket_is_opened_as_on_disk(name, s3):
     there = ckptools.open(s3.put(FIXTURES / name), all_ranks=True)
@@ -110,6 +111,6 @@ def test_of_many_files_that_are_not_read_only_the_list_is_asked_for(name, s3, mo
     url = f"{s3.put(FIXTURES / name.partition('/')[0])}/{name.partition('/')[2]}".rstrip("/")
     monkeypatch.setattr(limits, "MAX_RANKS", 0)  # so that not all are read
     few = {f.path: f.status for f in ckptools.open(url).files if f.status != "read"}
-    monkeypatch.setattr(file_status, "MAX_FILES", 1)
+    monkeypatch.setattr(checkpoint_builder, "MAX_FILES", 1)
     many = {f.path: f.status for f in ckptools.open(url).files if f.status != "read"}
     assert set(few.values()) == {"seen"} and many == dict.fromkeys(few, "listed")

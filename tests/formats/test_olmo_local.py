@@ -22,8 +22,8 @@ from ckptools.formats import olmo_flat
 from ckptools.formats import options as limits
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Shard, Source, Tensor
-from ckptools.training.fake_world import fake_group
 from ckptools.training.strategies import fsdp1
+from tests.fake_world import fake_group
 from tests.pickles.test_tensors import same_bits
 
 WORLD = 3

@@ -10,8 +10,8 @@ import torch
 
 import ckptools
 from ckptools.errors import ReadError, UnsafePathError, UsageError
-from ckptools.formats.shared import rank_checks
-from ckptools.formats.shared.rank_names import parse
+from ckptools.formats.rank_search import rank_checks
+from ckptools.formats.rank_search.rank_names import parse
 from ckptools.model.checkpoint import RankFile
 from tests.truth import FIXTURES
 
@@ -258,3 +258,20 @@ def test_a_file_of_the_first_rank_behind_its_world_is_stray():
 
 def test_a_file_of_less_than_half_the_usual_size_is_odd():
     assert (found(100, 100, 50, world=3), found(100, 100, 49, world=3)) == ([], ["CK003"])
+
+
+def test_a_name_that_one_rank_lacks_is_an_error_with_the_ranks(tmp_path):
+    for rank in range(4):
+        model = {"a": torch.ones(2), **({"b": torch.ones(2)} if rank != 2 else {})}
+        torch.save({"model": model}, tmp_path / f"rank{rank}.pt")
+    (problem,) = [p for p in ckptools.open(tmp_path, all_ranks=True).problems if p.tensor == "model.b"]
+    assert (problem.rank, problem.ranks) == (2, (2,))
+    assert problem.message == "rank 2 lacks it; the other 3 ranks have it"
+
+
+def test_a_file_that_is_far_smaller_than_the_others_is_named_with_both_sizes(tmp_path):
+    for rank in range(3):
+        torch.save({"model": {"a": torch.ones(8 if rank == 1 else 50_000)}}, tmp_path / f"rank{rank}.pt")
+    sizes = [(tmp_path / f"rank{rank}.pt").stat().st_size for rank in range(3)]
+    (message,) = [p.message for p in ckptools.open(tmp_path, all_ranks=True).problems if "bytes, others" in p.message]
+    assert message == f"rank1.pt has {sizes[1]} bytes, others {sizes[0]}"

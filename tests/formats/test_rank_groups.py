@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import ckptools
 from ckptools.cli import app
 from ckptools.errors import NotWholeError, ReadError, UnsafePathError, UsageError
-from ckptools.formats.shared.rank_groups import files_matching, group_of_files
+from ckptools.formats.rank_search.rank_groups import files_matching, group_of_files
 from tests.truth import FIXTURES
 
 RANKS = FIXTURES / "torch2.4.1-fsdp2-w3"
@@ -101,7 +101,7 @@ def test_two_files_of_one_rank_are_told(tmp_path, command):
 def test_files_that_nothing_tells_apart_are_refused(tmp_path):
     for name in ("a.pt", "b.pt"):
         torch.save({"model": {"w": torch.ones(3)}}, tmp_path / name)
-    with pytest.raises(UsageError, match="neither name nor content tells its rank; say it with ranks"):
+    with pytest.raises(UsageError, match="neither name nor content has its rank; give it with ranks"):
         ckptools.open([tmp_path / "a.pt", tmp_path / "b.pt"])
 
 
@@ -174,6 +174,15 @@ def test_a_missing_file_is_called_as_the_pattern_says(tmp_path, what, missing):
     assert (problem.code, problem.rank, problem.message) == ("CK001", 1, f"no file {missing}")
 
 
+@pytest.mark.parametrize(
+    ("numbers", "ranks"), [((1, 2, 3, 4), [0, 1, 2, 3]), ((2, 3, 4), [1, 2, 3]), ((0, 2, 3), [0, 2, 3])]
+)
+def test_numbers_up_to_the_world_size_begin_at_one_whichever_is_missing(numbers, ranks, tmp_path):
+    for number in numbers:
+        (tmp_path / f"model-{number}-of-4.pt").touch()
+    assert [n.rank for n in files_matching(tmp_path, "model-{rank}-of-{world}.pt", False)] == ranks
+
+
 @pytest.mark.parametrize("pattern", ["model.pt", "../{rank}", "/{rank}", "", "{rank", "a/../{rank}", "{world}"])
 def test_a_pattern_that_is_none_is_one_line(tmp_path, pattern):
     with pytest.raises(UsageError, match=r"with \{rank\} in it"):
@@ -217,12 +226,12 @@ def test_a_pattern_finds_exactly_what_fits_it(tmp_path):
 # -- what is not here --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("url", ["ftp://host/x.pt", "hdfs://a/b", "file:///tmp/x.pt"])
+@pytest.mark.parametrize("url", ["s4://host/x.pt", "rsync://host/x.pt"])
 def test_a_url_of_what_is_not_read_is_told_to_be_one(url):
     for command in ("inspect", "verify"):
         done = CliRunner().invoke(app, [command, url])
         assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (3, "", 1)
-        assert done.stderr.startswith(f"error: {url}: {url.partition(':')[0]}:// is not read; s3://, ")
+        assert done.stderr.startswith(f"error: {url}: is not read; s3://, ")
 
 
 @pytest.mark.parametrize("url", ["ftp://b/x.pt", "https://b/x.pt", "hf://a/b/x.pt"])
@@ -241,3 +250,8 @@ def test_json_of_several_files_names_every_one(tmp_path):
     files = copies(tmp_path, "p0/x.pt", "p1/x.pt", "p2/x.pt")
     shown = json.loads(CliRunner().invoke(app, ["inspect", *map(str, files), "--json", "--all-ranks"]).stdout)
     assert shown["path"] == str(tmp_path) and shown["world_size"]["value"] == WORLD
+
+
+def test_a_pattern_with_a_nul_is_refused_in_one_line(tmp_path):
+    with pytest.raises(UsageError, match="expected a name in the folder"):
+        ckptools.open(tmp_path, ranks="a\0-{rank}.pt")

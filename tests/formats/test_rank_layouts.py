@@ -21,7 +21,7 @@ from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor, ShardedTensorMetadata, TensorProperties
 
 import ckptools
-from ckptools.training.fake_world import fake_group
+from tests.fake_world import fake_group
 from tests.pickles.test_tensors import same_bits
 from tests.truth import FIXTURES
 

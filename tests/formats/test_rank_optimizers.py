@@ -13,7 +13,7 @@ from torch import nn
 
 import ckptools
 from ckptools.errors import NotWholeError, RefusedError, UsageError
-from ckptools.formats.shared.rank_optimizers import NO_MODEL
+from ckptools.formats.rank_files.rank_optimizers import NO_MODEL
 from tests.formats import stages
 from tests.formats.stages import Trained, by_decay, save, train_stages, trained
 
@@ -74,6 +74,13 @@ def test_names_that_each_rank_lists_are_believed(tmp_path: Path) -> None:
     assert_moments(
         {name: {} for name in ck.optimizers["optimizer"].state}, [Trained({}, {n: {} for n in names(ranks)})]
     )
+
+
+def test_lists_of_names_that_are_none_on_one_rank_are_not_joined(tmp_path: Path) -> None:
+    one, other = contents(train_stages(params=lambda model: model.named_parameters()))
+    other["optimizer"]["param_groups"][0]["param_names"] = 7
+    ck = ckptools.open(save(tmp_path / "run", [one, other]))
+    assert [p.tensor for p in ck.problems if p.code == "CK105"] == ["optimizer.param_groups.0.param_names"]
 
 
 def names(ranks: list[Trained]) -> list[str]:
@@ -141,7 +148,7 @@ def test_names_that_are_told_are_those_of_all_ranks(told: str, tmp_path: Path) -
 def test_names_in_a_json_that_do_not_fit_a_rank_are_refused(tmp_path: Path) -> None:
     folder = save(tmp_path / "run", without_metadata(train_stages()))
     (tmp_path / "names.json").write_text(json.dumps(["emb.weight", "head.weight"]))
-    with pytest.raises(RefusedError, match="for rank 0: tells the names of 1 parameters, and the optimizer numbers 13"):
+    with pytest.raises(RefusedError, match="for rank 0: has the names of 1 parameters, and the optimizer numbers 13"):
         ckptools.open(folder, names=tmp_path / "names.json")
 
 
@@ -215,7 +222,7 @@ def test_names_that_are_told_are_those_of_every_rank(tmp_path: Path) -> None:
     ck = ckptools.open(folder, names=tmp_path / "names.json")
     assert list(ck.optimizers["optimizer"].state) == ["0.weight", "0.bias", "1.weight", "1.bias"]
     folder = save(tmp_path / "more", without_model(train_stages()))
-    with pytest.raises(RefusedError, match="tells the names of 4 parameters, and the optimizer numbers 13"):
+    with pytest.raises(RefusedError, match="has the names of 4 parameters, and the optimizer numbers 13"):
         ckptools.open(folder, names=tmp_path / "names.json")
 
 

@@ -17,17 +17,16 @@ import numpy as np
 import pytest
 
 from ckptools.errors import ReadError
-from ckptools.formats.opening import open_checkpoint
-from ckptools.formats.shared import file_reader
-from ckptools.formats.shared.file_reader import MIN_FILES, FileReader
-from ckptools.formats.shared.reader_processes import messages, pool
-from ckptools.formats.shared.reader_processes.messages import Receiver, Sender
+from ckptools.formats import file_reader, reader_pool, reader_worker
+from ckptools.formats.file_reader import MIN_FILES, FileReader
+from ckptools.formats.open import open_checkpoint
+from ckptools.formats.reader_worker import Receiver, Sender
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Shard, ShardList, Source, Tensor
 from ckptools.model.tree import tensors_in
 from ckptools.pickles.machine import Machine
 from ckptools.pickles.reader import Saved
-from ckptools.pickles.repeated_records import RepeatedRecords
+from ckptools.pickles.repeated import RepeatedRecords
 from ckptools.training_state import modules
 from tests.benchmarks.load import MANY
 from tests.pickles.test_shard_runs import spelled
@@ -68,7 +67,7 @@ def fields(saved):
 
 def read_by_processes(paths, count=2):
     """What processes answer for each path, in order."""
-    processes = pool.started(paths, count)
+    processes = reader_pool.started(paths, count)
     try:
         return [processes.take(path) for path in paths]
     finally:
@@ -156,6 +155,7 @@ def test_unless_told_how_many_processes_are_started_only_for_files_that_take_a_w
         assert (reader._processes is not None) == (seconds == 0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(FIXTURES)))
 def test_what_a_process_answers_is_what_was_read(path):
     sender, receiver, repeated = Sender(), Receiver({}), RepeatedRecords()
@@ -214,7 +214,7 @@ def test_what_is_told_by_its_number_inside_a_list_of_shards_is_told_apart_from_t
 
 @pytest.mark.parametrize("most", [0, 300, 10_000])
 def test_large_values_that_are_equal_and_not_the_same_stay_apart(monkeypatch, most):
-    monkeypatch.setattr(messages, "MAX_SENT", most)
+    monkeypatch.setattr(reader_worker, "MAX_SENT", most)
     large = [(1,) * 300, (True,) * 300, (1.0,) * 300, b"\1" * 300, (1,) * 299 + ((1,) * 300,), [1] * 300]
     received, lengths = sent([large, large, large[:3]], {})
     assert repr(received) == repr([large, large, large[:3]])
@@ -237,7 +237,7 @@ def test_an_answer_that_is_no_structure_is_refused():
 FOREVER = """
 import sys
 sys.path.append(sys.argv[2])
-import ckptools.formats.opening as opening
+import ckptools.formats.open as opening
 while True:
     opening.open_checkpoint(sys.argv[1], all_ranks=True, jobs=2)
     print("opened", flush=True)
@@ -278,7 +278,7 @@ def test_a_program_that_is_interrupted_leaves_no_process(whole, tmp_path, number
 def test_a_script_without_a_guard_is_run_once(whole, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
-        "import sys\nfrom ckptools.formats.opening import open_checkpoint\n"
+        "import sys\nfrom ckptools.formats.open import open_checkpoint\n"
         "open('runs', 'a').write('once ')\n"
         "print(open_checkpoint(sys.argv[1], all_ranks=True, jobs=2).world_size.value)\n"
     )
@@ -290,7 +290,7 @@ def test_a_folder_that_a_program_imports_from_stands_before_none_of_pythons_modu
     for name in ("struct", "pickle", "queue", "ckptools"):
         (tmp_path / f"{name}.py").write_text("open('imported', 'w').write('yes')\n")
     code = (
-        "import os, queue, pickle, struct, sys\nimport ckptools.formats.opening as opening\n"
+        "import os, queue, pickle, struct, sys\nimport ckptools.formats.open as opening\n"
         "sys.path.insert(0, os.getcwd())\nopening.open_checkpoint(sys.argv[1], all_ranks=True, jobs=2)"
     )
     subprocess.run([sys.executable, "-I", "-c", code, str(whole)], cwd=tmp_path, check=True)

@@ -11,7 +11,7 @@ import pytest
 
 import ckptools
 from ckptools.errors import SeveralError
-from ckptools.formats.shared.sibling_search import columns, count_as_ranks
+from ckptools.formats.rank_search.sibling_search import columns, count_as_ranks
 from tests.truth import FIXTURES
 
 RUNS = {
@@ -51,6 +51,7 @@ def says(path: Path) -> list[tuple[str, int | None]]:
     return [(problem.code, problem.rank) for problem in problems if problem.severity == "error"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", RUNS)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_rank_is_found_from_any_of_them(kind: str, name: str, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from torch import nn
 
 import ckptools
 from ckptools.errors import NotWholeError
-from ckptools.formats.shared.stage_signs import missing_layers
+from ckptools.formats.rank_search.stage_signs import missing_layers, stated_world_size
 from tests.formats.stages import Model, save, train_stages, trained
 
 STATED = "ranks hold parameters of their own, and nothing states how many ranks there were"
@@ -192,6 +192,12 @@ def test_the_next_number_with_other_parameters_is_named(tmp_path: Path) -> None:
     assert (both.in_parts, [p.message for p in both.problems]) == (True, [STATED])
 
 
+def test_the_next_number_with_other_parameters_is_a_warning_with_a_code(tmp_path: Path) -> None:
+    stages_with(tmp_path, {}, {}, name="stage_{}.pt")
+    (beside,) = [p for p in ckptools.open(tmp_path / "stage_0.pt").problems if "stage_1.pt" in p.message]
+    assert (beside.code, beside.severity) == ("CK011", "warning")
+
+
 def test_the_next_number_of_the_same_model_is_another_save(tmp_path: Path) -> None:
     save(tmp_path, [trained(Model(2), seed).content for seed in range(2)], "model_{}.pt")
     assert verdict(tmp_path / "model_0.pt") == (True, "whole: one file holds everything")
@@ -232,3 +238,9 @@ def test_layers_are_known_by_modules_in_them_where_none_are_listed(tmp_path: Pat
 def test_layers_on_several_ranks_are_counted_together(tmp_path: Path) -> None:
     halves = [nn.Sequential(*(nn.Linear(2, 2) for _ in range(4)))[part] for part in (slice(0, 2), slice(2, 4))]
     assert missing_layers([lazy(half, tmp_path) for half in halves]) == {}
+
+
+def test_composer_states_its_world_size_in_the_metadata_of_its_state():
+    assert stated_world_size([{"state": {"metadata": {"world_size": 8}}}]) == 8
+    assert stated_world_size([{"world_size": 4}, {"state": {}}]) == 4
+    assert stated_world_size([{"state": {"metadata": {"world_size": True}}}, []]) is None

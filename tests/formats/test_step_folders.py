@@ -13,6 +13,7 @@ import torch
 import ckptools
 from ckptools.errors import NotWholeError
 from ckptools.formats import composer_folder, olmo_core
+from ckptools.formats.dcp import composite
 from ckptools.model.values import Opaque
 from tests.formats.test_accelerate import MODEL, OPTIMIZER, raw, save
 
@@ -128,6 +129,14 @@ def test_a_damaged_pickle_is_named(composer, data):
     (composer / "resumption.pkl").write_bytes(data)
     (problem,) = ckptools.open(composer).problems
     assert problem.code == "CK002" and "resumption.pkl" in problem.message and "\n" not in problem.message
+
+
+def test_a_pickle_that_is_too_large_is_named_with_its_size(composer, monkeypatch):
+    monkeypatch.setattr(composite, "MAX_PICKLE", 50)
+    size = (composer / "resumption.pkl").stat().st_size
+    (problem,) = ckptools.open(composer).problems
+    assert (problem.code, problem.tensor) == ("CK002", "resumption")
+    assert f"resumption.pkl has {size} bytes; at most 50 are read" in problem.message
 
 
 def test_other_folders_of_such_names_are_left_alone(tmp_path):

@@ -195,6 +195,14 @@ def test_a_lost_file_is_named_with_its_rank(folder, name, harm, tmp_path):
         ckptools.consolidate(folder, tmp_path / "out.safetensors")
 
 
+@pytest.mark.parametrize("name", ["model_1", "optimizer_3", "step_2"])
+def test_a_file_that_is_cut_is_listed_as_cut_and_the_others_are_not(folder, name):
+    file = next(folder.glob(f"{name}.*"))
+    file.write_bytes(file.read_bytes()[:-1])
+    lost = [(found.path, found.rank, found.status) for found in ckptools.open(folder).files if not found.is_here]
+    assert lost == [(file, int(name[-1]), "cut")]
+
+
 def test_two_swapped_files_are_told_or_put_right(folder, tmp_path):
     one, other = next(folder.glob("model_0.*")), next(folder.glob("model_3.*"))
     first, second = one.read_bytes(), other.read_bytes()
@@ -271,3 +279,12 @@ def test_a_part_of_a_tensor_that_no_rank_is_said_to_hold_is_a_gap(tmp_path):
 def test_consolidated_safetensors_hold_the_model_alone(st, tmp_path):
     ckptools.consolidate(st, tmp_path / "out.safetensors")
     assert sorted(load_file(tmp_path / "out.safetensors")) == sorted(ckptools.open(st).model)
+
+
+def test_where_no_file_can_be_read_the_folder_is_named(tmp_path):
+    folder = Path(shutil.copytree(PT, tmp_path / "step_5"))
+    for file in folder.glob("*_?.pt"):
+        file.write_bytes(b"")
+    with pytest.raises(ReadError, match="none of its files can be read") as refused:
+        ckptools.open(folder)
+    assert refused.value.path == folder

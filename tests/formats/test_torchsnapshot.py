@@ -89,6 +89,13 @@ def test_values_of_every_kind_are_read():
     assert (ck.step.value, ck.world_size.value, ck.saved_as) == (5, 2, "torchsnapshot 0.1.0")
 
 
+@pytest.mark.parametrize("value", [True, False])
+def test_a_bool_is_read_as_it_was_saved(value, snapshot):
+    entry = {"type": "bool", "serialized_value": str(value), "readable": None, "replicated": False}
+    edit(snapshot, **{"0__progress__done": entry, "1__progress__done": entry})
+    assert ckptools.open(snapshot).tree["progress"]["done"] is value
+
+
 def test_what_ranks_have_for_themselves_is_kept():
     ck = ckptools.open(SAMPLE)
     assert ck.per_rank["progress", "name"] == {0: "run of rank 0", 1: "run of rank 1"}
@@ -274,6 +281,59 @@ def test_a_manifest_that_contradicts_itself_is_told_in_one_line(snapshot, lie):
     assert ck.whole is False and not any("\n" in p.message for p in ck.problems)
 
 
+@pytest.mark.parametrize(
+    ("lie", "said"),
+    [
+        ("an entry is lost", "embed.weight"), ("an entry that nothing lists", "more"), ("an unknown dtype", "'float3'"),
+        ("a size of no tensor", "[an int of 71 bits], expected sizes"), ("no number", "a int of 'five'"),
+        ("half a float", f"a float of '{HALF}'"), ("a rank beyond the world", "'7/model' is of no rank of 2"),
+        ("no type", "'0/model' has no type"),
+    ],
+)  # fmt: skip
+def test_what_contradicts_itself_is_named(snapshot, lie, said):
+    edit(snapshot, **LIES[lie])
+    try:
+        messages = [str(p) for p in ckptools.open(snapshot).problems]
+    except ReadError as error:
+        messages = [str(error)]
+    assert any(said in message for message in messages)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "said"),
+    [
+        ({"version": "0.1.0", "manifest": {}}, "expected version, world_size and manifest"),
+        ({"version": "0.1.0", "world_size": 0, "manifest": {}}, "world_size 0"),
+        ({"version": "0.1.0", "world_size": 1, "manifest": {}}, "lists nothing"),
+    ],
+)
+def test_metadata_that_makes_no_sense_is_refused_with_the_reason(metadata, said, snapshot):
+    (snapshot / ".snapshot_metadata").write_text(json.dumps(metadata))
+    with pytest.raises(ReadError, match=rf"\.snapshot_metadata: .*{said}"):
+        ckptools.open(snapshot)
+
+
+def test_ranks_of_which_nothing_is_listed_are_named(snapshot):
+    path = snapshot / ".snapshot_metadata"
+    path.write_text(path.read_text().replace('"world_size": 2', '"world_size": 4'))
+    (problem,) = [p for p in ckptools.open(snapshot).problems if p.code == "CK007"]
+    assert (problem.rank, problem.ranks) == (2, (2, 3)) and "nothing of rank 2, 3 of 4" in problem.message
+
+
+@pytest.mark.parametrize("more", [-1, 1])
+def test_a_batch_of_another_length_is_named_with_both_numbers(snapshot, more):
+    path = snapshot / BATCHES[1]
+    size = path.stat().st_size
+    path.write_bytes(path.read_bytes()[: size + min(more, 0)] + bytes(max(more, 0)))
+    (message,) = [p.message for p in ckptools.open(snapshot).problems if p.message.startswith(str(BATCHES[1]))]
+    assert f"{size + more} bytes" in message and f"{size}" in message
+
+
+def test_one_object_alone_is_part_of_more():
+    ck = ckptools.open(SAMPLE / "1/optim/param_groups/0/betas", only_this_file=True)
+    assert (ck.problems[0].code, ck.whole) == ("CK011", False) and "betas" in ck.problems[0].message
+
+
 def test_a_world_size_that_lies_costs_nothing(snapshot):
     path = snapshot / ".snapshot_metadata"
     path.write_text(path.read_text().replace('"world_size": 2', '"world_size": 1000000'))
@@ -287,3 +347,12 @@ def test_metadata_that_is_cut_is_one_error(snapshot, end):
     path.write_bytes(path.read_bytes()[:end])
     with pytest.raises(ReadError, match="snapshot metadata"):
         ckptools.open(snapshot)
+
+
+def test_a_range_of_other_bytes_than_the_shape_has_is_said_with_both_numbers(snapshot):
+    found = json.loads((snapshot / ".snapshot_metadata").read_text())["manifest"]
+    name, entry = next((n, e) for n, e in found.items() if e["type"] == "Tensor" and e.get("byte_range"))
+    first, last = entry["byte_range"]
+    edit(snapshot, **{name.replace("/", "__"): {**entry, "byte_range": [first, last - 1]}})
+    said = [p.message for p in ckptools.open(snapshot).problems]
+    assert any(f"{last - first - 1} bytes for" in text and f"expected {last - first}" in text for text in said)

@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 
 import ckptools
 from ckptools.errors import NotWholeError, ReadError
-from ckptools.formats.shared.fsdp1 import unit_optimizer
-from ckptools.formats.shared.fsdp1.unit_search import units_of
-from ckptools.formats.shared.fsdp1.units import UnknownLayoutError
+from ckptools.formats.flat_parameters import unit_optimizer
+from ckptools.formats.flat_parameters.unit_search import units_of
+from ckptools.formats.flat_parameters.units import UnknownLayoutError
 from ckptools.model.regions import Box, Ints, chunk
 from ckptools.model.tensor import Shard, Source, Tensor
 from ckptools.tensor_io import read
@@ -51,6 +51,7 @@ def refusal(ck: ckptools.Checkpoint) -> str:
     return " ".join(p.message for p in ck.problems if p.code == "CK106")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", save_unit_states.VARIANTS)
 def test_every_moment_equals_what_torch_gathers(saved, name):
     ck = ckptools.open(saved / name, all_ranks=True)
@@ -144,6 +145,16 @@ def test_parameters_of_the_same_bytes_may_be_tied_and_the_lengths_tell():
 
 def test_parameters_of_other_bytes_are_not_tied():
     assert units_of(parameters(emb__w=(6, 4), layer__a=(5,), head__w=(6, 4)), [12, 3], 2) == []
+
+
+def test_of_very_many_equal_parameters_none_one_or_all_are_tied():
+    model: dict[str, Tensor] = {}
+    for n in range(1, 9):
+        model |= parameters((f"a{n}__w", f"b{n}__w"), **{f"a{n}__w": (n,), f"b{n}__w": (n,)})
+    firsts, both = tuple(range(0, 16, 2)), tuple(range(16))
+    assert units_of(model, [36], 1) == [((0, firsts),)]
+    assert units_of(model, [72], 1) == [((0, both),)]
+    assert len(units_of(model, [64], 1)) == 1 and units_of(model, [57], 1) == []
 
 
 def test_lengths_that_two_ways_give_are_two_ways():

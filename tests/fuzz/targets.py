@@ -18,11 +18,11 @@ from ckptools.errors import CkptoolsError
 from ckptools.files import zip_archive
 from ckptools.files.opening import File
 from ckptools.files.safetensors_header import read_header
-from ckptools.model.tree_limits import TreeLimitError, check_tree_limits
+from ckptools.model.tree import TreeLimitError, check_tree_limits
 from ckptools.pickles import reader
 from ckptools.pickles.foreign_names import foreign_classes
-from ckptools.pickles.limits import PickleError
 from ckptools.pickles.machine import Machine
+from ckptools.pickles.machine_state import PickleError
 from ckptools.text import printable
 
 FIXTURES = Path(__file__).parent.parent.parent / "fixtures"
@@ -95,9 +95,9 @@ def metadata(data: bytes) -> None:
 def used(path: Path) -> None:
     """Every command on a file or folder: each does its work or says one line why not."""
     import ckptools
-    from ckptools.views.report import inspect_report
-    from ckptools.views.report_text import report_text
-    from ckptools.views.verification import verification_text
+    from ckptools.inspect.record import inspect_report
+    from ckptools.inspect.text import report_text
+    from ckptools.verify.text import verification_text
 
     out = _SCRATCH / "out.safetensors"
 

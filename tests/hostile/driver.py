@@ -25,7 +25,7 @@ import typer
 
 import ckptools
 from ckptools.cli import app
-from ckptools.cli.exit_codes import BUG_EXIT
+from ckptools.cli.running import BUG_EXIT
 from tests.hostile.cases import CASES, TRAP
 
 STARTS = ("os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty", "subprocess.Popen", "socket.connect")

@@ -13,6 +13,8 @@ import pytest
 
 from tests.hostile.cases import CASES, REFUSED
 
+pytestmark = pytest.mark.slow
+
 SECONDS = 10
 MEMORY_KIB = 1 << 20
 PARTS = 2

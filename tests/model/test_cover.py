@@ -127,13 +127,15 @@ def test_ten_thousand_holes_are_all_found_quickly():
     assert time.perf_counter() - started < 2
 
 
+@pytest.mark.slow
 def test_a_whole_layout_too_tangled_to_compare_is_refused():
     n = 2500
     columns = [(Box((0, j), (j + 1, 1)), Box((j + 1, j), (n - j, 1))) for j in range(n)]
-    with pytest.raises(TangledLayoutError, match="whether they overlap"):
+    with pytest.raises(TangledLayoutError, match="find overlaps"):
         cover((n + 1, n), [box for column in columns for box in column])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("copies", [1, 2])
 def test_a_layout_too_tangled_to_judge_is_refused(copies):
     crossing = [Box((i, 2500 - i), (2500, 1)) for i in range(2500)]

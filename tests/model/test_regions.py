@@ -112,6 +112,7 @@ def test_the_element_of_a_0_d_tensor_is_covered_once():
     assert cover((), [Box((), ()), Box((), ())]).overlaps
 
 
+@pytest.mark.slow
 def test_a_layout_built_to_waste_time_is_refused():
     n = 2500
     stairs = [Box((i, i), (n - i, 1)) for i in range(n)]

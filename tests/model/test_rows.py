@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptools.model.problems import Code
-from ckptools.model.records import one_line, to_dict
-from ckptools.model.rows import Rows
+from ckptools.model.records import Rows, one_line, to_dict
 
 
 class Row(NamedTuple):

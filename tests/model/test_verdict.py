@@ -9,7 +9,7 @@ import pytest
 
 from ckptools.model.problems import Code, Problem
 from ckptools.model.verdict import MAX_CAUSES, REMEDIES, Cause, Verdict, causes_of
-from tests.views.made import missing
+from tests.display.made import missing
 
 EXTENT = "all 4 rank files are here, all read"
 WARNING = Problem(Code.STEPS_DISAGREE, "the optimizer counts 7 steps, step says 9")
@@ -80,6 +80,13 @@ def test_of_several_hundred_problems_of_a_kind_a_cause_names_one_and_counts_them
     assert texts(*gaps, *gaps) == texts(*gaps)
 
 
+def test_causes_are_in_one_order_whoever_found_them_first():
+    found = [Problem(kind, kind.code, None, "w") for kind in (Code.NEVER_WRITTEN, Code.TENSOR_GAP, Code.NOT_FINITE)]
+    assert [code for code, *_ in texts(*reversed(found))] == ["CK017", "CK101", "CK201"]
+    files = [Problem(Code.FILE_CUT, "cut", 2), *missing(3)]
+    assert [code for code, *_ in texts(*found, *files)] == ["CK002", "CK001", "CK017", "CK201"]
+
+
 def test_ranks_of_one_fate_are_one_cause():
     cut = [Problem(Code.FILE_CUT, "cut", rank) for rank in (7, 9)]
     assert [text for *_, text, _ in texts(*missing(1, 2, 3, 5), *cut)] == [
@@ -104,7 +111,7 @@ def test_one_kind_that_is_an_error_here_and_a_warning_there_is_two_causes():
 def test_gaps_where_a_lost_rank_was_follow_from_it_and_are_no_cause(kind):
     gap = Problem(Code.TENSOR_GAP, "gap", 2, "w")
     assert [code for code, *_ in texts(gap, Problem(kind, "", 2))] == [kind.code]
-    assert [code for code, *_ in texts(gap, Problem(kind, "", 3))] == ["CK101", kind.code]
+    assert [code for code, *_ in texts(gap, Problem(kind, "", 3))] == [kind.code, "CK101"]
 
 
 def test_a_gap_of_no_rank_is_a_cause_beside_a_lost_file_of_no_rank():

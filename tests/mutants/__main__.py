@@ -1,6 +1,6 @@
 """`make mutants`: put faults at random into a copy of the package, one at a time; do the tests of that line notice?
 
-    python -m tests.mutants --sample 200 --seed 7 [ckptools/checks ckptools/api/step.py]
+    python -m tests.mutants --sample 200 --seed 7 [ckptools/verify ckptools/api/tensor.py]
 
 A line is drawn, then one of the operators that fit it, then one of its changes: a line with a long call counts as
 much as a guard. A fault is noticed where a test fails that passes without it, or hangs.
@@ -34,7 +34,10 @@ import typer.testing  # noqa: F401
 from tests.mutants.covering import KEPT, PACKAGE, ROOT, Recording, copied, record
 from tests.mutants.faults import faults_by_line
 
-ROOMS = ("checks", "contents", "consolidate", "formats", "training_state", "tensor_io", "api", "views")
+ROOMS = (
+    "tensor_io", "training_state", "formats", "keys", "display", "inspect", "verify", "stats", "diff", "match",
+    "consolidate", "contents", "ls", "plots", "doctor", "report", "api",
+)  # fmt: skip
 ENOUGH = 0.85
 PROCESSES = 2
 SECONDS = 120.0
@@ -119,17 +122,23 @@ def chosen(
     fault: Fault, recordings: Sequence[Recording], unfit: frozenset[str] = frozenset()
 ) -> tuple[dict[str, float], int]:
     """The tests to try with their seconds, and how many run the line; each function once before any of them twice."""
-    seconds = {t: r.seconds[t] for r in recordings for t in r.tests_of(fault.file, fault.line) - unfit}
+    covering = {t: r.seconds[t] for r in recordings for t in r.tests_of(fault.file, fault.line)}
+    seconds = {test: taken for test, taken in covering.items() if function_of(test) not in unfit}
     by_function = defaultdict(list)
     for test in sorted(seconds, key=lambda t: (seconds[t], t)):
-        by_function[test.partition("[")[0]].append(test)
-    order = sorted(seconds, key=lambda t: (by_function[t.partition("[")[0]].index(t), seconds[t], t))
+        by_function[function_of(test)].append(test)
+    order = sorted(seconds, key=lambda t: (by_function[function_of(t)].index(t), seconds[t], t))
     taken: dict[str, float] = {}
     for test in order:
         if taken and sum(taken.values()) + seconds[test] > SECONDS:
             break
         taken[test] = seconds[test]
     return taken, len(seconds)
+
+
+def function_of(test: str) -> str:
+    """A test without its parameters."""
+    return test.partition("[")[0]
 
 
 class Chosen:
@@ -229,6 +238,8 @@ def _tested(tree: Path, tests: dict[str, float], output: Path, options: list[str
     sys.path[:] = [str(tree), *(p for p in sys.path if p not in ("", str(ROOT)))]
     for name in [n for n in sys.modules if n.partition(".")[0] in (PACKAGE, "tests")]:
         del sys.modules[name]
+    sys.modules["__main__"].__spec__ = None  # what tests spawn would run this module again
+    multiprocessing.current_process()._config["daemon"] = False  # daemons may start none
     files = sorted({test.partition("::")[0] for test in tests})
     options = [*options, "-q", "-n", "0", f"--basetemp={tree.parent / 'tmp'}"]
     options += [word for name in ("cacheprovider", "anyio", "hypothesispytest") for word in ("-p", f"no:{name}")]
@@ -255,8 +266,10 @@ def judged(faults: Sequence[Fault]) -> Iterator[Verdict]:
                     found.append(verdict)
                 bad = pool.apply(unfit_among, ({v.why for v in found if "::" in v.why},))
                 print(*(f"fails without a fault: {test}\n" for test in sorted(bad)), sep="", end="")
-                yield from (v for v in found if v.why not in bad)
-                left, unfit = [v.fault for v in found if v.why in bad], unfit | bad
+                # All parameters of a test that fails so, at once: each round takes minutes.
+                unfit |= {function_of(test) for test in bad}
+                yield from (v for v in found if function_of(v.why) not in unfit)
+                left = [v.fault for v in found if function_of(v.why) in unfit]
     finally:
         shutil.rmtree(scratch)
 

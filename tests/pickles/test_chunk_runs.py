@@ -20,6 +20,8 @@ from torch.distributed.checkpoint.metadata import (
 
 from ckptools.errors import ReadError
 from ckptools.formats.dcp import metadata_reader as dcp_metadata
+from ckptools.formats.dcp.metadata import StoredItem
+from ckptools.model.regions import Ints
 from ckptools.pickles.chunk_runs import ChunkReader
 from ckptools.pickles.machine import Machine
 from ckptools.pickles.shard_runs import RunReader
@@ -66,6 +68,23 @@ def both(path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dcp_metadata.Metad
     return [fast, dcp_metadata.read_metadata(path)]
 
 
+def same_or_refused_both_ways(path: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether it is the same, or refused with the same line, in batches and opcode by opcode."""
+    found = []
+    for reader in (ChunkReader, RunReader):
+        monkeypatch.setattr(dcp_metadata, "ChunkReader", reader)
+        try:
+            found.append(dcp_metadata.read_metadata(path))
+        except ReadError as error:
+            found.append(str(error))
+    return found[0] == found[1]
+
+
+def place(metadata: dcp_metadata.DcpMetadata, fqn: str, offsets: Ints | None = None) -> StoredItem:
+    found, _ = metadata.stored.of(fqn)
+    return metadata.stored[found[offsets]]
+
+
 def in_runs(path: Path) -> bool:
     machine = Machine(path.read_bytes(), reader=ChunkReader)
     machine.load()
@@ -85,7 +104,7 @@ def test_large_metadata_is_read_the_same_both_ways(tmp_path, monkeypatch, ndim, 
     path = write(tmp_path, described(300, ["a", "b.weight", "offset", "x" * 300], ndim), protocol)
     fast, slow = both(path, monkeypatch)
     assert fast == slow and in_runs(path)
-    assert len(fast.stored) == 1200 and fast.stored["a", (299 * 300, *[0] * (ndim - 1))].offset == 299 << 33
+    assert len(fast.stored) == 1200 and place(fast, "a", (299 * 300, *[0] * (ndim - 1))).offset == 299 << 33
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
@@ -102,7 +121,7 @@ def test_values_that_entries_share_are_found(tmp_path, monkeypatch):
     metadata.storage_data[MetadataIndex("a", [300, 0])] = metadata.storage_data[MetadataIndex("b", [600, 0])]
     fast, slow = both(write(tmp_path, metadata), monkeypatch)
     assert fast == slow
-    assert fast.stored["a", (300, 0)] == fast.stored["b", (600, 0)]
+    assert place(fast, "a", (300, 0)) == place(fast, "b", (600, 0))
 
 
 def test_entries_with_transforms_and_objects_lie_between_the_others(tmp_path, monkeypatch):
@@ -110,8 +129,8 @@ def test_entries_with_transforms_and_objects_lie_between_the_others(tmp_path, mo
     metadata.storage_data[MetadataIndex("a", [3000, 0])].transform_descriptors = ["stream.zstd/1"]
     metadata.storage_data[MetadataIndex("lr")] = _StorageInfo("__0_0.distcp", 5, 6)
     fast, slow = both(write(tmp_path, metadata), monkeypatch)
-    assert fast == slow and fast.stored["lr", None].length == 6
-    assert fast.stored["a", (3000, 0)].transforms == ("stream.zstd/1",)
+    assert fast == slow and place(fast, "lr").length == 6
+    assert place(fast, "a", (3000, 0)).transforms == ("stream.zstd/1",)
 
 
 @pytest.mark.parametrize("field", ["offset", "length"])
@@ -146,3 +165,25 @@ def test_a_cut_run_is_one_line(tmp_path, keep):
     with pytest.raises(ReadError, match="DCP metadata") as error:
         dcp_metadata.read_metadata(path)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("opcodes", [b"0", b"2", b"\x85", b"\x940", b"\x86a0"])
+def test_entries_that_are_not_only_collected_are_read_opcode_by_opcode(tmp_path, monkeypatch, opcodes):
+    data = write(tmp_path, described(50, ["a"])).read_bytes()
+    end, frame = data.index(b"ube") + 2, data.index(b"\x95")
+    path = tmp_path / ".metadata"
+    path.write_bytes(data[:frame] + data[frame + 9 : end] + opcodes + data[end:])
+    assert same_or_refused_both_ways(path, monkeypatch)
+
+
+@pytest.mark.parametrize("number", [b"\x8a\x01\xff", b"\x8a\x01\x05", b"M\xff\xff", b"K\xff", b"J\xff\xff\xff\x7f"])
+def test_a_place_is_the_number_that_its_opcode_means(tmp_path, monkeypatch, number):
+    metadata = described(50, ["a"])
+    for place in metadata.storage_data.values():
+        place.offset = 0x12345
+    data = write(tmp_path, metadata).read_bytes()
+    frame, spelled = data.index(b"\x95"), b"J\x45\x23\x01\0"
+    behind_first = data.index(spelled) + len(spelled)
+    path = tmp_path / ".metadata"
+    path.write_bytes(data[:frame] + data[frame + 9 : behind_first] + data[behind_first:].replace(spelled, number))
+    assert same_or_refused_both_ways(path, monkeypatch)

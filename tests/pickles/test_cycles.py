@@ -14,7 +14,7 @@ import ckptools
 from ckptools.cli import app
 from ckptools.model.tree import walk
 from ckptools.model.values import Cycle
-from ckptools.pickles.cycles import without_cycles
+from ckptools.pickles.machine import without_cycles
 from ckptools.torch_engine import describe
 
 

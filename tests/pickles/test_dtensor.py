@@ -22,10 +22,10 @@ from ckptools.model.tensor import Shard as Piece
 from ckptools.model.tensor import in_rank_order
 from ckptools.model.tree import tensors_in
 from ckptools.pickles import reader
-from ckptools.pickles.device_mesh import Mesh
-from ckptools.pickles.dtensor import Layout, Placement, _all_shards, _spans, local_runs
+from ckptools.pickles.classes.device_mesh import Mesh
+from ckptools.pickles.classes.dtensor import DTensorLayout, Placement, _all_shards, _spans, local_runs
 from ckptools.pickles.machine import Machine
-from ckptools.training.fake_world import fake_group
+from tests.fake_world import fake_group
 from tests.pickles.forge import number, one_line, storage, tensor, text, with_pickle
 from tests.truth import FIXTURES
 from tests.versions import TORCH
@@ -368,7 +368,7 @@ def test_shards_are_in_the_order_of_ranks_whether_or_not_the_mesh_is(ranks: tupl
     ordered = in_rank_order(shard for _, shards in cells for shard in shards)
     own = [Piece(cells[at[0]][1][0].box, rank, None)]
     others = [shard for coordinate, shards in cells if coordinate != at for shard in shards]
-    found = Layout(cells, ordered, _spans(cells, ranks)).with_own(own, mesh)
+    found = DTensorLayout(cells, ordered, _spans(cells, ranks)).with_own(own, mesh)
     assert found == in_rank_order((*own, *others))
 
 

@@ -8,21 +8,21 @@ from zipfile import ZipFile
 
 import pytest
 
-from ckptools.files.remote_path import RemotePath
-from ckptools.files.remote_store import RemoteError, RemoteStore
-from ckptools.files.storage import Status
-from ckptools.pickles import fetch_ahead, reader
-from ckptools.pickles.fetch_ahead import FetchAhead, fetch
+from ckptools.files.remote.path import RemotePath
+from ckptools.files.remote.store import Place, Store
+from ckptools.files.storage import RemoteError, Status
+from ckptools.pickles import archive, reader
+from ckptools.pickles.archive import FetchAhead, fetch
 from tests.truth import FIXTURES
 
 RANK_0 = FIXTURES / "torch2.13.0-fsdp1-sharded-w4" / "rank0.pt"
 
 
-class OneFile(RemoteStore):
+class OneFile(Store):
     """A store with one file, which counts what is fetched of it, and fails when it is told to."""
 
     def __init__(self, data: bytes) -> None:
-        super().__init__()
+        super().__init__(Place(None, str, "fixed"))
         self.data, self.ranges, self.fails, self.seconds = data, [], False, 0.0
 
     def _list(self, folder):
@@ -87,46 +87,45 @@ def test_what_lies_between_the_records_that_are_fetched_is_not():
 
 
 def test_a_large_pickle_is_left_to_who_reads_it(monkeypatch):
-    monkeypatch.setattr(fetch_ahead, "LARGEST", 10_000)
+    monkeypatch.setattr(archive, "LARGEST", 10_000)
     path = in_store(RANK_0.read_bytes())
     fetch(path)
-    assert sum(end - start for start, end in path.store.ranges) < 20_000
+    assert sum(end - start for start, end in path.store.ranges) < 24_000
     assert reader.read(path).claims
 
+
+def test_files_of_this_machine_are_left_alone():
     ahead = FetchAhead()
     ahead.add([RANK_0])
-    assert ahead._threads == 0
+    assert not ahead._coming
 
 
-def test_who_waits_for_a_file_finds_it_fetched():
-    path, ahead = in_store(RANK_0.read_bytes()), FetchAhead()
-    path.store.seconds = 0.02
-    ahead.add([path])
-    ahead.wait(path)
-    ahead.wait(path)
-    fetched = len(path.store.ranges)
-    assert reader.read(path).claims and fetched == len(path.store.ranges) > 0
-
-
-@pytest.mark.parametrize("order", [1, -1])
-def test_only_so_much_is_fetched_that_nobody_has_asked_for(order, monkeypatch):
-    monkeypatch.setattr(fetch_ahead, "WAITING", 200_000)
-    data, ahead = RANK_0.read_bytes(), FetchAhead()
-    paths = [in_store(data, str(number)) for number in range(20)]
+def test_a_file_is_fetched_once_and_with_it_those_that_come_next(monkeypatch):
+    monkeypatch.setattr(archive, "TOGETHER", 3)
+    paths, ahead = [in_store(RANK_0.read_bytes(), str(number)) for number in range(7)], FetchAhead()
     ahead.add(paths)
-    time.sleep(0.3)
-    assert 2 <= sum(len(path.store.ranges) > 1 for path in paths) <= 4
-    for path in paths[::order]:
-        ahead.wait(path)
-        assert len(path.store.ranges) == 2
-    assert ahead._nbytes == 0
+    for path in (paths[1], paths[1], paths[0]):
+        ahead.reach(path)
+    ahead.reach(paths[2])
+    fetched = [len(path.store.ranges) for path in paths]
+    assert all(fetched[:3]) and not any(fetched[6:])
+    assert reader.read(paths[0]).claims and fetched[0] == len(paths[0].store.ranges)
 
 
-def test_nothing_more_is_fetched_once_it_is_closed():
+def test_nothing_more_is_fetched_once_it_is_closed(monkeypatch):
+    monkeypatch.setattr(archive, "TOGETHER", 1)
     paths, ahead = [in_store(RANK_0.read_bytes(), str(number)) for number in range(20)], FetchAhead()
-    for path in paths:
-        path.store.seconds = 0.05
     ahead.add(paths)
+    ahead.reach(paths[0])
     ahead.close()
+    for path in paths:
+        ahead.reach(path)
+    assert not any(path.store.ranges for path in paths[3:])
+
+
+def test_what_comes_next_is_fetched_before_it_is_asked_for(monkeypatch):
+    monkeypatch.setattr(archive, "TOGETHER", 2)
+    paths, ahead = [in_store(RANK_0.read_bytes(), str(number)) for number in range(4)], FetchAhead()
+    ahead.add(paths)
     time.sleep(0.3)
-    assert not ahead._threads and not all(path.store.ranges for path in paths)
+    assert [bool(path.store.ranges) for path in paths] == [True, True, False, False]

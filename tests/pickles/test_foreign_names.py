@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
+from ckptools.inspect.record import inspect_report
 from ckptools.model.values import Opaque
 from ckptools.pickles.foreign_names import foreign_classes
-from ckptools.views.report import inspect_report
-from tests.views.made import checkpoint
+from tests.display.made import checkpoint
 
 
 def suspicious(*names: str, tree: object = None) -> tuple[str, ...]:

@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptools.pickles import machine_state
-from ckptools.pickles.int_runs import MAX_RUN, MIN_RUN, RUN, ints_of_run
 from ckptools.pickles.machine import Machine, PickleError
-from ckptools.pickles.repeated_records import RepeatedRecords
+from ckptools.pickles.repeated import MAX_RUN, MIN_RUN, RUN, RepeatedRecords, ints_of_run
 from tests.pickles.test_shard_runs import spelled
 
 WIDE = st.one_of(

@@ -23,7 +23,7 @@ from ckptools.model.tree import tensors_in
 from ckptools.model.values import Opaque
 from ckptools.pickles import legacy, reader
 from ckptools.tensor_io import read
-from ckptools.training.fake_world import fake_group
+from tests.fake_world import fake_group
 from tests.pickles.forge import in_stream, number, numbers, one_line, stream, tensor, text
 from tests.pickles.test_tensors import same_bits
 from tests.truth import WHOLE

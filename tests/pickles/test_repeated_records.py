@@ -12,7 +12,7 @@ from ckptools.files.zip_archive import Container
 from ckptools.pickles import reader
 from ckptools.pickles.archive import locator
 from ckptools.pickles.machine import Machine, PickleError
-from ckptools.pickles.repeated_records import RepeatedRecords
+from ckptools.pickles.repeated import RepeatedRecords
 from tests.pickles.test_shard_runs import (
     START,
     TAILS,
@@ -52,6 +52,7 @@ def same_file(path, repeated, data=None):
         return same(pickled(path) if data is None else data, repeated, locator(Container(file)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backwards", [False, True], ids=["in order", "backwards"])
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda p: p.name)
 def test_every_rank_reads_the_same_after_the_others(folder, backwards):
@@ -63,6 +64,7 @@ def test_every_rank_reads_the_same_after_the_others(folder, backwards):
 RANKS = [sorted(folder.glob("*rank*.pt")) for folder in FOLDERS]
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_a_mutated_pickle_reads_the_same_after_the_other_ranks(data):

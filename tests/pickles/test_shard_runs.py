@@ -20,7 +20,7 @@ from ckptools.model.tree import tensors_in
 from ckptools.model.values import Opaque
 from ckptools.pickles.archive import locator
 from ckptools.pickles.machine import Machine, PickleError
-from ckptools.pickles.run_records import Placement, ShardRecord
+from ckptools.pickles.objects import PlacementRecord, ShardRecord
 from tests.pickles.forge import number, text
 from tests.truth import FIXTURES
 
@@ -30,7 +30,7 @@ WITH_RECORDS = ("composer-0.13", "torch1.13", "torch2.0.1", "torch2.13.0-fsdp1")
 
 def spelled(node, inside=frozenset()):
     """Everything about a value, as text."""
-    assert not isinstance(node, (ShardRecord, Placement))
+    assert not isinstance(node, (ShardRecord, PlacementRecord))
     if id(node) in inside:
         return "itself"
     inside = inside | {id(node)}
@@ -92,6 +92,7 @@ def test_most_records_of_every_fixture_are_skipped(path):
 SMALL = {p: pickled(p) for p in SHARDED}
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_a_mutated_pickle_reads_the_same_with_runs_and_without(data):
@@ -337,11 +338,12 @@ def test_looking_for_words_that_never_come_is_given_up():
 def fake_world(tmp_path_factory):
     """One rank's file of a 256-rank world, written by real FSDP1 in another process."""
     folder = tmp_path_factory.mktemp("fake") / "run"
-    subprocess.run([sys.executable, "-m", "ckptools.training.fake_world", str(folder)], check=True, capture_output=True)
+    subprocess.run([sys.executable, "-m", "tests.fake_world", str(folder)], check=True, capture_output=True)
     (path,) = folder.glob("*.pt")
     return path
 
 
+@pytest.mark.slow
 def test_nearly_all_records_of_a_big_world_are_skipped(fake_world):
     with File(fake_world) as file:
         machine = Machine(pickled(fake_world), locator(Container(file)))
@@ -351,6 +353,7 @@ def test_nearly_all_records_of_a_big_world_are_skipped(fake_world):
     assert len(machine.memo) < 30_000
 
 
+@pytest.mark.slow
 def test_a_big_world_reads_the_same_with_runs_and_without(fake_world):
     fast, slow = both(fake_world, pickled(fake_world))
     assert fast == slow

@@ -175,6 +175,7 @@ def test_the_chunk_rule_covers_every_length_on_every_world(rows, world):
     assert cover((rows,), [s.box for s in found.shards]).exact
 
 
+@pytest.mark.slow
 def test_a_shard_list_named_again_and_again_is_refused():
     once = b"](" + b"".join(entry([i], [1]) for i in range(3000)) + b"eq\x010]("
     with pytest.raises(PickleError, match="unfold"):

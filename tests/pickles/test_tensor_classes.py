@@ -12,10 +12,10 @@ from torch.distributed.tensor import DTensor, Shard
 import ckptools
 from ckptools.errors import ReadError
 from ckptools.pickles import reader
-from ckptools.pickles.tensor_classes import CODINGS, WRAPPERS
+from ckptools.pickles.classes.tensor_classes import CODINGS, WRAPPERS
 from ckptools.tensor_io.dequantize import dequantized
 from ckptools.tensor_io.read import load
-from ckptools.training.fake_world import fake_group
+from tests.fake_world import fake_group
 from tests.other_classes import adam_state, of_class
 from tests.truth import FIXTURES
 

@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import ckptools
-from ckptools.checks.difference.digest_file import write_digest_file
 from ckptools.cli import app
-from ckptools.files.bucket import Bucket
-from ckptools.files.remote_file import LARGE, RemoteFile
-from ckptools.files.remote_path import RemotePath
+from ckptools.diff.digest_file import write_digest_file
+from ckptools.files.remote.cached_file import LARGE, RemoteFile
+from ckptools.files.remote.path import RemotePath
+from ckptools.files.remote.store import Store
 from ckptools.model.regions import Box
 from ckptools.model.tree import tensors_in
 from ckptools.tensor_io import fetch_ahead
+from ckptools.tensor_io.checksums import stored_records
 from ckptools.tensor_io.fetch_ahead import CopiesAhead, copies_of, fetched_runs
 from ckptools.tensor_io.read import read_box
-from ckptools.tensor_io.records import stored_records
 from tests.truth import FIXTURES
 
 RUN7 = FIXTURES / "torch2.13.0-fsdp1-sharded-w4"
@@ -30,8 +30,8 @@ FILES = 4
 
 @pytest.fixture
 def requests(monkeypatch):
-    asked, fetch = [], Bucket._fetch
-    monkeypatch.setattr(Bucket, "_fetch", lambda *a: (asked.append(a[1:]), fetch(*a))[1])
+    asked, fetch = [], Store._fetch
+    monkeypatch.setattr(Store, "_fetch", lambda *a: (asked.append(a[1:]), fetch(*a))[1])
     return asked
 
 
@@ -62,7 +62,7 @@ def test_verify_deep_asks_once_for_each_file(far, requests):
 
 
 def test_digests_ask_for_nothing_that_was_not_fetched(far, requests, monkeypatch, tmp_path):
-    monkeypatch.setattr(RemoteFile, "_brought", lambda *_: pytest.fail("a request of its own"))
+    monkeypatch.setattr(RemoteFile, "_widened", lambda *_: pytest.fail("a request of its own"))
     write_digest_file(far, tmp_path / "digests.json", force=False)
     assert FILES <= len(requests) <= 3 * FILES
 
@@ -72,13 +72,13 @@ def test_what_each_rank_has_for_itself_is_fetched(bucket, requests, monkeypatch,
         held = {"model": {"w": torch.ones(3)}, "buffer": torch.full((50_000,), float(rank)), "step": 1}
         torch.save(held, tmp_path / f"rank{rank}.pt")
     far = ckptools.open(bucket.put(tmp_path), all_ranks=True)
-    monkeypatch.setattr(RemoteFile, "_brought", lambda *_: pytest.fail("a request of its own"))
+    monkeypatch.setattr(RemoteFile, "_widened", lambda *_: pytest.fail("a request of its own"))
     found = write_digest_file(far, tmp_path / "digests.json", force=False)
     assert len({content.digest for value in found.values.values() for content in value.contents.values()} - {""}) > 3
 
 
 def test_values_that_are_compared_are_fetched(far, requests, monkeypatch):
-    monkeypatch.setattr(RemoteFile, "_brought", lambda *_: pytest.fail("a request of its own"))
+    monkeypatch.setattr(RemoteFile, "_widened", lambda *_: pytest.fail("a request of its own"))
     found = ckptools.diff(far, ckptools.open(RUN7, all_ranks=True), values=True, every_byte=True)
     assert found.same and FILES <= len(requests) <= 4 * FILES
 

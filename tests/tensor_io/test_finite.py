@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptools.tensor_io.finite import EXPONENTS, NAN_CODES, has_nonfinite, scannable
+from ckptools.dtypes import EXPONENTS, NAN_CODES, has_nonfinite, scannable
 
 WIDE = ("float64", "float32", "float16", "bfloat16", "complex64", "complex128")
 EIGHT = tuple(d for d in (*EXPONENTS, *NAN_CODES) if d.startswith("float8"))

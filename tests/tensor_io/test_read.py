@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from itertools import pairwise
 
@@ -108,6 +109,15 @@ def test_replicas_are_read_once(numbers):
     assert tensor.load().tolist() == tensor.load(rank=2).tolist() == [0, 1, 2, 3]
 
 
+def test_several_boxes_of_a_rank_are_moved_together(numbers):
+    """As strided sharding leaves them: the rank has rows 0, 1 and 4, 5 of six."""
+    rows = [(0, 2, 0), (2, 2, 1), (4, 2, 0)]
+    shards = [Shard(Box((at, 0), (n, 3)), rank, source(numbers, (n, 3), (3, 1), 3 * at)) for at, n, rank in rows]
+    tensor = Tensor((6, 3), "float32", tuple(shards))
+    assert tensor.load(rank=0).tolist() == [[0, 1, 2], [3, 4, 5], [12, 13, 14], [15, 16, 17]]
+    assert tensor.load(rank=1).tolist() == [[6, 7, 8], [9, 10, 11]]
+
+
 def test_a_hole_is_named_and_never_filled(numbers):
     tensor = Tensor((8,), "float32", (Shard(Box((0,), (3,)), 0, source(numbers, (3,), (1,))),))
     with pytest.raises(NotWholeError, match=r"5 of its 8 elements: \[3:8\]"):
@@ -126,6 +136,16 @@ def test_shards_that_overlap_are_refused(numbers):
     tensor = Tensor((4,), "float32", tuple(Shard(b, None, source(numbers, b.sizes, (1,))) for b in boxes))
     with pytest.raises(NotWholeError, match="overlapping"):
         tensor.load()
+
+
+@pytest.mark.parametrize(("holder", "found"), [(0, False), (1, True), (None, True)])
+def test_a_whole_tensor_of_one_rank_is_no_other_ranks(numbers, holder, found):
+    tensor = Tensor((4,), "float32", (Shard(Box.whole((4,)), holder, source(numbers, (4,), (1,))),))
+    if found:
+        assert tensor.load(rank=1).tolist() == [0, 1, 2, 3]
+    else:
+        with pytest.raises(UsageError, match="rank 1 holds nothing"):
+            tensor.load(rank=1)
 
 
 def test_a_rank_that_holds_nothing_is_said():
@@ -165,6 +185,18 @@ def test_a_rank_that_is_absent_is_named_when_its_values_are_wanted(tmp_path):
     with pytest.raises(UsageError, match="rank 2 holds nothing"):
         tensor.load(rank=2)
     assert tensor[: tensor.shards[1].box.offsets[0]].numel()
+
+
+@pytest.mark.parametrize(("kept", "fate"), [(5000, "cut short or damaged"), (None, "missing")])
+def test_the_file_that_held_a_hole_is_named_with_the_tensor(tmp_path, kept, fate):
+    folder = shutil.copytree(SHARDED, tmp_path / "run", ignore=shutil.ignore_patterns("truth*"))
+    lost = folder / "ep0-ba5-rank2.pt"
+    os.truncate(lost, kept) if kept else lost.unlink()
+    name, tensor = next((n, t) for n, t in ckptools.open(folder).model.items() if t.sharded)
+    words = rf"^{name}: no file here holds .*; ep0-ba5-rank2\.pt is {fate}$"
+    for values in (tensor.load, tensor.numpy, lambda: tensor[:], tensor.dequantize):
+        with pytest.raises(NotWholeError, match=words):
+            values()
 
 
 def test_a_cut_sibling_is_one_line_when_its_values_are_wanted(tmp_path, large_world):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from ckptools.files.opening import OpenFiles
 from ckptools.model.regions import Box
-from ckptools.model.tensor import Shard, Source, Tensor
-from ckptools.tensor_io.same_files import copied_files
+from ckptools.model.source import ItemLayout
+from ckptools.model.tensor import HoldingFile, ItemShards, Shard, Source, Tensor
+from ckptools.tensor_io.copied_files import copied_files
 
 ROWS = 40
 
@@ -26,9 +28,25 @@ def of_ranks(folder: Path, *pieces: np.ndarray, boxes: tuple[int, ...] | None = 
     return Tensor((ROWS * len(pieces),), "float32", tuple(shards), "chunks")
 
 
+def by_column(tensor: Tensor) -> Tensor:
+    """The same tensor with its shards in columns, as those of items that are like others."""
+    listed = ItemShards("float32")
+    for shard in tensor.found:
+        listed.offsets.append(shard.box.offsets)
+        listed.sizes.append(shard.box.sizes)
+        listed.files.append(HoldingFile(shard.source.path, shard.rank))
+        listed.starts.append(0)
+        listed.lengths.append(0)
+    for n, shard in enumerate(tensor.found):
+        listed.locate(n, ItemLayout.of(shard.source, 0), 0)
+    return replace(tensor, shards=listed)
+
+
 def copies(tensor: Tensor) -> list[tuple[str, int | None]]:
     with OpenFiles() as files:
-        return [(p.code, p.rank) for p in copied_files([("w", tensor)], files)]
+        found, columns = ([*copied_files([("w", one)], files)] for one in (tensor, by_column(tensor)))
+    assert found == columns
+    return [(p.code, p.rank) for p in found]
 
 
 def test_the_same_bytes_for_other_places_are_a_copy(tmp_path):

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from ckptools.tensor_io.buffers import buffer
+from ckptools.tensor_io.elements import buffer
 from ckptools.tensor_io.threads import in_threads
 
 

@@ -58,6 +58,7 @@ def assert_both_ways_agree(path, trust=False):
     return real.tree
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", FILES, ids=lambda p: f"{p.relative_to(FIXTURES).parts[0]}-{p.stem}")
 def test_both_ways_in_describe_a_real_file_alike(path):
     foreign = [name for name in reader.read(path).names if name.startswith(("deepspeed.", "torchao."))]

@@ -164,6 +164,7 @@ def test_threads_share_one_group():
     assert held_by_torch() == before
 
 
+@pytest.mark.slow
 def test_two_processes_at_once_do_not_collide():
     shard = str(COMPOSER / "ep0-ba5-rank1.pt")
     code = f"from ckptools.torch_engine.offline import *\nwith offline(): input(); load_shard({shard!r})"

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch.multiprocessing.spawn import ProcessContext, start_processes
 
-from ckptools.cluster.process import calm_torch
+from ckptools.cluster.environment import calm_torch
 from ckptools.training import Created, CreateOptions, create, worker
 from tests.training.started import PATIENCE, free_port
 

@@ -34,8 +34,7 @@ from ckptools.training.data import make_loader, with_noise
 from ckptools.training.layouts import lightning
 from ckptools.training.layouts.accelerate import progress
 from ckptools.training.model import Transformer
-from ckptools.training.options import CreateOptions
-from ckptools.training.parallel_options import ParallelOptions
+from ckptools.training.options import CreateOptions, ParallelOptions
 from ckptools.training.run import Run, prepare, train
 
 STEPS = 2
@@ -191,7 +190,7 @@ def main(out: Path, strategy: str, kind: str = "sharded") -> None:
         run.options = dataclasses.replace(asked, layout=name)
         for folder in (out / "ours" / name, out / "theirs" / name):
             folder.mkdir(parents=True, exist_ok=True)
-        layouts.BY_NAME[name].save(run, out / "ours" / name)
+        layouts.SAVE[name](run, out / "ours" / name)
         if name in theirs:
             theirs[name](run, out / "theirs" / name)
     train_theirs = save_with_the_trainers_fsdp if strategy == "fsdp1" else train_with_lightning

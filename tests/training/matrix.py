@@ -14,8 +14,7 @@ import torch
 import torch.distributed as dist
 
 from ckptools.training import full_state, layouts
-from ckptools.training.file_options import FileOptions
-from ckptools.training.options import CreateOptions
+from ckptools.training.options import CreateOptions, FileOptions
 from ckptools.training.run import prepare, train
 
 
@@ -31,7 +30,7 @@ def train_and_save(options: CreateOptions, names: tuple[str, ...]) -> None:
     for name, layout, files in map(parse, names):
         run.options = dataclasses.replace(asked, layout=layout, files=files)
         (out / name).mkdir(parents=True, exist_ok=True)
-        layouts.BY_NAME[layout].save(run, out / name)
+        layouts.SAVE[layout](run, out / name)
     full_state.save(run, out)
     dist.barrier()
     # As every rank does: see `ckptools.training.rank`.

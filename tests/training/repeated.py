@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
-from ckptools.training import losses
-from ckptools.training.demo import same, tensors
-from ckptools.views.tables import Column, table
+from ckptools.display.tables import Column, table
+from ckptools.training import output
+from tests.demo import same, tensors
 from tests.training.started import finish, free_port, is_free, start
 from tests.training.test_command import leftovers
 
@@ -140,8 +140,8 @@ def different(out: Path, expected: Path) -> Iterator[str]:
 
 def losses_of(out: Path) -> list[float]:
     """Losses of all steps; a run that goes on from one of several folders keeps them beside its newest checkpoint."""
-    files = sorted(out.rglob(losses.LOSSES), key=lambda path: len(path.read_text()))
-    return losses.read(files[-1].parent, STEPS) if files else []
+    files = sorted(out.rglob(output.LOSSES), key=lambda path: len(path.read_text()))
+    return output.read_losses(files[-1].parent, STEPS) if files else []
 
 
 def repeat(case: Case, place: Place, times: int, say: Callable[[str], Any]) -> tuple[str, str, str]:

@@ -19,16 +19,13 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from ckptools.training import full_state, layouts, losses, random_states
+from ckptools.training import full_state, layouts, output, random_states
 from ckptools.training.data import Position
-from ckptools.training.demo import same, tensors
 from ckptools.training.optimizers import make_scheduler
-from ckptools.training.options import CreateOptions, ModelSize
-from ckptools.training.parallel_options import ParallelOptions
-from ckptools.training.resume import resume
-from ckptools.training.resume_options import ResumeOptions
+from ckptools.training.options import CreateOptions, ModelSize, ParallelOptions, ResumeOptions
+from ckptools.training.resuming.resume import found_at, resume
 from ckptools.training.run import Run, prepare, train
-from ckptools.training.snapshots import found_at
+from tests.demo import same, tensors
 from tests.training.forked import run_ranks
 
 SMALL = ModelSize(vocab=31, width=20, layers=2, context=7)
@@ -93,7 +90,7 @@ def go_on_from_each(options: CreateOptions, what: What) -> None:
     full_state.save(run, out)
     if dist.get_rank() == 0:
         torch.save(middle[0], out / MIDDLE)
-        losses.write(out, run.losses, run.step)
+        output.write_losses(out, run.losses, run.step)
         (out / "resumed.json").write_text(json.dumps(found))
     dist.barrier()
     # As every rank does: see `ckptools.training.rank`.
@@ -117,7 +114,7 @@ def save(run: Run, out: Path, names: Sequence[str], middle: list[dict[str, Any]]
     for name in names:
         (out / name).mkdir(parents=True, exist_ok=True)
         asked, run.options = run.options, dataclasses.replace(run.options, layout=name)
-        layouts.BY_NAME[name].save(run, out / name)
+        layouts.SAVE[name](run, out / name)
         run.options = asked
     middle.append(state(run))
 

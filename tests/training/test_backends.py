@@ -7,18 +7,19 @@ from pathlib import Path
 import pytest
 
 from ckptools.errors import UsageError
-from ckptools.training.backends import BackendOptions, Chosen, Machine, absence, choose, default_in_words, rows
+from ckptools.training.backends import Chosen, Hardware, absence, choose, default_in_words, rows
+from ckptools.training.options import BackendOptions
 from tests.training.conftest import Command
 from tests.training.rank_files import ckptools, load
 
-LAPTOP = Machine("2.13.0+cpu")
-ONE_GPU = Machine("2.13.0", gpus=1, cuda=True, nccl=True)
-NODE = Machine("2.13.0", gpus=8, cuda=True, nccl=True)
-WINDOWS = Machine("2.13.0", gpus=2, cuda=True)
-CLUSTER = Machine("2.13.0", mpi=True, under_mpi=True)
+LAPTOP = Hardware("2.13.0+cpu")
+ONE_GPU = Hardware("2.13.0", gpus=1, cuda=True, nccl=True)
+NODE = Hardware("2.13.0", gpus=8, cuda=True, nccl=True)
+WINDOWS = Hardware("2.13.0", gpus=2, cuda=True)
+CLUSTER = Hardware("2.13.0", mpi=True, under_mpi=True)
 
 
-def chosen(machine: Machine, ranks: int, backend: str = "auto", device: str = "auto") -> tuple[str, str]:
+def chosen(machine: Hardware, ranks: int, backend: str = "auto", device: str = "auto") -> tuple[str, str]:
     found = choose(BackendOptions(backend, device), ranks, machine)
     return found.backend, found.device
 
@@ -39,7 +40,7 @@ def chosen(machine: Machine, ranks: int, backend: str = "auto", device: str = "a
     ],
 )
 def test_a_run_takes_what_the_node_has(
-    machine: Machine, ranks: int, asked: tuple[str, str], expected: tuple[str, str]
+    machine: Hardware, ranks: int, asked: tuple[str, str], expected: tuple[str, str]
 ) -> None:
     assert chosen(machine, ranks, *asked) == expected
 
@@ -48,20 +49,20 @@ def test_a_run_takes_what_the_node_has(
     ("machine", "ranks", "asked", "says"),
     [
         (LAPTOP, 1, ("nccl", "auto"), "built without CUDA"),
-        (Machine("2.13.0", cuda=True, nccl=True), 1, ("nccl", "auto"), "no GPU is visible"),
+        (Hardware("2.13.0", cuda=True, nccl=True), 1, ("nccl", "auto"), "no GPU is visible"),
         (WINDOWS, 1, ("nccl", "auto"), "built without NCCL"),
         (ONE_GPU, 2, ("nccl", "auto"), "2 ranks on this node and 1 GPU, and it takes one rank per GPU"),
         (NODE, 2, ("nccl", "cpu"), "not of --device cpu"),
         (LAPTOP, 1, ("mpi", "auto"), "built without MPI"),
-        (Machine("2.13.0", mpi=True), 1, ("mpi", "auto"), "mpirun -n 4"),
-        (Machine("2.13.0", gloo=False), 1, ("gloo", "auto"), "built without gloo"),
+        (Hardware("2.13.0", mpi=True), 1, ("mpi", "auto"), "mpirun -n 4"),
+        (Hardware("2.13.0", gloo=False), 1, ("gloo", "auto"), "built without gloo"),
         (LAPTOP, 1, ("auto", "cuda"), "--device cuda: torch .* was built without CUDA"),
         (LAPTOP, 1, ("ncl", "auto"), "--backend ncl is not known"),
         (LAPTOP, 1, ("auto", "gpu"), "--device gpu is not known; choose from auto, cpu, cuda"),
     ],
 )
 def test_what_is_not_to_be_had_is_refused_with_the_reason(
-    machine: Machine, ranks: int, asked: tuple[str, str], says: str
+    machine: Hardware, ranks: int, asked: tuple[str, str], says: str
 ) -> None:
     with pytest.raises(UsageError, match=says):
         chosen(machine, ranks, *asked)

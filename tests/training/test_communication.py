@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptools.training import communication
+from ckptools.training import run
 from tests.training.rank_files import ckptools
 
 
@@ -39,7 +39,7 @@ def test_only_the_last_step_is_recorded(pipeline: list[str]) -> None:
 
 
 def test_ranks_that_did_the_same_share_a_row() -> None:
-    lines = list(communication.table([{"send": (1, 5)}, {"recv": (1, 5)}, {"recv": (1, 5)}]))
+    lines = list(run.table([{"send": (1, 5)}, {"recv": (1, 5)}, {"recv": (1, 5)}]))
     assert [line.split(maxsplit=3) for line in lines[1:]] == [["recv", "1", "5", "1, 2"], ["send", "1", "5", "0"]]
 
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from ckptools.cli import app
 from ckptools.errors import UsageError
 from ckptools.training import Created, CreateOptions, damage
-from ckptools.training.kinds_of_damage import KINDS
+from ckptools.training.damage_kinds import KINDS
 from tests.training.conftest import Command
 from tests.training.rank_files import ckptools, load, local_tensors
 
@@ -135,7 +135,7 @@ def test_a_nan_in_a_dcp_has_a_checksum_that_is_right(dcp: Created, tmp_path: Pat
 def test_what_verify_does_not_find_is_not_said_to_be_shown(ranks: Path, torchrun: Command) -> None:
     """The file of a run that is the same to the bit is no damage."""
     (broken,) = damage.apply(ranks, "mixed-run:1", 0, {"another run": torchrun.out})
-    assert (broken.shown, broken.seen) == ((), "nothing: the files do not tell")
+    assert (broken.shown, broken.seen) == ((), "nothing: the files do not show it")
 
 
 @pytest.mark.slow
@@ -207,7 +207,7 @@ def test_what_is_no_ranks_file_is_rank_0s_to_damage(trainers_ddp: Path, tmp_path
     shutil.copytree(trainers_ddp / "accelerate", tmp_path / "run")
     (flipped,) = damage.apply(tmp_path / "run", "bitflip:0", 0, {})
     (spoiled,) = damage.apply(tmp_path / "run", "nan:0", 0, {})
-    assert (flipped.files, flipped.seen) == ("model.safetensors", "nothing: the files do not tell")
+    assert (flipped.files, flipped.seen) == ("model.safetensors", "nothing: the files do not show it")
     assert (spoiled.files, spoiled.shown) == ("model.safetensors", ("CK201",))
 
 

@@ -13,12 +13,11 @@ import pytest
 import ckptools
 from ckptools.errors import NotWholeError, ReadError, UsageError
 from ckptools.training import Created, CreateOptions, create
-from ckptools.training.file_options import FileOptions
-from ckptools.training.hollow import rank_files
-from ckptools.training.hollow.dcp import HollowDcp
-from ckptools.training.hollow.shapes import KNOWN, llama3, shapes_from
-from ckptools.training.hollow.state import HollowRun
-from ckptools.training.simulation_options import SimulationOptions
+from ckptools.training.options import FileOptions, SimulationOptions
+from ckptools.training.simulated import hollow_rank_files
+from ckptools.training.simulated.hollow_dcp import HollowDcp
+from ckptools.training.simulated.hollow_rank_files import HollowRun
+from ckptools.training.simulated.run import KNOWN, llama3, shapes_from
 from tests.training.rank_files import ckptools as command
 from tests.training.rank_files import load
 from tests.truth import FIXTURES
@@ -44,9 +43,9 @@ def run_of(world_size: int, shapes: dict[str, tuple[int, ...]] = LARGE) -> Hollo
 
 @pytest.mark.parametrize("rank", [2, 77, 255, 299])
 def test_a_file_made_of_another_ranks_is_what_torch_saves_for_this_rank(rank: int, tmp_path: Path) -> None:
-    ((made, _),) = rank_files.rank_files(run_of(300), [rank])
+    ((made, _),) = hollow_rank_files.rank_files(run_of(300), [rank])
     made.write(tmp_path / "hollow.pt", rank)
-    pickled, records = rank_files._saved(run_of(300), rank)
+    pickled, records = hollow_rank_files._saved(run_of(300), rank)
     sizes = [(name, content if isinstance(content, int) else len(content)) for name, content in records]
     with zipfile.ZipFile(tmp_path / "hollow.pt") as archive:
         assert archive.read("hollow/data.pkl") == pickled
@@ -54,10 +53,10 @@ def test_a_file_made_of_another_ranks_is_what_torch_saves_for_this_rank(rank: in
 
 
 def test_pickles_that_differ_in_more_than_the_rank_are_not_patched() -> None:
-    assert rank_files._places(b"K\x04.K\x04.", b"K\x05.K\x05.", 4, 1) == (1, 4)
-    assert rank_files._places(b"M\xff\x01.", b"M\x00\x02.", 511, 2) == (1,)
+    assert hollow_rank_files._places(b"K\x04.K\x04.", b"K\x05.K\x05.", 4, 1) == (1, 4)
+    assert hollow_rank_files._places(b"M\xff\x01.", b"M\x00\x02.", 511, 2) == (1,)
     with pytest.raises(RuntimeError, match="rank 4 and 5 differ in more than the rank, at byte 1"):
-        rank_files._places(b"K\x04.", b"K\x07.", 4, 1)
+        hollow_rank_files._places(b"K\x04.", b"K\x07.", 4, 1)
 
 
 def test_a_rank_of_the_mesh_finds_itself_and_all_others_in_its_file(tmp_path: Path) -> None:

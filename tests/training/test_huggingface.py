@@ -14,10 +14,10 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
 import ckptools
 from ckptools.errors import UsageError
-from ckptools.training import CreateOptions, options
-from ckptools.training.demo import same
-from ckptools.training.file_options import FileOptions
+from ckptools.training import CreateOptions, option_checks
 from ckptools.training.layouts.huggingface import file_numbers, untied
+from ckptools.training.options import FileOptions
+from tests.demo import same
 from tests.training.rank_files import ckptools as run
 
 FORMS = ("huggingface", "cut", "joined", "shards")
@@ -108,7 +108,7 @@ def test_no_file_is_empty_before_a_tensor_that_is_too_large() -> None:
 )
 def test_options_that_a_layout_does_not_have_are_refused(layout: str, files: FileOptions, says: str) -> None:
     with pytest.raises(UsageError) as refused:
-        options.check(CreateOptions(Path("run"), "fsdp2", layout=layout, files=files))
+        option_checks.check(CreateOptions(Path("run"), "fsdp2", layout=layout, files=files))
     assert says in str(refused.value)
 
 

@@ -13,7 +13,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from ckptools.errors import WriteError
 from ckptools.training import CreateOptions, ModelSize, options
-from ckptools.training.launchers.failures import failure_reason
+from ckptools.training.launchers import failure_reason
 
 
 def failure(tmp_path: Path, rank: int, exitcode: int, message: str = "") -> ProcessFailure:
@@ -53,7 +53,12 @@ def test_options_survive_the_way_to_another_process() -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["ckptools.training", "ckptools.training.launch", "ckptools.training.launchers.explain", "ckptools.cli.create"],
+    [
+        "ckptools.training",
+        "ckptools.training.launch",
+        "ckptools.cluster.environment",
+        "ckptools.cli.commands.create",
+    ],
 )
 def test_torch_is_not_imported_before_it_is_needed(module: str) -> None:
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"

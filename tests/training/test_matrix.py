@@ -11,8 +11,8 @@ import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 import ckptools
-from ckptools.training.demo import same, tensors
 from ckptools.training.options import LAYOUTS, STRATEGIES, CreateOptions, ParallelOptions
+from tests.demo import same, tensors
 from tests.training.forked import run_ranks
 from tests.training.matrix import train_and_save
 

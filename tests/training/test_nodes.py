@@ -7,19 +7,18 @@ from typing import Any
 
 import pytest
 
-from ckptools.cluster.environment import Place, derive
-from ckptools.cluster.process import is_loopback
+from ckptools.cluster.environment import ProcessInfo, derive, is_loopback
 from ckptools.errors import UsageError
-from ckptools.training.launchers import options as launch_options
-from ckptools.training.launchers.nodes import Node, idle_gpus, this_node
-from ckptools.training.launchers.options import LaunchOptions
+from ckptools.training import option_checks
+from ckptools.training.nodes import Node, idle_gpus, this_node
+from ckptools.training.options import LaunchOptions
 from tests.cluster.test_environment import SLURM
 
-NOWHERE = Place(None, None)
+NOWHERE = ProcessInfo(None, None)
 AT = {"master_addr": "a", "master_port": 7}
 
 
-def node(world_size: int | None = None, place: Place = NOWHERE, **given: Any) -> Node:
+def node(world_size: int | None = None, place: ProcessInfo = NOWHERE, **given: Any) -> Node:
     return this_node(LaunchOptions(**given), world_size, place)
 
 
@@ -100,7 +99,7 @@ def test_nodes_without_an_address_are_asked_for_one() -> None:
 )
 def test_an_unknown_word_or_a_number_out_of_range_is_one_line(given: dict[str, Any], says: str) -> None:
     with pytest.raises(UsageError) as raised:
-        launch_options.check(LaunchOptions(**given))
+        option_checks.check_launch(LaunchOptions(**given))
     assert says in str(raised.value)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ckptools.errors import UsageError
-from ckptools.training import CreateOptions, options, world_sizes
+from ckptools.training import CreateOptions, option_checks, world_sizes
 from ckptools.training.options import ParallelOptions
 
 REFUSED = [
@@ -41,7 +41,7 @@ def test_what_torch_or_the_strategy_does_not_have_is_refused(
 ) -> None:
     with pytest.raises(UsageError, match=re.escape(says)):
         wanted = CreateOptions(Path("run"), strategy, world_size, parallel=ParallelOptions(**parallel))
-        options.check(wanted)
+        option_checks.check(wanted)
         world_sizes.check(wanted, world_size)
 
 
@@ -56,11 +56,11 @@ def test_what_torch_or_the_strategy_does_not_have_is_refused(
 )
 def test_what_goes_together_is_taken(strategy: str, parallel: dict[str, Any]) -> None:
     wanted = CreateOptions(Path("run"), strategy, 4, parallel=ParallelOptions(**parallel))
-    options.check(wanted)
+    option_checks.check(wanted)
     world_sizes.check(wanted, 4)
 
 
 def test_a_layout_that_takes_sharded_state_only_says_so() -> None:
     wanted = CreateOptions(Path("run"), layout="dcp", parallel=ParallelOptions(state_dict_type="local"))
     with pytest.raises(UsageError, match="--layout dcp takes no --state-dict-type local; choose from composer"):
-        options.check(wanted)
+        option_checks.check(wanted)

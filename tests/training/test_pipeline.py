@@ -11,9 +11,10 @@ from torch.distributed.checkpoint import FileSystemReader
 
 import ckptools
 from ckptools.errors import NotWholeError
-from ckptools.training import Created, CreateOptions, ModelSize, demo
+from ckptools.training import Created, CreateOptions, ModelSize
 from ckptools.training.model import Transformer
 from ckptools.training.strategies.pipeline import keep_stage
+from tests import demo
 from tests.training.forked import create_forked
 from tests.training.rank_files import assert_same_moments, load_all
 

@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from ckptools.errors import ReadError
-from ckptools.training import losses, snapshots
-from ckptools.training.demo import same, tensors
+from ckptools.training import output
+from ckptools.training.resuming import resume
+from tests.demo import same, tensors
 from tests.training.rank_files import ckptools
 from tests.training.test_command import leftovers
 
@@ -30,10 +31,10 @@ def create(out: Path, *options: object, **environment: str) -> subprocess.Comple
 def same_end(out: Path, other: Path) -> bool:
     """Whether two runs had the same losses, and have the same bits in model and optimizer."""
     one, two = (dict(tensors(torch.load(folder / "full.pt"))) for folder in (out, other))
-    known = losses.read(max(out.rglob("losses.csv"), key=lambda path: len(path.read_text())), 6)
+    known = output.read_losses(max(out.rglob("losses.csv"), key=lambda path: len(path.read_text())), 6)
     return (
         len(known) == 6
-        and known == losses.read(other / "losses.csv", 6)
+        and known == output.read_losses(other / "losses.csv", 6)
         and one.keys() == two.keys()
         and all(same(one[name], two[name]) for name in one)
     )
@@ -67,7 +68,7 @@ def run(undisturbed: Path, tmp_path: Path) -> Path:
 def chosen(folder: Path) -> tuple[str, list[str]]:
     """The step of the checkpoint to go on from, and what was said."""
     said: list[str] = []
-    found = snapshots.newest_whole(snapshots.found_at(folder), said.append)
+    found = resume.newest_whole(resume.found_at(folder), said.append)
     return found.name if found else "", said
 
 

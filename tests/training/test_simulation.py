@@ -12,8 +12,9 @@ from torch.distributed.tensor import DTensor
 
 import ckptools
 from ckptools.errors import UsageError
-from ckptools.training import Created, CreateOptions, create, demo
-from ckptools.training.simulation_options import SimulationOptions
+from ckptools.training import Created, CreateOptions, create
+from ckptools.training.options import SimulationOptions
+from tests import demo
 from tests.training.conftest import Command
 from tests.training.rank_files import ckptools as command
 from tests.training.rank_files import load

@@ -12,8 +12,9 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import ckptools
-from ckptools.training import CreateOptions, demo
+from ckptools.training import CreateOptions
 from ckptools.training.options import ParallelOptions
+from tests import demo
 from tests.training.choices import train_all
 from tests.training.forked import run_ranks
 from tests.training.rank_files import ckptools as run_cli
@@ -75,7 +76,7 @@ def test_what_is_consolidated_is_what_was_trained(name: str, runs: Path, tmp_pat
 
 
 def test_flat_pieces_are_placed_by_the_optimizer_and_a_frozen_one_by_its_shape(runs: Path, tmp_path: Path) -> None:
-    with pytest.raises(ckptools.CkptoolsError, match=r"CK106.*position.*tell them with shapes"):
+    with pytest.raises(ckptools.CkptoolsError, match=r"CK106.*position.*give them with shapes"):
         ckptools.consolidate(runs / "local" / RANK_0, tmp_path / "all.pt")
     assert compared(runs / "local", tmp_path, shapes=runs / "local" / "full.pt") == []
 

@@ -10,7 +10,8 @@ import torch
 from torch.distributed.tensor import DTensor
 
 import ckptools
-from ckptools.training import Created, demo
+from ckptools.training import Created
+from tests import demo
 from tests.training.rank_files import assert_same_moments, load, load_all, local_tensors
 from tests.training.rank_files import ckptools as command
 

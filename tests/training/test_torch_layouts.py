@@ -13,8 +13,8 @@ from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 import ckptools
-from ckptools.training.demo import same, tensors
 from ckptools.training.layouts.olmo import versioned
+from tests.demo import same, tensors
 from tests.training.test_matrix import nested
 
 FIXTURES = Path(__file__).parent.parent.parent / "fixtures"

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file
 
 import ckptools
-from ckptools.cli.create import fold
+from ckptools.cli.commands.create import fold
 from ckptools.training import Created
-from ckptools.training.demo import same
+from tests.demo import same
 from tests.training.conftest import Command
 
 OBJECTS_OF_A_TRAINER = ("state.callbacks", "state.scaler", "state.integrations")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ckptools.model.checkpoint import Fact
-from ckptools.training_state.consistency import ELEMENTWISE, optimizer_problems, step_problems
-from tests.views.made import checkpoint, group, plain, snapshot
+from ckptools.training_state.judgement import ELEMENTWISE, optimizer_problems, step_problems
+from tests.display.made import checkpoint, group, plain, snapshot
 
 
 def told(ck):
@@ -47,6 +47,11 @@ def test_an_optimizer_that_never_stepped_has_nothing_to_compare():
 def test_a_slot_of_every_element_has_the_shape_of_its_parameter(slot):
     found = told(trained({**STATE, "b.w": {slot: plain(4)}}))
     assert found == [("CK209", "b.w", f"{slot} has shape [4], its parameter [3]")]
+
+
+def test_state_of_what_is_no_parameter_hides_no_wrong_shape_behind_it():
+    state = {"gone.w": {"exp_avg": plain(7)}, "a.w": STATE["a.w"], "b.w": {"exp_avg": plain(4)}}
+    assert ("CK209", "b.w", "exp_avg has shape [4], its parameter [3]") in told(trained(state))
 
 
 def test_slots_of_other_shapes_by_nature_are_not_compared():

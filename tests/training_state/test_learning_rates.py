@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ckptools.training_state.learning_rates import LearningRates, group_rates, learning_rates
-from tests.views.made import checkpoint, plain
+from ckptools.training_state.steps import LearningRates, group_rates, learning_rates
+from tests.display.made import checkpoint, plain
 
 
 def optimizer(*rates):

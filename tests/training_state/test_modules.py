@@ -16,7 +16,7 @@ from ckptools.cli import app
 from ckptools.errors import ReadError
 from ckptools.model.values import Opaque
 from ckptools.training_state import modules
-from ckptools.training_state.module_order import AS_SAVED, CONFIRMED, believed
+from ckptools.training_state.parameter_names import AS_SAVED, CONFIRMED, believed
 
 
 class Block(nn.Module):
@@ -173,3 +173,10 @@ def test_a_refused_module_is_one_line_with_the_file(tmp_path):
 def test_what_only_looks_like_a_module_stays_a_foreign_object(odd):
     tree = {"model": forged(**odd)}
     assert modules.with_modules(tree)["model"].name == "pkg.Module"
+
+
+def test_a_module_behind_a_dict_that_stands_twice_is_unfolded(tmp_path):
+    shared = {"seed": 1}
+    torch.save({"late": {"net": nn.Linear(2, 3)}, "a": shared, "b": shared}, tmp_path / "run.pt")
+    tree = ckptools.open(tmp_path / "run.pt").tree
+    assert set(tree["late"]["net"]) == {"weight", "bias"}

@@ -13,9 +13,8 @@ from ckptools.model.checkpoint import ModuleOrder
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Shard, Source, Tensor
 from ckptools.training_state import optimizers
-from ckptools.training_state.module_order import CONFIRMED
-from ckptools.training_state.naming import Naming
 from ckptools.training_state.optimizer_names import name_parameters as name_by
+from ckptools.training_state.parameter_names import CONFIRMED, Naming
 
 LOST = ModuleOrder(False, "safetensors are sorted")
 
@@ -48,6 +47,18 @@ def model(**shapes: tuple[int, ...]) -> dict[str, Tensor]:
 def test_names_in_the_file_are_taken_as_they_are():
     naming = name_parameters({"state": {"a.w": {}}, "param_groups": [{"params": ["a.w"]}]}, None)
     assert (naming.by, naming.names) == ("fqn", {"a.w": "a.w"})
+
+
+def test_names_that_are_numbers_are_names_where_the_model_has_them():
+    state = {"state": {i: {"exp_avg": tensor(2)} for i in ("0", "1")}, "param_groups": [{"params": ["0", "1"]}]}
+    naming = name_parameters(state, {"0": tensor(2), "1": tensor(2)})
+    assert (naming.by, naming.names) == ("fqn", {"0": "0", "1": "1"})
+
+
+def test_a_parameter_whose_state_is_a_counter_alone_leaves_the_others_their_names():
+    state: Any = optimizer([(0, (2,)), (1, (3,))])
+    state["state"][0] = {"step": tensor()}
+    assert name_parameters(state, model(w=(2,), b=(3,))).names == {0: "w", 1: "b"}
 
 
 def test_a_flattened_state_dict_is_the_nested_one_again():

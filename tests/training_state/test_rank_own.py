@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ckptools.training_state.rank_own import Shared, counts_steps, is_own
+from ckptools.training_state.rank_values import Shared, counts_steps, is_own
 from ckptools.training_state.sections import Section, find_sections
-from tests.views.made import plain
+from tests.display.made import plain
 
 MODEL = {"w": plain(2, 3), "b": plain(3)}
 OPTIMIZER = {"state": {0: {"exp_avg": plain(2, 3)}}, "param_groups": [{"lr": 0.1, "params": [0]}]}

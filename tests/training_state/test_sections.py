@@ -8,12 +8,19 @@ from safetensors.torch import load_file
 from torch import nn
 
 import ckptools
+from ckptools.inspect.record import inspect_report
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Shard, Source, Tensor
 from ckptools.model.tree import walk
 from ckptools.model.values import Lost, Opaque
-from ckptools.training_state.sections import find_sections, is_optimizer, measure, section_name, storage_identity
-from ckptools.views.report import inspect_report
+from ckptools.training_state.sections import (
+    find_sections,
+    free_name,
+    is_optimizer,
+    measure,
+    section_name,
+    storage_identity,
+)
 from tests.truth import FIXTURES
 
 OPTIMIZER = {"state": {}, "param_groups": [{"lr": 0.1, "params": [0]}]}
@@ -40,6 +47,12 @@ def test_nothing_but_tensors_is_a_model():
 def test_a_snapshot_is_told_from_its_content_not_from_its_keys():
     tree = {"MODEL_STATE": MODEL, "OPT": OPTIMIZER, "S": SCHEDULER, "EPOCHS_RUN": 3}
     assert [k for k, _ in kinds(tree)] == ["model", "optimizer", "scheduler", "other"]
+
+
+def test_a_section_is_looked_for_in_five_levels_and_deeper_ones_split_nothing():
+    inner = {"c": {"d": {"e": OPTIMIZER}}, "n": 1}
+    assert kinds({"a": {"b": inner}}) == [("optimizer", "a.b.c.d.e"), ("other", "a.b.n")]
+    assert kinds({"top": {"a": {"b": inner}}}) == [("other", "top")]
 
 
 def test_the_moments_of_an_optimizer_whose_groups_are_lost_are_no_model():
@@ -202,3 +215,8 @@ def test_every_tensor_of_a_file_with_random_states_beside_the_model_is_written_w
     assert list(ck.model) == list(model) and torch.equal(ck.rng[None]["torch"].value.load(), rng)
     ckptools.consolidate(tmp_path / "a.pt", tmp_path / "model.safetensors")
     assert load_file(tmp_path / "model.safetensors").keys() == model.keys()
+
+
+def test_sections_of_one_name_are_numbered_one_by_one():
+    assert free_name({}, "model") == "model"
+    assert free_name({"model": 1}, "model") == "model 2" and free_name({"model": 1, "model 2": 1}, "model") == "model 3"

@@ -111,7 +111,7 @@ def test_of_counters_of_one_name_that_nearer_to_the_root_counts():
 
 def test_a_contradiction_says_what_the_content_has():
     fact = step({"global_step": 5}, "run/step7/x.pt")
-    assert contradiction(fact) == "the name of the file or folder tells another step than global_step (5)"
+    assert contradiction(fact) == "the name of the file or folder states another step than global_step (5)"
 
 
 def test_a_scheduler_whose_last_epoch_is_no_whole_number_tells_nothing():

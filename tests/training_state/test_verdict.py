@@ -10,7 +10,7 @@ import torch
 
 import ckptools
 from ckptools.model.problems import Code, Problem
-from ckptools.training_state.verdict import (
+from ckptools.training_state.judgement import (
     is_alone,
     is_of_one_rank,
     lost_with_files,
@@ -18,8 +18,8 @@ from ckptools.training_state.verdict import (
     stands_in_the_way,
     verdict_of,
 )
+from tests.display.made import alone, broken_run7, checkpoint, files, missing, plain, run7, snapshot, unread_run7
 from tests.truth import FIXTURES
-from tests.views.made import alone, broken_run7, checkpoint, files, missing, plain, run7, snapshot, unread_run7
 
 FSDP = FIXTURES / "torch2.13.0-fsdp1-sharded-w4"
 HSDP = FIXTURES / "torch2.6.0-fsdp1-hsdp2x2-w4"

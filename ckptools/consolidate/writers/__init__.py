@@ -8,4 +8,4 @@ from ckptools.consolidate.writers.layout import Writer
 WRITERS: tuple[Writer, ...] = (pt, safetensors, dcp)
 
 FOLDER_HOLDS: Writer = safetensors
-"""What is written into a folder when nothing says a format: models lie so on the Hugging Face hub."""
+"""The default format in a folder, as for models on the Hugging Face hub."""

@@ -1,8 +1,8 @@
-"""The zip container of torch.save, written: a place for every record, and the bytes around the tensors.
+"""Writer of torch.save's zip container: a place for every zip entry, and the bytes around the tensors.
 
 Members are stored uncompressed and begin at multiples of 64 bytes, padded through the local header's extra field
-(tag `FB`), as torch's own writer does; sizes and CRC-32s are in both headers, so no data descriptor is needed. In an
-archive that is streamed a tensor has one behind it, as all of torch's own have: its CRC-32 is known only then.
+(tag `FB`), as torch's own writer does; sizes and CRC-32s are in both headers, so no data descriptor is needed. In a
+streamed archive a tensor has one after it, as in all of torch's own: its CRC-32 is known only then.
 Source: caffe2/serialize/inline_container.cc; zip64 by APPNOTE.TXT 4.5.3.
 """
 
@@ -21,24 +21,24 @@ ALIGNMENT = 64
 ROOT = "archive"
 UTF8 = 1 << 11
 SMALL = 1 << 10
-"""Bytes of a pickle whose archive is remembered."""
+"""Archives of pickles up to this many bytes are cached."""
 DOS_DATE = (1 << 5) | 1
-"""1980-01-01, the earliest a zip can say: the same input gives the same bytes."""
+"""1980-01-01, the earliest date in a zip: the same input gives the same bytes."""
 
 
 Named = tuple[str, bytes]
-"""An entry that is no tensor: its name without the root folder, and its bytes."""
+"""An entry without a tensor: its name without the root folder, and its bytes."""
 
 Storage = int | bytes
 """The size of a storage whose bytes are copied, or the bytes themselves."""
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
-    """A member of the archive: its name, where its header is, where its payload begins, and its bytes.
+class ArchiveEntry:
+    """A zip entry: its name, the offsets of its header and payload, and its bytes.
 
     `data` is None for a tensor, whose bytes are copied and whose CRC-32 is known only then; it is the tensor with the
-    number `copied`. `described` is the size of the data descriptor behind the payload; 0 for none.
+    number `copied`. `described` is the size of the data descriptor after the payload; 0 for none.
     """
 
     name: bytes
@@ -65,20 +65,20 @@ class Archive:
     """A planned archive; offsets count from its own first byte.
 
     Attributes:
-        records: in the order in which they lie.
-        nbytes: bytes of it all.
+        records: its entries in order.
+        nbytes: total size in bytes.
     """
 
-    records: tuple[Record, ...]
+    records: tuple[ArchiveEntry, ...]
     nbytes: int
 
     @classmethod
     def of(
         cls, pickle: bytes, storages: Sequence[Storage], streamed: bool = False, beside: Sequence[Named] = ()
     ) -> Archive:
-        """Plan the archive of a pickle and its storages, whose keys are 0, 1, 2 and so on, and of what is beside them.
+        """Plan the archive of a pickle, its storages with the keys 0, 1, 2 and so on, and the entries `beside` them.
 
-        In one that is `streamed` no byte depends on those behind it.
+        If it is `streamed`, no byte depends on later ones.
         """
         # The items of a DCP are many and alike.
         if len(pickle) < SMALL and not beside:
@@ -92,14 +92,14 @@ class Archive:
 
     @property
     def starts(self) -> tuple[int, ...]:
-        """Where the bytes of each storage begin that are copied."""
+        """Offsets of the storages whose bytes are copied."""
         return tuple(r.start for r in self.records if r.data is None)
 
     def framing(self, at: int, first_job: int) -> Iterator[Framing]:
-        """Headers, small records and the directory around the tensors' bytes, in as few pieces as these leave.
+        """Headers, small entries and the directory around the tensors' bytes, in as few pieces as possible.
 
         Args:
-            at: where the archive begins in its file.
+            at: offset of the archive in its file.
             first_job: the number of the job that copies the first tensor.
         """
         begin, before = 0, 0
@@ -110,9 +110,9 @@ class Archive:
         yield Framing(at + begin, partial(self._between, before, len(self.records), first_job))
 
     def _between(self, before: int, end: int, first_job: int, crc_of: CrcOf) -> bytes:
-        """What lies before the payload of the record ahead of `end`, from the payload of that ahead of `before` on."""
+        """The bytes between the payload of entry `before - 1` and that of entry `end - 1`."""
 
-        def crc(record: Record) -> int:
+        def crc(record: ArchiveEntry) -> int:
             return crc_of(first_job + record.copied) if record.data is None else crc32(record.data)
 
         data = bytearray(_descriptor(self.records[before - 1], crc) if before else b"")
@@ -123,7 +123,7 @@ class Archive:
         return bytes(data)
 
 
-CrcOfRecord = Callable[[Record], int]
+CrcOfRecord = Callable[[ArchiveEntry], int]
 
 
 @lru_cache(maxsize=256)
@@ -131,32 +131,32 @@ def _planned(pickle: bytes, storages: tuple[Storage, ...], streamed: bool) -> Ar
     return Archive._plan(pickle, storages, streamed)
 
 
-def _place(small: Sequence[tuple[str, bytes]], storages: Sequence[Storage], streamed: bool) -> list[Record]:
-    """Lay the records behind each other, every payload at a multiple of `ALIGNMENT`."""
+def _place(small: Sequence[tuple[str, bytes]], storages: Sequence[Storage], streamed: bool) -> list[ArchiveEntry]:
+    """Place the entries one after the other, every payload at a multiple of `ALIGNMENT`."""
     named: list[tuple[str, int, bytes | None]] = [(n, len(d), d) for n, d in small]
     for i, one in enumerate(storages):
         named.append((f"data/{i}", one, None) if isinstance(one, int) else (f"data/{i}", len(one), one))
     named.append(("version", 2, b"3\n"))
-    placed: list[Record] = []
+    placed: list[ArchiveEntry] = []
     at = copied = 0
     for name, size, data in named:
         full = f"{ROOT}/{name}".encode()
-        # The extra field holds at least its own tag and length, and the zip64 sizes of a large record.
+        # The extra field has at least its own tag and length, and the zip64 sizes of a large entry.
         least = at + LOCAL.size + len(full) + 4 + (20 if size >= MAX_32 else 0)
         start = -(-least // ALIGNMENT) * ALIGNMENT
         described = (24 if size >= MAX_32 else 16) if streamed and data is None else 0
-        placed.append(Record(full, at, start, size, data, copied, described))
+        placed.append(ArchiveEntry(full, at, start, size, data, copied, described))
         at = start + size + described
         copied += data is None
     return placed
 
 
-def _local_header(record: Record, crc_of: CrcOfRecord) -> bytes:
+def _local_header(record: ArchiveEntry, crc_of: CrcOfRecord) -> bytes:
     big = record.size >= MAX_32
     # With a data descriptor CRC-32 and sizes are 0 here (APPNOTE.TXT 4.4.4, bit 3).
-    told, crc = (0, 0) if record.described else (record.size, crc_of(record))
-    size = MAX_32 if big else told
-    extra = struct.pack("<HHQQ", 1, 16, told, told) if big else b""
+    stated, crc = (0, 0) if record.described else (record.size, crc_of(record))
+    size = MAX_32 if big else stated
+    extra = struct.pack("<HHQQ", 1, 16, stated, stated) if big else b""
     room = record.start - record.header - LOCAL.size - len(record.name) - len(extra) - 4
     extra += b"FB" + struct.pack("<H", room) + b"Z" * room
     fixed = LOCAL.pack(
@@ -165,8 +165,8 @@ def _local_header(record: Record, crc_of: CrcOfRecord) -> bytes:
     return fixed + record.name + extra
 
 
-def _descriptor(record: Record, crc_of: CrcOfRecord) -> bytes:
-    """The data descriptor behind a record's payload; nothing where it has none."""
+def _descriptor(record: ArchiveEntry, crc_of: CrcOfRecord) -> bytes:
+    """The data descriptor after an entry's payload; empty if it has none."""
     if not record.described:
         return b""
     return struct.pack(
@@ -174,7 +174,7 @@ def _descriptor(record: Record, crc_of: CrcOfRecord) -> bytes:
     )
 
 
-def _central_header(record: Record, crc: int) -> bytes:
+def _central_header(record: ArchiveEntry, crc: int) -> bytes:
     wide = [v for v in (record.size, record.size, record.header) if v >= MAX_32]
     extra = struct.pack(f"<HH{len(wide)}Q", 1, 8 * len(wide), *wide) if wide else b""
     size, header = min(record.size, MAX_32), min(record.header, MAX_32)
@@ -185,7 +185,7 @@ def _central_header(record: Record, crc: int) -> bytes:
     return fixed + record.name + extra
 
 
-def _directory(records: Sequence[Record], crc_of: CrcOfRecord) -> bytes:
+def _directory(records: Sequence[ArchiveEntry], crc_of: CrcOfRecord) -> bytes:
     central = b"".join(_central_header(record, crc_of(record)) for record in records)
     at, count = records[-1].end, len(records)
     end64 = EOCD64.pack(b"PK\6\6", EOCD64.size - 12, 45, 45, 0, 0, count, count, len(central), at)

@@ -1,8 +1,8 @@
-"""`.metadata` of a torch.distributed.checkpoint folder: which items there are, and where each of them lies.
+"""`.metadata` of a torch.distributed.checkpoint folder: the items and their places.
 
-A pickle of the dataclasses of torch/distributed/checkpoint/{metadata,filesystem}.py. Written are their attributes as
-of torch 2.4, under the names that every version since then has; an older reader ignores those that it does not know
-(`storage_meta`, `version`), and `_StorageInfo.transform_descriptors`, which newer ones know, is their default None.
+A pickle of the dataclasses of torch/distributed/checkpoint/{metadata,filesystem}.py, with their attributes as of torch
+2.4, under the names of every version since; an older reader ignores unknown ones (`storage_meta`, `version`), and
+`_StorageInfo.transform_descriptors` of newer versions keeps its default None.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckptools.consolidate.writers.pickle_emitter import Emitter
-from ckptools.consolidate.writers.pickled_objects import Call, Instance
+from ckptools.consolidate.writers.pickle_emitter import Call, Emitter, Instance
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Tensor
 from ckptools.model.values import Global, Size, TorchName
@@ -25,12 +24,12 @@ METADATA = "torch.distributed.checkpoint.metadata"
 FILESYSTEM = "torch.distributed.checkpoint.filesystem"
 
 ObjectPath = tuple[str | int, ...]
-"""Where a value lies in the state dict; a number is a place in a list, a text a key of a dict."""
+"""Path of a value in the state dict; a number is an index of a list, a text a key of a dict."""
 
 
 @dataclass(frozen=True, slots=True)
 class ItemPlace:
-    """Where an item lies.
+    """The place of an item.
 
     Attributes:
         file: name of the file.
@@ -44,12 +43,12 @@ class ItemPlace:
 
 
 @dataclass(frozen=True)
-class Entry:
+class FlatValue:
     """One value of the flattened state dict.
 
     Attributes:
-        path: where it was before flattening.
-        tensor: what it is, with the dtype that is written; None for a plain value.
+        path: its path before flattening.
+        tensor: the tensor, with its dtype in the output; None for a plain value.
         items: the pieces of a tensor, or the one item of a plain value, whose box is None.
     """
 
@@ -63,7 +62,7 @@ class Entry:
         return ".".join(map(str, self.path))
 
 
-def metadata(entries: Iterable[Entry]) -> bytes:
+def metadata(entries: Iterable[FlatValue]) -> bytes:
     """The bytes of the `.metadata` of some entries with different fqns."""
     by_fqn = {entry.fqn: entry for entry in entries}
     state = {
@@ -80,7 +79,7 @@ def metadata(entries: Iterable[Entry]) -> bytes:
     return Emitter().dump(Instance(METADATA, "Metadata", state))
 
 
-def _described(entry: Entry) -> Instance:
+def _described(entry: FlatValue) -> Instance:
     if entry.tensor is None:
         return Instance(METADATA, "BytesStorageMetadata", {})
     chunks = [

@@ -1,11 +1,11 @@
-"""The way back to training: where torch's state_dict API looks for everything, and the flattened names of it.
+"""The tree of a DCP folder as torch's state_dict API expects it for training, and its flattened names.
 
-The tree is that of torch.distributed.checkpoint.state_dict: `model` is what `set_model_state_dict` takes, `optimizer`
-what `set_optimizer_state_dict` takes, under fqns without the names of wrappers; everything else keeps its own path.
-It is flattened as DCP's default planner does: dicts always, lists when they hold tensors, dicts or such lists,
-everything else is one value; keys become text; an empty dict leaves nothing. (An empty dict of its own would be worse
-than none: a loading planner that finds a key which only the rules of torch 2.3 give takes the whole folder for one
-of that age.) What a state dict says of module versions (`_metadata`) has no place there.
+The tree is that of torch.distributed.checkpoint.state_dict: `model` for `set_model_state_dict`, `optimizer` for
+`set_optimizer_state_dict`, under fqns without the names of wrappers; everything else keeps its own path.
+It is flattened as by DCP's default planner: dicts always, lists that contain tensors, dicts or such lists; everything
+else is one value; keys become text; an empty dict is dropped. (Writing an empty dict would be worse: a loading planner
+that finds a key which only the rules of torch 2.3 give takes the whole folder for one of that version.) The module
+versions of a state dict (`_metadata`) have no place there.
 Source: torch/distributed/checkpoint/{_traverse,_nested_dict,default_planner,state_dict}.py of torch 2.13.
 """
 
@@ -16,20 +16,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ckptools.consolidate.named_state import naming_notes, naming_of
-from ckptools.consolidate.selection import Selection
+from ckptools.consolidate.renaming import naming_notes, naming_of
+from ckptools.consolidate.selection import OutputContents
 from ckptools.consolidate.writers.dcp_metadata import ObjectPath
 from ckptools.errors import RefusedError
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath, fqn_of
 from ckptools.text import first_few, plural
-from ckptools.training_state.naming import TELL, Naming
 from ckptools.training_state.optimizer_names import group_ids
+from ckptools.training_state.parameter_names import GIVE, Naming, ddp_prefix, without_wrappers
 from ckptools.training_state.sections import GROUPS, STATE, Section, is_flat_optimizer, sections_of_kind
-from ckptools.training_state.wrappers import ddp_prefix, without_wrappers
 
 OF_ADAM = ("foreach", "maximize", "capturable", "differentiable", "fused", "decoupled_weight_decay")
-"""Hyperparameters that torch/optim/adam.py got over the years; `dcp.load` misses what a folder does not hold."""
+"""Hyperparameters that torch/optim/adam.py gained over time; `dcp.load` fails if a folder lacks them."""
 
 
 NEEDS_NAMES = "torch's set_optimizer_state_dict takes names only; dcp.load takes numbers into optimizer.state_dict()"
@@ -41,8 +40,8 @@ class Leaf:
 
     Attributes:
         source: its key path in the selection's tree.
-        path: where it lies in the state dict that is written.
-        value: a tensor, or something without one.
+        path: its path in the state dict of the output.
+        value: a tensor, or a value without one.
     """
 
     source: KeyPath
@@ -52,14 +51,14 @@ class Leaf:
 
 @dataclass(frozen=True)
 class _Move:
-    """A section that gets a place of its own.
+    """A section that moves to a top-level key.
 
     Attributes:
-        section: as the checkpoint has it.
+        section: the section in the checkpoint.
         at: its key path in the selection's tree.
         top: its key in the output.
-        naming: how an optimizer's parameters are named.
-        unwrap: takes the names of wrappers out of an fqn.
+        naming: the naming of an optimizer's parameters.
+        unwrap: removes the names of wrappers from an fqn.
     """
 
     section: Section
@@ -73,7 +72,7 @@ class _Move:
         return path[:n] == self.at and (len(path) == n or path[n] in self.section.value)
 
     def name(self, key: Any) -> Any:
-        """What the output calls a parameter."""
+        """The name of a parameter in the output."""
         known = self.naming.names.get(key, key)
         return self.unwrap(known) if isinstance(known, str) else known
 
@@ -98,8 +97,8 @@ class Arranged:
 
     Attributes:
         leaves: in tree order.
-        notes: what became something else on the way.
-        moves: sections that have a place of their own.
+        notes: changes to values on the way.
+        moves: sections that move to top-level keys.
     """
 
     leaves: Sequence[Leaf]
@@ -107,14 +106,14 @@ class Arranged:
     moves: Sequence[_Move]
 
     def name(self, path: KeyPath) -> str:
-        """The fqn in the output of what is, or would be, at a key path of the selection's tree."""
+        """The fqn in the output for a key path of the selection's tree."""
         move = next((m for m in self.moves if len(path) > len(m.at) and m.holds(path)), None)
         plain = Leaf(path, tuple(k if isinstance(k, int) else str(k) for k in path), None)
         return fqn_of((move.apply(plain) if move else plain).path)
 
 
-def arrange(selection: Selection, out: Path) -> Arranged:
-    """Flatten a selection's tree, with its model and its optimizer where torch's state_dict API has them.
+def arrange(selection: OutputContents, out: Path) -> Arranged:
+    """Flatten a selection's tree, with its model and optimizer at the keys of torch's state_dict API.
 
     Raises:
         RefusedError: two values would get one name, or there is no dict to begin with.
@@ -132,14 +131,14 @@ def arrange(selection: Selection, out: Path) -> Arranged:
             raise RefusedError(out, f"two values would be called {fqn}; write a .pt, which keeps the tree")
         leaves[fqn] = named
     placed = list(leaves.values())
-    return Arranged(placed, [*_told_of_moves(moves, placed), *flat.told(moves)], moves)
+    return Arranged(placed, [*_notes_on_moves(moves, placed), *flat.notes(moves)], moves)
 
 
 class _Flattening:
-    """Takes a tree apart by the planner's rules.
+    """Flatten a tree by the planner's rules.
 
     Attributes:
-        entered: sections, on the way to which every sequence is taken apart.
+        entered: sections; every sequence on the path to one is flattened.
     """
 
     def __init__(self, entered: Iterable[KeyPath]) -> None:
@@ -148,7 +147,7 @@ class _Flattening:
         self._odd: list[KeyPath] = []
 
     def leaves(self, node: Any, at: KeyPath, path: ObjectPath) -> Iterator[Leaf]:
-        """Yield what is one value."""
+        """Yield the single values."""
         if isinstance(node, dict):
             self._note(node, at)
             for key, value in node.items():
@@ -167,8 +166,8 @@ class _Flattening:
             self._empty.append(at)
         self._odd += [(*at, key) for key in node if not isinstance(key, str)]
 
-    def told(self, moves: Iterable[_Move]) -> Iterator[str]:
-        """What a DCP does not hold as it was."""
+    def notes(self, moves: Iterable[_Move]) -> Iterator[str]:
+        """Notes on values that a DCP cannot keep as they were."""
         if self._empty:
             yield f"{plural(len(self._empty), 'empty dict')} left out, as DCP does ({_some(self._empty)})"
         ids = [(*m.at, "state") for m in moves if m.top == "optimizer"]
@@ -187,8 +186,8 @@ def _descended(node: list[Any] | tuple[Any, ...]) -> bool:
     return any(isinstance(v, (dict, Tensor)) or (isinstance(v, list) and _descended(v)) for v in node)
 
 
-def _moves(selection: Selection, out: Path) -> list[_Move]:
-    """The model and the optimizer, where there is one of each kind; of several each keeps its own place."""
+def _moves(selection: OutputContents, out: Path) -> list[_Move]:
+    """The model and the optimizer to move; if there are several of a kind, each keeps its place."""
     moves = []
     for kind in ("model", "optimizer"):
         places = [(s, at) for s, at in selection.places if s.kind == kind]
@@ -196,12 +195,12 @@ def _moves(selection: Selection, out: Path) -> list[_Move]:
             section, at = places[0]
             naming = _of_one_kind(naming_of(selection, section), section, out)
             moves.append(_Move(section, at, kind, naming, _unwrapping(selection, section)))
-    # A model at the root of the tree holds what nobody else does.
+    # A model at the root of the tree comes last: it takes the keys that no other section has.
     return sorted(moves, key=lambda m: -len(m.at))
 
 
 def _of_one_kind(naming: Naming, section: Section, out: Path) -> Naming:
-    """A naming that gives all parameters names, or none: neither torch's API nor `dcp.load` takes a mix.
+    """Name all parameters or none: neither torch's API nor `dcp.load` accepts a mix.
 
     Raises:
         RefusedError: some have names in the source, and some have none.
@@ -212,12 +211,12 @@ def _of_one_kind(naming: Naming, section: Section, out: Path) -> Naming:
     if all(isinstance(key, int) or str(key).isdecimal() for key in keys):
         return naming._replace(names={}, unnamed=tuple(dict.fromkeys(keys)))
     lacking = f"{len(naming.unnamed)} of {len(set(keys))} parameters of the optimizer have no name"
-    text = f"{lacking}, and nothing loads a mix of names and numbers; {TELL}, or write a .pt, or --only model"
+    text = f"{lacking}, and nothing loads a mix of names and numbers; {GIVE}, or write a .pt, or --only model"
     raise RefusedError(out, text)
 
 
-def _unwrapping(selection: Selection, section: Section) -> Callable[[str], str]:
-    """What takes wrappers out of names; a leading `module` only where every name of the model has it."""
+def _unwrapping(selection: OutputContents, section: Section) -> Callable[[str], str]:
+    """The function that removes wrappers from names; a leading `module` only if every name of the model has it."""
     models = sections_of_kind(selection.source, "model") if selection.source is not None else ()
     names: Iterable[Any] = models[0].value if len(models) == 1 else ()
     names = [selection.renamed.get(name, name) for name in names]
@@ -227,7 +226,7 @@ def _unwrapping(selection: Selection, section: Section) -> Callable[[str], str]:
     return lambda name: without_wrappers(name).removeprefix(leading)
 
 
-def _told_of_moves(moves: Iterable[_Move], leaves: Iterable[Leaf]) -> Iterator[str]:
+def _notes_on_moves(moves: Iterable[_Move], leaves: Iterable[Leaf]) -> Iterator[str]:
     moves = sorted(moves, key=lambda m: m.top)
     moved = [f"{m.top} is {fqn_of(m.section.path)}" for m in moves if m.section.path not in ((), (m.top,))]
     if moved:
@@ -238,7 +237,7 @@ def _told_of_moves(moves: Iterable[_Move], leaves: Iterable[Leaf]) -> Iterator[s
         if changed is not None:
             yield f"{move.top}: names of wrappers are taken out: {changed} is {move.unwrap(changed)}"
     for move in (m for m in moves if m.top == "optimizer"):
-        yield from _told_of_optimizer(move, [leaf for leaf in leaves if move.holds(leaf.source)])
+        yield from _notes_on_optimizer(move, [leaf for leaf in leaves if move.holds(leaf.source)])
 
 
 def _parameters(section: Section) -> Iterable[Any]:
@@ -247,7 +246,7 @@ def _parameters(section: Section) -> Iterable[Any]:
     return () if is_flat_optimizer(section.value) else list(section.value["state"])
 
 
-def _told_of_optimizer(move: _Move, leaves: Iterable[Leaf]) -> Iterator[str]:
+def _notes_on_optimizer(move: _Move, leaves: Iterable[Leaf]) -> Iterator[str]:
     if is_flat_optimizer(move.section.value):
         yield "optimizer is flattened, as the source has it: load it with flatten_optimizer_state_dict=True"
         return
@@ -257,10 +256,10 @@ def _told_of_optimizer(move: _Move, leaves: Iterable[Leaf]) -> Iterator[str]:
     steps = [leaf for leaf in leaves if leaf.path[-1] == "step" and not isinstance(leaf.value, Tensor)]
     if steps:
         yield f"optimizer: step is a plain number for {plural(len(steps), 'parameter')}; torch makes tensors of them"
-    yield from _told_of_groups(move.section.value["param_groups"])
+    yield from _notes_on_groups(move.section.value["param_groups"])
 
 
-def _told_of_groups(groups: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+def _notes_on_groups(groups: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     adams = [group for group in groups if "betas" in group]
     lacking = [key for key in OF_ADAM if any(key not in group for group in adams)]
     if lacking:

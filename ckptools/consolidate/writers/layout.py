@@ -1,33 +1,66 @@
-"""What a writer promises: the output files, and where in them every tensor's bytes go."""
+"""The plan of an output: its tensors, its files, and the place of every tensor in them.
+
+It can be printed, shared between threads, and run in any order.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Protocol
 
-from ckptools.consolidate.plan import Job
-from ckptools.consolidate.selection import Selection
+from ckptools.consolidate.selection import OutputContents
+from ckptools.dtypes import ITEMSIZE
 from ckptools.files.partial_files import write_at
 from ckptools.model.tensor import Shard, Tensor
 from ckptools.model.tree import KeyPath, fqn_of
+from ckptools.tensor_io.stream import Band, Copy, parts_of
 
 LEFT_OUT = "left-out."
-"""What the name of the side file of what was not written has behind the output's."""
+"""The suffix of the side file that lists left-out names."""
 
 CrcOf = Callable[[int], int]
 """The CRC-32 of a job, by its number."""
 
 
-@dataclass(frozen=True, slots=True)
-class Framing:
-    """Bytes of an output file that are no tensor's: headers, pickle, directory.
+@dataclass(frozen=True)
+class Job:
+    """One tensor of the output.
 
     Attributes:
-        offset: where they begin in the file.
-        data: gives them, from the CRC-32s of the jobs; where the output is streamed, of those that lie before them.
+        fqn: for messages.
+        tensor: the tensor to write; one shard per region.
+        dtype: dtype in the output.
+        file: index of the output file.
+        offset: byte offset of the tensor's first byte in that file.
+    """
+
+    fqn: str
+    tensor: Tensor
+    dtype: str
+    file: int
+    offset: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in the output."""
+        return self.tensor.numel * ITEMSIZE[self.dtype]
+
+    def parts(self) -> Iterable[Copy | Band]:
+        """Copies or bands in ascending order of their offset, without gaps, created lazily."""
+        return parts_of(self.tensor, self.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Framing:
+    """Bytes of an output file outside of tensors: headers, pickle, directory.
+
+    Attributes:
+        offset: their offset in the file.
+        data: makes them from the CRC-32s of the jobs; in a streamed output, of the jobs before them.
     """
 
     offset: int
@@ -40,7 +73,7 @@ class ReadTensor:
 
     Attributes:
         fqn: for messages.
-        tensor: what it was made of; one shard per region.
+        tensor: its source; one shard per region.
         dtype: dtype in the output.
         read: returns it as a `torch.Tensor`.
     """
@@ -57,7 +90,7 @@ class ReadBack:
 
     Attributes:
         by: the library and its version.
-        tensors: everything in it that has bytes of its own.
+        tensors: the tensors in it that have bytes of their own.
     """
 
     by: str
@@ -65,28 +98,28 @@ class ReadBack:
 
 
 OpenBack = Callable[[Sequence[Path]], AbstractContextManager[ReadBack]]
-"""Opens an output, given where its files are now. Errors are the library's own."""
+"""Opens an output, given the current paths of its files. Errors are the library's own."""
 
 
 @dataclass(frozen=True)
-class Layout:
+class OutputLayout:
     """A planned output.
 
     Attributes:
         files: path and size in bytes of every file with tensors, in the order in which they get their names.
         jobs: every tensor, with its place, in the order of files and of offsets in them.
-        framing: what is not tensors in a file, by its number: in order, and with the jobs every byte of it.
+        framing: the bytes of a file, by its number, outside of tensors, in order; with the jobs they are all bytes.
         read_back: opens the finished output with the format's own library.
-        texts: small files beside them, by path, which get their names after them.
+        texts: small files beside them, by path, which get their names last.
         checksums: whether `framing` needs the CRC-32 of every tensor.
         needs: names in the output that `torch.load(weights_only=True)` does not accept.
         tied: names of model tensors that share the bytes of an earlier one, with its name.
-        folder: the folder that all files are in, when they get their names together as one folder.
-        notes: what the user should know of the output.
-        tensors: how many tensors have bytes of their own; None for one per job.
+        folder: the folder of all files, if they get their names together as one folder.
+        notes: notes for the user on the output.
+        tensors: number of tensors with bytes of their own; None for one per job.
         load: the line of Python that loads the output.
-        left_out: what of the selection the format has no place for, by key path: why.
-        name_of: what the output calls what is at a key path of the selection.
+        left_out: key paths of the selection that the format cannot store, with the reason.
+        name_of: maps a key path of the selection to its name in the output.
     """
 
     files: tuple[tuple[Path, int], ...]
@@ -110,7 +143,7 @@ class Layout:
         return sum(size for _, size in self.files)
 
     def finish(self, targets: Sequence[int], crcs: Sequence[int]) -> None:
-        """Write what is not tensors, given the descriptors of the files and the CRC-32 of each job."""
+        """Write the bytes outside of tensors, given the descriptors of the files and the CRC-32 of each job."""
         for number, target in enumerate(targets):
             for framing in self.framing(number):
                 write_at(target, framing.offset, framing.data(crcs.__getitem__))
@@ -118,14 +151,14 @@ class Layout:
 
 @dataclass(frozen=True)
 class WriteOptions:
-    """What a caller may ask of a writer.
+    """Options of a writer.
 
     Attributes:
         dtype: dtype for the floating-point tensors of the model; None to keep each one's own.
         max_shard_size: bytes of tensors per file; None for one file.
-        tied: `keep` writes a tied weight under each name, `drop` under the first only (where a format cannot share).
-        keep_types: keep values in a `.pt` that plain torch.load does not make, instead of the nearest that it does.
-        streamed: let no byte of a file depend on those behind it, so that it can be written from its first to its last.
+        tied: `keep` writes a tied weight under each name, `drop` under the first only (if the format cannot share).
+        keep_types: keep values in a `.pt` that plain torch.load does not accept, instead of the nearest that it does.
+        streamed: let no byte of a file depend on later ones, so that it can be written from start to end.
     """
 
     dtype: str | None = None
@@ -136,15 +169,15 @@ class WriteOptions:
 
 
 class Writer(Protocol):
-    """What every module in this folder that writes a format provides.
+    """The interface of a writer module in this folder.
 
     Attributes:
         NAME: an identifier.
-        WRITES: what it writes, in one line.
-        SUFFIXES: of the output names that ask for it.
-        ONLY: what is written when the caller does not say: `model`, `optimizer` or `all`.
-        FILE: what the output is called in a folder that the caller named; empty where it is a folder itself.
-        BY_NAME: whether optimizer state is to be given to it by name, where the source has numbers.
+        WRITES: its output in one line.
+        SUFFIXES: suffixes of output names that select it.
+        ONLY: the default part to write: `model`, `optimizer` or `all`.
+        FILE: name of the output in a folder given by the caller; empty if the output is a folder itself.
+        BY_NAME: whether it takes optimizer state by name if the source has numbers.
     """
 
     NAME: str
@@ -154,23 +187,23 @@ class Writer(Protocol):
     FILE: str
     BY_NAME: bool
 
-    def lay_out(self, selection: Selection, out: Path, options: WriteOptions) -> Layout:
+    def lay_out(self, selection: OutputContents, out: Path, options: WriteOptions) -> OutputLayout:
         """Plan the output."""
 
 
 def quoted(text: str | Path) -> str:
-    """A text as Python spells it, in double quotes where it needs no escapes."""
+    """A text as a Python literal, in double quotes if it needs no escapes."""
     spelled = repr(str(text))
     return f'"{text}"' if spelled == f"'{text}'" and '"' not in spelled else spelled
 
 
 def beside(out: Path, what: str) -> Path:
-    """The JSON file beside an output: `OUT.json`, or `OUT.index.json` for what is `index.`."""
+    """The JSON file beside an output: `OUT.json`, or `OUT.index.json` for `what="index."`."""
     return out.with_name(f"{out.name}.{what}json")
 
 
 def identity(tensor: Tensor) -> Any:
-    """What two tied tensors have in common: the same regions from the same bytes. None for one without bytes."""
+    """Identity of a tensor's bytes, equal for tied tensors; None for a tensor without bytes."""
     if not tensor.numel:
         return None
     return (tensor.shape, tensor.dtype, tuple(map(_place, tensor.shards)))
@@ -180,9 +213,51 @@ def _place(shard: Shard) -> tuple[object, ...]:
     return (shard.box, *((source.path, source.offset, source.strides) for source in shard.sources))
 
 
-def output_dtype(path: KeyPath, tensor: Tensor, selection: Selection, dtype: str | None) -> str:
-    """The dtype that a tensor gets: `dtype` for the floating-point tensors of a model, else its own."""
+def output_dtype(path: KeyPath, tensor: Tensor, selection: OutputContents, dtype: str | None) -> str:
+    """The output dtype of a tensor: `dtype` for the floating-point tensors of a model, else its own."""
     from ckptools.dtypes import is_floating
 
     applies = dtype is not None and path in selection.model_paths and is_floating(tensor.dtype)
     return dtype if applies and dtype is not None else tensor.dtype
+
+
+# -- file sizes -------------------------------------------------------------------------------------------------------
+
+
+def files_of(sizes: Sequence[int], limit: int | None) -> list[range]:
+    """Divide items, in order, among as few files of at most `limit` bytes as possible, of nearly equal size.
+
+    An item larger than `limit` gets its own file. Filling one file after the other would leave a small last one, and
+    parallel readers or writers would wait for the full ones.
+    """
+    if not sizes:
+        return [range(0)]
+    limit = sum(sizes) if limit is None else limit
+    ends = [0, *accumulate(sizes)]
+    needed = _files_needed(ends, limit)
+    files: list[range] = []
+    first = 0
+    while first < len(sizes):
+        left = needed[0] - len(files)
+        target = ends[first] + (ends[-1] - ends[first]) / left
+        end = first + 1
+        # The next item belongs to this file if its middle does, or if there would be no room for it later.
+        while end < len(sizes) and ends[end + 1] - ends[first] <= limit:
+            if needed[end] < left and (ends[end] + ends[end + 1]) / 2 > target:
+                break
+            end += 1
+        files.append(range(first, end))
+        first = end
+    return files
+
+
+def _files_needed(ends: Sequence[int], limit: int) -> list[int]:
+    """The least number of files for the items from each one on, found by filling one file after the other."""
+    count = len(ends) - 1
+    needed = [0] * (count + 1)
+    stop = count
+    for first in reversed(range(count)):
+        while stop > first + 1 and ends[stop] - ends[first] > limit:
+            stop -= 1
+        needed[first] = 1 + needed[stop]
+    return needed

@@ -1,7 +1,7 @@
-"""Writing a pickle: the tree of a `.pt`, as torch.save would have spelled it (protocol 2).
+"""Writer of a pickle: the tree of a `.pt`, in torch.save's form (protocol 2), with objects of torch's own classes.
 
 Only names from the fixed list below are ever written, so the result calls nothing but torch's own rebuilders and
-the constructors of the values that the source held.
+the constructors of the source's values.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 import struct
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from typing import Any
 
-from ckptools.consolidate.writers.numpy_values import HeldTensor
-from ckptools.consolidate.writers.pickled_objects import Call, Instance
+from ckptools.consolidate.writers.loadable import BytesTensor
 from ckptools.dtypes import ITEMSIZE, LEGACY_STORAGE
 from ckptools.model.regions import contiguous_strides
 from ckptools.model.tensor import Tensor
@@ -25,11 +25,42 @@ ALLOWED_BY_TORCH = frozenset(
 )
 """Names outside torch that `torch.load(weights_only=True)` accepts; source: torch/_weights_only_unpickler.py."""
 
-StorageKey = Callable[[Tensor | HeldTensor], str]
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Instance:
+    """An object of one of torch's classes, created without a call, then given its state. May be a key of a dict.
+
+    Attributes:
+        module: of the class.
+        name: of the class.
+        state: the argument of its `__setstate__`, or its attributes.
+    """
+
+    module: str
+    name: str
+    state: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """The result of calling one of torch's functions or classes, such as a member of an enum.
+
+    Attributes:
+        module: of the function.
+        name: of the function.
+        args: positional arguments.
+    """
+
+    module: str
+    name: str
+    args: tuple[Any, ...]
+
+
+StorageKey = Callable[[Tensor | BytesTensor], str]
 
 
 class Emitter:
-    """Writes one pickle.
+    """Write one pickle.
 
     Attributes:
         needs: dotted names in it that `torch.load(weights_only=True)` does not accept.
@@ -189,7 +220,7 @@ class Emitter:
         self._call(value.module, value.name, *value.args)
 
     def _numpy_dtype(self, value: NumpyDtype) -> None:
-        # Without a state: that of texts and times holds sizes and units, on which numpy relies unchecked.
+        # Without a state: that of texts and times has sizes and units, which numpy uses unchecked.
         self._call("numpy", "dtype", value.dtype, False, True)
 
     def _numpy_array(self, value: NumpyArray) -> None:
@@ -204,17 +235,14 @@ class Emitter:
         if tensor.parameter:
             self._name("torch._utils", "_rebuild_parameter")
             self._out += b"("
-            self._plain_tensor(tensor, False)
+            self._plain_tensor(tensor)
             self._value(tensor.requires_grad)
             self._ordered_dict(OrderedDict())
             self._out += b"tR"
         else:
             self._plain_tensor(tensor, tensor.requires_grad)
 
-    def _held_tensor(self, tensor: HeldTensor) -> None:
-        self._plain_tensor(tensor, False)
-
-    def _plain_tensor(self, tensor: Tensor | HeldTensor, requires_grad: bool) -> None:
+    def _plain_tensor(self, tensor: Tensor | BytesTensor, requires_grad: bool = False) -> None:
         typed = tensor.dtype in LEGACY_STORAGE
         self._name("torch._utils", "_rebuild_tensor_v2" if typed else "_rebuild_tensor_v3")
         self._out += b"("
@@ -226,8 +254,8 @@ class Emitter:
             self._name("torch", tensor.dtype)
         self._out += b"tR"
 
-    def _storage(self, tensor: Tensor | HeldTensor, typed: bool) -> None:
-        """Write torch's persistent id: `('storage', storage class, key, location, numel)`; bytes when it is untyped."""
+    def _storage(self, tensor: Tensor | BytesTensor, typed: bool) -> None:
+        """Write torch's persistent id: `('storage', storage class, key, location, numel)`; bytes if it is untyped."""
         self._out += b"("
         self._text("storage")
         self._name(*(("torch", LEGACY_STORAGE[tensor.dtype]) if typed else ("torch.storage", "UntypedStorage")))
@@ -237,11 +265,11 @@ class Emitter:
         self._out += b"tQ"
 
 
-def _no_tensors(_: Tensor | HeldTensor) -> str:
+def _no_tensors(_: Tensor | BytesTensor) -> str:
     raise TypeError("a tensor in a pickle that has no storages")
 
 
-# The first that fits writes a value: subclasses before their bases.
+# The first match writes a value: subclasses before their bases.
 _WRITERS: tuple[tuple[type, Callable[[Emitter, Any], None]], ...] = (
     (type(None), Emitter._none),
     (bool, Emitter._bool),
@@ -249,7 +277,7 @@ _WRITERS: tuple[tuple[type, Callable[[Emitter, Any], None]], ...] = (
     (float, Emitter._float),
     (str, Emitter._text),
     (Tensor, Emitter._tensor),
-    (HeldTensor, Emitter._held_tensor),
+    (BytesTensor, Emitter._plain_tensor),
     (Size, Emitter._size),
     (tuple, Emitter._tuple),
     (list, Emitter._list),

@@ -9,12 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ckptools.consolidate.plan import Job
 from ckptools.consolidate.provenance import record_text
-from ckptools.consolidate.selection import Selection
+from ckptools.consolidate.selection import OutputContents
 from ckptools.consolidate.writers.archive import Archive, Storage
 from ckptools.consolidate.writers.layout import (
-    Layout,
+    Job,
+    OutputLayout,
     ReadBack,
     ReadTensor,
     WriteOptions,
@@ -22,8 +22,7 @@ from ckptools.consolidate.writers.layout import (
     output_dtype,
     quoted,
 )
-from ckptools.consolidate.writers.loadable import LEFT_OUT, Loadable
-from ckptools.consolidate.writers.numpy_values import HeldTensor
+from ckptools.consolidate.writers.loadable import LEFT_OUT, BytesTensor, Loadable
 from ckptools.consolidate.writers.pickle_emitter import Emitter
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import RefusedError
@@ -41,27 +40,26 @@ FILE = "model.pt"
 BY_NAME = False
 
 
-def lay_out(selection: Selection, out: Path, options: WriteOptions) -> Layout:
+def lay_out(selection: OutputContents, out: Path, options: WriteOptions) -> OutputLayout:
     """Plan a `.pt` with the selection's tree; tied weights share one storage.
 
     Raises:
-        RefusedError: there is nothing in it that plain torch.load makes.
+        RefusedError: plain torch.load accepts nothing in it.
     """
     loadable = Loadable()
     tree = selection.tree if options.keep_types else loadable.value(selection.tree)
     if tree is LEFT_OUT:
         raise RefusedError(out, f"would hold nothing but {loadable.left_out[()]}")
-    told = record_text(selection, loadable.left_out)
-    packed = pack(tree, (), selection, options, told)
+    packed = pack(tree, (), selection, options, record_text(selection, loadable.left_out))
 
-    return Layout(
+    return OutputLayout(
         files=((out, packed.archive.nbytes),),
         jobs=packed.jobs(0, 0),
         framing=lambda _: packed.archive.framing(0, 0),
         read_back=packed.read_back,
         checksums=True,
         needs=packed.needs,
-        notes=(loadable.told(),) if loadable.told() else (),
+        notes=(loadable.note(),) if loadable.note() else (),
         left_out=loadable.left_out,
         tied={fqn_of(path): first for path, first in packed.tied.items() if path in selection.model_paths},
         load=f"import torch; state = torch.load({quoted(out)}{', weights_only=False' if packed.needs else ''})",
@@ -73,12 +71,12 @@ class Packed:
     """A planned archive of one tree.
 
     Attributes:
-        archive: where everything goes in it.
+        archive: the places of its entries.
         stored: fqn, tensor and dtype of every storage that is copied, in order.
         tied: key paths of tensors that share the storage of an earlier one, with its fqn.
         needs: names in the pickle that `torch.load(weights_only=True)` does not accept.
-        tree: what is in it; a tensor is there once for every name.
-        made_of: what each tensor of the tree was made of, and its dtype in the output, by its key path.
+        tree: its contents, with a tensor for every name.
+        made_of: source and output dtype of each tensor of the tree, by its key path.
     """
 
     archive: Archive
@@ -89,13 +87,13 @@ class Packed:
     made_of: Mapping[KeyPath, tuple[Tensor, str]]
 
     def jobs(self, file: int, at: int) -> tuple[Job, ...]:
-        """The tensors' bytes, when the archive begins at byte `at` of an output file."""
+        """The jobs for the tensors if the archive begins at byte `at` of an output file."""
         pairs = zip(self.stored, self.archive.starts, strict=True)
         return tuple(Job(fqn, tensor, dtype, file, at + start) for (fqn, tensor, dtype), start in pairs)
 
     @contextmanager
     def read_back(self, paths: Sequence[Path]) -> Iterator[ReadBack]:
-        """Open the archive with plain `torch.load`; where that does not accept it, with what is harmless allowed."""
+        """Open the archive with plain `torch.load`; if it refuses, with harmless names allowed."""
         import torch
 
         loaded = load_shard(paths[0]) if self.needs else load_plain(paths[0])
@@ -110,10 +108,10 @@ def _itself(value: Any) -> Any:
 
 
 def _side_by_side(tree: Any, loaded: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
-    """Every tensor's key path, with what was loaded in its place.
+    """Every tensor's key path, with the value loaded there.
 
     Raises:
-        ValueError: there is more, or less, than was written.
+        ValueError: more or less was loaded than written.
     """
     if isinstance(tree, Tensor):
         yield path, loaded
@@ -125,24 +123,26 @@ def _side_by_side(tree: Any, loaded: Any, path: KeyPath) -> Iterator[tuple[KeyPa
             yield from _side_by_side(node, value, (*path, number))
 
 
-def pack(tree: Any, path: KeyPath, selection: Selection, options: WriteOptions, told: str | None = None) -> Packed:
-    """Plan the archive that torch.save would write of what is at `path` of the selection's tree.
+def pack(
+    tree: Any, path: KeyPath, selection: OutputContents, options: WriteOptions, record: str | None = None
+) -> Packed:
+    """Plan the archive that torch.save would write for the node at `path` of the selection's tree.
 
-    What is `told` of where it comes from lies in it as an entry of its own, which torch.load does not look at.
+    The `record` of its source becomes an entry of its own, which torch.load ignores.
     """
     storages = _Storages(tree, path, selection, options)
     emitter = Emitter(storages.key)
     pickle = emitter.dump(storages.tree)
-    beside = ((FILE_NAME, told.encode("ascii")),) if told else ()
+    beside = ((FILE_NAME, record.encode("ascii")),) if record else ()
     archive = Archive.of(pickle, storages.sizes, options.streamed, beside)
     needs = tuple(emitter.needs)
     return Packed(archive, tuple(storages.stored), storages.tied, needs, storages.tree, storages.made_of)
 
 
 class _Storages:
-    """Gives every distinct tensor of a tree a storage, in tree order; tied ones share it."""
+    """Give every distinct tensor of a tree a storage, in tree order; tied ones share it."""
 
-    def __init__(self, tree: Any, path: KeyPath, selection: Selection, options: WriteOptions) -> None:
+    def __init__(self, tree: Any, path: KeyPath, selection: OutputContents, options: WriteOptions) -> None:
         self.stored: list[tuple[str, Tensor, str]] = []
         self.sizes: list[Storage] = []
         self.tied: dict[KeyPath, str] = {}
@@ -151,11 +151,11 @@ class _Storages:
         self._by_object: dict[int, str] = {}
         self.tree = self._typed(tree, path, selection, options)
 
-    def _typed(self, node: Any, path: KeyPath, selection: Selection, options: WriteOptions) -> Any:
-        """Copy the tree with the tensors that will be in it: output dtype, own storage."""
+    def _typed(self, node: Any, path: KeyPath, selection: OutputContents, options: WriteOptions) -> Any:
+        """Copy the tree with the tensors of the output: output dtype, own storage."""
         if isinstance(node, Tensor):
             return self._store(node, path, output_dtype(path, node, selection, options.dtype))
-        if isinstance(node, HeldTensor):
+        if isinstance(node, BytesTensor):
             self._by_object[id(node)] = self._new(node.data)
         if isinstance(node, dict):
             copied = empty_like(node)
@@ -184,6 +184,6 @@ class _Storages:
         self.sizes.append(storage)
         return str(len(self.sizes) - 1)
 
-    def key(self, tensor: Tensor | HeldTensor) -> str:
+    def key(self, tensor: Tensor | BytesTensor) -> str:
         """The storage key of a tensor of `tree`."""
         return self._by_object[id(tensor)]

@@ -1,4 +1,4 @@
-"""`.safetensors`: one file, or several with a Hugging Face index; what is not a tensor goes to a JSON beside it.
+"""`.safetensors`: one file, or several with a Hugging Face index; other values go to a JSON beside it.
 
 A file is a little-endian u64 with the header's length, the header (JSON, space-padded to 8 bytes), then the tensors,
 contiguous and without holes, sorted by falling alignment and name as the format's own library does. Source: the
@@ -7,34 +7,38 @@ format's README and its Rust implementation.
 
 from __future__ import annotations
 
+import base64
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from datetime import date, datetime, timedelta
 from functools import partial
+from math import isfinite
 from pathlib import Path
+from typing import Any
 
-from ckptools.consolidate.plan import Job
 from ckptools.consolidate.provenance import record_text
-from ckptools.consolidate.selection import Selection
-from ckptools.consolidate.writers.file_sizes import files_of
+from ckptools.consolidate.selection import OutputContents
 from ckptools.consolidate.writers.layout import (
     Framing,
-    Layout,
+    Job,
+    OutputLayout,
     ReadBack,
     ReadTensor,
     WriteOptions,
     beside,
+    files_of,
     identity,
     output_dtype,
     quoted,
 )
-from ckptools.consolidate.writers.sidecar import values_json
 from ckptools.dtypes import ITEMSIZE, SAFETENSORS
 from ckptools.errors import RefusedError
 from ckptools.model.provenance import KEY
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import fqn_of, tensors_in
+from ckptools.model.values import Device, Global, NumpyArray, NumpyDtype, NumpyScalar, Size, TorchName
 
 NAME = "safetensors"
 WRITES = "one .safetensors, or several with a Hugging Face index; the model"
@@ -44,7 +48,7 @@ FILE = "model.safetensors"
 BY_NAME = True
 
 MAX_HEADER = 100_000_000
-"""Bytes; the format's own library reads no longer header."""
+"""Largest header in bytes that the format's own library reads."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,7 @@ class _Entry:
         return self.tensor.numel * ITEMSIZE[self.dtype]
 
 
-def lay_out(selection: Selection, out: Path, options: WriteOptions) -> Layout:
+def lay_out(selection: OutputContents, out: Path, options: WriteOptions) -> OutputLayout:
     """Plan one or several safetensors files.
 
     Raises:
@@ -69,8 +73,8 @@ def lay_out(selection: Selection, out: Path, options: WriteOptions) -> Layout:
     entries, tied = _entries(selection, out, options)
     groups = _groups(entries, options.max_shard_size)
     paths = _paths(out, len(groups))
-    told = record_text(selection)
-    headers = [_header(group, told) for group in groups]
+    record = record_text(selection)
+    headers = [_header(group, record) for group in groups]
     jobs: list[Job] = []
     for index, (group, header) in enumerate(zip(groups, headers, strict=True)):
         at = len(header)
@@ -84,7 +88,7 @@ def lay_out(selection: Selection, out: Path, options: WriteOptions) -> Layout:
 
     texts = _texts(selection, out, groups, paths)
     files = tuple(zip(paths, sizes, strict=True))
-    return Layout(files, tuple(jobs), framing, partial(_read_back, jobs), texts, tied=tied, load=_load(paths))
+    return OutputLayout(files, tuple(jobs), framing, partial(_read_back, jobs), texts, tied=tied, load=_load(paths))
 
 
 @contextmanager
@@ -99,7 +103,7 @@ def _read_back(jobs: Sequence[Job], paths: Sequence[Path]) -> Iterator[ReadBack]
         yield ReadBack(f"safetensors {__version__}", tensors)
 
 
-def _entries(selection: Selection, out: Path, options: WriteOptions) -> tuple[list[_Entry], dict[str, str]]:
+def _entries(selection: OutputContents, out: Path, options: WriteOptions) -> tuple[list[_Entry], dict[str, str]]:
     seen: dict[object, str] = {}
     entries: dict[str, _Entry] = {}
     tied: dict[str, str] = {}
@@ -126,7 +130,7 @@ def _check(entry: _Entry, entries: dict[str, _Entry], out: Path) -> None:
 
 
 def _groups(entries: list[_Entry], limit: int | None) -> list[list[_Entry]]:
-    """The tensors of each file: in name order, with at most `limit` bytes, and nearly equally many."""
+    """The tensors of each file: in name order, with at most `limit` bytes, of nearly equal size."""
     if limit is None or sum(e.nbytes for e in entries) <= limit:
         return [entries]
     ordered = sorted(entries, key=lambda e: e.name)
@@ -150,9 +154,9 @@ def _load(paths: Sequence[Path]) -> str:
     return f"from safetensors.torch import load_file; state = {{k: v {loop}}}"
 
 
-def _header(group: Sequence[_Entry], told: str | None) -> bytes:
+def _header(group: Sequence[_Entry], record: str | None) -> bytes:
     at = 0
-    table: dict[str, object] = {"__metadata__": {"format": "pt", **({KEY: told} if told else {})}}
+    table: dict[str, object] = {"__metadata__": {"format": "pt", **({KEY: record} if record else {})}}
     for entry in group:
         span = [at, at + entry.nbytes]
         table[entry.name] = {
@@ -169,9 +173,9 @@ def _header(group: Sequence[_Entry], told: str | None) -> bytes:
 
 
 def _texts(
-    selection: Selection, out: Path, groups: Sequence[Sequence[_Entry]], paths: Sequence[Path]
+    selection: OutputContents, out: Path, groups: Sequence[Sequence[_Entry]], paths: Sequence[Path]
 ) -> dict[Path, str]:
-    """The index, when there are several files, and what is not a tensor, when there is something."""
+    """The index if there are several files, and the values that are no tensors if there are any."""
     texts: dict[Path, str] = {}
     others = values_json(selection.tree)
     if others is not None:
@@ -182,3 +186,82 @@ def _texts(
         index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
         texts[beside(out, "index.")] = json.dumps(index, indent=2) + "\n"
     return texts
+
+
+# -- values that are no tensors -----------------------------------------------------------------------------------
+#
+# JSON has fewer types than a checkpoint: other values become `{"$type": ...}` with their parts, a key that is no text
+# is written as in Python and listed under `$keys`, and NaN and infinities become text.
+
+_TENSOR = object()
+
+
+def values_json(tree: Any) -> str | None:
+    """The values in a tree that are no tensors; None if there are none."""
+    pruned = _encoded(tree)
+    if pruned is _TENSOR or _hollow(pruned):
+        return None
+    return json.dumps({"schema": "ckptools/model/values/1", "values": pruned}, indent=2, allow_nan=False) + "\n"
+
+
+def _hollow(node: Any) -> bool:
+    """Whether only empty containers are left."""
+    if isinstance(node, dict):
+        return all(_hollow(v) for v in node.values())
+    return False
+
+
+def _encoded(node: Any) -> Any:
+    if isinstance(node, Tensor):
+        return _TENSOR
+    if isinstance(node, Mapping):
+        return _dict(node)
+    if type(node) is list:
+        return [None if (v := _encoded(item)) is _TENSOR else v for item in node]
+    return _scalar(node)
+
+
+def _dict(node: Mapping[Any, Any]) -> dict[str, Any]:
+    encoded: dict[str, Any] = {}
+    odd: dict[str, str] = {}
+    for key, value in node.items():
+        item = _encoded(value)
+        if item is _TENSOR:
+            continue
+        name = key if isinstance(key, str) else repr(key)
+        if not isinstance(key, str):
+            odd[name] = type(key).__name__
+        encoded[name] = item
+    return {**encoded, "$keys": odd} if odd else encoded
+
+
+def _scalar(node: Any) -> Any:
+    if node is None or isinstance(node, (bool, int, str)):
+        return node
+    if isinstance(node, float):
+        return node if isfinite(node) else {"$type": "float", "value": repr(node)}
+    for kind, name, parts in _TYPES:
+        if isinstance(node, kind):
+            return {"$type": name, **{k: _encoded(v) for k, v in parts(node).items()}}
+    return {"$type": type(node).__name__, "value": repr(node)}
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")
+
+
+_TYPES: tuple[tuple[Any, str, Any], ...] = (
+    (Size, "torch.Size", lambda v: {"sizes": list(v)}),
+    (tuple, "tuple", lambda v: {"items": [None if isinstance(i, Tensor) else i for i in v]}),
+    ((set, frozenset), "set", lambda v: {"items": sorted(v, key=repr)}),
+    (timedelta, "timedelta", lambda v: {"days": v.days, "seconds": v.seconds, "microseconds": v.microseconds}),
+    ((datetime, date), "datetime", lambda v: {"iso": v.isoformat()}),
+    (complex, "complex", lambda v: {"real": v.real, "imag": v.imag}),
+    ((bytes, bytearray), "bytes", lambda v: {"base64": _base64(bytes(v))}),
+    (NumpyArray, "numpy.ndarray", lambda v: {"dtype": v.dtype, "shape": list(v.shape), "base64": _base64(v.data)}),
+    (NumpyScalar, "numpy.scalar", lambda v: {"dtype": v.dtype, "base64": _base64(v.data)}),
+    (NumpyDtype, "numpy.dtype", lambda v: {"dtype": v.dtype}),
+    (Device, "torch.device", lambda v: {"device": str(v)}),
+    (TorchName, "torch", lambda v: {"name": v.name}),
+    (Global, "name", lambda v: {"name": v.dotted}),
+)

@@ -1,13 +1,13 @@
 """DCP: a folder that `torch.distributed.checkpoint.save` wrote, torch 1.13 to 2.13.
 
-`.metadata` describes everything; `__{rank}_{n}.distcp` hold the values. Written so by Composer (`ep0-ba5/`) since 0.16,
-torchtitan (`step-5/`), Lightning (with `meta.pt` beside, whose keys belong to the same state), and everybody who calls
-`dcp.save`. Reading `.metadata` is enough to know every shape and where each piece lies; where in its item a tensor's
-values begin is looked up when they are asked for.
+`.metadata` describes everything; `__{rank}_{n}.distcp` hold the values. Composer (`ep0-ba5/`, since 0.16), torchtitan
+(`step-5/`), Lightning (with `meta.pt` beside, whose keys belong to the same state), and every caller of `dcp.save`
+write such folders. `.metadata` states every shape and the extent of each item; where the values begin in an item is
+looked up when they are needed.
 
-DCP has no checksums of its own, and knows neither the world size nor the step. A file of the same size from another
-save is noticed only where an item in it lies elsewhere, or holds another dtype or shape; each item's own CRC-32 says
-whether its bytes are unharmed, not of which save they are.
+DCP has no checksums of its own, and records neither world size nor step. A file of the same size from another save is
+noticed only where an item in it has another extent, dtype or shape; the CRC-32 of an item proves that its bytes are
+intact, not which save they are from.
 """
 
 from __future__ import annotations
@@ -18,11 +18,9 @@ from typing import Any
 from ckptools.errors import ReadError
 from ckptools.files.location import check_stays_inside
 from ckptools.formats.dcp.files import dcp_folder_of
-from ckptools.formats.dcp.folder import PLANNED, Folder, read_folder
-from ckptools.formats.dcp.world_size import world_size
+from ckptools.formats.dcp.folder import PLANNED, Folder, read_folder, world_size
 from ckptools.formats.options import Options
-from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder
-from ckptools.formats.shared.file_status import Fault, was_read
+from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, Fault, was_read
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Code, Problem
 from ckptools.model.values import describe_for_error
@@ -37,7 +35,7 @@ READS = "a torch.distributed.checkpoint folder (DCP): Composer, torchtitan, Ligh
 KNOWN_BY = "a folder with .metadata, or __0.metadata of each rank"
 
 COMPANION = "meta.pt"
-"""What Lightning keeps beside: everything that is not sharded."""
+"""Lightning's file for everything that is not sharded."""
 
 
 def detect(path: Path) -> bool:
@@ -80,7 +78,7 @@ def read(path: Path, options: Options) -> Checkpoint:
 
 
 def _with_companion(found: Folder, options: Options) -> tuple[dict[str, Any], Saved | None, list[Problem]]:
-    """The tree with the keys of `meta.pt` added, which never take the place of DCP's own."""
+    """Add the keys of `meta.pt` to the tree, without replacing DCP's own."""
     path = found.path / COMPANION
     if not path.exists():
         return found.tree, None, []

@@ -1,6 +1,6 @@
-"""Composite checkpoints: DCP folders and files of their own, put together into one tree.
+"""Composite checkpoints: several DCP folders and files, put together into one tree.
 
-Each part is read by what reads it alone, and its problems say in which part they are.
+Each part is read by its own format, and its problems name the part.
 """
 
 from __future__ import annotations
@@ -17,22 +17,19 @@ from ckptools.files.location import check_stays_inside
 from ckptools.files.opening import File, reading
 from ckptools.files.zip_archive import MAX_PICKLE
 from ckptools.formats.dcp.files import METADATA
-from ckptools.formats.dcp.folder import Folder, read_folder
-from ckptools.formats.dcp.world_size import Writers
-from ckptools.formats.dcp.world_size import world_size as world_size_of
+from ckptools.formats.dcp.folder import Folder, Writers, read_folder
+from ckptools.formats.dcp.folder import world_size as world_size_of
 from ckptools.formats.options import Options
-from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder
+from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, Fault
 from ckptools.formats.shared.companions import CompanionFiles
-from ckptools.formats.shared.file_status import Fault
 from ckptools.model.checkpoint import Checkpoint, Fact, ModuleOrder, RankFile
 from ckptools.model.problems import Code, Problem
-from ckptools.pickles.loading import load_checked
-from ckptools.pickles.machine import Machine
+from ckptools.pickles.machine import Machine, load_checked
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import find_step
 
 PROTO = b"\x80"
-"""How a pickle of protocol 2 or later begins."""
+"""First byte of a pickle of protocol 2 or later."""
 
 
 def _is_plain_pickle(path: Path) -> bool:
@@ -42,12 +39,12 @@ def _is_plain_pickle(path: Path) -> bool:
 
 
 def is_dcp(folder: Path) -> bool:
-    """Whether a folder is a finished DCP, told by its metadata."""
+    """Whether a folder has the metadata of a finished DCP."""
     return folder.is_dir() and (folder / METADATA).is_file()
 
 
-class Parts:
-    """Collects the parts of one checkpoint, and makes the checkpoint of them.
+class CompositeBuilder:
+    """Collects the parts of one checkpoint, and builds the `Checkpoint`.
 
     Attributes:
         options: how it is opened.
@@ -83,8 +80,8 @@ class Parts:
 
         Args:
             folder: where it is.
-            key: what it is called here.
-            top: the one key that all of it lies below, which then goes; None where there is none.
+            key: its key in this checkpoint.
+            top: the folder's only top-level key, which is dropped; None to keep the tree as it is.
 
         Raises:
             ReadError: it cannot be read.
@@ -102,7 +99,7 @@ class Parts:
         self.builder.unequal |= {(key, *path[cut:]): values for path, values in found.unequal.items()}
 
     def add_dcp_at_top(self, folder: Path) -> None:
-        """Add the parts that a DCP folder has at its top.
+        """Add the top-level parts of a DCP folder.
 
         Raises:
             ReadError: it cannot be read.
@@ -130,7 +127,7 @@ class Parts:
         return found
 
     def add_file(self, path: Path, key: str) -> None:
-        """Add what a torch.save, pickle or JSON file holds as `tree[key]`, or a problem when that is not possible.
+        """Add the content of a torch.save, pickle or JSON file as `tree[key]`, or a problem where it cannot be read.
 
         Raises:
             UnsafePathError: it is a link out of the checkpoint.
@@ -160,7 +157,7 @@ class Parts:
         return saved.tree
 
     def _plain_pickle(self, path: Path) -> Any:
-        """What `pickle.dump` wrote; tensors in it are foreign objects."""
+        """Return what `pickle.dump` wrote; tensors in it are foreign objects."""
         with File(path) as file:
             if file.size > MAX_PICKLE:
                 raise ReadError(path, f"has {file.size} bytes; at most {MAX_PICKLE} are read")
@@ -169,7 +166,7 @@ class Parts:
         self.builder.add_read(0, len(machine.data), (g.dotted for g in machine.globals.values()))
         return tree
 
-    def add_parts(self, other: Parts) -> None:
+    def add_parts(self, other: CompositeBuilder) -> None:
         """Add other parts behind these."""
         self.tree |= other.tree
         self.files += other.files
@@ -179,7 +176,7 @@ class Parts:
         self.builder.add(other.builder)
 
     def add_companions(self, found: CompanionFiles) -> None:
-        """Add companion files; a part that is here already is not replaced."""
+        """Add companion files, without replacing parts."""
         both = [key for key in found.tree if key in self.tree]
         self.tree |= {key: value for key, value in found.tree.items() if key not in both}
         self.problems += found.problems
@@ -208,11 +205,11 @@ class Parts:
     def checkpoint(
         self, saved_as: str, world_size: Fact, order: ModuleOrder, steps: Iterable[str] | None = None
     ) -> Checkpoint:
-        """The checkpoint that the parts make.
+        """Build the checkpoint from the parts.
 
         Args:
             saved_as: for people.
-            world_size: as the parts that tell it say; the DCP files tell it where it has no value.
+            world_size: as the parts state it; without a value, the DCP files decide.
             order: whether the model's names come in the order of the module, and why.
             steps: keys of the tree that may count steps; None for all.
         """

@@ -1,4 +1,4 @@
-"""The files of a DCP folder: which of those that the metadata names are here, and which metadata there is.
+"""The files of a DCP folder: its metadata, and the data files that the metadata names.
 
 `__{rank}_{n}.distcp`, where n counts the files of a rank: one per writer thread, or one per item. The rank that wrote
 them is the only rank that DCP names. `.metadata` is renamed from `.metadata.tmp` when everything else is written; a
@@ -29,17 +29,17 @@ OF_RANK = re.compile(r"__(\d{1,7})\.metadata")
 DATA = re.compile(r"__(\d{1,7})_\d+\.distcp")
 
 MAX_NAMED = 3
-"""Names that a message lists before it counts."""
+"""A message lists this many names, and counts the others."""
 
 
 def rank_of(file: str) -> int | None:
-    """The rank that wrote a file, by its name; None when that does not tell."""
+    """The rank that wrote a file, by its name; None for other names."""
     found = DATA.fullmatch(file.rpartition("/")[2])
     return int(found[1]) if found else None
 
 
 def by_rank(file: str) -> tuple[int, list[int], str]:
-    """Key that sorts data files by rank, then by their number, then by name."""
+    """Sort key of data files: rank, number, name."""
     return -1 if (rank := rank_of(file)) is None else rank, [int(n) for n in re.findall(r"\d{1,18}", file)], file
 
 
@@ -73,7 +73,7 @@ def _without_metadata(names: set[str]) -> str:
         return "the save was interrupted: .metadata.tmp is here, .metadata is not; use an earlier checkpoint"
     files = sum(name.endswith(".distcp") for name in names)
     what = "1 .distcp file" if files == 1 else f"{files} .distcp files"
-    return f"{what} without .metadata, which alone tells what they hold; copy it here too"
+    return f"{what} without .metadata, the only list of what they hold; copy it here too"
 
 
 def looks_like_dcp(folder: Path) -> bool:
@@ -86,7 +86,7 @@ def _is_dcp_name(name: str) -> bool:
 
 
 def dcp_folder_of(path: Path) -> Path | None:
-    """The DCP folder that a path means: itself, the one that a file of it lies in, or the only step of a run.
+    """The DCP folder of a path: itself, the folder of a file, or the only step of a run.
 
     Raises:
         UsageError: a run folder holds several.
@@ -102,16 +102,16 @@ def dcp_folder_of(path: Path) -> Path | None:
 
 
 def _steps(folder: Path) -> list[Path]:
-    """Subfolders named by a step, in its order; links to them are other names of the same."""
+    """Subfolders named by a step, in the order of steps, without links to them."""
     named = [(NAMES.findall(p.name), p) for p in folder.iterdir() if p.is_dir() and not p.is_symlink()]
     return [path for found, path in sorted(named, key=lambda n: (int((n[0] or [0])[-1]), n[1].name)) if found]
 
 
 class FileFault(NamedTuple):
-    """Why nothing that a data file holds can be taken, though some of it may look right.
+    """Why the whole content of a data file is refused, even where items look right.
 
     Attributes:
-        kind: the problem that it is.
+        kind: the problem code.
         reason: the end of a sentence that begins with the file's name.
     """
 
@@ -120,7 +120,7 @@ class FileFault(NamedTuple):
 
     @classmethod
     def contradicts(cls, why: str) -> FileFault:
-        """The fault of a file that is not the one that the metadata describes."""
+        """Return the fault of a file that contradicts the metadata."""
         return cls(Code.FILE_CONTRADICTS, f"is not the file that the metadata describes: {why}")
 
 
@@ -134,7 +134,7 @@ class DataFile:
         size: bytes; None when it is missing.
         modified: file time; None when it is missing.
         needed: bytes that it must have.
-        fault: why nothing in it counts.
+        fault: why all of its content is refused.
     """
 
     path: Path
@@ -145,12 +145,12 @@ class DataFile:
     fault: FileFault | None = None
 
     def holds(self, end: int) -> bool:
-        """Whether the file is here, reaches to byte `end`, and nothing is wrong with all of it."""
+        """Whether the file is here, reaches to byte `end`, and is not refused."""
         return self.size is not None and end <= self.size and self.fault is None
 
     @property
     def state(self) -> str:
-        """What is wrong with it, in a few words."""
+        """Its fault in a few words."""
         if self.size is None:
             return "missing"
         if self.fault is None:
@@ -158,7 +158,7 @@ class DataFile:
         return "unreadable" if self.fault.kind is Code.FILE_UNREADABLE else "not the one that was saved"
 
     def rank_file(self, all_seen: bool) -> RankFile:
-        """The file as the checkpoint lists it: it counts as read where every item was looked into."""
+        """Return the file for the checkpoint's list; it counts as read where every item was looked at."""
         if self.size is None:
             return RankFile(self.path, self.rank, "", "missing", 0, None)
         status: Literal["read", "seen", "cut", "bad"] = "read" if all_seen else "seen"
@@ -168,7 +168,7 @@ class DataFile:
 
 
 def find_data_files(folder: Path, needed: Mapping[str, int], follow_symlinks: bool) -> dict[str, DataFile]:
-    """The data files that the metadata names, as they are in the folder; `needed` has the bytes that each must have.
+    """Find the data files that the metadata names; `needed` has the bytes that each must have.
 
     Raises:
         UnsafePathError: one is a link out of the folder, or no regular file.
@@ -194,7 +194,7 @@ def _data_file(folder: Path, name: str, needed: int, follow_symlinks: bool) -> D
 
 
 def _refused(path: Path) -> FileFault | None:
-    """The fault of a file that the system does not let us read; a store is not asked for each of its files."""
+    """The fault of a local file without read permission; files in a store are not tried one by one."""
     if is_remote(path):
         return None
     try:
@@ -205,7 +205,7 @@ def _refused(path: Path) -> FileFault | None:
 
 
 def _check_inside(path: Path, folder: Path) -> None:
-    """Refuse a link on the way from `folder` to `path` that leads out of it."""
+    """Refuse a link between `folder` and `path` that leads out of the folder."""
     for step in (path, *path.parents):
         if step == folder:
             return
@@ -218,7 +218,7 @@ def with_faults(files: Mapping[str, DataFile], faults: Mapping[Path, FileFault])
 
 
 def check_data_files(files: Mapping[str, DataFile], holds: Mapping[str, list[str]]) -> Iterable[Problem]:
-    """Data files that are missing, cut or other ones, with what they should hold."""
+    """Problems of data files that are missing, cut, or from another save, with the names that they should hold."""
     for name, file in files.items():
         lost = few(holds[name], MAX_NAMED)
         if file.size is None:
@@ -243,7 +243,7 @@ def other_data_files(folder: Path, named: Iterable[str]) -> tuple[dict[str, Data
 
 
 def check_strays(stray: Sequence[str]) -> Iterable[Problem]:
-    """Data files of another save into the same folder, or another rank's."""
+    """Problems of data files from another save, or another rank, in the same folder."""
     if stray:
         listed = few(stray, MAX_NAMED)
         text = f"{listed}: not named by the metadata, perhaps left over from another save into this folder"

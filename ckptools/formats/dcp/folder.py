@@ -1,17 +1,18 @@
-"""One DCP folder, read into a tree: its metadata, what of its files is here, and every chunk in its place.
+"""Reading of one DCP folder into a tree: its metadata, its files, and every chunk in its place.
 
-`read_folder` is also what formats are built on that keep such folders inside of their own (Accelerate, Megatron).
+Formats that keep such folders inside of their own (Accelerate, Megatron) use `read_folder` too.
 
-DCP writes one copy of what several ranks hold alike, so a tensor's shard names the rank that wrote it, and of a
-buffer that differs between ranks only one is here. Which ranks there were, nothing tells: only who wrote a file.
+DCP writes one copy of what several ranks hold alike, so a tensor's shard names the rank that wrote it, and of a buffer
+that differs between ranks only one copy exists. The files show which ranks wrote, not how many ranks there were.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import add, attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptools.formats.dcp.files import (
     DataFile,
@@ -25,42 +26,42 @@ from ckptools.formats.dcp.files import (
     with_faults,
 )
 from ckptools.formats.dcp.items import ItemReader
-from ckptools.formats.dcp.metadata import Metadata, StoredItem
+from ckptools.formats.dcp.metadata import ContradictionError, DcpMetadata, StoredItem, nest
 from ckptools.formats.dcp.metadata_reader import read_metadata
 from ckptools.formats.dcp.objects import read_objects
 from ckptools.formats.dcp.other_files import Suspect, check_sizes, other_files
 from ckptools.formats.dcp.tensors import TensorsRead, read_tensors
-from ckptools.formats.dcp.tree import ContradictionError, nest
-from ckptools.formats.dcp.world_size import Writers, writers_of
 from ckptools.formats.options import Options
+from ckptools.formats.rank_search.rank_checks import compare_ranks
+from ckptools.formats.shared.checkpoint_builder import RankDifferences
 from ckptools.formats.shared.merge import Merge
 from ckptools.formats.shared.provenance import of_folder
-from ckptools.formats.shared.rank_checks import RankValues, compare_ranks
-from ckptools.model.checkpoint import ModuleOrder, RankFile
+from ckptools.model.checkpoint import Fact, ModuleOrder, RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tree import KeyPath
+from ckptools.training_state.sections import find_sections
 
 PLANNED = ModuleOrder(False, "DCP lists tensors as the plans of its ranks met")
-"""Rank 0 puts the ranks' plans together; who saves a replica is chosen by size (`dedup_save_plans`)."""
+"""Rank 0 merges the plans of all ranks, and chooses by size who saves a replica (`dedup_save_plans`)."""
 
 
 @dataclass(frozen=True)
 class Folder:
-    """What a DCP folder holds.
+    """The content of a DCP folder.
 
     Attributes:
         path: the folder.
-        tree: the nested state where the metadata has its paths, else the flat one.
+        tree: the nested state where the metadata has paths, else the flat one.
         flat: the same leaves by fqn.
         files: the metadata, then every data file that it names, by rank.
         problems: what is wrong.
         names: dotted names that its pickles mention.
-        writer: which torch wrote it, as far as its classes tell.
-        writers: who wrote a file.
+        writer: which torch wrote it, by the names of its classes.
+        writers: ranks that wrote a file.
         extra: attributes of the metadata that torch does not have, such as Megatron's `mcore_data`.
         differing: key paths of objects that differ between ranks, where each wrote its own metadata.
         per_rank: what each rank has at such a key path, and of random states and positions in the data.
-        unequal: the same where all should have one value, or only some have any.
+        unequal: the same where all ranks should have one value, or only some have any.
         bytes_expected: bytes that its files together have at least.
         files_read: how many files were opened.
         bytes_read: how much of them was read.
@@ -84,15 +85,15 @@ class Folder:
 
 
 def read_folder(folder: Path, options: Options) -> Folder:
-    """Read a DCP folder: its metadata and its objects; with all ranks, also where in its item each tensor lies.
+    """Read a DCP folder: its metadata and objects; with all ranks, also the source of every tensor.
 
     Raises:
         ReadError: there is no metadata, or it is damaged.
         UnsafePathError: it leads out of the folder.
     """
     metadata = [read_metadata(path, rank) for path, rank in metadata_files(folder, options.follow_symlinks)]
-    if (told := of_folder(folder, names_in(folder), options.follow_symlinks)) is not None:
-        options.said[metadata[0].path] = told
+    if (record := of_folder(folder, names_in(folder), options.follow_symlinks)) is not None:
+        options.said[metadata[0].path] = record
     holds = _holds(metadata)
     last = _last_items(metadata, holds)
     here = find_data_files(folder, {name: item.end for name, item in last.items()}, options.follow_symlinks)
@@ -113,7 +114,7 @@ def read_folder(folder: Path, options: Options) -> Folder:
     leaves = {**content.tensors.by_fqn, **content.objects}
     flat = {fqn: leaves[fqn] for one in metadata for fqn in one.order}
     tree, contradiction = _nested(flat, paths)
-    found = RankValues(tree, tuple(content.merge.problems), (), {}, {})
+    found = RankDifferences(tree, tuple(content.merge.problems), (), {}, {})
     if not any(p.severity == "error" for p in contradiction):  # else the tree has other paths
         found = compare_ranks(content.merge, tree)
     problems = [*check_data_files(here, holds), *odd, *content.tensors.problems, *content.lost]
@@ -138,14 +139,14 @@ def read_folder(folder: Path, options: Options) -> Folder:
 
 @dataclass(frozen=True)
 class _Content:
-    """What the data files hold.
+    """The content of the data files.
 
     Attributes:
         tensors: by fqn, and what is wrong with them.
         objects: by fqn.
         lost: problems of the objects that are lost.
         suspects: items that are damaged, or not those that the metadata lists.
-        merge: what several ranks hold of one object.
+        merge: the values of several ranks for one object.
     """
 
     tensors: TensorsRead
@@ -156,7 +157,7 @@ class _Content:
 
 
 def _content(
-    metadata: Sequence[Metadata],
+    metadata: Sequence[DcpMetadata],
     here: Mapping[str, DataFile],
     items: ItemReader,
     everything: bool,
@@ -168,27 +169,31 @@ def _content(
     return _Content(tensors, objects, lost, [*tensors.suspects, *suspects], merge)
 
 
-def _holds(metadata: Sequence[Metadata]) -> dict[str, list[str]]:
-    """The fqns of what each file holds, tensors first; the files in rank order."""
+def _holds(metadata: Sequence[DcpMetadata]) -> dict[str, list[str]]:
+    """The fqns in each file, tensors first; the files in rank order."""
     holds: dict[str, dict[str, None]] = {}
-    everything = [item for one in metadata for item in one.stored.items()]
-    for (fqn, _), stored in sorted(everything, key=lambda item: item[0][1] is None):
-        holds.setdefault(stored.file, {})[fqn] = None
+    for objects in (False, True):
+        for one in metadata:
+            stored = one.stored
+            listed = zip(stored.files, stored.fqns, stored.offsets, strict=True)
+            for file, fqn in dict.fromkeys((f, fqn) for f, fqn, at in listed if (at is None) is objects):
+                holds.setdefault(file, {})[fqn] = None
     return {file: list(holds[file]) for file in sorted(holds, key=by_rank)}
 
 
-def _last_items(metadata: Sequence[Metadata], files: Iterable[str]) -> dict[str, StoredItem]:
-    """The item of each file that ends last."""
+def _last_items(metadata: Sequence[DcpMetadata], files: Iterable[str]) -> dict[str, StoredItem]:
+    """The last item of each file, by its end."""
     last = {file: StoredItem(file, 0, 0) for file in files}
     for one in metadata:
-        for stored in one.stored.values():
-            if stored.end > last[stored.file].end:
-                last[stored.file] = stored
+        stored, ends = one.stored, list(map(add, one.stored.starts, one.stored.lengths))
+        for file, items in stored.by_file().items():
+            item = max(items, key=ends.__getitem__)
+            last[file] = max(last[file], stored[item], key=attrgetter("end"))
     return last
 
 
 def _nested(flat: dict[str, Any], paths: Mapping[str, KeyPath]) -> tuple[dict[str, Any], list[Problem]]:
-    """The nested state, or the flat one with the reason."""
+    """The nested state; or the flat one, with a problem that says why."""
     if not paths:
         return flat, []
     try:
@@ -204,7 +209,67 @@ def _nested(flat: dict[str, Any], paths: Mapping[str, KeyPath]) -> tuple[dict[st
     ]
 
 
-def _files(metadata: Sequence[Metadata], here: Mapping[str, DataFile], all_seen: bool) -> Iterator[RankFile]:
+def _files(metadata: Sequence[DcpMetadata], here: Mapping[str, DataFile], all_seen: bool) -> Iterator[RankFile]:
     for one in metadata:
         yield RankFile(one.path, one.rank, "metadata" if one.rank is not None else "", "read", one.nbytes, one.modified)
     yield from (file.rank_file(all_seen) for file in here.values())
+
+
+# -- the world size, as far as it is known ----------------------------------------------------------------------------
+
+# A rank with one file for all of its items leaves it even if it has none (0 bytes, not in the metadata), so such files
+# show all ranks. Where each item has a file of its own, a rank without items leaves none, and the files show a minimum.
+# Source: torch/distributed/checkpoint/filesystem.py, `write_data`.
+
+STATED = (("state", "metadata", "world_size"), ("metadata", "world_size"))
+"""Key paths where a state records the world size."""
+
+
+class Writers(NamedTuple):
+    """The ranks that left files in a DCP.
+
+    Attributes:
+        ranks: their numbers.
+        all: whether there are no others.
+    """
+
+    ranks: tuple[int, ...] = ()
+    all: bool = True
+
+    def __or__(self, other: object) -> Writers:
+        """Union for two folders of one checkpoint."""
+        assert isinstance(other, Writers)
+        return Writers(tuple(sorted({*self.ranks, *other.ranks})), self.all and other.all)
+
+
+def writers_of(ranks: Collection[int], holds: Mapping[str, list[str]], sure: bool) -> Writers:
+    """The ranks that wrote a DCP folder.
+
+    Args:
+        ranks: those with files in it.
+        holds: the fqns in each file; none for ranks without items.
+        sure: whether all files are of one save.
+    """
+    one_file_each = any(len(fqns) != 1 for fqns in holds.values())
+    found = tuple(sorted(ranks))
+    return Writers(found, sure and one_file_each and found == tuple(range(len(found))))
+
+
+def world_size(writers: Writers, tree: Mapping[Any, Any]) -> Fact:
+    """Return the world size: as the state says, or at least the ranks with files or RNG states."""
+    files = max(writers.ranks, default=0) + 1
+    for path in STATED:
+        stated = _at(tree, path)
+        if type(stated) is int and stated > 0:
+            source = ".".join(path)
+            return Fact(stated, (source,)) if stated >= files else Fact(files, ("files found", source), agree=False)
+    lists = [s.value for s in find_sections(tree) if s.kind == "rng" and isinstance(s.value, list)]
+    if (states := max(map(len, lists), default=0)) > files:
+        return Fact(states, ("RNG states",), at_least=True)
+    return Fact(files, ("files found",), at_least=not writers.all)
+
+
+def _at(node: Any, path: tuple[str, ...]) -> Any:
+    for key in path:
+        node = node.get(key) if isinstance(node, Mapping) else None
+    return node

@@ -1,9 +1,9 @@
-"""What lies in the `.distcp` files of a DCP folder: tensors, found without their values, and pickled objects.
+"""Items in the `.distcp` files of a DCP folder: tensors, located without their values, and pickled objects.
 
 An item is a torch.save archive at `offset`, `length`; files hold them back to back. torch's safetensors form differs:
-behind the objects of a file lies one safetensors blob with all its tensors, whose items all say where the blob begins
-and their own bytes' length, which no torch.save archive can be as short as. Its header has the offsets that were
-meant (`DCP_SHARDING_INFO`), and holds one piece of a name only. Source: torch/distributed/checkpoint/filesystem.py.
+behind the objects of a file lies one safetensors blob with all its tensors. Their items state where the blob begins and
+the length of their own bytes, which is shorter than any torch.save archive. The blob's header has the true offsets
+(`DCP_SHARDING_INFO`), and one piece of each name. Source: torch/distributed/checkpoint/filesystem.py.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from ckptools.files.compressed_items import CompressedItem
 from ckptools.files.file_type import content_of, head_of
 from ckptools.files.opening import File, Window
 from ckptools.files.safetensors_header import Header
+from ckptools.model.source import ItemLayout
 from ckptools.model.tensor import Encoded, Shard, Source
 from ckptools.model.values import describe_for_error
 from ckptools.pickles.archive import read_archive
-from ckptools.pickles.loading import load_checked
-from ckptools.pickles.machine import Machine
-from ckptools.tensor_io.dcp_items import CachedWindow, ItemLocator
+from ckptools.pickles.machine import Machine, load_checked
+from ckptools.tensor_io.dcp_items import CachedWindow, ItemKind, ItemLocator
 
 SMALL = 4 << 10
-"""Bytes of an object that is looked up among those that were read: thousands are the same number."""
+"""Objects up to this many bytes are unpickled once for equal bytes: thousands are the same number."""
 
 MAX_OBJECT = 1 << 30
 
 PICKLE = b"\x80"
-"""How an object begins that is no archive."""
+"""First byte of an object that is no archive."""
 
 SHARDING_INFO = "DCP_SHARDING_INFO"
 
 
 def in_safetensors(shard: Shard) -> bool:
-    """Whether a shard lies in a safetensors blob: an archive is longer than what it holds."""
+    """Whether a shard lies in a safetensors blob: an archive is longer than its values."""
     item = shard.item
     return item is not None and not item.zstd and item.length == shard.box.numel * ITEMSIZE[item.dtype]
 
@@ -48,7 +48,7 @@ class ItemReader:
     """Reads the items of a DCP folder, with one file open at a time.
 
     Attributes:
-        folder: what messages leave out of paths.
+        folder: left out of the paths in messages.
         names: dotted names that the objects mention.
         bytes_read: how much was read.
         files_read: how many files were opened.
@@ -65,7 +65,7 @@ class ItemReader:
         self._headers: dict[tuple[Path, int], tuple[Header, dict[str, Any]]] = {}
 
     def locate(self, fqn: str, shard: Shard) -> Shard:
-        """The shard of a tensor with its source, or with what its class stores in the place of values.
+        """Return the shard of a tensor with its source, or with what its class stores in place of values.
 
         Raises:
             ReadError: its item is damaged, or holds something else.
@@ -77,8 +77,16 @@ class ItemReader:
         found = self._locator.locate(file, shard.item)
         return shard._replace(encoded=found) if isinstance(found, Encoded) else shard._replace(source=found)
 
+    def alike(self, path: Path, start: int, kind: ItemKind) -> tuple[ItemLayout, int] | None:
+        """Find the values of an item that differs from others of its kind in its values only, as `ItemLocator` does.
+
+        Raises:
+            ReadError: the file cannot be read.
+        """
+        return self._locator.alike(self.open(path), start, kind)
+
     def unpack(self, path: Path, parts: Iterable[CompressedItem], most: int) -> None:
-        """Unpack compressed items of a file together, to `most` bytes, so that each is at hand when it is wanted.
+        """Unpack compressed items of a file together, up to `most` bytes, for later use.
 
         Raises:
             ReadError: the file cannot be opened.
@@ -87,7 +95,7 @@ class ItemReader:
         compressed_items.unpack(self.open(path), parts, most)
 
     def unpacked_value(self, path: Path, part: CompressedItem) -> Any:
-        """The object that a compressed item holds.
+        """Return the object in a compressed item.
 
         Raises:
             ReadError: it is damaged, or larger than it may be.
@@ -100,7 +108,7 @@ class ItemReader:
             return self._value(window)
 
     def value(self, path: Path, offset: int, length: int) -> Any:
-        """The object that an item holds.
+        """Return the object in an item.
 
         Raises:
             ReadError: it is damaged, or larger than any object is.
@@ -131,18 +139,18 @@ class ItemReader:
         return value
 
     def why(self, error: ReadError) -> str:
-        """An error in words, with the path as it is in the folder."""
+        """Return the text of an error, with the path relative to the folder."""
         path = error.path
         inside = path is not None and path.is_relative_to(self.folder)
         return f"{path.relative_to(self.folder)}: {error.reason}" if path is not None and inside else str(error)
 
     def open(self, path: Path) -> File:
-        """The file at a path, which stays open until another is wanted.
+        """Open a file, and keep it open until another is opened.
 
         Raises:
             ReadError: it cannot be opened.
         """
-        if self._file is None or self._file.path != path:
+        if self._file is None or (self._file.path is not path and self._file.path != path):
             self.close()
             self._file = File(path)
             self.files_read.add(path)
@@ -181,7 +189,7 @@ class ItemReader:
 
 
 def _sharding(file: File, header: Header) -> dict[str, Any]:
-    """Where the tensors of a safetensors blob belong, as torch writes it beside them."""
+    """The `DCP_SHARDING_INFO` of a safetensors blob."""
     text = header.metadata.get(SHARDING_INFO, "{}")
     try:
         found = json.loads(text)

@@ -1,4 +1,4 @@
-"""`.metadata` of a DCP folder: one pickle that says which tensors and objects there are, and where each piece lies.
+"""Reader of a DCP folder's `.metadata`: one pickle of tensors, objects, and where each piece lies.
 
 `Metadata` has three dicts: `state_dict_metadata` (fqn to `TensorStorageMetadata` or `BytesStorageMetadata`),
 `storage_data` (`MetadataIndex(fqn, offset)` to `_StorageInfo(relative_path, offset, length)`; the index's own `index`
@@ -6,40 +6,37 @@ is a hint that its equality leaves out), and `planner_data` (fqn to the path in 
 was saved flat).
 
 The classes have moved: `torch.distributed._shard.checkpoint.*` in torch 1.13, `torch.distributed.checkpoint.*` since
-2.0; `TensorProperties` came from `torch.distributed._shard.sharded_tensor.metadata` before 2.4. So they are known by
-their last name. `storage_meta` and `version` are absent from older files, `transform_descriptors` from most;
-Megatron adds `mcore_data`. Source: torch/distributed/checkpoint/metadata.py and filesystem.py of torch 2.13, and files
-of torch 1.13.1, 2.0.1 and 2.13.0.
+2.0; `TensorProperties` came from `torch.distributed._shard.sharded_tensor.metadata` before 2.4. They are recognised by
+their last name. `storage_meta` and `version` are absent from older files, `transform_descriptors` from most; Megatron
+adds `mcore_data`. Source: torch/distributed/checkpoint/metadata.py and filesystem.py of torch 2.13, and files of torch
+1.13.1, 2.0.1 and 2.13.0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from ckptools.errors import ReadError, UnsafePathError
 from ckptools.files.location import is_plain_path
 from ckptools.files.opening import File
-from ckptools.formats.dcp.metadata import Metadata, StoredItem, TensorMetadata
-from ckptools.model.regions import Box, Ints
+from ckptools.formats.dcp.metadata import DcpMetadata, StoredItems, TensorMetadata
+from ckptools.model.regions import Ints
 from ckptools.model.tree import KeyPath
 from ckptools.model.values import Global, Opaque, TorchName, describe_for_error
 from ckptools.pickles.chunk_runs import ChunkReader
-from ckptools.pickles.loading import load_checked
-from ckptools.pickles.machine import Machine
-from ckptools.pickles.objects import attributes
-from ckptools.pickles.rebuild import dtype_of
-from ckptools.pickles.run_records import ChunkRecord, IndexRecord, PlaceRecord
+from ckptools.pickles.classes.rebuild import dtype_of
+from ckptools.pickles.machine import Machine, load_checked
+from ckptools.pickles.objects import ChunkBatch, PlaceBatch, attributes
 
 MAX_METADATA = 2 << 30
-"""Bytes of a `.metadata`; the largest runs write some hundred megabytes."""
+"""Most bytes of a `.metadata`; the largest runs write some hundred megabytes."""
 
 FIELDS = ("state_dict_metadata", "planner_data", "storage_data", "storage_meta", "version")
 
 
-def read_metadata(path: Path, rank: int | None = None) -> Metadata:
-    """Read a `.metadata` file; runs nothing that it names.
+def read_metadata(path: Path, rank: int | None = None) -> DcpMetadata:
+    """Read a `.metadata` file; runs none of its code.
 
     Raises:
         ReadError: it is cut, damaged, or something else.
@@ -51,11 +48,11 @@ def read_metadata(path: Path, rank: int | None = None) -> Metadata:
         machine = Machine(file.read(0, file.size), reader=ChunkReader)
         tree = load_checked(machine, path, "DCP metadata")
         names = tuple(g.dotted for g in machine.globals.values())
-        return _Reading(path, tree).metadata(rank, names, file)
+        return _MetadataReading(path, tree).metadata(rank, names, file)
 
 
-class _Reading:
-    """The steps of making sense of the pickle."""
+class _MetadataReading:
+    """The steps of parsing the pickle."""
 
     def __init__(self, path: Path, tree: Any) -> None:
         self.path = path
@@ -63,10 +60,9 @@ class _Reading:
             what = tree.name if isinstance(tree, Opaque) else f"a {type(tree).__name__}"
             raise ReadError(path, f"holds {describe_for_error(what)}; expected torch.distributed.checkpoint's Metadata")
         self.fields = attributes(tree)
-        self.twice: set[tuple[str, Ints | None]] = set()
         self.files: dict[str, str] = {}
 
-    def metadata(self, rank: int | None, names: tuple[str, ...], file: File) -> Metadata:
+    def metadata(self, rank: int | None, names: tuple[str, ...], file: File) -> DcpMetadata:
         """Put everything together."""
         entries = self._dict("state_dict_metadata")
         tensors = {fqn: self._tensor(fqn, e) for fqn, e in entries.items() if class_of(e) == "TensorStorageMetadata"}
@@ -77,14 +73,13 @@ class _Reading:
                 f"{describe_for_error(unknown)} is {describe_class(entries[unknown])}; "
                 f"expected a tensor's or bytes' metadata"
             )
-        return Metadata(
+        return DcpMetadata(
             path=self.path,
             rank=rank,
             tensors=tensors,
             objects=objects,
             order=tuple(entries),
-            stored=dict(self._stored()),
-            twice=frozenset(self.twice),
+            stored=self._stored(),
             paths=self._paths(),
             extra={k: v for k, v in self.fields.items() if isinstance(k, str) and k not in FIELDS},
             names=names,
@@ -111,63 +106,87 @@ class _Reading:
         chunks = fields.get("chunks")
         if not isinstance(chunks, list):
             raise self._bad(f"{describe_for_error(fqn)} has {describe_class(chunks)} for its list of chunks")
-        boxes = dict.fromkeys(self._box(fqn, chunk, len(shape)) for chunk in chunks)
+        boxes = dict.fromkeys(zip(*self._columns(fqn, chunks, len(shape)), strict=True))
         stated = dtype.dotted if isinstance(dtype, Global) else describe_class(dtype)
-        return TensorMetadata(dtype_of(dtype), stated, layout, shape, tuple(boxes), grad)
+        return TensorMetadata(
+            dtype=dtype_of(dtype),
+            stated_dtype=stated,
+            layout=layout,
+            shape=shape,
+            offsets=tuple([offsets for offsets, _ in boxes]),
+            sizes=tuple([sizes for _, sizes in boxes]),
+            requires_grad=grad,
+        )
 
-    def _box(self, fqn: str, chunk: Any, ndim: int) -> Box:
-        if isinstance(chunk, ChunkRecord):
-            box = chunk.box
-            if len(box.offsets) == len(box.sizes) == ndim and min(box.offsets + box.sizes, default=0) >= 0:
-                return box
-            given: tuple[Any, Any] = box.offsets, box.sizes
-        else:
+    def _columns(self, fqn: str, chunks: list[Any], ndim: int) -> tuple[list[Ints], list[Ints]]:
+        """Offsets and sizes of a tensor's chunks."""
+        offsets: list[Ints] = []
+        sizes: list[Ints] = []
+        for chunk in chunks:
+            if isinstance(chunk, ChunkBatch):
+                offsets += chunk.offsets
+                sizes += chunk.sizes
+                continue
             fields = attributes(chunk)
-            given = fields.get("offsets"), fields.get("sizes")
-        offsets = self._ints(given[0], fqn, "offsets of a chunk")
-        sizes = self._ints(given[1], fqn, "sizes of a chunk")
-        if not len(offsets) == len(sizes) == ndim:
-            raise self._bad(
-                f"{describe_for_error(fqn)} has {ndim} dimensions and a chunk at "
-                f"{describe_for_error(offsets)} of {describe_for_error(sizes)}"
-            )
-        return Box(offsets, sizes)
+            offsets.append(self._ints(fields.get("offsets"), fqn, "offsets of a chunk"))
+            sizes.append(self._ints(fields.get("sizes"), fqn, "sizes of a chunk"))
+        for column, what in ((offsets, "offsets"), (sizes, "sizes")):
+            for value in set(column):
+                if len(self._ints(value, fqn, f"{what} of a chunk")) != ndim:
+                    text = f"has {ndim} dimensions and a chunk with {what} {describe_for_error(value)}"
+                    raise self._bad(f"{describe_for_error(fqn)} {text}")
+        return offsets, sizes
 
     def _ints(self, value: Any, fqn: str, what: str) -> Ints:
         if not isinstance(value, (tuple, list)) or not all(type(n) is int and 0 <= n < 1 << 63 for n in value):
             raise self._bad(f"{describe_for_error(fqn)}: {what} {describe_for_error(value)}")
         return tuple(value)
 
-    def _stored(self) -> Iterator[tuple[tuple[str, Ints | None], StoredItem]]:
+    def _stored(self) -> StoredItems:
         listed = self.fields.get("storage_data")
         if not isinstance(listed, dict):
             raise self._bad(f"storage_data is {describe_class(listed)}; expected a dict")
-        seen: dict[tuple[str, Ints | None], StoredItem] = {}
+        stored = StoredItems()
         for index, info in listed.items():
-            fqn, offset = _index(index)
-            if not isinstance(fqn, str):
-                raise self._bad(f"an item's name is {describe_for_error(fqn)}")
-            key = (fqn, None if offset is None else self._ints(offset, fqn, "offset of a chunk"))
-            stored = self._where(fqn, info)
-            if seen.setdefault(key, stored) != stored:
-                self.twice.add(key)
-            yield key, stored
+            if isinstance(index, PlaceBatch) and index is info:
+                self._add_batch(stored, index)
+            else:
+                self._add(stored, index, info)
+        return stored
 
-    def _where(self, fqn: str, info: Any) -> StoredItem:
-        if isinstance(info, PlaceRecord) and info.offset >= 0 and info.length >= 0:
-            return StoredItem(self._inside(fqn, info.file), info.offset, info.length)
-        if isinstance(info, PlaceRecord):
-            raise self._bad(
-                f"{describe_for_error(fqn)}: offset and length of an item "
-                f"{describe_for_error((info.offset, info.length))}"
-            )
+    def _add(self, stored: StoredItems, index: Any, info: Any) -> None:
+        """Add one item."""
+        fields = attributes(index)
+        fqn, offset = fields.get("fqn"), fields.get("offset")
+        if not isinstance(fqn, str):
+            raise self._bad(f"an item's name is {describe_for_error(fqn)}")
         fields = attributes(info)
-        file, offset, length = fields.get("relative_path"), fields.get("offset"), fields.get("length")
-        offset, length = self._ints((offset, length), fqn, "offset and length of an item")
+        start, length = self._ints((fields.get("offset"), fields.get("length")), fqn, "offset and length of an item")
         transforms = fields.get("transform_descriptors") or ()
         if not isinstance(transforms, (list, tuple)) or not all(isinstance(t, str) for t in transforms):
             raise self._bad(f"{describe_for_error(fqn)}: transform descriptors {describe_for_error(transforms)}")
-        return StoredItem(self._inside(fqn, file), offset, length, tuple(transforms))
+        if transforms:
+            stored.transforms[len(stored)] = tuple(transforms)
+        stored.offsets.append(None if offset is None else self._ints(offset, fqn, "offset of a chunk"))
+        stored.files.append(self._inside(fqn, fields.get("relative_path")))
+        stored.starts.append(start)
+        stored.lengths.append(length)
+        stored.fqns.append(fqn)
+
+    def _add_batch(self, stored: StoredItems, batch: PlaceBatch) -> None:
+        """Add the items of a batch, of which each different value is checked once."""
+        for offset in set(batch.offsets) - {None}:
+            self._ints(offset, batch.fqns[batch.offsets.index(offset)], "offset of a chunk")
+        for column in (batch.starts, batch.lengths):
+            if (least := min(column)) < 0:
+                item = column.index(least)
+                self._ints((batch.starts[item], batch.lengths[item]), batch.fqns[item], "offset and length of an item")
+        known = {file: self._inside(batch.fqns[batch.files.index(file)], file) for file in set(batch.files)}
+        stored.fqns += batch.fqns
+        stored.offsets += batch.offsets
+        stored.files += map(known.__getitem__, batch.files)
+        stored.starts += batch.starts
+        stored.lengths += batch.lengths
 
     def _inside(self, fqn: str, file: Any) -> str:
         known = self.files.get(file) if isinstance(file, str) else None
@@ -196,26 +215,18 @@ class _Reading:
 BYTES = "BytesStorageMetadata"
 
 
-def _index(index: Any) -> tuple[Any, Any]:
-    """Fqn and offset of a `MetadataIndex`."""
-    if isinstance(index, IndexRecord):
-        return index.fqn, index.offset
-    fields = attributes(index)
-    return fields.get("fqn"), fields.get("offset")
-
-
 def class_of(value: Any) -> str:
-    """Last name of the class of an object that was not rebuilt; empty for anything else."""
+    """Last name of the class of a foreign object; empty for anything else."""
     return value.name.rpartition(".")[2] if isinstance(value, Opaque) else ""
 
 
 def describe_class(value: Any) -> str:
-    """The class of an object that was not rebuilt, or a value, for an error message."""
+    """Describe a foreign object's class, or a value, for an error message."""
     return describe_for_error(value.name) if isinstance(value, Opaque) else describe_for_error(value)
 
 
 def _properties(state: Any) -> tuple[Any, str, bool]:
-    """dtype, layout and requires_grad: `(dtype, layout, requires_grad, memory format, pin_memory)`, or a dict."""
+    """dtype, layout and requires_grad of `(dtype, layout, requires_grad, memory format, pin_memory)`, or of a dict."""
     if isinstance(state, tuple) and len(state) >= 3:
         dtype, layout, grad = state[:3]
     else:
@@ -226,7 +237,7 @@ def _properties(state: Any) -> tuple[Any, str, bool]:
 
 
 def _writer(names: tuple[str, ...]) -> str:
-    """Which torch wrote it, by the places where its classes were then."""
+    """Return the torch version that wrote it, by the module paths of its classes."""
     if any(n.startswith("torch.distributed._shard.checkpoint.") for n in names):
         return "torch 1.13"
     if "torch.distributed._shard.sharded_tensor.metadata.TensorProperties" in names:

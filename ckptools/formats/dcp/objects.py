@@ -1,7 +1,7 @@
 """The pickled objects of a DCP folder: hyperparameters, schedulers, RNG states, data loaders.
 
-Each is a torch.save archive of one value (a planner of one's own may have written a bare pickle), and thousands of
-them are the same number. They are read inertly; what cannot be read leaves a `Lost` in its place and a problem.
+Each is a torch.save archive of one value (a custom planner may have written a bare pickle), and thousands of them are
+the same number. They are read inertly; an unreadable one becomes a `Lost` and a problem.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ckptools.errors import ReadError
 from ckptools.files.compressed_items import CompressedItem
 from ckptools.formats.dcp.files import DataFile
 from ckptools.formats.dcp.items import ItemReader
-from ckptools.formats.dcp.metadata import Metadata, StoredItem
+from ckptools.formats.dcp.metadata import DcpMetadata, StoredItem
 from ckptools.formats.dcp.other_files import Suspect
 from ckptools.formats.shared.merge import Merge
 from ckptools.model.problems import Code, Problem
@@ -22,47 +22,41 @@ from ckptools.model.values import Lost
 from ckptools.tensor_io.fetch_ahead import Part, fetched
 
 MAX_SEEN = 64 << 20
-"""Bytes of objects that are read where not everything was asked for."""
+"""Most bytes of objects that are read unless everything is asked for."""
 
 MAX_UNPACKED = 256 << 20
-"""Bytes that compressed objects may unpack to, those of one file; what they hold stays in memory."""
+"""Most bytes that the compressed objects of one file may unpack to; they stay in memory."""
 
 MAX_LOST = 100
-"""Lost objects that are named one by one before they are counted."""
+"""At most this many lost objects are named, the others counted."""
 
 
 def read_objects(
-    metadata: Sequence[Metadata],
+    metadata: Sequence[DcpMetadata],
     here: Mapping[str, DataFile],
     items: ItemReader,
     everything: bool,
     merge: Merge,
     paths: Mapping[str, KeyPath],
 ) -> tuple[dict[str, Any], list[Problem], list[Suspect]]:
-    """Read the pickled objects of a DCP folder by fqn, the problems of those that are lost, and what may be wrong.
+    """Read the pickled objects of a DCP folder by fqn, with the problems of lost ones, and suspect items.
 
     Args:
         metadata: one for all ranks, or one of each.
         here: the data files by the name that the metadata gives them.
         items: reads those files.
-        everything: also the large ones.
-        merge: what several ranks hold of one object is compared, and noted there.
-        paths: where an object lies in the nested state, by fqn.
+        everything: read large ones too.
+        merge: compares the values of several ranks for one object.
+        paths: key path in the nested state, by fqn.
     """
     reading = _Objects(here, items, None if everything else MAX_SEEN)
-    wanted = [
-        (one.stored[fqn, None], fqn, at) if (fqn, None) in one.stored else (_NOWHERE, fqn, at)
-        for at, one in enumerate(metadata)
-        for fqn in one.objects
-    ]
+    wanted = [(*_place(one, fqn), fqn, one.rank or 0) for one in metadata for fqn in one.objects]
     values: dict[str, list[tuple[int, Any]]] = {}
-    reading.unpack(stored for stored, _, _ in wanted)
+    reading.unpack(stored for stored, *_ in wanted)
     wanted.sort(key=lambda w: (w[0].file, w[0].offset))
-    for stored, fqn, at in fetched(wanted, lambda w: reading.part(w[0])):
-        twice = (fqn, None) in metadata[at].twice
-        rank = metadata[at].rank
-        values.setdefault(fqn, []).append((rank or 0, reading.value(fqn, stored, twice)))
-    # An object of which there is one copy is nobody's in particular: merging would say that it is rank 0's.
+    for stored, twice, fqn, rank in fetched(wanted, lambda w: reading.part(w[0])):
+        values.setdefault(fqn, []).append((rank, reading.value(fqn, stored, twice)))
+    # A single copy belongs to no rank in particular: merging would call it rank 0's.
     joined = {
         fqn: merge.trees(sorted(ranked, key=lambda r: r[0]), paths.get(fqn, (fqn,)))
         if len(ranked) > 1
@@ -70,6 +64,12 @@ def read_objects(
         for fqn, ranked in values.items()
     }
     return joined, reading.problems(), reading.suspects
+
+
+def _place(metadata: DcpMetadata, fqn: str) -> tuple[StoredItem, bool]:
+    """Where an object lies, and whether the metadata says so twice."""
+    found, twice = metadata.stored.of(fqn)
+    return metadata.stored[found[None]] if None in found else _NOWHERE, None in twice
 
 
 def _packed(stored: StoredItem) -> CompressedItem:
@@ -80,7 +80,7 @@ _NOWHERE = StoredItem("", 0, 0)
 
 
 class _Objects:
-    """Reads objects and notes what is lost."""
+    """Reads objects and records the lost ones."""
 
     def __init__(self, here: Mapping[str, DataFile], items: ItemReader, budget: int | None) -> None:
         self.here, self.items, self.budget = here, items, budget
@@ -99,13 +99,13 @@ class _Objects:
             self.items.unpack(self.here[name].path, parts, MAX_UNPACKED)
 
     def part(self, stored: StoredItem) -> list[Part]:
-        """What reading an object reads."""
+        """Byte ranges that reading an object needs."""
         file, end = self.here.get(stored.file), stored.offset + stored.length
         read = file is not None and file.holds(end) and (self.budget is None or self.budget > 0)
         return [(file.path, stored.offset, end)] if file is not None and read else []
 
     def value(self, fqn: str, stored: StoredItem, twice: bool) -> Any:
-        """An object, or what stands for it."""
+        """Return an object, or its stand-in."""
         file = self.here.get(stored.file)
         if file is None or twice:
             return self._lost(fqn, f"the metadata says {'twice' if twice else 'nowhere'} where it lies", None)

@@ -1,14 +1,14 @@
-"""Data files that are not those which the metadata describes: exchanged with another rank's, or of another save.
+"""Detection of data files that the metadata does not describe: exchanged between ranks, or from another save.
 
-In such a file an item may fit its place by chance and be another rank's, so nothing in it counts. It is known by its
-length, by an item of another dtype or shape, or by an archive that lies between those that the metadata lists. A file
-that was cut or overwritten in one place is still the one that was saved: a cut falls into an item, and the archive
-behind a damaged place is a listed one.
+In such a file an item may fit by chance and hold another rank's values, so the whole file is refused. Signs are its
+length, an item of another dtype or shape, and an archive between those that the metadata lists. A file that was cut or
+overwritten in one place is still the saved one: a cut falls into an item, and the archive behind the damage is listed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,36 +18,36 @@ from ckptools.files.opening import File, Window
 from ckptools.files.zip_directory import END_RECORD, EOCD, archive_before, find_directory
 from ckptools.formats.dcp.files import DataFile, FileFault
 from ckptools.formats.dcp.items import PICKLE, ItemReader
-from ckptools.formats.dcp.metadata import Metadata, StoredItem
+from ckptools.formats.dcp.metadata import DcpMetadata, StoredItem
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Item
 from ckptools.tensor_io.dcp_items import OtherItemError
 from ckptools.tensor_io.fetch_ahead import Part
 
 MOST_ZEROS = 1 << 20
-"""Bytes behind the last item that are looked at."""
+"""Most bytes behind the last item that are read."""
 
 MAGIC = 4
-"""Bytes by which an archive is known, compressed or not."""
+"""First bytes by which an archive is recognised, compressed or not."""
 
 END = 98
-"""Bytes at the end of an archive that say how long it is, those of a zip64 end record included."""
+"""Bytes at the end of an archive that state its length, with those of a zip64 end record."""
 
 PIECE = 1 << 20
-"""Bytes that are searched at once for the end of an archive."""
+"""Bytes per step of the search for the end of an archive."""
 
 MAX_SEARCHED = 4 << 30
-"""Bytes that are searched in all."""
+"""Most bytes that are searched."""
 
 
 class Suspect(NamedTuple):
     """An item that could not be read, or does not lie where the metadata says.
 
     Attributes:
-        fqn: what it should hold.
+        fqn: the name that it should hold.
         path: its file.
-        place: where it should lie.
-        error: what reading it raised.
+        place: its stated place.
+        error: the error from reading it.
     """
 
     fqn: str
@@ -59,11 +59,11 @@ class Suspect(NamedTuple):
 def check_sizes(
     files: Mapping[str, DataFile], last: Mapping[str, StoredItem], items: ItemReader
 ) -> tuple[dict[Path, FileFault], list[Problem]]:
-    """Files of another length of which nothing counts, and warnings of those that nothing else is wrong with.
+    """Return faults of files with a wrong length that must be refused, and warnings for other wrong lengths.
 
     Args:
-        files: the data files by the name that the metadata gives them.
-        last: the item of each that ends last.
+        files: the data files by their names in the metadata.
+        last: the last item of each, by its end.
         items: reads those files.
     """
     faults, problems = dict[Path, FileFault](), list[Problem]()
@@ -73,7 +73,7 @@ def check_sizes(
         try:
             opened = items.open(file.path)
             if _has_safetensors(opened, file.size, last[name]):
-                continue  # the header of the blob says where it ends
+                continue  # the header of the blob states its end
             if why := _of_another_length(opened, file.size, last[name]):
                 text = f"{file.size} bytes, expected {file.needed}, {why}"
                 faults[file.path] = FileFault.contradicts(text)
@@ -87,7 +87,7 @@ def check_sizes(
 
 
 def _of_another_length(file: File, size: int, last: StoredItem) -> str:
-    """Why a file of an odd size is another one than that was saved; empty where it need not be."""
+    """Why a file of a wrong length must be from another save; empty where it need not be."""
     if size < last.end:
         ends = file.read(max(size - EOCD.size, 0), min(size, EOCD.size)).startswith(END_RECORD)
         return "and ends with a whole item" if ends else ""
@@ -96,13 +96,15 @@ def _of_another_length(file: File, size: int, last: StoredItem) -> str:
 
 
 def _has_safetensors(file: File, size: int, last: StoredItem) -> bool:
-    """Whether the last item lies in a safetensors blob, or one that holds nothing follows it."""
+    """Whether the last item lies in a safetensors blob, or an empty blob follows it."""
     heads = [file.read(start, min(size - start, 9)) for start in (last.offset, last.end) if start < size]
     return any(head[8:] == b"{" and int.from_bytes(head[:8], "little") < size for head in heads)
 
 
-def other_files(suspects: Sequence[Suspect], metadata: Sequence[Metadata], items: ItemReader) -> dict[Path, FileFault]:
-    """Files of which nothing counts, by the first item in each that could not be read."""
+def other_files(
+    suspects: Sequence[Suspect], metadata: Sequence[DcpMetadata], items: ItemReader
+) -> dict[Path, FileFault]:
+    """Faults of files to refuse, by the first unreadable item of each."""
     faults: dict[Path, FileFault] = {}
     first = {suspect.path: suspect for suspect in sorted(suspects, key=lambda s: s.place.offset, reverse=True)}
     for path, suspect in first.items():
@@ -116,10 +118,11 @@ def other_files(suspects: Sequence[Suspect], metadata: Sequence[Metadata], items
     return faults
 
 
-def _another_archive(suspect: Suspect, metadata: Sequence[Metadata], items: ItemReader) -> str:
-    """What lies at the place of an item or behind it that the metadata does not list; empty where nothing does."""
+def _another_archive(suspect: Suspect, metadata: Sequence[DcpMetadata], items: ItemReader) -> str:
+    """Describe an archive at or behind an item's place that the metadata does not list; empty for none."""
     name = suspect.path.relative_to(items.folder).as_posix()
-    listed = {(s.offset, s.end) for one in metadata for s in one.stored.values() if s.file == name}
+    columns = [zip(one.stored.files, one.stored.starts, one.stored.lengths, strict=True) for one in metadata]
+    listed = {(start, start + length) for file, start, length in chain(*columns) if file == name}
     try:
         file = items.open(suspect.path)
         if suspect.place.zstd:
@@ -133,7 +136,7 @@ def _another_archive(suspect: Suspect, metadata: Sequence[Metadata], items: Item
 
 
 def _archive_behind(file: File, start: int) -> tuple[int, int] | None:
-    """Where the first zip archive lies that ends behind a place in a file."""
+    """The extent of the first zip archive that ends behind `start`."""
     at, most = start, min(file.size, start + MAX_SEARCHED)
     while at < most:
         data = file.read(at, min(PIECE + EOCD.size, most - at))
@@ -148,7 +151,7 @@ def _archive_behind(file: File, start: int) -> tuple[int, int] | None:
 
 
 def is_in_place(file: File, place: Item | StoredItem) -> bool:
-    """Whether an item lies where the metadata says, as far as its ends tell."""
+    """Whether an item lies where the metadata says, judged by its first and last bytes."""
     window = Window(file, place.offset, place.length)
     head = window.read(0, min(window.size, MAGIC))
     if place.zstd or content_of(head) != "zip":
@@ -163,6 +166,6 @@ def is_in_place(file: File, place: Item | StoredItem) -> bool:
 
 
 def end_of(item: Item) -> Part:
-    """The bytes by which an item is known to be in its place."""
+    """The bytes that show whether an item is in its place."""
     end = item.offset + item.length
     return (item.path, item.offset, item.offset + MAGIC) if item.zstd else (item.path, end - END, end)

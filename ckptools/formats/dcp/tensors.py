@@ -1,4 +1,4 @@
-"""The tensors of a DCP folder: every chunk in its place, and what of it can be told before a value is read.
+"""The tensors of a DCP folder: every chunk in its place, and the faults known before values are read.
 
 Two ranks that hold the same chunk write it once, or, without collectives, each for itself: those are replicas of one
 box, and are compared when they are put together.
@@ -6,27 +6,29 @@ box, and are compared when they are put together.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from ckptools.dtypes import QUANTIZED
 from ckptools.formats.dcp.files import DataFile
 from ckptools.formats.dcp.items import ItemReader, in_safetensors
-from ckptools.formats.dcp.locate import Found, Locator
-from ckptools.formats.dcp.metadata import Metadata, StoredItem, TensorMetadata
+from ckptools.formats.dcp.locate import FoundTensor, Locator
+from ckptools.formats.dcp.metadata import DcpMetadata, StoredItems, TensorMetadata
 from ckptools.formats.dcp.other_files import Suspect
 from ckptools.model.cover import TangledLayoutError, cover
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box
-from ckptools.model.tensor import Item, Shard, Tensor, TensorKind, in_rank_order
+from ckptools.model.shards import HoldingFile, ItemShards
+from ckptools.model.tensor import Tensor, TensorKind
 from ckptools.model.values import Opaque, describe_for_error
-from ckptools.pickles.tensors import WHY_NOT
+from ckptools.pickles.classes.tensors import WHY_NOT
 from ckptools.text import first_few
 
 MAX_PROBLEMS = 100
-"""Tensors that are named one by one before they are counted."""
+"""At most this many tensors are named, the others counted."""
 
 
 @dataclass(frozen=True)
@@ -34,10 +36,10 @@ class TensorsRead:
     """The tensors of a DCP folder.
 
     Attributes:
-        by_fqn: as far as they can be read.
-        problems: what is wrong with them.
+        by_fqn: those that can be read.
+        problems: their faults.
         suspects: items that are damaged, or not those that the metadata lists.
-        all_seen: whether every item was looked into that need not be unpacked.
+        all_seen: whether every item was looked at, except those that must be unpacked.
     """
 
     by_fqn: Mapping[str, Any]
@@ -47,24 +49,25 @@ class TensorsRead:
 
 
 def read_tensors(
-    metadata: Sequence[Metadata], here: Mapping[str, DataFile], items: ItemReader, everything: bool
+    metadata: Sequence[DcpMetadata], here: Mapping[str, DataFile], items: ItemReader, everything: bool
 ) -> TensorsRead:
     """Read the tensors of a DCP folder.
 
     Args:
         metadata: one for all ranks, or one of each.
-        here: the data files by the name that the metadata gives them.
+        here: the data files by their names in the metadata.
         items: reads those files.
-        everything: look into every item, however many they are.
+        everything: look at every item, however many there are.
     """
-    found: dict[str, Found] = {}
+    found: dict[str, FoundTensor] = {}
     problems: list[Problem] = []
+    files = {name: _holding_files(file) for name, file in here.items()}
     for one in metadata:
         for fqn, described in one.tensors.items():
-            tensor = found.setdefault(fqn, Found(described))
+            tensor = found.setdefault(fqn, FoundTensor(described, ItemShards(described.dtype or "")))
             problems += _disagreement(fqn, tensor.described, described, one)
-            _place(tensor, fqn, described, one, here)
-    _refuse_shared_places(found)
+            _place(tensor, fqn, described, one, files)
+    _refuse_shared_places(found, _files_with_overlaps(metadata, here))
     locator = Locator(found, items)
     locator.locate(everything)
     problems += _problems(found)
@@ -72,33 +75,60 @@ def read_tensors(
     return TensorsRead(tensors, problems, locator.suspects, locator.all_seen)
 
 
-def _disagreement(fqn: str, first: TensorMetadata, other: TensorMetadata, metadata: Metadata) -> Iterator[Problem]:
+def _disagreement(fqn: str, first: TensorMetadata, other: TensorMetadata, metadata: DcpMetadata) -> Iterator[Problem]:
     if (first.shape, first.dtype) != (other.shape, other.dtype):
         text = f"{other.dtype} {list(other.shape)}, the first rank has {first.dtype} {list(first.shape)}"
         yield Problem(Code.LAYOUT_DISAGREES, text, metadata.rank, fqn)
 
 
+class _HoldingFiles(NamedTuple):
+    """The file of a data file's items: of plain and of compressed ones, and of those that cannot be read.
+
+    Attributes:
+        end: one past the last byte that can be read.
+    """
+
+    plain: HoldingFile
+    zstd: HoldingFile
+    lost: HoldingFile
+    end: int
+
+
+def _holding_files(file: DataFile) -> _HoldingFiles:
+    end = -1 if file.size is None or file.fault is not None else file.size
+    plain, zstd = HoldingFile(file.path, file.rank), HoldingFile(file.path, file.rank, zstd=True)
+    return _HoldingFiles(plain, zstd, HoldingFile(None, file.rank), end)
+
+
 def _place(
-    tensor: Found, fqn: str, described: TensorMetadata, metadata: Metadata, here: Mapping[str, DataFile]
+    tensor: FoundTensor, fqn: str, described: TensorMetadata, metadata: DcpMetadata, files: Mapping[str, _HoldingFiles]
 ) -> None:
     """Add the chunks that one metadata describes."""
     tensor.why_not = tensor.why_not or _why_not(described)
-    for box in described.boxes:
-        key = fqn, box.offsets
-        stored = metadata.stored.get(key)
-        if stored is None or key in metadata.twice:
-            tensor.bad = f"the metadata says {'twice' if stored else 'nowhere'} where its chunk {box} lies"
+    stored, shards = metadata.stored, tensor.shards
+    found, twice = stored.of(fqn)
+    for offsets, sizes in zip(described.offsets, described.sizes, strict=True):
+        item = found.get(offsets)
+        if item is None or offsets in twice:
+            how = "nowhere" if item is None else "twice"
+            tensor.bad = f"the metadata says {how} where its chunk {Box(offsets, sizes)} lies"
             continue
-        file = here[stored.file]
-        tensor.why_not = tensor.why_not or stored.unreadable
-        tensor.shards.append(Shard(box, file.rank, None, _item(described, box, stored, file)))
-
-
-def _item(described: TensorMetadata, box: Box, stored: StoredItem, file: DataFile) -> Item | None:
-    """What to read for a chunk; None when that cannot be."""
-    if described.dtype is None or stored.unreadable or not file.holds(stored.offset + stored.length):
-        return None
-    return Item(file.path, stored.offset, stored.length, described.dtype, box.sizes, stored.zstd)
+        start, length, file = stored.starts[item], stored.lengths[item], files[stored.files[item]]
+        readable = described.dtype is not None and start + length <= file.end
+        holder = file.plain if readable else file.lost
+        if item in stored.transforms:
+            why_not = stored[item].unreadable
+            tensor.why_not = tensor.why_not or why_not
+            holder = file.lost if why_not or not readable else file.zstd
+        shards.offsets.append(offsets)
+        shards.sizes.append(sizes)
+        shards.files.append(holder)
+        shards.starts.append(start)
+        shards.lengths.append(length)
+        if holder.path is not None and described.dtype != shards.dtype:  # as another rank has it
+            shard = shards[-1]
+            assert shard.item is not None and described.dtype is not None
+            shards.located[len(shards) - 1] = shard._replace(item=shard.item._replace(dtype=described.dtype))
 
 
 def _why_not(described: TensorMetadata) -> str:
@@ -109,14 +139,29 @@ def _why_not(described: TensorMetadata) -> str:
     return "" if described.layout == "strided" else WHY_NOT["sparse"]
 
 
-def _refuse_shared_places(found: Mapping[str, Found]) -> None:
-    """Mark tensors of which an item begins inside of another: each is written for itself, so one of them is wrong."""
+def _files_with_overlaps(metadata: Sequence[DcpMetadata], here: Mapping[str, DataFile]) -> set[Path]:
+    """Files in which an item begins before another has ended, as the tensors of one safetensors blob do too."""
+    listed: dict[str, list[tuple[StoredItems, Sequence[int]]]] = {}
+    for one in metadata:
+        for name, items in one.stored.by_file().items():
+            listed.setdefault(name, []).append((one.stored, items))
+    return {here[name].path for name, parts in listed.items() if _overlap(parts)}
+
+
+def _overlap(parts: Iterable[tuple[StoredItems, Sequence[int]]]) -> bool:
+    """Whether an item begins before another has ended, of those that several metadata list in one file."""
+    extents = sorted((stored.starts[i], stored.starts[i] + stored.lengths[i]) for stored, items in parts for i in items)
+    return any(after[0] < before[1] for before, after in pairwise(extents))
+
+
+def _refuse_shared_places(found: Mapping[str, FoundTensor], files: Collection[Path]) -> None:
+    """Mark tensors with an item that begins inside of another: items never overlap, so one of them is wrong."""
     placed = sorted(
         (
             (shard.item.path, shard.item.offset, shard.item.offset + shard.item.length, fqn)
-            for fqn, tensor in found.items()
+            for fqn, tensor in (found.items() if files else ())
             for shard in tensor.shards
-            if shard.item is not None and not in_safetensors(shard)
+            if shard.item is not None and shard.item.path in files and not in_safetensors(shard)
         ),
         key=lambda p: p[:3],
     )
@@ -129,20 +174,20 @@ def _refuse_shared_places(found: Mapping[str, Found]) -> None:
                 )
 
 
-def _tensor(fqn: str, found: Found) -> Any:
+def _tensor(fqn: str, found: FoundTensor) -> Any:
     described = found.described
     if described.dtype is None:
         return Opaque(described.stated_dtype)
     note = found.bad or found.why_not or found.encoded
-    kind: TensorKind = "chunks" if len(described.boxes) > 1 else "quantized" if found.encoded else "plain"
+    kind: TensorKind = "chunks" if len(described.offsets) > 1 else "quantized" if found.encoded else "plain"
     if described.dtype in QUANTIZED or described.layout != "strided":
         kind = "quantized" if described.dtype in QUANTIZED else "sparse"
-    shards, grad = in_rank_order(found.shards), described.requires_grad
-    return Tensor(described.shape, described.dtype, shards, kind, requires_grad=grad, note=note)
+    shards = found.shards.in_rank_order()
+    return Tensor(described.shape, described.dtype, shards, kind, requires_grad=described.requires_grad, note=note)
 
 
-def _problems(found: Mapping[str, Found]) -> Iterator[Problem]:
-    """What is wrong with single tensors."""
+def _problems(found: Mapping[str, FoundTensor]) -> Iterator[Problem]:
+    """Faults of single tensors."""
     wrong = [p for fqn, tensor in found.items() for p in _problems_of(fqn, tensor)]
     yield from wrong[:MAX_PROBLEMS]
     if len(wrong) > MAX_PROBLEMS:
@@ -151,11 +196,11 @@ def _problems(found: Mapping[str, Found]) -> Iterator[Problem]:
         )
 
 
-def _problems_of(fqn: str, tensor: Found) -> Iterator[Problem]:
+def _problems_of(fqn: str, tensor: FoundTensor) -> Iterator[Problem]:
     if tensor.bad:
         yield Problem(Code.TENSOR_NOT_JOINED, tensor.bad, None, fqn, "error")
         return
-    shape, boxes = tensor.described.shape, {s.box for s in tensor.shards}
+    shape, boxes = tensor.described.shape, tensor.shards.boxes()
     if len(boxes) == 1 and Box.whole(shape) in boxes:
         return
     try:

@@ -1,13 +1,13 @@
 """DeepSpeed checkpoints: ZeRO stages 0 to 3, pipelines, experts, and universal checkpoints.
 
 A tag folder holds model states and one optimizer states file per rank. `deepspeed.names` has the files,
-`deepspeed.states` what is in them, `deepspeed.stage_1_and_2` and `deepspeed.stage3` how parameters are cut over the
-ranks, `deepspeed.module_weights` and `deepspeed.pipeline` where the model is, `deepspeed.universal` the checkpoints
-that were converted. Checked on real files of 0.19.8, and against the sources of 0.6 to 0.19.8.
+`deepspeed.states` what is in them, `deepspeed.zero_stages` how parameters are cut over the ranks, `deepspeed.weights`
+where the model is, `deepspeed.universal` the checkpoints that were converted. Checked on real files of 0.19.8, and
+against the sources of 0.6 to 0.19.8.
 
-Of each model-parallel rank one model states and one optimizer states file tell every name, shape, and slot, and how
-the others are cut, so no more is read to look inside; the rest is looked at from its end. All of them are read when
-all ranks are asked for: their pickles are small.
+One model states and one optimizer states file of each model-parallel rank have every name, shape, and slot, and show
+how the others are cut, so no more is read to look inside; the other files are looked at from their end. With all ranks
+all of them are read: their pickles are small.
 
 The tree has `model`, `optimizer` (state and param groups by name), everything else that the model states hold under
 its own name, and `zero_optimizer` for what ZeRO keeps beside the state (loss scaler, overflow, clip_grad).
@@ -26,29 +26,36 @@ from typing import Any
 
 from ckptools.errors import ReadError
 from ckptools.formats import torch_file
-from ckptools.formats.deepspeed import module_weights, pipeline, universal
+from ckptools.formats.deepspeed import universal, weights
 from ckptools.formats.deepspeed.assembler import ZeroAssembler, frozen_parameters
-from ckptools.formats.deepspeed.files import GROUPED, Files, check_copied_ranks
+from ckptools.formats.deepspeed.files import (
+    GROUPED,
+    Files,
+    RankLayout,
+    check_copied_ranks,
+    expected_bytes,
+    leftover_files,
+    list_files,
+    model_parallel,
+)
 from ckptools.formats.deepspeed.names import find_tag, is_deepspeed, names_in
 from ckptools.formats.deepspeed.partition_layout import (
     EXPERTS,
     MAX_WORLD,
     PartitionLayout,
-    elements_held,
+    element_counts,
     plan_partitions,
 )
-from ckptools.formats.deepspeed.ranks import Ranks, expected_bytes, leftover_files, list_files, model_parallel
 from ckptools.formats.deepspeed.runs import Where
 from ckptools.formats.deepspeed.states import LAYOUT
 from ckptools.formats.options import Options
-from ckptools.formats.shared import rank_checks
-from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder
-from ckptools.formats.shared.copied_files import check_copies
-from ckptools.formats.shared.file_status import Fault
+from ckptools.formats.rank_search import rank_checks
+from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, Fault
 from ckptools.formats.shared.merge import Merge
 from ckptools.model.checkpoint import Checkpoint, Fact
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
+from ckptools.tensor_io.copied_files import check_copies
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import find_step
 
@@ -81,10 +88,10 @@ def read(path: Path, options: Options) -> Checkpoint:
     if (folder / "zero").is_dir():
         return universal.read(builder, folder, options)
     files = Files(folder, names_in(folder, options.follow_symlinks), options, path)
-    return _Opening(builder, files).checkpoint()
+    return _TagFolder(builder, files).checkpoint()
 
 
-class _Opening:
+class _TagFolder:
     """The steps of opening one tag folder, with what they find on the way."""
 
     def __init__(self, builder: CheckpointBuilder, files: Files) -> None:
@@ -102,10 +109,10 @@ class _Opening:
         mps, tp = model_parallel(files, self.models)
         self.layouts = {mp: self._layout(mp) for mp in range(mps)}
         dp = max([self.base.number("dp_world_size") or 1, *(p.world for p in self.layouts.values())])
-        self.ranks = Ranks(min(dp, MAX_WORLD), mps, tp)
+        self.ranks = RankLayout(min(dp, MAX_WORLD), mps, tp)
 
     def _read(self) -> None:
-        """One file of each kind and model-parallel rank, or all of them; and every layer."""
+        """Read one file of each kind and model-parallel rank, or all of them; and every layer."""
         files = self.files
         files.read(n for n in files.names if n.path == files.must)
         files.read([*files.of("layer"), *files.of("expert")])
@@ -114,7 +121,7 @@ class _Opening:
         files.read_one_of_each("model")
         files.read_one_of_each("optim")
         if any(m.groups is None for m in files.models().values()):
-            # Without param_shapes only the mappings of all ranks together tell the order of the parameters.
+            # Without param_shapes only the mappings of all ranks together give the order of the parameters.
             files.read(files.of("optim"))
 
     def _layout(self, mp: int) -> PartitionLayout:
@@ -145,7 +152,7 @@ class _Opening:
         self.problems += assembler.problems
         self.builder.add_rank_values(found)
         self.problems += leftover_files(self.files, self.ranks, self._worlds())
-        self.problems += check_copied_ranks(self.optims, elements_held(self.layouts.values()), self.ranks.of)
+        self.problems += check_copied_ranks(self.optims, element_counts(self.layouts.values()), self.ranks.of)
         self.problems += check_copies((("model", fqn), t) for fqn, t in self.frozen.items())
         self.builder.add_saved(self.files.saved.values())
         return self.builder.checkpoint(
@@ -176,7 +183,7 @@ class _Opening:
         return tree
 
     def _rest(self) -> dict[Any, Any]:
-        """What the model states hold beside the weights; every file says the same but for a few keys."""
+        """Other values of the model states; every file has the same but for a few keys."""
         ranked = []
         optimizers = {mp: m.tree["optimizer"] for (mp, _), m in self.models.items() if m.tree.get("optimizer")}
         for place, model in sorted(self.models.items()):
@@ -189,21 +196,21 @@ class _Opening:
         return dict(rest)
 
     def _model(self, assembler: ZeroAssembler) -> dict[str, Any]:
-        """The model, from the optimizer's fp32 copy or the module, and with notes where it cannot be had."""
+        """The model, from the optimizer's fp32 copy or the module, with notes where it cannot be read."""
         low = self.files.options.weights == "module"
         self.problems += self._other_copies(low)
         if self.base.module is None:
             model = self._pipeline(assembler, low)
         else:
             modules = [(self.ranks.of(*p), m.module or {}) for p, m in sorted(self.models.items()) if p[0] == 0]
-            self.problems += module_weights.differing_buffers(modules)
-            self.problems += module_weights.mismatched_shapes(self.base, assembler.shapes, self.sharded)
+            self.problems += weights.differing_buffers(modules)
+            self.problems += weights.mismatched_shapes(self.base, assembler.shapes, self.sharded)
             shapes = {**assembler.shapes, **self.base.frozen}
             masters = assembler.masters_by_name() if not low else {}
             if low:
-                model = module_weights.module_model(self.base, shapes, self.sharded)
+                model = weights.module_model(self.base, shapes, self.sharded)
             else:
-                model = module_weights.fp32_model(self.base, masters, self.frozen, self.sharded)
+                model = weights.fp32_model(self.base, masters, self.frozen, self.sharded)
         model |= {fqn: t if low else replace(t, shards=(), note=EXPERTS) for fqn, t in self._experts(model)}
         if self.ranks.tp > 1:
             why = TENSOR_PARALLEL.format(self.ranks.tp)
@@ -215,13 +222,13 @@ class _Opening:
         for name in self.files.of("layer"):
             tree = self.files.tree(name) or {}
             layers.setdefault(name.layer or 0, {k: v for k, v in tree.items() if isinstance(k, str)})
-        self.problems += pipeline.ambiguous_tied_modules(layers, assembler.shapes)
+        self.problems += weights.ambiguous_tied_modules(layers, assembler.shapes)
         if self.ranks.tp == 1:
-            self.problems += pipeline.missing_layers(layers, assembler.shapes)
-            self.problems += pipeline.misplaced_layers(layers, assembler.shapes)
+            self.problems += weights.missing_layers(layers, assembler.shapes)
+            self.problems += weights.misplaced_layers(layers, assembler.shapes)
         if low:
-            return pipeline.module_pipeline(layers, assembler.shapes)
-        return pipeline.fp32_pipeline(layers, assembler.masters_by_name())
+            return weights.module_pipeline(layers, assembler.shapes)
+        return weights.fp32_pipeline(layers, assembler.masters_by_name())
 
     @cached_property
     def frozen(self) -> dict[str, Tensor]:
@@ -239,7 +246,7 @@ class _Opening:
                     yield key, value
 
     def _other_copies(self, low: bool) -> Iterator[Problem]:
-        """What a user should know of where the weights come from."""
+        """Notes on where the weights come from."""
         optimizer = self.base.tree.get("optimizer")
         if isinstance(optimizer, dict) and not low and {"fp32_groups_flat", "fp32_groups"} & set(optimizer):
             text = "the fp32 copy in optimizer has no names and is not used; the model is the module's own weights"
@@ -254,7 +261,7 @@ class _Opening:
         return {mp: layout.world or usual for mp, layout in self.layouts.items()}
 
     def _prefix(self) -> str | None:
-        """What the names of the optimizer states begin with; None without ZeRO."""
+        """Prefix of the names of optimizer states; None without ZeRO."""
         if not self.optims and all(m.groups is None for m in self.models.values()):
             return None
         named = next((n.path.name.partition("zero_pp")[0] for n in self.files.of("optim")), None)
@@ -283,9 +290,9 @@ class _Opening:
         return Fact(world, tuple(sources) or ("files found",), agree)
 
 
-NO_MODEL = "holds no model states (*_model_states.pt), and only they tell the names and shapes of the parameters"
+NO_MODEL = "holds no model states (*_model_states.pt), and only they have the names and shapes of the parameters"
 MAX_ABSENT = 256
-"""Ranks without a file whose pieces are told one by one; a forged count has no end."""
+"""At most this many ranks without a file get lost pieces of their own; a forged count has no end."""
 
 
 def _by_stage(optimizers: dict[int, Any]) -> dict[str, Any]:

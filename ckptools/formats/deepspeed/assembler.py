@@ -9,21 +9,20 @@ from operator import eq
 from typing import Any
 
 from ckptools.formats.deepspeed.partition_layout import PartitionLayout
-from ckptools.formats.deepspeed.runs import Place, Run, Where, places, shards_at
+from ckptools.formats.deepspeed.runs import PartitionRun, PlacedBox, Where, places, shards_at
 from ckptools.formats.deepspeed.states import ModelStates, OptimStates, group_of_ids
-from ckptools.formats.shared.copied_files import stated_checksum
-from ckptools.formats.shared.flat_runs import flat_source
+from ckptools.formats.flat_parameters.flat_runs import flat_source
 from ckptools.formats.shared.merge import Merge
-from ckptools.formats.shared.same_values import same_value
 from ckptools.model.problems import Code, Problem
-from ckptools.model.rank_vote import Vote, vote
+from ckptools.model.rank_vote import Vote, same_value, vote
 from ckptools.model.regions import Ints, chunk
 from ckptools.model.tensor import Source, Tensor
 from ckptools.model.tree import KeyPath
+from ckptools.tensor_io.copied_files import stated_checksum
 
 NOT_PER_ELEMENT = (
     "optimizer state of {numel} elements for a flat tensor of {length}: not one value per element, so it cannot be "
-    "told by parameter; consolidate with --only model"
+    "split by parameter; consolidate with --only model"
 )
 
 Holder = tuple[int, int]
@@ -32,7 +31,7 @@ Holder = tuple[int, int]
 
 @dataclass
 class Slot:
-    """One slot of the optimizer state, such as `exp_avg`, as the ranks hold it.
+    """One slot of the optimizer state, such as `exp_avg`, on all ranks.
 
     Attributes:
         flats: flat tensors, one value per element.
@@ -51,12 +50,12 @@ class ZeroAssembler:
     """Assembles parameters and their optimizer state from the flat tensors of all ranks.
 
     Attributes:
-        layouts: where they lie, by model-parallel rank.
-        rank_of: the global rank that holds a flat tensor.
-        world: how many ranks there are.
-        problems: what is wrong with the tensors.
+        layouts: the layout of each model-parallel rank.
+        rank_of: the global rank of a flat tensor.
+        world: number of ranks.
+        problems: faults of the tensors.
         differing: plain values that differ between ranks, with the ranks that have each value.
-        unequal: what each rank has there.
+        unequal: the value of each rank there.
     """
 
     def __init__(
@@ -77,14 +76,14 @@ class ZeroAssembler:
             self._take(layouts[mp], mp, dp, optim)
         self.shapes: dict[str, Ints] = {}
         self.refused: dict[str, str] = {}
-        self._known: dict[str, list[Place]] = {}
+        self._known: dict[str, list[PlacedBox]] = {}
         for one in layouts.values():
             for fqn, shape in one.shapes.items():
                 self.shapes.setdefault(fqn, shape)
             self.refused |= one.refused
 
     def _take(self, layout: PartitionLayout, mp: int, dp: int, optim: OptimStates) -> None:
-        """Sort what one rank's file holds by group and slot."""
+        """Sort the content of one rank's file by group and slot."""
         for k, source in enumerate(map(flat_source, optim.masters)):
             if source is not None:
                 self.masters[mp, dp, k] = source
@@ -114,14 +113,14 @@ class ZeroAssembler:
         dtype = self._dtype(fqn, listed, flats)
         return Tensor(shape, dtype, shards_at(listed, flats), "flat_pieces", world_size=self.world, note=note)
 
-    def _places(self, fqn: str) -> list[Place]:
-        """Where a parameter lies; the same for its fp32 copy and every slot of its state."""
+    def _places(self, fqn: str) -> list[PlacedBox]:
+        """The boxes of a parameter; the same for its fp32 copy and every slot of its state."""
         if fqn not in self._known:
             runs = [run for one in self.layouts.values() for run in one.runs.get(fqn, ())]
             self._known[fqn] = places(self.shapes[fqn], runs, self.rank_of)
         return self._known[fqn]
 
-    def _dtype(self, fqn: str, listed: Sequence[Place], flats: Mapping[Where, Source]) -> str:
+    def _dtype(self, fqn: str, listed: Sequence[PlacedBox], flats: Mapping[Where, Source]) -> str:
         dtypes = {flats[p.where].dtype: p.where for p in listed if p.where in flats}
         if len(dtypes) > 1:
             a, b = list(dtypes)[:2]
@@ -248,15 +247,19 @@ def frozen_parameters(
     pieces = {(m.mp, m.dp, 0): m.fragments for m in listed}
     found = {}
     for fqn, shape in listed[0].frozen.items():
-        flats = {w: s for w, held in pieces.items() if fqn in held and (s := flat_source(held[fqn])) is not None}
+        flats = {w: s for w, own in pieces.items() if fqn in own and (s := flat_source(own[fqn])) is not None}
         ends = ((dp, chunk(prod(shape), cut, dp)) for dp in range(cut))
-        runs = [Run(fqn, start, n, (listed[0].mp, dp, 0), 0) for dp, (start, n) in ends if n]
+        runs = [PartitionRun(fqn, start, n, (listed[0].mp, dp, 0), 0) for dp, (start, n) in ends if n]
         found[fqn] = _from_pieces(shape, runs, flats, rank_of, world)
     return found
 
 
 def _from_pieces(
-    shape: Ints, runs: Sequence[Run], flats: Mapping[Where, Source], rank_of: Callable[[Where], int], world: int
+    shape: Ints,
+    runs: Sequence[PartitionRun],
+    flats: Mapping[Where, Source],
+    rank_of: Callable[[Where], int],
+    world: int,
 ) -> Tensor:
     short = next((r for r in runs if r.where in flats and flats[r.where].shape[0] < r.length), None)
     dtypes = {s.dtype for s in flats.values()}

@@ -1,4 +1,9 @@
-"""Reading the files of a tag folder: which ones, what became of each, and whether two are copies of one."""
+"""The files of a tag folder: what was read of them, which of them are copies, and the rank of each.
+
+The model-parallel rank in a file's name counts tensor-parallel ranks within pipeline stages, and global ranks count
+tensor-parallel ranks first, then those of the ZeRO group, then stages. Source: runtime/pipe/topology.py
+(`PipelineParallelGrid`, `PipeModelDataParallelTopology`), checkpoint/reshape_meg_2d.py.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +14,18 @@ from typing import Any
 
 from ckptools.errors import ReadError
 from ckptools.formats.deepspeed.names import StateName
+from ckptools.formats.deepspeed.partition_layout import MAX_WORLD
 from ckptools.formats.deepspeed.states import ModelStates, OptimStates
 from ckptools.formats.options import Options
-from ckptools.formats.shared.copied_files import MIN_TELLING, is_constant, stated_checksum
-from ckptools.formats.shared.file_status import Fault, looked_at, was_read
+from ckptools.formats.shared.checkpoint_builder import Fault, looked_at, was_read
 from ckptools.model.checkpoint import ModuleOrder, RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tree import tensors_in
 from ckptools.pickles.reader import Saved
+from ckptools.tensor_io.copied_files import MIN_TELLING, is_constant, stated_checksum
 
 GROUPED = ModuleOrder(False, "DeepSpeed lists parameters by group, which round robin may have reordered")
-"""Its files name what is in the flat groups (`param_shapes`), so no order is needed."""
+"""Its files name the content of the flat groups (`param_shapes`), so no order is needed."""
 
 
 @dataclass
@@ -32,7 +38,7 @@ class Files:
         options: how they are opened.
         must: the file that a caller named; an error in it is the caller's.
         saved: those that were read.
-        faults: what is wrong with those that could not be.
+        faults: why the others could not be read.
     """
 
     folder: Path
@@ -43,7 +49,7 @@ class Files:
     faults: dict[Path, Fault] = field(default_factory=dict)
 
     def read(self, names: Iterable[StateName]) -> None:
-        """Read files; what is wrong with one that cannot be read is kept.
+        """Read files, and keep the faults of those that cannot be read.
 
         Raises:
             ReadError: the file that the caller named cannot be read.
@@ -109,7 +115,7 @@ class Files:
         return dict(sorted(found.items()))
 
     def status(self, path: Path, rank: int | None, part: str) -> RankFile:
-        """What became of a file that is there; one that was not read is looked at from its end."""
+        """The status of a present file; one that was not read is looked at from its end."""
         if path in self.saved:
             return was_read(self.saved[path], rank, part)
         return looked_at(path, rank, part, self.faults, len(self.names))
@@ -117,17 +123,17 @@ class Files:
 
 def check_copied_ranks(
     optims: Mapping[tuple[int, int], OptimStates],
-    held: Mapping[tuple[int, int], int],
+    counts: Mapping[tuple[int, int], int],
     rank_of: Callable[[int, int], int],
 ) -> Iterator[Problem]:
-    """Optimizer states of one rank under the names of two, told by equal checksums throughout.
+    """Find optimizer states of one rank under two names, by equal checksums throughout.
 
-    ZeRO-3 files do not say whose they are. A few elements may be equal by chance, padding is, and state that is all
-    zeros proves nothing: nobody has trained.
+    ZeRO-3 files do not state their rank. A few elements may be equal by chance, padding is equal, and state of zeros
+    only proves nothing: training has not begun.
 
     Args:
-        optims: what was read, by `(mp, dp)`.
-        held: elements of parameters that each of them holds.
+        optims: the optimizer states that were read, by `(mp, dp)`.
+        counts: elements of parameters in each of them.
         rank_of: the global rank.
     """
     seen: dict[tuple[Any, ...], tuple[int, int]] = {}
@@ -137,9 +143,120 @@ def check_copied_ranks(
         trained = any(
             nbytes > 8 and not is_constant(dtype, crc, nbytes) for dtype, crc, nbytes in stated[len(optim.masters) :]
         )
-        if len(stated) < len(sums) or held.get(place, 0) < MIN_TELLING or not trained:
+        if len(stated) < len(sums) or counts.get(place, 0) < MIN_TELLING or not trained:
             continue
         twin = seen.setdefault((place[0], *stated), place)
         if twin != place:
             text = f"{optim.path.name} holds the same bytes as {optims[twin].path.name}; the same rank twice"
             yield Problem(Code.STRAY_FILE, text, rank_of(*place))
+
+
+# -- ranks ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RankLayout:
+    """How the ranks are arranged: data-parallel, tensor-parallel, pipeline stages.
+
+    Attributes:
+        dp: ranks in a data-parallel group.
+        mps: model-parallel ranks: pipeline stages times tensor-parallel ranks.
+        tp: ranks over which each weight is cut, beside ZeRO's own cutting.
+    """
+
+    dp: int
+    mps: int
+    tp: int
+
+    @property
+    def world(self) -> int:
+        """The world size."""
+        return self.dp * self.mps
+
+    @property
+    def stages(self) -> int:
+        """Number of pipeline stages."""
+        return max(1, self.mps // self.tp)
+
+    def of(self, mp: int, dp: int) -> int:
+        """The global rank of a model-parallel rank `mp` and a data-parallel rank `dp`."""
+        stage, slice_ = divmod(mp, self.tp)
+        return (stage * self.dp + dp) * self.tp + slice_
+
+
+def model_parallel(files: Files, models: Mapping[tuple[int, int], ModelStates]) -> tuple[int, int]:
+    """`(mps, tp)`, the model-parallel and tensor-parallel sizes: as the files state, or as many as there are."""
+    found = [n.mp for n in (*files.of("model"), *files.of("optim")) if n.mp is not None]
+    stated = [model.number("mp_world_size") or 1 for model in models.values()]
+    mps = min(max([*found, *(n - 1 for n in stated)]) + 1, MAX_WORLD)
+    base = models[min(models)]
+    dims = base.tree.get("checkpoint_parallel_dimensions")
+    degree = dims.get("tp_degree") if isinstance(dims, dict) else None
+    layers = files.of("layer")
+    if layers or base.module is None:
+        degree = max(len({n.axes for n in layers}), degree if type(degree) is int else 1)
+    elif type(degree) is not int:
+        # Without a pipeline, several model-parallel ranks can be nothing else.
+        degree = mps
+    return mps, max(1, min(degree, MAX_WORLD))
+
+
+def list_files(
+    files: Files, ranks: RankLayout, worlds: Mapping[int, int], sharded: bool, zero: str | None
+) -> Iterator[RankFile]:
+    """Every file, found or missing.
+
+    Args:
+        files: those that are there.
+        ranks: how the ranks are arranged.
+        worlds: number of ranks that each model-parallel rank's parameters are cut over.
+        sharded: whether every rank has model states of its own (ZeRO-3).
+        zero: prefix of the names of optimizer states; None without ZeRO.
+    """
+    parts: set[tuple[str, int, int]] = set()
+    for name in files.names:
+        by_rank = name.part in ("model", "optim")
+        rank = ranks.of(name.mp or 0, name.dp or 0) if by_rank else None
+        parts.add((name.part, name.mp or 0, name.dp or 0))
+        yield files.status(name.path, rank, name.part if by_rank else name.path.name.partition("-model_st")[0])
+    for part, mp, dp, name_ in _expected(worlds, sharded, zero):
+        if (part, mp, dp) not in parts:
+            yield RankFile(files.folder / name_, ranks.of(mp, dp), part, "missing", 0, None)
+
+
+def leftover_files(files: Files, ranks: RankLayout, worlds: Mapping[int, int]) -> Iterator[Problem]:
+    """Optimizer states of more ranks than the parameters are cut over, which are left from another save.
+
+    Args:
+        files: those that are there.
+        ranks: how the ranks are arranged.
+        worlds: number of ranks that each model-parallel rank's parameters are cut over.
+    """
+    for name in files.of("optim"):
+        mp, dp, world = name.mp or 0, name.dp or 0, worlds.get(name.mp or 0, 0)
+        if world <= dp < ranks.dp:
+            text = f"{name.path.name} is rank {dp} of a group of {world}"
+            yield Problem(Code.STRAY_FILE, text, ranks.of(mp, dp))
+
+
+def _expected(worlds: Mapping[int, int], sharded: bool, zero: str | None) -> Iterator[tuple[str, int, int, str]]:
+    """`(part, mp, dp, name)` of the files that must be there."""
+    for mp, world in worlds.items():
+        for dp in range(min(world, MAX_WORLD)):
+            place = f"zero_pp_rank_{dp}_mp_rank_{mp:02d}"
+            if sharded:
+                yield "model", mp, dp, f"{place}_model_states.pt"
+            elif dp == 0:
+                yield "model", mp, dp, f"mp_rank_{mp:02d}_model_states.pt"
+            if zero is not None:
+                yield "optim", mp, dp, f"{zero}{place}_optim_states.pt"
+
+
+def expected_bytes(files: tuple[RankFile, ...]) -> int | None:
+    """Bytes of all files, if every missing or cut one were as large as the others of its part."""
+    sizes: dict[str, list[int]] = {}
+    for file in files:
+        if file.is_here:
+            sizes.setdefault(file.part, []).append(file.nbytes)
+    absent = (sorted(sizes[f.part]) for f in files if not f.is_here and f.part in sizes)
+    return sum(map(sum, sizes.values())) + sum(of_part[len(of_part) // 2] for of_part in absent)

@@ -1,4 +1,4 @@
-"""The files of a DeepSpeed checkpoint, told by their names, and the tag folder that a path leads to.
+"""The files of a DeepSpeed checkpoint by their names, and the tag folder of a path.
 
 `<folder>/latest` names a tag, and `<folder>/<tag>/` holds the files; `latest_universal` does so for a universal
 checkpoint. Names, from deepspeed/runtime/engine.py (`_get_ckpt_name`, `_get_rank_zero_ckpt_name`,
@@ -22,8 +22,7 @@ from typing import Literal
 from ckptools.errors import ReadError, UnsafePathError
 from ckptools.files.location import check_stays_inside, is_plain_name
 from ckptools.files.opening import reading
-from ckptools.formats.shared.several import several
-from ckptools.formats.shared.trackers import text_of
+from ckptools.formats.shared.several import several, text_of
 from ckptools.model.values import describe_for_error
 from ckptools.text import few
 
@@ -94,7 +93,7 @@ def names_in(folder: Path, follow_symlinks: bool = False) -> list[StateName]:
 
 
 def is_tag_folder(folder: Path) -> bool:
-    """Whether a folder itself holds files that DeepSpeed writes; one that cannot be looked into does not."""
+    """Whether a folder itself has files that DeepSpeed writes; False where it cannot be listed."""
     with suppress(OSError):
         return folder.is_dir() and any(parse(p) is not None for p in folder.iterdir())
     return False
@@ -126,7 +125,7 @@ def _tags(folder: Path) -> list[Path]:
 
 
 def find_tag(path: Path, follow_symlinks: bool = False) -> Path:
-    """The tag folder that a path means: its own, the one of a file in it, or the one that `latest` names.
+    """Find the tag folder of a path: itself, the folder of a file, or the one that `latest` names.
 
     Raises:
         ReadError: `latest` names a tag that is not there.

@@ -1,6 +1,6 @@
-"""Where every trainable parameter of one model-parallel rank lies in the flat tensors of its ZeRO ranks.
+"""Layout of every trainable parameter of one model-parallel rank in the flat tensors of its ZeRO ranks.
 
-The lengths of what is stored must be those that names, shapes and the number of ranks give. Where they are not, the
+The stored lengths must be those that names, shapes and the number of ranks give. Where they are not, the
 parameters are refused, with the rank, the group and the numbers.
 """
 
@@ -10,16 +10,16 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from ckptools.formats.deepspeed import stage3, stage_1_and_2
-from ckptools.formats.deepspeed.runs import Run
-from ckptools.formats.deepspeed.stage_1_and_2 import Group, Refusal
+from ckptools.formats.deepspeed import zero_stages
+from ckptools.formats.deepspeed.runs import PartitionRun
 from ckptools.formats.deepspeed.states import ModelStates, OptimStates, Shapes
-from ckptools.formats.shared.flat_runs import flat_source
+from ckptools.formats.deepspeed.zero_stages import Group, Refusal
+from ckptools.formats.flat_parameters.flat_runs import flat_source
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
 
 MAX_WORLD = 1 << 16
-"""Ranks that a group may be cut over; a file that claims more is not from any cluster there is."""
+"""Most ranks that a group may be cut over; no cluster has more."""
 
 NO_OPTIMIZER = "its fp32 copy is in optimizer states files that are not here; --weights module takes the module's copy"
 EXPERTS = (
@@ -36,7 +36,7 @@ SHUFFLED = Problem(
 
 @dataclass
 class PartitionLayout:
-    """Where the trainable parameters of one model-parallel rank lie in the flat tensors of its ZeRO ranks.
+    """Layout of the trainable parameters of one model-parallel rank in the flat tensors of its ZeRO ranks.
 
     Attributes:
         mp: the model-parallel rank.
@@ -44,7 +44,7 @@ class PartitionLayout:
         groups: their names by flat tensor: param group, or sub-group in ZeRO-3.
         runs: where each lies.
         lengths: elements of each flat tensor, padding included.
-        world: ranks that it is cut over; 0 when nothing tells.
+        world: ranks that it is cut over; 0 when unknown.
         refused: why a parameter has no place.
         problems: what is wrong with the layout; their ranks are those in the ZeRO group.
     """
@@ -52,7 +52,7 @@ class PartitionLayout:
     mp: int
     shapes: Shapes = field(default_factory=dict)
     groups: list[list[str]] = field(default_factory=list)
-    runs: dict[str, list[Run]] = field(default_factory=dict)
+    runs: dict[str, list[PartitionRun]] = field(default_factory=dict)
     lengths: list[int] = field(default_factory=list)
     world: int = 0
     refused: dict[str, str] = field(default_factory=dict)
@@ -63,7 +63,7 @@ class PartitionLayout:
         self.refused |= dict.fromkeys(names, why)
         self.problems.append(Problem(Code.LAYOUT_DISAGREES, why, rank))
 
-    def add(self, run: Run) -> None:
+    def add(self, run: PartitionRun) -> None:
         """Add a run of a parameter."""
         self.runs.setdefault(run.fqn, []).append(run)
 
@@ -77,7 +77,7 @@ def plan_partitions(
         mp: the model-parallel rank.
         model: its model states, where they could be read.
         optims: its optimizer states, by rank in the ZeRO group.
-        ranks: the ranks whose pieces are told; of ZeRO-3 there may be very many.
+        ranks: the ranks whose runs are listed; ZeRO-3 may have very many.
     """
     layout = PartitionLayout(mp)
     groups = _groups(model, optims)
@@ -94,17 +94,17 @@ def plan_partitions(
     return layout
 
 
-def elements_held(layouts: Iterable[PartitionLayout]) -> Counter[tuple[int, int]]:
+def element_counts(layouts: Iterable[PartitionLayout]) -> Counter[tuple[int, int]]:
     """Elements of parameters that each rank holds, by `(mp, dp)`; padding is left out."""
-    held: Counter[tuple[int, int]] = Counter()
+    counts: Counter[tuple[int, int]] = Counter()
     for layout in layouts:
         for run in (run for runs in layout.runs.values() for run in runs):
-            held[run.where[:2]] += run.length
-    return held
+            counts[run.where[:2]] += run.length
+    return counts
 
 
 def _groups(model: ModelStates | None, optims: Mapping[int, OptimStates]) -> list[Shapes]:
-    """`param_shapes`; where there are none (BF16_Optimizer without ZeRO), the mappings of all ranks in their order."""
+    """`param_shapes`; without them (BF16_Optimizer without ZeRO), the mappings of all ranks in their order."""
     stated = model.groups if model is not None else None
     if stated is not None:
         return stated
@@ -119,7 +119,7 @@ def _groups(model: ModelStates | None, optims: Mapping[int, OptimStates]) -> lis
 
 
 def _worlds(layout: PartitionLayout, optims: Mapping[int, OptimStates]) -> bool:
-    """Whether all files say the same of the number of ranks."""
+    """Whether all files state the same number of ranks."""
     first = min(optims)
     counts = optims[first].counts
     layout.world = max(counts)
@@ -140,7 +140,7 @@ def _plan_stage3(
     """ZeRO-3: one row of pieces per rank, in its sub-groups."""
     first = min(optims)
     lengths = _lengths(optims[first])
-    wanted = stage3.row_length(layout.shapes, layout.world)
+    wanted = zero_stages.stage3_row_length(layout.shapes, layout.world)
     for dp, optim in sorted(optims.items()):
         here = _lengths(optim)
         if sum(here) != wanted or here != lengths:
@@ -157,7 +157,7 @@ def _plan_stage3(
     layout.lengths = lengths
     names: list[dict[str, None]] = [dict.fromkeys(g) for g in layout.groups] if len(groups) == len(lengths) else []
     names = names or [{} for _ in lengths]
-    for run in stage3.runs(layout.mp, layout.shapes, layout.world, lengths, ranks):
+    for run in zero_stages.stage3_runs(layout.mp, layout.shapes, layout.world, lengths, ranks):
         layout.add(run)
         names[run.where[2]][run.fqn] = None
     layout.groups = [list(group) for group in names]
@@ -174,7 +174,7 @@ def _other_state(layout: PartitionLayout, optims: Mapping[int, OptimStates], gro
 
 
 def _lengths(optim: OptimStates) -> list[int]:
-    """Lengths of the flat tensors; what is none counts as empty."""
+    """Lengths of the flat tensors; 0 for anything else."""
     return [source.shape[0] if source is not None else 0 for source in map(flat_source, optim.masters)]
 
 
@@ -222,7 +222,7 @@ def _plan_group(
         return
     lengths = {dp: row.shape[0] for dp, row in rows.items() if row is not None}
     state = {dp: set(_state_lengths(optim, group.index)) for dp, optim in optims.items()}
-    partition = stage_1_and_2.partition_length(group, lengths, state)
+    partition = zero_stages.partition_length(group, lengths, state)
     odd = partition if isinstance(partition, Refusal) else _unlike_mappings(layout, group, partition, model, optims)
     if isinstance(partition, Refusal) or odd is not None:
         layout.refuse(group.shapes, odd.why if odd else "", rank=odd.rank if odd else None)
@@ -243,18 +243,18 @@ def _state_lengths(optim: OptimStates, group: int) -> Iterator[int]:
 def _unlike_mappings(
     layout: PartitionLayout, group: Group, partition: int, model: ModelStates | None, optims: Mapping[int, OptimStates]
 ) -> Refusal | None:
-    """Hold the layout against `param_slice_mappings`, where there are any; return how they disagree."""
+    """Compare the layout with `param_slice_mappings`, where there are any; return how they disagree."""
     found = {dp: optim.mappings() for dp, optim in optims.items()}
     mappings = {dp: m for dp, maps in found.items() if group.index < len(maps) and (m := maps[group.index]) is not None}
-    odd = stage_1_and_2.contradiction(group, partition, mappings)
+    odd = zero_stages.contradiction(group, partition, mappings)
     if odd is None:
         confirmed = mappings or not any(group.paddings)
         return None if confirmed else Refusal(min(optims), "padding between parameters, and nothing that confirms it")
     if model is not None and model.config("zero_optimization", "round_robin_gradients") is True:
         if len(mappings) < group.world:
-            # Only all mappings together tell the order before the shuffle; until then nothing is wrong.
+            # Only all mappings together show the order before the shuffle; until then nothing is wrong.
             return None
-        if stage_1_and_2.shuffled(group, partition, mappings):
+        if zero_stages.shuffled(group, partition, mappings):
             layout.problems += [SHUFFLED] if SHUFFLED not in layout.problems else []
             return None
     return odd

@@ -1,8 +1,8 @@
-"""Runs: which consecutive elements of which parameter a rank's flat tensors hold, and tensors put together of them.
+"""Runs of consecutive elements of parameters in the ranks' flat tensors, and tensors put together from them.
 
 ZeRO cuts flattened parameters over the ranks. Where each piece belongs follows from names, shapes and lengths alone:
-for stages 1 and 2 in `deepspeed.stage_1_and_2`, for stage 3 in `deepspeed.stage3`. What they find are `Run`s; here
-they and the flat tensors that hold them become shards, by `shared.flat_runs`.
+for every stage in `deepspeed.zero_stages`, which returns `PartitionRun`s; this module makes shards of them and the flat
+tensors, by `flat_parameters.flat_runs`.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from itertools import pairwise
 from math import prod
 from typing import NamedTuple
 
-from ckptools.formats.shared.flat_runs import RunBox, boxes_of
+from ckptools.formats.flat_parameters.flat_runs import RunBox, boxes_of
 from ckptools.model.regions import Box, Ints, contiguous_strides
 from ckptools.model.tensor import Shard, Source
 
 Where = tuple[int, int, int]
-"""`(mp, dp, group)`: whose flat tensor, and which of them."""
+"""`(mp, dp, group)`: the rank of a flat tensor, and its number."""
 
 
-class Run(NamedTuple):
+class PartitionRun(NamedTuple):
     """Consecutive elements of one parameter in one rank's flat tensor.
 
     Attributes:
         fqn: the parameter.
         start: index of the first element in the flattened parameter.
-        length: how many.
+        length: number of elements.
         where: the flat tensor.
         at: index of the first element in it.
     """
@@ -39,7 +39,7 @@ class Run(NamedTuple):
     at: int
 
 
-class Place(NamedTuple):
+class PlacedBox(NamedTuple):
     """A box of a parameter, and which flat tensor has its elements.
 
     Attributes:
@@ -51,35 +51,35 @@ class Place(NamedTuple):
     box: RunBox
 
 
-def places(shape: Ints, runs: Sequence[Run], rank_of: Callable[[Where], int]) -> list[Place]:
+def places(shape: Ints, runs: Sequence[PartitionRun], rank_of: Callable[[Where], int]) -> list[PlacedBox]:
     """The boxes of all runs of a parameter.
 
-    Runs that several pipeline stages hold of a tied parameter are cut at the same places, so that they are replicas.
-    A parameter without elements lies nowhere; it is placed in the first flat tensor, whose dtype it has.
+    Runs of a tied parameter in several pipeline stages are cut at the same places, so that they are replicas. A
+    parameter without elements is placed in the first flat tensor, whose dtype it has.
     """
     if not prod(shape):
         first = runs[0].where if runs else (0, 0, 0)
-        return [Place(first, RunBox(Shard(Box.whole(shape), rank_of(first), None), 0, contiguous_strides(shape)))]
+        return [PlacedBox(first, RunBox(Shard(Box.whole(shape), rank_of(first), None), 0, contiguous_strides(shape)))]
     found = []
     for run in _cut_alike(runs):
         rank = rank_of(run.where)
-        found += [Place(run.where, box) for box in boxes_of(shape, run.start, run.length, rank, run.at)]
+        found += [PlacedBox(run.where, box) for box in boxes_of(shape, run.start, run.length, rank, run.at)]
     return found
 
 
-def shards_at(placed: Iterable[Place], flats: Mapping[Where, Source]) -> tuple[Shard, ...]:
+def shards_at(placed: Iterable[PlacedBox], flats: Mapping[Where, Source]) -> tuple[Shard, ...]:
     """The shards of a parameter, or of one slot of its state; without a source where the flat tensor was not read."""
     return tuple(place.box.shard_in(flats.get(place.where)) for place in placed)
 
 
-def _cut_alike(runs: Sequence[Run]) -> Iterable[Run]:
+def _cut_alike(runs: Sequence[PartitionRun]) -> Iterable[PartitionRun]:
     if len({run.where[0] for run in runs}) < 2:
         return runs
     cuts = sorted({at for run in runs for at in (run.start, run.start + run.length)})
     return [piece for run in runs for piece in _pieces(run, cuts)]
 
 
-def _pieces(run: Run, cuts: list[int]) -> Iterator[Run]:
+def _pieces(run: PartitionRun, cuts: list[int]) -> Iterator[PartitionRun]:
     end = run.start + run.length
     inner = [run.start, *cuts[bisect_right(cuts, run.start) : bisect_right(cuts, end - 1)], end]
     for a, b in pairwise(inner):

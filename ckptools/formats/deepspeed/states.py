@@ -1,4 +1,4 @@
-"""The two kinds of files of a DeepSpeed tag folder, read: model states and optimizer states, and what they say.
+"""Model states and optimizer states, the two kinds of files of a DeepSpeed tag folder.
 
 `*_model_states.pt` is a dict: `module` (the weights; None in a pipeline, placeholders in ZeRO-3), `buffer_names`,
 `param_shapes` (one OrderedDict of name to shape per param group, per sub-group in ZeRO-3, in flat order),
@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from ckptools.errors import ReadError
-from ckptools.formats.deepspeed.stage_1_and_2 import mapped
+from ckptools.formats.deepspeed.zero_stages import mapped
 from ckptools.model.regions import Ints
 from ckptools.model.tensor import Tensor
 from ckptools.model.values import Opaque
 
 LAYOUT = ("module", "param_shapes", "frozen_param_shapes", "frozen_param_fragments")
-"""Keys of the model states that say how the weights are stored; the tree has the weights instead."""
+"""Keys of the model states on how the weights are stored; the tree has the weights instead."""
 
 FLAT = (
     "base_optimizer_state",
@@ -36,7 +36,7 @@ FLAT = (
     "ds_zero_partition_groups",
     "ds_version",
 )
-"""Keys of the optimizer states that say how they are cut over the ranks, or what the model states say too."""
+"""Keys of the optimizer states on how they are cut over the ranks, or that repeat the model states."""
 
 Shapes = dict[str, Ints]
 
@@ -49,7 +49,7 @@ class ModelStates:
         path: the file.
         mp: model-parallel rank.
         dp: rank in the ZeRO group; 0 where one file serves all of them.
-        tree: what it holds.
+        tree: its content.
     """
 
     path: Path
@@ -81,7 +81,7 @@ class ModelStates:
 
     @property
     def frozen(self) -> Shapes:
-        """Shapes of the frozen parameters, where they are told."""
+        """Shapes of the frozen parameters, where stated."""
         shapes = self.tree.get("frozen_param_shapes")
         return {} if shapes is None else self._shapes(shapes, "frozen_param_shapes")
 
@@ -99,7 +99,7 @@ class ModelStates:
         return {a: b for a, b in texts if isinstance(a, str) and isinstance(b, str)}
 
     def number(self, key: str) -> int | None:
-        """A count that the file states; None where it states none."""
+        """A count that the file states, or None."""
         value = self.tree.get(key)
         return value if type(value) is int and value >= 0 else None
 
@@ -147,7 +147,7 @@ class OptimStates:
 
     @property
     def counts(self) -> list[int]:
-        """Into how many partitions each group is cut; one number may stand for all."""
+        """The number of partitions of each group; one number may stand for all."""
         count = self.tree.get("partition_count")
         listed = list(count) if isinstance(count, (list, tuple)) else [count]
         counts = [n for n in listed if type(n) is int and n > 0]
@@ -202,13 +202,13 @@ class OptimStates:
         return paddings
 
     def others(self) -> dict[Any, Any]:
-        """What ZeRO saves beside partitions and state: loss scaler, overflow, `clip_grad`."""
+        """Values beside partitions and state: loss scaler, overflow, `clip_grad`."""
         kept = {k: v for k, v in self.tree.items() if k not in FLAT}
         return kept if self.stage is None else {**kept, "zero_stage": self.stage}
 
 
 def stage_of(state: Mapping[Any, Any]) -> int | None:
-    """The ZeRO stage that optimizer states say, as a number or as the enum that DeepSpeed made of it in 0.7."""
+    """The ZeRO stage in optimizer states, stored as a number or as DeepSpeed 0.7's enum."""
     stage = state.get("zero_stage")
     if isinstance(stage, Opaque) and isinstance(stage.args, (list, tuple)) and stage.args:
         stage = stage.args[0]
@@ -216,7 +216,7 @@ def stage_of(state: Mapping[Any, Any]) -> int | None:
 
 
 def group_of_ids(param_groups: list[dict[str, Any]]) -> list[int]:
-    """Which param group each flat tensor belongs to."""
+    """The param group of each flat tensor."""
     return [number for number, group in enumerate(param_groups) for _ in _ids(group)]
 
 

@@ -1,4 +1,4 @@
-"""Universal checkpoints: every parameter and every slot of its state in a file of its own, whatever the ranks were.
+"""Universal checkpoints: every parameter and every slot of its state in a file of its own, for any number of ranks.
 
 DeepSpeed's `ds_to_universal.py` writes `<tag>/zero/<fqn>/fp32.pt`, `exp_avg.pt`, `exp_avg_sq.pt` and `step.pt`,
 `zero/optimizer_state.pt` with the param groups, copies the model states beside them, and names the tag in
@@ -18,14 +18,14 @@ from typing import Any
 
 from ckptools.files.location import check_stays_inside
 from ckptools.files.opening import reading
-from ckptools.formats.deepspeed import module_weights
+from ckptools.formats.deepspeed import weights
 from ckptools.formats.deepspeed.assembler import frozen_parameters, names_by_param_group
 from ckptools.formats.deepspeed.files import GROUPED, Files
 from ckptools.formats.deepspeed.names import StateName, names_in
 from ckptools.formats.deepspeed.partition_layout import MAX_WORLD
 from ckptools.formats.deepspeed.states import FLAT, LAYOUT, ModelStates, OptimStates, Shapes, stage_of
 from ckptools.formats.options import Options
-from ckptools.formats.shared import rank_checks
+from ckptools.formats.rank_search import rank_checks
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder
 from ckptools.model.checkpoint import Checkpoint, Fact, RankFile
 from ckptools.model.problems import Code, Problem
@@ -63,7 +63,7 @@ def read(builder: CheckpointBuilder, folder: Path, options: Options) -> Checkpoi
         UnsafePathError: a file is a link out of the folder.
     """
     files = Files(folder, names_in(folder, options.follow_symlinks), options, builder.path)
-    return _Opening(builder, folder, files, _slot_files(folder, options.follow_symlinks)).checkpoint()
+    return _UniversalFolder(builder, folder, files, _slot_files(folder, options.follow_symlinks)).checkpoint()
 
 
 def _slot_files(folder: Path, follow_symlinks: bool) -> list[SlotFile]:
@@ -77,7 +77,7 @@ def _slot_files(folder: Path, follow_symlinks: bool) -> list[SlotFile]:
     return found
 
 
-class _Opening:
+class _UniversalFolder:
     """The steps of opening a universal checkpoint."""
 
     def __init__(self, builder: CheckpointBuilder, folder: Path, files: Files, slot_files: list[SlotFile]) -> None:
@@ -128,7 +128,7 @@ class _Opening:
         )
 
     def _check_files(self, files: tuple[RankFile, ...]) -> Iterator[Problem]:
-        """Missing and damaged files, by their path in the folder: many are called the same."""
+        """Problems of missing and damaged files, by their path in the folder: many have the same name."""
         for file in files:
             name = file.path.relative_to(self.folder)
             if file.status == "missing":
@@ -147,7 +147,7 @@ class _Opening:
         return {"model": self._model(), "optimizer": optimizer, **rest, **({"zero_optimizer": kept} if kept else {})}
 
     def _common(self) -> dict[Any, Any]:
-        """What the optimizer has beside the state of each parameter."""
+        """The optimizer's values beside the state of each parameter."""
         tree = self.files.saved[self.common].tree if self.common in self.files.saved else {}
         return tree if isinstance(tree, dict) else {}
 
@@ -155,14 +155,14 @@ class _Opening:
         module = self.base.module
         if self.files.options.weights == "module":
             if module is not None:
-                return module_weights.module_model(self.base, self.shapes, self.sharded)
+                return weights.module_model(self.base, self.shapes, self.sharded)
             return {fqn: replace(t, shards=(), note=NO_MODULE) for fqn, t in self._stored(MASTER).items()}
         stored = self._stored(MASTER)
         trained = {fqn: t for fqn, t in stored.items() if fqn in self.shapes or module is None}
         others = self._frozen()
         others |= {fqn: t for fqn, t in stored.items() if fqn not in trained | others and self._only_here(fqn)}
         absent = {fqn: _absent(shape) for fqn, shape in self.shapes.items() if fqn not in stored}
-        return module_weights.fp32_model(self.base, {**trained, **absent}, others, self.sharded)
+        return weights.fp32_model(self.base, {**trained, **absent}, others, self.sharded)
 
     def _frozen(self) -> dict[str, Tensor]:
         counts = [OptimStates(self.common, 0, 0, t).counts[0] for t in [self._common()] if "partition_count" in t]
@@ -231,7 +231,7 @@ class _Opening:
             yield RankFile(self.common, None, self.common.stem, "missing", 0, None)
 
     def _slots_not_here(self) -> Iterator[tuple[str, str]]:
-        """Slots that other parameters have: the flat state they were cut from has each slot for every one of them."""
+        """Missing slots that other parameters have: the flat state has each slot for every parameter."""
         here = {(file.fqn, file.slot) for file in self.slot_files}
         slots = dict.fromkeys(slot for fqn, slot in here if slot != MASTER and fqn in self.shapes)
         parameters = [fqn for fqn in self.shapes if (fqn, MASTER) in here]

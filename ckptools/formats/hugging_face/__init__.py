@@ -1,11 +1,11 @@
 """Hugging Face folders: safetensors or `.bin` files, one or several with an index, and what training left beside them.
 
 transformers, diffusers, PEFT and Accelerate write a model as names and tensors, every tensor whole;
-`hugging_face.files` tells the names of the files, `hugging_face.index` the index, `companions` the rest. A lone
-model is the bare state dict; with companions the tree is `{"model": …, "optimizer": …, …}`. Of tied weights
-safetensors hold one name, the others are absent; in `.bin` they share a storage of one file. torch's
-`HuggingFaceStorageWriter` writes the same, from rank 0 or by `consolidate_safetensors_files`; what its ranks write on
-their own is `dcp_safetensors`' matter.
+`hugging_face.files` parses the names of the files, `hugging_face.index` reads the index, `companions` the rest. A lone
+model is the bare state dict; with companions the tree is `{"model": …, "optimizer": …, …}`. Of tied weights safetensors
+hold one name, the others are absent; in `.bin` they share a storage of one file. torch's `HuggingFaceStorageWriter`
+writes the same, from rank 0 or by `consolidate_safetensors_files`; the files that its ranks write by themselves are
+read by `dcp_safetensors`.
 
 Checked on files of transformers 4.56 (`.bin`) and 5.23 (safetensors), and of torch 2.13.
 """
@@ -19,7 +19,6 @@ from typing import Any
 
 from ckptools.files.file_type import content_of, head_at
 from ckptools.files.location import is_remote
-from ckptools.formats.hugging_face.config import stated_versions
 from ckptools.formats.hugging_face.files import (
     ModelFiles,
     model_files_in,
@@ -27,10 +26,10 @@ from ckptools.formats.hugging_face.files import (
     models_of_folder,
     parse_index,
 )
-from ckptools.formats.hugging_face.index import read_index
-from ckptools.formats.hugging_face.model import WeightModel
-from ckptools.formats.hugging_face.tensors import is_safetensors
+from ckptools.formats.hugging_face.index import read_index, stated_versions
+from ckptools.formats.hugging_face.model import WeightModel, is_safetensors
 from ckptools.formats.options import Options
+from ckptools.formats.rank_search.part_signs import signs_of_a_part
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder
 from ckptools.formats.shared.companions import (
     CompanionFiles,
@@ -38,11 +37,10 @@ from ckptools.formats.shared.companions import (
     read_companions,
     step_of_accelerate,
 )
-from ckptools.formats.shared.part_signs import signs_of_a_part
 from ckptools.model.checkpoint import Checkpoint, Fact, RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.text import few
-from ckptools.training_state.module_order import AS_SAVED, SORTED
+from ckptools.training_state.parameter_names import AS_SAVED, SORTED
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import find_step
 
@@ -52,11 +50,11 @@ KNOWN_BY = "model.safetensors, model-00001-of-00004.safetensors, pytorch_model.b
 
 
 LOST = "model.safetensors"
-"""What the file of a model that is gone is called."""
+"""Name of a missing model file in messages."""
 
 
 def detect(path: Path) -> bool:
-    """A safetensors file, an index, one of several `.bin` that are here, or a folder with any of these."""
+    """A safetensors file, an index, a `.bin` of an existing set, or a folder with any of these."""
     if path.is_dir():
         return bool(model_files_in(path)) or lacks_its_model(path)
     if not path.is_file() or parse_index(path) is not None:
@@ -94,7 +92,7 @@ def read(path: Path, options: Options) -> Checkpoint:
 
 
 def _asked_for(path: Path, options: Options) -> tuple[ModelFiles, list[Problem]]:
-    """The set that a file or an index is of; a file that an index does not name stands without it."""
+    """The set of a file or an index; a file that its index does not name is read without it."""
     key = parse_index(path)
     if key is not None:
         return ModelFiles(*key, (), path), []
@@ -110,7 +108,7 @@ def _asked_for(path: Path, options: Options) -> tuple[ModelFiles, list[Problem]]
 
 
 def _parts(model: WeightModel, options: Options) -> list[Problem]:
-    """What tells that a file which stands alone is a part of a model that is not joined here."""
+    """Signs that a lone file is a part of a model that is not joined here."""
     read = model.weight_files
     alone = len(model.files) == len(read) == 1 and model.weights.index is None and not read[0].sharded
     return list(signs_of_a_part(read[0].path, read[0].tree, options.looks_around)) if alone else []
@@ -122,7 +120,7 @@ def _others(found: Sequence[ModelFiles], models: Sequence[WeightModel]) -> list[
     others = {f.path.name: (w.base, w.kind) for w in found for f in w.files if f.path not in read}
     if not others:
         return []
-    # One name for a file and for several: one of the two is left over, and nothing tells which.
+    # One name for a file and for several: one of the two is left over, and it is unknown which.
     doubtful = not {(m.weights.base, m.weights.kind) for m in models}.isdisjoint(others.values())
     names = tuple(sorted(others))
     text = f"not read, since {models[0].weights.shown} is here: {few(names)}; name a file to open it"
@@ -165,7 +163,7 @@ def _checkpoint(
 
 def _versions(builder: CheckpointBuilder, options: Options) -> Mapping[str, str]:
     alone = not builder.path.is_dir()
-    # Of a store nothing is fetched that was not named.
+    # In a store only files that were named are fetched.
     if options.only_this_file or (alone and is_remote(builder.path)):
         return {}
     folder = builder.path.parent if alone else builder.path

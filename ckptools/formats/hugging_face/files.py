@@ -1,4 +1,4 @@
-"""Names of Hugging Face weight files: which belong together, and which of several models in a folder is meant.
+"""Names of Hugging Face weight files: their grouping, and the choice among several models in a folder.
 
     model.safetensors                               one file
     model-00001-of-00004.safetensors                one of several, listed in model.safetensors.index.json
@@ -41,7 +41,7 @@ KNOWN = (
     ("adapter", re.compile(r"adapter_model")),
 )
 SPELLINGS = ("model", "pytorch_model", "pytorch_model_fsdp", "consolidated")
-"""Of one model under several names the first is read; transformers reads the first two, in this order."""
+"""Names of one model, by priority; transformers reads the first two, in this order."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,9 @@ class WeightName:
     Attributes:
         path: the file.
         base: the name without number and suffix: `model`, `model.fp16`.
-        kind: what the suffix says.
+        kind: by the suffix.
         number: which of several files; None for the only one.
-        total: how many files, as spelled; None for the only one.
+        total: the number of files, as spelled; None for the only one.
     """
 
     path: Path
@@ -64,7 +64,7 @@ class WeightName:
 
     @property
     def group(self) -> tuple[str, Kind, str | None]:
-        """What all files of one model have in common."""
+        """Common part of the names of one model's files."""
         return self.base, self.kind, self.total
 
 
@@ -74,7 +74,7 @@ class ModelFiles:
 
     Attributes:
         base: as in `WeightName`.
-        kind: what the suffixes say.
+        kind: by the suffixes.
         files: those that are here, by number.
         index: the index that names them, where there is one.
     """
@@ -91,7 +91,7 @@ class ModelFiles:
 
     @property
     def model(self) -> str | None:
-        """Which model of the folder it is, by the names that everybody uses; None for a name of its own."""
+        """Which model of the folder it is, by the common names; None for any other name."""
         for name, pattern in KNOWN:
             found = pattern.fullmatch(self.stem)
             if found:
@@ -100,14 +100,14 @@ class ModelFiles:
 
     @property
     def rank(self) -> tuple[bool, bool, int, int]:
-        """The order in which one of several spellings of a model is taken: as transformers does, an index first."""
+        """Sort key of several spellings of a model: transformers' order, an index first."""
         spelled = SPELLINGS.index(self.stem) if self.stem in SPELLINGS else 0
         form = 0 if self.index else 1 if self.files[0].number is None else 2
         return "." in self.base, self.kind == "bin", spelled, form
 
     @property
     def shown(self) -> str:
-        """What to call it: its index or its only file, else the first of several."""
+        """Its name in messages: its index or its only file, else the first of several."""
         return self.index.name if self.index else self.files[0].path.name
 
 
@@ -130,7 +130,7 @@ def parse_index(path: Path) -> tuple[str, Kind] | None:
 
 
 def model_files_in(folder: Path) -> list[ModelFiles]:
-    """The weight files of every model in a folder; a `.bin` alone counts only under a name that all use."""
+    """The weight files of every model in a folder; a lone `.bin` counts only under a common name."""
     with reading(folder):
         entries = sorted(p for p in folder.iterdir() if p.is_file())
     indexes = {key: p for p in entries if (key := parse_index(p)) is not None}
@@ -173,7 +173,7 @@ def _first(folder: Path, spellings: Sequence[ModelFiles]) -> ModelFiles:
 
 
 def model_files_of(path: Path) -> ModelFiles:
-    """The weight files that a file is one of: those with its name and total, and the index for that name."""
+    """The set of a file: files with the same name and total, and the index for that name."""
     name = parse(path)
     if name is None:
         return ModelFiles(path.stem, "safetensors", (WeightName(path, path.stem, "safetensors", None, None),), None)
@@ -187,7 +187,7 @@ def model_files_of(path: Path) -> ModelFiles:
 
 
 def missing_files(files: Sequence[WeightName]) -> list[Path]:
-    """The files that numbers such as `-00002-of-00004` speak of and that are not here, at most `MAX_FILES`."""
+    """Missing files of names such as `-00002-of-00004`, at most `MAX_FILES`."""
     first = files[0]
     if first.total is None:
         return []

@@ -1,10 +1,14 @@
-"""The index beside a model in several files: which tensor is in which.
+"""The index beside a model in several files, which maps each tensor to its file, and the version in the config.
 
     {"metadata": {"total_size": 132960, "total_parameters": 66480},
      "weight_map": {"lm_head.weight": "model-00004-of-00004.safetensors", …}}
 
 `total_size` counts the bytes of the tensors, tied ones once, and a bool as an eighth of a byte. Source:
 transformers/modeling_utils.py, huggingface_hub/serialization, torch/distributed/checkpoint/hf_storage.py.
+
+`config.json` states which version of transformers saved the model; for a model from another writer (vLLM, a converter),
+which version the config came from. Nothing else of it is read. Source: transformers/configuration_utils.py,
+`PretrainedConfig.to_dict`.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from typing import Any
 
 from ckptools.errors import ReadError, UnsafePathError
 from ckptools.files.json_file import read_json
-from ckptools.files.location import is_plain_name
+from ckptools.files.location import is_plain_name, leads_out
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
 from ckptools.model.values import describe_for_error
@@ -33,7 +37,7 @@ class Index:
     Attributes:
         path: the file.
         weight_map: tensor to the name of its file.
-        total_size: bytes of all tensors; None when it does not say.
+        total_size: bytes of all tensors; None when not stated.
     """
 
     path: Path
@@ -68,31 +72,31 @@ def _total_size(metadata: Any) -> int | None:
     return int(total) if isinstance(total, (int, float)) and 0 <= total < MAX_SIZE else None
 
 
-def check_index(index: Index, held: Mapping[str, Mapping[str, Any]]) -> list[Problem]:
-    """Problems where an index says something else than its files hold.
+def check_index(index: Index, files: Mapping[str, Mapping[str, Any]]) -> list[Problem]:
+    """Problems where an index contradicts its files.
 
     Args:
         index: the index.
-        held: of every file that was read, its tensors by name.
+        files: the tensors by name of every file that was read.
     """
-    where = {name: file for file, tensors in held.items() for name in tensors}
+    where = {name: file for file, tensors in files.items() for name in tensors}
     lacking = [name for name in index.weight_map if name not in where]
     moved = [name for name, file in index.weight_map.items() if where.get(name, file) != file]
     unlisted = [name for name in where if name not in index.weight_map]
-    told_by = index.path.name
-    problems = [Problem(Code.MODEL_PART_MISSING, _why_lacking(index, name, held), None, name) for name in lacking]
+    source = index.path.name
+    problems = [Problem(Code.MODEL_PART_MISSING, _why_lacking(index, name, files), None, name) for name in lacking]
     if moved:
-        text = f"{told_by} says that {_some(moved)} is in {index.weight_map[moved[0]]}, found in {where[moved[0]]}"
+        text = f"{source} says that {_some(moved)} is in {index.weight_map[moved[0]]}, found in {where[moved[0]]}"
         problems.append(Problem(Code.NAME_CONTRADICTS, text))
     if unlisted:
-        text = f"{_some(unlisted)} in {where[unlisted[0]]}, and {told_by} does not name it; read all the same"
+        text = f"{_some(unlisted)} in {where[unlisted[0]]}, and {source} does not name it; read all the same"
         problems.append(Problem(Code.NAME_CONTRADICTS, text))
     return problems
 
 
-def _why_lacking(index: Index, name: str, held: Mapping[str, Any]) -> str:
+def _why_lacking(index: Index, name: str, files: Mapping[str, Any]) -> str:
     file = index.weight_map[name]
-    why = "which holds no such tensor" if file in held else "which is not here or damaged"
+    why = "which holds no such tensor" if file in files else "which is not here or damaged"
     return f"{index.path.name} says that it is in {file}, {why}"
 
 
@@ -102,7 +106,7 @@ def _some(names: list[str]) -> str:
 
 
 def check_total_size(index: Index, tensors: Iterable[Tensor]) -> list[Problem]:
-    """A problem where the `total_size` of an index is not that of its tensors, tied ones counted once or each."""
+    """A problem where an index's `total_size` is not the size of its tensors, with tied ones counted once or each."""
     every = list(tensors)
     most = sum(t.nbytes for t in every)
     once = {storage_identity(t) or id(t): t for t in every}.values()
@@ -111,3 +115,32 @@ def check_total_size(index: Index, tensors: Iterable[Tensor]) -> list[Problem]:
         return []
     text = f"{index.path.name} says total_size {index.total_size}, and the tensors have {most} bytes"
     return [Problem(Code.NAME_CONTRADICTS, text)]
+
+
+# -- config -----------------------------------------------------------------------------------------------------------
+
+
+CONFIG = "config.json"
+VERSION = "transformers_version"
+MAX_VERSION = 60
+"""Most characters of a version."""
+
+
+def stated_versions(folder: Path, follow_symlinks: bool) -> tuple[dict[str, str], list[Problem]]:
+    """The version in a folder's config, by its key; and a note where the config cannot be read.
+
+    Args:
+        folder: where the weights are.
+        follow_symlinks: whether a config behind a link out of the folder is read.
+    """
+    path = folder / CONFIG
+    if not path.is_file() or (leads_out(path, folder) and not follow_symlinks):
+        return {}, []
+    try:
+        config = read_json(path)
+    except ReadError as error:
+        return {}, [Problem(Code.NOT_READ, f"{CONFIG}: {error.reason}", severity="note", files=(CONFIG,))]
+    version = config.get(VERSION) if isinstance(config, Mapping) else None
+    if not isinstance(version, str) or not 0 < len(version) < MAX_VERSION:
+        return {}, []
+    return {f"{CONFIG}.{VERSION}": version}, []

@@ -1,26 +1,32 @@
-"""One model of a Hugging Face folder, read from its files: which are here, what they hold, put together."""
+"""One model of a Hugging Face folder, put together from its weight files (safetensors or torch.save)."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ckptools.errors import ReadError
+from ckptools.files.file_type import content_of, head_of, what_is
 from ckptools.files.location import check_stays_inside
+from ckptools.files.opening import File
+from ckptools.files.safetensors_header import Header, read_header, source_of
 from ckptools.formats.hugging_face.files import ModelFiles, missing_files
 from ckptools.formats.hugging_face.index import Index, check_index, check_total_size, read_index
-from ckptools.formats.hugging_face.tensors import WeightFile, read_weights
 from ckptools.formats.options import Options
-from ckptools.formats.shared.file_status import Fault, file_now
+from ckptools.formats.shared.checkpoint_builder import Fault, file_now
 from ckptools.model.checkpoint import RankFile
 from ckptools.model.problems import Code, Problem
-from ckptools.model.tensor import Tensor
+from ckptools.model.provenance import KEY, Said
+from ckptools.model.regions import Box
+from ckptools.model.tensor import Shard, Tensor
+from ckptools.pickles.machine import gc_paused
 from ckptools.text import few
 
 MAX_LINES = 6
-"""Missing files that get a line each."""
+"""Up to this many missing files get a line each."""
 
 
 @dataclass
@@ -29,12 +35,12 @@ class WeightModel:
 
     Attributes:
         weights: its files by name.
-        asked: what the user named: a file of it, its index, or the folder.
+        asked: the path that the user named: a file of it, its index, or the folder.
         options: how it is opened.
         tree: its names and tensors, once read.
         files: its files, found or missing, and the index.
         problems: what is wrong with them.
-        weight_files: what the files that could be read hold.
+        weight_files: the content of the files that could be read.
         bytes_read: how much was read.
     """
 
@@ -56,7 +62,7 @@ class WeightModel:
         """
         index = self._index()
         here, missing = self._wanted(index)
-        self._tell_missing(missing, here)
+        self._add_missing(missing, here)
         errors = [error for path in here if (error := self._read_file(path)) is not None]
         if errors and not self.weight_files:
             raise errors[0]
@@ -72,7 +78,7 @@ class WeightModel:
 
     @property
     def saved_as(self) -> str:
-        """How the model was saved, in words for people."""
+        """Describe how the model was saved."""
         kinds = " and ".join(sorted({".safetensors" if h.safetensors else ".bin" for h in self.weight_files}))
         count = sum(f.part != "index" for f in self.files)
         index = " and an index" if count < len(self.files) else ""
@@ -95,7 +101,7 @@ class WeightModel:
         return [p for p in paths if p.exists()], [p for p in paths if not p.exists()]
 
     def _gaps(self) -> list[Path]:
-        """The files that the numbers in the names of others speak of, and that are not here."""
+        """Missing files, by the numbers in the names of others."""
         if self.options.only_this_file and not self.asked.is_dir():
             return []
         beyond = [f.path.name for f in self.weights.files if f.number is not None and f.number > int(f.total or 0)]
@@ -103,7 +109,7 @@ class WeightModel:
             self.problems.append(Problem(Code.STRAY_FILE, f"{few(beyond)}: a number beyond how many there are"))
         return missing_files(self.weights.files)
 
-    def _tell_missing(self, missing: Sequence[Path], here: Sequence[Path]) -> None:
+    def _add_missing(self, missing: Sequence[Path], here: Sequence[Path]) -> None:
         names = [path.name for path in missing]
         if missing and not here:
             raise ReadError(self.asked, f"nothing of the model is here; no file {few(names)}")
@@ -116,10 +122,10 @@ class WeightModel:
             check_stays_inside(path, self.asked if self.asked.is_dir() else self.asked.parent)
 
     def _read_file(self, path: Path) -> ReadError | None:
-        """Read one file; return what is wrong with it, unless it is the one that was asked for."""
+        """Read one file; return its fault, or raise it for the file that was asked for."""
         self._check_link(path)
         try:
-            held = read_weights(path, self.options)
+            weights = read_weights(path, self.options)
         except ReadError as error:
             if path == self.asked:
                 raise
@@ -127,9 +133,9 @@ class WeightModel:
             self.problems.append(fault.problem(path.name))
             self.files.append(file_now(path, None, "", fault.status))
             return error
-        self.weight_files.append(held)
-        self.files.append(RankFile(path, None, "", "read", held.nbytes, held.modified))
-        self.bytes_read += held.bytes_read
+        self.weight_files.append(weights)
+        self.files.append(RankFile(path, None, "", "read", weights.nbytes, weights.modified))
+        self.bytes_read += weights.bytes_read
         return None
 
     def _joined(self) -> dict[Any, Any]:
@@ -148,7 +154,7 @@ class WeightModel:
         return tree
 
     def _check_kinds(self) -> None:
-        """Files that are not what their names say."""
+        """Find files that are not of the kind in their names."""
         for one in self.weight_files:
             if one.safetensors != (one.path.suffix == ".safetensors"):
                 what = "safetensors" if one.safetensors else "a torch.save file"
@@ -161,3 +167,83 @@ class WeightModel:
         self.problems += check_index(index, {one.path.name: one.tree for one in self.weight_files})
         if not lost:
             self.problems += check_total_size(index, (t for t in self.tree.values() if isinstance(t, Tensor)))
+
+
+# -- one weight file --------------------------------------------------------------------------------------------------
+
+
+SHARDING_INFO = "DCP_SHARDING_INFO"
+MAX_LIKELY = 1 << 32
+"""Longest header; a longer one means that the file is no safetensors."""
+
+
+@dataclass(frozen=True)
+class WeightFile:
+    """The structure of one weight file, safetensors or torch.save.
+
+    Attributes:
+        path: the file.
+        tree: names and tensors; the whole tree of a torch.save file.
+        nbytes: its size.
+        modified: its time.
+        bytes_read: how much was read.
+        safetensors: whether it is one.
+        sharded: whether it says that its tensors are pieces of larger ones (DCP).
+        names: dotted names of its pickle.
+    """
+
+    path: Path
+    tree: Any
+    nbytes: int
+    modified: float
+    bytes_read: int
+    safetensors: bool
+    sharded: bool = False
+    names: tuple[str, ...] = ()
+
+
+def is_safetensors(head: bytes) -> bool:
+    """Whether a file that begins with these bytes is meant as safetensors: a length, then an object."""
+    return head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= MAX_LIKELY
+
+
+def read_weights(path: Path, options: Options) -> WeightFile:
+    """Read the structure of one weight file.
+
+    Raises:
+        ReadError: it is damaged, or neither safetensors nor of torch.save.
+    """
+    with File(path) as file:
+        head = head_of(file)
+        if is_safetensors(head) or (path.suffix == ".safetensors" and not content_of(head)):
+            return _of_safetensors(file, head, options)
+    saved = options.read_file(path)
+    return WeightFile(path, saved.tree, saved.nbytes, saved.modified, saved.bytes_read, False, names=saved.names)
+
+
+def _of_safetensors(file: File, head: bytes, options: Options) -> WeightFile:
+    what = "" if is_safetensors(head) else what_is(head)
+    if what:
+        raise ReadError(file.path, f"is {what}")
+    with gc_paused():
+        header = read_header(file)
+        tree = {name: _tensor(file, header, name) for name in header.tensors}
+    if KEY in header.metadata:
+        options.said[file.path] = Said(header.metadata[KEY])
+    return WeightFile(file.path, tree, file.size, file.modified, header.size, True, _says_pieces(header))
+
+
+def _tensor(file: File, header: Header, name: str) -> Tensor:
+    entry = header.tensors[name]
+    shard = Shard(Box.whole(entry.shape), None, source_of(file, name, entry))
+    return Tensor(entry.shape, entry.dtype, (shard,))
+
+
+def _says_pieces(header: Header) -> bool:
+    """Whether DCP wrote it and a tensor in it begins elsewhere than at 0; a rank's own name is not needed for that."""
+    try:
+        info = json.loads(header.metadata.get(SHARDING_INFO, "{}"))
+    except (ValueError, RecursionError):
+        return True
+    entries = info.values() if isinstance(info, dict) else ()
+    return any(isinstance(e, dict) and any(e.get("saved_offsets") or ()) for e in entries)

@@ -6,11 +6,11 @@
 
 In each: `args` (argparse.Namespace), `checkpoint_version`, `iteration`, `model` (`model0`, `model1`, … of an
 interleaved pipeline), `optimizer`, `opt_param_scheduler` (`lr_scheduler` up to v2.5), `rng_state` (flat RNG keys up to
-v2.5). The files hold plain tensors and not a word about how they belong together: that is in Megatron's code, so it is
-in `rules` (joining), `layers` (layer numbers), `grid` (ranks) and `optimizer` here.
-What no rule covers is shown and refused.
+v2.5). The files hold plain tensors and nothing on how they belong together: that is in Megatron's code, so it is in
+`layers` (joining, layer numbers), `folders` (ranks) and `optimizer` here. Weights without a rule are shown, and
+refused.
 
-What stays as it is: the padding of the vocabulary to a multiple of `make_vocab_size_divisible_by` times the
+Kept as saved: the padding of the vocabulary to a multiple of `make_vocab_size_divisible_by` times the
 tensor-parallel size; the order of fused QKV rows (before checkpoint_version 2.0 another one). Extra states of
 Transformer Engine belong to one rank each. Source: megatron/training/checkpointing.py (`generate_state_dict`),
 megatron/checkpointing.py of v1.0 to core 0.5; checked on files of core 0.12.1 and 0.16.1.
@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from ckptools.errors import ReadError
-from ckptools.formats.megatron import checks, run
-from ckptools.formats.megatron.grid import (
+from ckptools.formats.megatron import checks, folders
+from ckptools.formats.megatron.folders import (
     FOLDER,
     MAX_RANKS,
     MODEL_FILES,
@@ -35,15 +35,12 @@ from ckptools.formats.megatron.grid import (
     holds_rank_folders,
     rank_folders,
 )
-from ckptools.formats.megatron.layers import is_chunk
-from ckptools.formats.megatron.masters import choose_weights, masters_of
-from ckptools.formats.megatron.model import Model
+from ckptools.formats.megatron.layers import Rules, is_chunk
+from ckptools.formats.megatron.model import Model, choose_weights, masters_of
 from ckptools.formats.megatron.optimizer import Optimizers
-from ckptools.formats.megatron.rules import Rules
 from ckptools.formats.options import Options
-from ckptools.formats.shared import rank_checks
-from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder
-from ckptools.formats.shared.file_status import Fault, looked_at
+from ckptools.formats.rank_search import rank_checks
+from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, Fault, looked_at
 from ckptools.formats.shared.merge import Merge
 from ckptools.formats.shared.tensor_parallel import read_rules
 from ckptools.model.checkpoint import Checkpoint, ModuleOrder, RankFile
@@ -58,18 +55,18 @@ READS = "Megatron-LM, one file per model-parallel rank: iter_*/mp_rank_00_000/mo
 KNOWN_BY = "mp_rank_* folders with model_optim_rng.pt, in iter_* or release, below latest_checkpointed_iteration.txt"
 
 JOINED = ModuleOrder(False, "the model is joined from the files of its ranks, layer by layer")
-"""Each file's own order names its optimizer state before that (`megatron.optimizer`)."""
+"""Before reordering, each file's own order names its optimizer state (`megatron.optimizer`)."""
 
 
 def detect(path: Path) -> bool:
     """A run, an iteration, a folder of one model-parallel rank, or the file in it, wherever that lies."""
     if path.is_dir() and not FOLDER.fullmatch(path.name):
-        return run.looks_like_run(path, holds_rank_folders)
+        return folders.looks_like_run(path, holds_rank_folders)
     return _iteration_above(path) is not None or _lone(path)
 
 
 def read(path: Path, options: Options) -> Checkpoint:
-    """Open the checkpoint that a file, a rank's folder, an iteration or a run leads to.
+    """Open the checkpoint of a file, a rank's folder, an iteration or a run.
 
     Raises:
         ReadError: the file that was asked for, or the first one, cannot be read.
@@ -79,16 +76,16 @@ def read(path: Path, options: Options) -> Checkpoint:
     inside = _iteration_above(path)
     if inside is None and _lone(path):
         alone = RankFolder(path, (0,))
-        return _Opening(builder, path.parent, [alone], alone, options).checkpoint()
-    folder = inside or run.find_iteration(path, holds_rank_folders, options.follow_symlinks)
+        return _MegatronFolder(builder, path.parent, [alone], alone, options).checkpoint()
+    folder = inside or folders.find_iteration(path, holds_rank_folders, options.follow_symlinks)
     found = rank_folders(folder, options.follow_symlinks)
     asked = next((m for m in found if path in (m.path, m.path.parent)), found[0])
-    opening = _Opening(builder, folder, [asked] if options.only_this_file and inside else found, asked, options)
+    opening = _MegatronFolder(builder, folder, [asked] if options.only_this_file and inside else found, asked, options)
     return opening.checkpoint()
 
 
 def _lone(path: Path) -> bool:
-    """Whether it is the file of a rank, taken out of its folder."""
+    """Whether a path is the file of a rank outside of its folder."""
     return path.name in MODEL_FILES and path.is_file()
 
 
@@ -100,7 +97,7 @@ def _iteration_above(path: Path) -> Path | None:
     return folder.parent if named and here and FOLDER.fullmatch(folder.name) else None
 
 
-class _Opening:
+class _MegatronFolder:
     """The steps of opening one checkpoint, with what they find on the way."""
 
     def __init__(
@@ -115,10 +112,10 @@ class _Opening:
         self.args = arguments(first.tree)
         self.grid = grid_of(self.args, found)
         if self.grid.size > MAX_RANKS:
-            raise ReadError(first.path, f"args tell of {self.grid.size} model-parallel ranks; no cluster has so many")
+            raise ReadError(first.path, f"args state {self.grid.size} model-parallel ranks; no cluster has so many")
         if self.grid.size > 1 and not FOLDER.fullmatch(asked.path.parent.name):
             text = (
-                f"one of {self.grid.size} ranks' files; which one, its folder's name mp_rank_* tells: put it back there"
+                f"one of {self.grid.size} ranks' files; its folder's name mp_rank_* says which one: put it back there"
             )
             self.problems.append(Problem(Code.STRAY_FILE, text))
         self.places: dict[Coordinates, RankFolder] = {}
@@ -133,7 +130,7 @@ class _Opening:
         self.all_ranks = len(wanted) == len(self.places)
 
     def _first(self, asked: RankFolder, found: list[RankFolder]) -> Saved:
-        """The file that tells the arguments: the one that was asked for, else the first that can be read."""
+        """Read the first file for its arguments: the one that was asked for, else the first readable one."""
         if asked.path == self.builder.path or asked.path.parent == self.builder.path:
             return self.options.read_file(asked.path)
         error: ReadError | None = None
@@ -145,7 +142,7 @@ class _Opening:
         raise error or ReadError(self.folder, "holds no file of a model-parallel rank")
 
     def _leads(self, at: Coordinates) -> bool:
-        """Whether it is the first tensor-parallel rank that its stage has: it tells every name and shape."""
+        """Whether it is the first tensor-parallel rank of its stage, which has every name and shape."""
         return at == min(other for other in self.places if (other.pp, other.ep) == (at.pp, at.ep))
 
     def _read(self, at: Coordinates, member: RankFolder, first: Saved) -> None:
@@ -217,7 +214,7 @@ class _Opening:
         return tree
 
     def _chosen(self, model: Model, weights: dict[str, Any], masters: Mapping[str, Tensor]) -> dict[str, Any]:
-        """The weights that were asked for: the optimizer's master copies where it has one of every half weight."""
+        """The requested weights: the optimizer's master copies where every half-precision weight has one."""
         chosen = choose_weights(weights, masters, self.options.weights)
         self.problems += chosen.problems
         return model.with_tied_head(chosen.weights) if chosen.masters_taken else chosen.weights

@@ -1,4 +1,4 @@
-"""What is wrong with the files of a Megatron checkpoint, and what its user should know of it."""
+"""Problems of the files of a Megatron checkpoint, and notes for its user."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ckptools.formats.megatron.grid import Coordinates, Grid, RankFolder, arguments, setting
+from ckptools.formats.megatron.folders import Coordinates, Grid, RankFolder, arguments, setting
+from ckptools.formats.megatron.layers import QKV
 from ckptools.formats.megatron.model import HEADS, INPUT
-from ckptools.formats.megatron.rules import QKV
 from ckptools.formats.options import Options
-from ckptools.formats.shared.file_status import Fault
+from ckptools.formats.shared.checkpoint_builder import Fault
 from ckptools.model.checkpoint import RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
@@ -23,7 +23,7 @@ def check_files(
     places: Mapping[Coordinates, RankFolder],
     options: Options,
 ) -> Iterator[Problem]:
-    """Files that are missing, cut or stray, and pipeline stages of which nothing is here."""
+    """Files that are missing, cut or stray, and pipeline stages without any file."""
     for file in files:
         name = f"{file.path.parent.name}/{file.path.name}"
         if file.status == "missing":
@@ -32,7 +32,7 @@ def check_files(
             yield faults[file.path].problem(name, file.rank)
     for at, member in places.items():
         if at.tp >= grid.tp or at.pp >= grid.pp or at.ep >= grid.ep:
-            text = f"{member.name} is outside of the grid of {_sizes(grid)} that args tell"
+            text = f"{member.name} is outside of the grid of {_sizes(grid)} that args state"
             yield Problem(Code.STRAY_FILE, text, grid.rank(at))
     yield from _check_stages(files, grid, options)
 
@@ -59,7 +59,7 @@ SAME = (
 
 
 def check_arguments(grid: Grid, trees: Mapping[Coordinates, Any]) -> Iterator[Problem]:
-    """Files whose arguments are of another run, or whose rank is not that of their folder."""
+    """Files whose arguments are from another run, or from another rank than their folder's."""
     args = {at: arguments(tree) for at, tree in trees.items()}
     first = next(iter(args.values()), {})
     for at, own in args.items():
@@ -71,9 +71,9 @@ def check_arguments(grid: Grid, trees: Mapping[Coordinates, Any]) -> Iterator[Pr
 
 
 def _check_ranks(grid: Grid, stated: Mapping[Coordinates, Any]) -> Iterator[Problem]:
-    """Folders that other tensor-parallel ranks wrote than they are named for."""
+    """Folders that were written by other tensor-parallel ranks than their names say."""
     ranks = {at: rank for at, rank in stated.items() if type(rank) is int}
-    # A converter writes every file from one process, so equal ranks tell nothing.
+    # A converter writes every file from one process, so equal ranks prove nothing.
     if len(set(ranks.values())) < len(stated) or len(ranks) < 2:
         return
     for at, rank in ranks.items():
@@ -83,7 +83,7 @@ def _check_ranks(grid: Grid, stated: Mapping[Coordinates, Any]) -> Iterator[Prob
 
 
 def check_values(args: Mapping[str, Any], tree: Mapping[Any, Any], grid: Grid) -> Iterator[Problem]:
-    """Notes on what stays as Megatron saves it, and problems where values contradict the saved arguments."""
+    """Notes on what Megatron saves in its own way, and problems where values contradict the saved arguments."""
     model = tree.get("model")
     model = model if isinstance(model, dict) else {}
     rows = next((model[n].shape[0] for n in INPUT if isinstance(model.get(n), Tensor) and not model[n].note), None)

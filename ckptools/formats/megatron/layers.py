@@ -1,9 +1,18 @@
-"""Names of a Megatron model as a whole, from the names that each pipeline stage gives its part.
+"""Weights of a GPT-style Megatron model: the dimension along which each is cut, and its name over all stages.
+
+A column-parallel layer cuts its output rows (dim 0), a row-parallel one its input columns (dim 1); norms, position
+embeddings and the biases of row-parallel layers are the same on every rank. Source: megatron/core/tensor_parallel/
+layers.py, megatron/core/transformer/{attention,mlp}.py, and the `mpu` layers of v1.0 to v3.0.
+
+A fused QKV weight holds, for each query group, the rows of its queries, then of its key, then of its value; a rank
+holds whole groups (with fewer groups than ranks, a plain part of the same rows), so the ranks one behind the other are
+the order of a run without tensor parallelism. A gated first MLP layer (SwiGLU, GeGLU) is `[gate; up]` on every rank,
+and is joined half by half into `[all gates; all ups]`, as torch_dist stores it too (`apply_swiglu_sharded_factory`).
 
 Each stage numbers its layers from 0, in each of its chunks when the pipeline is interleaved (`model0`, `model1`, …).
 Layers follow each other chunk by chunk, and within a chunk stage by stage, however many each has: even and uneven
 pipelines, `pipeline_model_parallel_layout`, embedding and loss counted as layers or stages of their own. So the number
-of a stage's first layer is the number of layers before it, which the files themselves tell. Source:
+of a stage's first layer is the number of layers before it, which the files themselves show. Source:
 megatron/core/transformer/transformer_layer.py (`get_transformer_layer_offset`); arguments.py for older versions.
 
 Old versions (`megatron/model`, up to v3.0 and core 0.5) nest the model's state dict (`language_model`, `encoder`);
@@ -17,14 +26,99 @@ from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import Any
 
+from ckptools.formats.shared.tensor_parallel import (
+    COLUMNS,
+    GATED,
+    NO_RULE,
+    REPLICATED,
+    ROWS,
+    GivenRules,
+    JoinRule,
+    given_rule,
+)
 from ckptools.model.checkpoint import ModuleOrder
-from ckptools.training_state.module_order import CONFIRMED, order_of
+from ckptools.model.tensor import Tensor
+from ckptools.training_state.parameter_names import CONFIRMED, order_of
+
+_MODEL = r"(?:language_model\.)?"
+_LAYER = _MODEL + r"(?:encoder|decoder|transformer)\.layers\.\d+\."
+_ATTENTION = r"(?:self_attention|attention|cross_attention|inter_attention)\."
+_WB = r"(?:weight|bias)"
+
+BUILT_IN: tuple[tuple[str, JoinRule], ...] = (
+    (_MODEL + r"embedding\.word_embeddings\.weight|word_embeddings_for_head\.weight", ROWS),
+    (_MODEL + r"output_layer\." + _WB + r"|lm_head\.bias", ROWS),
+    (_LAYER + r"(?:self_attention|attention)\.(?:linear_qkv|query_key_value)\." + _WB, ROWS),
+    (_LAYER + r"cross_attention\.(?:linear_q|linear_kv)\." + _WB, ROWS),
+    (_LAYER + r"inter_attention\.(?:query|key_value)\." + _WB, ROWS),
+    (_LAYER + _ATTENTION + r"(?:linear_proj|dense)\.weight", COLUMNS),
+    (_LAYER + r"mlp\.(?:linear_fc2|dense_4h_to_h)\.weight", COLUMNS),
+    (_LAYER + _ATTENTION + r"(?:linear_proj|dense)\.bias", REPLICATED),
+    (_LAYER + r"mlp\.(?:linear_fc2|dense_4h_to_h)\.bias", REPLICATED),
+    (_LAYER + r"(?:input|post_attention|post_inter_attention)_(?:layer)?norm\." + _WB, REPLICATED),
+    (_LAYER + r"(?:pre_mlp|pre_cross_attn|post_self_attn|post_mlp)_layernorm\." + _WB, REPLICATED),
+    (_LAYER + _ATTENTION + r"(?:linear_qkv|linear_q)\.layer_norm_" + _WB, REPLICATED),
+    (_LAYER + r"mlp\.linear_fc1\.layer_norm_" + _WB, REPLICATED),
+    (_LAYER + _ATTENTION + r"[qk]_layernorm\." + _WB, REPLICATED),
+    (_MODEL + r"embedding\.(?:position|tokentype)_embeddings\.weight", REPLICATED),
+    (_MODEL + r"(?:encoder|decoder|transformer)\.final_(?:layer)?norm\." + _WB, REPLICATED),
+    (_MODEL + r"pooler\.dense\." + _WB + r"|binary_head\." + _WB, REPLICATED),
+    (r"lm_head\.(?:dense|layernorm|layer_norm)\." + _WB + r"|rotary_pos_emb\.inv_freq", REPLICATED),
+)
+FC1 = re.compile(rf"(?P<mlp>{_LAYER}mlp\.)(?P<name>linear_fc1|dense_h_to_4h)\.{_WB}")
+FC2 = {"linear_fc1": "linear_fc2", "dense_h_to_4h": "dense_4h_to_h"}
+QKV = re.compile(r".*\.(?:linear_qkv|query_key_value|linear_kv|key_value)\.(?:weight|bias)")
+
+_COMPILED = [(re.compile(pattern), rule) for pattern, rule in BUILT_IN]
+
+
+class Rules:
+    """The rules that join the weights of one checkpoint: the user's first, then the built-in ones.
+
+    Args:
+        given: the rules that the user gave, which come first.
+    """
+
+    def __init__(self, given: GivenRules = ()) -> None:
+        self.given = given
+
+    def of(self, fqn: str, pieces: Mapping[str, Any]) -> JoinRule | str:
+        """The rule for a weight, or why there is none.
+
+        Args:
+            fqn: its name.
+            pieces: one rank's part of the model, by name: the shapes of a gated layer show that it is one.
+        """
+        given = given_rule(self.given, fqn)
+        if given is not None:
+            return given
+        found = FC1.fullmatch(fqn)
+        if found:
+            return _first_layer(fqn, found["mlp"] + FC2[found["name"]] + ".weight", pieces)
+        built_in = next((rule for pattern, rule in _COMPILED if pattern.fullmatch(fqn)), None)
+        return built_in or NO_RULE
+
+
+def _first_layer(fqn: str, second: str, pieces: Mapping[str, Any]) -> JoinRule | str:
+    """The rule of an MLP's first layer: it has as many rows as the second has columns, or twice as many when gated."""
+    first, after = pieces.get(fqn), pieces.get(second)
+    if isinstance(first, Tensor) and isinstance(after, Tensor) and first.shape and len(after.shape) == 2:
+        rows, columns = first.shape[0], after.shape[1]
+        if rows == 2 * columns and rows:
+            return GATED
+        if rows == columns:
+            return ROWS
+    return "its rows, with the columns of the second layer, do not show whether it is gated; say it with --rules FILE"
+
+
+# -- names over pipeline stages ---------------------------------------------------------------------------------------
+
 
 Chunk = Mapping[str, Any]
-"""Part of the model on one rank: value by name as that rank has it."""
+"""Part of the model on one rank: values by that rank's names."""
 
 Place = tuple[int, int]
-"""`(chunk, stage)`: the order of layers is the order of these."""
+"""`(chunk, stage)`: layers are sorted by these."""
 
 LAYER = re.compile(r"(?P<block>(?:.*?\.)?layers)\.(?P<index>\d{1,6})\.(?P<rest>.+)", re.DOTALL)
 CHUNK = re.compile(r"model(\d{1,4})")
@@ -40,7 +134,7 @@ def chunks_of(tree: Mapping[Any, Any]) -> list[Chunk]:
 
 
 def _flat(node: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-    """Depth is bounded by the reader's budget."""
+    """Join nested keys with dots. The reader's budget bounds the depth."""
     for key, value in node.items() if isinstance(node, dict) else ():
         if isinstance(value, dict):
             yield from _flat(value, f"{prefix}{key}.")
@@ -69,7 +163,7 @@ def _modules(node: Any, prefix: str) -> Iterator[tuple[str, None]]:
 
 
 def is_chunk(key: Any) -> bool:
-    """Whether a key of a file holds (a part of) the model."""
+    """Whether a key of a file holds the model, or a part of it."""
     return isinstance(key, str) and (key == "model" or CHUNK.fullmatch(key) is not None)
 
 
@@ -79,11 +173,11 @@ class Layers:
     Args:
         chunks: the part of the model at each place that was read.
         stages: number of pipeline stages.
-        number: number of layers of the whole model where something tells it.
+        number: number of layers of the whole model, where known.
 
     Attributes:
         counts: layers per block, such as `decoder.layers`, and place.
-        complete: whether the files here tell of every place.
+        complete: whether the files here cover every place.
     """
 
     def __init__(self, chunks: Mapping[Place, Chunk], stages: int, number: int | None) -> None:
@@ -95,7 +189,7 @@ class Layers:
         self.starts = {b: dict(self._starts(self.counts[b], number)) for b in blocks}
 
     def _starts(self, counts: Mapping[Place, set[int]], number: int | None) -> Iterator[tuple[Place, int]]:
-        """The first number at each place; none from where on it cannot be told."""
+        """The first number at each place, up to the first unknown one."""
         even = {len(indices) for indices in counts.values()}
         (each,) = even if len(even) == 1 else (None,)
         even_everywhere = each is not None and number == each * self.virtual * self.stages
@@ -112,11 +206,11 @@ class Layers:
                 return
 
     def total(self, block: str) -> int:
-        """Number of layers that the files hold of a block."""
+        """Number of layers of a block in the files."""
         return sum(map(len, self.counts[block].values()))
 
     def name(self, name: str, place: Place) -> tuple[str, str]:
-        """The name in the whole model, and why its layer's number cannot be told, or nothing."""
+        """The name in the whole model, and why its layer's number is unknown, or nothing."""
         found = LAYER.fullmatch(name)
         if found is None:
             return name, ""

@@ -1,19 +1,18 @@
-"""The model of a Megatron checkpoint, put together from what its model-parallel ranks saved."""
+"""The model of a Megatron checkpoint, joined from its model-parallel ranks."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ckptools.formats.megatron.grid import Coordinates, Grid, setting
-from ckptools.formats.megatron.layers import LAYER, Layers, chunks_of, module_order_in
-from ckptools.formats.megatron.rules import Rules
-from ckptools.formats.shared.same_values import same_value
-from ckptools.formats.shared.tensor_parallel import REPLICATED, Piece, Rule, UnlikeError, join, unjoined_tensor
+from ckptools.formats.megatron.folders import Coordinates, Grid, setting
+from ckptools.formats.megatron.layers import LAYER, Layers, Rules, chunks_of, module_order_in
+from ckptools.formats.options import Weights
+from ckptools.formats.shared.tensor_parallel import REPLICATED, JoinRule, RankPiece, UnlikeError, join, unjoined_tensor
 from ckptools.model.problems import Code, Problem
-from ckptools.model.rank_vote import vote
+from ckptools.model.rank_vote import same_value, vote
 from ckptools.model.tensor import Tensor
 
 EXPERT = re.compile(r"(?:.*\.)?(?:local_)?experts\..*", re.DOTALL)
@@ -23,7 +22,7 @@ INPUT = ("embedding.word_embeddings.weight", "language_model.embedding.word_embe
 HEADS = ("output_layer.weight", "word_embeddings_for_head.weight")
 
 ValuesByRank = list[tuple[Coordinates, Any]]
-"""What ranks have under one name."""
+"""The ranks' values under one name."""
 
 
 class Model:
@@ -31,7 +30,7 @@ class Model:
 
     Args:
         grid: the model-parallel grid.
-        trees: what each rank that was read saved.
+        trees: the saved tree of each rank that was read.
         rules: how pieces are joined.
         args: the saved arguments.
 
@@ -66,7 +65,7 @@ class Model:
             self.problems.append(Problem(Code.LAYOUT_DISAGREES, text))
 
     def _check_number(self) -> None:
-        """Layers that are counted against layers that the arguments tell, where there is one kind of them."""
+        """Compare the counted layers with the saved arguments, where there is one kind of layers."""
         blocks = [b for b in self.layers.counts if not b.startswith("mtp.")]
         stated = setting(self.args, "num_layers")
         if len(blocks) != 1 or stated is None or not self.layers.complete or self.layers.total(blocks[0]) == stated:
@@ -89,7 +88,7 @@ class Model:
         return sorted(found, key=_layer_order(found))
 
     def by_name(self) -> dict[str, ValuesByRank]:
-        """What each rank has under every name of the whole model."""
+        """The ranks' values by name in the whole model."""
         gathered: dict[str, ValuesByRank] = {fqn: [] for fqn in self.names}
         for at, values in self.local.items():
             for fqn, value in values:
@@ -97,23 +96,23 @@ class Model:
         return gathered
 
     def tree(self) -> tuple[dict[str, Any], dict[str, list[Any]]]:
-        """The state dict, and the extra states of the ranks, which belong to each rank alone."""
+        """The state dict, and each rank's own extra states."""
         whole: dict[str, Any] = {}
         extra: dict[str, list[Any]] = {}
-        for fqn, held in self.by_name().items():
-            if fqn.endswith(EXTRA_STATE) and len(held) > 1 and any(v is not None for _, v in held):
-                extra[fqn] = [v for _, v in held]
-            elif any(isinstance(v, Tensor) for _, v in held):
-                whole[fqn] = self.joined(fqn, held)
+        for fqn, values in self.by_name().items():
+            if fqn.endswith(EXTRA_STATE) and len(values) > 1 and any(v is not None for _, v in values):
+                extra[fqn] = [v for _, v in values]
+            elif any(isinstance(v, Tensor) for _, v in values):
+                whole[fqn] = self.joined(fqn, values)
             else:
-                whole[fqn] = self.agreed(f"model.{fqn}", held)
+                whole[fqn] = self.agreed(f"model.{fqn}", values)
         return self.with_tied_head(whole), extra
 
-    def joined(self, fqn: str, held: ValuesByRank, slot: str = "") -> Tensor:
-        """Join the pieces of a weight, or of its optimizer state; with a note where that cannot be done."""
-        tensors = [(at, v) for at, v in held if isinstance(v, Tensor)]
+    def joined(self, fqn: str, values: ValuesByRank, slot: str = "") -> Tensor:
+        """Join the pieces of a weight, or of its optimizer state; add a note where that is impossible."""
+        tensors = [(at, v) for at, v in values if isinstance(v, Tensor)]
         first = tensors[0][1]
-        rule = self.rule(fqn, tensors[0][0]) if len(tensors) == len(held) else "ranks hold it and something else"
+        rule = self.rule(fqn, tensors[0][0]) if len(tensors) == len(values) else "ranks hold it and something else"
         if not isinstance(rule, str) and any(t.note or t.kind != "plain" for _, t in tensors):
             rule = first.note or f"a {first.kind} tensor, whose pieces are not joined"
         if isinstance(rule, str):
@@ -128,8 +127,8 @@ class Model:
     def _ranked(self, tensors: Iterable[tuple[Coordinates, Tensor]]) -> Iterator[tuple[int, Tensor]]:
         yield from ((self.grid.rank(at), tensor) for at, tensor in tensors)
 
-    def rule(self, fqn: str, at: Coordinates) -> Rule | str:
-        """How a weight is joined, or why it is not."""
+    def rule(self, fqn: str, at: Coordinates) -> JoinRule | str:
+        """The rule for a weight, or why there is none."""
         if fqn in self.odd_layers:
             return self.odd_layers[fqn]
         if EXPERT.fullmatch(fqn) and (self.grid.ep > 1 or self._experts_differ()):
@@ -139,24 +138,24 @@ class Model:
     def _experts_differ(self) -> bool:
         return setting(self.args, "expert_tensor_parallel_size") not in (None, self.grid.tp)
 
-    def _pieces(self, tensors: Sequence[tuple[Coordinates, Tensor]], rule: Rule) -> Iterator[Piece]:
-        """The pieces that were read, and, of a weight that is cut, those that others hold."""
+    def _pieces(self, tensors: Sequence[tuple[Coordinates, Tensor]], rule: JoinRule) -> Iterator[RankPiece]:
+        """The pieces that were read, and for a cut weight those of other ranks."""
         for at, tensor in tensors:
-            yield Piece(at.tp, self.grid.rank(at), tensor)
+            yield RankPiece(at.tp, self.grid.rank(at), tensor)
         here = {(at.pp, at.tp) for at, _ in tensors}
         ep = tensors[0][0].ep
         for stage in dict.fromkeys(at.pp for at, _ in tensors) if rule.dim is not None else ():
             for tp in range(self.grid.tp):
                 if (stage, tp) not in here:
-                    yield Piece(tp, self.grid.rank(Coordinates(stage, ep, tp)), None)
+                    yield RankPiece(tp, self.grid.rank(Coordinates(stage, ep, tp)), None)
 
-    def agreed(self, path: str, held: ValuesByRank) -> Any:
+    def agreed(self, path: str, values: ValuesByRank) -> Any:
         """The value that ranks agree on."""
-        found = vote([(self.grid.rank(at), value) for at, value in held], same_value)
+        found = vote([(self.grid.rank(at), value) for at, value in values], same_value)
         if not found.agree:
             text = f"differs between ranks ({found.by_rank()})"
             self.problems.append(Problem(Code.COPIES_DIFFER, text, None, path, ranks=found.odd))
-        return held[0][1]
+        return values[0][1]
 
     def with_tied_head(self, whole: dict[str, Any]) -> dict[str, Any]:
         """Add the input embedding to a tied output layer as a replica, so that consolidating compares the two."""
@@ -179,7 +178,7 @@ class Model:
 
 
 def _layer_order(found: Iterable[str]) -> Any:
-    """Names as ranks list them, but each block's layers in the order of their numbers."""
+    """Sort names as ranks list them, but each block's layers by their numbers."""
     place: dict[str, tuple[int, int, int]] = {}
     blocks: dict[str, int] = {}
     for n, fqn in enumerate(found):
@@ -189,3 +188,68 @@ def _layer_order(found: Iterable[str]) -> Any:
         else:
             place[fqn] = (n, -1, n)
     return place.__getitem__
+
+
+# -- half-precision weights, or the optimizer's fp32 master copies ----------------------------------------------------
+
+
+HALF = ("float16", "bfloat16")
+MASTER = "fp32_param"
+"""The slot of the optimizer's state that holds the master copy."""
+
+
+@dataclass(frozen=True)
+class ChosenWeights:
+    """The requested weights.
+
+    Attributes:
+        weights: the model's state dict.
+        masters_whole: whether every half-precision weight has a master copy; true where there are none of them.
+        masters_taken: whether the master copies are in `weights`.
+        problems: a note on the chosen copy, where there are two.
+    """
+
+    weights: dict[str, Any]
+    masters_whole: bool = True
+    masters_taken: bool = False
+    problems: tuple[Problem, ...] = ()
+
+
+def choose_weights(weights: Mapping[str, Any], masters: Mapping[str, Tensor], wanted: Weights) -> ChosenWeights:
+    """Choose the master copies where they are wanted and every half-precision weight has one; else the module's own.
+
+    Args:
+        weights: the module's own, by name.
+        masters: the master copies, by name.
+        wanted: `fp32` for the master copies, `module` for the module's own.
+    """
+    half = [name for name, value in weights.items() if isinstance(value, Tensor) and value.dtype in HALF]
+    if not half:
+        return ChosenWeights({**weights})
+    whole = all(name in masters and not masters[name].note for name in half)
+    taken = whole and wanted == "fp32"
+    chosen = {name: masters.get(name, value) if taken else value for name, value in weights.items()}
+    return ChosenWeights(chosen, whole, taken, (_note(wanted, whole, len(half)),))
+
+
+def _note(wanted: Weights, whole: bool, count: int) -> Problem:
+    if not whole:
+        text = f"{count} half-precision weights have no fp32 master copy here that is sure; the module's own are taken"
+    elif wanted == "module":
+        text = f"{count} half-precision weights as the module had them; --weights fp32 takes the master copies"
+    else:
+        text = f"{count} half-precision weights in their fp32 master copies; --weights module takes the module's own"
+    return Problem(Code.KEPT_AS_SAVED, text)
+
+
+def masters_of(tree: Any) -> dict[str, Tensor]:
+    """The joined master copies in a merged optimizer, by parameter."""
+    found: dict[str, Tensor] = {}
+    for one in tree if isinstance(tree, list) else [tree]:
+        inner = one.get("optimizer", one) if isinstance(one, Mapping) else {}
+        state = inner.get("state", {}) if isinstance(inner, Mapping) else {}
+        for fqn, slots in state.items():
+            master = slots.get(MASTER) if isinstance(slots, Mapping) else None
+            if isinstance(master, Tensor):
+                found[fqn] = master
+    return found

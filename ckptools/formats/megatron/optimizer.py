@@ -1,4 +1,4 @@
-"""The optimizer of a legacy Megatron checkpoint, by parameter name where that is sure.
+"""The optimizer of a legacy Megatron checkpoint, by parameter name where that is certain.
 
 Without the distributed optimizer each model-parallel rank saves a plain `optimizer.state_dict()` keyed by number: under
 `optimizer` itself (FP32Optimizer), or under `optimizer.optimizer` beside `fp32_from_fp16_params`, the fp32 copies of
@@ -19,24 +19,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ckptools.formats.megatron.grid import Coordinates
-from ckptools.formats.megatron.masters import HALF, MASTER
-from ckptools.formats.megatron.model import Model, ValuesByRank
+from ckptools.formats.megatron.folders import Coordinates
+from ckptools.formats.megatron.model import HALF, MASTER, Model, ValuesByRank
 from ckptools.formats.shared.merge import Merge
-from ckptools.formats.shared.tensor_parallel import REPLICATED, Piece, UnlikeError, join
+from ckptools.formats.shared.tensor_parallel import REPLICATED, RankPiece, UnlikeError, join
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath, fqn_of, tensors_in
 from ckptools.model.values import Opaque, describe_for_error
 from ckptools.training_state.optimizer_names import name_parameters
 
-"""Slot of the master copy: what Megatron's own distributed checkpoints call it."""
+"""Slot of the master copy: its name in Megatron's distributed checkpoints."""
 
 STRIDE = 10_000_000
-"""Ids of chained optimizers are groups apart by so much."""
+"""Distance between the group ids of chained optimizers."""
 
 UNNAMED = "its number could be more than one parameter's, or none's; --only model writes the model"
-UNLIKE = "its shape is not its parameter's, so nothing tells how its pieces are joined; --only model writes the model"
+UNLIKE = "its shape is not its parameter's, so no rule joins its pieces; --only model writes the model"
 FLAT = "distributed optimizer: flat buffers without names or shapes, not joined; --only model writes the model"
 
 
@@ -48,7 +47,7 @@ class RankOptimizer:
         state: by number.
         groups: param groups.
         masters: fp32 copies of each group's half-precision parameters.
-        rest: what its wrapper saves beside it, such as `grad_scaler`; None when there is no wrapper.
+        rest: other values that its wrapper saves, such as `grad_scaler`; None without a wrapper.
     """
 
     state: Mapping[Any, Any]
@@ -58,7 +57,7 @@ class RankOptimizer:
 
 
 def rank_optimizer(value: Any) -> RankOptimizer | None:
-    """Parse what a rank saved of one optimizer; None when it is of no known form."""
+    """Parse one rank's optimizer; None when its form is unknown."""
     if not isinstance(value, Mapping):
         return None
     key = next((k for k in ("optimizer", "optimizer_state_dict") if isinstance(value.get(k), Mapping)), None)
@@ -83,12 +82,12 @@ class Optimizers:
 
     Args:
         model: the model, for names, rules and shapes.
-        saved: what each rank has under `optimizer`.
-        flat: what each rank's file of the distributed optimizer holds, by file.
+        saved: the value under `optimizer` of each rank.
+        flat: the content of each rank's distributed optimizer file, by file.
 
     Attributes:
         problems: where ranks contradict each other.
-        assumed: parameters whose state got its name by order.
+        assumed: parameters whose state is named by order.
     """
 
     def __init__(self, model: Model, saved: Mapping[Coordinates, Any], flat: Mapping[str, Any]) -> None:
@@ -146,7 +145,7 @@ class Optimizers:
         state: dict[str, dict[str, Any]] = {}
         for fqn, slots in gathered.items():
             if slots:
-                state[fqn] = {slot: self._slot(fqn, slot, held) for slot, held in slots.items()}
+                state[fqn] = {slot: self._slot(fqn, slot, values) for slot, values in slots.items()}
         return state
 
     def _entries(self, k: int, at: Coordinates, inner: RankOptimizer) -> Iterator[tuple[str, str, Any]]:
@@ -165,7 +164,7 @@ class Optimizers:
         return known or f"?{number} of {self.model.grid.folder(at)}" + (f", optimizer {k}" if k else "")
 
     def _masters(self, k: int, at: Coordinates, inner: RankOptimizer) -> dict[Any, Tensor]:
-        """The master copy of each number: those of a group are of its half-precision parameters, in order."""
+        """The master copy of each number: a group's copies belong to its half-precision parameters, in order."""
         model = self.model.pieces[at]
         found: dict[Any, Tensor] = {}
         for group, masters in zip(inner.groups, inner.masters, strict=False):
@@ -176,24 +175,24 @@ class Optimizers:
                 found.update({i: master for (i, _), master in zip(half, masters, strict=True)})
         return found
 
-    def _slot(self, fqn: str, slot: str, held: ValuesByRank) -> Any:
-        if not any(isinstance(v, Tensor) for _, v in held):
-            return self.model.agreed(f"optimizer.{fqn}.{slot}", held)
-        tensors = [v for _, v in held if isinstance(v, Tensor)]
+    def _slot(self, fqn: str, slot: str, values: ValuesByRank) -> Any:
+        if not any(isinstance(v, Tensor) for _, v in values):
+            return self.model.agreed(f"optimizer.{fqn}.{slot}", values)
+        tensors = [v for _, v in values if isinstance(v, Tensor)]
         if fqn.startswith("?"):
             return replace(tensors[0], note=UNNAMED)
-        own = [self.model.pieces[at].get(fqn) for at, _ in held]
+        own = [self.model.pieces[at].get(fqn) for at, _ in values]
         if all(p is not None and p.shape == t.shape for p, t in zip(own, tensors, strict=False)):
-            return self.model.joined(fqn, held, slot)
-        return self._scalar(held) if all(t.numel == 1 for t in tensors) else replace(tensors[0], note=UNLIKE)
+            return self.model.joined(fqn, values, slot)
+        return self._scalar(values) if all(t.numel == 1 for t in tensors) else replace(tensors[0], note=UNLIKE)
 
-    def _scalar(self, held: ValuesByRank) -> Tensor:
+    def _scalar(self, values: ValuesByRank) -> Tensor:
         """A value such as `step` that every rank has for itself."""
-        pieces = [Piece(at.tp, self.model.grid.rank(at), v) for at, v in held if isinstance(v, Tensor)]
+        pieces = [RankPiece(at.tp, self.model.grid.rank(at), v) for at, v in values if isinstance(v, Tensor)]
         try:
             return join(pieces, REPLICATED, self.model.grid.tp)
         except UnlikeError as error:
-            return replace(next(v for _, v in held if isinstance(v, Tensor)), note=str(error))
+            return replace(next(v for _, v in values if isinstance(v, Tensor)), note=str(error))
 
     def _groups(self, k: int, inners: Mapping[Coordinates, RankOptimizer]) -> list[dict[str, Any]]:
         """Param groups by their settings: stages hold different parameters of one group."""
@@ -219,7 +218,7 @@ class Optimizers:
                 self.problems.append(Problem(Code.COPIES_DIFFER, text, self.model.grid.rank(at), "optimizer"))
 
     def _with_flat(self, tree: Any) -> Any:
-        """Put the flat buffers where the state would be, so that nobody takes the optimizer for one without a state."""
+        """Put the flat buffers in place of the state, so that the optimizer does not look like one without a state."""
         state = {name: {str(k): t for k, t in buffers.items()} for name, buffers in self._buffers()}
         if isinstance(tree, Mapping) and isinstance(tree.get("optimizer"), Mapping):
             return {**tree, "optimizer": {**tree["optimizer"], "state": state}}

@@ -1,4 +1,4 @@
-"""Megatron's distributed checkpoints (`--ckpt-format torch_dist`): a DCP folder, and what is common beside it.
+"""Megatron's distributed checkpoints (`--ckpt-format torch_dist`): a DCP folder, and common values beside it.
 
     <save>/iter_0000100/.metadata, __0_0.distcp, …   a torch.distributed.checkpoint folder without nested paths
     <save>/iter_0000100/metadata.json                {"sharded_backend": "torch_dist", …}: what makes it Megatron's
@@ -14,7 +14,7 @@ fused layers (`linear_qkv.layer_norm_weight`) whichever the model used. Objects 
 
 Optimizer: `optimizer.state.<slot>.<weight>` like the weights. The older distributed optimizer
 (`fully_sharded_model_space`) cuts each rank's piece of a weight further as a flat run: a tensor of shape
-[pieces along each dimension …, elements of a piece], whose true shape `mcore_data` in the metadata tells. The present
+[pieces along each dimension …, elements of a piece], with the true shape in the metadata's `mcore_data`. The present
 default (`dp_reshardable`) saves gradient buckets of all parameters as flat tensors without names, which `buckets` takes
 apart where one layout only fits; those of `dp_zero_gather_scatter` are shown and not joined. Source:
 megatron/core/dist_checkpointing/{serialization,mapping,core}.py, strategies/torch.py and strategies/resharding.py (core
@@ -32,14 +32,12 @@ from ckptools.files.json_file import read_json
 from ckptools.files.location import check_stays_inside
 from ckptools.files.opening import File, reading
 from ckptools.formats.dcp.files import looks_like_dcp
-from ckptools.formats.dcp.folder import PLANNED, Folder, read_folder
-from ckptools.formats.dcp.world_size import world_size
-from ckptools.formats.megatron import run
-from ckptools.formats.megatron.grid import arguments, setting
+from ckptools.formats.dcp.folder import PLANNED, Folder, read_folder, world_size
+from ckptools.formats.megatron import folders
+from ckptools.formats.megatron.folders import arguments, setting
 from ckptools.formats.megatron_dist.stored import COMMON_KEY, StoredState
 from ckptools.formats.options import Options, Weights
-from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder
-from ckptools.formats.shared.file_status import Fault, was_read
+from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, Fault, was_read
 from ckptools.model.checkpoint import Checkpoint, Fact, RankFile
 from ckptools.model.problems import Code, Problem, Severity
 from ckptools.model.tensor import Rounded
@@ -54,7 +52,7 @@ KNOWN_BY = "metadata.json with sharded_backend beside .metadata, in iter_* below
 
 CONFIG, COMMON = "metadata.json", "common.pt"
 WITHOUT = "optimizer"
-"""What cannot be written without what is common; the weights can."""
+"""Why only the weights can be written without the common values."""
 
 TORCH_DIST = "torch_dist"
 BACKEND = b'"sharded_backend"'
@@ -65,8 +63,8 @@ def detect(path: Path) -> bool:
     """A run, an iteration, or `metadata.json` or `common.pt` in one."""
     if not path.is_dir():
         return path.name in (CONFIG, COMMON) and _holds_config(path.parent)
-    tracked = (path / run.TRACKER).is_file()
-    return run.looks_like_run(path, _holds_dcp if tracked else _holds_config)
+    tracked = (path / folders.TRACKER).is_file()
+    return folders.looks_like_run(path, _holds_dcp if tracked else _holds_config)
 
 
 def _holds_config(folder: Path) -> bool:
@@ -83,7 +81,7 @@ def _holds_dcp(folder: Path) -> bool:
 
 
 def _masters_lost(problems: Iterable[Problem], stored: StoredState, weights: Weights) -> Iterator[Problem]:
-    """That the fp32 master copies cannot be taken because the optimizer is damaged."""
+    """Problems for fp32 master copies that are lost because the optimizer is damaged."""
     damage = [p for p in problems if p.severity == "error" and (p.tensor or "").startswith("optimizer.")]
     if damage and weights == "fp32" and not stored.masters_whole:
         text = f"the fp32 master copies are lost: {damage[0].message}; --weights module takes the module's own"
@@ -91,7 +89,7 @@ def _masters_lost(problems: Iterable[Problem], stored: StoredState, weights: Wei
 
 
 def read(path: Path, options: Options) -> Checkpoint:
-    """Open the checkpoint that an iteration or a run leads to.
+    """Open the checkpoint of an iteration or a run.
 
     Raises:
         ReadError: it has no metadata, that is damaged, or another backend wrote it.
@@ -99,8 +97,8 @@ def read(path: Path, options: Options) -> Checkpoint:
     """
     builder = CheckpointBuilder(NAME, path)
     inside = path if path.is_dir() else path.parent
-    holds = _holds_dcp if (inside / run.TRACKER).is_file() else _holds_config
-    folder = run.find_iteration(inside, holds, options.follow_symlinks)
+    holds = _holds_dcp if (inside / folders.TRACKER).is_file() else _holds_config
+    folder = folders.find_iteration(inside, holds, options.follow_symlinks)
     config = _config(folder, options)
     found = read_folder(folder, options)
     common, problems = _common(found, config, options)
@@ -135,7 +133,7 @@ def read(path: Path, options: Options) -> Checkpoint:
 
 
 def _config(folder: Path, options: Options) -> Mapping[str, Any]:
-    """What says which backend wrote it; empty for `--ckpt-format torch_dcp`, which has none.
+    """The configuration that names the backend; empty for `--ckpt-format torch_dcp`, which has none.
 
     Raises:
         ReadError: another backend did.
@@ -156,7 +154,7 @@ def _config(folder: Path, options: Options) -> Mapping[str, Any]:
 
 
 def _config_file(folder: Path, config: Mapping[str, Any]) -> Iterator[RankFile]:
-    """The file that says which backend wrote the checkpoint."""
+    """The file that names the backend of the checkpoint."""
     if config:
         with reading(folder / CONFIG):
             status = (folder / CONFIG).stat()
@@ -164,7 +162,7 @@ def _config_file(folder: Path, config: Mapping[str, Any]) -> Iterator[RankFile]:
 
 
 def _common(found: Folder, config: Mapping[str, Any], options: Options) -> tuple[Saved | None, list[Problem]]:
-    """What is equal on every rank, where a file of its own has it."""
+    """Read the values common to all ranks, where they have a file of their own."""
     path = found.path / COMMON
     if not path.exists():
         return None, list(_without_common(found, config))
@@ -188,7 +186,7 @@ def _without_common(found: Folder, config: Mapping[str, Any]) -> Iterator[Proble
 
 
 def _world(tree: Mapping[Any, Any], found: Folder) -> Fact:
-    """Ranks of the run by its arguments; without them only who wrote a file is known."""
+    """Ranks of the run by its arguments; without them only the writers of files are known."""
     stated = setting(arguments(tree), "world_size")
     if stated and stated > max(found.writers.ranks, default=0):
         return Fact(stated, ("args.world_size",))

@@ -1,4 +1,4 @@
-"""The gradient buckets in which Megatron's distributed optimizer saves its state (`dp_reshardable`), taken apart.
+"""Separation of the gradient buckets that Megatron's distributed optimizer saves (`dp_reshardable`).
 
     optimizer.distributed.dp_group_idx_0.gbuf_idx_0.dtype_(torch.bfloat16, torch.float32).bucket_idx_0.exp_avg
 
@@ -10,9 +10,9 @@ one behind the other, in flat buckets:
 - The ranks of the group have equal parts of the padded bucket. Each writes the run of each parameter in its part, and
   each gap between two, as a chunk of its own, so the edges of chunks are the edges of parameters, or of parts.
 
-So lengths and edges tell the order of the parameters, but for neighbours of one size. That order is Megatron's own
-(ORDERS), as its modules make their parameters; names that are not in it are refused, and so is everything else that
-leaves not exactly one layout. Who wrote a piece of a weight says whose piece it is. Source: megatron/core/distributed/
+So lengths and edges show the order of the parameters, except for neighbours of one size. That order is Megatron's own
+(ORDERS), as its modules create their parameters. Names that are not in it are refused, and everything else that does
+not leave exactly one layout. The writer of a piece of a weight is its rank. Source: megatron/core/distributed/
 param_and_grad_buffer.py, optimizer/distrib_optimizer.py (`sharded_param_state_dp_reshardable`), models/gpt/
 gpt_model.py, transformer/{transformer_layer,attention,mlp}.py (core 0.16.1; rules since 0.9).
 """
@@ -26,8 +26,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from ckptools.formats.megatron.rules import FC1
-from ckptools.formats.shared.flat_runs import FlatRun, shards_in
+from ckptools.formats.flat_parameters.flat_runs import FlatRun, shards_in
+from ckptools.formats.megatron.layers import FC1
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Shard, Tensor
 from ckptools.model.tree import tensors_in
@@ -38,7 +38,7 @@ KEY = re.compile(
     r"dtype_\(torch\.(?P<dtype>\w+), torch\.\w+\)\.bucket_idx_(?P<bucket>\d{1,6})\.(?P<slot>\w+)"
 )
 ALIGNMENT = 64
-"""Elements that a parameter begins at a multiple of (`_pad_start_of_param_if_needed`)."""
+"""Parameters begin at multiples of this many elements (`_pad_start_of_param_if_needed`)."""
 
 _LAYER = re.compile(r"decoder\.layers\.(?P<layer>\d{1,6})\.(?P<rest>.+)", re.DOTALL)
 _BEFORE = tuple(f"embedding.{what}_embeddings.weight" for what in ("word", "position", "tokentype"))
@@ -55,29 +55,29 @@ _QK_NORMS, _PRE_MLP = _both("self_attention.q_layernorm.", "self_attention.k_lay
 _FC1_NORM, _FC1, _FC2 = _both("mlp.linear_fc1.layer_norm_"), _both("mlp.linear_fc1."), _both("mlp.linear_fc2.")
 
 ORDERS = (
-    # Norms that are modules of their own, which are stored under the names of fused ones.
+    # Norms as modules of their own, which are stored under the names of fused ones.
     (*_INPUT, *_QKV_NORM, *_PROJ, *_QKV, *_QK_NORMS, *_PRE_MLP, *_FC1_NORM, *_FC1, *_FC2),
     # Transformer Engine's fused layers, which make the norm's parameters first; and the other way round.
     (*_INPUT, *_PROJ, *_QKV_NORM, *_QKV, *_QK_NORMS, *_PRE_MLP, *_FC1_NORM, *_FC1, *_FC2),
     (*_INPUT, *_PROJ, *_QKV, *_QKV_NORM, *_QK_NORMS, *_PRE_MLP, *_FC1, *_FC1_NORM, *_FC2),
 )
-"""Parameters of a layer in the order in which its modules make them."""
+"""Parameters of a layer in the order in which its modules create them."""
 
 
 class UnjoinedError(ValueError):
-    """Why buckets cannot be taken apart, in words for people."""
+    """Buckets cannot be taken apart; the message says why."""
 
 
 Bucket = Mapping[str, Tensor]
-"""A bucket's slots, `param` and the moments, which lie alike."""
+"""A bucket's slots, `param` and the moments, which have one layout."""
 
 Pieces = Mapping[str, tuple[Box, ...]]
-"""What one tensor-parallel rank has of each weight; two boxes, one behind the other, of a gated layer."""
+"""One tensor-parallel rank's boxes of each weight; two boxes, one behind the other, for a gated layer."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """The place of a weight's piece in a bucket.
+class BucketRange:
+    """The extent of a weight's piece in a bucket.
 
     Attributes:
         name: the weight.
@@ -96,7 +96,7 @@ def join_buckets(buffers: Mapping[str, Any], weights: Mapping[str, Tensor]) -> d
     """The optimizer's state by weight and slot, from the buckets of all groups.
 
     Args:
-        buffers: what the distributed optimizer saved, by stored name; objects in it are left.
+        buffers: tensors of the distributed optimizer, by stored name; objects in it are left.
         weights: the model's, by name.
 
     Raises:
@@ -169,7 +169,7 @@ def _writers(buckets: Sequence[Bucket]) -> set[int]:
 def _pieces(
     weights: Mapping[str, Tensor], ranks: Mapping[tuple[int, str], set[int]], at: tuple[int, str]
 ) -> dict[str, tuple[Box, ...]]:
-    """What a group's ranks have of each weight: what they wrote of it, or all of one that is not cut."""
+    """The boxes of a group's ranks for each weight: those that they wrote, or all of an uncut one."""
     others = set().union(*(found for (group, _), found in ranks.items() if group != at[0]))
     if ranks[at] & others:
         raise UnjoinedError(f"rank {min(ranks[at] & others)} wrote buckets of several groups")
@@ -194,8 +194,8 @@ def _piece(name: str, tensor: Tensor, mine: set[int], everyone: set[int]) -> tup
 
 
 def _order(groups: Sequence[tuple[list[Bucket], Pieces]], weights: Mapping[str, Tensor]) -> list[str]:
-    """The weights in the order of their module that gives every group's buckets, which must be one."""
-    fitting: dict[tuple[Place, ...], list[str]] = {}
+    """The order of the weights, by module, that fits every group's buckets; it must be the only one."""
+    fitting: dict[tuple[BucketRange, ...], list[str]] = {}
     why = ""
     for of_layer in ORDERS:
         order = sorted(weights, key=lambda name, rest=of_layer: _rank_of(name, rest))  # type: ignore[misc]
@@ -211,7 +211,7 @@ def _order(groups: Sequence[tuple[list[Bucket], Pieces]], weights: Mapping[str, 
 
 
 def _rank_of(name: str, of_layer: Sequence[str]) -> tuple[int, int, int]:
-    """Where a weight comes in a GPT model."""
+    """Sort key of a weight in a GPT model."""
     layer = _LAYER.fullmatch(name)
     if name in _BEFORE:
         return 0, 0, _BEFORE.index(name)
@@ -222,10 +222,10 @@ def _rank_of(name: str, of_layer: Sequence[str]) -> tuple[int, int, int]:
     raise UnjoinedError(f"nothing says where {describe_for_error(name)} comes in the order of parameters")
 
 
-def _laid(order: Sequence[str], pieces: Pieces, buckets: Sequence[Bucket]) -> list[Place]:
-    """The pieces of one group behind each other, the last weight first."""
+def _laid(order: Sequence[str], pieces: Pieces, buckets: Sequence[Bucket]) -> list[BucketRange]:
+    """Lay out the pieces of one group, the last weight first."""
     lengths = [next(iter(bucket.values())).numel for bucket in buckets]
-    places: list[Place] = []
+    places: list[BucketRange] = []
     bucket = at = 0
     for name in reversed(order):
         start = -(-at // ALIGNMENT) * ALIGNMENT
@@ -234,7 +234,7 @@ def _laid(order: Sequence[str], pieces: Pieces, buckets: Sequence[Bucket]) -> li
             raise UnjoinedError(
                 f"the lengths of its buckets are not those of its parameters, from {describe_for_error(name)} on"
             )
-        places.append(Place(name, bucket, start, at))
+        places.append(BucketRange(name, bucket, start, at))
         if at == lengths[bucket]:
             bucket, at = bucket + 1, 0
     if bucket != len(lengths):
@@ -244,8 +244,8 @@ def _laid(order: Sequence[str], pieces: Pieces, buckets: Sequence[Bucket]) -> li
     return places
 
 
-def _check_edges(places: Sequence[Place], bucket: Tensor) -> None:
-    """Every parameter begins and ends where a chunk does, and no other chunk does but where a rank's part ends."""
+def _check_edges(places: Sequence[BucketRange], bucket: Tensor) -> None:
+    """Check that parameters begin and end at chunk edges, and that other edges are those of ranks' parts."""
     chunks = sorted(bucket.shards, key=lambda s: s.box.offsets)
     starts = [s.box.offsets[0] for s in chunks]
     ends = [0, *(s.box.ends[0] for s in chunks)]
@@ -264,9 +264,9 @@ def _check_edges(places: Sequence[Place], bucket: Tensor) -> None:
 
 
 def _taken(
-    buckets: Sequence[Bucket], pieces: Pieces, places: Sequence[Place]
+    buckets: Sequence[Bucket], pieces: Pieces, places: Sequence[BucketRange]
 ) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """Each weight's slots, with what one group has of them."""
+    """The slots of each weight, with one group's part of them."""
     for number, bucket in enumerate(buckets):
         own = [p for p in places if p.bucket == number]
         for slot, tensor in bucket.items():
@@ -280,7 +280,7 @@ def _taken(
 
 
 def _boxes(piece: Sequence[Box], start: int, chunk: Shard) -> Iterator[Shard]:
-    """A run of a flattened piece as boxes of the weight."""
+    """The boxes in the weight of a run of a flattened piece."""
     for box in piece:
         low, high = max(start, 0), min(start + chunk.box.numel, box.numel)
         if low < high:

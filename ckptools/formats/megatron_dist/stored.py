@@ -1,4 +1,4 @@
-"""The state in a Megatron torch_dist folder, from the names that it is stored under."""
+"""The state in a Megatron torch_dist folder, by the names that it is stored under."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 from ckptools.formats.megatron.checks import notes_on_tied
-from ckptools.formats.megatron.grid import arguments, setting
-from ckptools.formats.megatron.masters import HALF, MASTER, choose_weights
+from ckptools.formats.megatron.folders import arguments, setting
+from ckptools.formats.megatron.layers import QKV
+from ckptools.formats.megatron.model import HALF, MASTER, choose_weights
 from ckptools.formats.megatron.optimizer import dotted_path
-from ckptools.formats.megatron.rules import QKV
 from ckptools.formats.megatron_dist.buckets import UnjoinedError, join_buckets
 from ckptools.formats.megatron_dist.stored_shapes import in_true_shape, layers_of
 from ckptools.formats.options import Weights
@@ -25,7 +25,7 @@ OBJECT = re.compile(
 )
 OPTIMIZER = re.compile(r"(?:chained_\d+\.)?optimizer\.(?P<rest>.+)", re.DOTALL)
 SIZES = re.compile(r".*\.per_bucket_numel(?:_unpadded)?(?:/shard_0_1)?", re.DOTALL)
-"""What says how long each bucket is; without buckets it says nothing."""
+"""Key with the length of each bucket; irrelevant without buckets."""
 
 COMMON_KEY = "common_state/shard_0_1"
 DISTRIBUTED = "distributed."
@@ -37,12 +37,12 @@ SHAPES = "its stored form is not its weight's shape: flat runs that nothing plac
 UNJOINED = "distributed optimizer: flat buffers without names, not joined ({why}); --only model writes the model"
 JOINED = (
     "saved as flat buckets without names; joined in Megatron's order of parameters, the only one in which starts, "
-    "lengths and the edges of the ranks' pieces fit (assumed: parameters of one size stand in that order); what "
-    "tells the sizes of buckets (per_bucket_numel) is left out with them"
+    "lengths and the edges of the ranks' pieces fit (assumed: parameters of one size stand in that order); the "
+    "sizes of buckets (per_bucket_numel) are left out with them"
 )
 MAX_LAYERS = 1 << 16
 MAX_MADE = 1_000_000
-"""Tensors that stacked ones come apart into; a forged first dimension asks for more."""
+"""Most tensors that stacked ones are split into; a forged first dimension asks for more."""
 
 
 class StoredState:
@@ -51,17 +51,17 @@ class StoredState:
     Args:
         flat: tensors and objects by stored name.
         mcore_data: Megatron's own part of the metadata: the true shapes of flat runs.
-        common: what is equal on every rank; None when no file of its own has it.
+        common: the values common to all ranks; None when they have no file of their own.
 
     Attributes:
-        problems: what its user should know.
+        problems: notes for the user.
         masters_whole: whether every half-precision weight has an fp32 master copy.
-        by_order: weights whose state has its name by their order.
-        rounded: the fp32 copies among it, which must round to the weights.
+        by_order: weights whose state is named by their order.
+        rounded: the fp32 copies among these, which must round to the weights.
     """
 
     def __init__(self, flat: Mapping[str, Any], mcore_data: Any, common: Any) -> None:
-        common = common if common is not None else _held(flat.get(COMMON_KEY))
+        common = common if common is not None else _only_item(flat.get(COMMON_KEY))
         self.common: Mapping[Any, Any] = common if isinstance(common, Mapping) else {}
         self.runs: Mapping[Any, Any] = mcore_data if isinstance(mcore_data, Mapping) else {}
         self.problems: list[Problem] = []
@@ -84,11 +84,11 @@ class StoredState:
             slot, _, weight = rest.removeprefix(STATE).partition(".")
             self.state.setdefault(weight, {})[slot] = self._placed(name, value)
         elif rest.startswith(DISTRIBUTED):
-            self.buffers[name] = _held(value)
+            self.buffers[name] = _only_item(value)
         elif isinstance(value, Tensor):
             self.weights[name] = self._placed(name, value)
         elif name != COMMON_KEY:
-            self.objects[name] = _held(value)
+            self.objects[name] = _only_item(value)
 
     def _layers(self) -> dict[str, int]:
         """Number of layers of each block whose layers are stored as one tensor, where all agree on it."""
@@ -104,12 +104,12 @@ class StoredState:
         if len(found) == 1 and stated is not None and stated not in layers.values():
             layers = {}
         for block in found.keys() - layers.keys():
-            text = f"{block}: their first dimension does not tell the number of layers; names are as stored"
+            text = f"{block}: their first dimension does not show the number of layers; names are as stored"
             self.problems.append(Problem(Code.KEPT_AS_SAVED, text))
         return layers
 
     def tree(self, weights: Weights) -> dict[Any, Any]:
-        """The nested state: `model`, `optimizer`, and what is common to the ranks."""
+        """The nested state: `model`, `optimizer`, and the common values."""
         model = self._unstacked(self.weights)
         state = self._optimizer_state(model)
         state |= self._joined(model) if self.buffers and not state else {}
@@ -128,7 +128,7 @@ class StoredState:
     # -- names ---------------------------------------------------------------------------------------------------
 
     def _unstacked(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Tensors by the names of single layers, layer by layer where a block begins."""
+        """Split stacked tensors by layer, with names layer by layer from where a block begins."""
         whole: dict[str, Tensor] = {}
         done: set[str] = set()
         for name, tensor in tensors.items():
@@ -143,7 +143,7 @@ class StoredState:
     def _block(self, block: str, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         named = {m["rest"]: t for n, t in tensors.items() if (m := STACKED.fullmatch(n)) and m["block"] == block}
         number = self.layers[block]
-        # State that does not count the same layers stays as it is stored.
+        # State that does not count the same layers stays as stored.
         layers = {rest: layers_of(t) for rest, t in named.items() if t.shape[:1] == (number,)}
         yield from ((f"{block}.{rest}", t) for rest, t in named.items() if rest not in layers)
         for n in range(number):
@@ -185,7 +185,7 @@ class StoredState:
     def _chosen(
         self, model: dict[str, Tensor], state: Mapping[str, Mapping[str, Any]], weights: Weights
     ) -> dict[str, Any]:
-        """The weights that were asked for: the optimizer's master copies where it has one of every half weight."""
+        """The requested weights: the optimizer's master copies where every half-precision weight has one."""
         masters = {n: t for n in model for slot in MASTERS if (t := state.get(n, {}).get(slot)) is not None}
         chosen = choose_weights(model, masters, weights)
         self.masters_whole = chosen.masters_whole
@@ -207,7 +207,7 @@ class StoredState:
         return found
 
     def _optimizer(self, state: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
-        """The optimizer with its param groups, and the flat buffers of the distributed one where its state would be."""
+        """The optimizer with its param groups, and the distributed one's flat buffers in place of its state."""
         saved = self.common.get("optimizer")
         if saved is None and not state and not self.buffers:
             return None
@@ -224,7 +224,7 @@ class StoredState:
         return {**optimizer, "distributed": objects} if objects else optimizer
 
     def _groups_of_ranks(self) -> Iterator[Mapping[str, Any]]:
-        """What the first model-parallel rank saved of its distributed optimizer; every rank has the same groups."""
+        """The first model-parallel rank's distributed optimizer; every rank has the same groups."""
         seen: set[str] = set()
         for name, value in self.buffers.items():
             chained = name.partition("optimizer.")[0]
@@ -233,7 +233,7 @@ class StoredState:
                 yield value
 
     def _joined(self, model: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
-        """The state of each weight out of the buckets of the distributed optimizer, where that is sure."""
+        """The state of each weight, taken from the distributed optimizer's buckets where that is certain."""
         try:
             joined = join_buckets(self.buffers, model)
         except UnjoinedError as error:
@@ -256,13 +256,13 @@ class StoredState:
         yield from found.items()
 
 
-def _held(value: Any) -> Any:
-    """An object as its rank had it: each is stored as the list of those of one key, which are always one."""
+def _only_item(value: Any) -> Any:
+    """The object of one rank: each is stored in a list of its own."""
     return value[0] if isinstance(value, list) and len(value) == 1 else value
 
 
 def _inner(saved: Any) -> Iterator[Mapping[str, Any]]:
-    """The torch-like state dicts in what is common of an optimizer: itself, under `optimizer`, or of chained ones."""
+    """The torch-like state dicts of a common optimizer: itself, under `optimizer`, or of chained ones."""
     if not isinstance(saved, Mapping):
         return
     if isinstance(saved.get("param_groups"), list):
@@ -276,7 +276,7 @@ def _inner(saved: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _checked(tensor: Tensor, weight: Tensor | None) -> Tensor:
-    """The state of a weight, marked where it has neither its shape nor one element."""
+    """The state of a weight, marked where it has neither the weight's shape nor one element."""
     if weight is None or tensor.note or tensor.shape == weight.shape or tensor.numel == 1:
         return tensor
     return replace(tensor, note=SHAPES)

@@ -1,8 +1,8 @@
 """Tensors of a Megatron torch_dist folder that are stored in another shape than their own.
 
-The layers of a block may be one tensor, whose first dimension counts them. A tensor of which ranks hold flat runs is
-stored as [pieces along each dimension ..., elements of a piece], and the metadata tells its own shape
-(`nd_reformulated_orig_global_shape`). Source: that of the folder, in `megatron_dist`.
+The layers of a block may be one tensor, whose first dimension counts them. A tensor that ranks hold as flat runs is
+stored as [pieces along each dimension ..., elements of a piece], with its own shape in the metadata
+(`nd_reformulated_orig_global_shape`). Source: see `megatron_dist`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from ckptools.formats.shared.flat_runs import FlatRun, shards_in
+from ckptools.formats.flat_parameters.flat_runs import FlatRun, shards_in
 from ckptools.model.regions import Box, Ints
 from ckptools.model.tensor import Shard, Source, Tensor
 
@@ -19,7 +19,7 @@ UNPLACED = "flat runs whose pieces do not follow from the metadata; --only model
 
 
 def in_true_shape(tensor: Tensor, shape: Any) -> Tensor:
-    """A tensor that is stored as flat runs, in the shape that the metadata tells; noted where they do not fit."""
+    """Return a tensor that is stored as flat runs in its stated shape; with a note where they do not fit."""
     whole = tuple(shape) if isinstance(shape, (list, tuple)) else ()
     local = _local_shape(whole, tensor.shape)
     if local is None or not all(_is_run(s.box) for s in tensor.shards):

@@ -4,9 +4,9 @@
     consolidated.00.pth     names and tensors of rank 0, all of them plain
     consolidated.01.pth     of rank 1
 
-The files hold plain tensors and not a word about how they belong together, not even their rank, which the name alone
-tells. How the pieces are joined is in `weight_layout`; a weight whose pieces do not make the shape that `params.json`
-gives it is shown and not joined. A lone `consolidated.00.pth` whose weights are whole is a whole checkpoint.
+The files hold plain tensors and nothing on how they belong together; even their rank is in the name alone.
+`weight_layout` has the rules that join the pieces; a weight whose pieces do not make its shape in `params.json` is
+shown and not joined. A lone `consolidated.00.pth` whose weights are whole is a whole checkpoint.
 
 Source: facebookresearch/llama `llama/generation.py` (`Llama.build`); the tests hold it against files of this layout
 that torch wrote, not against Meta's own.
@@ -33,15 +33,13 @@ from ckptools.formats.meta_llama.weight_layout import (
     vocabulary,
 )
 from ckptools.formats.options import Options
-from ckptools.formats.shared import rank_checks
-from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder
-from ckptools.formats.shared.copied_files import proves_a_copy, stated_checksum
-from ckptools.formats.shared.file_status import Fault, looked_at
+from ckptools.formats.rank_search import rank_checks
+from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, Fault, looked_at
 from ckptools.formats.shared.tensor_parallel import (
     NO_RULE,
     REPLICATED,
-    Piece,
-    Rule,
+    JoinRule,
+    RankPiece,
     UnlikeError,
     given_rule,
     join,
@@ -52,7 +50,8 @@ from ckptools.model.checkpoint import Checkpoint, Fact, RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
 from ckptools.pickles.reader import Saved
-from ckptools.training_state.module_order import AS_SAVED
+from ckptools.tensor_io.copied_files import proves_a_copy, stated_checksum
+from ckptools.training_state.parameter_names import AS_SAVED
 
 NAME = "meta_llama"
 READS = "Meta's Llama: consolidated.00.pth, consolidated.01.pth …, one per tensor-parallel rank, with params.json"
@@ -89,10 +88,10 @@ def read(path: Path, options: Options) -> Checkpoint:
     for file in files.values() if not options.follow_symlinks else ():
         if file != path:
             check_stays_inside(file, folder)
-    return _Opening(builder, folder, files, options).checkpoint()
+    return _LlamaFolder(builder, folder, files, options).checkpoint()
 
 
-class _Opening:
+class _LlamaFolder:
     """The steps of opening one checkpoint, with what they find on the way."""
 
     def __init__(self, builder: CheckpointBuilder, folder: Path, files: dict[int, Path], options: Options) -> None:
@@ -108,7 +107,7 @@ class _Opening:
         self.rules = read_rules(options.rules)
 
     def _read_files(self) -> None:
-        """Read the file that was named, of a folder the first that can be; with all ranks every one."""
+        """Read the given file, or the first readable one of a folder; with all ranks every one."""
         asked = next((rank for rank, p in self.files.items() if p.name == self.path.name), None)
         for rank, file in sorted(self.files.items(), key=lambda f: f[0] != asked):
             if self.saved and not self.options.all_ranks:
@@ -168,18 +167,18 @@ class _Opening:
         )
 
     def _model(self) -> dict[Any, Any]:
-        """Every name, its pieces joined where the rules say how and the shapes agree."""
+        """The model, its pieces joined where a rule exists and the shapes agree."""
         first = next(iter(self.trees.values()))
         vocab = vocabulary(first, self.sizes, self.world.value) if self.sizes else None
         names = dict.fromkeys(name for tree in self.trees.values() for name in tree)
         return {name: self._value(name, vocab) for name in names}
 
     def _value(self, name: Any, vocab: int | None) -> Any:
-        held = {rank: tree[name] for rank, tree in self.trees.items() if name in tree}
-        first = next(iter(held.values()))
+        values = {rank: tree[name] for rank, tree in self.trees.items() if name in tree}
+        first = next(iter(values.values()))
         if not isinstance(first, Tensor):
             return first
-        tensors = {rank: t for rank, t in held.items() if isinstance(t, Tensor)}
+        tensors = {rank: t for rank, t in values.items() if isinstance(t, Tensor)}
         rule = self._rule(name, first, vocab)
         if isinstance(rule, str):
             return unjoined_tensor(tensors.items(), first.note or rule)
@@ -189,8 +188,8 @@ class _Opening:
             self.problems.append(Problem(Code.LAYOUT_DISAGREES, str(error), None, str(name)))
             return unjoined_tensor(tensors.items(), first.note or str(error))
 
-    def _rule(self, name: Any, piece: Tensor, vocab: int | None) -> Rule | str:
-        """How a weight is joined, or why it is not."""
+    def _rule(self, name: Any, piece: Tensor, vocab: int | None) -> JoinRule | str:
+        """The rule for a weight, or why there is none."""
         ranks = self.world.value
         layouts = layouts_of(str(name), self.sizes, vocab) if self.sizes else ()
         fitting = next((layout for layout in layouts if layout.accepts(piece.shape, ranks)), None)
@@ -203,21 +202,21 @@ class _Opening:
             return given or (fitting.rule if fitting else REPLICATED)
         return why or (NO_RULE if self.sizes else NO_PARAMS)
 
-    def _pieces(self, tensors: Mapping[int, Tensor], rule: Rule) -> Iterator[Piece]:
-        """The pieces that were read, and of a weight that is cut those of the other ranks."""
+    def _pieces(self, tensors: Mapping[int, Tensor], rule: JoinRule) -> Iterator[RankPiece]:
+        """The pieces that were read, and for a cut weight those of other ranks."""
         for rank in range(self.world.value) if rule.dim is not None else tensors:
-            yield Piece(rank, rank, tensors.get(rank))
+            yield RankPiece(rank, rank, tensors.get(rank))
 
     def _check_layers(self, model: Mapping[Any, Any]) -> Iterator[Problem]:
-        """Layers that `params.json` counts and no file has, or the other way round."""
+        """Differences between the layers counted in `params.json` and those in the files."""
         found = {int(m[1]) for name in model if isinstance(name, str) and (m := LAYER.match(name))}
         stated = self.sizes.layers if self.sizes else None
         if stated is not None and found != set(range(stated)):
-            text = f"{PARAMS} tells of {stated} layers, the files hold {len(found)}"
+            text = f"{PARAMS} states {stated} layers, the files hold {len(found)}"
             yield Problem(Code.MODEL_PART_MISSING, text)
 
     def _check_copies(self) -> Iterator[Problem]:
-        """A rank's file that is a copy of another's: its name alone says whose it is."""
+        """Find a rank's file that is a copy of another's: only its name has the rank."""
         ranks = sorted(self.trees)
         for n, rank in enumerate(ranks):
             twin = next((other for other in ranks[:n] if _is_copy(self.trees[other], self.trees[rank])), None)
@@ -241,7 +240,7 @@ def _state(saved: Saved) -> dict[Any, Any]:
 
 def _unlike(piece: Tensor, ranks: int, layout: WeightLayout) -> str:
     whole = " x ".join("?" if n is None else str(n) for n in layout.shape)
-    return f"{list(piece.shape)} on each of {ranks} ranks does not make {whole}, which {PARAMS} tells"
+    return f"{list(piece.shape)} on each of {ranks} ranks does not make {whole}, which {PARAMS} states"
 
 
 def _is_copy(one: Mapping[Any, Any], other: Mapping[Any, Any]) -> bool:

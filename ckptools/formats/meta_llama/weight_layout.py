@@ -1,8 +1,8 @@
-"""How the weights of Meta's Llama lie on tensor-parallel ranks, and what shapes `params.json` gives the whole ones.
+"""Layout of Meta's Llama weights on tensor-parallel ranks, and the whole shapes by `params.json`.
 
 Every linear layer is fairscale's ColumnParallelLinear (rows are cut) or RowParallelLinear (columns are); norms and rope
 frequencies are the same on every rank. The embedding is cut by columns in Llama 1 and 2 (ParallelEmbedding) and by rows
-since Llama 3 (VocabParallelEmbedding), which its shape tells. Source: facebookresearch/llama `llama/model.py`,
+since Llama 3 (VocabParallelEmbedding), as its shape shows. Source: facebookresearch/llama `llama/model.py`,
 meta-llama/llama-models `models/llama3/model.py`. Mistral's `params.json` has `head_dim` and `hidden_dim` besides.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ckptools.formats.shared.tensor_parallel import COLUMNS, REPLICATED, ROWS, Rule
+from ckptools.formats.shared.tensor_parallel import COLUMNS, REPLICATED, ROWS, JoinRule
 from ckptools.model.regions import Ints
 from ckptools.model.tensor import Tensor
 
@@ -21,20 +21,20 @@ LAYER = re.compile(r"layers\.(\d{1,6})\.")
 QUERY = re.compile(r"layers\.\d+\.attention\.wq\.weight")
 EMBEDDING = "tok_embeddings.weight"
 HEAD = "output.weight"
-NO_PARAMS = "params.json is not here, which tells the shapes of the whole weights"
+NO_PARAMS = "params.json is not here, which states the shapes of the whole weights"
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of a model, as `params.json` tells them.
+    """The sizes of a model, as `params.json` states them.
 
     Attributes:
         dim: of the residual stream.
         queries: rows of all query heads together.
         keys: rows of all key heads together.
-        hidden: of the feed-forward layers; None where nothing tells.
-        vocab: of the vocabulary; None where only the tokenizer tells.
-        layers: number of layers; None where nothing tells.
+        hidden: of the feed-forward layers; None where unknown.
+        vocab: of the vocabulary; None where only the tokenizer has it.
+        layers: number of layers; None where unknown.
         head: of one head.
     """
 
@@ -48,7 +48,7 @@ class Sizes:
 
 
 def sizes_of(params: Mapping[str, Any]) -> Sizes | None:
-    """The sizes that `params.json` tells; None where it lacks `dim` or `n_heads`, or they are no sizes."""
+    """The sizes in `params.json`; None where it lacks `dim` or `n_heads`, or they are no sizes."""
     dim, heads = _size(params, "dim"), _size(params, "n_heads")
     if dim is None or heads is None:
         return None
@@ -76,7 +76,7 @@ def _hidden(params: Mapping[str, Any], dim: int) -> int | None:
 
 
 def tensor_parallel_size(tree: Mapping[Any, Any], sizes: Sizes | None) -> int | None:
-    """The tensor-parallel size by a file's shapes: whole query rows by the rows that it has; None where they tell none.
+    """The tensor-parallel size by a file's shapes: all query rows divided by those in the file; None where unknown.
 
     Without `params.json` the final norm, which is never cut, has as many elements as there are query rows.
     """
@@ -93,10 +93,10 @@ class WeightLayout:
 
     Attributes:
         rule: how its pieces are joined.
-        shape: of the whole weight; None in a dimension that nothing tells.
+        shape: of the whole weight; None in an unknown dimension.
     """
 
-    rule: Rule
+    rule: JoinRule
     shape: tuple[int | None, ...]
 
     def accepts(self, piece: Ints, ranks: int) -> bool:
@@ -106,12 +106,12 @@ class WeightLayout:
 
 
 def layouts_of(name: str, sizes: Sizes, vocab: int | None) -> tuple[WeightLayout, ...]:
-    """The layouts that a weight may have, one of which its shape must fit; none for a name without a rule.
+    """The possible layouts of a weight, of which its shape must fit one; none for a name without a rule.
 
     Args:
         name: of the weight.
         sizes: of the model.
-        vocab: rows of the vocabulary, where anything tells them.
+        vocab: rows of the vocabulary, where known.
     """
     dim, hidden = sizes.dim, sizes.hidden
     cut: dict[str, WeightLayout] = {

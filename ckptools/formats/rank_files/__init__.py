@@ -1,14 +1,14 @@
 """Rank files: one torch.save file per rank, or per rank and part.
 
 Composer (`ep0-ba5-rank3.pt`), OLMo (`rank3.pt`), Accelerate (`pytorch_model_fsdp_0_rank3.bin`), verl
-(`model_world_size_4_rank_3.pt`, `optim_…`, `extra_state_…`) and everybody who calls torch.save on every rank. Inside
-are ShardedTensors (FSDP1) or DTensors (FSDP2, FSDP1 with a device mesh, tensor parallel) whose files say rank and
-world size, and plain values that every rank repeats. A lone `…-rank0.pt` without sharded tensors is a complete
+(`model_world_size_4_rank_3.pt`, `optim_…`, `extra_state_…`) and everything else that calls torch.save on every rank.
+Inside are ShardedTensors (FSDP1) or DTensors (FSDP2, FSDP1 with a device mesh, tensor parallel) whose files state rank
+and world size, and plain values that every rank repeats. A lone `…-rank0.pt` without sharded tensors is a complete
 checkpoint: only rank 0 wrote (Composer's default; DDP).
 
-Reading one file is enough to know every shape and who holds what. Its siblings' directories are looked at, so that
-a missing or cut rank is known, and of a few ranks also what their pickles say of rank, world size and step; they are
-read in full when all ranks are asked for, or when those do not fit together.
+One file is enough to know every shape and each rank's part. The siblings' directories are read too, to find missing and
+cut ranks, and with few ranks also the rank, world size and step in their pickles. The siblings are read in full when
+all ranks are asked for, or when those do not fit together.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckptools.errors import ReadError, UnsafePathError
+from ckptools.formats.flat_parameters.shards import resolve_flat_shards
 from ckptools.formats.options import Options
+from ckptools.formats.rank_files import rank_optimizers
 from ckptools.formats.rank_files.group_read import FILES_FOUND, GroupRead
-from ckptools.formats.shared import rank_checks, rank_parts
-from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, in_form
-from ckptools.formats.shared.copied_files import check_copies
-from ckptools.formats.shared.file_status import looked_at, was_read
-from ckptools.formats.shared.fsdp1.flat_shards import resolve_flat_shards
+from ckptools.formats.rank_files.rank_optimizers import named_by_own_models
+from ckptools.formats.rank_search import rank_checks
+from ckptools.formats.rank_search.part_signs import parts_by_rank
+from ckptools.formats.rank_search.rank_groups import group_in, rank_group
+from ckptools.formats.rank_search.rank_names import RankName, parse, siblings
+from ckptools.formats.rank_search.sibling_search import columns, siblings_by_content
+from ckptools.formats.rank_search.stage_signs import signs_of_more
+from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, in_form, looked_at, was_read
 from ckptools.formats.shared.merge import Merge, Ranked
-from ckptools.formats.shared.part_signs import parts_by_rank
-from ckptools.formats.shared.rank_groups import group_in, rank_group
-from ckptools.formats.shared.rank_names import RankName, parse, siblings
-from ckptools.formats.shared.rank_optimizers import named_by_own_models
-from ckptools.formats.shared.sibling_search import columns, siblings_by_content
-from ckptools.formats.shared.stage_signs import signs_of_more
 from ckptools.model.checkpoint import Checkpoint, Fact, RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath, fqn_of, tensors_in
+from ckptools.tensor_io.copied_files import check_copies
 from ckptools.text import spans
-from ckptools.training_state.module_order import AS_SAVED
+from ckptools.training_state.parameter_names import AS_SAVED
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import find_step
 
 if TYPE_CHECKING:
-    from ckptools.formats.shared.shapes import Shapes
+    from ckptools.formats.shared.given import Shapes
 
 NAME = "rank_files"
 READS = "one torch.save file per rank: Composer, verl, OLMo, Accelerate (FSDP1, FSDP2, HSDP, TP)"
@@ -51,7 +51,7 @@ KNOWN_BY = "a rank in the file name, such as ep0-ba5-rank3.pt, or a folder of su
 LOCAL = "per-rank .pt, FSDP flat parameters (local state)"
 
 MAX_WORLD = 1 << 16
-"""Ranks that are looked for; a file that claims more is not from any cluster there is."""
+"""Most ranks that are looked for; no cluster has more."""
 
 
 def detect(path: Path) -> bool:
@@ -67,7 +67,7 @@ def read(path: Path, options: Options, by_name: Shapes | None = None) -> Checkpo
     Args:
         path: the file or folder.
         options: how.
-        by_name: shapes that an optimizer state tells which lies elsewhere, for flat parameters.
+        by_name: shapes from an optimizer state in another file, for flat parameters.
 
     Raises:
         ReadError: the file itself cannot be read.
@@ -85,7 +85,7 @@ def read(path: Path, options: Options, by_name: Shapes | None = None) -> Checkpo
 
 
 def read_group(path: Path, group: Sequence[RankName], options: Options) -> Checkpoint:
-    """Open the checkpoint that a file and others are, which were found by their contents.
+    """Open the checkpoint of a file and others, which were found by their contents.
 
     Raises:
         ReadError: the file itself cannot be read.
@@ -94,8 +94,8 @@ def read_group(path: Path, group: Sequence[RankName], options: Options) -> Check
     return _opening(CheckpointBuilder(NAME, path), name, group, options).checkpoint(None)
 
 
-def _opening(builder: CheckpointBuilder, name: RankName, group: Sequence[RankName], options: Options) -> _Opening:
-    """Read the file that was named; of a folder the first that can be read, so that a damaged one is a problem of it.
+def _opening(builder: CheckpointBuilder, name: RankName, group: Sequence[RankName], options: Options) -> _RankGroup:
+    """Read the given file; or the first readable one of a folder, so that damaged files are problems.
 
     Raises:
         ReadError: the file, or every file of the folder, cannot be read.
@@ -103,7 +103,7 @@ def _opening(builder: CheckpointBuilder, name: RankName, group: Sequence[RankNam
     errors: list[ReadError] = []
     for member in group if builder.path.is_dir() else [name]:
         try:
-            return _Opening(builder, GroupRead(builder.problems, member, group, options))
+            return _RankGroup(builder, GroupRead(builder.problems, member, group, options))
         except UnsafePathError:
             raise
         except ReadError as error:
@@ -111,8 +111,8 @@ def _opening(builder: CheckpointBuilder, name: RankName, group: Sequence[RankNam
     raise errors[0]
 
 
-class _Opening:
-    """Puts one checkpoint together from the files that were read."""
+class _RankGroup:
+    """The files that were read, to be merged into one checkpoint."""
 
     def __init__(self, builder: CheckpointBuilder, read: GroupRead) -> None:
         self.builder, self.problems, self.read = builder, builder.problems, read
@@ -123,14 +123,15 @@ class _Opening:
         world = self.read.world_size()
         merge = Merge()
         tree = _merged(merge, self._roots())
-        in_parts = rank_parts.is_in_parts(merge, find_sections(tree))
-        named = named_by_own_models(merge, find_sections(tree), self.options.names, in_parts)
+        sections = find_sections(tree)
+        in_parts = rank_optimizers.is_in_parts(merge, sections)
+        named = named_by_own_models(merge, sections, self.options.names, in_parts)
         if named is not None:
             merge = Merge()
             tree = _merged(merge, named.roots)
         given = None if in_parts or named else self.options.names
         resolved = resolve_flat_shards(tree, self.read.all_ranks, self.options.shapes, by_name, given)
-        tree = rank_parts.join_param_groups(merge, tree) if in_parts or named else tree
+        tree = rank_optimizers.join_param_groups(merge, tree) if in_parts or named else tree
         found = rank_checks.compare_ranks(merge, tree)
         tree = found.tree
         files = tuple(self._files(world.value))
@@ -138,7 +139,7 @@ class _Opening:
         sharded = [t for _, t in tensors if t.sharded]
         sections = find_sections(tree)
         self.problems += rank_checks.check_files(files, self.read.faults, world.value, bool(sharded), in_parts)
-        self.problems += rank_parts.lost_parts(files) if in_parts else ()
+        self.problems += rank_optimizers.lost_parts(files) if in_parts else ()
         self.problems += self._left_out()
         if not (sharded or resolved.local or in_parts):
             self.problems += parts_by_rank(self.name.path, sections)
@@ -168,7 +169,7 @@ class _Opening:
         )
 
     def _roots(self) -> dict[KeyPath, Ranked]:
-        """The ranks' trees in rank order, by the key path where the part lies that they are."""
+        """The ranks' trees in rank order, by the key path of each part."""
         parts: dict[KeyPath, list[tuple[int, Any]]] = {}
         for name in self.group:
             if name.path in self.read.saved:
@@ -190,7 +191,7 @@ class _Opening:
                     yield RankFile(name.of_rank(rank, part), rank, part, "missing", 0, None)
 
     def _left_out(self) -> Iterator[Problem]:
-        """A note on files beside the one that was asked for alone, which are other ranks' by their names."""
+        """A note on other ranks' files beside a single file that was opened alone."""
         if self.options.only_this_file and not self.builder.path.is_dir():
             others = [name for name in siblings(self.name) if name.path != self.name.path]
             ranks = {name.rank for name in others}
@@ -200,7 +201,7 @@ class _Opening:
                 yield Problem(Code.NOT_READ, text, files=tuple(name.path.name for name in others))
 
     def _signs_of_more(self, in_parts: bool, world: Fact) -> Iterable[Problem]:
-        """What the files, or the name of a single one, tell of parameters that are in none of them."""
+        """Signs, in the files or the name of a single one, of parameters that are in none of them."""
         ranked = [(self.read.ranks[path], one.tree) for path, one in self.read.saved.items()]
         yield from signs_of_more(sorted(ranked, key=lambda i: i[0]), in_parts, world.sources != FILES_FOUND)
         if len(self.group) == 1 and self.name.rank > 0 and world.sources == FILES_FOUND:
@@ -218,7 +219,7 @@ class _Opening:
 
 
 def _merged(merge: Merge, roots: Mapping[KeyPath, Ranked]) -> Any:
-    """Merge the ranks of each part, then put the parts side by side."""
+    """Merge the ranks of each part, then join the parts."""
     trees = {path: merge.trees(ranked, path) for path, ranked in roots.items()}
     return trees[()] if list(trees) == [()] else {path[0]: tree for path, tree in trees.items()}
 
@@ -230,7 +231,7 @@ def _checkpoint_name(name: RankName) -> str:
 
 
 def _without_rank(name: RankName) -> Path:
-    """The path of a rank file without the number that was found to be the rank: it counts no steps."""
+    """The path of a rank file without the number that is the rank: it counts no steps."""
     return Path(name.spelled) if "{rank}" in name.spelled else name.path
 
 

@@ -1,4 +1,4 @@
-"""The rank files of one checkpoint, read: which of them, which rank each is, and how many there should be."""
+"""The rank files of one checkpoint: which are read, the rank of each, and the world size."""
 
 from __future__ import annotations
 
@@ -7,36 +7,36 @@ from pathlib import Path
 
 from ckptools.errors import ReadError, UsageError
 from ckptools.formats.options import Options, is_small
-from ckptools.formats.shared.file_status import Fault
-from ckptools.formats.shared.rank_names import RankName
-from ckptools.formats.shared.stage_signs import stated_world_size
+from ckptools.formats.rank_search.rank_names import RankName
+from ckptools.formats.rank_search.stage_signs import stated_world_size
+from ckptools.formats.shared.checkpoint_builder import Fault
 from ckptools.model.checkpoint import Fact
 from ckptools.model.problems import Code, Problem
 from ckptools.pickles.reader import Saved
 
 FILES_FOUND = ("files found",)
-"""What a world size is told by where nothing states it."""
+"""Source of a world size that is stated nowhere."""
 
 
 class GroupRead:
-    """The files of a group that were read, of every rank or of the one that was named, with whom it may be swapped.
+    """The files of a group that were read: every rank's, or the given one and its possible swap.
 
     Args:
-        problems: takes what is wrong with names and world sizes.
-        name: the file that was named, which must be readable.
+        problems: receives problems of names and world sizes.
+        name: the given file, which must be readable.
         group: all files, in rank order.
         options: how they are read.
 
     Attributes:
-        name: the file that was named; its rank counts from 0.
+        name: the given file; its rank counts from 0.
         group: all files, likewise.
-        saved: what is in those that were read.
+        saved: the content of those that were read.
         faults: why others could not be read.
         all_ranks: whether every file was to be read.
         ranks: the rank of each file.
 
     Raises:
-        ReadError: the file that was named cannot be read.
+        ReadError: the given file cannot be read.
     """
 
     def __init__(self, problems: list[Problem], name: RankName, group: Sequence[RankName], options: Options) -> None:
@@ -51,7 +51,7 @@ class GroupRead:
         for member in wanted:
             self._read(member, must=member.path == name.path or not member.rank_in_name)
         # Names of parameters may be those of several ranks, and then fit no rank alone. Names of files that were given
-        # one by one need not count ranks; what each file says does.
+        # one by one need not count ranks: their contents have them.
         unnamed = options.names is not None and not any(s.claims for s in self.saved.values())
         uncounted = bool(options.files) and group[-1].rank > len(group)
         if not self.all_ranks and (self._is_small() or unnamed or uncounted):
@@ -70,7 +70,7 @@ class GroupRead:
             self.faults[member.path] = Fault.of(error, member.path)
 
     def _is_small(self) -> bool:
-        """Whether so little is here, going by what was read, that all of it is read."""
+        """Whether the files, estimated by those that were read, are small enough to read all."""
         nbytes = sum(saved.bytes_read for saved in self.saved.values())
         return is_small(len({n.rank for n in self.group}), nbytes * len(self.group) // max(len(self.saved), 1))
 
@@ -82,7 +82,7 @@ class GroupRead:
         self.all_ranks = True
 
     def _read_namesakes(self, name: RankName) -> None:
-        """Where the content says another rank than the name, read the file of that name too: they may be swapped."""
+        """Where the content has another rank than the name, read the file of that name too: they may be swapped."""
         rank = self._said(name)
         while rank is not None:
             others = [n for n in self.group if n.rank == rank and n.part == name.part]
@@ -92,21 +92,21 @@ class GroupRead:
             rank = self._said(others[0])
 
     def _said(self, name: RankName) -> int | None:
-        """The one rank that a file's content says; None where it says none, several, or was not read."""
+        """The one rank in a file's content; None for none, several, or a file that was not read."""
         claims = {rank for rank, _ in self.saved[name.path].claims} if name.path in self.saved else set()
         claimed = [rank for rank in claims if rank is not None]
         return claimed[0] if len(claimed) == 1 else None
 
     def _counts_from_one(self, name: RankName) -> bool:
-        """Whether a name of the caller's choice has one more than the rank, as far as the content was read."""
+        """Whether a name in the caller's own spelling has one more than the rank, by the contents that were read."""
         return bool(name.spelled) and not name.first and name.rank > 0 and self._said(name) in (None, name.rank - 1)
 
     def _rank_of(self, name: RankName) -> int:
-        """The rank that a file's content says; its name's where the content says nothing."""
+        """The rank in a file's content, else in its name."""
         rank = self._said(name)
         if not name.rank_in_name:
             if rank is None:
-                raise UsageError(name.path, "neither name nor content tells its rank; say it with --ranks PATTERN")
+                raise UsageError(name.path, "neither name nor content has its rank; give it with --ranks PATTERN")
             return rank
         if rank is None or rank == name.rank:
             return name.rank
@@ -115,7 +115,7 @@ class GroupRead:
         return rank
 
     def world_size(self) -> Fact:
-        """How many ranks saved the checkpoint, by what tells that best."""
+        """The number of ranks that saved the checkpoint, from the best source."""
         at_least = {w for s in self.saved.values() if s.at_least for _, w in s.claims}
         claimed = sorted({w for s in self.saved.values() if not s.at_least for _, w in s.claims})
         named = self.name.world_size
@@ -138,7 +138,7 @@ class GroupRead:
         return Fact(found, FILES_FOUND)
 
     def _world_of_slices(self, at_least: int, named: int | None, found: int) -> Fact:
-        """The world where files tell of a part of it only: what is named, or else what is here."""
+        """The world size where files show a part of it only: as named, or as many as there are files."""
         at_least = max(at_least, 1 + max(self.ranks.values()))
         if named is not None and named >= at_least:
             return Fact(named, ("file name",))

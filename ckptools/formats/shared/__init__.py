@@ -1,1 +1,1 @@
-"""What several formats share: finding, checking and merging the files of the ranks."""
+"""Code that several formats share: finding, checking and merging the files of the ranks."""

@@ -1,25 +1,45 @@
-"""The record of a checkpoint, put together from what a format finds while it opens one."""
+"""Builder of the `Checkpoint` that a format returns, and the state of each of its files: read, seen, cut or damaged."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal, NamedTuple
 
+from ckptools.errors import ReadError, ReadErrorKind
+from ckptools.files.opening import reading
+from ckptools.files.remote.path import RemotePath
 from ckptools.model.checkpoint import Checkpoint, Fact, GivenNames, ModuleOrder, RankFile, ReadCost
-from ckptools.model.problems import Problem, worst_first
+from ckptools.model.problems import Code, Problem, worst_first
 from ckptools.model.tensor import Rounded
 from ckptools.model.tree import KeyPath
+from ckptools.pickles import reader
+from ckptools.pickles.reader import Saved
 from ckptools.training_state.steps import by_majority
 
-if TYPE_CHECKING:
-    from ckptools.formats.shared.rank_checks import RankValues
-    from ckptools.pickles.reader import Saved
+
+class RankDifferences(NamedTuple):
+    """Values that differ between ranks: those that may, and those that should not.
+
+    Attributes:
+        tree: the ranks' tree, with the lowest rank's tensor where each rank has its own.
+        problems: values and tensors that should be the same on all ranks and are not.
+        differing: key paths of plain values and tensors that may differ, and do.
+        per_rank: by key path each rank's value: sections that are each rank's own, and differing values elsewhere.
+        unequal: the same for other values: where all should have one value, where only some have any, where a foreign
+            object holds other values.
+    """
+
+    tree: Any
+    problems: tuple[Problem, ...]
+    differing: tuple[KeyPath, ...]
+    per_rank: Mapping[KeyPath, Mapping[int, Any]]
+    unequal: Mapping[KeyPath, Mapping[int, Any]]
 
 
 class CheckpointBuilder:
-    """What is found while a checkpoint is opened, and in the end the record of it.
+    """Collects the findings of a format while it opens a checkpoint, and builds the `Checkpoint`.
 
     A format makes one before it reads anything, adds what it finds, and states what is its own in `checkpoint`.
 
@@ -56,7 +76,7 @@ class CheckpointBuilder:
         for one in saved:
             self.add_read(1, one.bytes_read, one.names)
 
-    def add_rank_values(self, found: RankValues) -> None:
+    def add_rank_values(self, found: RankDifferences) -> None:
         """Note what ranks have for themselves, and what they should not."""
         self.problems += found.problems
         self.differing += found.differing
@@ -121,3 +141,94 @@ class CheckpointBuilder:
 def in_form(saved_as: str, form: str) -> str:
     """Add to how something was saved what it is beside a zip archive."""
     return f"{saved_as} ({form})" if form else saved_as
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
+
+MAX_FILES = 64
+"""Up to this many files in a store, the end of each is read."""
+
+KINDS: Mapping[ReadErrorKind, Code] = {
+    "absent": Code.FILE_MISSING,
+    "no access": Code.FILE_UNREADABLE,
+    "cut": Code.FILE_CUT,
+    "damaged": Code.FILE_CUT,
+}
+"""Problem codes of files that cannot be read, by the kind of error."""
+
+
+class Fault(NamedTuple):
+    """Why one file of a checkpoint cannot be read, while the others can.
+
+    Attributes:
+        reason: one line, without the file's name.
+        kind: what kind of error it is.
+    """
+
+    reason: str
+    kind: ReadErrorKind
+
+    @classmethod
+    def of(cls, error: ReadError, path: Path) -> Fault:
+        """Return the fault that an error states; an error about another file names that file."""
+        return cls(error.reason if error.path == path else str(error), error.kind)
+
+    @property
+    def status(self) -> Literal["cut", "bad"]:
+        """Status in the list of files: cut short, or damaged otherwise."""
+        return "cut" if self.kind == "cut" else "bad"
+
+    def problem(self, name: str, rank: int | None = None, tensor: str | None = None) -> Problem:
+        """Return the fault as a problem; `name` is the file's name in the message."""
+        return Problem(KINDS[self.kind], f"{name} {self.reason}", rank, tensor)
+
+
+def was_read(saved: Saved, rank: int | None = None, part: str = "") -> RankFile:
+    """The `RankFile` of a file that was read in full."""
+    return RankFile(saved.path, rank, part, "read", saved.nbytes, saved.modified)
+
+
+def file_now(path: Path, rank: int | None, part: str, status: Literal["read", "cut", "bad"]) -> RankFile:
+    """The `RankFile` of a file, with the size and time that it has now.
+
+    Raises:
+        ReadError: it is gone.
+    """
+    with reading(path):
+        found = path.stat()
+    return RankFile(path, rank, part, status, found.st_size, found.st_mtime)
+
+
+def looked_at(
+    path: Path, rank: int | None, part: str, faults: dict[Path, Fault], files: int, read: bool = False
+) -> RankFile:
+    """Return the `RankFile` of a file whose content was not read: by its end, or its fault.
+
+    Of many files in a store only the presence and size are known: reading each end takes one or two requests.
+
+    Args:
+        path: the file; it may be gone by now.
+        rank: whose it is.
+        part: what of a rank it holds.
+        faults: what is known to be wrong with files; what is found out here is noted in it.
+        files: how many the checkpoint has.
+        read: whether it was read, so that there is nothing to look for.
+    """
+    status = path.stat() if path.exists() else None
+    size, modified = (status.st_size, status.st_mtime) if status else (0, None)
+    only_listed = isinstance(path, RemotePath) and files > MAX_FILES and size > 0
+    fault = faults.get(path) or (None if read or only_listed else _look(path))
+    if fault is not None:
+        faults[path] = fault
+        return RankFile(path, rank, part, fault.status if size else "cut", size, modified)
+    return RankFile(path, rank, part, "read" if read else "listed" if only_listed else "seen", size, modified)
+
+
+def _look(path: Path) -> Fault | None:
+    """Return the fault that the file's directory or header shows."""
+    try:
+        reader.probe(path)
+    except ReadError as error:
+        return Fault.of(error, path)
+    return None

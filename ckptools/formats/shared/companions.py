@@ -1,4 +1,4 @@
-"""What training leaves beside a model: the companion files of transformers' Trainer and of Accelerate.
+"""Companion files that transformers' Trainer and Accelerate leave beside a model.
 
     optimizer.pt | optimizer.bin | optimizer_1.bin      optimizer (Trainer | Accelerate and FSDP | its second)
     scheduler.pt | scheduler.bin | scheduler_1.bin      learning rate scheduler
@@ -8,11 +8,11 @@
     trainer_state.json                                  counters, log
     sampler.bin, dl_state_dict.bin, sampler_1.bin       data loaders
     custom_checkpoint_{N}.pkl                           registered objects
-    training_args.bin                                   an object of the Trainer's class: told, never made
+    training_args.bin                                   an object of the Trainer's class: named, never made
 
-An `AcceleratedScheduler` is stepped once for every process, unless batches are split, which no file tells: its count
-divided by the processes is assumed to be the training step, and called so. `step` beside Accelerate's random states
-counts what `accumulate` was entered for since the data loader began.
+An `AcceleratedScheduler` is stepped once for every process, unless batches are split, which no file records. Its
+count divided by the processes is taken for the training step. `step` beside Accelerate's random states counts how often
+`accumulate` was entered since the data loader began.
 
 All but the JSON are torch.save files, `.pkl` too. Source: accelerate/checkpointing.py and utils/constants.py,
 transformers/trainer.py; read on files of Accelerate 1.15.
@@ -32,7 +32,7 @@ from ckptools.files.json_file import read_json
 from ckptools.files.location import check_stays_inside
 from ckptools.files.opening import reading
 from ckptools.formats.options import Options
-from ckptools.formats.shared.file_status import Fault, file_now
+from ckptools.formats.shared.checkpoint_builder import Fault, file_now
 from ckptools.model.checkpoint import Fact, RankFile
 from ckptools.model.problems import Code, Problem
 
@@ -61,7 +61,7 @@ class Companion:
 
 @dataclass
 class CompanionFiles:
-    """The companion files in a folder, read.
+    """The content of the companion files in a folder.
 
     Attributes:
         tree: by name, such as `optimizer`; `rng` by rank where ranks have their own.
@@ -125,7 +125,10 @@ def companions_in(folder: Path) -> list[Companion]:
     times = Counter((c.key, c.rank) for c in named)
     by_rank = {c.key for c in named if c.rank is not None}
     clear = [
-        _called_by_name(c) if times[c.key, c.rank] > 1 or (c.rank is None and c.key in by_rank) else c for c in named
+        replace(c, key=c.path.name, rank=None)
+        if times[c.key, c.rank] > 1 or (c.rank is None and c.key in by_rank)
+        else c
+        for c in named
     ]
     return sorted(clear, key=lambda c: (_order(c.key), c.key, -1 if c.rank is None else c.rank))
 
@@ -140,10 +143,6 @@ def _companion(path: Path) -> Companion | None:
 def is_companion(path: Path) -> bool:
     """Whether a file name is that of a companion: no checkpoint of its own."""
     return _companion(path) is not None
-
-
-def _called_by_name(companion: Companion) -> Companion:
-    return replace(companion, key=companion.path.name, rank=None)
 
 
 def _order(key: str) -> int:
@@ -177,7 +176,7 @@ def _put(tree: dict[str, Any], companion: Companion, value: Any) -> None:
 
 
 def step_of_accelerate(tree: Any, world_size: Fact) -> Fact:
-    """The training step that Accelerate's files suggest: by the scheduler, else by the counter at the random states."""
+    """Return the training step from Accelerate's scheduler, else from the counter beside the random states."""
     tree, world = tree if isinstance(tree, dict) else {}, world_size.value
     states, scheduler = tree.get("rng"), tree.get("scheduler")
     counted = {s.get("step") for s in states.values() if isinstance(s, dict)} if isinstance(states, dict) else set()
@@ -193,7 +192,7 @@ def step_of_accelerate(tree: Any, world_size: Fact) -> Fact:
 
 
 def _count_ranks(found: CompanionFiles, here: list[Companion]) -> None:
-    """The world size as the ranks' own files tell it, and which of them are missing."""
+    """Set the world size from the ranks' files, and find missing ranks."""
     ranked = {c.rank: c for c in here if c.rank is not None}
     if not ranked:
         return

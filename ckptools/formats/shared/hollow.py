@@ -1,34 +1,43 @@
-"""Tensors whose bytes lie in holes of sparse files: they read as zeros, and nothing says that anybody wrote these.
+"""Tensors whose bytes lie in holes of sparse files: they read as zeros that may never have been written.
 
-A record that has its CRC-32 with zeros in its holes was written so, whatever the file system keeps of it; one with
-another CRC-32 was not. Where no checksum tells, a file of whose tensors half or more lies in holes was never filled:
-weights are not zeros. Less may be zeros that a file system or a copy has made holes of (ZFS with compression, `cp
---sparse=always`), and so may be all of a file that was not read: that is a warning.
+A record whose CRC-32 fits zeros in its holes was written so, however the file system stores it; one with another
+CRC-32 was not. Without a checksum, a file with half or more of its tensors in holes was never filled: weights are not
+zeros. Smaller holes may come from a file system or a copy (ZFS with compression, `cp --sparse=always`), as may a file
+of holes that was not read: that is a warning.
 """
 
 from __future__ import annotations
 
+import errno
+import os
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from math import prod
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import ReadError
-from ckptools.files.holes import SLACK, holes
 from ckptools.files.location import is_remote
 from ckptools.files.opening import File
+from ckptools.files.storage import SLACK, takes_less
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Code, Problem, Severity, worst_first
 from ckptools.model.provenance import Filled
-from ckptools.model.tensor import Item, Source, Tensor
+from ckptools.model.regions import is_contiguous
+from ckptools.model.source import ItemLayout
+from ckptools.model.tensor import ItemShards, Shards, Source, Tensor
 from ckptools.model.tree import fqn_of, tensors_in
 from ckptools.tensor_io.checksums import combine, crc32
 from ckptools.text import and_others, few, size
 
+MANY = 1000
+"""Extents of a file from which on numpy compares them with its holes."""
+
 MAX_READ = 1 << 20
-"""Bytes of a record beside its holes that are read for its checksum."""
+"""Most bytes outside of holes that are read to check one record's checksum."""
 
 Spans: TypeAlias = "Sequence[tuple[int, int]]"
 
@@ -44,16 +53,16 @@ class _Hollow:
         path: the file.
         spans: its holes, in order.
         nbytes: bytes of it.
-        held: bytes of tensors that were looked at.
-        unproven: bytes of these that lie in holes, and that no checksum speaks of.
-        tensors: bytes in holes by name of the tensor, those that were written as zeros left out.
+        nbytes_seen: bytes of tensors that were looked at.
+        unproven: bytes of these in holes without a checksum.
+        tensors: bytes in holes by tensor name, without those that were written as zeros.
         never: tensors whose checksum says that they were never written.
     """
 
     path: Path
     spans: Spans
     nbytes: int
-    held: int = 0
+    nbytes_seen: int = 0
     unproven: int = 0
     tensors: dict[str, int] = field(default_factory=dict)
     never: set[str] = field(default_factory=set)
@@ -65,39 +74,60 @@ class _Hollow:
 
     @property
     def severity(self) -> Severity:
-        """How grave it is: an error where it is proven, or where half or more of its tensors lies in holes."""
-        mostly = self.unproven > 0 and 2 * self.unproven >= self.held
+        """Error where the checksum proves it, or where half or more of the tensors' bytes lie in holes."""
+        mostly = self.unproven > 0 and 2 * self.unproven >= self.nbytes_seen
         return "error" if self.never or mostly else "warning"
 
-    def add(self, fqn: str, place: Source | Item) -> None:
-        """Look at the place of a tensor."""
-        start, nbytes = _extent(place)
-        inside = overlap(self.spans, start, start + nbytes)
-        self.held += nbytes
-        if not inside:
-            return
-        right = _is_right(place, self.spans)
-        if right:
-            return
-        self.tensors[fqn] = self.tensors.get(fqn, 0) + inside
-        self.unproven += inside
-        if right is False:
-            self.never.add(fqn)
+    def look_at(self, extents: Sequence[_Extent]) -> None:
+        """Look at where tensors lie in it."""
+        self.nbytes_seen += sum(extent.end - extent.start for extent in extents)
+        for extent, inside in zip(extents, overlaps(self.spans, [e[1:3] for e in extents]), strict=True):
+            right = _is_right(self.path, extent, self.spans) if inside else True
+            if not right:
+                self.tensors[extent.fqn] = self.tensors.get(extent.fqn, 0) + inside
+                self.unproven += inside
+            if right is False:
+                self.never.add(extent.fqn)
+
+
+class _Extent(NamedTuple):
+    """Where a tensor lies in a file.
+
+    Attributes:
+        fqn: the tensor's name.
+        start: first byte.
+        end: one past the last byte.
+        record_span: `(offset, length)` of the record with these bytes.
+        crc: CRC-32 of that record; 0 where none is stated or the values were not located.
+    """
+
+    fqn: str
+    start: int
+    end: int
+    record_span: tuple[int, int] = (0, 0)
+    crc: int = 0
+
+    @classmethod
+    def of(cls, fqn: str, source: Source) -> _Extent:
+        """The extent of a source; for values that are not consecutive, that of their record."""
+        start, nbytes = _values_span(source)
+        return cls(fqn, start, start + nbytes, source.record_span, source.crc)
 
 
 def with_hollow(checkpoint: Checkpoint) -> Checkpoint:
-    """The checkpoint with what of its tensors lies in holes of local files, and the problem that this is."""
+    """Add the tensors that lie in holes of local files, and the problems that follow."""
     found = {hollow.path: hollow for hollow in _hollow_files(checkpoint)}
     if not found:
         return checkpoint
     tensors = {fqn_of(path): tensor for path, tensor in tensors_in(checkpoint.tree)}
+    extents: dict[Path, dict[_Extent, None]] = {path: {} for path in found}
     for fqn, tensor in tensors.items():
-        for place in dict.fromkeys(_places(tensor)):
-            if place.path in found:
-                found[place.path].add(fqn, place)
-    told = [one for one in found.values() if one.tensors or not one.held]
-    problems = [problem for severity in ("error", "warning") for problem in _problems(told, severity)]
-    empty = tuple(_filled(tensors, [one for one in told if one.severity == "error"]))
+        _add_extents(extents, fqn, tensor.shards)
+    for path, of_file in extents.items():
+        found[path].look_at([*of_file])
+    hollow = [one for one in found.values() if one.tensors or not one.nbytes_seen]
+    problems = [problem for severity in ("error", "warning") for problem in _problems(hollow, severity)]
+    empty = tuple(_filled(tensors, [one for one in hollow if one.severity == "error"]))
     return replace(checkpoint, hollow=empty, problems=worst_first([*checkpoint.problems, *problems]))
 
 
@@ -107,21 +137,42 @@ def _hollow_files(checkpoint: Checkpoint) -> Iterator[_Hollow]:
             yield _Hollow(file.path, spans, file.nbytes)
 
 
-def _places(tensor: Tensor) -> Iterator[Source | Item]:
-    for shard in tensor.shards:
-        yield from shard.sources or ([shard.item] if shard.item is not None else [])
+def _add_extents(extents: Mapping[Path, dict[_Extent, None]], fqn: str, shards: Shards) -> None:
+    """Add where shards lie to the extents of their files, equal ones once."""
+    if isinstance(shards, ItemShards):
+        _add_items(extents, fqn, shards)
+        shards = tuple(shards.located.values())
+    for shard in shards:
+        found = [(source.path, _Extent.of(fqn, source)) for source in shard.sources]
+        if not shard.sources and shard.item is not None:
+            end = shard.item.offset + shard.item.length
+            found = [(shard.item.path, _Extent(fqn, shard.item.offset, end))]
+        for path, extent in found:
+            if path in extents:
+                extents[path][extent] = None
 
 
-def _extent(place: Source | Item) -> tuple[int, int]:
-    """First byte and number of bytes; of values that are not consecutive, those of their record."""
-    if isinstance(place, Item):
-        return place.offset, place.length
-    if not place.contiguous:
-        return place.record_span
-    numel = 1
-    for n in place.shape:
-        numel *= n
-    return place.offset, int(numel * ITEMSIZE[place.dtype])
+def _add_items(extents: Mapping[Path, dict[_Extent, None]], fqn: str, shards: ItemShards) -> None:
+    """Add where items lie: their values where they were read and are like others, else all of them."""
+    of_file = {file: extents.get(file.path) for file in set(shards.files) if file.path is not None}
+    spans = {layout: _values_span(layout) for layout in set(shards.layouts) if layout is not None}
+    for i, (file, start, length) in enumerate(zip(shards.files, shards.starts, shards.lengths, strict=True)):
+        known, layout = of_file.get(file), shards.layouts[i] if shards.layouts else None
+        if known is None or i in shards.located:
+            continue
+        if layout is None:
+            known[_Extent(fqn, start, start + length)] = None
+            continue
+        at, nbytes = spans[layout]
+        record = start + layout.record_span[0], layout.record_span[1]
+        known[_Extent(fqn, start + at, start + at + nbytes, record, shards.crcs[i])] = None
+
+
+def _values_span(of: Source | ItemLayout) -> tuple[int, int]:
+    """First byte and number of bytes of values; for values that are not consecutive, those of their record."""
+    if not is_contiguous(of.shape, of.strides):
+        return of.record_span
+    return of.offset, prod(of.shape) * ITEMSIZE[of.dtype]
 
 
 def overlap(spans: Spans, start: int, end: int) -> int:
@@ -134,22 +185,42 @@ def overlap(spans: Spans, start: int, end: int) -> int:
     return found
 
 
-def _is_right(place: Source | Item, spans: Spans) -> bool | None:
-    """Whether a record with holes has the CRC-32 that it states; None where it states none, or much is to be read."""
-    if isinstance(place, Item) or not place.crc:
+def overlaps(spans: Spans, extents: Sequence[tuple[int, int]]) -> list[int]:
+    """How many bytes of each of several extents, from a first byte to one past the last, lie in spans."""
+    if len(extents) < MANY:
+        return [overlap(spans, start, end) for start, end in extents]
+    import numpy as np
+
+    firsts, lasts = np.array(spans, dtype=np.int64).T
+    before = np.concatenate(([0], np.cumsum(lasts - firsts)))
+
+    def inside_before(at: Any) -> Any:
+        """How many bytes before each place lie in spans."""
+        begun = np.searchsorted(firsts, at)
+        unfinished = np.where(begun > 0, np.maximum(lasts[np.maximum(begun - 1, 0)] - at, 0), 0)
+        return before[begun] - unfinished
+
+    starts, ends = np.array(extents, dtype=np.int64).T
+    found: list[int] = (inside_before(ends) - inside_before(starts)).tolist()
+    return found
+
+
+def _is_right(path: Path, extent: _Extent, spans: Spans) -> bool | None:
+    """Whether a record with holes has its stated CRC-32; None without one, or where too much would be read."""
+    if not extent.crc:
         return None
-    start, nbytes = place.record_span
+    start, nbytes = extent.record_span
     if nbytes - overlap(spans, start, start + nbytes) > MAX_READ:
         return None
     try:
-        with File(place.path) as file:
-            return _crc_of(file, start, start + nbytes, spans) == place.crc
+        with File(path) as file:
+            return _crc_of(file, start, start + nbytes, spans) == extent.crc
     except ReadError:  # gone by now; whoever reads it next says so
         return None
 
 
 def _crc_of(file: File, start: int, end: int, spans: Spans) -> int:
-    """The CRC-32 of a part of a file, of which only what lies in no hole is read."""
+    """Return the CRC-32 of a part of a file, reading only what lies outside of holes."""
     crc, at = 0, start
     for first, last in [*spans[max(bisect_left(spans, (start, 0)) - 1, 0) :], (end, end)]:
         first, last = min(max(first, start), end), min(last, end)
@@ -163,7 +234,7 @@ def _crc_of(file: File, start: int, end: int, spans: Spans) -> int:
 
 
 def crc_of_zeros(nbytes: int) -> int:
-    """The CRC-32 of so many zero bytes, by doubling."""
+    """Return the CRC-32 of `nbytes` zeros, by doubling."""
     crc, power, length = 0, crc32(b"\0"), 1
     while nbytes:
         if nbytes & 1:
@@ -180,14 +251,14 @@ def _problems(hollow: Iterable[_Hollow], severity: Severity) -> Iterator[Problem
         text = (
             f"{first.path.name}{and_others(len(of_it) - 1)}: {size(first.empty)} of {size(first.nbytes)} take no space"
         )
-        held = f"; they hold {few(names, 3)}" if names else ""
+        content = f"; they hold {few(names, 3)}" if names else ""
         why = WHY if severity == "error" else MAYBE
         files = tuple(one.path.name for one in of_it)
-        yield Problem(Code.NEVER_WRITTEN, f"{text} on the disk ({why}){held}", None, None, severity, files)
+        yield Problem(Code.NEVER_WRITTEN, f"{text} on the disk ({why}){content}", None, None, severity, files)
 
 
 def _filled(tensors: dict[str, Tensor], hollow: Iterable[_Hollow]) -> Iterator[Filled]:
-    """Tensors with zeros that nobody wrote."""
+    """Tensors with zeros that were never written."""
     nbytes: dict[str, int] = {}
     for one in hollow:
         for fqn, inside in one.tensors.items():
@@ -195,3 +266,45 @@ def _filled(tensors: dict[str, Tensor], hollow: Iterable[_Hollow]) -> Iterator[F
     for fqn, inside in nbytes.items():
         tensor = tensors[fqn]
         yield Filled(fqn, "zero", min(tensor.numel, int(-(-inside // ITEMSIZE[tensor.dtype]))), tensor.numel)
+
+
+# -- holes: bytes without a block on the disk, which are read as zeros -------------------------------------------------
+
+# A file has them where its size was set and nothing was written: by a copy that was interrupted after it had reserved
+# the space, by a file system that came back after a crash, on purpose. The file itself cannot distinguish them from
+# true zeros.
+
+MAX_HOLES = 1 << 16
+"""Holes of a file that are looked for: one for each of its tensors, and more."""
+
+
+def holes(path: Path) -> list[tuple[int, int]]:
+    """The holes of a file, each from its first byte to one past its last; none where none can be seen."""
+    with suppress(OSError, AttributeError):  # gone, or a system that knows no holes
+        if takes_less(path):
+            return _asked_for(path, path.stat().st_size)
+    return []
+
+
+def _asked_for(path: Path, size: int) -> list[tuple[int, int]]:
+    """List the holes that the file system knows; the one behind the end of every file does not count."""
+    found: list[tuple[int, int]] = []
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        at = os.lseek(descriptor, 0, os.SEEK_HOLE)
+        while at < size and len(found) < MAX_HOLES:
+            end = _data_behind(descriptor, at, size)
+            found.append((at, end))
+            at = os.lseek(descriptor, end, os.SEEK_HOLE) if end < size else size
+    finally:
+        os.close(descriptor)
+    return found
+
+
+def _data_behind(descriptor: int, at: int, size: int) -> int:
+    try:
+        return min(os.lseek(descriptor, at, os.SEEK_DATA), size)
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+        return size  # nothing but the hole

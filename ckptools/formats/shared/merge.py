@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ckptools.formats.shared.same_values import NAMES, difference, same_inside, same_value
 from ckptools.model.problems import Code, Problem
-from ckptools.model.rank_vote import Vote, vote
+from ckptools.model.rank_vote import NAMES, Vote, difference, same_inside, same_value, vote
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Shard, Tensor, in_rank_order
 from ckptools.model.tree import KeyPath, fqn_of
@@ -33,7 +32,7 @@ class Merge:
         differing: key paths of plain values that differ, with the ranks that have each value.
         partial: key paths that only some ranks have.
         unlike: key paths of foreign objects of one class that hold other values.
-        roots: what was merged, by the key path where it was put.
+        roots: the merged trees, by the key path where each was put.
     """
 
     disagreeing: dict[KeyPath, Problem] = field(default_factory=dict)
@@ -45,7 +44,7 @@ class Merge:
 
     @property
     def problems(self) -> list[Problem]:
-        """Ranks that disagree on the shape, dtype or layout of a tensor."""
+        """Disagreements of ranks on the shape, dtype or layout of a tensor."""
         return list(self.disagreeing.values())
 
     def trees(self, ranked: Ranked, path: KeyPath = ()) -> Any:
@@ -54,18 +53,18 @@ class Merge:
         return self._merged(ranked, path)
 
     def root_of(self, path: KeyPath) -> KeyPath | None:
-        """The key path where the tree was put that a key path leads into; None where none was."""
+        """Return the key path of the merged tree that contains `path`, or None."""
         return max((root for root in self.roots if path[: len(root)] == root), key=len, default=None)
 
     def values(self, path: KeyPath) -> dict[int, Any]:
-        """What each rank itself had at a key path, without the ranks that had nothing there."""
+        """Each rank's own value at a key path, without the ranks that have none."""
         root = self.root_of(path)
         ranked = self.roots[root] if root is not None else ()
         found = ((rank, _at(tree, path[len(root or ()) :])) for rank, tree in ranked)
         return {rank: value for rank, value in found if value is not _NOTHING}
 
     def values_or_absent(self, path: KeyPath) -> dict[int, Any]:
-        """What each rank had at a key path; `Absent` where its tree was read and has nothing there."""
+        """Each rank's value at a key path; `Absent` where its tree was read and has none."""
         values, root = self.values(path), self.root_of(path)
         ranked = self.roots[root] if root is not None else ()
         return {rank: values.get(rank, ABSENT) for rank, _ in ranked} if values else {}
@@ -134,7 +133,7 @@ ABSENT = Absent()
 
 
 def _at(tree: Any, path: KeyPath) -> Any:
-    """What is at a key path; `_NOTHING` when nothing is."""
+    """The value at a key path, or `_NOTHING`."""
     for key in path:
         if isinstance(tree, dict) and isinstance(key, NAMES):
             tree = next((v for k, v in tree.items() if repr(k) == repr(key)), _NOTHING)
@@ -184,7 +183,7 @@ def empty_like(container: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def _disagreement(found: Vote[Any], path: KeyPath) -> Problem:
-    """What two ranks say differently of a tensor; the one that more than half contradict is named, if there is one."""
+    """Describe how two ranks disagree on a tensor, and name a rank that more than half contradict."""
     usual, usual_ranks = found.majority or found.groups[0]
     value, ranks = next(group for group in found.groups if group[1] != usual_ranks)
     differing = _either_way(usual, value)
@@ -203,7 +202,7 @@ def _either_way(a: Any, b: Any) -> tuple[str, str] | None:
 
 
 def _joined(ranked: Sequence[tuple[int, Tensor]]) -> tuple[Shard, ...]:
-    """Every rank's own shards, and those that a file lists and nobody has, in rank order."""
+    """All ranks' own shards, and listed shards that no file has, in rank order."""
     found: dict[Box, list[Shard]] = {}
     for rank, tensor in ranked:
         for shard in tensor.found:

@@ -1,7 +1,7 @@
-"""What outputs of `consolidate` say of themselves, read as a stranger's data: it adds problems, and takes none away.
+"""Records that `consolidate` leaves in its outputs. They are untrusted: they add problems, and take none away.
 
 A record is in the file itself (`ckptools.json` in a `.pt` or in a DCP folder, `ckptools` in the metadata of a
-safetensors file). An output without one may have a side file, `OUT.left-out.json`, which says what of it is missing.
+safetensors file). An output without one may have a side file, `OUT.left-out.json`, which lists what is missing.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from ckptools.errors import ReadError
 from ckptools.files.json_file import JsonError, parse_json
 from ckptools.files.location import check_stays_inside, is_remote
 from ckptools.files.opening import File
-from ckptools.formats.shared.left_out_file import MAX_SIDE_FILE, of_side_file
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Code, Problem, worst_first
 from ckptools.model.provenance import (
     FILE_NAME,
     MAX_BYTES,
     MAX_NAMED,
+    MAX_SIDE_FILE,
     SCHEMA,
     Filled,
     LeftOut,
@@ -30,6 +30,7 @@ from ckptools.model.provenance import (
     Provenance,
     Said,
     joined,
+    of_side_file,
 )
 from ckptools.model.tree import fqn_of, tensors_in
 from ckptools.model.values import describe_for_error
@@ -40,11 +41,11 @@ BEFORE = "left out by consolidate"
 SIDE_FILE = ".left-out.json"
 NUMBERED = re.compile(r"(.*)-\d{5}-of-\d{5}(\.[^.]+)")
 MAX_SIDE_FILES = 64
-"""Files of a checkpoint beside which a side file is looked for; no output has as many without an index."""
+"""Side files are looked for beside at most this many files; only outputs with an index have more."""
 
 
 def of_folder(folder: Path, names: Iterable[str], follow_symlinks: bool) -> Said | None:
-    """The record that lies in a DCP folder whose files have these names; None where there is none.
+    """The record in a DCP folder with files of these names, or None.
 
     Raises:
         UnsafePathError: it is a link out of the folder.
@@ -97,7 +98,7 @@ def with_provenance(checkpoint: Checkpoint, said: Mapping[Path, Said]) -> Checkp
 
 
 def _side_files(checkpoint: Checkpoint, own: Mapping[Path, Said]) -> dict[Path, Said]:
-    """Side files of outputs that have no record of their own; of a store nothing is fetched that was not named."""
+    """Side files of outputs without a record; in a store only files that were named are fetched."""
     files = [file.path for file in checkpoint.files if file.is_here and file.path not in own]
     if not files or len(files) > MAX_SIDE_FILES or is_remote(files[0]):
         return {}
@@ -107,7 +108,7 @@ def _side_files(checkpoint: Checkpoint, own: Mapping[Path, Said]) -> dict[Path, 
 
 
 def _output_of(file: Path) -> Path:
-    """What the output was called that a file is, or is one of."""
+    """Return the path of the output that a file is, or belongs to."""
     if file.name == ".metadata":
         return file.parent.resolve()
     numbered = NUMBERED.fullmatch(file.name)
@@ -118,7 +119,7 @@ def _output_of(file: Path) -> Path:
 
 
 class _RecordError(ValueError):
-    """What is wrong with a record, in one line."""
+    """A record is invalid; the message says why."""
 
 
 def _parsed(said: Said, side: bool) -> Provenance:
@@ -192,7 +193,7 @@ def _count(value: Any) -> int:
 
 
 def _problems(record: Provenance, tree: Any) -> Iterator[Problem]:
-    """What of an output nobody saved, and a note of what its format had no place for."""
+    """Values that consolidate filled in, and what the output's format could not store."""
     tops = {str(key).partition(".")[0] for key in tree} if isinstance(tree, dict) else set()
 
     def about(kind: Code, text: str, name: str) -> Problem:
@@ -202,7 +203,7 @@ def _problems(record: Provenance, tree: Any) -> Iterator[Problem]:
 
     for one in record.filled:
         text = f"{one.elements} of {plural(one.numel, 'element')} are {FILLS[one.fill]} that consolidate filled in"
-        yield about(Code.FILLED, f"{text}: no file held them", one.name)
+        yield about(Code.FILLED, f"{text}: no file has them", one.name)
     if record.more_filled:
         text = f"{plural(record.more_filled, 'more tensor')} with values that consolidate filled in"
         yield Problem(Code.FILLED, text)
@@ -218,7 +219,7 @@ def _problems(record: Provenance, tree: Any) -> Iterator[Problem]:
 
 
 def _of_several(records: Mapping[Path, Provenance]) -> Iterator[Problem]:
-    """That files are of different checkpoints: those of one output, or of several beside each other."""
+    """Files that come from different checkpoints, within one output or beside each other."""
     sources: dict[Path, dict[Origin, Path]] = {}
     for path, record in records.items():
         for origin in record.sources[:1]:
@@ -237,14 +238,14 @@ def _listed(origins: Mapping[Origin, Path]) -> str:
 
 
 def _as_named(record: Provenance | None, checkpoint: Checkpoint) -> Provenance | None:
-    """The record with names as the checkpoint has them: those of a model beside others begin with a section."""
+    """Rename entries as the checkpoint names them: a model beside others has its section as a prefix."""
     if record is None or not record.filled:
         return record
     here = {fqn_of(path) for path, _ in tensors_in(checkpoint.tree)}
     sections = list(checkpoint.tree) if isinstance(checkpoint.tree, dict) else []
 
-    def name(told: str) -> str:
-        inside = [full for section in sections if (full := f"{section}.{told}") in here]
-        return inside[0] if told not in here and len(inside) == 1 else told
+    def name(given: str) -> str:
+        inside = [full for section in sections if (full := f"{section}.{given}") in here]
+        return inside[0] if given not in here and len(inside) == 1 else given
 
     return replace(record, filled=tuple(one._replace(name=name(one.name)) for one in record.filled))

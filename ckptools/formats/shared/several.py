@@ -1,19 +1,40 @@
-"""A folder that holds several checkpoints: the error that names them, the newest first."""
+"""A folder that holds several checkpoints: the error or note that names them, and the tracker that names the newest.
+
+A tracker is a small file or link in a run's folder:
+
+    latest                              DeepSpeed: the name of a folder; OLMo, torchtitan runs: a link to one
+    latest_checkpointed_iteration.txt   Megatron, verl: a number, or the word `release`
+    last_checkpoint                     detectron2, mmengine: the name of a file
+    latest-rank0.pt                     Composer: a link to a file of the newest
+    LATEST, LATEST.txt                  NeMo Automodel: a link to a folder; where links are not possible, its name
+
+What it holds is data from a stranger: only a plain name of something in the same folder is followed.
+Source: deepspeed/runtime/engine.py (`_save_checkpoint`), megatron/training/checkpointing.py, verl's
+`checkpoint_manager.py`, detectron2's `checkpoint/detection_checkpoint.py` (fvcore), composer's `checkpoint_saver.py`,
+nemo_automodel's components/checkpoint/lifecycle.py.
+"""
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
-from ckptools.errors import SeveralError
+from ckptools.errors import ReadError, SeveralError
+from ckptools.files.location import check_stays_inside, is_plain_name, is_there, real_path
+from ckptools.files.opening import File, reading
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.problems import Code, Problem
 from ckptools.model.values import describe_for_error
 from ckptools.text import few
 from ckptools.training_state.steps import step_in
 
 MAX_FILES = 1000
-"""Files of a folder whose times are looked at."""
+"""Most files of a folder whose times are read."""
 
 
 def several(folder: Path, found: Sequence[Path], why: str = "") -> SeveralError:
@@ -22,7 +43,7 @@ def several(folder: Path, found: Sequence[Path], why: str = "") -> SeveralError:
     Args:
         folder: where they are.
         found: a file or folder of each.
-        why: what would have told which one is meant, such as ` and no file latest`.
+        why: what is missing to choose one, such as ` and no file latest`.
     """
     import shlex
 
@@ -30,8 +51,25 @@ def several(folder: Path, found: Sequence[Path], why: str = "") -> SeveralError:
     return SeveralError(folder, f"holds {len(found)} checkpoints{why} ({which}); {listed(folder, found)}")
 
 
+def with_others(checkpoint: Checkpoint, folder: Path, others: Sequence[Path]) -> Checkpoint:
+    """The checkpoint with a note that names others in its folder, unless a problem of it names them already."""
+    known = {name for problem in checkpoint.problems for name in problem.files}
+    unnamed = [path for path in others if path.name not in known]
+    text = f"also here, and not read: {names(folder, unnamed)}; open it by its name"
+    return _with_note(checkpoint, text) if unnamed else checkpoint
+
+
+def with_links(checkpoint: Checkpoint, folder: Path, links: str) -> Checkpoint:
+    """The checkpoint with a note of the links that were not followed; empty for none."""
+    return _with_note(checkpoint, f"also in {folder}: {links}") if links else checkpoint
+
+
+def _with_note(checkpoint: Checkpoint, text: str) -> Checkpoint:
+    return replace(checkpoint, problems=(*checkpoint.problems, Problem(Code.NOT_READ, text)))
+
+
 def listed(folder: Path, found: Sequence[Path]) -> str:
-    """Which paths to open instead, the newest first, for a message; empty where there is none."""
+    """List the paths to open instead, the newest first, for a message; empty for none."""
     ordered, how = newest_first(found) if len(found) > 1 else (found, "")
     return f"name the one you mean{how}: {names(folder, ordered)}" if found else ""
 
@@ -47,24 +85,20 @@ def newest_first(found: Sequence[Path]) -> tuple[list[Path], str]:
     numbers = [n for n in steps.values() if n is not None]
     if len(set(numbers)) == len(found):
         return sorted(found, key=lambda p: -(steps[p] or 0)), " (the newest first, by the step in the name)"
-    times = {path: _time(path) for path in found}
+    times = {path: max(_times(path), default=0.0) for path in found}
     if len({round(t) for t in times.values()}) == len(found):
         return sorted(found, key=lambda p: -times[p]), " (the newest first, by file time)"
     return sorted(found), ""
 
 
 def _step(path: Path) -> int | None:
-    """The step that the name tells, else that of the folder it is in: `global_step_3/actor`."""
+    """The step in the name, else in the folder's name: `global_step_3/actor`."""
     own = step_in(path.name)
     return step_in(path.parent.name) if own is None else own
 
 
-def _time(path: Path) -> float:
-    """When a file, or the newest file of a folder, was written; 0 where nothing tells."""
-    return max(_times(path), default=0.0)
-
-
 def _times(path: Path) -> Iterator[float]:
+    """When a file, or the files of a folder, were written."""
     with suppress(OSError):
         for one in islice(path.iterdir(), MAX_FILES) if path.is_dir() else [path]:
             yield one.lstat().st_mtime
@@ -74,3 +108,114 @@ def _shown(path: Path, folder: Path) -> str:
     """A name as it is typed behind the folder; one that would forge a line is quoted."""
     name = str(path.relative_to(folder))
     return name if name.isprintable() and len(name) < 200 else describe_for_error(name)
+
+
+# -- trackers ---------------------------------------------------------------------------------------------------------
+
+
+FILES = ("latest", "latest_checkpointed_iteration.txt", "last_checkpoint", "LATEST.txt")
+LINK = re.compile(r"(?:latest|last|LATEST)(?![A-Za-z]).*", re.DOTALL)
+MAX_TRACKER = 4096
+"""Bytes; what is longer names no file."""
+
+MAX_ENTRIES = 1000
+
+
+@dataclass(frozen=True)
+class Tracker:
+    """A tracker, and the checkpoint that it names.
+
+    Attributes:
+        path: the file or link.
+        target: what it names, which is here; None where it is not.
+        why: why there is no target.
+    """
+
+    path: Path
+    target: Path | None
+    why: str = ""
+
+
+def tracker_in(folder: Path, follow_symlinks: bool = False) -> Tracker | None:
+    """The tracker of a folder; None where there is none.
+
+    Raises:
+        UnsafePathError: it is a link out of the folder.
+        ReadError: it cannot be read.
+    """
+    for name in FILES:
+        path = folder / name
+        if path.is_file():
+            if not follow_symlinks:
+                check_stays_inside(path, folder)
+            if not path.is_symlink():
+                return _named(path, text_of(path))
+    links = dict(_linked(folder))
+    return Tracker(*links.popitem()[::-1]) if len(links) == 1 else None
+
+
+def trackers_in(folder: Path) -> list[Tracker]:
+    """Every tracker of a folder: files, and links by the names of trackers; one that leads nowhere says why."""
+    files = [folder / name for name in FILES]
+    found = [_read(path) for path in files if path.is_file() and not path.is_symlink()]
+    links = (entry for entry in _entries(folder) if entry.is_symlink() and LINK.fullmatch(entry.name))
+    return [*found, *map(_of_link, links)]
+
+
+def _read(path: Path) -> Tracker:
+    try:
+        return _named(path, text_of(path))
+    except ReadError as error:
+        return Tracker(path, None, error.reason)
+
+
+def _of_link(link: Path) -> Tracker:
+    """The target of a link, as a path in its folder; a rank's link is followed to that rank's file."""
+    folder, target = real_path(link.parent), real_path(link)
+    named = describe_for_error(os.readlink(link))  # noqa: PTH115 - a text, as it was written
+    if not target.is_relative_to(folder):
+        return Tracker(link, None, f"is a link to {named}, out of the folder")
+    if not target.exists():
+        return Tracker(link, None, f"is a link to {named}, which is not here")
+    return Tracker(link, link.parent / target.relative_to(folder))
+
+
+def text_of(path: Path) -> str:
+    """The text of a tracker file.
+
+    Raises:
+        ReadError: it cannot be read.
+    """
+    with File(path) as file:
+        return file.read(0, min(file.size, MAX_TRACKER)).decode("utf-8", "replace").strip()
+
+
+def _named(tracker: Path, text: str) -> Tracker:
+    """The target of a tracker's text: an entry beside it of that name, or of that step if it is a number."""
+    if not is_plain_name(text):
+        return Tracker(
+            tracker, None, f"names {describe_for_error(text)}, which is not the plain name of something beside it"
+        )
+    entry = tracker.parent / text
+    if entry != tracker and is_there(entry):
+        return Tracker(tracker, entry)
+    if re.fullmatch(r"[0-9]{1,12}", text):
+        numbered = [p for p in _entries(tracker.parent) if step_in(p.name) == int(text)]
+        if len(numbered) == 1:
+            return Tracker(tracker, numbered[0])
+    return Tracker(tracker, None, f"names {describe_for_error(text)}, which is not here")
+
+
+def _linked(folder: Path) -> Iterator[tuple[Path, Path]]:
+    """Links such as `latest`, each with its target in the folder."""
+    real = real_path(folder)
+    for entry in _entries(folder):
+        if entry.is_symlink() and LINK.fullmatch(entry.name):
+            target = real_path(entry)
+            if target.parent == real and target.exists():
+                yield folder / target.name, entry
+
+
+def _entries(folder: Path) -> list[Path]:
+    with reading(folder):
+        return sorted(islice(folder.iterdir(), MAX_ENTRIES))

@@ -1,9 +1,9 @@
 """Tensor-parallel weights: the pieces that the ranks hold, joined into one lazy tensor by a rule.
 
-Of plain tensors no file says along which dimension they were cut; the format knows it, or the user gives a rule file:
-one JSON object, a glob pattern for the name as `inspect` shows it, to `"replicated"`, `{"dim": 0}` or
-`{"dim": 0, "halves": 2}` (the piece of each rank is that many blocks along `dim`, which are joined block by block). The
-first pattern that matches wins, before every rule of the format; `*` also matches dots.
+No file states along which dimension a plain tensor was cut. The format knows it, or the user gives a rule file: one
+JSON object, a glob pattern for the name as `inspect` shows it, to `"replicated"`, `{"dim": 0}` or `{"dim": 0, "halves":
+2}` (each rank's piece is that many blocks along `dim`, joined block by block). The first pattern that matches wins,
+before every rule of the format; `*` also matches dots.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_HALVES = 64
 
 
 @dataclass(frozen=True)
-class Rule:
+class JoinRule:
     """How the tensor-parallel pieces of one weight are joined.
 
     Attributes:
@@ -40,20 +40,20 @@ class Rule:
     given: str = ""
 
 
-REPLICATED, ROWS, COLUMNS, GATED = Rule(None), Rule(0), Rule(1), Rule(0, 2)
+REPLICATED, ROWS, COLUMNS, GATED = JoinRule(None), JoinRule(0), JoinRule(1), JoinRule(0, 2)
 
-GivenRules = tuple[tuple[str, Rule], ...]
+GivenRules = tuple[tuple[str, JoinRule], ...]
 """Pattern and rule pairs of a rule file."""
 
 
 @dataclass(frozen=True)
-class Piece:
+class RankPiece:
     """The piece of a weight that one rank holds.
 
     Attributes:
         tp: its tensor-parallel rank.
         rank: its global rank.
-        tensor: what its file has; None when that was not read and the others tell the shape.
+        tensor: the one in its file; None when that was not read and other ranks have the shape.
     """
 
     tp: int
@@ -62,10 +62,10 @@ class Piece:
 
 
 class UnlikeError(ValueError):
-    """What ranks hold cannot be pieces of one weight."""
+    """The ranks' tensors cannot be pieces of one weight."""
 
 
-def join(pieces: Sequence[Piece], rule: Rule, ranks: int) -> Tensor:
+def join(pieces: Sequence[RankPiece], rule: JoinRule, ranks: int) -> Tensor:
     """Join the pieces of a weight.
 
     Args:
@@ -86,7 +86,7 @@ def join(pieces: Sequence[Piece], rule: Rule, ranks: int) -> Tensor:
     return replace(first, shape=shape, shards=shards, kind="tensor_parallel", world_size=ranks)
 
 
-def _check_alike(pieces: Sequence[Piece], first: Tensor) -> None:
+def _check_alike(pieces: Sequence[RankPiece], first: Tensor) -> None:
     for piece in pieces:
         other = piece.tensor
         if other is not None and (other.shape, other.dtype) != (first.shape, first.dtype):
@@ -94,7 +94,7 @@ def _check_alike(pieces: Sequence[Piece], first: Tensor) -> None:
             raise UnlikeError(f"rank {piece.rank} has {text}; they are not pieces of one weight")
 
 
-def _joined_shape(shape: Ints, rule: Rule, ranks: int) -> Ints:
+def _joined_shape(shape: Ints, rule: JoinRule, ranks: int) -> Ints:
     says = f"rule {describe_for_error(rule.given)} says" if rule.given else "expected"
     if rule.dim is None or rule.dim >= len(shape):
         raise UnlikeError(f"{says} dim {rule.dim}, but it has {len(shape)} dimensions")
@@ -103,11 +103,11 @@ def _joined_shape(shape: Ints, rule: Rule, ranks: int) -> Ints:
     return tuple(n * ranks if d == rule.dim else n for d, n in enumerate(shape))
 
 
-def _source(piece: Piece) -> Source | None:
+def _source(piece: RankPiece) -> Source | None:
     return piece.tensor.shards[0].source if piece.tensor is not None and piece.tensor.shards else None
 
 
-def _placed(piece: Piece, shape: Ints, rule: Rule, ranks: int) -> Iterator[Shard]:
+def _placed(piece: RankPiece, shape: Ints, rule: JoinRule, ranks: int) -> Iterator[Shard]:
     """The boxes of one rank's piece: one for each half."""
     dim, halves, source = rule.dim, rule.halves, _source(piece)
     assert dim is not None
@@ -120,16 +120,16 @@ def _placed(piece: Piece, shape: Ints, rule: Rule, ranks: int) -> Iterator[Shard
 
 
 def unjoined_tensor(pieces: Iterable[tuple[int, Tensor]], why: str) -> Tensor:
-    """The pieces of a weight by rank, which are shown and cannot be loaded; `why` is its note."""
-    held = list(pieces)
-    shards = tuple(s._replace(rank=rank) for rank, tensor in held for s in tensor.shards)
-    return replace(held[0][1], shards=shards, kind="tensor_parallel", note=why)
+    """The pieces of a weight by rank, to be shown but not loaded; `why` is its note."""
+    by_rank = list(pieces)
+    shards = tuple(s._replace(rank=rank) for rank, tensor in by_rank for s in tensor.shards)
+    return replace(by_rank[0][1], shards=shards, kind="tensor_parallel", note=why)
 
 
 # -- rules that the user gives ---------------------------------------------------------------------------------
 
 
-def given_rule(given: GivenRules, fqn: str) -> Rule | None:
+def given_rule(given: GivenRules, fqn: str) -> JoinRule | None:
     """The rule that the user gave for a weight; None where no pattern of theirs fits."""
     return next((rule for pattern, rule in given if fnmatchcase(fqn, pattern)), None)
 
@@ -149,13 +149,13 @@ def read_rules(path: Path | None) -> GivenRules:
     return tuple((pattern, _rule(path, pattern, value)) for pattern, value in found.items())
 
 
-def _rule(path: Path, pattern: str, value: Any) -> Rule:
+def _rule(path: Path, pattern: str, value: Any) -> JoinRule:
     if value == "replicated":
-        return Rule(None, 1, pattern)
-    told_keys = value if isinstance(value, dict) else {}
-    dim, halves = told_keys.get("dim"), told_keys.get("halves", 1)
+        return JoinRule(None, 1, pattern)
+    keys = value if isinstance(value, dict) else {}
+    dim, halves = keys.get("dim"), keys.get("halves", 1)
     whole = type(dim) is int and 0 <= dim < MAX_DIM and type(halves) is int and 1 <= halves <= MAX_HALVES
-    if not whole or set(told_keys) - {"dim", "halves"}:
+    if not whole or set(keys) - {"dim", "halves"}:
         text = f'{describe_for_error(pattern)}: expected "replicated", {{"dim": 0}} or {{"dim": 0, "halves": 2}}'
         raise UsageError(path, text)
-    return Rule(dim, halves, pattern)
+    return JoinRule(dim, halves, pattern)

@@ -1,12 +1,12 @@
-"""torch_checkpointing: a file for each item and rank, and a `metadata.pkl` that says how the ranks' tensors are cut.
+"""torch_checkpointing: a file for each item and rank, and a `metadata.pkl` with the layout of the ranks' tensors.
 
     model_0.pt … model_3.pt             the item `model` of each rank: torch.save, whose DTensors say how they are cut
-    optimizer_0.safetensors …           bare local tensors; only metadata.pkl says what of which tensor they are
+    optimizer_0.safetensors …           bare local tensors; only metadata.pkl says which part of which tensor they are
     param_groups_0.json, step_0.pt …    items that are not cut
     metadata.pkl                        see `metadata`; only of items that have a resharder
 
-A layout may call the files otherwise; metadata.pkl then says how, but not of items that are not in it. Where an
-optimizer's state is in safetensors, its param groups are an item of their own, and are put beside it where their
+A layout may name the files otherwise; metadata.pkl then has the names, but only of items that are in it. Where an
+optimizer's state is in safetensors, its param groups are an item of their own, and are joined with it where their
 `param_names` are those of the state. Without any metadata.pkl torch.save files are rank files, each item a part.
 
 Source: torch_checkpointing/checkpoint_writer.py, checkpoint_layout.py, metadata_manager.py, default_resharder.py and
@@ -26,40 +26,41 @@ from ckptools.files.location import check_stays_inside
 from ckptools.files.opening import File
 from ckptools.files.safetensors_header import read_header
 from ckptools.formats.options import Options
-from ckptools.formats.shared import rank_checks
-from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder
-from ckptools.formats.shared.copied_files import check_copies
-from ckptools.formats.shared.file_status import Fault, file_now, was_read
+from ckptools.formats.rank_search import rank_checks
+from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, Fault, file_now, was_read
 from ckptools.formats.shared.merge import Merge
 from ckptools.formats.torch_checkpointing.items import (
+    GROUPS,
     ItemFile,
     check_against,
     contradiction,
+    is_state,
     named_files,
     parse,
     read_safetensors,
     with_absent,
+    with_param_groups,
 )
 from ckptools.formats.torch_checkpointing.metadata import METADATA, Metadata, is_metadata, read_metadata
-from ckptools.formats.torch_checkpointing.param_groups import GROUPS, is_state, with_param_groups
 from ckptools.model.checkpoint import Checkpoint, Fact, RankFile
+from ckptools.model.cover import cover_problem
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import fqn_of, tensors_in
 from ckptools.model.values import Absent
 from ckptools.pickles.reader import Saved
-from ckptools.tensor_io.coverage import cover_problem
+from ckptools.tensor_io.copied_files import check_copies
 from ckptools.text import few, first_few
-from ckptools.training_state.module_order import AS_SAVED, SORTED
+from ckptools.training_state.parameter_names import AS_SAVED, SORTED
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import find_step
 
 NAME = "torch_checkpointing"
 READS = "torch_checkpointing: model_0.pt or .safetensors, optimizer_0.pt … of each rank, with metadata.pkl"
-KNOWN_BY = "metadata.pkl that tells of sharding, or items of several ranks in safetensors that lack it"
+KNOWN_BY = "metadata.pkl with sharding in it, or items of several ranks in safetensors that lack it"
 
 MAX_GAPS = 100
-"""Tensors with gaps that are named one by one."""
+"""At most this many tensors with gaps are named."""
 
 
 def detect(path: Path) -> bool:
@@ -78,10 +79,10 @@ def _root(path: Path) -> Path | None:
 
 
 def _lacks_metadata(folder: Path) -> bool:
-    """Whether a folder holds two items or more of the same two ranks or more, of which one is surely cut.
+    """Whether a folder holds at least two items of the same two or more ranks, and one of them must be cut.
 
-    Whole models of epochs 0 and 1 are called the same, and have the same shapes. Of torch.save files alone
-    `rank_files` finds the items, for their tensors say how they are cut.
+    Whole models of epochs 0 and 1 have such names too, and the same shapes. Files of torch.save alone are left to
+    `rank_files`, because their tensors state how they are cut.
     """
     alike = [files for files in named_files(folder, None).values() if len(files) > 1 and 0 in files]
     pairs = [files for files in alike if sum(set(files) == set(other) for other in alike) > 1]
@@ -105,10 +106,10 @@ def read(path: Path, options: Options) -> Checkpoint:
     """
     folder = _root(path) or path.parent
     only = path if options.only_this_file and not path.is_dir() and path.name != METADATA else None
-    return _Opening(CheckpointBuilder(NAME, folder if only is None else path), folder, options, only).checkpoint()
+    return _ItemsFolder(CheckpointBuilder(NAME, folder if only is None else path), folder, options, only).checkpoint()
 
 
-class _Opening:
+class _ItemsFolder:
     """The steps of opening one checkpoint, with what they find on the way."""
 
     def __init__(self, builder: CheckpointBuilder, folder: Path, options: Options, only: Path | None) -> None:
@@ -187,21 +188,21 @@ class _Opening:
     # -- the files of one item
 
     def _ranked(self) -> list[tuple[int, dict[str, Any]]]:
-        """Each rank's items, in rank order; the rank is the one that the content of a file says."""
+        """Each rank's items, in rank order; the rank is the one in a file's content."""
         self.options.read_ahead([f.path for files in self.items.values() for f in files.values() if f.kind == "pt"])
         trees: dict[int, dict[str, Any]] = {}
         for name, files in self.items.items():
             found = self._of_item(name, files)
             self._check_missing(name, files, set(found))
             self.here[name] = set(found)
-            if files and self._is_bare(files) and found:  # what the pieces of others are of, nothing tells
+            if files and self._is_bare(files) and found:  # the tensors of other ranks' pieces are unknown
                 found = {min(found): found[min(found)]}
             for rank, tree in found.items():
                 trees.setdefault(rank, {})[name] = tree
         return with_param_groups(sorted(trees.items()))
 
     def _is_bare(self, files: Mapping[int, ItemFile]) -> bool:
-        """Whether an item is in safetensors and the metadata does not tell of it."""
+        """Whether an item is in safetensors and not in the metadata."""
         file = next(iter(files.values()))
         return file.kind == "safetensors" and (self.metadata is None or file.item not in self.metadata.items)
 
@@ -229,7 +230,7 @@ class _Opening:
         return found
 
     def _read(self, file: ItemFile) -> tuple[int, Any, Sequence[str]]:
-        """The rank that a file is of, what it holds, and what of that contradicts the metadata."""
+        """The rank and content of a file, and how they contradict the metadata."""
         item = self.metadata.items.get(file.item) if self.metadata else None
         if file.kind == "safetensors":
             tree, wrong, nbytes = read_safetensors(file.path, file.rank, item, self.world.value == 1)
@@ -255,7 +256,7 @@ class _Opening:
         self.files.append(file_now(file.path, file.rank, file.item, "read"))
 
     def _rank_of(self, file: ItemFile, saved: Saved) -> int:
-        """The rank that the DTensors in a file say; its name's where they say none."""
+        """The rank in a file's DTensors, else in its name."""
         said = {rank for rank, _ in saved.claims if rank is not None}
         worlds = {world for _, world in saved.claims} if not saved.at_least else set()
         if self.metadata is not None and worlds - {self.world.value}:
@@ -271,13 +272,13 @@ class _Opening:
     # -- what is missing
 
     def _state_of(self, name: str) -> str | None:
-        """An item as what a problem is about, where no tensor of it has a gap if a rank's file is lost."""
+        """The item to name in a problem, where none of its tensors has a gap if a rank's file is lost."""
         return None if self.metadata and name in self.metadata.items else name
 
     def _check_missing(self, name: str, files: Mapping[int, ItemFile], here: set[int]) -> None:
-        """Ranks that should have a file of an item; one that rank 0 alone has may be saved so."""
-        held = {rank for rank, file in files.items() if file.path.exists()}
-        of_all = self._state_of(name) is None or held != {0}
+        """Find ranks that lack a file of an item; rank 0 may rightly be the only one with a file."""
+        present = {rank for rank, file in files.items() if file.path.exists()}
+        of_all = self._state_of(name) is None or present != {0}
         if self.only is not None or (not of_all and self.world.value == 1):
             return
         if not of_all:
@@ -285,14 +286,14 @@ class _Opening:
             self.problems.append(Problem(Code.KEPT_AS_SAVED, text, None, name))
             return
         expected = set(files) if self._state_of(name) is None else range(self.world.value)
-        for rank in sorted({*expected} - held - here):
+        for rank in sorted({*expected} - present - here):
             file = files.get(rank) or next(iter(files.values()))
             path = file.path if file.rank == rank else file.path.with_name(f"{name}_{rank}.{file.kind}")
             self.files.append(RankFile(path, rank, name, "missing", 0, None))
             self.problems.append(Problem(Code.FILE_MISSING, f"no file {path.name}", rank, self._state_of(name)))
 
     def _with_absent(self, tree: Any) -> Any:
-        """The merged tree, with the pieces that lost files have."""
+        """Add the pieces in lost files to the merged tree."""
         for name, item in self.metadata.items.items() if self.metadata else ():
             absent = item.ranks() - self.here.get(name, set())
             if absent and name in tree:
@@ -308,7 +309,7 @@ class _Opening:
                 self.problems.append(Problem(Code.KEPT_AS_SAVED, text, None, name, "warning"))
 
     def _check_cover(self, tensors: Iterable[tuple[tuple[Any, ...], Tensor]]) -> None:
-        """Tensors of which not all is here; a lost file has its own problem, and is the cause of most."""
+        """Problems of incomplete tensors; a lost file has its own problem, and is the cause of most."""
         gaps = list(self._gaps(tensors))
         self.problems += gaps[:MAX_GAPS]
         if len(gaps) > MAX_GAPS:
@@ -323,7 +324,7 @@ class _Opening:
 
 
 def _groups_lacking(merge: Merge) -> Iterator[Problem]:
-    """Hyperparameters that not every rank has; all ranks' param groups say the same."""
+    """Hyperparameters that not every rank has, though all ranks' param groups are the same."""
     for path in merge.partial:
         if len(path) > 3 and path[1] == GROUPS:
             ranks = [rank for rank, value in merge.values_or_absent(path).items() if isinstance(value, Absent)]

@@ -1,14 +1,18 @@
-"""The files of items, and what one of them holds: a rank's tree of an item, its tensors in their places.
+"""The files of items: a rank's tree of an item, with its tensors in their places.
 
 A safetensors file has a rank's local tensors under the keys of their paths, joined by dots. Which path a name is, and
 which box of which tensor, only the metadata says. Source: torch_checkpointing/checkpoint_layout.py
 (`SafetensorsSerialization.prepare_tensors_for_save`, `default_torch_layout_info`).
+
+Param groups: safetensors hold only tensors, so an optimizer's state in them has its groups in another item.
+`param_names` show which optimizer that is (`optimizer_transform_pre` keys the state by them): they have every name of
+the state. Source: torch_checkpointing/state_transformations.py.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -16,7 +20,7 @@ from typing import Any, NamedTuple
 
 from ckptools.errors import ReadError
 from ckptools.files.opening import File, reading
-from ckptools.files.safetensors_header import Entry, read_header, source_of
+from ckptools.files.safetensors_header import HeaderEntry, read_header, source_of
 from ckptools.formats.shared.merge import put
 from ckptools.formats.torch_checkpointing.metadata import METADATA, ItemMetadata, Metadata, Sharding
 from ckptools.model.problems import Code, Problem
@@ -54,7 +58,7 @@ def parse(path: Path) -> ItemFile | None:
 
 
 def named_files(folder: Path, metadata: Metadata | None) -> dict[str, dict[int, ItemFile]]:
-    """By item and rank the files that the metadata names, and those in the folder that are called as items are."""
+    """The files by item and rank: those in the metadata, and those in the folder with the usual names."""
     found: dict[str, dict[int, ItemFile]] = {}
     for name, item in metadata.items.items() if metadata else ():
         for rank in sorted({*item.ranks(), *item.files}):
@@ -70,12 +74,12 @@ def named_files(folder: Path, metadata: Metadata | None) -> dict[str, dict[int, 
 
 
 def read_safetensors(path: Path, rank: int, item: ItemMetadata | None, alone: bool) -> tuple[Any, list[str], int]:
-    """A rank's tree of an item in safetensors, what in it contradicts the metadata, and how many bytes were read.
+    """A rank's tree of an item in safetensors, how it contradicts the metadata, and how many bytes were read.
 
     Args:
         path: the file.
         rank: whose it is.
-        item: what the metadata says; None where it says nothing.
+        item: its metadata, or None.
         alone: whether no other rank saved anything.
 
     Raises:
@@ -97,8 +101,8 @@ def read_safetensors(path: Path, rank: int, item: ItemMetadata | None, alone: bo
     return tree, unlike, header.size
 
 
-def _misfit(entry: Entry, sharding: Sharding, rank: int) -> str:
-    """How a rank's tensor differs from what it should be; empty where it does not."""
+def _misfit(entry: HeaderEntry, sharding: Sharding, rank: int) -> str:
+    """How a rank's tensor differs from its metadata; empty where it does not."""
     expected = sharding.local_shape(rank)
     if expected is None:
         fits = all(piece.local.inside(entry.shape) for piece in sharding.pieces(rank))
@@ -124,7 +128,7 @@ def _whole(rank: int, source: Source) -> Tensor:
 
 
 def _put(tree: dict[Any, Any], path: KeyPath, value: Any) -> bool:
-    """Put a value at a key path, with dicts on the way; whether there was room."""
+    """Put a value at a key path, with dicts on the way; return whether the place was free."""
     *above, last = path
     for key in above:
         tree = tree.setdefault(key, {})
@@ -134,7 +138,7 @@ def _put(tree: dict[Any, Any], path: KeyPath, value: Any) -> bool:
 
 
 def with_absent(tree: Any, item: ItemMetadata, absent: Collection[int]) -> Any:
-    """The merged tree of an item, with the pieces that ranks without a file would have; changed in place."""
+    """Add the pieces of ranks without a file to the merged tree of an item; changed in place."""
     for path, shardings in item.tensors.items():
         tensor = leaf_at(tree, path)
         ranks = [(rank, one) for one in shardings for rank in one.ranks if rank in absent]
@@ -148,7 +152,7 @@ def with_absent(tree: Any, item: ItemMetadata, absent: Collection[int]) -> Any:
 
 
 def check_against(tree: Any, item: ItemMetadata, rank: int) -> list[str]:
-    """What a rank's tree lacks of what the metadata places on it, or has in another shape or dtype."""
+    """Tensors of the metadata that a rank's tree lacks, or has in another shape or dtype."""
     wrong: list[str] = []
     for path, sharding in item.of_rank(rank):
         found = leaf_at(tree, path)
@@ -162,7 +166,55 @@ def check_against(tree: Any, item: ItemMetadata, rank: int) -> list[str]:
 
 
 def contradiction(file: ItemFile, wrong: Sequence[str]) -> Iterator[Problem]:
-    """One problem for all that is wrong with what a file holds."""
+    """One problem for all faults of a file's content."""
     if wrong:
         text = f"{file.path.name} is not what {METADATA} says: {wrong[0]}{and_others(len(wrong) - 1)}"
         yield Problem(Code.LAYOUT_DISAGREES, text, file.rank)
+
+
+# -- param groups -----------------------------------------------------------------------------------------------------
+
+
+STATE, GROUPS = "state", "param_groups"
+VERSION = "_optimizer_state_format_version"
+
+
+def with_param_groups(ranked: Sequence[tuple[int, dict[str, Any]]]) -> list[tuple[int, dict[str, Any]]]:
+    """Each rank's items, with every list of param groups in the one optimizer whose state has its names."""
+    found = [pairs for _, tree in ranked if (pairs := _pairs(tree))]
+    if not found or any(pairs != found[0] for pairs in found):
+        return list(ranked)
+    return [(rank, _joined(tree, found[0])) for rank, tree in ranked]
+
+
+def _joined(tree: dict[str, Any], pairs: Mapping[str, str]) -> dict[str, Any]:
+    """The items with those of `pairs`, an optimizer and its groups, in one; a rank may have lost either."""
+    made = {name: value for name, value in tree.items() if name not in pairs.values()}
+    for name, groups in pairs.items():
+        if groups in tree:
+            made[name] = {**made.get(name, {STATE: {}}), GROUPS: tree[groups]}
+    return made
+
+
+def _pairs(tree: Mapping[str, Any]) -> dict[str, str]:
+    """Optimizers with their groups, by one rank's items; none where a list fits two states, or the other way."""
+    states = {name: set(value[STATE]) for name, value in tree.items() if is_state(value)}
+    lists = {name: listed for name, value in tree.items() if (listed := _names(value)) is not None}
+    fitting = {group: [s for s, keys in states.items() if keys <= names] for group, names in lists.items()}
+    pairs = {found[0]: group for group, found in fitting.items() if len(found) == 1}
+    return pairs if len(pairs) == len(fitting) else {}
+
+
+def is_state(value: Any) -> bool:
+    """Whether an item is an optimizer's state without its param groups."""
+    return isinstance(value, Mapping) and set(value) <= {STATE, VERSION} and isinstance(value.get(STATE), Mapping)
+
+
+def _names(value: Any) -> set[str] | None:
+    """The names that a list of param groups has; None for anything else."""
+    if not isinstance(value, list) or not value or not all(isinstance(group, Mapping) for group in value):
+        return None
+    names = [group.get("param_names") for group in value]
+    listed = [name for some in names if isinstance(some, list) for name in some]
+    good = all(isinstance(some, list) for some in names) and all(isinstance(name, str) for name in listed)
+    return set(listed) if good else None

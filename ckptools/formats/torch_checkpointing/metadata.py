@@ -1,4 +1,4 @@
-"""`metadata.pkl`: which ranks hold what of every tensor, and which file each item of a rank is in.
+"""Reader of `metadata.pkl`: the ranks' parts of every tensor, and the file of each rank's item.
 
 A pickle of plain values, written by rank 0 when an item has a resharder:
 
@@ -32,14 +32,13 @@ from ckptools.model.regions import Box, Ints, grid_boxes
 from ckptools.model.tensor import TensorKind
 from ckptools.model.tree import KeyPath
 from ckptools.model.values import describe_for_error
-from ckptools.pickles.device_mesh import MAX_MESH
-from ckptools.pickles.dtensor import Placement, local_runs
-from ckptools.pickles.loading import load_checked
-from ckptools.pickles.machine import Machine
+from ckptools.pickles.classes.device_mesh import MAX_MESH
+from ckptools.pickles.classes.dtensor import Placement, local_runs
+from ckptools.pickles.machine import Machine, load_checked
 
 METADATA = "metadata.pkl"
 SIGN = b"sharding_metadata"
-"""What stands near the beginning of every `metadata.pkl` of this format."""
+"""Bytes near the beginning of every `metadata.pkl` of this format."""
 
 SIGN_WITHIN = 1 << 14
 KINDS = {
@@ -52,7 +51,7 @@ MAX_DIMS = 64
 MAX_SIZE = 1 << 62
 
 
-class Piece(NamedTuple):
+class LocalBox(NamedTuple):
     """A box that a rank holds.
 
     Attributes:
@@ -71,7 +70,7 @@ class Sharding:
     Attributes:
         shape: of the whole tensor.
         dtype: torch's name.
-        ranks: those that hold something of it, or at least an empty piece.
+        ranks: those with a part of it, or at least an empty piece.
         mesh: sizes of the device mesh; empty where the pieces are listed.
         mesh_ranks: the rank at each coordinate, in row-major order.
         placements: one for each dimension of the mesh.
@@ -84,25 +83,27 @@ class Sharding:
     mesh: Ints = ()
     mesh_ranks: Ints = ()
     placements: tuple[Placement, ...] = ()
-    listed: tuple[Piece, ...] | None = None
+    listed: tuple[LocalBox, ...] | None = None
 
     @property
     def replicated(self) -> bool:
         """Whether every rank holds all of it."""
         return self.listed is None and all(p.kind == "Replicate" for p in self.placements)
 
-    def pieces(self, rank: int) -> tuple[Piece, ...]:
-        """What a rank holds."""
+    def pieces(self, rank: int) -> tuple[LocalBox, ...]:
+        """The boxes on a rank."""
         return (
-            self.listed if self.listed is not None else tuple(Piece(*boxes) for boxes in grid_boxes(self._runs(rank)))
+            self.listed
+            if self.listed is not None
+            else tuple(LocalBox(*boxes) for boxes in grid_boxes(self._runs(rank)))
         )
 
     def local_shape(self, rank: int) -> Ints | None:
-        """The shape of a rank's own tensor; None where the list of its pieces does not tell."""
+        """The shape of a rank's own tensor; None where the list of its pieces does not show it."""
         return tuple(sum(n for _, n in runs) for runs in self._runs(rank)) if self.listed is None else None
 
     def described(self) -> tuple[TensorKind, tuple[str, ...] | None, Ints | None]:
-        """The kind, placements and mesh of the tensor that it is of."""
+        """The kind, placements and mesh of its tensor."""
         if self.listed is not None:
             return "chunks", None, None
         return ("plain", None, None) if self.replicated else ("dtensor", tuple(map(str, self.placements)), self.mesh)
@@ -118,11 +119,11 @@ class Sharding:
 
 @dataclass
 class ItemMetadata:
-    """What the metadata says of one item.
+    """The metadata of one item.
 
     Attributes:
-        tensors: by key path in the item, how which ranks hold it.
-        files: by rank the file and its kind; only where it is not the usual one.
+        tensors: sharding by key path in the item.
+        files: the file and its kind by rank; only where it is not the usual one.
     """
 
     tensors: dict[KeyPath, list[Sharding]] = field(default_factory=dict)
@@ -133,14 +134,14 @@ class ItemMetadata:
         return {rank for shardings in self.tensors.values() for one in shardings for rank in one.ranks}
 
     def of_rank(self, rank: int) -> Iterator[tuple[KeyPath, Sharding]]:
-        """What a rank holds, by key path."""
+        """The tensors on a rank, by key path."""
         for path, shardings in self.tensors.items():
             yield from ((path, one) for one in shardings if rank in one.ranks)
 
 
 @dataclass(frozen=True)
 class Metadata:
-    """What `metadata.pkl` says.
+    """The content of `metadata.pkl`.
 
     Attributes:
         items: by name.
@@ -249,10 +250,10 @@ def _placement(value: Mapping[str, Any], ndim: int) -> Placement:
     return Placement("Shard", dim) if kind == "Shard" else Placement("_StridedShard", dim, split)
 
 
-def _listed(shape: Ints, data: Mapping[str, Any]) -> tuple[Piece, ...]:
+def _listed(shape: Ints, data: Mapping[str, Any]) -> tuple[LocalBox, ...]:
     names = ("global_offsets", "local_offsets", "local_sizes")
     columns = [[_ints(row) for row in data[name]] for name in names]
-    pieces = tuple(Piece(Box(g, n), Box(o, n)) for g, o, n in zip(*columns, strict=True))
+    pieces = tuple(LocalBox(Box(g, n), Box(o, n)) for g, o, n in zip(*columns, strict=True))
     if not all(piece.box.inside(shape) and len(piece.local.offsets) == len(shape) for piece in pieces):
         raise ValueError(f"a piece outside of {describe_for_error(shape)}")
     return pieces

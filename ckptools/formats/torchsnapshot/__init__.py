@@ -1,4 +1,4 @@
-"""torchsnapshot: `.snapshot_metadata`, which lists every value of every rank, and the files that it names.
+"""torchsnapshot: `.snapshot_metadata`, which lists every value of every rank, and the files of the values.
 
     .snapshot_metadata              see `manifest`: JSON
     batched/{UUID}                  the tensors of a rank, back to back
@@ -6,8 +6,8 @@
     sharded/{PATH}_{OFFSETS}        a piece of a sharded tensor
     replicated/{PATH}               what all ranks have; written by one of them
 
-A tensor that is neither sharded nor replicated is each rank's own, as torchsnapshot restores it. Of the model and the
-optimizers the lowest rank's is taken, and so said; elsewhere every rank's is kept.
+A tensor that is neither sharded nor replicated is each rank's own, as torchsnapshot restores it. For the model and the
+optimizers the lowest rank's is taken, with a note; elsewhere every rank's is kept.
 
 Source: torchsnapshot/snapshot.py, manifest.py, io_preparer.py, batcher.py of 0.1.0; checked on a snapshot of it.
 """
@@ -23,21 +23,20 @@ from ckptools.errors import ReadError
 from ckptools.files.location import check_stays_inside
 from ckptools.formats import torch_file
 from ckptools.formats.options import Options
-from ckptools.formats.shared import rank_checks
-from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder
-from ckptools.formats.shared.copied_files import check_copies
-from ckptools.formats.shared.file_status import file_now
+from ckptools.formats.rank_search import rank_checks
+from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, file_now
 from ckptools.formats.shared.merge import Merge, put
-from ckptools.formats.torchsnapshot.manifest import METADATA, Manifest, read_manifest
+from ckptools.formats.torchsnapshot.manifest import METADATA, SnapshotManifest, read_manifest
 from ckptools.formats.torchsnapshot.rank_tree import RankTrees
 from ckptools.formats.torchsnapshot.stored_files import StoredFiles
 from ckptools.model.checkpoint import Checkpoint, Fact, ModuleOrder
+from ckptools.model.cover import cover_problem
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Shard, Tensor, in_rank_order
 from ckptools.model.tree import KeyPath, fqn_of, leaf_at, tensors_in
-from ckptools.tensor_io.coverage import cover_problem
+from ckptools.tensor_io.copied_files import check_copies
 from ckptools.text import few, plural, spans
-from ckptools.training_state.rank_own import Shared
+from ckptools.training_state.rank_values import Shared
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import find_step
 
@@ -123,8 +122,8 @@ def _opened(builder: CheckpointBuilder, folder: Path, options: Options) -> Check
     )
 
 
-def _ranks_lacking(manifest: Manifest) -> Iterator[Problem]:
-    """Ranks of which nothing is listed; each lists its containers at least."""
+def _ranks_lacking(manifest: SnapshotManifest) -> Iterator[Problem]:
+    """Ranks without entries; each should list its containers at least."""
     lacking = [rank for rank in range(min(manifest.world_size, MAX_LISTED)) if rank not in manifest.entries]
     if lacking:
         text = f"{METADATA} lists nothing of rank {spans(lacking)} of {manifest.world_size}"
@@ -132,7 +131,7 @@ def _ranks_lacking(manifest: Manifest) -> Iterator[Problem]:
 
 
 def _with_lost(tree: Any, lost: Mapping[KeyPath, Sequence[Shard]]) -> Any:
-    """The merged tree, with the pieces of tensors that lost files have."""
+    """Add the pieces in lost files to the merged tree."""
     for path, shards in lost.items():
         tensor = leaf_at(tree, path)
         if isinstance(tensor, Tensor):
@@ -143,7 +142,7 @@ def _with_lost(tree: Any, lost: Mapping[KeyPath, Sequence[Shard]]) -> Any:
 
 
 def _of_lowest_rank(tree: Any, own: Mapping[KeyPath, None]) -> tuple[Any, list[KeyPath]]:
-    """The merged tree, with one rank's tensor where model or optimizer has each rank's own; and where that is."""
+    """The merged tree with one rank's tensor where ranks have their own in model or optimizer; and the key paths."""
     shared, kept = Shared(find_sections(tree)), []
     for path in own:
         tensor = leaf_at(tree, path)
@@ -164,7 +163,7 @@ def _note_on_kept(kept: list[KeyPath]) -> Iterator[Problem]:
 
 
 def _gaps(tensors: list[tuple[KeyPath, Tensor]]) -> Iterator[Problem]:
-    """Tensors of which not all is here."""
+    """Problems of incomplete tensors."""
     found = (cover_problem(t, fqn_of(path)) for path, t in tensors if not t.note and t.kind != "meta")
     gaps = [problem for problem in found if problem is not None]
     yield from gaps[:MAX_GAPS]

@@ -1,4 +1,4 @@
-"""`.snapshot_metadata`: the entries of every rank, by `RANK/PATH`, which say where each value lies.
+"""Reader of `.snapshot_metadata`: the entries of every rank, by `RANK/PATH`, with the extent of each value.
 
     {"version": "0.1.0", "world_size": 2, "manifest": {
         "0/model": {"type": "OrderedDict", "keys": ["w"]},
@@ -32,7 +32,7 @@ from ckptools.model.values import describe_for_error
 
 METADATA = ".snapshot_metadata"
 MAX_METADATA = 1 << 30
-"""Bytes: an entry takes 600, and 873 tensors of 1,024 ranks are as many entries."""
+"""Most bytes: an entry takes 600, and 873 tensors of 1,024 ranks are as many entries."""
 
 MAX_RANKS = 1 << 20
 MAX_DIMS = 64
@@ -42,16 +42,16 @@ TO_JSON = "python -c 'import json, sys, yaml; json.dump(yaml.safe_load(sys.stdin
 
 CONTAINERS = ("dict", "OrderedDict", "list")
 SHARDED = {"ShardedTensor": "shards", "DTensor": "shards", "ChunkedTensor": "chunks"}
-"""What entries of tensors in several pieces call these."""
+"""Key of the pieces in entries of tensors in several pieces."""
 
 
 class EntryError(ValueError):
-    """What is wrong with an entry."""
+    """An entry is invalid; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
-    """Where the bytes of a tensor, or of a piece of one, lie.
+class StoredBox:
+    """The extent of a tensor, or of a piece of one.
 
     Attributes:
         box: its place in the whole tensor.
@@ -59,7 +59,7 @@ class Stored:
         location: the file, below the snapshot's folder.
         span: first byte and one past the last; None for all of the file.
         raw: whether the bytes are the elements; otherwise torch.save wrote the file, or it is quantized.
-        serializer: by which name the entry calls that.
+        serializer: the entry's name for that.
     """
 
     box: Box
@@ -80,8 +80,8 @@ class Stored:
 
 
 @dataclass(frozen=True)
-class Manifest:
-    """What `.snapshot_metadata` says.
+class SnapshotManifest:
+    """The content of `.snapshot_metadata`.
 
     Attributes:
         version: of torchsnapshot.
@@ -98,7 +98,7 @@ class Manifest:
     nbytes: int
 
 
-def read_manifest(path: Path) -> Manifest:
+def read_manifest(path: Path) -> SnapshotManifest:
     """Read `.snapshot_metadata`.
 
     Raises:
@@ -124,7 +124,7 @@ def read_manifest(path: Path) -> Manifest:
         raise ReadError(path, "is no snapshot metadata: expected version, world_size and manifest") from error
 
 
-def _manifest(version: str, world: int, listed: Mapping[str, Any], nbytes: int) -> Manifest:
+def _manifest(version: str, world: int, listed: Mapping[str, Any], nbytes: int) -> SnapshotManifest:
     entries: dict[int, dict[str, Mapping[str, Any]]] = {}
     children: dict[int, dict[str, list[str]]] = {}
     for full, entry in listed.items():
@@ -136,7 +136,7 @@ def _manifest(version: str, world: int, listed: Mapping[str, Any], nbytes: int) 
         entries.setdefault(int(rank), {})[path] = entry
         above, _, last = path.rpartition("/")
         children.setdefault(int(rank), {}).setdefault(above, []).append(last)
-    return Manifest(version, world, dict(sorted(entries.items())), children, nbytes)
+    return SnapshotManifest(version, world, dict(sorted(entries.items())), children, nbytes)
 
 
 def encoded(key: Any) -> str:
@@ -145,12 +145,12 @@ def encoded(key: Any) -> str:
 
 
 def decoded(part: str) -> str:
-    """The key that a part of a path is of."""
+    """The key in a part of a path."""
     return unquote(part)
 
 
 def primitive(entry: Mapping[str, Any]) -> Any:
-    """The value that an entry holds itself.
+    """The value in an entry.
 
     Raises:
         EntryError: it holds none.
@@ -178,8 +178,8 @@ def primitive(entry: Mapping[str, Any]) -> Any:
 PRIMITIVES = ("int", "str", "bool", "bytes", "float")
 
 
-def stored_tensor(entry: Mapping[str, Any], box: Box | None = None) -> Stored:
-    """Where a tensor, or with `box` a piece of one, lies.
+def stored_tensor(entry: Mapping[str, Any], box: Box | None = None) -> StoredBox:
+    """The extent of a tensor, or with `box` of a piece of one.
 
     Raises:
         EntryError: the entry contradicts itself, or leads out of the folder.
@@ -191,7 +191,7 @@ def stored_tensor(entry: Mapping[str, Any], box: Box | None = None) -> Stored:
     if box.sizes != shape and not prod(shape) == prod(box.sizes) == 1:
         raise EntryError(f"a piece of {list(box.sizes)} that is stored as {list(shape)}")
     location, span = location_of(entry), entry.get("byte_range")
-    stored = Stored(box, dtype, location, None if span is None else _span(span), str(entry.get("serializer")))
+    stored = StoredBox(box, dtype, location, None if span is None else _span(span), str(entry.get("serializer")))
     if stored.raw and stored.span is not None and stored.span[1] - stored.span[0] != stored.nbytes:
         raise EntryError(f"{stored.span[1] - stored.span[0]} bytes for {dtype} {list(shape)}, expected {stored.nbytes}")
     return stored
@@ -209,8 +209,8 @@ def location_of(entry: Mapping[str, Any]) -> str:
     return location
 
 
-def stored_pieces(entry: Mapping[str, Any]) -> list[Stored]:
-    """Where the pieces of a tensor lie.
+def stored_pieces(entry: Mapping[str, Any]) -> list[StoredBox]:
+    """The extents of the pieces of a tensor.
 
     Raises:
         EntryError: the entry contradicts itself, or leads out of the folder.

@@ -1,8 +1,8 @@
-"""What one rank sees of a snapshot: its containers, values and objects, with its own pieces of tensors.
+"""One rank's view of a snapshot: its containers, values and objects, with its own pieces of tensors.
 
-A rank sees its own entries, and those of rank 0 that are replicated. A tensor that is cut is as large as the pieces of
-all ranks reach; the manifest, which lists them, states no size. Source: torchsnapshot/flatten.py (`inflate`),
-manifest_ops.py (`get_manifest_for_rank`).
+A rank sees its own entries, and rank 0's replicated ones. The shape of a cut tensor is the reach of all ranks' pieces;
+the manifest, which lists them, states none. Source: torchsnapshot/flatten.py (`inflate`), manifest_ops.py
+(`get_manifest_for_rank`).
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import Any
 
 from ckptools.errors import ReadError, UnsafePathError
 from ckptools.formats.options import Options
-from ckptools.formats.shared.file_status import Fault
+from ckptools.formats.shared.checkpoint_builder import Fault
 from ckptools.formats.torchsnapshot.manifest import (
     CONTAINERS,
     METADATA,
     PRIMITIVES,
     SHARDED,
     EntryError,
-    Manifest,
-    Stored,
+    SnapshotManifest,
+    StoredBox,
     decoded,
     encoded,
     location_of,
@@ -38,12 +38,12 @@ from ckptools.model.regions import Box, Ints, contiguous_strides
 from ckptools.model.tensor import Shard, Source, Tensor
 from ckptools.model.tree import KeyPath, fqn_of
 from ckptools.model.values import Lost, Opaque, describe_for_error
+from ckptools.pickles.classes.tensors import WHY_NOT
 from ckptools.pickles.reader import Saved
-from ckptools.pickles.tensors import WHY_NOT
 from ckptools.text import few, plural
 
 MAX_DEPTH = 150
-"""Containers in containers."""
+"""Most nested containers."""
 
 
 class RankTrees:
@@ -56,7 +56,7 @@ class RankTrees:
         problems: entries that cannot be used.
     """
 
-    def __init__(self, manifest: Manifest, files: StoredFiles, options: Options) -> None:
+    def __init__(self, manifest: SnapshotManifest, files: StoredFiles, options: Options) -> None:
         self.manifest, self.files, self.options = manifest, files, options
         self.own: dict[KeyPath, None] = {}
         self.saved: dict[Path, Saved] = {}
@@ -66,7 +66,7 @@ class RankTrees:
         self.seen: set[str] = set()
 
     def _reaches(self) -> dict[str, Ints]:
-        """By logical path how far the pieces of all ranks reach; notes on the way how long their files must be."""
+        """The reach of all ranks' pieces, by logical path; also records the expected lengths of their files."""
         found: dict[str, Ints] = {}
         for entries in self.manifest.entries.values():
             for path, entry in entries.items():
@@ -101,7 +101,7 @@ class RankTrees:
         return list(dict.fromkeys([*parts, *more]))
 
     def _entry(self, rank: int, path: str) -> tuple[int, Mapping[str, Any] | None]:
-        """A rank's entry at a path, or the replicated one of rank 0, with whose it is."""
+        """A rank's entry at a path, or rank 0's replicated one, with the rank."""
         entry = self.manifest.entries[rank].get(path)
         if entry is None and rank != 0:
             shared = self.manifest.entries.get(0, {}).get(path)
@@ -116,7 +116,7 @@ class RankTrees:
             self.problems.append(Problem(Code.METADATA_CONTRADICTS, text, rank))
 
     def _value(self, rank: int, path: str, at: KeyPath) -> Any:
-        """What is at a path, or `_ABSENT`, and a problem."""
+        """The value at a path; or `_ABSENT`, and a problem."""
         whose, entry = self._entry(rank, path)
         self.seen.add(path)
         try:
@@ -164,7 +164,7 @@ class RankTrees:
         self.problems.append(Problem(Code.TENSOR_NOT_JOINED, text, rank, fqn_of(at), "warning"))
         return Opaque(f"torchsnapshot.{kind[:40]}")
 
-    def _tensor(self, pieces: list[Stored], rank: int, path: str, at: KeyPath, shape: Ints | None = None) -> Any:
+    def _tensor(self, pieces: list[StoredBox], rank: int, path: str, at: KeyPath, shape: Ints | None = None) -> Any:
         """A tensor of raw elements with the pieces that a rank has of it."""
         first = pieces[0] if pieces else self._first_of_any_rank(path)
         whole = first.box.sizes if shape is None else shape
@@ -177,15 +177,15 @@ class RankTrees:
         cut = shape is not None and [shard.box for shard in shards] != [Box.whole(whole)]
         return Tensor(whole, first.dtype, tuple(shards), "chunks" if cut else "plain")
 
-    def _first_of_any_rank(self, path: str) -> Stored:
-        """A piece of a tensor of which the rank itself has none."""
+    def _first_of_any_rank(self, path: str) -> StoredBox:
+        """Another rank's piece of a tensor, where the rank has none."""
         listed = (entries[path] for entries in self.manifest.entries.values() if path in entries)
         found = [piece for entry in listed if entry["type"] in SHARDED for piece in stored_pieces(entry)]
         if not found:
             raise EntryError("a tensor without any piece")
         return found[0]
 
-    def _shard(self, piece: Stored, rank: int, at: KeyPath) -> Shard:
+    def _shard(self, piece: StoredBox, rank: int, at: KeyPath) -> Shard:
         file = self.files.find(piece.location, rank, fqn_of(at))
         if not file.is_sound:
             self.lost.setdefault(at, []).append(Shard(piece.box, rank, None))
@@ -199,7 +199,7 @@ class RankTrees:
         saved = self._read(rank, location, at)
         return _ABSENT if saved is None else saved.tree
 
-    def _saved_tensor(self, rank: int, stored: Stored, at: KeyPath) -> Any:
+    def _saved_tensor(self, rank: int, stored: StoredBox, at: KeyPath) -> Any:
         """A tensor in a torch.save file of its own: of a dtype that numpy does not have."""
         if stored.serializer != "torch_save" or stored.span is not None:
             return Tensor(stored.box.sizes, stored.dtype, (), "quantized", note=WHY_NOT["quantized"])
@@ -212,7 +212,7 @@ class RankTrees:
         return replace(found, shards=tuple(shard._replace(rank=rank) for shard in found.shards))
 
     def _read(self, rank: int, location: str, at: KeyPath) -> Saved | None:
-        """What a torch.save file holds; None, and a problem, where it cannot be read."""
+        """The content of a torch.save file; None, and a problem, where it cannot be read."""
         file = self.files.find(location, rank, fqn_of(at))
         if file.size is None or file.bad is not None:
             return None
@@ -227,8 +227,8 @@ class RankTrees:
         return self.saved[file.path]
 
 
-def _pieces(entry: Mapping[str, Any]) -> list[Stored]:
-    """The pieces of raw elements that an entry leads to; what is wrong with one is told where it is read."""
+def _pieces(entry: Mapping[str, Any]) -> list[StoredBox]:
+    """The pieces of raw elements in an entry; a faulty one becomes a problem where it is read."""
     try:
         if entry["type"] in SHARDED:
             return [piece for piece in stored_pieces(entry) if piece.raw]

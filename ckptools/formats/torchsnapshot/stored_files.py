@@ -1,7 +1,7 @@
-"""The files of a snapshot: which are here, how long they should be, and what is lost with one.
+"""The files of a snapshot: presence, expected length, and the values lost with one.
 
 A batch has the tensors of one rank back to back from its first byte on, another file one tensor or one object. So the
-length of each file of raw elements is known, and nothing else is: there are no checksums. Source:
+length of each file of raw elements is known, but nothing else: there are no checksums. Source:
 torchsnapshot/batcher.py, io_preparer.py (`get_storage_path`), storage_plugins/fs.py.
 """
 
@@ -15,7 +15,7 @@ from typing import Literal
 
 from ckptools.errors import ReadError, UnsafePathError
 from ckptools.files.location import check_stays_inside
-from ckptools.formats.torchsnapshot.manifest import Stored
+from ckptools.formats.torchsnapshot.manifest import StoredBox
 from ckptools.model.checkpoint import RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.text import few
@@ -31,8 +31,8 @@ class StoredFile:
         modified: its time.
         needed: bytes that its tensors take; None for a file that torch.save wrote.
         ranks: those whose entries name it.
-        holds: the names of what lies in it.
-        bad: what is wrong with what is in it, once it was read.
+        holds: the names of its values.
+        bad: the fault of its content, once it was read.
     """
 
     path: Path
@@ -45,7 +45,7 @@ class StoredFile:
 
     @property
     def is_sound(self) -> bool:
-        """Whether it is here and not shorter than what lies in it; of one that is, nothing is believed."""
+        """Whether it is here and long enough; a file that is not is never read."""
         return self.size is not None and self.bad is None and self.size >= (self.needed or 0)
 
     @property
@@ -63,7 +63,7 @@ class StoredFiles:
         self.needed: dict[str, int] = {}
 
     def find(self, location: str, rank: int, name: str) -> StoredFile:
-        """The file at a location, which a rank's entry of this name leads to.
+        """Look up the file of a rank's entry by its location and name.
 
         Raises:
             ReadError: it cannot be looked at.
@@ -76,8 +76,8 @@ class StoredFiles:
         file.holds.append(name)
         return file
 
-    def expect(self, stored: Stored) -> None:
-        """Take note that a piece of raw elements lies in a file, which must reach to its end."""
+    def expect(self, stored: StoredBox) -> None:
+        """Record that a piece of raw elements lies in a file, which must reach to its end."""
         end = stored.span[1] if stored.span else stored.nbytes
         self.needed[stored.location] = max(self.needed.get(stored.location, 0), end)
 
@@ -99,7 +99,7 @@ class StoredFiles:
         return StoredFile(path, found.st_size, found.st_mtime)
 
     def listed(self) -> Iterator[RankFile]:
-        """Every file as the checkpoint lists it."""
+        """Every file, for the checkpoint's list."""
         for location, file in self.files.items():
             part = location.split("/")[0]
             if file.size is None:
@@ -109,16 +109,16 @@ class StoredFiles:
             yield RankFile(file.path, file.rank, part, status, file.size, file.modified)
 
     def problems(self) -> Iterator[Problem]:
-        """Files that are missing, cut, or not as long as what lies in them."""
+        """Files that are missing, cut, or longer than their content."""
         for location, file in self.files.items():
-            held, ranks = few(list(dict.fromkeys(file.holds)), 2), tuple(sorted(file.ranks))
+            content, ranks = few(list(dict.fromkeys(file.holds)), 2), tuple(sorted(file.ranks))
             if file.size is None:
                 # A lost tensor leaves a gap, a lost object does not.
                 name = file.holds[0] if file.needed is None else None
-                text = f"no file {location}, which holds {held}"
+                text = f"no file {location}, which holds {content}"
                 yield Problem(Code.FILE_MISSING, text, file.rank, name, ranks=ranks)
             elif file.needed is not None and file.size < file.needed:
-                text = f"{location} is cut short: {file.size} bytes of {file.needed}; it holds {held}"
+                text = f"{location} is cut short: {file.size} bytes of {file.needed}; it holds {content}"
                 yield Problem(Code.FILE_CUT, text, file.rank, ranks=ranks)
             elif file.needed is not None and file.size > file.needed:
                 text = f"{location} has {file.size} bytes, and what lies in it takes {file.needed}: it is another file"

@@ -1,16 +1,14 @@
-"""One file per way to lay a checkpoint out on disk; each provides what `Layout` lists."""
+"""The ways to lay a checkpoint out on disk: a file for each framework, or for each kind of files."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 from ckptools.training.layouts import (
     accelerate,
     composer,
-    composer_dcp,
     dcp,
-    fabric,
     huggingface,
     lightning,
     olmo,
@@ -20,24 +18,17 @@ from ckptools.training.layouts import (
 )
 from ckptools.training.run import Run
 
-
-class Layout(Protocol):
-    """What every module in this folder provides."""
-
-    def save(self, run: Run, folder: Path) -> None:
-        """Write this rank's files into `folder`; a collective."""
-
-
-BY_NAME: dict[str, Layout] = {
-    "composer": composer,
-    "snapshot": snapshot,
-    "verl": verl,
-    "dcp": dcp,
-    "composer-dcp": composer_dcp,
-    "accelerate": accelerate,
-    "lightning": lightning,
-    "fabric": fabric,
-    "torchtitan": torchtitan,
-    "olmo": olmo,
-    "huggingface": huggingface,
+SAVE: dict[str, Callable[[Run, Path], None]] = {
+    "composer": composer.save_rank_files,
+    "snapshot": snapshot.save,
+    "verl": verl.save,
+    "dcp": dcp.save,
+    "composer-dcp": composer.save_dcp,
+    "accelerate": accelerate.save,
+    "lightning": lightning.save_trainer,
+    "fabric": lightning.save_fabric,
+    "torchtitan": torchtitan.save,
+    "olmo": olmo.save,
+    "huggingface": huggingface.save,
 }
+"""The function that writes this rank's files into a folder, by the name of the layout; a collective."""

@@ -1,4 +1,4 @@
-"""What `accelerator.save_state` writes: model and optimizer, and beside them what else a run resumes with.
+"""The layout of `accelerator.save_state`: model and optimizer, and beside them what else a run resumes with.
 
 | with | model | optimizer |
 |---|---|---|

@@ -20,8 +20,8 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.state_dict_saver import save as save_and_wait
 
 from ckptools.training import random_states
-from ckptools.training.file_options import FileOptions
 from ckptools.training.layouts.place import place_folder
+from ckptools.training.options import FileOptions
 from ckptools.training.run import Run
 
 

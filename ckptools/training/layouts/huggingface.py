@@ -30,11 +30,10 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from ckptools import api
 from ckptools.text import parse_bytes
 from ckptools.training import full_state
-from ckptools.training.file_options import FileOptions
 from ckptools.training.layouts.dcp import CopyingPlanner
 from ckptools.training.layouts.place import place_folder
 from ckptools.training.model import TIED
-from ckptools.training.options import ModelSize
+from ckptools.training.options import FileOptions, ModelSize
 from ckptools.training.run import Run
 
 WHOLE = "model.safetensors"
@@ -128,7 +127,7 @@ def file_numbers(sizes: Mapping[str, int], options: FileOptions) -> dict[str, in
 
 
 def limit(options: FileOptions) -> int | None:
-    """How many bytes of tensors a file may have; None for any number."""
+    """The bytes of tensors that a file may have; None for any number."""
     return None if options.max_shard_size is None else parse_bytes(options.max_shard_size)
 
 

@@ -1,8 +1,9 @@
-"""A checkpoint of Lightning's Trainer, `epoch={epoch}-step={step}.ckpt`: a file with DDP, a folder with FSDP.
+"""Lightning's checkpoints, by its Trainer and by `fabric.save(path, state)`: a file with DDP, a folder with FSDP.
 
-The Trainer trains a LightningModule, of which the model is one attribute: here `model`, so that every name begins with
-`model.`. With DDP rank 0 writes everything into one file. With FSDP the tensors are a DCP folder and the rest is
-`meta.pt` in it; the model is called `model` there by the strategy for FSDP1, `state_dict` by the one for FSDP2.
+The Trainer writes `epoch={epoch}-step={step}.ckpt`. It trains a LightningModule, and the model is one attribute of
+that: here `model`, so that every name begins with `model.`. With DDP rank 0 writes everything into one file. With FSDP
+the tensors are a DCP folder and the rest is `meta.pt` in it; the strategy for FSDP1 calls the model `model` there, the
+one for FSDP2 `state_dict`.
 
 | key | holds |
 |---|---|
@@ -15,6 +16,11 @@ The Trainer trains a LightningModule, of which the model is one attribute: here 
 
 Source: lightning/pytorch/trainer/connectors/checkpoint_connector.py (`dump_checkpoint`), strategies/fsdp.py and
 strategies/model_parallel.py, loops/ and loops/progress.py of 2.6.
+
+What `fabric.save` gets is a script's own dict: here model, optimizer and scheduler as objects, for which Fabric puts
+their state dicts, and counters and random states. With DDP rank 0 writes all of it into one file. With FSDP model and
+optimizer are a DCP folder, and the rest is `meta.pt` in it.
+Source: lightning/fabric/strategies/strategy.py, fsdp.py and model_parallel.py of 2.6.
 """
 
 from __future__ import annotations
@@ -38,7 +44,7 @@ WRITER = "2.6.6"
 STAGES = ("ready", "completed", "started", "processed")
 
 
-def save(run: Run, folder: Path) -> None:
+def save_trainer(run: Run, folder: Path) -> None:
     """Write one file from rank 0, or the shards of every rank and rank 0's `meta.pt`."""
     content = training_state(run)
     if run.options.strategy == "ddp":
@@ -129,3 +135,29 @@ def batch_progress(total: int, current: int) -> dict[str, Any]:
 def progress(total: int, current: int, *stages: str) -> dict[str, Any]:
     """Count since training and since the epoch began; between two steps every stage stands at the same number."""
     return {"total": dict.fromkeys(stages, total), "current": dict.fromkeys(stages, current)}
+
+
+# -- Fabric ------------------------------------------------------------------------------------------------------------
+
+
+def save_fabric(run: Run, folder: Path) -> None:
+    """Write one file from rank 0, or the shards of every rank and rank 0's `meta.pt`."""
+    tensors = {
+        "model": run.strategy.model_state(run.model),
+        "optimizer": run.strategy.optimizer_state(run.model, run.optimizer),
+    }
+    content = {
+        "scheduler": run.scheduler.state_dict(),
+        "iteration": run.step,
+        "epoch": run.epoch,
+        "batch_in_epoch": run.batch_in_epoch,
+        "rng": random_states.gather(run.device),
+    }
+    if run.options.strategy == "ddp":
+        content, path = tensors | content, place(run, folder)
+    else:
+        path = place_folder(run, folder)
+        dcp_save(tensors, checkpoint_id=path)
+        path /= "meta.pt"
+    if dist.get_rank() == 0:
+        torch.save(content, path)

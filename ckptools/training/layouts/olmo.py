@@ -84,9 +84,8 @@ def versioned(states: dict[str, Any]) -> dict[str, Any]:
         "torch": str(torch.__version__),
         "cuda": str(torch.version.cuda),
     }
-    known = {name: {"version": _two_numbers(versions[name]), "state": state} for name, state in states.items()}
+    known = {
+        name: {"version": tuple(map(int, versions[name].split(".")[:2])), "state": state}
+        for name, state in states.items()
+    }
     return {"cuda": None, **known}
-
-
-def _two_numbers(version: str) -> tuple[int, ...]:
-    return tuple(map(int, version.split(".")[:2]))

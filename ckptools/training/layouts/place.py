@@ -1,4 +1,4 @@
-"""Where this rank's file goes, or the folder of all ranks: the template of file names, filled in."""
+"""The path of this rank's file, or of the folder of all ranks: the template of file names, filled in."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _named(run: Run, folder: Path) -> Path:
 
 
 def _values(run: Run) -> dict[str, int | str]:
-    """What the fields stand for; launchers tell the local rank and the node's, one that does not has one node."""
+    """Values of the fields; launchers set the local rank and the node's, except those with one node."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     return {
         "run_name": run_name(run.options, world_size),

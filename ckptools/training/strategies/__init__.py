@@ -1,4 +1,4 @@
-"""One file per way to spread a model over ranks; each makes one `Strategy`. None of them knows a layout."""
+"""The ways to spread a model over ranks, a file for each kind. None of them knows a layout."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from ckptools.training.strategies import ddp, expert_parallel, fsdp1, fsdp2, fsdp2_tp, hsdp, pipeline, tensor_parallel
+from ckptools.training.strategies import ddp, expert_parallel, fsdp1, fsdp2, pipeline, tensor_parallel
 from ckptools.training.strategies.strategy import Strategy
-from ckptools.training_state.wrappers import without_ddp
+from ckptools.training_state.parameter_names import without_ddp
 
 BY_NAME: dict[str, Strategy] = {
     "ddp": ddp.STRATEGY,
     "fsdp1": fsdp1.STRATEGY,
-    "fsdp2": fsdp2.STRATEGY,
-    "hsdp": hsdp.STRATEGY,
-    "tp": tensor_parallel.STRATEGY,
-    "fsdp2-tp": fsdp2_tp.FSDP2_TP,
-    "hsdp-tp": fsdp2_tp.HSDP_TP,
+    "fsdp2": fsdp2.FSDP2,
+    "hsdp": fsdp2.HSDP,
+    "tp": tensor_parallel.TP,
+    "fsdp2-tp": tensor_parallel.FSDP2_TP,
+    "hsdp-tp": tensor_parallel.HSDP_TP,
     "pipeline": pipeline.STRATEGY,
     "moe": expert_parallel.STRATEGY,
 }

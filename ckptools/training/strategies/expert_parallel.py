@@ -1,7 +1,7 @@
 """Expert parallel: each rank has some of the experts, and tokens travel to the rank of theirs and back.
 
 Every rank trains on data of its own. All but the experts is repeated on every rank, its gradients averaged as DDP does;
-an expert is on one rank only, and gets its gradients from everybody's tokens, for an all-to-all goes backward as well.
+an expert is on one rank only, and gets its gradients from all ranks' tokens, for an all-to-all goes backward as well.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from ckptools.training.mixture import Experts, MixtureOfExperts
+from ckptools.training.model import Experts, MixtureOfExperts
 from ckptools.training.options import CreateOptions
 from ckptools.training.strategies import fsdp2
 from ckptools.training.strategies.strategy import Strategy, device_of, forward_and_backward

@@ -35,9 +35,8 @@ from torch.distributed.fsdp import (
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 from ckptools.training.model import Block
-from ckptools.training.options import CreateOptions
-from ckptools.training.parallel_options import ParallelOptions
-from ckptools.training.strategies.hsdp import replicate_and_shard
+from ckptools.training.options import CreateOptions, ParallelOptions
+from ckptools.training.strategies.fsdp2 import replicate_and_shard
 from ckptools.training.strategies.strategy import Strategy, device_of
 
 SHARDINGS = {

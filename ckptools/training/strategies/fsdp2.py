@@ -1,4 +1,9 @@
-"""`fully_shard`, the second FSDP: every parameter is a DTensor, cut along dim 0."""
+"""`fully_shard`, the second FSDP: every parameter is a DTensor, cut along dim 0, over all ranks or in rows of them.
+
+Rows are hybrid sharding (HSDP), a mesh of two dimensions with the shards of a whole model in every row. Ranks of a row
+gather parameters from one another, often, over the fast links of a node; ranks of a column hold equal shards and
+average gradients once per step. In the files a parameter lies as `(Replicate(), Shard(0))`.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +30,18 @@ def wrap(model: nn.Module, options: CreateOptions) -> nn.Module:
     return shard(model, mesh, options.parallel.precision)
 
 
+def wrap_in_rows(model: nn.Module, options: CreateOptions) -> nn.Module:
+    """Shard within rows, repeat over columns."""
+    mesh = replicate_and_shard(model, options.parallel.replicas)
+    return shard(model, mesh, options.parallel.precision)
+
+
+def replicate_and_shard(model: nn.Module, replicas: int) -> DeviceMesh:
+    """Arrange all ranks in `replicas` rows, where the model is."""
+    shape = (replicas, dist.get_world_size() // replicas)
+    return init_device_mesh(device_of(model).type, shape, mesh_dim_names=("replicate", "shard"))
+
+
 def shard(model: nn.Module, mesh: DeviceMesh, precision: str = "fp32") -> nn.Module:
     """Shard each block, and the root with what is left; the model stays the object that it was."""
     policy = PRECISIONS[precision]
@@ -45,4 +62,5 @@ def optimizer_state(model: nn.Module, optimizer: optim.Optimizer) -> dict[str, A
     return dict(get_optimizer_state_dict(model, optimizer))
 
 
-STRATEGY = Strategy(wrap, model_state, optimizer_state)
+FSDP2 = Strategy(wrap, model_state, optimizer_state)
+HSDP = Strategy(wrap_in_rows, model_state, optimizer_state)

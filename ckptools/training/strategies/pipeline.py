@@ -2,7 +2,7 @@
 
 A batch is cut into microbatches, so that stages work at the same time: while the second computes the first microbatch,
 the first computes the second (GPipe: all forward, then all backward). Features go to the next stage and gradients
-come back by sends between two ranks; torch's schedule does that, with the shapes that it is told here.
+come back by sends between two ranks; torch's schedule does that, with the shapes that it is given here.
 
 The tied matrix is needed at both ends: the first stage looks tokens up in it, the last makes logits with it. Both have
 it under the names of the whole model, add up their gradients after every batch, and so keep the same bits.
@@ -26,7 +26,7 @@ from ckptools.training.strategies.tensor_parallel import one_share
 
 @dataclass(frozen=True)
 class Stage:
-    """What a rank needs to train its stage.
+    """The stage of one rank, and all that training it needs.
 
     Attributes:
         schedule: takes a batch through the pipeline.
@@ -59,7 +59,7 @@ def wrap(model: nn.Module, options: CreateOptions) -> nn.Module:
 def _shapes(options: CreateOptions, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Make examples of what one microbatch is at the first stage, between stages, and behind the last.
 
-    Without them the schedule would run every stage once to see: `seen` would count tokens that nobody trained on.
+    Without them the schedule would run every stage once to see: `seen` would count tokens that were not trained on.
     """
     size = options.size
     tokens = torch.zeros(options.batch // options.parallel.microbatches, size.context, dtype=torch.int64, device=device)

@@ -1,4 +1,4 @@
-"""What every strategy provides: one record, of which each file in this folder makes one."""
+"""The record that every strategy is; the files in this folder make them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Strategy:
-    """How a model is spread over the ranks. All of these are collectives: every rank must call them.
+    """A way to spread a model over the ranks. All functions are collectives: every rank must call them.
 
     Attributes:
         wrap: spreads a model that every rank has built alike.

@@ -1,7 +1,12 @@
 """Tensor parallel: every matrix is cut, and each rank of a group multiplies with its own part of it.
 
 All ranks of a group see the same data and draw the same random numbers. What goes through a cut matrix becomes whole
-again by a collective: an all-reduce behind rows, an all-gather behind columns where somebody needs all of it.
+again by a collective: an all-reduce behind rows, an all-gather behind columns where all of it is needed.
+
+Below FSDP2 it is a dimension of a mesh of two, or of three when the shards have replicas (HSDP). Tensor parallel cuts
+first, within neighbouring ranks, which share a node and its fast links; FSDP2 then cuts the parts. A matrix that both
+cut along dim 0 lies in the files as `(_StridedShard(0), Shard(0))`: FSDP's dimension comes first in the mesh though its
+cut came second.
 """
 
 from __future__ import annotations
@@ -58,9 +63,32 @@ def wrap(model: nn.Module, options: CreateOptions) -> nn.Module:
     )
 
 
+def wrap_below_fsdp2(model: nn.Module, options: CreateOptions) -> nn.Module:
+    """Cut over `tp`, then shard over `dp`."""
+    size = options.parallel.tensor_parallel_size
+    mesh = init_device_mesh(device_of(model).type, (dist.get_world_size() // size, size), mesh_dim_names=("dp", "tp"))
+    return fsdp2.shard(cut(model, mesh["tp"], options), mesh["dp"], options.parallel.precision)
+
+
+def wrap_below_hsdp(model: nn.Module, options: CreateOptions) -> nn.Module:
+    """Cut over `tp`, then shard over `shard` and repeat over `replicate`."""
+    size, replicas = options.parallel.tensor_parallel_size, options.parallel.replicas
+    shape = (replicas, dist.get_world_size() // (replicas * size), size)
+    mesh = init_device_mesh(device_of(model).type, shape, mesh_dim_names=("replicate", "shard", "tp"))
+    return fsdp2.shard(cut(model, mesh["tp"], options), mesh["replicate", "shard"], options.parallel.precision)
+
+
 def one_share(options: CreateOptions) -> tuple[int, int]:
     """All ranks train on the same data."""
     return 0, 1
 
 
-STRATEGY = Strategy(wrap, fsdp2.model_state, fsdp2.optimizer_state, one_share)
+def share_of_group(options: CreateOptions) -> tuple[int, int]:
+    """Every tensor-parallel group trains on data of its own."""
+    size = options.parallel.tensor_parallel_size
+    return dist.get_rank() // size, dist.get_world_size() // size
+
+
+TP = Strategy(wrap, fsdp2.model_state, fsdp2.optimizer_state, one_share)
+FSDP2_TP = Strategy(wrap_below_fsdp2, fsdp2.model_state, fsdp2.optimizer_state, share_of_group)
+HSDP_TP = Strategy(wrap_below_hsdp, fsdp2.model_state, fsdp2.optimizer_state, share_of_group)

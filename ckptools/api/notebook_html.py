@@ -1,0 +1,61 @@
+"""HTML for a notebook of anything that users get hold of, by its class."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import singledispatch
+from typing import Any
+
+from ckptools.consolidate.record import ConsolidationReport
+from ckptools.consolidate.text import consolidation_html
+from ckptools.contents import html as contents_html
+from ckptools.contents.record import Keys
+from ckptools.contents.show_record import Shown
+from ckptools.diff.record import Difference
+from ckptools.diff.text import difference_html
+from ckptools.display import record_html
+from ckptools.doctor.record import Diagnosis
+from ckptools.doctor.text import diagnosis_html
+from ckptools.inspect.html import checkpoint_html, optimizer_html
+from ckptools.ls import text as ls_text
+from ckptools.ls.record import CheckpointRow, RunFolder
+from ckptools.match.record import Match
+from ckptools.match.text import match_html
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.records import RowMethods
+from ckptools.model.tensor import Tensor
+from ckptools.model.values import Opaque
+from ckptools.stats.record import Statistics
+from ckptools.stats.text import statistics_html
+from ckptools.training_state.optimizers import Optimizer
+from ckptools.training_state.sections import Section
+from ckptools.verify.record import Check, Verification
+from ckptools.verify.text import check_table, verification_html
+
+
+@singledispatch
+def html_of(value: Any) -> str:
+    """The HTML of a value; for a record of an unlisted class each of its fields."""
+    return record_html.record_html(value)
+
+
+html_of.register(Checkpoint, checkpoint_html)
+html_of.register(Tensor, contents_html.tensor_html)
+html_of.register(Mapping, record_html.values_html)
+html_of.register(Section, record_html.section_html)
+html_of.register(Opaque, record_html.opaque_html)
+html_of.register(RowMethods, record_html.rows_html)
+html_of.register(Optimizer, optimizer_html)
+html_of.register(Verification, verification_html)
+html_of.register(Diagnosis, diagnosis_html)
+html_of.register(RunFolder, ls_text.run_folder_html)
+html_of.register(Keys, contents_html.keys_html)
+html_of.register(Shown, contents_html.shown_html)
+html_of.register(Statistics, statistics_html)
+html_of.register(Difference, difference_html)
+html_of.register(Match, match_html)
+html_of.register(ConsolidationReport, consolidation_html)
+
+# Their texts do not import what makes HTML, for the sake of the command line.
+record_html.FORMS[CheckpointRow] = record_html.Form("checkpoint", ls_text.COLUMNS, ls_text.cells_of)
+record_html.TABLES[Check] = check_table

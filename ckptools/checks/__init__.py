@@ -1,1 +1,0 @@
-"""Checks of whether a checkpoint is whole, unharmed and coherent: one file per subject. Nothing is written."""

@@ -1,1 +1,0 @@
-"""The comparison of two checkpoints of any formats and world sizes, key by key."""

@@ -1,1 +1,0 @@
-"""Figures of tensors' values, streamed from the shards in bounded memory. numpy is imported here, and torch nowhere."""

@@ -1,0 +1,134 @@
+"""`ckptools diff`: what differs between two checkpoints?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ckptools.cli.printing import remark
+from ckptools.cli.shared_options import (
+    ALL_KEYS,
+    AS_A_USER_WOULD,
+    AS_TEXT,
+    IN_ORDER,
+    AnswerOptions,
+    OpeningOptions,
+    RowOptions,
+    SelectionOptions,
+    answered_in_json,
+    arranged,
+    opened,
+    show_answer,
+)
+from ckptools.errors import UsageError
+from ckptools.files.location import path_of
+from ckptools.option import option
+
+if TYPE_CHECKING:
+    from ckptools.cli.arguments import FirstSide, SecondSide
+    from ckptools.diff.compare import Wanted
+    from ckptools.diff.record import Difference
+    from ckptools.model.checkpoint import Checkpoint
+
+
+@dataclass(frozen=True)
+class ComparisonOptions:
+    """Options for what of two checkpoints is compared, and how closely."""
+
+    values: bool = option(False, "Compare the values of tensors too, bit for bit.")
+    rtol: float | None = option(
+        None, "Relative tolerance: |a - b| <= atol + rtol * |b| counts as the same, whatever the dtypes. Reads values."
+    )
+    atol: float | None = option(None, "Absolute tolerance. Reads values.")
+    every_byte: bool = option(False, "Read also shards whose files state the same CRC-32 on both sides.")
+    hash: Path | None = option(None, "Write digests of A into this JSON, to compare with elsewhere.", metavar="FILE")
+    force: bool = option(False, "With --hash: overwrite the file.")
+
+
+STRUCTURE = ComparisonOptions()
+"""Keys, shapes, dtypes and plain values."""
+
+
+def diff(
+    a: FirstSide,
+    b: SecondSide = None,
+    how: ComparisonOptions = STRUCTURE,
+    selection: SelectionOptions = ALL_KEYS,
+    rows: RowOptions = IN_ORDER,
+    form: AnswerOptions = AS_TEXT,
+    opening: OpeningOptions = AS_A_USER_WOULD,
+) -> None:
+    """Show what differs between two checkpoints.
+
+    They may be of any formats and world sizes: layouts are shown, and are no difference. Without options keys, shapes,
+    dtypes and plain values are compared (step, lr, param groups, scheduler, random states, data position).
+
+    Where the two do not see each other: `ckptools diff A --hash a.json` here, `ckptools diff a.json B` there.
+
+    Exit code: 0 nothing that was compared differs, 1 they differ or something cannot be compared, 2 usage,
+    3 unreadable, 4 refused (the file for digests is there).
+    """
+    if b is None or how.hash is not None:
+        _write_digests(a, b, how, form, opening)
+        return
+    with answered_in_json(form.json, "ckptools/diff/1", "same", [a, b]):
+        found = _compared(a, b, _wanted(how, selection, opening), opening)
+    show(found, rows, form)
+    if found.same is False:
+        raise SystemExit(1)
+
+
+def _wanted(how: ComparisonOptions, selection: SelectionOptions, opening: OpeningOptions) -> Wanted:
+    from ckptools.diff.compare import Wanted
+
+    return Wanted(how.values, how.rtol, how.atol, how.every_byte, selection.selection, opening.jobs)
+
+
+def _compared(a: str, b: str, wanted: Wanted, opening: OpeningOptions) -> Difference:
+    from ckptools.cli.progress import ProgressLine
+    from ckptools.diff.compare import compare
+
+    sides = _side(a, opening), _side(b, opening)
+    total = sum(f.nbytes for side in sides if not isinstance(side, Path) for f in side.files)
+    with ProgressLine(total) as line:
+        return compare(*sides, wanted, line)
+
+
+def _side(path: str, opening: OpeningOptions) -> Checkpoint | Path:
+    from ckptools.diff.digest_file import is_digest_file
+
+    return path_of(path) if is_digest_file(path_of(path)) else opened([path], opening)
+
+
+def show(found: Difference, rows: RowOptions, form: AnswerOptions) -> None:
+    """Print the answer: every key with JSON; in a text those that differ, as many as were asked for."""
+    from ckptools.diff.text import NOT_LISTED, difference_text
+    from ckptools.model.records import Rows
+
+    every = form.json or form.jsonl
+    tensors = arranged(Rows(t for t in found.tensors if every or t.verdict not in NOT_LISTED), rows)
+    values = Rows(v for v in found.values if every or v.verdict not in NOT_LISTED)[: rows.limit or None]
+    listed = replace(found, tensors=tensors, values=values)
+    answer = listed if every else found
+    show_answer(form, "diff", answer, listed.rows, lambda a, at: difference_text(a, tensors, values, at))
+
+
+def _write_digests(
+    path: str, b: str | None, how: ComparisonOptions, form: AnswerOptions, opening: OpeningOptions
+) -> None:
+    if how.hash is None:
+        raise UsageError(None, "diff compares two: give B too, or --hash FILE to write digests of A")
+    if b is not None:
+        raise UsageError(None, "--hash FILE writes digests of A alone; leave out B, and compare FILE with it")
+    from ckptools.cli.progress import ProgressLine
+    from ckptools.diff.digest_file import write_digest_file
+
+    checkpoint = opened([path], opening)
+    with ProgressLine(sum(f.nbytes for f in checkpoint.files)) as line:
+        written = write_digest_file(checkpoint, how.hash, how.force, opening.jobs, line)
+    without = sum(not tensor.sha256 for tensor in written.tensors.values())
+    remark(f"wrote {how.hash}: {len(written.tensors)} tensors, {len(written.values)} values")
+    if without:
+        remark(f"{without} of the tensors cannot be read whole, and have the reason in place of a digest")
+        raise SystemExit(1)

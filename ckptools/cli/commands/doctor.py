@@ -1,0 +1,44 @@
+"""`ckptools doctor`: the first questions about a checkpoint in one go."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ckptools.cli.printing import say
+from ckptools.cli.shared_options import (
+    AS_A_USER_WOULD,
+    AS_TEXT,
+    AnswerOptions,
+    OpeningOptions,
+    answered_in_json,
+    show_answer,
+)
+
+if TYPE_CHECKING:
+    from ckptools.cli.arguments import AnyPaths, LoadsInto
+
+
+def doctor(
+    paths: AnyPaths,
+    to: LoadsInto = None,
+    form: AnswerOptions = AS_TEXT,
+    opening: OpeningOptions = AS_A_USER_WOULD,
+) -> None:
+    """Answer the first questions about a checkpoint in one go.
+
+    Whole? Which is the newest whole one of its run? Do step, name and world size agree? Does it load (--to)? Are
+    optimizer and scheduler in step? Then at most three commands to type next. It only calls the others.
+
+    Exit code: 0 nothing is wrong, 1 something is, 2 usage, 3 it cannot be opened.
+    """
+    from ckptools.api.examination import doctor as examine
+    from ckptools.cli.progress import CheckpointLine
+    from ckptools.doctor.text import diagnosis_text
+
+    with answered_in_json(form.json, "ckptools/doctor/1", "ok", paths), CheckpointLine() as line:
+        found = examine(paths, to=to, on_found=line, **opening.keywords())
+    show_answer(form, "doctor", found, found.rows, diagnosis_text)
+    if not found.readable:
+        say(f"error: {found.rows[0].evidence}")
+    if not found.ok:
+        raise SystemExit(1 if found.readable else 3)

@@ -1,0 +1,130 @@
+"""`ckptools inspect`: what is this checkpoint, is it whole, what is inside."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from ckptools.cli.printing import remark, remark_private, screen, show
+from ckptools.cli.shared_options import (
+    AS_A_USER_WOULD,
+    NOT_ONLY_ROWS,
+    WITHOUT_PRIVATE,
+    Engine,
+    OpeningOptions,
+    PrivateOption,
+    TableOptions,
+    answered_in_json,
+    opened,
+)
+from ckptools.errors import UsageError
+from ckptools.text import encodable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ckptools.cli.arguments import AllRanks, CheckpointPaths, EngineName, SectionName, Trust
+    from ckptools.formats.options import Reader
+    from ckptools.inspect.record import Report
+    from ckptools.inspect.sections import Detail
+    from ckptools.model.checkpoint import Checkpoint
+
+
+def inspect(
+    paths: CheckpointPaths,
+    section: SectionName = None,
+    all_ranks: AllRanks = False,
+    engine: EngineName = Engine.inert,
+    trust: Trust = False,
+    hidden: PrivateOption = WITHOUT_PRIVATE,
+    form: TableOptions = NOT_ONLY_ROWS,
+    opening: OpeningOptions = AS_A_USER_WOULD,
+) -> None:
+    """Show what a checkpoint is, and whether it is whole.
+
+    Reads no tensor values and runs nothing that the file names; torch is not needed. Up to 64 ranks are read and
+    compared, of more the one that was named; --all-ranks reads and compares all.
+
+    Exit code: 0 nothing wrong, 1 not whole or an error found (also one rank's file without the others), 2 usage
+    (also a folder with several checkpoints), 3 unreadable.
+    """
+    from ckptools.inspect.record import inspect_report
+
+    if section is not None and form.table_format is not None:
+        raise UsageError(
+            None, "--table-format prints the table of sections; ckptools tree --section prints one in full"
+        )
+    with answered_in_json(form.json, "ckptools/inspect/1", "whole", paths):
+        checkpoint = opened(paths, opening, all_ranks, reader_of(engine, trust))
+    report = inspect_report(checkpoint)
+    details = details_of(checkpoint, section, hidden.private)
+    if form.json:
+        show_json(report, details)
+    elif form.is_text:
+        show_text(report, details, hidden.private)
+    else:
+        show_sections(report, str(form.table_format))
+    if report.verdict.level == "bad":
+        raise SystemExit(1)
+
+
+def reader_of(engine: Engine, trust: bool) -> Reader:
+    """What reads one file.
+
+    Raises:
+        UsageError: there is nothing to trust, for the inert reader runs nothing.
+    """
+    if engine is Engine.torch:
+        import functools
+
+        from ckptools.torch_engine import describe
+
+        return functools.partial(describe.read, trust=trust)
+    if trust:
+        raise UsageError(
+            None, "--trust needs --engine torch; the inert reader runs nothing, so there is nothing to trust"
+        )
+    from ckptools.training_state import modules
+
+    return modules.read_file
+
+
+def details_of(checkpoint: Checkpoint, section: str | None, private: bool = False) -> tuple[Detail, ...]:
+    """The sections that were asked for in full; private values only on request."""
+    if section is None:
+        return ()
+    from ckptools.inspect.sections import section_details
+
+    return section_details(checkpoint, section, private)
+
+
+def show_sections(report: Report, table_format: str) -> None:
+    """Print the table of sections alone."""
+    from ckptools.display.row_table import table_text
+    from ckptools.inspect.text import SECTION_COLUMNS, section_cells
+
+    cells = section_cells(report.sections)
+    show(encodable(table_text(SECTION_COLUMNS, cells, table_format), sys.stdout.encoding))
+
+
+def show_json(report: Report, details: Sequence[Detail]) -> None:
+    """Print one JSON object."""
+    from ckptools.inspect.json import report_json
+
+    show(report_json(report, details))
+
+
+def show_text(report: Report, details: Sequence[Detail], private: bool = False) -> None:
+    """Print the report, or the sections that were asked for; what was read and what comes next go to stderr."""
+    from ckptools.inspect.text import next_line, read_line, report_text
+
+    if details:
+        from ckptools.inspect.sections import section_text
+
+        shown = section_text(report, details, screen())
+    else:
+        shown = report_text(report, screen(), private)
+    show(encodable(shown, sys.stdout.encoding), "inspect")
+    remark_private(sum(detail.private for detail in details))
+    lines = "\n".join(filter(None, (read_line(report), next_line(report))))
+    remark(f"\n{lines}")

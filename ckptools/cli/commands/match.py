@@ -1,0 +1,106 @@
+"""`ckptools match`: why does it not load?"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ckptools.cli.arguments import CheckpointPaths
+from ckptools.cli.printing import remark
+from ckptools.cli.shared_options import (
+    ALL_KEYS,
+    AS_A_USER_WOULD,
+    AS_TEXT,
+    IN_ORDER,
+    AnswerOptions,
+    OpeningOptions,
+    RowOptions,
+    SelectionOptions,
+    answered_in_json,
+    arranged,
+    opened,
+    show_answer,
+)
+from ckptools.text import plural, printable
+
+if TYPE_CHECKING:
+    from ckptools.display.tables import Screen
+    from ckptools.match.record import Match
+
+To = Annotated[
+    str,
+    typer.Option(
+        "--to",
+        metavar="MODEL",
+        help="What it should load into: another checkpoint, a .safetensors or its index, a Hugging Face config.json, a"
+        " JSON of name to shape, or package.module:function, which is imported and called without arguments.",
+    ),
+]
+WriteMap = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Write the renames, old name to new, for consolidate --map."),
+]
+
+
+def match(
+    paths: CheckpointPaths,
+    to: To,
+    write_map: WriteMap = None,
+    selection: SelectionOptions = ALL_KEYS,
+    rows: RowOptions = IN_ORDER,
+    form: AnswerOptions = AS_TEXT,
+    opening: OpeningOptions = AS_A_USER_WOULD,
+) -> None:
+    """Say why a checkpoint does not load into a model.
+
+    Names and shapes are compared, no values are read. A rename is found and shown; none is applied.
+
+    Exit code: 0 every name is there with its shape, 1 not so, 2 usage, 3 unreadable or no model, 4 the map is there
+    already.
+    """
+    from ckptools.display.next_command import command_arguments
+    from ckptools.match.run import match as run
+    from ckptools.match.text import next_lines
+
+    with answered_in_json(form.json, "ckptools/match/1", "loads", paths):
+        checkpoint = opened(paths, opening)
+        found = run(checkpoint, to, selection.selection)
+    _show(found, rows, form)
+    if write_map is not None:
+        _write(found, write_map)
+    for line in next_lines(found, command_arguments(checkpoint), write_map):
+        remark(line)
+    if not found.loads:
+        raise SystemExit(1)
+
+
+def _show(found: Match, rows: RowOptions, form: AnswerOptions) -> None:
+    """Print the answer: its table of groups in a text, every name with JSON, as many as were asked for."""
+    from ckptools.match.text import match_text
+
+    if not form.is_text:
+        shown = replace(found, rows=arranged(found.rows, rows))
+        show_answer(form, "match", shown, shown.rows, match_text)
+        return
+    shown = replace(found, groups=arranged(found.groups, replace(rows, limit=None)))
+
+    def text(answer: Match, screen: Screen) -> str:
+        return match_text(answer, screen if rows.limit is None else screen._replace(rows=rows.limit or None))
+
+    show_answer(form, "match", shown, shown.rows, text)
+
+
+def _write(found: Match, path: Path) -> None:
+    """Write the map, where there is something in it."""
+    from ckptools.keys.name_map import write_map
+
+    if not found.fix:
+        what = "several renames fix as many, and none was chosen" if found.alternatives else "no rename was found"
+        what = "every rename is assumed" if found.assumed else what
+        remark(f"{what}: {printable(str(path))} is not written")
+        return
+    write_map(path, found.fix)
+    remark(f"wrote {printable(str(path))}: {plural(len(found.fix), 'name')}")

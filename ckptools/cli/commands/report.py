@@ -1,0 +1,89 @@
+"""`ckptools report`: one page of HTML about a checkpoint."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ckptools.cli.printing import remark, show
+from ckptools.cli.shared_options import AS_A_USER_WOULD, OpeningOptions, opened
+from ckptools.errors import CkptoolsError, ReadError
+from ckptools.text import encodable, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ckptools.cli.arguments import CheckpointPaths, Deep, Force, Ignored, ManifestFile, ReportFile, WithFigures
+    from ckptools.model.checkpoint import Checkpoint
+
+STDOUT = "-"
+
+
+def report(
+    paths: CheckpointPaths,
+    out: ReportFile,
+    deep: Deep = False,
+    values: WithFigures = False,
+    manifest: ManifestFile = None,
+    ignore: Ignored = None,
+    force: Force = False,
+    opening: OpeningOptions = AS_A_USER_WOULD,
+) -> None:
+    """Write a page of HTML about a checkpoint, to mail or keep.
+
+    It shows what inspect and verify find, the verdict first; every rank is read. It is one file, without network or
+    script, with the JSON of both in it. If the checkpoint cannot be opened, it shows that and what doctor finds.
+
+    Exit code: that of verify. 0 no check failed, 1 a check failed (the page is written), 2 usage, 3 unreadable, 4 the
+    page would overwrite something.
+    """
+    from ckptools.report.write import check_place
+
+    if out != STDOUT:
+        check_place(Path(out), force)
+    try:
+        checkpoint = opened(paths, opening)
+    except ReadError as error:
+        raise _reported(error, paths, out, force, opening) from error
+    _write(checkpoint, out, force, deep=deep, values=values, manifest=manifest, ignore=ignore or (), jobs=opening.jobs)
+
+
+def _write(checkpoint: Checkpoint, out: str, force: bool, *, values: bool, **how: Any) -> None:
+    """Write the page, and say what it says first; `how` is what else `findings` takes."""
+    from ckptools.cli.progress import ProgressLine
+    from ckptools.report.html import report_page, verdict_lines
+    from ckptools.report.write import findings, write_report
+
+    total = sum(f.nbytes for f in checkpoint.files)
+    with ProgressLine(total * 2 if values else total) as line:
+        if out == STDOUT:
+            found = findings(checkpoint, values=values, progress=line, **how)
+        else:
+            found = write_report(checkpoint, out, force=force, values=values, progress=line, **how)
+    verdict = "\n".join(verdict_lines(found))
+    if out == STDOUT:
+        show(report_page(found).rstrip("\n"))
+        remark(verdict)
+    else:
+        show(encodable(f"{verdict}\nwrote {printable(out)}", sys.stdout.encoding), "inspect")
+    if not found.verification.ok:
+        raise SystemExit(1)
+
+
+def _reported(error: ReadError, paths: Sequence[str], out: str, force: bool, opening: OpeningOptions) -> CkptoolsError:
+    """The error, after a page was written that says so: who gets it by mail must not take an older one for this."""
+    from ckptools.api.examination import doctor
+    from ckptools.files.partial_files import write_text
+    from ckptools.report.html import unreadable_page
+
+    try:
+        page = unreadable_page(doctor(paths, **opening.keywords()), str(error), time.time())
+    except CkptoolsError:
+        return error  # nothing is there, or the options do not fit: there is nothing to report
+    if out == STDOUT:
+        show(page.rstrip("\n"))
+    else:
+        write_text(Path(out), page, force)
+    return ReadError(error.path, error.reason if out == STDOUT else f"{error.reason}; {out} says so", error.kind)

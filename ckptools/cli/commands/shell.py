@@ -1,0 +1,190 @@
+"""`ckptools shell`: a Python prompt with a checkpoint opened."""
+
+from __future__ import annotations
+
+import ast
+import code
+import sys
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import CodeType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ckptools.cli.arguments import CheckpointPaths
+from ckptools.cli.printing import remark
+from ckptools.cli.shared_options import AS_A_USER_WOULD, OpeningOptions
+from ckptools.errors import ReadError, RefusedError
+
+if TYPE_CHECKING:
+    from ckptools.api import Checkpoint
+
+Command = Annotated[
+    str | None,
+    typer.Option("--command", "-c", help="Run this and leave; prints an expression.", show_default=False),
+]
+Trust = Annotated[bool, typer.Option("--trust", help="Run whatever code the file names. Only if you trust it.")]
+
+
+def shell(
+    paths: CheckpointPaths,
+    command: Command = None,
+    trust: Trust = False,
+    opening: OpeningOptions = AS_A_USER_WOULD,
+) -> None:
+    """Open a Python prompt with a checkpoint opened.
+
+    `ck` is what ckptools.open gives, whatever PATH is. Of a single torch.save file whose classes are all on the list
+    `shard` is what torch makes of it: real tensors, ShardedTensors and DTensors. No torchrun, no other ranks, no GPU
+    needed. Without a terminal, code is read from stdin.
+    """
+    names = {"__name__": "__console__", "ckptools": sys.modules["ckptools"], "ck": open_as_users_do(paths, opening)}
+    with plain_tracebacks(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Please use DTensor instead", FutureWarning)
+        with shard_of(paths, trust) as shard:
+            names |= shard
+            talk(names, command, banner(names, paths))
+
+
+def open_as_users_do(paths: Sequence[str], how: OpeningOptions) -> Checkpoint:
+    """The checkpoint at some paths as `ckptools.open` returns it."""
+    from ckptools import api
+
+    return api.open(paths if len(paths) > 1 else paths[0], **how.keywords())
+
+
+@contextmanager
+def shard_of(paths: Sequence[str], trust: bool) -> Iterator[dict[str, Any]]:
+    """What torch makes of a single torch.save file, under the name `shard`; nothing where it makes none.
+
+    That is so for anything else, and for a file of classes that are not on the list and that is not trusted.
+    """
+    if len(paths) > 1 or not _is_torch_file(Path(paths[0])):
+        yield {}
+        return
+    from ckptools.torch_engine.offline import load_shard, offline
+
+    with offline():
+        try:
+            names = {"shard": load_shard(Path(paths[0]), trust=trust)}
+        except (RefusedError, ReadError) as error:
+            remark(f"no shard here, only ck: {error}")
+            names = {}
+        yield names
+
+
+def _is_torch_file(path: Path) -> bool:
+    from ckptools.files.file_type import content_of, head_of
+    from ckptools.files.opening import File
+
+    if not path.is_file():
+        return False
+    with File(path) as file:
+        return content_of(head_of(file)) != ""
+
+
+def talk(names: dict[str, Any], command: str | None, text: str) -> None:
+    """Run a command, what comes from stdin, or what a user types at a prompt."""
+    if command is not None:
+        run(names, command, "<command>", echo=True)
+    elif not sys.stdin.isatty():
+        run(names, sys.stdin.read(), "<stdin>", echo=False)
+    else:
+        prompt(names, text)
+
+
+@contextmanager
+def plain_tracebacks() -> Iterator[None]:
+    """Let Python show the tracebacks of the user's code in its own way, and leave our frames out of them."""
+    hook, sys.excepthook = sys.excepthook, sys.__excepthook__
+    try:
+        yield
+    finally:
+        sys.excepthook = hook
+
+
+class Interpreter(code.InteractiveInterpreter):
+    """Runs code and remembers whether it failed.
+
+    Attributes:
+        failed: whether a traceback was shown.
+    """
+
+    failed = False
+
+    def showtraceback(self) -> None:
+        """Show a traceback without our own frames; what ends a program goes on to do so."""
+        if isinstance(sys.exc_info()[1], (KeyboardInterrupt, BrokenPipeError)):
+            raise
+        self.failed = True
+        super().showtraceback()
+
+    def showsyntaxerror(self, filename: str | None = None, **more: Any) -> None:
+        """Show a syntax error."""
+        self.failed = True
+        super().showsyntaxerror(filename, **more)
+
+
+def run(names: dict[str, Any], source: str, filename: str, echo: bool) -> None:
+    """Run `source`; with `echo`, print the value of every expression statement as the prompt does.
+
+    Raises:
+        SystemExit: with code 1, when it raised; the traceback is on stderr.
+    """
+    interpreter = Interpreter(names)
+    try:
+        compiled = compiled_from(source, filename, echo)
+    except (SyntaxError, ValueError, OverflowError):
+        interpreter.showsyntaxerror(filename)
+    else:
+        interpreter.runcode(compiled)
+    if interpreter.failed:
+        raise SystemExit(1)
+
+
+def compiled_from(source: str, filename: str, echo: bool) -> CodeType:
+    """Compile a script, or with `echo` the same lines as if they were typed at the prompt."""
+    module = ast.parse(source, filename)
+    if echo:
+        return compile(ast.Interactive(body=module.body), filename, "single")
+    return compile(module, filename, "exec")
+
+
+def banner(names: Mapping[str, Any], paths: Sequence[str]) -> str:
+    """Say what is bound."""
+    from ckptools._version import __version__
+    from ckptools.text import clip, printable
+
+    lines = [f"ckptools {__version__}, Python {sys.version.split()[0]}", f"ck = {names['ck']!r}"]
+    if "shard" in names:
+        shard = names["shard"]
+        what = type(shard).__name__
+        if isinstance(shard, dict):
+            what += ": " + ", ".join(str(key) for key in list(shard)[:8]) + (", ..." if len(shard) > 8 else "")
+        lines.append(f"shard = {paths[0]} as torch loads it, a {what}")
+    return "\n".join(clip(printable(line), 160) for line in lines)
+
+
+def prompt(names: dict[str, Any], text: str) -> None:
+    """Talk to the user until they leave, in IPython where it is installed."""
+    try:
+        from IPython import start_ipython  # type: ignore[import-not-found,unused-ignore]
+    except ImportError:
+        _complete_with_tab(names)
+        code.interact(text, local=names, exitmsg="")
+    else:
+        remark(text)
+        start_ipython(argv=["--no-banner"], user_ns=names)
+
+
+def _complete_with_tab(names: dict[str, Any]) -> None:
+    try:
+        import readline
+        import rlcompleter
+    except ImportError:  # Windows, or a Python built without it
+        return
+    readline.set_completer(rlcompleter.Completer(names).complete)
+    readline.parse_and_bind("tab: complete")

@@ -1,0 +1,86 @@
+"""`ckptools show`: a value in full, or a tensor with its shards."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ckptools.cli.printing import remark, remark_private
+from ckptools.cli.shared_options import (
+    AS_A_USER_WOULD,
+    AS_TEXT,
+    WITHOUT_PRIVATE,
+    AnswerOptions,
+    OpeningOptions,
+    PrivateOption,
+    answered_in_json,
+    opened,
+    show_answer,
+)
+from ckptools.errors import UsageError
+from ckptools.option import option
+from ckptools.text import plural
+
+if TYPE_CHECKING:
+    from ckptools.cli.arguments import CheckpointPath, ShownKeys
+    from ckptools.contents.show_record import Shown
+    from ckptools.display.tables import Screen
+
+
+@dataclass(frozen=True)
+class ShowOptions:
+    """Options for what is shown of a key."""
+
+    values: str | None = option(
+        None, "Print the elements of a slice, such as '0:4,:8'; only their bytes are read.", metavar="SLICE"
+    )
+    all_ranks: bool = option(False, "Read every rank, also of more than 32 for what all ranks should share.")
+    limit: int | None = option(None, "Show this many rows of a table; 0 for all. [default: what fits a terminal]")
+
+
+SHOWN = ShowOptions()
+
+
+def show(
+    path: CheckpointPath,
+    keys: ShownKeys,
+    what: ShowOptions = SHOWN,
+    hidden: PrivateOption = WITHOUT_PRIVATE,
+    form: AnswerOptions = AS_TEXT,
+    opening: OpeningOptions = AS_A_USER_WOULD,
+) -> None:
+    """Show a value in full, or a tensor with its shards.
+
+    A KEY is a name as `tree` has it, the beginning of several (rng, optimizers.AdamW.param_groups), a kind of section
+    (optimizer.param_groups), or a glob. Where ranks hold different values, each is shown with its ranks. For tensors of
+    up to a million elements it adds a few figures.
+
+    Exit code: 0 shown, 1 something of it is in no file here or cannot be read, 2 usage (also a key that is not
+    there), 3 unreadable.
+    """
+    from ckptools.contents.show import show as shown_at
+
+    with answered_in_json(form.json, "ckptools/show/1", "rows", [path]):
+        if what.limit is not None and what.limit < 0:
+            raise UsageError(None, f"--limit {what.limit}: 0 is for all")
+        checkpoint = opened([path], opening, all_ranks=False)
+        every = None if checkpoint.all_ranks else lambda: opened([path], opening, all_ranks=True)
+        found = shown_at(checkpoint, keys, what.values, hidden.private, what.all_ranks, every)
+
+    def text(answer: Shown, screen: Screen) -> str:
+        from ckptools.contents.show_text import shown_text
+
+        rows = screen.rows if what.limit is None else what.limit or None
+        return shown_text(answer, screen._replace(rows=rows))
+
+    show_answer(form, "show", found, found.rows, text)
+    if not (found.rows or found.private):
+        remark("it has no keys")
+    remark_private(found.private)
+    plain = any(row.type != "tensor" for row in found.rows)
+    if found.not_read and plain:
+        remark(f"{plural(found.not_read, 'other rank')} not read, and may hold other values: --all-ranks")
+    if found.lost and plain:
+        remark(f"what {plural(found.lost, 'rank')} had is not known: files are missing or damaged (verify names them)")
+    if found.problems:
+        raise SystemExit(1)

@@ -1,0 +1,83 @@
+"""`ckptools tree`: every key of a checkpoint, with kind, shape, dtype, size and layout."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ckptools.cli.printing import remark, remark_private
+from ckptools.cli.shared_options import (
+    ALL_KEYS,
+    AS_A_USER_WOULD,
+    AS_TEXT,
+    IN_ORDER,
+    WITHOUT_PRIVATE,
+    AnswerOptions,
+    OpeningOptions,
+    PrivateOption,
+    RowOptions,
+    SelectionOptions,
+    answered_in_json,
+    arranged,
+    opened,
+    show_answer,
+)
+from ckptools.errors import UsageError
+from ckptools.option import option
+
+if TYPE_CHECKING:
+    from ckptools.cli.arguments import CheckpointPaths
+    from ckptools.contents.record import Keys
+    from ckptools.display.tables import Screen
+
+
+@dataclass(frozen=True)
+class TreeOptions:
+    """Options of drawing the tree; --json, --jsonl and --table-format have a row for every key, whatever these say."""
+
+    expand: bool = option(False, "Show each layer, also where many are the same.")
+    depth: int | None = option(None, "Show this many levels; that of the sections is the first.")
+
+
+FOLDED = TreeOptions()
+
+
+def tree(
+    paths: CheckpointPaths,
+    drawing: TreeOptions = FOLDED,
+    hidden: PrivateOption = WITHOUT_PRIVATE,
+    selection: SelectionOptions = ALL_KEYS,
+    rows: RowOptions = IN_ORDER,
+    form: AnswerOptions = AS_TEXT,
+    opening: OpeningOptions = AS_A_USER_WOULD,
+) -> None:
+    """Show every key: shape, dtype, size and layout, or its value.
+
+    Layers are folded into one line (blocks.{0..23}) where they have the same keys of the same shape, dtype and layout.
+    Reads the structure of one rank, and of the others only if that is not enough; no tensor values.
+
+    Exit code: 0 shown, 2 usage (also a section that is not there), 3 unreadable.
+    """
+    from ckptools.contents.tree import keys_of
+
+    if drawing.depth is not None and drawing.depth < 1:
+        raise UsageError(None, f"--depth {drawing.depth}: the sections are level 1, so that 1 is the least")
+    with answered_in_json(form.json, "ckptools/tree/1", "whole", paths):
+        checkpoint = opened(paths, opening, all_ranks=False)
+        keys = keys_of(checkpoint, selection.selection, hidden.private)
+    limited = replace(rows, limit=None) if form.is_text else rows
+    keys = replace(keys, rows=arranged(keys.rows, limited))
+
+    def text(found: Keys, screen: Screen) -> str:
+        from ckptools.contents.text import TreeForm, glyphs, tree_text
+
+        drawn = TreeForm(drawing.expand, drawing.depth, rows.limit, glyphs(sys.stdout.encoding))
+        return tree_text(found, drawn, screen)
+
+    show_answer(form, "tree", keys, keys.rows, text)
+    if not keys.rows and not keys.private:
+        remark("no key matches")
+    if keys.whole is False:
+        remark(f"this checkpoint is not whole: ckptools inspect {' '.join(paths)}")
+    remark_private(keys.private)

@@ -1,0 +1,63 @@
+"""`ckptools verify`: is this checkpoint whole, unharmed and coherent?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ckptools.cli.printing import show
+from ckptools.cli.shared_options import (
+    AS_A_USER_WOULD,
+    NOT_ONLY_ROWS,
+    OpeningOptions,
+    TableOptions,
+    answered_in_json,
+    opened,
+    show_answer,
+)
+
+if TYPE_CHECKING:
+    from ckptools.cli.arguments import CheckpointPaths, Deep, Ignored, ManifestFile, Values
+
+
+def verify(
+    paths: CheckpointPaths,
+    deep: Deep = False,
+    values: Values = False,
+    manifest: ManifestFile = None,
+    ignore: Ignored = None,
+    form: TableOptions = NOT_ONLY_ROWS,
+    opening: OpeningOptions = AS_A_USER_WOULD,
+) -> None:
+    """Check that a checkpoint is whole, unharmed and coherent.
+
+    Every rank is read. Without options only structure, replicas and counters are read. safetensors carry no
+    checksums, and that is said.
+
+    Exit code: 0 no check failed (warnings may be shown), 1 a check failed, 3 unreadable.
+    """
+    from ckptools.cli.progress import ProgressLine
+    from ckptools.model.tree import tensors_in
+    from ckptools.verify.run import verify as check
+    from ckptools.verify.stored_bytes import bytes_to_read
+    from ckptools.verify.text import verification_json, verification_text
+
+    with answered_in_json(form.json, "ckptools/verify/1", "ok", paths):
+        checkpoint = opened(paths, opening)
+    total = bytes_to_read(checkpoint, deep, values)
+    total += sum(tensor.nbytes for _, tensor in tensors_in(checkpoint.tree)) if manifest else 0
+    with ProgressLine(total) as line:
+        found = check(
+            checkpoint,
+            deep=deep,
+            values=values,
+            manifest=manifest,
+            ignore=ignore or (),
+            jobs=opening.jobs,
+            progress=line,
+        )
+    if form.json:
+        show(verification_json(found))
+    else:
+        show_answer(form, "verify", found, found.checks, verification_text)
+    if not found.ok:
+        raise SystemExit(1)

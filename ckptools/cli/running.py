@@ -1,0 +1,234 @@
+"""The way that any command is run: its options of output, its other ranks, its errors, its cost."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from ckptools.cli.printing import Ending, Printing, discard_stdout, remark, say
+from ckptools.cli.record_options import call
+from ckptools.errors import CkptoolsError
+from ckptools.option import option
+from ckptools.text import clip_middle, duration, size
+
+BUG_EXIT = 70
+INTERRUPTED_EXIT = 130
+
+MAX_PROBLEMS = 20
+"""Lines of an error that has many reasons."""
+
+MAX_LINE = 1000
+"""Characters of a line of an error; names from files have any number."""
+
+
+def one_line_errors(function: Callable[..., None]) -> Callable[..., None]:
+    """Return a command whose options are flat, and whose every error is a line on stderr and the right exit code."""
+
+    @functools.wraps(function)
+    def command(**given: Any) -> None:
+        warnings.showwarning = _say_warning
+        try:
+            _run(function, with_output(given))
+        except CkptoolsError as error:
+            _say_error(error)
+            raise SystemExit(error.exit_code) from error
+        except KeyboardInterrupt as interrupt:
+            say(str(interrupt) or "interrupted; nothing was left behind")
+            raise SystemExit(INTERRUPTED_EXIT) from None
+        except BrokenPipeError:
+            # Only what the user's code prints in a shell comes here; ending it is what its reader wanted.
+            discard_stdout()
+            raise SystemExit(0) from None
+        except OSError as error:
+            # What a format or writer meets is a CkptoolsError by now; this is the output of the command itself.
+            say(f"error: {error.filename or 'standard output'}: {(error.strerror or str(error)).lower()}")
+            discard_stdout()
+            raise SystemExit(CkptoolsError.exit_code) from error
+        except Exception as error:
+            _say_bug(error)
+            raise SystemExit(BUG_EXIT) from error
+
+    return command
+
+
+def _run(function: Callable[..., None], given: dict[str, Any]) -> None:
+    with with_other_ranks(function.__name__, given):
+        if not Printing.verbose:
+            call(function, given)
+            return
+        with measured():
+            call(function, given)
+
+
+def _say_error(error: CkptoolsError) -> None:
+    say(f"error: {_clipped(str(error))}")
+    for line in _more_of(error):
+        say(f"       {_clipped(line)}")
+
+
+def _more_of(error: CkptoolsError) -> list[str]:
+    """Lines about the problems after the first, which is in the error itself."""
+    problems = getattr(error, "problems", ())[1:]
+    if not problems:
+        return []
+    from ckptools.display.lines import error_lines
+
+    return error_lines(problems)[: MAX_PROBLEMS - 1]
+
+
+def _clipped(line: str) -> str:
+    """The line without the middle of what is too long: it begins with the file and ends with what to do."""
+    return clip_middle(line, MAX_LINE)
+
+
+def _say_bug(error: Exception) -> None:
+    import traceback
+
+    if Printing.debug or os.environ.get("CKPTOOLS_DEBUG"):
+        traceback.print_exception(error)
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    say(
+        f"error: a bug in ckptools: {type(error).__name__}: {error} ({where.name}:{where.lineno}); "
+        "please report it with the output of --debug"
+    )
+
+
+def _say_warning(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
+    """Print our own warnings as a line, and drop those of other packages."""
+    if category.__module__.startswith("ckptools"):
+        say(f"warning: {message}")
+
+
+# -- ranks ------------------------------------------------------------------------------------------------------------
+
+
+SHARED = ("consolidate", "verify", "stats", "diff")
+"""Commands whose work ranks share; of any other, each rank does it all."""
+
+
+@contextmanager
+def with_other_ranks(command: str, given: dict[str, Any]) -> Iterator[None]:
+    """Share a command's work with all ranks that were started with this one; alone if there are none.
+
+    Args:
+        command: its name.
+        given: its options; they get the threads that are this rank's on its machine.
+    """
+    if command not in SHARED or not is_a_rank():
+        yield
+        return
+    from ckptools.cluster.environment import calm_torch, derive
+
+    place = derive(os.environ)
+    if (place.number("WORLD_SIZE") or 1) < 2:
+        yield
+        return
+    calm_torch()  # before torch is imported
+    from ckptools.cluster.ranks import joined
+
+    given["jobs"] = given.get("jobs") or _threads(place.number("LOCAL_WORLD_SIZE") or 1)
+    Ending.with_torch = True
+    ranks = None
+    try:
+        with joined(place, " ".join(sys.argv[1:]), remark) as ranks:
+            Printing.silent = ranks.rank != 0
+            yield
+    except (CkptoolsError, KeyboardInterrupt):
+        Printing.silent = ranks is not None and not ranks.speaks
+        raise
+    except Exception:
+        Printing.silent = False  # every rank prints a bug of ours that it meets
+        raise
+
+
+def _threads(ranks: int) -> int:
+    """Threads per rank where `ranks` share the machine; more than 8 do not copy faster."""
+    return max(1, min(8, (os.cpu_count() or 1) // ranks))
+
+
+def is_a_rank() -> bool:
+    """Whether a launcher has started this process as a rank; most commands are started by none."""
+    from ckptools.cluster.variables import starter_of
+
+    return starter_of(os.environ) is not None
+
+
+# -- cost -------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def measured() -> Iterator[None]:
+    """Say what the command that is run within this cost, once it is done."""
+    started, used = time.perf_counter(), time.process_time()
+    try:
+        yield
+    finally:
+        wall, cpu = time.perf_counter() - started, time.process_time() - used
+        remark(f"took {duration(wall)}, {duration(cpu)} of CPU{_memory()}{_read()}")
+
+
+def _read() -> str:
+    """Bytes that this process read of checkpoints; not those that other processes read for it."""
+    from ckptools.files.opening import File
+
+    return f"; {size(File.total_read)} read from files"
+
+
+def _memory() -> str:
+    """The most memory that this process had, if the system knows."""
+    try:
+        # Not getrusage on Linux: its figure begins with the memory of the process that started this one.
+        found = re.search(r"^VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+        nbytes = int(found[1]) * 1024 if found else 0
+    except OSError:
+        nbytes = _peak_by_getrusage()
+    return f"; {size(nbytes)} of memory at most" if nbytes else ""
+
+
+def _peak_by_getrusage() -> int:
+    """Bytes; 0 on Windows, which has no getrusage."""
+    try:
+        import resource
+    except ImportError:
+        return 0
+    # In bytes on macOS, in kilobytes elsewhere. Source: getrusage(2) of each.
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+# -- output -----------------------------------------------------------------------------------------------------------
+
+
+Color = Literal["auto", "always", "never"]
+
+
+@dataclass(frozen=True)
+class OutputOptions:
+    """Options for how much a command prints beside its answer, and whether in colour."""
+
+    quiet: bool = option(False, "Say nothing but the answer, and errors.", flag="--quiet -q")
+    verbose: bool = option(False, "Say also what was read, and how long it took.", flag="--verbose -v")
+    debug: bool = option(False, "Where something goes wrong, show Python's traceback too.")
+    color: Color = option("auto", "Colour beside the words: auto (on a terminal), always or never; NO_COLOR is never.")
+
+
+AS_ALWAYS = OutputOptions()
+"""The options where nothing else was asked for."""
+
+
+def with_output(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Let this process say as much as was asked for; what a command got, without the options for that."""
+    names = [field.name for field in fields(OutputOptions)]
+    options = replace(AS_ALWAYS, **{name: given[name] for name in names if name in given})
+    Printing.quiet, Printing.verbose, Printing.debug = options.quiet, options.verbose, options.debug
+    Printing.color = options.color
+    return {name: value for name, value in given.items() if name not in names}

@@ -1,0 +1,115 @@
+"""The list of commands, and how the one that is called is started.
+
+To import typer takes five times as long as to start Python. So the list is printed from here, and a line of nothing
+but paths and flags, as most are, is not parsed by it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any
+
+from ckptools.cli.printing import remark, show
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "inspect": ("Show what a checkpoint is, and whether it is whole.", "paths*"),
+    "doctor": ("Answer the first questions about a checkpoint in one go.", "paths*"),
+    "ls": ("List a run's checkpoints, and the newest that is whole.", "folder"),
+    "tree": ("Show every key: shape, dtype, size and layout, or its value.", "paths*"),
+    "show": ("Show a value in full, or a tensor with its shards.", "path keys*"),
+    "verify": ("Check that a checkpoint is whole, unharmed and coherent.", "paths*"),
+    "match": ("Say why a checkpoint does not load into a model.", ""),
+    "stats": ("Show what the values are like: rms, norm, extremes, NaN.", "paths*"),
+    "diff": ("Show what differs between two checkpoints.", "a b"),
+    "report": ("Write a page of HTML about a checkpoint, to mail or keep.", ""),
+    "consolidate": ("Write full tensors into a .pt, .safetensors or DCP.", ""),
+    "create": ("Train a small transformer and save a real checkpoint.", ""),
+    "shell": ("Open a Python prompt with a checkpoint opened.", ""),
+    "formats": ("List the formats that are read and written.", ""),
+}
+"""Every command, in the order in which `--help` has them: the first line of its docstring, and the parameters that it
+takes by position, `*` behind one that repeats, or "" to leave them to typer."""
+
+USAGE_EXIT = 2
+HELP = "Open, check and consolidate distributed PyTorch checkpoints offline."
+
+OVERVIEW = """\
+Usage: {} [OPTIONS] COMMAND [ARGS]...
+
+  {}
+
+Options:
+  --version             Print the version and exit.
+  --install-completion  Install completion for the current shell.
+  --show-completion     Show completion for the current shell, to copy it or
+                        customize the installation.
+  -h, --help            Show this message and exit.
+
+Commands:
+{}"""
+
+
+def start(words: Sequence[str]) -> None:
+    """Do what the words of a command line say; a polite kill ends it as Ctrl-C does, so that nothing is left behind."""
+    if words in ([], ["-h"], ["--help"]) and "_CKPTOOLS_COMPLETE" not in os.environ and _is_wide():
+        (show if words else remark)(_overview())
+        raise SystemExit(0 if words else USAGE_EXIT)
+    import signal
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    name = words[0] if words else ""
+    given = plain_arguments(name, words[1:]) if name in COMMANDS else None
+    if given is None:
+        from ckptools.cli.program import program
+
+        program(HELP, map(function_of, [name] if name in COMMANDS else COMMANDS))()
+    else:
+        from ckptools.cli.running import one_line_errors
+
+        one_line_errors(function_of(name))(**given)
+
+
+def function_of(name: str) -> Callable[..., None]:
+    """Import the function of a command, and no other."""
+    function: Callable[..., None] = getattr(import_module(f"ckptools.cli.commands.{name}"), name)
+    return function
+
+
+def plain_arguments(name: str, words: Sequence[str]) -> dict[str, Any] | None:
+    """The arguments of a command by parameter; None if typer has to parse them."""
+    names = COMMANDS[name][1]
+    first, repeats = names.removesuffix("*").split(), names.endswith("*")
+    values, options = [w for w in words if w[:1] != "-"], [w for w in words if w[:1] == "-"]
+    # On Windows, typer finds what a `*` in a path stands for.
+    if not first or len(values) < len(first) or (len(values) > len(first) and not repeats) or os.name == "nt":
+        return None
+    from ckptools.cli.record_options import flags_of
+    from ckptools.cli.running import AS_ALWAYS
+
+    known = {**flags_of(function_of(name)), **flags_of(AS_ALWAYS)}
+    if not known.keys() >= set(options):
+        return None
+    given: dict[str, Any] = dict(zip(first, values, strict=False))
+    if repeats:
+        given[first[-1]] = values[len(first) - 1 :]
+    return given | {known[option]: True for option in options}
+
+
+def _is_wide() -> bool:
+    """Whether there is room for the list; typer lays it out where there is less."""
+    try:
+        return int(os.environ.get("COLUMNS") or os.get_terminal_size().columns) >= 80
+    except (OSError, ValueError):  # no terminal
+        return True
+
+
+def _overview() -> str:
+    """The text of `--help` as typer prints it on a terminal of 80 columns or more."""
+    main = sys.modules["__main__"]
+    program = f"python -m {main.__package__}" if main.__package__ else os.path.basename(sys.argv[0])  # noqa: PTH119
+    width = max(map(len, COMMANDS))
+    listed = "\n".join(f"  {name:{width}}  {summary}" for name, (summary, _) in COMMANDS.items())
+    return OVERVIEW.format(program, HELP, listed)

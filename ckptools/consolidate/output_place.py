@@ -1,0 +1,258 @@
+"""The place of an output: its name and format, and checks that nothing is overwritten and that there is room.
+
+The suffix of the name gives the format. A name without one needs `format`, and a file gets that format's suffix. A
+name that ends with `/`, or of an existing folder, is a folder: `model.safetensors` or `model.pt` is put into it,
+depending on `format`; never into a folder of the source, where it could pass for the checkpoint, unless the file name
+is given. A DCP is a folder itself and gets exactly the given name. All other files are put beside the output under its
+whole name and one more word: `OUT.json`, `OUT.left-out.json`, `OUT.manifest.json`, `OUT.index.json`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from ckptools.consolidate.writers import FOLDER_HOLDS, WRITERS
+from ckptools.consolidate.writers.layout import LEFT_OUT, OutputLayout, Writer, beside
+from ckptools.errors import NoSpaceError, OutputExistsError, ReadError, UsageError, WriteError
+from ckptools.files.location import is_remote, location
+from ckptools.files.storage import RemoteError
+from ckptools.formats.rank_search.rank_names import parse
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.provenance import FILE_NAME
+from ckptools.model.values import describe_for_error
+
+HEADROOM = 1 << 20
+"""Bytes to leave free on the disk beside the output."""
+
+_DCP_FILE = re.compile(rf"\.metadata|__[0-9]+_[0-9]+\.distcp|{re.escape(FILE_NAME)}")
+
+
+@dataclass(frozen=True)
+class OutputPlace:
+    """The place of an output.
+
+    Attributes:
+        path: the file, or the folder of a format that is one.
+        writer: writes it.
+        new_folder: the folder to make for it; None if it exists, was not asked for, or is in a bucket, which has no
+            real folders.
+        named: whether the user gave the file's name, not only a folder for it.
+    """
+
+    path: Path
+    writer: Writer
+    new_folder: Path | None = None
+    named: bool = True
+
+
+def output_of(out: str | Path, format: str | None = None) -> OutputPlace:
+    """Find the file and the format that `out` asks for.
+
+    Args:
+        out: as the user gave it; a text may end with `/`.
+        format: the name of a format, if the user gave one.
+
+    Raises:
+        UsageError: the name gives no format, contradicts `format`, or is no valid name.
+        ReadError, WriteError: it is in a store that cannot be reached.
+    """
+    if not str(out):
+        raise UsageError(None, "--out is empty; give a name for the output")
+    path = location(out)
+    with store_errors(path):
+        folder = str(out).endswith(("/", os.sep)) or path.is_dir()
+    writer = _writer(path, folder, format)
+    if not writer.FILE:
+        if path.name in ("", ".."):
+            raise UsageError(path, "is no name for an output")
+        return OutputPlace(path, writer)
+    if folder:
+        here = is_remote(path) or path.is_dir()
+        return OutputPlace(path / writer.FILE, writer, None if here else path, named=False)
+    named = path.suffix.lower() in writer.SUFFIXES
+    return OutputPlace(path if named else path.with_name(path.name + writer.SUFFIXES[0]), writer)
+
+
+@contextmanager
+def store_errors(path: Path) -> Iterator[None]:
+    """Turn errors of the output's store into an error of one line.
+
+    Raises:
+        WriteError: the store does not answer or denies access.
+    """
+    try:
+        yield
+    except RemoteError as error:
+        raise WriteError(path, error.strerror or "the store does not answer") from error
+
+
+def _writer(path: Path, folder: bool, format: str | None) -> Writer:
+    asked, by_name = _called(format), _by_suffix(path)
+    if folder and by_name is not None and by_name.FILE:
+        by_name = None  # `weights.pt/` is a folder that happens to be called so
+    if asked is not None and by_name not in (None, asked):
+        suffix = f"{path.suffix} is written as {by_name.NAME}" if by_name else ""
+        raise UsageError(path, f"{suffix}, and --format says {asked.NAME}; choose one of the two")
+    writer = asked or by_name or (FOLDER_HOLDS if folder else None)
+    if writer is None:
+        known = ", ".join(s for w in WRITERS for s in w.SUFFIXES)
+        suffix = repr(path.suffix) if path.suffix else "a name without suffix"
+        raise UsageError(path, f"no output format for {suffix}; use one of {known}, or say --format")
+    return writer
+
+
+def _called(name: str | None) -> Writer | None:
+    found = next((w for w in WRITERS if name == w.NAME), None)
+    if name is not None and found is None:
+        raise UsageError(None, f"--format {name}: choose one of {', '.join(w.NAME for w in WRITERS)}")
+    return found
+
+
+def _by_suffix(path: Path) -> Writer | None:
+    return next((w for w in WRITERS if path.suffix.lower() in w.SUFFIXES), None)
+
+
+# -- checks -------------------------------------------------------------------------------------------------------
+
+
+def check_place(checkpoint: Checkpoint, paths: Iterable[Path], force: bool, new: Path | None = None) -> None:
+    """Refuse an output that would overwrite a file, above all a source, or could pass for a rank file.
+
+    `new` is a folder to make for it.
+
+    Raises:
+        OutputExistsError: a file would be overwritten.
+        UsageError: its folder does not exist.
+    """
+    sources = [f.path for f in checkpoint.files]
+    taken = {p.resolve() for p in sources}
+    groups = {(p.parent.resolve(), n.group) for p in sources if (n := parse(p)) is not None}
+    for path in paths:
+        folder = path.parent if path.parent != new else path.parent.parent
+        if not (is_remote(folder) or folder.is_dir()):
+            raise UsageError(path, f"there is no folder {folder}")
+        if path.resolve() in taken:
+            raise OutputExistsError(path, "is a file of the checkpoint itself; choose another name")
+        name = parse(path)
+        if name is not None and (path.parent.resolve(), name.group) in groups:
+            raise OutputExistsError(path, "would pass for one more rank file of the checkpoint; choose another name")
+        if path.is_dir():
+            raise OutputExistsError(path, "is a folder")
+        if (path.exists() or path.is_symlink()) and not force:
+            raise OutputExistsError(path, "exists; --force overwrites it")
+
+
+def check_left_over(out: Path, texts: Iterable[Path], force: bool) -> None:
+    """Refuse to write beside a side file of an earlier output, which would seem to describe the new one.
+
+    Raises:
+        OutputExistsError: it exists and is not replaced.
+    """
+    side = beside(out, LEFT_OUT)
+    if not force and side not in texts and side.exists():
+        raise OutputExistsError(side, "lists what an earlier output lacks; --force removes it")
+
+
+def check_not_among(checkpoint: Checkpoint, output: Path) -> None:
+    """Refuse an output with a name chosen by us in the source's folder, where it could pass for the source.
+
+    Raises:
+        OutputExistsError: it would be there.
+    """
+    folder = output.parent.resolve()
+    if any(f.path.resolve().is_relative_to(folder) for f in checkpoint.files):
+        text = f"holds the checkpoint itself; to write beside its files, give the file's name: -o {output}"
+        raise OutputExistsError(output.parent, text)
+
+
+def check_folder(checkpoint: Checkpoint, folder: Path, force: bool) -> None:
+    """Refuse a folder that would replace something other than an earlier output, above all a source.
+
+    Raises:
+        OutputExistsError: something would be replaced.
+        UsageError: its parent folder does not exist.
+    """
+    if not (is_remote(folder) or folder.parent.is_dir()):
+        raise UsageError(folder, f"there is no folder {folder.parent}")
+    target, opened = folder.resolve(), checkpoint.path.resolve()
+    if target == opened or any(f.path.resolve().is_relative_to(target) for f in checkpoint.files):
+        raise OutputExistsError(folder, "holds the checkpoint itself; choose another name")
+    if checkpoint.path.is_dir() and target.is_relative_to(opened):
+        raise OutputExistsError(folder, "lies inside the checkpoint's folder; choose a place beside it")
+    if not (folder.exists() or folder.is_symlink()):
+        return
+    if folder.is_symlink() or not folder.is_dir():
+        raise OutputExistsError(folder, "exists and is no folder")
+    if not force:
+        raise OutputExistsError(folder, "exists; --force replaces it")
+    strange = next((p.name for p in sorted(folder.iterdir()) if p.is_dir() or not _DCP_FILE.fullmatch(p.name)), None)
+    if strange is not None:
+        raise OutputExistsError(
+            folder, f"holds {describe_for_error(strange)}, which is no part of a DCP; choose another name"
+        )
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """Files of an earlier output to remove when a new one replaces it.
+
+    Attributes:
+        first: files that make the others pass for one output, removed before a new file gets its name.
+        last: files without a counterpart in the new output, removed when that is complete.
+    """
+
+    first: tuple[Path, ...] = ()
+    last: tuple[Path, ...] = ()
+
+
+def replaced(
+    checkpoint: Checkpoint, out: Path, layout: OutputLayout, force: bool, texts: Collection[Path] = ()
+) -> Replaced:
+    """Find the files to remove of an earlier output `out`: of several files, the index and the last file go first.
+
+    An output in one file is replaced at once. With several files, an interrupt would leave new ones among old ones:
+    without the index they are found by their numbers, and then the last one is missing.
+    A side file of names that the earlier output lacked goes too, unless it is among the new `texts`.
+    """
+    side = beside(out, LEFT_OUT)
+    stale = (side,) if force and side not in texts and side.exists() else ()
+    if not force or layout.folder is not None or len(layout.files) == 1:
+        return Replaced(last=stale)
+    number = re.compile(rf"{re.escape(out.stem)}-\d{{5}}-of-\d{{5}}{re.escape(out.suffix)}")
+    new, sources = {path.name for path, _ in layout.files}, {f.path.resolve() for f in checkpoint.files}
+    found = sorted(out.parent.iterdir()) if out.parent.is_dir() else []
+    here = [path for path in found if number.fullmatch(path.name) or path.name == out.name]
+    last = [path for path in here if path.name not in new and path.resolve() not in sources and path.is_file()]
+    return Replaced((beside(out, "index."), layout.files[-1][0]), (*last, *stale))
+
+
+def lacking_space(folder: Path, nbytes: int) -> NoSpaceError | None:
+    """The error for an output that does not fit on the disk; None if it fits."""
+    free = shutil.disk_usage(folder).free
+    if nbytes + HEADROOM <= free:
+        return None
+    return NoSpaceError(folder, f"has {free} bytes free; the output needs {nbytes}")
+
+
+def check_unchanged(checkpoint: Checkpoint) -> None:
+    """Refuse to publish an output if a source file has changed since it was opened.
+
+    Raises:
+        ReadError: a file has another size or time, or is gone.
+    """
+    for file in checkpoint.files:
+        if not file.is_here:
+            continue
+        try:
+            now = file.path.stat()
+        except OSError as error:
+            raise ReadError(file.path, "is gone since it was opened; nothing was written") from error
+        if (now.st_size, now.st_mtime) != (file.nbytes, file.modified):
+            what = f"{file.nbytes} bytes then, {now.st_size} now" if now.st_size != file.nbytes else "it was written to"
+            raise ReadError(file.path, f"changed since it was opened: {what}; nothing was written")

@@ -1,0 +1,247 @@
+"""A copy of the tree for an output: one source for every region, with what is left out and every problem noted."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ckptools.consolidate.provenance import why_not_saved
+from ckptools.consolidate.publishing.source_records import spared_note, without_damaged
+from ckptools.consolidate.selection import FILLS, is_foreign, is_plain, why_foreign, without_attributes
+from ckptools.dtypes import can_be_nan
+from ckptools.errors import RefusedError
+from ckptools.files.opening import OpenFiles
+from ckptools.formats.shared.merge import empty_like
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.cover import cover, cover_problem
+from ckptools.model.problems import Code, Problem
+from ckptools.model.provenance import Filled
+from ckptools.model.regions import Box
+from ckptools.model.tensor import Shard, Tensor
+from ckptools.model.tree import KeyPath, fqn_of
+from ckptools.model.values import Global, Opaque, describe_for_error
+from ckptools.tensor_io.checksums import Record, damaged_records
+from ckptools.tensor_io.dequantize import dequantized
+from ckptools.tensor_io.threads import no_progress
+from ckptools.text import few, first_few, plural
+from ckptools.training_state.rank_values import NOTHING, RankValues
+from ckptools.training_state.sections import Section, sections_of_kind
+
+MAX_NAMED = 5
+"""Names in a note."""
+
+COPIES = "take one with --prefer-rank if they are copies of one model"
+IN_PARTS = "ranks hold parameters of their own here, so that one name may stand for two"
+"""Advice for copies that differ; taking one rank's for all would lose the others' values."""
+
+MAX_TENSOR = 1 << 60
+"""At most this many bytes per tensor. Strides of 0 let a few bytes claim any size."""
+
+LEFT_OUT = Opaque("left out")
+"""Stands for a node that is not written."""
+
+
+class Picking:
+    """Copy a tree for writing: one source per region, foreign objects left out, problems collected."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        holes: str | None,
+        prefer_rank: int | None,
+        files: OpenFiles,
+        damage: Mapping[Record, int] | None,
+        dequantize: bool,
+    ) -> None:
+        self.path, self.files = checkpoint.path, files
+        self.damage, self.checks = damage or {}, damage is not None
+        self.dequantize = dequantize
+        self.dequantized: dict[str, list[str]] = {}
+        self.holes, self.prefer_rank = holes, prefer_rank
+        self.in_parts = checkpoint.in_parts
+        self.problems: list[Problem] = []
+        self.left_out: dict[KeyPath, str] = {}
+        self.lost: set[KeyPath] = set()
+        self.carried: dict[KeyPath, Filled] = {}
+        before = checkpoint.provenance.filled if checkpoint.provenance else ()
+        self.filled = {one.name: one for one in (*before, *checkpoint.hollow)}
+        self.missing: dict[KeyPath, tuple[Box, ...]] = {}
+        self.ranks = RankValues(checkpoint, files)
+        self.listed: list[KeyPath] = []
+        self.spared: list[Problem] = []
+        self.model_paths: list[KeyPath] = []
+        self.models = sections_of_kind(checkpoint, "model")
+        self.cut = {f.path for f in checkpoint.files if f.status in ("cut", "bad")}
+
+    def lose(self, left_out: Mapping[KeyPath, str]) -> None:
+        """Leave out the values that the source has lost."""
+        self.left_out |= left_out
+        self.lost |= left_out.keys()
+
+    def copy(self, node: Any, source: KeyPath, at: KeyPath) -> Any:
+        """Copy the node at `source` in the checkpoint to `at` in the output; `LEFT_OUT` if it is not written."""
+        if (values := self.ranks.at(source)) is not None:
+            return self._by_rank(values, source, at)
+        if isinstance(node, Tensor):
+            own = self.ranks.of_tensor(node, source)
+            return self._tensor(node, source, at) if own is None else self._by_rank(own, source, at)
+        if isinstance(node, dict):
+            return self._dict(node, source, at)
+        if type(node) in (list, tuple):
+            items = [self.copy(v, (*source, i), (*at, i)) for i, v in enumerate(node)]
+            # A place in a sequence has a meaning, so what is left out leaves None there.
+            return type(node)(None if v is LEFT_OUT else v for v in items)
+        return self._value(node, at)
+
+    def _by_rank(self, values: Mapping[int, Any], source: KeyPath, at: KeyPath) -> list[Any]:
+        """List each rank's own value; None for a rank that has none, or whose value is not written."""
+        self.listed.append(source)
+        kept = [
+            LEFT_OUT if value is NOTHING else self.copy(value, (*source, rank), (*at, rank))
+            for rank, value in enumerate(self.ranks.listed(values))
+        ]
+        return [None if value is LEFT_OUT else value for value in kept]
+
+    def _dict(self, node: dict[Any, Any], source: KeyPath, at: KeyPath) -> Any:
+        copied = empty_like(node)
+        if hasattr(copied, "_metadata") and not is_plain(copied._metadata):
+            versions = (*at, "_metadata")
+            self.left_out[versions] = "module versions that hold foreign objects"
+            del copied._metadata
+        elif hasattr(copied, "_metadata"):
+            copied._metadata = without_attributes(copied._metadata)
+        for key, value in node.items():
+            place = (*at, key)
+            if isinstance(key, Global) or is_foreign(key):
+                self.left_out[place] = f"its key is {key!r:.80}"
+                continue
+            kept = self.copy(value, (*source, key), place)
+            if kept is not LEFT_OUT:
+                copied[key] = kept
+        return copied
+
+    def _value(self, node: Any, at: KeyPath) -> Any:
+        why = why_foreign(node)
+        if why:
+            self.left_out[at] = why
+            return LEFT_OUT
+        return node
+
+    def _tensor(self, tensor: Tensor, source: KeyPath, at: KeyPath) -> Any:
+        fqn = fqn_of(source)
+        if tensor.kind == "meta":
+            self.left_out[at] = tensor.note
+            return LEFT_OUT
+        if tensor.nbytes > MAX_TENSOR:
+            raise RefusedError(
+                self.path, f"{fqn} would take {describe_for_error(tensor.nbytes)} bytes; no disk holds that"
+            )
+        if fqn in self.filled and self.holes == "leave":
+            self.lose({at: why_not_saved(self.filled[fqn])})
+            return LEFT_OUT
+        if fqn in self.filled:
+            self.carried[at] = self.filled[fqn]
+        tensor = self._decoded(tensor, fqn)
+        tensor, damage = without_damaged(tensor, fqn, self.damage)
+        problem = cover_problem(tensor, fqn)
+        if damage is not None and problem is None:
+            self.spared.append(damage)  # another rank's copy is right
+        elif damage is not None and problem is not None and problem.kind is Code.TENSOR_GAP:
+            problem = damage
+        if problem is not None and not self._may_fill(tensor, problem, at):
+            return LEFT_OUT
+        chosen = self._replicas(tensor, source)
+        self.problems += self._in_cut_files(chosen, fqn) if self.holes is None else []
+        if any(s.holds(source) for s in self.models):
+            self.model_paths.append(at)
+        fill = self.holes or "" if problem is not None else ""
+        return replace(tensor, shards=tuple(chosen), fill=fill)
+
+    def _decoded(self, tensor: Tensor, fqn: str) -> Tensor:
+        """Dequantize a quantized tensor, if that is wanted."""
+        found = dequantized(tensor) if self.dequantize and tensor.encoded_as else tensor
+        if found.note != tensor.note and not found.note:
+            for encoded in tensor.encoded_as:
+                self.dequantized.setdefault(encoded.name, []).append(fqn)
+        return found
+
+    def _may_fill(self, tensor: Tensor, problem: Problem, at: KeyPath) -> bool:
+        """Note the problem of a tensor; return whether it is written anyway, with its holes filled."""
+        if problem.kind.lacks == "elements":
+            self.missing[at] = cover(tensor.shape, tensor.found_boxes).gaps
+        if self.holes is None:
+            self.problems.append(problem)
+        elif problem.kind.lacks == "elements" and self.holes in FILLS:
+            if self.holes == "zero" or can_be_nan(tensor.dtype):
+                return True
+            self.lose({at: f"{problem.message}; there is no NaN in {tensor.dtype}"})
+            return False
+        self.lose({at: problem.message})
+        return False
+
+    def _replicas(self, tensor: Tensor, source: KeyPath) -> list[Shard]:
+        """Choose one shard per region, whose copies should be equal."""
+        differing = self.ranks.differing(tensor, source)
+        if differing and self.checks and self.prefer_rank is None:
+            tensor = self._right_copies(tensor, fqn_of(source), differing)
+            differing = self.ranks.differing(tensor, source)
+        if differing and self.prefer_rank is None:
+            copies = next(iter(differing.values()))
+            text = f"{copies.text(self.files)}; {IN_PARTS if self.in_parts else COPIES}"
+            self.problems.append(Problem(Code.COPIES_DIFFER, text, copies.rank, fqn_of(source), ranks=copies.odd))
+        if not tensor.has_copies:
+            return sorted(tensor.found, key=lambda s: s.box.offsets)
+        by_box: dict[Box, Shard] = {}
+        for shard in sorted(tensor.found, key=self._preference):
+            by_box.setdefault(shard.box, shard)
+        return sorted(by_box.values(), key=lambda s: s.box.offsets)
+
+    def _right_copies(self, tensor: Tensor, fqn: str, differing: Collection[Box]) -> Tensor:
+        """Remove copies whose checksums do not match if other copies are right."""
+        copies = (s for s in tensor.found if s.box in differing)
+        records = dict.fromkeys(Record.of(source) for s in copies for source in s.sources)
+        kept, damage = without_damaged(tensor, fqn, damaged_records(records, self.files, 1, no_progress))
+        if damage is None or cover_problem(kept, fqn) is not None:
+            return tensor
+        self.spared.append(damage)
+        return kept
+
+    def _preference(self, shard: Shard) -> tuple[bool, bool, int]:
+        return (self._is_cut(shard), shard.rank != self.prefer_rank, -1 if shard.rank is None else shard.rank)
+
+    def _is_cut(self, shard: Shard) -> bool:
+        return bool(self.cut) and shard.source is not None and shard.source.path in self.cut
+
+    def _in_cut_files(self, chosen: Sequence[Shard], fqn: str) -> Iterator[Problem]:
+        """Report a whole tensor with bytes in a cut file: the file may differ from the one that was saved."""
+        for shard in filter(self._is_cut, chosen):
+            assert shard.source is not None
+            text = f"{shard.box} lies in {shard.source.path.name}, which is cut short or damaged elsewhere"
+            yield Problem(Code.FILE_CUT, text, shard.rank, fqn)
+
+    def notes_for(self, checkpoint: Checkpoint, parts: Iterable[Section]) -> list[str]:
+        """Collect the notes for the user on a checkpoint with nothing missing."""
+        more = [p for p in checkpoint.problems if p.severity == "warning" and p.kind.lacks == "part"]
+        return [
+            *(p.message for p in more),
+            *(f"dequantized, as {name} does: {few(fqns, 1)}" for name, fqns in self.dequantized.items()),
+            *spared_note(self.spared),
+            *self._of_one_rank(checkpoint, parts),
+        ]
+
+    def _of_one_rank(self, checkpoint: Checkpoint, parts: Iterable[Section]) -> list[str]:
+        """Note the ranks' own values: those kept of every rank, and those kept only of the lowest."""
+        rest = [p for p in checkpoint.differing if not any(p[: len(kept)] == kept for kept in self.listed)]
+        return [
+            *_note_on_own(self.listed, f"kept for each of {plural(self.ranks.count, 'rank')}, as a list by rank"),
+            *_note_on_own(
+                [p for p in rest if any(part.holds(p) for part in parts)], "only the lowest rank's is written"
+            ),
+        ]
+
+
+def _note_on_own(paths: Sequence[KeyPath], what: str) -> list[str]:
+    """The note on values that ranks have for themselves."""
+    names = first_few(list(map(fqn_of, paths)), MAX_NAMED)
+    return [f"{plural(len(paths), 'value')} that ranks have for themselves ({names}): {what}"] if paths else []

@@ -1,0 +1,238 @@
+"""Output files in a bucket: they are uploaded while they are written, and appear at the end.
+
+Each is an upload of many parts, which has no name in the store until it is completed. All files together are one
+stream of bytes (`files.in_order`): threads write tensors into it at offsets, and the uploads, one after the other, take
+them in order, with the bytes between them. An upload with all its parts waits until the others have theirs too.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping
+from heapq import merge
+from itertools import accumulate
+from pathlib import Path
+from threading import Event, Thread
+
+from ckptools.consolidate.output_place import Replaced
+from ckptools.consolidate.writers.layout import Framing, OutputLayout
+from ckptools.errors import CkptoolsError, WriteError
+from ckptools.files.in_order import WINDOW, InOrder, StoppedError
+from ckptools.files.remote.path import RemotePath, refreshed
+from ckptools.tensor_io.checksums import crc32
+
+
+class _Target:
+    """One file as a target for tensors."""
+
+    def __init__(self, whole: MultipartOutput, start: int) -> None:
+        self._whole, self._start = whole, start
+
+    def write(self, offset: int, data: bytes | memoryview) -> None:
+        self._whole.write(self._start + offset, data)
+
+    def stop(self) -> None:
+        self._whole.stop()
+
+
+class MultipartOutput:
+    """Output files that appear in a store together; files not published by the end of a `with` block are removed.
+
+    A killed process may leave parts without a name, which the store keeps until the upload is aborted.
+
+    Attributes:
+        targets: the files to write into.
+        crcs: CRC-32 of the bytes sent for each job.
+    """
+
+    def __init__(self, layout: OutputLayout, window: int = WINDOW) -> None:
+        self._layout = layout
+        self._paths = [remote(path) for path, _ in layout.files]
+        *self._starts, self._nbytes = accumulate((size for _, size in layout.files), initial=0)
+        self._bytes = InOrder(window)
+        self._may_end = [Event() for _ in self._paths]
+        self._threads: list[Thread] = []
+        self._there: list[RemotePath] = []
+        self._error: WriteError | None = None
+        self._stopped = False
+        self.targets = [_Target(self, start) for start in self._starts]
+        self.crcs = [0] * len(layout.jobs)
+
+    def __enter__(self) -> MultipartOutput:
+        self._begin(0)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.discard()
+
+    def write(self, offset: int, data: bytes | memoryview) -> None:
+        """Write bytes of a tensor, at an offset of all files together.
+
+        Raises:
+            WriteError: the store has failed.
+        """
+        try:
+            self._bytes.write(offset, data)
+        except StoppedError:
+            raise self._error or CkptoolsError(None, "stopped") from None
+
+    def stop(self) -> None:
+        """Abort all uploads."""
+        self._stopped = True
+        self._bytes.stop()
+        for event in self._may_end:
+            event.set()
+
+    def sent(self) -> None:
+        """Wait until the uploads have taken every byte.
+
+        Raises:
+            WriteError: the store has failed.
+        """
+        try:
+            self._bytes.wait_for(self._nbytes)
+        except StoppedError:
+            raise self._error or CkptoolsError(None, "stopped") from None
+
+    def publish(self, texts: Mapping[Path, str], replace: bool, earlier: Replaced) -> None:
+        """Let the files appear: the last one after the others, then small text files.
+
+        Raises:
+            WriteError: the store has failed, or a file that must not be replaced has appeared.
+        """
+        index = [remote(path) for path in texts]
+        if not replace:
+            self._check_free(index)
+        else:
+            # Without it old and new files cannot pass for one output.
+            metadata = self._paths[-1:] if self._layout.folder is not None else []
+            _delete([path for path in (*map(remote, earlier.first), *metadata) if _anew(path).exists()])
+        for some in (slice(0, -1), slice(-1, None)):
+            for event in self._may_end[some]:
+                event.set()
+            for thread in self._threads[some]:
+                thread.join()
+            if self._error is not None:
+                raise self._error
+        for path, text in zip(index, texts.values(), strict=True):
+            self._put(path, text.encode("utf-8"))
+        self._remove_others()
+        _delete(list(map(remote, earlier.last)))
+        self._there, self._threads = [], []
+
+    def discard(self) -> None:
+        """Remove files that were not published.
+
+        Raises:
+            WriteError: the store refuses.
+        """
+        self.stop()
+        for thread in self._threads:
+            thread.join()
+        there, self._there, self._threads = self._there, [], []
+        _delete(there)
+
+    def remove(self) -> None:
+        """Remove published files that are wrong.
+
+        Raises:
+            WriteError: the store refuses.
+        """
+        _delete(self._paths)
+
+    def _check_free(self, index: list[RemotePath]) -> None:
+        refreshed(self._paths[0])
+        for path in (*self._paths, *index):
+            if _anew(path).exists():
+                raise WriteError(path, "has appeared meanwhile; nothing was written, --force overwrites it")
+
+    def _put(self, path: RemotePath, data: bytes) -> None:
+        try:
+            path.store.upload(path.key, len(data), iter([data]))
+        except OSError as error:
+            raise _not_written(path, error) from error
+        self._there.append(path)
+
+    def _remove_others(self) -> None:
+        """Remove the files of an earlier output if the output is a folder."""
+        if self._layout.folder is not None:
+            folder = refreshed(remote(self._layout.folder))
+            _delete([path for path in folder.iterdir() if path.name not in {one.name for one in self._paths}])
+
+    def _begin(self, number: int) -> None:
+        if number < len(self._paths):
+            self._threads.append(Thread(target=self._upload, args=(number,), daemon=True))
+            self._threads[-1].start()
+
+    def _upload(self, number: int) -> None:
+        path = self._paths[number]
+        try:
+            path.store.upload(path.key, self._layout.files[number][1], self._pieces(number))
+            self._there.append(path)
+        except StoppedError:
+            pass
+        except BaseException as error:  # including those from obstore's Rust: waiting threads must be woken
+            if self._error is None:
+                self._error = _not_written(path, error)
+            self.stop()
+
+    def _pieces(self, number: int) -> Iterator[bytes]:
+        """The bytes of a file in order, until it may appear."""
+        start, at = self._starts[number], 0
+        for piece in self._planned(number):
+            if self._offset(piece) != at:
+                raise CkptoolsError(self._paths[number], f"no job writes bytes {at} to {self._offset(piece)}")
+            for data in self._framing(piece) if isinstance(piece, Framing) else self._tensor(piece, start + at):
+                yield data
+                at += len(data)
+        self._begin(number + 1)
+        self._may_end[number].wait()
+        if self._stopped:
+            raise StoppedError
+
+    def _planned(self, number: int) -> Iterator[Framing | int]:
+        """The contents of a file in order: tensors as numbers of jobs, and the framing around them."""
+        jobs = self._layout.jobs
+        first, end = (bisect_left(jobs, file, key=lambda job: job.file) for file in (number, number + 1))
+        pieces: list[Iterable[Framing | int]] = [self._layout.framing(number), range(first, end)]
+        yield from merge(*pieces, key=self._offset)
+
+    def _offset(self, piece: Framing | int) -> int:
+        return piece.offset if isinstance(piece, Framing) else self._layout.jobs[piece].offset
+
+    def _framing(self, piece: Framing) -> Iterator[bytes]:
+        data = piece.data(self.crcs.__getitem__)
+        yield data
+        self._bytes.pass_over(len(data))
+
+    def _tensor(self, number: int, start: int) -> Iterator[bytes]:
+        for data in self._bytes.take(start, start + self._layout.jobs[number].nbytes):
+            self.crcs[number] = crc32(data, self.crcs[number])
+            yield data
+
+
+def remote(path: Path) -> RemotePath:
+    """Cast a path that is in a store."""
+    assert isinstance(path, RemotePath)
+    return path
+
+
+def _anew(path: RemotePath) -> RemotePath:
+    """The same path in a freshly listed store."""
+    return RemotePath(str(path))
+
+
+def _delete(paths: list[RemotePath]) -> None:
+    if not paths:
+        return
+    try:
+        paths[0].store.delete([path.key for path in paths])
+    except OSError as error:
+        raise WriteError(paths[0], f"cannot be removed: {error.strerror}; remove it") from error
+
+
+def _not_written(path: Path, error: BaseException) -> WriteError:
+    if isinstance(error, CkptoolsError):
+        return WriteError(path, error.reason)
+    said = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}".partition("\n")[0][:200]
+    return WriteError(path, f"cannot be written: {said}")

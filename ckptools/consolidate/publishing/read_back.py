@@ -1,0 +1,154 @@
+"""What is read of an output before it gets its name: a comparison with the shards, and SHA-256 for a manifest.
+
+The format's own library reads the output from disk for the comparison. A manifest lists every tensor and every file as
+JSON beside the output; `verify --manifest` compares.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ckptools.consolidate.writers.layout import Job, OutputLayout, ReadBack, ReadTensor
+from ckptools.errors import CkptoolsError, WriteError
+from ckptools.files.opening import OpenFiles
+from ckptools.tensor_io.fetch_ahead import in_ranks
+from ckptools.tensor_io.stream import MANIFEST_SCHEMA, digest_of, tensor_bytes
+from ckptools.tensor_io.threads import Progress
+from ckptools.text import plural
+
+AT_ONCE = 512 << 20
+"""The output is reopened after this many bytes of tensors, since mapped bytes stay in memory until then."""
+
+
+def compare(
+    layout: OutputLayout,
+    targets: Sequence[int],
+    paths: Sequence[Path],
+    files: OpenFiles,
+    threads: int,
+    progress: Progress,
+) -> str:
+    """Compare every tensor of the output with its shards, byte for byte; return a summary.
+
+    Memory is bounded by `AT_ONCE` and the largest tensor.
+
+    Args:
+        layout: the plan of the output.
+        targets: descriptors of the output files.
+        paths: their current paths.
+        files: opens source files.
+        threads: number of tensors at once.
+        progress: called with bytes compared and the tensor they belong to.
+
+    Raises:
+        WriteError: the library cannot read it, or a tensor differs.
+        ReadError: a source can no longer be read.
+    """
+    for target in targets:
+        _forget(target)
+    done, by, names = 0, "", set()
+    while True:
+        try:
+            with layout.read_back(paths) as found:
+                by, total = found.by, len(found.tensors)
+                some = _some(found.tensors[done:])
+                names |= {tensor.fqn for tensor in some}
+                in_ranks(partial(_compare, found, files, progress), some, threads, lambda one: one.tensor.nbytes)
+        except MemoryError:
+            raise
+        except Exception as error:  # any error of a library that cannot read the file
+            if isinstance(error, CkptoolsError) and error.path not in paths:
+                raise
+            said = error.reason if isinstance(error, CkptoolsError) and error.path == paths[0] else f"{error}"
+            cause = said.partition("\n")[0] or type(error).__name__
+            raise WriteError(layout.files[0][0], f"cannot be read back: {cause:.200}; nothing was kept") from error
+        done += len(some)
+        if done == total:
+            return f"{plural(len(names), 'tensor')} read back by {by}, all equal"
+
+
+def _some(tensors: Sequence[ReadTensor]) -> Sequence[ReadTensor]:
+    """The first tensors, as many as are compared before the output is reopened."""
+    nbytes = 0
+    for count, tensor in enumerate(tensors):
+        nbytes += tensor.tensor.nbytes
+        if nbytes >= AT_ONCE:
+            return tensors[: count + 1]
+    return tensors
+
+
+def _compare(found: ReadBack, files: OpenFiles, progress: Progress, expected: ReadTensor) -> None:
+    import numpy as np
+
+    tensor = expected.read()
+    dtype, shape = f"{tensor.dtype}".removeprefix("torch."), tuple(tensor.shape)
+    if (dtype, shape) != (expected.dtype, expected.tensor.shape):
+        raise _wrong(expected, found, f"as {dtype} {list(shape)}")
+    data, at = _bytes(tensor), 0
+    for piece in tensor_bytes(expected.tensor, expected.dtype, files):
+        if not np.array_equal(data[at : at + len(piece)], np.frombuffer(piece, "u1")):
+            raise _wrong(expected, found, f"with other values from byte {at} on")
+        at += len(piece)
+        progress(len(piece), expected.fqn)
+
+
+def _bytes(tensor: Any) -> Any:
+    """The bytes of a torch tensor, as a numpy array that shares them."""
+    import torch
+
+    return tensor.detach().reshape(-1).view(torch.uint8).numpy()
+
+
+def _wrong(expected: ReadTensor, found: ReadBack, how: str) -> CkptoolsError:
+    text = f"{expected.fqn}: read back by {found.by} {how}; it is not what was written, nothing was kept"
+    return WriteError(None, text)
+
+
+def _forget(descriptor: int) -> None:
+    """Flush a file and drop it from the page cache, so that it is read from the disk."""
+    os.fsync(descriptor)
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+# -- manifest -----------------------------------------------------------------------------------------------------
+
+
+def manifest_json(layout: OutputLayout, targets: Sequence[int], threads: int) -> str:
+    """Make the manifest of an output whose files are written and open."""
+    digests = dict(in_ranks(lambda jobs: _tensor_row(jobs, targets), _by_name(layout.jobs), threads, _nbytes))
+    digests |= {name: digests[first] for name, first in layout.tied.items() if first in digests}
+    names = [_file_name(layout, path) for path, _ in layout.files]
+    sizes = [size for _, size in layout.files]
+    sums = in_ranks(lambda i: digest_of([(targets[i], 0, sizes[i])]), range(len(names)), threads, sizes.__getitem__)
+    files = {n: {"bytes": b, "sha256": s} for n, b, s in zip(names, sizes, sums, strict=True)}
+    return json.dumps({"schema": MANIFEST_SCHEMA, "files": files, "tensors": digests}, indent=1) + "\n"
+
+
+def _file_name(layout: OutputLayout, path: Path) -> str:
+    return path.name if layout.folder is None else f"{layout.folder.name}/{path.name}"
+
+
+def _by_name(jobs: Iterable[Job]) -> list[list[Job]]:
+    """The jobs of each tensor in order; a DCP has one for every few rows."""
+    found: dict[str, list[Job]] = {}
+    for job in jobs:
+        found.setdefault(job.fqn, []).append(job)
+    return list(found.values())
+
+
+def _nbytes(jobs: Iterable[Job]) -> int:
+    return sum(job.nbytes for job in jobs)
+
+
+def _tensor_row(jobs: Sequence[Job], targets: Sequence[int]) -> tuple[str, dict[str, Any]]:
+    digest = digest_of((targets[job.file], job.offset, job.nbytes) for job in jobs)
+    first = jobs[0]
+    rest = first.tensor.shape[1:]
+    rows = [sum(j.tensor.shape[0] for j in jobs), *rest] if len(jobs) > 1 else list(first.tensor.shape)
+    return first.fqn, {"dtype": first.dtype, "shape": rows, "sha256": digest}

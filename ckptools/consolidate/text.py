@@ -1,0 +1,129 @@
+"""The record of `consolidate` as text and as HTML: the files, and what was left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from ckptools.consolidate.record import ConsolidationReport, PlannedCopy, PlannedReading, SourceChecksums
+from ckptools.display.tables import Column, table
+from ckptools.dtypes import short
+from ckptools.model.records import Rows
+from ckptools.model.regions import Box
+from ckptools.text import and_more, clip, duration, few, first_few, plural, printable, size
+
+MAX_NAMED = 5
+
+COPY_COLUMNS = tuple(Column(f"{title}  ") for title in ("tensor", "from file", "at", "to file", "at", "bytes"))
+"""Two blanks after each title separate short numbers below it."""
+
+
+def summary(done: ConsolidationReport) -> Iterator[str]:
+    """The lines for stdout: the files, the number of tensors, and how these were checked."""
+    verb = "would write" if done.dry_run else "wrote"
+    for path in done.files:
+        yield printable(f"{verb} {path}")
+    took = "" if done.dry_run else f" in {duration(done.seconds)}"
+    files = f" in {done.data_files} files" if done.data_files > 1 else ""
+    yield f"{plural(done.tensors, 'tensor')}, {size(done.nbytes)}{files}{took}"
+    for (old, new), tensors in done.converted.items():
+        yield f"dtype {short(old)} -> {short(new)}, to nearest even: {plural(tensors, 'tensor')}"
+    if done.planned is not None:
+        yield _reads(done.planned)
+        yield f"source: {done.verdict.headline}"
+    yield f"source checksums: {_checksums(done.checksums, done.dry_run)}"
+    if done.read_back:
+        yield f"checked: {done.read_back}"
+
+
+def _checksums(found: SourceChecksums | None, dry_run: bool) -> str:
+    """Whether the source's checksums were compared, and their number."""
+    if found is None:
+        return "not compared; --check compares them" if dry_run else "not compared (--unchecked)"
+    if not found.right:
+        return "there are none in the source"
+    without = f", {found.without} have none" if found.without else ""
+    return f"{plural(found.right, 'record')} right{without}"
+
+
+def _reads(planned: PlannedReading) -> str:
+    copies = plural(len(planned.copies), "copy", "copies")
+    return f"reads {size(planned.nbytes)} of {plural(planned.files, 'file')}, {copies}"
+
+
+def copies(planned: PlannedReading) -> list[str]:
+    """The table of all copies: tensor, source file and offset, target file and offset, number of bytes."""
+    return table(COPY_COLUMNS, [_copy_cells(copy) for copy in planned.copies])
+
+
+def _copy_cells(copy: PlannedCopy) -> list[str]:
+    source = ("several", copy.source) if isinstance(copy.source, Box) else (copy.source[0].name, copy.source[1])
+    return [copy.fqn, source[0], str(source[1]), copy.target.name, str(copy.offset), str(copy.nbytes)]
+
+
+def _listed_in(done: ConsolidationReport) -> Path:
+    """The file that lists missing and left-out names."""
+    return next(path for path in done.files if path.name.endswith(".left-out.json"))
+
+
+def _filled(done: ConsolidationReport) -> Iterator[str]:
+    """Lines for tensors that were written although parts of them are in no file."""
+    names = [name for name in done.missing if name not in done.left_out]
+    for name in names[:MAX_NAMED]:
+        yield f"filled: {name}: {few(done.missing[name], 3)}"
+    if len(names) > MAX_NAMED:
+        yield f"filled: {len(names) - MAX_NAMED} more; all regions are in {_listed_in(done)}"
+
+
+def remarks(done: ConsolidationReport) -> Iterator[str]:
+    """The lines for stderr: what was left out, filled, converted or noticed, and how to load the output."""
+    yield from (f"note: {note}" for note in done.notes)
+    for name, why in list(done.left_out.items())[:MAX_NAMED]:
+        yield f"left out: {name}: {why}"
+    yield from _filled(done)
+    if len(done.left_out) > MAX_NAMED:
+        yield f"left out: {len(done.left_out) - MAX_NAMED} more; all are in {_listed_in(done)}"
+    if done.odd:
+        names = first_few([clip(name, 60) for name in done.odd], 3)
+        yield f"note: NaN or infinity seen in {plural(len(done.odd), 'tensor')}: {names}"
+    if done.tied:
+        name, first = next(iter(done.tied.items()))
+        more = and_more(len(done.tied) - 1)
+        yield f"note: tied weights: {clip(name, 60)} has the bytes of {clip(first, 60)}{more}"
+    if done.needs:
+        yield (
+            f"note: plain torch.load does not make {', '.join(done.needs)}, which --keep-types keeps: it needs "
+            "weights_only=False, or these in torch.serialization.safe_globals"
+        )
+    yield from _not_asked(done)
+    if not done.dry_run:
+        yield f"load: {done.load}"
+
+
+def _not_asked(done: ConsolidationReport) -> Iterator[str]:
+    """The line for the contents of the checkpoint that are not written by default."""
+    if not done.not_asked:
+        return
+    tensors = [f"{count} in {clip(name, 60)}" for name, count in done.not_asked.items() if count]
+    plain = [clip(name, 60) for name, count in done.not_asked.items() if not count]
+    parts = [f"{plural(sum(done.not_asked.values()), 'tensor')} ({few(tensors, MAX_NAMED)})"] if tensors else []
+    parts += [f"what is no tensor ({few(plain, MAX_NAMED)})"] if plain else []
+    yield f"note: the model alone is written, without {' and '.join(parts)}; --only all writes everything"
+
+
+# -- HTML ---------------------------------------------------------------------------------------------------------
+
+
+def consolidation_html(done: ConsolidationReport) -> str:
+    """Render the files, how they were checked, and what was left out."""
+    from ckptools.display.page import DICTS, Page
+    from ckptools.display.record_html import row_table
+
+    page = Page(DICTS)
+    for line in (*summary(done), *remarks(done)):
+        page.verdict(line)
+    wrong = [row for row in done.rows if row.left_out or row.missing]
+    if wrong:
+        row_table(page, f"{plural(len(wrong), 'tensor')} left out or with holes", Rows(wrong), opened=True)
+    row_table(page, plural(done.tensors, "tensor"), done.rows)
+    return page.html()

@@ -1,0 +1,247 @@
+"""The layout of a tensor as a picture: the rank of each part, to scale, with the gaps.
+
+One sharded dimension makes a strip, two make a grid; each copy of a piece has a strip or grid of its own below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from ckptools.contents.shards import DrawnShard, TensorLayout, layout_of, layout_words
+from ckptools.contents.show_record import ShardRow
+from ckptools.display.drawing import (  # fmt: skip
+    CHARACTER,
+    WIDTH,
+    Key,
+    Picture,
+    Rect,
+    hatched,
+    label,
+    legend,
+    mark,
+    name_text,
+    rect,
+    svg,
+)
+from ckptools.model.regions import Box, Ints
+from ckptools.model.tensor import Tensor
+from ckptools.text import plural
+
+ACROSS = 32
+"""Pieces of a strip before it goes on in another line."""
+
+MAX_RECTS = 4096
+"""At most this many rectangles in a picture; copies, then pieces, beyond it are only counted."""
+
+MAX_COPIES = 8
+MAX_HOLES = 64
+STRIP, GRID = 22.0, 200.0
+"""How high a line of a strip is, and a grid."""
+
+FLAT = "more than two dimensions are cut: pieces in order of their places, as wide as they have elements"
+
+
+def tensor_layout(tensor: Tensor, name: str = "", rows: Iterable[ShardRow] | None = None) -> Picture:
+    """Draw the rank of each part of a tensor, every copy of it, and the gaps in the files that were read.
+
+    Args:
+        tensor: the tensor.
+        name: what it is called.
+        rows: its shards, as `ckptools.contents.shards.shard_rows` finds them in the files; None for those that the
+            tensor states, without reading anything.
+    """
+    layout = layout_of(tensor, rows)
+    title = f"layout of {name_text(name)}" if name else "layout of a tensor"
+    text = "\n".join([title, *layout_words(layout)])
+    drawn, height = _drawn(layout)
+    return Picture(title, svg(title, text, drawn, height), text)
+
+
+# -- drawn -------------------------------------------------------------------------------------------------------
+
+
+def scaled(start: int, length: int, whole: int, room: float) -> tuple[float, float]:
+    """Scale a range of indices to a given width: its start and its length there."""
+    return start / whole * room, length / whole * room
+
+
+def strip_cells(start: int, length: int, each: int) -> Iterator[tuple[int, float, float]]:
+    """Place a range in a strip with `each` elements to a line: `(line, x, width)` for each line."""
+    while length > 0:
+        at, first = divmod(start, each)
+        taken = min(length, each - first)
+        yield at, first / each * WIDTH, taken / each * WIDTH
+        start, length = start + taken, length - taken
+
+
+def box_rects(box: Box, shape: Ints, cut: Ints, each: int) -> Iterator[Rect]:
+    """The rectangles of a box in one strip or grid; boxes that cover a tensor fill it.
+
+    Args:
+        box: a region of the tensor.
+        shape: sizes of the tensor.
+        cut: the dimensions that are shown: none, one or two of them.
+        each: elements of the sharded dimension in a line of a strip.
+    """
+    if not cut:
+        yield Rect(0, 0, WIDTH, STRIP)
+    elif len(cut) == 1:
+        run = box.offsets[cut[0]], box.sizes[cut[0]]
+        for at, x, width in strip_cells(*run, each):
+            yield Rect(x, at * STRIP, width, STRIP)
+    else:
+        y, height = scaled(box.offsets[cut[0]], box.sizes[cut[0]], shape[cut[0]], GRID)
+        x, width = scaled(box.offsets[cut[1]], box.sizes[cut[1]], shape[cut[1]], WIDTH)
+        yield Rect(x, y, width, height)
+
+
+class _Panel(NamedTuple):
+    """The strip or grid of one copy of a tensor, with the place of each region.
+
+    Attributes:
+        shape: sizes of the drawing; a tensor sharded in many dimensions is one row of all its elements.
+        cut: the dimensions that are shown.
+        each: elements of the sharded dimension in a line of a strip.
+        places: the place of each piece.
+        holes: the places of the gaps.
+        flat: whether pieces follow each other in order, not at their true places.
+    """
+
+    shape: Ints
+    cut: Ints
+    each: int
+    places: dict[Box, Box]
+    holes: tuple[Box, ...]
+    flat: bool
+
+    @property
+    def lines(self) -> int:
+        """Number of lines of a strip."""
+        return -(-self.shape[self.cut[0]] // self.each) if len(self.cut) == 1 else 1
+
+    @property
+    def height(self) -> float:
+        """Height in the picture."""
+        return GRID if len(self.cut) == 2 else self.lines * STRIP
+
+    def rects(self, box: Box, top: float) -> Iterator[Rect]:
+        """The rectangles of a region in a panel that begins at `top`."""
+        for at in box_rects(box, self.shape, self.cut, self.each):
+            yield at._replace(y=at.y + top)
+
+
+def _panel(layout: TensorLayout) -> _Panel:
+    cut, gaps = layout.cut, layout.cover.gaps[:MAX_HOLES] if layout.cover else ()
+    if len(cut) > 2:
+        return _flat_panel(layout, gaps)
+    shape = layout.tensor.shape
+    each = _line_length(shape[cut[0]], [p.box.sizes[cut[0]] for p in layout.pieces]) if len(cut) == 1 else 1
+    return _Panel(shape, cut, each, {p.box: p.box for p in layout.pieces}, gaps, False)
+
+
+def _line_length(whole: int, lengths: Sequence[int]) -> int:
+    """Indices in a line of a strip: lines end where pieces end, as long as these are equal."""
+    lines = -(-len(lengths) // ACROSS)
+    if lines < 2:
+        return whole
+    each = max(lengths) * ACROSS
+    return each if -(-whole // each) <= lines else -(-whole // lines)
+
+
+def _flat_panel(layout: TensorLayout, gaps: Sequence[Box]) -> _Panel:
+    """Pieces side by side, then holes: one dimension cannot show how boxes of three lie to each other."""
+    places, at = {}, 0
+    for box in dict.fromkeys([*(p.box for p in layout.pieces), *gaps]):
+        places[box] = Box((at,), (box.numel,))
+        at += box.numel
+    pieces = {p.box: places[p.box] for p in layout.pieces}
+    holes = tuple(places[gap] for gap in gaps if gap not in pieces)
+    return _Panel((at,), (0,), _line_length(at, [box.numel for box in places]), pieces, holes, True)
+
+
+def _drawn(layout: TensorLayout) -> tuple[list[str], float]:
+    """The parts of the drawing, and their height."""
+    facts = [line for line in list(layout_words(layout)) if not line.startswith("  ")]
+    lines = [part for fact in facts for part in _lines(fact)]
+    parts = [label(0, 12 + 16 * n, line, _tone(line)) for n, line in enumerate(lines)]
+    y = 16.0 * len(lines) + 8
+    if not layout.tensor.numel or not (layout.pieces or (layout.cover and layout.cover.gaps)):
+        parts.append(rect(Rect(0, y, WIDTH, STRIP), "edge dash"))
+        return parts, y + STRIP
+    panel = _panel(layout)
+    if panel.cut:
+        parts.append(label(0, y + 10, _axis(layout, panel), "faint"))
+        y += 16
+    drawn = _copies_drawn(layout, panel)
+    for copy in range(drawn):
+        parts += _panel_parts(layout, panel, copy, y)
+        y += panel.height + (6 if len(panel.cut) == 2 or panel.lines > 1 else 0)
+    if len(layout.pieces) > MAX_RECTS:
+        parts.append(label(0, y + 14, f"{len(layout.pieces) - MAX_RECTS} more pieces are not drawn", "ink"))
+        y += 20
+    if layout.copies > drawn:
+        parts.append(label(0, y + 14, f"{plural(layout.copies - drawn, 'more copy', 'more copies')} of each", "ink"))
+        y += 20
+    keys, bottom = legend(_keys(layout, panel), y + 8)
+    return [*parts, keys], bottom
+
+
+def _tone(line: str) -> str:
+    return "ink" if line[:5].isupper() else "faint"
+
+
+def _lines(text: str) -> list[str]:
+    """Split a fact into at most two lines of the picture."""
+    room = int(WIDTH / CHARACTER)
+    return [text] if len(text) <= room else [text[:room], name_text(text[room:], room)]
+
+
+def _axis(layout: TensorLayout, panel: _Panel) -> str:
+    if panel.flat:
+        return FLAT
+    dims = [f"dim {d} (0:{layout.tensor.shape[d]})" for d in panel.cut]
+    if len(dims) == 2:
+        return f"{dims[0]} down, {dims[1]} across"
+    return f"{dims[0]} from left to right" + (f", in {panel.lines} lines" if panel.lines > 1 else "")
+
+
+def _copies_drawn(layout: TensorLayout, panel: _Panel) -> int:
+    """Number of copies with a strip or grid of their own."""
+    most = MAX_COPIES if panel.lines == 1 and len(panel.cut) < 2 else 4
+    return max(1, min(layout.copies, most, MAX_RECTS // max(1, len(layout.pieces))))
+
+
+def _panel_parts(layout: TensorLayout, panel: _Panel, copy: int, top: float) -> Iterator[str]:
+    """Draw the holes (first panel only), one copy of every piece, and the overlaps."""
+    for gap in panel.holes if copy == 0 else ():
+        for at in panel.rects(gap, top):
+            yield hatched(at.inset(1), f"{'a hole' if panel.flat else gap}: in no file that was read")
+    tones = ("sky", "light") if layout.in_fragments else ("sky", "sky")
+    for piece in layout.pieces[:MAX_RECTS]:
+        if copy < len(piece.copies):
+            shard = piece.copies[copy]
+            yield from _shard_parts(shard, tones[(shard.rank or 0) % 2], panel.rects(panel.places[piece.box], top))
+    for a, b in layout.cover.overlaps if layout.cover and not copy and not panel.flat else ():
+        both = a.intersect(b)
+        for at in panel.rects(both, top) if both else ():
+            yield rect(at, "bad", f"{both}: {a} and {b} overlap") + mark(at, "X")
+
+
+def _shard_parts(shard: DrawnShard, tone: str, places: Iterable[Rect]) -> Iterator[str]:
+    whose = "rank unknown" if shard.rank is None else f"rank {shard.rank}"
+    hover = f"{whose}: {shard.box}" + ("" if shard.here else f", {shard.note}")
+    for place in places:
+        at = place.inset(1)
+        yield rect(at, tone, hover) if shard.here else hatched(at, hover)
+        yield mark(at, "?" if shard.rank is None else str(shard.rank), "on" if shard.here else "ink halo")
+
+
+def _keys(layout: TensorLayout, panel: _Panel) -> Iterator[Key]:
+    yield Key("sky", "0", "kept by this rank")
+    if layout.in_fragments:
+        yield Key("light", "1", "likewise, of odd ranks")
+    if panel.holes or any(one.box.numel and not one.here for one in layout.shards):
+        yield Key("hatched", "", "in no file that was read")
+    if layout.cover and layout.cover.overlaps:
+        yield Key("bad", "X", "two pieces overlap")

@@ -1,0 +1,146 @@
+"""Comparison of arrays: count elements whose bits differ, and measure differences in float64."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ckptools.diff.record import Measures, Tolerance
+from ckptools.model.regions import Box
+from ckptools.tensor_io.elements import BAND, buffer
+from ckptools.tensor_io.numbers import as_numbers, digits_of, is_number, parts_of, sum_of_squares
+
+Raw = npt.NDArray[Any]
+Floats = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
+
+
+class Comparing:
+    """Compare the elements of one region of two tensors, some at a time.
+
+    Args:
+        dtypes: torch's names of their dtypes.
+        box: the region.
+        tolerance: how far values may be apart; None without a tolerance.
+
+    Attributes:
+        found: measures of the elements compared so far.
+    """
+
+    def __init__(self, dtypes: Sequence[str], box: Box, tolerance: Tolerance | None) -> None:
+        self.found = Measures()
+        self._dtypes, self._box, self._tolerance = dtypes, box, tolerance
+        self._parts = max(map(parts_of, dtypes))
+        self._numbers = all(map(is_number, dtypes))
+
+    def add(self, a: Raw, b: Raw, start: int) -> None:
+        """Compare elements that follow each other in row-major order.
+
+        Args:
+            a: raw elements of A, flat and contiguous.
+            b: those of B.
+            start: place of the first one in the region.
+        """
+        self.found.compared += len(a)
+        if not self._numbers:
+            self._by_bits(a, b, start)
+            return
+        for low in range(0, len(a), BAND):
+            self._block(a[low : low + BAND], b[low : low + BAND], start + low)
+
+    def _by_bits(self, a: Raw, b: Raw, start: int) -> None:
+        """Compare the bits alone: packed elements are no numbers."""
+        unlike = np.flatnonzero(a != b) if a.dtype == b.dtype else np.arange(len(a))
+        self.found.differing += len(unlike)
+        self.found.outside += len(unlike)
+        if len(unlike) and self.found.first is None:
+            at = int(unlike[0])
+            self.found.first, self.found.values = self._box.index_of(start + at), (f"0x{a[at]:x}", f"0x{b[at]:x}")
+
+    def _block(self, a: Raw, b: Raw, start: int) -> None:
+        found, (of_a, of_b) = self.found, self._dtypes
+        x, y = as_numbers(a, of_a), as_numbers(b, of_b)
+        unlike = self._unlike(a, b, x, y)
+        count = int(np.count_nonzero(unlike))
+        xs = _as_floats(x, "A")
+        if not count:
+            _equal(xs, parts_of(of_a), found)
+            return
+        found.differing += count
+        if found.first is None:
+            at = int(unlike.argmax())
+            found.first, found.values = self._box.index_of(start + at), (digits_of(x, at, of_a), digits_of(y, at, of_b))
+        ys = _as_floats(y, "B")
+        if self._parts > 1:
+            xs, ys = self._both_parts(xs, of_a), self._both_parts(ys, of_b)
+            unlike = np.repeat(unlike, self._parts)
+        xs, ys, unlike = _finite_alone(xs, ys, unlike, found)
+        apart = _apart(xs, ys, x, y)
+        found.dd += sum_of_squares(apart)
+        found.max = max(found.max, float(apart.max()))
+        if self._tolerance is not None:
+            within = self._tolerance.atol + self._tolerance.rtol * np.abs(ys)
+            found.outside += int(np.count_nonzero((apart > within) & unlike))
+
+    def _unlike(self, a: Raw, b: Raw, x: Raw, y: Raw) -> Flags:
+        """Flag the elements that differ: in any bit, or in value if the dtypes differ."""
+        of_a, of_b = self._dtypes
+        if of_a != of_b:
+            xs, ys = self._both_parts(x.astype("f8"), of_a), self._both_parts(y.astype("f8"), of_b)
+            return np.asarray((xs != ys).reshape(len(a), -1).any(axis=1))
+        if a.dtype.kind != "V":
+            return np.asarray(a != b)
+        bits = a.view("<u8").reshape(-1, 2) != b.view("<u8").reshape(-1, 2)
+        return np.asarray(bits.any(axis=1))
+
+    def _both_parts(self, values: Floats, dtype: str) -> Floats:
+        """Split complex numbers into parts; give real numbers an imaginary part of 0 if the other side is complex."""
+        if parts_of(dtype) == self._parts:
+            return values
+        return np.stack([values, np.zeros_like(values)], axis=1).reshape(-1)
+
+
+def _as_floats(numbers: Raw, side: str) -> Floats:
+    floats = buffer(f"wide {side}", len(numbers), "f8")
+    np.copyto(floats, numbers)
+    return floats
+
+
+def _equal(xs: Floats, parts: int, found: Measures) -> None:
+    """Add a block without a difference to the norms."""
+    square = sum_of_squares(xs)
+    if not math.isfinite(square):
+        odd = ~np.isfinite(xs)
+        found.nonfinite += int(odd.reshape(-1, parts).any(axis=1).sum())
+        square = sum_of_squares(np.where(odd, 0.0, xs))
+    found.aa += square
+    found.bb += square
+
+
+def _finite_alone(
+    xs: Floats, ys: Floats, unlike: npt.NDArray[np.bool_], found: Measures
+) -> tuple[Floats, Floats, Flags]:
+    """Count the elements that are not finite, put 0 in their place on both sides, and add the norms."""
+    aa, bb = sum_of_squares(xs), sum_of_squares(ys)
+    if not math.isfinite(aa + bb):
+        odd = ~(np.isfinite(xs) & np.isfinite(ys))
+        found.nonfinite += int(odd.sum())
+        found.outside += int((odd & unlike).sum())
+        xs, ys, unlike = np.where(odd, 0.0, xs), np.where(odd, 0.0, ys), unlike & ~odd
+        aa, bb = sum_of_squares(xs), sum_of_squares(ys)
+    found.aa, found.bb = found.aa + aa, found.bb + bb
+    return xs, ys, unlike
+
+
+def _apart(xs: Floats, ys: Floats, x: Raw, y: Raw) -> Floats:
+    """Absolute differences; 64-bit integers are subtracted as integers, since float64 cannot represent them all."""
+    if x.dtype == y.dtype and x.dtype.kind in "iu" and x.dtype.itemsize == 8:
+        left, right = x.view("<u8"), y.view("<u8")
+        exact: Floats = np.where(x > y, left - right, right - left).astype(np.float64)
+        return exact
+    apart = np.subtract(xs, ys, out=xs)
+    return np.abs(apart, out=apart)

@@ -1,0 +1,199 @@
+"""Files of digests: the keys of one side without its values, to compare checkpoints of two separate places.
+
+A tensor has the SHA-256 of its values in row-major, little-endian order, whatever its layout; a plain value has a
+digest and a short text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ckptools.cluster.team import current
+from ckptools.diff.keys_of_side import contents_of
+from ckptools.diff.record import SUBJECTS, Side
+from ckptools.diff.sides import Contents, SideGroup, SideTensor, SideValue
+from ckptools.diff.tensor_rows import is_sha256, nbytes_of, parts_of, sha256_of
+from ckptools.display.record_json import to_json
+from ckptools.dtypes import ITEMSIZE
+from ckptools.errors import ReadError
+from ckptools.files.json_file import read_json
+from ckptools.files.opening import File, OpenFiles
+from ckptools.files.partial_files import check_place_of_file, write_text
+from ckptools.keys.value_digests import Content
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.tensor_io.fetch_ahead import in_ranks
+from ckptools.tensor_io.threads import Progress, no_progress, thread_count
+
+SCHEMA = "ckptools/digests/1"
+"""The schema name in the first bytes of such a file."""
+
+
+def is_digest_file(path: Path) -> bool:
+    """Whether a path names a file of digests."""
+    if path.suffix != ".json" or not path.is_file():
+        return False
+    with File(path) as file:
+        head = file.read(0, min(file.size, 200))
+    return f'"{SCHEMA.rpartition("/")[0]}/'.encode() in head and b'"schema"' in head
+
+
+# -- writing -----------------------------------------------------------------------------------------------------
+
+
+def write_digest_file(
+    ck: Checkpoint, out: Path, force: bool, jobs: int | None = None, progress: Progress | None = None
+) -> Contents:
+    """Compute the digests of a checkpoint that was opened with all ranks, write them, and return them.
+
+    Args:
+        ck: the checkpoint.
+        out: the file.
+        force: overwrite it.
+        jobs: threads; None for one per core, at most eight.
+        progress: called with bytes read and the tensor they are of.
+
+    Raises:
+        OutputExistsError: the file exists and `force` was not given.
+        UsageError: there is no folder for it.
+        WriteError: it cannot be written.
+    """
+    check_place_of_file(out, force)
+    with OpenFiles() as files:
+        contents = contents_of(ck, files)
+        tensors = list(contents.tensors.values())
+        count = thread_count(jobs)
+        report = progress or no_progress
+        digests = in_ranks(lambda one: sha256_of(one, files, report), tensors, count, nbytes_of, reads=parts_of)
+    for one, text in zip(tensors, digests, strict=True):
+        sha256, problem = (text, "") if is_sha256(text) else ("", text)
+        contents.tensors[one.identity] = one._replace(sha256=sha256, problem=problem, tensor=None)
+    if current().rank == 0:
+        write_text(out, _json(contents), force)
+    return contents
+
+
+def _json(contents: Contents) -> str:
+    data = {
+        "schema": SCHEMA,
+        "side": contents.facts._asdict() | {"digests": True},
+        "sections": contents.sections,
+        "lost_ranks": contents.lost_ranks,
+        "damage": contents.damage,
+        "notes": contents.notes,
+        "by_rank": sorted(contents.by_rank),
+        "text_keys": contents.text_keys,
+        "tensors": [_tensor_json(tensor) for tensor in contents.tensors.values()],
+        "values": [_value_json(value) for value in contents.values.values()],
+        "groups": [_group_json(group) for group in contents.groups],
+    }
+    return to_json(data, indent=1) + "\n"
+
+
+def _tensor_json(tensor: SideTensor) -> dict[str, Any]:
+    return {key: value for key, value in tensor._asdict().items() if key != "tensor"}
+
+
+def _value_json(value: SideValue) -> dict[str, Any]:
+    contents = [{"rank": rank, **_content_json(content)} for rank, content in value.contents.items()]
+    return {**value._asdict(), "contents": contents}
+
+
+def _content_json(content: Content) -> dict[str, str]:
+    return {"digest": content.digest, "text": content.text, "problem": content.problem}
+
+
+def _group_json(group: SideGroup) -> dict[str, Any]:
+    return {**group._asdict(), "settings": {key: _content_json(content) for key, content in group.settings.items()}}
+
+
+# -- reading -----------------------------------------------------------------------------------------------------
+
+
+def read_digest_file(path: Path) -> Contents:
+    """Read the contents of a checkpoint from its file of digests.
+
+    Raises:
+        ReadError: the file cannot be read, or is not a file of digests.
+    """
+    data = read_json(path)
+    if not isinstance(data, Mapping) or data.get("schema") != SCHEMA:
+        raise ReadError(path, f"is no file of digests that this version reads; expected schema {SCHEMA}")
+    try:
+        return _contents(data)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise ReadError(path, f"is no file of digests as diff --hash writes it: {type(error).__name__}") from error
+
+
+def _contents(data: Mapping[str, Any]) -> Contents:
+    side = data["side"]
+    tensors = [_tensor(one) for one in data["tensors"]]
+    values = [_value(one) for one in data["values"]]
+    return Contents(
+        Side(
+            str(side["path"]), str(side["name"]), str(side["saved_as"]), _int(side["step"]), _int(side["world_size"]),
+            _texts(side["layout"]), True,
+        ),
+        {str(kind): list(_texts(names)) for kind, names in data["sections"].items()},
+        {one.identity: one for one in tensors},
+        {one.identity: one for one in values},
+        [_group(one) for one in data["groups"]],
+        tuple(int(rank) for rank in data["lost_ranks"]),
+        _texts(data["damage"]),
+        _texts(data["notes"]),
+        {_texts(one) for one in data["by_rank"]},
+        bool(data.get("text_keys", True)),
+    )  # fmt: skip
+
+
+def _tensor(data: Mapping[str, Any]) -> SideTensor:
+    made = SideTensor(
+        _identity(data), str(data["name"]), _subject(data), str(data["dtype"]), tuple(map(int, data["shape"])),
+        str(data["layout"]), bool(data["number"]), bool(data["assumed"]), str(data["problem"]), None,
+        str(data["sha256"]),
+    )  # fmt: skip
+    if made.dtype not in ITEMSIZE or not (made.problem or is_sha256(made.sha256)):
+        raise ValueError(made.dtype)
+    return made
+
+
+def _value(data: Mapping[str, Any]) -> SideValue:
+    contents = {_int(one["rank"]): _content(one) for one in data["contents"]}
+    if not contents:
+        raise ValueError("contents")
+    return SideValue(_identity(data), str(data["name"]), _subject(data), contents, bool(data["number"]))
+
+
+def _group(data: Mapping[str, Any]) -> SideGroup:
+    settings = {str(key): _content(one) for key, one in data["settings"].items()}
+    ordered = bool(data.get("ordered"))
+    return SideGroup(str(data["section"]), int(data["number"]), _texts(data["params"]), settings, ordered)
+
+
+def _content(data: Mapping[str, Any]) -> Content:
+    made = Content(str(data["digest"]), str(data["text"]), str(data["problem"]))
+    if not (made.digest or made.problem):
+        raise ValueError("digest")
+    return made
+
+
+def _identity(data: Mapping[str, Any]) -> tuple[str, ...]:
+    identity = _texts(data["identity"])
+    if len(identity) < 2:
+        raise ValueError("identity")
+    return identity
+
+
+def _subject(data: Mapping[str, Any]) -> Any:
+    return SUBJECTS[SUBJECTS.index(data["subject"])]
+
+
+def _int(value: Any) -> int | None:
+    return None if value is None else int(value)
+
+
+def _texts(values: Sequence[Any]) -> tuple[str, ...]:
+    if isinstance(values, str):
+        raise TypeError("a text")
+    return tuple(map(str, values))

@@ -1,0 +1,261 @@
+"""The keys of a checkpoint as one side of a comparison: tensors, plain values, param groups, states of generators."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from operator import eq
+from typing import Any
+
+from ckptools.diff.record import Side, Subject
+from ckptools.diff.sides import Contents, Identity, SideGroup, SideTensor, SideValue, key_text
+from ckptools.errors import ReadError
+from ckptools.files.opening import OpenFiles
+from ckptools.keys.entries import Entry, entries_of
+from ckptools.keys.random_states import generator_leaves, holds_state, random_states
+from ckptools.keys.rank_leaves import RankLeaf, rank_leaves
+from ckptools.keys.sharding import placement, sharding_rows
+from ckptools.keys.value_digests import MAX_SMALL, Content, content_of, is_number, number_in, parts_of_value
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.cover import cover_problem
+from ckptools.model.rank_vote import vote
+from ckptools.model.tensor import Tensor, record_sizes
+from ckptools.model.tree import KeyPath, fqn_of, leaf_at
+from ckptools.model.values import Absent
+from ckptools.tensor_io.fetch_ahead import Part, fetched, parts_of_all
+from ckptools.text import few, plural
+from ckptools.training_state.optimizers import Optimizer, optimizers_of
+from ckptools.training_state.parameter_names import ddp_prefix, without_wrappers
+from ckptools.training_state.rank_values import is_own
+from ckptools.training_state.sections import Section, is_flat_optimizer, sections_of
+from ckptools.training_state.steps import COUNTERS, EPOCH_COUNTERS
+
+MORE_COUNTERS = ("sample", "token", "samples", "tokens", "num_batches_fetched", "consumed_train_samples")
+
+MAX_REPEATED = 1 << 24
+"""At most this many elements of an expanded tensor, which has fewer bytes, are read."""
+
+
+def contents_of(ck: Checkpoint, files: OpenFiles) -> Contents:
+    """Collect all keys of a checkpoint; values of large tensors are not read."""
+    found = Contents(_facts(ck), text_keys=ck.text_keys)
+    for section in sections_of(ck):
+        found.sections.setdefault(section.kind, []).append(section.name)
+    bad = [p for p in ck.problems if p.severity == "error"]
+    found.damage = tuple(f"{p.code} {p.message}" for p in bad)
+    found.lost_ranks = tuple(f.rank for f in ck.files if f.status in ("missing", "cut", "bad") and f.rank is not None)
+    _Keys(ck, files, found).add()
+    return found
+
+
+def _facts(ck: Checkpoint) -> Side:
+    rows = tuple(f"{row.how}: {plural(row.tensors, 'tensor')}" for row in sharding_rows(ck))
+    world = ck.world_size.exact
+    return Side(str(ck.path), ck.name, ck.saved_as, ck.step.value, world if type(world) is int else None, rows)
+
+
+class _Keys:
+    """Add the keys of a checkpoint to the contents of its side."""
+
+    def __init__(self, ck: Checkpoint, files: OpenFiles, found: Contents) -> None:
+        self.ck, self.files, self.found = ck, files, found
+        has_optimizer = any(s.kind == "optimizer" for s in sections_of(ck))
+        self.optimizers = {o.path: o for o in optimizers_of(ck).values()} if has_optimizer else {}
+        self.assumed = {n for o in self.optimizers.values() for n in _assumed(o)}
+        self.prefixes = dict(self._prefixes())
+
+    def add(self) -> None:
+        """Add all keys."""
+        for entry in fetched(entries_of(self.ck), _parts_of_number):
+            if entry.kind == "optimizer" and _is_setting(entry):
+                continue
+            if entry.kind in ("model", "optimizer"):
+                self._of_entry(entry)
+        for section in sections_of(self.ck):
+            if section.kind == "optimizer":
+                self._groups(section)
+            elif section.kind != "model":
+                self._leaves(section)
+        self._generators()
+        self.found.notes = tuple(self._notes())
+
+    # -- models and optimizers ---------------------------------------------------------------------------------
+
+    def _prefixes(self) -> Iterator[tuple[str, str]]:
+        """Each section with the prefix that DDP put before its names."""
+        names: dict[str, list[str]] = {}
+        for entry in entries_of(self.ck):
+            if entry.parameter and not entry.parameter.startswith("?"):
+                names.setdefault(entry.section, []).append(entry.parameter)
+        yield from ((section, ddp_prefix(found)) for section, found in names.items())
+
+    def _bare(self, section: str, name: str) -> str:
+        """A fqn without the parts that wrappers put into it."""
+        return without_wrappers(name).removeprefix(self.prefixes.get(section, ""))
+
+    def _of_entry(self, entry: Entry) -> None:
+        identity = self._identity(entry)
+        number = entry.parameter.startswith("?")
+        if not isinstance(entry.value, Tensor):
+            subject: Subject = "weights" if entry.kind == "model" else _of_slot(entry.slot)
+            self._value(identity, entry.name, subject, self._contents(entry.path, entry.value), number)
+        elif entry.slot == "step" and entry.value.numel == 1:
+            content = self._step(entry.value)
+            self._value(identity, entry.name, "optimizer steps", {None: content}, number)
+        else:
+            subject = "weights" if entry.kind == "model" else "moments"
+            self._tensor(identity, entry.name, subject, entry.value, entry)
+
+    def _identity(self, entry: Entry) -> Identity:
+        if entry.parameter:
+            return (entry.kind, entry.section, self._bare(entry.section, entry.parameter), entry.slot)
+        return (entry.kind, entry.section, entry.name.removeprefix(f"{entry.section}."))
+
+    def _contents(self, path: KeyPath, value: Any) -> dict[int | None, Content]:
+        """The value at a key path: one for all ranks, or one for each rank if they differ."""
+        above = next((path[:n] for n in range(len(path) + 1) if path and path[:n] in self.ck.unequal), None)
+        if above is None:
+            return {None: content_of(value, self.files)}
+        own = {rank: leaf_at(tree, path[len(above) :]) for rank, tree in self.ck.unequal[above].items()}
+        return {rank: content_of(v, self.files, rank) for rank, v in own.items() if not isinstance(v, Absent)}
+
+    def _step(self, tensor: Tensor) -> Content:
+        try:
+            return content_of(number_in(tensor, self.files), self.files)
+        except ReadError as error:
+            return Content("", "unknown", error.reason)
+
+    def _tensor(self, identity: Identity, name: str, subject: Subject, tensor: Tensor, entry: Entry | None) -> None:
+        parameter = entry.parameter if entry is not None and entry.kind == "optimizer" else ""
+        self.found.tensors[identity] = SideTensor(
+            identity,
+            name,
+            subject,
+            tensor.dtype,
+            tensor.shape,
+            placement(tensor),
+            parameter.startswith("?"),
+            parameter in self.assumed,
+            _problem(tensor, name),
+            tensor,
+        )
+
+    def _value(
+        self,
+        identity: Identity,
+        name: str,
+        subject: Subject,
+        contents: Mapping[int | None, Content],
+        number: bool = False,
+    ) -> None:
+        self.found.values[identity] = SideValue(identity, name, subject, contents, number)
+
+    def _groups(self, section: Section) -> None:
+        optimizer = self.optimizers[section.path]
+        ordered = not (is_flat_optimizer(section.value) or self.ck.in_parts)
+        for number, group in enumerate(optimizer.param_groups):
+            path = () if is_flat_optimizer(section.value) else (*section.path, "param_groups", number)
+            settings = {str(k): self._setting((*path, k), v) for k, v in group.items() if k != "params"}
+            params = tuple(self._bare(section.name, name) for name in group.names)
+            self.found.groups.append(SideGroup(section.name, number, params, settings, ordered))
+
+    def _setting(self, path: KeyPath, value: Any) -> Content:
+        """A hyperparameter; if ranks disagree on it, it counts as unreadable."""
+        own = self._contents(path, value)
+        if len(set(own.values())) < 2:
+            return next(iter(own.values()))
+        found = vote([(rank, content.text) for rank, content in own.items() if rank is not None], eq)
+        return Content("", found.by_rank(str), "ranks have different values")
+
+    # -- everything else ---------------------------------------------------------------------------------------
+
+    def _leaves(self, section: Section) -> None:
+        found: dict[Identity, list[RankLeaf]] = {}
+        rng = section.kind == "rng"
+        for leaf in self._beside_generators(section) if rng else rank_leaves(self.ck, section):
+            found.setdefault((section.kind, section.name, *map(key_text, leaf.path)), []).append(leaf)
+            if leaf.below is not None:
+                self.found.by_rank.add((section.kind, section.name, *map(key_text, leaf.below)))
+        for identity, leaves in found.items():
+            self._leaf(section, identity, leaves)
+
+    def _leaf(self, section: Section, identity: Identity, leaves: Sequence[RankLeaf]) -> None:
+        value, rank = leaves[0].value, leaves[0].rank
+        name = fqn_of((section.name, *leaves[0].path))
+        if rank is None and isinstance(value, Tensor) and value.nbytes > MAX_SMALL:
+            self._tensor(identity, name, "other tensors", value, None)
+        else:
+            ahead = fetched(leaves, lambda leaf: parts_of_value(leaf.value, leaf.rank))
+            contents = {leaf.rank: content_of(leaf.value, self.files, leaf.rank) for leaf in ahead}
+            if rank is None and not isinstance(value, Tensor):
+                contents = self._contents((*section.path, *leaves[0].path), value)
+            self._value(identity, name, _subject(section, leaves[0]), contents)
+
+    def _generators(self) -> None:
+        """Add the states of generators by their stream, whatever object contains them."""
+        for stream, states in random_states(self.ck, self.files).items():
+            ranked = {owner: content for owner, content in states.items() if not isinstance(owner, str)}
+            if ranked:
+                self._value(("rng", "", stream), f"rng {stream}", "rng", ranked)
+            for owner, content in states.items():
+                if isinstance(owner, str):
+                    name = f"{stream} of {owner}"
+                    self._value(("rng", "", name), f"rng {name}", "rng", {None: content})
+
+    def _beside_generators(self, section: Section) -> Iterator[RankLeaf]:
+        """Values in a section of random states that are no states, such as a seed."""
+        for leaves in generator_leaves(self.ck, section).values():
+            for path, owner, value in () if holds_state(leaves) else leaves:
+                if isinstance(owner, str):
+                    yield RankLeaf((owner, *path), None, value)
+                else:
+                    yield RankLeaf(path, owner, value)
+
+    def _notes(self) -> Iterator[str]:
+        wrapped = [e.parameter for e in entries_of(self.ck) if without_wrappers(e.parameter) != e.parameter]
+        if wrapped:
+            yield f"names of wrappers were taken off {plural(len(wrapped), 'name')}, such as {wrapped[0]}"
+        ddp = [section for section, prefix in self.prefixes.items() if prefix]
+        if ddp:
+            yield f"DDP's `module.` was taken off every name of {few(ddp)}"
+        for optimizer in self.optimizers.values():
+            if optimizer.naming.note:
+                yield f"{optimizer.name}: {optimizer.naming.note}"
+
+
+def _parts_of_number(entry: Entry) -> list[Part]:
+    """The bytes of a step counter on all ranks."""
+    return parts_of_all(entry.value.found) if is_number(entry.value) else []
+
+
+def _problem(tensor: Tensor, name: str) -> str:
+    """Why the values of a tensor cannot be read; a file may claim more elements than can be read."""
+    found = cover_problem(tensor, name)
+    if found is not None:
+        return found.message
+    repeated = any(numel > max(nbytes, MAX_REPEATED) for numel, nbytes in record_sizes(tensor.shards))
+    return "its strides show the bytes of a record more than once" if repeated else ""
+
+
+def _assumed(optimizer: Optimizer) -> list[str]:
+    naming = optimizer.naming
+    return [naming.names[i] for i in naming.assumed if i in naming.names]
+
+
+def _is_setting(entry: Entry) -> bool:
+    return not entry.parameter and entry.name.removeprefix(f"{entry.section}.").startswith("param_groups.")
+
+
+def _of_slot(slot: str) -> Subject:
+    return "optimizer steps" if slot == "step" else "moments" if slot else "hyperparameters"
+
+
+def _subject(section: Section, leaf: RankLeaf) -> Subject:
+    if section.kind == "scheduler":
+        return "scheduler"
+    if section.kind == "rng":
+        return "rng"
+    if is_own(section):
+        return "data position"
+    last: Any = (*section.path, *leaf.path)[-1:]
+    counted = bool(last) and last[0] in (*COUNTERS, *EPOCH_COUNTERS, *MORE_COUNTERS)
+    return "counters" if counted and type(leaf.value) in (int, float) else "other values"

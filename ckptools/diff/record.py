@@ -1,0 +1,265 @@
+"""The record of `diff`: how two checkpoints differ, subject by subject and key by key, and the measures for it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from ckptools.model.records import Rows, displayed
+from ckptools.model.regions import Ints
+from ckptools.text import clip_middle, few
+
+Verdict = Literal[
+    "same", "same checksum", "within tolerance", "not compared", "differs", "only in A", "only in B",
+    "cannot be compared", "in neither",
+]  # fmt: skip
+"""`same checksum`: both files state the same CRC-32 for equal zip entries, and no byte was read; `not compared`: name,
+shape and dtype are the same, and values were not asked for."""
+
+DIFFERENT = frozenset({"differs", "only in A", "only in B", "cannot be compared"})
+"""Verdicts that make two checkpoints differ; a key that cannot be compared is not called equal."""
+
+UNPROVEN = frozenset({"same checksum", "not compared"})
+"""Verdicts that leave open whether values are equal."""
+
+Subject = Literal[
+    "weights", "moments", "optimizer steps", "lr", "hyperparameters", "scheduler", "rng", "data position", "counters",
+    "other tensors", "other values", "files",
+]  # fmt: skip
+"""What a key is about; subjects that may explain a loss come first."""
+
+SUBJECTS: tuple[Subject, ...] = (
+    "weights", "moments", "optimizer steps", "lr", "hyperparameters", "scheduler", "rng", "data position", "counters",
+    "other tensors", "other values", "files",
+)  # fmt: skip
+
+
+@displayed
+class Side(NamedTuple):
+    """One of the two sides.
+
+    Attributes:
+        path: what was opened.
+        name: what it is called.
+        saved_as: how it was saved, for people.
+        step: its training step; None if unknown.
+        world_size: ranks that saved it; None if unknown.
+        layout: how its model is sharded, in words.
+        digests: whether it is a file of digests, and no checkpoint.
+    """
+
+    path: str
+    name: str
+    saved_as: str
+    step: int | None
+    world_size: int | None
+    layout: tuple[str, ...]
+    digests: bool = False
+
+
+@displayed
+class SubjectRow(NamedTuple):
+    """One subject, such as the weights or the random states, in a line.
+
+    Attributes:
+        subject: what it is about.
+        verdict: of all its keys together.
+        same: how many keys are the same, by their bytes, a digest or a tolerance.
+        different: how many differ, are on one side only, or cannot be compared.
+        open: how many were not compared, or only by a stated checksum.
+        detail: what differs, in a few words.
+    """
+
+    subject: Subject
+    verdict: Verdict
+    same: int
+    different: int
+    open: int
+    detail: str
+
+
+@displayed
+class TensorDifference(NamedTuple):
+    """One tensor. Measures are of the elements that were read on both sides, in float64.
+
+    Attributes:
+        name: its name in A, or in B where A has none.
+        subject: what it is about.
+        verdict: what was found.
+        detail: why, in words.
+        name_b: its name in B; None where it has none there.
+        shape_a: sizes in A; None where it is not there.
+        shape_b: sizes in B.
+        dtype_a: torch's name of its dtype in A.
+        dtype_b: in B.
+        layout_a: how it is sharded in A, in words.
+        layout_b: in B.
+        compared: elements whose bytes were read and compared; 0 where digests were.
+        differing: how many of them differ; of one dtype, in any bit.
+        change: l2 norm of the difference over that of A; None where it was not measured.
+        max: largest absolute difference; of complex numbers that of a part.
+        cosine: of the angle between A and B as vectors.
+        first: index of the first element that differs.
+        value_a: that element in A, with every digit; a text.
+        value_b: that element in B.
+    """
+
+    name: str
+    subject: Subject
+    verdict: Verdict
+    detail: str = ""
+    name_b: str | None = None
+    shape_a: tuple[int, ...] | None = None
+    shape_b: tuple[int, ...] | None = None
+    dtype_a: str | None = None
+    dtype_b: str | None = None
+    layout_a: str | None = None
+    layout_b: str | None = None
+    compared: int = 0
+    differing: int | None = None
+    change: float | None = None
+    max: float | None = None
+    cosine: float | None = None
+    first: tuple[int, ...] | None = None
+    value_a: str | None = None
+    value_b: str | None = None
+
+
+@displayed
+class ValueDifference(NamedTuple):
+    """One plain value: a hyperparameter, a counter, the state of a random generator.
+
+    Attributes:
+        name: its name in A, or in B where A has none.
+        subject: what it is about.
+        verdict: what was found.
+        detail: why, in words.
+        rank: whose it is, where each rank has its own.
+        value_a: what A has, in a few words; None where it has nothing.
+        value_b: what B has.
+    """
+
+    name: str
+    subject: Subject
+    verdict: Verdict
+    detail: str = ""
+    rank: int | None = None
+    value_a: str | None = None
+    value_b: str | None = None
+
+
+@displayed
+@dataclass(frozen=True)
+class Difference:
+    """The difference between two checkpoints.
+
+    Attributes:
+        a: the first of the two.
+        b: the second.
+        same: False if anything differs or cannot be compared; True if everything was compared and is equal (or
+            within the given tolerance); None if nothing differs but not every value was compared.
+        values_compared: whether values of tensors were asked for.
+        rtol: relative tolerance; None where values had to be equal bit for bit.
+        atol: absolute tolerance.
+        subjects: a row for each subject, that which explains a loss first.
+        tensors: a row for each tensor.
+        values: a row for each plain value.
+        notes: what else should be known: names that are assumed, wrappers that were taken off, layouts.
+        bytes_read: bytes of tensors that were read, on both sides.
+        bytes_not_read: bytes on both sides that have the same stated checksum, and were not read.
+        seconds: wall time, opening included.
+    """
+
+    a: Side
+    b: Side
+    same: bool | None
+    values_compared: bool
+    rtol: float | None
+    atol: float | None
+    subjects: Rows[SubjectRow]
+    tensors: Rows[TensorDifference]
+    values: Rows[ValueDifference]
+    notes: tuple[str, ...] = ()
+    bytes_read: int = 0
+    bytes_not_read: int = 0
+    seconds: float = 0.0
+
+    def _summary(self) -> str:
+        found = {True: "the same", False: "DIFFERENT", None: "nothing that was compared differs"}[self.same]
+        which = [row.subject for row in self.subjects if row.different]
+        names = f"{clip_middle(self.a.name, 30)} and {clip_middle(self.b.name, 30)}"
+        return f"{names}: {found}{f': {few(which)}' if which else ''}"
+
+    @property
+    def rows(self) -> Rows[Any]:
+        """Every tensor and every value; both kinds of rows have name, subject, verdict and detail."""
+        return Rows([*self.tensors, *self.values])
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """A plain dict for every tensor and every value."""
+        return self.rows.to_dicts()
+
+
+# -- how far values are apart -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """How far values may be apart: `|a - b| <= atol + rtol * |b|`, as numpy and torch have it."""
+
+    rtol: float = 0.0
+    atol: float = 0.0
+
+
+@dataclass
+class Measures:
+    """Measures of a tensor, or of a part of it.
+
+    Attributes:
+        compared: elements that were compared.
+        differing: elements that differ.
+        outside: elements that differ by more than the tolerance.
+        nonfinite: elements that are NaN or infinite on either side; no measure below includes them.
+        max: largest absolute difference.
+        dd: sum of squares of the differences.
+        aa: sum of squares of A.
+        bb: sum of squares of B.
+        first: index of the first element that differs.
+        values: that element in A and in B, with every digit.
+    """
+
+    compared: int = 0
+    differing: int = 0
+    outside: int = 0
+    nonfinite: int = 0
+    max: float = 0.0
+    dd: float = 0.0
+    aa: float = 0.0
+    bb: float = 0.0
+    first: Ints | None = None
+    values: tuple[str, str] | None = None
+
+    def add(self, other: Measures) -> None:
+        """Add the measures of another part."""
+        for name in ("compared", "differing", "outside", "nonfinite", "dd", "aa", "bb"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.max = max(self.max, other.max)
+        if other.first is not None and (self.first is None or other.first < self.first):
+            self.first, self.values = other.first, other.values
+
+    @property
+    def change(self) -> float | None:
+        """Norm of the difference divided by the norm of A; None if A is 0 or the result overflows."""
+        return _finite(math.sqrt(self.dd / self.aa)) if self.aa > 0 and self.dd >= 0 else None
+
+    @property
+    def cosine(self) -> float | None:
+        """Cosine of the angle between A and B; None if one of them is 0."""
+        # a * b = (a * a + b * b - (a - b) * (a - b)) / 2
+        norms = math.sqrt(self.aa) * math.sqrt(self.bb)
+        return _finite(max(-1.0, min(1.0, (self.aa + self.bb - self.dd) / 2 / norms))) if norms > 0 else None
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

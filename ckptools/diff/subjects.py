@@ -1,0 +1,176 @@
+"""One line for each subject of a comparison: weights, moments, rates, generators."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from ckptools.diff.record import (
+    DIFFERENT,
+    SUBJECTS,
+    UNPROVEN,
+    Subject,
+    SubjectRow,
+    TensorDifference,
+    ValueDifference,
+    Verdict,
+)
+from ckptools.diff.sides import Contents
+from ckptools.text import and_more, clip, clip_middle, few, number, plural, spans
+
+Row = TensorDifference | ValueDifference
+
+EXPECTED: tuple[Subject, ...] = ("weights", "moments", "optimizer steps", "lr", "scheduler", "rng", "data position")
+"""Subjects that a training needs to resume; a line says so if neither side has them."""
+
+MOST = 3
+"""Values shown in a line."""
+
+
+def subject_rows(
+    tensors: Sequence[TensorDifference], values: Sequence[ValueDifference], a: Contents, b: Contents, complete: bool
+) -> Iterator[SubjectRow]:
+    """A row for each subject.
+
+    Args:
+        tensors: rows of tensors.
+        values: rows of plain values.
+        a: what A holds.
+        b: what B holds.
+        complete: whether the rows cover all keys of both sides.
+    """
+    for subject in SUBJECTS:
+        of_tensors = [row for row in tensors if row.subject == subject]
+        of_values = [row for row in values if row.subject == subject]
+        if of_tensors or of_values:
+            yield _row(subject, of_tensors, of_values, a, b)
+        elif complete and subject in EXPECTED:
+            yield SubjectRow(subject, "in neither", 0, 0, 0, "")
+    damage = [f"{side}: {one}" for side, contents in (("A", a), ("B", b)) for one in contents.damage]
+    if damage:
+        more = and_more(len(damage) - 1)
+        yield SubjectRow("files", "cannot be compared", 0, len(damage), 0, damage[0] + more + " (verify)")
+
+
+def _row(
+    subject: Subject, tensors: Sequence[TensorDifference], values: Sequence[ValueDifference], a: Contents, b: Contents
+) -> SubjectRow:
+    rows: list[Row] = [*tensors, *values]
+    different = sum(row.verdict in DIFFERENT for row in rows)
+    unproven = sum(row.verdict in UNPROVEN for row in rows)
+    parts = [*_of_tensors(tensors), *(_of_generators(values, a, b) if subject == "rng" else _of_values(values))]
+    same = len(rows) - different - unproven
+    return SubjectRow(subject, verdict_of([row.verdict for row in rows]), same, different, unproven, "; ".join(parts))
+
+
+def verdict_of(verdicts: Sequence[Verdict]) -> Verdict:
+    """The verdict of several keys together."""
+    found = set(verdicts)
+    if len(found) == 1:
+        return verdicts[0]
+    if found & (DIFFERENT - {"cannot be compared"}):
+        return "differs"
+    order: tuple[Verdict, ...] = ("cannot be compared", "not compared", "same checksum", "within tolerance", "same")
+    return next(verdict for verdict in order if verdict in found)
+
+
+# -- tensors -----------------------------------------------------------------------------------------------------
+
+
+WORDS: dict[Verdict, str] = {
+    "differs": "differ", "same": "the same", "same checksum": "with the same CRC-32, not read",
+    "within tolerance": "within the tolerance", "cannot be compared": "cannot be compared",
+    "only in A": "only in A", "only in B": "only in B", "not compared": "with the same name, shape and dtype",
+}  # fmt: skip
+
+
+def _of_tensors(rows: Sequence[TensorDifference]) -> Iterator[str]:
+    """How many tensors there are of each verdict, and the one that changed most."""
+    counts = Counter(row.verdict for row in rows)
+    listed = [f"{n} {WORDS[verdict]}" for verdict in WORDS if (n := counts[verdict])]
+    if len(counts) == 1:
+        yield f"{plural(len(rows), 'tensor')} {WORDS[rows[0].verdict]}"
+    elif listed:
+        yield f"{plural(len(rows), 'tensor')}: {', '.join(listed)}"
+    measured = [row for row in rows if row.change is not None and row.verdict != "same"]
+    if measured:
+        most = max(measured, key=lambda row: row.change or 0.0)
+        yield f"|dW|/|W| up to {most.change:.1e} ({clip_middle(most.name, 60)})"
+
+
+# -- values ------------------------------------------------------------------------------------------------------
+
+
+def _of_values(rows: Sequence[ValueDifference]) -> Iterator[str]:
+    """What differs, A's value before B's; alike differences once."""
+    counts = Counter(row.verdict for row in rows)
+    if set(counts) == {"same"}:
+        distinct = dict.fromkeys(f"{last_word(row.name)} {row.value_a}" for row in rows)
+        yield few(list(distinct), 2) if len(distinct) <= 2 else f"{plural(len(rows), 'value')}"
+        return
+    for verdict in ("only in A", "only in B", "cannot be compared"):
+        if counts[verdict]:
+            yield f"{counts[verdict]} {verdict}"
+    counted = Counter(_change(row) for row in rows if row.verdict == "differs")
+    if counted:
+        lines = [f"{text} ({n} times)" if n > 1 else text for text, n in counted.items()]
+        yield few([clip(line, 80) for line in lines], MOST)
+
+
+def _change(row: ValueDifference) -> str:
+    """The last key with both values, rounded to six digits if these differ."""
+    full = row.value_a or "", row.value_b or ""
+    brief = [LONG_NUMBER.sub(lambda found: number(float(found[0])), text) for text in full]
+    a, b = brief if brief[0] != brief[1] else full
+    return f"{last_word(row.name)} {row.detail if a == b and row.detail else f'{a} / {b}'}"
+
+
+LONG_NUMBER = re.compile(r"(?<![\w.])-?\d\.\d{6,25}(?:e-?\d+)?(?![\w.])")
+
+
+def last_word(name: str) -> str:
+    """The end of a name, which says what it is: `lr` of `optimizers.AdamW.param_groups.0.lr`."""
+    return name.rpartition(".")[2]
+
+
+# -- generators --------------------------------------------------------------------------------------------------
+
+
+def _of_generators(rows: Sequence[ValueDifference], a: Contents, b: Contents) -> Iterator[str]:
+    """Say which ranks have the same state on both sides, and which have another rank's."""
+    by_name: dict[str, list[ValueDifference]] = {}
+    for row in rows:
+        by_name.setdefault(row.name.removeprefix("rng "), []).append(row)
+    alike: dict[str, list[str]] = {}
+    for name, found in by_name.items():
+        alike.setdefault(_ranks(found), []).append(name)
+    yield from (f"{few(names)} {text}" for text, names in alike.items())
+    yield from _of_other_ranks(a, b)
+
+
+def _ranks(rows: Sequence[ValueDifference]) -> str:
+    """The verdicts on one generator, with their ranks."""
+    ranks: dict[Verdict, list[int]] = {}
+    for row in rows:
+        ranks.setdefault(row.verdict, []).append(-1 if row.rank is None else row.rank)
+    words = {"same": "the same", "differs": "other states"}
+    if len(rows) == 1:
+        return "the same" if rows[0].verdict == "same" else rows[0].verdict
+    if len(ranks) == 1:
+        return words.get(rows[0].verdict, rows[0].verdict) + " on every rank"
+    return ", ".join(f"{words.get(verdict, verdict)} on ranks {spans(some)}" for verdict, some in ranks.items())
+
+
+def _of_other_ranks(a: Contents, b: Contents) -> Iterator[str]:
+    """Ranks of B with the state of another rank of A: a file was restored in another's place."""
+    for identity, value in b.values.items():
+        known = a.values.get(identity)
+        if value.subject != "rng" or known is None or len(known.contents) < 2:
+            continue
+        of = {content.digest: rank for rank, content in known.contents.items() if content.digest}
+        moved = [(r, of[c.digest]) for r, c in value.contents.items() if c.digest in of and of[c.digest] != r]
+        distinct = len(of) == len(known.contents)
+        if moved and distinct:
+            swaps = [f"B's rank {r} has that of A's rank {other}" for r, other in moved]
+            yield f"{value.name.removeprefix('rng ')}: {few(swaps, 2)}"

@@ -1,0 +1,1 @@
+"""Display of any record: tables, lines, pages of HTML, drawings, JSON."""

@@ -1,0 +1,282 @@
+"""Pictures in SVG: the few elements that they are drawn with, their one stylesheet, and the picture as users hold it.
+
+Every text is made printable and escaped here, also our own. Colours are classes, so that a picture follows the light or
+dark of its reader; what a colour says a letter, a pattern or a number says too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
+from typing import NamedTuple
+
+from ckptools.errors import UsageError
+from ckptools.files.partial_files import write_text
+from ckptools.text import clip, clip_middle, printable, size
+
+WIDTH = 680
+"""Units of the whole picture across; a browser shows one as one pixel, and shrinks it where there is less room."""
+
+CHARACTER = 6.7
+"""Units of a character of the monospaced 11-unit font, a little more than any has, so that nothing is cut."""
+
+MAX_NAME = 160
+"""Characters of a name in a picture; longer ones lose their middle."""
+
+MAX_LINE = 120
+"""Characters of what a prompt shows."""
+
+
+@dataclass(frozen=True, repr=False)
+class Picture:
+    """A picture of a checkpoint, of a tensor or of a run.
+
+    Attributes:
+        title: what it shows, in a line.
+        svg: the picture: one `<svg>` element that needs nothing else, in light and dark, without a script.
+        text: the same facts in words, a few lines.
+    """
+
+    title: str
+    svg: str = field(repr=False)
+    text: str
+
+    def save(self, path: str | Path, *, force: bool = False) -> Path:
+        """Write the picture into an `.svg` file, which appears whole or not at all.
+
+        Args:
+            path: the file.
+            force: overwrite it.
+
+        Raises:
+            UsageError: it is no `.svg`, or there is no folder for it.
+            OutputExistsError: it is there already.
+            WriteError: it cannot be written.
+        """
+        out = Path(path)
+        if out.suffix.lower() != ".svg":
+            raise UsageError(out, "a picture is written as .svg; give it that suffix")
+        write_text(out, self.svg + "\n", force)
+        return out
+
+    def __repr__(self) -> str:
+        tail = f", {size(len(self.svg.encode()))} of SVG>"
+        return f"<Picture: {clip(printable(self.title), MAX_LINE - len(tail) - len('<Picture: '))}{tail}"
+
+    def _repr_html_(self) -> str:
+        words = f"<details><summary>in words</summary><pre>{escaped(self.text)}</pre></details>"
+        return f'<div class="ckpt-picture" style="font:12px/1.45 ui-monospace,monospace">{self.svg}{words}</div>'
+
+
+class Rect(NamedTuple):
+    """A rectangle, in units of the picture.
+
+    Attributes:
+        x: left edge.
+        y: upper edge.
+        width: extent to the right.
+        height: extent downwards.
+    """
+
+    x: float
+    y: float
+    width: float
+    height: float
+
+    def inset(self, by: float) -> Rect:
+        """The rectangle with some taken from its right and lower edge, but never more than half of it."""
+        return self._replace(width=self.width - min(by, self.width / 2), height=self.height - min(by, self.height / 2))
+
+
+# Okabe and Ito, "Color Universal Design", 2008 (https://jfly.uni-koeln.de/color/): distinct with every kind of colour
+# blindness, and of different brightness, so that most are distinct in grey.
+SKY, ORANGE, GREEN, YELLOW, BLUE, VERMILLION, PURPLE = (
+    "#56b4e9", "#e69f00", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7",
+)  # fmt: skip
+
+FILLS = {
+    "sky": SKY,
+    "light": "#a9d8f5",
+    "orange": ORANGE,
+    "green": GREEN,
+    "yellow": YELLOW,
+    "blue": BLUE,
+    "bad": VERMILLION,
+    "purple": PURPLE,
+}
+
+VIRIDIS = ("#440154", "#482878", "#3e4989", "#31688e", "#26828e", "#1f9e89", "#35b779", "#6ece58", "#b5de2b", "#fde725")
+"""Ten steps of matplotlib's viridis (CC0), whose brightness rises evenly, so that it prints in grey."""
+
+_THEMED = (
+    ("paper", "fill", "#ffffff", "#15181d"),
+    ("ink", "fill", "#1f2328", "#dfe3e8"),
+    ("faint", "fill", "#59636e", "#9aa4af"),
+    ("pale", "fill", "#e7ebf0", "#2e353d"),
+    ("edge", "stroke", "#59636e", "#9aa4af"),
+    ("grid", "stroke", "#c4ccd4", "#4a535e"),
+    ("halo", "stroke", "#ffffff", "#15181d"),
+)
+"""Classes whose colour follows the reader's theme: name, property, colour in light, colour in dark."""
+
+
+def _themed(within: str, dark: bool) -> str:
+    return "".join(f"{within}.ckptsvg .{name}{{{what}:{(a, b)[dark]}}}" for name, what, a, b in _THEMED)
+
+
+STYLE = "".join(
+    [
+        ".ckptsvg text{font:11px ui-monospace,Menlo,Consolas,'DejaVu Sans Mono',monospace}",
+        ".ckptsvg .on{fill:#000}.ckptsvg .big{font-size:13px;font-weight:bold}",
+        ".ckptsvg .halo{paint-order:stroke;stroke-width:4px}",
+        ".ckptsvg .edge,.ckptsvg .grid{fill:none}.ckptsvg .dash{stroke-dasharray:3 2}",
+        *(f".ckptsvg .{name}{{fill:{color}}}" for name, color in FILLS.items()),
+        _themed("", dark=False),
+        # JupyterLab has a theme of its own, whatever the system's is.
+        f"@media screen and (prefers-color-scheme:dark){{{_themed('', dark=True)}"
+        f"{_themed('[data-jp-theme-light=true] ', dark=False)}}}",
+        f"@media screen{{{_themed('[data-jp-theme-light=false] ', dark=True)}}}",
+    ]
+)
+"""The beginning of every picture. Its classes count only within pictures, so that many may stand on one page."""
+
+
+def escaped(text: str) -> str:
+    """Escape markup in a text, and spell out invisible characters."""
+    return "\n".join(escape(printable(line)) for line in text.split("\n"))
+
+
+def name_text(name: str, most: int = MAX_NAME) -> str:
+    """Make a name of the file printable, and clip it."""
+    return clip_middle(printable(name), most)
+
+
+def number(value: float) -> str:
+    """A coordinate: at most two digits behind the point."""
+    return f"{value:.2f}".rstrip("0").rstrip(".") or "0"
+
+
+def rect(at: Rect, kind: str, hover: str = "") -> str:
+    """A rectangle of a class, with what a pointer over it shows."""
+    x, y, width, height = map(number, at)
+    shape = f'<rect x="{x}" y="{y}" width="{width}" height="{height}" class="{kind}"'
+    return f"{shape}><title>{escaped(hover)}</title></rect>" if hover else f"{shape}/>"
+
+
+def colored(at: Rect, fill: str, hover: str = "") -> str:
+    """A rectangle of a colour of a ramp."""
+    return rect(at, "cell", hover).replace('class="cell"', f'fill="{fill}"', 1)
+
+
+def label(x: float, y: float, text: str, kind: str = "ink", anchor: str = "start") -> str:
+    """A line of text whose baseline is at `y`; `anchor` says which part of it is at `x`: start, middle or end."""
+    where = f' text-anchor="{anchor}"' if anchor != "start" else ""
+    return f'<text x="{number(x)}" y="{number(y)}" class="{kind}"{where}>{escaped(text)}</text>'
+
+
+def mark(at: Rect, text: str, kind: str = "on") -> str:
+    """Draw a text in the middle of a rectangle, black unless a class is given; "" if there is no room for it."""
+    if len(text) * CHARACTER > at.width or at.height < 11:
+        return ""
+    # The pointer is to find what lies under the letter.
+    made = label(at.x + at.width / 2, at.y + at.height / 2 + 4, text, kind, "middle")
+    return made.replace("<text", '<text pointer-events="none"', 1)
+
+
+def marks(found: Iterable[tuple[Rect, str]], kind: str) -> str:
+    """A letter in the middle of each of many rectangles of one row, as one text."""
+    placed = [(at, letter) for at, letter in found if letter]
+    if not placed:
+        return ""
+    xs = " ".join(number(at.x + at.width / 2) for at, _ in placed)
+    first, letters = placed[0][0], "".join(letter for _, letter in placed)
+    y = number(first.y + first.height / 2 + 4)
+    return f'<text pointer-events="none" x="{xs}" y="{y}" class="{kind}" text-anchor="middle">{escaped(letters)}</text>'
+
+
+def line(points: Sequence[tuple[float, float]], kind: str) -> str:
+    """A line through some points."""
+    steps = " ".join(f"{number(x)},{number(y)}" for x, y in points)
+    return f'<polyline points="{steps}" class="{kind}"/>'
+
+
+HATCH = 6
+"""Units between two lines of a hatching."""
+
+
+def hatched(at: Rect, hover: str) -> str:
+    """A rectangle of slanted lines, for what is not there. Lines, for a pattern would need a name on the page."""
+    path = "".join(f"M{number(a)},{number(b)}L{number(c)},{number(d)}" for a, b, c, d in hatch_lines(at))
+    edges = rect(at, "paper", hover) + rect(at, "edge").replace("<rect", '<rect pointer-events="none"', 1)
+    return f'{edges}<path d="{path}" class="grid" pointer-events="none"/>' if path else edges
+
+
+def hatch_lines(at: Rect) -> Iterator[tuple[float, float, float, float]]:
+    """The slanted lines of a rectangle as `(x1, y1, x2, y2)`, cut at its edges."""
+    steps = int((at.width + at.height) / HATCH)
+    for step in range(1, steps + 1):
+        along = step * HATCH  # the line x + y = along, seen from the upper left corner
+        low, high = max(0.0, along - at.height), min(along, at.width)
+        if high > low:
+            yield at.x + low, at.y + along - low, at.x + high, at.y + along - high
+
+
+class Key(NamedTuple):
+    """An entry of the legend.
+
+    Attributes:
+        kind: the class of its colour; `hatched`, or `dash` for an outline.
+        letter: what stands in such cells; "" for nothing.
+        means: what it stands for.
+    """
+
+    kind: str
+    letter: str
+    means: str
+
+
+def letter_of(key: Key) -> str:
+    """The class of what is written on such cells: black on colours, the reader's own ink on none."""
+    return "on" if key.kind in FILLS else "ink"
+
+
+def legend(keys: Iterable[Key], y: float) -> tuple[str, float]:
+    """The entries one after the other, in as many lines as they need, and the `y` below them."""
+    made, x = [], 0.0
+    for key in keys:
+        room = 20 + len(key.means) * CHARACTER + 16
+        if x and x + room > WIDTH:
+            x, y = 0.0, y + 20
+        made.append(_entry(key, Rect(x, y, 14, 14)))
+        x += room
+    return "".join(made), y + 20 if made else y
+
+
+def _entry(key: Key, box: Rect) -> str:
+    cell = hatched(box, "") if key.kind == "hatched" else rect(box, key.kind)
+    return cell + mark(box, key.letter, letter_of(key)) + label(box.x + 19, box.y + 11, key.means)
+
+
+MARGIN = 12
+
+
+def svg(title: str, text: str, parts: Iterable[str], height: float) -> str:
+    """Make a whole `<svg>` element of the usual width and a given height, with its title above the parts.
+
+    Args:
+        title: what it shows; in large letters, and for those who cannot see it.
+        text: the same facts in words, for those who cannot see it.
+        parts: elements whose `y` begins at 0 below the title.
+        height: what they take of `y`.
+    """
+    wide, high = number(WIDTH + 2 * MARGIN), number(height + 30 + 2 * MARGIN)
+    head = label(MARGIN, MARGIN + 13, clip_middle(title, int(WIDTH / 8.2)), "ink big")
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="ckptsvg" role="img" viewBox="0 0 {wide} {high}" '
+        f'width="{wide}" height="{high}" style="max-width:100%;height:auto">'
+        f"<title>{escaped(title)}</title><desc>{escaped(text)}</desc><style>{STYLE}</style>"
+        f'<rect width="100%" height="100%" rx="6" class="paper"/>{head}'
+        f'<g transform="translate({MARGIN},{MARGIN + 30})">{"".join(parts)}</g></svg>'
+    )

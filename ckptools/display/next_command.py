@@ -1,0 +1,137 @@
+"""The command that people want after `inspect`: one that works, with the options that opened the checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from ckptools.dtypes import can_be_nan
+from ckptools.files.location import tells_others
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.cover import can_be_read
+from ckptools.model.regions import Box
+from ckptools.model.tensor import Tensor, all_here, shard_boxes
+from ckptools.model.tree import tensors_in
+from ckptools.text import printable
+from ckptools.training_state.judgement import is_alone, verdict_of
+from ckptools.training_state.sections import sections_of_kind
+
+MAX_FILES = 8
+"""Files that were named one by one and are named again; a longer command is of no use."""
+
+
+class NextCommand(NamedTuple):
+    """A command that is worth typing next.
+
+    Attributes:
+        name: of the command, such as `consolidate`.
+        arguments: as a shell takes them.
+        comment: what it does, where its name does not say it.
+    """
+
+    name: str
+    arguments: str
+    comment: str = ""
+
+    @property
+    def line(self) -> str:
+        """The command line to type."""
+        return f"ckptools {self.name} {self.arguments}"
+
+    def __str__(self) -> str:
+        return f"{self.line}     # {self.comment}" if self.comment else self.line
+
+
+def command_arguments(ck: Checkpoint) -> str:
+    """The arguments that open a checkpoint again: its path, and the options that it was opened with.
+
+    Empty where so many files were named that they would not fit a line.
+    """
+    options = ck.options
+    files = getattr(options, "files", ())
+    if len(files) > MAX_FILES:
+        return ""
+    words = [str(path) for path in files or (ck.path,)]
+    if options is None:
+        return quoted(words)
+    words += ["--ranks", options.ranks] if options.ranks is not None else []
+    words += ["--only-this-file"] if options.only_this_file else []
+    words += ["--follow-symlinks"] if options.follow_symlinks else []
+    words += ["--weights", options.weights] if options.weights != "fp32" else []
+    given_by = getattr(options.names, "given_by", "")
+    words += ["--names", given_by] if given_by and Path(given_by).exists() else []
+    words += ["--rules", str(options.rules)] if options.rules is not None else []
+    shapes = getattr(options.shapes, "source", "")
+    words += ["--shapes", shapes] if shapes and Path(shapes).exists() else []
+    return quoted(words)
+
+
+def quoted(words: Sequence[str]) -> str:
+    """Words as a shell takes them, safe to print."""
+    import shlex
+
+    return " ".join(printable(shlex.quote(word)) for word in words)
+
+
+def next_command(ck: Checkpoint) -> NextCommand | None:
+    """A command that works; None where there is none."""
+    named = command_arguments(ck)
+    if not named:
+        return None
+    model = [tensor for section in sections_of_kind(ck, "model") for _, tensor in tensors_in(section.value)]
+    verdict = verdict_of(ck)
+    if is_alone(ck):
+        comment = f"to consolidate, {_rest_of(ck)}"
+        return NextCommand("inspect", f"{named} --section model", comment) if model else None
+    if verdict.whole is None or any(p.kind.forbids == "any output" for p in ck.problems if p.severity == "error"):
+        return NextCommand("verify", named)
+    if any(tensor.note for tensor in model if tensor.kind != "meta"):
+        return NextCommand("inspect", f"{named} --section model")
+    return _consolidation(ck, named, model)
+
+
+def after_verify(named: str, following: str, ok: bool, all_read: bool) -> list[str]:
+    """Commands to type after a report: those that show or prove more, then what `inspect` proposes.
+
+    Args:
+        named: the arguments that open the checkpoint again; "" where there are none.
+        following: what `inspect` proposes.
+        ok: whether every check was passed.
+        all_read: whether checksums and values were among them.
+    """
+    if not named:
+        return []
+    more = [f"ckptools doctor {named}"] if not ok else [] if all_read else [f"ckptools verify {named} --deep --values"]
+    return more + ([following] if following and following != f"ckptools verify {named}" else [])
+
+
+def _rest_of(ck: Checkpoint) -> str:
+    alone = ck.options is not None and ck.options.only_this_file
+    beside = "put the other rank files beside it" if tells_others(ck.path) else "name the other rank files too"
+    return "leave out --only-this-file" if alone else beside
+
+
+def _consolidation(ck: Checkpoint, named: str, model: list[Tensor]) -> NextCommand | None:
+    tensors = model or [tensor for _, tensor in tensors_in(ck.tree) if not tensor.note]
+    out = "OUT.safetensors" if model else "OUT.pt"
+    if verdict_of(ck).whole or verdict_of(ck).recoverable:
+        return NextCommand("consolidate", f"{named} -o {out}") if tensors else None
+    sound = [tensor for tensor in tensors if not tensor.note]
+    if any(can_be_read(tensor.shape, _boxes_here(ck, tensor)) for tensor in sound):
+        return NextCommand("consolidate", f"{named} -o {out} --allow-missing", "what is there; lists the holes")
+    if any(can_be_nan(tensor.dtype) and any(box.numel for box in _boxes_here(ck, tensor)) for tensor in sound):
+        return NextCommand("consolidate", f"{named} -o {out} --allow-missing --fill nan", "holes as NaN; lists them")
+    return NextCommand("verify", named)
+
+
+def _boxes_here(ck: Checkpoint, tensor: Tensor) -> set[Box]:
+    """The boxes of a tensor that lie, as far as is known, in files that can be read."""
+    if all_here(tensor.shards):
+        return shard_boxes(tensor.shards)
+    return {s.box for s in tensor.shards if s.is_here or _may_hold(ck, s.rank)}
+
+
+def _may_hold(ck: Checkpoint, rank: int | None) -> bool:
+    """Whether the rest of a tensor may lie with a rank whose file was not read."""
+    return not ck.all_ranks and (rank is None or rank in ck.ranks)

@@ -1,0 +1,178 @@
+"""Records and plain values as HTML: a table with a row for each record, each field or each key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from ckptools.display.lines import fold, key_name, value_text
+from ckptools.display.page import MAX_LINE, MAX_ROWS, MAX_TEXT, Page
+from ckptools.display.row_table import cell_text, columns_of, fields_of
+from ckptools.display.tables import Column
+from ckptools.dtypes import short
+from ckptools.model.checkpoint import RankFile
+from ckptools.model.problems import Problem
+from ckptools.model.records import Rows, record_fields
+from ckptools.model.tensor import Tensor
+from ckptools.model.values import Opaque
+from ckptools.text import count, moment, plural, shape, size
+from ckptools.training_state.sections import Section, measure
+
+PROBLEM_COLUMNS = (Column("code"), Column("severity", verdict=True), Column("where"), Column("what"))
+FIELD_COLUMNS = (Column("field"), Column("value"))
+VALUE_COLUMNS = (Column("key", name=True), Column("value"), Column("dtype"), Column("size", right=True))
+
+
+@dataclass(frozen=True)
+class Form:
+    """The table of a class of records.
+
+    Attributes:
+        noun: what one of them is called.
+        columns: of the table.
+        cells: of a record.
+    """
+
+    noun: str
+    columns: Sequence[Column]
+    cells: Callable[[Any], Sequence[str]]
+
+
+def rows_html(rows: Sequence[Any]) -> str:
+    """Several records as a table."""
+    page = Page(".to_dicts() of these")
+    if rows:
+        row_table(page, "", rows, opened=True)
+    else:
+        page.line("no rows")
+    return page.html()
+
+
+def row_table(page: Page, title: str, rows: Sequence[Any], opened: bool = False) -> None:
+    """A row for each of several records, in the form that their class has; of others every field that some have.
+
+    Args:
+        page: where to.
+        title: of the table; "" for how many there are.
+        rows: the records.
+        opened: whether it is unfolded.
+    """
+    cls = type(rows[0]) if rows else None
+    if cls in TABLES:
+        TABLES[cls](page, title, rows, opened)
+        return
+    form = FORMS.get(cls) or _form_of(rows)
+    some = [form.cells(row) for row in rows[:MAX_ROWS]]
+    kept = [n for n in range(len(form.columns)) if any(cells[n] for cells in some)]
+    columns, filled = [form.columns[n] for n in kept], [[row[n] for n in kept] for row in some]
+    page.table(title or plural(len(rows), form.noun), columns, filled, len(rows), opened)
+
+
+def problem_table(page: Page, problems: Sequence[Problem], opened: bool = True) -> None:
+    """A row for each problem; the same problem of many ranks or tensors is one. Nothing where there are none."""
+    rows = [(f.code, f.severity, f.where, f.message) for f in fold(problems)]
+    if rows:
+        page.table(plural(len(rows), "problem"), PROBLEM_COLUMNS, rows, opened=opened)
+
+
+def record_html(record: Any) -> str:
+    """One record: a row for each of its fields."""
+    page = Page(".to_dict() of this")
+    page.line(repr(record))
+    known = {name: value for name, value in fields_of(record).items() if value is not None and value not in ("", ())}
+    rows = [(name, cell_text(name, value)) for name, value in known.items()]
+    page.table(plural(len(rows), "field"), FIELD_COLUMNS, rows, opened=True)
+    for value in known.values():
+        if isinstance(value, tuple) and value and record_fields(value[0]) is not None:
+            row_table(page, "", Rows(value))
+    return page.html()
+
+
+def _form_of(rows: Sequence[Any]) -> Form:
+    """The form of records that have none of their own: a column for each field in which some have something."""
+    columns = columns_of(list(map(fields_of, rows[:MAX_ROWS])))
+    noun = type(rows[0]).__name__ if rows else "row"
+    return Form(
+        f"row of {noun}", columns, lambda row: [cell_text(c.title, fields_of(row).get(c.title)) for c in columns]
+    )
+
+
+# -- records that have a form ------------------------------------------------------------------------------------
+
+
+def _file_cells(file: RankFile) -> list[str]:
+    rank = "-" if file.rank is None else str(file.rank)
+    saved = moment(file.modified) if file.modified else "-"
+    return [rank, file.status, size(file.nbytes), saved, file.part, file.path.name]
+
+
+def _section_cells(section: Section) -> list[str]:
+    amount = measure(section.value)
+    numbers = [str(amount.tensors), count(amount.params), size(amount.nbytes)] if amount.tensors else ["-", "-", "-"]
+    return [section.name, section.kind, *numbers, "" if amount.tensors else value_text(section.value, MAX_TEXT)]
+
+
+FORMS: dict[type | None, Form] = {
+    RankFile: Form(
+        "file",
+        (Column("rank", True), Column("status", verdict=True), Column("size", True), Column("saved"), Column("part"),
+         Column("file", name=True)),
+        _file_cells,
+    ),
+    Section: Form(
+        "section",
+        (Column("section", name=True), Column("kind"), Column("tensors", True), Column("params", True),
+         Column("size", True), Column("value")),
+        _section_cells,
+    ),
+}  # fmt: skip
+"""Tables of the records that users meet most; the HTML of a feature and `api/notebook_html.py` add others."""
+
+TABLES: dict[type | None, Callable[[Page, str, Sequence[Any], bool], None]] = {
+    Problem: lambda page, _, rows, opened: problem_table(page, rows, opened)
+}
+"""Tables of several records of a class that take more than a row each."""
+
+
+# -- plain values ------------------------------------------------------------------------------------------------
+
+
+def values_html(values: Mapping[Any, Any]) -> str:
+    """A mapping of a checkpoint's tree: a row for each key, with its value, dtype and size."""
+    page = Page("dict(...) of this")
+    value_table(page, plural(len(values), "key"), values)
+    return page.html()
+
+
+def section_html(section: Section) -> str:
+    """A section of a checkpoint: what it is, and what it holds."""
+    page = Page(f"ckptools.open(...).records({section.name!r})")
+    page.line(repr(section))
+    if isinstance(section.value, Mapping):
+        value_table(page, plural(len(section.value), "key"), section.value)
+    else:
+        page.line(value_text(section.value, MAX_LINE))
+    return page.html()
+
+
+def opaque_html(value: Opaque) -> str:
+    """An object of a foreign class, which was never made: what the file says of it."""
+    page = Page(".fields of this")
+    page.line(f"an object of {value.name}, kept as data: its class is not imported and nothing of it was run")
+    value_table(page, plural(len(value.fields), "field"), value.fields)
+    return page.html()
+
+
+def value_table(page: Page, title: str, values: Mapping[Any, Any], opened: bool = True) -> None:
+    """A row for each key of a mapping, of which the first are made."""
+    rows = [_cells(key, value) for key, value in islice(values.items(), MAX_ROWS)]
+    columns = VALUE_COLUMNS if any(row[2] for row in rows) else VALUE_COLUMNS[:2]
+    page.table(title, columns, [row[: len(columns)] for row in rows], len(values), opened)
+
+
+def _cells(key: Any, value: Any) -> tuple[str, ...]:
+    if isinstance(value, Tensor):
+        return key_name(key), f"tensor {shape(value.shape)}", short(value.dtype), size(value.nbytes)
+    return key_name(key), value_text(value, MAX_TEXT), "", ""

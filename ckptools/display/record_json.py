@@ -1,0 +1,138 @@
+"""The JSON that is printed: records by their fields, under the name and version of a schema; no bare NaN."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from typing import Any
+
+from ckptools.display.lines import described, key_name
+from ckptools.keys.rank_leaves import is_brief
+from ckptools.model.records import Rows, to_dict
+from ckptools.model.values import Opaque, scalar
+from ckptools.text import clip
+
+
+def to_json(data: Mapping[str, Any], indent: int | None = None) -> str:
+    """Encode an object in ASCII, on one line unless indented; NaN and infinities become null."""
+    encoder = json.JSONEncoder(allow_nan=False, indent=indent)
+    try:
+        return encoder.encode(data)
+    except ValueError:  # a NaN or an infinity: they are rare, and to look for them takes longer than to encode
+        return encoder.encode(_finite(data))
+
+
+def answer_json(command: str, answer: Any, version: int = 1) -> str:
+    """Encode a record as one object: its schema, then its fields.
+
+    Args:
+        command: name of the command, which is also that of the schema.
+        answer: a record.
+        version: of the schema.
+    """
+    return to_json({"schema": f"ckptools/{command}/{version}", **to_dict(answer)}, indent=1)
+
+
+def json_lines(rows: Rows[Any]) -> Iterator[str]:
+    """Encode each row as one object on a line of its own."""
+    return map(to_json, rows.to_dicts())
+
+
+def _finite(value: Any) -> Any:
+    """Replace NaN and infinities by None: a bare NaN is not JSON, and jq silently reads it as null."""
+    if isinstance(value, float):
+        return value if value - value == 0 else None
+    if isinstance(value, Mapping):
+        return {key: _finite(child) for key, child in value.items()}
+    return [_finite(child) for child in value] if isinstance(value, list) else value
+
+
+# -- value json -------------------------------------------------------------------------------------------------------
+
+
+MAX_JSON_VALUES = 10_000
+"""Values of one subtree that go into JSON. Containers can be shared, so a small file may unfold to millions."""
+
+MAX_JSON_TEXT = 10_000
+
+MAX_JSON_DEPTH = 240
+"""Levels of containers; trees have fewer, foreign objects may have any number inside."""
+
+
+class JsonValues:
+    """Makes values of a tree into what JSON has; what it has not, or not within the limits, is counted.
+
+    Attributes:
+        nonfinite: NaN and infinite numbers met so far, which became null.
+        left_out: values beyond the budget, which were left out.
+    """
+
+    def __init__(self) -> None:
+        self.nonfinite = 0
+        self.left_out = 0
+        self._budget = MAX_JSON_VALUES
+        self._depth = 0
+
+    def of(self, value: Any) -> Any:
+        """One subtree as JSON has it: a dict, list, text, number, flag or None. Each call has its own limits."""
+        self._budget = MAX_JSON_VALUES
+        return self._convert(value)
+
+    def _convert(self, value: Any) -> Any:
+        value = scalar(value)
+        self._budget -= 1
+        if self._budget < 0:
+            self.left_out += 1
+            return None
+        if isinstance(value, float):
+            return self._finite(value)
+        if isinstance(value, str):
+            return clip(value, MAX_JSON_TEXT)
+        if isinstance(value, Opaque) and self._depth and value.fields and not is_brief(value):
+            return {"class": clip(value.name, MAX_JSON_TEXT), "fields": self._inside(value.fields)}
+        description = described(value)
+        if description is not None:
+            return description
+        if value is None or isinstance(value, (bool, int)):
+            return value
+        if isinstance(value, (Mapping, list, tuple, set, frozenset)):
+            return self._inside(value)
+        return value.total_seconds() if isinstance(value, timedelta) else str(value)
+
+    def _inside(self, value: Any) -> Any:
+        """A container; what lies too deep in foreign objects, which may hold themselves, is left out."""
+        self._depth += 1
+        if self._depth > MAX_JSON_DEPTH:
+            self.left_out += len(value)
+            made: Any = None
+        elif isinstance(value, Mapping):
+            made = self._object(value)
+        else:
+            made = [self._convert(item) for item in self._some(value)]
+        self._depth -= 1
+        return made
+
+    def _finite(self, value: float) -> float | None:
+        if value - value == 0:
+            return value
+        self.nonfinite += 1
+        return None
+
+    def _some(self, items: Any) -> Any:
+        """The items that the budget has room for."""
+        for done, item in enumerate(items):
+            if self._budget <= 0:
+                self.left_out += len(items) - done
+                return
+            yield item
+
+    def _object(self, value: Mapping[Any, Any]) -> dict[str, Any]:
+        made: dict[str, Any] = {}
+        for key in self._some(value):
+            name = clip(key_name(key), MAX_JSON_TEXT)
+            # 1 and '1' are two keys in Python and one in JSON; both are shown.
+            while name in made:
+                name = f"{name} ({type(key).__name__})"
+            made[name] = self._convert(value[key])
+        return made

@@ -1,0 +1,230 @@
+"""A bucket, server or repository, through a file system of fsspec: list a folder, look at a key, read a range.
+
+What was listed is remembered, so that a hundred questions about the files of a folder are one request, and so that
+every range is read of the version that was listed: a file that is replaced meanwhile is an error, not a mixture.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import re
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from datetime import datetime
+from functools import partial
+from threading import Lock, RLock
+from typing import Any, Literal, NamedTuple
+
+from ckptools.files.remote.cached_file import BlockCache, RemoteFile
+from ckptools.files.storage import FOLDER, DeniedError, RemoteError, Status, in_one_line, replaced
+
+RETRIES = 5
+FIRST_WAIT = 0.2
+"""Seconds before the second try, at most; each further wait is at most twice as long."""
+
+MODIFIED = ("last_modified", "LastModified", "mtime", "modified", "created")
+VERSION = ("e_tag", "ETag", "etag", "version", "generation", "VersionId")
+"""Names by which file systems tell a file's time and version."""
+
+
+def timeout() -> float:
+    """Seconds that a request may take: 30, or what the environment says."""
+    told = os.environ.get("CKPTOOLS_TIMEOUT", "")
+    return float(told) if re.fullmatch(r"\d+(\.\d+)?", told) and float(told) else 30.0
+
+
+class Place(NamedTuple):
+    """Where the files of a store are.
+
+    Attributes:
+        fs: a file system of fsspec.
+        path_of: the path there of a key.
+        version: who notices that a file has changed: the file system, which is given the version (`checked`); we, who
+            ask for it again behind each range (`compared`); or nobody, as the path itself names a version (`fixed`).
+        lists: whether it tells what lies in a folder.
+        in_one_line: what makes one line of an error.
+    """
+
+    fs: Any
+    path_of: Callable[[str], str]
+    version: Literal["checked", "compared", "fixed"] = "compared"
+    lists: bool = True
+    in_one_line: Callable[[Exception], OSError] = in_one_line
+
+
+class Store:
+    """The files of one bucket, server or repository.
+
+    Args:
+        place: where they are.
+        again: what finds the place anew, where it may have moved.
+
+    Attributes:
+        lists: whether it tells what lies in a folder.
+    """
+
+    def __init__(self, place: Place, again: Callable[[], Place] | None = None) -> None:
+        self._place, self._again, self.lists = place, again, place.lists
+        self._folders: dict[str, Mapping[str, Status]] = {}
+        self._files: dict[str, Status | None] = {}  # those that are not in a list
+        self._cache, self._file_locks = BlockCache(), defaultdict[str, Lock](Lock)
+        self._lock = RLock()
+        # Whether threads may share a file system that is not asynchronous, nobody says.
+        alone = place.version == "compared" and not place.fs.async_impl
+        self._one_at_a_time = RLock() if alone else nullcontext()
+
+    def anew(self) -> Store:
+        """The same store, of which nothing is known yet."""
+        return Store(self._again() if self._again else self._place, self._again)
+
+    def status(self, key: str) -> Status:
+        """What is at a key: a file, or a folder with files below it."""
+        above, _, name = key.rpartition("/")
+        if not name and not self.lists:
+            raise DeniedError("a web server lists no files; name one", errno.ENOTSUP)
+        with self._lock:
+            try:
+                found = self._entries(above).get(name) if name else FOLDER
+            except DeniedError:
+                if key not in self._files:
+                    self._files[key] = self._look(key)
+                found = self._files[key]
+        if found is None:
+            raise FileNotFoundError(errno.ENOENT, "no such file or folder")
+        return found
+
+    def entries(self, key: str) -> Mapping[str, Status]:
+        """What lies in a folder, by name; where there is no list, those that were looked at."""
+        with self._lock:
+            if not self.lists:
+                known = {path.rpartition("/"): status for path, status in self._files.items() if status is not None}
+                return {name: status for (folder, _, name), status in known.items() if folder == key}
+            found = self._entries(key)
+        if not found and key:
+            raise FileNotFoundError(errno.ENOENT, "no such folder")
+        return found
+
+    def _entries(self, folder: str) -> Mapping[str, Status]:
+        if folder not in self._folders:
+            self._folders[folder] = self._list(folder)
+        return self._folders[folder]
+
+    def open(self, key: str) -> RemoteFile:
+        """Open a file for reading."""
+        status = self.status(key)
+        if status.is_folder:
+            raise IsADirectoryError(errno.EISDIR, "is a folder")
+        fetch = partial(self._fetch, key, status.version)
+        return RemoteFile(key, fetch, status, self._cache, self._file_locks[key])
+
+    def upload(self, key: str, size: int, pieces: Iterator[bytes]) -> None:
+        """Write a file as its pieces come; it is there once all are, and an error of `pieces` ends it.
+
+        Raises:
+            RemoteError: it cannot be written.
+        """
+        fs, path = self._place.fs, self._place.path_of(key)
+        if not self.lists or self._place.version == "fixed":
+            text = "is in a store that is only read; give an output in a bucket, or on this machine"
+            raise RemoteError(text, errno.EROFS)
+        if hasattr(fs, "write_parts"):
+            fs.write_parts(path, size, pieces)
+            return
+        part = f"{path}.part"
+        try:
+            self._ask("makedirs", fs._parent(path), exist_ok=True)
+            with self._ask("open", part, "wb") as file:
+                for piece in pieces:
+                    file.write(piece)
+            self._ask("mv", part, path)
+        except BaseException as error:
+            with suppress(OSError):
+                self._ask("rm_file", part)
+            if isinstance(error, OSError):
+                raise self._place.in_one_line(error) from error
+            raise
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Remove files.
+
+        Raises:
+            RemoteError: they cannot be removed.
+        """
+        for key in keys:
+            self._ask("rm_file", self._place.path_of(key))
+
+    def _list(self, folder: str) -> Mapping[str, Status]:
+        """What lies in a folder; nothing where there is no such folder.
+
+        Raises:
+            DeniedError: that is not told.
+        """
+        if not self.lists:
+            raise DeniedError("its server lists no files", errno.ENOTSUP)
+        path = self._place.path_of(folder)
+        try:
+            found = self._ask("ls", path, detail=True)
+        except FileNotFoundError:
+            return {}
+        names = [info["name"].rstrip("/") for info in found]
+        return {n.rpartition("/")[2]: _status(i) for n, i in zip(names, found, strict=True) if n != path.rstrip("/")}
+
+    def _look(self, key: str) -> Status | None:
+        """What is known of one file; None where there is none."""
+        try:
+            info = self._ask("info", self._place.path_of(key))
+        except FileNotFoundError:
+            return None
+        self._cache.put(key, 0, info.get("first", b""))
+        return _status(info)
+
+    def _fetch(self, key: str, version: str, start: int, end: int) -> bytes:
+        """The bytes from `start` to before `end` of that version of a file."""
+        place, path, data = self._place, self._place.path_of(key), b""
+        how: dict[str, Any] = {"version": version} if place.version == "checked" else {}
+        if not place.fs.async_impl:
+            how["cache_type"] = "none"  # it would read megabytes around them
+        try:
+            while len(data) < end - start:
+                more = self._ask("cat_file", path, start=start + len(data), end=end, **how)
+                if not more:
+                    raise RemoteError(f"the store gave {len(data)} bytes at {start}; expected {end - start}")
+                data += more
+            if place.version == "compared" and _status(self._ask("info", path)).version != version:
+                raise replaced()
+        except FileNotFoundError as error:
+            raise FileNotFoundError(errno.ENOENT, "was removed meanwhile") from error
+        return data
+
+    def _ask(self, what: str, *arguments: Any, **more: Any) -> Any:
+        """Call the file system, again after a while where that may help; an error is one line."""
+        for number in range(RETRIES + 1):
+            try:
+                with self._one_at_a_time:
+                    if self._place.version == "compared":
+                        self._place.fs.invalidate_cache()
+                    return getattr(self._place.fs, what)(*arguments, **more)
+            except Exception as error:
+                said = self._place.in_one_line(error)
+                if not getattr(said, "passing", False):
+                    raise said from error
+                if number == RETRIES:
+                    raise RemoteError(f"{said.strerror}, {RETRIES + 1} times; try again later") from error
+            longest = FIRST_WAIT * 2**number
+            time.sleep(random.uniform(longest / 2, longest))
+        raise AssertionError
+
+
+def _status(info: Mapping[str, Any]) -> Status:
+    """What a file system tells of a file or folder."""
+    if info["type"] == "directory":
+        return FOLDER
+    times = [info[name] for name in MODIFIED if isinstance(info.get(name), (datetime, int, float))]
+    modified = next((t.timestamp() if isinstance(t, datetime) else float(t) for t in times), 0.0)
+    size = int(info["size"] or 0)
+    version = next((str(info[name]) for name in VERSION if info.get(name)), f"{size} {modified}")
+    return Status(size, modified, version)

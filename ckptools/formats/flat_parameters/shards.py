@@ -1,0 +1,198 @@
+"""Pieces of flattened parameters: FSDP1's local state, and its optimizer state under `use_orig_params`.
+
+FSDP1 flattens the parameters of a unit and cuts the result over the ranks, so that a rank holds a run of consecutive
+elements of some parameters and nothing of others. In a plain `optimizer.state_dict()` such runs are 1-D tensors
+without their place. They can be placed when the parameter's shape is known (from a DTensor model saved beside it, as
+verl does): in rank order they follow each other and together have as many elements as the parameter. Where the shape is
+unknown, or equal lengths may be pieces or replicas, they stay unplaced: nothing is joined by guessing. Source:
+torch/distributed/fsdp/_flat_param.py; checked on verl 0.9.1 files.
+
+A local state dict holds the model itself so; `parameters.py` splits it when its shapes are given, or known
+from an optimizer state that was saved by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from ckptools.formats.flat_parameters.flat_runs import FlatRun, is_ragged, shards_of
+from ckptools.model.checkpoint import GivenNames
+from ckptools.model.regions import Ints
+from ckptools.model.tensor import Shard, Tensor
+from ckptools.model.tree import KeyPath
+from ckptools.training_state.optimizer_names import group_ids
+from ckptools.training_state.optimizers import name_with
+from ckptools.training_state.parameter_names import AS_SAVED, believed, is_flat_parameter
+from ckptools.training_state.sections import find_sections, is_flat_optimizer
+
+if TYPE_CHECKING:
+    from ckptools.formats.shared.given import Shapes
+
+LOCAL = "FSDP1 local state: a piece of a flattened parameter"
+NO_SHAPES = (
+    f"{LOCAL}, and the file holds no shapes to place it by; give them with --shapes (another checkpoint, or a JSON of "
+    "name to shape in module order), or save with SHARDED_STATE_DICT"
+)
+UNPLACED = (
+    "a 1-D piece in a sharded checkpoint whose parameter's shape is not known, so it may be a replica or a part; "
+    "consolidate the model with --only model"
+)
+
+
+@dataclass
+class ResolvedShards:
+    """The result of `resolve_flat_shards`.
+
+    Attributes:
+        local: whether the model was saved as flat parameters.
+        notes: for the user, by the key path of an optimizer.
+        assumed: parameters that stand in the place of a number, by the model's order.
+    """
+
+    local: bool = False
+    notes: dict[KeyPath, str] = field(default_factory=dict)
+    assumed: set[str] = field(default_factory=set)
+
+
+def resolve_flat_shards(
+    tree: Any,
+    all_ranks: bool,
+    shapes: Shapes | None = None,
+    by_name: Shapes | None = None,
+    given: GivenNames | None = None,
+) -> ResolvedShards:
+    """Place the flat shards of a merged tree that can be placed, and note the others; changes the tree's dicts.
+
+    Without all ranks a piece's place is not known yet; its tensor then has the parameter's shape and no shards.
+
+    Args:
+        tree: of all ranks, or of one.
+        all_ranks: whether it is of all.
+        shapes: of the model's parameters, given from outside.
+        by_name: shapes from an optimizer state that is not in the tree.
+        given: names for optimizer state that is keyed by number.
+
+    Raises:
+        RefusedError: the names that were given do not fit.
+    """
+    sections = find_sections(tree)
+    models = [s.value for s in sections if s.kind == "model"]
+    optimizers = {s.path: s.value for s in sections if s.kind == "optimizer"}
+    local = [m for m in models if any(map(is_flat_parameter, m))]
+    if len(local) == 1 and _take_apart(local[0], list(optimizers.values()), shapes, by_name, all_ranks, given):
+        return ResolvedShards(local=True)
+    for model in local:
+        _mark_local(model, NO_SHAPES)
+    resolved = ResolvedShards(bool(local))
+    model = models[0] if len(models) == 1 else None
+    for path, optimizer in optimizers.items():
+        note = _resolve_optimizer(optimizer, model, all_ranks, given)
+        if note:
+            resolved.notes[path] = note
+            resolved.assumed |= {name for names in group_ids(optimizer) for name in names}
+    return resolved
+
+
+def _take_apart(
+    model: MutableMapping[str, Any],
+    optimizers: Sequence[MutableMapping[str, Any]],
+    shapes: Shapes | None,
+    by_name: Shapes | None,
+    all_ranks: bool,
+    given: GivenNames | None,
+) -> bool:
+    """Take a local state dict apart; if that is not possible, mark it with the reason, when shapes were given."""
+    # Most rank files have no flat parameters, and need none of this.
+    from ckptools.formats.flat_parameters import parameters as flat_optimizers
+    from ckptools.formats.flat_parameters import units as flat_units
+    from ckptools.formats.flat_parameters.parameters import take_apart
+
+    found = [shapes_by_name for o in optimizers if (shapes_by_name := flat_optimizers.shapes_by_name(o)) is not None]
+    try:
+        units = flat_units.infer_flat_layout(model, shapes, found[0] if len(found) == 1 else by_name)
+    except flat_units.UnknownLayoutError as error:
+        if shapes is not None:
+            _mark_local(model, f"{LOCAL}; {error}{'' if all_ranks else ' (known from one rank only; try --all-ranks)'}")
+        return False
+    take_apart(model, units, NO_SHAPES, shapes.shapes if shapes and shapes.ordered else ())
+    for optimizer in optimizers:
+        flat_optimizers.resolve_optimizer(optimizer, model, units, given)
+    return True
+
+
+def _mark_local(model: MutableMapping[str, Any], note: str) -> None:
+    flat = {k: t for k, t in model.items() if is_flat_parameter(k) and isinstance(t, Tensor)}
+    storages = {(s.source.path, s.source.record) for t in flat.values() for s in t.shards if s.source}
+    for key, tensor in model.items():
+        if not isinstance(tensor, Tensor) or tensor.note:
+            continue
+        views = any(s.source and (s.source.path, s.source.record) in storages for s in tensor.shards)
+        run = tensor.kind == "plain" and len(tensor.shape) == 1 and (views or is_ragged(tensor))
+        if key in flat or run:
+            model[key] = replace(tensor, kind="flat_pieces", note=note)
+
+
+def _resolve_optimizer(
+    optimizer: Any, model: Mapping[str, Any] | None, all_ranks: bool, given: GivenNames | None
+) -> str | None:
+    """Place the pieces of one optimizer, or mark them; return a note for the user."""
+    if is_flat_optimizer(optimizer):
+        return None
+    naming = name_with(optimizer, model, believed(AS_SAVED, model or {}), given)
+    sharded = model is None or any(isinstance(t, Tensor) and t.sharded for t in model.values())
+    if model is not None and sharded and naming.by != "fqn":
+        note, resolved = _resolve_units(optimizer, model, all_ranks)
+        if resolved:
+            return note
+    for key, entry in optimizer["state"].items():
+        parameter = model.get(naming.names[key]) if model is not None and key in naming.names else None
+        shape = parameter.shape if isinstance(parameter, Tensor) and not parameter.note else None
+        for slot, tensor in entry.items() if isinstance(entry, MutableMapping) else ():
+            if isinstance(tensor, Tensor) and tensor.kind == "plain" and tensor.shape and not tensor.note:
+                entry[slot] = _placed(tensor, shape, sharded, all_ranks)
+    return None
+
+
+def _resolve_units(
+    optimizer: MutableMapping[str, Any], model: Mapping[str, Any], all_ranks: bool
+) -> tuple[str | None, bool]:
+    """Split an optimizer of flat parameters, or mark it; return a note for the user, and whether it was one."""
+    from ckptools.formats.flat_parameters import unit_optimizer
+    from ckptools.formats.flat_parameters.units import UnknownLayoutError
+
+    try:
+        note = unit_optimizer.take_apart(optimizer, model, all_ranks)
+    except UnknownLayoutError as error:
+        for entry in optimizer["state"].values():
+            for slot, tensor in entry.items() if isinstance(entry, MutableMapping) else ():
+                if isinstance(tensor, Tensor) and tensor.kind == "plain" and tensor.shape:
+                    entry[slot] = replace(tensor, kind="flat_pieces", note=unit_optimizer.REFUSED.format(why=error))
+        return None, True
+    return note, note is not None
+
+
+def _placed(tensor: Tensor, shape: Ints | None, sharded: bool, all_ranks: bool) -> Tensor:
+    if not is_ragged(tensor) and (tensor.shape == shape or not sharded or len(tensor.shape) != 1):
+        return tensor
+    if shape is not None and not all_ranks and tensor.numel <= prod(shape):
+        return replace(tensor, shape=shape, shards=(), kind="flat_pieces")
+    pieces = _pieces(tensor.shards, shape) if shape is not None else None
+    if pieces is None or shape is None:
+        return replace(tensor, kind="flat_pieces", note=UNPLACED)
+    return replace(tensor, shape=shape, shards=tuple(pieces), kind="flat_pieces")
+
+
+def _pieces(shards: Sequence[Shard], shape: Ints) -> list[Shard] | None:
+    """Lay the ranks' runs end to end, starting over where the parameter is complete (replica groups)."""
+    total = prod(shape)
+    start, placed = 0, []
+    for shard in sorted(shards, key=lambda s: -1 if s.rank is None else s.rank):
+        source, length = shard.source, shard.box.numel
+        if source is None or not source.contiguous or len(source.shape) != 1 or start + length > total:
+            return None
+        placed += shards_of(shape, FlatRun(start, length, source, shard.rank))
+        start = (start + length) % total if total else 0
+    return placed if start == 0 else None

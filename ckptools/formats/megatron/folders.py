@@ -1,0 +1,263 @@
+"""The folders of a Megatron run: its tracker and iterations, and the grid of model-parallel ranks in an iteration.
+
+`<save>/latest_checkpointed_iteration.txt` holds a plain number or the word `release`; the checkpoint is then
+`<save>/iter_{number:07d}` or `<save>/release`. Source: megatron/training/checkpointing.py (`get_checkpoint_name`,
+`read_metadata`), the same since v1.0.
+
+`mp_rank_{tensor:02d}`, with `_{pipeline:03d}` when there is a pipeline and `_{expert:03d}` when there are expert ranks;
+so a second number alone is the pipeline's, or the experts' where the arguments say that there is no pipeline. Only
+data-parallel rank 0 of each writes. Global ranks count tensor, context, expert, data, pipeline, the first fastest.
+Source: megatron/training/checkpointing.py (`get_checkpoint_name`), megatron/core/parallel_state.py (`order`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ckptools.errors import ReadError
+from ckptools.files.location import check_stays_inside
+from ckptools.files.opening import reading
+from ckptools.formats.shared.several import several, text_of
+from ckptools.model.checkpoint import Fact
+from ckptools.model.regions import Ints
+from ckptools.model.values import Opaque, describe_for_error
+
+FOLDER = re.compile(r"mp_rank_(\d{2,7})(?:_(\d{3,7}))?(?:_(\d{3,7}))?")
+MODEL_FILES = ("model_optim_rng.pt", "model_rng.pt")
+OPTIMIZER_FILES = ("distrib_optim.pt", "optim.pt")
+"""Files of the distributed optimizer; `optim.pt` and `model_rng.pt` are core 0.2's names."""
+
+MAX_RANKS = 1 << 16
+"""Most model-parallel ranks; no cluster has more."""
+
+
+@dataclass(frozen=True)
+class RankFolder:
+    """The folder of one model-parallel rank.
+
+    Attributes:
+        path: its file with the model.
+        numbers: the numbers in its name.
+        optimizer: files with the state of the distributed optimizer.
+    """
+
+    path: Path
+    numbers: Ints
+    optimizer: tuple[Path, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The folder's name, for people."""
+        return self.path.parent.name
+
+
+@dataclass(frozen=True, order=True)
+class Coordinates:
+    """The coordinates of a model-parallel rank, ordered as the pieces of the model are.
+
+    Attributes:
+        pp: pipeline stage.
+        ep: expert-parallel rank.
+        tp: tensor-parallel rank.
+    """
+
+    pp: int
+    ep: int
+    tp: int
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The sizes of the model-parallel grid.
+
+    Attributes:
+        tp: tensor-parallel size.
+        pp: pipeline stages.
+        ep: expert-parallel size.
+        world: ranks of the run, and what says so.
+        cp: context-parallel size.
+        stage: difference in global rank between two stages.
+        pipelined: whether a second number in a folder's name is a stage.
+    """
+
+    tp: int
+    pp: int
+    ep: int
+    world: Fact
+    cp: int
+    stage: int
+    pipelined: bool
+
+    @property
+    def size(self) -> int:
+        """Number of model-parallel ranks."""
+        return self.tp * self.pp * self.ep
+
+    def place(self, member: RankFolder) -> Coordinates:
+        """The coordinates in the name of a rank's folder."""
+        tp, *rest = member.numbers
+        if len(rest) == 2:
+            return Coordinates(rest[0], rest[1], tp)
+        only = rest[0] if rest else 0
+        return Coordinates(only, 0, tp) if self.pipelined else Coordinates(0, only, tp)
+
+    def rank(self, at: Coordinates) -> int:
+        """The lowest global rank at some coordinates; it wrote the file."""
+        return at.tp + self.tp * self.cp * at.ep + self.stage * at.pp
+
+    def folder(self, at: Coordinates) -> str:
+        """The name of a rank's folder."""
+        stage = f"_{at.pp:03d}" if self.pipelined else ""
+        return f"mp_rank_{at.tp:02d}{stage}" + (f"_{at.ep:03d}" if self.ep > 1 else "")
+
+    def every(self) -> list[Coordinates]:
+        """The coordinates of every model-parallel rank."""
+        return [Coordinates(p, e, t) for p in range(self.pp) for e in range(self.ep) for t in range(self.tp)]
+
+
+def rank_folders(folder: Path, follow_symlinks: bool = False) -> list[RankFolder]:
+    """The folders of model-parallel ranks that hold a model, in the order of their names.
+
+    Raises:
+        UnsafePathError: one of them, or its file, is a link out of the checkpoint.
+    """
+    with reading(folder):
+        named = [(e, m) for e in sorted(folder.iterdir()) if (m := FOLDER.fullmatch(e.name)) and e.is_dir()]
+    found: list[RankFolder] = []
+    for entry, match in named:
+        numbers = tuple(int(n) for n in match.groups() if n is not None)
+        model = next((entry / name for name in MODEL_FILES if (entry / name).is_file()), None)
+        if model is None:
+            continue
+        optimizer = tuple(entry / name for name in OPTIMIZER_FILES if (entry / name).is_file())
+        for path in () if follow_symlinks else (entry, model, *optimizer):
+            check_stays_inside(path, folder)
+        found.append(RankFolder(model, numbers, optimizer))
+    return found
+
+
+def holds_rank_folders(folder: Path) -> bool:
+    """Whether a folder holds folders of model-parallel ranks."""
+    with reading(folder):
+        entries = [e for e in folder.iterdir() if FOLDER.fullmatch(e.name) and e.is_dir()]
+    return any((e / name).is_file() for e in entries for name in MODEL_FILES)
+
+
+def arguments(tree: Any) -> Mapping[str, Any]:
+    """The saved command line: an `argparse.Namespace`, or what a converter put in its place."""
+    args = tree.get("args") if isinstance(tree, Mapping) else None
+    state = args.state if isinstance(args, Opaque) else args
+    return state if isinstance(state, Mapping) else {}
+
+
+def setting(args: Mapping[str, Any], *names: str) -> int | None:
+    """The first of some saved arguments that is a positive number, or None."""
+    values = (args.get(name) for name in names)
+    return next((v for v in values if type(v) is int and 0 < v < 1 << 31), None)
+
+
+def grid_of(args: Mapping[str, Any], found: Sequence[RankFolder]) -> Grid:
+    """The grid of the saved arguments, else of the folders' names."""
+    pipeline = setting(args, "pipeline_model_parallel_size")
+    pipelined = pipeline > 1 if pipeline else any(len(m.numbers) > 1 for m in found)
+    tp = setting(args, "tensor_model_parallel_size", "model_parallel_size") or 1 + max(m.numbers[0] for m in found)
+    pp = pipeline or (1 + max(m.numbers[1] if len(m.numbers) > 1 else 0 for m in found) if pipelined else 1)
+    experts = [m.numbers[-1] for m in found if len(m.numbers) > 1 + pipelined]
+    ep = (setting(args, "expert_model_parallel_size") or 1 + max(experts)) if experts else 1
+    cp = setting(args, "context_parallel_size") or 1
+    world = _world(args, tp * pp, ep, cp)
+    apart = world.value // pp if world.value and not args.get("use_tp_pp_dp_mapping") else 0
+    return Grid(tp, pp, ep, world, cp, max(apart, tp * cp * ep), pipelined)
+
+
+def _world(args: Mapping[str, Any], model_parallel: int, experts: int, contexts: int) -> Fact:
+    least = model_parallel * experts
+    stated, data = setting(args, "world_size"), setting(args, "data_parallel_size")
+    if stated and stated >= least:
+        return Fact(stated, ("args.world_size",))
+    if data and model_parallel * contexts * data >= least:
+        return Fact(model_parallel * contexts * data, ("args.data_parallel_size",))
+    return Fact(least, ("files found",))
+
+
+# -- the run: its tracker and iterations ------------------------------------------------------------------------------
+
+
+TRACKER = "latest_checkpointed_iteration.txt"
+ITERATION = re.compile(r"iter_\d{1,12}")
+
+Holds = Callable[[Path], bool]
+"""Whether a folder holds one checkpoint of some format."""
+
+
+def looks_like_run(path: Path, holds: Holds) -> bool:
+    """Whether `path`, or the folder that its tracker names, or one of its iteration folders holds a checkpoint."""
+    if not path.is_dir():
+        return False
+    named = _named(path) if (path / TRACKER).is_file() else None
+    return holds(path) or any(map(holds, [named] if named and named.is_dir() else _iterations(path)))
+
+
+def find_iteration(path: Path, holds: Holds, follow_symlinks: bool) -> Path:
+    """Find the checkpoint's own folder from the folder of a run, or that folder itself.
+
+    Raises:
+        ReadError: the tracker names no iteration, or one that is not here.
+        UsageError: there is no tracker and the run has several iterations.
+        UnsafePathError: the folder is a link out of the run's.
+    """
+    if holds(path):
+        return path
+    tracked = (path / TRACKER).is_file()
+    found = _tracked(path, follow_symlinks) if tracked else _only(path, [f for f in _iterations(path) if holds(f)])
+    if not follow_symlinks:
+        check_stays_inside(found, path)
+    if not holds(found):
+        raise ReadError(path, f"{TRACKER} names {found.name}, which holds no such checkpoint; open one of its folders")
+    return found
+
+
+def _only(path: Path, found: list[Path]) -> Path:
+    if len(found) == 1:
+        return found[0]
+    raise several(path, found, f" and no {TRACKER}")
+
+
+def _tracked(path: Path, follow_symlinks: bool) -> Path:
+    text = _tracker_text(path, follow_symlinks)
+    named = _folder(path, text)
+    if named is None:
+        raise ReadError(path / TRACKER, f"holds {describe_for_error(text)}; expected a plain number or release")
+    if not named.is_dir():
+        raise ReadError(path / TRACKER, f"names {named.name}, which is not here; open one of the folders beside it")
+    return named
+
+
+def _named(path: Path) -> Path | None:
+    """The folder that the tracker names, if it can be read and names one."""
+    try:
+        return _folder(path, _tracker_text(path))
+    except ReadError:
+        return None
+
+
+def _tracker_text(path: Path, follow_symlinks: bool = False) -> str:
+    if not follow_symlinks:
+        check_stays_inside(path / TRACKER, path)
+    return text_of(path / TRACKER)
+
+
+def _folder(path: Path, text: str) -> Path | None:
+    if text == "release":
+        return path / "release"
+    return path / f"iter_{int(text):07d}" if re.fullmatch(r"[0-9]{1,12}", text) else None
+
+
+def _iterations(path: Path) -> list[Path]:
+    with reading(path):
+        entries = sorted(path.iterdir())
+    return [e for e in entries if (ITERATION.fullmatch(e.name) or e.name == "release") and e.is_dir()]

@@ -1,0 +1,218 @@
+"""Optimizers of ranks that hold parameters of their own, named before they are merged.
+
+A plain `optimizer.state_dict()` numbers the parameters of its own process from 0, so that in the files of pipeline
+stages one number stands for another parameter on every rank. Each rank's numbers are named by that rank's own model,
+as those of a single file are; a parameter without a name is kept apart from other ranks' parameters of that number.
+
+Rank files do not state that each holds parameters of its own. It shows where no rank has all of the model: then a
+missing file takes parameters with it, sizes may differ, and a param group has the entries of all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import combinations
+from typing import Any, NamedTuple
+
+from ckptools.formats.shared.merge import Merge, Ranked, empty_like, put
+from ckptools.model.checkpoint import GivenNames, RankFile
+from ckptools.model.problems import Code, Problem
+from ckptools.model.tensor import Tensor
+from ckptools.model.tree import KeyPath
+from ckptools.text import spans
+from ckptools.training_state.optimizer_names import group_ids
+from ckptools.training_state.optimizers import name_with
+from ckptools.training_state.parameter_names import AS_SAVED, UNNAMED, Id, Naming, believed, model_for_names
+from ckptools.training_state.sections import Section, find_sections, is_flat_optimizer, is_optimizer
+
+NOT_NAMED = (
+    "every rank numbers its own parameters, and nothing proves which one this is; "
+    "give the names with --names FROM; --only model writes the model"
+)
+NO_MODEL = (
+    "numbered rank by rank, with no model beside it: nothing proves that a number is one parameter on two ranks, so it "
+    "is not joined"
+)
+
+
+class NamedRanks(NamedTuple):
+    """The trees of ranks, with names in their optimizers.
+
+    Attributes:
+        roots: the trees to merge, by the key path where each is put.
+        assumed: parameters whose names are right if groups have the order of that rank's module.
+    """
+
+    roots: Mapping[KeyPath, Ranked]
+    assumed: frozenset[str]
+
+
+def named_by_own_models(
+    merge: Merge, sections: Sequence[Section], given: GivenNames | None, in_parts: bool
+) -> NamedRanks | None:
+    """Name each rank's optimizers by that rank's own model, where a number may stand for one parameter on each rank.
+
+    Args:
+        merge: the ranks' trees, merged without names.
+        sections: of the merged tree.
+        given: names of all parameters from the user.
+        in_parts: whether ranks hold parameters of their own.
+
+    Returns:
+        None where no optimizer has numbers, or they are the same parameters on all ranks.
+
+    Raises:
+        RefusedError: the names that were given do not fit a rank's model.
+    """
+    models = [merge.values(s.path) for s in sections if s.kind == "model"]
+    numbered = [s.path for s in sections if s.kind == "optimizer" and _is_numbered(merge.values(s.path))]
+    optimizers = [path for path in numbered if in_parts or _number_their_own(merge.values(path), bool(models or given))]
+    if not optimizers:
+        return None
+    roots, assumed = dict(merge.roots), set[str]()
+    for path in optimizers:
+        root = merge.root_of(path) or ()
+        named: list[tuple[int, Any]] = []
+        for rank, tree in roots[root]:
+            value = merge.values(path).get(rank)
+            if value is not None:
+                naming = _naming(value, [of[rank] for of in models if rank in of], given, rank)
+                assumed |= {naming.names[i] for i in naming.assumed}
+                renamed = _renamed(value, naming, rank, NOT_NAMED if models else NO_MODEL)
+                tree = _with(tree, path[len(root) :], renamed)
+            named.append((rank, tree))
+        roots[root] = named
+    return NamedRanks(roots, frozenset(assumed))
+
+
+def _is_numbered(optimizers: Mapping[int, Any]) -> bool:
+    """Whether every rank has an optimizer's state dict, and some number their parameters."""
+    if not all(is_optimizer(o) and not is_flat_optimizer(o) for o in optimizers.values()):
+        return False
+    return any(type(i) is int for o in optimizers.values() for ids in (*group_ids(o), o["state"]) for i in ids)
+
+
+def _number_their_own(optimizers: Mapping[int, Any], is_known: bool) -> bool:
+    """Whether one number may stand for another parameter on each rank.
+
+    It may where ranks number different counts. Without a model or names from the user, copies have moments in common,
+    by the checksums that their files state; those of stages are all different.
+    """
+    if len({tuple(map(len, group_ids(optimizer))) for optimizer in optimizers.values()}) > 1:
+        return True
+    sums = {frozenset(_stated_checksums(optimizer)) for optimizer in optimizers.values()}
+    return not is_known and len(sums) > 1 and all(one and not one & other for one, other in combinations(sums, 2))
+
+
+def _stated_checksums(optimizer: Mapping[str, Any]) -> Iterator[tuple[Any, str, int]]:
+    """The CRC-32 of each moment that is no vector: a vector could be a piece of a flattened parameter."""
+    for number, entry in optimizer["state"].items():
+        for slot, moment in entry.items() if isinstance(entry, Mapping) else ():
+            if isinstance(moment, Tensor) and moment.kind == "plain" and len(moment.shape) > 1:
+                yield from ((number, slot, s.source.crc) for s in moment.found if s.source and s.source.crc)
+
+
+def _naming(optimizer: Mapping[str, Any], models: Sequence[Any], given: GivenNames | None, rank: int) -> Naming:
+    model = model_for_names([m for m in models if isinstance(m, Mapping)], AS_SAVED)
+    own = given if given is None or model is None else _of_one_rank(given, model, rank)
+    return name_with(optimizer, model, believed(AS_SAVED, model or {}), own)
+
+
+def _of_one_rank(given: GivenNames, model: Mapping[str, Any], rank: int) -> GivenNames:
+    """The given names, without those of parameters that a rank does not hold."""
+    listed = tuple(tuple(name for name in group if name in model) for group in given.listed)
+    shapes = {k: v for k, v in given.shapes.items() if k in model}
+    return replace(given, given_by=f"{given.given_by}, for rank {rank}", listed=listed, shapes=shapes)
+
+
+def _renamed(optimizer: Mapping[str, Any], naming: Naming, rank: int, why: str) -> dict[str, Any]:
+    """A rank's optimizer with names; `why` is the note on parameters without one."""
+
+    def name(number: Id) -> str:
+        return naming.names.get(number) or f"{UNNAMED}{number} of rank {rank}"
+
+    state = {
+        name(i): entry if i in naming.names else _without_name(entry, why) for i, entry in optimizer["state"].items()
+    }
+    grouped = zip(optimizer["param_groups"], group_ids(optimizer), strict=True)
+    groups = [{**group, "params": [name(i) for i in ids]} if ids else group for group, ids in grouped]
+    return {**optimizer, "state": state, "param_groups": groups}
+
+
+def _without_name(entry: Any, why: str) -> Any:
+    """The state of an unknown parameter: its tensors are not to be joined."""
+    if not isinstance(entry, Mapping):
+        return entry
+    return {k: replace(v, note=v.note or why) if isinstance(v, Tensor) else v for k, v in entry.items()}
+
+
+def _with(tree: Any, path: KeyPath, value: Any) -> Any:
+    """Copy a tree with another value at a key path."""
+    if not path:
+        return value
+    child = _with(tree[path[0]], path[1:], value)
+    if isinstance(tree, dict):
+        copied = empty_like(tree)
+        copied.update({**tree, path[0]: child})
+        return copied
+    return type(tree)((*tree[: path[0]], child, *tree[path[0] + 1 :]))
+
+
+# -- rank parts -------------------------------------------------------------------------------------------------------
+
+
+def is_in_parts(merge: Merge, sections: Sequence[Section]) -> bool:
+    """Whether no rank has every tensor of the model."""
+    models = (s for s in sections if s.kind == "model" and any(s.holds(path) for path in merge.partial))
+    return any(_is_split(merge.values(model.path)) for model in models)
+
+
+def _is_split(models: Mapping[int, Any]) -> bool:
+    keys = {rank: value.keys() for rank, value in models.items() if isinstance(value, Mapping)}
+    every = set().union(*keys.values())
+    return not any(own == every for own in keys.values())
+
+
+def lost_parts(files: Iterable[RankFile]) -> Iterator[Problem]:
+    """The problem of unreadable files: their parameters are in no other file, not even their names."""
+    lost = sorted({f.rank for f in files if f.rank is not None and not f.is_here})
+    if lost:
+        whose = f"{'rank' if len(lost) == 1 else 'ranks'} {spans(lost)}"
+        yield Problem(Code.MODEL_PART_MISSING, f"ranks hold parameters of their own; those of {whose} are nowhere else")
+
+
+_LISTS = (("params",), ("param_names",))
+"""Lists in a param group with one entry for each parameter."""
+
+
+def join_param_groups(merge: Merge, tree: Any) -> Any:
+    """Extend every param group by the other ranks' entries, where ranks have parameters of their own.
+
+    Args:
+        merge: the merge of the ranks' trees; joined lists no longer count as differing.
+        tree: the merged tree.
+
+    Returns:
+        The tree with the joined lists, in the order of the ranks.
+    """
+    sections = find_sections(tree)
+    for path in list(merge.differing):
+        if path[-1:] not in _LISTS or not any(s.kind == "optimizer" and s.holds(path) for s in sections):
+            continue
+        listed = merge.values(path)
+        if all(_knows_no_other(rank, listed, merge, sections) for rank in listed):
+            tree = put(tree, path, list(dict.fromkeys(name for names in listed.values() for name in names)))
+            del merge.differing[path]
+    return tree
+
+
+def _knows_no_other(rank: int, listed: Mapping[int, Any], merge: Merge, sections: Sequence[Section]) -> bool:
+    """Whether a rank's model has none of the parameters that only other ranks list."""
+    # A parameter without a name is called by its rank, and is in no model.
+    if not all(isinstance(names, list) and all(isinstance(n, str) for n in names) for names in listed.values()):
+        return False
+    named = {name for names in listed.values() for name in names if not name.startswith(UNNAMED)}
+    others = named.difference(listed[rank])
+    models = [merge.values(s.path).get(rank, {}) for s in sections if s.kind == "model"]
+    return not others or (bool(models) and not any(name in model for model in models for name in others))

@@ -1,0 +1,173 @@
+"""File names of one rank's part of a model, in the spelling of frameworks whose parts are not joined here.
+
+    model-rank-0-part-0.safetensors     vLLM, SGLang (sharded_state)
+    model0-mp4.safetensors              DeepSeek's own inference code
+    rank0.safetensors                   TensorRT-LLM, with `mapping` in config.json
+    checkpoint_5-shard0.pt              fairseq under FSDP
+    model_0.safetensors                 torch's own examples, and others
+    tp_00_00.pt, mp_rank_00/model_weights.ckpt, dp_rank_00_tp_rank_01_pp_rank_00.pt    NeMo and its like
+
+A rank alone, as in `ep0-ba5-rank3.pt`, is `rank_names`' matter. Names such as `lora_rank_64` count something else.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+from ckptools.errors import ReadError
+from ckptools.files.location import is_remote
+from ckptools.files.opening import File, reading
+from ckptools.files.safetensors_header import read_header
+from ckptools.formats.rank_search.rank_names import parse
+from ckptools.formats.shared.several import several
+from ckptools.model.provenance import KEY
+from ckptools.text import few
+
+SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
+
+WORD = r"(?<![A-Za-z])(?:rank|shard|part|mp|tp|pp)[-_]?\d{1,5}(?!\d)(?:_\d{1,5}(?=\.|$))?"
+"""A word that counts ranks, with its number, or two as in `tp_00_00`."""
+
+PART = re.compile(rf"{WORD}|(?<![A-Za-z])model\d{{1,4}}-mp\d")
+COUNTED = re.compile(r"model_\d+")
+"""Names of ranks, of the models of one run (Accelerate), of steps, and of our outputs: see `_counts_ranks`."""
+
+FIRST_MODEL = "model.safetensors"
+"""Accelerate's name for the first of several models; the second is `model_1.safetensors`."""
+
+STEPS = 100
+"""Numbers that are all multiples of it count steps, not ranks."""
+
+OTHER_RANKS = re.compile(r"lora|adapter", re.IGNORECASE)
+"""Words before `rank` that mean the rank of a matrix."""
+
+FOLDER = re.compile(r"(?:(?:^|_)(?:mp|tp|pp|dp|ep|cp)_rank_\d+)+|(?:rank|mp|tp)[-_]?\d+")
+"""A folder that holds one rank's part; the file in it has a name that all ranks share."""
+
+SLICE = re.compile(r"(?<![A-Za-z])(?:(?:mp|tp)[-_]?(?:rank)?[-_]?\d|(?:ep|cp)[-_]rank[-_]?\d)")
+"""Words that count slices of tensors: a data-parallel rank holds all of them, a stage some of them whole."""
+
+NUMBER = re.compile(r"\d+")
+MAX_ENTRIES = 1 << 16
+MAX_COMPARED = 8
+MAX_BYTES = 1 << 16
+"""Files whose headers are compared, and bytes of their tensors."""
+
+
+class PartFiles(NamedTuple):
+    """The files that are parts of one model by their names.
+
+    Attributes:
+        files: sorted by the numbers in their names.
+        pattern: their name, with `*` for the numbers.
+    """
+
+    files: tuple[Path, ...]
+    pattern: str
+
+    @property
+    def text(self) -> str:
+        """Describe the files for a problem."""
+        if len(self.files) == 1:
+            return f"part of several files by its name ({self.pattern}), of which this one is here"
+        return f"part of {len(self.files)} files by their names ({self.pattern})"
+
+
+def parts_with(path: Path) -> PartFiles | None:
+    """The parts beside a file, with itself; None where its name is not that of a part."""
+    if path.suffix not in SUFFIXES or OTHER_RANKS.search(path.name):
+        return None
+    if PART.search(path.stem):
+        return _found(path.parent, _pattern(path.name), path)
+    if COUNTED.fullmatch(path.stem) and path.suffix == ".safetensors":
+        found = _found(path.parent, "model_*.safetensors", path)
+        return found if _counts_ranks(found.files, path) else None
+    folder = path.parent if path.parent.name else path.absolute().parent
+    if FOLDER.fullmatch(folder.name):
+        return _found(folder.parent, f"{_pattern(folder.name)}/{path.name}", path)
+    return None
+
+
+def is_slice(path: Path) -> bool:
+    """Whether a name counts slices of a model, as `tp_rank_00` does; a rank alone may hold all of it."""
+    return SLICE.search(path.stem) is not None
+
+
+def parts_in(folder: Path) -> PartFiles | None:
+    """The one model whose parts a folder holds, by their names; None where it holds other files of weights too.
+
+    Raises:
+        SeveralError: it holds parts of several.
+    """
+    families: dict[str, PartFiles] = {}
+    for file in weights_in(folder):
+        found = None if parse(file) is not None and not is_slice(file) else parts_with(file)
+        if found is None or (found.files[0].parent == folder) is ("/" in found.pattern):
+            return None  # also of a folder that is a part itself
+        families.setdefault(found.pattern, found)
+    if len(families) > 1:
+        raise several(folder, [parts.files[0] for parts in families.values()])
+    return next(iter(families.values()), None)
+
+
+def weights_in(folder: Path) -> list[Path]:
+    """The files of weights in a folder, or in its folders of ranks."""
+    with reading(folder):
+        entries = sorted(islice(folder.iterdir(), MAX_ENTRIES))
+        ranks = [e for e in entries if e.is_dir() and FOLDER.fullmatch(e.name)]
+        files = [e for e in entries if e.suffix in SUFFIXES and e.is_file()]
+        return files or [f for rank in ranks for f in sorted(rank.iterdir()) if f.suffix in SUFFIXES and f.is_file()]
+
+
+def _pattern(name: str) -> str:
+    """A name with `*` for the numbers of its ranks; other numbers, such as a step, stay."""
+    return re.sub(WORD, lambda m: NUMBER.sub("*", m[0]), re.sub(r"(?<![A-Za-z])model\d+(?=-mp)", "model*", name))
+
+
+def _found(folder: Path, pattern: str, path: Path) -> PartFiles:
+    """The files of a pattern below a folder; for a single remote file only that one, because only it was named."""
+    if is_remote(path):
+        return PartFiles((path,), pattern)
+    expression = re.compile(r"\d+".join(map(re.escape, pattern.split("*"))))
+    depth = pattern.count("/")
+    with reading(folder):
+        entries = (e / path.name if depth else e for e in islice(folder.iterdir(), MAX_ENTRIES))
+        names = (e for e in entries if expression.fullmatch("/".join(e.parts[-1 - depth :])))
+        files = sorted((e for e in names if e.is_file()), key=_numbers)
+    return PartFiles(tuple(files), pattern)
+
+
+def _counts_ranks(files: Sequence[Path], path: Path) -> bool:
+    """Whether the numbers in `model_0.safetensors` and its like are those of ranks.
+
+    They are, unless each file is proven whole: `consolidate` wrote it, by its own record; the first model of Accelerate
+    lies beside it; the numbers are those of steps; or the files are copies of each other.
+    """
+    numbers = [_numbers(f)[0][-1] for f in files]
+    first = path.with_name(FIRST_MODEL)
+    if math.gcd(*numbers) >= STEPS or (0 not in numbers and not is_remote(path) and first.is_file()):
+        return False
+    begun = []
+    with suppress(ReadError):
+        for one in [path, *(f for f in files if f != path)][:MAX_COMPARED]:
+            with File(one) as file:
+                header = read_header(file)
+                begun.append((*header.tensors, file.read(header.size, min(file.size - header.size, MAX_BYTES))))
+                if KEY in header.metadata:
+                    return False
+    return len(begun) < 2 or len(set(begun)) > 1
+
+
+def _numbers(path: Path) -> tuple[list[int], str]:
+    return [int(n) for n in NUMBER.findall(f"{path.parent.name}/{path.name}")], path.name
+
+
+def not_joined(parts: PartFiles) -> str:
+    """One line that says what a file of these is, and that it is unknown how they join."""
+    return f"{parts.text}: {few([p.name for p in parts.files])}; how they join is not known"

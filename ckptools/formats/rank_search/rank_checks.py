@@ -1,0 +1,203 @@
+"""Problems of a set of rank files, by their names, sizes and structure; no tensor bytes are read."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ckptools.files.location import tells_others
+from ckptools.formats.rank_search.rank_names import parse, unfinished
+from ckptools.formats.shared.checkpoint_builder import Fault, RankDifferences
+from ckptools.formats.shared.merge import Merge, put
+from ckptools.model.checkpoint import RankFile
+from ckptools.model.cover import cover_problem
+from ckptools.model.problems import Code, Problem
+from ckptools.model.rank_vote import Vote, same_records, vote
+from ckptools.model.tree import KeyPath, fqn_of, leaf_at, tensors_in
+from ckptools.model.values import Absent
+from ckptools.text import few, spans
+from ckptools.training_state.rank_values import RUN_NAMES, Shared, counts_steps, is_own
+from ckptools.training_state.sections import Section, find_sections, is_gathered
+
+ODD_SIZE = 0.5
+"""A rank file smaller than this fraction of the median is named; uneven shards alone are never so small."""
+
+UNNAMED = "?"
+"""Name of a missing file where the caller named the others one by one."""
+
+
+def check_files(
+    files: Sequence[RankFile], faults: Mapping[Path, Fault], world: int, sharded: bool, in_parts: bool = False
+) -> Iterator[Problem]:
+    """Problems of files that are missing, cut, odd, stray or duplicate.
+
+    Args:
+        files: those that are here and those that should be.
+        faults: why some cannot be read.
+        world: number of ranks.
+        sharded: whether any tensor is.
+        in_parts: whether ranks have parameters of their own, so that files may differ in size.
+    """
+    sizes = sorted(f.nbytes for f in files if f.is_here)
+    usual = sizes[len(sizes) // 2] if sizes else 0
+    here = {f.path for f in files if f.status != "missing"}
+    for file in files:
+        if file.status == "missing":
+            yield Problem(Code.FILE_MISSING, _missing(file, here), file.rank)
+        else:
+            yield from _check_file(file, faults, world, sharded, 0 if in_parts else usual)
+    for (rank, part), count in Counter((f.rank, f.part) for f in files).items():
+        if count > 1:
+            paths = [f.path for f in files if (f.rank, f.part) == (rank, part)]
+            text = f"{count} files say they are rank {rank}{' of ' + part if part else ''}: "
+            yield Problem(Code.STRAY_FILE, text + ", ".join(path.name for path in paths[:4]), _astray(paths, rank))
+
+
+def _astray(paths: Sequence[Path], rank: int | None) -> int | None:
+    """The rank whose file was overwritten, where another's name holds a duplicate; else `rank`."""
+    named = [name.rank for name in map(parse, paths) if name is not None]
+    others = [n for n in named if n != rank]
+    return others[0] if len(named) == 2 and len(others) == 1 else rank
+
+
+def _missing(file: RankFile, here: Collection[Path]) -> str:
+    if file.path.name == UNNAMED:
+        others = "" if tells_others(file.path) else ", and the server lists no others"
+        return f"none of the named files is of this rank{others}"
+    if file.path in here:
+        return f"no file holds it; {file.path.name} holds another"
+    left = unfinished(file.path)
+    return f"no file {file.path.name}" + (f"; {few(left)} is here, whose write was not finished" if left else "")
+
+
+def _check_file(
+    file: RankFile, faults: Mapping[Path, Fault], world: int, sharded: bool, usual: int
+) -> Iterator[Problem]:
+    name = file.path.name
+    if file.status in ("cut", "bad"):
+        yield faults[file.path].problem(name, file.rank)
+    elif file.rank is not None and file.rank >= world and sharded:
+        yield Problem(Code.STRAY_FILE, f"{name} is rank {file.rank} of a world of {world}", file.rank)
+    elif not file.part and file.nbytes < usual * ODD_SIZE:
+        yield Problem(Code.ODD_FILE_SIZE, f"{name} has {file.nbytes} bytes, others {usual}", file.rank)
+
+
+def compare_ranks(merge: Merge, tree: Any, more: Mapping[KeyPath, Vote[Any]] | None = None) -> RankDifferences:
+    """Judge which values may differ between ranks.
+
+    Args:
+        merge: the merge of the ranks' trees.
+        tree: the merged tree.
+        more: key paths of further values that differ, with the ranks that have each value.
+    """
+    if not more and all(len(ranked) < 2 for ranked in merge.roots.values()):
+        return RankDifferences(tree, (), (), {}, {})
+    sections = find_sections(tree)
+    shared = Shared(sections)
+    differing = {**(more or {}), **merge.differing}
+    problems = [p for path, p in merge.disagreeing.items() if shared.holds(path)]
+    problems += _check_values(differing, shared)
+    apart = [path for path in (*merge.disagreeing, *merge.uneven) if not shared.holds(path)]
+    own = [p for p in (*differing, *apart) if not (shared.holds(p) or counts_steps(p) or p[-1:] in _OF_A_RUN)]
+    # A rank that lacks random states counts as well; elsewhere only ranks with a value do.
+    inside = [s for s in sections if is_own(s)]
+    own += [p for p in merge.partial if any(s.holds(p) and len(p) > len(s.path) for s in inside)]
+    for path in apart:
+        tree = put(tree, path, next(iter(merge.values(path).values())))
+    per_rank = {s.path: v for s in sections if _is_listed(s, own) and len(v := merge.values(s.path)) > 1}
+    rest = (p for p in own if not any(p[: len(s)] == s for s in per_rank))
+    per_rank |= {p: v for p in (_saved_whole(p, merge, sections) for p in rest) if len(v := merge.values(p)) > 1}
+    return RankDifferences(tree, tuple(problems), tuple(own), per_rank, _unequal(merge, sections, per_rank))
+
+
+def _unequal(merge: Merge, sections: Sequence[Section], kept: Collection[KeyPath]) -> dict[KeyPath, dict[int, Any]]:
+    """The value of each rank where ranks differ, unless it is kept for every rank anyway.
+
+    Stages of a pipeline lack most of a model and of its optimizer; that is no difference.
+    """
+    parted = [s for s in sections if s.kind in ("model", "optimizer")]
+    lacking = (path for path in merge.partial if not any(s.holds(path) for s in parted))
+    found = (path for path in (*merge.differing, *merge.unlike, *lacking) if not any(path[: len(k)] == k for k in kept))
+    return {path: of for path in found if len(of := merge.values_or_absent(path)) > 1}
+
+
+_OF_A_RUN = tuple((name,) for name in RUN_NAMES)
+
+
+def _saved_whole(path: KeyPath, merge: Merge, sections: Iterable[Section]) -> KeyPath:
+    """Key path of the object that contains a value, if each rank saved it by itself in a section of its own."""
+    root = merge.root_of(path) or ()
+    return root if any(is_own(s) and root[: len(s.path)] == s.path for s in sections) else path
+
+
+def _is_listed(section: Section, own: Iterable[KeyPath]) -> bool:
+    """Whether a section is kept as a whole for every rank, unless ranks have gathered it themselves."""
+    if not is_own(section) or any(t.sharded for _, t in tensors_in(section.value)):
+        return False
+    return not is_gathered(section.value) or any(map(section.holds, own))
+
+
+def _check_values(differing: Mapping[KeyPath, Vote[Any]], shared: Shared) -> Iterator[Problem]:
+    """Plain values that should be equal on all ranks and are not."""
+    for path, found in differing.items():
+        text = f"differs between ranks ({found.by_rank()})"
+        if counts_steps(path):
+            yield _problem(Code.MIXED_SAVES, f"{text}; they are not of one step", path, found)
+        elif path[-1:] and path[-1] in RUN_NAMES:
+            yield _problem(Code.MIXED_SAVES, f"{text}; they are not of one run", path, found)
+        elif shared.holds(path):
+            yield _problem(Code.COPIES_DIFFER, text, path, found)
+
+
+def _problem(code: Code, text: str, path: KeyPath, found: Vote[Any]) -> Problem:
+    return Problem(code, text, None, fqn_of(path), ranks=found.odd)
+
+
+def check_gathered_rng(sections: Sequence[Section], differing: Mapping[KeyPath, Vote[Any]]) -> Iterator[Problem]:
+    """Problems of files that list other RNG states of all ranks than the others: one save lists the same everywhere.
+
+    Composer gathers them while it saves, so they distinguish two runs at the same step. Tensors are compared by the
+    stated checksums, so that nothing is read. Source: composer/utils/reproducibility.py.
+    """
+    for section in sections:
+        if section.kind != "rng" or not is_gathered(section.value):
+            continue
+        votes = [found for path, found in differing.items() if section.holds(path)]
+        # Of a thousand ranks' states nearly all agree, which is faster to see than the one that differs.
+        tensors = [tensor for _, tensor in tensors_in(section.value) if not same_records(tensor.shards)]
+        for tensor in tensors:
+            ranked = [(s.rank, s) for s in tensor.shards if s.rank is not None]
+            votes.append(vote(ranked, lambda a, b: same_records((a, b))))
+        odd = sorted({rank for found in votes for rank in found.odd})
+        for rank in odd:
+            text = "lists other RNG states of the ranks than the other files do; it is of another run or save"
+            yield Problem(Code.MIXED_SAVES, text, rank, section.name)
+        if not odd and not all(found.agree for found in votes):
+            text = "files list different RNG states of the ranks; they are of several runs or saves"
+            yield Problem(Code.MIXED_SAVES, text, None, section.name)
+
+
+def check_lacking(merge: Merge, tree: Any, sections: Sequence[Section]) -> Iterator[Problem]:
+    """Names that some ranks lack in a model or optimizer although most have them.
+
+    Ranks without an element of a parameter may well have no optimizer state for it.
+    """
+    trained = [s for s in sections if s.kind in ("model", "optimizer")]
+    for path in merge.partial:
+        of_all = any(s.path[: len(path)] == path or (s.kind == "model" and s.holds(path)) for s in trained)
+        having = merge.values_or_absent(path) if of_all else {}
+        lacking = [rank for rank, value in having.items() if isinstance(value, Absent)]
+        if lacking and 2 * len(lacking) < len(having):
+            gap = any(cover_problem(tensor, "") for _, tensor in tensors_in(leaf_at(tree, path)))
+            text = f"rank {spans(lacking)} lacks it; the other {len(having) - len(lacking)} ranks have it"
+            odd = tuple(lacking)
+            yield Problem(Code.VALUE_LOST, text, lacking[0], fqn_of(path), ranks=odd, replicated=not gap)
+
+
+def expected_bytes(files: Sequence[RankFile]) -> int | None:
+    """Bytes of all files if every missing or cut one had the usual size."""
+    good = sorted(f.nbytes for f in files if f.is_here)
+    absent = sum(not f.is_here for f in files)
+    return sum(good) + absent * good[len(good) // 2] if good else None

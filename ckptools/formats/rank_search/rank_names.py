@@ -1,0 +1,245 @@
+"""File names that carry a rank, and the files that belong together.
+
+Composer `ep0-ba5-rank3.pt`, OLMo `rank3.pt`, verl `model_world_size_4_rank_3.pt` with `optim_…` and `extra_state_…`,
+Accelerate `pytorch_model_fsdp_0_rank3.bin`, `x.rank_3.pth`, each also compressed (`.pt.gz`) or a tar. A name is only a
+hint: rank and world size are taken from the content where it has them.
+
+Temporary names, left over where a write was interrupted:
+
+    step-8.tmp, .metadata.tmp, __0_0.distcp.tmp     DCP's FileSystemWriter, and other writers that rename when done
+    .ckptools-RUN, .model.pt.1a2b3c4d.partial       ckptools create; ckptools consolidate
+    tmp-checkpoint-500                              transformers' Trainer, 4.37 and 4.38
+    model.safetensors.incomplete                    huggingface_hub, while it downloads
+
+Source: torch/distributed/checkpoint/filesystem.py, transformers/trainer.py, huggingface_hub/file_download.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ckptools.errors import ReadError
+from ckptools.files.location import check_stays_inside, is_remote, real_path
+from ckptools.files.opening import reading
+from ckptools.formats.shared.several import several
+from ckptools.model.tree import KeyPath, tensors_in
+from ckptools.pickles import reader
+
+COMPRESSED = (".gz", ".bz2", ".xz", ".lzma", ".zst", ".lz4", ".lzo")
+RANKED = re.compile(
+    r"(?P<head>.*?)(?<![A-Za-z])rank[_-]?(?P<rank>\d{1,7})"
+    r"(?P<tail>\.(?:pt|pth|bin|ckpt|tar)(?:\.(?:gz|bz2|xz|lzma|zst|lz4|lzo))?|\.tgz|)",
+    re.DOTALL,
+)
+WITHOUT_SUFFIX = re.compile(r"ep\d+-ba\d+-\Z")
+"""Prefix of Composer's names until 0.8, when they had no suffix (`ep0-ba5-rank0`)."""
+
+WORLD = re.compile(r"(?P<part>[A-Za-z_]*?)_?world_size_(?P<world>\d{1,7})_\Z")
+VERL_PARTS = ("model", "optim", "extra_state")
+
+
+class RankName(NamedTuple):
+    """A file name with a rank in it.
+
+    Attributes:
+        path: the file.
+        head: text before the rank; the same for all ranks of one part.
+        rank: as the name says.
+        tail: text behind the rank.
+        part: the part of a rank's state, where a rank has several files; else "".
+        world_size: as the name says; None when it does not.
+        spelled: for the caller's own names: the path of any rank, with `{rank}`, or `?`.
+        width: digits of the rank in it.
+        first: the number of rank 0 in it.
+        rank_in_name: whether the name has the rank; else `rank` is a place in a list.
+    """
+
+    path: Path
+    head: str
+    rank: int
+    tail: str
+    part: str
+    world_size: int | None
+    spelled: str = ""
+    width: int = 1
+    first: int = 0
+    rank_in_name: bool = True
+
+    @property
+    def group(self) -> tuple[str, str]:
+        """Common part of the names of all files of one checkpoint."""
+        return ("", self.tail) if self.part else (self.head, self.tail)
+
+    def of_rank(self, rank: int, part: str) -> Path:
+        """The file of another rank, or of another part, of the same checkpoint."""
+        if self.spelled:
+            return type(self.path)(self.spelled.replace("{rank}", str(rank + self.first).zfill(self.width)))
+        head = f"{part}{self.head[len(self.part) :]}" if part else self.head
+        middle = self.path.name[len(self.head) : len(self.path.name) - len(self.tail)].rstrip("0123456789")
+        return self.path.with_name(f"{head}{middle}{rank}{self.tail}")
+
+    def from_one(self) -> RankName:
+        """The same file, for names that number ranks from 1."""
+        return self._replace(rank=self.rank - 1, first=1)
+
+
+def parse(path: Path) -> RankName | None:
+    """Parse a file name with a rank in it; None when it has none."""
+    found = RANKED.fullmatch(path.name)
+    if not found:
+        return None
+    head, rank, tail = found["head"], int(found["rank"]), found["tail"]
+    if not tail and not WITHOUT_SUFFIX.search(head):
+        return None
+    world = WORLD.match(head)
+    if world and world["part"] in VERL_PARTS:
+        return RankName(path, head, rank, tail, world["part"], int(world["world"]))
+    return RankName(path, head, rank, tail, "", int(world["world"]) if world else None)
+
+
+def check_links(names: Sequence[RankName], asked: Path) -> None:
+    """Refuse links out of the folder among rank files; only the file that the caller asked for may be one.
+
+    Raises:
+        UnsafePathError: one of them is.
+    """
+    for name in names:
+        if name.path != asked:
+            check_stays_inside(name.path, name.path.parent)
+
+
+def siblings(of: RankName) -> list[RankName]:
+    """The files of the same checkpoint beside `of`, itself included, in rank order."""
+    same = [n for n in names_in(of.path.parent) if n.group == of.group and n.world_size == of.world_size]
+    return sorted(same, key=lambda n: (n.rank, VERL_PARTS.index(n.part) if n.part else 0))
+
+
+def names_in(folder: Path) -> Iterable[RankName]:
+    """Every file name with a rank in a folder."""
+    with reading(folder):
+        entries = sorted(folder.iterdir())
+    return (name for name in map(parse, entries) if name is not None)
+
+
+def _is_other_name(path: Path) -> bool:
+    """Whether a file is a link to another rank file of its folder, such as Composer's `latest-rank0.pt`."""
+    if not path.is_symlink():
+        return False
+    target = real_path(path)
+    return target.parent == real_path(path.parent) and parse(target) is not None
+
+
+def only_group(folder: Path) -> RankName | None:
+    """A file of the one checkpoint in a folder of rank files; None when it has none.
+
+    Raises:
+        UsageError: it holds several.
+    """
+    groups: dict[tuple[tuple[str, str], int | None], RankName] = {}
+    for name in names_in(folder):
+        if _is_other_name(name.path):
+            continue
+        groups.setdefault((name.group, name.world_size), name)
+    if len(groups) > 1:
+        raise several(folder, [name.path for name in groups.values()])
+    return next(iter(groups.values()), None)
+
+
+# -- left overs -------------------------------------------------------------------------------------------------------
+
+
+MAX_ENTRIES = 1 << 16
+
+TEMPORARY = re.compile(
+    r".*\.(?:tmp|partial|incomplete)|.*\.tmp[._-][\w.-]*|\.ckptools-.*|tmp-checkpoint-\d+|\.tmp[._-].*", re.DOTALL
+)
+
+
+def is_temporary(name: str) -> bool:
+    """Whether a file or folder of this name is not finished."""
+    return TEMPORARY.fullmatch(name) is not None
+
+
+def unfinished(path: Path) -> list[str]:
+    """Temporary names that contain a missing file's name: left-overs of its writer."""
+    if is_remote(path):  # a store is not listed for it
+        return []
+    with suppress(OSError):
+        beside = islice(path.parent.iterdir(), MAX_ENTRIES)
+        return sorted(one.name for one in beside if path.name in one.name and is_temporary(one.name))
+    return []
+
+
+# -- other items of the same ranks: `model_3.pt`, `optimizer_3.pt`, `step_3.pt` ---------------------------------------
+
+# Names whose rank is proven by contents show the names of the other items: the same but for the words before the rank.
+# They are of the same checkpoint where they hold other keys; two runs beside each other hold the same ones.
+#
+# Source: torch_checkpointing's `TorchSerialization` writes such files; so does many a script.
+
+DIGITS = re.compile(r"\d+")
+
+MAX_FILES = 4096
+"""Most entries of the folder that are looked at."""
+
+MAX_ITEMS = 32
+
+
+def with_items(group: Sequence[RankName], tree: Any, world: int, follow_symlinks: bool = False) -> list[RankName]:
+    """The rank files of a checkpoint with those of its other items, each with its `part`; unchanged for one item.
+
+    Args:
+        group: the rank files of one item, in rank order.
+        tree: the content of one of them.
+        world: number of ranks.
+        follow_symlinks: take links for what they lead to; else they are passed over.
+    """
+    own, rank, _ = Path(group[0].spelled).name.partition("{rank}") if group else ("", "", "")
+    families = _families(group[0], world, follow_symlinks) if own and rank else {}
+    known = {path for path, _ in tensors_in(tree)}
+    others = {head: names for head, names in families.items() if head != own and _is_item(names, known, world)}
+    if not others:
+        return list(group)
+    items = {own: list(group), **others}
+    named = [name._replace(part=head.rstrip("-_.")) for head, names in items.items() for name in names]
+    return sorted(named, key=lambda name: (name.rank, "model" not in name.part, name.part))
+
+
+def _families(of: RankName, world: int, follow_symlinks: bool) -> dict[str, list[RankName]]:
+    """The files beside one whose names differ from it in the rank and in words before it, by what is before it."""
+    spelled = of.path.parent / Path(of.spelled).name
+    own, _, tail = spelled.name.partition("{rank}")
+    pattern = re.compile(rf"(?P<head>{_words(own)})(?P<rank>\d{{1,7}}){re.escape(tail)}", re.DOTALL)
+    found: dict[str, list[RankName]] = {}
+    for path in sorted(islice(of.path.parent.iterdir(), MAX_FILES)):
+        fits = pattern.fullmatch(path.name)
+        rank = int(fits["rank"]) - of.first if fits else -1
+        if fits and 0 <= rank < world and (follow_symlinks or not path.is_symlink()) and path.is_file():
+            template = str(spelled.with_name(f"{fits['head']}{{rank}}{tail}"))
+            name = RankName(path, fits["head"], rank, "", "", None, template, of.width, of.first)
+            found.setdefault(fits["head"], []).append(name)
+    return {head: sorted(names, key=lambda n: n.rank) for head, names in islice(found.items(), MAX_ITEMS)}
+
+
+def _words(head: str) -> str:
+    """A regular expression for other words before a rank, with their numbers and the separator."""
+    numbers = map(re.escape, DIGITS.findall(head))
+    return r"\D*?".join(["", *numbers, ""]) + re.escape(head[len(head.rstrip("-_.")) :])
+
+
+def _is_item(names: Sequence[RankName], known: set[KeyPath], world: int) -> bool:
+    """Whether files are of an item of their own, by the first that can be read: no tensor lies where another has one.
+
+    A lone file is an item where its content has the rank of its name and the world size.
+    """
+    for name in names:
+        with suppress(ReadError):
+            saved = reader.read(name.path)
+            sure = len(names) > 1 or (name.rank, world) in saved.claims
+            return sure and known.isdisjoint(path for path, _ in tensors_in(saved.tree))
+    return False

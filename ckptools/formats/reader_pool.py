@@ -1,0 +1,154 @@
+"""Processes that read files ahead of their use, and return the structures in the order of the given files.
+
+They are started as commands, not forked and not by `multiprocessing`: a fork of a process with threads (a notebook,
+torch) may hang, and `multiprocessing` runs the user's script again unless that has a guard for it. If a process cannot
+answer, the caller reads the file itself, and meets the same error as without processes.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ckptools.files.remote.path import RemotePath, needs_query
+from ckptools.formats.reader_worker import GREETING, LENGTH, Receiver, read_exactly
+from ckptools.pickles.reader import Saved
+
+AHEAD = 3
+"""Files that are requested from each process in advance; bounds the answers in memory."""
+
+AHEAD_IN_STORES = 16
+"""The same for files in a store, which each process fetches together."""
+
+PIPE = 1 << 20
+"""Bytes of answers that a process may buffer before it waits."""
+
+RUN = "import sys; sys.path += sys.argv[1:]; from ckptools.formats import reader_worker; reader_worker.main()"
+"""Python's own modules come first, so that no file beside a checkpoint or a script shadows one of them."""
+
+
+def started(paths: Sequence[Path], count: int) -> ReaderProcesses | None:
+    """Start processes for these files; None where this Python is embedded in a program and cannot be started again.
+
+    Raises:
+        OSError: the system has no room for them.
+    """
+    if not sys.executable or getattr(sys, "frozen", False):
+        return None
+    return ReaderProcesses([path for path in paths if not needs_query(path)], count)
+
+
+class ReaderProcesses:
+    """Processes that read the files of one checkpoint."""
+
+    def __init__(self, paths: Sequence[Path], count: int) -> None:
+        self._waiting = deque(paths)
+        self._asked: deque[tuple[Path, _ReaderProcess]] = deque()
+        self._answers: dict[Path, Saved | None] = {}
+        self._processes: list[_ReaderProcess] = []
+        self._left = set(paths)
+        same: dict[Any, Any] = {}
+        try:
+            for _ in range(count):
+                self._processes.append(_ReaderProcess(same))
+            far = any(isinstance(path, RemotePath) for path in paths)
+            for process in self._processes * (AHEAD_IN_STORES if far else AHEAD):
+                self._ask(process)
+        except BaseException:
+            self.close()
+            raise
+
+    def take(self, path: Path) -> Saved | None:
+        """Return the structure of one of the files, once; None for other files, and where no process could read it."""
+        if path not in self._left:
+            return None
+        self._left.remove(path)
+        while path not in self._answers:
+            asked, process = self._asked.popleft()
+            self._answers[asked] = process.answer(asked)
+            self._ask(process)
+        return self._answers.pop(path)
+
+    def close(self) -> None:
+        """Stop the processes."""
+        for process in self._processes:
+            process.end()
+
+    def _ask(self, process: _ReaderProcess) -> None:
+        if self._waiting:
+            path = self._waiting.popleft()
+            process.ask(path)
+            self._asked.append((path, process))
+
+
+class _ReaderProcess:
+    """One reader process; after its first fault it answers nothing more."""
+
+    def __init__(self, same: dict[Any, Any]) -> None:
+        self._receiver = Receiver(same)
+        self._greeted = self._gone = False
+        # A session of its own: an interrupt from the terminal is for the process that the user sees.
+        self._process = subprocess.Popen(
+            _command(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            pipesize=PIPE,
+        )
+
+    def ask(self, path: Path) -> None:
+        if self._gone:
+            return
+        name = os.fsencode(str(path))
+        try:
+            assert self._process.stdin is not None
+            self._process.stdin.write(LENGTH.pack(len(name)) + name)
+            self._process.stdin.flush()
+        except OSError:
+            self.end()
+
+    def answer(self, path: Path) -> Saved | None:
+        if self._gone:
+            return None
+        try:
+            data = self._receive()
+            if not data:
+                return None
+            saved = self._receiver.decode(data)
+            if saved.path == path:
+                return saved
+        except Exception:
+            pass
+        self.end()
+        return None
+
+    def _receive(self) -> bytes:
+        out = self._process.stdout
+        assert out is not None
+        if not self._greeted and read_exactly(out, len(GREETING)) != GREETING:
+            raise EOFError
+        self._greeted = True
+        return read_exactly(out, *LENGTH.unpack(read_exactly(out, LENGTH.size)))
+
+    def end(self) -> None:
+        """Stop the process."""
+        self._gone = True
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            with suppress(OSError):  # a request that it did not take
+                pipe.close()
+
+
+def _command() -> list[str]:
+    flags = ["-I", "-S", "-X", f"utf8={sys.flags.utf8_mode}", *(["-B"] if sys.dont_write_bytecode else [])]
+    here = str(Path(__file__).resolve().parents[2])  # where the package is
+    return [sys.executable, *flags, "-c", RUN, here, *filter(None, sys.path)]

@@ -1,0 +1,267 @@
+"""A reader process: its main function, and its answers, which can only contain ckptools' own records.
+
+The process reads paths from stdin, and answers each with the file's structure on stdout. A file may come from a
+stranger, so its answers are not trusted either: only names in `RECORDS` are accepted, each of them plain data, and
+nothing is looked up or imported.
+
+Values that the files of all ranks share are sent once, and by number from then on: shard lists of all ranks
+(`model.tensor.ShardList`); random states, for a file may have all ranks': tuples of many ints, or many bytes, that
+the reader has met before (`pickles.repeated`); and names.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import struct
+import sys
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable
+from datetime import date, datetime, timedelta
+from operator import attrgetter
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
+from typing import IO, Any
+
+from ckptools.errors import CkptoolsError
+from ckptools.files.file_type import COMPRESSIONS, content_of, head_of
+from ckptools.files.location import path_of
+from ckptools.files.opening import File
+from ckptools.files.remote.path import RemotePath
+from ckptools.model.provenance import Said
+from ckptools.model.regions import Box
+from ckptools.model.tensor import Coding, Encoded, Item, Shard, ShardList, Source, Tensor
+from ckptools.model.values import (
+    Cycle,
+    Device,
+    Global,
+    Lost,
+    NumpyArray,
+    NumpyDtype,
+    NumpyScalar,
+    Opaque,
+    Size,
+    TorchName,
+)
+from ckptools.pickles.archive import FetchAhead
+from ckptools.pickles.machine import gc_paused
+from ckptools.pickles.objects import Storage
+from ckptools.pickles.reader import Saved
+from ckptools.pickles.repeated import RepeatedRecords
+from ckptools.training_state import modules
+from ckptools.training_state.modules import ModuleState
+
+GREETING = b"ckptools reads\n"
+"""First line of output, so that the parent knows which program it has started."""
+
+LENGTH = struct.Struct("<Q")
+"""Length prefix of every path and every answer."""
+
+NO_ANSWER = LENGTH.pack(0)
+"""The file could not be read here; the parent reads it, and meets the error, if there is one."""
+
+
+def main() -> None:
+    """Answer until stdin is closed."""
+    out = sys.stdout.buffer
+    out.write(GREETING)
+    out.flush()
+    paths: SimpleQueue[Path] = SimpleQueue()
+    ahead = FetchAhead()
+    Thread(target=_listen, args=(sys.stdin.buffer, paths, ahead), daemon=True).start()
+    sender, repeated = Sender(), RepeatedRecords()
+    while True:
+        with gc_paused():
+            path = paths.get()
+            ahead.reach(path)
+            out.write(_answer(path, sender, repeated))
+        out.flush()
+
+
+def _listen(asked: IO[bytes], paths: SimpleQueue[Path], ahead: FetchAhead) -> None:
+    """Pass on requested paths; end the process when stdin is closed, even in the middle of a long file."""
+    while head := asked.read(LENGTH.size):
+        path = path_of(os.fsdecode(asked.read(*LENGTH.unpack(head))))
+        ahead.add([path])
+        paths.put(path)
+    os._exit(0)  # from a thread there is no other way; nothing is open for writing, no temporary file was made
+
+
+def _answer(path: Path, sender: Sender, repeated: RepeatedRecords) -> bytes:
+    try:
+        if _compressed(path):  # its tensors will lie in a temporary file, which must belong to who asks
+            return NO_ANSWER
+        saved = modules.read_file(path, repeated)
+    except (CkptoolsError, OSError, MemoryError, RecursionError):
+        return NO_ANSWER
+    data = sender.encode(saved)
+    return LENGTH.pack(len(data)) + data
+
+
+def _compressed(path: Path) -> bool:
+    with File(path) as file:
+        return content_of(head_of(file)) in COMPRESSIONS.values()
+
+
+def read_exactly(file: IO[bytes], length: int) -> bytes:
+    """Read exactly `length` bytes.
+
+    Raises:
+        EOFError: there are fewer.
+    """
+    data = file.read(length)
+    if len(data) < length:
+        raise EOFError
+    return data
+
+
+# -- answers: a file's structure as a pickle --------------------------------------------------------------------------
+
+
+MANY = 256
+"""Tuples of ints, or bytes, from this length on are sent once."""
+
+MANY_SHARDS = 9
+"""Tuples of shards from this length on are sent once."""
+
+MANY_CHARACTERS = 6
+"""Texts from this length on are sent once."""
+
+MAX_SENT = 1 << 24
+"""Limit of what is remembered; later values are sent each time."""
+
+OVERHEAD = 32
+"""Cost of remembering one value, beside its length."""
+
+TUPLES = (Box, Coding, Encoded, Item, Said, Shard, Source, Saved)
+"""Records that are sent as a call with their fields, the fastest way."""
+
+RECORDS = (
+    *(Tensor, Box, Coding, Encoded, Item, Said, Shard, ShardList, Source, Saved, ModuleState, Storage),
+    *(Cycle, Device, Global, Lost, NumpyArray, NumpyDtype, NumpyScalar, Opaque, Size, TorchName),
+    *(Counter, OrderedDict, defaultdict, date, datetime, timedelta, type(Path()), RemotePath),
+    *(dict, list, set, int, float, complex),  # what a defaultdict makes, and complex numbers
+)
+
+NAMES: dict[tuple[str, str], Callable[..., Any]] = {(c.__module__, c.__qualname__): c for c in RECORDS}
+
+_LEAST: dict[Any, int] = {str: MANY_CHARACTERS, tuple: MANY_SHARDS, bytes: MANY}
+"""Length of a value that may be sent once."""
+
+_tensor = attrgetter(*Tensor.__slots__)
+_shard_list = attrgetter("listed", "start", "stop", "own")
+
+
+class Sender:
+    """Encodes answers, in the reader process."""
+
+    def __init__(self) -> None:
+        self._out = io.BytesIO()
+        self._pickler = _Pickler(self._out, protocol=5)
+        self._pickler.dispatch_table = {
+            **dict.fromkeys(TUPLES, lambda record: (type(record), tuple(record))),
+            Tensor: lambda tensor: (Tensor, _tensor(tensor)),
+            ShardList: lambda shards: (ShardList, _shard_list(shards)),
+        }
+
+    def encode(self, saved: Saved) -> bytes:
+        """The structure of one file."""
+        self._out.seek(0)
+        self._out.truncate()
+        self._pickler.clear_memo()
+        self._pickler.dump(saved)
+        return self._out.getvalue()
+
+
+class _Pickler(pickle.Pickler):
+    """Sends a value by its number when it occurs again.
+
+    A number is assigned before the content of a value is sent, and understood after it. Lists of shards may contain
+    values with numbers, so they have numbers of their own, below 0.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._numbers: dict[int, int] = {}
+        self._leaves: list[Any] = []  # an id is that of one object only as long as this is there
+        self._lists: list[Any] = []
+        self._left = MAX_SENT
+
+    def persistent_id(self, value: Any) -> Any:
+        """Return what is sent for a value: its number, or the value itself the first time; None for a small one."""
+        kind = type(value)
+        if kind not in _LEAST or len(value) < _LEAST[kind]:
+            return None
+        number = self._numbers.get(id(value))
+        if number is not None:
+            return number
+        cost = len(value) + OVERHEAD
+        if self._left < cost or (kind is tuple and not _sent_once(value)):
+            return None
+        self._left -= cost
+        is_list = kind is tuple and type(value[0]) is Shard
+        known = self._lists if is_list else self._leaves
+        self._numbers[id(value)] = ~len(known) if is_list else len(known)
+        known.append(value)
+        return value
+
+
+def _sent_once(value: tuple[Any, ...]) -> bool:
+    kinds = set(map(type, value))
+    return kinds == {Shard} or (kinds == {int} and len(value) >= MANY)
+
+
+class Receiver:
+    """Decodes the answers of one process.
+
+    Args:
+        same: large values that other processes have sent; equal ones become one object.
+    """
+
+    def __init__(self, same: dict[Any, Any]) -> None:
+        self._same = same
+        self._leaves: list[Any] = []
+        self._lists: list[Any] = []
+
+    def decode(self, data: bytes) -> Saved:
+        """The structure of one file.
+
+        Raises:
+            Exception: the answer is malformed; of any class.
+        """
+        saved = _Unpickler(io.BytesIO(data), self._value).load()
+        if not isinstance(saved, Saved):
+            raise pickle.UnpicklingError("an answer that is no file's structure")
+        return saved
+
+    def _value(self, item: Any) -> Any:
+        """Return the shared object for a value that was sent itself or by its number."""
+        if type(item) is int:
+            return self._leaves[item] if item >= 0 else self._lists[~item]
+        known = self._lists if type(item) is tuple and type(item[0]) is Shard else self._leaves
+        known.append(self._same.setdefault(item, item))
+        return known[-1]
+
+
+class _Unpickler(pickle.Unpickler):
+    """Accepts only the names of known records."""
+
+    def __init__(self, file: io.BytesIO, value: Callable[[Any], Any]) -> None:
+        super().__init__(file)
+        self._value = value
+
+    def persistent_load(self, item: Any) -> Any:
+        """Return the large value that was sent by its number, or itself the first time."""
+        return self._value(item)
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return the class for a name in an answer.
+
+        Raises:
+            UnpicklingError: it may not occur.
+        """
+        if (module, name) not in NAMES:
+            raise pickle.UnpicklingError("a name that does not belong into an answer")
+        return NAMES[module, name]

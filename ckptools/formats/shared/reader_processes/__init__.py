@@ -1,1 +1,0 @@
-"""Reading many rank files in processes of our own: what asks them, what they run, and what they answer."""

@@ -1,0 +1,1 @@
+"""`inspect`: the format of a checkpoint, whether it is whole, and its contents."""

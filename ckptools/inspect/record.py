@@ -1,0 +1,211 @@
+"""The record of `inspect`, which text, JSON and notebooks render.
+
+Nothing is escaped or cut here: names are as in the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ckptools.display.next_command import command_arguments, next_command
+from ckptools.files.location import common_folder
+from ckptools.inspect.section_summary import OptimizerRow, SchedulerRow, optimizer_rows, scheduler_rows, section_summary
+from ckptools.keys.sharding import ShardingRow, sharding_name, sharding_rows
+from ckptools.model.checkpoint import Checkpoint, Fact, RankFile, ReadCost
+from ckptools.model.problems import Problem, worst_first
+from ckptools.model.provenance import Provenance
+from ckptools.model.tree import fqn_of, walk
+from ckptools.model.verdict import Verdict
+from ckptools.pickles.foreign_names import foreign_classes, foreign_problems, suspicious_names
+from ckptools.training_state.judgement import verdict_of
+from ckptools.training_state.modules import module_problems
+from ckptools.training_state.sections import Section, SectionKind, SectionSize, measure, sections_of, sections_of_kind
+
+TORCH_KEYS = ("torch_version", "pytorch_version", "torch")
+WRITER_KEYS = (
+    "composer_version", "pytorch-lightning_version", "lightning_version", "deepspeed_version", "ds_version",
+    "megatron_version", "transformers_version", "accelerate_version", "checkpoint_version",
+)  # fmt: skip
+
+
+class RankCount(NamedTuple):
+    """Numbers of ranks and files.
+
+    Attributes:
+        expected: ranks that saved it; None if unknown.
+        here: ranks whose files exist and are not damaged.
+        read: ranks whose structure was read.
+        files: existing files.
+    """
+
+    expected: int | None
+    here: int
+    read: int
+    files: int
+
+
+class SectionRow(NamedTuple):
+    """One section of the tree.
+
+    Attributes:
+        kind: its kind.
+        name: for people, such as `optimizers.AdamW`.
+        path: key path in the tree.
+        size: tensors, elements, dtypes and bytes.
+        holds: its contents in words.
+        plain: whether it is a single value or an empty container.
+    """
+
+    kind: SectionKind
+    name: str
+    path: tuple[Any, ...]
+    size: SectionSize
+    holds: str
+    plain: bool
+
+
+class Report(NamedTuple):
+    """Everything shown by `inspect`.
+
+    Attributes:
+        path: what was opened.
+        name: the checkpoint's name.
+        folder: the folder of its files.
+        format: module that read it.
+        saved_as: how it was saved, for people.
+        sharding: the same, for programs.
+        verdict: whether it is whole, recoverable and joinable, and why not.
+        problems: errors first, then warnings and notes.
+        step: training step.
+        world_size: ranks that saved it; without a value if one file has everything and does not record it.
+        ranks: numbers of ranks and files.
+        layout: how tensors are sharded.
+        bytes_found: bytes of all files together.
+        bytes_expected: bytes that they should have; None if unknown.
+        saved: first and last file time, in seconds since 1970; None without files.
+        torch: version of torch that wrote it.
+        writers: other versions that it records.
+        sections: its parts.
+        optimizers: their param groups and how parameters were named.
+        schedulers: their states.
+        foreign: names of foreign classes.
+        suspicious: names that could run code.
+        files: every file, found or missing.
+        all_ranks: whether every rank's file was read.
+        differing: names of values that differ between ranks, as they may.
+        provenance: its source, if `consolidate` wrote it.
+        cost: the cost of reading it.
+        arguments: command-line arguments that open it again, with the same options.
+        next: the next command that users want; "" if none would work.
+    """
+
+    path: Path
+    name: str
+    folder: Path
+    format: str
+    saved_as: str
+    sharding: str
+    verdict: Verdict
+    problems: tuple[Problem, ...]
+    step: Fact
+    world_size: Fact
+    ranks: RankCount
+    layout: tuple[ShardingRow, ...]
+    bytes_found: int
+    bytes_expected: int | None
+    saved: tuple[float, float] | None
+    torch: Fact
+    writers: tuple[tuple[str, str], ...]
+    sections: tuple[SectionRow, ...]
+    optimizers: tuple[OptimizerRow, ...]
+    schedulers: tuple[SchedulerRow, ...]
+    foreign: tuple[str, ...]
+    suspicious: tuple[str, ...]
+    files: tuple[RankFile, ...]
+    all_ranks: bool
+    differing: tuple[str, ...]
+    provenance: Provenance | None
+    cost: ReadCost
+    arguments: str
+    next: str
+
+
+def inspect_report(ck: Checkpoint) -> Report:
+    """Report on an opened checkpoint, without reading a file."""
+    foreign = foreign_classes(ck.tree)
+    suspicious = suspicious_names(ck.names, foreign)
+    alone = ck.world_size.value in (None, 1)
+    named = [*foreign_problems(foreign, suspicious), *module_problems(ck.tree)]
+    versions = dict(_versions(ck))
+    times = [f.modified for f in ck.files if f.modified]
+    optimizers = optimizer_rows(ck)
+    return Report(
+        path=ck.path,
+        name=ck.name,
+        folder=_folder(ck),
+        format=ck.format,
+        saved_as=ck.saved_as,
+        sharding=sharding_name(ck),
+        verdict=verdict_of(ck),
+        problems=worst_first(dict.fromkeys([*ck.problems, *named])),
+        step=ck.step,
+        world_size=Fact(None, ck.world_size.sources) if len(ck.files) == 1 and alone else ck.world_size,
+        ranks=_rank_count(ck),
+        layout=sharding_rows(ck),
+        bytes_found=sum(f.nbytes for f in ck.files),
+        bytes_expected=ck.bytes_expected,
+        saved=(min(times), max(times)) if times else None,
+        torch=_torch_version(versions),
+        writers=tuple((fqn, v) for fqn, v in versions.items() if fqn.rpartition(".")[2] in WRITER_KEYS),
+        sections=tuple(_section_row(ck, s) for s in sections_of(ck)),
+        optimizers=optimizers,
+        schedulers=scheduler_rows(ck),
+        foreign=tuple(foreign),
+        suspicious=suspicious,
+        files=ck.files,
+        all_ranks=ck.all_ranks,
+        differing=tuple(fqn_of(path) for path in ck.differing),
+        provenance=ck.provenance if ck.provenance and ck.provenance.sources else None,
+        cost=ck.cost,
+        arguments=command_arguments(ck),
+        next=str(next_command(ck) or ""),
+    )
+
+
+def _folder(ck: Checkpoint) -> Path:
+    """The common folder of its files: Megatron has a folder for each rank."""
+    return common_folder([f.path.parent for f in ck.files]) if ck.files else ck.path
+
+
+def _rank_count(ck: Checkpoint) -> RankCount:
+    read = {f.rank for f in ck.files if f.status == "read" and (f.rank is not None or not ck.ranks)}
+    files = sum(f.status != "missing" for f in ck.files)
+    if len(ck.files) == 1 and verdict_of(ck).whole:
+        return RankCount(None, 1, 1, files)
+    return RankCount(ck.world_size.value, len(ck.ranks), len(read), files)
+
+
+def _section_row(ck: Checkpoint, section: Section) -> SectionRow:
+    size = measure(section.value)
+    plain = section.kind == "other" and (not isinstance(section.value, (Mapping, list, tuple)) or not section.value)
+    return SectionRow(section.kind, section.name, section.path, size, section_summary(ck, section, size), plain)
+
+
+def _versions(ck: Checkpoint) -> Mapping[str, str]:
+    """Versions of the writing software that files record, by the name of the value: `metadata.torch_version`."""
+    found = dict(ck.stated_versions)
+    for section in sections_of_kind(ck, "other"):
+        for path, leaf in walk(section.value):
+            key = path[-1] if path else section.path[-1] if section.path else None
+            if isinstance(leaf, (str, int, float)) and key in (*TORCH_KEYS, *WRITER_KEYS) and len(str(leaf)) < 60:
+                found[".".join([section.name, *map(str, path)])] = str(leaf)
+    return found
+
+
+def _torch_version(versions: Mapping[str, str]) -> Fact:
+    for fqn, version in versions.items():
+        if fqn.rpartition(".")[2] in TORCH_KEYS and version[:1].isdigit():
+            return Fact(version, (fqn,))
+    return Fact(None)

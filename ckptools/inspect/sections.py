@@ -1,0 +1,249 @@
+"""Sections in full for `inspect --section`: as rows, and these as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ckptools.display.lines import value_text
+from ckptools.display.tables import PIPE, Column, Screen, table
+from ckptools.dtypes import short
+from ckptools.errors import UsageError
+from ckptools.inspect.record import Report
+from ckptools.inspect.text import optimizer_lines
+from ckptools.keys.entries import KINDS, is_private_value
+from ckptools.keys.rank_leaves import fingerprint, leaves_of
+from ckptools.keys.sharding import placement
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.tensor import Tensor
+from ckptools.model.tree import KeyPath, fqn_of
+from ckptools.text import plural, printable, shape, size
+from ckptools.training_state.optimizers import optimizers_of
+from ckptools.training_state.sections import Section, sections_of
+
+MAX_VALUES = 10_000
+"""At most this many rows of values per section. Containers can be shared, so a small file may unfold to millions."""
+
+
+class TensorRow(NamedTuple):
+    """One tensor of a section.
+
+    Attributes:
+        fqn: its name in the section.
+        shape: global sizes.
+        dtype: torch's name.
+        nbytes: bytes of the global tensor.
+        placement: how it is sharded over the ranks.
+        note: why it cannot be loaded; empty if it can.
+    """
+
+    fqn: str
+    shape: tuple[int, ...]
+    dtype: str
+    nbytes: int
+    placement: str
+    note: str
+
+
+class StateRow(NamedTuple):
+    """The optimizer state of one parameter.
+
+    Attributes:
+        parameter: fqn, or the number if no name is known.
+        group: number of its param group; None if no group lists it.
+        slots: tensors and values by the name of the slot.
+    """
+
+    parameter: str
+    group: int | None
+    slots: Mapping[str, Any]
+
+
+class ValueRow(NamedTuple):
+    """One value of a section that is no tensor of a model or optimizer.
+
+    Attributes:
+        path: key path below the section.
+        value: the value; a long sequence of plain values is one.
+        fingerprint: CRC-32 of a long sequence or array, to compare ranks; None for others.
+        differs: name of the value, or of a container of it, that differs on other ranks; empty if none does.
+    """
+
+    path: KeyPath
+    value: Any
+    fingerprint: int | None
+    differs: str
+
+
+class Detail(NamedTuple):
+    """One section in full.
+
+    Attributes:
+        kind: its kind.
+        name: for people.
+        tensors: its tensors, for a model.
+        state: its state per parameter, for an optimizer.
+        values: everything else.
+        left_out: whether there are more values than listed.
+        private: number of values left out because their names begin with `_`.
+    """
+
+    kind: str
+    name: str
+    tensors: tuple[TensorRow, ...] = ()
+    state: tuple[StateRow, ...] = ()
+    values: tuple[ValueRow, ...] = ()
+    left_out: bool = False
+    private: int = 0
+
+
+def section_details(ck: Checkpoint, wanted: str, private: bool = True) -> tuple[Detail, ...]:
+    """The sections of a kind, or the one with a name, in full.
+
+    Args:
+        ck: the checkpoint.
+        wanted: a kind of section, or the name of one.
+        private: include values whose names begin with `_`.
+
+    Raises:
+        UsageError: there is none.
+    """
+    found = [s for s in sections_of(ck) if wanted in (s.kind, s.name)]
+    if not found:
+        names = ", ".join([*KINDS, *(s.name for s in sections_of(ck) if s.name not in KINDS)])
+        raise UsageError(ck.path, f"has no section {wanted!r}; there are {names}")
+    return tuple(_detail(ck, section, private) for section in found)
+
+
+def _detail(ck: Checkpoint, section: Section, private: bool) -> Detail:
+    if section.kind == "optimizer":
+        return Detail(section.kind, section.name, state=tuple(_state_rows(ck, section)))
+    tensors = tuple(tensor_rows(section.value)) if section.kind == "model" else ()
+    values = [row for row in _value_rows(ck, section) if not (tensors and isinstance(row.value, Tensor))]
+    shown = [row for row in values if private or not is_private_value(section.kind, fqn_of(row.path), row.value)]
+    hidden, left_out = len(values) - len(shown), len(values) > MAX_VALUES
+    return Detail(section.kind, section.name, tensors, (), tuple(shown[:MAX_VALUES]), left_out, hidden)
+
+
+def tensor_rows(value: Any) -> Iterator[TensorRow]:
+    """A row for each tensor of a subtree."""
+    for path, leaf in leaves_of(value):
+        if isinstance(leaf, Tensor):
+            yield TensorRow(fqn_of(path), leaf.shape, leaf.dtype, leaf.nbytes, placement(leaf), leaf.note)
+
+
+def _state_rows(ck: Checkpoint, section: Section) -> Iterator[StateRow]:
+    optimizer = next(o for o in optimizers_of(ck).values() if o.path == section.path)
+    group_of = {name: n for n, group in enumerate(optimizer.param_groups) for name in group.names}
+    for key, entry in optimizer.state.items():
+        name = key if isinstance(key, str) else f"?{key}"
+        slots = dict(entry) if isinstance(entry, Mapping) else {"state": entry}
+        yield StateRow(name, group_of.get(name), slots)
+
+
+def _value_rows(ck: Checkpoint, section: Section) -> Iterator[ValueRow]:
+    differing = set(map(fqn_of, ck.differing))
+    for n, (path, leaf) in enumerate(leaves_of(section.value)):
+        if n > MAX_VALUES:
+            return
+        full = (*section.path, *path)
+        names = (fqn_of(full[:k]) for k in range(1, len(full) + 1)) if differing else ()
+        differs = next((name for name in names if name in differing), "")
+        yield ValueRow(path, leaf, fingerprint(leaf), differs)
+
+
+# -- the rows as text -------------------------------------------------------------------------------------------------
+
+TENSOR_COLUMNS = (
+    Column("tensor", name=True),
+    Column("shape", right=True),
+    Column("dtype"),
+    Column("size", right=True),
+    Column("placement"),
+)
+STATE_COLUMNS = (
+    Column("parameter", name=True),
+    Column("group", right=True),
+    Column("shape", right=True),
+    Column("state"),
+)
+COMPARED = "which ranks have states of their own: ckptools show PATH rng"
+VALUE_COLUMNS = (Column("key", name=True), Column("value"))
+
+
+def section_text(report: Report, details: Sequence[Detail], screen: Screen = PIPE) -> str:
+    """Render sections in full, for `inspect --section`."""
+    blocks = [_lines(report, detail, screen) for detail in details if detail.kind != "other"]
+    others = [detail for detail in details if detail.kind == "other"]
+    blocks += [_other_lines(report, others, screen)] if others else []
+    return "\n\n".join("\n".join(block) for block in blocks)
+
+
+def _lines(report: Report, detail: Detail, screen: Screen) -> list[str]:
+    lines = [f"{printable(detail.name)} in {printable(report.name)}"]
+    values = table(VALUE_COLUMNS, [_value_cells(row) for row in detail.values], screen)
+    state = table(STATE_COLUMNS, [_state_cells(row) for row in detail.state], screen)
+    blocks = [_groups(report, detail, screen), _tensors(detail, screen), state, values]
+    blocks += [[COMPARED] if detail.kind == "rng" else [], _left_out([detail]), _agreement(report, detail)]
+    return lines + [line for block in blocks if block for line in ("", *block)]
+
+
+def _other_lines(report: Report, details: Sequence[Detail], screen: Screen) -> list[str]:
+    """Sections with values only, in one table."""
+    rows = [_value_cells(row, detail.name) for detail in details for row in detail.values]
+    title = details[0].name if len(details) == 1 else "other values"
+    return [
+        f"{printable(title)} in {printable(report.name)}",
+        "",
+        *table(VALUE_COLUMNS, rows, screen),
+        *_left_out(details),
+    ]
+
+
+def _left_out(details: Sequence[Detail]) -> list[str]:
+    return [f"{printable(d.name)}: only the first {len(d.values)} values" for d in details if d.left_out]
+
+
+def _agreement(report: Report, detail: Detail) -> list[str]:
+    agrees = [s.agrees for s in report.schedulers if s.section == detail.name and detail.kind == "scheduler"]
+    sentences = {True: "_last_lr is the lr of the param groups", False: "_last_lr IS NOT the lr of the param groups"}
+    return [sentences[agree] for agree in agrees if agree is not None]
+
+
+def _groups(report: Report, detail: Detail, screen: Screen) -> list[str]:
+    mine = [o for o in report.optimizers if o.section == detail.name and detail.kind == "optimizer"]
+    return [line for optimizer in mine for line in optimizer_lines(optimizer, screen)]
+
+
+def _tensors(detail: Detail, screen: Screen) -> list[str]:
+    total = sum(t.nbytes for t in detail.tensors)
+    lines = table(TENSOR_COLUMNS, [tensor_cells(row) for row in detail.tensors], screen)
+    return [*lines, f"{plural(len(detail.tensors), 'tensor')}, {size(total)}"] if lines else []
+
+
+def tensor_cells(row: TensorRow) -> list[str]:
+    """The cells of a tensor under `TENSOR_COLUMNS`."""
+    return [row.fqn, shape(row.shape), short(row.dtype), size(row.nbytes), row.placement]
+
+
+def _state_cells(row: StateRow) -> list[str]:
+    moments = [v for k, v in row.slots.items() if isinstance(v, Tensor) and k != "step"]
+    dims = shape(moments[0].shape) if moments else "-"
+    slots = ", ".join(f"{slot} {_slot(value)}" for slot, value in row.slots.items())
+    return [row.parameter, "-" if row.group is None else str(row.group), dims, slots]
+
+
+def _slot(value: Any) -> str:
+    return short(value.dtype) if isinstance(value, Tensor) else value_text(value, 40)
+
+
+def _value_cells(row: ValueRow, section: str = "") -> list[str]:
+    text = value_text(row.value, 120)
+    if row.fingerprint is not None:
+        text = f"{_length(row.value)}, crc {row.fingerprint:08x}"
+    name = ".".join(part for part in (section, fqn_of(row.path)) if part)
+    return [name or "value", text + (f" (ranks differ in {row.differs})" if row.differs else "")]
+
+
+def _length(value: Any) -> str:
+    return plural(len(value), "integer") if isinstance(value, (list, tuple)) else value_text(value)

@@ -1,0 +1,230 @@
+"""The record of `inspect` as text: whether the checkpoint is whole, its step and its contents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from ckptools.display.lines import fold, key_name, value_text
+from ckptools.display.tables import PIPE, Column, Screen, table, wrapped
+from ckptools.dtypes import short
+from ckptools.inspect.record import Report, SectionRow
+from ckptools.inspect.section_summary import GroupRow, OptimizerRow, SchedulerRow
+from ckptools.keys.entries import is_private_name
+from ckptools.keys.sharding import ShardingRow
+from ckptools.text import count, duration, few, period, plural, printable, size
+from ckptools.training_state.steps import RANKS_DIFFER
+
+MAX_PROBLEMS = 20
+"""At most this many lines about problems on a terminal."""
+
+SHOWN_FIRST = ("lr", "betas", "momentum", "weight_decay", "eps")
+TITLES = {"weight_decay": "wd"}
+"""Hyperparameters with a column of their own, and its title."""
+
+
+def report_text(report: Report, screen: Screen = PIPE, private: bool = False) -> str:
+    """Render the whole report; private values of schedulers only on request."""
+    blocks = [
+        [f"{printable(report.name)} in {printable(str(report.folder))}   {printable(report.saved_as)}"],
+        [*headline(report, screen), *problem_lines(report, ("error", "warning"), screen)],
+        list(_fact_lines(report, screen)),
+        table(SECTION_COLUMNS, section_cells(report.sections), screen),
+        *(optimizer_lines(optimizer, screen) for optimizer in report.optimizers),
+        [line for s in report.schedulers for line in _scheduler_lines(s, screen, private)],
+        [*_differing(report, screen), *problem_lines(report, ("note",), screen)],
+    ]
+    return "\n\n".join("\n".join(block) for block in blocks if block)
+
+
+# -- whole or not ------------------------------------------------------------------------------------------------
+
+
+def headline(report: Report, screen: Screen = PIPE) -> list[str]:
+    """The verdict; continuation lines are indented, so that none begins with a name."""
+    first, behind, rest = report.verdict.headline.partition(": ")
+    if screen.width is None or len(report.verdict.headline) <= screen.width:
+        return [report.verdict.headline]
+    return [f"{first}{behind}".rstrip(), *wrapped("  ", rest, screen)]
+
+
+def problem_lines(report: Report, severities: Sequence[str], screen: Screen) -> list[str]:
+    """A line for each problem of given severities; problems with the same text share one."""
+    folded = fold(p for p in report.problems if p.severity in severities)
+    kept = folded if screen.rows is None else folded[:MAX_PROBLEMS]
+    width = max((len(f.where) for f in kept), default=0)
+    lines: list[str] = []
+    for f in kept:
+        where = f"{f.where.ljust(min(width, 24))}  " if width else ""
+        lines += wrapped(f"  {f.code}  {where}", f.message, screen)
+    return lines + ([f"  {len(folded) - len(kept)} more when piped"] if len(folded) > len(kept) else [])
+
+
+# -- facts -------------------------------------------------------------------------------------------------------
+
+
+def facts(report: Report) -> Iterator[tuple[str, str, str]]:
+    """Facts about the whole checkpoint: `(name, value, source)` of each."""
+    step, world = report.step, report.world_size
+    disagree = "" if step.agree or RANKS_DIFFER in step.sources else "; the name says another one"
+    yield "step", _known(step.value, "not found"), ", ".join(step.sources) + disagree
+    yield "world size", "not recorded" if world.value is None else world.words, ", ".join(world.sources)
+    for n, layout in enumerate(report.layout):
+        yield "" if n else "layout", *layout_words(layout, report)
+    expected = report.bytes_expected
+    wanted = f"of {size(expected)} expected" if expected not in (None, report.bytes_found) and expected else ""
+    yield "size", size(report.bytes_found), wanted
+    if report.saved:
+        yield "saved", period(*report.saved), "file times" if report.ranks.files > 1 else "file time"
+    if report.provenance is not None:
+        yield "from", str(report.provenance.sources[0]), report.provenance.by
+    yield "torch", _known(report.torch.value, "not recorded in the file"), ", ".join(report.torch.sources)
+    for name, version in report.writers:
+        yield name.rpartition(".")[2].removesuffix("_version"), version, name
+
+
+def _known(value: object, otherwise: str) -> str:
+    return otherwise if value is None else str(value)
+
+
+def layout_words(layout: ShardingRow, report: Report) -> tuple[str, str]:
+    """How tensors are sharded, and the number of tensors sharded so."""
+    total = plural(layout.tensors, "tensor")
+    if not layout.sharded:
+        return _whole_words(report) if layout.how == "whole" else layout.how, total
+    if not layout.how.startswith("pieces"):
+        total += ", even" if not layout.uneven else ", uneven" if layout.uneven == layout.tensors else (
+            f", {layout.uneven} of them uneven"
+        )  # fmt: skip
+    leave = "leaves" if layout.empty == 1 else "leave"
+    return layout.how, total + (f", {layout.empty} {leave} ranks empty" if layout.empty else "")
+
+
+def _whole_words(report: Report) -> str:
+    """Tensors that are not sharded: on every rank if there is more than one, as FSDP leaves buffers."""
+    if not any(one.sharded for one in report.layout):
+        return "every tensor whole"
+    if "dcp-chunks" in report.sharding:
+        return "whole, one copy kept"
+    # A rank may have all or nothing of a flattened parameter, so one rank says nothing about the others.
+    pieces = any(one.how.startswith("pieces") for one in report.layout)
+    return "whole on this rank, others not read" if pieces and not report.all_ranks else "whole on every rank"
+
+
+def _fact_lines(report: Report, screen: Screen) -> Iterator[str]:
+    rows = [(name, printable(value), printable(source)) for name, value, source in facts(report)]
+    name_width = max(len(name) for name, _, _ in rows) + 2
+    value_width = min(max(len(value) for _, value, _ in rows), 52) + 2
+    for name, value, source in rows:
+        shown_name = printable(name).ljust(name_width)
+        yield from wrapped(f"  {shown_name}{value.ljust(value_width - 2)}  ", source, screen)
+
+
+# -- what is inside ----------------------------------------------------------------------------------------------
+
+SECTION_COLUMNS = (
+    Column("section", name=True),
+    Column("tensors", right=True),
+    Column("params", right=True),
+    Column("dtype"),
+    Column("size", right=True),
+    Column("holds"),
+)
+
+
+def section_cells(sections: Sequence[SectionRow]) -> list[list[str]]:
+    """The rows of the table of sections; sections that are a single value share one row."""
+    cells = [_section_cells(s) for s in sections if not s.plain]
+    plain = [s for s in sections if s.plain]
+    values = [f"{s.name} {s.holds}" for s in plain if s.holds not in ("{}", "[]", "()", "None")]
+    values += [f"{len(plain) - len(values)} empty"] if len(values) < len(plain) else []
+    return [*cells, ["other", "-", "-", "-", "-", ", ".join(values)]] if plain else cells
+
+
+def _section_cells(row: SectionRow) -> list[str]:
+    measured = row.size
+    if not measured.tensors:
+        return [row.name, "-", "-", "-", "-", row.holds]
+    numbers = [str(measured.tensors), count(measured.params), _dtypes(measured.dtypes), size(measured.nbytes)]
+    return [row.name, *numbers, row.holds]
+
+
+def _dtypes(counts: Mapping[str, int]) -> str:
+    """Short names of dtypes, the most frequent first: `fp32, int64`."""
+    return ", ".join(short(d) for d, _ in sorted(counts.items(), key=lambda item: -item[1]))
+
+
+def optimizer_lines(optimizer: OptimizerRow, screen: Screen = PIPE) -> list[str]:
+    """The param groups of one optimizer: hyperparameters that differ between them as columns, the others in a line."""
+    title = f"{printable(optimizer.section)}: {plural(len(optimizer.groups), 'param group')}"
+    lines = wrapped("", "; ".join(part for part in (title, printable(optimizer.note)) if part), screen)
+    keys = group_columns(optimizer.groups)
+    columns = [Column("group"), *(Column(TITLES.get(k, k), name=True) for k in keys)]
+    columns += [Column("params", right=True), Column("tensors", right=True)]
+    lines += table(columns, [group_cells(n, g, keys) for n, g in enumerate(optimizer.groups)], screen)
+    same = in_all_groups(optimizer.groups)
+    return lines + (wrapped("all groups: ", printable(same), screen) if same else [])
+
+
+def in_all_groups(groups: Sequence[GroupRow]) -> str:
+    """Hyperparameters without a column, the same in all groups: `amsgrad False, maximize False`."""
+    keys, first = group_columns(groups), groups[0].values if groups else {}
+    return ", ".join(f"{key_name(k)} {value_text(v, 40)}" for k, v in first.items() if key_name(k) not in keys)
+
+
+def group_columns(groups: Sequence[GroupRow]) -> list[str]:
+    """Hyperparameters with a column: the common ones, and those that differ between groups."""
+    names = dict.fromkeys(key_name(k) for g in groups for k in g.values)
+    values = [{key_name(k): value_text(v) for k, v in g.values.items()} for g in groups]
+    differ = [n for n in names if len({v.get(n) for v in values}) > 1]
+    return [n for n in SHOWN_FIRST if n in names] + [n for n in differ if n not in SHOWN_FIRST]
+
+
+def group_cells(number: int, group: GroupRow, keys: Iterable[str]) -> list[str]:
+    """The cells of a param group: its number, the hyperparameters with a column, elements, parameters."""
+    values = {key_name(k): v for k, v in group.values.items()}
+    cells = [value_text(values[k], 40).strip("()[]") if k in values else "-" for k in keys]
+    params = "-" if group.params is None else count(group.params)
+    return [str(number), *cells, params, "-" if group.tensors is None else str(group.tensors)]
+
+
+def _scheduler_lines(scheduler: SchedulerRow, screen: Screen, private: bool) -> list[str]:
+    return wrapped(f"{printable(scheduler.section)}: ", printable(scheduler_words(scheduler, private)), screen)
+
+
+def scheduler_words(scheduler: SchedulerRow, private: bool = False) -> str:
+    """The state of a scheduler, and whether its learning rates are those of the param groups."""
+    items = scheduler.state.items() if isinstance(scheduler.state, dict) else ()
+    named = [(key_name(k), v) for k, v in items]
+    shown = [(k, v) for k, v in named if private or not is_private_name(k)]
+    hidden = len(named) - len(shown)
+    state = ", ".join(f"{k} {value_text(v, 60)}" for k, v in shown)
+    agrees = {True: "; lr as in the param groups", False: "; LR IS NOT THAT OF THE PARAM GROUPS", None: ""}
+    return state + agrees[scheduler.agrees] + (f"; {plural(hidden, 'private value')}: --private" if hidden else "")
+
+
+def _differing(report: Report, screen: Screen) -> list[str]:
+    if not report.differing:
+        return []
+    return wrapped("differs between ranks, as it may: ", printable(few(report.differing, 20)), screen)
+
+
+# -- what goes to stderr -----------------------------------------------------------------------------------------
+
+
+def read_line(report: Report) -> str:
+    """The files read for the report, and those not read, in one line."""
+    what = plural(report.ranks.read, "rank") if report.ranks.here else plural(report.cost.files, "file")
+    read = f"read the metadata of {what} in {duration(report.cost.seconds)}"
+    if len(report.files) == 1 and not report.ranks.expected:
+        return f"read the metadata of one file in {duration(report.cost.seconds)}; no tensor values"
+    others = report.ranks.here - report.ranks.read
+    if others > 0:
+        listed = any(f.status == "listed" for f in report.files)
+        what = "the file's name and size" if listed else "that the file is there and ends well"
+        return f"{read}, of {plural(others, 'other')} only {what} (--all-ranks: all of them)"
+    return f"{read}; no tensor values"
+
+
+def next_line(report: Report) -> str:
+    """The next command that users want; "" if none would work."""
+    return f"next: {report.next}" if report.next else ""

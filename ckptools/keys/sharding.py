@@ -1,0 +1,174 @@
+"""The sharding of a checkpoint's tensors over its ranks; tensors that are sharded alike are one row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+from typing import NamedTuple
+
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.regions import Box, Ints
+from ckptools.model.tensor import Tensor, shard_boxes, shard_ranks
+from ckptools.model.tree import tensors_in
+from ckptools.text import clip, plural, printable
+from ckptools.training_state.sections import sections_of_kind
+
+REPLICATE = "Replicate()"
+
+MAX_CLASS = 40
+"""Characters of the name of a class."""
+
+
+class ShardingRow(NamedTuple):
+    """Tensors that are sharded alike.
+
+    Attributes:
+        how: in words: `dim 0 over 4 ranks`, or DTensor's placements and mesh.
+        tensors: how many tensors there are.
+        sharded: whether ranks hold different pieces.
+        uneven: how many of them are cut into pieces of different sizes.
+        empty: how many of them leave some rank without a piece.
+    """
+
+    how: str
+    tensors: int
+    sharded: bool
+    uneven: int = 0
+    empty: int = 0
+
+
+def sharding_rows(ck: Checkpoint) -> tuple[ShardingRow, ...]:
+    """Describe how the model's tensors are sharded: a row for each way, that of the most tensors first.
+
+    If nothing in it is sharded, rows for what is sharded elsewhere (an optimizer's partitions) follow; if there is no
+    model, all tensors are counted.
+    """
+    model = [t for s in sections_of_kind(ck, "model") for _, t in tensors_in(s.value)]
+    if not model:
+        return _ways([t for _, t in tensors_in(ck.tree)])
+    if ck.in_parts:
+        return _ways(model, len(ck.ranks))
+    if any(t.sharded for t in model):
+        return _ways(model)
+    others = _ways([t for _, t in tensors_in(ck.tree) if t.sharded])
+    return (*_ways(model), *(one._replace(how=f"{one.how}, outside the model") for one in others))
+
+
+def _ways(tensors: list[Tensor], ranks: int | None = None) -> tuple[ShardingRow, ...]:
+    """Count the ways; with the number of `ranks`, whole tensors are grouped by how many ranks have them."""
+    group = _group(tensors)
+    found: dict[str, list[Tensor]] = {}
+    for tensor in tensors:
+        on = f" on {len({s.rank for s in tensor.found})} of {ranks} ranks" if ranks and not tensor.sharded else ""
+        stored = f", {_encoded(tensor)}" if tensor.sharded and tensor.encoded_as else ""
+        found.setdefault(_how(tensor, group) + on + stored, []).append(tensor)
+    made = [_layout(how, alike, group) for how, alike in found.items()]
+    return tuple(sorted(made, key=lambda one: (not one.sharded, -one.tensors)))
+
+
+def sharding_name(ck: Checkpoint) -> str:
+    """The kinds of sharded tensors that the files hold, as a word for programs: `dtensor`, or `none`."""
+    kinds = {t.kind for _, t in tensors_in(ck.tree) if t.sharded}
+    names = {
+        "sharded_tensor": "fsdp1-sharded-tensor",
+        "dtensor": "dtensor",
+        "checkpointable": "checkpointable-tensor",
+        "chunks": "dcp-chunks",
+        "tensor_parallel": "tensor-parallel",
+        "flat_pieces": "fsdp1-flat-pieces",
+    }
+    return "+".join(name for kind, name in names.items() if kind in kinds) or "none"
+
+
+def placement(tensor: Tensor) -> str:
+    """Describe how one tensor is sharded: `dim 0 over 4 ranks`."""
+    return _how(tensor, _group([tensor])) if tensor.sharded else _unsharded(tensor, tensor.kind)
+
+
+def _group(tensors: list[Tensor]) -> int | None:
+    """The number of ranks that share a ShardedTensor if it is not the whole world: HSDP, whose groups hold replicas.
+
+    Seen from one rank the others are nameless then; seen from all, several hold the same elements. Ranks that a small
+    tensor leaves empty are no group.
+    """
+    shared = [t for t in tensors if t.kind == "sharded_tensor"]
+    nameless = any(None in shard_ranks(t.shards) for t in shared)
+    if not nameless and not any(len(_pieces(t)) < sum(1 for s in t.shards if s.box.numel) for t in shared):
+        return None
+    group, world = max(len(_boxes(t)) for t in shared), max(t.world_size or len(t.shards) for t in shared)
+    return group if group < world else None
+
+
+def _boxes(tensor: Tensor) -> set[Box]:
+    return shard_boxes(tensor.shards)
+
+
+def _layout(how: str, tensors: list[Tensor], group: int | None) -> ShardingRow:
+    if not tensors[0].sharded or tensors[0].kind == "flat_pieces":
+        return ShardingRow(how, len(tensors), tensors[0].sharded)
+    uneven = empty = 0
+    for tensor in tensors:
+        pieces, expected = _pieces(tensor), _expected(tensor, group)
+        empty += len(pieces) < expected
+        uneven += len(set(pieces)) > 1 or len(pieces) < expected
+    return ShardingRow(how, len(tensors), True, uneven, empty)
+
+
+def _pieces(tensor: Tensor) -> list[tuple[int, ...]]:
+    """Sizes of the distinct pieces: a replica on another rank is the same piece, an empty one is none."""
+    return [box.sizes for box in _boxes(tensor) if box.numel]
+
+
+def _expected(tensor: Tensor, group: int | None) -> int:
+    """Into how many pieces it would be cut if every rank had one."""
+    if tensor.mesh is not None and tensor.placements is not None:
+        pairs = zip(tensor.mesh, tensor.placements, strict=False)
+        return prod(n for n, placed in pairs if placed != REPLICATE)
+    if tensor.kind in ("chunks", "checkpointable"):
+        return len(_pieces(tensor))  # nothing says how many ranks there were
+    return group or tensor.world_size or len(tensor.shards)
+
+
+def _how(tensor: Tensor, group: int | None) -> str:
+    if tensor.kind == "dtensor":
+        return _placed(tensor.placements or (), tensor.mesh or ())
+    if tensor.kind == "flat_pieces":
+        return "pieces of flattened parameters"
+    if tensor.kind in ("chunks", "checkpointable"):
+        return f"{_cut(tensor)} in {plural(len(_pieces(tensor)), 'piece')}"
+    if tensor.kind == "tensor_parallel":
+        over = plural(tensor.world_size or len(tensor.shards), "rank")
+        return f"pieces of {over}, not joined" if tensor.note else f"{_cut(tensor)} over {over}"
+    if tensor.kind == "sharded_tensor":
+        world = tensor.world_size or len(tensor.shards)
+        return f"{_cut(tensor)} over {f'groups of {group} of {world} ranks' if group else plural(world, 'rank')}"
+    return _unsharded(tensor, f"{tensor.kind}, without loadable values")
+
+
+def _unsharded(tensor: Tensor, otherwise: str) -> str:
+    """Describe a tensor that is not cut; in words of the caller's where it is of no class."""
+    return "whole" if tensor.kind == "plain" else _encoded(tensor) if tensor.encoded_as else otherwise
+
+
+def _encoded(tensor: Tensor) -> str:
+    """As what a class stores a tensor."""
+    encoded = tensor.encoded_as[0]
+    name = printable(clip(encoded.name.rpartition(".")[2], MAX_CLASS))
+    return f"quantized as {name}" if encoded.coding is not None else f"of class {name}"
+
+
+def _placed(placements: tuple[str, ...], mesh: Ints) -> str:
+    if len(placements) == len(mesh) == 1:
+        return f"{placements[0]} on {plural(mesh[0], 'rank')}"
+    return f"({', '.join(placements)}) on {' x '.join(map(str, mesh))} ranks"
+
+
+def _cut(tensor: Tensor) -> str:
+    """Which dimensions are cut; of a tensor of one piece only its emptier ranks show it."""
+    sizes = {box.sizes for box in _boxes(tensor)}  # few of them differ
+    dims = sorted({d for own in sizes for d in _cut_dims(own, tensor.shape)}) or [0]
+    return "dim " + " and ".join(map(str, dims))
+
+
+def _cut_dims(sizes: Ints, shape: Ints) -> Iterator[int]:
+    return (d for d, (part, whole) in enumerate(zip(sizes, shape, strict=False)) if part != whole)

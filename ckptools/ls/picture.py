@@ -1,0 +1,257 @@
+"""A run as graphs: the learning rate by step, and the step by time; a bad resume shows as a break."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from itertools import pairwise
+from typing import NamedTuple
+
+from ckptools.display.drawing import WIDTH, Key, Picture, Rect, label, legend, line, mark, name_text, rect, svg
+from ckptools.ls.record import CheckpointRow, RunFolder
+from ckptools.text import moment_utc, number, plural
+
+HIGH = 130.0
+LEFT = 70.0
+"""Height of a graph, and the width of the figures left of it."""
+
+JUMP = 10.0
+"""A learning rate that changes by more than this factor between two checkpoints is a break."""
+
+MAX_POINTS = 1000
+MAX_LINES = 6
+"""At most this many checkpoints, the last ones, and learning rates per checkpoint are drawn."""
+
+
+class Point(NamedTuple):
+    """One checkpoint of a run.
+
+    Attributes:
+        name: its name.
+        step: training step; None if unknown.
+        saved: time of its last file, in seconds since 1970; None without files.
+        rates: distinct learning rates of its param groups, in the order of the groups.
+        whole: whether it is whole; None if unknown.
+    """
+
+    name: str
+    step: int | None
+    saved: float | None
+    rates: tuple[float, ...]
+    whole: bool | None
+
+
+class Break(NamedTuple):
+    """A break in the course of a run.
+
+    Attributes:
+        before: the last checkpoint before the break.
+        after: the next one, which does not continue it.
+        words: description of the break.
+    """
+
+    before: Point
+    after: Point
+    words: str
+
+
+def points_of(run: RunFolder) -> tuple[Point, ...]:
+    """The checkpoints of a run in the order of saving; those without a time come last."""
+    found = [_point(row) for row in run.rows]
+    return tuple(sorted(found, key=lambda p: (p.saved is None, p.saved or 0.0, p.step or 0)))
+
+
+def _point(row: CheckpointRow) -> Point:
+    saved = None if row.saved is None else datetime.fromisoformat(row.saved.replace("Z", "+00:00")).timestamp()
+    return Point(row.name, row.step, saved, tuple(dict.fromkeys(row.lr)), row.whole)
+
+
+def breaks_of(points: Sequence[Point]) -> tuple[Break, ...]:
+    """Find pairs of successive checkpoints where the step goes back or stays, or a learning rate jumps."""
+    timed = [point for point in points if point.saved is not None]
+    stepped = [point for point in timed if point.step is not None]
+    found = [Break(a, b, f"step {a.step}, then {b.step}") for a, b in pairwise(stepped) if _not_on(a, b)]
+    rated = [point for point in timed if point.rates]
+    found += [Break(a, b, _jump(a, b)) for a, b in pairwise(rated) if _jump(a, b)]
+    return tuple(found)
+
+
+def _not_on(a: Point, b: Point) -> bool:
+    return a.step is not None and b.step is not None and b.step <= a.step and a.saved != b.saved
+
+
+def _jump(a: Point, b: Point) -> str:
+    """Describe a learning rate that changes more than tenfold between two checkpoints; "" if none does."""
+    if len(a.rates) != len(b.rates):
+        return f"{plural(len(a.rates), 'different lr')}, then {len(b.rates)}"
+    for old, new in zip(a.rates, b.rates, strict=True):
+        low, high = sorted((abs(old), abs(new)))
+        if low and high / low >= JUMP:
+            return f"lr {number(old)}, then {number(new)}"
+    return ""
+
+
+def run_steps(run: RunFolder) -> Picture:
+    """Draw learning rate and step of every checkpoint of a run.
+
+    Args:
+        run: its checkpoints.
+    """
+    points = points_of(run)
+    breaks = breaks_of(points)
+    title = f"steps and learning rates of {name_text(run.path.name or str(run.path))}"
+    text = "\n".join([title, *_words(points, breaks)])
+    drawn, height = _drawn(points, breaks)
+    return Picture(title, svg(title, text, drawn, height), text)
+
+
+# -- in words ----------------------------------------------------------------------------------------------------
+
+
+def _words(points: Sequence[Point], breaks: Sequence[Break]) -> Iterator[str]:
+    steps = [point.step for point in points if point.step is not None]
+    yield plural(len(points), "checkpoint") + (f", steps {min(steps)} to {max(steps)}" if steps else ", no step known")
+    if len(steps) < len(points):
+        yield f"{plural(len(points) - len(steps), 'checkpoint')} without a step, not drawn"
+    rates = [(point, rate) for point in points for rate in point.rates]
+    if rates:
+        yield f"lr {number(min(r for _, r in rates))} to {number(max(r for _, r in rates))}"
+    else:
+        yield "no checkpoint has a learning rate"
+    for found in breaks[:8]:
+        yield f"BREAK: {found.words}: {_name(found.before)} to {_name(found.after)}"
+    if len(breaks) > 8:
+        yield f"{len(breaks) - 8} more breaks"
+    if not breaks and len(steps) > 1:
+        yield "in the order of their file times the steps go up"
+    odd = [_name(point) for point in points if point.whole is False]
+    if odd:
+        yield f"not whole: {', '.join(odd[:8])}" + (f" and {len(odd) - 8} more" if len(odd) > 8 else "")
+    yield from _last_points(points)
+
+
+def _name(point: Point) -> str:
+    return name_text(point.name, 80)
+
+
+def _last_points(points: Sequence[Point]) -> Iterator[str]:
+    for point in points[-12:]:
+        rates = ", ".join(map(number, point.rates[:MAX_LINES])) or "unknown"
+        yield f"  {_name(point)}: step {'unknown' if point.step is None else point.step}, lr {rates}"
+    if len(points) > 12:
+        yield f"  {len(points) - 12} before these"
+
+
+# -- drawn -------------------------------------------------------------------------------------------------------
+
+
+class Axis(NamedTuple):
+    """A range of figures and its place in the drawing.
+
+    Attributes:
+        low: the smallest figure.
+        high: the largest one.
+        start: coordinate of the smallest.
+        end: coordinate of the largest.
+    """
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def at(self, value: float) -> float:
+        """Coordinate of a figure; the middle if all figures are equal."""
+        if self.high == self.low:
+            return (self.start + self.end) / 2
+        return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
+
+
+def axis(values: Sequence[float], start: float, end: float) -> Axis:
+    """The range of some figures."""
+    return Axis(min(values), max(values), start, end)
+
+
+def _drawn(points: Sequence[Point], breaks: Sequence[Break]) -> tuple[list[str], float]:
+    """The parts of the drawing, and their height."""
+    shown = [point for point in points if point.step is not None][-MAX_POINTS:]
+    parts = [label(0, 12 + 16 * n, f"{found.words} ({_name(found.after)})") for n, found in enumerate(breaks[:4])]
+    y = 16.0 * len(parts) + 4
+    rated = [p for p in shown if p.rates and all(map(math.isfinite, p.rates))]
+    if rated:
+        parts += _rates(rated, breaks, y)
+        y += HIGH + 46
+    timed = [point for point in shown if point.saved is not None]
+    if timed:
+        parts += _steps(timed, breaks, y)
+        y += HIGH + 46
+    if not (rated or timed):
+        parts.append(label(0, y + 12, "nothing to draw: no step is known"))
+        y += 20
+    keys = [Key("sky", "", "a checkpoint"), Key("yellow", "X", "not whole"), Key("bad", "B", "a break before it")]
+    used = [True, any(p.whole is False for p in shown), bool(breaks)]
+    made, bottom = legend([key for key, there in zip(keys, used, strict=True) if there and shown], y + 4)
+    return [*parts, made], bottom
+
+
+def _frame(top: float, title: str, across: tuple[str, str], down: tuple[str, str]) -> Iterator[str]:
+    """The title of a graph, its two axes, and the figures at their ends."""
+    low, high = top + 18, top + 18 + HIGH
+    yield label(LEFT, top + 12, title, "faint")
+    yield line([(LEFT - 6, low), (LEFT - 6, high + 6), (WIDTH, high + 6)], "grid")
+    yield label(LEFT - 10, low + 8, down[1], "faint", "end") + label(LEFT - 10, high + 4, down[0], "faint", "end")
+    yield label(LEFT, high + 19, across[0], "faint") + label(WIDTH, high + 19, across[1], "faint", "end")
+
+
+def _rates(points: Sequence[Point], breaks: Sequence[Break], top: float) -> Iterator[str]:
+    """Every learning rate by step, in the order of saving, so that a step back is a line back."""
+    steps = axis([float(p.step or 0) for p in points], LEFT, WIDTH - 8)
+    rates = axis([rate for p in points for rate in p.rates], top + 18 + HIGH, top + 18)
+    ends = f"{rates.low:.4g}", f"{rates.high:.4g}"
+    yield from _frame(top, "learning rate by step", (str(_lowest(points)), str(_highest(points))), ends)
+    for n in range(min(MAX_LINES, max(len(p.rates) for p in points))):
+        having = [p for p in points if n < len(p.rates)]
+        placed = [(steps.at(float(p.step or 0)), rates.at(p.rates[n])) for p in having]
+        yield from _course(placed, having, breaks, [f"lr {number(p.rates[n])}" for p in having])
+
+
+def _course(
+    placed: Sequence[tuple[float, float]], points: Sequence[Point], breaks: Sequence[Break], words: Sequence[str]
+) -> Iterator[str]:
+    """Checkpoints in the order of saving, joined by lines, which are dashed at a break."""
+    broken = {found.after for found in breaks}
+    for (a, b), after in zip(pairwise(placed), points[1:], strict=True):
+        yield line([a, b], "edge dash" if after in broken else "edge")
+    for (x, y), p, text in zip(placed, points, words, strict=True):
+        kind, letter = ("bad", "B") if p in broken else ("yellow", "X") if p.whole is False else ("sky", "")
+        yield _dot(x, y, kind, letter, f"{_name(p)}: step {p.step}, {text}")
+
+
+def _lowest(points: Sequence[Point]) -> int:
+    return min(p.step for p in points if p.step is not None)
+
+
+def _highest(points: Sequence[Point]) -> int:
+    return max(p.step for p in points if p.step is not None)
+
+
+def _steps(points: Sequence[Point], breaks: Sequence[Break], top: float) -> Iterator[str]:
+    """The step of every checkpoint by its time of saving."""
+    times = axis([p.saved or 0.0 for p in points], LEFT, WIDTH - 8)
+    steps = axis([float(p.step or 0) for p in points], top + 18 + HIGH, top + 18)
+    ends = str(_lowest(points)), str(_highest(points))
+    when = (_moment(times.low), _moment(times.high))
+    yield from _frame(top, "step by the time of its last file (UTC)", when, ends)
+    placed = [(times.at(p.saved or 0.0), steps.at(float(p.step or 0))) for p in points]
+    yield from _course(placed, points, breaks, [_moment(p.saved or 0.0) for p in points])
+
+
+def _dot(x: float, y: float, kind: str, letter: str, hover: str) -> str:
+    half = 6.5 if letter else 3.0
+    at = Rect(x - half, y - half, 2 * half, 2 * half)
+    return rect(at, kind, hover) + mark(at, letter)
+
+
+def _moment(seconds: float) -> str:
+    return moment_utc(seconds).replace("T", " ").rstrip("Z")

@@ -1,0 +1,153 @@
+"""The record of `ls`: the checkpoints of a run, and the newest whole one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from ckptools.model.problems import Severity
+from ckptools.model.records import Rows, displayed
+from ckptools.model.verdict import Depth
+from ckptools.text import clip_middle, plural, size
+
+LookedInto = Literal["nothing", "inspect", "verify", "verify --deep"]
+"""How far a checkpoint was read: the command that reads as much."""
+
+
+@displayed
+@dataclass(frozen=True)
+class CheckpointRow:
+    """One checkpoint of a run.
+
+    Attributes:
+        name: its name to append to the folder to open it.
+        path: its path to open.
+        format: name of the format that read it; "" if it cannot be opened.
+        step: training step; None if unknown.
+        step_agrees: whether all sources of the step agree.
+        ranks: ranks whose files are here and not cut.
+        world_size: ranks that saved it; None if unknown.
+        files: number of its files here.
+        bytes: bytes of these files.
+        whole: None if no problem was seen but not every file was read.
+        verdict: the headline of `inspect`, or of `verify` if it was verified.
+        why: the first problems with their codes, and the number of others; "" if there are none.
+        codes: codes of all errors and warnings.
+        looked_into: how far it was read.
+        saved: time of its last file, in UTC: `2026-11-20T01:42:07Z`; None without files.
+        newest_whole: whether it is the newest that is whole.
+        being_written: whether its files changed between two listings.
+        notes: other remarks.
+        lr: learning rate of each param group, in the order of the file; empty if unknown.
+        recoverable: see `Verdict`; None if unknown.
+        joinable: likewise.
+        depth: how far the files were read.
+    """
+
+    name: str
+    path: str
+    format: str
+    step: int | None
+    step_agrees: bool
+    ranks: int
+    world_size: int | None
+    files: int
+    bytes: int
+    whole: bool | None
+    verdict: str
+    why: str
+    codes: tuple[str, ...]
+    looked_into: LookedInto
+    saved: str | None
+    newest_whole: bool = False
+    being_written: bool = False
+    notes: tuple[str, ...] = ()
+    lr: tuple[float, ...] = ()
+    recoverable: bool | None = None
+    joinable: bool | None = None
+    depth: Depth = "nothing"
+
+    def _summary(self) -> str:
+        step = "" if self.step is None else f"step {self.step}, "
+        return f"{clip_middle(self.name, 60)}: {step}{self.verdict}, {size(self.bytes)}"
+
+
+@displayed
+@dataclass(frozen=True)
+class TrackerRow:
+    """A file or link such as `latest`, from which a run resumes.
+
+    Attributes:
+        name: its name, below the folder.
+        checkpoint: name of the checkpoint that it leads to; None if it leads to none.
+        step: step of that checkpoint.
+        severity: severity of its problem; "" if it leads to the newest whole checkpoint.
+        problem: its problem; "" likewise.
+    """
+
+    name: str
+    checkpoint: str | None
+    step: int | None
+    severity: Severity | Literal[""] = ""
+    problem: str = ""
+
+
+@displayed
+@dataclass(frozen=True)
+class LeftOverRow:
+    """A temporary file or folder of an interrupted or running write.
+
+    Attributes:
+        name: the file or folder, below the folder of the run.
+        bytes: of the file, or of all files in the folder.
+        saved: time of the last write, in UTC.
+    """
+
+    name: str
+    bytes: int
+    saved: str | None
+
+
+@displayed
+@dataclass(frozen=True)
+class RunFolder:
+    """The checkpoints in a folder, the newest first.
+
+    Attributes:
+        path: the folder.
+        ok: whether no checkpoint is known to be broken, and no tracker leads to a wrong one; warnings do not count.
+        rows: a row per checkpoint.
+        checkpoints: number of checkpoints; `rows` may be some of them.
+        newest_whole: path of the newest whole checkpoint; None if none is proven to be whole.
+        ordered_by: criterion of the order.
+        trackers: files and links that name a checkpoint.
+        left_over: temporary files and folders.
+        notes: skipped entries, and contradictions.
+        seconds: wall time.
+    """
+
+    path: Path
+    ok: bool
+    rows: Rows[CheckpointRow]
+    checkpoints: int
+    newest_whole: str | None
+    ordered_by: Literal["step", "file time"]
+    trackers: Rows[TrackerRow] = field(default_factory=Rows)
+    left_over: Rows[LeftOverRow] = field(default_factory=Rows)
+    notes: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+    @property
+    def readable(self) -> bool:
+        """Whether at least one checkpoint could be opened."""
+        return any(row.format for row in self.rows)
+
+    def _summary(self) -> str:
+        newest = f"newest whole {self.newest_whole}" if self.newest_whole else "NONE IS WHOLE"
+        found = plural(self.checkpoints, "checkpoint")
+        return f"{clip_middle(str(self.path), 40)}: {found}, {newest if self.checkpoints else 'so far'}"
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """A plain dict per checkpoint, for `pandas.DataFrame` and the like."""
+        return self.rows.to_dicts()

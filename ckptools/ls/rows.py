@@ -1,0 +1,235 @@
+"""A row for each checkpoint of a run, with the facts found while opening it, and which is the newest whole one."""
+
+from __future__ import annotations
+
+import stat
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Literal
+
+from ckptools.errors import CkptoolsError
+from ckptools.files.location import path_of
+from ckptools.ls.record import CheckpointRow, LeftOverRow, LookedInto
+from ckptools.ls.search import Opened
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.problems import Problem
+from ckptools.model.verdict import Verdict, causes_of, without_consequences
+from ckptools.text import and_others, moment_utc
+from ckptools.training_state.sections import sections_of_kind
+from ckptools.training_state.steps import step_in
+from ckptools.verify.found_files import unreadable
+from ckptools.verify.run import verify
+
+MOST = 3
+"""At most this many problems of a checkpoint are written out in its row."""
+
+JUST_NOW = 120.0
+"""A checkpoint that is not whole may still be written if its last write was less than this many seconds ago."""
+
+NO_MODEL = "holds no model: nothing to go on from"
+
+Order = Literal["step", "file time"]
+
+
+def row_of(name: str, path: Path, found: Opened | CkptoolsError, files: Sequence[Path]) -> CheckpointRow:
+    """Make the row of a checkpoint.
+
+    Args:
+        name: its name to append to the folder.
+        path: its path to open.
+        found: the checkpoint, or why it cannot be opened.
+        files: its known files.
+    """
+    made = _opened(name, path, found) if isinstance(found, Opened) else _unreadable(name, path, found, files)
+    return made if made.whole else replace(made, notes=(*made.notes, *_just_now(made.saved)))
+
+
+def _opened(name: str, path: Path, found: Opened) -> CheckpointRow:
+    ck = found.facts
+    here = [file for file in ck.files if file.status != "missing"]
+    times = [file.modified for file in here if file.modified]
+    world = ck.world_size.exact
+    made = CheckpointRow(
+        name=name,
+        path=str(path),
+        format=ck.format,
+        step=ck.step.value,
+        step_agrees=ck.step.agree,
+        ranks=len(ck.ranks),
+        world_size=world if isinstance(world, int) else None,
+        files=len(here),
+        bytes=sum(file.nbytes for file in here),
+        whole=None,
+        verdict="",
+        why="",
+        codes=(),
+        looked_into="inspect",
+        saved=moment_utc(max(times)) if times else None,
+        lr=found.rates,
+    )
+    return judged(made, found.verdict, ck.problems, "inspect")
+
+
+def judged(row: CheckpointRow, verdict: Verdict, problems: Iterable[Problem], looked_into: LookedInto) -> CheckpointRow:
+    """Add the verdict on its checkpoint to a row.
+
+    Args:
+        row: the row without a verdict.
+        verdict: the verdict.
+        problems: all problems; notes are left out.
+        looked_into: command that finds the same.
+    """
+    doubtful = [problem for problem in problems if problem.severity != "note"]
+    errors = [problem for problem in without_consequences(doubtful) if problem.severity == "error"]
+    return replace(
+        row,
+        whole=verdict.whole,
+        recoverable=verdict.recoverable,
+        joinable=verdict.joinable,
+        depth=verdict.depth,
+        verdict=verdict.headline,
+        why="; ".join(map(str, errors[:MOST])) + and_others(len(errors) - MOST),
+        codes=tuple(dict.fromkeys(problem.code for problem in doubtful)),
+        looked_into=looked_into,
+    )
+
+
+def _unreadable(name: str, path: Path, error: CkptoolsError, files: Sequence[Path]) -> CheckpointRow:
+    nbytes, last = written(files)
+    about = error.reason if error.path == path else str(error)
+    return CheckpointRow(
+        name=name,
+        path=str(path),
+        format="",
+        step=_step_of(path),
+        step_agrees=True,
+        ranks=0,
+        world_size=None,
+        files=sum(file.is_file() for file in files),
+        bytes=nbytes,
+        whole=False,
+        verdict="NOT WHOLE: cannot be opened",
+        why=about,
+        codes=(),
+        looked_into="nothing",
+        saved=None if last is None else moment_utc(last),
+    )
+
+
+def _step_of(path: Path) -> int | None:
+    """The step in the names of a checkpoint that cannot be opened."""
+    found = (step_in(part.name) for part in (path, path.parent, path.parent.parent))
+    return next((step for step in found if step is not None), None)
+
+
+def _just_now(saved: str | None) -> tuple[str, ...]:
+    if saved is None:
+        return ()
+    ago = time.time() - datetime.fromisoformat(saved.replace("Z", "+00:00")).timestamp()
+    return (f"last written {max(0, round(ago))} s ago: it may not be finished",) if ago < JUST_NOW else ()
+
+
+def left_over_row(name: str, path: Path) -> LeftOverRow:
+    """Make the row of a temporary file or folder."""
+    nbytes, last = written([path])
+    return LeftOverRow(name, nbytes, None if last is None else moment_utc(last))
+
+
+def written(paths: Iterable[Path]) -> tuple[int, float | None]:
+    """Total bytes of files and folders, and the time of the last write; None without files."""
+    nbytes, last = 0, None
+    for path in paths:
+        for file in _files_in(path):
+            try:
+                status = file.lstat()
+            except OSError:  # removed meanwhile, or no permission: ignored
+                continue
+            nbytes += 0 if stat.S_ISDIR(status.st_mode) else status.st_size
+            last = status.st_mtime if last is None else max(last, status.st_mtime)
+    return nbytes, last
+
+
+def _files_in(path: Path) -> Iterable[Path]:
+    """A path, and everything in it if it is a folder; links are not followed."""
+    yield path
+    if path.is_dir() and not path.is_symlink():
+        for entry in path.iterdir():
+            yield from _files_in(entry)
+
+
+# -- the newest whole one ---------------------------------------------------------------------------------------------
+
+
+def newest_first(rows: Sequence[CheckpointRow]) -> tuple[list[CheckpointRow], Order]:
+    """Sort rows from the newest to the oldest, and name the criterion: steps, or file times if no step is known.
+
+    Checkpoints without a step come last; of the same step, the one saved last comes first.
+    """
+    ordered = sorted(rows, key=lambda row: row.name)
+    ordered.sort(key=lambda row: row.saved or "", reverse=True)
+    if all(row.step is None for row in rows):
+        return ordered, "file time"
+    return sorted(ordered, key=lambda row: (row.step is None, -(row.step or 0))), "step"
+
+
+def times_that_contradict(rows: Sequence[CheckpointRow]) -> str:
+    """The note on a checkpoint of a later step that was written before one of an earlier step; "" for none.
+
+    A run resumed from an earlier step leaves later ones of its first attempt behind; copying changes file times.
+    """
+    timed = [row for row in rows if row.step is not None and row.saved is not None]
+    for row in timed:
+        later = [o for o in timed if (o.step or 0) < (row.step or 0) and str(o.saved) > str(row.saved)]
+        if later:
+            first = max(later, key=lambda o: o.step or 0)
+            return (
+                f"steps and file times disagree: step {row.step} was written before step {first.step}; "
+                "steps are believed, but it may be of an earlier attempt"
+            )
+    return ""
+
+
+def newest_whole(
+    rows: Sequence[CheckpointRow], verify_row: Callable[[CheckpointRow], CheckpointRow]
+) -> list[CheckpointRow]:
+    """Mark the newest whole checkpoint in the rows, verifying it and all newer ones.
+
+    Args:
+        rows: the newest first.
+        verify_row: verifies a checkpoint.
+    """
+    made = list(rows)
+    for n, row in enumerate(made):
+        if row.whole is not False:
+            made[n] = verify_row(row)
+            if made[n].whole and not made[n].why and NO_MODEL not in made[n].notes:
+                made[n] = replace(made[n], newest_whole=True)
+                break
+    return made
+
+
+def verified(row: CheckpointRow, opened: Callable[[Path], Checkpoint], deep: bool, jobs: int | None) -> CheckpointRow:
+    """Verify the checkpoint of a row and update the row; unreadable parts are problems.
+
+    Args:
+        row: its row after opening.
+        opened: opens a path with every rank.
+        deep: also compare checksums.
+        jobs: number of threads.
+    """
+    model = True
+    try:
+        ck = opened(path_of(row.path))
+        found = verify(ck, deep=deep, jobs=jobs)
+        verdict, problems = found.verdict, list(found.problems)
+        model = bool(sections_of_kind(ck, "model"))
+        checksums = next(check for check in found.checks if check.name.startswith("checksums"))
+        notes = (f"checksums: {checksums.detail}",) if deep and checksums.result == "skip" else ()
+    except CkptoolsError as error:
+        problems, notes = [unreadable(error)], ()
+        verdict = Verdict(False, None, None, "nothing", "", causes_of(problems))
+    made = judged(row, verdict, problems, "verify --deep" if deep else "verify")
+    return replace(made, notes=(*row.notes, *notes, *(() if model else (NO_MODEL,))))

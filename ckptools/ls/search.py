@@ -1,0 +1,280 @@
+"""Search for the checkpoints in a folder: rank files by their names, folders that a format recognises, single files.
+
+The search also finds trackers that name a checkpoint, temporary files of interrupted writes, and links, which are other
+names of paths elsewhere. Nothing is skipped silently: notes list every skipped entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+from ckptools.dtypes import is_floating
+from ckptools.errors import CkptoolsError, ReadError, SeveralError, UnknownFormatError
+from ckptools.files.file_type import content_of, head_at
+from ckptools.files.location import common_folder, leads_out, real_path
+from ckptools.formats.folder_search import WEIGHTS_ELSEWHERE, is_named_so
+from ckptools.formats.rank_search.rank_names import RankName, is_temporary, parse
+from ckptools.formats.registry import FORMATS, formats_from_outside, recognised
+from ckptools.formats.shared.companions import is_companion
+from ckptools.formats.shared.several import LINK, Tracker, trackers_in
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.tree import tensors_in
+from ckptools.model.verdict import Verdict
+from ckptools.text import few, plural
+from ckptools.training_state.judgement import verdict_of
+from ckptools.training_state.steps import group_rates
+
+MAX_DEPTH = 4
+MAX_ENTRIES = 1 << 18
+"""At most this many entries of a folder are searched: 1,024 rank files of 256 checkpoints."""
+
+MAX_FOLDERS = 20_000
+
+Opener = Callable[[Path, Sequence[Path]], "Opened"]
+"""Opens a path, given also the files of the same checkpoint as known from their names."""
+
+OnCheckpoint = Callable[[Path, "Opened | CkptoolsError", Sequence[Path]], None]
+"""Takes the path of a checkpoint, the opened one or why it cannot be opened, and its known files."""
+
+
+class Opened(NamedTuple):
+    """An opened checkpoint without its tree: the trees of a long run would fill the memory.
+
+    Attributes:
+        facts: the checkpoint without its tree.
+        verdict: the verdict on it.
+        holds_weights: whether floating-point tensors are in it.
+        rates: learning rate of each param group.
+    """
+
+    facts: Checkpoint
+    verdict: Verdict
+    holds_weights: bool
+    rates: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, ck: Checkpoint) -> Opened:
+        """Keep the facts of a checkpoint."""
+        weights = any(is_floating(tensor.dtype) for _, tensor in tensors_in(ck.tree))
+        facts = replace(ck, tree=None, per_rank={}, names=(), differing=(), rounded=())
+        return cls(facts, verdict_of(ck), weights, group_rates(ck))
+
+
+@dataclass
+class RunSearch:
+    """A search for the checkpoints of a run, which passes each on as soon as it is found and keeps none.
+
+    Attributes:
+        root: the folder of the run.
+        opened: opens a path.
+        on_checkpoint: takes each checkpoint.
+        follow_symlinks: follow links that lead out of the folder.
+        trackers: the trackers found.
+        left_over: temporary files and folders.
+        notes: skipped entries.
+    """
+
+    root: Path
+    opened: Opener
+    on_checkpoint: OnCheckpoint
+    follow_symlinks: bool = False
+    trackers: list[Tracker] = field(default_factory=list)
+    left_over: list[Path] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    _known: set[Path] = field(default_factory=set)
+    _folders: int = 0
+    _not_followed: list[str] = field(default_factory=list)
+    _entered: set[Path] = field(default_factory=set)
+
+    def run(self) -> None:
+        """Search the whole folder.
+
+        Raises:
+            ReadError: the folder itself cannot be listed.
+        """
+        try:
+            entries = self._entries(self.root)
+        except OSError as error:
+            raise ReadError(self.root, (error.strerror or "").lower(), "no access") from error
+        self._folder(self.root, entries, MAX_DEPTH)
+        if self._not_followed:
+            links = plural(len(self._not_followed), "link")
+            names = few(self._not_followed)
+            self.notes.append(f"{links} out of the folder, not followed (--follow-symlinks): {names}")
+
+    def name(self, path: Path) -> str:
+        """The name of a path to append to the folder."""
+        return str(path.relative_to(self.root))
+
+    # -- folders -------------------------------------------------------------------------------------------------
+
+    def _entries(self, folder: Path) -> list[Path]:
+        """The entries of a folder, without hidden and temporary ones and links that are not followed."""
+        listed = sorted(islice(folder.iterdir(), MAX_ENTRIES + 1))
+        if len(listed) > MAX_ENTRIES:
+            self.notes.append(
+                f"{self.name(folder)} holds more than {MAX_ENTRIES} entries; the others were not looked at"
+            )
+        self.left_over += [path for path in listed if is_temporary(path.name)]
+        return [path for path in listed if self._is_looked_at(path)]
+
+    def _is_looked_at(self, path: Path) -> bool:
+        if path.name.startswith(".") or is_temporary(path.name):
+            return False
+        return not path.is_symlink() or self._is_followed(path)
+
+    def _is_followed(self, link: Path) -> bool:
+        """Whether to follow a link: only if its target is not in the folder anyway."""
+        if not leads_out(link, self.root):
+            return False
+        if not self.follow_symlinks and not LINK.fullmatch(link.name):
+            self._not_followed.append(self.name(link))
+        return self.follow_symlinks and link.exists()
+
+    def _folder(self, folder: Path, entries: Sequence[Path], depth: int) -> None:
+        """Search a folder: the folder itself, its files, its sub-folders."""
+        real = real_path(folder)
+        if real in self._entered:
+            return
+        self._entered.add(real)
+        trackers = trackers_in(folder)
+        self.trackers += trackers
+        itself = None if any(map(_names_another, trackers)) else self._recognised(folder)
+        if isinstance(
+            itself, UnknownFormatError
+        ):  # a recognised format that is refused: everything in it is part of it
+            self._failed(folder, itself, [path for path in entries if path.is_file()])
+            return
+        if isinstance(itself, Opened) and not _in_one_below(folder, itself.facts):
+            self._found(folder, itself)
+        files = [path for path in entries if path not in self._known and path.is_file()]
+        before = len(self._known)
+        self._rank_files(files)
+        if isinstance(itself, CkptoolsError) and len(self._known) == before:
+            self._failed(folder, itself, files)
+        self._single_files(path for path in files if path not in self._known)
+        self._sub_folders([path for path in entries if path not in self._known and path.is_dir()], depth - 1)
+        if isinstance(itself, Opened) and not self._known.issuperset(_here(itself.facts)):
+            self._found(folder, itself)
+
+    def _sub_folders(self, folders: Sequence[Path], depth: int) -> None:
+        for folder in folders if depth > 0 else ():
+            self._folders += 1
+            if self._folders > MAX_FOLDERS:
+                self.notes.append(f"only {MAX_FOLDERS} folders were looked into")
+                return
+            try:
+                self._folder(folder, self._entries(folder), depth)
+            except (OSError, ReadError) as error:
+                why = error.reason if isinstance(error, ReadError) else (error.strerror or "").lower()
+                self.notes.append(f"{self.name(folder)} was not looked into: {why}")
+
+    def _recognised(self, folder: Path) -> Opened | CkptoolsError | None:
+        """Open the checkpoint that a folder is or leads to, or return why it cannot be opened."""
+        try:
+            if recognised(folder, (*formats_from_outside(), *FORMATS)) is None:
+                return None
+            return self.opened(folder, ())
+        except SeveralError:
+            return None
+        except CkptoolsError as error:
+            return error
+
+    # -- files ---------------------------------------------------------------------------------------------------
+
+    def _rank_files(self, files: Sequence[Path]) -> None:
+        """Find the checkpoints with a file per rank, by the names of the files."""
+        groups: dict[tuple[tuple[str, str], int | None], list[RankName]] = {}
+        for name in filter(None, map(parse, files)):
+            groups.setdefault((name.group, name.world_size), []).append(name)
+        for group in groups.values():
+            self._first_that_opens([n.path for n in sorted(group, key=lambda n: (n.rank, n.path))])
+
+    def _first_that_opens(self, paths: Sequence[Path]) -> None:
+        """Open the checkpoint of some rank files by the first readable one; it fails only if all are damaged."""
+        first: CkptoolsError | None = None
+        for path in paths:
+            try:
+                self._found(path, self.opened(path, paths), paths)
+                return
+            except CkptoolsError as error:
+                first = first or error
+        if first is not None:
+            self._failed(paths[0], first, paths)
+
+    def _single_files(self, files: Iterable[Path]) -> None:
+        for path in files:
+            if path not in self._known and not is_companion(path) and _may_be_one(path):
+                self._single_file(path)
+
+    def _single_file(self, path: Path) -> None:
+        """Open a file of any name: it is a checkpoint if it has weights; a damaged one counts by its name."""
+        try:
+            found = self.opened(path, (path,))
+        except UnknownFormatError as error:
+            if is_named_so(path) and path.exists() and not path.stat().st_size:
+                self._failed(path, error, (path,))
+        except CkptoolsError as error:
+            if is_named_so(path):
+                self._failed(path, error, (path,))
+        else:
+            if found.holds_weights:
+                self._found(path, found)
+
+    # -- what was found ------------------------------------------------------------------------------------------
+
+    def _found(self, path: Path, opened: Opened, files: Sequence[Path] = ()) -> None:
+        if path == self.root:
+            path = _file_instead_of_folder(opened.facts) or path
+        mine = _here(opened.facts)
+        self._known |= {*files, *mine, *(above for file in mine for above in _between(self.root, file))}
+        self.on_checkpoint(path, opened, sorted(mine))
+
+    def _failed(self, path: Path, error: CkptoolsError, files: Sequence[Path]) -> None:
+        self._known.update(files)
+        self.on_checkpoint(path, error, files)
+
+
+def _here(checkpoint: Checkpoint) -> set[Path]:
+    return {file.path for file in checkpoint.files if file.status != "missing"}
+
+
+def _names_another(tracker: Tracker) -> bool:
+    """Whether a tracker marks its folder as that of a run: a file, or a link to a folder."""
+    return not tracker.path.is_symlink() or (tracker.target is not None and tracker.target.is_dir())
+
+
+def _between(root: Path, file: Path) -> list[Path]:
+    """The folders between the root and a file."""
+    return [above for above in file.parents if above != root and above.is_relative_to(root)]
+
+
+def _in_one_below(folder: Path, checkpoint: Checkpoint) -> bool:
+    """Whether all files of a checkpoint are in one sub-folder, so that the folder itself is no checkpoint."""
+    parents = [file.path.parent for file in checkpoint.files]
+    home = common_folder(parents) if parents else folder
+    return home != folder and home.is_relative_to(folder)
+
+
+def _file_instead_of_folder(checkpoint: Checkpoint) -> Path | None:
+    """The only file, or a rank file from which the others are found; None if only the folder opens all."""
+    if len(checkpoint.files) == 1:
+        return checkpoint.files[0].path
+    names = [parse(file.path) for file in checkpoint.files if file.status != "missing"]
+    groups = {(name.group, name.world_size, name.part) if name else None for name in names}
+    alone = checkpoint.format == "rank_files" and len(groups) == 1 and None not in groups
+    return next(file.path for file in checkpoint.files if file.is_here) if alone else None
+
+
+def _may_be_one(path: Path) -> bool:
+    """Whether a file's name or first bytes look like a checkpoint."""
+    if is_named_so(path) or path.suffix in WEIGHTS_ELSEWHERE:
+        return True
+    try:
+        return content_of(head_at(path)) in ("zip", "legacy")
+    except ReadError:
+        return False

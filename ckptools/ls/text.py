@@ -1,0 +1,182 @@
+"""The record of `ls` as text and as HTML: a row for each checkpoint, and the problems below."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+
+from ckptools.display.lines import MAX_LINE
+from ckptools.display.tables import PIPE, Column, Screen, table, wrapped
+from ckptools.ls.record import CheckpointRow, LeftOverRow, RunFolder
+from ckptools.model.records import Rows
+from ckptools.text import clip, clip_middle, duration, few, moment, plural, printable, size
+
+COLUMNS = (
+    Column("step", right=True),
+    Column("ranks", right=True),
+    Column("size", right=True),
+    Column("whole", verdict=True),
+    Column("saved"),
+    Column("checkpoint", name=True),
+    Column("note"),
+)
+
+WRONG_COLUMNS = (Column("name", name=True), Column("why"))
+
+MAX_VERDICT = 80
+"""Width of a verdict in its column."""
+
+MAX_DETAILS = 10
+"""At most this many checkpoints have their problems shown on a terminal."""
+
+
+def run_folder_text(run: RunFolder, screen: Screen = PIPE) -> str:
+    """Render the checkpoints of a run, the newest first: a table, and their problems below."""
+    blocks = [
+        wrapped("", headline(run), screen),
+        _table(run, screen),
+        [*_details(run.rows, screen), *_trackers(run, screen), *_left_over(run.left_over, screen)],
+        [line for note in run.notes for line in wrapped("note: ", _shown(note), screen)],
+    ]
+    return "\n\n".join("\n".join(block) for block in blocks if block)
+
+
+def headline(run: RunFolder) -> str:
+    """The number of checkpoints, and the newest whole one."""
+    newest = next((row for row in run.rows if row.newest_whole), None)
+    found = f"{plural(run.checkpoints, 'checkpoint')} in {printable(str(run.path))}"
+    if run.newest_whole is None:
+        return f"{found}; NONE IS WHOLE" if run.checkpoints else f"{found} so far"
+    return f"{found}; newest whole: {called(newest) if newest else printable(run.newest_whole)}"
+
+
+def called(row: CheckpointRow) -> str:
+    """A checkpoint in a few words: `step 4, ep0-ba4-rank0.pt`."""
+    return printable(row.name if row.step is None else f"step {row.step}, {row.name}")
+
+
+def _table(run: RunFolder, screen: Screen) -> list[str]:
+    lines = table(COLUMNS, all_cells(run), screen)
+    left = run.checkpoints - len(run.rows)
+    return [*lines, f"{left} more (--limit 0: all of them)"] if left else lines
+
+
+def all_cells(run: RunFolder) -> list[list[str]]:
+    """The cells of every checkpoint's row."""
+    trackers: dict[str, list[str]] = {}
+    for tracker in run.trackers:
+        if tracker.checkpoint is not None:
+            trackers.setdefault(tracker.checkpoint, []).append(tracker.name)
+    return [cells_of(row, trackers.get(row.name, ())) for row in run.rows]
+
+
+def cells_of(row: CheckpointRow, trackers: Sequence[str] = ()) -> list[str]:
+    """The cells of a checkpoint's row.
+
+    Args:
+        row: the checkpoint.
+        trackers: names of the trackers that lead to it.
+    """
+    whole = "whole" if row.whole and not row.codes else clip(row.verdict, MAX_VERDICT)
+    marks = ["<- newest whole"] if row.newest_whole else []
+    marks += ["being written"] if row.being_written else []
+    marks += [f"{few(trackers, 2)} point{'s' if len(trackers) == 1 else ''} here"] if trackers else []
+    marks += [] if row.step_agrees else ["name says another step"]
+    step = "-" if row.step is None else str(row.step)
+    return [step, _ranks(row), size(row.bytes), whole, _local(row.saved), row.name, ", ".join(marks)]
+
+
+def change_line(event: str, row: CheckpointRow) -> str:
+    """One line on a change of a checkpoint: `new  step 4  2/2 ranks  2.3 MiB  whole: yes  ep0-ba4-rank0.pt`."""
+    step, ranks, nbytes, whole, _, name, _ = cells_of(row)
+    ranks = ranks if not row.ranks else f"{ranks} ranks"
+    newest = ["<- newest whole"] if row.newest_whole and event != "gone" else []
+    cells = [event.ljust(13), f"step {step}", ranks, nbytes, whole, name, *newest]
+    return printable("  ".join(cells))
+
+
+def _ranks(row: CheckpointRow) -> str:
+    if not row.format:
+        return plural(row.files, "file")
+    if row.files == 1 and row.whole and row.world_size in (None, 1):
+        return "one file"
+    if not row.ranks:
+        return plural(row.files, "file")
+    return str(row.ranks) if row.world_size is None else f"{row.ranks}/{row.world_size}"
+
+
+def _local(saved: str | None) -> str:
+    return "-" if saved is None else moment(datetime.fromisoformat(saved.replace("Z", "+00:00")).timestamp())
+
+
+def _shown(text: str) -> str:
+    return clip_middle(printable(text), MAX_LINE)
+
+
+def _details(rows: Rows[CheckpointRow], screen: Screen) -> list[str]:
+    """The problems of each checkpoint that is not whole."""
+    wrong = [row for row in rows if row.why or row.notes]
+    kept = wrong if screen.rows is None else wrong[:MAX_DETAILS]
+    lines = [line for row in kept for line in _detail(row, screen)]
+    left = len(wrong) - len(kept)
+    return [*lines, f"  of {left} more when piped"] if left else lines
+
+
+def _detail(row: CheckpointRow, screen: Screen) -> Iterator[str]:
+    first = f"  {clip_middle(called(row), 60)}: "
+    for text in filter(None, (row.why, *row.notes)):
+        yield from wrapped(first, _shown(text), screen)
+
+
+def _trackers(run: RunFolder, screen: Screen) -> Iterator[str]:
+    for tracker in run.trackers:
+        if tracker.problem:
+            word = "tracker" if tracker.severity == "error" else "tracker (warning)"
+            first = f"  {word} {clip_middle(printable(tracker.name), 60)}: "
+            yield from wrapped(first, _shown(tracker.problem), screen)
+
+
+def _left_over(left: Rows[LeftOverRow], screen: Screen) -> list[str]:
+    """Temporary files and folders in one line."""
+    if not left:
+        return []
+    names = [f"{clip_middle(printable(one.name), 60)} ({size(one.bytes)}, {_local(one.saved)})" for one in left]
+    return wrapped("  CK008 left over from a write, or still being written: ", few(names), screen)
+
+
+def cost_line(run: RunFolder) -> str:
+    """How far the checkpoints were read, and how long it took."""
+    verified = [row for row in run.rows if row.looked_into.startswith("verify")]
+    others = sum(row.looked_into == "inspect" for row in run.rows)
+    what = "read and compared with its checksums" if any("deep" in row.looked_into for row in verified) else "read"
+    parts = [f"every rank of {few([_step(row) for row in verified], 4)} was {what}"] if verified else []
+    parts += [f"{plural(others, 'other' if verified else 'checkpoint')} looked into as inspect does"] if others else []
+    return f"{'; '.join(parts) or 'nothing could be read'}; {duration(run.seconds)}"
+
+
+def _step(row: CheckpointRow) -> str:
+    return printable(clip_middle(row.name, 60)) if row.step is None else f"step {row.step}"
+
+
+# -- HTML ---------------------------------------------------------------------------------------------------------
+
+
+def run_folder_html(run: RunFolder) -> str:
+    """Render the checkpoints of a run, the newest first, and their problems."""
+    from ckptools.display.page import DICTS, Page
+    from ckptools.display.record_html import row_table
+
+    page = Page(DICTS)
+    page.line(headline(run), "bad" if run.newest_whole is None and run.checkpoints else "")
+    page.table(plural(len(run.rows), "checkpoint"), COLUMNS, all_cells(run), opened=True)
+    wrong = [(row.name, text) for row in run.rows for text in (row.why, *row.notes) if text]
+    if wrong:
+        page.table("what is wrong with them", WRONG_COLUMNS, wrong, opened=True)
+    for tracker in run.trackers:
+        if tracker.problem:
+            page.line(f"tracker {tracker.name}: {tracker.problem}", "bad" if tracker.severity == "error" else "warn")
+    if run.left_over:
+        row_table(page, f"{len(run.left_over)} left over from a write, or still being written", run.left_over)
+    for note in run.notes:
+        page.line(f"note: {note}", "dim")
+    return page.html()

@@ -1,0 +1,1 @@
+"""`match`: why a checkpoint does not load, and the rename that fixes most."""

@@ -1,0 +1,146 @@
+"""The record of `match`: the names and shapes that a model expects, and the renames that would provide them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from ckptools.model.records import Rows, displayed
+from ckptools.model.regions import Ints
+
+MatchStatus = Literal["same", "renamed", "tied", "shape", "unknown", "missing", "unexpected"]
+RenameKind = Literal["prefix", "component", "wrapper", "offset", "shape", "order"]
+
+
+@displayed
+class Rename(NamedTuple):
+    """One rule that turns names of the checkpoint into those of the model. It is a guess, never applied by itself.
+
+    Attributes:
+        kind: `prefix` (`old` at the beginning becomes `new`), `component` (`old` between dots becomes `new`; or each
+            component of `old` is removed), `wrapper` (the model also has the components of `new`), `offset` (the
+            numbers after `old` are all shifted by the same amount), `shape` (only one name on each side has the shape),
+            `order` (shapes agree one after the other, in the order of the module).
+        old: the replaced text; "" if text is only added.
+        new: its replacement; "" if text is only removed.
+        fixes: number of names of the model that gain a tensor of the right shape.
+        changes: number of names of the checkpoint that it changes.
+        example: a name of the checkpoint, and its new name.
+        offset: the shift of the numbers, for the kind `offset`.
+        fit: number of selected names of the model that then have a tensor of their shape.
+        assumed: whether shapes, or an order, are the only evidence.
+    """
+
+    kind: RenameKind
+    old: str
+    new: str
+    fixes: int = 0
+    changes: int = 0
+    example: tuple[str, str] = ("", "")
+    offset: int = 0
+    fit: int = 0
+    assumed: bool = False
+
+
+@displayed
+class MatchRow(NamedTuple):
+    """One name of the model, or of the checkpoint if the model has no counterpart.
+
+    Attributes:
+        status: `same` (name and shape), `renamed` (the same after the renames), `tied` (absent, but its values come
+            with another name), `shape` (differs), `unknown` (unknown shape, or it cannot be loaded), `missing` (in the
+            model only), `unexpected` (in the checkpoint only).
+        name: the model's; None for `unexpected`.
+        checkpoint_name: the checkpoint's; None for `missing` and `tied`.
+        model_shape: sizes in the model.
+        checkpoint_shape: sizes in the checkpoint.
+        model_dtype: dtype in the model; "" if unknown.
+        checkpoint_dtype: dtype in the checkpoint.
+        reason: `padded`, `transposed`, `reshaped` or `tied` if one of these explains it; else "".
+        note: the reason in words.
+    """
+
+    status: MatchStatus
+    name: str | None
+    checkpoint_name: str | None
+    model_shape: Ints | None
+    checkpoint_shape: Ints | None
+    model_dtype: str
+    checkpoint_dtype: str
+    reason: str = ""
+    note: str = ""
+
+    @property
+    def dtype_differs(self) -> bool:
+        """Whether both sides have a dtype, and not the same."""
+        return bool(self.model_dtype and self.checkpoint_dtype and self.model_dtype != self.checkpoint_dtype)
+
+
+@displayed
+class MatchGroup(NamedTuple):
+    """Rows of one status whose names differ in numbers, or only at their ends.
+
+    Attributes:
+        status: that of the rows; `dtype` for rows whose dtypes differ, which may be in another group too.
+        names: their common pattern: `blocks.{0..11}.attn.*`.
+        keys: number of rows.
+        checkpoint: shape, or dtype, in the checkpoint, if all have the same.
+        model: shape, or dtype, in the model.
+        note: the explanation.
+    """
+
+    status: str
+    names: str
+    keys: int
+    checkpoint: str
+    model: str
+    note: str
+
+
+@displayed
+@dataclass(frozen=True)
+class Match:
+    """Whether a checkpoint's model loads into another, and why not.
+
+    Attributes:
+        path: the checkpoint.
+        to: the source of the expected names and shapes.
+        loads: whether every name is there with its shape and there are no others, as strict loading demands, without
+            any rename; and the checkpoint is not known to be broken. Dtypes do not count: loading converts.
+        whole: whether the checkpoint is whole; None if not every file was compared.
+        model_names: number of selected names of the model.
+        checkpoint_names: number of selected names of the checkpoint.
+        same: number of names of the model that are there with their shape.
+        renamed: number of further names after the renames.
+        renames: the rename that fixes most, and those that fix more after it. Never applied by itself.
+        alternatives: renames that fix the same number of names, so that none was chosen.
+        groups: the differences, folded.
+        rows: every name.
+        fix: every name that the renames change, with its new name, for `consolidate(map=...)`. Without those that an
+            assumed rename changes.
+        assumed: every name that an assumed rename changes, with its new name.
+    """
+
+    path: str
+    to: str
+    loads: bool
+    whole: bool | None
+    model_names: int
+    checkpoint_names: int
+    same: int
+    renamed: int
+    renames: tuple[Rename, ...]
+    alternatives: tuple[Rename, ...]
+    groups: Rows[MatchGroup]
+    rows: Rows[MatchRow] = field(repr=False)
+    fix: Mapping[str, str] = field(default_factory=dict, repr=False)
+    assumed: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def _summary(self) -> str:
+        renamed = f", {self.renamed} more after a rename" if self.renamed else ""
+        return f"{'loads' if self.loads else 'DOES NOT LOAD'}: {self.same} of {self.model_names} names{renamed}"
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """A plain dict per name."""
+        return self.rows.to_dicts()

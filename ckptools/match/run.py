@@ -1,0 +1,269 @@
+"""`match`: the names and shapes of a checkpoint beside those of a model, and what differs in a few lines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ckptools.dtypes import short
+from ckptools.errors import UsageError
+from ckptools.formats.open import with_all_ranks
+from ckptools.keys import folding
+from ckptools.keys.entries import Selection, pattern
+from ckptools.keys.folding import Branch, label_text
+from ckptools.match.record import Match, MatchGroup, MatchRow
+from ckptools.match.rename_search import find_renames, shapes_agree
+from ckptools.match.targets import saved_shapes, shapes_expected
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.records import Rows
+from ckptools.model.regions import Ints
+from ckptools.text import plural, shape
+from ckptools.torch_engine.module_shapes import NamedShape, StateDictShapes
+from ckptools.training_state.judgement import verdict_of
+
+VOCABULARY_WORDS = ("emb", "vocab", "wte", "tok", "head", "output", "proj_out", "word")
+"""Words in the names of tensors with a row for each token."""
+
+NOTHING = NamedShape(None)
+
+MOST = 6
+"""At most this many lines per status and explanation; with more, the ends of names are dropped."""
+
+STATUSES = ("shape", "unknown", "missing", "tied", "unexpected")
+
+
+def match(checkpoint: Checkpoint | str | Path, to: Any, selection: Selection | None = None) -> Match:
+    """Compare the names and shapes of a checkpoint's model with those that another one expects; no values are read.
+
+    Args:
+        checkpoint: an opened checkpoint, or its path.
+        to: the source of expected shapes; see `targets.shapes_expected`.
+        selection: which names count, on either side; and which section is the model, if there are several.
+
+    Raises:
+        ReadError: one of the two cannot be read, or has no model.
+        UsageError: one of the two has several models; or no name counts.
+    """
+    whole = with_all_ranks(checkpoint)
+    chosen = selection or Selection()
+    saved = saved_shapes(whole, chosen.section)
+    model = shapes_expected(to, chosen.section, bool(whole.options and whole.options.follow_symlinks))
+    return compared(saved, model, verdict_of(whole).whole, chosen)
+
+
+def compared(saved: StateDictShapes, model: StateDictShapes, whole: bool | None, selection: Selection) -> Match:
+    """Compare two lists of names and shapes, and find renames that make more of them agree.
+
+    Args:
+        saved: shapes in the checkpoint.
+        model: shapes that the model expects.
+        whole: whether the checkpoint is whole.
+        selection: which names count.
+
+    Raises:
+        UsageError: no name counts.
+    """
+    found = find_renames(saved, model)
+    rows = _chosen(list(rows_of(saved, model, found.names)), selection)
+    if not rows:
+        raise UsageError(None, f"no name of {saved.given_by} or {model.given_by} is one that was asked for")
+    names = {row.name for row in rows if row.name is not None}
+    fit = [len(names.intersection(some)) for some in found.fit]
+    fine = ("same", "tied") if model.ties_optional else ("same",)
+    return Match(
+        path=saved.given_by,
+        to=model.given_by,
+        loads=whole is not False and all(row.status in fine for row in rows),
+        whole=whole,
+        model_names=len(names),
+        checkpoint_names=sum(row.checkpoint_name is not None for row in rows),
+        same=fit[0],
+        renamed=fit[-1] - fit[0],
+        renames=tuple(step._replace(fit=count) for step, count in zip(found.steps, fit[1:], strict=True)),
+        alternatives=found.alternatives,
+        groups=Rows(groups_of(rows)),
+        rows=Rows(rows),
+        fix={old: new for old, new in found.names.items() if old != new and old not in found.assumed},
+        assumed={old: found.names[old] for old in found.assumed},
+    )
+
+
+def _chosen(rows: list[MatchRow], selection: Selection) -> Sequence[MatchRow]:
+    """The rows with a selected name and no excluded one."""
+    wanted, unwanted = pattern(selection.include or ("*",)), pattern(selection.exclude)
+    named = [(row, [name for name in (row.name, row.checkpoint_name) if name is not None]) for row in rows]
+    return [
+        row
+        for row, names in named
+        if any(map(wanted.fullmatch, names)) and not (selection.exclude and any(map(unwanted.fullmatch, names)))
+    ]
+
+
+# -- comparison -------------------------------------------------------------------------------------------------------
+
+
+def rows_of(saved: StateDictShapes, model: StateDictShapes, names: Mapping[str, str]) -> Iterator[MatchRow]:
+    """A row for every name of the model, in its order, then for those that only the checkpoint has.
+
+    Args:
+        saved: shapes in the checkpoint.
+        model: shapes that the model expects.
+        names: every name of the checkpoint with its name after the renames.
+    """
+    source = {new: old for old, new in names.items()}
+    for name, wanted in model.tensors.items():
+        old = source.get(name)
+        yield _absent(name, wanted, source) if old is None else _beside(name, wanted, old, saved.tensors[old])
+    for old, new in names.items():
+        if new not in model.tensors:
+            yield _too_many(old, saved.tensors[old])
+
+
+def _absent(name: str, wanted: NamedShape, source: Mapping[str, str]) -> MatchRow:
+    if wanted.tied in source:
+        note = f"tied to {wanted.tied}, which is there; strict loading wants both"
+        return MatchRow("tied", name, None, wanted.shape, None, wanted.dtype, "", "tied", note)
+    return MatchRow("missing", name, None, wanted.shape, None, wanted.dtype, "")
+
+
+def _too_many(name: str, found: NamedShape) -> MatchRow:
+    note = f"tied to {found.tied}: the same values under a second name" if found.tied else ""
+    reason = "tied" if found.tied else ""
+    return MatchRow("unexpected", None, name, None, found.shape, "", found.dtype, reason, note)
+
+
+def _beside(name: str, wanted: NamedShape, old: str, found: NamedShape) -> MatchRow:
+    known = MatchRow("same", name, old, wanted.shape, found.shape, wanted.dtype, found.dtype)
+    if shapes_agree(found, wanted):
+        return known if name == old else known._replace(status="renamed")
+    if found.note or wanted.note or None in (found.shape, wanted.shape):
+        return known._replace(status="unknown", note=_why_unknown(found, wanted))
+    reason, note = _explained(name, found.shape or (), wanted.shape or ())
+    return known._replace(status="shape", reason=reason, note=note)
+
+
+def _why_unknown(found: NamedShape, wanted: NamedShape) -> str:
+    if found.note or wanted.note:
+        return found.note or f"in the model: {wanted.note}"
+    return "a tensor in the model only" if found.shape is None else "a tensor in the checkpoint only"
+
+
+def _explained(name: str, found: Ints, wanted: Ints) -> tuple[str, str]:
+    """Explain a difference in shape, in a word and in words; two empty texts if it has no known cause."""
+    if _is_padded(name, found, wanted):
+        rows = plural(abs(wanted[0] - found[0]), "row")
+        return "padded", f"{rows} {'short' if found[0] < wanted[0] else 'over'}: padded vocabulary?"
+    if len(found) == 2 and found == wanted[::-1]:
+        return "transposed", "transposed"
+    if _numel(found) == _numel(wanted):
+        return "reshaped", "as many elements, of another shape"
+    return "", ""
+
+
+def _is_padded(name: str, found: Ints, wanted: Ints) -> bool:
+    two = len(found) == len(wanted) == 2 and found[1] == wanted[1]
+    return two and any(word in name.lower() for word in VOCABULARY_WORDS)
+
+
+def _numel(shape: Ints) -> int:
+    count = 1
+    for n in shape:
+        count *= n
+    return count
+
+
+# -- names that differ, folded ----------------------------------------------------------------------------------------
+
+
+def groups_of(rows: Iterable[MatchRow]) -> list[MatchGroup]:
+    """Fold the rows that differ: by status, then by explanation; rows whose dtype differs come last."""
+    listed = list(rows)
+    found = [g for s in STATUSES for g in _groups(s, [r for r in listed if r.status == s], _shapes)]
+    return [*found, *_groups("dtype", [r for r in listed if r.dtype_differs], _dtypes)]
+
+
+Facts = tuple[str, str, str]
+"""Fact of the checkpoint, fact of the model, and the explanation of the difference."""
+
+
+def _shapes(row: MatchRow) -> Facts:
+    return _size(row.checkpoint_shape), _size(row.model_shape), row.note
+
+
+def _size(sizes: tuple[int, ...] | None) -> str:
+    return "" if sizes is None else shape(sizes)
+
+
+def _dtypes(row: MatchRow) -> Facts:
+    return short(row.checkpoint_dtype), short(row.model_dtype), "converted when it is loaded"
+
+
+def _groups(status: str, rows: Sequence[MatchRow], facts: Callable[[MatchRow], Facts]) -> list[MatchGroup]:
+    """Group rows with the same facts, folded by name; a shape on one side only does not split a group."""
+    alike: dict[Facts, list[MatchRow]] = {}
+    for row in rows:
+        own = facts(row)
+        key = own if status in ("shape", "dtype") else ("", "", own[2])
+        alike.setdefault(key, []).append(row)
+    return [group for key, some in alike.items() for group in _folded(status, some, key, facts)]
+
+
+def _folded(
+    status: str, rows: Sequence[MatchRow], key: Facts, facts: Callable[[MatchRow], Facts]
+) -> Iterable[MatchGroup]:
+    for names, members in fold([row.name or row.checkpoint_name or "" for row in rows], [facts(row) for row in rows]):
+        pairs = {facts(rows[n])[:2] for n in members}
+        checkpoint, model = pairs.pop() if len(pairs) == 1 else key[:2]
+        yield MatchGroup(status, names, len(members), checkpoint, model, key[2])
+
+
+def fold(names: Sequence[str], kinds: Sequence[Hashable] = ()) -> list[tuple[str, list[int]]]:
+    """Fold similar names into one text each, with the indices of the names that it stands for.
+
+    Names with the same continuation are folded as in `tree`: first those of one kind, such as a shape; if many lines
+    are left, all; if there are still many, their ends are dropped.
+
+    Args:
+        names: the names to fold.
+        kinds: the kind of each name; empty if kinds do not matter.
+    """
+    apart, alike = _tree(names, kinds or [0] * len(names)), _tree(names, [0] * len(names))
+    tries = [(apart, _depth(apart)), *((alike, depth) for depth in range(_depth(alike), 0, -1))]
+    found: list[tuple[str, list[int]]] = []
+    for tree, depth in tries:
+        found = [(names[m[0]] if len(m) == 1 else text, m) for text, m in _lines(tree, "", depth)]
+        if len(found) <= MOST:
+            break
+    return found
+
+
+def _tree(names: Sequence[str], kinds: Sequence[Hashable]) -> list[Branch[int]]:
+    items = folding.tree_of((name, n) for n, name in enumerate(names))
+    return folding.fold(items, kinds.__getitem__, kinds.__getitem__, lambda _: True)
+
+
+def _depth(tree: Iterable[Branch[int]]) -> int:
+    return max(map(_levels, tree), default=1)
+
+
+def _levels(branch: Branch[int]) -> int:
+    return 1 + max(map(_levels, branch.children), default=0)
+
+
+def _lines(branches: Iterable[Branch[int]], before: str, depth: int) -> Iterator[tuple[str, list[int]]]:
+    """A line for each branch that is a name; at the last level one for all below it."""
+    for branch in branches:
+        text = before + label_text(branch.labels)
+        if depth == 1 and branch.children:
+            yield f"{text}.*", list(_items(branch))
+            continue
+        if branch.items:
+            yield text, branch.items
+        yield from _lines(branch.children, f"{text}.", depth - 1)
+
+
+def _items(branch: Branch[int]) -> Iterator[int]:
+    yield from branch.items
+    for child in branch.children:
+        yield from _items(child)

@@ -1,0 +1,312 @@
+"""The shards of a tensor: one after the other, or by column where a file lists a million of them."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple, overload
+
+from ckptools.model.records import RowMethods, displayed
+from ckptools.model.regions import Box, Ints
+from ckptools.model.source import Encoded, Item, ItemLayout, Source
+from ckptools.text import clip_middle
+
+
+@displayed
+class Shard(NamedTuple):
+    """One rank's piece of a tensor.
+
+    Attributes:
+        box: its place in the global tensor.
+        rank: the global rank that holds it; None when the file does not say (HSDP names group-local ranks).
+        source: where its values are; None when they are in a file that was not read, or are encoded.
+        item: the part of a file with the source in it, where a format packs each piece (DCP); None otherwise.
+        encoded: what its file has in the place of its values, where the class of the tensor stores other tensors.
+    """
+
+    box: Box
+    rank: int | None
+    source: Source | None
+    item: Item | None = None
+    encoded: Encoded | None = None
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """The extents of everything that its values are made of; empty when it is in a file that was not read."""
+        if self.source is not None:
+            return (self.source,)
+        return self.encoded.sources if self.encoded is not None else ()
+
+    @property
+    def was_read(self) -> bool:
+        """Whether its bytes are in a file that was read."""
+        return self.source is not None or self.encoded is not None
+
+    @property
+    def is_here(self) -> bool:
+        """Whether a file that is here holds it, as far as is known."""
+        return self.was_read or self.item is not None
+
+    @property
+    def file(self) -> Source | Item | None:
+        """A file that holds it, with an offset in that; None where none is known."""
+        return next(iter(self.sources), self.item)
+
+    def part(self, box: Box, place: Box) -> Shard:
+        """A region of this shard.
+
+        Args:
+            box: the region, as seen from the first element of the shard.
+            place: where that is in the tensor.
+        """
+        source = self.source.part(box) if self.source is not None else None
+        encoded = self.encoded.part(box) if self.encoded is not None else None
+        return Shard(place, self.rank, source, self.item, encoded)
+
+    def _summary(self) -> str:
+        rank = "of no rank" if self.rank is None else f"rank {self.rank}"
+        file = self.file
+        return f"{rank}: {self.box}, {clip_middle(file.path.name, 60) if file else 'in no file that was read'}"
+
+    def _record(self) -> dict[str, Any]:
+        file, source = self.file, next(iter(self.sources), None)
+        return {
+            "rank": self.rank,
+            "offsets": self.box.offsets,
+            "sizes": self.box.sizes,
+            "file": str(file.path) if file else "",
+            "record": source.record if source else "",
+            "offset": file.offset if file else None,
+            "crc": f"{source.crc:08x}" if source and source.crc else "",
+            "class": self.encoded.name if self.encoded else "",
+        }
+
+
+def in_rank_order(shards: Iterable[Shard]) -> tuple[Shard, ...]:
+    """Sort shards by rank, those of one rank by offsets; shards without a rank come first."""
+    found = list(shards)
+    keys = [(-1 if s.rank is None else s.rank, s.box.offsets) for s in found]
+    return tuple([found[i] for i in sorted(range(len(keys)), key=keys.__getitem__)])
+
+
+class ShardList(Sequence[Shard]):
+    """A tensor's shards as one rank's file lists them: those of all ranks, with its own in place of what it holds.
+
+    The list of all ranks is one object for the tensors of every rank, for 1,024 ranks of 5,000 tensors each would
+    list 5 billion shards.
+
+    Args:
+        listed: the shards of all ranks, none of which says where its bytes are.
+        start: where in that list those that are replaced begin.
+        stop: where the next one is.
+        own: what stands in their place.
+    """
+
+    __slots__ = ("listed", "own", "start", "stop")
+
+    def __init__(self, listed: tuple[Shard, ...], start: int, stop: int, own: tuple[Shard, ...]) -> None:
+        self.listed, self.start, self.stop, self.own = listed, start, stop, own
+
+    def __len__(self) -> int:
+        return len(self.listed) - (self.stop - self.start) + len(self.own)
+
+    def __iter__(self) -> Iterator[Shard]:
+        return chain(self.listed[: self.start], self.own, self.listed[self.stop :])
+
+    @overload
+    def __getitem__(self, place: int) -> Shard: ...
+    @overload
+    def __getitem__(self, place: slice) -> tuple[Shard, ...]: ...
+    def __getitem__(self, place: int | slice) -> Shard | tuple[Shard, ...]:
+        return tuple(self)[place]
+
+    def __eq__(self, other: object) -> bool:
+        return tuple(self) == tuple(other) if isinstance(other, (tuple, ShardList)) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HoldingFile:
+    """A file with items, equal to itself only.
+
+    Attributes:
+        path: None for items that cannot be read: the file is missing, cut before them, or refused.
+        rank: the rank that wrote it, if its name says so.
+        zstd: whether the items were compressed.
+    """
+
+    path: Path | None
+    rank: int | None
+    zstd: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class ItemShards(RowMethods[Shard], Sequence[Shard]):
+    """The shards of a tensor; shard `i` has element `i` of each column, and is made when somebody looks at it.
+
+    Attributes:
+        dtype: torch's name.
+        offsets: of the shards, in elements of the tensor.
+        sizes: of the shards.
+        files: where their items lie.
+        starts: byte offsets of the items.
+        lengths: of the items in bytes.
+        layouts: where the values lie in the items that were read and are like others; empty while there are none.
+        crcs: the CRC-32 of the records of those.
+        located: other shards of which more is known than where their items lie.
+    """
+
+    dtype: str
+    offsets: list[Ints] = field(default_factory=list)
+    sizes: list[Ints] = field(default_factory=list)
+    files: list[HoldingFile] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    layouts: list[ItemLayout | None] = field(default_factory=list)
+    crcs: array[int] = field(default_factory=lambda: array("I"))
+    located: dict[int, Shard] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    @overload
+    def __getitem__(self, place: int) -> Shard: ...
+    @overload
+    def __getitem__(self, place: slice) -> tuple[Shard, ...]: ...
+    def __getitem__(self, place: int | slice) -> Shard | tuple[Shard, ...]:
+        at = range(len(self))[place]
+        return self._shard(at) if isinstance(at, int) else tuple([self._shard(i) for i in at])
+
+    def __iter__(self) -> Iterator[Shard]:
+        return map(self._shard, range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        return tuple(self) == tuple(other) if isinstance(other, Sequence) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))
+
+    def item(self, place: int) -> Item | None:
+        """The item of a shard; None where it cannot be read."""
+        file = self.files[place]
+        if file.path is None:
+            return None
+        return Item(file.path, self.starts[place], self.lengths[place], self.dtype, self.sizes[place], file.zstd)
+
+    def _shard(self, place: int) -> Shard:
+        known = self.located.get(place)
+        if known is not None:
+            return known
+        box = Box(self.offsets[place], self.sizes[place])
+        return Shard(box, self.files[place].rank, self._source(place), self.item(place))
+
+    def _source(self, place: int) -> Source | None:
+        layout, path = self.layouts[place] if self.layouts else None, self.files[place].path
+        return layout.source(path, self.starts[place], self.crcs[place]) if layout and path else None
+
+    def locate(self, place: int, layout: ItemLayout, crc: int) -> None:
+        """Keep where the values of a shard lie in its item, and the CRC-32 of their record."""
+        if not self.layouts:
+            self.layouts, self.crcs = [None] * len(self), array("I", [0]) * len(self)
+        self.layouts[place], self.crcs[place] = layout, crc
+
+    @property
+    def all_read(self) -> bool:
+        """Whether the items of all of them were read."""
+        others = sum(shard.was_read for shard in self.located.values())
+        return len(self) == others + (len(self.layouts) - self.layouts.count(None))
+
+    @property
+    def read_places(self) -> Sequence[int]:
+        """The numbers of the shards whose items were read."""
+        if not self.layouts:
+            return sorted(self.located)
+        return [i for i, layout in enumerate(self.layouts) if layout is not None or i in self.located]
+
+    def boxes(self) -> set[Box]:
+        """The regions of the shards, equal ones once."""
+        return set(map(Box._make, zip(self.offsets, self.sizes, strict=True)))
+
+    def ranks(self) -> set[int | None]:
+        """The ranks that hold them; None for those of no rank."""
+        return {file.rank for file in set(self.files)}
+
+    @property
+    def is_here(self) -> bool:
+        """Whether files that are here hold all of them, as far as is known."""
+        return all(file.path is not None for file in set(self.files))
+
+    def in_rank_order(self) -> ItemShards:
+        """The same shards by rank, those of one rank by offsets; shards without a rank come first."""
+        ranks = {file: -1 if file.rank is None else file.rank for file in set(self.files)}
+        keys = list(zip(map(ranks.__getitem__, self.files), self.offsets, strict=True))
+        order = sorted(range(len(keys)), key=keys.__getitem__)
+        if order == list(range(len(order))):
+            return self
+        return ItemShards(
+            dtype=self.dtype,
+            offsets=[self.offsets[i] for i in order],
+            sizes=[self.sizes[i] for i in order],
+            files=[self.files[i] for i in order],
+            starts=[self.starts[i] for i in order],
+            lengths=[self.lengths[i] for i in order],
+            layouts=[self.layouts[i] for i in order] if self.layouts else [],
+            crcs=array("I", [self.crcs[i] for i in order] if self.layouts else []),
+            located={i: self.located[was] for i, was in enumerate(order) if was in self.located},
+        )
+
+
+Shards = tuple[Shard, ...] | ShardList | ItemShards
+
+
+def with_bytes(shards: Shards) -> tuple[Shard, ...]:
+    """The shards whose bytes are in files that were read."""
+    own: Iterable[Shard] = shards.own if isinstance(shards, ShardList) else shards
+    if isinstance(shards, ItemShards):
+        own = map(shards.__getitem__, shards.read_places)
+    return tuple([s for s in own if s.source is not None or s.encoded is not None])
+
+
+def boxes_with_bytes(shards: Shards) -> tuple[set[Box], int]:
+    """The regions of the shards whose bytes are in files that were read, equal ones once; and how many shards."""
+    if isinstance(shards, ItemShards) and shards.all_read:
+        return shards.boxes(), len(shards)
+    found = with_bytes(shards)
+    return {s.box for s in found}, len(found)
+
+
+def record_sizes(shards: Shards) -> set[tuple[int, int]]:
+    """Elements of a shard and bytes of the record that it lies in, of those whose bytes are in files that were read."""
+    found: set[tuple[int, int]] = set()
+    if isinstance(shards, ItemShards):
+        kinds = set(zip(shards.sizes, shards.layouts, strict=False))
+        found = {(prod(sizes), layout.record_span[1]) for sizes, layout in kinds if layout is not None}
+        shards = tuple(shards.located.values())
+    return found | {(s.box.numel, s.source.record_span[1]) for s in with_bytes(shards) if s.source is not None}
+
+
+def shard_boxes(shards: Shards) -> set[Box]:
+    """The regions of shards, equal ones once."""
+    return shards.boxes() if isinstance(shards, ItemShards) else {s.box for s in shards}
+
+
+def shard_ranks(shards: Shards) -> set[int | None]:
+    """The ranks that hold shards; None among them for those of no rank."""
+    return shards.ranks() if isinstance(shards, ItemShards) else {s.rank for s in shards}
+
+
+def all_here(shards: Shards) -> bool:
+    """Whether files that are here hold all shards, as far as is known."""
+    return shards.is_here if isinstance(shards, ItemShards) else all(s.is_here for s in shards)

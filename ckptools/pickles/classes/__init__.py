@@ -1,0 +1,1 @@
+"""Rebuilding the classes that checkpoints hold: tensors, ShardedTensor, DTensor, meshes, numpy."""

@@ -1,0 +1,223 @@
+"""DTensor (FSDP2, FSDP1 with a device mesh, tensor parallel), torch 2.2 to 2.13.
+
+The pickled state holds `_local_tensor` and `_spec`, a `DTensorSpec` of mesh, placements and tensor_meta; the global
+shape and dtype are in the call's own arguments. What lies where follows from the mesh coordinate: going through the
+mesh dimensions from left to right, `Shard(d)` keeps this coordinate's chunk of the index list of dimension d,
+`_StridedShard(d, sf)` keeps it in each of sf pieces, `Replicate` keeps all. `Partial` would have to be reduced over
+ranks, so it is named and not read.
+
+Source: torch/distributed/tensor/_dtensor_spec.py, tensor/placement_types.py; checked on files of
+torch 2.2.2, 2.4.1, 2.6.0 and 2.13.0, and with torch's own full tensors for uneven 2-D strided shards.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from math import prod
+from typing import Any, NamedTuple
+
+from ckptools.model.regions import Box, Ints, Run, chunk_runs, grid_boxes, strided_chunk_runs
+from ckptools.model.tensor import Shard, ShardList, Shards, Tensor, in_rank_order
+from ckptools.model.values import Opaque, describe_for_error
+from ckptools.pickles.classes.device_mesh import MAX_MESH, Mesh, mesh_of, note_mesh
+from ckptools.pickles.machine_state import MachineState
+from ckptools.pickles.objects import attributes
+
+MAX_SCATTER = 1024
+"""Runs of rows that strided shards may scatter one rank's piece into; torch makes as many as a mesh dimension has."""
+
+SHARDS = ("Shard", "_StridedShard")
+
+
+class Placement(NamedTuple):
+    """The way that a mesh dimension cuts a tensor.
+
+    Attributes:
+        kind: `Shard`, `_StridedShard`, `Replicate`, or the name of one that cannot be placed.
+        dim: tensor dimension, for the two kinds of shard.
+        split_factor: pieces that were cut before, for `_StridedShard`.
+    """
+
+    kind: str
+    dim: int = 0
+    split_factor: int = 1
+
+    def __str__(self) -> str:
+        if self.kind.startswith("Partial("):
+            return self.kind
+        inner = {"Shard": f"{self.dim}", "_StridedShard": f"{self.dim}, sf={self.split_factor}"}
+        return f"{self.kind}({inner.get(self.kind, '')})"
+
+
+def describe(m: MachineState, shape: Ints, dtype: str, state: Any) -> Tensor:
+    """Describe a DTensor from its state.
+
+    Raises:
+        ValueError: the state is not what torch writes, or the local tensor does not fit its place.
+    """
+    holder = Opaque("DTensor")
+    holder.state = state
+    fields = attributes(holder)
+    local, spec = fields.get("_local_tensor"), attributes(fields.get("_spec"))
+    if not isinstance(local, Tensor) or "mesh" not in spec:
+        raise ValueError("a DTensor with an unknown state")
+    mesh = _mesh(m, spec["mesh"])
+    listed = spec.get("placements")
+    placements = tuple(_placement(p, len(shape)) for p in (listed if isinstance(listed, (list, tuple)) else ())[:99])
+    if len(placements) != len(mesh.sizes):
+        raise ValueError(f"a DTensor with {len(placements)} placements on a mesh of {len(mesh.sizes)} dimensions")
+    return _placed(m, shape, dtype, local, mesh, placements)
+
+
+def _mesh(m: MachineState, value: Any) -> Mesh:
+    """The mesh of a DTensor; thousands of them name one, which is read once, for it may have as many ranks."""
+    if id(value) not in m.read_meshes:
+        mesh = mesh_of(value)
+        m.spend(prod(mesh.sizes) // 4)
+        note_mesh(mesh, m.claims, m.meshes)
+        m.read_meshes[id(value)] = value, mesh
+    return m.read_meshes[id(value)][1]
+
+
+def _placed(
+    m: MachineState, shape: Ints, dtype: str, local: Tensor, mesh: Mesh, placements: tuple[Placement, ...]
+) -> Tensor:
+    names = _names(placements)
+    strange = [p.kind for p in placements if p.kind not in (*SHARDS, "Replicate")]
+    if strange:
+        note = f"placement {strange[0]}: the ranks hold terms that must be reduced; ckptools does not guess how"
+        return Tensor(shape, dtype, (), "unreadable", names, mesh.sizes, world_size=mesh.world_size, note=note)
+    if local.kind == "meta":
+        return Tensor(shape, dtype, (), "meta", names, mesh.sizes, world_size=mesh.world_size, note=local.note)
+    scatter = prod(p.split_factor for p in placements)
+    if scatter > MAX_SCATTER:
+        raise ValueError(f"a DTensor scattered over {describe_for_error(scatter)} runs")
+    own = _own_shards(shape, dtype, local, mesh, placements)
+    shards = _layout(m, shape, mesh, placements, scatter).with_own(own, mesh)
+    return Tensor(shape, dtype, shards, "dtensor", names, mesh.sizes, world_size=mesh.world_size, note=local.note)
+
+
+def _own_shards(shape: Ints, dtype: str, local: Tensor, mesh: Mesh, placements: tuple[Placement, ...]) -> list[Shard]:
+    """The pieces of the local tensor; more than one when a strided shard scatters its rows."""
+    if mesh.coordinate is None:
+        return []
+    expected, pieces = _local_pieces(shape, mesh.sizes, mesh.coordinate, placements)
+    if local.dtype != dtype or (local.shape != expected and prod(local.shape) + prod(expected)):
+        raise ValueError(f"a DTensor whose local tensor is {local.shape} {local.dtype}, expected {expected} {dtype}")
+    if not prod(expected) or not local.shards:
+        return []
+    return [local.shards[0].part(packed, place)._replace(rank=mesh.rank) for place, packed in pieces]
+
+
+@lru_cache(maxsize=64)
+def _names(placements: tuple[Placement, ...]) -> tuple[str, ...]:
+    return tuple(map(str, placements))
+
+
+@lru_cache(maxsize=64)
+def _local_pieces(
+    shape: Ints, sizes: Ints, coordinate: Ints, placements: tuple[Placement, ...]
+) -> tuple[Ints, list[tuple[Box, Box]]]:
+    """The local sizes of the rank at `coordinate`, and its pieces: their boxes in the tensor and in the local one.
+
+    Layers have the same shapes, so few are computed, and their boxes are shared.
+    """
+    runs = local_runs(shape, sizes, coordinate, placements)
+    return tuple(sum(n for _, n in r) for r in runs), list(grid_boxes(runs))
+
+
+@dataclass(frozen=True, slots=True)
+class DTensorLayout:
+    """The shards of a tensor at all coordinates of a mesh, by its placements; their bytes are in other files.
+
+    Attributes:
+        cells: coordinates with their shards.
+        ordered: all shards in the order of their ranks.
+        spans: where in that order the shards of a coordinate and its rank are; nothing where ranks are not distinct.
+    """
+
+    cells: list[tuple[Ints, list[Shard]]]
+    ordered: tuple[Shard, ...]
+    spans: dict[tuple[Ints, int | None], tuple[int, int]]
+
+    def with_own(self, own: list[Shard], mesh: Mesh) -> Shards:
+        """All shards in the order of their ranks, those of this coordinate as its file has them."""
+        span = self.spans.get((mesh.coordinate, mesh.rank)) if mesh.coordinate is not None else None
+        if span is not None:
+            return ShardList(self.ordered, *span, in_rank_order(own))
+        others = (shard for coordinate, shards in self.cells if coordinate != mesh.coordinate for shard in shards)
+        return in_rank_order((*own, *others))
+
+
+def _layout(m: MachineState, shape: Ints, mesh: Mesh, placements: tuple[Placement, ...], scatter: int) -> DTensorLayout:
+    """The layout of a tensor on a mesh; computed once for all tensors of a shape."""
+    m.spend(prod(mesh.sizes) // 8)
+    key = (shape, mesh.sizes, mesh.ranks, placements)
+    layouts = m.repeated.layouts
+    if key not in layouts:
+        m.spend(prod(mesh.sizes) * (4 + scatter))
+        cells = _all_shards(*key)
+        ordered = in_rank_order(shard for _, shards in cells for shard in shards)
+        layouts[key] = DTensorLayout(cells, ordered, _spans(cells, mesh.ranks))
+    found: DTensorLayout = layouts[key]
+    return found
+
+
+def _spans(cells: list[tuple[Ints, list[Shard]]], ranks: Ints | None) -> dict[tuple[Ints, int | None], tuple[int, int]]:
+    """The positions of each coordinate's shards, when all are in the order of their ranks."""
+    spans: dict[tuple[Ints, int | None], tuple[int, int]] = {}
+    if ranks is None or len(set(ranks)) < len(ranks):
+        return spans
+    at = 0
+    for rank, (coordinate, shards) in sorted(zip(ranks, cells, strict=True), key=lambda pair: pair[0]):
+        spans[coordinate, rank] = at, at + len(shards)
+        at += len(shards)
+    return spans
+
+
+def _all_shards(
+    shape: Ints, sizes: Ints, ranks: Ints | None, placements: tuple[Placement, ...]
+) -> list[tuple[Ints, list[Shard]]]:
+    rows = []
+    for i, coordinate in enumerate(product(*map(range, sizes))):
+        runs = local_runs(shape, sizes, coordinate, placements)
+        rank = ranks[i] if ranks is not None else None
+        filled = all(n for r in runs for _, n in r) and all(runs)
+        rows.append((coordinate, [Shard(box, rank, None) for box, _ in grid_boxes(runs)] if filled else []))
+    return rows
+
+
+def local_runs(shape: Ints, sizes: Ints, coordinate: Ints, placements: tuple[Placement, ...]) -> list[list[Run]]:
+    """Index list per tensor dimension that the rank at `coordinate` holds, as `(start, length)` runs."""
+    runs: list[list[Run]] = [[(0, n)] for n in shape]
+    for size, c, placement in zip(sizes, coordinate, placements, strict=True):
+        d = placement.dim
+        if placement.kind == "Shard":
+            runs[d] = chunk_runs(runs[d], size, c)
+        elif placement.kind == "_StridedShard":
+            runs[d] = strided_chunk_runs(runs[d], size, c, placement.split_factor)
+    return runs
+
+
+def _placement(value: Any, ndim: int) -> Placement:
+    kind = value.name.rpartition(".")[2] if isinstance(value, Opaque) else "?"
+    fields = attributes(value)
+    dim, split = fields.get("dim", 0), fields.get("split_factor", 1)
+    if kind in SHARDS and not (type(dim) is int and 0 <= dim < ndim and type(split) is int):
+        raise ValueError(f"a DTensor of {ndim} dimensions is sharded along {describe_for_error(dim)}")
+    if kind == "_StridedShard" and not 1 <= split <= MAX_MESH:
+        raise ValueError(f"a strided shard with split factor {describe_for_error(split)}")
+    if kind in ("Partial", "_Partial"):
+        return Placement(f"Partial({_word(fields.get('reduce_op', ''))})")
+    return Placement(_word(kind), dim if kind in SHARDS else 0, split if kind in SHARDS else 1)
+
+
+def _word(value: Any) -> str:
+    """A name from the file as a part of a placement's name; never more than a word."""
+    return (
+        value
+        if isinstance(value, str) and len(value) < 64 and value.replace("_", "").isalnum()
+        else describe_for_error(value)
+    )

@@ -1,0 +1,249 @@
+"""Rebuild what a pickle's calls make: a short list of known shapes by our own code, and `Opaque` for the rest.
+
+Nothing here looks a name up: a dotted name selects a function of this package by a table, or nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable
+from datetime import date, datetime, timedelta
+from typing import Any
+
+from ckptools.dtypes import ITEMSIZE
+from ckptools.model.values import (
+    Device,
+    Global,
+    NumpyArray,
+    NumpyDtype,
+    NumpyScalar,
+    Opaque,
+    Size,
+    TorchName,
+)
+from ckptools.pickles.machine_state import MachineState, PickleError
+from ckptools.pickles.objects import MAX_NDIM, array_data, array_shape, build_array, build_dtype
+
+STATELESS = (int, float, complex, str, bytes, type(None))
+"""Types without `__setstate__` and attributes, so that no pickler gives them a state; Python's refuses it too."""
+
+
+def call(m: MachineState, function: Any, args: Any) -> Any:
+    """Return what calling `function(*args)` stands for."""
+    if not isinstance(function, Global) or not isinstance(args, tuple):
+        return Opaque("a call of something that is no name", (function, args))
+    rebuild = REBUILD.get(function.dotted)
+    if rebuild is not None:
+        rebuilt = rebuild(m, args)
+        if rebuilt is not None:
+            return rebuilt
+    return Opaque(function.dotted, args)
+
+
+def build(target: Any, state: Any) -> None:
+    """Give `target` the state that its `__setstate__` would have got."""
+    if isinstance(target, Opaque):
+        target.state = state
+    elif isinstance(target, NumpyArray):
+        build_array(target, state)
+    elif isinstance(target, NumpyDtype):
+        build_dtype(target, state)
+    elif isinstance(target, OrderedDict) and isinstance(state, dict):
+        # nn.Module.state_dict() carries the versions of its modules in this attribute.
+        metadata = state.get("_metadata")
+        if isinstance(metadata, dict):
+            target._metadata = metadata  # type: ignore[attr-defined]
+    elif isinstance(target, STATELESS):
+        raise PickleError(f"an odd pickle: it gives a state to a value of type {type(target).__name__}")
+    # Any other state (of a dict or list subclass, say) has no place in what we build; the values are whole.
+
+
+Rebuild = Callable[[MachineState, tuple[Any, ...]], Any]
+REBUILD: dict[str, Rebuild] = {}
+
+
+def rebuilds(*names: str) -> Callable[[Rebuild], Rebuild]:
+    """Register the function that stands in for calls of `names`; it returns None to leave them opaque."""
+
+    def register(function: Rebuild) -> Rebuild:
+        REBUILD.update(dict.fromkeys(names, function))
+        return function
+
+    return register
+
+
+def python_names(*names: str) -> tuple[str, ...]:
+    """The spellings of a builtin in pickles of Python 2 and 3."""
+    return tuple(f"{module}.{name}" for name in names for module in ("builtins", "__builtin__"))
+
+
+# -- Python --------------------------------------------------------------------------------------------------
+
+
+@rebuilds("collections.OrderedDict")
+def _ordered_dict(m: MachineState, args: tuple[Any, ...]) -> Any:
+    pairs = args[0] if args else []
+    if not isinstance(pairs, list):
+        return None
+    m.spend(8 + 4 * len(pairs))
+    if not all(isinstance(p, (list, tuple)) and len(p) == 2 for p in pairs):
+        return None
+    return OrderedDict((m.key(k), v) for k, v in pairs)
+
+
+@rebuilds("collections.defaultdict")
+def _defaultdict(_: MachineState, args: tuple[Any, ...]) -> Any:
+    made_by = {"dict": dict, "list": list, "int": int, "float": float, "set": set}
+    factory = args[0] if args else None
+    if factory is None:
+        return defaultdict(None)
+    known = isinstance(factory, Global) and factory.module in ("builtins", "__builtin__")
+    return defaultdict(made_by[factory.name]) if known and factory.name in made_by else None
+
+
+@rebuilds("collections.Counter")
+def _counter(m: MachineState, args: tuple[Any, ...]) -> Any:
+    counts = args[0] if args else {}
+    if not isinstance(counts, dict):
+        return None
+    m.spend(8 + len(counts))
+    return Counter(counts)
+
+
+@rebuilds(*python_names("set"))
+def _set(m: MachineState, args: tuple[Any, ...]) -> Any:
+    items = args[0] if args else []
+    if not isinstance(items, (list, tuple)):
+        return None
+    m.spend(8 + 4 * len(items))
+    return set(map(m.key, items))
+
+
+@rebuilds(*python_names("frozenset"))
+def _frozenset(m: MachineState, args: tuple[Any, ...]) -> Any:
+    made = _set(m, args)
+    return None if made is None else frozenset(made)
+
+
+@rebuilds(*python_names("complex"))
+def _complex(_: MachineState, args: tuple[Any, ...]) -> Any:
+    return complex(*args) if len(args) == 2 and all(type(a) in (int, float) for a in args) else None
+
+
+@rebuilds(*python_names("bytearray"))
+def _bytearray(m: MachineState, args: tuple[Any, ...]) -> Any:
+    # bytearray(), bytearray(bytes), and protocol 2's bytearray(text, "latin-1").
+    data = _encode(m, (args[0], "latin1")) if args[1:] == ("latin-1",) else args[0] if len(args) == 1 else b""
+    if not isinstance(data, bytes) or len(args) > 2:
+        return None
+    m.spend(len(data) // 8)
+    return bytearray(data)
+
+
+@rebuilds(*python_names("bytes"))
+def _bytes(_: MachineState, args: tuple[Any, ...]) -> Any:
+    return None if args else b""
+
+
+@rebuilds("_codecs.encode")
+def _encode(m: MachineState, args: tuple[Any, ...]) -> Any:
+    # How protocol 2 spells bytes.
+    if len(args) != 2 or args[1] != "latin1" or not isinstance(args[0], str):
+        return None
+    m.spend(len(args[0]) // 8)
+    return m.repeated.values.of_bytes(args[0].encode("latin1"))
+
+
+@rebuilds("datetime.timedelta")
+def _timedelta(_: MachineState, args: tuple[Any, ...]) -> Any:
+    return timedelta(*args) if len(args) == 3 and all(type(a) is int for a in args) else None
+
+
+@rebuilds("datetime.datetime")
+def _datetime(_: MachineState, args: tuple[Any, ...]) -> Any:
+    raw = args[0] if len(args) == 1 else None
+    if not isinstance(raw, bytes) or len(raw) != 10:
+        return None
+    # Layout of datetime.__reduce__: year (2 bytes), month, day, hour, minute, second, microseconds (3 bytes).
+    year, month, micro = raw[0] << 8 | raw[1], raw[2] & 0x7F, int.from_bytes(raw[7:], "big")
+    return datetime(year, month, raw[3], raw[4], raw[5], raw[6], micro, fold=raw[2] >> 7)
+
+
+@rebuilds("datetime.date")
+def _date(_: MachineState, args: tuple[Any, ...]) -> Any:
+    raw = args[0] if len(args) == 1 else None
+    return date(raw[0] << 8 | raw[1], raw[2], raw[3]) if isinstance(raw, bytes) and len(raw) == 4 else None
+
+
+@rebuilds(*python_names("getattr"))
+def _getattr(m: MachineState, args: tuple[Any, ...]) -> Any:
+    # Protocol 2 cannot name a nested class; this is the one that torch's ShardedTensor needs. Still only a name.
+    owner, attribute = args if len(args) == 2 else (None, None)
+    if isinstance(owner, Global) and owner.name == "ShardedTensor" and attribute == "ProcessGroupState":
+        return m.name(owner.module, "ShardedTensor.ProcessGroupState")
+    return None
+
+
+# -- torch's small types -------------------------------------------------------------------------------------
+
+
+@rebuilds("torch.Size")
+def _size(_: MachineState, args: tuple[Any, ...]) -> Any:
+    sizes = args[0] if len(args) == 1 else ()
+    ok = isinstance(sizes, (list, tuple)) and len(sizes) <= MAX_NDIM and all(type(n) is int for n in sizes)
+    return Size(sizes) if ok else None
+
+
+@rebuilds("torch.device")
+def _device(_: MachineState, args: tuple[Any, ...]) -> Any:
+    kind, index = (*args, None)[:2] if args else (None, None)
+    ok = isinstance(kind, str) and (index is None or type(index) is int)
+    return Device(kind, index) if ok else None
+
+
+@rebuilds("torch.serialization._get_layout")
+def _layout(_: MachineState, args: tuple[Any, ...]) -> Any:
+    return TorchName(args[0].removeprefix("torch.")) if args and isinstance(args[0], str) else None
+
+
+@rebuilds("torch.torch_version.TorchVersion")
+def _version(_: MachineState, args: tuple[Any, ...]) -> Any:
+    return args[0] if len(args) == 1 and isinstance(args[0], str) else None
+
+
+def dtype_of(value: Any) -> str | None:
+    """Return the dtype that a global such as `torch.float32` names; None for one that is newer than this."""
+    name = value.name if isinstance(value, (Global, TorchName)) else None
+    return name if name in ITEMSIZE else None
+
+
+# -- numpy ---------------------------------------------------------------------------------------------------
+
+_NUMPY = ("numpy.core.multiarray", "numpy._core.multiarray")
+
+
+@rebuilds(*(f"{module}._reconstruct" for module in _NUMPY))
+def _reconstruct(_: MachineState, args: tuple[Any, ...]) -> Any:
+    return NumpyArray("|u1", (0,), False, b"")
+
+
+@rebuilds("numpy.dtype")
+def _numpy_dtype(_: MachineState, args: tuple[Any, ...]) -> Any:
+    return NumpyDtype(f"|{args[0]}") if args and isinstance(args[0], str) and len(args[0]) < 16 else None
+
+
+@rebuilds("numpy.core.numeric._frombuffer", "numpy._core.numeric._frombuffer")
+def _frombuffer(m: MachineState, args: tuple[Any, ...]) -> Any:
+    """Rebuild an array as protocol 5 spells it: data, dtype, shape, order."""
+    data, dtype, shape, order = args if len(args) == 4 else (None, None, None, None)
+    if not isinstance(data, (bytes, bytearray)) or not isinstance(dtype, NumpyDtype):
+        return None
+    m.spend(len(data) // 8)
+    sizes = array_shape(shape)
+    return NumpyArray(dtype.dtype, sizes, order == "F", array_data(sizes, dtype.dtype, bytes(data)))
+
+
+@rebuilds(*(f"{module}.scalar" for module in _NUMPY))
+def _scalar(_: MachineState, args: tuple[Any, ...]) -> Any:
+    dtype, data = (*args, None, None)[:2]
+    return NumpyScalar(dtype.dtype, data) if isinstance(dtype, NumpyDtype) and isinstance(data, bytes) else None

@@ -1,0 +1,294 @@
+"""Heat maps: a figure of every tensor as a colour, layers across and roles in a layer down."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import takewhile
+from typing import Any, Literal, NamedTuple
+
+from ckptools.diff.record import Difference
+from ckptools.display.drawing import (
+    CHARACTER,
+    VIRIDIS,
+    WIDTH,
+    Key,
+    Picture,
+    Rect,
+    colored,
+    label,
+    legend,
+    mark,
+    name_text,
+    rect,
+    svg,
+)  # fmt: skip
+from ckptools.dtypes import is_floating
+from ckptools.keys.folding import layer_and_role
+from ckptools.stats.record import Moments, Statistics, Stats
+from ckptools.text import clip_middle, number, plural
+
+ACROSS = 48
+"""At most this many layers side by side; more follow below."""
+
+MAX_ROLES = 120
+MAX_CELLS = 2000
+"""At most this many are drawn; the text covers all."""
+
+NAMES = 230.0
+"""Width of the column of roles."""
+
+CELL = 17.0
+ROOM = int(NAMES / 6.9)
+"""Characters that fit before the cells."""
+
+Letter = Literal["", "N", "0", "=", "~", "A", "B", "?"]
+MEANS: dict[Letter, str] = {
+    "N": "NaN or infinities in it",
+    "0": "all zero",
+    "=": "equal",
+    "~": "same stated checksum",
+    "A": "only in A",
+    "B": "only in B",
+    "?": "not known",
+}
+"""Letters of cells that are not just a number."""
+
+
+class HeatCell(NamedTuple):
+    """One tensor.
+
+    Attributes:
+        name: its name.
+        value: the figure, not negative; None if there is none.
+        letter: a mark shown in the cell.
+        words: text after its name when the pointer is over it.
+    """
+
+    name: str
+    value: float | None
+    letter: Letter
+    words: str
+
+
+# -- records to cells --------------------------------------------------------------------------------------------
+
+
+def rms_cells(found: Statistics[Stats]) -> list[HeatCell]:
+    """The root mean square of every floating-point tensor, over the finite elements that were read."""
+    return [_rms_cell(row) for row in found.rows if row.numel and is_floating(row.dtype)]
+
+
+def _rms_cell(row: Stats) -> HeatCell:
+    parts = [f"rms {_figure(row.rms)}"]
+    parts += [f"{row.nan} NaN, {row.inf} infinite of {row.elements}"] if row.nonfinite else []
+    parts += [f"only {row.elements} of {row.numel} elements read"] if row.elements != row.numel else []
+    unknown = row.rms is None or row.elements != row.numel
+    letter: Letter = "N" if row.nonfinite else "?" if unknown else "0" if not row.rms else ""
+    return HeatCell(row.name, row.rms, letter, "; ".join(parts))
+
+
+def moment_cells(found: Statistics[Moments], field: Literal["update", "ratio"]) -> list[HeatCell]:
+    """The size of every parameter's next step: absolute (`update`), or relative to the parameter (`ratio`)."""
+    words = {"update": "update", "ratio": "lr*update/weight"}[field]
+    return [_moment_cell(row, getattr(row, field), words) for row in found.rows if row.numel]
+
+
+def _moment_cell(row: Moments, value: float | None, words: str) -> HeatCell:
+    parts = [f"{words} {_figure(value)}"]
+    parts += [f"{row.nonfinite} elements not finite"] if row.nonfinite else []
+    parts += [f"{row.negative} negative second moments"] if row.negative else []
+    unknown = value is None or row.problem or row.elements != row.numel
+    letter: Letter = "N" if row.nonfinite or row.negative else "?" if unknown else "0" if not value else ""
+    return HeatCell(row.name, value, letter, "; ".join(parts))
+
+
+def change_cells(difference: Difference) -> list[HeatCell]:
+    """The change of every floating-point weight relative to its norm."""
+    weights = [row for row in difference.tensors if row.subject == "weights"]
+    return [_change_cell(row) for row in weights if is_floating(row.dtype_a or row.dtype_b or "")]
+
+
+def _change_cell(row: Any) -> HeatCell:
+    letters: Mapping[str, Letter] = {
+        "only in A": "A", "only in B": "B", "same": "=", "not compared": "?", "cannot be compared": "?",
+        "same checksum": "~", "in neither": "?",
+    }  # fmt: skip
+    value = row.change if row.verdict in ("differs", "within tolerance") else None
+    letter: Letter = letters.get(row.verdict, "" if value is not None else "?")
+    if value is not None and not math.isfinite(value):
+        letter = "N"
+    words = f"change {_figure(value)}" if value is not None else row.verdict
+    return HeatCell(row.name, value, letter, f"{words}; {row.detail}" if row.detail else words)
+
+
+def _figure(value: float | None) -> str:
+    return "not known" if value is None else number(float(f"{value:.4g}"))
+
+
+# -- cells to a grid ---------------------------------------------------------------------------------------------
+
+
+class HeatGrid(NamedTuple):
+    """Cells by role and layer.
+
+    Attributes:
+        roles: roles of tensors in a layer, in order of appearance; those outside of layers come last.
+        layers: numbers of layers in ascending order, None first if a tensor is in none.
+        cells: the cell of a role in a layer.
+    """
+
+    roles: tuple[str, ...]
+    layers: tuple[str | None, ...]
+    cells: Mapping[tuple[str, str | None], HeatCell]
+
+
+def heat_grid(cells: Iterable[HeatCell]) -> HeatGrid:
+    """Put every cell in its place; if two names would share one, the later gets a row of its own."""
+    found: dict[tuple[str, str | None], HeatCell] = {}
+    for cell in cells:
+        layer, role = layer_and_role(cell.name)
+        taken = (role, layer) in found
+        found[(cell.name, None) if taken else (role, layer)] = cell
+    roles = dict.fromkeys(role for role, layer in found if layer is not None)
+    roles |= dict.fromkeys(role for role, layer in found if layer is None)
+    layers = sorted({layer for _, layer in found}, key=lambda n: (n is not None, int(n or 0), n or ""))
+    return HeatGrid(tuple(roles), tuple(layers), found)
+
+
+# -- drawn -------------------------------------------------------------------------------------------------------
+
+
+class Scale(NamedTuple):
+    """The colour scale: positive figures, logarithmic, from dark to bright.
+
+    Attributes:
+        low: the smallest positive finite figure.
+        high: the largest one.
+    """
+
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, cells: Iterable[HeatCell]) -> Scale | None:
+        """The scale of some cells; None if none has a positive finite figure."""
+        values = [c.value for c in cells if c.value is not None and c.value > 0 and math.isfinite(c.value)]
+        return cls(min(values), max(values)) if values else None
+
+    def color(self, value: float) -> str:
+        """The colour of a figure: one of viridis's ten steps."""
+        whole = math.log(self.high) - math.log(self.low)
+        if not whole:
+            return VIRIDIS[len(VIRIDIS) // 2]
+        part = (math.log(value) - math.log(self.low)) / whole
+        return VIRIDIS[min(int(part * len(VIRIDIS)), len(VIRIDIS) - 1)]
+
+
+def heat_map(title: str, cells: Sequence[HeatCell]) -> Picture:
+    """Draw a figure of every tensor: layers across, roles down.
+
+    Args:
+        title: names the figure and its subject.
+        cells: a cell for each tensor.
+    """
+    title = name_text(title)
+    grid, scale = heat_grid(cells), Scale.of(cells)
+    text = "\n".join([title, *_words(cells, grid, scale)])
+    drawn, height = _drawn(grid, scale)
+    return Picture(title, svg(title, text, drawn, height), text)
+
+
+def _words(cells: Sequence[HeatCell], grid: HeatGrid, scale: Scale | None) -> Iterator[str]:
+    layers = [layer for layer in grid.layers if layer is not None]
+    yield f"{plural(len(cells), 'tensor')}, {plural(len(layers), 'layer')}, {plural(len(grid.roles), 'role')}"
+    known = sorted((c for c in cells if c.value is not None and math.isfinite(c.value)), key=lambda c: c.value or 0.0)
+    if scale is not None:
+        yield f"colours from {_figure(scale.low)} to {_figure(scale.high)}, logarithmic"
+        yield "smallest: " + "; ".join(_named(cell) for cell in known[:3])
+        yield "largest: " + "; ".join(_named(cell) for cell in reversed(known[-3:]))
+    for letter, means in MEANS.items():
+        such = [cell for cell in cells if cell.letter == letter]
+        if such:
+            shown = "; ".join(_named(cell) for cell in such[:8]) if letter != "=" else ""
+            more = f" and {len(such) - 8} more" if shown and len(such) > 8 else ""
+            yield f"{letter} {means}: {plural(len(such), 'tensor')}" + (f": {shown}{more}" if shown else "")
+
+
+def _named(cell: HeatCell) -> str:
+    return f"{name_text(cell.name, 80)} {cell.words}"
+
+
+def _drawn(grid: HeatGrid, scale: Scale | None) -> tuple[list[str], float]:
+    """The parts of the drawing, in blocks of at most `ACROSS` layers, and their height."""
+    roles = grid.roles[:MAX_ROLES]
+    blocks = [grid.layers[n : n + ACROSS] for n in range(0, len(grid.layers), ACROSS)]
+    kept = blocks[: max(1, MAX_CELLS // max(1, len(roles) * ACROSS))]
+    parts: list[str] = []
+    y = 0.0
+    for block in kept:
+        shown = [role for role in roles if any((role, layer) in grid.cells for layer in block)]
+        parts += _block(grid, shown, block, y, scale)
+        y += 16 + CELL * len(shown) + 10
+    left = len(grid.cells) - sum((role, layer) in grid.cells for role in roles for block in kept for layer in block)
+    if left:
+        parts.append(label(0, y + 11, f"{plural(left, 'tensor')} not drawn; the text lists all", "ink"))
+        y += 20
+    made, y = _ramp(scale, y + 4)
+    letters = {cell.letter for cell in grid.cells.values() if cell.letter}
+    keys, bottom = legend([Key("pale", letter, means) for letter, means in MEANS.items() if letter in letters], y)
+    return [*parts, made, keys], bottom
+
+
+def _block(
+    grid: HeatGrid, roles: Sequence[str], layers: Sequence[str | None], top: float, scale: Scale | None
+) -> Iterator[str]:
+    width = min(CELL, (WIDTH - NAMES) / min(ACROSS, len(grid.layers)))
+    yield from _ticks(grid.layers, layers, width, top + 11)
+    above = common_beginning([role for role in grid.roles if (role, None) not in grid.cells])
+    yield label(NAMES - 6, top + 11, clip_middle(name_text(above), ROOM), "faint", "end") if above else ""
+    for row, role in enumerate(roles):
+        y = top + 16 + row * CELL
+        own = role if (role, None) in grid.cells else role[len(above) :]
+        yield label(NAMES - 6, y + 12, clip_middle(name_text(own), ROOM), "ink", "end")
+        for n, layer in enumerate(layers):
+            cell = grid.cells.get((role, layer))
+            if cell is not None:
+                yield from _cell(cell, Rect(NAMES + n * width, y, width, CELL).inset(1), scale)
+
+
+def _ticks(every_layer: Sequence[str | None], layers: Sequence[str | None], width: float, y: float) -> Iterator[str]:
+    """Numbers of layers above their cells, as many as fit: every one, second, fourth and so on."""
+    numbered = [layer for layer in every_layer if layer is not None]
+    room = (max(map(len, numbered), default=1) + 1) * CHARACTER
+    apart = next(n for n in (1, 2, 4, 8, 16, 32, 64, 128) if n * width >= room or n == 128)
+    shown = set(numbered[::apart])
+    for n, layer in enumerate(layers):
+        if layer is not None and layer in shown:
+            yield label(NAMES + (n + 0.5) * width, y, layer, "faint", "middle")
+
+
+def common_beginning(names: Sequence[str]) -> str:
+    """The common beginning of all names, up to a dot; "" for a single name, or if it is a whole name."""
+    words = zip(*(name.split(".")[:-1] for name in names), strict=False)
+    alike = [same[0] for same in takewhile(lambda same: len(set(same)) == 1, words)]
+    return "".join(f"{word}." for word in alike) if len(names) > 1 else ""
+
+
+def _cell(cell: HeatCell, at: Rect, scale: Scale | None) -> Iterator[str]:
+    value, hover = cell.value, f"{name_text(cell.name)}: {cell.words}"
+    if scale is None or value is None or not math.isfinite(value) or value <= 0 or cell.letter:
+        yield rect(at, "pale edge" if cell.letter == "N" else "pale", hover) + mark(at, cell.letter, "ink")
+    else:
+        yield colored(at, scale.color(value), hover)
+
+
+def _ramp(scale: Scale | None, y: float) -> tuple[str, float]:
+    """The bar of colours with the figures at its ends."""
+    if scale is None:
+        return "", y
+    low, high = _figure(scale.low), _figure(scale.high)
+    x = len(low) * CHARACTER + 6
+    cells = [colored(Rect(x + 18 * n, y, 18, 12), color) for n, color in enumerate(VIRIDIS)]
+    ends = label(0, y + 10, low) + label(x + 18 * len(VIRIDIS) + 6, y + 10, high)
+    return "".join(cells) + ends, y + 24

@@ -1,0 +1,214 @@
+"""The page of `report`: the results of inspect and verify on a checkpoint, the verdict first, and its pictures.
+
+It has no text of its own: the functions for the terminal make each line and cell. No file is read here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import NamedTuple
+
+from ckptools._version import __version__
+from ckptools.contents.text import TreeForm, tree_text
+from ckptools.contents.tree import keys_of
+from ckptools.display.next_command import after_verify
+from ckptools.display.page import MARKS, Limits, Page, document, safe
+from ckptools.display.record_html import problem_table
+from ckptools.display.record_json import answer_json
+from ckptools.doctor.record import Diagnosis
+from ckptools.doctor.text import diagnosis_html
+from ckptools.inspect.html import FACT_COLUMNS, group_table
+from ckptools.inspect.json import report_json
+from ckptools.inspect.record import Report
+from ckptools.inspect.text import SECTION_COLUMNS, facts, scheduler_words, section_cells
+from ckptools.keys.entries import Entry, Selection, entries_of
+from ckptools.keys.sharding import placement
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.problems import Problem, worst_first
+from ckptools.model.tensor import Tensor
+from ckptools.plots import Picture, bytes_by_section, heat_map, norm_histogram, rank_map, rms_cells, tensor_layout
+from ckptools.stats.record import Statistics, Stats
+from ckptools.stats.text import statistics_table
+from ckptools.text import few, moment_utc, plural
+from ckptools.training_state.sections import sections_of_kind
+from ckptools.verify import text as verification
+from ckptools.verify.record import Check, Verification
+
+LIMITS = Limits(rows=1000, nbytes=250_000)
+"""Limit of the page without its pictures; the JSON in it is never cut."""
+
+MAX_TREE = 200
+"""At most this many lines of the model's tree."""
+
+MAX_LAYOUTS = 4
+"""At most this many tensors have their layout drawn."""
+
+
+class PageContents(NamedTuple):
+    """The contents of a page.
+
+    Attributes:
+        checkpoint: the checkpoint, opened with every rank.
+        report: the record of `inspect`.
+        verification: the record of `verify`.
+        deep: whether checksums were compared.
+        values: whether values were searched for NaN.
+        statistics: figures of its tensors; None if not requested.
+        made: time, in seconds since 1970.
+    """
+
+    checkpoint: Checkpoint
+    report: Report
+    verification: Verification
+    deep: bool
+    values: bool
+    statistics: Statistics[Stats] | None
+    made: float
+
+
+def report_page(found: PageContents) -> str:
+    """Render the report on a checkpoint as one document that includes the JSON of `inspect` and `verify`."""
+    report = found.report
+    page = Page(f"ckptools inspect {report.arguments or 'FILES'}", LIMITS)
+    page.line(report.saved_as)
+    _verdict(page, found)
+    _problems(page, found)
+    _known(page, report)
+    _training(page, report)
+    _keys(page, found.checkpoint)
+    _values(page, found.statistics)
+    _drawn(page, found)
+    page.line(f"ckptools {__version__}, {moment_utc(found.made)}", "dim")
+    answers = {"inspect": report_json(report), "verify": verification.verification_json(found.verification)}
+    title = f"{report.name}: {verdict_lines(found)[0]}"
+    return document(title, f"{report.name} in {report.folder}", page.html(), answers)
+
+
+def unreadable_page(found: Diagnosis, why: str, made: float) -> str:
+    """Render the report on a path that cannot be opened: the error, and the diagnosis of `doctor`.
+
+    Args:
+        found: the diagnosis.
+        why: the error in one line.
+        made: time, in seconds since 1970.
+    """
+    page = Page("")
+    page.drawing(f'<p class="verdict bad">cannot be opened: {safe(why)}</p>')
+    page.line(f"ckptools {__version__}, {moment_utc(made)}; what doctor says of it:", "dim")
+    answers = {"doctor": answer_json("doctor", found)}
+    return document(f"cannot be opened: {found.path}", str(found.path), page.html() + diagnosis_html(found), answers)
+
+
+# -- verdict -----------------------------------------------------------------------------------------------------
+
+
+def verdict_lines(found: PageContents) -> list[str]:
+    """Whether the checkpoint is whole and every check passed; the worse of the two comes first."""
+    return [found.verification.verdict.headline, verification.summary(found.verification)]
+
+
+def _verdict(page: Page, found: PageContents) -> None:
+    report, verified, (first, *others) = found.report, found.verification, verdict_lines(found)
+    mark = MARKS[verified.verdict.level]
+    page.drawing(f'<p class="verdict {mark}">{safe(first)}</p>')
+    for line in others:
+        page.verdict(line)
+    skipped = [check.name for check in verified.checks if check.result == "skip"]
+    if skipped:
+        page.line(f"not looked at: {', '.join(skipped)}", "dim")
+    commands = after_verify(report.arguments, report.next, verified.ok, found.deep and found.values)
+    if commands:
+        page.line("next:")
+        page.lines(commands)
+
+
+def _heading(page: Page, text: str) -> None:
+    page.drawing(f"<h2>{safe(text)}</h2>")
+
+
+def _problems(page: Page, found: PageContents) -> None:
+    checks = found.verification.checks
+    problem_table(page, list(all_problems(found)))
+    page.table(plural(len(checks), "check"), verification.COLUMNS, list(map(_check_cells, checks)), opened=True)
+
+
+def all_problems(found: PageContents) -> Iterator[Problem]:
+    """The problems found by verify, the worst first, then those of inspect alone: notes, and codes of no check."""
+    known = set(found.verification.problems)
+    codes = {problem.code for problem in known}
+    yield from worst_first(found.verification.problems)
+    for problem in found.report.problems:
+        if problem not in known and (problem.severity == "note" or problem.code not in codes):
+            yield problem
+
+
+def _check_cells(check: Check) -> tuple[str, str, str]:
+    """The detail of a check without problems, else the codes of its problems, which have a table of their own."""
+    codes = dict.fromkeys(problem.code for problem in check.problems)
+    return check.name, check.result, check.detail if check.result in ("ok", "skip") else ", ".join(codes)
+
+
+# -- what it is --------------------------------------------------------------------------------------------------
+
+
+def _known(page: Page, report: Report) -> None:
+    page.table("what it is", FACT_COLUMNS, list(facts(report)), opened=True)
+    page.table("sections", SECTION_COLUMNS, section_cells(report.sections), opened=True)
+
+
+def _training(page: Page, report: Report) -> None:
+    for optimizer in report.optimizers:
+        title = f"{optimizer.section}: {plural(len(optimizer.groups), 'param group')}"
+        group_table(page, title, optimizer.groups, opened=True)
+        if optimizer.note:
+            page.line(optimizer.note, "warn" if optimizer.unnamed or optimizer.assumed else "dim")
+    for scheduler in report.schedulers:
+        page.line(f"{scheduler.section}: {scheduler_words(scheduler)}", "bad" if scheduler.agrees is False else "")
+    if report.differing:
+        page.line(f"differs between ranks, as it may: {few(report.differing, 20)}", "dim")
+
+
+def _keys(page: Page, checkpoint: Checkpoint) -> None:
+    """Add the tree of the model; repeated layers are one line."""
+    if not sections_of_kind(checkpoint, "model"):
+        return
+    _heading(page, "the model's keys")
+    page.lines(tree_text(keys_of(checkpoint, Selection(section="model")), TreeForm(limit=MAX_TREE)).splitlines())
+
+
+def _values(page: Page, figures: Statistics[Stats] | None) -> None:
+    if figures is not None:
+        statistics_table(page, figures, f"values of {plural(figures.tensors, 'tensor')}")
+
+
+def _drawn(page: Page, found: PageContents) -> None:
+    pictures = list(pictures_of(found))
+    if pictures:
+        _heading(page, "pictures")
+    for picture in pictures:
+        page.drawing(picture._repr_html_())
+
+
+def pictures_of(found: PageContents) -> Iterator[Picture]:
+    """Draw the ranks if there are several, the bytes, the figures, and the largest tensor of each kind of sharding."""
+    checkpoint, figures = found.checkpoint, found.statistics
+    if len(checkpoint.files) > 1:
+        yield rank_map(checkpoint, found.verification.problems)
+    if any(section.size.tensors for section in found.report.sections):
+        yield bytes_by_section(checkpoint)
+    if figures is not None and (cells := rms_cells(figures)):
+        yield heat_map(f"rms of weights of {checkpoint.name}", cells)
+        yield norm_histogram(f"l2 norms of tensors of {checkpoint.name}", figures)
+    for entry in islice(_largest(checkpoint), MAX_LAYOUTS):
+        yield tensor_layout(entry.value, entry.name)
+
+
+def _largest(checkpoint: Checkpoint) -> Iterator[Entry]:
+    """The largest tensor for each kind of sharding in the model; the kind with the most tensors first."""
+    ways: dict[str, list[Entry]] = {}
+    for entry in entries_of(checkpoint):
+        if entry.kind == "model" and isinstance(entry.value, Tensor) and entry.value.sharded:
+            ways.setdefault(placement(entry.value), []).append(entry)
+    for entries in sorted(ways.values(), key=len, reverse=True):
+        yield max(entries, key=lambda entry: entry.value.numel)

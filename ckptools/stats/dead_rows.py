@@ -1,0 +1,146 @@
+"""Rows of matrices that are all zero, or that never got a gradient: untrained tokens of an embedding."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ckptools.dtypes import is_floating
+from ckptools.keys.entries import Entry, Selection, tensor_entries
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.records import Rows
+from ckptools.model.regions import Box
+from ckptools.model.tensor import Tensor
+from ckptools.stats.moments import SECOND
+from ckptools.stats.passes import PassResult, SharedRegion, over_regions, shared_regions
+from ckptools.stats.reading import MeasuredPart, located, readable, tensors_chosen, together
+from ckptools.stats.record import DeadRows, Statistics
+from ckptools.stats.sums import Values
+from ckptools.tensor_io.threads import Progress
+
+FIRST_FEW = 8
+"""At most this many rows are named."""
+
+MAX_ROWS = 100_000_000
+"""At most this many rows of a matrix are tracked; each takes more than a byte."""
+
+Flags = npt.NDArray[np.bool_]
+
+
+def dead_rows(
+    ck: Checkpoint, entries: Sequence[Entry], jobs: int | None = None, progress: Progress | None = None
+) -> Statistics[DeadRows]:
+    """Find the dead rows of some matrices; the row of a matrix says what cannot be read.
+
+    Args:
+        ck: the checkpoint, with every rank's structure read.
+        entries: the matrices, as found by `matrices`.
+        jobs: number of threads.
+        progress: called with bytes read and the matrix they are of.
+    """
+    started = time.perf_counter()
+    seconds = _second_moments(ck)
+    pairs = [(entry.value, seconds.get(entry.parameter, NONE)) for entry in entries]
+    tensors = [tensor for a, b in pairs for tensor in (a, b if b.shape == a.shape else NONE)]
+    sides = [_side(tensor) for tensor in tensors]
+    names = [entry.name for entry in entries for _ in range(2)]
+    found = over_regions([regions for regions, _ in sides], names, lambda _, region: Looking(region), jobs, progress)
+    looked = [_looked(t, problem, one) for t, (_, problem), one in zip(tensors, sides, found, strict=True)]
+    rows = [_row(*each) for each in zip(entries, looked[::2], looked[1::2], strict=True)]
+    nbytes = sum(one.nbytes for one in found)
+    elements = sum(region.box.numel for regions, _ in sides for region in regions)
+    wrong = sum(bool(row.problem) for row in rows)
+    seconds_taken = time.perf_counter() - started
+    return Statistics(ck.path, "dead rows", len(rows), elements, None, 0, wrong, nbytes, seconds_taken, Rows(rows))
+
+
+NONE = Tensor((0, 0), "float32", ())
+"""Stands for a missing second moment."""
+
+
+def matrices(ck: Checkpoint, selection: Selection) -> list[Entry]:
+    """The selected tensors of two dimensions and floating point.
+
+    Raises:
+        UsageError: there is no such section.
+    """
+    chosen = tensors_chosen(ck, selection)
+    return [e for e in chosen if len(e.value.shape) == 2 and e.value.numel and is_floating(e.value.dtype)]
+
+
+def _second_moments(ck: Checkpoint) -> dict[str, Tensor]:
+    """Second moments by parameter, without parameters that have several."""
+    found: dict[str, list[Tensor]] = {}
+    for entry in tensor_entries(ck):
+        if entry.slot == SECOND:
+            found.setdefault(entry.parameter, []).append(entry.value)
+    return {name: tensors[0] for name, tensors in found.items() if len(tensors) == 1}
+
+
+def _side(tensor: Tensor) -> tuple[list[SharedRegion], str]:
+    """The regions of a matrix that can be read, and why others cannot."""
+    if tensor.shape[0] > MAX_ROWS:
+        return [], f"it has {tensor.shape[0]} rows; at most {MAX_ROWS} are looked at"
+    found = readable(MeasuredPart("", "", tensor))
+    return shared_regions([located(tensor)]) if found.sources else [], found.problem
+
+
+class Looking:
+    """Note the rows of a region that are not all zero, band after band."""
+
+    def __init__(self, region: SharedRegion) -> None:
+        self._box = region.box
+        self._alive = np.zeros(region.box.sizes[0], np.bool_)
+
+    def add(self, box: Box, values: Sequence[Values]) -> None:
+        """Add a band."""
+        first = box.offsets[0] - self._box.offsets[0]
+        self._alive[first : first + box.sizes[0]] |= (values[0] != 0).any(axis=1)
+
+    def result(self) -> tuple[Box, Flags]:
+        """The region, and for each of its rows whether it is not all zero."""
+        return self._box, self._alive
+
+
+class Looked(NamedTuple):
+    """The findings on the rows of a matrix.
+
+    Attributes:
+        whole: flags of rows that were read in full.
+        dead: flags of those that are all zero.
+        problem: why others were not read; empty if all were.
+    """
+
+    whole: Flags
+    dead: Flags
+    problem: str
+
+
+def _looked(tensor: Tensor, problem: str, found: PassResult[tuple[Box, Flags]]) -> Looked:
+    rows = tensor.shape[0] if found.results else 0
+    seen, alive = np.zeros(rows, np.int64), np.zeros(rows, np.bool_)
+    for box, flags in found.results:
+        own = slice(box.offsets[0], box.offsets[0] + box.sizes[0])
+        seen[own] += box.sizes[1]
+        alive[own] |= flags
+    whole = seen == tensor.shape[1]
+    return Looked(whole, whole & ~alive, problem or found.problem)
+
+
+def _row(entry: Entry, weight: Looked, second: Looked) -> DeadRows:
+    zero, idle = np.flatnonzero(weight.dead), np.flatnonzero(second.dead)
+    return DeadRows(
+        entry.name,
+        entry.section,
+        entry.value.shape,
+        int(weight.whole.sum()),
+        len(zero),
+        tuple(zero[:FIRST_FEW].tolist()),
+        len(idle) if len(second.whole) else None,
+        tuple(idle[:FIRST_FEW].tolist()),
+        together([("parameter", weight.problem), (SECOND, second.problem)]),
+    )

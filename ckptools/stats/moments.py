@@ -1,0 +1,280 @@
+"""An optimizer's moments compared with the model: their size, and the resulting step.
+
+The update is that of torch.optim.Adam and AdamW (`_single_tensor_adam`), without the learning rate and weight decay:
+`exp_avg / (sqrt(exp_avg_sq) + eps)`, both moments first divided by `1 - beta**step` if step and betas are known.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ckptools.errors import CkptoolsError, UsageError
+from ckptools.keys.entries import ALL, Selection, tensor_entries
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.records import Rows
+from ckptools.model.regions import Box
+from ckptools.model.tensor import Tensor
+from ckptools.model.values import scalar
+from ckptools.stats.figures import statistics
+from ckptools.stats.passes import PassResult, over_regions, shared_regions
+from ckptools.stats.reading import MeasuredPart, located, readable, together
+from ckptools.stats.record import Moments, Statistics, Stats
+from ckptools.stats.sums import Values
+from ckptools.tensor_io import read
+from ckptools.tensor_io.threads import Progress
+from ckptools.text import shape
+from ckptools.training_state.optimizers import ParamGroup, optimizers_of
+from ckptools.training_state.sections import sections_of_kind
+
+FIRST, SECOND, LARGEST = "exp_avg", "exp_avg_sq", "max_exp_avg_sq"
+"""Slots of Adam's moments; the last is the divisor of AMSGrad."""
+
+
+class Settings(NamedTuple):
+    """Values of a param group and a step counter that determine the size of an update.
+
+    Attributes:
+        lr: learning rate; this and the others are None if unknown.
+        eps: added to the root of the second moment.
+        step: number of updates of the parameter.
+        corrections: divisors of the moments; None if step or betas are unknown.
+        amsgrad: whether the update divides by the largest second moment so far.
+    """
+
+    lr: float | None
+    eps: float | None
+    step: float | None
+    corrections: tuple[float, float] | None = None
+    amsgrad: bool = False
+
+
+class Pair(NamedTuple):
+    """The moments of one parameter.
+
+    Attributes:
+        name: of the parameter.
+        optimizer: name of the optimizer's section.
+        first: its first moment; None if it has none.
+        second: its second moment.
+        settings: other values for an update.
+    """
+
+    name: str
+    optimizer: str
+    first: Tensor | None
+    second: Tensor | None
+    settings: Settings
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of both."""
+        return sum(tensor.nbytes for tensor in (self.first, self.second) if tensor is not None)
+
+
+def moments(
+    ck: Checkpoint, pairs: Sequence[Pair], jobs: int | None = None, progress: Progress | None = None
+) -> Statistics[Moments]:
+    """Compare the moments of some parameters with the parameters; each row says what cannot be read.
+
+    Args:
+        ck: the checkpoint, with every rank's structure read.
+        pairs: the moments, as found by `pairs_of`.
+        jobs: number of threads.
+        progress: called with bytes read and the parameter they are of.
+    """
+    started = time.perf_counter()
+    weights = statistics(ck.path, _weights(ck, {pair.name for pair in pairs}), False, jobs, progress)
+    of_weight = {row.name: row for row in weights.rows}
+    sides = [_sides(pair) for pair in pairs]
+    regions = [shared_regions(tensors) if tensors else [] for tensors, _ in sides]
+    found = over_regions(
+        regions, [pair.name for pair in pairs], lambda n, _: Updating(pairs[n].settings), jobs, progress
+    )
+    rows = [
+        _row(pair, problems, one, of_weight.get(pair.name))
+        for pair, (_, problems), one in zip(pairs, sides, found, strict=True)
+    ]
+    return Statistics(
+        ck.path,
+        "moments",
+        len(rows),
+        weights.elements + 2 * sum(row.elements for row in rows),
+        None,
+        weights.nonfinite + sum(row.nonfinite for row in rows),
+        sum(bool(row.problem) for row in rows),
+        weights.bytes_read + sum(one.nbytes for one in found),
+        time.perf_counter() - started,
+        Rows(rows),
+    )
+
+
+def pairs_of(ck: Checkpoint, selection: Selection) -> list[Pair]:
+    """The selected moments.
+
+    Args:
+        ck: the checkpoint, with every rank's structure read.
+        selection: selects parameters by name; a section is that of an optimizer.
+
+    Raises:
+        UsageError: no optimizer has such moments, or no section of that name is one.
+    """
+    if selection.section not in ("", ALL, "optimizer", *(s.name for s in sections_of_kind(ck, "optimizer"))):
+        raise UsageError(None, f"--moments shows optimizers: --section {selection.section} is none")
+    found = [pair for pair in _all_pairs(ck) if selection.section in ("", ALL, "optimizer", pair.optimizer)]
+    if not found:
+        raise UsageError(ck.path, f"no optimizer in it has {FIRST} and {SECOND}; see --section optimizer")
+    return [pair for pair in found if selection.takes(pair.name)]
+
+
+def _all_pairs(ck: Checkpoint) -> Iterator[Pair]:
+    sections = {section.path: section.name for section in sections_of_kind(ck, "optimizer")}
+    for optimizer in optimizers_of(ck).values() if sections else ():
+        groups = {name: group for group in optimizer.param_groups for name in group.names}
+        for key, slots in optimizer.state.items():
+            name = key if isinstance(key, str) else f"?{key}"
+            if isinstance(slots, Mapping) and (FIRST in slots or SECOND in slots):
+                settings = settings_of(slots, groups.get(name))
+                second = LARGEST if settings.amsgrad and LARGEST in slots else SECOND
+                pair = [slots.get(slot) if isinstance(slots.get(slot), Tensor) else None for slot in (FIRST, second)]
+                yield Pair(name, sections[optimizer.path], pair[0], pair[1], settings)
+
+
+def settings_of(slots: Mapping[Any, Any], group: ParamGroup | None) -> Settings:
+    """The settings for the size of an update, as far as the checkpoint has them."""
+    known: Mapping[str, Any] = group or {}
+    step = _number(slots.get("step", known.get("step")))
+    betas = known.get("betas")
+    two = [_number(beta) for beta in betas] if isinstance(betas, (list, tuple)) and len(betas) == 2 else []
+    corrections = [1 - beta**step for beta in two if beta is not None and step] if step else []
+    both = (corrections[0], corrections[1]) if len(corrections) == 2 and all(corrections) else None
+    return Settings(_number(known.get("lr")), _number(known.get("eps")), step, both, known.get("amsgrad") is True)
+
+
+def _number(value: Any) -> float | None:
+    """A finite number, also from a tensor; None for other values, or if it cannot be read."""
+    value = scalar(value)
+    if isinstance(value, Tensor):
+        try:
+            value = read.to_numpy(value).reshape(-1)[0].item() if value.numel == 1 else None
+        except CkptoolsError:
+            return None
+    plain = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300
+    return float(value) if plain else None
+
+
+def _weights(ck: Checkpoint, names: set[str]) -> list[MeasuredPart]:
+    """The model's tensors with given names, without names that several models have."""
+    found: dict[str, list[MeasuredPart]] = {}
+    for entry in tensor_entries(ck):
+        if entry.kind == "model" and entry.parameter in names:
+            found.setdefault(entry.parameter, []).append(MeasuredPart(entry.parameter, entry.section, entry.value))
+    return [parts[0] for parts in found.values() if len(parts) == 1]
+
+
+def _sides(pair: Pair) -> tuple[list[Tensor], list[tuple[str, str]]]:
+    """Both moments with their shards located, if they can be read together, and their problems."""
+    if pair.first is None or pair.second is None:
+        return [], [("optimizer", f"has no {FIRST if pair.first is None else SECOND} for it")]
+    if pair.first.shape != pair.second.shape:
+        return [], [("shapes", f"{FIRST} is {shape(pair.first.shape)}, {SECOND} {shape(pair.second.shape)}")]
+    parts = [MeasuredPart(slot, "", tensor) for slot, tensor in ((FIRST, pair.first), (SECOND, pair.second))]
+    found = [readable(part) for part in parts]
+    problems = [(part.name, one.problem) for part, one in zip(parts, found, strict=True)]
+    can = all(one.sources or not part.numel for one, part in zip(found, parts, strict=True))
+    return [located(part.tensor) for part in parts] if can else [], problems
+
+
+class Updating:
+    """Sum a parameter's moments and the resulting update, band after band."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings, self._sums = settings, np.zeros(len(UpdateSums._fields))
+
+    def add(self, box: Box, values: Sequence[Values]) -> None:
+        """Add a band of both moments."""
+        first, second = (one.astype("f8").reshape(-1) for one in values)
+        finite = np.isfinite(first) & np.isfinite(second)
+        negative = finite & (second < 0)
+        usable = finite & ~negative
+        first, second = first[usable], second[usable]
+        update = self._update(first, second)
+        update = update[np.isfinite(update)]
+        self._sums += UpdateSums(
+            len(finite), len(first), float(first @ first), float(second.sum()), len(update), float(update @ update),
+            int(negative.sum()), int((~finite).sum()),
+        )  # fmt: skip
+
+    def _update(self, first: Values, second: Values) -> Values:
+        if self._settings.eps is None:
+            return np.empty(0)
+        one, two = self._settings.corrections or (1.0, 1.0)
+        with np.errstate(all="ignore"):
+            found: Values = (first / one) / (np.sqrt(second / two) + self._settings.eps)
+        return found
+
+    def result(self) -> UpdateSums:
+        """The sums."""
+        return UpdateSums(*self._sums.tolist())
+
+
+class UpdateSums(NamedTuple):
+    """Sums over the elements of both moments.
+
+    Attributes:
+        elements: number of all elements.
+        usable: number of those that are finite in both, with a second moment of at least 0; the sums are over them.
+        first: sum of the squares of the first moment.
+        second: sum of the second moment.
+        updated: number of elements with a finite update.
+        update: sum of the squares of the update.
+        negative: number of elements with a negative second moment.
+        nonfinite: number of elements that are not finite in one of both.
+    """
+
+    elements: float = 0
+    usable: float = 0
+    first: float = 0
+    second: float = 0
+    updated: float = 0
+    update: float = 0
+    negative: float = 0
+    nonfinite: float = 0
+
+
+def _row(
+    pair: Pair, problems: Sequence[tuple[str, str]], found: PassResult[UpdateSums], weight: Stats | None
+) -> Moments:
+    sums = UpdateSums(*map(math.fsum, zip(*found.results, strict=True))) if found.results else UpdateSums()
+    tensor, settings = pair.second if pair.first is None else pair.first, pair.settings
+    assert tensor is not None
+    update = _rms(sums.update, sums.updated)
+    size = weight.rms if weight else None
+    ratio = update * settings.lr / size if update is not None and settings.lr is not None and size else None
+    return Moments(
+        pair.name,
+        pair.optimizer,
+        tensor.shape,
+        tensor.numel,
+        int(sums.elements),
+        size,
+        _rms(sums.first, sums.usable),
+        _rms(sums.second, sums.usable),
+        update,
+        ratio,
+        settings.lr,
+        settings.eps,
+        settings.step,
+        settings.corrections is not None,
+        int(sums.negative),
+        int(sums.nonfinite),
+        together([("parameter", weight.problem if weight else ""), *problems, ("moments", found.problem)]),
+    )
+
+
+def _rms(total: float, count: float) -> float | None:
+    return math.sqrt(total / count) if count else None

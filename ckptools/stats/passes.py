@@ -1,0 +1,291 @@
+"""One pass over the bytes of many arrays in threads: each for itself, or several tensors region by region.
+
+An array that cannot be read is noted, and the others are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from threading import Event
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+
+from ckptools.dtypes import ITEMSIZE
+from ckptools.errors import ReadError
+from ckptools.files.opening import OpenFiles
+from ckptools.model.cover import cover
+from ckptools.model.regions import Box
+from ckptools.model.tensor import Shard, Source, Tensor
+from ckptools.stats.reading import said
+from ckptools.stats.sums import Values, numbers
+from ckptools.tensor_io import fetch_ahead
+from ckptools.tensor_io.elements import BAND, Piece, pieces_of, raw_bands
+from ckptools.tensor_io.fetch_ahead import in_ranks, parts_of_all
+from ckptools.tensor_io.numbers import Raw, raw_dtype
+from ckptools.tensor_io.read import extent, fill
+from ckptools.tensor_io.slicing import bands_of
+from ckptools.tensor_io.threads import Progress, thread_count
+
+PIECE = 16 << 20
+"""One thread works on at least this many bytes of an array at a time."""
+
+MAX_PIECES = 4096
+"""Number of pieces for the arrays of a large checkpoint, so that their list stays short."""
+
+Result = TypeVar("Result")
+Result_co = TypeVar("Result_co", covariant=True)
+
+
+class HasBytes(Protocol):
+    """An object with bytes to read."""
+
+    @property
+    def nbytes(self) -> int:
+        """Number of bytes."""
+
+
+Part = TypeVar("Part", bound=HasBytes)
+
+
+class Collector(Protocol[Result_co]):
+    """Collects the elements of a piece into a result."""
+
+    def add(self, raw: Raw) -> None:
+        """Add some elements."""
+
+    def result(self, times: int) -> Result_co:
+        """The result, each element counted `times` times."""
+
+
+@dataclass
+class PassResult(Generic[Result]):
+    """The result of a pass over one array.
+
+    Attributes:
+        results: results of its readable pieces, in order.
+        problem: why others could not be read; empty if all could.
+        nbytes: bytes read.
+    """
+
+    results: list[Result] = field(default_factory=list)
+    problem: str = ""
+    nbytes: int = 0
+
+    def take(self, result: Result | None, problem: str, nbytes: int) -> None:
+        """Note the result of a piece of `nbytes` bytes, or why there is none."""
+        self.problem = self.problem or problem
+        if result is not None:
+            self.results.append(result)
+            self.nbytes += nbytes
+
+
+def read_parts(
+    parts: Sequence[tuple[int, Part]],
+    read: Callable[[int, Part, OpenFiles, Event], Result],
+    reads: Callable[[Part], Iterable[fetch_ahead.Part]],
+    found: Sequence[PassResult[Result]],
+    names: Sequence[str],
+    jobs: int | None,
+    progress: Progress | None,
+) -> None:
+    """Read the parts of some rows in threads, and note each result or problem with its row.
+
+    Args:
+        parts: the parts to read, each with the number of its row.
+        read: reads a part, given the number of its row; ends early once the event is set.
+        reads: the file ranges that a part reads.
+        found: takes the results of each row.
+        names: name of each row, for `progress`.
+        jobs: number of threads.
+        progress: called as bytes are read.
+    """
+    given_up = Event()
+
+    def one(work: tuple[int, Part]) -> tuple[Result | None, str]:
+        number, part = work
+        try:
+            result = read(number, part, files, given_up)
+        except ReadError as error:
+            return None, said(error)
+        if progress is not None:
+            progress(part.nbytes, names[number])
+        return result, ""
+
+    with OpenFiles() as files:
+        threads = thread_count(jobs)
+        results = in_ranks(one, parts, threads, lambda p: p[1].nbytes, given_up.set, lambda p: reads(p[1]))
+    for (number, part), (result, problem) in zip(parts, results, strict=True):
+        found[number].take(result, problem, part.nbytes)
+
+
+@dataclass(frozen=True)
+class Array:
+    """The bytes of one tensor or a part of one.
+
+    Attributes:
+        name: name of a tensor with these bytes.
+        sources: their places.
+    """
+
+    name: str
+    sources: tuple[Source, ...]
+
+
+# -- arrays, each for itself --------------------------------------------------------------------------------------
+
+
+def over(
+    arrays: Sequence[Array],
+    collector: Callable[[int, str], Collector[Result]],
+    jobs: int | None = None,
+    progress: Progress | None = None,
+) -> list[PassResult[Result]]:
+    """Read every array once, and collect its elements.
+
+    Args:
+        arrays: the arrays to read.
+        collector: makes the collector for a piece, given the number of its array and its dtype.
+        jobs: number of threads.
+        progress: called as bytes are read.
+    """
+    found: list[PassResult[Result]] = [PassResult() for _ in arrays]
+    pieces = list(_pieces(arrays, found))
+
+    def read(number: int, piece: Piece, files: OpenFiles, given_up: Event) -> Result:
+        collecting = collector(number, piece.source.dtype)
+        with files.open(piece.source.path) as file:
+            for band in raw_bands(piece, file):
+                if given_up.is_set():
+                    break
+                collecting.add(band)
+        return collecting.result(piece.times)
+
+    read_parts(pieces, read, _bytes_of, found, [array.name for array in arrays], jobs, progress)
+    return found
+
+
+def _bytes_of(piece: Piece) -> list[fetch_ahead.Part]:
+    source = piece.source
+    return [(source.path, source.offset, source.offset + extent(source))]
+
+
+def _pieces(arrays: Sequence[Array], found: Sequence[PassResult[Result]]) -> Iterator[tuple[int, Piece]]:
+    """The pieces of every array with its number; notes the problem of an array without pieces."""
+    total = sum(prod(s.shape) * ITEMSIZE[s.dtype] for array in arrays for s in array.sources)
+    limit = max(PIECE, total // MAX_PIECES)
+    for number, array in enumerate(arrays):
+        for source in array.sources:
+            try:
+                yield from ((number, piece) for piece in pieces_of(source, limit))
+            except ReadError as error:
+                found[number].problem = said(error)
+
+
+# -- several tensors, in regions that all of them have here -------------------------------------------------------
+
+
+class SharedRegion(NamedTuple):
+    """A region to read of several tensors.
+
+    Attributes:
+        box: the region.
+        shards: for each tensor, the shards that together cover it; their boxes do not overlap.
+    """
+
+    box: Box
+    shards: tuple[tuple[Shard, ...], ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the region in all tensors."""
+        return self.box.numel * sum(ITEMSIZE[s[0].source.dtype] for s in self.shards if s[0].source is not None)
+
+
+class BoxCollector(Protocol[Result_co]):
+    """Collects a region of some tensors, band by band, into a result."""
+
+    def add(self, box: Box, values: Sequence[Values]) -> None:
+        """Add a band: its box, and the numbers of each tensor there, in its shape."""
+
+    def result(self) -> Result_co:
+        """The result."""
+
+
+def shared_regions(tensors: Sequence[Tensor]) -> list[SharedRegion]:
+    """The regions of the first tensor's shards that the others also have, each once.
+
+    Args:
+        tensors: of one shape; shards of a tensor are the same region or do not overlap.
+    """
+    first, *others = [{s.box: s for s in tensor.found if s.box.numel} for tensor in tensors]
+    found = ((box, [_meeting(box, other) for other in others]) for box in first)
+    return [
+        SharedRegion(box, ((first[box],), *rest)) for box, rest in found if all(_covers(box, shards) for shards in rest)
+    ]
+
+
+def _meeting(box: Box, shards: dict[Box, Shard]) -> tuple[Shard, ...]:
+    """The shards that overlap a region; only one if it is the same region."""
+    if box in shards:
+        return (shards[box],)
+    return tuple(shard for at, shard in shards.items() if _meet(at, box))
+
+
+def _meet(a: Box, b: Box) -> bool:
+    return not b.sizes or a.intersect(b) is not None
+
+
+def _covers(box: Box, shards: Sequence[Shard]) -> bool:
+    if len(shards) == 1 and shards[0].box == box:
+        return True
+    inner = [shard.box.intersect(box) for shard in shards]
+    return cover(box.sizes, {part.seen_from(box) for part in inner if part is not None}).exact
+
+
+def over_regions(
+    regions: Sequence[Sequence[SharedRegion]],
+    names: Sequence[str],
+    collector: Callable[[int, SharedRegion], BoxCollector[Result]],
+    jobs: int | None = None,
+    progress: Progress | None = None,
+) -> list[PassResult[Result]]:
+    """Read every region once, and collect its values.
+
+    Args:
+        regions: the regions of each row.
+        names: name of each row, for `progress`.
+        collector: makes the collector for a region, or a part of one, given the number of its row.
+        jobs: threads.
+        progress: called with the row's name as bytes are read.
+    """
+    found: list[PassResult[Result]] = [PassResult() for _ in regions]
+    parts = [(n, region._replace(box=box)) for n, own in enumerate(regions) for region in own for box in _parts(region)]
+
+    def read(number: int, region: SharedRegion, files: OpenFiles, given_up: Event) -> Result:
+        collecting = collector(number, region)
+        for box in bands_of(region.box, BAND):
+            if given_up.is_set():
+                break
+            collecting.add(box, [_numbers(box, shards, files) for shards in region.shards])
+        return collecting.result()
+
+    def reads(region: SharedRegion) -> list[fetch_ahead.Part]:
+        return parts_of_all(shard for shards in region.shards for shard in shards if _meet(shard.box, region.box))
+
+    read_parts(parts, read, reads, found, names, jobs, progress)
+    return found
+
+
+def _parts(region: SharedRegion) -> Iterator[Box]:
+    return bands_of(region.box, max(PIECE * region.box.numel // max(region.nbytes, 1), 1))
+
+
+def _numbers(box: Box, shards: Sequence[Shard], files: OpenFiles) -> Values:
+    source = shards[0].source
+    assert source is not None
+    raw = np.empty(box.sizes, raw_dtype(source.dtype))
+    fill(raw, box, shards, files)
+    return numbers(raw, source.dtype)

@@ -1,0 +1,200 @@
+"""The record of `stats`: figures of tensors' values, of optimizers' moments, and dead rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, Literal, TypeVar
+
+from ckptools.model.records import MAX_LINE, Rows, as_html, displayed, to_dict
+from ckptools.model.regions import Ints
+from ckptools.text import clip, clip_middle, count, plural
+
+Row = TypeVar("Row")
+
+BINS = 32
+"""Number of bins of a histogram, equally wide from the smallest element to the largest."""
+
+
+@dataclass(frozen=True, repr=False)
+class Stats:
+    """Figures of the elements of a tensor, or of one rank's part of it, computed in float64.
+
+    NaN and infinities are counted, and left out of all other figures. Figures of complex elements are those of their
+    magnitudes. A figure is None if there is no finite element, and infinite if it overflows float64.
+
+    Attributes:
+        name: of the tensor.
+        section: its section of the checkpoint.
+        rank: the rank whose part this is; None for the whole tensor.
+        dtype: torch's name.
+        shape: global sizes.
+        numel: expected number of elements.
+        elements: elements that were read; fewer than `numel` if some are in no file here.
+        rms: root of the mean square.
+        l2: root of the sum of squares.
+        min: the smallest element; an integer if the tensor has integers.
+        max: the largest one.
+        mean: their mean.
+        std: their population standard deviation (divided by their number, not by one less).
+        zeros: number of zeros, of either sign.
+        nan: number of NaN.
+        inf: number of infinities, of either sign.
+        histogram: number of finite elements in each of `BINS` bins; None if not requested.
+        problem: why figures are missing or incomplete; empty if they are not.
+    """
+
+    name: str
+    section: str
+    rank: int | None
+    dtype: str
+    shape: Ints
+    numel: int
+    elements: int = 0
+    rms: float | None = None
+    l2: float | None = None
+    min: float | None = None
+    max: float | None = None
+    mean: float | None = None
+    std: float | None = None
+    zeros: int = 0
+    nan: int = 0
+    inf: int = 0
+    histogram: tuple[int, ...] | None = None
+    problem: str = ""
+
+    @property
+    def nonfinite(self) -> int:
+        """Number of elements that are NaN or infinite."""
+        return self.nan + self.inf
+
+    def _repr_html_(self) -> str | None:
+        return as_html(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as texts, numbers, None and lists of these."""
+        return to_dict(self)
+
+    def __repr__(self) -> str:
+        found = {name: getattr(self, name) for name in ("rms", "l2", "min", "max")}
+        figures = ", ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in found.items())
+        part = "" if self.elements == self.numel else f", elements={self.elements} of {self.numel}"
+        problem = f", problem={self.problem!r}" if self.problem else ""
+        return clip(f"Stats({figures}, zeros={self.zeros}, nonfinite={self.nonfinite}{part}{problem})", MAX_LINE)
+
+
+@displayed
+@dataclass(frozen=True)
+class Moments:
+    """Adam's moments of one parameter, and the resulting step.
+
+    Elements that are not finite, or whose second moment is negative, are counted, and left out of the figures of the
+    moments and of the update.
+
+    Attributes:
+        name: of the parameter.
+        optimizer: section of the moments in the checkpoint.
+        shape: global sizes of the moments.
+        numel: expected number of elements of each.
+        elements: elements that were read of both.
+        weight: rms of the parameter; None if the checkpoint lacks it, or none of its elements is finite.
+        exp_avg: rms of the first moment.
+        exp_avg_sq: rms of the root of the second moment.
+        update: rms of `exp_avg / (sqrt(exp_avg_sq) + eps)`; None if the param group has no eps.
+        ratio: `lr * update / weight`, the relative size of a step, without weight decay.
+        lr: learning rate of its param group.
+        eps: eps of its param group.
+        step: number of its updates.
+        corrected: whether the moments in `update` were divided by `1 - beta**step`; False if that is unknown.
+        negative: number of elements with a negative second moment.
+        nonfinite: number of elements that are NaN or infinite in one of both moments.
+        problem: why a part could not be read; empty if everything could.
+    """
+
+    name: str
+    optimizer: str
+    shape: Ints
+    numel: int
+    elements: int
+    weight: float | None
+    exp_avg: float | None
+    exp_avg_sq: float | None
+    update: float | None
+    ratio: float | None
+    lr: float | None
+    eps: float | None
+    step: float | None
+    corrected: bool
+    negative: int
+    nonfinite: int
+    problem: str
+
+
+@displayed
+@dataclass(frozen=True)
+class DeadRows:
+    """Rows (dimension 0) of a matrix that are all zero, or whose parameters never got a gradient.
+
+    Attributes:
+        name: of the matrix.
+        section: its section of the checkpoint.
+        shape: its sizes.
+        rows: number of rows that could be read; fewer than it has if some are in no file here.
+        zero: number of rows that are all zero.
+        first_zero: the first of those.
+        idle: number of rows whose second moment is all zero, since they never got a gradient; None if the checkpoint
+            has no second moment.
+        first_idle: the first of those.
+        problem: why not all rows could be read; empty if they could.
+    """
+
+    name: str
+    section: str
+    shape: Ints
+    rows: int
+    zero: int
+    first_zero: Ints
+    idle: int | None
+    first_idle: Ints
+    problem: str
+
+
+@displayed
+@dataclass(frozen=True)
+class Statistics(Generic[Row]):
+    """The result of `stats`: a row for each tensor, and totals.
+
+    Attributes:
+        path: the checkpoint.
+        of: kind of the rows: figures of values, of an optimizer's moments, or dead rows.
+        tensors: number of tensors, or parts of them.
+        elements: number of elements read.
+        l2: root of the sum of squares of all finite elements of floating-point tensors, tied ones counted once; None if
+            not all could be read, for figures by rank, and for other kinds of rows.
+        nonfinite: number of elements that are NaN or infinite.
+        incomplete: number of rows with a problem, whose figures are missing or incomplete.
+        bytes_read: bytes of tensors that were read.
+        seconds: wall time.
+        rows: the rows.
+    """
+
+    path: Path
+    of: Literal["values", "moments", "dead rows"]
+    tensors: int
+    elements: int
+    l2: float | None
+    nonfinite: int
+    incomplete: int
+    bytes_read: int
+    seconds: float
+    rows: Rows[Row]
+
+    def _summary(self) -> str:
+        odd = f", {self.nonfinite} NOT FINITE" if self.nonfinite else ""
+        part = f", {self.incomplete} not read in full" if self.incomplete else ""
+        found = f"{self.of} of {plural(self.tensors, 'tensor')}, {count(self.elements)} elements"
+        return f"{clip_middle(self.path.name, 60)}: {found}{odd}{part}"
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """A plain dict per row, for `pandas.DataFrame` and the like."""
+        return self.rows.to_dicts()

@@ -1,0 +1,250 @@
+"""The record of `stats` as text, in tables that drop columns on a narrow screen, and as HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ckptools.display.tables import GAP, PIPE, Column, Screen, table, wrapped
+from ckptools.dtypes import short
+from ckptools.stats.record import DeadRows, Moments, Statistics, Stats
+from ckptools.text import count, encodable, first_few, plural, printable, shape
+
+if TYPE_CHECKING:
+    from ckptools.display.page import Page
+
+NAME_ROOM = 30
+"""A column is dropped if names would have fewer characters than this."""
+
+MAX_PROBLEMS = 5
+"""At most this many rows with problems on a screen."""
+
+BLOCKS, PLAIN = " ▁▂▃▄▅▆▇█", " .:-=+*#@"
+"""Characters for a bin of a histogram, from empty to the fullest: Unicode and ASCII."""
+
+
+class Field(NamedTuple):
+    """A column of figures.
+
+    Attributes:
+        column: its title, and how it is aligned.
+        cell: makes the cell of a row.
+        keep: priority on a narrow screen; the lowest is dropped first.
+    """
+
+    column: Column
+    cell: Callable[[Any], str]
+    keep: int = 9
+
+
+def statistics_text(found: Statistics[Any], screen: Screen = PIPE, ascii: bool = False) -> str:
+    """Render a table, the problems of its rows, and totals.
+
+    Args:
+        found: the statistics.
+        screen: the size to fit.
+        ascii: draw histograms without block characters.
+    """
+    rows: Sequence[Any] = found.rows
+    fields, shown = fields_and_rows(found, ascii)
+    left = found.tensors - len(rows)
+    more = [f"{left} more (--limit 0 shows all)"] if left else []
+    lines = [*_table(fields, shown, screen), *_problems(rows, screen), "", *more, *summary(found)]
+    return "\n".join(lines).lstrip("\n")
+
+
+def fields_and_rows(found: Statistics[Any], ascii: bool = False) -> tuple[tuple[Field, ...], Sequence[Any]]:
+    """The columns and rows of the table; for dead rows, only matrices that have some."""
+    rows: Sequence[Any] = found.rows
+    fields = {"values": _of_values(rows, ascii), "moments": MOMENTS, "dead rows": DEAD}[found.of]
+    shown = [row for row in rows if row.zero or row.idle] if found.of == "dead rows" else rows
+    read = (READ,) if found.of != "dead rows" and any(row.elements != row.numel for row in rows) else ()
+    return (*fields, *read), shown
+
+
+def summary(found: Statistics[Any]) -> list[str]:
+    """Totals over all rows."""
+    summaries: dict[str, Callable[[Any], list[str]]] = {
+        "values": _values_summary,
+        "moments": _moments_summary,
+        "dead rows": _dead_summary,
+    }
+    return summaries[found.of](found)
+
+
+def _of_values(rows: Sequence[Any], ascii: bool) -> tuple[Field, ...]:
+    ranks = (RANK,) if any(getattr(row, "rank", None) is not None for row in rows) else ()
+    if any(getattr(row, "histogram", None) is not None for row in rows):
+        drawn = Field(Column("histogram", right=True), lambda row: histogram(row.histogram or (), ascii))
+        return (NAME, *ranks, MIN, drawn, MAX, NOT_FINITE)
+    return (NAME, *ranks, DTYPE, SHAPE, RMS, L2, MIN, MAX, MEAN, STD, ZEROS, NOT_FINITE)
+
+
+def _table(fields: Sequence[Field], rows: Sequence[Any], screen: Screen) -> list[str]:
+    """The table with as many fields as fit the screen."""
+    cells = {field: [field.cell(row) for row in rows] for field in fields}
+    widths = {f: max([len(f.column.title), *map(len, cells[f])]) for f in fields}
+    widths[NAME] = min(widths[NAME], NAME_ROOM)
+    kept = list(fields)
+    while screen.width is not None and sum(widths[f] + GAP for f in kept) - GAP > screen.width:
+        least = min(kept, key=lambda f: f.keep)
+        if least.keep == NAME.keep:
+            break
+        kept.remove(least)
+    lines = list(zip(*(cells[f] for f in kept), strict=True))
+    return table([f.column for f in kept], lines, screen)
+
+
+def _problems(rows: Sequence[Any], screen: Screen) -> list[str]:
+    """The rows with incomplete figures, with the reasons."""
+    wrong = [row for row in rows if row.problem]
+    shown = wrong if screen.rows is None else wrong[:MAX_PROBLEMS]
+    lines = [line for row in shown for line in wrapped("  ", f"{whose(row)}: {row.problem}", screen)]
+    more = (
+        [f"  {len(wrong) - len(shown)} more; all of them when piped, as in | less"] if len(wrong) > len(shown) else []
+    )
+    return ["", "not read, or not in full:", *lines, *more] if wrong else []
+
+
+def whose(row: Any) -> str:
+    """The subject of a row: a tensor, or one rank's part of it."""
+    rank = getattr(row, "rank", None)
+    return printable(row.name) if rank is None else f"{printable(row.name)} of rank {rank}"
+
+
+def _values_summary(found: Statistics[Stats]) -> list[str]:
+    what = "part" if any(row.rank is not None for row in found.rows) else "tensor"
+    parts = [plural(found.tensors, what), f"{count(found.elements)} elements"]
+    parts += [f"l2 {figure(found.l2)}"] if found.l2 else []
+    return [", ".join([*parts, *_odd(found)])]
+
+
+def _moments_summary(found: Statistics[Moments]) -> list[str]:
+    rows = found.rows
+    corrected = sum(row.corrected for row in rows)
+    how = "with bias correction" if corrected == len(rows) else "without bias correction (no step or betas known)"
+    mixed = f"with bias correction for {corrected} of {len(rows)} parameters"
+    lines = [f"update: rms of exp_avg / (sqrt(exp_avg_sq) + eps), {how if corrected in (0, len(rows)) else mixed}"]
+    unknown = sum(row.eps is None for row in rows)
+    lines += [f"no update for {plural(unknown, 'parameter')}: no eps in a param group"] if unknown else []
+    negative = sum(row.negative for row in rows)
+    parts = [plural(found.tensors, "parameter"), f"{negative} negative second moments" if negative else ""]
+    return [*lines, ", ".join([part for part in parts if part] + _odd(found))]
+
+
+def _dead_summary(found: Statistics[DeadRows]) -> list[str]:
+    dead = sum(bool(row.zero or row.idle) for row in found.rows)
+    counted = f"{plural(len(found.rows), 'matrix', 'matrices')}, {dead or 'none'} with dead rows"
+    return [counted + (f", {found.incomplete} not read in full" if found.incomplete else "")]
+
+
+def _odd(found: Statistics[Any]) -> list[str]:
+    """Numbers of elements that are not finite, and of rows with incomplete figures."""
+    finite = [f"{found.nonfinite} not finite" if found.nonfinite else "all finite"] if found.tensors else []
+    return [*finite, *([f"{found.incomplete} not read in full"] if found.incomplete else [])]
+
+
+def figure(value: float | None) -> str:
+    """A figure with four digits, an integer with up to seven; `-` for None."""
+    if value is None:
+        return "-"
+    if isinstance(value, int) and abs(value) < 10**7:
+        return str(value)
+    return f"{value + 0.0:.4g}"
+
+
+def share(part: int, whole: int) -> str:
+    """A number of elements as a share of all: `0`, `<0.01%`, `12.5%`, `>99.9%`, `all`."""
+    if part in (0, whole) or not whole:
+        return "all" if part and part == whole else "0"
+    percent = 100 * part / whole
+    return "<0.01%" if percent < 0.01 else ">99.9%" if percent > 99.9 else f"{percent:.3g}%"
+
+
+def not_finite(row: Stats) -> str:
+    """Numbers of NaN and of infinities: `0`, `3 NaN, 1 Inf`."""
+    return ", ".join([f"{n} {kind}" for n, kind in ((row.nan, "NaN"), (row.inf, "Inf")) if n]) or "0"
+
+
+def histogram(counts: Sequence[int], ascii: bool = False) -> str:
+    """A character for each bin, its height relative to the fullest; a bin that is not empty is never blank."""
+    signs, most = PLAIN if ascii else BLOCKS, max(counts, default=0)
+    return "".join(signs[-(-n * (len(signs) - 1) // most)] if n else signs[0] for n in counts)
+
+
+def drawable(encoding: str | None) -> bool:
+    """Whether a stream of an encoding can write the blocks of a histogram."""
+    return encodable(BLOCKS, encoding) == BLOCKS
+
+
+NAME = Field(Column("name", name=True), lambda row: row.name)
+RANK = Field(Column("rank", right=True), lambda row: "-" if row.rank is None else str(row.rank))
+DTYPE = Field(Column("dtype"), lambda row: short(row.dtype), 1)
+SHAPE = Field(Column("shape", right=True), lambda row: shape(row.shape), 2)
+RMS = Field(Column("rms", right=True), lambda row: figure(row.rms))
+L2 = Field(Column("l2", right=True), lambda row: figure(row.l2), 5)
+MIN = Field(Column("min", right=True), lambda row: figure(row.min))
+MAX = Field(Column("max", right=True), lambda row: figure(row.max))
+MEAN = Field(Column("mean", right=True), lambda row: figure(row.mean), 4)
+STD = Field(Column("std", right=True), lambda row: figure(row.std), 3)
+ZEROS = Field(Column("zeros", right=True), lambda row: share(row.zeros, row.elements), 6)
+NOT_FINITE = Field(Column("non-finite", right=True), not_finite)
+READ = Field(Column("read", right=True), lambda row: share(row.elements, row.numel))
+
+MOMENTS = (
+    NAME,
+    Field(Column("weight", right=True), lambda row: figure(row.weight)),
+    Field(Column("exp_avg", right=True), lambda row: figure(row.exp_avg), 3),
+    Field(Column("sqrt(exp_avg_sq)", right=True), lambda row: figure(row.exp_avg_sq), 2),
+    Field(Column("update", right=True), lambda row: figure(row.update)),
+    Field(Column("lr*update/weight", right=True), lambda row: figure(row.ratio)),
+    Field(Column("negative", right=True), lambda row: str(row.negative)),
+    Field(Column("non-finite", right=True), lambda row: str(row.nonfinite), 5),
+)
+"""The columns of moments; all figures are root mean squares."""
+
+DEAD = (
+    NAME,
+    SHAPE,
+    Field(Column("rows", right=True), lambda row: str(row.rows), 3),
+    Field(Column("zero", right=True), lambda row: str(row.zero)),
+    Field(Column("no gradient", right=True), lambda row: "-" if row.idle is None else str(row.idle)),
+    Field(Column("which"), lambda row: which_rows(row)),
+)
+"""The columns of dead rows."""
+
+
+def which_rows(row: DeadRows) -> str:
+    """The first dead rows: `zero 3, 7 …, no gradient 9`."""
+    kinds = [
+        f"{what} {first_few(first)}{' …' if n > len(first) else ''}"
+        for what, n, first in (("zero", row.zero, row.first_zero), ("no gradient", row.idle or 0, row.first_idle))
+        if n
+    ]
+    return ", ".join(kinds)
+
+
+# -- HTML ---------------------------------------------------------------------------------------------------------
+
+
+def statistics_html(found: Statistics[Any]) -> str:
+    """Render the figures of tensors, a row for each, and totals."""
+    from ckptools.display.page import DICTS, Page
+
+    page = Page(DICTS)
+    page.line(repr(found))
+    statistics_table(page, found)
+    return page.html()
+
+
+def statistics_table(page: Page, found: Statistics[Any], title: str = "") -> None:
+    """Add a row for each tensor, the tensors not read in full, and a line of totals."""
+    from ckptools.display.page import MAX_ROWS
+
+    fields, rows = fields_and_rows(found)
+    cells = [[field.cell(row) for field in fields] for row in rows[:MAX_ROWS]]
+    page.table(title or plural(len(rows), "row"), [field.column for field in fields], cells, len(rows), opened=True)
+    for row in [row for row in found.rows if row.problem][:MAX_PROBLEMS]:
+        page.line(f"{whose(row)}: {row.problem}", "bad")
+    for line in summary(found):
+        page.line(line)

@@ -1,0 +1,207 @@
+"""Files that are copies of each other under two names: by the checksums that containers state, or by their first bytes.
+
+Where containers state checksums, no values are read. A few elements may be equal by chance; zeros are moments before
+the first step, ones are weights of a norm, and both are equal everywhere: none of these proves a copy.
+
+Bare bytes state none: the first bytes of some tensors are compared, only of files whose tensors have the same names and
+sizes. Elements that are all alike (zeros, ones) prove nothing.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ckptools.dtypes import ITEMSIZE
+from ckptools.files.opening import OpenFiles
+from ckptools.model.problems import Code, Problem
+from ckptools.model.regions import Box, Ints, is_contiguous
+from ckptools.model.tensor import ItemShards, Shard, Shards, Source, Tensor, with_bytes
+from ckptools.model.tree import KeyPath
+
+Checksum = tuple[str, int, int]
+"""`(dtype, CRC-32, bytes)`: the facts that a container states of a tensor."""
+
+MIN_TELLING = 16
+"""Fewer equal elements than this may be chance."""
+
+BLOCK = 1 << 20
+"""Bytes per step of computing a checksum."""
+
+ONES = {
+    "float64": struct.pack("<d", 1),
+    "float32": struct.pack("<f", 1),
+    "float16": struct.pack("<e", 1),
+    "bfloat16": struct.pack("<f", 1)[2:],
+}
+"""The bytes of the number one."""
+
+
+def stated_checksum(value: Any, whole: bool = False) -> Checksum | None:
+    """The checksum of the zip entry that a tensor lies in; None where none is stated.
+
+    Args:
+        value: a tensor of one shard, or anything else.
+        whole: ignore tensors that are a part of their zip entry.
+    """
+    source = value.shards[0].source if isinstance(value, Tensor) and len(value.shards) == 1 else None
+    if source is None or not source.crc or (whole and value.nbytes != source.record_span[1]):
+        return None
+    return source.dtype, source.crc, value.nbytes
+
+
+def check_copies(tensors: Iterable[tuple[KeyPath, Tensor]]) -> Iterator[Problem]:
+    """Problems of files with the same bytes for different places of tensors: one was copied over the other.
+
+    Replicas have the same places and are no copies.
+    """
+    places: dict[Path, set[tuple[KeyPath, Box]]] = {}
+    records: dict[Path, set[tuple[str, str, int, int]]] = {}
+    ranks: dict[Path, int] = {}
+    for path, tensor in tensors:
+        for shard in tensor.found if tensor.sharded else ():
+            for source in shard.sources if shard.box.numel else ():
+                if source.crc and shard.rank is not None:
+                    ranks[source.path] = shard.rank
+                    places.setdefault(source.path, set()).add((path, shard.box))
+                    record = source.record, source.dtype, source.crc, source.record_span[1]
+                    records.setdefault(source.path, set()).add(record)
+    first: dict[frozenset[tuple[str, str, int, int]], Path] = {}
+    for file, stated in records.items():
+        other = first.setdefault(frozenset(stated), file)
+        if other != file and places[file].isdisjoint(places[other]) and proves_a_copy(r[1:] for r in stated):
+            yield Problem(Code.STRAY_FILE, _text(file, other), ranks[file])
+
+
+def proves_a_copy(records: Iterable[Checksum]) -> bool:
+    """Whether two files with these checksums must be one file under two names."""
+    varied = [(nbytes, dtype) for dtype, crc, nbytes in set(records) if not is_constant(dtype, crc, nbytes)]
+    return sum(nbytes // ITEMSIZE[dtype] for nbytes, dtype in varied) >= MIN_TELLING
+
+
+def is_constant(dtype: str, crc: int, nbytes: int) -> bool:
+    """Whether bytes of this checksum are all zeros or all ones of a dtype."""
+    patterns = (bytes(ITEMSIZE[dtype]), ONES.get(dtype, b"\0"))
+    return any(_repeated(pattern, nbytes) == crc for pattern in patterns)
+
+
+def _repeated(pattern: bytes, nbytes: int) -> int:
+    """The CRC-32 of `nbytes` bytes of a repeated pattern."""
+    block = pattern * (min(nbytes, BLOCK) // len(pattern) + 1)
+    crc, step = 0, BLOCK // len(pattern) * len(pattern)
+    for at in range(0, nbytes, step):
+        crc = zlib.crc32(block[: min(step, nbytes - at)], crc)
+    return crc
+
+
+# -- by first bytes ---------------------------------------------------------------------------------------------------
+
+
+SAMPLE = 4096
+"""Bytes of each tensor that are compared."""
+
+MAX_COMPARED = 16
+"""Tensors that are compared, the largest first."""
+
+MIN_VARIED = 16
+"""Elements, in tensors whose elements are not all alike, below which equal files may be chance."""
+
+
+class _Held(NamedTuple):
+    """A shard in a file: its region, the shards of its tensor, and its number among them."""
+
+    offsets: Ints
+    sizes: Ints
+    shards: Sequence[Shard]
+    number: int
+
+    @property
+    def shard(self) -> Shard:
+        return self.shards[self.number]
+
+
+ShardsOfFile = dict[str, _Held]
+"""The shards in a file by the names of their tensors."""
+
+
+def copied_files(tensors: Iterable[tuple[str, Tensor]], files: OpenFiles) -> list[Problem]:
+    """A problem for each file that is a copy of another one; `tensors` come with their names.
+
+    Raises:
+        ReadError: a file cannot be read.
+    """
+    by_file: dict[Path, ShardsOfFile] = {}
+    for name, tensor in tensors:
+        for path, held in _without_checksum(tensor.shards) if tensor.sharded else ():
+            by_file.setdefault(path, {})[name] = held
+    alike: dict[frozenset[tuple[str, Ints]], list[Path]] = {}
+    for path, shards in by_file.items():
+        alike.setdefault(frozenset((name, held.sizes) for name, held in shards.items()), []).append(path)
+    return [problem for paths in alike.values() for problem in _copies_among(paths, by_file, files)]
+
+
+def _without_checksum(shards: Shards) -> Iterator[tuple[Path, _Held]]:
+    """The shards with values that follow each other and of which no CRC-32 is stated, each with its file."""
+    if isinstance(shards, ItemShards):
+        yield from _items_without_checksum(shards)
+        shards = tuple(shards.located.values())
+    found = with_bytes(shards)
+    for i, shard in enumerate(found):
+        if shard.source is not None and not shard.source.crc and shard.source.contiguous and shard.box.numel:
+            yield shard.source.path, _Held(*shard.box, found, i)
+
+
+def _items_without_checksum(shards: ItemShards) -> Iterator[tuple[Path, _Held]]:
+    """The same of items that are like others."""
+    layouts = {layout for layout in shards.layouts if layout is not None}
+    packed = {layout for layout in layouts if prod(layout.shape) and is_contiguous(layout.shape, layout.strides)}
+    for i, (layout, crc, file) in enumerate(zip(shards.layouts, shards.crcs, shards.files, strict=False)):
+        if not crc and layout in packed and file.path is not None and i not in shards.located:
+            yield file.path, _Held(shards.offsets[i], shards.sizes[i], shards, i)
+
+
+def _copies_among(paths: Sequence[Path], by_file: dict[Path, ShardsOfFile], files: OpenFiles) -> list[Problem]:
+    """Find copies among files whose shards have the same names and sizes."""
+    places: dict[frozenset[tuple[str, Ints, Ints]], Path] = {}
+    for path in paths:  # one of each set of replicas
+        places.setdefault(frozenset((name, *held[:2]) for name, held in by_file[path].items()), path)
+    groups, varied = [list(places.values())], dict.fromkeys(paths, 0)
+    first = by_file[paths[0]]
+    for name in sorted(first, key=lambda n: -prod(first[n].sizes))[:MAX_COMPARED]:
+        groups = [part for group in groups if len(group) > 1 for part in _split(group, name, by_file, files, varied)]
+    return [
+        Problem(Code.STRAY_FILE, _text(copy, group[0]), by_file[copy][next(iter(by_file[copy]))].shard.rank)
+        for group in groups
+        for copy in group[1:]
+        if varied[copy] >= MIN_VARIED
+    ]
+
+
+def _split(
+    group: Sequence[Path], name: str, by_file: dict[Path, ShardsOfFile], files: OpenFiles, varied: dict[Path, int]
+) -> list[list[Path]]:
+    """Split a group of files by the first bytes of one tensor; count elements where they are not all alike."""
+    found: dict[bytes, list[Path]] = {}
+    for path in group:
+        source = by_file[path][name].shard.source
+        assert source is not None
+        data = _beginning(source, files)
+        width = ITEMSIZE[source.dtype]
+        if data != data[:width] * (len(data) // width):
+            varied[path] += len(data) // width
+        found.setdefault(data, []).append(path)
+    return list(found.values())
+
+
+def _beginning(source: Source, files: OpenFiles) -> bytes:
+    nbytes = ITEMSIZE[source.dtype] * prod(source.shape)
+    with files.open(source.path) as file:
+        return file.read(source.offset, min(nbytes, SAMPLE))
+
+
+def _text(copy: Path, other: Path) -> str:
+    return f"{copy.name} has the same bytes as {other.name}, which is another part of the tensors; one is a copy"

@@ -1,0 +1,264 @@
+"""Which options of `create` go together. Free of torch, so that a mistake is found before anything starts."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from inspect import signature
+from pathlib import Path
+
+from ckptools.errors import UsageError
+from ckptools.text import parse_bytes
+from ckptools.training import file_names
+from ckptools.training.options import (
+    LAUNCHERS,
+    LAYOUTS,
+    LOADS,
+    OPTIMIZERS,
+    SCHEDULERS,
+    STRATEGIES,
+    CreateOptions,
+    FileOptions,
+    LaunchOptions,
+    ParallelOptions,
+    ResumeOptions,
+    run_name,
+)
+from ckptools.training.output import FULL_STATE
+
+# The layouts that take a state dict of FSDP1 which is not sharded; a sharded one goes into all that it is written with.
+LAYOUTS_OF_STATE_DICT: dict[str, tuple[str, ...]] = {
+    "local": ("composer", "accelerate"),
+    "full": ("composer", "accelerate"),
+}
+
+
+def check(options: CreateOptions) -> None:
+    """Refuse what does not fit together.
+
+    Raises:
+        UsageError: an unknown word, a layout that does not go with the strategy, a number out of range.
+    """
+    check_word("strategy", options.strategy, STRATEGIES)
+    check_word("layout", options.layout, tuple(LAYOUTS))
+    check_word("optimizer", options.optimizer, OPTIMIZERS)
+    check_word("scheduler", options.scheduler, SCHEDULERS)
+    _check_parallel(options.parallel, options.strategy)
+    _check_layout(options)
+    _check_files(options)
+    _check_resuming(options.resuming, options.steps, options.world_size)
+    size = options.size
+    counts = {name: getattr(size, name) for name in ("vocab", "width", "layers", "heads", "context")}
+    counts |= {"steps": options.steps, "batch": options.batch}
+    for name, value in counts.items():
+        check_least(name, value)
+    check_least("world-size", options.world_size)
+    if not 0 <= size.dropout < 1:
+        raise UsageError(None, f"--dropout is {size.dropout}, must be at least 0 and below 1")
+    if options.size.width % options.size.heads:
+        raise UsageError(None, f"--width {options.size.width} does not divide by --heads {options.size.heads}")
+
+
+def check_word(name: str, value: str | None, known: tuple[str, ...]) -> None:
+    """Refuse an option that is none of the words that it may be; None is one that was not given.
+
+    Raises:
+        UsageError: the option, and what it may be.
+    """
+    if value is not None and value not in known:
+        raise UsageError(None, f"--{name} {value} is not known; choose from {', '.join(known)}")
+
+
+def check_least(name: str, value: int | None, least: int = 1) -> None:
+    """Refuse a number that is too small; None is one that was not given.
+
+    Raises:
+        UsageError: the option, and what it must be.
+    """
+    if value is not None and value < least:
+        raise UsageError(None, f"--{name} is {value}, must be at least {least}")
+
+
+def _check_layout(options: CreateOptions) -> None:
+    if options.strategy not in LAYOUTS[options.layout]:
+        fitting = [name for name, strategies in LAYOUTS.items() if options.strategy in strategies]
+        raise UsageError(
+            None,
+            f"--layout {options.layout} is not written with --strategy {options.strategy}; "
+            f"with {options.strategy} choose from {', '.join(fitting)}",
+        )
+    kind = options.parallel.state_dict_type
+    takers = LAYOUTS_OF_STATE_DICT.get(kind, tuple(LAYOUTS))
+    if options.layout not in takers:
+        raise UsageError(
+            None, f"--layout {options.layout} takes no --state-dict-type {kind}; choose from {', '.join(takers)}"
+        )
+
+
+def _check_files(options: CreateOptions) -> None:
+    if options.files.run_name is not None:
+        file_names.check_run_name(options.files.run_name)
+    _check_file_options(options.files, options.layout)
+    if options.files.name == FULL_STATE:
+        raise UsageError(None, f"--name {FULL_STATE}: this is what --full writes; expected another name")
+    if options.files.name is not None:
+        one_writer = options.one_rank_has_all and options.layout in ("composer", "snapshot")
+        file_names.check(options.files.name, options.layout, one_writer, run_name(options, 1))
+
+
+# -- strategies -------------------------------------------------------------------------------------------------------
+
+
+SHARDINGS = ("full", "grad-op", "hybrid")
+STATE_DICT_TYPES = ("sharded", "local", "full")
+PRECISIONS = ("fp32", "bf16")
+
+# The strategies that each choice is one of; a choice that is not here is checked with the world's size.
+CHOICES_OF: dict[str, tuple[str, ...]] = {
+    "sharding": ("fsdp1",),
+    "use_orig_params": ("fsdp1",),
+    "state_dict_type": ("fsdp1",),
+    "dtensor": ("fsdp1",),
+    "precision": ("ddp", "fsdp1", "fsdp2", "hsdp", "fsdp2-tp", "hsdp-tp"),
+    "replicas": ("fsdp1", "hsdp", "hsdp-tp"),
+}
+
+
+def _check_parallel(parallel: ParallelOptions, strategy: str) -> None:
+    """Refuse a word that is not known, and choices that torch or the strategy does not have.
+
+    Raises:
+        UsageError: there is one.
+    """
+    check_word("sharding", parallel.sharding, SHARDINGS)
+    check_word("state-dict-type", parallel.state_dict_type, STATE_DICT_TYPES)
+    check_word("precision", parallel.precision, PRECISIONS)
+    _check_strategy(parallel, strategy)
+    if parallel.state_dict_type == "local":
+        _check_local(parallel)
+    if strategy == "fsdp1" and parallel.sharding != "hybrid" and parallel.replicas != ParallelOptions.replicas:
+        raise UsageError(None, f"--replicas goes with --sharding hybrid, not {parallel.sharding}")
+
+
+def _check_strategy(parallel: ParallelOptions, strategy: str) -> None:
+    defaults = {field.name: field.default for field in fields(parallel)}
+    for name, strategies in CHOICES_OF.items():
+        value = getattr(parallel, name)
+        if value != defaults[name] and strategy not in strategies:
+            flag = f"--{'no-' if value is False else ''}{name.replace('_', '-')}"
+            raise UsageError(None, f"{flag} goes with --strategy {', '.join(strategies)}, not {strategy}")
+
+
+def _check_local(parallel: ParallelOptions) -> None:
+    """Refuse what torch refuses on some ranks only, while the others wait for them."""
+    if parallel.dtensor:
+        raise UsageError(None, "--state-dict-type local does not go with --dtensor: flat pieces are no DTensors")
+    if parallel.sharding == "hybrid":
+        raise UsageError(
+            None,
+            "--state-dict-type local does not go with --sharding hybrid: torch writes it for one group of all ranks; "
+            "choose --state-dict-type sharded or full",
+        )
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
+
+CHOICES = {"files_per_rank": ("one", "several"), "items": ("torch", "safetensors")}
+
+# The layouts that an option goes with; the others do not have what it changes.
+GOES_WITH: dict[str, tuple[str, ...]] = {
+    "files_per_rank": ("dcp", "torchtitan", "olmo"),
+    "items": ("dcp",),
+    "async_save": ("dcp", "torchtitan", "olmo"),
+    "save_distributed": ("huggingface",),
+    "consolidated": ("huggingface",),
+    "max_shard_size": ("huggingface",),
+}
+
+
+def _check_file_options(options: FileOptions, layout: str) -> None:
+    """Refuse options that the layout does not have, or that do not go together.
+
+    Raises:
+        UsageError: which, and what it goes with.
+    """
+    for name, known in CHOICES.items():
+        check_word(name.replace("_", "-"), getattr(options, name), known)
+    for name, layouts in GOES_WITH.items():
+        if getattr(options, name) != getattr(FileOptions(), name) and layout not in layouts:
+            raise UsageError(None, f"{_flag(name)} goes with --layout {', '.join(layouts)}; not with {layout}")
+    if not options.consolidated and not options.save_distributed:
+        raise UsageError(None, "--no-consolidated goes with --save-distributed; without it rank 0 writes whole files")
+    size = options.max_shard_size
+    if size is not None and parse_bytes(size) is None:
+        raise UsageError(None, f"--max-shard-size {size}: expected a size such as 5GB or 500MiB")
+
+
+def _flag(name: str) -> str:
+    return "--no-consolidated" if name == "consolidated" else f"--{name.replace('_', '-')}"
+
+
+def check_torch(options: FileOptions) -> None:
+    """Refuse what this torch cannot write yet; imports torch.
+
+    Raises:
+        UsageError: what needs a later one.
+    """
+    if options.items == "torch" and not options.save_distributed:
+        return
+    import torch
+    from torch.distributed import checkpoint
+    from torch.distributed.checkpoint import filesystem
+
+    later = f"needs a later torch than {torch.__version__}"
+    if options.items == "safetensors" and not hasattr(filesystem, "SerializationFormat"):
+        raise UsageError(None, f"--items safetensors {later}; --items torch does not")
+    writer = getattr(checkpoint, "HuggingFaceStorageWriter", None)
+    if options.save_distributed and (writer is None or "save_distributed" not in signature(writer).parameters):
+        raise UsageError(None, f"--save-distributed {later}; without it rank 0 writes")
+
+
+# -- launching --------------------------------------------------------------------------------------------------------
+
+
+RDZV_BACKENDS = ("static", "c10d")
+WORLD_SIZE_SOURCES = ("env", "argument")
+
+
+def check_launch(launch: LaunchOptions) -> None:
+    """Refuse unknown words and numbers out of range.
+
+    Raises:
+        UsageError: one line that says which.
+    """
+    check_word("launcher", launch.launcher, LAUNCHERS)
+    check_word("rdzv-backend", launch.rdzv_backend, RDZV_BACKENDS)
+    check_word("world-size-from", launch.world_size_from, WORLD_SIZE_SOURCES)
+    check_least("nnodes", launch.nnodes)
+    if launch.master_port is not None and not 0 < launch.master_port < 2**16:
+        raise UsageError(None, f"--master-port is {launch.master_port}, must be from 1 to 65535")
+    if not launch.timeout > 0:
+        raise UsageError(None, f"--timeout is {launch.timeout:g}, must be more than 0 seconds")
+
+
+# -- resuming ---------------------------------------------------------------------------------------------------------
+
+
+def _check_resuming(resuming: ResumeOptions, steps: int, world_size: int | None) -> None:
+    """Refuse what does not fit together.
+
+    Raises:
+        UsageError: a number out of range, a rank that does not exist, a step that does not come.
+    """
+    check_word("load", resuming.load, LOADS)
+    if resuming.resume is not None and not Path(resuming.resume).exists():
+        raise UsageError(Path(resuming.resume), "no such file or folder to go on from")
+    check_least("save-every", resuming.save_every)
+    check_least("max-restarts", resuming.max_restarts, 0)
+    if resuming.killed is None:
+        return
+    rank, step = resuming.killed
+    if world_size is not None and rank >= world_size:
+        raise UsageError(None, f"--kill {resuming.kill}: there is no rank {rank} of {world_size}, counted from 0")
+    if not 1 <= step <= steps:
+        raise UsageError(None, f"--kill {resuming.kill}: there is no step {step}; --steps is {steps}")

@@ -1,0 +1,1 @@
+"""Going on from a checkpoint: which one, what a run needs of it, and its options."""

@@ -1,0 +1,202 @@
+"""A hollow DCP folder: the `.metadata` that torch would write, and files whose items are archives around holes.
+
+A plan of all ranks is needed for it, which a fake process group cannot make; here it is made in one go, of torch's own
+records. A tensor that all ranks hold, such as a step count, is written by one of them, in turn.
+Source: torch/distributed/checkpoint/planner_helpers.py and filesystem.py, and what real ranks wrote.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import struct
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain, islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint import filesystem
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+from ckptools.training.simulated.hollow_rank_files import MOMENTS, HollowRun, empty
+
+LOCAL_HEADER, NAME_LENGTH_AT = 30, 26
+"""Bytes of a zip entry before its name, and where it says how long name and extra field are. Source: APPNOTE, 4.3.7."""
+
+BLOCK = 4096
+"""Bytes; a hole that is smaller is written, as file systems have none of that size."""
+
+Box = tuple[torch.Size, torch.Size]
+
+
+@dataclass(frozen=True)
+class HollowItem:
+    """An item as it lies in a file.
+
+    Attributes:
+        head: bytes before its values, or all of it.
+        hole: bytes of the values.
+        tail: bytes behind them.
+    """
+
+    head: bytes
+    hole: int = 0
+    tail: bytes = b""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in the file."""
+        return len(self.head) + self.hole + len(self.tail)
+
+
+@dataclass(frozen=True)
+class Placed:
+    """An item of a rank.
+
+    Attributes:
+        key: flattened, as `.metadata` has it.
+        box: offsets and sizes of the shard in its tensor; None for an object.
+        item: its bytes.
+        offset: of the item in the rank's file.
+    """
+
+    key: str
+    box: Box | None
+    item: HollowItem
+    offset: int
+
+
+class HollowDcp:
+    """The plan of all ranks.
+
+    Args:
+        run: the checkpoint in the making.
+    """
+
+    def __init__(self, run: HollowRun) -> None:
+        self._run = run
+        self._items: dict[tuple[int, ...], HollowItem] = {}
+        moments = {
+            name: {"step": torch.tensor(0.0)} | {moment: empty(shape, "meta") for moment in MOMENTS}
+            for name, shape in run.shapes.items()
+        }
+        model = {name: empty(shape, "meta") for name, shape in run.shapes.items()}
+        optim = {"state": moments, "param_groups": run.param_groups()}
+        self._flat, self._paths = flatten_state_dict({"model": model, "optim": optim, "step": 0, "run": run.facts()})
+
+    @cached_property
+    def _alone(self) -> dict[str, HollowItem]:
+        """The items that one rank writes alone, by key: objects, and tensors without dimensions."""
+        return {
+            key: HollowItem(_archive(value))
+            for key, value in self._flat.items()
+            if not isinstance(value, Tensor) or not value.ndim
+        }
+
+    def placed(self, rank: int) -> Iterator[Placed]:
+        """The items that a rank writes, in the order of its file."""
+        offset = 0
+        for key, box, item in chain(self._written_alone(rank), self._shards(rank)):
+            yield Placed(key, box, item, offset)
+            offset += item.nbytes
+
+    def _written_alone(self, rank: int) -> Iterator[tuple[str, Box | None, HollowItem]]:
+        for key, item in islice(self._alone.items(), rank, None, self._run.world_size):
+            yield key, (torch.Size(), torch.Size()) if isinstance(self._flat[key], Tensor) else None, item
+
+    def _shards(self, rank: int) -> Iterator[tuple[str, Box, HollowItem]]:
+        for key, value in self._flat.items():
+            if isinstance(value, Tensor) and value.ndim:
+                first, rows = self._run.rows(tuple(value.shape), rank)
+                offsets, sizes = (first, *[0] * (value.ndim - 1)), (rows, *value.shape[1:])
+                yield key, (torch.Size(offsets), torch.Size(sizes)), self._hollow(sizes)
+
+    def _hollow(self, shape: tuple[int, ...]) -> HollowItem:
+        if shape not in self._items:
+            self._items[shape] = hollow_item(shape)
+        return self._items[shape]
+
+    def metadata(self) -> Metadata:
+        """The content of `.metadata` for all ranks."""
+        known = {key: _described(value) for key, value in self._flat.items()}
+        stored: dict[MetadataIndex, _StorageInfo] = {}
+        for rank in range(self._run.world_size):
+            for placed in self.placed(rank):
+                index = MetadataIndex(placed.key)
+                if placed.box is not None:
+                    chunks = known[placed.key].chunks
+                    index = MetadataIndex(placed.key, placed.box[0], len(chunks))
+                    chunks.append(ChunkStorageMetadata(*placed.box))
+                stored[index] = _StorageInfo(file_name(rank), placed.offset, placed.item.nbytes)
+        metadata = Metadata(known, self._paths, stored, StorageMeta())
+        if (version := getattr(filesystem, "CURRENT_DCP_VERSION", None)) is not None:
+            metadata.version = version
+        return metadata
+
+    def write_metadata(self, folder: Path) -> None:
+        """Write `.metadata`."""
+        with (folder / ".metadata").open("wb") as file:
+            pickle.dump(self.metadata(), file)
+
+    def write_rank(self, rank: int, folder: Path) -> None:
+        """Write the file of all that a rank writes."""
+        with (folder / file_name(rank)).open("wb") as file:
+            for placed in self.placed(rank):
+                file.write(placed.item.head)
+                if placed.item.hole:
+                    file.seek(placed.item.hole, os.SEEK_CUR)
+                    file.write(placed.item.tail)
+
+
+def file_name(rank: int) -> str:
+    """The file of all that a rank writes."""
+    return f"__{rank}_0.distcp"
+
+
+def hollow_item(shape: tuple[int, ...]) -> HollowItem:
+    """An item as torch saves a tensor of a shape, around a hole where its values would be."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "archive.pt"  # as torch calls what it saves into an open file
+        with torch.serialization.skip_data():
+            torch.save(empty(shape), path)
+        with zipfile.ZipFile(path) as archive, path.open("rb") as file:
+            (values,) = (info for info in archive.infolist() if info.filename == "archive/data/0")
+            file.seek(values.header_offset + NAME_LENGTH_AT)
+            name, extra = struct.unpack("<HH", file.read(4))
+            file.seek(0)
+            head = file.read(values.header_offset + LOCAL_HEADER + name + extra)
+            file.seek(values.file_size, os.SEEK_CUR)
+            tail = file.read()
+    if values.file_size < BLOCK:
+        return HollowItem(head + bytes(values.file_size) + tail)
+    return HollowItem(head, values.file_size, tail)
+
+
+def _archive(value: Any) -> bytes:
+    stream = io.BytesIO()
+    torch.save(value, stream)
+    return stream.getvalue()
+
+
+def _described(value: Any) -> Any:
+    """The entry of a value in `.metadata` before any of its shards is placed."""
+    if not isinstance(value, Tensor):
+        return BytesStorageMetadata()
+    return TensorStorageMetadata(TensorProperties(dtype=value.dtype), value.size(), [])

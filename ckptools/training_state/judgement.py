@@ -1,0 +1,267 @@
+"""The one place where a checkpoint is judged: every command and the Python API show what is found here.
+
+The verdict follows from problems. Those of optimizer state, steps and stated copies are found here too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ckptools.dtypes import ITEMSIZE
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.cover import cover_problem
+from ckptools.model.problems import Code, Problem
+from ckptools.model.rank_vote import vote
+from ckptools.model.regions import Box
+from ckptools.model.tensor import Shard, Tensor
+from ckptools.model.tree import KeyPath, fqn_of, tensors_in
+from ckptools.model.values import Lost
+from ckptools.model.verdict import Depth, Verdict, causes_of
+from ckptools.text import few, named_ranks, plural
+from ckptools.training_state.optimizers import Optimizer, optimizers_of
+from ckptools.training_state.rank_values import Shared, is_own
+from ckptools.training_state.sections import model_of, sections_of, tensors_of
+from ckptools.training_state.steps import RANKS_DIFFER, contradiction
+
+
+def verdict_of(ck: Checkpoint, problems: Iterable[Problem] | None = None, depth: Depth | None = None) -> Verdict:
+    """The verdict on a checkpoint.
+
+    Args:
+        ck: the checkpoint.
+        problems: what is known to be wrong with it; what opening it found, unless more was looked for.
+        depth: how deep the check went; by default as deep as opening it does.
+    """
+    if problems is None and depth is None:
+        if "verdict" not in ck.worked_out:
+            ck.worked_out["verdict"] = _judged(ck, ck.problems, _depth(ck))
+        found: Verdict = ck.worked_out["verdict"]
+        return found
+    return _judged(ck, ck.problems if problems is None else tuple(problems), depth or _depth(ck))
+
+
+def _depth(ck: Checkpoint) -> Depth:
+    return "structure" if ck.structure_read else "listed"
+
+
+def _judged(ck: Checkpoint, problems: Sequence[Problem], depth: Depth) -> Verdict:
+    wrong = [p for p in problems if p.severity == "error" and p.kind.spoils]
+    more = perhaps_more(problems)
+    whole = False if wrong else None if more or not ck.structure_read else True
+    recoverable = joinable = None
+    if ck.structure_read:
+        joinable = not any(p.kind is Code.TENSOR_NOT_JOINED and p.severity != "note" for p in problems)
+        blocked = any(stands_in_the_way(ck, p) for p in wrong)
+        recoverable = None if whole is None else whole or not (blocked or _has_gaps(ck))
+    lost = lost_with_files(ck, wrong) if whole is False and recoverable else ()
+    return Verdict(whole, recoverable, joinable, depth, _extent(ck, more), causes_of(problems), lost)
+
+
+def _has_gaps(ck: Checkpoint) -> bool:
+    """Whether the shards that are here leave elements of a tensor out."""
+    if "gaps" not in ck.worked_out:
+        cut = {f.path for f in ck.files if f.status in ("cut", "bad")}
+        tensors = (t for _, t in tensors_in(ck.tree) if t.kind != "meta" and is_placed(ck, t))
+        found = (cover_problem(_without(tensor, cut) if cut else tensor, "") for tensor in tensors)
+        ck.worked_out["gaps"] = any(problem is not None and problem.kind is Code.TENSOR_GAP for problem in found)
+    return bool(ck.worked_out["gaps"])
+
+
+def _without(tensor: Tensor, cut: set[Path]) -> Tensor:
+    """The tensor without what lies in files that are damaged elsewhere: they may be others than were saved."""
+    kept = tuple(s for s in tensor.shards if not any(source.path in cut for source in s.sources))
+    return tensor if len(kept) == len(tensor.shards) else replace(tensor, shards=kept)
+
+
+def is_placed(ck: Checkpoint, tensor: Tensor) -> bool:
+    """Whether it is known where every shard of a tensor lies that a rank has whose file is here."""
+    return ck.all_ranks or all(shard.was_read or shard.rank not in ck.ranks for shard in tensor.shards)
+
+
+def perhaps_more(problems: Iterable[Problem]) -> bool:
+    """Whether files that are not here may hold more of a checkpoint."""
+    return any(p.severity == "warning" and p.kind.lacks == "part" for p in problems)
+
+
+def stands_in_the_way(ck: Checkpoint, problem: Problem) -> bool:
+    """Whether a problem alone keeps a checkpoint from being put together, whatever its tensors are like.
+
+    A rank's file does not: the gaps that it leaves do, and where replicas fill them there are none. What a rank had for
+    itself, such as random states, is lost with it and named.
+    """
+    kind = problem.kind
+    if problem.severity != "error" or not kind.spoils or problem.replicated:
+        return False
+    if kind.forbids == "any output":
+        return True
+    if kind.lacks == "file":
+        return problem.rank is None or (problem.tensor is not None and not is_of_one_rank(ck, problem.tensor))
+    if problem.tensor is None:
+        return kind is not Code.BAD_CHECKSUM  # of a part of the archive that holds nothing of ours
+    return not (kind.lacks == "value" and is_of_one_rank(ck, problem.tensor))
+
+
+def is_of_one_rank(ck: Checkpoint, name: str) -> bool:
+    """Whether a name lies in a part that is each rank's own: random states, a position in the data."""
+    return any(name == own or name.startswith(f"{own}.") for own in _own_names(ck))
+
+
+def _own_names(ck: Checkpoint) -> list[str]:
+    return [fqn_of(section.path) for section in sections_of(ck) if section.path and is_own(section)]
+
+
+def lost_with_files(ck: Checkpoint, problems: Iterable[Problem]) -> tuple[str, ...]:
+    """Name what was only in lost files of ranks: `what rank 2 had for itself: rng`."""
+    wrong = list(problems)
+    ranks = {p.rank for p in wrong if p.kind.lacks == "file" and p.rank is not None}
+    own = list(dict.fromkeys([*_own_names(ck), *map(fqn_of, ck.differing)]))
+    outer = [name for name in own if not any(name.startswith(f"{other}.") for other in own)]
+    found = (f"what {named_ranks(ranks)} had for itself: {few(outer, 3)}",) if ranks and outer else ()
+    return (*found, *(p.tensor for p in wrong if _is_lost(p) and p.tensor and p.rank not in ranks))
+
+
+def _is_lost(problem: Problem) -> bool:
+    return problem.kind.lacks == "value" and not problem.replicated
+
+
+def is_alone(ck: Checkpoint) -> bool:
+    """Whether one rank's file was opened by name and no other rank's is beside it: nothing is wrong with that file."""
+    here = [f for f in ck.files if f.is_here]
+    damaged = any(f.status in ("cut", "bad") for f in ck.files)
+    others = any(f.status == "missing" for f in ck.files)
+    one = len({f.rank for f in here}) == 1 and here[0].rank is not None
+    return one and others and not damaged and any(f.path == ck.path for f in here)
+
+
+def _extent(ck: Checkpoint, more: bool) -> str:
+    """Which files are here, and whether they were read."""
+    here = [f for f in ck.files if f.is_here]
+    ranks = len(ck.ranks)
+    if more:
+        each = "each whole in itself" if len(here) > 1 else "whole in itself"
+        return f"{plural(len(here), 'file')}, {each}; files that are not here may hold more"
+    if len(ck.files) == 1:
+        return _one_file(ck.files[0].rank)
+    files = f"all {len(here)} files"
+    if ranks:
+        files = f"all {ranks} rank files" if len(here) == ranks else f"all {len(here)} files of {plural(ranks, 'rank')}"
+    return f"{files} are here, all read" if ck.structure_read else f"{files} are here; contents not compared (verify)"
+
+
+def _one_file(rank: int | None) -> str:
+    if rank is None:
+        return "one file holds everything"
+    return f"one file, rank {rank}'s by its name; that other ranks hold more is not excluded"
+
+
+# -- problems of optimizer state, param groups and step counters ------------------------------------------------------
+
+
+ELEMENTWISE = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "exp_inf", "square_avg", "acc_delta")
+"""Slots that have one number for each number of the parameter, in every optimizer that uses the name."""
+
+
+def optimizer_problems(ck: Checkpoint) -> Iterator[Problem]:
+    """Find parameters without state or in two groups, state of other shapes, and state without a sure name.
+
+    Where a file is lost, or ranks list other parameters, missing state proves nothing.
+    """
+    lost = any(p.severity == "error" and p.kind.lacks in ("file", "part") for p in ck.problems)
+    unlike = any(p.kind is Code.COPIES_DIFFER and p.tensor and ".param_groups." in p.tensor for p in ck.problems)
+    for optimizer in optimizers_of(ck).values():
+        if optimizer.state:
+            yield from () if lost or unlike else _grouped(ck, optimizer)
+            yield from _shaped(ck, optimizer)
+            yield from _unnamed(optimizer)
+
+
+def step_problems(ck: Checkpoint) -> Iterator[Problem]:
+    """Find contradicting steps: of the name and a counter, or of two ranks."""
+    if RANKS_DIFFER in ck.step.sources:
+        if not any(p.kind is Code.MIXED_SAVES for p in ck.problems):
+            yield Problem(Code.STEPS_DISAGREE, contradiction(ck.step))
+    elif not ck.step.agree:
+        yield Problem(Code.NAME_CONTRADICTS, contradiction(ck.step))
+
+
+def _unnamed(optimizer: Optimizer) -> Iterator[Problem]:
+    """Report states of unknown parameters, which cannot be compared."""
+    if optimizer.naming.unnamed:
+        text = f"{optimizer.naming.note}; what has no name is not compared with its parameter"
+        yield Problem(Code.OPTIMIZER_STATE_UNNAMED, text, None, fqn_of(optimizer.path))
+
+
+def _grouped(ck: Checkpoint, optimizer: Optimizer) -> Iterator[Problem]:
+    groups = [n for group in optimizer.param_groups for n in group.names]
+    if not groups or any(isinstance(group.values_.get("params"), Lost) for group in optimizer.param_groups):
+        return
+    keys = {k if isinstance(k, str) else f"?{k}" for k in optimizer.state}
+    twice = sorted({n for n in groups if groups.count(n) > 1}) if len(set(groups)) < len(groups) else []
+    model = model_of(ck)
+    for fqn in twice:
+        parameter = model.get(fqn)
+        if isinstance(parameter, Tensor) and not parameter.numel:
+            continue  # DeepSpeed's groups are found by runs of elements, and it has none
+        yield Problem(Code.PARAM_GROUPS, "is in two param groups", None, fqn)
+    for fqn in sorted(keys - set(groups)):
+        yield Problem(Code.PARAM_GROUPS, "has optimizer state and is in no param group", None, fqn)
+    for fqn in dict.fromkeys(n for n in groups if n not in keys):
+        yield Problem(
+            Code.NO_OPTIMIZER_STATE, "is in a param group and has no state: frozen, or never had a gradient", None, fqn
+        )
+
+
+def _shaped(ck: Checkpoint, optimizer: Optimizer) -> Iterator[Problem]:
+    model = model_of(ck)
+    for fqn, slots in optimizer.state.items():
+        parameter = model.get(fqn) if isinstance(fqn, str) else None
+        if not isinstance(parameter, Tensor) or not isinstance(slots, Mapping):
+            continue
+        for slot, moment in slots.items():
+            comparable = isinstance(moment, Tensor) and not moment.note and not parameter.note
+            if comparable and slot in ELEMENTWISE and moment.shape != parameter.shape:
+                text = f"{slot} has shape {list(moment.shape)}, its parameter {list(parameter.shape)}"
+                yield Problem(Code.OPTIMIZER_STATE_SHAPE, text, None, fqn)
+
+
+# -- stated copies ----------------------------------------------------------------------------------------------------
+
+
+def copy_problems(ck: Checkpoint) -> Iterator[Problem]:
+    """Tensors that ranks should share, and whose copies differ by the CRC-32 that each file states of its own."""
+    if any(p.kind is Code.ONE_OF_SEVERAL for p in ck.problems):
+        return  # files that are slices of tensors look like copies that differ
+    shared = Shared(sections_of(ck))
+    for section in sections_of(ck):
+        found = [p for path, tensor in tensors_of([section]) if shared.holds(path) for p in _of_tensor(path, tensor)]
+        for odd in dict.fromkeys(p.ranks for p in found):
+            first, *others = (p for p in found if p.ranks == odd)
+            more = f"; and {len(others)} more regions or tensors of {section.name or 'it'}" if others else ""
+            yield replace(first, message=f"{first.message}{more}")
+
+
+def _of_tensor(path: KeyPath, tensor: Tensor) -> Iterator[Problem]:
+    if not tensor.note and tensor.has_copies:
+        by_box: dict[Box, list[Shard]] = {}
+        for shard in tensor.found:
+            by_box.setdefault(shard.box, []).append(shard)
+        yield from (p for box, shards in by_box.items() for p in _differing(fqn_of(path), box, shards))
+
+
+def _differing(fqn: str, box: Box, shards: Sequence[Shard]) -> Iterator[Problem]:
+    stated = [(shard.rank, crc) for shard in shards if shard.rank is not None and (crc := _stated(shard))]
+    found = vote(stated, lambda a, b: a == b)
+    if not found.agree:
+        by_rank = found.by_rank(lambda crc: f"{crc:08x}")
+        text = f"{box}: copies differ by the CRC-32 that their files state ({by_rank})"
+        yield Problem(Code.COPIES_DIFFER, text, found.odd[0] if found.odd else None, fqn, ranks=found.odd)
+
+
+def _stated(shard: Shard) -> int:
+    """The CRC-32 of a shard that is all of its record; 0 where none is stated of it alone."""
+    source = shard.source
+    if source is None or shard.encoded is not None or not source.contiguous:
+        return 0
+    return source.crc if source.record_span[1] == shard.box.numel * ITEMSIZE[source.dtype] else 0

@@ -1,0 +1,245 @@
+"""Verification: every check on one checkpoint, in a fixed order."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ckptools.errors import NotWholeError, ReadError, UsageError
+from ckptools.files.location import location
+from ckptools.files.opening import OpenFiles
+from ckptools.formats.open import with_all_ranks
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.problems import Code, Problem
+from ckptools.model.records import Rows
+from ckptools.model.tree import fqn_of, tensors_in
+from ckptools.pickles.foreign_names import foreign_classes, foreign_problems, suspicious_names
+from ckptools.tensor_io import replicas
+from ckptools.tensor_io.checksums import Record, Stored, without_records
+from ckptools.tensor_io.copied_files import copied_files
+from ckptools.tensor_io.fetch_ahead import copies_of, in_ranks
+from ckptools.tensor_io.threads import Progress, no_progress, thread_count
+from ckptools.text import plural
+from ckptools.training_state.judgement import verdict_of
+from ckptools.training_state.modules import module_problems
+from ckptools.verify import found_files, stored_bytes, training_checks
+from ckptools.verify.found_files import attempt, ignore_codes, judged, skipped, unreadable
+from ckptools.verify.record import Check, Verification
+
+
+def verify(
+    checkpoint: Checkpoint | str | Path,
+    *,
+    deep: bool = False,
+    values: bool = False,
+    manifest: str | Path | None = None,
+    ignore: Iterable[str] = (),
+    jobs: int | None = None,
+    progress: Progress | None = None,
+) -> Verification:
+    """Check whether a checkpoint is whole, undamaged and consistent; unreadable parts are problems too.
+
+    Args:
+        checkpoint: an opened checkpoint, or its path; every rank is read.
+        deep: read every tensor's bytes and compare the CRC-32 stated by the container.
+        values: look for NaN and infinities.
+        manifest: a JSON written by `consolidate(manifest=True)`; every tensor and file in it is compared.
+        ignore: codes of problems to ignore, single or separated by commas.
+        jobs: number of threads.
+        progress: called with bytes read and the file they are in.
+
+    Raises:
+        ReadError: the checkpoint cannot be opened, or the manifest cannot be read.
+        UsageError: a code does not exist.
+    """
+    started = time.perf_counter()
+    codes = _codes(ignore)
+    ck = with_all_ranks(checkpoint)
+    with OpenFiles() as files:
+        reading = _ByteChecks(files, thread_count(jobs), progress or no_progress)
+        checks = [*_each(STRUCTURE, ck), *reading.bytes_of(ck, deep, values), reading.copies(ck)]
+        checks += [reading.manifest(ck, location(manifest))] if manifest is not None else []
+        checks += [*_each(STATE, ck), _pickles(ck)]
+        checks += _others(ck, checks)
+    kept, ignored = ignore_codes(checks, codes)
+    opened = ck.cost.seconds if ck is checkpoint else 0.0
+    found = [p for check in checks for p in check.problems if p.kind not in ELSEWHERE]
+    found += [p for p in ck.problems if p.kind in ELSEWHERE]
+    verdict = verdict_of(ck, found, "bytes" if deep else None)
+    return Verification(ck.path, Rows(kept), verdict, ignored, reading.nbytes, opened + time.perf_counter() - started)
+
+
+def _codes(ignore: Iterable[str]) -> list[str]:
+    codes = [code.strip().upper() for listed in ignore for code in listed.split(",") if code.strip()]
+    known = [kind.code for kind in Code]
+    for code in codes:
+        if code not in known:
+            raise UsageError(None, f"--ignore {code}: there is no such code; they are {', '.join(known)}")
+    return codes
+
+
+STRUCTURE = {
+    "files": found_files.presence,
+    "one save": found_files.one_save,
+    "layout": found_files.exactly_covered,
+    "ranks agree on layout": found_files.ranks_agree,
+}
+"""Checks of files and layout, by the name of their row."""
+
+STATE = {
+    "optimizer covers params": training_checks.state_covers_parameters,
+    "step counters": training_checks.step_counters,
+    "lr: scheduler = groups": training_checks.learning_rates,
+    "rng": training_checks.distinct_states,
+}
+"""Checks of training state other than the model, by the name of their row."""
+
+
+def _each(checks: Mapping[str, Callable[[Checkpoint], Check]], ck: Checkpoint) -> list[Check]:
+    return [attempt(name, check, ck) for name, check in checks.items()]
+
+
+ELSEWHERE = (Code.TENSOR_GAP, Code.TENSOR_OVERLAP, Code.TENSOR_NOT_JOINED)
+"""Problems of tensors found while opening, which the check of the layout repeats for each."""
+
+
+def _others(ck: Checkpoint, checks: Sequence[Check]) -> list[Check]:
+    """Problems found while opening that no check has reported."""
+    known = {problem for check in checks for problem in check.problems}
+    reported = {p.tensor for p in known if p.kind is Code.COPIES_DIFFER}
+    left = [p for p in ck.problems if p not in known and p.kind not in ELSEWHERE and p.severity != "note"]
+    left = [p for p in left if p.kind is not Code.COPIES_DIFFER or p.tensor not in reported]
+    return [judged("anything else", left, "")] if left else []
+
+
+def _pickles(ck: Checkpoint) -> Check:
+    """The check of names in the pickles, none of which was run."""
+    foreign = foreign_classes(ck.tree)
+    named = foreign_problems(foreign, suspicious_names(ck.names, foreign))
+    problems = [*named, *module_problems(ck.tree)]
+    return judged("names in pickles", problems, f"{plural(len(ck.names), 'name')}; nothing was run")
+
+
+class _ByteChecks:
+    """The checks that read bytes, in threads.
+
+    Attributes:
+        nbytes: bytes read so far for checksums and values.
+        damaged: records that do not match their stated checksum.
+    """
+
+    def __init__(self, files: OpenFiles, jobs: int, progress: Progress) -> None:
+        self.files, self.jobs, self.progress = files, jobs, progress
+        self.nbytes = 0
+        self.damaged: set[Record] = set()
+
+    def bytes_of(self, ck: Checkpoint, deep: bool, values: bool) -> list[Check]:
+        """Check checksums and finite values in one pass over the storages."""
+        found = stored_bytes.records_of(ck) if deep or values else []
+
+        def read(found: Stored) -> stored_bytes.Findings:
+            try:
+                findings = stored_bytes.read_record(found, self.files, deep, values)
+            except ReadError as error:
+                fqn, shard = found.owners[0]
+                problem = unreadable(error, shard.rank, fqn)
+                return stored_bytes.Findings((problem,), (), 0) if deep else stored_bytes.Findings((), (problem,), 0)
+            self.progress(findings.nbytes, found.record.path.name)
+            return findings
+
+        parts = partial(stored_bytes.parts_of, deep=deep, values=values)
+        findings = in_ranks(read, found, self.jobs, lambda one: one.record.nbytes, reads=parts)
+        self.nbytes += sum(f.nbytes for f in findings)
+        self.damaged = {one.record for one, finding in zip(found, findings, strict=True) if finding.checksum}
+        findings = stored_bytes.with_replicas(ck, found, stored_bytes.with_padding(ck, findings), self.damaged)
+        unread = found_files.damaged_archives(ck, self.files) if deep else []
+        return [_checksums(found, findings, deep, unread), _finite(findings, values)]
+
+    def copies(self, ck: Checkpoint) -> Check:
+        """Compare replicas byte for byte, and plain values that should be equal."""
+        pairs = [(fqn, without_records(tensor, self.damaged)) for fqn, tensor in stored_bytes.replicated(ck)]
+        beside = {fqn for fqn, _ in pairs}
+        problems = [p for p in ck.problems if p.kind is Code.COPIES_DIFFER and p.tensor not in beside]
+        contradicted, rounded = replicas.compare_rounded(ck.rounded)
+        problems += contradicted
+        problems += self._copied(ck)
+
+        def compare(pair: tuple[str, Any]) -> list[Problem]:
+            self.progress(0, pair[0])
+            try:
+                return list(stored_bytes.unequal(*pair, self.files))
+            except ReadError as error:
+                return [unreadable(error, None, pair[0])]
+
+        stored_bytes.fetch_copies(ck)
+        compared = in_ranks(compare, pairs, self.jobs, lambda p: p[1].nbytes, reads=lambda p: copies_of(p[1]))
+        problems += [p for found in compared for p in found]
+        try:
+            own = stored_bytes.own(ck, self.files)
+        except ReadError as error:
+            problems, own = [*problems, unreadable(error)], ""
+        if not pairs and not problems and not own and not ck.rounded:
+            return skipped("copies equal", "nothing is stored twice")
+        parts = [f"{plural(len(pairs), 'tensor')} stored more than once"]
+        right = rounded - len(contradicted)
+        parts += [f"{plural(right, 'weight')} beside fp32 copies that round to them"] if ck.rounded else []
+        return judged("copies equal", problems, "; ".join([*parts, *([own] if own else [])]))
+
+    def _copied(self, ck: Checkpoint) -> list[Problem]:
+        """Find files that are copies of others under another rank's name."""
+        try:
+            return copied_files(((fqn_of(path), tensor) for path, tensor in tensors_in(ck.tree)), self.files)
+        except ReadError:  # other checks report it
+            return []
+
+    def manifest(self, ck: Checkpoint, path: Path) -> Check:
+        """Compare digests of tensors and files with those of a manifest."""
+        from ckptools.verify import manifest as manifests
+
+        said = manifests.read_manifest(path)
+        tensors = dict(manifests.whole_tensors(ck))
+
+        def tensor(name: str) -> list[Problem]:
+            nbytes = tensors[name].nbytes if name in tensors else 0
+            self.progress(nbytes, name)
+            try:
+                return list(manifests.of_tensor(name, said.tensors[name], tensors.get(name), self.files))
+            except (ReadError, NotWholeError) as error:
+                return [unreadable(error, None, name)]
+
+        def file(name: str) -> list[Problem]:
+            try:
+                return list(manifests.of_file(path, name, said.files[name]))
+            except ReadError as error:
+                return [unreadable(error, None, None)]
+
+        found = in_ranks(tensor, said.tensors, self.jobs, lambda name: tensors[name].nbytes if name in tensors else 0)
+        found += in_ranks(file, said.files, self.jobs, lambda name: said.files[name][0])
+        detail = f"{plural(len(said.tensors), 'tensor')} and {plural(len(said.files), 'file')} as {path.name} says"
+        return judged("manifest (sha256)", [p for problems in found for p in problems], detail)
+
+
+def _checksums(
+    found: Sequence[Stored], findings: Sequence[stored_bytes.Findings], deep: bool, more: Sequence[Problem]
+) -> Check:
+    name = "checksums (CRC-32)"
+    carrying = sum(f.record.crc != 0 for f in found)
+    if not deep:
+        return skipped(name, "not asked for; --deep reads every byte")
+    problems = [*more, *(p for f in findings for p in f.checksum)]
+    if not carrying and not problems:
+        return skipped(name, "no checksum in this format" if found else "no tensors")
+    without_one = len(found) - carrying
+    others = f"; {without_one} have no checksum" if without_one else ""
+    return judged(name, problems, f"{plural(carrying, 'record')} right{others}")
+
+
+def _finite(findings: Sequence[stored_bytes.Findings], values: bool) -> Check:
+    if not values:
+        return skipped("finite values", "not asked for; --values looks for NaN and infinities")
+    if not findings:
+        return skipped("finite values", "no tensors")
+    return judged("finite values", [p for f in findings for p in f.values], f"{plural(len(findings), 'record')} read")

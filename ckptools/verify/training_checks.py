@@ -1,0 +1,208 @@
+"""Checks of the training state: the optimizer against the model, its steps, learning rates, and random generators."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from ckptools.files.opening import OpenFiles
+from ckptools.keys.random_states import ByRank, Owner, random_states
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.cover import cover_problem
+from ckptools.model.problems import Code, Problem
+from ckptools.model.tensor import Tensor
+from ckptools.model.tree import tensors_in
+from ckptools.tensor_io.stream import shard_bytes
+from ckptools.text import first_few, plural
+from ckptools.training_state.judgement import optimizer_problems
+from ckptools.training_state.optimizers import optimizers_of
+from ckptools.training_state.sections import sections_of_kind
+from ckptools.training_state.steps import learning_rates as compared_rates
+from ckptools.verify.found_files import judged, skipped
+from ckptools.verify.record import Check
+
+LOST = "the steps that the optimizer counts are in files that are not here, or damaged"
+"""Reason why steps cannot be compared, although the optimizer counts them."""
+
+MAX_RATES = 4
+"""At most this many learning rates in a line."""
+
+NUMBERS = {"float32": "<f", "float64": "<d", "int32": "<i", "int64": "<q"}
+"""Dtypes of step counters, as `struct` has them."""
+
+MAY = "; only ranks that share one copy of the model should"
+"""Files may not show whether they do: in a DCP folder a tensor-parallel matrix looks like one sharded by FSDP."""
+
+
+def state_covers_parameters(ck: Checkpoint) -> Check:
+    """Whether every parameter has state and is in one param group, and its moments have its shape."""
+    name = "optimizer covers params"
+    optimizers = [o for o in optimizers_of(ck).values() if o.state]
+    if not optimizers:
+        return skipped(name, "no optimizer state")
+    problems = list(optimizer_problems(ck))
+    with_state = sum(len(o.state) for o in optimizers)
+    grouped = sum(len({n for group in o.param_groups for n in group.names}) for o in optimizers)
+    assumed = sum(len(o.naming.assumed) for o in optimizers)
+    more = f"; {assumed} names are assumed by order" if assumed else ""
+    return judged(name, problems, f"{with_state} of {max(grouped, with_state)} have state{more}")
+
+
+def step_counters(ck: Checkpoint) -> Check:
+    """Whether the optimizers count the same steps for each parameter as the training."""
+    name = "step counters"
+    slots = _step_slots(ck)
+    found = {key: step for key, slot in slots.items() if (step := _step(slot)) is not None}
+    counted = {key: int(step) for key, step in found.items() if math.isfinite(step)}
+    problems = [*_unlike_steps(ck, found, counted), *(p for p in ck.problems if p.kind is Code.STEPS_DISAGREE)]
+    where = [*ck.step.sources, *([f"{plural(len(counted), 'optimizer step')}"] if counted else [])]
+    if not problems and not counted:
+        why = LOST if slots else "no optimizer counts steps"
+        return skipped(name, "; ".join([why, *([f"{ck.step.value} in {', '.join(where)}"] if where else [])]))
+    if not problems and ck.step.value is None:
+        return skipped(name, f"{next(iter(counted.values()))} in {where[0]}; nothing else counts them")
+    counter = ck.step.value if ck.step.value is not None else min(counted.values(), default=None)
+    return judged(name, problems, f"{counter} in {', '.join(where)}" if where else "")
+
+
+Steps = Mapping[tuple[str, Any], float]
+"""The word for the steps that an optimizer counts for a parameter."""
+
+
+def _unlike_steps(ck: Checkpoint, found: Steps, counted: Mapping[tuple[str, Any], int]) -> Iterator[Problem]:
+    """Counters that are no numbers, or differ between parameters or from the step of the training."""
+    not_numbers = [(fqn, step) for (name, fqn), step in found.items() if (name, fqn) not in counted]
+    for fqn, step in not_numbers[:1]:
+        text = f"the optimizer counts {step} steps (of {len(found)} parameters {len(not_numbers)} have no number)"
+        yield Problem(Code.STEPS_DISAGREE, text, None, str(fqn))
+    values = sorted(set(counted.values()))
+    if len(values) > 1:
+        few = min(values, key=list(counted.values()).count)
+        who = next(str(fqn) for (_, fqn), step in counted.items() if step == few)
+        text = f"the optimizer counts {len(values)} different steps, from {values[0]} to {values[-1]}; here {few}"
+        yield Problem(Code.STEPS_DISAGREE, text, None, who)
+    if len(values) == 1 and ck.step.value is not None and values[0] != ck.step.value:
+        text = f"the optimizer counts {values[0]} steps, {ck.step.sources[0]} says {ck.step.value}"
+        yield Problem(Code.STEPS_DISAGREE, text)
+
+
+def _step_slots(ck: Checkpoint) -> dict[tuple[str, Any], Any]:
+    """The step counter of each parameter: a number, or a tensor with one."""
+    states = [(o.name, fqn, slots) for o in optimizers_of(ck).values() for fqn, slots in o.state.items()]
+    found = {(name, fqn): slots.get("step") for name, fqn, slots in states if isinstance(slots, Mapping)}
+    one = {key: step for key, step in found.items() if isinstance(step, Tensor) and step.numel == 1}
+    return one | {key: step for key, step in found.items() if type(step) is int}
+
+
+def _step(slot: Any) -> float | None:
+    """The number; None if its file is missing or damaged, which the check of the layout reports."""
+    if not isinstance(slot, Tensor):
+        return int(slot)
+    with OpenFiles() as files:
+        return _number(slot, files) if cover_problem(slot, "") is None else None
+
+
+def _number(tensor: Tensor, files: OpenFiles) -> float:
+    """The only element of a tensor, from the last of its copies; an integer if it is one."""
+    code = NUMBERS.get(tensor.dtype)
+    if code is not None:
+        number = struct.unpack(code, shard_bytes(next(s for s in reversed(tensor.found) if s.box.numel), files))[0]
+    else:
+        from ckptools.tensor_io import read
+
+        number = read.to_numpy(tensor).reshape(-1)[0]
+    return int(number) if math.isfinite(number) else float(number)
+
+
+def learning_rates(ck: Checkpoint) -> Check:
+    """Whether the last rates of a scheduler are those in the param groups."""
+    name, rates, problems = "lr: scheduler = groups", set[float](), []
+    for section, pair in zip(sections_of_kind(ck, "scheduler"), compared_rates(ck), strict=True):
+        rates.update(pair.scheduler if pair else ())
+        if pair and not pair.agree:
+            text = (
+                f"its last learning rates are {_rates(pair.scheduler)}, those of the param groups {_rates(pair.groups)}"
+            )
+            problems.append(Problem(Code.LEARNING_RATES_DISAGREE, text, None, section.name))
+    if not rates:
+        return skipped(name, "no scheduler whose rates could be compared")
+    return judged(name, problems, _rates(rates))
+
+
+def _rates(rates: Iterable[float]) -> str:
+    distinct = sorted(set(rates))
+    return ", ".join(f"{rate:.4g}" for rate in distinct[:MAX_RATES]) + (", ..." if len(distinct) > MAX_RATES else "")
+
+
+Prints = Mapping[Owner, str]
+"""Fingerprint of a generator's state by rank."""
+
+
+def distinct_states(ck: Checkpoint) -> Check:
+    """Whether every rank has a state of its own for each generator."""
+    with OpenFiles() as files:
+        states = random_states(ck, files)
+    shared = {stream: by_rank for stream, by_rank in states.items() if len(by_rank) > 1}
+    unread = list(_unreadable(states))
+    if not shared and not unread:
+        return skipped("rng", "no RNG state" if not states else "RNG state of one rank")
+    prints = {stream: _readable(by_rank) for stream, by_rank in shared.items()}
+    counts = ", ".join(f"{stream} {len(set(p.values()))} distinct of {len(p)}" for stream, p in prints.items())
+    # Ranks of one grid share one copy of the model, and may draw the same numbers.
+    ranked = {s: by_rank for s, by_rank in prints.items() if not any(isinstance(owner, str) for owner in by_rank)}
+    problems = [*_equal_for_all(ranked), *_equal_for_some(ranked)]
+    if problems and _share_a_model(ck):
+        return judged("rng", unread, f"{counts}; ranks that share one copy of the model may draw alike")
+    return judged("rng", [*unread, *problems], counts)
+
+
+def _readable(states: ByRank) -> Prints:
+    return {rank: content.fingerprint for rank, content in states.items() if not content.problem}
+
+
+def _unreadable(states: Mapping[str, ByRank]) -> Iterator[Problem]:
+    for stream, by_rank in states.items():
+        for owner, content in by_rank.items():
+            rank = owner if isinstance(owner, int) else None
+            if content.problem:
+                yield Problem(Code.VALUE_LOST, f"its {stream} state cannot be read: {content.problem}", rank)
+
+
+def _equal_for_all(states: Mapping[str, Prints]) -> Iterator[Problem]:
+    for stream, prints in states.items():
+        if len(prints) > 1 and len(set(prints.values())) == 1:
+            which = next(iter(prints.values()))
+            text = f"all {len(prints)} ranks have the same {stream} state, fingerprint {which}{MAY}"
+            yield Problem(Code.RNG_STATES_EQUAL, text)
+
+
+def _share_a_model(ck: Checkpoint) -> bool:
+    """Whether all ranks work on one copy of the model, and so on the same data.
+
+    Stages of a pipeline do, and so does a mesh of one dimension with a replicated parameter: FSDP shards every
+    parameter, while tensor parallelism leaves biases whole.
+    """
+    model = (t for s in sections_of_kind(ck, "model") for _, t in tensors_in(s.value))
+    return ck.in_parts or any(t.placements == ("Replicate()",) and t.mesh == (ck.world_size.value,) for t in model)
+
+
+def _equal_for_some(states: Mapping[str, Prints]) -> Iterator[Problem]:
+    """Ranks that share a state while others have their own.
+
+    Groups of equal size, such as the data-parallel copies of each tensor-parallel rank, may share one.
+    """
+    streams: dict[tuple[Any, ...], list[str]] = {}
+    for stream, prints in states.items():
+        groups: dict[str, list[Any]] = {}
+        for rank, fingerprint in prints.items():
+            groups.setdefault(fingerprint, []).append(rank)
+        if len({len(ranks) for ranks in groups.values()}) > 1:
+            for fingerprint, members in groups.items():
+                if len(members) > 1:
+                    streams.setdefault(tuple(members), []).append(f"{stream} state ({fingerprint})")
+    for ranks, same in streams.items():
+        text = f"ranks {first_few(ranks)} have the same {', '.join(same)}, other ranks have their own"
+        why = f"{text}; a file may have been copied, or restored on the wrong rank"
+        yield Problem(Code.RNG_STATES_EQUAL, why, ranks=ranks)

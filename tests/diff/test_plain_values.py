@@ -1,0 +1,80 @@
+"""Keys that look alike, and long lists: what differs in them, and where first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import ckptools
+
+
+def saved(path: Path, tree: Any) -> Path:
+    torch.save(tree, path)
+    return path
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_key_that_is_a_number_is_not_the_text_of_it(tmp_path, swapped):
+    trees = [{"w": torch.ones(2)}, {"w": torch.ones(2)}]
+    trees[0]["seen"], trees[1]["seen"] = {1: 5, 2: 6}, {"1": 5, 2: 6}
+    paths = [saved(tmp_path / f"{n}.pt", {"model": {"w": torch.ones(2)}, "extra": t}) for n, t in enumerate(trees)]
+    found = ckptools.diff(*paths[:: -1 if swapped else 1], every_byte=True)
+    (row,) = [row for row in found.values if row.verdict != "same"]
+    assert (row.verdict, row.name, row.value_a, row.value_b) == ("differs", "extra.seen.1", "5", "5")
+    assert "a number on one side and its text on the other" in row.detail and found.same is False
+
+
+def test_a_number_and_its_text_beside_each_other_are_two_keys(tmp_path):
+    def tree(one: int) -> dict[str, Any]:
+        return {"model": {"w": torch.ones(2)}, "seen": {1: one, "1": 7}}
+
+    paths = saved(tmp_path / "a.pt", tree(5)), saved(tmp_path / "b.pt", tree(6))
+    found = ckptools.diff(*paths)
+    assert [(r.verdict, r.value_a, r.value_b) for r in found.values] == [("differs", "5", "6"), ("same", "7", "7")]
+
+
+@pytest.mark.parametrize("keys", [(1, 2), ("1", "2")])
+def test_a_folder_whose_keys_are_all_texts_is_the_same_as_what_it_was_made_of(tmp_path, keys):
+    from torch.distributed.checkpoint import save
+
+    tree = {"model": {"w": torch.ones(2)}, "seen": {key: {"n": torch.arange(3)} for key in keys}}
+    save(tree, checkpoint_id=tmp_path / "b", no_dist=True)
+    assert ckptools.diff(saved(tmp_path / "a.pt", tree), tmp_path / "b", every_byte=True).same is True
+    assert ckptools.diff(tmp_path / "b", tmp_path / "a.pt", every_byte=True).same is True
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "says"),
+    [
+        (list(range(500)), [*range(300), -1, *range(301, 500)], "first at [300]: 300 / -1"),
+        (tuple(range(500)), list(range(499)), "the first 499 are the same; A has 500, B 499"),
+        ([0.5] * 20, [0.5] * 19 + [float("nan")], "first at [19]: 0.5 / nan"),
+        (["x"] * 20, ["x", "y"] + ["x"] * 18, "first at [1]: 'x' / 'y'"),
+        (np.arange(12.0).reshape(3, 4), np.arange(12.0).reshape(3, 4) + np.eye(3, 4)[::-1], "first at [0, 2]: 2 / 3"),
+        (np.arange(4, dtype=">i2"), np.array([0, 1, 9, 3], dtype=">i2"), "first at [2]: 2 / 9"),
+    ],
+    ids=["numbers", "lengths", "NaN", "texts", "array", "big-endian"],
+)  # fmt: skip
+def test_of_two_long_lists_the_first_index_that_differs_is_told_with_both_values(tmp_path, a, b, says):
+    paths = [saved(tmp_path / f"{n}.pt", {"model": {"w": torch.ones(2)}, "x": v}) for n, v in enumerate((a, b))]
+    found = ckptools.diff(*paths)
+    (row,) = [row for row in found.values if row.verdict == "differs"]
+    assert row.detail == says and (row.value_a != row.value_b or any(says in s.detail for s in found.subjects))
+
+
+def test_lists_of_equal_numbers_are_the_same_whatever_they_are_made_of(tmp_path):
+    trees = [{"model": {"w": torch.ones(2)}, "x": v} for v in (list(range(500)), tuple(float(n) for n in range(500)))]
+    assert ckptools.diff(*[saved(tmp_path / f"{n}.pt", t) for n, t in enumerate(trees)], every_byte=True).same is True
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_value_that_one_side_has_is_shown_on_that_side(tmp_path, swapped):
+    trees = [{"w": torch.ones(2), "extra": {"seen": 7}}, {"w": torch.ones(2), "extra": {}}]
+    paths = [saved(tmp_path / f"{n}.pt", tree) for n, tree in enumerate(trees)]
+    (row,) = [row for row in ckptools.diff(*paths[:: -1 if swapped else 1]).values if row.name == "extra.seen"]
+    expected = ("only in B", None, "7") if swapped else ("only in A", "7", None)
+    assert (row.verdict, row.value_a, row.value_b) == expected

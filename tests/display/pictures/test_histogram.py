@@ -1,0 +1,102 @@
+"""Histograms: a bar for each bin, none lost, and the same numbers in words."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import ckptools
+from ckptools.display.drawing import WIDTH
+from ckptools.errors import UsageError
+from ckptools.model.records import Rows
+from ckptools.stats.picture import HIGH, Bin, bar_rects, norm_bins, norm_histogram, value_bins
+from ckptools.stats.record import Statistics, Stats
+from tests.display.pictures.svg import hovers, parsed, shown
+from tests.truth import FIXTURES
+
+
+def stats(*norms):
+    rows = [Stats(f"w{n}", "model", None, "float32", (2,), 2, 2, l2=norm) for n, norm in enumerate(norms)]
+    return Statistics(FIXTURES, "values", len(rows), 0, None, 0, 0, 0, 0.0, Rows(rows))
+
+
+@given(st.lists(st.floats(5e-324, 1.7e308), max_size=20))
+def test_every_norm_lies_in_its_bin(norms):
+    bins = norm_bins(stats(*norms))
+    assert sum(one.members for one in bins) == len(norms)
+    assert all(sum(one.low <= norm < one.high for norm in norms) == one.members for one in bins)
+
+
+@given(st.lists(st.integers(0, 10**9), min_size=1, max_size=64))
+def test_bars_stand_side_by_side_and_none_that_holds_something_is_invisible(counts):
+    rects = list(bar_rects([Bin(n, n + 1, count) for n, count in enumerate(counts)]))
+    assert math.isclose(sum(at.width for at in rects), WIDTH) and all(at.y + at.height == HIGH for at in rects)
+    assert all((at.height >= 1) == bool(count) and at.height <= HIGH for at, count in zip(rects, counts, strict=True))
+
+
+def test_the_values_of_a_tensor_are_counted_in_words_too(tmp_path):
+    values = torch.cat([torch.arange(32.0), torch.tensor([31.0, float("nan")])])
+    torch.save({"w": values}, tmp_path / "a.pt")
+    picture = ckptools.open(tmp_path / "a.pt").plot.histogram("w")
+    assert "34 of 34 elements read, 1 NaN and 0 infinite left out" in picture.text
+    told = [hover.rsplit(": ", 1) for hover in hovers(picture)]
+    assert len(told) == 32 and [n for _, n in told] == ["1 elements"] * 31 + ["2 elements"]
+    assert all(f"{span}: {count.split()[0]}" in picture.text for span, count in told)
+
+
+def drawn(folder, values):
+    torch.save({"w": torch.tensor(values, dtype=torch.float64)}, folder / "a.pt")
+    return ckptools.open(folder / "a.pt").plot.histogram("w")
+
+
+def test_values_that_are_all_the_same_are_one_bar(tmp_path):
+    assert [hover.rpartition(": ")[2] for hover in hovers(drawn(tmp_path, [0.0] * 5))] == ["5 elements"]
+
+
+def test_the_largest_numbers_there_are_have_bars(tmp_path):
+    assert len(hovers(drawn(tmp_path, [1.7e308, -1.7e308]))) == 2
+
+
+def test_where_nothing_is_finite_there_is_nothing_to_draw(tmp_path):
+    picture = drawn(tmp_path, [float("nan")])
+    assert "nothing to draw" in shown(picture) and "1 NaN" in picture.text and parsed(picture) is not None
+
+
+def test_the_edges_of_a_range_wider_than_float64_are_finite():
+    found = Stats("w", "", None, "float64", (2,), 2, 2, min=-1.7e308, max=1.7e308, histogram=(1, 0, 0, 1))
+    assert [one.low for one in value_bins(found)][:3] == pytest.approx([-1.7e308, -0.85e308, 0])
+
+
+def test_zeros_and_nan_are_told_beside_the_norms():
+    picture = norm_histogram("norms", stats(0.0, 3.0, None))
+    assert "1 tensor all zero" in picture.text and "1 tensor without a finite norm" in picture.text
+    assert hovers(picture) == ["2 to 4: 1 tensors"]
+
+
+def test_a_norm_of_a_part_is_told_to_be_one():
+    found = stats(3.0, 4.0)
+    half = replace(found.rows[0], elements=1)
+    told = norm_histogram("norms", replace(found, rows=Rows([half, found.rows[1]]))).text
+    assert "1 tensor read in part, whose norm is of that part" in told
+    assert "in part" not in norm_histogram("norms", found).text
+
+
+@pytest.mark.parametrize(
+    ("key", "why"),
+    [("blocks", "means 10 tensors"), ("nothing", "no 'nothing' here"), ("optim.param_groups.0.lr", "is no tensor")],
+)
+def test_a_key_that_names_no_tensor_is_refused(key, why):
+    ck = ckptools.open(FIXTURES / "torch2.13.0-fsdp1-sharded-w4" / "rank0.pt")
+    with pytest.raises(UsageError, match=why):
+        ck.plot.layout(key)
+
+
+def test_of_more_bins_than_can_be_drawn_the_lower_ones_are_left_out():
+    picture = norm_histogram("w", stats(2.0**-100, 2.0**100))
+    assert "41 lower bins not drawn" in picture.text
+    assert hovers(picture) == hovers(norm_histogram("w", stats(2.0**100))) != []

@@ -1,0 +1,119 @@
+"""The rank map: every rank has one cell, which shows the gravest thing that is wrong with it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import ckptools
+from ckptools.inspect.picture import ACROSS, CELL, places, rank_cells, rank_map
+from ckptools.model.problems import Code, Problem
+from tests.display.made import alone, broken_run7, run7, snapshot, unread_run7
+from tests.display.pictures.svg import hovers, shown
+
+
+def states(ck, problems=None):
+    return {cell.rank: cell.state for cell in rank_cells(ck, problems)}
+
+
+@given(st.integers(0, 300))
+def test_cells_lie_side_by_side_and_none_over_another(count):
+    found = places(count)
+    assert len({(at.x, at.y) for at in found}) == count
+    assert all(at.width == CELL.width and at.x % CELL.width == places(1)[0].x % CELL.width for at in found)
+    assert max((at.y for at in found), default=0) == CELL.height * (max(count - 1, 0) // ACROSS)
+
+
+def test_ranks_that_are_missing_or_cut_are_marked():
+    found = states(broken_run7())
+    assert [rank for rank, state in found.items() if state == "missing"] == [201, 202, 203]
+    assert found[137] == "cut" and found[0] == "fine" and found[1] == "looked at" and len(found) == 256
+
+
+def test_a_file_that_was_only_looked_at_is_not_called_read():
+    assert states(unread_run7())[5] == "looked at"
+    assert states(run7())[5] == "fine"
+
+
+@pytest.mark.parametrize(
+    ("code", "state"),
+    [
+        (Code.MIXED_SAVES, "step"),
+        (Code.COPIES_DIFFER, "odd"),
+        (Code.BAD_CHECKSUM, "cut"),
+        (Code.NOT_FINITE, "other"),
+    ],
+)
+def test_a_problem_marks_every_rank_that_it_is_about(code, state):
+    found = states(run7(), [Problem(code, "", 7), Problem(code, "", ranks=(9, 11))])
+    assert [rank for rank, own in found.items() if own == state] == [7, 9, 11]
+
+
+def test_the_gravest_problem_of_a_rank_is_shown_and_all_are_named():
+    cell = rank_cells(alone(), [Problem(Code.NOT_FINITE, "", 7), Problem(Code.FILE_CUT, "", 7)])[7]
+    assert cell.state == "cut" and cell.words.endswith("CK201, CK002")
+
+
+def test_a_problem_that_most_ranks_share_marks_none_of_them_and_is_in_the_words():
+    shared, of_some = (Problem(Code.RNG_STATES_EQUAL, "", ranks=tuple(range(n))) for n in (129, 128))
+    assert set(states(run7(), [shared]).values()) == {"fine"}
+    assert "no cell shows 1 problem of no rank, or of most at once: CK206" in rank_map(run7(), [shared]).text
+    assert states(run7(), [of_some])[127] == "other"
+
+
+def test_copies_that_may_differ_make_no_rank_the_odd_one():
+    found = states(run7(), [Problem(Code.COPIES_DIFFER, "", 7, severity="warning")])
+    assert found[7] == "other" and found[8] == "fine"
+
+
+def test_what_was_verified_was_looked_into():
+    assert set(states(unread_run7(), []).values()) == {"fine"}
+
+
+def test_a_note_is_no_mark():
+    assert states(run7(), [Problem(Code.KEPT_AS_SAVED, "", 3)])[3] == "fine"
+
+
+def test_the_words_name_the_ranks_that_the_cells_mark():
+    picture = rank_map(broken_run7(), [*broken_run7().problems, Problem(Code.LEFT_OVER, "")])
+    assert "missing: 3 ranks: 201..203" in picture.text and "cut, damaged or unreadable: 1 rank: 137" in picture.text
+    assert "no cell shows 1 problem of no rank, or of most at once: CK008" in picture.text
+    assert "rank 202: missing; no file; CK001" in hovers(picture)
+
+
+def test_a_file_of_no_rank_has_a_cell_where_there_are_no_ranks():
+    picture = rank_map(snapshot())
+    assert picture.title == "1 file of snapshot" and len(hovers(picture)) == 1
+
+
+def of_many_ranks(count, **changes):
+    file = run7().files[0]
+    return run7(files=tuple(file._replace(rank=rank, **changes) for rank in range(count)))
+
+
+@pytest.mark.parametrize(("count", "most"), [(256, 60_000), (1024, 200_000)])
+def test_many_ranks_make_a_small_picture(count, most):
+    picture = rank_map(of_many_ranks(count, status="missing"))
+    assert len(hovers(picture)) == count and len(picture.svg) < most and len(picture.text) < 200
+
+
+def test_more_cells_than_are_drawn_are_told_in_words():
+    picture = rank_map(of_many_ranks(5000))
+    assert len(hovers(picture)) == 4096 and "904 more are not drawn" in shown(picture)
+    assert "5000 ranks: 0..4999" in picture.text
+
+
+@pytest.mark.parametrize(
+    ("odd", "state"),
+    [({"step": 6}, "step"), ({"model": {"w": torch.ones(4, dtype=torch.float64)}}, "odd")],
+    ids=["step", "dtype"],
+)
+def test_of_real_ranks_those_that_differ_from_most_are_all_marked(tmp_path, odd, state):
+    for rank in range(7):
+        tree = {"model": {"w": torch.ones(4)}, "step": 5} | (odd if rank in (2, 4) else {})
+        torch.save(tree, tmp_path / f"rank{rank}.pt")
+    found = states(ckptools.open(tmp_path, all_ranks=True))
+    assert [rank for rank, own in found.items() if own == state] == [2, 4]
+    assert [rank for rank, own in found.items() if own == "fine"] == [0, 1, 3, 5, 6]

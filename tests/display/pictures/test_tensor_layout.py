@@ -1,0 +1,182 @@
+"""The layout of a tensor: to scale, every copy, and nothing drawn as held that no file holds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import isclose
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import ckptools
+from ckptools.contents.picture import ACROSS, GRID, STRIP, _line_length, box_rects, tensor_layout
+from ckptools.contents.shards import layout_of, shard_rows
+from ckptools.display.drawing import WIDTH, Rect, hatch_lines
+from ckptools.model.regions import Box, chunk
+from ckptools.model.tensor import Shard, Tensor
+from tests.display.made import plain, sharded, source
+from tests.display.pictures.svg import hovers, shown
+from tests.truth import FIXTURES
+
+
+def tensor(shape, boxes, absent=(), **more):
+    """A tensor whose rank R has the box R; the files of `absent` ranks were not read."""
+    held = source((1,), "float32", "0")
+    shards = tuple(Shard(box, rank, None if rank in absent else held) for rank, box in boxes)
+    return Tensor(shape, "float32", shards, "dtensor", ("Shard(0)",), (len(shards),), world_size=len(shards), **more)
+
+
+def strip(rows, ranks):
+    return [(r, Box((chunk(rows, ranks, r)[0], 0), (chunk(rows, ranks, r)[1], 3))) for r in range(ranks)]
+
+
+def grid(copies=1):
+    cells = [Box((16 * i, 10 * j), (16, 10)) for i in range(2) for j in range(2)]
+    return [(n, box) for n, box in enumerate(cells * copies)]
+
+
+def area(rects):
+    return sum(at.width * at.height for at in rects)
+
+
+def overlap(a: Rect, b: Rect) -> bool:
+    close = 1e-6
+    return (
+        a.x + close < b.x + b.width
+        and b.x + close < a.x + a.width
+        and a.y + close < b.y + b.height
+        and b.y + close < a.y + a.height
+    )
+
+
+@given(st.integers(1, 10**6), st.integers(1, 70), st.integers(1, 10**6))
+def test_the_pieces_of_a_strip_cover_it_and_never_each_other(rows, ranks, each):
+    each = max(each, -(-rows // 9))
+    boxes = [Box((start,), (n,)) for start, n in (chunk(rows, ranks, r) for r in range(ranks)) if n]
+    rects = [at for box in boxes for at in box_rects(box, (rows,), (0,), each)]
+    assert isclose(area(rects), rows / each * WIDTH * STRIP, rel_tol=1e-9)
+    assert all(at.x >= 0 and at.x + at.width <= WIDTH + 1e-6 and at.y <= rows // each * STRIP for at in rects)
+    assert not any(overlap(a, b) for n, a in enumerate(rects) for b in rects[:n])
+
+
+@given(st.integers(1, 10**9), st.lists(st.integers(1, 10**6), min_size=1, max_size=300))
+def test_a_strip_has_no_more_lines_than_its_pieces_need(more, lengths):
+    whole = sum(lengths) + more
+    assert -(-whole // _line_length(whole, lengths)) <= -(-len(lengths) // ACROSS)
+
+
+def test_lines_of_equal_pieces_end_where_pieces_end():
+    assert len(hovers(tensor_layout(tensor((261, 3), strip(261, 256))))) == 131
+
+
+@given(st.integers(1, 5000), st.integers(1, 5000), st.integers(1, 8), st.integers(1, 8))
+def test_the_pieces_of_a_grid_cover_it_and_never_each_other(rows, columns, down, across):
+    runs = [(chunk(rows, down, i), chunk(columns, across, j)) for i in range(down) for j in range(across)]
+    boxes = [Box((a[0], b[0]), (a[1], b[1])) for a, b in runs if a[1] and b[1]]
+    rects = [at for box in boxes for at in box_rects(box, (rows, columns), (0, 1), 1)]
+    assert isclose(area(rects), WIDTH * GRID, rel_tol=1e-9)
+    assert not any(overlap(a, b) for n, a in enumerate(rects) for b in rects[:n])
+
+
+@given(st.floats(1, 700), st.floats(1, 300))
+def test_the_hatching_stays_inside_of_its_rectangle(width, height):
+    for x1, y1, x2, y2 in hatch_lines(Rect(10, 20, width, height)):
+        assert all(10 <= x <= 10 + width + 1e-9 for x in (x1, x2))
+        assert all(20 - 1e-9 <= y <= 20 + height + 1e-9 for y in (y1, y2))
+        assert isclose(x2 - x1, y1 - y2, abs_tol=1e-9)
+
+
+def test_every_rank_has_its_piece_and_the_words_say_the_same():
+    picture = tensor_layout(tensor((33, 3), strip(33, 4)), "up.weight")
+    assert hovers(picture) == [f"rank {r}: {box}" for r, box in strip(33, 4)]
+    assert "4 pieces of [9, 3], [6, 3]\n  [0:9, 0:3]  rank 0\n" in picture.text
+    assert picture.text.endswith("together they hold every element once")
+
+
+def test_what_no_file_that_was_read_holds_is_hatched_and_counted():
+    picture = tensor_layout(sharded(32000, 4096, ranks=4))
+    assert "HOLES: 98304000 of 131072000 elements are in no file that was read: [8000:32000, 0:4096]" in picture.text
+    assert [hover for hover in hovers(picture) if "no file" not in hover] == ["rank 0: [0:8000, 0:4096]"]
+    assert "together they hold every element once" not in picture.text
+
+
+def test_ranks_without_a_piece_are_named():
+    assert "no elements: ranks 6, 7" in tensor_layout(tensor((6, 3), strip(6, 8))).text
+
+
+def test_a_rank_that_holds_nothing_lacks_nothing():
+    assert "not here" not in tensor_layout(tensor((6, 3), strip(6, 8), absent={6, 7})).text
+
+
+def test_ranks_of_which_no_shard_is_listed_are_named():
+    assert "no shard is listed of ranks 4..7" in tensor_layout(replace(sharded(4, 3, ranks=4), world_size=8)).text
+
+
+def test_a_shard_outside_of_its_tensor_is_told_and_not_drawn():
+    picture = tensor_layout(tensor((4, 3), [(0, Box((0, 0), (4, 3))), (1, Box((4, 0), (4, 3)))]))
+    assert "OUTSIDE: [4:8, 0:3] does not lie in the tensor" in picture.text
+    assert [hover.partition(":")[0] for hover in hovers(picture)] == ["rank 0"]
+
+
+def test_every_copy_has_a_grid_and_a_copy_that_is_not_here_is_no_hole():
+    picture = tensor_layout(tensor((32, 20), grid(copies=2), absent={5}))
+    assert [h.partition(":")[0] for h in hovers(picture)] == [f"rank {r}" for r in range(8)]
+    assert "each on 2 ranks" in picture.text and "not here: 1 piece of rank 5" in picture.text
+    assert "HOLES" not in picture.text and "rank 5: [0:16, 10:20], in no file that was read" in hovers(picture)
+
+
+def test_a_piece_whose_every_copy_is_away_is_a_hole():
+    picture = tensor_layout(tensor((32, 20), grid(copies=2), absent={1, 5}))
+    assert "HOLES: 160 of 640 elements are in no file that was read: [0:16, 10:20]" in picture.text
+
+
+def test_pieces_on_more_ranks_than_others_and_on_none_that_is_known_are_told():
+    text = tensor_layout(tensor((32, 20), [*grid(), (4, grid()[0][1])])).text
+    assert "4 pieces of [16, 10], on 1 to 2 ranks each" in text and "[0:16, 0:10]  ranks 0, 4" in text
+    text = tensor_layout(tensor((4, 3), [(None, Box((0, 0), (4, 3)))])).text
+    assert "an unknown rank" in text and text.endswith("it holds every element")
+
+
+def test_pieces_that_overlap_are_marked():
+    boxes = [(0, Box((0, 0), (20, 20))), (1, Box((16, 0), (16, 20)))]
+    picture = tensor_layout(tensor((32, 20), boxes))
+    assert "OVERLAP: [0:20, 0:20] and [16:32, 0:20] share elements" in picture.text
+    assert "[16:20, 0:20]: [0:20, 0:20] and [16:32, 0:20] overlap" in hovers(picture)
+
+
+def test_many_copies_are_told_where_they_are_not_drawn():
+    picture = tensor_layout(tensor((5,), [(r, Box((0,), (5,))) for r in range(256)]))
+    assert "ranks 0..255" in picture.text and "248 more copies of each" in shown(picture)
+
+
+def test_a_tensor_of_256_shards_makes_a_small_picture():
+    picture = tensor_layout(tensor((4096, 3), strip(4096, 256), absent={201}))
+    assert len(hovers(picture)) == 257 and len(picture.svg) < 60_000 and len(picture.text) < 1000
+
+
+def test_pieces_of_a_flattened_parameter_are_all_there():
+    ck = ckptools.open(FIXTURES / "composer-0.14.1-torch2.0.1-local-w4/ep0-ba5-rank0.pt", all_ranks=True)
+    conv = ck.model["model.conv.weight"]
+    picture = tensor_layout(conv, "conv")
+    assert len(hovers(picture)) == len(conv.shards) and "more than two dimensions" in shown(picture)
+    assert picture.text.endswith("together they hold every element once")
+
+
+@pytest.mark.parametrize("made", [tensor((0, 3), []), tensor((), []), plain()], ids=str)
+def test_a_tensor_of_any_size_has_a_picture(made):
+    assert shown(tensor_layout(made))
+
+
+def test_a_tensor_that_cannot_be_put_together_says_why():
+    picture = tensor_layout(tensor((8, 3), [], note="no layout is stated"))
+    assert "cannot be put together: no layout is stated" in shown(picture) and "every element" not in picture.text
+
+
+def test_what_looking_into_the_files_found_is_taken(tmp_path):
+    ck = ckptools.open(FIXTURES / "torch2.13.0-fsdp2-dcp-w3/ckpt")
+    name, found = next((n, t) for n, t in ck.model.items() if len(t.shards) == 3)
+    rows = [row._replace(status="unreadable", note="cut") if row.rank == 1 else row for row in shard_rows(found)]
+    picture = tensor_layout(found, name, rows)
+    assert any(hover.startswith("rank 1:") and hover.endswith(", cut") for hover in hovers(picture))
+    assert "HOLES" in picture.text and layout_of(found).cover.exact

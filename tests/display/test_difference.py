@@ -1,0 +1,67 @@
+"""What `diff` found, as text."""
+
+from __future__ import annotations
+
+import pytest
+
+from ckptools.diff.compare import Wanted, compare
+from ckptools.diff.text import MOST_LINES, difference_text
+from ckptools.display.record_json import answer_json, json_lines
+from ckptools.display.tables import PIPE, Screen
+from ckptools.model.records import Rows
+from tests.display.made import ESCAPE, HOSTILE, alone, broken_run7, checkpoint, hostile, plain, run7, snapshot
+
+PAIRS = [(run7, broken_run7), (alone, run7), (snapshot, run7), (hostile, hostile), (hostile, snapshot)]
+
+
+@pytest.fixture(params=PAIRS, ids=lambda pair: "-".join(one.__name__ for one in pair))
+def found(request):
+    a, b = (make() for make in request.param)
+    return compare(a, b, Wanted())
+
+
+def shown(found, screen=PIPE):
+    return difference_text(found, found.tensors, found.values, screen)
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_it_fits_the_screen_and_nothing_is_lost_in_a_pipe(found, width):
+    assert max(map(len, shown(found, Screen(width, 40)).splitlines())) <= width
+    piped = shown(found)
+    assert "..." not in piped.replace(" ... ", "") and " more; all of them" not in piped
+
+
+def test_the_tables_below_the_subjects_are_short_on_a_terminal(found):
+    lines = shown(found, Screen(200, 40)).splitlines()
+    assert len(lines) <= 2 * MOST_LINES + len(found.subjects) + len(found.notes) + 14
+    assert len(shown(found).splitlines()) >= len(lines) - 14
+
+
+def test_of_rows_with_many_lines_each_a_few_are_shown_and_the_others_are_counted():
+    long = [f"{'layer' * 20}-{n}-{'weight' * 20}" for n in range(6)]
+    a, b = ({name: plain(2, n, record=name) for name in long} for n in (2, 3))
+    found = compare(checkpoint(a), checkpoint(b), Wanted())
+    assert "3 more; all of them when piped, as in | less" in shown(found, Screen(40, 40)).splitlines()
+
+
+def test_names_from_files_are_printable(found):
+    for text in (shown(found), shown(found, Screen(80, 40))):
+        assert all(line.isprintable() for line in text.splitlines())
+    assert ESCAPE not in answer_json("diff", found) and all("\n" not in line for line in json_lines(found.rows))
+
+
+def test_a_forged_line_is_no_line_of_its_own():
+    text = shown(compare(hostile(), snapshot(), Wanted()))
+    assert not any(line.startswith("whole: all") for line in text.splitlines())
+
+
+def test_hostile_names_are_found_on_both_sides():
+    rows = compare(hostile(), hostile(), Wanted()).tensors
+    assert {row.name for row in rows if row.subject == "weights"} == set(HOSTILE)
+    assert all(row.verdict == "not compared" for row in rows)
+
+
+def test_a_rank_that_was_read_alone_is_no_equal():
+    found = compare(alone(), run7(), Wanted())
+    assert found.same is False and isinstance(found.tensors, Rows)
+    assert plain(3).shape == (3,)

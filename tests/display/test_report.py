@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from ckptools.inspect.record import inspect_report
+from ckptools.model.checkpoint import Fact
+from ckptools.model.problems import Code, Problem
+from ckptools.model.values import NumpyScalar
+from tests.display.made import (
+    alone,
+    broken_run7,
+    checkpoint,
+    composer_tree,
+    group,
+    missing,
+    plain,
+    run7,
+    snapshot,
+    unread_run7,
+)
+from tests.state_dicts import state_dict
+
+
+def judged(report):
+    return report.verdict.whole, report.verdict.depth, report.verdict.level, report.verdict.headline
+
+
+def test_a_whole_checkpoint_is_whole():
+    report = inspect_report(run7())
+    assert judged(report) == (True, "structure", "good", "whole: all 256 rank files are here, all read")
+    assert (report.ranks.expected, report.ranks.here, report.ranks.read) == (256, 256, 256)
+    assert report.saved is not None and report.saved[0] < report.saved[1]
+
+
+def test_what_was_not_compared_is_neither_whole_nor_wrong():
+    report = inspect_report(unread_run7())
+    words = "all 256 rank files are here; contents not compared (verify)"
+    assert judged(report) == (None, "listed", "doubtful", words)
+    assert (report.ranks.expected, report.ranks.here, report.ranks.read) == (256, 256, 1)
+
+
+def test_missing_ranks_make_it_not_whole():
+    report = inspect_report(broken_run7())
+    words = "NOT WHOLE: ranks 201..203 missing, rank 137 cut short or damaged"
+    assert judged(report) == (False, "listed", "bad", words)
+    assert report.ranks.here == 252
+    assert report.bytes_expected is not None and report.bytes_found < report.bytes_expected
+
+
+def test_one_rank_of_256_opened_by_name_is_not_whole_and_the_gaps_that_others_leave_are_no_problems():
+    report = inspect_report(alone())
+    assert judged(report) == (False, "structure", "bad", "NOT WHOLE: ranks 0..6, 8..255 missing")
+    assert Counter((p.code, p.severity) for p in report.problems) == {("CK001", "error"): 255}
+
+
+def test_a_folder_with_one_rank_of_256_is_an_error():
+    report = inspect_report(unread_run7(here={7}, path=alone().path.parent, problems=missing(1)))
+    assert judged(report) == (False, "structure", "bad", "NOT WHOLE: rank 1 missing")
+
+
+def test_another_error_of_a_lone_rank_is_told_beside_the_ranks_that_are_missing():
+    wrong = Problem(Code.WORLD_SIZES_DISAGREE, "sharded tensors speak of world sizes [4, 8]")
+    report = inspect_report(unread_run7(here={7}, path=alone().path, problems=(*missing(1), wrong)))
+    words = "NOT WHOLE: rank 1 missing, sharded tensors speak of world sizes [4, 8]"
+    assert judged(report) == (False, "structure", "bad", words)
+
+
+def test_one_file_does_not_tell_how_many_ranks_trained():
+    report = inspect_report(snapshot())
+    assert judged(report) == (True, "structure", "good", "whole: one file holds everything")
+    assert (report.world_size.value, report.ranks.expected) == (None, None)
+
+
+def test_a_name_that_tells_another_step_is_a_warning():
+    report = inspect_report(checkpoint({"step": 5}, step=Fact(5, ("step",), agree=False)))
+    assert [(p.code, p.severity) for p in report.problems] == [("CK010", "warning")]
+
+
+def test_errors_come_before_warnings_and_notes():
+    problems = (Problem(Code.TENSOR_NOT_JOINED, "w", severity="warning"), *missing(3))
+    report = inspect_report(unread_run7(here={0, 1}, problems=problems, names=("os.system",)))
+    assert [p.severity for p in report.problems] == ["error", "warning", "warning"]
+
+
+def test_the_version_of_torch_comes_with_its_source():
+    assert inspect_report(snapshot()).torch == Fact("2.6.0+cu124", ("metadata.torch_version",))
+    assert inspect_report(run7()).torch == Fact(None)
+
+
+def test_a_word_in_the_place_of_torchs_version_is_none():
+    assert inspect_report(checkpoint({"metadata": {"torch": "backend"}})).torch == Fact(None)
+
+
+def test_other_versions_are_told_too():
+    tree = {
+        "state": {"metadata": {"composer_env_info": {"composer_version": "0.14.1"}}},
+        "pytorch-lightning_version": "2.6",
+    }
+    found = dict(inspect_report(checkpoint(tree)).writers)
+    assert list(found.values()) == ["0.14.1", "2.6"]
+    assert "pytorch-lightning_version" in found
+
+
+def test_param_groups_count_their_parameters():
+    (optimizer,) = inspect_report(run7()).optimizers
+    assert [(g.tensors, g.params) for g in optimizer.groups] == [(2, 32000 * 4096 + 11008 * 4096), (1, 4096)]
+    assert (optimizer.named_by, optimizer.unnamed, optimizer.slots) == ("fqn", 0, ("step", "exp_avg", "exp_avg_sq"))
+    assert "params" not in optimizer.groups[0].values
+
+
+def test_parameters_named_by_their_shape_are_said_to_be():
+    (optimizer,) = inspect_report(snapshot()).optimizers
+    assert optimizer.named_by == "shape" and "2 named by a shape" in optimizer.note
+    assert optimizer.groups[0].names == ("module.w", "module.b")
+
+
+def test_parameters_named_by_their_order_are_said_to_be_assumed():
+    state = {i: {"exp_avg": plain(4)} for i in (0, 1)}
+    model = state_dict({"a.w": plain(4), "b.w": plain(4)})
+    tree = {"model": model, "optim": {"state": state, "param_groups": [group(0.1, 0, [0, 1])]}}
+    (optimizer,) = inspect_report(checkpoint(tree)).optimizers
+    assert (optimizer.named_by, optimizer.assumed) == ("order", 2) and "assumed" in optimizer.note
+
+
+def test_parameters_without_a_name_are_counted_by_their_moments():
+    state = {0: {"exp_avg": plain(4, 4)}, 1: {"exp_avg": plain(4)}}
+    tree = {"optim": {"state": state, "param_groups": [group(0.1, 0, [0, 1])]}}
+    (optimizer,) = inspect_report(checkpoint(tree)).optimizers
+    assert (optimizer.unnamed, optimizer.groups[0].params) == (2, 20)
+
+
+def test_a_group_that_does_not_list_its_parameters_has_no_count():
+    tree = composer_tree(4)
+    for one in tree["state"]["optimizers"]["AdamW"]["param_groups"]:
+        del one["params"]
+    (optimizer,) = inspect_report(checkpoint(tree)).optimizers
+    assert [(g.tensors, g.params) for g in optimizer.groups] == [(None, None)] * 2
+
+
+@pytest.mark.parametrize(("last", "agrees"), [([2.834e-4, 2.834e-4], True), ([1e-3, 1e-3], False), ([1e-3], None)])
+def test_the_rate_of_the_scheduler_is_compared_with_the_groups(last, agrees):
+    tree = composer_tree(4)
+    tree["state"]["schedulers"]["CosineAnnealingLR"]["_last_lr"] = last
+    (scheduler,) = inspect_report(checkpoint(tree)).schedulers
+    assert scheduler.agrees is agrees
+
+
+def test_a_rate_may_be_a_numpy_scalar():
+    rate = NumpyScalar("<f8", b"\x9a\x99\x99\x99\x99\x99\xb9\x3f")
+    tree = {"o": {"state": {}, "param_groups": [group(0.1, 0, [])]}, "s": {"last_epoch": 1, "_last_lr": [rate]}}
+    assert inspect_report(checkpoint(tree)).schedulers[0].agrees is True
+
+
+def held(tree: dict[str, object], **facts: object) -> dict[str, str]:
+    return {s.name: s.holds for s in inspect_report(checkpoint(tree, **facts)).sections}
+
+
+def test_sections_say_what_they_hold():
+    told = held(composer_tree(4))
+    assert told["model"] == "3 sharded, 0 whole"
+    assert told["optimizers.AdamW"] == "step, exp_avg, exp_avg_sq of 3 parameters"
+    assert told["schedulers.CosineAnnealingLR"] == "last_epoch 12000, lr 2.834e-04, 2.834e-04"
+    assert told["timestamp"] == "batch 12000, epoch 0, token 50331648000"
+    assert (told["run_name"], told["callbacks"]) == ("'run7'", "{}")
+
+
+def test_a_tied_weight_is_counted_once():
+    tree = {"model": {"emb.weight": plain(8, 4, record="1"), "head.weight": plain(8, 4, record="1")}}
+    (section,) = inspect_report(checkpoint(tree)).sections
+    assert (section.size.tensors, section.size.params, section.holds) == (2, 32, "1 tied to another")
+
+
+def test_rng_says_whose_it_is():
+    one = {"python": (3, (1, 2), None), "torch": plain(5056, dtype="uint8")}
+    assert held({"rng": [one] * 4})["rng"] == "4 ranks: python, torch"
+    assert held({"rng": one})["rng"] == "python, torch"
+    (told,) = [s.holds for s in inspect_report(unread_run7()).sections if s.kind == "rng"]
+    assert told == "rank 0 only, others not read: torch"
+
+
+def test_groups_that_are_no_dicts_make_no_optimizer():
+    assert inspect_report(checkpoint({"o": {"state": {}, "param_groups": [3]}})).optimizers == ()
+
+
+def test_ids_that_are_no_ids_are_not_counted():
+    tree = {"o": {"state": {0: {}}, "param_groups": [group(0.1, 0, [{}, []])]}}
+    (optimizer,) = inspect_report(checkpoint(tree)).optimizers
+    assert optimizer.groups[0].tensors is None

@@ -1,0 +1,192 @@
+"""The page of a report: the verdict first, in the words of inspect and verify; names from a file are text in it."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ckptools
+from ckptools.display.page import Limits, Page, document
+from ckptools.display.tables import Column
+from ckptools.inspect.record import inspect_report
+from ckptools.inspect.text import facts, headline
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.problems import Code, Problem
+from ckptools.report.html import PageContents, all_problems, report_page
+from ckptools.report.write import findings
+from ckptools.training_state.judgement import verdict_of
+from ckptools.verify.record import Check, Verification
+from ckptools.verify.text import summary
+from tests.browser import elements_of, needs_browser, overflow_of, printed
+from tests.display.made import HOSTILE, broken_run7, checkpoint, hostile, run7, sharded, snapshot
+from tests.display.test_html import Reader
+from tests.truth import FIXTURES
+
+COMPOSER = FIXTURES / "composer-0.13.5-torch1.13.1-sharded-w4"
+ALLOWED = {
+    "html", "head", "meta", "title", "style", "body", "h1", "h2", "p", "div", "details", "summary", "table", "tr", "th",
+    "td", "pre", "br", "script", "svg", "desc", "g", "rect", "text", "tspan", "path", "line", "defs", "pattern", "use",
+}  # fmt: skip
+TRAPS = (
+    "</script><script>document.title='ran'</script>",
+    "<!--<script>",
+    "]]>",
+    "<img src=x onerror=document.title=1>",
+)
+
+
+def found_in(ck: Checkpoint, *problems: Problem) -> PageContents:
+    """What a page is about, without reading anything."""
+    checks = (
+        Check("files", "FAIL" if problems else "ok", "4 of 4", problems),
+        Check("finite values", "skip", "not asked"),
+    )
+    verified = Verification(ck.path, checks, verdict_of(ck, problems or ck.problems))
+    return PageContents(ck, inspect_report(ck), verified, False, False, None, 0.0)
+
+
+def answers_in(html: str) -> dict[str, Any]:
+    """The JSON of a page, as a program reads it: by the tags alone."""
+    pattern = r'<script type="application/json" id="(\w+)">\n(.*?)\n</script>'
+    return {name: json.loads(text) for name, text in re.findall(pattern, html, re.DOTALL)}
+
+
+def shown(html: str) -> str:
+    """The text of a page as a reader sees it, without its head and the JSON."""
+    body = html.partition("<body>")[2].partition('<script type="application/json"')[0]
+    return "".join(Reader(re.sub("<style>.*?</style>", "", body, flags=re.DOTALL)).text)
+
+
+def trapped() -> Checkpoint:
+    """Names that end the elements which they stand in, if they are not escaped."""
+    model = {name: sharded(8, 3, record=str(n)) for n, name in enumerate((*TRAPS, *HOSTILE))}
+    groups = [{"lr": 1e-3, TRAPS[0]: TRAPS[1], "params": list(model)}]
+    tree = {"model": model, "optim": {"state": {}, "param_groups": groups}, TRAPS[0]: {TRAPS[1]: TRAPS[3]}}
+    return checkpoint(tree, name=TRAPS[0], path=Path(f"/ckpt/{TRAPS[3]}"), saved_as=TRAPS[0])
+
+
+@pytest.mark.parametrize("made", [run7, broken_run7, snapshot, hostile, trapped], ids=lambda made: made.__name__)
+def test_a_page_is_ascii_and_has_no_element_but_our_own(made):
+    html = report_page(found_in(made(), Problem(Code.TENSOR_GAP, TRAPS[0], 3, TRAPS[1])))
+    page = Reader(html.replace("<!doctype html>", ""))
+    assert html.isascii() and set(page.tags) <= ALLOWED
+    assert page.tags.count("script") == 2 and page.tags.count("h1") == page.tags.count("body") == 1
+    assert not any(name.startswith("on") or name in ("src", "href", "action") for name in page.attributes)
+
+
+def test_traps_are_shown_as_text_and_read_back_as_they_were():
+    html = report_page(found_in(trapped(), Problem(Code.TENSOR_GAP, TRAPS[0], 3, TRAPS[1])))
+    answers = answers_in(html)
+    assert TRAPS[0] in shown(html) and answers["inspect"]["name"] == TRAPS[0]
+    assert answers["verify"]["checks"][0]["problems"][0]["tensor"] == TRAPS[1]
+    assert TRAPS[1] in answers["inspect"]["optimizers"][0]["param_groups"][0].values()
+
+
+def test_the_verdict_comes_first_then_problems_then_facts():
+    html = shown(report_page(found_in(broken_run7(), Problem(Code.FILE_CUT, "is cut short", 137))))
+    words = (
+        "NOT WHOLE",
+        "next:",
+        "2 problems",
+        "CK002",
+        "2 checks",
+        "what it is",
+        "sections",
+        "param groups",
+        "pictures",
+    )
+    order = [html.index(word) for word in words]
+    assert order == sorted(order)
+
+
+def test_an_error_that_only_a_check_finds_is_in_the_headline_of_a_whole_checkpoint():
+    found = found_in(run7(), Problem(Code.NOT_FINITE, "3 NaN", 1, "emb.weight"))
+    html, words = report_page(found), "whole, but 1 error: NaN or infinity: emb.weight (rank 1)"
+    assert html.index(f'<p class="verdict bad">{words}</p>') < html.index("1 check failed")
+    assert f"<title>ep0-ba12000: {words}</title>" in html and "whole: all 256" not in shown(html)
+
+
+def test_what_was_not_looked_at_is_said():
+    assert "not looked at: finite values" in report_page(found_in(run7()))
+
+
+def test_the_words_are_those_of_inspect_and_verify():
+    found = found_in(run7())
+    text = shown(report_page(found))
+    words = [
+        *headline(found.report),
+        summary(found.verification),
+        *(word for row in facts(found.report) for word in row),
+    ]
+    assert [word for word in words if word not in text] == []
+
+
+def test_a_problem_that_only_inspect_tells_is_on_the_page_and_none_is_twice():
+    note = Problem(Code.KEPT_AS_SAVED, "kept as it is")
+    cut = Problem(Code.FILE_CUT, "is cut short", 1)
+    named = Problem(Code.NAME_CONTRADICTS, "the name tells another step")
+    ck = run7(problems=(cut, named, note))
+    assert list(all_problems(found_in(ck, cut))) == [cut, named, note]
+
+
+@pytest.mark.slow
+def test_a_page_of_256_ranks_and_300_tensors_stays_small_and_is_written_in_a_moment():
+    model = {f"blocks.{n}.attn.weight": sharded(4096, 16, ranks=256, record=str(n)) for n in range(300)}
+    ck = replace(run7(), tree={"state": {"model": model}}, all_ranks=True)
+    gaps = [Problem(Code.TENSOR_GAP, "gap [16:32]: 256 of 65536 elements are in no file here", 1, n) for n in model]
+    started = time.process_time()
+    html = report_page(found_in(ck, *gaps))
+    assert len(html) < 300_000 and time.process_time() - started < 5
+    assert len(answers_in(html)["verify"]["checks"][0]["problems"]) == 300
+
+
+def test_a_page_of_names_without_end_ends():
+    model = {f"{n}{'<' * 100_000}": sharded(8, record=str(n)) for n in range(40)}
+    html = report_page(found_in(checkpoint({"model": model}, name="&" * 10**6)))
+    assert len(html.partition("<script")[0]) < 400_000
+
+
+def test_a_document_has_the_references_of_what_is_not_ascii():
+    html = document("\u6f22", "\u2713", "", {"inspect": '{"a": "<"}'})
+    assert "<title>&#28450;</title>" in html and answers_in(html) == {"inspect": {"a": "<"}}
+
+
+@needs_browser
+def test_a_browser_runs_nothing_and_makes_no_element_of_a_name(tmp_path):
+    page = tmp_path / "page.html"
+    page.write_text(report_page(found_in(trapped(), Problem(Code.TENSOR_GAP, TRAPS[3], 3, TRAPS[0]))))
+    made = elements_of(page)
+    assert "<title>&lt;/script&gt;&lt;script&gt;document.title='ran'" in made
+    elements = re.findall(r"<([a-z0-9]+)", re.sub(r"<script.*?</script>|<title.*?</title>", "", made, flags=re.DOTALL))
+    assert set(elements) <= {*ALLOWED, "tbody"}
+
+
+@needs_browser
+def test_on_paper_what_is_folded_is_there_too(tmp_path):
+    folded = Page("", Limits(rows=300))
+    folded.table("folded", [Column("row")], [[str(n)] for n in range(300)])
+    page = tmp_path / "page.html"
+    page.write_text(document("folded", "folded", folded.html(), {}))
+    assert len(re.findall(rb"/Type */Page\b", printed(page, tmp_path / "page.pdf").read_bytes())) > 3
+
+
+A4 = 700
+"""Pixels that a line has on A4 paper, between margins of 12 mm."""
+
+
+@needs_browser
+def test_no_table_is_cut_on_a_screen_or_on_paper(tmp_path):
+    html = report_page(findings(ckptools.open(COMPOSER, all_ranks=True), values=True))
+    assert overflow_of(html, tmp_path, 500) <= 0
+    assert overflow_of(html.replace("@media print", "@media all"), tmp_path, A4) <= 0
+
+
+def test_figures_of_values_are_on_the_page_where_they_were_asked_for():
+    page = shown(report_page(findings(ckptools.open(COMPOSER, all_ranks=True), values=True)))
+    assert re.search(r"values of \d+ tensors", page) and "values of" not in shown(report_page(found_in(run7())))

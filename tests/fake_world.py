@@ -1,0 +1,91 @@
+"""`python -m tests.fake_world OUT --world-size 256 --rank 0`: one rank's file of a big world.
+
+Real FSDP1 in one process: torch's fake process group answers every collective at once, so the layout of all
+ranks is as in a world of that size and only the values mean nothing. Every ShardedTensor in the file lists
+the shards of all ranks: 50 parameters with two moments each make 150 × 256 = 38,400 shard records.
+"""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ckptools.training import output
+from ckptools.training.simulated.world import fake_group
+from ckptools.training.strategies import fsdp1
+
+PARAMETERS = 50
+WIDTH = 3
+
+
+class Columns(nn.Module):
+    """A sum of independent matrices, each (rows, WIDTH) and each a unit of FSDP.
+
+    In one common unit a rank would hold a piece of one matrix only, and would need the others' optimizer state.
+    """
+
+    def __init__(self, rows: int, count: int) -> None:
+        super().__init__()
+        self.columns = nn.ModuleList(nn.Linear(WIDTH, rows, bias=False) for _ in range(count))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map (batch, WIDTH) to (batch, rows)."""
+        return torch.stack([column(x) for column in self.columns]).sum(0)
+
+
+def create_rank(out: Path, world_size: int = 256, rank: int = 0, parameters: int = PARAMETERS) -> Path:
+    """Train one step in a fake world and write this rank's file in composer's layout.
+
+    Args:
+        out: folder, made if it is not there.
+        world_size: ranks in the layout.
+        rank: the one whose file it is.
+        parameters: sharded parameters; AdamW adds two moments to each.
+
+    Returns:
+        The file, `ep0-ba1-rank{rank}.pt`.
+    """
+    torch.manual_seed(0)
+    with (
+        warnings.catch_warnings(),
+        fake_group(rank, world_size),
+        output.open_partial_folder(out, f"rank{rank}") as partial,
+    ):
+        warnings.simplefilter("ignore")
+        torch.save(_content(world_size, parameters), partial / f"ep0-ba1-rank{rank}.pt")
+        return output.finish(partial, out)[0]
+
+
+def _content(world_size: int, parameters: int) -> dict[str, Any]:
+    # Rows that do not divide evenly, and still leave no rank without any: ranks own two rows, the last one.
+    model = fsdp1.wrap_units(Columns(2 * world_size - 1, parameters), nn.Linear)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, WIDTH)).sum().backward()
+    optimizer.step()
+    state = {
+        "model": fsdp1.model_state(model),
+        "optimizers": {"AdamW": fsdp1.optimizer_state(model, optimizer)},
+        "timestamp": {"Timestamp": {"epoch": 0, "batch": 1, "sample": world_size, "total_wct": timedelta(0)}},
+        "metadata": {"torch_version": str(torch.__version__), "world_size": world_size},
+    }
+    return {"state": state, "rng": [{"torch": torch.get_rng_state()}] * world_size}
+
+
+def main() -> None:
+    """Run from the command line."""
+    parser = argparse.ArgumentParser(prog="python -m tests.fake_world", description=__doc__)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--world-size", type=int, default=256)
+    parser.add_argument("--rank", type=int, default=0)
+    arguments = parser.parse_args()
+    create_rank(arguments.out, arguments.world_size, arguments.rank)
+
+
+if __name__ == "__main__":
+    main()

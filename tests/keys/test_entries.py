@@ -1,0 +1,70 @@
+"""Every key of a checkpoint, by name."""
+
+from __future__ import annotations
+
+import pytest
+
+from ckptools import api
+from ckptools.errors import UsageError
+from ckptools.keys.entries import Selection, entries_of, tensor_entries
+from ckptools.model.tensor import Tensor
+from ckptools.model.tree import tensors_in
+from tests.display.made import checkpoint, plain
+from tests.truth import FIXTURES
+
+COMPOSER = FIXTURES / "composer-0.13.5-torch1.13.1-sharded-w4"
+FOLDERS = sorted(path for path in FIXTURES.iterdir() if path.is_dir())
+
+
+@pytest.fixture(scope="module")
+def composer():
+    return api.open(COMPOSER, all_ranks=True)
+
+
+def test_the_only_model_is_named_by_its_fqns(composer):
+    names = {e.name for e in entries_of(composer) if e.kind == "model"}
+    assert names == set(composer.model)
+
+
+def test_an_optimizers_state_is_named_by_parameter_and_slot(composer):
+    name, optimizer = next(iter(composer.optimizers.items()))
+    fqn = next(iter(optimizer.state))
+    found = {e.name: e for e in entries_of(composer) if e.kind == "optimizer"}
+    entry = found[f"optimizers.{name}.state.{fqn}.exp_avg"]
+    assert (entry.parameter, entry.slot, entry.value.shape) == (fqn, "exp_avg", composer.model[fqn].shape)
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
+def test_every_tensor_of_every_fixture_has_an_entry_and_no_name_is_there_twice(folder):
+    ck = api.open(folder, all_ranks=True)
+    names = [e.name for e in entries_of(ck)]
+    assert len(set(names)) == len(names)
+    wanted = {id(t) for _, t in tensors_in(ck.tree)}
+    assert {id(e.value) for e in tensor_entries(ck)} >= wanted
+
+
+def test_two_keys_that_spell_alike_have_names_of_their_own():
+    ck = checkpoint({"model": {"a.b": plain(2), "c": plain(3)}, "c": 1, "other": {"x.y": 1, "x": {"y": 2}}})
+    names = [e.name for e in entries_of(ck)]
+    assert sorted(names) == sorted(set(names)) and len(names) == 5
+
+
+def names_of(ck, **wanted):
+    return [e.name for e in Selection(**wanted).of(ck)]
+
+
+def test_globs_and_sections_choose_entries():
+    ck = checkpoint({"model": {"a.w": plain(2), "a.b": plain(2), "z.w": plain(3)}, "epoch": 3})
+    assert names_of(ck, include=("*.w",)) == ["a.w", "z.w"]
+    assert names_of(ck, include=("a.*", "epoch"), exclude=("*.b",)) == ["a.w", "epoch"]
+    assert names_of(ck, section="other") == ["epoch"]
+    assert names_of(ck, section="model", exclude=("a.[!w]",)) == ["a.w", "z.w"]
+
+
+def test_a_section_that_is_not_there_is_refused_with_those_that_are():
+    with pytest.raises(UsageError, match="has no section 'nodel'; there are model, optimizer"):
+        names_of(checkpoint({"model": {"w": plain(2)}}), section="nodel")
+
+
+def test_an_entry_of_a_tensor_is_the_tensor(composer):
+    assert all(isinstance(e.value, Tensor) for e in tensor_entries(composer))

@@ -1,0 +1,436 @@
+"""`verify` on real checkpoints: whole ones pass, and each kind of damage is found by the check that is there for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from typer.testing import CliRunner
+
+import ckptools
+from ckptools.cli import app
+from ckptools.display.tables import Screen
+from ckptools.errors import UsageError
+from ckptools.keys import random_states
+from ckptools.verify.record import Check, Verification
+from ckptools.verify.stored_bytes import bytes_to_read
+from ckptools.verify.text import verification_text
+from tests.fake_world import fake_group
+from tests.truth import FIXTURES, WHOLE, Known
+
+COMPOSER = FIXTURES / "composer-0.13.5-torch1.13.1-sharded-w4"
+HSDP = FIXTURES / "torch2.6.0-fsdp1-hsdp2x2-w4"
+
+
+@pytest.fixture
+def composer(tmp_path):
+    return Path(shutil.copytree(COMPOSER, tmp_path / "run"))
+
+
+@pytest.fixture
+def hsdp(tmp_path):
+    return Path(shutil.copytree(HSDP, tmp_path / "run"))
+
+
+def check(found: Verification, name: str) -> Check:
+    return next(c for c in found.checks if c.name.startswith(name))
+
+
+def tensor_bytes(file: Path, fqn: str) -> tuple[Path, int, int]:
+    """The file, offset and length of the bytes that one rank's file has of a model tensor."""
+    source = ckptools.open(file, only_this_file=True).model[fqn].found[0].source
+    return source.path, *source.record_span
+
+
+def overwrite(path: Path, offset: int, data: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        file.write(data)
+
+
+@pytest.mark.parametrize("known", WHOLE, ids=lambda k: k.name)
+def test_a_whole_checkpoint_fails_no_check(known: Known):
+    found = ckptools.verify(known.file, deep=True, values=True)
+    assert [str(p) for p in found.problems if p.severity == "error"] == []
+    assert found.ok and found.bytes_read > 1000
+
+
+def test_every_check_is_listed_on_a_narrow_terminal_too():
+    found = ckptools.verify(COMPOSER / "ep0-ba5-rank0.pt")
+    lines = verification_text(found, Screen(60, 2)).splitlines()
+    table = lines[: lines.index(found.verdict.headline)]
+    assert max(map(len, table)) <= 60 and len(found.checks) > 2
+    assert all(any(line.startswith(check.name.split()[0]) for line in table) for check in found.checks)
+
+
+def test_without_options_no_tensor_is_read_but_what_must_be_compared(tmp_path):
+    found = ckptools.verify(COMPOSER)
+    assert found.bytes_read == 0
+    assert (check(found, "checksums").result, check(found, "finite").result) == ("skip", "skip")
+
+
+def test_a_missing_rank_is_named_with_what_it_leaves_open(composer):
+    (composer / "ep0-ba5-rank2.pt").unlink()
+    found = ckptools.verify(composer)
+    assert [(p.code, p.rank) for p in check(found, "files").problems] == [("CK001", 2)]
+    assert {(p.code, p.rank) for p in check(found, "layout").problems} == {("CK101", 2)}
+    assert not found.ok
+
+
+def test_a_cut_file_is_named(composer):
+    file = composer / "ep0-ba5-rank1.pt"
+    file.write_bytes(file.read_bytes()[:50_000])
+    assert [(p.code, p.rank) for p in check(ckptools.verify(composer), "files").problems] == [("CK002", 1)]
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut"])
+def test_a_dcp_without_the_file_that_counts_steps_ends_with_its_verdict(tmp_path, damage):
+    source, folder = FIXTURES / "torch2.13.0-fsdp2-dcp-w3" / "ckpt", tmp_path / "run"
+    shutil.copytree(source, folder, copy_function=shutil.copy)  # with times of now, as the damaged file will have
+    file = folder / "__1_0.distcp"
+    file.unlink() if damage == "missing" else file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    done = CliRunner().invoke(app, ["verify", str(folder), "--deep", "--json"])
+    told = json.loads(done.stdout)
+    assert (done.exit_code, told["ok"], len(told["checks"])) == (1, False, 12)
+    assert {p["rank"] for c in told["checks"][:3] for p in c["problems"]} == {1}
+
+
+@pytest.mark.parametrize("option", ["deep", "values"])
+def test_a_file_that_shrinks_while_it_is_checked_is_a_problem_and_the_checks_go_on(composer, option):
+    ck = ckptools.open(composer, all_ranks=True)
+    file = composer / "ep0-ba5-rank1.pt"
+    file.write_bytes(file.read_bytes()[:50_000])
+    found = ckptools.verify(ck, **{option: True})
+    problems = check(found, "checksums" if option == "deep" else "finite").problems
+    assert {(p.code, p.rank) for p in problems} == {("CK002", 1)}
+    assert found.checks[-1].name == "names in pickles"
+
+
+def test_bytes_without_a_checksum_that_are_gone_fail_the_check_of_checksums(tmp_path):
+    file = tmp_path / "model.safetensors"
+    save_file({"w": torch.ones(1000)}, file)
+    ck = ckptools.open(file)
+    os.truncate(file, 999)
+    verified = ck.verify(deep=True, values=True)
+    assert not verified.ok
+    (checksums,) = [check for check in verified.checks if check.name.startswith("checksums")]
+    assert checksums.result == "FAIL" and {p.code for p in checksums.problems} == {"CK002"}
+
+
+def test_a_flipped_bit_is_found_by_its_checksum_and_only_when_every_byte_is_read(composer):
+    path, offset, length = tensor_bytes(composer / "ep0-ba5-rank1.pt", "model.conv.weight")
+    byte = path.read_bytes()[offset + length // 2]
+    overwrite(path, offset + length // 2, bytes([byte ^ 4]))
+    assert ckptools.verify(composer).ok
+    (problem,) = check(ckptools.verify(composer, deep=True), "checksums").problems
+    assert (problem.code, problem.rank, problem.tensor) == ("CK004", 1, "state.model.model.conv.weight")
+    assert "expected" in problem.message
+
+
+def test_nan_and_infinity_are_named_with_their_global_index(composer):
+    path, offset, _ = tensor_bytes(composer / "ep0-ba5-rank1.pt", "model.blocks.0.up.weight")
+    overwrite(path, offset + 4 * 18, bytes.fromhex("0000c07f 0000807f 000080ff"))
+    (problem,) = check(ckptools.verify(composer, values=True), "finite").problems
+    assert (problem.code, problem.rank, problem.tensor) == ("CK201", 1, "state.model.model.blocks.0.up.weight")
+    # Rank 1 has rows 8 to 16 of 17 columns: its element 18 is [9, 1] of the whole.
+    assert problem.message == "1 NaN, 2 Inf, first at [9, 1]"
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16", "float8_e5m2", "float8_e4m3fn", "complex64"])
+def test_nan_is_found_in_every_floating_dtype_and_large_numbers_are_not_taken_for_it(dtype, tmp_path):
+    kind = getattr(torch, dtype)
+    top = torch.finfo(kind).max
+    torch.save({"good": torch.tensor([top, -top, 0.0], dtype=torch.float64).to(kind)}, tmp_path / "a.pt")
+    torch.save({"bad": torch.tensor([1.0, 2.0, float("nan"), 3.0]).to(kind)}, tmp_path / "b.pt")
+    assert ckptools.verify(tmp_path / "a.pt", values=True).ok
+    (problem,) = ckptools.verify(tmp_path / "b.pt", values=True).problems
+    assert (problem.tensor, problem.message) == ("bad", "1 NaN, first at [2]")
+
+
+@pytest.mark.parametrize("at", [0, 7, (4 << 20) // 4 - 1, (4 << 20) // 4, 3_000_000 - 1])
+def test_nan_is_found_wherever_in_a_large_tensor_it_is(at, tmp_path):
+    values = torch.zeros(1000, 3000)
+    values.view(-1)[at] = float("nan")
+    torch.save({"w": values}, tmp_path / "a.pt")
+    (problem,) = ckptools.verify(tmp_path / "a.pt", values=True).problems
+    assert (problem.code, problem.message) == ("CK201", f"1 NaN, first at {[at // 3000, at % 3000]}")
+
+
+def test_nan_in_padding_that_no_tensor_sees_is_not_reported(tmp_path):
+    storage = torch.tensor([1.0, 2.0, float("nan")])
+    torch.save({"w": storage[:2], "b": storage[:1]}, tmp_path / "a.pt")
+    assert ckptools.verify(tmp_path / "a.pt", values=True).ok
+
+
+def test_numbers_that_cannot_be_nan_are_not_read(tmp_path):
+    torch.save({"w": torch.ones(100), "ids": torch.ones(1000, dtype=torch.int64)}, tmp_path / "a.pt")
+    found = ckptools.verify(tmp_path / "a.pt", values=True)
+    assert found.ok and found.bytes_read == 400
+
+
+def test_a_replica_with_other_bytes_is_named(hsdp):
+    path, offset, length = tensor_bytes(hsdp / "rank2.pt", "conv.weight")
+    overwrite(path, offset, bytes(length))
+    (problem,) = check(ckptools.verify(hsdp), "copies").problems
+    assert (problem.code, problem.rank, problem.tensor) == ("CK105", None, "model.conv.weight")
+    said = r"rank 2 holds other bytes than rank 0 \(first at \[0, 0, 0\]: 0.0 and -?[\d.]+\)"
+    assert re.search(said, problem.message)
+
+
+def test_an_optimizer_s_replica_with_other_bytes_is_named(hsdp):
+    moments = ckptools.open(hsdp / "rank2.pt", only_this_file=True).optimizers["optim"].state["conv.weight"]
+    source = moments["exp_avg_sq"].found[0].source
+    overwrite(source.path, source.record_span[0], b"\xff\xff\xff\x00")
+    (problem,) = check(ckptools.verify(hsdp), "copies").problems
+    assert (problem.code, problem.rank) == ("CK105", None) and "rank 2 holds other bytes than rank 0" in problem.message
+    assert problem.tensor.startswith("optim.") and problem.tensor.endswith("conv.weight.exp_avg_sq")
+
+
+def test_ranks_of_different_steps_are_an_error(hsdp, tmp_path):
+    other = torch.load(hsdp / "rank1.pt", weights_only=False)
+    other["step"] += 1
+    torch.save(other, hsdp / "rank1.pt")
+    assert [p.code for p in check(ckptools.verify(hsdp), "one save").problems if p.severity == "error"] == ["CK006"]
+
+
+def test_what_an_interrupted_write_left_is_named(composer):
+    (composer / ".model.pt.0a1b2c3d.partial").write_bytes(b"x")
+    (problem,) = check(ckptools.verify(composer), "files").problems
+    assert (problem.code, problem.severity) == ("CK008", "warning")
+
+
+def snapshot(tmp_path: Path, change) -> Verification:
+    """A small real snapshot with a change in its state."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(5, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    scheduler.step()
+    state = {"model": model.state_dict(), "opt": optimizer.state_dict(), "sched": scheduler.state_dict(), "step": 1}
+    change(state)
+    torch.save(state, tmp_path / "s.pt")
+    return ckptools.verify(tmp_path / "s.pt")
+
+
+def problems(found: Verification) -> list[tuple[str, str | None]]:
+    return [(p.code, p.tensor) for p in found.problems]
+
+
+def test_a_coherent_snapshot_has_no_problem(tmp_path):
+    assert problems(snapshot(tmp_path, lambda state: None)) == []
+
+
+def test_a_parameter_without_optimizer_state_is_a_warning(tmp_path):
+    found = snapshot(tmp_path, lambda state: state["opt"]["state"].pop(3))
+    assert (problems(found), found.ok) == ([("CK203", "1.bias")], True)
+
+
+def test_a_moment_of_another_shape_is_an_error(tmp_path):
+    found = snapshot(tmp_path, lambda state: state["opt"]["state"][0].update(exp_avg_sq=torch.zeros(3, 5)))
+    assert problems(found) == [("CK209", "0.weight")]
+
+
+def test_a_parameter_in_two_groups_is_an_error(tmp_path):
+    found = snapshot(tmp_path, lambda state: state["opt"]["param_groups"].append({"lr": 0.1, "params": [3]}))
+    assert ("CK207", "1.bias") in problems(found)
+
+
+def test_step_counters_that_disagree_are_named(tmp_path):
+    found = snapshot(tmp_path, lambda state: state["opt"]["state"][2].update(step=torch.tensor(7.0)))
+    assert problems(found) == [("CK204", "1.weight")]
+    assert problems(snapshot(tmp_path, lambda state: state.update(step=9))) == [("CK204", None)]
+
+
+def test_step_counters_that_disagree_are_given_as_numbers(tmp_path):
+    (problem,) = snapshot(tmp_path, lambda state: state["opt"]["state"][2].update(step=torch.tensor(7.0))).problems
+    assert "2 different steps, from 1 to 7; here 7" in problem.message
+    (problem,) = snapshot(tmp_path, lambda state: state.update(step=9)).problems
+    assert problem.message == "the optimizer counts 1 steps, step says 9"
+
+
+def test_an_archive_that_torch_would_refuse_is_named_with_the_reason(tmp_path):
+    torch.save({"w": torch.ones(4)}, tmp_path / "whole.pt")
+    with zipfile.ZipFile(tmp_path / "whole.pt") as whole, zipfile.ZipFile(tmp_path / "a.pt", "w") as less:
+        for name in whole.namelist():
+            if not name.endswith("version"):
+                less.writestr(name, whole.read(name))
+    with pytest.raises(RuntimeError):
+        torch.load(tmp_path / "a.pt")
+    messages = [p.message for p in ckptools.verify(tmp_path / "a.pt", deep=True).problems if p.code == "CK004"]
+    assert messages == ["a.pt has no record version; torch.load may refuse it"]
+
+
+def test_a_directory_that_is_damaged_while_it_is_checked_ends_no_check(tmp_path):
+    torch.save({"w": torch.ones(4)}, tmp_path / "a.pt")
+    ck = ckptools.open(tmp_path / "a.pt")
+    data = (tmp_path / "a.pt").read_bytes()
+    overwrite(tmp_path / "a.pt", data.index(b"PK\1\2", data.index(b"PK\1\2") + 1), bytes(4))
+    found = ckptools.verify(ck, deep=True)
+    assert found.checks[-1].name == "names in pickles"
+
+
+@pytest.mark.parametrize("broken", [[2], [0, 1, 2, 3]], ids=["one", "all"])
+def test_a_step_counter_that_is_no_number_is_a_warning(tmp_path, broken):
+    def change(state):
+        for key in broken:
+            state["opt"]["state"][key].update(step=torch.tensor(float("nan")))
+
+    found = snapshot(tmp_path, change)
+    assert [p.code for p in found.problems] == ["CK204"]
+    assert f"counts nan steps (of 4 parameters {len(broken)} have no number)" in found.problems[0].message
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64, torch.int32, torch.int64])
+def test_step_counters_are_read_whatever_their_dtype(tmp_path, dtype):
+    def change(state):
+        for slots in state["opt"]["state"].values():
+            slots["step"] = torch.tensor([[7]], dtype=dtype)
+
+    assert "counts 7 steps" in check(snapshot(tmp_path, change), "step counters").problems[0].message
+
+
+def test_a_learning_rate_that_the_scheduler_did_not_set_is_a_warning(tmp_path):
+    found = snapshot(tmp_path, lambda state: state["opt"]["param_groups"][0].update(lr=0.5))
+    assert problems(found) == [("CK205", "sched")]
+    assert "are 0.09755, those of the param groups 0.5" in found.problems[0].message
+
+
+def test_rng_states_are_counted_and_equal_ones_told():
+    assert check(ckptools.verify(COMPOSER), "rng").detail.startswith("python 4 distinct of 4")
+    assert [p.code for p in check(ckptools.verify(HSDP), "rng").problems] == ["CK206"]
+
+
+def test_an_rng_state_that_some_ranks_share_is_a_warning_that_names_them(tmp_path):
+    shutil.copytree(FIXTURES / "verl-fsdp1" / "ckpt" / "global_step_3" / "actor", tmp_path / "actor")
+    file = str(tmp_path / "actor" / "extra_state_world_size_4_rank_{}.pt")
+    sound = check(ckptools.verify(tmp_path / "actor"), "rng")
+    shutil.copyfile(file.format(1), file.format(3))
+    found = check(ckptools.verify(tmp_path / "actor"), "rng")
+    (new,) = set(found.problems) - set(sound.problems)
+    assert (new.code, new.severity) == ("CK206", "warning") and "ranks 1, 3 have the same numpy state (" in new.message
+    assert "numpy 3 distinct of 4" in found.detail and "numpy 4 distinct of 4" in sound.detail
+
+
+@pytest.mark.parametrize(("size", "warned"), [(4, False), (2, True)])
+def test_ranks_may_draw_alike_only_where_a_tensor_is_replicated_on_all_of_them(tmp_path, size, warned):
+    from torch.distributed.tensor import DTensor, Replicate
+
+    for rank in range(4):
+        with fake_group(rank, 4):
+            first = rank // size * size
+            mesh = torch.distributed.DeviceMesh("cpu", list(range(first, first + size)))
+            bias = DTensor.from_local(torch.ones(3), mesh, [Replicate()], run_check=False)
+            state = {"model": {"bias": bias}, "rng": {"torch": torch.zeros(8, dtype=torch.uint8)}}
+            torch.save(state, tmp_path / f"rank{rank}.pt")
+    found = check(ckptools.verify(tmp_path), "rng")
+    assert [p.code for p in found.problems] == ["CK206"] * warned
+
+
+@pytest.mark.parametrize(("seeds", "warned"), [([0, 0, 1, 1], 0), ([0, 1, 1, 2], 1), ([0, 1, 2, 3], 0)])
+def test_rng_states_that_are_equal_in_groups_of_one_size_are_meant_to_be(tmp_path, seeds, warned):
+    states = [{"torch": torch.Generator().manual_seed(seed).get_state()} for seed in seeds]
+    torch.save({"state": {"step": 1}, "rng": states}, tmp_path / "all.pt")
+    problems = check(ckptools.verify(tmp_path / "all.pt"), "rng").problems
+    assert [p.code for p in problems] == ["CK206"] * warned
+
+
+def test_rng_states_that_cannot_be_read_are_counted_nowhere_and_are_not_called_equal(tmp_path, monkeypatch):
+    monkeypatch.setattr(random_states, "MAX_STATE", 4096)
+    small = [torch.full((4096,), n, dtype=torch.uint8) for n in (0, 1)]
+    large = [torch.full((4097,), n, dtype=torch.uint8) for n in (2, 3)]
+    torch.save({"state": {"step": 1}, "rng": [{"torch": state} for state in (*small, *large)]}, tmp_path / "all.pt")
+    found = check(ckptools.verify(tmp_path / "all.pt"), "rng")
+    assert found.detail.startswith("torch 2 distinct of 2")
+    assert [(p.code, p.rank) for p in found.problems] == [("CK005", 2), ("CK005", 3)]
+
+
+def test_a_code_can_be_ignored_and_a_wrong_one_is_refused(composer):
+    (composer / "ep0-ba5-rank2.pt").unlink()
+    found = ckptools.verify(composer, ignore=["ck001", "CK101"])
+    assert found.ok and found.ignored > 20
+    with pytest.raises(UsageError, match="CK999: there is no such code"):
+        ckptools.verify(composer, ignore=["CK999"])
+
+
+@pytest.mark.parametrize(("command", "verdict"), [("inspect", "whole"), ("verify", "ok")])
+def test_what_cannot_be_opened_has_its_verdict_in_json_and_its_line_on_stderr(tmp_path, command, verdict):
+    done = CliRunner().invoke(app, [command, str(tmp_path / "nowhere.pt"), "--json"])
+    told = json.loads(done.stdout)
+    assert (done.exit_code, told[verdict], told["exit_code"]) == (3, False, 3)
+    assert done.stderr == f"error: {told['error']}\n"
+
+
+def test_the_command_says_it_in_words_and_in_its_exit_code(composer):
+    good = CliRunner().invoke(app, ["verify", str(composer), "--deep"])
+    assert (good.exit_code, "no check failed" in good.stdout) == (0, True)
+    (composer / "ep0-ba5-rank2.pt").unlink()
+    bad = CliRunner().invoke(app, ["verify", str(composer), "--json"])
+    told = json.loads(bad.stdout)
+    assert (bad.exit_code, told["schema"], told["ok"]) == (1, "ckptools/verify/1", False)
+    assert told["checks"][0]["problems"][0]["code"] == "CK001"
+
+
+def test_files_written_hours_apart_are_warned_of(tmp_path):
+    folder = shutil.copytree(FIXTURES / "torch2.4.1-fsdp2-w3", tmp_path / "run")
+    now = (folder / "rank0.pt").stat().st_mtime
+    for rank, ago in ((0, 0), (1, 3 * 3600), (2, 0)):
+        os.utime(folder / f"rank{rank}.pt", (now - ago, now - ago))
+    (problem,) = check(ckptools.verify(folder), "one save").problems
+    assert (problem.code, problem.severity) == ("CK006", "warning") and "3.0 hours apart" in problem.message
+
+
+def test_a_name_and_a_content_of_other_steps_are_warned_of(tmp_path):
+    torch.save({"model": {"w": torch.ones(2)}, "global_step": 5}, tmp_path / "checkpoint-7.pt")
+    found = ckptools.verify(tmp_path / "checkpoint-7.pt")
+    assert [(p.code, p.severity) for p in found.problems] == [("CK010", "warning")]
+    assert check(found, "files").result == "warn" and not check(found, "step counters").problems
+
+
+def test_state_of_a_parameter_in_no_group_is_an_error(tmp_path):
+    state = {name: {"exp_avg": torch.ones(2)} for name in ("a", "b")}
+    tree = {"model": {"a": torch.ones(2), "b": torch.ones(2)}, "optimizer": {"state": state}}
+    tree["optimizer"]["param_groups"] = [{"lr": 0.1, "params": ["a"]}]
+    torch.save(tree, tmp_path / "x.pt")
+    problems = check(ckptools.verify(tmp_path / "x.pt"), "optimizer covers params").problems
+    assert [(p.code, p.tensor) for p in problems if p.severity == "error"] == [("CK207", "b")]
+
+
+def test_a_file_name_of_another_world_than_the_content_is_an_error(tmp_path):
+    for rank in range(3):
+        shutil.copy(
+            FIXTURES / "torch2.4.1-fsdp2-w3" / f"rank{rank}.pt", tmp_path / f"model_world_size_4_rank_{rank}.pt"
+        )
+    problems = ckptools.open(tmp_path, all_ranks=True).problems
+    assert "world size 3 by content, 4 by file name" in [p.message for p in problems if p.code == "CK103"]
+
+
+@pytest.mark.parametrize("deep, values", [(True, False), (False, True), (True, True), (False, False)])
+@pytest.mark.parametrize("folder", [COMPOSER, HSDP], ids=lambda p: p.name)
+def test_what_will_be_read_is_known_before_it_is(folder, deep, values):
+    ck, told = ckptools.open(folder, all_ranks=True), []
+    found = ckptools.verify(ck, deep=deep, values=values, progress=lambda nbytes, name: told.append(nbytes))
+    assert bytes_to_read(ck, deep, values) == sum(told) == found.bytes_read
+    assert (found.bytes_read > 0) == (deep or values)
+
+
+def test_what_is_only_a_note_is_no_finding_of_verify():
+    ck = ckptools.open(FIXTURES / "megatron-tp2pp2-fp32" / "legacy", all_ranks=True)
+    assert {p.severity for p in ck.problems} == {"note"}
+    assert "anything else" not in [one.name for one in ckptools.verify(ck).checks]
+
+
+def test_hours_between_files_are_counted_in_hours(tmp_path):
+    folder = shutil.copytree(FIXTURES / "torch2.4.1-fsdp2-w3", tmp_path / "run")
+    now = (folder / "rank0.pt").stat().st_mtime
+    os.utime(folder / "rank1.pt", (now - 5000 * 3600, now - 5000 * 3600))
+    (problem,) = check(ckptools.verify(folder), "one save").problems
+    assert "5000.0 hours apart" in problem.message
