@@ -27,14 +27,14 @@ from ckptools.training.output import Created
 # Seconds between two looks at whether the launcher is there.
 _LOOK = 1.0
 
+_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+
 
 def main(words: list[str]) -> int:
     """Run one rank; returns the exit code of the process."""
     prepare_process()
     threading.Thread(target=_end_after, args=(os.getppid(),), daemon=True).start()
     text, partial, answer, loud = words
-    from torch.distributed.elastic.multiprocessing.errors import get_error_handler
-
     try:
         from ckptools.cluster.rendezvous import meet_ranks
         from ckptools.training.rank import join, train_and_save
@@ -49,9 +49,22 @@ def main(words: list[str]) -> int:
     except Exception as error:
         if os.environ.get("CKPTOOLS_DEBUG"):
             traceback.print_exc()
-        get_error_handler().record_exception(error)
+        record_failure(error)
         return 1
     return 0
+
+
+def record_failure(error: Exception) -> None:
+    """Write torchelastic's error file, whole or not at all.
+
+    A rank can be aborted by a gloo thread while it writes, and torchelastic raises at an error file that is cut.
+    """
+    from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
+    path = os.environ[_ERROR_FILE]
+    os.environ[_ERROR_FILE] = partial = f"{path}.partial"
+    get_error_handler().record_exception(error)
+    Path(partial).replace(path)
 
 
 def _end_after(launcher: int) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.multiprocessing.spawn import ProcessRaisedException
 
 from ckptools.training import CreateOptions
@@ -166,3 +168,15 @@ def test_a_mistake_is_said_by_one_rank_for_all(tmp_path: Path) -> None:
     ended = finish([start(tmp_path, *FSDP1, variables=by_hand(rank, job, tmp_path)) for rank in range(3)])
     assert [code for code, _, _ in ended] == [4, 4, 4]
     assert "".join(said for _, _, said in ended).count("already holds a checkpoint") == 1
+
+
+def test_a_rank_that_dies_while_it_writes_why_it_failed_leaves_no_part_of_it(tmp_path: Path) -> None:
+    file = tmp_path / "error.json"
+    dying = (
+        "import resource, signal; from ckptools.training.worker import record_failure;"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_DFL); resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096));"
+        "record_failure(ValueError('x' * 100_000))"
+    )
+    done = subprocess.run([sys.executable, "-c", dying], env={**os.environ, "TORCHELASTIC_ERROR_FILE": str(file)})
+    assert done.returncode == -signal.SIGXFSZ
+    assert ProcessFailure(0, 1, done.returncode, str(file)).signal_name() == "SIGXFSZ"
