@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, pairwise
 from math import prod
-from operator import add, itemgetter
 from typing import NamedTuple
 
 from ckptools.model.problems import Code, Problem
-from ckptools.model.regions import Box, Ints, Run
-from ckptools.model.tensor import Tensor
+from ckptools.model.regions import Box, Ints, Run, in_a_row
+from ckptools.model.tensor import Tensor, lie_in_a_row
 from ckptools.text import first_few
 
 
@@ -53,7 +52,7 @@ def cover(shape: Sequence[int], boxes: Iterable[Box]) -> Cover:
         TangledLayoutError: this would take too long.
     """
     boxes = list(boxes)
-    if _in_a_row(shape, boxes):
+    if in_a_row(shape, [b.offsets for b in boxes], [b.sizes for b in boxes]):
         return Cover(0, (), (), ())
     filled = [b for b in boxes if b.numel or not b.inside(shape)]
     outside = tuple(b for b in filled if not b.inside(shape))[:MAX_NAMED]
@@ -65,23 +64,6 @@ def cover(shape: Sequence[int], boxes: Iterable[Box]) -> Cover:
         return Cover(missing, gaps, (), outside)
     gaps = _named_gaps(shape, inside)
     return Cover(sum(g.numel for g in gaps), gaps[:MAX_NAMED], overlaps, outside)
-
-
-def _in_a_row(shape: Sequence[int], boxes: Sequence[Box]) -> bool:
-    """Whether boxes follow each other along one dimension and span the others, which is how most tensors are cut."""
-    whole = tuple(shape)
-    offsets, sizes = [b.offsets for b in boxes], [b.sizes for b in boxes]
-    if not boxes or {*map(len, offsets), *map(len, sizes)} != {len(whole)}:
-        return False
-    dim = next((d for d, n in enumerate(whole) if sizes[0][d] != n), None)
-    if dim is None:
-        return len(boxes) == 1 and not any(offsets[0])
-    for d, n in enumerate(whole):
-        if d != dim and (any(map(itemgetter(d), offsets)) or {*map(itemgetter(d), sizes)} != {n}):
-            return False
-    runs = sorted(zip(map(itemgetter(dim), offsets), map(itemgetter(dim), sizes), strict=True))
-    starts, lengths = [start for start, _ in runs], [length for _, length in runs]
-    return min(lengths) > 0 and [*starts, whole[dim]] == [0, *map(add, starts, lengths)]
 
 
 def _overlapping(boxes: list[Box], ndim: int) -> Iterator[tuple[Box, Box]]:
@@ -158,6 +140,8 @@ def cover_problem(tensor: Tensor, fqn: str) -> Problem | None:
     """Why a tensor cannot be put together whole, or None."""
     if tensor.note:
         return Problem(Code.TENSOR_NOT_JOINED, tensor.note, None, fqn)
+    if lie_in_a_row(tensor.shards, tensor.shape):
+        return None
     try:
         covered = cover(tensor.shape, tensor.found_boxes)
     except TangledLayoutError as error:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import product
 from math import prod
+from operator import add, itemgetter
 from typing import NamedTuple
 
 Ints = tuple[int, ...]
@@ -75,6 +76,25 @@ class Box(NamedTuple):
 
     def __str__(self) -> str:
         return "[" + ", ".join(f"{o}:{e}" for o, e in zip(self.offsets, self.ends, strict=True)) + "]"
+
+
+def in_a_row(shape: Sequence[int], offsets: Sequence[Ints], sizes: Sequence[Ints]) -> bool:
+    """Whether boxes follow each other along one dimension and span the others, which is how most tensors are cut.
+
+    Then they cover a tensor of `shape`, each element once.
+    """
+    whole = tuple(shape)
+    if not offsets or {*map(len, offsets), *map(len, sizes)} != {len(whole)}:
+        return False
+    dim = next((d for d, n in enumerate(whole) if sizes[0][d] != n), None)
+    if dim is None:
+        return len(offsets) == 1 and not any(offsets[0])
+    for d, n in enumerate(whole):
+        if d != dim and (any(map(itemgetter(d), offsets)) or {*map(itemgetter(d), sizes)} != {n}):
+            return False
+    runs = sorted(zip(map(itemgetter(dim), offsets), map(itemgetter(dim), sizes), strict=True))
+    starts, lengths = [start for start, _ in runs], [length for _, length in runs]
+    return min(lengths) > 0 and [*starts, whole[dim]] == [0, *map(add, starts, lengths)]
 
 
 def contiguous_strides(shape: Sequence[int]) -> Ints:

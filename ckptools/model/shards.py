@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, overload
 
 from ckptools.model.records import RowMethods, displayed
-from ckptools.model.regions import Box, Ints
+from ckptools.model.regions import Box, Ints, in_a_row
 from ckptools.model.source import Encoded, Item, ItemLayout, Source
 from ckptools.text import clip_middle
 
@@ -174,6 +174,7 @@ class ItemShards(RowMethods[Shard], Sequence[Shard]):
     layouts: list[ItemLayout | None] = field(default_factory=list)
     crcs: array[int] = field(default_factory=lambda: array("I"))
     located: dict[int, Shard] = field(default_factory=dict)
+    _in_a_row: tuple[int, Ints, bool] | None = field(default=None, init=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -235,6 +236,12 @@ class ItemShards(RowMethods[Shard], Sequence[Shard]):
             return sorted(self.located)
         return [i for i, layout in enumerate(self.layouts) if layout is not None or i in self.located]
 
+    def lie_in_a_row(self, shape: Ints) -> bool:
+        """Whether they follow each other through a tensor of `shape`; asked several times and worked out once."""
+        if self._in_a_row is None or self._in_a_row[:2] != (len(self), shape):
+            self._in_a_row = len(self), shape, in_a_row(shape, self.offsets, self.sizes)
+        return self._in_a_row[2]
+
     def boxes(self) -> set[Box]:
         """The regions of the shards, equal ones once."""
         return set(map(Box._make, zip(self.offsets, self.sizes, strict=True)))
@@ -277,6 +284,11 @@ def with_bytes(shards: Shards) -> tuple[Shard, ...]:
     if isinstance(shards, ItemShards):
         own = map(shards.__getitem__, shards.read_places)
     return tuple([s for s in own if s.source is not None or s.encoded is not None])
+
+
+def lie_in_a_row(shards: Shards, shape: Ints) -> bool:
+    """Whether shards in columns, all of them read, cover each element of a tensor once; False where that is unknown."""
+    return isinstance(shards, ItemShards) and shards.all_read and shards.lie_in_a_row(shape)
 
 
 def boxes_with_bytes(shards: Shards) -> tuple[set[Box], int]:

@@ -22,6 +22,7 @@ from ckptools.model.shards import Shards as Shards
 from ckptools.model.shards import all_here as all_here
 from ckptools.model.shards import boxes_with_bytes as boxes_with_bytes
 from ckptools.model.shards import in_rank_order as in_rank_order
+from ckptools.model.shards import lie_in_a_row as lie_in_a_row
 from ckptools.model.shards import record_sizes as record_sizes
 from ckptools.model.shards import shard_boxes as shard_boxes
 from ckptools.model.shards import shard_ranks as shard_ranks
@@ -103,6 +104,8 @@ class Tensor:
     @property
     def has_copies(self) -> bool:
         """Whether a region is in several of those pieces."""
+        if lie_in_a_row(self.shards, self.shape):
+            return False
         boxes, count = boxes_with_bytes(self.shards)
         return len(boxes) < count
 

@@ -157,6 +157,8 @@ def _without_checksum(shards: Shards) -> Iterator[tuple[Path, _Held]]:
 
 def _items_without_checksum(shards: ItemShards) -> Iterator[tuple[Path, _Held]]:
     """The same of items that are like others."""
+    if 0 not in shards.crcs:
+        return
     layouts = {layout for layout in shards.layouts if layout is not None}
     packed = {layout for layout in layouts if prod(layout.shape) and is_contiguous(layout.shape, layout.strides)}
     for i, (layout, crc, file) in enumerate(zip(shards.layouts, shards.crcs, shards.files, strict=False)):

@@ -200,11 +200,11 @@ def _problems_of(fqn: str, tensor: FoundTensor) -> Iterator[Problem]:
     if tensor.bad:
         yield Problem(Code.TENSOR_NOT_JOINED, tensor.bad, None, fqn, "error")
         return
-    shape, boxes = tensor.described.shape, tensor.shards.boxes()
-    if len(boxes) == 1 and Box.whole(shape) in boxes:
+    shape = tensor.described.shape
+    if tensor.shards.lie_in_a_row(shape):
         return
     try:
-        covered = cover(shape, boxes)
+        covered = cover(shape, tensor.shards.boxes())
     except TangledLayoutError as error:
         yield Problem(Code.TENSOR_NOT_JOINED, str(error), None, fqn, "error")
         return
