@@ -45,6 +45,7 @@ def run7(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield folder
 
 
+@pytest.mark.slow
 def test_every_command_on_a_bucket_prints_what_the_guide_shows(run7: Path, tmp_path: Path) -> None:
     assert printed_otherwise(REMOTE, tmp_path) == []
 
@@ -96,6 +97,7 @@ def test_a_command_may_go_over_several_lines(tmp_path: Path) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_training_that_two_pages_begin_with_is_run_once(tmp_path: Path) -> None:
     step = Step(1, "ckptools create run --strategy ddp --world-size 1 --steps 1", "")
     folders = [tmp_path / "a", tmp_path / "b"]

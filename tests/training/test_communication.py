@@ -43,6 +43,7 @@ def test_ranks_that_did_the_same_share_a_row() -> None:
     assert [line.split(maxsplit=3) for line in lines[1:]] == [["recv", "1", "5", "1, 2"], ["send", "1", "5", "0"]]
 
 
+@pytest.mark.slow
 def test_nothing_is_said_unless_asked(tmp_path: Path) -> None:
     done = ckptools("create", tmp_path / "run", "--strategy", "ddp", "--world-size", 1, "--steps", 1)
     assert done.returncode == 0 and "one step" not in done.stdout

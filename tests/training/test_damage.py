@@ -108,6 +108,7 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     return torch.equal(*(tensor.contiguous().flatten().view(torch.uint8) for tensor in (one, other)))
 
 
+@pytest.mark.slow
 def test_another_seed_breaks_another_place(ranks: Path, fsdp1: Command) -> None:
     places = []
     for seed in (0, 0, 1):
@@ -132,6 +133,7 @@ def test_a_nan_in_a_dcp_has_a_checksum_that_is_right(dcp: Created, tmp_path: Pat
     assert "CK004" not in verified(tmp_path / "run", broken)
 
 
+@pytest.mark.slow
 def test_what_verify_does_not_find_is_not_said_to_be_shown(ranks: Path, torchrun: Command) -> None:
     """The file of a run that is the same to the bit is no damage."""
     (broken,) = damage.apply(ranks, "mixed-run:1", 0, {"another run": torchrun.out})
@@ -211,6 +213,7 @@ def test_what_is_no_ranks_file_is_rank_0s_to_damage(trainers_ddp: Path, tmp_path
     assert (spoiled.files, spoiled.shown) == ("model.safetensors", ("CK201",))
 
 
+@pytest.mark.slow
 def test_of_files_that_are_no_ranks_the_number_says_which(torch_layouts: Path, tmp_path: Path) -> None:
     shutil.copytree(torch_layouts / "cut", tmp_path / "run")
     (broken,) = damage.apply(tmp_path / "run", "missing:3", 0, {})

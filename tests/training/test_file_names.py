@@ -119,6 +119,7 @@ def test_sub_folders_are_filled_replaced_and_opened(tmp_path: Path) -> None:
     assert load(made[1][0])["state"]["run_name"] == "gpt"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["{rank}-of-{world_size}.pt", "{rank}/model.pt"])
 def test_what_is_said_to_try_opens_names_that_do_not_say_rank(name: str, tmp_path: Path) -> None:
     done = ckptools("create", tmp_path / "run", "--world-size", 2, "--steps", 1, "--name", name)

@@ -69,6 +69,7 @@ def test_ranks_of_a_scheduler_write_what_the_elastic_launcher_writes(scheduler, 
     assert same(out, fsdp1.out)
 
 
+@pytest.mark.slow
 def test_under_torchrun_the_bytes_are_the_same(torchrun: Command, fsdp1: Command) -> None:
     assert same(torchrun.out, fsdp1.out)
 
@@ -92,6 +93,7 @@ def test_a_forked_rank_that_fails_is_told_and_none_is_left() -> None:
     assert multiprocessing.active_children() == before
 
 
+@pytest.mark.slow
 def test_spawned_ranks_write_the_same_bytes(fsdp1: Command, tmp_path: Path) -> None:
     arguments = ("--world-size", 3, "--launcher", "spawn", *FSDP1)
     [(code, said, complained)] = finish([start(tmp_path / "run", *arguments)])

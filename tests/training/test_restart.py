@@ -131,6 +131,7 @@ def test_what_is_not_whole_is_not_gone_on_from(run: Path) -> None:
     assert (done.stderr.count("\n"), done.stdout.count("skipped ")) == (1, 2)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_in_its_own_folder(run: Path, undisturbed: Path) -> None:
     (run / "ep1-ba4-rank0.pt").unlink()
     done = create(run, "--strategy", "fsdp2", "--resume", str(run))

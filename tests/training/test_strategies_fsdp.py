@@ -20,6 +20,8 @@ from tests.training.forked import run_ranks
 from tests.training.rank_files import ckptools as run_cli
 from tests.training.rank_files import load, load_all, local_tensors
 
+pytestmark = pytest.mark.slow
+
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "ddp": ("ddp", {}),
     "ddp-bf16": ("ddp", {"precision": "bf16"}),
