@@ -68,3 +68,19 @@ def test_what_is_left_out_is_listed_under_its_name(tmp_path):
     ck = ckptools.open(folder)
     done = ck.consolidate(tmp_path / "o.safetensors", only="optimizer", allow_missing=True)
     assert done.left_out and all(name.split(".")[1] in ("model", "lm_head") for name in done.missing)
+
+
+def test_of_two_optimizers_in_a_list_the_one_by_number_gets_names(tmp_path):
+    model = torch.nn.Linear(3, 2)
+    model(torch.ones(3)).sum().backward()
+    numbered = torch.optim.Adam(model.parameters())
+    numbered.step()
+    named = {"state": {"weight": {"exp_avg": torch.ones(2, 3)}}, "param_groups": [{"lr": 0.1, "params": ["weight"]}]}
+    torch.save({"model": model.state_dict(), "optimizers": [named, numbered.state_dict()]}, tmp_path / "saved.pt")
+    ckptools.consolidate(tmp_path / "saved.pt", tmp_path / "o.safetensors", only="all")
+    state = {k: v for k, v in load_file(tmp_path / "o.safetensors").items() if "exp_avg" in k and "sq" not in k}
+    assert sorted(state) == [
+        "optimizers.0.state.weight.exp_avg",
+        "optimizers.1.state.bias.exp_avg",
+        "optimizers.1.state.weight.exp_avg",
+    ]

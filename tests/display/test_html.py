@@ -16,12 +16,15 @@ from torch import nn
 import ckptools
 from ckptools.contents.html import tensor_html
 from ckptools.display.page import MAX_BYTES, MAX_ROWS, WORDS, Limits, Page
-from ckptools.display.record_html import rows_html, values_html
+from ckptools.display.record_html import opaque_html, rows_html, values_html
 from ckptools.display.tables import Column
 from ckptools.inspect.html import checkpoint_html
 from ckptools.model.records import Rows
+from ckptools.text import plural
 from tests.display.made import HOSTILE, alone, broken_run7, checkpoint, hostile, plain, run7, sharded, snapshot
 from tests.truth import FIXTURES, WHOLE
+
+OBJECTS = FIXTURES / "foreign-objects" / "objects.pt"
 
 ALLOWED = {"div", "style", "details", "summary", "table", "tr", "th", "td", "pre", "br"}
 DRAWN = {"svg", "title", "desc", "rect", "text", "g", "path", "defs", "pattern", "line", "tspan"}
@@ -108,6 +111,20 @@ def test_a_tensor_that_cannot_be_put_together_says_why():
 def test_values_of_every_kind_are_shown():
     page = Reader(values_html({"a": 1e-8, "b": {"c": [1, 2]}, "d": None, 3: "1e5", **{n: n for n in HOSTILE}}))
     assert {"1e-08", "{c: [1, 2]}", "None", "'1e5'"} <= set(page.text)
+
+
+def test_an_object_of_another_class_is_a_table_of_its_fields():
+    found = ckptools.open(OBJECTS).raw["point"]
+    page = Reader(opaque_html(found))
+    assert any(found.name in text for text in page.text)
+    assert {plural(len(found.fields), "field"), *map(str, found.fields)} <= {text.strip() for text in page.text}
+
+
+@pytest.mark.parametrize("values", [None, "0:1"])
+def test_a_tensor_is_shown_by_its_values_or_else_by_its_shards(values):
+    ck = ckptools.open(WHOLE[0].file)
+    page = Reader(ck.show(next(iter(ck.model)), values=values)._repr_html_())
+    assert any(text.startswith("[0:1]") for text in page.text) is (values is not None)
 
 
 def test_no_problems_are_no_table():

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,9 +20,10 @@ from ckptools.cli import app
 from ckptools.display.tables import Screen
 from ckptools.errors import UsageError
 from ckptools.keys import random_states
+from ckptools.model.records import Rows
 from ckptools.verify.record import Check, Verification
 from ckptools.verify.stored_bytes import bytes_to_read
-from ckptools.verify.text import verification_text
+from ckptools.verify.text import summary, verification_text
 from tests.fake_world import fake_group
 from tests.truth import FIXTURES, WHOLE, Known
 
@@ -434,3 +436,12 @@ def test_hours_between_files_are_counted_in_hours(tmp_path):
     os.utime(folder / "rank1.pt", (now - 5000 * 3600, now - 5000 * 3600))
     (problem,) = check(ckptools.verify(folder), "one save").problems
     assert "5000.0 hours apart" in problem.message
+
+
+def test_the_last_line_counts_what_failed_what_warns_and_what_is_ignored():
+    checks = Rows([Check("files", "FAIL", ""), Check("steps", "warn", ""), Check("rng", "warn", "")])
+    verdict = ckptools.open(COMPOSER).verify().verdict
+    found = Verification(COMPOSER, checks, verdict, ignored=1, bytes_read=2048, seconds=1.5)
+    expected = "1 check failed, 2 warnings, 1 problem ignored; 2.0 KiB read for checksums and values, 1.50 s"
+    assert summary(found) == expected
+    assert summary(replace(found, checks=Rows(), ignored=0)).startswith("no check failed; ")
