@@ -182,6 +182,16 @@ def test_a_group_is_held_against_the_parameters_in_it_wherever_they_are(tmp_path
     assert rows["optimizer.param_groups.0.params"] == ("only in B", None, "1 parameter")
 
 
+def test_a_group_whose_parameters_have_several_rates_in_b_names_them(tmp_path):
+    one, other = state(), state()
+    one["optimizer"]["param_groups"] = [{"lr": 0.1, "params": ["a.w", "b"]}]
+    other["optimizer"]["param_groups"] = [{"lr": 0.2, "params": ["a.w"]}, {"lr": 0.3, "params": ["b"]}]
+    found = ckptools.diff(saved(tmp_path / "a.pt", one), saved(tmp_path / "b.pt", other))
+    (row,) = [row for row in found.values if row.detail == "one value in A, several in B"]
+    assert (row.name, row.value_a) == ("optimizer.param_groups.0.lr", "0.1")
+    assert row.value_b == "0.2 (1 parameter), 0.3 (1 parameter)"
+
+
 def test_values_are_the_same_whatever_a_format_makes_of_them(tmp_path):
     a = saved(tmp_path / "a.pt", {"model": state()["model"], "x": {"n": 5, "pair": (1, 2), "flag": True}})
     b = saved(tmp_path / "b.pt", {"model": state()["model"], "x": {"n": 5.0, "pair": [1, 2], "flag": 1}})

@@ -146,6 +146,17 @@ def test_metadata_of_another_kind_is_a_problem_in_one_line(broken, tmp_path):
         ck.model["w"].load()
 
 
+@pytest.mark.parametrize(
+    ("broken", "why"), [({"version": "9.9"}, "version '9.9'; 1.0 and 2.0 are read"), ({}, "no 'metadata'")], ids=str
+)
+def test_metadata_of_another_version_or_without_items_says_so(broken, why, tmp_path):
+    folder = write(tmp_path / "c", {0: WHOLE[:5], 1: WHOLE[5:]}, [dtensor((0, 1), (2,), SHARD)])
+    metadata = pickle.loads((folder / "metadata.pkl").read_bytes())
+    changed = {**metadata, **broken} if broken else {k: v for k, v in metadata.items() if k != "metadata"}
+    (folder / "metadata.pkl").write_bytes(pickle.dumps({**changed, "more": "sharding_metadata"}))
+    assert any(f"is not what torch_checkpointing writes: {why}" in p.message for p in ckptools.open(folder).problems)
+
+
 def test_nothing_that_the_metadata_names_is_called(tmp_path):
     folder = write(tmp_path / "c", {0: WHOLE}, [dtensor((0,), (1,), SHARD)])
     (folder / "metadata.pkl").write_bytes(b"\x80\x02cos\nsystem\nX\x11\x00\x00\x00sharding_metadata\x85R.")

@@ -256,6 +256,15 @@ def test_a_link_out_of_the_folder_is_refused(snapshot, tmp_path):
     assert ckptools.open(snapshot, follow_symlinks=True).whole
 
 
+def test_metadata_behind_a_link_is_read_where_links_are_followed(snapshot, tmp_path):
+    shutil.move(snapshot / ".snapshot_metadata", tmp_path / "metadata")
+    (snapshot / ".snapshot_metadata").symlink_to(tmp_path / "metadata")
+    with pytest.raises(UnsafePathError):
+        ckptools.open(snapshot)
+    ck = ckptools.open(snapshot, follow_symlinks=True)
+    assert ck.whole and ck.world_size.sources == (".snapshot_metadata",)
+
+
 HALF = base64.b64encode(struct.pack("<f", 1)).decode()
 LIES = {
     "an entry is lost": {"0/model/embed.weight": None},
