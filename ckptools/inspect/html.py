@@ -13,7 +13,7 @@ from ckptools.display.tables import Column
 from ckptools.inspect.picture import rank_map
 from ckptools.inspect.record import Report, inspect_report
 from ckptools.inspect.section_summary import GroupRow
-from ckptools.inspect.sections import TENSOR_COLUMNS, tensor_cells, tensor_rows
+from ckptools.inspect.sections import TENSOR_COLUMNS, named_tensors, tensor_cells
 from ckptools.inspect.text import (
     SECTION_COLUMNS,
     TITLES,
@@ -49,7 +49,7 @@ def checkpoint_html(ck: Checkpoint) -> str:
     for scheduler in report.schedulers:
         page.line(f"{scheduler.section}: {scheduler_words(scheduler)}")
     for section in sections_of_kind(ck, "model"):
-        rows = [tensor_cells(row) for row in islice(tensor_rows(section.value), MAX_ROWS)]
+        rows = [tensor_cells(*named) for named in islice(named_tensors(section.value), MAX_ROWS)]
         total = next(s.size.tensors for s in report.sections if s.path == section.path)
         page.table(section.name, TENSOR_COLUMNS, rows, total)
     return page.html()
@@ -79,8 +79,7 @@ def group_table(page: Page, title: str, groups: Sequence[GroupRow], opened: bool
         del columns[-2]
         cells = [[*row[:-2], row[-1]] for row in cells]
     page.table(title, columns, cells, opened=opened)
-    same = in_all_groups(groups)
-    if same:
+    if same := in_all_groups(groups):
         page.line(f"all groups: {same}", "dim")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,14 +11,16 @@ from ckptools.display.lines import key_name
 from ckptools.display.record_json import JsonValues, to_json
 from ckptools.inspect.record import Report, SectionRow
 from ckptools.inspect.section_summary import GroupRow, OptimizerRow
+from ckptools.keys.sharding import placement
 from ckptools.model.checkpoint import Fact, RankFile
 from ckptools.model.problems import Problem
 from ckptools.model.records import to_dict
+from ckptools.model.tensor import Tensor
 from ckptools.model.tree import fqn_of
 from ckptools.text import moment_utc
 
 if TYPE_CHECKING:
-    from ckptools.inspect.sections import Detail, StateRow, ValueRow
+    from ckptools.inspect.sections import Detail, ValueRow
 
 SCHEMA = "ckptools/inspect/1"
 
@@ -34,7 +36,6 @@ def report_json(report: Report, details: Sequence[Detail] = ()) -> str:
 
 
 def _report(report: Report, values: JsonValues) -> dict[str, Any]:
-
     return {
         "schema": SCHEMA,
         "tool": f"ckptools {__version__}",
@@ -106,17 +107,9 @@ def _section(row: SectionRow) -> dict[str, Any]:
 
 
 def _optimizer(row: OptimizerRow, values: JsonValues) -> dict[str, Any]:
-    return {
-        "name": row.name,
-        "section": row.section,
-        "parameters": row.entries,
-        "slots": list(row.slots),
-        "named_by": row.named_by,
-        "assumed": row.assumed,
-        "unnamed": row.unnamed,
-        "note": row.note,
-        "param_groups": [_group(group, values) for group in row.groups],
-    }
+    facts = row._asdict()
+    del facts["groups"]
+    return {**facts, "param_groups": [_group(group, values) for group in row.groups]}
 
 
 def _group(group: GroupRow, values: JsonValues) -> dict[str, Any]:
@@ -134,27 +127,17 @@ def _detail(detail: Detail, values: JsonValues) -> dict[str, Any]:
     return {
         "name": detail.name,
         "kind": detail.kind,
-        "tensors": [
-            {
-                "name": t.fqn,
-                "shape": list(t.shape),
-                "dtype": t.dtype,
-                "bytes": t.nbytes,
-                "placement": t.placement,
-                "note": t.note,
-            }
-            for t in detail.tensors
-        ],
-        "state": [_state(row, values) for row in detail.state],
+        "tensors": [_tensor(fqn, tensor) for fqn, tensor in detail.tensors],
+        "state": [{**row._asdict(), "slots": values.of(row.slots)} for row in detail.state],
         "values": [_value(row, values) for row in detail.values],
         "left_out": detail.left_out,
         "private": detail.private,
     }
 
 
-def _state(row: StateRow, values: JsonValues) -> dict[str, Any]:
-    slots: Mapping[str, Any] = values.of(row.slots)
-    return {"parameter": row.parameter, "group": row.group, "slots": slots}
+def _tensor(fqn: str, tensor: Tensor) -> dict[str, Any]:
+    known = {"name": fqn, "shape": list(tensor.shape), "dtype": tensor.dtype, "bytes": tensor.nbytes}
+    return {**known, "placement": placement(tensor), "note": tensor.note}
 
 
 def _value(row: ValueRow, values: JsonValues) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The rank map: a cell for each rank, whose letter and colour show what is wrong with the rank's files."""
+"""Pictures of a checkpoint: a cell for each rank that shows what is wrong with its files, and bars of its bytes."""
 
 from __future__ import annotations
 
@@ -7,20 +7,25 @@ from typing import Literal, NamedTuple
 
 from ckptools.display.drawing import (
     CHARACTER,
+    FILLS,
+    WIDTH,
     Key,
     Picture,
     Rect,
     label,
     legend,
     letter_of,
+    mark,
     marks,
     name_text,
     rect,
     svg,
 )
+from ckptools.dtypes import short
 from ckptools.model.checkpoint import Checkpoint, RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.text import few, plural, size, spans
+from ckptools.training_state.sections import measure, sections_of
 
 ACROSS = 32
 """Cells of a row."""
@@ -60,13 +65,7 @@ OF_CODE: dict[Code, State] = {
 
 
 class RankCell(NamedTuple):
-    """The state of the files of one rank.
-
-    Attributes:
-        rank: the rank; None for a file without a rank.
-        state: its most severe problem.
-        words: text shown when the pointer is over its cell.
-    """
+    """The state of one rank's files, or of a file without a rank; `words` appear under the pointer."""
 
     rank: int | None
     state: State
@@ -76,11 +75,8 @@ class RankCell(NamedTuple):
 def rank_cells(ck: Checkpoint, problems: Iterable[Problem] | None = None) -> tuple[RankCell, ...]:
     """A cell for each rank in order, then one for each file without a rank that has a problem.
 
-    If no file belongs to a rank, every file has a cell.
-
-    Args:
-        ck: the checkpoint.
-        problems: its problems, as found by `verify` in every file; None for those found while opening it.
+    If no file belongs to a rank, every file has a cell. `problems` are those that `verify` finds in every file; None
+    for those found while opening it.
     """
     ranks = {file.rank for file in ck.files if file.rank is not None}
     found = _problems_by_rank(ck.problems if problems is None else problems, len(ranks))
@@ -109,8 +105,7 @@ def _marks(problem: Problem, ranks: int) -> bool:
 
 
 def _cell(rank: int | None, files: Sequence[RankFile], problems: Sequence[Problem], read: bool) -> RankCell:
-    states: list[State] = [_state_of(problem) for problem in problems]
-    states += [_state(file, read) for file in files]
+    states = [*map(_state_of, problems), *(_state(file, read) for file in files)]
     worst = max(states, key=list(STATES).index)
     whose = f"rank {rank}" if rank is not None else name_text(files[0].path.name)
     here = [file for file in files if file.status != "missing"]
@@ -136,29 +131,19 @@ def _state(file: RankFile, read: bool) -> State:
 def rank_map(ck: Checkpoint, problems: Iterable[Problem] | None = None) -> Picture:
     """Draw a cell for each rank of a checkpoint: whole, missing, cut, odd one out, of another step.
 
-    Args:
-        ck: the checkpoint.
-        problems: its problems, as found by `verify` in every file; None for those found while opening it.
+    `problems` are those that `verify` finds in every file; None for those found while opening it.
     """
     known = tuple(ck.problems if problems is None else problems)
     cells = rank_cells(ck, problems if problems is None else known)
-    title = f"{_whose(cells)} of {name_text(ck.name)}"
-    text = "\n".join(_words(title, cells, known))
+    ranks = sum(cell.rank is not None for cell in cells)
+    title = f"{plural(ranks, 'rank') if ranks else plural(len(cells), 'file')} of {name_text(ck.name)}"
+    text = "\n".join([title, *_words(cells, known, ranks)])
     drawn, height = _drawn(cells)
     return Picture(title, svg(title, text, drawn, height), text)
 
 
-def _whose(cells: Sequence[RankCell]) -> str:
-    ranks = sum(cell.rank is not None for cell in cells)
-    return plural(ranks, "rank") if ranks else plural(len(cells), "file")
-
-
-# -- in words ----------------------------------------------------------------------------------------------------
-
-
-def _words(title: str, cells: Sequence[RankCell], problems: Iterable[Problem]) -> Iterator[str]:
+def _words(cells: Sequence[RankCell], problems: Iterable[Problem], count: int) -> Iterator[str]:
     """A line for each state of a rank, the most severe last, and the number of problems without a cell."""
-    yield title
     for state, key in STATES.items():
         ranks = [cell.rank for cell in cells if cell.state == state and cell.rank is not None]
         names = [cell.words.partition(":")[0] for cell in cells if cell.state == state and cell.rank is None]
@@ -166,7 +151,6 @@ def _words(title: str, cells: Sequence[RankCell], problems: Iterable[Problem]) -
             yield f"{key.means}: {plural(len(ranks), 'rank')}: {spans(ranks)}"
         if names:
             yield f"{key.means}: {plural(len(names), 'file')} of no rank: {few(names)}"
-    count = sum(cell.rank is not None for cell in cells)
     loose = [p.code for p in problems if p.severity != "note" and not _marks(p, count)]
     if loose:
         what = f"{plural(len(loose), 'problem')} of no rank, or of most at once"
@@ -185,7 +169,6 @@ def places(count: int) -> list[Rect]:
 
 
 def _drawn(cells: Sequence[RankCell]) -> tuple[list[str], float]:
-    """The parts of the drawing, and their height."""
     ranked = [cell for cell in cells if cell.rank is not None][:MAX_CELLS]
     others = [cell for cell in cells if cell.rank is None][: MAX_CELLS - len(ranked)]
     parts, y = [], 0.0
@@ -210,12 +193,91 @@ def _block(cells: Sequence[RankCell], top: float) -> Iterator[str]:
     for start in range(0, len(placed), ACROSS):
         row = placed[start : start + ACROSS]
         (first, at), shown = row[0], [(at, STATES[cell.state]) for cell, at in row]
-        yield _row_label(first.rank, at.y)
+        text = "" if first.rank is None else str(first.rank)
+        if len(text) * CHARACTER < ROW_LABEL:
+            yield label(ROW_LABEL - 6, at.y + 13, text, "faint", "end")
         yield from (rect(at, STATES[cell.state].kind, cell.words) for cell, at in row)
         for kind in ("on", "ink"):
             yield marks(((at, key.letter) for at, key in shown if letter_of(key) == kind), kind)
 
 
-def _row_label(rank: int | None, y: float) -> str:
-    text = "" if rank is None else str(rank)
-    return label(ROW_LABEL - 6, y + 13, text, "faint", "end") if len(text) * CHARACTER < ROW_LABEL else ""
+# -- bytes by section ---------------------------------------------------------------------------------------------
+
+MAX_BARS = 40
+"""At most this many sections, the largest, have a bar."""
+
+_KINDS = tuple(kind for kind in FILLS if kind != "light")
+
+BAR = 22.0
+NAMES, SIZES = 180.0, 80.0
+"""Room for the names of sections, and for their sizes."""
+
+
+class ByteBar(NamedTuple):
+    """The bytes of one section by dtype, the most first."""
+
+    section: str
+    dtypes: tuple[tuple[str, int], ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all dtypes together."""
+        return sum(nbytes for _, nbytes in self.dtypes)
+
+
+def byte_bars(ck: Checkpoint) -> tuple[ByteBar, ...]:
+    """The bytes of tensors by section, the largest first; a tied weight counts once."""
+    made = []
+    for section in sections_of(ck):
+        parts = sorted(measure(section.value).bytes_of.items(), key=lambda item: (-item[1], item[0]))
+        made.append(ByteBar(section.name, tuple((dtype, nbytes) for dtype, nbytes in parts if nbytes)))
+    return tuple(sorted((bar for bar in made if bar.nbytes), key=lambda bar: -bar.nbytes))
+
+
+def bytes_by_section(ck: Checkpoint) -> Picture:
+    """Draw the bytes of the global tensors of each section by dtype."""
+    bars = byte_bars(ck)
+    title = f"bytes of {name_text(ck.name)} by section and dtype"
+    lines = [f"{title}: {size(sum(bar.nbytes for bar in bars))} in {plural(len(bars), 'section')} with tensors"]
+    lines += [f"{name_text(bar.section)}: {_dtype_sizes(bar)}" for bar in bars]
+    text = "\n".join(lines)
+    drawn, height = _bars_drawn(bars)
+    return Picture(title, svg(title, text, drawn, height), text)
+
+
+def _dtype_sizes(bar: ByteBar) -> str:
+    parts = ", ".join(f"{short(dtype)} {size(nbytes)}" for dtype, nbytes in bar.dtypes)
+    return f"{size(bar.nbytes)} ({parts})" if len(bar.dtypes) > 1 else parts
+
+
+def _bars_drawn(bars: Sequence[ByteBar]) -> tuple[list[str], float]:
+    dtypes = list(dict.fromkeys(dtype for bar in bars for dtype, _ in bar.dtypes))
+    kinds = {dtype: _KINDS[n % len(_KINDS)] for n, dtype in enumerate(dtypes)}
+    most = max((bar.nbytes for bar in bars), default=1)
+    parts = [part for n, bar in enumerate(bars[:MAX_BARS]) for part in _bar(bar, n * BAR, most, kinds)]
+    y = BAR * min(len(bars), MAX_BARS)
+    if len(bars) > MAX_BARS:
+        parts.append(label(0, y + 13, f"{len(bars) - MAX_BARS} smaller ones are not drawn", "ink"))
+        y += 20
+    keys, bottom = legend([Key(kinds[dtype], "", short(dtype)) for dtype in dtypes], y + 8)
+    return [*parts, keys], bottom
+
+
+def part_widths(bar: ByteBar, most: int) -> Iterator[tuple[float, float]]:
+    """Start and width of each part of a bar; the largest section fills the width."""
+    room, before = WIDTH - NAMES - SIZES, 0
+    for _, nbytes in bar.dtypes:
+        yield NAMES + before / most * room, nbytes / most * room
+        before += nbytes
+
+
+def _bar(bar: ByteBar, y: float, most: int, kinds: dict[str, str]) -> Iterator[str]:
+    yield label(NAMES - 8, y + 14, name_text(bar.section, int(NAMES / 7)), "ink", "end")
+    end = NAMES
+    for (dtype, nbytes), (x, width) in zip(bar.dtypes, part_widths(bar, most), strict=True):
+        at = Rect(x, y + 2, width, BAR - 4).inset(0.5)
+        yield rect(at, kinds[dtype], f"{name_text(bar.section)}: {short(dtype)} {size(nbytes)}") + mark(
+            at, short(dtype)
+        )
+        end = x + width
+    yield label(end + 6, y + 14, size(bar.nbytes), "faint")

@@ -50,10 +50,6 @@ class SectionRow(NamedTuple):
     """One section of the tree.
 
     Attributes:
-        kind: its kind.
-        name: for people, such as `optimizers.AdamW`.
-        path: key path in the tree.
-        size: tensors, elements, dtypes and bytes.
         holds: its contents in words.
         plain: whether it is a single value or an empty container.
     """
@@ -70,33 +66,16 @@ class Report(NamedTuple):
     """Everything shown by `inspect`.
 
     Attributes:
-        path: what was opened.
-        name: the checkpoint's name.
-        folder: the folder of its files.
-        format: module that read it.
         saved_as: how it was saved, for people.
         sharding: the same, for programs.
-        verdict: whether it is whole, recoverable and joinable, and why not.
-        problems: errors first, then warnings and notes.
-        step: training step.
         world_size: ranks that saved it; without a value if one file has everything and does not record it.
-        ranks: numbers of ranks and files.
-        layout: how tensors are sharded.
-        bytes_found: bytes of all files together.
         bytes_expected: bytes that they should have; None if unknown.
         saved: first and last file time, in seconds since 1970; None without files.
-        torch: version of torch that wrote it.
-        writers: other versions that it records.
-        sections: its parts.
-        optimizers: their param groups and how parameters were named.
-        schedulers: their states.
         foreign: names of foreign classes.
         suspicious: names that could run code.
         files: every file, found or missing.
-        all_ranks: whether every rank's file was read.
         differing: names of values that differ between ranks, as they may.
         provenance: its source, if `consolidate` wrote it.
-        cost: the cost of reading it.
         arguments: command-line arguments that open it again, with the same options.
         next: the next command that users want; "" if none would work.
     """
@@ -140,11 +119,11 @@ def inspect_report(ck: Checkpoint) -> Report:
     named = [*foreign_problems(foreign, suspicious), *module_problems(ck.tree)]
     versions = dict(_versions(ck))
     times = [f.modified for f in ck.files if f.modified]
-    optimizers = optimizer_rows(ck)
     return Report(
         path=ck.path,
         name=ck.name,
-        folder=_folder(ck),
+        # Megatron has a folder for each rank.
+        folder=common_folder([f.path.parent for f in ck.files]) if ck.files else ck.path,
         format=ck.format,
         saved_as=ck.saved_as,
         sharding=sharding_name(ck),
@@ -160,23 +139,18 @@ def inspect_report(ck: Checkpoint) -> Report:
         torch=_torch_version(versions),
         writers=tuple((fqn, v) for fqn, v in versions.items() if fqn.rpartition(".")[2] in WRITER_KEYS),
         sections=tuple(_section_row(ck, s) for s in sections_of(ck)),
-        optimizers=optimizers,
+        optimizers=optimizer_rows(ck),
         schedulers=scheduler_rows(ck),
         foreign=tuple(foreign),
         suspicious=suspicious,
         files=ck.files,
         all_ranks=ck.all_ranks,
-        differing=tuple(fqn_of(path) for path in ck.differing),
+        differing=tuple(map(fqn_of, ck.differing)),
         provenance=ck.provenance if ck.provenance and ck.provenance.sources else None,
         cost=ck.cost,
         arguments=command_arguments(ck),
         next=str(next_command(ck) or ""),
     )
-
-
-def _folder(ck: Checkpoint) -> Path:
-    """The common folder of its files: Megatron has a folder for each rank."""
-    return common_folder([f.path.parent for f in ck.files]) if ck.files else ck.path
 
 
 def _rank_count(ck: Checkpoint) -> RankCount:

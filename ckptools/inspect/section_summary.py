@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ckptools.display.lines import key_name, value_text
 from ckptools.model.checkpoint import Checkpoint
@@ -13,10 +13,13 @@ from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath, nodes_in, tensors_in, walk
 from ckptools.model.values import NumpyArray, scalar
 from ckptools.text import plural
+from ckptools.training_state.optimizer_names import group_ids
+from ckptools.training_state.optimizers import Optimizer, ParamGroup, nested, optimizers_of
 from ckptools.training_state.sections import (
     Section,
     SectionSize,
     generator_of,
+    is_gathered,
     schedulers_of,
     section_name,
     sections_of,
@@ -24,23 +27,14 @@ from ckptools.training_state.sections import (
     storage_identity,
     stream_of,
 )
-from ckptools.training_state.steps import COUNTERS, EPOCH_COUNTERS
-
-if TYPE_CHECKING:
-    from ckptools.training_state.optimizers import Optimizer, ParamGroup
+from ckptools.training_state.steps import COUNTERS, EPOCH_COUNTERS, learning_rates
 
 MAX_WORDS = 8
 """At most this many names or values in a cell."""
 
 
 def section_summary(ck: Checkpoint, section: Section, size: SectionSize) -> str:
-    """Summarize a section in a few words that depend on its kind.
-
-    Args:
-        ck: the checkpoint of the section.
-        section: the section.
-        size: counts of its tensors.
-    """
+    """Summarize a section in a few words that depend on its kind."""
     summary = {"model": _model, "optimizer": _optimizer, "scheduler": _scheduler, "rng": _rng}.get(section.kind)
     words = summary(ck, section) if summary else _values(section.value)
     foreign = f"foreign: {_some(size.opaque)}" if size.opaque and section.value.__class__.__name__ != "Opaque" else ""
@@ -66,12 +60,14 @@ def _model(ck: Checkpoint, section: Section) -> str:
 
 
 def _optimizer(ck: Checkpoint, section: Section) -> str:
-    from ckptools.training_state.optimizers import nested
-
     state = nested(section.value)["state"]
-    slots = {slot: None for entry in state.values() if isinstance(entry, Mapping) for slot in entry}
-    words = f"{_some(slots)} of {plural(len(state), 'parameter')}" if state else "no state yet"
+    words = f"{_some(_slots(state))} of {plural(len(state), 'parameter')}" if state else "no state yet"
     return words + _pieces_of_one_rank(ck, section)
+
+
+def _slots(state: Mapping[Any, Any]) -> Iterable[Any]:
+    """Names of the state that some parameter has, such as `exp_avg`, in the order of the file."""
+    return dict.fromkeys(slot for entry in state.values() if isinstance(entry, Mapping) for slot in entry)
 
 
 def _pieces_of_one_rank(ck: Checkpoint, section: Section) -> str:
@@ -91,9 +87,8 @@ def _scheduler(ck: Checkpoint, section: Section) -> str:
 
 def _rng(ck: Checkpoint, section: Section) -> str:
     streams = _some(dict.fromkeys(_streams(section)))
-    per_rank = section.value if isinstance(section.value, (list, tuple)) else ()
-    if len(per_rank) > 1 and all(isinstance(v, Mapping) for v in per_rank):
-        return f"{plural(len(per_rank), 'rank')}: {streams}"
+    if is_gathered(section.value):
+        return f"{plural(len(section.value), 'rank')}: {streams}"
     ranks = {s.rank for _, t in tensors_in(section.value) for s in t.shards if s.rank is not None}
     if len(ck.files) == 1 or not ranks:
         return streams
@@ -155,36 +150,26 @@ class OptimizerRow(NamedTuple):
 
     Attributes:
         name: class name, or the key if the file has no class.
-        section: name of its section.
-        groups: its param groups.
+        parameters: how many have state.
         slots: names of the state per parameter, such as `exp_avg`.
-        entries: parameters that have state.
         named_by: `fqn`, `order`, `shape` or `none`: how parameters got their names.
         assumed: number of names that are right only if the groups list parameters in the order of the module.
-        unnamed: number of parameters without a name.
         note: a line about the naming; empty if the file has the names.
     """
 
     name: str
     section: str
-    groups: tuple[GroupRow, ...]
+    parameters: int
     slots: tuple[str, ...]
-    entries: int
     named_by: str
     assumed: int
     unnamed: int
     note: str
+    groups: tuple[GroupRow, ...]
 
 
 class SchedulerRow(NamedTuple):
-    """One scheduler.
-
-    Attributes:
-        name: class name or key.
-        section: name of its section.
-        state: its state as the file has it.
-        agrees: whether its last learning rates are those of the param groups; None if they cannot be compared.
-    """
+    """One scheduler; `agrees` is None if its learning rates cannot be compared with those of the param groups."""
 
     name: str
     section: str
@@ -194,18 +179,10 @@ class SchedulerRow(NamedTuple):
 
 def optimizer_rows(ck: Checkpoint) -> tuple[OptimizerRow, ...]:
     """A row for each optimizer."""
-    if not sections_of_kind(ck, "optimizer"):
-        return ()
-    from ckptools.training_state.optimizers import optimizers_of
-
     return tuple(_optimizer_row(ck, optimizer) for optimizer in optimizers_of(ck).values())
 
 
 def _optimizer_row(ck: Checkpoint, optimizer: Optimizer) -> OptimizerRow:
-    from ckptools.training_state.optimizer_names import group_ids
-    from ckptools.training_state.optimizers import nested
-
-    slots = {slot: None for entry in optimizer.state.values() if isinstance(entry, Mapping) for slot in entry}
     raw = next(s.value for s in sections_of(ck) if s.path == optimizer.path)
     listed = [bool(ids) or not optimizer.state for ids in group_ids(nested(raw))]
     sizes = _sizes(ck, optimizer)
@@ -214,13 +191,13 @@ def _optimizer_row(ck: Checkpoint, optimizer: Optimizer) -> OptimizerRow:
     return OptimizerRow(
         name=optimizer.name,
         section=section_name(optimizer.path),
-        groups=rows,
-        slots=tuple(map(str, slots)),
-        entries=len(optimizer.state),
+        parameters=len(optimizer.state),
+        slots=tuple(map(str, _slots(optimizer.state))),
         named_by=naming.by,
         assumed=len(naming.assumed),
         unnamed=len(naming.unnamed),
         note=naming.note,
+        groups=rows,
     )
 
 
@@ -253,10 +230,5 @@ def _sizes(ck: Checkpoint, optimizer: Optimizer) -> dict[str, int]:
 
 def scheduler_rows(ck: Checkpoint) -> tuple[SchedulerRow, ...]:
     """A row for each scheduler."""
-    sections = sections_of_kind(ck, "scheduler")
-    if not sections:
-        return ()
-    from ckptools.training_state.steps import learning_rates
-
-    rows = zip(sections, schedulers_of(ck), learning_rates(ck), strict=True)
+    rows = zip(sections_of_kind(ck, "scheduler"), schedulers_of(ck), learning_rates(ck), strict=True)
     return tuple(SchedulerRow(name, s.name, s.value, rates.agree if rates else None) for s, name, rates in rows)

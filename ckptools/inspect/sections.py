@@ -25,34 +25,8 @@ MAX_VALUES = 10_000
 """At most this many rows of values per section. Containers can be shared, so a small file may unfold to millions."""
 
 
-class TensorRow(NamedTuple):
-    """One tensor of a section.
-
-    Attributes:
-        fqn: its name in the section.
-        shape: global sizes.
-        dtype: torch's name.
-        nbytes: bytes of the global tensor.
-        placement: how it is sharded over the ranks.
-        note: why it cannot be loaded; empty if it can.
-    """
-
-    fqn: str
-    shape: tuple[int, ...]
-    dtype: str
-    nbytes: int
-    placement: str
-    note: str
-
-
 class StateRow(NamedTuple):
-    """The optimizer state of one parameter.
-
-    Attributes:
-        parameter: fqn, or the number if no name is known.
-        group: number of its param group; None if no group lists it.
-        slots: tensors and values by the name of the slot.
-    """
+    """The optimizer state of one parameter, whose `group` is None if no group lists it."""
 
     parameter: str
     group: int | None
@@ -76,21 +50,11 @@ class ValueRow(NamedTuple):
 
 
 class Detail(NamedTuple):
-    """One section in full.
-
-    Attributes:
-        kind: its kind.
-        name: for people.
-        tensors: its tensors, for a model.
-        state: its state per parameter, for an optimizer.
-        values: everything else.
-        left_out: whether there are more values than listed.
-        private: number of values left out because their names begin with `_`.
-    """
+    """One section in full; `private` counts the values left out because their names begin with `_`."""
 
     kind: str
     name: str
-    tensors: tuple[TensorRow, ...] = ()
+    tensors: tuple[tuple[str, Tensor], ...] = ()
     state: tuple[StateRow, ...] = ()
     values: tuple[ValueRow, ...] = ()
     left_out: bool = False
@@ -98,12 +62,7 @@ class Detail(NamedTuple):
 
 
 def section_details(ck: Checkpoint, wanted: str, private: bool = True) -> tuple[Detail, ...]:
-    """The sections of a kind, or the one with a name, in full.
-
-    Args:
-        ck: the checkpoint.
-        wanted: a kind of section, or the name of one.
-        private: include values whose names begin with `_`.
+    """The sections of a kind, or the one with a name, in full; private values only on request.
 
     Raises:
         UsageError: there is none.
@@ -118,18 +77,16 @@ def section_details(ck: Checkpoint, wanted: str, private: bool = True) -> tuple[
 def _detail(ck: Checkpoint, section: Section, private: bool) -> Detail:
     if section.kind == "optimizer":
         return Detail(section.kind, section.name, state=tuple(_state_rows(ck, section)))
-    tensors = tuple(tensor_rows(section.value)) if section.kind == "model" else ()
+    tensors = tuple(named_tensors(section.value)) if section.kind == "model" else ()
     values = [row for row in _value_rows(ck, section) if not (tensors and isinstance(row.value, Tensor))]
     shown = [row for row in values if private or not is_private_value(section.kind, fqn_of(row.path), row.value)]
     hidden, left_out = len(values) - len(shown), len(values) > MAX_VALUES
     return Detail(section.kind, section.name, tensors, (), tuple(shown[:MAX_VALUES]), left_out, hidden)
 
 
-def tensor_rows(value: Any) -> Iterator[TensorRow]:
-    """A row for each tensor of a subtree."""
-    for path, leaf in leaves_of(value):
-        if isinstance(leaf, Tensor):
-            yield TensorRow(fqn_of(path), leaf.shape, leaf.dtype, leaf.nbytes, placement(leaf), leaf.note)
+def named_tensors(value: Any) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a subtree with their names in it."""
+    return ((fqn_of(path), leaf) for path, leaf in leaves_of(value) if isinstance(leaf, Tensor))
 
 
 def _state_rows(ck: Checkpoint, section: Section) -> Iterator[StateRow]:
@@ -216,14 +173,14 @@ def _groups(report: Report, detail: Detail, screen: Screen) -> list[str]:
 
 
 def _tensors(detail: Detail, screen: Screen) -> list[str]:
-    total = sum(t.nbytes for t in detail.tensors)
-    lines = table(TENSOR_COLUMNS, [tensor_cells(row) for row in detail.tensors], screen)
+    total = sum(tensor.nbytes for _, tensor in detail.tensors)
+    lines = table(TENSOR_COLUMNS, [tensor_cells(*named) for named in detail.tensors], screen)
     return [*lines, f"{plural(len(detail.tensors), 'tensor')}, {size(total)}"] if lines else []
 
 
-def tensor_cells(row: TensorRow) -> list[str]:
+def tensor_cells(fqn: str, tensor: Tensor) -> list[str]:
     """The cells of a tensor under `TENSOR_COLUMNS`."""
-    return [row.fqn, shape(row.shape), short(row.dtype), size(row.nbytes), row.placement]
+    return [fqn, shape(tensor.shape), short(tensor.dtype), size(tensor.nbytes), placement(tensor)]
 
 
 def _state_cells(row: StateRow) -> list[str]:
@@ -240,10 +197,8 @@ def _slot(value: Any) -> str:
 def _value_cells(row: ValueRow, section: str = "") -> list[str]:
     text = value_text(row.value, 120)
     if row.fingerprint is not None:
-        text = f"{_length(row.value)}, crc {row.fingerprint:08x}"
+        listed = isinstance(row.value, (list, tuple))
+        length = plural(len(row.value), "integer") if listed else value_text(row.value)
+        text = f"{length}, crc {row.fingerprint:08x}"
     name = ".".join(part for part in (section, fqn_of(row.path)) if part)
     return [name or "value", text + (f" (ranks differ in {row.differs})" if row.differs else "")]
-
-
-def _length(value: Any) -> str:
-    return plural(len(value), "integer") if isinstance(value, (list, tuple)) else value_text(value)

@@ -30,7 +30,11 @@ def report_text(report: Report, screen: Screen = PIPE, private: bool = False) ->
         list(_fact_lines(report, screen)),
         table(SECTION_COLUMNS, section_cells(report.sections), screen),
         *(optimizer_lines(optimizer, screen) for optimizer in report.optimizers),
-        [line for s in report.schedulers for line in _scheduler_lines(s, screen, private)],
+        [
+            line
+            for s in report.schedulers
+            for line in wrapped(f"{printable(s.section)}: ", printable(scheduler_words(s, private)), screen)
+        ],
         [*_differing(report, screen), *problem_lines(report, ("note",), screen)],
     ]
     return "\n\n".join("\n".join(block) for block in blocks if block)
@@ -185,10 +189,6 @@ def group_cells(number: int, group: GroupRow, keys: Iterable[str]) -> list[str]:
     cells = [value_text(values[k], 40).strip("()[]") if k in values else "-" for k in keys]
     params = "-" if group.params is None else count(group.params)
     return [str(number), *cells, params, "-" if group.tensors is None else str(group.tensors)]
-
-
-def _scheduler_lines(scheduler: SchedulerRow, screen: Screen, private: bool) -> list[str]:
-    return wrapped(f"{printable(scheduler.section)}: ", printable(scheduler_words(scheduler, private)), screen)
 
 
 def scheduler_words(scheduler: SchedulerRow, private: bool = False) -> str:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from ckptools.contents.picture import tensor_layout
 from ckptools.display.drawing import Picture
-from ckptools.inspect.byte_bars import bytes_by_section
-from ckptools.inspect.picture import rank_map
+from ckptools.inspect.picture import bytes_by_section, rank_map
 from ckptools.ls.picture import run_steps
 from ckptools.plots.heat_map import change_cells, heat_map, moment_cells, rms_cells
 from ckptools.stats.picture import norm_histogram, value_histogram
