@@ -22,8 +22,7 @@ from ckptools.training_state.sections import section_name
 
 if TYPE_CHECKING:
     from ckptools.api.plots import CheckpointPlots
-    from ckptools.contents.record import Keys
-    from ckptools.contents.show_record import Shown
+    from ckptools.contents.record import Keys, Shown
     from ckptools.formats.resolver import Resolver
     from ckptools.match.record import Match
     from ckptools.model.verdict import Verdict

@@ -9,8 +9,7 @@ from typing import Any
 from ckptools.consolidate.record import ConsolidationReport
 from ckptools.consolidate.text import consolidation_html
 from ckptools.contents import html as contents_html
-from ckptools.contents.record import Keys
-from ckptools.contents.show_record import Shown
+from ckptools.contents.record import Keys, Shown
 from ckptools.diff.record import Difference
 from ckptools.diff.text import difference_html
 from ckptools.display import record_html

@@ -8,9 +8,8 @@ from typing import Any
 
 from ckptools.contents import show_text
 from ckptools.contents.picture import tensor_layout
-from ckptools.contents.record import KeyRow, Keys
+from ckptools.contents.record import KeyRow, Keys, ShardRow, Shown, ShownKey
 from ckptools.contents.shards import stated_row
-from ckptools.contents.show_record import ShardRow, Shown, ShownKey
 from ckptools.contents.show_text import SHARD_COLUMNS, shard_cells, shard_map
 from ckptools.display.lines import value_text
 from ckptools.display.page import DICTS, MAX_ROWS, MAX_TEXT, Page
@@ -21,7 +20,7 @@ from ckptools.keys.random_states import StreamRow
 from ckptools.keys.sharding import placement
 from ckptools.model.records import Rows
 from ckptools.model.tensor import Shard, Tensor
-from ckptools.text import few, plural, shape, size, spans
+from ckptools.text import few, named_ranks, plural, shape, size
 
 ELEMENT_ROWS = 40
 """Lines of a tensor's elements."""
@@ -76,8 +75,8 @@ def _shown_tensor(page: Page, row: ShownKey, opened: bool) -> None:
         page.lines([f"[{row.slice}]", *lines[:ELEMENT_ROWS], *([f"{left} more lines"] if left > 0 else [])])
     else:
         page.lines(shard_map(row.shape or (), row.shards))
-    cells = [show_text.shard_cells(shard) for shard in row.shards[:MAX_ROWS]]
-    page.table(plural(len(row.shards), "shard"), show_text.SHARD_COLUMNS, cells, len(row.shards), opened)
+    cells = list(map(shard_cells, row.shards[:MAX_ROWS]))
+    page.table(plural(len(row.shards), "shard"), SHARD_COLUMNS, cells, len(row.shards), opened)
 
 
 def _key_cells(row: KeyRow) -> list[str]:
@@ -156,11 +155,11 @@ def _remarks(page: Page, tensor: Tensor) -> None:
 
 def _remark(page: Page, words: str, ranks: AbstractSet[int]) -> None:
     if ranks:
-        page.verdict(words.format(ranks=f"rank{'s' if len(ranks) > 1 else ''} {spans(sorted(ranks))}"))
+        page.verdict(words.format(ranks=named_ranks(ranks)))
 
 
 def shard_table(page: Page, shards: Sequence[Shard], tensor: Tensor | None = None) -> None:
-    """Add a table of the first shards."""
+    """Add a row for each of the first shards."""
     dtype = tensor.dtype if tensor is not None else ""
     rows = [shard_cells(stated_row(shard, dtype), _absent(shard, tensor)) for shard in shards[:MAX_ROWS]]
     page.table(plural(len(shards), "shard"), SHARD_COLUMNS, rows, len(shards), opened=len(shards) <= FEW)

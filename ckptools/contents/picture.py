@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from ckptools.contents.record import ShardRow
 from ckptools.contents.shards import DrawnShard, TensorLayout, layout_of, layout_words
-from ckptools.contents.show_record import ShardRow
 from ckptools.display.drawing import (  # fmt: skip
     CHARACTER,
     WIDTH,
@@ -45,11 +45,8 @@ FLAT = "more than two dimensions are cut: pieces in order of their places, as wi
 def tensor_layout(tensor: Tensor, name: str = "", rows: Iterable[ShardRow] | None = None) -> Picture:
     """Draw the rank of each part of a tensor, every copy of it, and the gaps in the files that were read.
 
-    Args:
-        tensor: the tensor.
-        name: what it is called.
-        rows: its shards, as `ckptools.contents.shards.shard_rows` finds them in the files; None for those that the
-            tensor states, without reading anything.
+    `rows` are its shards as `ckptools.contents.shards.shard_rows` finds them in the files; None for those that the
+    tensor states, without reading anything.
     """
     layout = layout_of(tensor, rows)
     title = f"layout of {name_text(name)}" if name else "layout of a tensor"
@@ -78,11 +75,7 @@ def strip_cells(start: int, length: int, each: int) -> Iterator[tuple[int, float
 def box_rects(box: Box, shape: Ints, cut: Ints, each: int) -> Iterator[Rect]:
     """The rectangles of a box in one strip or grid; boxes that cover a tensor fill it.
 
-    Args:
-        box: a region of the tensor.
-        shape: sizes of the tensor.
-        cut: the dimensions that are shown: none, one or two of them.
-        each: elements of the sharded dimension in a line of a strip.
+    The dimensions in `cut` are shown: none, one or two. A line of a strip has `each` elements of the one dimension.
     """
     if not cut:
         yield Rect(0, 0, WIDTH, STRIP)
@@ -101,10 +94,6 @@ class _Panel(NamedTuple):
 
     Attributes:
         shape: sizes of the drawing; a tensor sharded in many dimensions is one row of all its elements.
-        cut: the dimensions that are shown.
-        each: elements of the sharded dimension in a line of a strip.
-        places: the place of each piece.
-        holes: the places of the gaps.
         flat: whether pieces follow each other in order, not at their true places.
     """
 
@@ -161,7 +150,6 @@ def _flat_panel(layout: TensorLayout, gaps: Sequence[Box]) -> _Panel:
 
 
 def _drawn(layout: TensorLayout) -> tuple[list[str], float]:
-    """The parts of the drawing, and their height."""
     facts = [line for line in list(layout_words(layout)) if not line.startswith("  ")]
     lines = [part for fact in facts for part in _lines(fact)]
     parts = [label(0, 12 + 16 * n, line, _tone(line)) for n, line in enumerate(lines)]

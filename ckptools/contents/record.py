@@ -1,14 +1,17 @@
-"""The record of `tree`: the keys of a checkpoint with the facts of each."""
+"""The records of `tree` and `show`: the keys of a checkpoint; in full a value, or a tensor with its shards."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from ckptools.dtypes import short
+from ckptools.keys.random_states import StreamRow
 from ckptools.model.records import Rows, displayed
-from ckptools.text import clip_middle, plural, shape, size
+from ckptools.model.regions import Ints
+from ckptools.text import clip, clip_middle, few, plural, shape, size, spans
 
 
 @displayed
@@ -49,18 +52,11 @@ class KeyRow(NamedTuple):
         return self.section, self.tied or self.name
 
     def _summary(self) -> str:
-        value = f"{short(self.dtype)} {shape(self.shape)}" if self.shape is not None else f"{self.type} {self.value}"
-        return f"{clip_middle(self.name, 60)}: {value}"
+        return _in_short(self)
 
 
 class Totals(NamedTuple):
-    """Totals over some keys.
-
-    Attributes:
-        tensors: how many tensors there are.
-        params: elements of them; a tied weight counts once.
-        bytes: of the global tensors, packed; a tied weight counts once.
-    """
+    """Totals over some keys: elements and packed bytes of the global tensors, of tied weights once."""
 
     tensors: int
     params: int
@@ -69,16 +65,7 @@ class Totals(NamedTuple):
 
 @displayed
 class KeySection(NamedTuple):
-    """A section with listed keys.
-
-    Attributes:
-        name: its name.
-        kind: what it is.
-        prefix: what the names of its keys begin with, such as `optimizers.AdamW`; "" for the only model.
-        tensors: how many tensors of it are listed.
-        params: elements of them; a tied weight counts once.
-        bytes: of the global tensors, packed; a tied weight counts once.
-    """
+    """A section with listed keys, whose names begin with `prefix`: `optimizers.AdamW`; "" for the only model."""
 
     name: str
     kind: str
@@ -94,14 +81,10 @@ class Keys:
     """The keys of a checkpoint, or the selected ones.
 
     Attributes:
-        path: what was opened.
-        name: what the checkpoint is called.
         whole: whether all of it is here; None if not every file was compared.
-        tensors: how many tensors are listed.
         params: elements of them; a tied weight counts once.
         bytes: of the global tensors, packed; a tied weight counts once.
         private: how many values were left out because their names begin with `_`.
-        sections: the sections that have keys listed.
         rows: a row for each key, in the order of the file.
     """
 
@@ -118,6 +101,167 @@ class Keys:
     def _summary(self) -> str:
         found = f"{plural(len(self.rows), 'key')}, {plural(self.tensors, 'tensor')}, {size(self.bytes)}"
         return f"{clip_middle(self.name, 60)}: {found}"
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """A plain dict per key, for `pandas.DataFrame` and the like."""
+        return self.rows.to_dicts()
+
+
+# -- show ----------------------------------------------------------------------------------------
+
+
+@displayed
+class PartRow(NamedTuple):
+    """One of the tensors that a class stores in place of a shard's values.
+
+    Attributes:
+        name: what the class calls it, such as `codes`.
+        per: how many elements share one of its numbers, in words; "" if each has its own.
+        record: the record of the container.
+        offset: byte offset of its first element in the file.
+        crc: CRC-32 of the whole record; "" if none is stated.
+    """
+
+    name: str
+    dtype: str
+    shape: Ints
+    per: str
+    record: str
+    offset: int
+    bytes: int
+    crc: str
+
+
+@displayed
+class ShardRow(NamedTuple):
+    """One rank's shard of a tensor, and the place of its bytes.
+
+    Attributes:
+        rank: its rank; None if unknown.
+        offsets: first index per dimension, in elements of the global tensor.
+        status: `here`; `missing` if no file here contains it; `unreadable` if its file cannot be read.
+        file: the file; "" if it is missing.
+        record: the record of the container, such as `data/31`.
+        offset: byte offset of its first element in the file; None if unknown.
+        crc: CRC-32 of the whole record as the container states it, in hexadecimal; "" if it states none.
+        stored_as: dotted name of the class that stores it in another form than its values; "" for none.
+        parts: the tensors it is stored as then; `record`, `offset` and `crc` are those of the first.
+    """
+
+    rank: int | None
+    offsets: Ints
+    sizes: Ints
+    status: Literal["here", "missing", "unreadable"]
+    file: str
+    record: str
+    offset: int | None
+    bytes: int
+    crc: str
+    note: str
+    stored_as: str = ""
+    parts: tuple[PartRow, ...] = ()
+
+
+@displayed
+class RankValue(NamedTuple):
+    """The value of some ranks at a key whose value differs between ranks.
+
+    Attributes:
+        ranks: the ranks that have it.
+        value: a plain value in full; None for an object of a foreign class, or if they have none.
+        note: for a value that is not short, a description; `nothing there` if these ranks have none.
+    """
+
+    ranks: tuple[int, ...]
+    value: Any
+    note: str
+
+    def _summary(self) -> str:
+        value = self.note or str(self.value)
+        return f"{plural(len(self.ranks), 'rank')} {spans(self.ranks)}: {clip(value, 60)}"
+
+
+@displayed
+class ShownKey(NamedTuple):
+    """One key with its value or shards; the first fields are those of `KeyRow`.
+
+    Attributes:
+        value: a plain value in full; None for a tensor or an object of a foreign class. If ranks have different
+            values, that of the lowest rank.
+        shards: the shards of a tensor in rank order; empty for other values.
+        holes: regions of a tensor that are in no file here.
+        missing: number of elements in them.
+        statistics: a few figures of a small tensor; None if none were computed.
+        slice: the requested slice; "" for none.
+        values: its elements as nested lists; None if none were requested, or they cannot be read.
+        problem: why elements or figures, or some of them, cannot be read; "" if they can.
+        ranks: a row for each distinct value if the ranks that were read have different ones; empty if none is known
+            to differ.
+    """
+
+    name: str
+    section: str
+    kind: str
+    type: str
+    shape: tuple[int, ...] | None
+    dtype: str
+    params: int
+    bytes: int
+    layout: str
+    value: Any
+    tied: str
+    note: str
+    shards: tuple[ShardRow, ...] = ()
+    holes: tuple[str, ...] = ()
+    missing: int = 0
+    statistics: Mapping[str, Any] | None = None
+    slice: str = ""
+    values: Any = None
+    problem: str = ""
+    ranks: tuple[RankValue, ...] = ()
+
+    def _summary(self) -> str:
+        missing = f", {self.missing} elements MISSING" if self.missing else ""
+        differ = f"; ranks hold {len(self.ranks)} different ones" if self.ranks else ""
+        return f"{_in_short(self)}{missing}{differ}"
+
+
+def _in_short(row: KeyRow | ShownKey) -> str:
+    value = f"{short(row.dtype)} {shape(row.shape)}" if row.shape is not None else f"{row.type} {row.value}"
+    return f"{clip_middle(row.name, 60)}: {value}"
+
+
+@displayed
+@dataclass(frozen=True)
+class Shown:
+    """Some keys of a checkpoint.
+
+    Attributes:
+        keys: the requested keys.
+        private: how many values were left out because their names begin with `_`.
+        not_read: number of ranks whose files are here but were not read, so that their values are unknown.
+        lost: number of ranks whose values are unknown because their files are missing or damaged.
+        streams: the generators of the random states that are shown.
+        rows: a row for each key that was found, in the order of the file.
+    """
+
+    path: Path
+    name: str
+    keys: tuple[str, ...]
+    private: int
+    not_read: int
+    lost: int
+    streams: Rows[StreamRow]
+    rows: Rows[ShownKey]
+
+    @property
+    def problems(self) -> bool:
+        """Whether a part of the requested keys could not be read."""
+        return any(row.problem or row.missing for row in self.rows)
+
+    def _summary(self) -> str:
+        wrong = ", not all of it readable" if self.problems else ""
+        return f"{clip_middle(self.name, 60)}: {few([row.name for row in self.rows], 3)}{wrong}"
 
     def to_dicts(self) -> list[dict[str, Any]]:
         """A plain dict per key, for `pandas.DataFrame` and the like."""

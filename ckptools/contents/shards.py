@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import prod
 from typing import NamedTuple
 
-from ckptools.contents.show_record import PartRow, ShardRow
+from ckptools.contents.record import PartRow, ShardRow
 from ckptools.dtypes import ITEMSIZE, short
 from ckptools.errors import ReadError
 from ckptools.keys.sharding import placement
@@ -14,7 +14,7 @@ from ckptools.model.cover import Cover, TangledLayoutError, cover
 from ckptools.model.regions import Box, Ints
 from ckptools.model.tensor import Shard, Source, Tensor, in_rank_order
 from ckptools.tensor_io.dcp_items import with_source
-from ckptools.text import first_few, plural, printable, shape, size, spans
+from ckptools.text import first_few, named_ranks, plural, printable, shape, size
 
 MAX_LISTED = 8
 
@@ -38,9 +38,7 @@ def _row(shard: Shard, dtype: str) -> ShardRow:
 def stated_row(shard: Shard, dtype: str = "") -> ShardRow:
     """The row of a shard as its tensor states it, without reading a file.
 
-    Args:
-        shard: the shard.
-        dtype: of the tensor; by default that of the file, and 0 bytes if that is unknown.
+    Without a dtype of the tensor, bytes are counted by that of the file; 0 if that is unknown.
     """
     file, source, parts = shard.file, next(iter(shard.sources), None), tuple(_parts(shard))
     dtype = dtype or (file.dtype if file else "")
@@ -54,9 +52,8 @@ def stated_row(shard: Shard, dtype: str = "") -> ShardRow:
 
 
 def _parts(shard: Shard) -> Iterator[PartRow]:
-    for name, source in shard.encoded.parts if shard.encoded is not None else ():
-        per = shard.encoded.per(name) if shard.encoded is not None else ""
-        nbytes = prod(source.shape) * ITEMSIZE[source.dtype]
+    for name, source in shard.encoded.parts if shard.encoded else ():
+        per, nbytes = shard.encoded.per(name) if shard.encoded else "", prod(source.shape) * ITEMSIZE[source.dtype]
         yield PartRow(name, source.dtype, source.shape, per, source.record, source.offset, nbytes, _crc(source))
 
 
@@ -65,32 +62,30 @@ def _crc(source: Source) -> str:
 
 
 def holes(tensor: Tensor, rows: Iterable[ShardRow]) -> tuple[tuple[str, ...], int]:
-    """The regions of a tensor that are in no shard here, and their number of elements.
-
-    Empty for a tensor whose shards have no known place (its note says why), or that was saved without values.
-    """
-    if tensor.note or tensor.kind in ("meta", "sparse", "quantized", "unreadable") or not tensor.numel:
-        return (), 0
+    """The regions of a tensor that are in no shard here, and their number of elements; none if that is unknown."""
     here = dict.fromkeys(Box(row.offsets, row.sizes) for row in rows if row.status == "here")
+    found = _cover(tensor, here) if tensor.numel else None
+    return (tuple(map(str, found.gaps)), found.missing) if found else ((), 0)
+
+
+def _cover(tensor: Tensor, here: Iterable[Box]) -> Cover | None:
+    """Gaps and overlaps of the regions that are here.
+
+    None for a tensor whose shards have no known place (its note says why), or that was saved without values.
+    """
+    if tensor.note or tensor.kind in ("meta", "sparse", "quantized", "unreadable"):
+        return None
     try:
-        found = cover(tensor.shape, here)
+        return cover(tensor.shape, here)
     except TangledLayoutError:
-        return (), 0
-    return tuple(map(str, found.gaps)), found.missing
+        return None
 
 
 # -- layout -------------------------------------------------------------------------------------------------------
 
 
 class DrawnShard(NamedTuple):
-    """A shard of a tensor, and whether it is here.
-
-    Attributes:
-        box: its place in the global tensor.
-        rank: its rank; None if unknown.
-        here: whether a file that was read contains it.
-        note: why it is not here.
-    """
+    """A shard of a tensor, whether a file that was read contains it, and if not, why."""
 
     box: Box
     rank: int | None
@@ -99,12 +94,7 @@ class DrawnShard(NamedTuple):
 
 
 class DrawnPiece(NamedTuple):
-    """A region of a tensor with its copies on one or several ranks.
-
-    Attributes:
-        box: its place in the global tensor.
-        copies: its shards in rank order.
-    """
+    """A region of a tensor with its copies in rank order."""
 
     box: Box
     copies: tuple[DrawnShard, ...]
@@ -113,31 +103,27 @@ class DrawnPiece(NamedTuple):
 def drawn_shards(tensor: Tensor, rows: Iterable[ShardRow] | None = None) -> tuple[DrawnShard, ...]:
     """The shards of a tensor as its files list them, or those in `rows`."""
     if rows is None:
-        listed = ((s.box, s.rank, s.is_here) for s in tensor.shards)
-        return tuple(
-            DrawnShard(box, rank, here, "" if here else "in no file that was read") for box, rank, here in listed
-        )
+        absent = "in no file that was read"
+        return tuple(DrawnShard(s.box, s.rank, s.is_here, "" if s.is_here else absent) for s in tensor.shards)
     return tuple(DrawnShard(Box(r.offsets, r.sizes), r.rank, r.status == "here", r.note) for r in rows)
 
 
-def pieces_of(shards: Iterable[DrawnShard]) -> tuple[DrawnPiece, ...]:
+def _pieces(shards: Iterable[DrawnShard]) -> tuple[DrawnPiece, ...]:
     """The regions that are not empty in the order of their places, each with all its copies."""
     found: dict[Box, list[DrawnShard]] = {}
     for one in shards:
         if one.box.numel:
             found.setdefault(one.box, []).append(one)
-    return tuple(DrawnPiece(box, tuple(sorted(found[box], key=_rank))) for box in sorted(found))
-
-
-def _rank(shard: DrawnShard) -> int:
-    return -1 if shard.rank is None else shard.rank
+    return tuple(
+        DrawnPiece(box, tuple(sorted(found[box], key=lambda one: -1 if one.rank is None else one.rank)))
+        for box in sorted(found)
+    )
 
 
 class TensorLayout(NamedTuple):
     """The layout of a tensor to draw.
 
     Attributes:
-        tensor: the tensor.
         shards: its shards, rank by rank, empty ones too.
         pieces: the regions, each once.
         cover: gaps between the pieces that are here, and their overlaps; None if unknown.
@@ -166,24 +152,11 @@ class TensorLayout(NamedTuple):
 
 
 def layout_of(tensor: Tensor, rows: Iterable[ShardRow] | None = None) -> TensorLayout:
-    """Find the ranks that have each piece of a tensor.
-
-    Args:
-        tensor: the tensor.
-        rows: its shards as found in the files; None for those that the tensor states.
-    """
+    """Find the ranks that have each piece of a tensor, by its shards as found in the files or else as it states."""
     shards = drawn_shards(tensor, rows)
     within = [one for one in shards if one.box.inside(tensor.shape)]
-    return TensorLayout(tensor, shards, pieces_of(within), _cover(tensor, shards))
-
-
-def _cover(tensor: Tensor, shards: Iterable[DrawnShard]) -> Cover | None:
-    if tensor.note or tensor.kind in ("meta", "sparse", "quantized", "unreadable"):
-        return None
-    try:
-        return cover(tensor.shape, {one.box for one in shards if one.here and one.box.numel})
-    except TangledLayoutError:
-        return None
+    here = {one.box for one in shards if one.here and one.box.numel}
+    return TensorLayout(tensor, shards, _pieces(within), _cover(tensor, here))
 
 
 # -- in words ----------------------------------------------------------------------------------------------------
@@ -242,8 +215,5 @@ def _cover_words(layout: TensorLayout) -> Iterator[str]:
 
 
 def _ranks(ranks: Sequence[int | None]) -> str:
-    """Name the ranks: `rank 3`, `ranks 0..3`, `an unknown rank`."""
     known = {rank for rank in ranks if rank is not None}
-    if not known:
-        return "an unknown rank"
-    return f"rank{'s' if len(known) > 1 else ''} {spans(known)}"
+    return named_ranks(known) if known else "an unknown rank"

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from ckptools.contents.record import KeyRow
+from ckptools.contents.record import KeyRow, RankValue, Shown, ShownKey
 from ckptools.contents.shards import holes, shard_rows
-from ckptools.contents.show_record import RankValue, Shown, ShownKey
 from ckptools.contents.tree import described, full_value, is_short, key_rows
 from ckptools.errors import NotWholeError, ReadError, UsageError
 from ckptools.files.opening import OpenFiles
@@ -23,7 +22,7 @@ from ckptools.model.tree import KeyPath
 from ckptools.model.values import Absent
 from ckptools.tensor_io.dcp_items import ItemLocator, with_items_read
 from ckptools.text import no_such_key
-from ckptools.training_state.sections import sections_of, sections_of_kind
+from ckptools.training_state.sections import sections_of
 
 SMALL = 1 << 20
 """Figures are computed for tensors of at most this many elements."""
@@ -86,14 +85,14 @@ def _rows(ck: Checkpoint, entries: Sequence[Entry], values: str | None) -> Rows[
     with OpenFiles() as files:
         unequal = UnequalValues(ck, files)
         return Rows(
-            _shown(row, _read(entry.value, locator, files), values, tensors)._replace(ranks=unequal.at(entry))
+            _shown(
+                row,
+                with_items_read(entry.value, locator, files) if isinstance(entry.value, Tensor) else entry.value,
+                values,
+                tensors,
+            )._replace(ranks=unequal.at(entry))
             for row, entry in rows
         )
-
-
-def _read(value: Any, locator: ItemLocator, files: OpenFiles) -> Any:
-    """A value, of a tensor with its items looked into."""
-    return with_items_read(value, locator, files) if isinstance(value, Tensor) else value
 
 
 def _chosen(ck: Checkpoint, keys: Iterable[str]) -> list[Entry]:
@@ -129,14 +128,11 @@ def _shown(row: KeyRow, value: Any, values: str | None, tensors: int) -> ShownKe
         return ShownKey(*row)._replace(value=full_value(value))
     shards = shard_rows(value)
     gaps, missing = holes(value, shards)
-    shown = ShownKey(*row, shards, gaps, missing, problem="; ".join(dict.fromkeys(_unreadable(shards))))
+    unreadable = dict.fromkeys(f"rank {s.rank}: {s.note}" for s in shards if s.status == "unreadable")
+    shown = ShownKey(*row, shards, gaps, missing, problem="; ".join(unreadable))
     if values is not None:
         return _with_elements(shown, value, values, alone=tensors == 1)
     return _with_figures(shown, value) if tensors <= MANY else shown
-
-
-def _unreadable(shards: Iterable[Any]) -> Iterable[str]:
-    return (f"rank {s.rank}: {s.note}" for s in shards if s.status == "unreadable")
 
 
 def _with_elements(shown: ShownKey, tensor: Tensor, values: str, alone: bool) -> ShownKey:
@@ -145,22 +141,16 @@ def _with_elements(shown: ShownKey, tensor: Tensor, values: str, alone: bool) ->
 
     try:
         return shown._replace(slice=values, values=elements(tensor, values))
-    except (NotWholeError, ReadError) as error:
-        return shown._replace(slice=values, problem=error.reason)
-    except UsageError as error:
-        if alone:
+    except (NotWholeError, ReadError, UsageError) as error:
+        if alone and isinstance(error, UsageError):
             raise
         return shown._replace(slice=values, problem=error.reason)
 
 
 def _with_figures(shown: ShownKey, tensor: Tensor) -> ShownKey:
     """Add figures if the tensor is small and its bytes are here."""
-    if (
-        shown.kind == "rng"
-        or tensor.encoded_as
-        or not 0 < tensor.numel <= SMALL
-        or not any(s.status == "here" for s in shown.shards)
-    ):
+    here = any(shard.status == "here" for shard in shown.shards)
+    if shown.kind == "rng" or tensor.encoded_as or not 0 < tensor.numel <= SMALL or not here:
         return shown
     from ckptools.stats.figures import tensor_stats
 
@@ -203,17 +193,11 @@ def _of_kind(ck: Checkpoint, key: str) -> list[Entry]:
     own = [entry for entry in entries_of(ck) if entry.section == key]
     if own or kind not in KINDS:
         return own
-    names = {section.name for section in sections_of_kind(ck, kind)}
-    inside = [entry for entry in entries_of(ck) if entry.section in names]
+    inside = [entry for entry in entries_of(ck) if entry.kind == kind]
     if is_glob(rest):
         wanted = pattern((rest,))
-        return [entry for entry in inside if wanted.fullmatch(_inside(entry))]
-    return [entry for entry in inside if not rest or f"{_inside(entry)}.".startswith(f"{rest}.")]
-
-
-def _inside(entry: Entry) -> str:
-    """The name of an entry below its section."""
-    return entry.name.removeprefix(f"{entry.section}.")
+        return [entry for entry in inside if wanted.fullmatch(entry.inside)]
+    return [entry for entry in inside if not rest or f"{entry.inside}.".startswith(f"{rest}.")]
 
 
 # -- values that differ between ranks -----------------------------------------------------------------------------
@@ -235,15 +219,11 @@ class UnequalValues:
         if above not in self._leaves:
             self._leaves[above] = {rank: dict(leaves_of(value)) for rank, value in self._by_path[above].items()}
         below = entry.path[len(above) :]
-        return self._rows({rank: leaves.get(below, NOTHING) for rank, leaves in self._leaves[above].items()})
-
-    def _rows(self, values: Mapping[int, Any]) -> tuple[RankValue, ...]:
+        values = {rank: leaves.get(below, NOTHING) for rank, leaves in self._leaves[above].items()}
         ranks: dict[Any, list[int]] = {}
         for rank in sorted(values):
             ranks.setdefault(self._identity(values[rank]), []).append(rank)
-        if len(ranks) < 2:
-            return ()
-        return tuple(_row(of, values[of[0]]) for of in ranks.values())
+        return tuple(_row(of, values[of[0]]) for of in ranks.values()) if len(ranks) > 1 else ()
 
     def _identity(self, value: Any) -> Any:
         if isinstance(value, Absent):

@@ -7,13 +7,13 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from ckptools.contents.show_record import RankValue, ShardRow, Shown, ShownKey
+from ckptools.contents.record import ShardRow, Shown, ShownKey
 from ckptools.display.lines import value_text
 from ckptools.display.tables import PIPE, Column, Screen, table, wrapped
 from ckptools.dtypes import short
 from ckptools.keys.random_states import StreamRow
 from ckptools.model.regions import Box, Ints
-from ckptools.text import clip, count, few, number, printable, shape, size, spans
+from ckptools.text import clip, count, few, named_ranks, number, printable, shape, size, spans
 
 VALUE_COLUMNS = (Column("key", name=True), Column("value"))
 RANK_COLUMNS = (Column("key", name=True), Column("ranks"), Column("value"))
@@ -73,7 +73,7 @@ def _alone(row: ShownKey) -> Iterator[tuple[str, str]]:
     if not row.ranks:
         yield name, _in_full(row.value, row.note, row.type)
     for of in row.ranks:
-        yield f"{name}  {_ranks(of)}", _in_full(of.value, of.note, row.type)
+        yield f"{name}  {named_ranks(of.ranks)}:", _in_full(of.value, of.note, row.type)
 
 
 def _by_rank(row: ShownKey, wide: int) -> Iterator[tuple[str, str, str]]:
@@ -82,10 +82,6 @@ def _by_rank(row: ShownKey, wide: int) -> Iterator[tuple[str, str, str]]:
         yield row.name, "-", _brief(row, wide)
     for of in row.ranks:
         yield row.name, spans(of.ranks), of.note or value_text(of.value, wide)
-
-
-def _ranks(of: RankValue) -> str:
-    return f"rank {of.ranks[0]}:" if len(of.ranks) == 1 else f"ranks {spans(of.ranks)}:"
 
 
 def _brief(row: ShownKey, wide: int) -> str:
@@ -133,8 +129,8 @@ def _tensor_lines(row: ShownKey, screen: Screen) -> Iterator[str]:
 
 def tensor_facts(row: ShownKey) -> str:
     """The facts of a tensor: `fp32 [4, 8], 32 params, 128 B, dim 0 over 4 ranks`."""
-    facts = f"{short(row.dtype)} {shape(row.shape or ())}", f"{count(row.params)} params", size(row.bytes), row.layout
-    return ", ".join(facts)
+    known = f"{short(row.dtype)} {shape(row.shape or ())}, {count(row.params)} params"
+    return f"{known}, {size(row.bytes)}, {row.layout}"
 
 
 def holes_line(row: ShownKey) -> str:
@@ -156,12 +152,7 @@ def figures_line(found: Any) -> str:
 
 
 def shard_cells(shard: ShardRow, absent: str = "") -> list[str]:
-    """The cells of a shard under `SHARD_COLUMNS`.
-
-    Args:
-        shard: the shard.
-        absent: text in place of an unknown file; "" for its status.
-    """
+    """The cells of a shard under `SHARD_COLUMNS`, with `absent` or its status in place of an unknown file."""
     region = str(Box(shard.offsets, shard.sizes))
     rank = "-" if shard.rank is None else str(shard.rank)
     nbytes = "-" if prod(shard.sizes) and not shard.bytes else size(shard.bytes)

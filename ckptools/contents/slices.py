@@ -84,11 +84,6 @@ def _meeting(tensor: Tensor, box: Box) -> Iterator[Shard]:
 
 
 def _check_all_is_here(tensor: Tensor, box: Box, text: str) -> None:
-    """Refuse a slice with elements that are in no file here.
-
-    Raises:
-        NotWholeError: some are missing; the message has the regions.
-    """
     if tensor.note or not box.sizes:
         return
     parts = (shard.box.intersect(box) for shard in tensor.shards)

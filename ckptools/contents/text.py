@@ -25,14 +25,7 @@ NARROWEST = 24
 
 
 class Glyphs(NamedTuple):
-    """Characters of the tree.
-
-    Attributes:
-        branch: before a key that others follow.
-        last: before the last key of its parent.
-        through: below the first, before what is inside.
-        below: below the last.
-    """
+    """Characters before a key: one that others follow, the last of its parent; and before what is inside of each."""
 
     branch: str
     last: str
@@ -58,10 +51,8 @@ class TreeForm:
     """Options of a tree.
 
     Attributes:
-        expand: show each layer, even if many are the same.
         depth: number of levels, sections being the first; None for all.
         limit: number of lines; 0 for all, None for as many as fit a terminal.
-        glyphs: its characters.
     """
 
     expand: bool = False
@@ -97,16 +88,14 @@ def _counts(keys: Keys) -> str:
 
 
 def _lines(keys: Keys, form: TreeForm) -> Iterator[_TreeLine]:
-    of: dict[str, list[KeyRow]] = {section.name: [] for section in keys.sections}
+    rows: dict[str, list[KeyRow]] = {}
     for row in keys.rows:
-        of[row.section].append(row)
-    sections = {section.name: section for section in keys.sections}
-    for name, rows in of.items():
-        yield from _branch_lines(_branch_of(sections[name], rows, form.expand), "", "", 1, form)
+        rows.setdefault(row.section, []).append(row)
+    for section in keys.sections:
+        yield from _branch_lines(_branch_of(section, rows[section.name], form.expand), "", "", 1, form)
 
 
 def _branch_of(section: KeySection, rows: Sequence[KeyRow], expand: bool) -> Branch[KeyRow]:
-    """A section as the root of a tree."""
     here = [row for row in rows if row.name == section.prefix]
     inside = [(_rest(row.name, section.prefix), row) for row in rows if row.name != section.prefix]
     branches = tree_of(inside)
@@ -203,7 +192,8 @@ def _laid_out(lines: Sequence[_TreeLine], screen: Screen) -> list[str]:
         widths = _widths(lines)
         excess = _width(name, widths) - screen.width
         name = max(name - max(excess, 0), min(name, NARROWEST))
-    return [_cut(_shown(line, name, widths), screen) for line in lines]
+    shown = [_shown(line, name, widths) for line in lines]
+    return shown if screen.width is None else [clip(line, screen.width) for line in shown]
 
 
 def _widths(lines: Sequence[_TreeLine]) -> list[int]:
@@ -232,7 +222,3 @@ def _shown(line: _TreeLine, name: int, widths: Sequence[int]) -> str:
     cells = zip(line.cells, widths, RIGHT, strict=False)
     padded = [cell.rjust(width) if right else cell.ljust(width) for cell, width, right in cells if width]
     return "  ".join([label, *padded]).rstrip()
-
-
-def _cut(line: str, screen: Screen) -> str:
-    return line if screen.width is None else clip(line, screen.width)

@@ -57,10 +57,7 @@ MOST = 12
 def keys_of(ck: Checkpoint, wanted: Selection = EVERYTHING, private: bool = False) -> Keys:
     """List the selected keys of a checkpoint with the facts of each.
 
-    Args:
-        ck: the checkpoint.
-        wanted: the selection.
-        private: include values whose names begin with `_`; otherwise only a glob that spells the name includes them.
+    Private values, whose names begin with `_`, come on request, or if a glob spells the name.
 
     Raises:
         UsageError: it has no such section.

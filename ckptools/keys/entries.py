@@ -37,8 +37,6 @@ class Entry(NamedTuple):
     Attributes:
         name: what people call it: `blocks.0.up.weight` of the only model, `optimizers.AdamW.state.emb.weight.exp_avg`,
             `timestamp.batch`. No two entries of a checkpoint have the same.
-        section: name of its section.
-        kind: kind of its section.
         parameter: fqn of the model's tensor that it is, or is the optimizer state of; "" for everything else.
         slot: which state of the parameter it is, such as `exp_avg`; "" outside an optimizer's state.
         path: key path in the tree; empty where an optimizer's flattened settings were put together into groups.
@@ -58,6 +56,11 @@ class Entry(NamedTuple):
         """Its name, and its whole key path, by which problems name it."""
         whole = fqn_of(self.path)
         return (self.name, whole) if whole not in ("", self.name) else (self.name,)
+
+    @property
+    def inside(self) -> str:
+        """Its name below its section."""
+        return self.name.removeprefix(f"{self.section}.")
 
 
 def entries_of(ck: Checkpoint) -> tuple[Entry, ...]:
@@ -160,7 +163,6 @@ class Selection:
         ]
 
     def _takes_entry(self, entry: Entry) -> bool:
-        """Whether an entry is wanted, by what people or problems call it."""
         if not self.include and not self.exclude:
             return True
         names = entry.names
@@ -216,18 +218,11 @@ def matching(entries: Sequence[Entry], glob: str) -> list[Entry]:
 
 def is_private(entry: Entry) -> bool:
     """Whether it is a value whose name, or that of what it is in, begins with `_`; what is a parameter's never is."""
-    inside = entry.name.removeprefix(f"{entry.section}.")
-    return not entry.parameter and is_private_value(entry.kind, inside, entry.value)
+    return not entry.parameter and is_private_value(entry.kind, entry.inside, entry.value)
 
 
 def is_private_value(kind: str, name: str, value: Any) -> bool:
-    """Whether a value of a section is private.
-
-    Args:
-        kind: kind of the section; a model has nothing private.
-        name: its name below the section.
-        value: what it is; a tensor is never private.
-    """
+    """Whether a value with a name below its section is private; no tensor and nothing of a model is."""
     return kind != "model" and not isinstance(value, Tensor) and any(map(is_private_name, name.split(".")))
 
 

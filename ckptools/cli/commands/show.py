@@ -23,7 +23,7 @@ from ckptools.text import plural
 
 if TYPE_CHECKING:
     from ckptools.cli.arguments import CheckpointPath, ShownKeys
-    from ckptools.contents.show_record import Shown
+    from ckptools.contents.record import Shown
     from ckptools.display.tables import Screen
 
 
