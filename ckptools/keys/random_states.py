@@ -70,12 +70,8 @@ class StreamRow(NamedTuple):
 def random_states(ck: Checkpoint, files: OpenFiles, names: Iterable[str] | None = None) -> dict[str, ByRank]:
     """The state of each generator on every rank, by the generator's name: `torch`, `cuda`, `numpy`, `python`.
 
-    A generator that a second section holds too has the name of that section behind it.
-
-    Args:
-        ck: the checkpoint, all its ranks read.
-        files: keeps sources open.
-        names: of the sections that are looked into; None for all.
+    A generator that a second section holds too has the name of that section behind it. All ranks of the checkpoint have
+    been read; only sections of some `names` are looked into, if given.
     """
     found: dict[str, ByRank] = {}
     wanted = None if names is None else set(names)
@@ -88,13 +84,7 @@ def random_states(ck: Checkpoint, files: OpenFiles, names: Iterable[str] | None 
 
 
 class StateLeaf(NamedTuple):
-    """A leaf of a section of random states.
-
-    Attributes:
-        path: key path in what its owner saved.
-        rank: whose it is.
-        value: what is there.
-    """
+    """A leaf of a section of random states, and the key path to it in what its owner saved."""
 
     path: KeyPath
     rank: Owner

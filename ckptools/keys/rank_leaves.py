@@ -15,12 +15,11 @@ from ckptools.training_state.sections import Section, is_gathered
 
 
 class RankLeaf(NamedTuple):
-    """A leaf.
+    """A leaf of a section.
 
     Attributes:
         path: key path in the section, the same for every rank.
-        rank: whose it is; None where it is shared.
-        value: what is there.
+        rank: None where it is shared.
         below: path in the section below which each rank has its own; None where it is shared.
     """
 

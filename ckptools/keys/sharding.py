@@ -24,8 +24,6 @@ class ShardingRow(NamedTuple):
 
     Attributes:
         how: in words: `dim 0 over 4 ranks`, or DTensor's placements and mesh.
-        tensors: how many tensors there are.
-        sharded: whether ranks hold different pieces.
         uneven: how many of them are cut into pieces of different sizes.
         empty: how many of them leave some rank without a piece.
     """
@@ -151,7 +149,6 @@ def _unsharded(tensor: Tensor, otherwise: str) -> str:
 
 
 def _encoded(tensor: Tensor) -> str:
-    """As what a class stores a tensor."""
     encoded = tensor.encoded_as[0]
     name = printable(clip(encoded.name.rpartition(".")[2], MAX_CLASS))
     return f"quantized as {name}" if encoded.coding is not None else f"of class {name}"

@@ -66,11 +66,7 @@ class _UnknownError(Exception):
 def content_of(value: Any, files: OpenFiles, rank: int | None = None, most: int = MAX_SMALL) -> Content:
     """Digest and describe a plain value, or a small tensor.
 
-    Args:
-        value: a leaf of a tree.
-        files: keeps sources open.
-        rank: of a tensor that each rank has for itself, whose.
-        most: bytes of a tensor that is read.
+    A tensor that each rank has for itself is read of one `rank`; one of more than `most` bytes is not read.
     """
     text = clip(text_of(value), MAX_TEXT)
     digest = blake2b(digest_size=16)

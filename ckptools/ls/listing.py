@@ -60,8 +60,6 @@ class Listing:
     """List the checkpoints in a folder, also repeatedly: unchanged files are not read twice.
 
     Attributes:
-        folder: of the run.
-        deep: compare checksums of verified checkpoints.
         on_found: called with each checkpoint that was opened.
         may_be_empty: whether a folder without checkpoints is accepted.
         how: options of `open_checkpoint`, which also decide whether links out of the folder are followed.
@@ -78,11 +76,7 @@ class Listing:
     _verified: dict[str, tuple[CheckpointRow, CheckpointRow]] = field(default_factory=dict)
 
     def look(self) -> RunFolder:
-        """List the folder in its current state.
-
-        Raises:
-            UnknownFormatError, ReadError, UsageError: as `checkpoints_in`.
-        """
+        """List the folder in its current state; raises what `checkpoints_in` does."""
         started = time.perf_counter()
         _check_folder(self.folder)
         rows: list[CheckpointRow] = []
@@ -186,11 +180,7 @@ def tracker_rows(
 ) -> list[TrackerRow]:
     """A row for each tracker; links of all ranks to one checkpoint share a row.
 
-    Args:
-        root: the folder of the run.
-        trackers: the trackers found.
-        rows: the checkpoints, the newest first; the newest whole one is marked.
-        files: the files of each, by its name.
+    The rows of checkpoints are the newest first, the newest whole one marked; `files` are those of each by its name.
     """
     groups: dict[tuple[object, str | None], list[TrackerRow]] = {}
     for tracker in trackers:

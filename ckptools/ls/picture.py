@@ -25,15 +25,7 @@ MAX_LINES = 6
 
 
 class Point(NamedTuple):
-    """One checkpoint of a run.
-
-    Attributes:
-        name: its name.
-        step: training step; None if unknown.
-        saved: time of its last file, in seconds since 1970; None without files.
-        rates: distinct learning rates of its param groups, in the order of the groups.
-        whole: whether it is whole; None if unknown.
-    """
+    """One checkpoint of a run; `saved` is the time of its last file, `rates` its distinct learning rates by group."""
 
     name: str
     step: int | None
@@ -43,13 +35,7 @@ class Point(NamedTuple):
 
 
 class Break(NamedTuple):
-    """A break in the course of a run.
-
-    Attributes:
-        before: the last checkpoint before the break.
-        after: the next one, which does not continue it.
-        words: description of the break.
-    """
+    """Two checkpoints of a run of which `after` does not continue `before`."""
 
     before: Point
     after: Point
@@ -93,11 +79,7 @@ def _jump(a: Point, b: Point) -> str:
 
 
 def run_steps(run: RunFolder) -> Picture:
-    """Draw learning rate and step of every checkpoint of a run.
-
-    Args:
-        run: its checkpoints.
-    """
+    """Draw learning rate and step of every checkpoint of a run."""
     points = points_of(run)
     breaks = breaks_of(points)
     title = f"steps and learning rates of {name_text(run.path.name or str(run.path))}"
@@ -147,14 +129,7 @@ def _last_points(points: Sequence[Point]) -> Iterator[str]:
 
 
 class Axis(NamedTuple):
-    """A range of figures and its place in the drawing.
-
-    Attributes:
-        low: the smallest figure.
-        high: the largest one.
-        start: coordinate of the smallest.
-        end: coordinate of the largest.
-    """
+    """A range of figures, and where its ends lie in the drawing."""
 
     low: float
     high: float
@@ -174,7 +149,6 @@ def axis(values: Sequence[float], start: float, end: float) -> Axis:
 
 
 def _drawn(points: Sequence[Point], breaks: Sequence[Break]) -> tuple[list[str], float]:
-    """The parts of the drawing, and their height."""
     shown = [point for point in points if point.step is not None][-MAX_POINTS:]
     parts = [label(0, 12 + 16 * n, f"{found.words} ({_name(found.after)})") for n, found in enumerate(breaks[:4])]
     y = 16.0 * len(parts) + 4

@@ -22,27 +22,18 @@ class CheckpointRow:
 
     Attributes:
         name: its name to append to the folder to open it.
-        path: its path to open.
         format: name of the format that read it; "" if it cannot be opened.
-        step: training step; None if unknown.
         step_agrees: whether all sources of the step agree.
         ranks: ranks whose files are here and not cut.
-        world_size: ranks that saved it; None if unknown.
-        files: number of its files here.
-        bytes: bytes of these files.
         whole: None if no problem was seen but not every file was read.
         verdict: the headline of `inspect`, or of `verify` if it was verified.
         why: the first problems with their codes, and the number of others; "" if there are none.
         codes: codes of all errors and warnings.
         looked_into: how far it was read.
         saved: time of its last file, in UTC: `2026-11-20T01:42:07Z`; None without files.
-        newest_whole: whether it is the newest that is whole.
         being_written: whether its files changed between two listings.
         notes: other remarks.
         lr: learning rate of each param group, in the order of the file; empty if unknown.
-        recoverable: see `Verdict`; None if unknown.
-        joinable: likewise.
-        depth: how far the files were read.
     """
 
     name: str
@@ -79,11 +70,8 @@ class TrackerRow:
     """A file or link such as `latest`, from which a run resumes.
 
     Attributes:
-        name: its name, below the folder.
         checkpoint: name of the checkpoint that it leads to; None if it leads to none.
-        step: step of that checkpoint.
         severity: severity of its problem; "" if it leads to the newest whole checkpoint.
-        problem: its problem; "" likewise.
     """
 
     name: str
@@ -99,7 +87,6 @@ class LeftOverRow:
     """A temporary file or folder of an interrupted or running write.
 
     Attributes:
-        name: the file or folder, below the folder of the run.
         bytes: of the file, or of all files in the folder.
         saved: time of the last write, in UTC.
     """
@@ -115,16 +102,11 @@ class RunFolder:
     """The checkpoints in a folder, the newest first.
 
     Attributes:
-        path: the folder.
         ok: whether no checkpoint is known to be broken, and no tracker leads to a wrong one; warnings do not count.
-        rows: a row per checkpoint.
         checkpoints: number of checkpoints; `rows` may be some of them.
         newest_whole: path of the newest whole checkpoint; None if none is proven to be whole.
-        ordered_by: criterion of the order.
         trackers: files and links that name a checkpoint.
-        left_over: temporary files and folders.
         notes: skipped entries, and contradictions.
-        seconds: wall time.
     """
 
     path: Path

@@ -35,14 +35,7 @@ Order = Literal["step", "file time"]
 
 
 def row_of(name: str, path: Path, found: Opened | CkptoolsError, files: Sequence[Path]) -> CheckpointRow:
-    """Make the row of a checkpoint.
-
-    Args:
-        name: its name to append to the folder.
-        path: its path to open.
-        found: the checkpoint, or why it cannot be opened.
-        files: its known files.
-    """
+    """The row of a checkpoint, or of what cannot be opened and why; `files` are those known of it."""
     made = _opened(name, path, found) if isinstance(found, Opened) else _unreadable(name, path, found, files)
     return made if made.whole else replace(made, notes=(*made.notes, *_just_now(made.saved)))
 
@@ -74,14 +67,7 @@ def _opened(name: str, path: Path, found: Opened) -> CheckpointRow:
 
 
 def judged(row: CheckpointRow, verdict: Verdict, problems: Iterable[Problem], looked_into: LookedInto) -> CheckpointRow:
-    """Add the verdict on its checkpoint to a row.
-
-    Args:
-        row: the row without a verdict.
-        verdict: the verdict.
-        problems: all problems; notes are left out.
-        looked_into: command that finds the same.
-    """
+    """Add the verdict on its checkpoint to a row; `looked_into` is the command that finds the same."""
     doubtful = [problem for problem in problems if problem.severity != "note"]
     errors = [problem for problem in without_consequences(doubtful) if problem.severity == "error"]
     return replace(
@@ -133,7 +119,7 @@ def _just_now(saved: str | None) -> tuple[str, ...]:
 
 
 def left_over_row(name: str, path: Path) -> LeftOverRow:
-    """Make the row of a temporary file or folder."""
+    """The row of a temporary file or folder."""
     nbytes, last = written([path])
     return LeftOverRow(name, nbytes, None if last is None else moment_utc(last))
 
@@ -195,12 +181,7 @@ def times_that_contradict(rows: Sequence[CheckpointRow]) -> str:
 def newest_whole(
     rows: Sequence[CheckpointRow], verify_row: Callable[[CheckpointRow], CheckpointRow]
 ) -> list[CheckpointRow]:
-    """Mark the newest whole checkpoint in the rows, verifying it and all newer ones.
-
-    Args:
-        rows: the newest first.
-        verify_row: verifies a checkpoint.
-    """
+    """Mark the newest whole checkpoint in the rows (newest first), verifying it and all newer ones."""
     made = list(rows)
     for n, row in enumerate(made):
         if row.whole is not False:
@@ -212,14 +193,7 @@ def newest_whole(
 
 
 def verified(row: CheckpointRow, opened: Callable[[Path], Checkpoint], deep: bool, jobs: int | None) -> CheckpointRow:
-    """Verify the checkpoint of a row and update the row; unreadable parts are problems.
-
-    Args:
-        row: its row after opening.
-        opened: opens a path with every rank.
-        deep: also compare checksums.
-        jobs: number of threads.
-    """
+    """Verify the checkpoint of a row and update the row; unreadable parts are problems."""
     model = True
     try:
         ck = opened(path_of(row.path))

@@ -42,14 +42,7 @@ OnCheckpoint = Callable[[Path, "Opened | CkptoolsError", Sequence[Path]], None]
 
 
 class Opened(NamedTuple):
-    """An opened checkpoint without its tree: the trees of a long run would fill the memory.
-
-    Attributes:
-        facts: the checkpoint without its tree.
-        verdict: the verdict on it.
-        holds_weights: whether floating-point tensors are in it.
-        rates: learning rate of each param group.
-    """
+    """An opened checkpoint without its tree: the trees of a long run would fill the memory."""
 
     facts: Checkpoint
     verdict: Verdict
@@ -68,14 +61,7 @@ class Opened(NamedTuple):
 class RunSearch:
     """A search for the checkpoints of a run, which passes each on as soon as it is found and keeps none.
 
-    Attributes:
-        root: the folder of the run.
-        opened: opens a path.
-        on_checkpoint: takes each checkpoint.
-        follow_symlinks: follow links that lead out of the folder.
-        trackers: the trackers found.
-        left_over: temporary files and folders.
-        notes: skipped entries.
+    `opened` opens a path and `on_checkpoint` takes what it makes; `notes` list every entry that was skipped.
     """
 
     root: Path
@@ -271,7 +257,6 @@ def _file_instead_of_folder(checkpoint: Checkpoint) -> Path | None:
 
 
 def _may_be_one(path: Path) -> bool:
-    """Whether a file's name or first bytes look like a checkpoint."""
     if is_named_so(path) or path.suffix in WEIGHTS_ELSEWHERE:
         return True
     try:

@@ -71,12 +71,7 @@ def all_cells(run: RunFolder) -> list[list[str]]:
 
 
 def cells_of(row: CheckpointRow, trackers: Sequence[str] = ()) -> list[str]:
-    """The cells of a checkpoint's row.
-
-    Args:
-        row: the checkpoint.
-        trackers: names of the trackers that lead to it.
-    """
+    """The cells of a checkpoint's row."""
     whole = "whole" if row.whole and not row.codes else clip(row.verdict, MAX_VERDICT)
     marks = ["<- newest whole"] if row.newest_whole else []
     marks += ["being written"] if row.being_written else []

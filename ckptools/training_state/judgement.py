@@ -29,10 +29,7 @@ from ckptools.training_state.steps import RANKS_DIFFER, contradiction
 def verdict_of(ck: Checkpoint, problems: Iterable[Problem] | None = None, depth: Depth | None = None) -> Verdict:
     """The verdict on a checkpoint.
 
-    Args:
-        ck: the checkpoint.
-        problems: what is known to be wrong with it; what opening it found, unless more was looked for.
-        depth: how deep the check went; by default as deep as opening it does.
+    By default it follows from what opening it found, and is as deep as opening it goes.
     """
     if problems is None and depth is None:
         if "verdict" not in ck.worked_out:
@@ -136,7 +133,6 @@ def is_alone(ck: Checkpoint) -> bool:
 
 
 def _extent(ck: Checkpoint, more: bool) -> str:
-    """Which files are here, and whether they were read."""
     here = [f for f in ck.files if f.is_here]
     ranks = len(ck.ranks)
     if more:
@@ -187,7 +183,6 @@ def step_problems(ck: Checkpoint) -> Iterator[Problem]:
 
 
 def _unnamed(optimizer: Optimizer) -> Iterator[Problem]:
-    """Report states of unknown parameters, which cannot be compared."""
     if optimizer.naming.unnamed:
         text = f"{optimizer.naming.note}; what has no name is not compared with its parameter"
         yield Problem(Code.OPTIMIZER_STATE_UNNAMED, text, None, fqn_of(optimizer.path))

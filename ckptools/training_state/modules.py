@@ -44,11 +44,7 @@ MODULE_DICTS = ("_parameters", "_buffers", "_modules")
 
 
 class ModuleState(OrderedDict[str, Any]):
-    """The state dict of a whole module.
-
-    Attributes:
-        module: the module as the file has it, with its other attributes.
-    """
+    """The state dict of a whole module, and that `module` as the file has it, with its other attributes."""
 
     module: Opaque
 
@@ -61,10 +57,6 @@ def is_module(value: Any) -> bool:
 
 def read_file(path: Path, repeated: RepeatedRecords | None = None) -> Saved:
     """Read a torch.save file as `pickles.reader.read` does, with the state dicts of whole modules in their place.
-
-    Args:
-        path: the file.
-        repeated: what the pickles of other ranks' files have spelled; None for a file that is read alone.
 
     Raises:
         ReadError: it is cut, damaged, or no torch.save file.
@@ -121,7 +113,6 @@ class _Unfolding:
         return made if any(isinstance(value, Tensor) for value in made.values()) else module
 
     def state_of(self, module: Opaque) -> ModuleState:
-        """The state dict of a module."""
         made = ModuleState(self._entries(module))
         made.module = module
         # The walk is that of `nn.Module.state_dict()`, which leaves such a list of modules: their order is known.
@@ -142,7 +133,6 @@ class _Unfolding:
 
 
 def _own(state: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Parameters and persistent buffers of a module itself."""
     passing = state.get("_non_persistent_buffers_set")
     passing = passing if isinstance(passing, (set, frozenset, list)) else ()
     for name, value in state["_parameters"].items():

@@ -58,11 +58,8 @@ def name_parameters(
 ) -> Naming:
     """Name the parameters of an optimizer, as far as that can be done.
 
-    Args:
-        optimizer: with `state` and `param_groups`.
-        model: the state dict; None when there is none, or nothing says which of several.
-        order: whether that has the order of the module.
-        whose: what the order is of, for people.
+    The model is None when there is none, or nothing says which of several; `order` is that of its names, and `whose`
+    says to people what has this order.
     """
     state = optimizer["state"]
     groups = numbered_groups(optimizer)

@@ -51,7 +51,6 @@ class ParamGroup(Mapping[str, Any]):
     """One param group: its hyperparameters as a mapping, and as attributes (`group.lr`).
 
     Attributes:
-        values_: everything the file has for the group.
         names: fqns of its parameters, `?` and the id where the name is unknown.
     """
 
@@ -92,10 +91,7 @@ class Optimizer:
 
     Attributes:
         name: class name where the file has it, else the key.
-        path: key path in the tree.
         state: `{fqn: {slot: tensor or value}}`; an id that has no name keeps its number.
-        param_groups: the groups, names resolved.
-        naming: how the names came about.
     """
 
     name: str
@@ -147,15 +143,7 @@ def describe(
     order: ModuleOrder,
     given: GivenNames | None = None,
 ) -> Optimizer:
-    """Describe the optimizer at `path`.
-
-    Args:
-        name: what to call it.
-        path: where it is in the tree.
-        value: its state dict, nested or flattened.
-        model: the model's state dict, where there is one.
-        order: whether that has the order of the module.
-        given: names for numbers, from another source than the checkpoint.
+    """Describe the optimizer at a key path of the tree by its state dict, nested or flattened.
 
     Raises:
         RefusedError: the names that were given do not fit.

@@ -120,12 +120,7 @@ CONFIRMED = ModuleOrder(True, "the state dict lists its modules in this order")
 
 
 def believed(stated: ModuleOrder, model: Mapping[str, Any]) -> ModuleOrder:
-    """The order of a model's names that can be relied on.
-
-    Args:
-        stated: what its format says.
-        model: the state dict, with its `_metadata` where it has one.
-    """
+    """The order of a model's names that can be relied on, beside what its format says."""
     return order_of(model, getattr(model, "_metadata", None)) if stated.kept else stated
 
 

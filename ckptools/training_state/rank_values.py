@@ -54,14 +54,13 @@ class RankValues:
         return values if self._known[path] else None
 
     def _differs(self, path: KeyPath) -> bool:
-        """Whether a plain value does, or else a tensor."""
         if any(p[: len(path)] == path for p in self._checkpoint.differing):
             return True
         merged = leaf_at(self._checkpoint.tree, path)
         return any(self.differing(tensor, (*path, *below)) for below, tensor in tensors_in(merged))
 
     def expect(self, tensors: Iterable[tuple[KeyPath, Tensor]]) -> None:
-        """Take note of tensors whose copies will be compared, in this order; a store is asked for many at once."""
+        """Announce tensors whose copies will be compared, in this order; a store is asked for many at once."""
         self._ahead = CopiesAhead(tensors)
 
     def differing(self, tensor: Tensor, path: KeyPath) -> dict[Box, Unequal]:

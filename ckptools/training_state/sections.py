@@ -43,10 +43,7 @@ class Section(NamedTuple):
     """A part of a checkpoint.
 
     Attributes:
-        kind: what it is.
         name: for people: the path without what is the same in every checkpoint (`optimizers.AdamW`, `model`).
-        path: key path in the tree.
-        value: the subtree.
     """
 
     kind: SectionKind
@@ -293,7 +290,6 @@ class SectionSize(NamedTuple):
     """Counts of the tensors and foreign objects in a section.
 
     Attributes:
-        tensors: number of tensors.
         params: elements of them, global.
         dtypes: number of tensors by dtype.
         nbytes: bytes of the global tensors, packed.

@@ -54,12 +54,7 @@ def step_in(name: str) -> int | None:
 
 
 def by_majority(step: Fact, differing: Mapping[KeyPath, Mapping[int, Any]]) -> Fact:
-    """The step of most ranks, where they have different ones.
-
-    Args:
-        step: as one rank's counters state it.
-        differing: what each rank has, by key path, where they have not the same.
-    """
+    """The step of most ranks, where they have different ones; `differing` has what each rank has, by key path."""
     for path, ranked in differing.items():
         values = list(ranked.values())
         if path and path[-1] in COUNTERS and step.value in values and all(type(v) is int for v in values):
@@ -121,12 +116,7 @@ def _from_name(path: Path) -> dict[str, int]:
 
 
 class LearningRates(NamedTuple):
-    """The rates of one scheduler and of its optimizer, one for each param group.
-
-    Attributes:
-        scheduler: those that the scheduler computed last, its `_last_lr`.
-        groups: the `lr` of each param group.
-    """
+    """The rates of one scheduler, its `_last_lr`, and of its optimizer, the `lr` of each param group."""
 
     scheduler: tuple[float, ...]
     groups: tuple[float, ...]
