@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -113,23 +114,23 @@ class Listing:
     def _open(self, path: Path, group: Sequence[Path]) -> Opened:
         """Open a path, or return the earlier result if none of its files has changed."""
         before = self._opened.get(path)
-        if before is not None and before[0] == tuple(group) and _stamp(_stamped(self.folder, before[2])) == before[1]:
+        if before is not None and before[0] == tuple(group) and _stamp(self.folder, before[2]) == before[1]:
             return before[2]
-        opened = Opened.of(self._known(path) or open_checkpoint(path, **self.how))
-        self._opened[path] = tuple(group), _stamp(_stamped(self.folder, opened)), opened
+        opened = Opened.of(self._checkpoint(path))
+        self._opened[path] = tuple(group), _stamp(self.folder, opened), opened
         return opened
 
     def _verify(self, row: CheckpointRow) -> CheckpointRow:
         """Verify the checkpoint of a row, or return the earlier row if opening it gave the same facts."""
         if row.path not in self._verified or self._verified[row.path][0] != row:
-            self._verified[row.path] = row, verified(row, self._every_rank, self.deep, self.how.get("jobs"))
+            every_rank = partial(self._checkpoint, all_ranks=True)
+            self._verified[row.path] = row, verified(row, every_rank, self.deep, self.how.get("jobs"))
         return self._verified[row.path][1]
 
-    def _every_rank(self, path: Path) -> Checkpoint:
-        return self._known(path) or open_checkpoint(path, **{**self.how, "all_ranks": True})
-
-    def _known(self, path: Path) -> Checkpoint | None:
-        return self.known if self.known is not None and self.known.path == path else None
+    def _checkpoint(self, path: Path, **more: Any) -> Checkpoint:
+        if self.known is not None and self.known.path == path:
+            return self.known
+        return open_checkpoint(path, **{**self.how, **more})
 
 
 def _check_folder(folder: Path) -> None:
@@ -151,14 +152,10 @@ def _empty(search: RunSearch) -> str:
     )
 
 
-def _stamped(root: Path, opened: Opened) -> list[Path]:
-    """The paths to watch for changes: files of a checkpoint, missing ones too, and folders with no other files."""
+def _stamp(root: Path, opened: Opened) -> Stamp:
+    """The state of what may change: files of a checkpoint, missing ones too, and folders with no other files."""
     paths = [file.path for file in opened.facts.files]
-    return [*paths, *{path.parent for path in paths if path.parent != root}]
-
-
-def _stamp(paths: Sequence[Path]) -> Stamp:
-    return tuple(map(_size_and_time, paths))
+    return tuple(map(_size_and_time, [*paths, *{path.parent for path in paths if path.parent != root}]))
 
 
 def _size_and_time(path: Path) -> tuple[int, int] | None:
@@ -188,12 +185,7 @@ def tracker_rows(
         linked = parse(tracker.path)
         kind = (tracker.path.parent, linked.group) if linked else tracker.path
         groups.setdefault((kind, row.checkpoint), []).append(row)
-    return [_joined(group) for group in groups.values()]
-
-
-def _joined(group: Sequence[TrackerRow]) -> TrackerRow:
-    first = group[0]
-    return replace(first, name=f"{first.name}{and_more(len(group) - 1)}")
+    return [replace(first, name=f"{first.name}{and_more(len(others))}") for first, *others in groups.values()]
 
 
 def _row(
@@ -202,10 +194,9 @@ def _row(
     name = str(tracker.path.relative_to(root))
     if tracker.target is None:
         return TrackerRow(name, None, None, "error", f"{ASTRAY} {tracker.why}")
-    target = tracker.target
-    led = [row for row in rows if _leads_to(target, row, files.get(row.name, ()))]
+    led = [row for row in rows if _leads_to(tracker.target, row, files.get(row.name, ()))]
     if not led:
-        return TrackerRow(name, None, None, "error", f"{ASTRAY} names {target.name}, which holds no checkpoint")
+        return TrackerRow(name, None, None, "error", f"{ASTRAY} names {tracker.target.name}, which holds no checkpoint")
     named = next((row for row in led if row.newest_whole), led[0])
     if named.whole is False:
         return TrackerRow(name, named.name, named.step, "error", f"{ASTRAY} names {named.name}, which is not whole")

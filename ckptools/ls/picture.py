@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from datetime import datetime
 from itertools import pairwise
 from typing import NamedTuple
 
 from ckptools.display.drawing import WIDTH, Key, Picture, Rect, label, legend, line, mark, name_text, rect, svg
-from ckptools.ls.record import CheckpointRow, RunFolder
-from ckptools.text import moment_utc, number, plural
+from ckptools.ls.record import CheckpointRow, RunFolder, seconds_of
+from ckptools.text import few, moment_utc, number, plural
 
 HIGH = 130.0
 LEFT = 70.0
@@ -49,7 +48,7 @@ def points_of(run: RunFolder) -> tuple[Point, ...]:
 
 
 def _point(row: CheckpointRow) -> Point:
-    saved = None if row.saved is None else datetime.fromisoformat(row.saved.replace("Z", "+00:00")).timestamp()
+    saved = None if row.saved is None else seconds_of(row.saved)
     return Point(row.name, row.step, saved, tuple(dict.fromkeys(row.lr)), row.whole)
 
 
@@ -57,14 +56,11 @@ def breaks_of(points: Sequence[Point]) -> tuple[Break, ...]:
     """Find pairs of successive checkpoints where the step goes back or stays, or a learning rate jumps."""
     timed = [point for point in points if point.saved is not None]
     stepped = [point for point in timed if point.step is not None]
-    found = [Break(a, b, f"step {a.step}, then {b.step}") for a, b in pairwise(stepped) if _not_on(a, b)]
+    pairs = [(a, b) for a, b in pairwise(stepped) if (b.step or 0) <= (a.step or 0) and a.saved != b.saved]
+    found = [Break(a, b, f"step {a.step}, then {b.step}") for a, b in pairs]
     rated = [point for point in timed if point.rates]
     found += [Break(a, b, _jump(a, b)) for a, b in pairwise(rated) if _jump(a, b)]
     return tuple(found)
-
-
-def _not_on(a: Point, b: Point) -> bool:
-    return a.step is not None and b.step is not None and b.step <= a.step and a.saved != b.saved
 
 
 def _jump(a: Point, b: Point) -> str:
@@ -109,7 +105,7 @@ def _words(points: Sequence[Point], breaks: Sequence[Break]) -> Iterator[str]:
         yield "in the order of their file times the steps go up"
     odd = [_name(point) for point in points if point.whole is False]
     if odd:
-        yield f"not whole: {', '.join(odd[:8])}" + (f" and {len(odd) - 8} more" if len(odd) > 8 else "")
+        yield f"not whole: {few(odd, 8)}"
     yield from _last_points(points)
 
 
@@ -180,13 +176,13 @@ def _frame(top: float, title: str, across: tuple[str, str], down: tuple[str, str
 
 def _rates(points: Sequence[Point], breaks: Sequence[Break], top: float) -> Iterator[str]:
     """Every learning rate by step, in the order of saving, so that a step back is a line back."""
-    steps = axis([float(p.step or 0) for p in points], LEFT, WIDTH - 8)
+    steps = axis([p.step or 0 for p in points], LEFT, WIDTH - 8)
     rates = axis([rate for p in points for rate in p.rates], top + 18 + HIGH, top + 18)
     ends = f"{rates.low:.4g}", f"{rates.high:.4g}"
-    yield from _frame(top, "learning rate by step", (str(_lowest(points)), str(_highest(points))), ends)
+    yield from _frame(top, "learning rate by step", (str(steps.low), str(steps.high)), ends)
     for n in range(min(MAX_LINES, max(len(p.rates) for p in points))):
         having = [p for p in points if n < len(p.rates)]
-        placed = [(steps.at(float(p.step or 0)), rates.at(p.rates[n])) for p in having]
+        placed = [(steps.at(p.step or 0), rates.at(p.rates[n])) for p in having]
         yield from _course(placed, having, breaks, [f"lr {number(p.rates[n])}" for p in having])
 
 
@@ -199,32 +195,19 @@ def _course(
         yield line([a, b], "edge dash" if after in broken else "edge")
     for (x, y), p, text in zip(placed, points, words, strict=True):
         kind, letter = ("bad", "B") if p in broken else ("yellow", "X") if p.whole is False else ("sky", "")
-        yield _dot(x, y, kind, letter, f"{_name(p)}: step {p.step}, {text}")
-
-
-def _lowest(points: Sequence[Point]) -> int:
-    return min(p.step for p in points if p.step is not None)
-
-
-def _highest(points: Sequence[Point]) -> int:
-    return max(p.step for p in points if p.step is not None)
+        half = 6.5 if letter else 3.0
+        at = Rect(x - half, y - half, 2 * half, 2 * half)
+        yield rect(at, kind, f"{_name(p)}: step {p.step}, {text}") + mark(at, letter)
 
 
 def _steps(points: Sequence[Point], breaks: Sequence[Break], top: float) -> Iterator[str]:
     """The step of every checkpoint by its time of saving."""
     times = axis([p.saved or 0.0 for p in points], LEFT, WIDTH - 8)
-    steps = axis([float(p.step or 0) for p in points], top + 18 + HIGH, top + 18)
-    ends = str(_lowest(points)), str(_highest(points))
+    steps = axis([p.step or 0 for p in points], top + 18 + HIGH, top + 18)
     when = (_moment(times.low), _moment(times.high))
-    yield from _frame(top, "step by the time of its last file (UTC)", when, ends)
-    placed = [(times.at(p.saved or 0.0), steps.at(float(p.step or 0))) for p in points]
+    yield from _frame(top, "step by the time of its last file (UTC)", when, (str(steps.low), str(steps.high)))
+    placed = [(times.at(p.saved or 0.0), steps.at(p.step or 0)) for p in points]
     yield from _course(placed, points, breaks, [_moment(p.saved or 0.0) for p in points])
-
-
-def _dot(x: float, y: float, kind: str, letter: str, hover: str) -> str:
-    half = 6.5 if letter else 3.0
-    at = Rect(x - half, y - half, 2 * half, 2 * half)
-    return rect(at, kind, hover) + mark(at, letter)
 
 
 def _moment(seconds: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,19 +39,19 @@ class CheckpointRow:
 
     name: str
     path: str
-    format: str
-    step: int | None
-    step_agrees: bool
-    ranks: int
-    world_size: int | None
-    files: int
-    bytes: int
-    whole: bool | None
-    verdict: str
-    why: str
-    codes: tuple[str, ...]
-    looked_into: LookedInto
-    saved: str | None
+    format: str = ""
+    step: int | None = None
+    step_agrees: bool = True
+    ranks: int = 0
+    world_size: int | None = None
+    files: int = 0
+    bytes: int = 0
+    whole: bool | None = None
+    verdict: str = ""
+    why: str = ""
+    codes: tuple[str, ...] = ()
+    looked_into: LookedInto = "nothing"
+    saved: str | None = None
     newest_whole: bool = False
     being_written: bool = False
     notes: tuple[str, ...] = ()
@@ -62,6 +63,11 @@ class CheckpointRow:
     def _summary(self) -> str:
         step = "" if self.step is None else f"step {self.step}, "
         return f"{clip_middle(self.name, 60)}: {step}{self.verdict}, {size(self.bytes)}"
+
+
+def seconds_of(saved: str) -> float:
+    """The time of a row in seconds since 1970."""
+    return datetime.fromisoformat(saved.replace("Z", "+00:00")).timestamp()
 
 
 @displayed

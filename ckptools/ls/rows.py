@@ -5,14 +5,15 @@ from __future__ import annotations
 import stat
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from datetime import datetime
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
 from ckptools.errors import CkptoolsError
 from ckptools.files.location import path_of
-from ckptools.ls.record import CheckpointRow, LeftOverRow, LookedInto
+from ckptools.ls.record import CheckpointRow, LeftOverRow, LookedInto, seconds_of
 from ckptools.ls.search import Opened
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Problem
@@ -46,20 +47,15 @@ def _opened(name: str, path: Path, found: Opened) -> CheckpointRow:
     times = [file.modified for file in here if file.modified]
     world = ck.world_size.exact
     made = CheckpointRow(
-        name=name,
-        path=str(path),
-        format=ck.format,
+        name,
+        str(path),
+        ck.format,
         step=ck.step.value,
         step_agrees=ck.step.agree,
         ranks=len(ck.ranks),
         world_size=world if isinstance(world, int) else None,
         files=len(here),
         bytes=sum(file.nbytes for file in here),
-        whole=None,
-        verdict="",
-        why="",
-        codes=(),
-        looked_into="inspect",
         saved=moment_utc(max(times)) if times else None,
         lr=found.rates,
     )
@@ -84,58 +80,42 @@ def judged(row: CheckpointRow, verdict: Verdict, problems: Iterable[Problem], lo
 
 
 def _unreadable(name: str, path: Path, error: CkptoolsError, files: Sequence[Path]) -> CheckpointRow:
-    nbytes, last = written(files)
-    about = error.reason if error.path == path else str(error)
+    nbytes, saved = _written(files)
+    steps = (step_in(part.name) for part in (path, path.parent, path.parent.parent))
     return CheckpointRow(
-        name=name,
-        path=str(path),
-        format="",
-        step=_step_of(path),
-        step_agrees=True,
-        ranks=0,
-        world_size=None,
+        name,
+        str(path),
+        step=next((step for step in steps if step is not None), None),
         files=sum(file.is_file() for file in files),
         bytes=nbytes,
         whole=False,
         verdict="NOT WHOLE: cannot be opened",
-        why=about,
-        codes=(),
-        looked_into="nothing",
-        saved=None if last is None else moment_utc(last),
+        why=error.reason if error.path == path else str(error),
+        saved=saved,
     )
-
-
-def _step_of(path: Path) -> int | None:
-    """The step in the names of a checkpoint that cannot be opened."""
-    found = (step_in(part.name) for part in (path, path.parent, path.parent.parent))
-    return next((step for step in found if step is not None), None)
 
 
 def _just_now(saved: str | None) -> tuple[str, ...]:
     if saved is None:
         return ()
-    ago = time.time() - datetime.fromisoformat(saved.replace("Z", "+00:00")).timestamp()
+    ago = time.time() - seconds_of(saved)
     return (f"last written {max(0, round(ago))} s ago: it may not be finished",) if ago < JUST_NOW else ()
 
 
 def left_over_row(name: str, path: Path) -> LeftOverRow:
     """The row of a temporary file or folder."""
-    nbytes, last = written([path])
-    return LeftOverRow(name, nbytes, None if last is None else moment_utc(last))
+    return LeftOverRow(name, *_written([path]))
 
 
-def written(paths: Iterable[Path]) -> tuple[int, float | None]:
+def _written(paths: Iterable[Path]) -> tuple[int, str | None]:
     """Total bytes of files and folders, and the time of the last write; None without files."""
-    nbytes, last = 0, None
-    for path in paths:
-        for file in _files_in(path):
-            try:
-                status = file.lstat()
-            except OSError:  # removed meanwhile, or no permission: ignored
-                continue
+    nbytes, times = 0, []
+    for file in chain.from_iterable(map(_files_in, paths)):
+        with suppress(OSError):  # removed meanwhile, or no permission
+            status = file.lstat()
             nbytes += 0 if stat.S_ISDIR(status.st_mode) else status.st_size
-            last = status.st_mtime if last is None else max(last, status.st_mtime)
-    return nbytes, last
+            times.append(status.st_mtime)
+    return nbytes, moment_utc(max(times)) if times else None
 
 
 def _files_in(path: Path) -> Iterable[Path]:

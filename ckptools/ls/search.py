@@ -88,8 +88,7 @@ class RunSearch:
             raise ReadError(self.root, (error.strerror or "").lower(), "no access") from error
         self._folder(self.root, entries, MAX_DEPTH)
         if self._not_followed:
-            links = plural(len(self._not_followed), "link")
-            names = few(self._not_followed)
+            links, names = plural(len(self._not_followed), "link"), few(self._not_followed)
             self.notes.append(f"{links} out of the folder, not followed (--follow-symlinks): {names}")
 
     def name(self, path: Path) -> str:
@@ -105,13 +104,10 @@ class RunSearch:
             self.notes.append(
                 f"{self.name(folder)} holds more than {MAX_ENTRIES} entries; the others were not looked at"
             )
-        self.left_over += [path for path in listed if is_temporary(path.name)]
-        return [path for path in listed if self._is_looked_at(path)]
-
-    def _is_looked_at(self, path: Path) -> bool:
-        if path.name.startswith(".") or is_temporary(path.name):
-            return False
-        return not path.is_symlink() or self._is_followed(path)
+        temporary = {path for path in listed if is_temporary(path.name)}
+        self.left_over += sorted(temporary)
+        shown = (path for path in listed if not path.name.startswith(".") and path not in temporary)
+        return [path for path in shown if not path.is_symlink() or self._is_followed(path)]
 
     def _is_followed(self, link: Path) -> bool:
         """Whether to follow a link: only if its target is not in the folder anyway."""
@@ -142,7 +138,7 @@ class RunSearch:
         self._rank_files(files)
         if isinstance(itself, CkptoolsError) and len(self._known) == before:
             self._failed(folder, itself, files)
-        self._single_files(path for path in files if path not in self._known)
+        self._single_files(files)
         self._sub_folders([path for path in entries if path not in self._known and path.is_dir()], depth - 1)
         if isinstance(itself, Opened) and not self._known.issuperset(_here(itself.facts)):
             self._found(folder, itself)
@@ -201,11 +197,9 @@ class RunSearch:
         """Open a file of any name: it is a checkpoint if it has weights; a damaged one counts by its name."""
         try:
             found = self.opened(path, (path,))
-        except UnknownFormatError as error:
-            if is_named_so(path) and path.exists() and not path.stat().st_size:
-                self._failed(path, error, (path,))
         except CkptoolsError as error:
-            if is_named_so(path):
+            foreign = isinstance(error, UnknownFormatError) and not (path.exists() and not path.stat().st_size)
+            if is_named_so(path) and not foreign:
                 self._failed(path, error, (path,))
         else:
             if found.holds_weights:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from datetime import datetime
 
 from ckptools.display.lines import MAX_LINE
 from ckptools.display.tables import PIPE, Column, Screen, table, wrapped
-from ckptools.ls.record import CheckpointRow, LeftOverRow, RunFolder
+from ckptools.ls.record import CheckpointRow, LeftOverRow, RunFolder, seconds_of
 from ckptools.model.records import Rows
 from ckptools.text import clip, clip_middle, duration, few, moment, plural, printable, size
 
@@ -101,7 +100,7 @@ def _ranks(row: CheckpointRow) -> str:
 
 
 def _local(saved: str | None) -> str:
-    return "-" if saved is None else moment(datetime.fromisoformat(saved.replace("Z", "+00:00")).timestamp())
+    return "-" if saved is None else moment(seconds_of(saved))
 
 
 def _shown(text: str) -> str:
