@@ -36,18 +36,19 @@ def report_json(report: Report, details: Sequence[Detail] = ()) -> str:
 
 
 def _report(report: Report, values: JsonValues) -> dict[str, Any]:
+    ck = report.checkpoint
     return {
         "schema": SCHEMA,
         "tool": f"ckptools {__version__}",
-        "path": str(report.path),
+        "path": str(ck.path),
         "name": report.name,
         "folder": str(report.folder),
-        "format": report.format,
+        "format": ck.format,
         "saved_as": report.saved_as,
         "sharding": report.sharding,
         "verdict": to_dict(report.verdict),
         "whole": report.verdict.whole,
-        "step": _fact(report.step),
+        "step": _fact(ck.step),
         "world_size": {
             **_fact(report.world_size),
             "at_least": report.world_size.at_least,
@@ -59,7 +60,7 @@ def _report(report: Report, values: JsonValues) -> dict[str, Any]:
         "saved": {"first": moment_utc(report.saved[0]), "last": moment_utc(report.saved[1])} if report.saved else None,
         "torch": _fact(report.torch),
         "versions": dict(report.writers),
-        "ranks": [_file(report.folder, f) for f in report.files if report.all_ranks or not f.is_here],
+        "ranks": [_file(report.folder, f) for f in ck.files if ck.all_ranks or not f.is_here],
         "sections": [_section(section) for section in report.sections],
         "optimizers": [_optimizer(optimizer, values) for optimizer in report.optimizers],
         "schedulers": [
@@ -73,10 +74,10 @@ def _report(report: Report, values: JsonValues) -> dict[str, Any]:
         "provenance": report.provenance.to_dict() if report.provenance else None,
         "read": {
             "ranks": report.ranks.read,
-            "files": report.cost.files,
-            "all_ranks": report.all_ranks,
-            "seconds": round(report.cost.seconds, 6),
-            "bytes": report.cost.nbytes,
+            "files": ck.cost.files,
+            "all_ranks": ck.all_ranks,
+            "seconds": round(ck.cost.seconds, 6),
+            "bytes": ck.cost.nbytes,
         },
     }
 

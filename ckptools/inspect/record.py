@@ -13,7 +13,7 @@ from ckptools.display.next_command import command_arguments, next_command
 from ckptools.files.location import common_folder
 from ckptools.inspect.section_summary import OptimizerRow, SchedulerRow, optimizer_rows, scheduler_rows, section_summary
 from ckptools.keys.sharding import ShardingRow, sharding_name, sharding_rows
-from ckptools.model.checkpoint import Checkpoint, Fact, RankFile, ReadCost
+from ckptools.model.checkpoint import Checkpoint, Fact
 from ckptools.model.problems import Problem, worst_first
 from ckptools.model.provenance import Provenance
 from ckptools.model.tree import fqn_of, walk
@@ -73,22 +73,19 @@ class Report(NamedTuple):
         saved: first and last file time, in seconds since 1970; None without files.
         foreign: names of foreign classes.
         suspicious: names that could run code.
-        files: every file, found or missing.
         differing: names of values that differ between ranks, as they may.
         provenance: its source, if `consolidate` wrote it.
         arguments: command-line arguments that open it again, with the same options.
         next: the next command that users want; "" if none would work.
     """
 
-    path: Path
+    checkpoint: Checkpoint
     name: str
     folder: Path
-    format: str
     saved_as: str
     sharding: str
     verdict: Verdict
     problems: tuple[Problem, ...]
-    step: Fact
     world_size: Fact
     ranks: RankCount
     layout: tuple[ShardingRow, ...]
@@ -102,11 +99,8 @@ class Report(NamedTuple):
     schedulers: tuple[SchedulerRow, ...]
     foreign: tuple[str, ...]
     suspicious: tuple[str, ...]
-    files: tuple[RankFile, ...]
-    all_ranks: bool
     differing: tuple[str, ...]
     provenance: Provenance | None
-    cost: ReadCost
     arguments: str
     next: str
 
@@ -120,16 +114,14 @@ def inspect_report(ck: Checkpoint) -> Report:
     versions = dict(_versions(ck))
     times = [f.modified for f in ck.files if f.modified]
     return Report(
-        path=ck.path,
+        checkpoint=ck,
         name=ck.name,
         # Megatron has a folder for each rank.
         folder=common_folder([f.path.parent for f in ck.files]) if ck.files else ck.path,
-        format=ck.format,
         saved_as=ck.saved_as,
         sharding=sharding_name(ck),
         verdict=verdict_of(ck),
         problems=worst_first(dict.fromkeys([*ck.problems, *named])),
-        step=ck.step,
         world_size=Fact(None, ck.world_size.sources) if len(ck.files) == 1 and alone else ck.world_size,
         ranks=_rank_count(ck),
         layout=sharding_rows(ck),
@@ -143,11 +135,8 @@ def inspect_report(ck: Checkpoint) -> Report:
         schedulers=scheduler_rows(ck),
         foreign=tuple(foreign),
         suspicious=suspicious,
-        files=ck.files,
-        all_ranks=ck.all_ranks,
         differing=tuple(map(fqn_of, ck.differing)),
         provenance=ck.provenance if ck.provenance and ck.provenance.sources else None,
-        cost=ck.cost,
         arguments=command_arguments(ck),
         next=str(next_command(ck) or ""),
     )

@@ -9,9 +9,9 @@ from ckptools.display.tables import PIPE, Column, Screen, table, wrapped
 from ckptools.dtypes import short
 from ckptools.inspect.record import Report, SectionRow
 from ckptools.inspect.section_summary import GroupRow, OptimizerRow, SchedulerRow
-from ckptools.keys.entries import is_private_name
 from ckptools.keys.sharding import ShardingRow
 from ckptools.text import count, duration, few, period, plural, printable, size
+from ckptools.training_state.sections import is_private_name
 from ckptools.training_state.steps import RANKS_DIFFER
 
 MAX_PROBLEMS = 20
@@ -68,7 +68,7 @@ def problem_lines(report: Report, severities: Sequence[str], screen: Screen) -> 
 
 def facts(report: Report) -> Iterator[tuple[str, str, str]]:
     """Facts about the whole checkpoint: `(name, value, source)` of each."""
-    step, world = report.step, report.world_size
+    step, world = report.checkpoint.step, report.world_size
     disagree = "" if step.agree or RANKS_DIFFER in step.sources else "; the name says another one"
     yield "step", _known(step.value, "not found"), ", ".join(step.sources) + disagree
     yield "world size", "not recorded" if world.value is None else world.words, ", ".join(world.sources)
@@ -110,8 +110,8 @@ def _whole_words(report: Report) -> str:
     if "dcp-chunks" in report.sharding:
         return "whole, one copy kept"
     # A rank may have all or nothing of a flattened parameter, so one rank says nothing about the others.
-    pieces = any(one.how.startswith("pieces") for one in report.layout)
-    return "whole on this rank, others not read" if pieces and not report.all_ranks else "whole on every rank"
+    pieces = any(one.how.startswith("pieces") for one in report.layout) and not report.checkpoint.all_ranks
+    return "whole on this rank, others not read" if pieces else "whole on every rank"
 
 
 def _fact_lines(report: Report, screen: Screen) -> Iterator[str]:
@@ -213,13 +213,13 @@ def _differing(report: Report, screen: Screen) -> list[str]:
 
 def read_line(report: Report) -> str:
     """The files read for the report, and those not read, in one line."""
-    what = plural(report.ranks.read, "rank") if report.ranks.here else plural(report.cost.files, "file")
-    read = f"read the metadata of {what} in {duration(report.cost.seconds)}"
-    if len(report.files) == 1 and not report.ranks.expected:
-        return f"read the metadata of one file in {duration(report.cost.seconds)}; no tensor values"
+    what = plural(report.ranks.read, "rank") if report.ranks.here else plural(report.checkpoint.cost.files, "file")
+    read = f"read the metadata of {what} in {duration(report.checkpoint.cost.seconds)}"
+    if len(report.checkpoint.files) == 1 and not report.ranks.expected:
+        return f"read the metadata of one file in {duration(report.checkpoint.cost.seconds)}; no tensor values"
     others = report.ranks.here - report.ranks.read
     if others > 0:
-        listed = any(f.status == "listed" for f in report.files)
+        listed = any(f.status == "listed" for f in report.checkpoint.files)
         what = "the file's name and size" if listed else "that the file is there and ends well"
         return f"{read}, of {plural(others, 'other')} only {what} (--all-ranks: all of them)"
     return f"{read}; no tensor values"

@@ -17,7 +17,14 @@ from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath, fqn_of
 from ckptools.model.values import describe_for_error
 from ckptools.training_state.optimizers import Optimizer, nested, optimizers_of
-from ckptools.training_state.sections import Section, SectionKind, is_flat_optimizer, sections_of, sections_of_kind
+from ckptools.training_state.sections import (
+    Section,
+    SectionKind,
+    is_flat_optimizer,
+    is_private_name,
+    sections_of,
+    sections_of_kind,
+)
 
 MAX_ENTRIES = 1_000_000
 """Containers can be shared, so a small file may unfold to more than anybody can hold."""
@@ -26,9 +33,6 @@ KINDS = ("model", "optimizer", "scheduler", "rng", "other")
 
 ALL = "all"
 """The name that selects every section, for commands that look at the model by default."""
-
-ASKED_FOR = ("_last_lr",)
-"""Private by its name, but what people look for in a scheduler: the learning rates it gave last."""
 
 
 class Entry(NamedTuple):
@@ -156,18 +160,8 @@ class Selection:
             UsageError: it has no such section.
         """
         self._check_section(ck)
-        return [
-            entry
-            for entry in entries_of(ck)
-            if self.section in ("", ALL, entry.kind, entry.section) and self._takes_entry(entry)
-        ]
-
-    def _takes_entry(self, entry: Entry) -> bool:
-        if not self.include and not self.exclude:
-            return True
-        names = entry.names
-        unwanted = bool(self.exclude) and any(map(self._unwanted.fullmatch, names))
-        return not unwanted and any(map(self._wanted.fullmatch, names))
+        inside = [entry for entry in entries_of(ck) if self.section in ("", ALL, entry.kind, entry.section)]
+        return [entry for entry in inside if self.takes(*entry.names)] if self.include or self.exclude else inside
 
     @property
     def words(self) -> str:
@@ -175,9 +169,10 @@ class Selection:
         given = [("--filter", glob) for glob in self.include] + [("--exclude", glob) for glob in self.exclude]
         return " ".join(f"{option} {describe_for_error(glob)}" for option, glob in given)
 
-    def takes(self, name: str) -> bool:
-        """Whether a name is one of those that are wanted."""
-        return bool(self._wanted.fullmatch(name)) and not (self.exclude and self._unwanted.fullmatch(name))
+    def takes(self, *names: str) -> bool:
+        """Whether something with these names is wanted."""
+        unwanted = bool(self.exclude) and any(map(self._unwanted.fullmatch, names))
+        return not unwanted and any(map(self._wanted.fullmatch, names))
 
     @cached_property
     def _wanted(self) -> re.Pattern[str]:
@@ -224,11 +219,6 @@ def is_private(entry: Entry) -> bool:
 def is_private_value(kind: str, name: str, value: Any) -> bool:
     """Whether a value with a name below its section is private; no tensor and nothing of a model is."""
     return kind != "model" and not isinstance(value, Tensor) and any(map(is_private_name, name.split(".")))
-
-
-def is_private_name(word: str) -> bool:
-    """Whether a name begins with `_`, and is not one that people look for."""
-    return word.startswith("_") and word not in ASKED_FOR
 
 
 def asks_for_private(keys: Iterable[str]) -> bool:

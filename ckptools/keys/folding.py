@@ -17,7 +17,7 @@ Item = TypeVar("Item")
 MAX_LEVELS = 60
 """Levels that a name is cut into; a file may put any number of dots into one."""
 
-_LAYER = re.compile(r"[0-9]{1,18}")
+_LAYER = re.compile(r"()([0-9]{1,18})()")
 
 NUMBERED = re.compile(r"(.*?)([0-9]{1,18})([^0-9]*)", re.DOTALL)
 """A label, what stands before and behind its last number."""
@@ -96,18 +96,15 @@ def unfold(branches: Iterable[Branch[Item]]) -> Iterator[tuple[str, list[Item]]]
             yield from ((f"{label}.{rest}", items) for rest, items in unfold(branch.children))
 
 
+@dataclass
 class _Folding(Generic[Item]):
     """Gives whatever a branch holds a number, so that two branches of any size are compared at once."""
 
-    def __init__(
-        self,
-        same: Callable[[Item], Hashable],
-        beside: Callable[[Item], Hashable],
-        by_words: Callable[[Item], bool],
-    ) -> None:
-        self._same, self._beside, self._by_words = same, beside, by_words
-        self._numbers: dict[Hashable, int] = {}
-        self._wordy: set[int] = set()
+    _same: Callable[[Item], Hashable]
+    _beside: Callable[[Item], Hashable]
+    _by_words: Callable[[Item], bool]
+    _numbers: dict[Hashable, int] = field(default_factory=dict)
+    _wordy: set[int] = field(default_factory=set)
 
     def siblings(self, branches: Sequence[Branch[Item]]) -> list[tuple[Branch[Item], int]]:
         """Branches with one parent, folded, each with the number of what it holds."""
@@ -157,15 +154,11 @@ def layer_and_role(name: str) -> tuple[str | None, str]:
     one (`layer3.conv.weight`); None and the name itself where it holds none.
     """
     words = name.split(".")
-    at = next((n for n, word in enumerate(words) if _LAYER.fullmatch(word)), None)
-    if at is not None:
-        return words[at], ".".join([*words[:at], "*", *words[at + 1 :]])
-    at = next((n for n, word in enumerate(words) if NUMBERED.fullmatch(word)), None)
-    if at is None:
-        return None, name
-    found = NUMBERED.fullmatch(words[at])
-    assert found is not None
-    return found[2], ".".join([*words[:at], f"{found[1]}*{found[3]}", *words[at + 1 :]])
+    for pattern in (_LAYER, NUMBERED):
+        for at, word in enumerate(words):
+            if found := pattern.fullmatch(word):
+                return found[2], ".".join([*words[:at], f"{found[1]}*{found[3]}", *words[at + 1 :]])
+    return None, name
 
 
 def _joined(branches: Sequence[Branch[Item]]) -> Branch[Item]:

@@ -161,9 +161,6 @@ def stream_rows(ck: Checkpoint, names: Iterable[str]) -> Rows[StreamRow]:
 def _row(stream: str, states: ByRank) -> StreamRow:
     known = {"unknown" if rank is None else str(rank): c.fingerprint for rank, c in states.items() if not c.problem}
     distinct = {content.digest for content in states.values() if not content.problem}
-    problem = next((f"{_of_rank(rank)}{c.problem}" for rank, c in states.items() if c.problem), "")
-    return StreamRow(stream, len(states), len(distinct), known, problem)
-
-
-def _of_rank(rank: Owner) -> str:
-    return "" if rank is None else f"{rank if isinstance(rank, str) else f'rank {rank}'}: "
+    rank, problem = next(((rank, c.problem) for rank, c in states.items() if c.problem), (None, ""))
+    whose = "" if rank is None else f"{rank}: " if isinstance(rank, str) else f"rank {rank}: "
+    return StreamRow(stream, len(states), len(distinct), known, f"{whose}{problem}")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from math import prod
 from typing import NamedTuple
 
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.regions import Box, Ints
+from ckptools.model.regions import Ints
 from ckptools.model.tensor import Tensor, shard_boxes, shard_ranks
 from ckptools.model.tree import tensors_in
 from ckptools.text import clip, plural, printable
@@ -93,12 +92,9 @@ def _group(tensors: list[Tensor]) -> int | None:
     nameless = any(None in shard_ranks(t.shards) for t in shared)
     if not nameless and not any(len(_pieces(t)) < sum(1 for s in t.shards if s.box.numel) for t in shared):
         return None
-    group, world = max(len(_boxes(t)) for t in shared), max(t.world_size or len(t.shards) for t in shared)
+    group = max(len(shard_boxes(t.shards)) for t in shared)
+    world = max(t.world_size or len(t.shards) for t in shared)
     return group if group < world else None
-
-
-def _boxes(tensor: Tensor) -> set[Box]:
-    return shard_boxes(tensor.shards)
 
 
 def _layout(how: str, tensors: list[Tensor], group: int | None) -> ShardingRow:
@@ -114,7 +110,7 @@ def _layout(how: str, tensors: list[Tensor], group: int | None) -> ShardingRow:
 
 def _pieces(tensor: Tensor) -> list[tuple[int, ...]]:
     """Sizes of the distinct pieces: a replica on another rank is the same piece, an empty one is none."""
-    return [box.sizes for box in _boxes(tensor) if box.numel]
+    return [box.sizes for box in shard_boxes(tensor.shards) if box.numel]
 
 
 def _expected(tensor: Tensor, group: int | None) -> int:
@@ -162,10 +158,6 @@ def _placed(placements: tuple[str, ...], mesh: Ints) -> str:
 
 def _cut(tensor: Tensor) -> str:
     """Which dimensions are cut; of a tensor of one piece only its emptier ranks show it."""
-    sizes = {box.sizes for box in _boxes(tensor)}  # few of them differ
-    dims = sorted({d for own in sizes for d in _cut_dims(own, tensor.shape)}) or [0]
-    return "dim " + " and ".join(map(str, dims))
-
-
-def _cut_dims(sizes: Ints, shape: Ints) -> Iterator[int]:
-    return (d for d, (part, whole) in enumerate(zip(sizes, shape, strict=False)) if part != whole)
+    sizes = {box.sizes for box in shard_boxes(tensor.shards)}  # few of them differ
+    dims = {d for own in sizes for d, (part, whole) in enumerate(zip(own, tensor.shape, strict=False)) if part != whole}
+    return "dim " + " and ".join(map(str, sorted(dims) or [0]))

@@ -116,11 +116,8 @@ def lost_with_files(ck: Checkpoint, problems: Iterable[Problem]) -> tuple[str, .
     own = list(dict.fromkeys([*_own_names(ck), *map(fqn_of, ck.differing)]))
     outer = [name for name in own if not any(name.startswith(f"{other}.") for other in own)]
     found = (f"what {named_ranks(ranks)} had for itself: {few(outer, 3)}",) if ranks and outer else ()
-    return (*found, *(p.tensor for p in wrong if _is_lost(p) and p.tensor and p.rank not in ranks))
-
-
-def _is_lost(problem: Problem) -> bool:
-    return problem.kind.lacks == "value" and not problem.replicated
+    lost = (p for p in wrong if p.kind.lacks == "value" and not p.replicated and p.rank not in ranks)
+    return (*found, *(p.tensor for p in lost if p.tensor))
 
 
 def is_alone(ck: Checkpoint) -> bool:
@@ -139,17 +136,13 @@ def _extent(ck: Checkpoint, more: bool) -> str:
         each = "each whole in itself" if len(here) > 1 else "whole in itself"
         return f"{plural(len(here), 'file')}, {each}; files that are not here may hold more"
     if len(ck.files) == 1:
-        return _one_file(ck.files[0].rank)
+        rank = ck.files[0].rank
+        others = f"one file, rank {rank}'s by its name; that other ranks hold more is not excluded"
+        return "one file holds everything" if rank is None else others
     files = f"all {len(here)} files"
     if ranks:
         files = f"all {ranks} rank files" if len(here) == ranks else f"all {len(here)} files of {plural(ranks, 'rank')}"
     return f"{files} are here, all read" if ck.structure_read else f"{files} are here; contents not compared (verify)"
-
-
-def _one_file(rank: int | None) -> str:
-    if rank is None:
-        return "one file holds everything"
-    return f"one file, rank {rank}'s by its name; that other ranks hold more is not excluded"
 
 
 # -- problems of optimizer state, param groups and step counters ------------------------------------------------------

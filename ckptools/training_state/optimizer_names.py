@@ -207,9 +207,9 @@ def by_order(groups: Sequence[list[Id]], state: Mapping[Id, Any], params: Parame
             free = [k for k in range(len(params)) if k not in taken or taken[k] in mine]
             first = _lay(ids, moments, params, free, pieces)
             last = _lay(ids[::-1], moments, params, free[::-1], pieces)
-            if first is None or last is None:
+            if min(len(first), len(last)) < len(ids):
                 return {}
-            taken |= {first[i]: i for i in ids if first[i] == last[i]}
+            taken |= {k: i for i, k, other in zip(ids, first, reversed(last), strict=True) if k == other}
         if len(taken) == before:
             break
     return {i: params[k][0] for k, i in taken.items()}
@@ -219,28 +219,25 @@ def misfit(optimizer: Mapping[str, Any], model: Mapping[str, Any]) -> Id | None:
     """The first id that finds no place when its group is laid over a model in order; None when all do."""
     groups = numbered_groups(optimizer)
     params, pieces = _parameters(model, sum(map(len, groups)))
+    moments = {i: _moment(optimizer["state"].get(i)) for ids in groups for i in ids}
     for ids in groups:
-        positions = iter(params)
-        for i in ids:
-            moment = _moment(optimizer["state"].get(i))
-            if not any(_fits(moment, parameter, pieces) for _, parameter in positions):
-                return i
+        placed = _lay(ids, moments, params, range(len(params)), pieces)
+        if len(placed) < len(ids):
+            return ids[len(placed)]
     return None
 
 
 def _lay(
     ids: Sequence[Id], moments: Mapping[Id, Tensor | None], params: Parameters, free: Sequence[int], pieces: bool
-) -> dict[Id, int] | None:
-    """Place each id at the first parameter that fits and is behind the one before; None when one finds no place."""
-    placed: dict[Id, int] = {}
+) -> list[int]:
+    """Place each id at the first parameter that fits and is behind the one before, up to one that finds no place."""
+    placed: list[int] = []
     positions = iter(free)
     for i in ids:
-        for k in positions:
-            if _fits(moments[i], params[k][1], pieces):
-                placed[i] = k
-                break
-        else:
-            return None
+        place = next((k for k in positions if _fits(moments[i], params[k][1], pieces)), None)
+        if place is None:
+            break
+        placed.append(place)
     return placed
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ckptools.dtypes import is_floating
@@ -128,34 +128,16 @@ def _described(checkpoint: Checkpoint) -> dict[str, Optimizer]:
     order = believed(checkpoint.module_order, model or {})
     found: dict[str, Optimizer] = {}
     for section in sections_of_kind(checkpoint, "optimizer"):
-        name = fqn_of(section.path[-1:]) or "optimizer"
-        optimizer = describe(name, section.path, section.value, model, order, checkpoint.names_given)
-        naming = named_when_read(optimizer.naming, checkpoint.assumed_names)
-        found[free_name(found, optimizer.name)] = replace(optimizer, naming=naming)
+        name, value = fqn_of(section.path[-1:]) or "optimizer", nested(section.value)
+        naming = name_with(value, model, order, checkpoint.names_given)
+        state = {naming.names.get(i, i): entry for i, entry in value["state"].items()}
+        groups = [
+            ParamGroup(group, tuple(naming.names.get(i, f"?{i}") for i in ids))
+            for group, ids in zip(value["param_groups"], group_ids(value), strict=False)
+        ]
+        naming = named_when_read(naming, checkpoint.assumed_names)
+        found[free_name(found, name)] = Optimizer(name, section.path, state, Rows(groups), naming)
     return found
-
-
-def describe(
-    name: str,
-    path: KeyPath,
-    value: Mapping[str, Any],
-    model: Mapping[str, Any] | None,
-    order: ModuleOrder,
-    given: GivenNames | None = None,
-) -> Optimizer:
-    """Describe the optimizer at a key path of the tree by its state dict, nested or flattened.
-
-    Raises:
-        RefusedError: the names that were given do not fit.
-    """
-    value = nested(value)
-    naming = name_with(value, model, order, given)
-    state = {naming.names.get(i, i): entry for i, entry in value["state"].items()}
-    groups = [
-        ParamGroup(group, tuple(naming.names.get(i, f"?{i}") for i in ids))
-        for group, ids in zip(value["param_groups"], group_ids(value), strict=False)
-    ]
-    return Optimizer(name, path, state, Rows(groups), naming)
 
 
 # -- names from another source than the checkpoint: `--names FROM` ----------------------------------------------------

@@ -19,7 +19,7 @@ sorting does it), the order is not believed either. Source: torch/nn/modules/mod
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from ckptools.model.checkpoint import ModuleOrder
@@ -164,17 +164,12 @@ def module_of(name: str) -> str:
 
 
 def _weights_before_biases(model: Mapping[str, Any]) -> ModuleOrder:
-    places = {name: n for n, name in enumerate(model)}
-    for bias, weight in _pairs(model):
-        if places[bias] < places[weight] and model[bias].shape == model[weight].shape:
-            return ModuleOrder(False, f"{bias} stands before {weight}, as in no module of torch")
-    return CONFIRMED
-
-
-def _pairs(model: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    """The `bias` and the `weight` of each module that has both, of whatever shapes."""
+    seen: set[str] = set()
     for name, value in model.items():
+        seen.add(name)
         head, dot, last = name.rpartition(".")
-        weight = f"{head}{dot}weight"
-        if last == "bias" and isinstance(value, Tensor) and isinstance(model.get(weight), Tensor):
-            yield name, weight
+        name_of_weight = f"{head}{dot}weight"
+        weight = model.get(name_of_weight) if last == "bias" and name_of_weight not in seen else None
+        if isinstance(value, Tensor) and isinstance(weight, Tensor) and value.shape == weight.shape:
+            return ModuleOrder(False, f"{name} stands before {name_of_weight}, as in no module of torch")
+    return CONFIRMED

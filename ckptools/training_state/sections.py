@@ -20,17 +20,9 @@ from ckptools.text import clip_middle, plural, size
 SectionKind = Literal["model", "optimizer", "scheduler", "rng", "other"]
 
 RNG_WORDS = (
-    "rng",
-    "random_state",
-    "random_states",
-    "rng_state",
-    "rng_states",
-    "random_rng_state",
-    "np_rng_state",
-    "rng_tracker_states",
-    "cuda_rng_state",
-    "torch_rng_state",
-)
+    "rng", "random_state", "random_states", "rng_state", "rng_states", "random_rng_state", "np_rng_state",
+    "rng_tracker_states", "cuda_rng_state", "torch_rng_state",
+)  # fmt: skip
 OPTIMIZER_WORDS = ("optim", "optimizer", "optimizers", "optim_state_dict", "optimizer_state_dict")
 """Keys below which no tensors are a model, also where an optimizer was saved without its param groups."""
 
@@ -197,14 +189,11 @@ def is_flat_optimizer(node: Any) -> bool:
     """
     if not isinstance(node, Mapping) or not node or not all(isinstance(k, str) for k in node):
         return False
-    return all(k.startswith((STATE, GROUPS)) and k.count(".") > 1 for k in node) and any(map(_of_groups, node))
+    known = all(k.startswith((STATE, GROUPS)) and k.count(".") > 1 for k in node)
+    return known and any(k.startswith(GROUPS) for k in node)
 
 
 STATE, GROUPS = "state.", "param_groups."
-
-
-def _of_groups(key: str) -> bool:
-    return key.startswith(GROUPS)
 
 
 def _is_model(path: KeyPath, node: Any) -> bool:
@@ -284,6 +273,15 @@ INTEGERS = ("<u4", "uint32", "<i8", "int64", "<u8", "uint64")
 def is_gathered(states: Any) -> bool:
     """Whether RNG states are a list of every rank's, as Composer gathers them, and not one of a rank's devices."""
     return isinstance(states, (list, tuple)) and len(states) > 1 and all(isinstance(s, Mapping) for s in states)
+
+
+ASKED_FOR = ("_last_lr",)
+"""Private by its name, but what people look for in a scheduler: the learning rates it gave last."""
+
+
+def is_private_name(word: str) -> bool:
+    """Whether a name begins with `_`, and is not one that people look for."""
+    return word.startswith("_") and word not in ASKED_FOR
 
 
 class SectionSize(NamedTuple):

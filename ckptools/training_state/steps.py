@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from operator import eq
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,18 +34,18 @@ def find_step(path: Path, sections: tuple[Section, ...]) -> Fact:
     Counters in the content decide, then the file or folder name, then a scheduler. `agree` is False when name and
     content state different steps; a scheduler may count epochs, so it only confirms.
     """
-    content = dict(_counters(sections))
-    named = _from_name(path)
-    schedulers = {f"{s.name}.last_epoch": s.value["last_epoch"] for s in sections if _counts(s)}
-    surest = sorted(content.items(), key=lambda item: _rank_of(item[0]))
-    candidates = [v for _, v in surest] or [v for _, v in named.items()] or list(schedulers.values())
+    names = {"file name": path.name, "folder name": path.parent.name, "folder": path.parent.parent.name}
+    steps = ((what, step) for what, name in names.items() if (step := step_in(name)) is not None)
+    named = dict(islice(steps, 1))
+    counting = [s for s in sections if s.kind == "scheduler" and type(s.value.get("last_epoch")) is int]
+    schedulers = {f"{s.name}.last_epoch": s.value["last_epoch"] for s in counting}
+    content = dict(sorted(_counters(sections), key=_surest_first))
+    candidates = [*content.values(), *named.values(), *schedulers.values()]
     if not candidates:
         return Fact(None)
     value = candidates[0]
-    everything = {**named, **dict(surest), **schedulers}
-    sources = tuple(name for name, found in everything.items() if found == value)
-    contradicts = any(v != value for v in named.values()) if content else False
-    return Fact(value, sources, agree=not contradicts)
+    sources = tuple(name for name, found in {**named, **content, **schedulers}.items() if found == value)
+    return Fact(value, sources, agree=not content or all(step == value for step in named.values()))
 
 
 def step_in(name: str) -> int | None:
@@ -72,18 +73,8 @@ def contradiction(step: Fact) -> str:
     return f"the name of the file or folder states another step than {step.sources[0]} ({step.value})"
 
 
-def _counts(section: Section) -> bool:
-    return (
-        section.kind == "scheduler"
-        and isinstance(section.value, Mapping)
-        and type(section.value.get("last_epoch")) is int
-    )
-
-
 def _counters(sections: tuple[Section, ...]) -> Iterator[tuple[str, int]]:
-    for section in sections:
-        if section.kind != "other":
-            continue
+    for section in (s for s in sections if s.kind == "other"):
         for path, leaf in walk(section.value):
             key = (*section.path, *path)
             if type(leaf) is int and key and key[-1] in COUNTERS and len(key) <= 5 and not _is_setting(key):
@@ -95,21 +86,9 @@ def _is_setting(key: KeyPath) -> bool:
     return any(str(k) in ("args", "config", "hparams", "hyper_parameters", "callbacks", "loops") for k in key)
 
 
-def _rank_of(name: str) -> tuple[int, int]:
+def _surest_first(counter: tuple[str, int]) -> tuple[int, int]:
+    name, _ = counter
     return COUNTERS.index(name.rpartition(".")[2]), name.count(".")
-
-
-def _from_name(path: Path) -> dict[str, int]:
-    """The step in the file's name, else in one of the two folders above it."""
-    for part, what in (
-        (path.name, "file name"),
-        (path.parent.name, "folder name"),
-        (path.parent.parent.name, "folder"),
-    ):
-        found = NAMES.findall(part)
-        if found:
-            return {what: int(found[-1])}
-    return {}
 
 
 # -- learning rates ---------------------------------------------------------------------------------------------------

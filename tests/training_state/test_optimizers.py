@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from ckptools.model.checkpoint import ModuleOrder
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Shard, Source, Tensor
-from ckptools.training_state import optimizers
 from ckptools.training_state.optimizer_names import name_parameters as name_by
+from ckptools.training_state.optimizers import Optimizer, optimizers_of
 from ckptools.training_state.parameter_names import CONFIRMED, Naming
+from tests.display.made import checkpoint
 
 LOST = ModuleOrder(False, "safetensors are sorted")
 
@@ -30,8 +31,8 @@ def name_parameters(value: Any, state_dict: Any, order: ModuleOrder = CONFIRMED)
     return name_by(value, state_dict, order)
 
 
-def describe(*args: Any) -> optimizers.Optimizer:
-    return optimizers.describe(*args, CONFIRMED)
+def describe(value: Any, **models: Any) -> Optimizer:
+    return optimizers_of(checkpoint({**models, "optimizers": {"AdamW": value}}))["AdamW"]
 
 
 def optimizer(*groups: list[tuple[int, tuple[int, ...]]]) -> dict[str, object]:
@@ -64,7 +65,7 @@ def test_a_parameter_whose_state_is_a_counter_alone_leaves_the_others_their_name
 def test_a_flattened_state_dict_is_the_nested_one_again():
     flat = {"state.a.w.step": 1, "state.a.b.step": 2, "state.c.w.step": 3}
     flat |= {f"param_groups.{fqn}.lr": lr for fqn, lr in (("a.w", 0.1), ("a.b", 0.2), ("c.w", 0.1))}
-    told = describe("AdamW", (), flat, None)
+    told = describe(flat)
     assert told.state == {"a.w": {"step": 1}, "a.b": {"step": 2}, "c.w": {"step": 3}}
     assert [(g.lr, g.names) for g in told.param_groups] == [(0.1, ("a.w", "c.w")), (0.2, ("a.b",))]
 
@@ -140,7 +141,7 @@ def test_factored_moments_and_a_model_that_lacks_parameters_name_nothing_without
 def test_groups_show_names_and_hyperparameters():
     value = optimizer([(0, (2, 3)), (1, (2,))])
     value["param_groups"][0]["lr"] = 0.1  # type: ignore[index]
-    (group,) = describe("AdamW", (), value, model(w=(2, 3), b=(2,))).param_groups
+    (group,) = describe(value, model=model(w=(2, 3), b=(2,))).param_groups
     assert (group.lr, group["lr"], group.names) == (0.1, 0.1, ("w", "b"))
 
 
