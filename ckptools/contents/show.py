@@ -222,14 +222,9 @@ class UnequalValues:
         values = {rank: leaves.get(below, NOTHING) for rank, leaves in self._leaves[above].items()}
         ranks: dict[Any, list[int]] = {}
         for rank in sorted(values):
-            ranks.setdefault(self._identity(values[rank]), []).append(rank)
+            found = None if isinstance(values[rank], Absent) else content_of(values[rank], self._files)
+            ranks.setdefault(found and (found.digest or found), []).append(rank)
         return tuple(_row(of, values[of[0]]) for of in ranks.values()) if len(ranks) > 1 else ()
-
-    def _identity(self, value: Any) -> Any:
-        if isinstance(value, Absent):
-            return None
-        found = content_of(value, self._files)
-        return found.digest or found
 
 
 def _row(ranks: Iterable[int], value: Any) -> RankValue:

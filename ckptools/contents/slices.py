@@ -67,9 +67,8 @@ def elements(tensor: Tensor, text: str) -> Any:
     placed = replace(tensor, shards=tuple(_meeting(tensor, box)))
     _check_all_is_here(placed, box, text)
     for row in _rows(box):
-        out[tuple(slice(o, o + n) for o, n in zip(row.seen_from(box).offsets, row.sizes, strict=True))] = read_box(
-            placed, row
-        )
+        place = zip(row.seen_from(box).offsets, row.sizes, strict=True)
+        out[tuple(slice(o, o + n) for o, n in place)] = read_box(placed, row)
     values = decoded(out, tensor.dtype).reshape(cut.kept)
     return (values.astype(str) if values.dtype.kind == "c" else values).tolist()
 
