@@ -143,7 +143,6 @@ def _stated_rows(tensor: Tensor) -> Iterator[ShardRow]:
 
 
 def _remarks(page: Page, tensor: Tensor) -> None:
-    """Add the ranks whose bytes are not here, and why."""
     ranks = {shard.rank for shard in tensor.shards if shard.rank is not None and not shard.is_here}
     if not tensor.unread:
         _remark(page, "MISSING: no file here holds the shards of {ranks}", ranks)
@@ -166,7 +165,6 @@ def shard_table(page: Page, shards: Sequence[Shard], tensor: Tensor | None = Non
 
 
 def _absent(shard: Shard, tensor: Tensor | None) -> str:
-    """The text in place of the file of a shard without one."""
     if tensor is None:
         return "in no file that was read"
     lost = "" if shard.rank is None else tensor.lost.get(shard.rank, "")

@@ -55,14 +55,6 @@ def tensor_layout(tensor: Tensor, name: str = "", rows: Iterable[ShardRow] | Non
     return Picture(title, svg(title, text, drawn, height), text)
 
 
-# -- drawn -------------------------------------------------------------------------------------------------------
-
-
-def scaled(start: int, length: int, whole: int, room: float) -> tuple[float, float]:
-    """Scale a range of indices to a given width: its start and its length there."""
-    return start / whole * room, length / whole * room
-
-
 def strip_cells(start: int, length: int, each: int) -> Iterator[tuple[int, float, float]]:
     """Place a range in a strip with `each` elements to a line: `(line, x, width)` for each line."""
     while length > 0:
@@ -84,17 +76,16 @@ def box_rects(box: Box, shape: Ints, cut: Ints, each: int) -> Iterator[Rect]:
         for at, x, width in strip_cells(*run, each):
             yield Rect(x, at * STRIP, width, STRIP)
     else:
-        y, height = scaled(box.offsets[cut[0]], box.sizes[cut[0]], shape[cut[0]], GRID)
-        x, width = scaled(box.offsets[cut[1]], box.sizes[cut[1]], shape[cut[1]], WIDTH)
+        scales = [(d, shape[d], room) for d, room in zip(cut, (GRID, WIDTH), strict=True)]
+        y, x = (box.offsets[d] / whole * room for d, whole, room in scales)
+        height, width = (box.sizes[d] / whole * room for d, whole, room in scales)
         yield Rect(x, y, width, height)
 
 
 class _Panel(NamedTuple):
     """The strip or grid of one copy of a tensor, with the place of each region.
 
-    Attributes:
-        shape: sizes of the drawing; a tensor sharded in many dimensions is one row of all its elements.
-        flat: whether pieces follow each other in order, not at their true places.
+    A tensor sharded in many dimensions is `flat`: a row of all its elements, in which pieces follow in their order.
     """
 
     shape: Ints
@@ -150,9 +141,9 @@ def _flat_panel(layout: TensorLayout, gaps: Sequence[Box]) -> _Panel:
 
 
 def _drawn(layout: TensorLayout) -> tuple[list[str], float]:
-    facts = [line for line in list(layout_words(layout)) if not line.startswith("  ")]
+    facts = [line for line in layout_words(layout) if not line.startswith("  ")]
     lines = [part for fact in facts for part in _lines(fact)]
-    parts = [label(0, 12 + 16 * n, line, _tone(line)) for n, line in enumerate(lines)]
+    parts = [label(0, 12 + 16 * n, line, "ink" if line[:5].isupper() else "faint") for n, line in enumerate(lines)]
     y = 16.0 * len(lines) + 8
     if not layout.tensor.numel or not (layout.pieces or (layout.cover and layout.cover.gaps)):
         parts.append(rect(Rect(0, y, WIDTH, STRIP), "edge dash"))
@@ -175,10 +166,6 @@ def _drawn(layout: TensorLayout) -> tuple[list[str], float]:
     return [*parts, keys], bottom
 
 
-def _tone(line: str) -> str:
-    return "ink" if line[:5].isupper() else "faint"
-
-
 def _lines(text: str) -> list[str]:
     """Split a fact into at most two lines of the picture."""
     room = int(WIDTH / CHARACTER)
@@ -195,7 +182,6 @@ def _axis(layout: TensorLayout, panel: _Panel) -> str:
 
 
 def _copies_drawn(layout: TensorLayout, panel: _Panel) -> int:
-    """Number of copies with a strip or grid of their own."""
     most = MAX_COPIES if panel.lines == 1 and len(panel.cut) < 2 else 4
     return max(1, min(layout.copies, most, MAX_RECTS // max(1, len(layout.pieces))))
 

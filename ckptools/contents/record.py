@@ -78,12 +78,10 @@ class KeySection(NamedTuple):
 @displayed
 @dataclass(frozen=True)
 class Keys:
-    """The keys of a checkpoint, or the selected ones.
+    """The keys of a checkpoint, or the selected ones; elements and bytes of tied weights count once.
 
     Attributes:
         whole: whether all of it is here; None if not every file was compared.
-        params: elements of them; a tied weight counts once.
-        bytes: of the global tensors, packed; a tied weight counts once.
         private: how many values were left out because their names begin with `_`.
         rows: a row for each key, in the order of the file.
     """
@@ -237,12 +235,10 @@ class Shown:
     """Some keys of a checkpoint.
 
     Attributes:
-        keys: the requested keys.
         private: how many values were left out because their names begin with `_`.
         not_read: number of ranks whose files are here but were not read, so that their values are unknown.
         lost: number of ranks whose values are unknown because their files are missing or damaged.
         streams: the generators of the random states that are shown.
-        rows: a row for each key that was found, in the order of the file.
     """
 
     path: Path

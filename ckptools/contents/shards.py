@@ -85,49 +85,33 @@ def _cover(tensor: Tensor, here: Iterable[Box]) -> Cover | None:
 
 
 class DrawnShard(NamedTuple):
-    """A shard of a tensor, whether a file that was read contains it, and if not, why."""
+    """A shard of a tensor, whether a file that was read contains it, and why if it does not."""
 
     box: Box
     rank: int | None
     here: bool
-    note: str = ""
+    note: str
 
 
 class DrawnPiece(NamedTuple):
     """A region of a tensor with its copies in rank order."""
 
     box: Box
-    copies: tuple[DrawnShard, ...]
-
-
-def drawn_shards(tensor: Tensor, rows: Iterable[ShardRow] | None = None) -> tuple[DrawnShard, ...]:
-    """The shards of a tensor as its files list them, or those in `rows`."""
-    if rows is None:
-        absent = "in no file that was read"
-        return tuple(DrawnShard(s.box, s.rank, s.is_here, "" if s.is_here else absent) for s in tensor.shards)
-    return tuple(DrawnShard(Box(r.offsets, r.sizes), r.rank, r.status == "here", r.note) for r in rows)
+    copies: Sequence[DrawnShard]
 
 
 def _pieces(shards: Iterable[DrawnShard]) -> tuple[DrawnPiece, ...]:
-    """The regions that are not empty in the order of their places, each with all its copies."""
     found: dict[Box, list[DrawnShard]] = {}
     for one in shards:
         if one.box.numel:
             found.setdefault(one.box, []).append(one)
-    return tuple(
-        DrawnPiece(box, tuple(sorted(found[box], key=lambda one: -1 if one.rank is None else one.rank)))
-        for box in sorted(found)
-    )
+    for copies in found.values():
+        copies.sort(key=lambda one: -1 if one.rank is None else one.rank)
+    return tuple(DrawnPiece(box, found[box]) for box in sorted(found))
 
 
 class TensorLayout(NamedTuple):
-    """The layout of a tensor to draw.
-
-    Attributes:
-        shards: its shards, rank by rank, empty ones too.
-        pieces: the regions, each once.
-        cover: gaps between the pieces that are here, and their overlaps; None if unknown.
-    """
+    """The layout of a tensor to draw: all its shards, each region with elements once, and the cover if it is known."""
 
     tensor: Tensor
     shards: tuple[DrawnShard, ...]
@@ -153,13 +137,13 @@ class TensorLayout(NamedTuple):
 
 def layout_of(tensor: Tensor, rows: Iterable[ShardRow] | None = None) -> TensorLayout:
     """Find the ranks that have each piece of a tensor, by its shards as found in the files or else as it states."""
-    shards = drawn_shards(tensor, rows)
+    if rows is None:
+        shards = tuple(DrawnShard(s.box, s.rank, s.is_here, "in no file that was read") for s in tensor.shards)
+    else:
+        shards = tuple(DrawnShard(Box(r.offsets, r.sizes), r.rank, r.status == "here", r.note) for r in rows)
     within = [one for one in shards if one.box.inside(tensor.shape)]
     here = {one.box for one in shards if one.here and one.box.numel}
     return TensorLayout(tensor, shards, _pieces(within), _cover(tensor, here))
-
-
-# -- in words ----------------------------------------------------------------------------------------------------
 
 
 def layout_words(layout: TensorLayout) -> Iterator[str]:

@@ -80,23 +80,17 @@ def show(
 
 def _rows(ck: Checkpoint, entries: Sequence[Entry], values: str | None) -> Rows[ShownKey]:
     tensors = sum(isinstance(entry.value, Tensor) for entry in entries)
-    rows = zip(key_rows(ck, entries), entries, strict=True)
+    rows: list[ShownKey] = []
     locator = ItemLocator()
     with OpenFiles() as files:
         unequal = UnequalValues(ck, files)
-        return Rows(
-            _shown(
-                row,
-                with_items_read(entry.value, locator, files) if isinstance(entry.value, Tensor) else entry.value,
-                values,
-                tensors,
-            )._replace(ranks=unequal.at(entry))
-            for row, entry in rows
-        )
+        for row, entry in zip(key_rows(ck, entries), entries, strict=True):
+            value = with_items_read(entry.value, locator, files) if isinstance(entry.value, Tensor) else entry.value
+            rows.append(_shown(row, value, values, tensors)._replace(ranks=unequal.at(entry)))
+    return Rows(rows)
 
 
 def _chosen(ck: Checkpoint, keys: Iterable[str]) -> list[Entry]:
-    """The entries for some keys, each once, in the order of the checkpoint."""
     names = {entry.name for key in keys for entry in entries_at(ck, key)}
     return [entry for entry in entries_of(ck) if entry.name in names]
 
@@ -148,7 +142,6 @@ def _with_elements(shown: ShownKey, tensor: Tensor, values: str, alone: bool) ->
 
 
 def _with_figures(shown: ShownKey, tensor: Tensor) -> ShownKey:
-    """Add figures if the tensor is small and its bytes are here."""
     here = any(shard.status == "here" for shard in shown.shards)
     if shown.kind == "rng" or tensor.encoded_as or not 0 < tensor.numel <= SMALL or not here:
         return shown

@@ -77,7 +77,6 @@ def _alone(row: ShownKey) -> Iterator[tuple[str, str]]:
 
 
 def _by_rank(row: ShownKey, wide: int) -> Iterator[tuple[str, str, str]]:
-    """The cells of a value under `RANK_COLUMNS`, a row for each distinct value."""
     if not row.ranks:
         yield row.name, "-", _brief(row, wide)
     for of in row.ranks:
@@ -238,7 +237,6 @@ def _cell(shards: Sequence[ShardRow], cut: Sequence[int], span: Sequence[tuple[i
 
 
 def _one_cell_each(shards: Sequence[ShardRow], dim: int) -> Iterator[str]:
-    """A cell for each of many shards, in the order of their places."""
     cells: dict[int, str] = {}
     for row in sorted(shards, key=lambda row: (row.offsets[dim], row.status != "here")):
         cells.setdefault(row.offsets[dim], _name(row.rank) if row.status == "here" else ".")

@@ -157,7 +157,6 @@ def _rows_in(branch: Branch[KeyRow]) -> list[KeyRow]:
 
 
 def _tensor_cells(rows: Sequence[KeyRow]) -> tuple[str, ...]:
-    """Shape, elements and size of each tensor, its dtype and layout, and the number of tensors."""
     first = rows[0]
     cells = shape(first.shape or ()), count(first.params), size(first.bytes), short(first.dtype), first.layout
     tied = [f"tied to {few(list(dict.fromkeys(row.tied for row in rows)), 2)}"] if first.tied else []
@@ -184,7 +183,6 @@ PARAMS, LAYOUT = 1, 4
 
 
 def _laid_out(lines: Sequence[_TreeLine], screen: Screen) -> list[str]:
-    """Align the cells of the lines and cut them to the screen."""
     name = max((len(line.drawn) + len(line.name) for line in lines), default=0)
     widths = _widths(lines)
     if screen.width is not None and _width(name, widths) > screen.width:

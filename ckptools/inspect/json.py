@@ -10,7 +10,7 @@ from ckptools._version import __version__
 from ckptools.display.lines import key_name
 from ckptools.display.record_json import JsonValues, to_json
 from ckptools.inspect.record import Report, SectionRow
-from ckptools.inspect.section_summary import GroupRow, OptimizerRow
+from ckptools.inspect.section_summary import OptimizerRow
 from ckptools.keys.sharding import placement
 from ckptools.model.checkpoint import Fact, RankFile
 from ckptools.model.problems import Problem
@@ -109,13 +109,11 @@ def _section(row: SectionRow) -> dict[str, Any]:
 
 def _optimizer(row: OptimizerRow, values: JsonValues) -> dict[str, Any]:
     facts = row._asdict()
-    del facts["groups"]
-    return {**facts, "param_groups": [_group(group, values) for group in row.groups]}
-
-
-def _group(group: GroupRow, values: JsonValues) -> dict[str, Any]:
-    """Hyperparameters under their own names, then the number of parameters, as in the table."""
-    return {**values.of(group.values), "params": group.params, "tensors": group.tensors}
+    groups = facts.pop("groups")
+    return {
+        **facts,
+        "param_groups": [{**values.of(g.values), "params": g.params, "tensors": g.tensors} for g in groups],
+    }
 
 
 def _problem(problem: Problem) -> dict[str, Any]:

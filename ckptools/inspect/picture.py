@@ -46,22 +46,16 @@ STATES: dict[State, Key] = {
     "missing": Key("paper edge dash", "M", "missing"),
 }
 
-OF_CODE: dict[Code, State] = {
-    Code.FILE_MISSING: "missing",
-    Code.FILE_CUT: "cut",
-    Code.FILE_UNREADABLE: "cut",
-    Code.BAD_CHECKSUM: "cut",
-    Code.VALUE_LOST: "cut",
-    Code.MIXED_SAVES: "step",
-    Code.LAYOUT_DISAGREES: "odd",
-    Code.COPIES_DIFFER: "odd",
-    Code.WORLD_SIZES_DISAGREE: "odd",
-    Code.ODD_FILE_SIZE: "odd",
-    Code.NAME_CONTRADICTS: "odd",
-    Code.STRAY_FILE: "odd",
-    Code.METADATA_CONTRADICTS: "odd",
-}
-"""State of the ranks that a problem names, by its code; other or less severe problems give `other`."""
+CODES: dict[State, tuple[Code, ...]] = {
+    "missing": (Code.FILE_MISSING,),
+    "cut": (Code.FILE_CUT, Code.FILE_UNREADABLE, Code.BAD_CHECKSUM, Code.VALUE_LOST),
+    "step": (Code.MIXED_SAVES,),
+    "odd": (
+        Code.LAYOUT_DISAGREES, Code.COPIES_DIFFER, Code.WORLD_SIZES_DISAGREE, Code.ODD_FILE_SIZE,
+        Code.NAME_CONTRADICTS, Code.STRAY_FILE, Code.METADATA_CONTRADICTS,
+    ),
+}  # fmt: skip
+"""Codes of problems by the state of the ranks that they name; other or less severe problems give `other`."""
 
 
 class RankCell(NamedTuple):
@@ -117,7 +111,8 @@ def _cell(rank: int | None, files: Sequence[RankFile], problems: Sequence[Proble
 
 def _state_of(problem: Problem) -> State:
     # For instance, copies that may differ do not make a rank the odd one out.
-    return OF_CODE.get(problem.kind, "other") if problem.severity == problem.kind.severity else "other"
+    severe = problem.severity == problem.kind.severity
+    return next((state for state, codes in CODES.items() if severe and problem.kind in codes), "other")
 
 
 def _state(file: RankFile, read: bool) -> State:
@@ -156,8 +151,6 @@ def _words(cells: Sequence[RankCell], problems: Iterable[Problem], count: int) -
         what = f"{plural(len(loose), 'problem')} of no rank, or of most at once"
         yield f"no cell shows {what}: {few(list(dict.fromkeys(loose)))}"
 
-
-# -- drawn -------------------------------------------------------------------------------------------------------
 
 ROW_LABEL = 36.0
 CELL = Rect(0, 0, 20, 20)

@@ -31,14 +31,7 @@ WRITER_KEYS = (
 
 
 class RankCount(NamedTuple):
-    """Numbers of ranks and files.
-
-    Attributes:
-        expected: ranks that saved it; None if unknown.
-        here: ranks whose files exist and are not damaged.
-        read: ranks whose structure was read.
-        files: existing files.
-    """
+    """Ranks that saved it (None if unknown), those with undamaged files here, those that were read, and files here."""
 
     expected: int | None
     here: int
@@ -47,12 +40,7 @@ class RankCount(NamedTuple):
 
 
 class SectionRow(NamedTuple):
-    """One section of the tree.
-
-    Attributes:
-        holds: its contents in words.
-        plain: whether it is a single value or an empty container.
-    """
+    """One section of the tree, and its contents in words; `plain` is a single value or an empty container."""
 
     kind: SectionKind
     name: str

@@ -13,7 +13,7 @@ from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath, nodes_in, tensors_in, walk
 from ckptools.model.values import NumpyArray, scalar
 from ckptools.text import plural
-from ckptools.training_state.optimizer_names import group_ids
+from ckptools.training_state.optimizer_names import group_ids, moments_of
 from ckptools.training_state.optimizers import Optimizer, ParamGroup, nested, optimizers_of
 from ckptools.training_state.sections import (
     Section,
@@ -130,10 +130,9 @@ def _values(value: Any) -> str:
 
 
 class GroupRow(NamedTuple):
-    """One param group.
+    """One param group: its hyperparameters, without the list of parameters.
 
     Attributes:
-        values: its hyperparameters as the file has them, without the list of parameters.
         tensors: number of parameters in it; None if the file does not list them.
         params: their total number of elements; None if it is unknown for one of them.
         names: their fqns, `?3` if only the number is known.
@@ -217,9 +216,7 @@ def _sizes(ck: Checkpoint, optimizer: Optimizer) -> dict[str, int]:
     """
     sizes: dict[str, int] = {}
     for key, entry in optimizer.state.items():
-        moments = (
-            [v for k, v in entry.items() if isinstance(v, Tensor) and k != "step"] if isinstance(entry, Mapping) else []
-        )
+        moments = moments_of(entry)
         if moments and moments[0].kind != "flat_pieces":
             sizes[key if isinstance(key, str) else f"?{key}"] = moments[0].numel
     for section in sections_of_kind(ck, "model"):

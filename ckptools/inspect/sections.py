@@ -18,6 +18,7 @@ from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import KeyPath, fqn_of
 from ckptools.text import plural, printable, shape, size
+from ckptools.training_state.optimizer_names import moments_of
 from ckptools.training_state.optimizers import optimizers_of
 from ckptools.training_state.sections import Section, sections_of
 
@@ -34,11 +35,9 @@ class StateRow(NamedTuple):
 
 
 class ValueRow(NamedTuple):
-    """One value of a section that is no tensor of a model or optimizer.
+    """One value of a section that is no tensor of a model or optimizer; a long sequence of plain values is one.
 
     Attributes:
-        path: key path below the section.
-        value: the value; a long sequence of plain values is one.
         fingerprint: CRC-32 of a long sequence or array, to compare ranks; None for others.
         differs: name of the value, or of a container of it, that differs on other ranks; empty if none does.
     """
@@ -146,7 +145,6 @@ def _lines(report: Report, detail: Detail, screen: Screen) -> list[str]:
 
 
 def _other_lines(report: Report, details: Sequence[Detail], screen: Screen) -> list[str]:
-    """Sections with values only, in one table."""
     rows = [_value_cells(row, detail.name) for detail in details for row in detail.values]
     title = details[0].name if len(details) == 1 else "other values"
     return [
@@ -184,14 +182,11 @@ def tensor_cells(fqn: str, tensor: Tensor) -> list[str]:
 
 
 def _state_cells(row: StateRow) -> list[str]:
-    moments = [v for k, v in row.slots.items() if isinstance(v, Tensor) and k != "step"]
+    moments = moments_of(row.slots)
     dims = shape(moments[0].shape) if moments else "-"
-    slots = ", ".join(f"{slot} {_slot(value)}" for slot, value in row.slots.items())
-    return [row.parameter, "-" if row.group is None else str(row.group), dims, slots]
-
-
-def _slot(value: Any) -> str:
-    return short(value.dtype) if isinstance(value, Tensor) else value_text(value, 40)
+    slots = {k: short(v.dtype) if isinstance(v, Tensor) else value_text(v, 40) for k, v in row.slots.items()}
+    state = ", ".join(f"{slot} {text}" for slot, text in slots.items())
+    return [row.parameter, "-" if row.group is None else str(row.group), dims, state]
 
 
 def _value_cells(row: ValueRow, section: str = "") -> list[str]:

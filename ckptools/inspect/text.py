@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 
 from ckptools.display.lines import fold, key_name, value_text
 from ckptools.display.tables import PIPE, Column, Screen, table, wrapped
@@ -24,6 +25,8 @@ TITLES = {"weight_decay": "wd"}
 
 def report_text(report: Report, screen: Screen = PIPE, private: bool = False) -> str:
     """Render the whole report; private values of schedulers only on request."""
+    names = printable(few(report.differing, 20))
+    differing = wrapped("differs between ranks, as it may: ", names, screen) if names else []
     blocks = [
         [f"{printable(report.name)} in {printable(str(report.folder))}   {printable(report.saved_as)}"],
         [*headline(report, screen), *problem_lines(report, ("error", "warning"), screen)],
@@ -35,12 +38,9 @@ def report_text(report: Report, screen: Screen = PIPE, private: bool = False) ->
             for s in report.schedulers
             for line in wrapped(f"{printable(s.section)}: ", printable(scheduler_words(s, private)), screen)
         ],
-        [*_differing(report, screen), *problem_lines(report, ("note",), screen)],
+        [*differing, *problem_lines(report, ("note",), screen)],
     ]
     return "\n\n".join("\n".join(block) for block in blocks if block)
-
-
-# -- whole or not ------------------------------------------------------------------------------------------------
 
 
 def headline(report: Report, screen: Screen = PIPE) -> list[str]:
@@ -61,9 +61,6 @@ def problem_lines(report: Report, severities: Sequence[str], screen: Screen) -> 
         where = f"{f.where.ljust(min(width, 24))}  " if width else ""
         lines += wrapped(f"  {f.code}  {where}", f.message, screen)
     return lines + ([f"  {len(folded) - len(kept)} more when piped"] if len(folded) > len(kept) else [])
-
-
-# -- facts -------------------------------------------------------------------------------------------------------
 
 
 def facts(report: Report) -> Iterator[tuple[str, str, str]]:
@@ -123,8 +120,6 @@ def _fact_lines(report: Report, screen: Screen) -> Iterator[str]:
         yield from wrapped(f"  {shown_name}{value.ljust(value_width - 2)}  ", source, screen)
 
 
-# -- what is inside ----------------------------------------------------------------------------------------------
-
 SECTION_COLUMNS = (
     Column("section", name=True),
     Column("tensors", right=True),
@@ -148,13 +143,8 @@ def _section_cells(row: SectionRow) -> list[str]:
     measured = row.size
     if not measured.tensors:
         return [row.name, "-", "-", "-", "-", row.holds]
-    numbers = [str(measured.tensors), count(measured.params), _dtypes(measured.dtypes), size(measured.nbytes)]
-    return [row.name, *numbers, row.holds]
-
-
-def _dtypes(counts: Mapping[str, int]) -> str:
-    """Short names of dtypes, the most frequent first: `fp32, int64`."""
-    return ", ".join(short(d) for d, _ in sorted(counts.items(), key=lambda item: -item[1]))
+    dtypes = ", ".join(short(dtype) for dtype, _ in Counter(measured.dtypes).most_common())
+    return [row.name, str(measured.tensors), count(measured.params), dtypes, size(measured.nbytes), row.holds]
 
 
 def optimizer_lines(optimizer: OptimizerRow, screen: Screen = PIPE) -> list[str]:
@@ -200,12 +190,6 @@ def scheduler_words(scheduler: SchedulerRow, private: bool = False) -> str:
     state = ", ".join(f"{k} {value_text(v, 60)}" for k, v in shown)
     agrees = {True: "; lr as in the param groups", False: "; LR IS NOT THAT OF THE PARAM GROUPS", None: ""}
     return state + agrees[scheduler.agrees] + (f"; {plural(hidden, 'private value')}: --private" if hidden else "")
-
-
-def _differing(report: Report, screen: Screen) -> list[str]:
-    if not report.differing:
-        return []
-    return wrapped("differs between ranks, as it may: ", printable(few(report.differing, 20)), screen)
 
 
 # -- what goes to stderr -----------------------------------------------------------------------------------------

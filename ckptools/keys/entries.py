@@ -86,7 +86,7 @@ def tensor_entries(ck: Checkpoint) -> tuple[Entry, ...]:
 
 def _entries(ck: Checkpoint) -> Iterator[Entry]:
     only_model = len(sections_of_kind(ck, "model")) == 1
-    optimizers = {o.path: o for o in optimizers_of(ck).values()} if sections_of_kind(ck, "optimizer") else {}
+    optimizers = {o.path: o for o in optimizers_of(ck).values()}
     for section in sections_of(ck):
         if section.kind == "optimizer":
             yield from _of_optimizer(section, optimizers[section.path])
@@ -159,7 +159,10 @@ class Selection:
         Raises:
             UsageError: it has no such section.
         """
-        self._check_section(ck)
+        names = [section.name for section in sections_of(ck)]
+        if self.section and self.section not in (*names, *KINDS, ALL):
+            known = ", ".join(dict.fromkeys([*KINDS, *names]))
+            raise UsageError(ck.path, f"has no section {self.section!r}; there are {known}")
         inside = [entry for entry in entries_of(ck) if self.section in ("", ALL, entry.kind, entry.section)]
         return [entry for entry in inside if self.takes(*entry.names)] if self.include or self.exclude else inside
 
@@ -181,12 +184,6 @@ class Selection:
     @cached_property
     def _unwanted(self) -> re.Pattern[str]:
         return pattern(self.exclude)
-
-    def _check_section(self, ck: Checkpoint) -> None:
-        names = [section.name for section in sections_of(ck)]
-        if self.section and self.section not in (*names, *KINDS, ALL):
-            known = ", ".join(dict.fromkeys([*KINDS, *names]))
-            raise UsageError(ck.path, f"has no section {self.section!r}; there are {known}")
 
 
 EVERYTHING = Selection()

@@ -56,7 +56,6 @@ def is_by_rank(states: Any) -> bool:
 
 
 def _own(ck: Checkpoint, section: Section) -> Iterator[tuple[KeyPath, Mapping[int, Any]]]:
-    """The values that each rank has for itself in a section, by path in the section."""
     n = len(section.path)
     for key, values in ck.per_rank.items():
         if key[:n] == section.path:

@@ -6,7 +6,6 @@ from math import prod
 from typing import NamedTuple
 
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.regions import Ints
 from ckptools.model.tensor import Tensor, shard_boxes, shard_ranks
 from ckptools.model.tree import tensors_in
 from ckptools.text import clip, plural, printable
@@ -125,7 +124,10 @@ def _expected(tensor: Tensor, group: int | None) -> int:
 
 def _how(tensor: Tensor, group: int | None) -> str:
     if tensor.kind == "dtensor":
-        return _placed(tensor.placements or (), tensor.mesh or ())
+        placements, mesh = tensor.placements or (), tensor.mesh or ()
+        if len(placements) == len(mesh) == 1:
+            return f"{placements[0]} on {plural(mesh[0], 'rank')}"
+        return f"({', '.join(placements)}) on {' x '.join(map(str, mesh))} ranks"
     if tensor.kind == "flat_pieces":
         return "pieces of flattened parameters"
     if tensor.kind in ("chunks", "checkpointable"):
@@ -148,12 +150,6 @@ def _encoded(tensor: Tensor) -> str:
     encoded = tensor.encoded_as[0]
     name = printable(clip(encoded.name.rpartition(".")[2], MAX_CLASS))
     return f"quantized as {name}" if encoded.coding is not None else f"of class {name}"
-
-
-def _placed(placements: tuple[str, ...], mesh: Ints) -> str:
-    if len(placements) == len(mesh) == 1:
-        return f"{placements[0]} on {plural(mesh[0], 'rank')}"
-    return f"({', '.join(placements)}) on {' x '.join(map(str, mesh))} ranks"
 
 
 def _cut(tensor: Tensor) -> str:

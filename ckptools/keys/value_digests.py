@@ -14,7 +14,7 @@ from datetime import timedelta
 from hashlib import blake2b
 from typing import Any
 
-from ckptools.errors import CkptoolsError
+from ckptools.errors import CkptoolsError, ReadError
 from ckptools.files.opening import OpenFiles
 from ckptools.keys.rank_leaves import LONG, MAX_BITS, is_brief, is_plain
 from ckptools.model.cover import cover_problem
@@ -59,10 +59,6 @@ class Content:
         return self.digest[:8]
 
 
-class _UnknownError(Exception):
-    """A value that cannot be known; its argument says why."""
-
-
 def content_of(value: Any, files: OpenFiles, rank: int | None = None, most: int = MAX_SMALL) -> Content:
     """Digest and describe a plain value, or a small tensor.
 
@@ -73,8 +69,6 @@ def content_of(value: Any, files: OpenFiles, rank: int | None = None, most: int 
     try:
         for piece in _pieces(value, files, rank, most):
             digest.update(piece)
-    except _UnknownError as error:
-        return Content("", text, str(error))
     except CkptoolsError as error:
         return Content("", text, error.reason)
     return Content(digest.hexdigest(), text, "", value if isinstance(value, (list, tuple, NumpyArray)) else None)
@@ -93,7 +87,7 @@ def _pieces(value: Any, files: OpenFiles, rank: int | None, most: int) -> Iterat
         node = scalar(stack.pop())
         left -= 1
         if left < 0:
-            raise _UnknownError(f"holds more than {MAX_ITEMS} values")
+            raise ReadError(None, f"holds more than {MAX_ITEMS} values")
         if isinstance(node, (list, tuple)):
             yield b"[%d" % len(node)
             stack += reversed(node)
@@ -112,7 +106,7 @@ def _pieces(value: Any, files: OpenFiles, rank: int | None, most: int) -> Iterat
 
 def _opaque(node: Opaque) -> bytes:
     if isinstance(node, Lost):
-        raise _UnknownError("could not be read; verify says why" if node.name == "lost" else node.name)
+        raise ReadError(None, "could not be read; verify says why" if node.name == "lost" else node.name)
     return _tagged(b"O", node.name)
 
 
@@ -151,7 +145,7 @@ def _array(value: NumpyArray) -> bytes:
 
 def _tensor(tensor: Tensor, files: OpenFiles, rank: int | None, most: int) -> Iterator[bytes]:
     if tensor.nbytes > most:
-        raise _UnknownError(f"a tensor of {tensor.nbytes} bytes outside of model and optimizer")
+        raise ReadError(None, f"a tensor of {tensor.nbytes} bytes outside of model and optimizer")
     yield _tagged(b"t", f"{tensor.dtype} {list(tensor.shape)}")
     own = _own(tensor, rank)
     if own:
@@ -159,7 +153,7 @@ def _tensor(tensor: Tensor, files: OpenFiles, rank: int | None, most: int) -> It
         return
     problem = cover_problem(tensor, "")
     if problem is not None:
-        raise _UnknownError(problem.message)
+        raise ReadError(None, problem.message)
     yield from map(bytes, tensor_bytes(once(tensor), tensor.dtype, files))
 
 

@@ -60,11 +60,7 @@ def checkpoints_in(
 class Listing:
     """List the checkpoints in a folder, also repeatedly: unchanged files are not read twice.
 
-    Attributes:
-        on_found: called with each checkpoint that was opened.
-        may_be_empty: whether a folder without checkpoints is accepted.
-        how: options of `open_checkpoint`, which also decide whether links out of the folder are followed.
-        known: a checkpoint of the folder that was opened with every rank.
+    The fields are the arguments of `checkpoints_in`; a folder without checkpoints is accepted if it `may_be_empty`.
     """
 
     folder: Path

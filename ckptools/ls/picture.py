@@ -84,9 +84,6 @@ def run_steps(run: RunFolder) -> Picture:
     return Picture(title, svg(title, text, drawn, height), text)
 
 
-# -- in words ----------------------------------------------------------------------------------------------------
-
-
 def _words(points: Sequence[Point], breaks: Sequence[Break]) -> Iterator[str]:
     steps = [point.step for point in points if point.step is not None]
     yield plural(len(points), "checkpoint") + (f", steps {min(steps)} to {max(steps)}" if steps else ", no step known")
@@ -119,9 +116,6 @@ def _last_points(points: Sequence[Point]) -> Iterator[str]:
         yield f"  {_name(point)}: step {'unknown' if point.step is None else point.step}, lr {rates}"
     if len(points) > 12:
         yield f"  {len(points) - 12} before these"
-
-
-# -- drawn -------------------------------------------------------------------------------------------------------
 
 
 class Axis(NamedTuple):
@@ -166,7 +160,6 @@ def _drawn(points: Sequence[Point], breaks: Sequence[Break]) -> tuple[list[str],
 
 
 def _frame(top: float, title: str, across: tuple[str, str], down: tuple[str, str]) -> Iterator[str]:
-    """The title of a graph, its two axes, and the figures at their ends."""
     low, high = top + 18, top + 18 + HIGH
     yield label(LEFT, top + 12, title, "faint")
     yield line([(LEFT - 6, low), (LEFT - 6, high + 6), (WIDTH, high + 6)], "grid")
@@ -201,7 +194,6 @@ def _course(
 
 
 def _steps(points: Sequence[Point], breaks: Sequence[Break], top: float) -> Iterator[str]:
-    """The step of every checkpoint by its time of saving."""
     times = axis([p.saved or 0.0 for p in points], LEFT, WIDTH - 8)
     steps = axis([p.step or 0 for p in points], top + 18 + HIGH, top + 18)
     when = (_moment(times.low), _moment(times.high))

@@ -73,11 +73,9 @@ def seconds_of(saved: str) -> float:
 @displayed
 @dataclass(frozen=True)
 class TrackerRow:
-    """A file or link such as `latest`, from which a run resumes.
+    """A file or link such as `latest`, from which a run resumes, and the checkpoint that it leads to, if any.
 
-    Attributes:
-        checkpoint: name of the checkpoint that it leads to; None if it leads to none.
-        severity: severity of its problem; "" if it leads to the newest whole checkpoint.
+    There is neither severity nor problem if it leads to the newest whole checkpoint.
     """
 
     name: str
@@ -90,12 +88,7 @@ class TrackerRow:
 @displayed
 @dataclass(frozen=True)
 class LeftOverRow:
-    """A temporary file or folder of an interrupted or running write.
-
-    Attributes:
-        bytes: of the file, or of all files in the folder.
-        saved: time of the last write, in UTC.
-    """
+    """A temporary file or folder of an interrupted or running write, and the time of the last write, in UTC."""
 
     name: str
     bytes: int

@@ -95,8 +95,6 @@ class RunSearch:
         """The name of a path to append to the folder."""
         return str(path.relative_to(self.root))
 
-    # -- folders -------------------------------------------------------------------------------------------------
-
     def _entries(self, folder: Path) -> list[Path]:
         """The entries of a folder, without hidden and temporary ones and links that are not followed."""
         listed = sorted(islice(folder.iterdir(), MAX_ENTRIES + 1))
@@ -166,8 +164,6 @@ class RunSearch:
         except CkptoolsError as error:
             return error
 
-    # -- files ---------------------------------------------------------------------------------------------------
-
     def _rank_files(self, files: Sequence[Path]) -> None:
         """Find the checkpoints with a file per rank, by the names of the files."""
         groups: dict[tuple[tuple[str, str], int | None], list[RankName]] = {}
@@ -204,8 +200,6 @@ class RunSearch:
         else:
             if found.holds_weights:
                 self._found(path, found)
-
-    # -- what was found ------------------------------------------------------------------------------------------
 
     def _found(self, path: Path, opened: Opened, files: Sequence[Path] = ()) -> None:
         if path == self.root:

@@ -90,11 +90,9 @@ def change_line(event: str, row: CheckpointRow) -> str:
 
 
 def _ranks(row: CheckpointRow) -> str:
-    if not row.format:
-        return plural(row.files, "file")
-    if row.files == 1 and row.whole and row.world_size in (None, 1):
+    if row.format and row.files == 1 and row.whole and row.world_size in (None, 1):
         return "one file"
-    if not row.ranks:
+    if not row.format or not row.ranks:
         return plural(row.files, "file")
     return str(row.ranks) if row.world_size is None else f"{row.ranks}/{row.world_size}"
 
@@ -111,15 +109,10 @@ def _details(rows: Rows[CheckpointRow], screen: Screen) -> list[str]:
     """The problems of each checkpoint that is not whole."""
     wrong = [row for row in rows if row.why or row.notes]
     kept = wrong if screen.rows is None else wrong[:MAX_DETAILS]
-    lines = [line for row in kept for line in _detail(row, screen)]
+    texts = [(f"  {clip_middle(called(row), 60)}: ", text) for row in kept for text in (row.why, *row.notes) if text]
+    lines = [line for first, text in texts for line in wrapped(first, _shown(text), screen)]
     left = len(wrong) - len(kept)
     return [*lines, f"  of {left} more when piped"] if left else lines
-
-
-def _detail(row: CheckpointRow, screen: Screen) -> Iterator[str]:
-    first = f"  {clip_middle(called(row), 60)}: "
-    for text in filter(None, (row.why, *row.notes)):
-        yield from wrapped(first, _shown(text), screen)
 
 
 def _trackers(run: RunFolder, screen: Screen) -> Iterator[str]:

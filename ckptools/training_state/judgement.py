@@ -31,16 +31,13 @@ def verdict_of(ck: Checkpoint, problems: Iterable[Problem] | None = None, depth:
 
     By default it follows from what opening it found, and is as deep as opening it goes.
     """
+    opened: Depth = "structure" if ck.structure_read else "listed"
     if problems is None and depth is None:
         if "verdict" not in ck.worked_out:
-            ck.worked_out["verdict"] = _judged(ck, ck.problems, _depth(ck))
+            ck.worked_out["verdict"] = _judged(ck, ck.problems, opened)
         found: Verdict = ck.worked_out["verdict"]
         return found
-    return _judged(ck, ck.problems if problems is None else tuple(problems), depth or _depth(ck))
-
-
-def _depth(ck: Checkpoint) -> Depth:
-    return "structure" if ck.structure_read else "listed"
+    return _judged(ck, ck.problems if problems is None else tuple(problems), depth or opened)
 
 
 def _judged(ck: Checkpoint, problems: Sequence[Problem], depth: Depth) -> Verdict:
@@ -57,7 +54,6 @@ def _judged(ck: Checkpoint, problems: Sequence[Problem], depth: Depth) -> Verdic
 
 
 def _has_gaps(ck: Checkpoint) -> bool:
-    """Whether the shards that are here leave elements of a tensor out."""
     if "gaps" not in ck.worked_out:
         cut = {f.path for f in ck.files if f.status in ("cut", "bad")}
         tensors = (t for _, t in tensors_in(ck.tree) if t.kind != "meta" and is_placed(ck, t))

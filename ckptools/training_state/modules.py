@@ -87,8 +87,6 @@ def with_modules(tree: Any) -> Any:
 
 
 class _Unfolding:
-    """Makes state dicts within one budget."""
-
     def __init__(self) -> None:
         self.left = MAX_ENTRIES
 
@@ -135,12 +133,8 @@ class _Unfolding:
 def _own(state: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     passing = state.get("_non_persistent_buffers_set")
     passing = passing if isinstance(passing, (set, frozenset, list)) else ()
-    for name, value in state["_parameters"].items():
-        if value is not None:
-            yield name, value
-    for name, value in state["_buffers"].items():
-        if value is not None and name not in passing:
-            yield name, value
+    for named, left_out in ((state["_parameters"], ()), (state["_buffers"], passing)):
+        yield from ((name, value) for name, value in named.items() if value is not None and name not in left_out)
 
 
 def module_problems(tree: Any) -> Iterator[Problem]:

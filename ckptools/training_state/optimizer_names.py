@@ -91,7 +91,6 @@ def _are_in_order(optimizer: Mapping[str, Any], ids: Sequence[Id]) -> bool:
 def _naming(
     ids: Sequence[Id], proven: Mapping[Id, str], laid: Mapping[Id, str], order: ModuleOrder, whose: str
 ) -> Naming:
-    """Name ids by what shapes prove, and by what the order suggests beyond that."""
     names = {**laid, **proven}
     assumed = tuple(i for i in ids if i in laid and i not in proven)
     unnamed = tuple(i for i in ids if i not in names)
@@ -161,8 +160,7 @@ def only_shape(entry: Any, pieces: bool) -> Ints | None:
 
     Pieces of flattened parameters got their shape from a name, so that it cannot prove one.
     """
-    slots = entry.items() if isinstance(entry, Mapping) else ()
-    moments = [t for slot, t in slots if isinstance(t, Tensor) and slot != "step" and t.shape]
+    moments = [moment for moment in moments_of(entry) if moment.shape]
     runs = any(t.kind == "flat_pieces" or (pieces and not t.sharded and len(t.shape) == 1) for t in moments)
     shapes = {t.shape for t in moments}
     return shapes.pop() if len(shapes) == 1 and not runs else None
@@ -241,12 +239,16 @@ def _lay(
     return placed
 
 
+def moments_of(entry: Any) -> list[Tensor]:
+    """The tensors of a parameter's state without its step counter."""
+    slots = entry.items() if isinstance(entry, Mapping) else ()
+    return [value for slot, value in slots if isinstance(value, Tensor) and slot != "step"]
+
+
 def _moment(entry: Any) -> Tensor | None:
     """A tensor of a parameter's state that is laid out as the parameter is; None when the state has none."""
-    slots = entry.items() if isinstance(entry, Mapping) else ()
-    moments = [t for slot, t in slots if isinstance(t, Tensor) and slot != "step"]
     # Some optimizers keep 0-d counters of other names beside their moments.
-    return min(moments, key=lambda t: (not t.sharded, -len(t.shape)), default=None)
+    return min(moments_of(entry), key=lambda t: (not t.sharded, -len(t.shape)), default=None)
 
 
 def _fits(moment: Tensor | None, parameter: Tensor, pieces: bool) -> bool:

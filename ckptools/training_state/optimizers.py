@@ -175,9 +175,6 @@ def _refused(given: GivenNames, why: str) -> RefusedError:
     return RefusedError(None, f"{given.given_by}: {why}")
 
 
-# -- a list in the optimizer's order ---------------------------------------------------------------------------
-
-
 def _by_group(listed: Sequence[Sequence[str]], groups: Sequence[Sequence[Id]]) -> list[str]:
     """The names, one for each number; nothing where there are not as many, in each group."""
     sizes = [len(group) for group in groups]
@@ -207,9 +204,6 @@ def _as_the_model(
             text = f"{fqn} has shape {list(parameter.shape)}, and number {number}, which it would name, {list(shape)}"
             raise _refused(given, text)
     return spelled
-
-
-# -- parameters in the order of the module ---------------------------------------------------------------------
 
 
 def _in_its_order(optimizer: Mapping[str, Any], model: Mapping[str, Any] | None, given: GivenNames) -> Naming:

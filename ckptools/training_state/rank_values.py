@@ -30,11 +30,7 @@ WHOLE = ("plain", "quantized")
 
 
 class RankValues:
-    """Values that the ranks of one checkpoint have for themselves.
-
-    Attributes:
-        count: ranks that a list by rank has room for, missing ones included.
-    """
+    """Values that the ranks of one checkpoint have for themselves; a list by rank has room for `count` of them."""
 
     def __init__(self, checkpoint: Checkpoint, files: OpenFiles) -> None:
         self._checkpoint, self._files = checkpoint, files

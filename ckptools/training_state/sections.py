@@ -32,11 +32,7 @@ MAX_SECTION_DEPTH = 5
 
 @displayed
 class Section(NamedTuple):
-    """A part of a checkpoint.
-
-    Attributes:
-        name: for people: the path without what is the same in every checkpoint (`optimizers.AdamW`, `model`).
-    """
+    """A part of a checkpoint; its name is the path without what is the same everywhere: `optimizers.AdamW`, `model`."""
 
     kind: SectionKind
     name: str
