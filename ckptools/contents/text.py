@@ -75,16 +75,13 @@ def tree_text(keys: Keys, form: TreeForm = TreeForm(), screen: Screen = PIPE) ->
     lines = list(_lines(keys, form))
     limit = screen.rows if form.limit is None else form.limit
     kept = lines[:limit] if limit else lines
-    head = f"{printable(clip(keys.name, MAX_LABEL))}   {_counts(keys)}"
+    counted = f"{plural(keys.tensors, 'tensor')}, {count(keys.params)} params, {size(keys.bytes)}"
+    values = len(keys.rows) - keys.tensors
+    others = f"; {plural(values, 'other value')}" if values else ""
+    head = f"{printable(clip(keys.name, MAX_LABEL))}   {counted}{others}"
     left = len(lines) - len(kept)
     more = [f"{plural(left, 'more line')}: --limit 0 for all, --depth 2 for fewer"] if left else []
     return "\n".join([clip(head, screen.width or len(head)), *_laid_out(kept, screen), *more])
-
-
-def _counts(keys: Keys) -> str:
-    counted = f"{plural(keys.tensors, 'tensor')}, {count(keys.params)} params, {size(keys.bytes)}"
-    values = len(keys.rows) - keys.tensors
-    return counted + (f"; {plural(values, 'other value')}" if values else "")
 
 
 def _lines(keys: Keys, form: TreeForm) -> Iterator[_TreeLine]:

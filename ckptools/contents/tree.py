@@ -200,13 +200,10 @@ def described(value: Any) -> str:
         return f"{len(value)} characters: {clip(value, MAX_TEXT)}"
     if isinstance(value, int):
         return f"an integer of {value.bit_length()} bits"
-    return clip(_class_of(value), MAX_TEXT)
-
-
-def _class_of(value: Any) -> str:
     if isinstance(value, Opaque):
-        return value.name
-    return value.dotted if isinstance(value, Global) else f"numpy {getattr(value, 'dtype', type(value).__name__)}"
+        return clip(value.name, MAX_TEXT)
+    other = value.dotted if isinstance(value, Global) else f"numpy {getattr(value, 'dtype', type(value).__name__)}"
+    return clip(other, MAX_TEXT)
 
 
 # -- pickled bytes ----------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from ckptools.training_state.sections import (
 )
 
 MAX_ENTRIES = 1_000_000
-"""Containers can be shared, so a small file may unfold to more than anybody can hold."""
+"""Containers can be shared, so a small file may unfold to more than fits into memory."""
 
 KINDS = ("model", "optimizer", "scheduler", "rng", "other")
 

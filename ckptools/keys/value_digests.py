@@ -202,7 +202,9 @@ def text_of(value: Any) -> str:
     """A value with every digit where it is short, else what it is."""
     value = scalar(value)
     if isinstance(value, (list, tuple)):
-        return _listed(value)
+        if len(value) > LONG or not all(map(is_plain, value)):
+            return plural(len(value), "value")
+        return f"[{', '.join(map(text_of, value))}]"
     if isinstance(value, (Tensor, NumpyArray)):
         return f"{value.dtype} {shape(value.shape)}"
     if isinstance(value, Opaque):
@@ -218,9 +220,3 @@ def text_of(value: Any) -> str:
     if isinstance(value, float) and value.is_integer() and value and abs(value) < 1e15:
         return str(int(value))
     return value.dotted if isinstance(value, Global) else str(value)
-
-
-def _listed(value: Any) -> str:
-    if len(value) > LONG or not all(is_plain(item) for item in value):
-        return plural(len(value), "value")
-    return f"[{', '.join(text_of(item) for item in value)}]"

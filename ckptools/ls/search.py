@@ -190,12 +190,12 @@ class RunSearch:
                 self._single_file(path)
 
     def _single_file(self, path: Path) -> None:
-        """Open a file of any name: it is a checkpoint if it has weights; a damaged one counts by its name."""
+        """Open a file of any name: it is a checkpoint if it has weights; a damaged or empty one counts by its name."""
         try:
             found = self.opened(path, (path,))
         except CkptoolsError as error:
-            foreign = isinstance(error, UnknownFormatError) and not (path.exists() and not path.stat().st_size)
-            if is_named_so(path) and not foreign:
+            known = not isinstance(error, UnknownFormatError)
+            if is_named_so(path) and (known or (path.exists() and not path.stat().st_size)):
                 self._failed(path, error, (path,))
         else:
             if found.holds_weights:
@@ -205,7 +205,8 @@ class RunSearch:
         if path == self.root:
             path = _file_instead_of_folder(opened.facts) or path
         mine = _here(opened.facts)
-        self._known |= {*files, *mine, *(above for file in mine for above in _between(self.root, file))}
+        above = {folder for file in mine for folder in file.parents if folder.is_relative_to(self.root)}
+        self._known |= {*files, *mine, *above} - {self.root}
         self.on_checkpoint(path, opened, sorted(mine))
 
     def _failed(self, path: Path, error: CkptoolsError, files: Sequence[Path]) -> None:
@@ -220,11 +221,6 @@ def _here(checkpoint: Checkpoint) -> set[Path]:
 def _names_another(tracker: Tracker) -> bool:
     """Whether a tracker marks its folder as that of a run: a file, or a link to a folder."""
     return not tracker.path.is_symlink() or (tracker.target is not None and tracker.target.is_dir())
-
-
-def _between(root: Path, file: Path) -> list[Path]:
-    """The folders between the root and a file."""
-    return [above for above in file.parents if above != root and above.is_relative_to(root)]
 
 
 def _in_one_below(folder: Path, checkpoint: Checkpoint) -> bool:

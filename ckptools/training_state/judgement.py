@@ -159,7 +159,9 @@ def optimizer_problems(ck: Checkpoint) -> Iterator[Problem]:
         if optimizer.state:
             yield from () if lost or unlike else _grouped(ck, optimizer)
             yield from _shaped(ck, optimizer)
-            yield from _unnamed(optimizer)
+        if optimizer.state and optimizer.naming.unnamed:
+            text = f"{optimizer.naming.note}; what has no name is not compared with its parameter"
+            yield Problem(Code.OPTIMIZER_STATE_UNNAMED, text, None, fqn_of(optimizer.path))
 
 
 def step_problems(ck: Checkpoint) -> Iterator[Problem]:
@@ -169,12 +171,6 @@ def step_problems(ck: Checkpoint) -> Iterator[Problem]:
             yield Problem(Code.STEPS_DISAGREE, contradiction(ck.step))
     elif not ck.step.agree:
         yield Problem(Code.NAME_CONTRADICTS, contradiction(ck.step))
-
-
-def _unnamed(optimizer: Optimizer) -> Iterator[Problem]:
-    if optimizer.naming.unnamed:
-        text = f"{optimizer.naming.note}; what has no name is not compared with its parameter"
-        yield Problem(Code.OPTIMIZER_STATE_UNNAMED, text, None, fqn_of(optimizer.path))
 
 
 def _grouped(ck: Checkpoint, optimizer: Optimizer) -> Iterator[Problem]:

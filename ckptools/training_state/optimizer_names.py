@@ -39,18 +39,14 @@ def group_ids(optimizer: Mapping[str, Any]) -> list[list[Id]]:
 
     A group without `params` whose `param_names` are keys of the state lists its ids by these (torch_checkpointing).
     """
-    return [_ids(group.get("params", _keys(group, optimizer["state"]))) for group in optimizer["param_groups"]]
-
-
-def _keys(group: Mapping[str, Any], state: Mapping[Any, Any]) -> Any:
-    names = group.get("param_names")
-    known = isinstance(names, (list, tuple)) and any(isinstance(name, str) and name in state for name in names)
-    return names if known else None
-
-
-def _ids(params: Any) -> list[Id]:
-    listed = list(params) if isinstance(params, (list, tuple)) else []
-    return listed if all(isinstance(i, (int, str)) for i in listed) else []
+    found: list[list[Id]] = []
+    for group in optimizer["param_groups"]:
+        names, state = group.get("param_names"), optimizer["state"]
+        are_keys = isinstance(names, (list, tuple)) and any(isinstance(name, str) and name in state for name in names)
+        ids = group.get("params", names if are_keys else None)
+        are_ids = isinstance(ids, (list, tuple)) and all(isinstance(i, (int, str)) for i in ids)
+        found.append(list(ids) if are_ids else [])
+    return found
 
 
 def name_parameters(
