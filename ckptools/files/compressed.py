@@ -1,4 +1,4 @@
-"""Compressed files, unpacked into a temporary file so that tensors have a place in it.
+"""Compressed files, and items of files, unpacked into a temporary file so that tensors have a place in it.
 
 Composer writes `.pt.gz`, `.pt.bz2`, `.pt.xz`, `.pt.lzma`, `.pt.zst`, `.pt.lz4` and `.pt.lzo` through command-line
 tools (composer/utils/compression.py), and `.tar.gz`, `.tar.bz2`, `.tar.lzma` (which is xz) through Python's tarfile.
@@ -16,9 +16,10 @@ import sys
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, cast
+from typing import IO, Any, NamedTuple, cast
 
 from ckptools.errors import ReadError
 from ckptools.files.file_type import HEAD, content_of, what_is
@@ -35,8 +36,6 @@ BOMB_BYTES = 8 << 30
 MAX_MEMORY = 1 << 30
 """Bytes of dictionary or window that a file may ask for; the tools' highest ordinary levels take 64 to 128 MiB."""
 
-SUFFIXES = (".gz", ".bz2", ".xz", ".lzma", ".zst", ".lz4", ".lzo")
-
 _lock = threading.Lock()
 _made: dict[tuple[object, ...], Path] = {}
 
@@ -44,9 +43,7 @@ _made: dict[tuple[object, ...], Path] = {}
 def unpacked(file: File, content: str) -> Path:
     """The path of a temporary file with what a compressed file holds.
 
-    Args:
-        file: the compressed file, open.
-        content: the compression, as `file_type.content_of` names it.
+    `content` is the compression, as `file_type.content_of` names it.
 
     Raises:
         ReadError: it is cut or damaged, is no checkpoint inside, or needs a package that is not installed.
@@ -87,11 +84,108 @@ def _write(target: Path, file: File, pieces: Iterable[bytes]) -> None:
                 raise ReadError(file.path, f"{text}; if you trust it, unpack it first")
 
 
+# -- items that were compressed one by one (DCP's `stream.zstd`) --------------------------------------------------
+
+# `dcp.save` with the extension `ZStandard` sends each item through a stream of its own before it is written. The
+# metadata says so and does not say how long the item was. A tensor's length follows from its dtype, shape and an
+# archive's directory; an object's is bounded. What is unpacked at once goes into one temporary file.
+# Source: torch/distributed/checkpoint/_extension.py of torch 2.13.
+
+ZSTD = "stream.zstd"
+"""The extension's name in a transform descriptor; a version follows behind a slash."""
+
+ARCHIVE = 64 << 10
+"""Bytes that an archive of one tensor has beside its values, at most; torch writes less than two thousand."""
+
+
+class CompressedItem(NamedTuple):
+    """A part of a file, `length` bytes at `offset`, that may unpack to `limit` bytes."""
+
+    offset: int
+    length: int
+    limit: int
+
+
+_unpacked: dict[tuple[object, ...], tuple[Path, int, int]] = {}
+"""Temporary file, byte offset and length there of each unpacked part."""
+
+
+def is_zstd(transforms: tuple[str, ...]) -> bool:
+    """Whether an item went through zstd, in the form that is known, and through nothing else."""
+    name, _, version = transforms[0].partition("/") if len(transforms) == 1 else ("", "", "")
+    return name == ZSTD and version.partition(".")[0] == "1"
+
+
+def unpack(file: File, parts: Iterable[CompressedItem], most: int) -> None:
+    """Unpack parts of a file into one temporary file; for those that cannot be, `window` raises the error.
+
+    All of them together may unpack to `most` bytes.
+
+    Raises:
+        NoSpaceError: there is no room for them.
+    """
+    with _lock:
+        wanted = [part for part in parts if _key(file, part) not in _unpacked]
+        if wanted:
+            _unpack_items(file, wanted, most)
+
+
+def window(file: File, part: CompressedItem) -> tuple[File, Window]:
+    """The temporary file that holds what a part unpacks to, which the caller closes, and the part's window there.
+
+    Raises:
+        ReadError: it cannot be unpacked, or to more than it may.
+        NoSpaceError: there is no room for it.
+    """
+    with _lock:
+        key = _key(file, part)
+        if key not in _unpacked or not _unpacked[key][0].exists():
+            _unpack_items(file, [part], None)
+        path, start, size = _unpacked[key]
+    opened = File(path)
+    return opened, Window(opened, start, size)
+
+
+def _key(file: File, part: CompressedItem) -> tuple[object, ...]:
+    return *file.identity, part.offset, part.length
+
+
+def _unpack_items(file: File, parts: list[CompressedItem], most: int | None) -> None:
+    """Unpack parts into a new temporary file; without a limit for all, one that fails is an error."""
+    target = temporary_file(file.path, file.path.name)
+    needed = sum(part.limit for part in parts)
+    with room_in(target, file.path, min(needed, most or needed)), target.open("xb") as out:
+        for part in parts:
+            start = out.tell()
+            limit = part.limit if most is None else min(part.limit, most - start)
+            try:
+                _write_item(out, file, part._replace(limit=limit))
+            except ReadError:
+                if most is None:
+                    raise
+                out.seek(start)
+                out.truncate()
+            else:
+                _unpacked[_key(file, part)] = target, start, out.tell() - start
+
+
+def _write_item(out: IO[bytes], file: File, part: CompressedItem) -> None:
+    done = 0
+    for piece in pieces(Window(file, part.offset, part.length), "zstd"):
+        done += len(piece)
+        if done > part.limit:
+            raise ReadError(file.path, f"its {part.length} bytes unpack to more than the {part.limit} that it may hold")
+        out.write(piece)
+
+
 # -- the compressions ----------------------------------------------------------------------------------------
 
 
+UNPACK_ERRORS = (OSError, zlib.error, lzma.LZMAError, MemoryError, ValueError, RuntimeError)
+
+
 class _Sequential:
-    """A file, or its rest, for readers that want to read on and on."""
+    """A file for readers that want to read on and on."""
 
     def __init__(self, file: File | Window) -> None:
         self._file = file
@@ -129,23 +223,17 @@ def pieces(file: File | Window, content: str) -> Iterator[bytes]:
         raise ReadError(file.path, text) from error
     except EOFError as error:
         raise ReadError(file.path, f"is cut short: its {content} stream does not end", "cut") from error
-    except (OSError, zlib.error, lzma.LZMAError, MemoryError, ValueError, RuntimeError) as error:
-        raise ReadError(file.path, f"cannot be unpacked as {content}: {_line(error)}") from error
     except Exception as error:
         # zstandard has an error class of its own, below Exception.
-        if type(error).__name__ != "ZstdError":
+        if not isinstance(error, UNPACK_ERRORS) and type(error).__name__ != "ZstdError":
             raise
-        raise ReadError(file.path, f"cannot be unpacked as {content}: {_line(error)}") from error
-
-
-def _line(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return text if text and len(text) < 200 else type(error).__name__
+        text = " ".join(str(error).split())
+        why = text if text and len(text) < 200 else type(error).__name__
+        raise ReadError(file.path, f"cannot be unpacked as {content}: {why}") from error
 
 
 def _by_reading(reader: Any) -> Iterator[bytes]:
-    while piece := reader.read(PIECE):
-        yield piece
+    return iter(partial(reader.read, PIECE), b"")
 
 
 def _by_steps(file: File | Window, new: Callable[[], Any]) -> Iterator[bytes]:

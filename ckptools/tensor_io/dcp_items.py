@@ -17,8 +17,8 @@ from math import prod
 
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import ReadError
-from ckptools.files import compressed_items
-from ckptools.files.compressed_items import ARCHIVE, CompressedItem
+from ckptools.files import compressed
+from ckptools.files.compressed import ARCHIVE, CompressedItem
 from ckptools.files.opening import File, OpenFiles, Window
 from ckptools.files.zip_archive import Container
 from ckptools.files.zip_directory import CENTRAL
@@ -101,7 +101,7 @@ def locate(file: File, item: Item) -> Stored:
     if not item.zstd:
         return _source(Window(file, item.offset, item.length), item)
     try:
-        opened, window = compressed_items.window(file, compressed_item(item))
+        opened, window = compressed.window(file, compressed_item(item))
     except ReadError as error:
         raise ReadError(item.path, f"item at byte {item.offset}: {error.reason}", error.kind) from error
     with opened:

@@ -15,8 +15,8 @@ from typing import Any
 
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import ReadError
-from ckptools.files import compressed_items, safetensors_header
-from ckptools.files.compressed_items import CompressedItem
+from ckptools.files import compressed, safetensors_header
+from ckptools.files.compressed import CompressedItem
 from ckptools.files.file_type import content_of, head_of
 from ckptools.files.opening import File, Window
 from ckptools.files.safetensors_header import Header
@@ -92,7 +92,7 @@ class ItemReader:
             ReadError: the file cannot be opened.
             NoSpaceError: there is no room for them.
         """
-        compressed_items.unpack(self.open(path), parts, most)
+        compressed.unpack(self.open(path), parts, most)
 
     def unpacked_value(self, path: Path, part: CompressedItem) -> Any:
         """Return the object in a compressed item.
@@ -101,7 +101,7 @@ class ItemReader:
             ReadError: it is damaged, or larger than it may be.
         """
         try:
-            opened, window = compressed_items.window(self.open(path), part)
+            opened, window = compressed.window(self.open(path), part)
         except ReadError as error:
             raise ReadError(path, f"object at byte {part.offset}: {error.reason}", error.kind) from error
         with opened:

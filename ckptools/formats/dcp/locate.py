@@ -17,7 +17,7 @@ from typing import Literal
 
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import ReadError
-from ckptools.files.compressed_items import CompressedItem
+from ckptools.files.compressed import CompressedItem
 from ckptools.formats.dcp.items import ItemReader, in_safetensors
 from ckptools.formats.dcp.metadata import TensorMetadata
 from ckptools.formats.dcp.other_files import Suspect, end_of, is_in_place

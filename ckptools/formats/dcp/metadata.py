@@ -20,8 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ckptools.files.compressed import has_zstd
-from ckptools.files.compressed_items import is_zstd
+from ckptools.files.compressed import has_zstd, is_zstd
 from ckptools.model.regions import Ints
 from ckptools.model.tree import KeyPath
 from ckptools.model.values import describe_for_error

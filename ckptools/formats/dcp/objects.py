@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ckptools.errors import ReadError
-from ckptools.files.compressed_items import CompressedItem
+from ckptools.files.compressed import CompressedItem
 from ckptools.formats.dcp.files import DataFile
 from ckptools.formats.dcp.items import ItemReader
 from ckptools.formats.dcp.metadata import DcpMetadata, StoredItem
