@@ -20,16 +20,12 @@ def is_remote(path: str | Path) -> bool:
     return isinstance(path, RemotePath) or (bool(_URL.match(str(path))) and not Path(path).exists())
 
 
-def path_of(text: str | Path) -> Path:
-    """A path as ckptools itself has spelled it: of this machine, or the URL of something in a store.
+def path_of(path: str | Path, by_user: bool = False) -> Path:
+    """A path of this machine, or the URL of something in a store; spelled by ckptools unless it is `by_user`.
 
     Raises:
         ReadError: the URL names no file.
     """
-    return _path_of(text, by_user=False)
-
-
-def _path_of(path: str | Path, by_user: bool) -> Path:
     if isinstance(path, RemotePath) or not is_remote(path):
         return Path(path) if isinstance(path, str) else path
     try:
@@ -46,7 +42,7 @@ def location(path: str | Path) -> Path:
         ReadError: it is a URL that is not read.
     """
     check_path(path)
-    found = _path_of(path, by_user=True)
+    found = path_of(path, by_user=True)
     try:
         return refreshed(found) if isinstance(found, RemotePath) else found
     except RemoteError as error:
@@ -82,7 +78,7 @@ def local_path(path: str | Path) -> Path:
 
 def tells_others(path: Path) -> bool:
     """Whether what lies beside a file can be found; a web server has only what is named."""
-    return not isinstance(path, RemotePath) or path.tells_others
+    return not isinstance(path, RemotePath) or path.store.lists
 
 
 def real_path(path: Path) -> Path:

@@ -59,11 +59,7 @@ CAUSES = {
 
 
 class BucketFileSystem(FsspecStore):
-    """The buckets of one cloud.
-
-    Args:
-        scheme: `s3`, `gs` or `az`.
-    """
+    """The buckets of one cloud, by its scheme: `s3`, `gs` or `az`."""
 
     cachable = False  # the environment may have changed
 

@@ -69,12 +69,9 @@ class BlockCache:
 
 
 def joined(ranges: Iterable[tuple[int, int]], most: int | None = None, gap: int = GAP) -> list[tuple[int, int]]:
-    """Sort ranges, and join those that overlap or lie so close together that one request is better than two.
+    """Sort ranges, and join those that overlap or lie at most `gap` bytes apart to requests of at most `most` bytes.
 
-    Args:
-        ranges: each from an offset to before another.
-        most: bytes of one request; a range that is larger is left out. None for any.
-        gap: bytes between two ranges that are fetched rather than making a second request.
+    Each is from an offset to before another; one of more than `most` bytes is left out.
     """
     found: list[tuple[int, int]] = []
     for start, end in sorted((max(start, 0), end) for start, end in ranges):
@@ -88,14 +85,10 @@ def joined(ranges: Iterable[tuple[int, int]], most: int | None = None, gap: int 
 
 
 class RemoteFile:
-    """An open file of a store; its attributes are those of `storage.Ranges`.
+    """An open file of a store, read as a `storage.DiskFile` is.
 
-    Args:
-        key: the file's name in the cache.
-        fetch: what reads a range of the version of the file that `status` is of.
-        status: of the file.
-        cache: of the store.
-        lock: held while something is fetched for a small read: other threads often want the same block.
+    `fetch` reads a range of the version that `status` is of. `lock` is taken to fetch for a small read, as other
+    threads often want the same block.
     """
 
     descriptor: int | None = None
@@ -127,11 +120,11 @@ class RemoteFile:
         return len(data)
 
     def expect(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Note what will be read; of that, what lies close together comes by one request."""
+        """Note what will be read, so that ranges close together come by one request."""
         self._expected = joined(ranges)
 
     def prefetch(self, ranges: Iterable[tuple[int, int]], most: int = REQUEST) -> None:
-        """Fetch what is not here yet of some ranges, those that lie close together by one request, and keep it."""
+        """Fetch and keep what is not here yet of some ranges, by requests of at most `most` bytes."""
         for start, end in joined(ranges, most):
             self._bring(start, min(end, self.size))
 
@@ -155,7 +148,7 @@ class RemoteFile:
         return start, min(max(end, first + self._window), self.size)
 
     def _bring(self, start: int, end: int) -> bytes:
-        """The blocks that have the bytes of a range; those between the first and last that are not here are fetched."""
+        """The blocks of a range; all between the first and the last that are not here are fetched."""
         first, blocks = start // BLOCK, self._cache.get(self._key, start, end)
         missing = [number for number, block in enumerate(blocks) if block is None]
         if not missing:

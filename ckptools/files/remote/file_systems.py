@@ -21,12 +21,7 @@ BUCKETS = ("s3", "gs", "az")
 
 
 def store_of(scheme: str, name: str, queries: Mapping[str, str]) -> Store:
-    """The store that a URL names.
-
-    Args:
-        scheme: what the URL begins with.
-        name: of the bucket, host or repository.
-        queries: what follows the `?` in the URL of a file, by key; sent, and never shown.
+    """The store of a bucket, host or repository called `name`; `queries` by key are sent, and never shown.
 
     Raises:
         RemoteError: a package that is needed for this is not installed, or nothing serves such a URL.
@@ -87,7 +82,6 @@ def _hub(name: str) -> Place:
 
 
 def _hub_error(error: Exception) -> OSError:
-    """An error of `huggingface_hub` as one line."""
     cause = error if hasattr(error, "response") else error.__cause__
     status = getattr(getattr(cause, "response", None), "status_code", None)
     if status in (401, 403):

@@ -40,7 +40,7 @@ class RemotePath(PosixPath):
 
     @property
     def store(self) -> Store:
-        """Where it lies.
+        """The store that it is in.
 
         Raises:
             RemoteError: a package that is needed for this is not installed, or no store has this name.
@@ -80,11 +80,6 @@ class RemotePath(PosixPath):
         return above
 
     @property
-    def tells_others(self) -> bool:
-        """Whether what lies beside it can be found, or only what is named."""
-        return self.store.lists
-
-    @property
     def key(self) -> str:
         """Its path in the store."""
         return "/".join(self.parts[self._depth :])
@@ -93,7 +88,7 @@ class RemotePath(PosixPath):
         """What is there.
 
         Raises:
-            OSError: nothing, or the store does not tell.
+            OSError: nothing is there, or the store does not say.
         """
         if len(self.parts) < self._depth:
             raise FileNotFoundError(errno.ENOENT, "names no bucket, server or repository")
@@ -184,11 +179,8 @@ def named_url(url: str, by_user: bool = True) -> RemotePath:
     """The path of a URL; what follows a `?` is kept aside, and sent with each request.
 
     A file that is named a second time with another query, or with none, may be another file, so it is at a place of its
-    own, which is shown with a number: `https://host#2/rank0.pt`.
-
-    Args:
-        url: with its scheme.
-        by_user: whether it is as the user named it, so that no query means none; ckptools spells paths without theirs.
+    own, which is shown with a number: `https://host#2/rank0.pt`. A URL that is not `by_user` was spelled by ckptools,
+    which leaves queries out.
 
     Raises:
         RemoteError: it names no file, or a user's password.

@@ -28,13 +28,13 @@ FIRST_WAIT = 0.2
 
 MODIFIED = ("last_modified", "LastModified", "mtime", "modified", "created")
 VERSION = ("e_tag", "ETag", "etag", "version", "generation", "VersionId")
-"""Names by which file systems tell a file's time and version."""
+"""Names that file systems have for a file's time and version."""
 
 
 def timeout() -> float:
     """Seconds that a request may take: 30, or what the environment says."""
-    told = os.environ.get("CKPTOOLS_TIMEOUT", "")
-    return float(told) if re.fullmatch(r"\d+(\.\d+)?", told) and float(told) else 30.0
+    given = os.environ.get("CKPTOOLS_TIMEOUT", "")
+    return float(given) if re.fullmatch(r"\d+(\.\d+)?", given) and float(given) else 30.0
 
 
 class Place(NamedTuple):
@@ -43,10 +43,10 @@ class Place(NamedTuple):
     Attributes:
         fs: a file system of fsspec.
         path_of: the path there of a key.
-        version: who notices that a file has changed: the file system, which is given the version (`checked`); we, who
-            ask for it again behind each range (`compared`); or nobody, as the path itself names a version (`fixed`).
-        lists: whether it tells what lies in a folder.
-        in_one_line: what makes one line of an error.
+        version: how a changed file is noticed: the file system is given the version (`checked`), we ask for it again
+            behind each range (`compared`), or the path itself names a version, so that nothing can change (`fixed`).
+        lists: whether it lists folders.
+        in_one_line: makes one line of an error.
     """
 
     fs: Any
@@ -57,15 +57,7 @@ class Place(NamedTuple):
 
 
 class Store:
-    """The files of one bucket, server or repository.
-
-    Args:
-        place: where they are.
-        again: what finds the place anew, where it may have moved.
-
-    Attributes:
-        lists: whether it tells what lies in a folder.
-    """
+    """The files of one bucket, server or repository; `again` finds its place anew, where that may have moved."""
 
     def __init__(self, place: Place, again: Callable[[], Place] | None = None) -> None:
         self._place, self._again, self.lists = place, again, place.lists
@@ -73,12 +65,12 @@ class Store:
         self._files: dict[str, Status | None] = {}  # those that are not in a list
         self._cache, self._file_locks = BlockCache(), defaultdict[str, Lock](Lock)
         self._lock = RLock()
-        # Whether threads may share a file system that is not asynchronous, nobody says.
+        # Threads may perhaps not share a file system that is not asynchronous.
         alone = place.version == "compared" and not place.fs.async_impl
         self._one_at_a_time = RLock() if alone else nullcontext()
 
     def anew(self) -> Store:
-        """The same store, of which nothing is known yet."""
+        """The same store, with nothing listed yet."""
         return Store(self._again() if self._again else self._place, self._again)
 
     def status(self, key: str) -> Status:
@@ -149,20 +141,12 @@ class Store:
             raise
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Remove files.
-
-        Raises:
-            RemoteError: they cannot be removed.
-        """
+        """Remove files."""
         for key in keys:
             self._ask("rm_file", self._place.path_of(key))
 
     def _list(self, folder: str) -> Mapping[str, Status]:
-        """What lies in a folder; nothing where there is no such folder.
-
-        Raises:
-            DeniedError: that is not told.
-        """
+        """What lies in a folder; nothing where there is no such folder."""
         if not self.lists:
             raise DeniedError("its server lists no files", errno.ENOTSUP)
         path = self._place.path_of(folder)
@@ -174,7 +158,6 @@ class Store:
         return {n.rpartition("/")[2]: _status(i) for n, i in zip(names, found, strict=True) if n != path.rstrip("/")}
 
     def _look(self, key: str) -> Status | None:
-        """What is known of one file; None where there is none."""
         try:
             info = self._ask("info", self._place.path_of(key))
         except FileNotFoundError:
@@ -220,7 +203,6 @@ class Store:
 
 
 def _status(info: Mapping[str, Any]) -> Status:
-    """What a file system tells of a file or folder."""
     if info["type"] == "directory":
         return FOLDER
     times = [info[name] for name in MODIFIED if isinstance(info.get(name), (datetime, int, float))]

@@ -99,11 +99,7 @@ async def _client(**options: Any) -> aiohttp.ClientSession:
 
 
 def _check(url: str, answer: aiohttp.ClientResponse) -> None:
-    """Refuse an answer that has nothing of the file.
-
-    Raises:
-        OSError: it has not.
-    """
+    """Refuse an answer that has nothing of the file."""
     if url.startswith("https:") and any(one.url.scheme == "http" for one in (*answer.history, answer)):
         raise RemoteError(f"the server redirects to http://{answer.url.host}, without TLS; that is not followed")
     if answer.status in (404, 410):
@@ -123,21 +119,19 @@ def _check(url: str, answer: aiohttp.ClientResponse) -> None:
 
 
 def _size(answer: aiohttp.ClientResponse, body: bytes, start: int, end: int) -> int | None:
-    """The file's size, as an answer tells, once that is seen to be the file or the part of it that was asked for.
-
-    Raises:
-        RemoteError: it is another.
-    """
+    """The file's size as the answer states it; refuse one that is not the file or the range that was asked for."""
     if answer.status == 200:
         return len(body)
     if answer.status == 416:
         raise RemoteError("the server answers 416 Range Not Satisfiable")
-    told = answer.headers.get("Content-Range", "no range").strip()
-    found = _CONTENT_RANGE.fullmatch(told)
+    stated = answer.headers.get("Content-Range", "no range").strip()
+    found = _CONTENT_RANGE.fullmatch(stated)
     first, last = (int(found[1]), int(found[2]) + 1) if found else (-1, -1)
     cut = len(body) < last - first and len(body) < PROGRESS
     if first != start or last > end or cut or len(body) > last - first:
-        text = f"the server answers with {len(body)} bytes as {printable(told)}; bytes {start}-{end - 1} were asked for"
+        text = (
+            f"the server answers with {len(body)} bytes as {printable(stated)}; bytes {start}-{end - 1} were asked for"
+        )
         raise RemoteError(text)
     return None if found is None or found[3] == "*" else int(found[3])
 
