@@ -48,11 +48,7 @@ _KNOWN: tuple[tuple[bytes, str], ...] = (
 
 
 def content_of(head: bytes) -> str:
-    """Name what ckptools reads by itself: `zip`, `legacy`, `tar`, or a compression; "" for anything else.
-
-    Args:
-        head: the first `HEAD` bytes of the file, or fewer if it has no more.
-    """
+    """Name what ckptools reads by itself: `zip`, `legacy`, `tar`, or a compression; "" for anything else."""
     if head.startswith(b"PK\3\4"):
         return "zip"
     # Protocols 2 to 5 begin with PROTO, 4 and 5 with a frame behind it; protocols 0 and 1 have neither.

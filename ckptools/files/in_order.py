@@ -18,11 +18,7 @@ class StoppedError(Exception):
 
 
 class InOrder:
-    """A run of bytes in the making.
-
-    Args:
-        window: how far ahead of the reader's place bytes may be written; those at its place may be more.
-    """
+    """A run of bytes in the making; all but those at the reader's place lie at most `window` ahead of it."""
 
     def __init__(self, window: int = WINDOW) -> None:
         self._window = window

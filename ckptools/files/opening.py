@@ -9,24 +9,23 @@ import os
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from threading import Lock
+from typing import TYPE_CHECKING
 
 from ckptools.errors import ReadError, UnsafePathError
 from ckptools.files.remote.path import RemotePath
-from ckptools.files.storage import DiskFile, NotRegularError, Ranges, RemoteError
+from ckptools.files.storage import DiskFile, NotRegularError, RemoteError
+
+if TYPE_CHECKING:
+    from ckptools.files.remote.cached_file import RemoteFile
 
 _COUNTING = Lock()
 
 
 class File:
-    """A file open for reading at offsets, on the local disk or in a store.
-
-    Attributes:
-        path: as the caller named it.
-        size: bytes when it was opened.
-        modified: file time then, seconds since 1970.
-    """
+    """A file open for reading at offsets, on the local disk or in a store; its size and time are those of then."""
 
     start = 0
     """Byte offset where it begins in its file, as of a `Window`."""
@@ -38,12 +37,9 @@ class File:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
-            self._ranges: Ranges = _opened(path)
-        except NotRegularError:
-            raise UnsafePathError(path, "not a regular file") from None
-        except OSError as error:
-            raise _refused(path, error) from error
+        self._ranges: DiskFile | RemoteFile
+        with reading(path):
+            self._ranges = path.store.open(path.key) if isinstance(path, RemotePath) else DiskFile(os.fspath(path))
         self.size, self.modified = self._ranges.size, self._ranges.modified
 
     @property
@@ -70,9 +66,14 @@ class File:
         Raises:
             ReadError: the file ends before that, or the storage fails.
         """
-        self._check_has(offset, length)
-        piece = self._piece(offset, length)
-        return piece if len(piece) == length else b"".join([piece, *self._others(offset, length, len(piece))])
+        _check_range(self, offset, length)
+        pieces, done = [], 0
+        while done < length:
+            with reading(self.path):
+                pieces.append(self._ranges.read(offset + done, length - done))
+            self._check_goes_on(len(pieces[-1]), offset + done)
+            done += len(pieces[-1])
+        return b"".join(pieces)
 
     def fill(self, offset: int, buffer: memoryview) -> None:
         """Read a buffer full at `offset`.
@@ -80,7 +81,7 @@ class File:
         Raises:
             ReadError: the file ends before that, or the storage fails.
         """
-        self._check_has(offset, len(buffer))
+        _check_range(self, offset, len(buffer))
         self.read_all_into(offset, buffer)
 
     def expect(self, ranges: Iterable[tuple[int, int]]) -> None:
@@ -90,36 +91,13 @@ class File:
     def prefetch(self, ranges: Iterable[tuple[int, int]], most: int) -> None:
         """Fetch ranges of a file in a store, and keep them there for who reads them next.
 
-        Args:
-            ranges: each from an offset to before another; those that lie close together come by one request.
-            most: bytes of one request; a range that is larger is left to who reads it.
+        Ranges that lie close together come by one request of at most `most` bytes; a larger one is left out.
 
         Raises:
             ReadError: the store fails.
         """
-        try:
+        with reading(self.path):
             self._ranges.prefetch(ranges, most)
-        except OSError as error:
-            raise _refused(self.path, error) from error
-
-    def _check_has(self, offset: int, length: int) -> None:
-        if offset < 0 or length < 0 or offset + length > self.size:
-            raise ReadError(self.path, f"ends at byte {self.size}; expected {length} bytes at {offset}")
-
-    def _piece(self, offset: int, length: int) -> bytes:
-        try:
-            return self._ranges.read(offset, length)
-        except OSError as error:
-            raise _refused(self.path, error) from error
-
-    def _others(self, offset: int, length: int, done: int) -> Iterator[bytes]:
-        """What is left of a range of which `done` bytes were read."""
-        while done < length:
-            piece = self._piece(offset + done, length - done)
-            if not piece:
-                raise ReadError(self.path, f"became shorter while it was read: no byte {offset + done}")
-            yield piece
-            done += len(piece)
 
     def read_all_into(self, offset: int, buffer: memoryview) -> None:
         """Read a buffer full at `offset`, of a file that may have grown or shrunk since it was opened.
@@ -129,21 +107,14 @@ class File:
         """
         done = 0
         while done < len(buffer):
-            done += self.read_into(offset + done, buffer[done:])
+            with reading(self.path):
+                count = self._ranges.read_into(offset + done, buffer[done:])
+            self._check_goes_on(count, offset + done)
+            done += count
 
-    def read_into(self, offset: int, buffer: memoryview) -> int:
-        """Read up to a buffer full at `offset`; return how many bytes.
-
-        Raises:
-            ReadError: the file ends before `offset`, or the storage fails.
-        """
-        try:
-            n = self._ranges.read_into(offset, buffer)
-        except OSError as error:
-            raise _refused(self.path, error) from error
-        if n == 0:
+    def _check_goes_on(self, count: int, offset: int) -> None:
+        if count == 0:
             raise ReadError(self.path, f"became shorter while it was read: no byte {offset}")
-        return n
 
     def close(self) -> None:
         """Let go of the file."""
@@ -158,24 +129,13 @@ class File:
         self.close()
 
 
-def _opened(path: Path) -> Ranges:
-    return path.store.open(path.key) if isinstance(path, RemotePath) else DiskFile(os.fspath(path))
-
-
 class Window:
-    """A part of an open file that is a file of its own: an item of a `.distcp`, an uncompressed member of a tar.
-
-    Attributes:
-        path: of the file that it lies in.
-        start: byte offset of its first byte there.
-        size: bytes.
-    """
+    """A part of an open file that is a file of its own: an item of a `.distcp`, an uncompressed member of a tar."""
 
     __slots__ = ("_file", "path", "size", "start")
 
     def __init__(self, file: File, start: int, size: int) -> None:
-        if start < 0 or size < 0 or start + size > file.size:
-            raise ReadError(file.path, f"ends at byte {file.size}; expected {size} bytes at {start}")
+        _check_range(file, start, size)
         self._file = file
         self.path, self.start, self.size = file.path, start, size
 
@@ -185,8 +145,7 @@ class Window:
         Raises:
             ReadError: the window ends before that, or the disk fails.
         """
-        if offset < 0 or length < 0 or offset + length > self.size:
-            raise ReadError(self.path, f"ends at byte {self.size}; expected {length} bytes at {offset}")
+        _check_range(self, offset, length)
         return self._file.read(self.start + offset, length)
 
     @property
@@ -199,15 +158,16 @@ class Window:
         self._file.expect((self.start + first, self.start + end) for first, end in ranges)
 
 
-class OpenFiles:
-    """Source files kept open between uses, a bounded number of them; threads may share it.
+def _check_range(file: File | Window, offset: int, length: int) -> None:
+    if offset < 0 or length < 0 or offset + length > file.size:
+        raise ReadError(file.path, f"ends at byte {file.size}; expected {length} bytes at {offset}")
 
-    Attributes:
-        limit: how many unused ones stay open.
-    """
+
+class OpenFiles:
+    """Source files kept open between uses, of which at most `limit` stay open unused; threads may share it."""
 
     def __init__(self, limit: int = 64) -> None:
-        self.limit = limit
+        self._limit = limit
         self._idle: OrderedDict[Path, list[File]] = OrderedDict()
         self._count = 0
         self._lock = Lock()
@@ -236,7 +196,7 @@ class OpenFiles:
             self._idle.setdefault(file.path, []).append(file)
             self._idle.move_to_end(file.path)
             self._count += 1
-            while self._count > self.limit:
+            while self._count > self._limit:
                 oldest = next(iter(self._idle))
                 idle = self._idle[oldest]
                 if idle:
@@ -248,9 +208,8 @@ class OpenFiles:
     def close(self) -> None:
         """Close every file that is not in use."""
         with self._lock:
-            for files in self._idle.values():
-                for file in files:
-                    file.close()
+            for file in chain.from_iterable(self._idle.values()):
+                file.close()
             self._idle.clear()
             self._count = 0
 
@@ -263,6 +222,8 @@ class OpenFiles:
 
 def _refused(path: Path, error: OSError) -> ReadError:
     """The error for a file that the system does not let us read."""
+    if isinstance(error, NotRegularError):
+        return UnsafePathError(path, "not a regular file")
     if isinstance(error, RemoteError):
         return ReadError(path, f"cannot be read: {error.strerror}", "no access")
     why = (error.strerror or type(error).__name__).lower()

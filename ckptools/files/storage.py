@@ -1,8 +1,7 @@
-"""The interface to a file's bytes: its size, ranges of it, and errors; the local disk has it here.
+"""Files of the local disk, read by ranges, and what those of a store (`remote.cached_file`) share with them.
 
-A store that is reached through a network has it too (`remote.cached_file`). The type of the path decides: a
-`RemotePath` is in a store, any other on the disk. Whether it exists, and what a folder holds, is asked of the path as
-of any `pathlib.Path`; a `RemotePath` answers from its store.
+The type of the path decides: a `RemotePath` is in a store, any other on the disk. Whether it exists, and what a folder
+holds, is asked of the path as of any `pathlib.Path`; a `RemotePath` answers from its store.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import os
 import stat
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from ckptools.text import clip, first_line
 
@@ -24,7 +23,6 @@ class Status(NamedTuple):
         size: bytes; 0 for a folder.
         modified: file time, seconds since 1970; 0 when unknown.
         version: changes when the file does, such as an object's ETag; "" where the storage has no such thing.
-        is_folder: whether it is a folder.
     """
 
     size: int
@@ -34,53 +32,6 @@ class Status(NamedTuple):
 
 
 FOLDER = Status(0, 0.0, is_folder=True)
-
-
-class Ranges(Protocol):
-    """A file whose bytes are read by ranges.
-
-    Attributes:
-        size: bytes when it was opened.
-        modified: file time then.
-        version: what changes when the file does; "" where the storage has no such thing.
-        bytes_read: how many bytes were read of it so far.
-        descriptor: of a file on the local disk; None elsewhere.
-    """
-
-    size: int
-    modified: float
-    version: str
-    bytes_read: int
-
-    @property
-    def descriptor(self) -> int | None: ...  # noqa: D102
-
-    def read(self, offset: int, length: int) -> bytes:
-        """Up to `length` bytes at `offset`; fewer only where the file has become shorter.
-
-        Raises:
-            OSError: the storage fails.
-        """
-
-    def read_into(self, offset: int, buffer: memoryview) -> int:
-        """Up to a buffer full at `offset`; how many bytes.
-
-        Raises:
-            OSError: the storage fails.
-        """
-
-    def expect(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Take note that these bytes, from the first offset to before the second, are going to be read."""
-
-    def prefetch(self, ranges: Iterable[tuple[int, int]], most: int) -> None:
-        """Have ranges at hand for who reads them, also who opens the file again; those of more bytes are left out.
-
-        Raises:
-            OSError: the storage fails.
-        """
-
-    def close(self) -> None:
-        """Let go of it."""
 
 
 # -- the local disk: regular files only, read at offsets through a descriptor that is kept ----------------------------
@@ -95,7 +46,13 @@ class NotRegularError(OSError):
 
 
 class DiskFile:
-    """A regular file, open; its attributes are those of `Ranges`."""
+    """A regular file, open, whose bytes are read by ranges; its methods raise OSError where the storage fails.
+
+    Attributes:
+        size: bytes when it was opened.
+        modified: file time then.
+        bytes_read: how many bytes were read of it so far.
+    """
 
     version = ""
     __slots__ = ("bytes_read", "descriptor", "modified", "size")
@@ -109,22 +66,22 @@ class DiskFile:
         self.size, self.modified, self.bytes_read = status.st_size, status.st_mtime, 0
 
     def read(self, offset: int, length: int) -> bytes:
-        """Up to `length` bytes at `offset`."""
+        """Up to `length` bytes at `offset`; fewer only where the file has become shorter."""
         data = os.pread(self.descriptor, length, offset)
         self.bytes_read += len(data)
         return data
 
     def read_into(self, offset: int, buffer: memoryview) -> int:
-        """Up to a buffer full at `offset`."""
+        """Up to a buffer full at `offset`; how many bytes."""
         count = os.preadv(self.descriptor, [buffer], offset)
         self.bytes_read += count
         return count
 
     def expect(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """The system reads ahead by itself."""
+        """Do nothing: the system reads ahead by itself."""
 
     def prefetch(self, ranges: Iterable[tuple[int, int]], most: int) -> None:
-        """The system has its own ways."""
+        """Do nothing, for the same reason."""
 
     def close(self) -> None:
         """Close the descriptor."""
@@ -157,13 +114,7 @@ MAX_REASON = 300
 
 
 class RemoteError(OSError):
-    """A store that does not give what it was asked for.
-
-    Args:
-        reason: one line, without the file's name; a long one is cut.
-        code: the system's error that it is most like.
-        passing: whether the same request may succeed a moment later.
-    """
+    """A store that does not give what it was asked for; `passing` where the same request may succeed a moment later."""
 
     def __init__(self, reason: str, code: int = errno.EIO, passing: bool = False) -> None:
         super().__init__(code, clip(reason, MAX_REASON))

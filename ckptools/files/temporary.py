@@ -30,11 +30,7 @@ _folder: Path | None = None
 
 
 class TemporaryPath(PosixPath):
-    """The path of a temporary file; errors about it name the file that it was made from.
-
-    Attributes:
-        original: that file.
-    """
+    """The path of a temporary file; errors about it name the file that it was made from."""
 
     original: Path
 
@@ -55,12 +51,9 @@ def temporary_file(original: Path, name: str) -> TemporaryPath:
 
 @contextmanager
 def room_in(target: Path, original: Path, nbytes: int = 0) -> Iterator[None]:
-    """Remove a temporary file that could not be finished, and say so where the disk is full.
+    """Remove the temporary file `target` if it could not be finished, and say so where the disk is full.
 
-    Args:
-        target: the temporary file.
-        original: what it is made of.
-        nbytes: bytes that there must be room for from the first.
+    There must be room for `nbytes` from the first.
 
     Raises:
         NoSpaceError: the disk has less room than is needed.

@@ -55,7 +55,7 @@ def test_a_file_that_becomes_shorter_is_named(path):
         with pytest.raises(ReadError, match="became shorter while it was read: no byte 50"):
             file.read(40, 100)
         with pytest.raises(ReadError, match="became shorter"):
-            file.read_into(60, memoryview(bytearray(10)))
+            file.read_all_into(60, memoryview(bytearray(10)))
 
 
 def test_what_was_opened_is_what_is_read_even_when_the_name_changes_hands(path, tmp_path):
@@ -67,8 +67,8 @@ def test_what_was_opened_is_what_is_read_even_when_the_name_changes_hands(path, 
 
 def test_reading_into_a_buffer_fills_what_there_is(path):
     buffer = bytearray(300)
-    with File(path) as file:
-        assert file.read_into(150, memoryview(buffer)) == 50
+    with File(path) as file, pytest.raises(ReadError, match="no byte 200"):
+        file.read_all_into(150, memoryview(buffer))
     assert buffer[:50] == bytes(range(150, 200))
 
 
