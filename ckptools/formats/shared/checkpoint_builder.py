@@ -25,7 +25,7 @@ class RankDifferences(NamedTuple):
     Attributes:
         tree: the ranks' tree, with the lowest rank's tensor where each rank has its own.
         problems: values and tensors that should be the same on all ranks and are not.
-        differing: key paths of plain values and tensors that may differ, and do.
+        differing: key paths of values and tensors that may differ, and do.
         per_rank: by key path each rank's value: sections that are each rank's own, and differing values elsewhere.
         unequal: the same for other values: where all should have one value, where only some have any, where a foreign
             object holds other values.
@@ -42,17 +42,7 @@ class CheckpointBuilder:
     """Collects the findings of a format while it opens a checkpoint, and builds the `Checkpoint`.
 
     A format makes one before it reads anything, adds what it finds, and states what is its own in `checkpoint`.
-
-    Attributes:
-        format: name of the format.
-        path: what was opened.
-        problems: what is wrong, in the order in which it is found.
-        names: dotted names that the files mention, each once.
-        differing: key paths of values that may differ between the ranks, and do.
-        per_rank: what each rank has at a key path.
-        unequal: the same where all should have one value, or only some have any.
-        files_read: files that were read in full.
-        bytes_read: how much was read.
+    `names` are the dotted names that the files mention; the other attributes are those of `RankDifferences`.
     """
 
     def __init__(self, format: str, path: Path) -> None:
@@ -66,7 +56,7 @@ class CheckpointBuilder:
         self._started = time.perf_counter()
 
     def add_read(self, files: int, nbytes: int, names: Iterable[str] = ()) -> None:
-        """Count files that were read, their bytes that were, and the names that they mention."""
+        """Count files that were read in full, the bytes that were read, and the names that they mention."""
         self.files_read += files
         self.bytes_read += nbytes
         self.names |= dict.fromkeys(names)
@@ -76,7 +66,7 @@ class CheckpointBuilder:
         for one in saved:
             self.add_read(1, one.bytes_read, one.names)
 
-    def add_rank_values(self, found: RankDifferences) -> None:
+    def add_rank_values(self, found: RankDifferences | CheckpointBuilder) -> None:
         """Note what ranks have for themselves, and what they should not."""
         self.problems += found.problems
         self.differing += found.differing
@@ -85,10 +75,7 @@ class CheckpointBuilder:
 
     def add(self, other: CheckpointBuilder) -> None:
         """Add everything that was found of another part, behind what was found here."""
-        self.problems += other.problems
-        self.differing += other.differing
-        self.per_rank |= other.per_rank
-        self.unequal |= other.unequal
+        self.add_rank_values(other)
         self.add_read(other.files_read, other.bytes_read, other.names)
 
     def checkpoint(
@@ -159,12 +146,7 @@ KINDS: Mapping[ReadErrorKind, Code] = {
 
 
 class Fault(NamedTuple):
-    """Why one file of a checkpoint cannot be read, while the others can.
-
-    Attributes:
-        reason: one line, without the file's name.
-        kind: what kind of error it is.
-    """
+    """Why one file of a checkpoint cannot be read, while the others can; the reason does not name the file."""
 
     reason: str
     kind: ReadErrorKind
@@ -176,7 +158,7 @@ class Fault(NamedTuple):
 
     @property
     def status(self) -> Literal["cut", "bad"]:
-        """Status in the list of files: cut short, or damaged otherwise."""
+        """Status in the list of files."""
         return "cut" if self.kind == "cut" else "bad"
 
     def problem(self, name: str, rank: int | None = None, tensor: str | None = None) -> Problem:
@@ -203,32 +185,19 @@ def file_now(path: Path, rank: int | None, part: str, status: Literal["read", "c
 def looked_at(
     path: Path, rank: int | None, part: str, faults: dict[Path, Fault], files: int, read: bool = False
 ) -> RankFile:
-    """Return the `RankFile` of a file whose content was not read: by its end, or its fault.
+    """Return the `RankFile` of a file that may be gone; the fault of one that was not read is looked for and noted.
 
-    Of many files in a store only the presence and size are known: reading each end takes one or two requests.
-
-    Args:
-        path: the file; it may be gone by now.
-        rank: whose it is.
-        part: what of a rank it holds.
-        faults: what is known to be wrong with files; what is found out here is noted in it.
-        files: how many the checkpoint has.
-        read: whether it was read, so that there is nothing to look for.
+    Of more than `MAX_FILES` files in a store only the presence and size are known: reading each end takes one or two
+    requests.
     """
     status = path.stat() if path.exists() else None
     size, modified = (status.st_size, status.st_mtime) if status else (0, None)
     only_listed = isinstance(path, RemotePath) and files > MAX_FILES and size > 0
-    fault = faults.get(path) or (None if read or only_listed else _look(path))
-    if fault is not None:
-        faults[path] = fault
-        return RankFile(path, rank, part, fault.status if size else "cut", size, modified)
+    if path not in faults and not read and not only_listed:
+        try:
+            reader.probe(path)
+        except ReadError as error:
+            faults[path] = Fault.of(error, path)
+    if path in faults:
+        return RankFile(path, rank, part, faults[path].status if size else "cut", size, modified)
     return RankFile(path, rank, part, "read" if read else "listed" if only_listed else "seen", size, modified)
-
-
-def _look(path: Path) -> Fault | None:
-    """Return the fault that the file's directory or header shows."""
-    try:
-        reader.probe(path)
-    except ReadError as error:
-        return Fault.of(error, path)
-    return None

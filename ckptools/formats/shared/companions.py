@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -46,13 +45,7 @@ ORDER = ("optimizer", "scheduler", "scaler", "rng", "trainer_state", "sampler", 
 
 @dataclass(frozen=True)
 class Companion:
-    """A file that training left beside a model.
-
-    Attributes:
-        path: the file.
-        key: what it is called in the tree.
-        rank: whose it is, where each rank has one.
-    """
+    """A file that training left beside a model, with its key in the tree and its rank, where each rank has one."""
 
     path: Path
     key: str
@@ -86,19 +79,17 @@ class CompanionFiles:
 
     def read(self, companion: Companion, options: Options) -> Any:
         """Read one companion and note what it cost; None, and a problem, when that is not possible."""
-        path = companion.path
+        path, key, rank = companion.path, companion.key, companion.rank
+        status: Literal["read", "cut", "bad"] = "read"
+        tree = None
         try:
             tree = self._tree(path, options)
         except ReadError as error:
             fault = Fault.of(error, path)
-            self.problems.append(fault.problem(path.name, companion.rank, companion.key))
-            self._add(companion, fault.status)
-            return None
-        self._add(companion, "read")
+            self.problems.append(fault.problem(path.name, rank, key))
+            status = fault.status
+        self.files.append(file_now(path, rank, key, status))
         return tree
-
-    def _add(self, companion: Companion, state: Literal["read", "cut", "bad"]) -> None:
-        self.files.append(file_now(companion.path, companion.rank, companion.key, state))
 
     def _tree(self, path: Path, options: Options) -> Any:
         if path.suffix == ".json":
@@ -162,17 +153,14 @@ def read_companions(folder: Path, options: Options) -> CompanionFiles:
             check_stays_inside(companion.path, folder)
     for companion in here:
         value = found.read(companion, options)
-        if found.files[-1].status == "read":
-            _put(found.tree, companion, value)
+        if found.files[-1].status != "read":
+            continue
+        if companion.rank is None:
+            found.tree[companion.key] = value
+        else:
+            found.tree.setdefault(companion.key, {})[companion.rank] = value
     _count_ranks(found, here)
     return found
-
-
-def _put(tree: dict[str, Any], companion: Companion, value: Any) -> None:
-    if companion.rank is None:
-        tree[companion.key] = value
-    else:
-        tree.setdefault(companion.key, {})[companion.rank] = value
 
 
 def step_of_accelerate(tree: Any, world_size: Fact) -> Fact:
@@ -196,15 +184,9 @@ def _count_ranks(found: CompanionFiles, here: list[Companion]) -> None:
     ranked = {c.rank: c for c in here if c.rank is not None}
     if not ranked:
         return
-    world = max(ranked) + 1
+    world, first = max(ranked) + 1, next(iter(ranked.values()))
     found.world_size = Fact(world, ("RNG files",))
-    for path, rank in _absent(ranked, world):
+    for rank in sorted(set(range(world)) - set(ranked)):
+        path = first.path.with_name(re.sub(r"_\d+\.", f"_{rank}.", first.path.name))
         found.files.append(RankFile(path, rank, "rng", "missing", 0, None))
         found.problems.append(Problem(Code.FILE_MISSING, f"no file {path.name}", rank))
-
-
-def _absent(ranked: dict[int, Companion], world: int) -> Iterator[tuple[Path, int]]:
-    named = next(iter(ranked.values())).path.name
-    for rank in range(world):
-        if rank not in ranked:
-            yield ranked[world - 1].path.with_name(re.sub(r"_\d+\.", f"_{rank}.", named)), rank

@@ -49,7 +49,6 @@ class Shapes:
 
     Attributes:
         source: where they come from, for messages.
-        shapes: by name.
         tied: names that are another parameter under a second name, with the first.
         order: whether the names are in the order of the module.
     """
@@ -197,10 +196,6 @@ def _listed(content: Any, path: Path | None) -> tuple[tuple[str, ...], ...]:
 def names_from_checkpoint(checkpoint: Checkpoint, path: Path) -> GivenNames:
     """The names that the optimizer of a checkpoint has, or its model where that keeps the module's order.
 
-    Args:
-        checkpoint: where the names come from.
-        path: where it was opened.
-
     Raises:
         UsageError: it has no names, or not in the module's order.
     """
@@ -234,9 +229,9 @@ def _of_optimizer(checkpoint: Checkpoint) -> tuple[tuple[str, ...], ...]:
 
 def _shapes(model: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """Shapes of what may be parameters; a tied name is a second one of its parameter."""
-    tied = ties({k: t for k, t in model.items() if isinstance(t, Tensor)})
-    tensors = ((k, t) for k, t in model.items() if isinstance(t, Tensor) and is_floating(t.dtype))
-    return {k: t.shape for k, t in tensors if k not in tied}
+    tensors = {k: t for k, t in model.items() if isinstance(t, Tensor)}
+    tied = ties(tensors)
+    return {k: t.shape for k, t in tensors.items() if is_floating(t.dtype) and k not in tied}
 
 
 SOURCES = {

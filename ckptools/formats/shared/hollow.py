@@ -47,12 +47,10 @@ MAYBE = "holes, which read as zeros: written as zeros, or never written"
 
 @dataclass
 class _Hollow:
-    """A file with holes.
+    """A file of `nbytes` with holes.
 
     Attributes:
-        path: the file.
         spans: its holes, in order.
-        nbytes: bytes of it.
         nbytes_seen: bytes of tensors that were looked at.
         unproven: bytes of these in holes without a checksum.
         tensors: bytes in holes by tensor name, without those that were written as zeros.
@@ -69,7 +67,6 @@ class _Hollow:
 
     @property
     def empty(self) -> int:
-        """Bytes in holes."""
         return sum(end - start for start, end in self.spans)
 
     @property
@@ -79,7 +76,6 @@ class _Hollow:
         return "error" if self.never or mostly else "warning"
 
     def look_at(self, extents: Sequence[_Extent]) -> None:
-        """Look at where tensors lie in it."""
         self.nbytes_seen += sum(extent.end - extent.start for extent in extents)
         for extent, inside in zip(extents, overlaps(self.spans, [e[1:3] for e in extents]), strict=True):
             right = _is_right(self.path, extent, self.spans) if inside else True
@@ -91,12 +87,9 @@ class _Hollow:
 
 
 class _Extent(NamedTuple):
-    """Where a tensor lies in a file.
+    """Where a tensor lies in a file, from its first byte to one past its last.
 
     Attributes:
-        fqn: the tensor's name.
-        start: first byte.
-        end: one past the last byte.
         record_span: `(offset, length)` of the record with these bytes.
         crc: CRC-32 of that record; 0 where none is stated or the values were not located.
     """
@@ -106,12 +99,6 @@ class _Extent(NamedTuple):
     end: int
     record_span: tuple[int, int] = (0, 0)
     crc: int = 0
-
-    @classmethod
-    def of(cls, fqn: str, source: Source) -> _Extent:
-        """The extent of a source; for values that are not consecutive, that of their record."""
-        start, nbytes = _values_span(source)
-        return cls(fqn, start, start + nbytes, source.record_span, source.crc)
 
 
 def with_hollow(checkpoint: Checkpoint) -> Checkpoint:
@@ -143,13 +130,13 @@ def _add_extents(extents: Mapping[Path, dict[_Extent, None]], fqn: str, shards: 
         _add_items(extents, fqn, shards)
         shards = tuple(shards.located.values())
     for shard in shards:
-        found = [(source.path, _Extent.of(fqn, source)) for source in shard.sources]
-        if not shard.sources and shard.item is not None:
-            end = shard.item.offset + shard.item.length
-            found = [(shard.item.path, _Extent(fqn, shard.item.offset, end))]
-        for path, extent in found:
-            if path in extents:
-                extents[path][extent] = None
+        for source in shard.sources:
+            if source.path in extents:
+                start, nbytes = _values_span(source)
+                extents[source.path][_Extent(fqn, start, start + nbytes, source.record_span, source.crc)] = None
+        item = shard.item
+        if not shard.sources and item is not None and item.path in extents:
+            extents[item.path][_Extent(fqn, item.offset, item.offset + item.length)] = None
 
 
 def _add_items(extents: Mapping[Path, dict[_Extent, None]], fqn: str, shards: ItemShards) -> None:
@@ -244,7 +231,6 @@ def crc_of_zeros(nbytes: int) -> int:
 
 
 def _problems(hollow: Iterable[_Hollow], severity: Severity) -> Iterator[Problem]:
-    """One for all files of a severity."""
     of_it = [one for one in hollow if one.severity == severity]
     if of_it:
         first, names = of_it[0], list(dict.fromkeys(fqn for one in of_it for fqn in one.tensors))
@@ -258,7 +244,6 @@ def _problems(hollow: Iterable[_Hollow], severity: Severity) -> Iterator[Problem
 
 
 def _filled(tensors: dict[str, Tensor], hollow: Iterable[_Hollow]) -> Iterator[Filled]:
-    """Tensors with zeros that were never written."""
     nbytes: dict[str, int] = {}
     for one in hollow:
         for fqn, inside in one.tensors.items():

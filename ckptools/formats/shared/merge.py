@@ -58,16 +58,18 @@ class Merge:
 
     def values(self, path: KeyPath) -> dict[int, Any]:
         """Each rank's own value at a key path, without the ranks that have none."""
-        root = self.root_of(path)
-        ranked = self.roots[root] if root is not None else ()
-        found = ((rank, _at(tree, path[len(root or ()) :])) for rank, tree in ranked)
-        return {rank: value for rank, value in found if value is not _NOTHING}
+        return {rank: value for rank, value in self._ranked(path) if value is not _NOTHING}
 
     def values_or_absent(self, path: KeyPath) -> dict[int, Any]:
         """Each rank's value at a key path; `Absent` where its tree was read and has none."""
-        values, root = self.values(path), self.root_of(path)
+        values = self.values(path)
+        return {rank: values.get(rank, ABSENT) for rank, _ in self._ranked(path)} if values else {}
+
+    def _ranked(self, path: KeyPath) -> Ranked:
+        """Each rank's value at `path`, or `_NOTHING`; of the ranks whose tree was read there."""
+        root = self.root_of(path)
         ranked = self.roots[root] if root is not None else ()
-        return {rank: values.get(rank, ABSENT) for rank, _ in ranked} if values else {}
+        return [(rank, _at(tree, path[len(root or ()) :])) for rank, tree in ranked]
 
     def _merged(self, ranked: Ranked, path: KeyPath) -> Any:
         first = ranked[0][1]
@@ -133,7 +135,6 @@ ABSENT = Absent()
 
 
 def _at(tree: Any, path: KeyPath) -> Any:
-    """The value at a key path, or `_NOTHING`."""
     for key in path:
         if isinstance(tree, dict) and isinstance(key, NAMES):
             tree = next((v for k, v in tree.items() if repr(k) == repr(key)), _NOTHING)

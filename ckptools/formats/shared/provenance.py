@@ -71,18 +71,12 @@ def _text_of(path: Path, most: int) -> Said:
 
 
 def with_provenance(checkpoint: Checkpoint, said: Mapping[Path, Said]) -> Checkpoint:
-    """The checkpoint with what its files say of where they come from, and the problems that follow from it.
-
-    Args:
-        checkpoint: as its format has read it.
-        said: the records that were found, by the file that they are of.
-    """
+    """The checkpoint with what the records of its files say of where they come from, and the problems that follow."""
     own = {file.path: said[file.path] for file in checkpoint.files if file.path in said}
     records, problems = dict[Path, Provenance](), list[Problem]()
     for path, one in {**own, **_side_files(checkpoint, own)}.items():
         try:
-            side = path.name.endswith(SIDE_FILE)
-            records[path] = _parsed(one, side)
+            records[path] = _parsed(one, path.name.endswith(SIDE_FILE))
         except _RecordError as error:
             text = f"{path.name}: what it says of where it comes from cannot be read ({error})"
             problems.append(Problem(Code.ORIGIN_UNREADABLE, f"{text}; whether all its values were saved is not known"))
@@ -154,8 +148,7 @@ def _of_json(made: Any) -> Provenance:
 
 
 def _origin(one: Any) -> Origin:
-    step, world = one["step"], one["world_size"]
-    known = [None if n is None else _count(n) for n in (step, world)]
+    known = [None if n is None else _count(n) for n in (one["step"], one["world_size"])]
     return Origin(_text(one["name"]), _text(one["format"]), *known)
 
 

@@ -33,18 +33,12 @@ from ckptools.model.values import describe_for_error
 from ckptools.text import few
 from ckptools.training_state.steps import step_in
 
-MAX_FILES = 1000
-"""Most files of a folder whose times are read."""
+MAX_ENTRIES = 1000
+"""Most entries of a folder that are looked at."""
 
 
 def several(folder: Path, found: Sequence[Path], why: str = "") -> SeveralError:
-    """The error for a folder with several checkpoints.
-
-    Args:
-        folder: where they are.
-        found: a file or folder of each.
-        why: what is missing to choose one, such as ` and no file latest`.
-    """
+    """The error for a folder with several checkpoints; `why` is what is missing to choose one."""
     import shlex
 
     which = f"which are whole: ckptools ls {shlex.quote(str(folder))}"
@@ -60,7 +54,7 @@ def with_others(checkpoint: Checkpoint, folder: Path, others: Sequence[Path]) ->
 
 
 def with_links(checkpoint: Checkpoint, folder: Path, links: str) -> Checkpoint:
-    """The checkpoint with a note of the links that were not followed; empty for none."""
+    """The checkpoint with a note of the links that were not followed, if any."""
     return _with_note(checkpoint, f"also in {folder}: {links}") if links else checkpoint
 
 
@@ -100,7 +94,7 @@ def _step(path: Path) -> int | None:
 def _times(path: Path) -> Iterator[float]:
     """When a file, or the files of a folder, were written."""
     with suppress(OSError):
-        for one in islice(path.iterdir(), MAX_FILES) if path.is_dir() else [path]:
+        for one in islice(path.iterdir(), MAX_ENTRIES) if path.is_dir() else [path]:
             yield one.lstat().st_mtime
 
 
@@ -118,18 +112,10 @@ LINK = re.compile(r"(?:latest|last|LATEST)(?![A-Za-z]).*", re.DOTALL)
 MAX_TRACKER = 4096
 """Bytes; what is longer names no file."""
 
-MAX_ENTRIES = 1000
-
 
 @dataclass(frozen=True)
 class Tracker:
-    """A tracker, and the checkpoint that it names.
-
-    Attributes:
-        path: the file or link.
-        target: what it names, which is here; None where it is not.
-        why: why there is no target.
-    """
+    """A tracker file or link, and the checkpoint that it names, or why that is not here."""
 
     path: Path
     target: Path | None
@@ -150,16 +136,20 @@ def tracker_in(folder: Path, follow_symlinks: bool = False) -> Tracker | None:
                 check_stays_inside(path, folder)
             if not path.is_symlink():
                 return _named(path, text_of(path))
-    links = dict(_linked(folder))
-    return Tracker(*links.popitem()[::-1]) if len(links) == 1 else None
+    links = {link.target: link for link in _links(folder) if link.target and link.target.parent == folder}
+    return links.popitem()[1] if len(links) == 1 else None
 
 
 def trackers_in(folder: Path) -> list[Tracker]:
     """Every tracker of a folder: files, and links by the names of trackers; one that leads nowhere says why."""
     files = [folder / name for name in FILES]
     found = [_read(path) for path in files if path.is_file() and not path.is_symlink()]
-    links = (entry for entry in _entries(folder) if entry.is_symlink() and LINK.fullmatch(entry.name))
-    return [*found, *map(_of_link, links)]
+    return [*found, *_links(folder)]
+
+
+def _links(folder: Path) -> Iterator[Tracker]:
+    """Links such as `latest`, each with its target."""
+    return (_of_link(entry) for entry in _entries(folder) if entry.is_symlink() and LINK.fullmatch(entry.name))
 
 
 def _read(path: Path) -> Tracker:
@@ -204,16 +194,6 @@ def _named(tracker: Path, text: str) -> Tracker:
         if len(numbered) == 1:
             return Tracker(tracker, numbered[0])
     return Tracker(tracker, None, f"names {describe_for_error(text)}, which is not here")
-
-
-def _linked(folder: Path) -> Iterator[tuple[Path, Path]]:
-    """Links such as `latest`, each with its target in the folder."""
-    real = real_path(folder)
-    for entry in _entries(folder):
-        if entry.is_symlink() and LINK.fullmatch(entry.name):
-            target = real_path(entry)
-            if target.parent == real and target.exists():
-                yield folder / target.name, entry
 
 
 def _entries(folder: Path) -> list[Path]:

@@ -48,13 +48,7 @@ GivenRules = tuple[tuple[str, JoinRule], ...]
 
 @dataclass(frozen=True)
 class RankPiece:
-    """The piece of a weight that one rank holds.
-
-    Attributes:
-        tp: its tensor-parallel rank.
-        rank: its global rank.
-        tensor: the one in its file; None when that was not read and other ranks have the shape.
-    """
+    """The piece of a weight of one tensor-parallel and global rank; no tensor where its file was not read."""
 
     tp: int
     rank: int
@@ -66,12 +60,7 @@ class UnlikeError(ValueError):
 
 
 def join(pieces: Sequence[RankPiece], rule: JoinRule, ranks: int) -> Tensor:
-    """Join the pieces of a weight.
-
-    Args:
-        pieces: by rank; at least one has a tensor.
-        rule: how they are joined.
-        ranks: tensor-parallel size.
+    """Join the pieces of a weight by rank, of which at least one has a tensor; `ranks` is the tensor-parallel size.
 
     Raises:
         UnlikeError: shapes or dtypes differ, or do not fit the rule.
@@ -108,7 +97,6 @@ def _source(piece: RankPiece) -> Source | None:
 
 
 def _placed(piece: RankPiece, shape: Ints, rule: JoinRule, ranks: int) -> Iterator[Shard]:
-    """The boxes of one rank's piece: one for each half."""
     dim, halves, source = rule.dim, rule.halves, _source(piece)
     assert dim is not None
     n = shape[dim] // halves
