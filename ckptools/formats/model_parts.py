@@ -8,9 +8,9 @@ tensors, so the contents are shown side by side, each under its file's name, and
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ckptools.errors import ReadError
-from ckptools.formats.hugging_face.model import WeightFile, read_weights
 from ckptools.formats.options import Options
 from ckptools.formats.rank_search.part_names import PartFiles, not_joined, parts_in
 from ckptools.formats.rank_search.part_signs import parts_by_content
@@ -21,6 +21,9 @@ from ckptools.model.problems import Code, Problem
 from ckptools.training_state.parameter_names import AS_SAVED
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import find_step
+
+if TYPE_CHECKING:
+    from ckptools.formats.hugging_face.model import WeightFile
 
 NAME = "model_parts"
 READS = "files of other frameworks that are parts of one model (vLLM, TensorRT-LLM, fairseq, NeMo): shown, not joined"
@@ -48,9 +51,8 @@ def read(path: Path, options: Options) -> Checkpoint:
     if parts is None:
         raise ReadError(path, "holds no parts of a model")
     files, found = _read(builder, parts, options)
-    builder.add_read(
-        len(found), sum(h.bytes_read for h in found.values()), [n for h in found.values() for n in h.names]
-    )
+    for one in found.values():
+        builder.add_read(1, one.bytes_read, one.names)
     builder.problems.insert(0, Problem(Code.ONE_OF_SEVERAL, not_joined(parts)))
     tree = {name: one.tree for name, one in found.items()}
     return builder.checkpoint(
@@ -72,12 +74,15 @@ def _parts(folder: Path) -> PartFiles | None:
 def _read(
     builder: CheckpointBuilder, parts: PartFiles, options: Options
 ) -> tuple[list[RankFile], dict[str, WeightFile]]:
-    """The list of files, and the contents of the readable ones, by a short name of each."""
-    files, found = [], dict[str, WeightFile]()
+    """The list of files, and the contents of the readable ones, by name, or by folder where all have one name."""
+    from ckptools.formats.hugging_face.model import read_weights
+
+    files: list[RankFile] = []
+    found: dict[str, WeightFile] = {}
     error: ReadError | None = None
     for path in parts.files[:MAX_READ]:
         try:
-            one = found[_short(path, parts)] = read_weights(path, options)
+            one = found[path.parent.name if "/" in parts.pattern else path.stem] = read_weights(path, options)
             files.append(RankFile(path, None, "", "read", one.nbytes, one.modified))
         except ReadError as failed:
             error, fault = failed, Fault.of(failed, path)
@@ -86,8 +91,3 @@ def _read(
     if not found:
         raise error or ReadError(builder.path, "holds nothing that can be read")
     return files, found
-
-
-def _short(path: Path, parts: PartFiles) -> str:
-    """The file's name in the tree: its folder's where all files have one name."""
-    return path.parent.name if "/" in parts.pattern else path.stem
