@@ -19,9 +19,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptools.files.opening import reading
 from ckptools.formats import rank_files
@@ -31,8 +31,7 @@ from ckptools.formats.dcp.folder import PLANNED
 from ckptools.formats.flat_parameters import parameters as flat_optimizers
 from ckptools.formats.options import Options
 from ckptools.formats.shared.companions import read_companions, step_of_accelerate
-from ckptools.formats.shared.given import Shapes
-from ckptools.model.checkpoint import Checkpoint, ModuleOrder
+from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Code, Problem
 from ckptools.training_state.parameter_names import AS_SAVED
 from ckptools.training_state.sections import is_optimizer
@@ -47,26 +46,18 @@ RANK_FILE = re.compile(r"pytorch_model_fsdp(?:_(\d{1,4}))?_rank(\d{1,7})\.bin")
 FULL = re.compile(r"pytorch_model_fsdp(?:_(\d{1,4}))?\.bin")
 
 
-@dataclass(frozen=True)
-class _AcceleratePart:
-    """A model or an optimizer in the folder.
-
-    Attributes:
-        path: a DCP folder, one rank's file, or a whole file.
-        kind: `dcp`, `rank files` or `full`.
-        what: `model` or `optimizer`.
-        index: which of several.
-    """
+class _AcceleratePart(NamedTuple):
+    """A `model` or an `optimizer` in the folder: in a DCP folder (`dcp`), `rank files`, or one file (`full`)."""
 
     path: Path
     kind: str
     what: str
-    index: int
+    number: int
 
     @property
     def key(self) -> str:
         """Its key in the tree."""
-        return f"{self.what}_{self.index}" if self.index else self.what
+        return f"{self.what}_{self.number}" if self.number else self.what
 
 
 def detect(path: Path) -> bool:
@@ -82,8 +73,8 @@ def _parts(folder: Path) -> Iterator[_AcceleratePart]:
         entries = sorted(folder.iterdir(), key=lambda p: (len(p.name), p.name))
     seen: set[tuple[str, int]] = set()
     for part in filter(None, map(_part, entries)):
-        if (part.what, part.index) not in seen:
-            seen.add((part.what, part.index))
+        if (part.what, part.number) not in seen:
+            seen.add((part.what, part.number))
             yield part
 
 
@@ -104,20 +95,23 @@ def read(path: Path, options: Options) -> Checkpoint:
         ReadError: a DCP folder in it cannot be read.
         UnsafePathError: a part is a link out of the folder.
     """
-    found = sorted(_parts(path), key=lambda p: (p.what, p.index))
+    found = sorted(_parts(path), key=lambda p: (p.what, p.number))
     parts, optimizers = CompositeBuilder(NAME, path, options), CompositeBuilder(NAME, path, options)
     for part in found:
         if part.what == "optimizer":
             optimizers.add_dcp(part.path, part.key, "optimizer")
     for part in found:
         if part.what == "model":
-            _add_model(parts, part, optimizers.tree.get(replace(part, what="optimizer").key))
+            _add_model(parts, part, optimizers.tree.get(part._replace(what="optimizer").key))
     parts.add_parts(optimizers)
-    parts.problems += _without_metadata(path)
+    for folder in _bare_folders(path):
+        text = f"no file {folder.name}/{METADATA}, the only list of what the .distcp files there hold"
+        parts.problems.append(Problem(Code.FILE_MISSING, text))
     companions = read_companions(path, options)
     parts.add_companions(companions)
+    order = PLANNED if any(p.what == "model" and p.kind == "dcp" for p in found) else AS_SAVED
     counting = [key for key in parts.tree if not key.startswith("scheduler")]
-    made = parts.checkpoint(f"Accelerate, {_saved_as(found, parts)}", companions.world_size, _order(found), counting)
+    made = parts.checkpoint(f"Accelerate, {_saved_as(found, parts)}", companions.world_size, order, counting)
     return made if made.step.value is not None else replace(made, step=step_of_accelerate(made.tree, made.world_size))
 
 
@@ -129,31 +123,16 @@ def _bare_folders(folder: Path) -> list[Path]:
     return [p for p in named if p.is_dir() and not is_dcp(p) and looks_like_dcp(p)]
 
 
-def _without_metadata(folder: Path) -> Iterator[Problem]:
-    for path in _bare_folders(folder):
-        text = f"no file {path.name}/{METADATA}, the only list of what the .distcp files there hold"
-        yield Problem(Code.FILE_MISSING, text)
-
-
 def _add_model(parts: CompositeBuilder, part: _AcceleratePart, optimizer: Any) -> None:
     if part.kind == "dcp":
         parts.add_dcp(part.path, part.key, "model")
     elif part.kind == "full":
         parts.add_file(part.path, part.key)
     else:
-        by_name = _shapes_by_name(optimizer)
+        known = isinstance(optimizer, Mapping) and is_optimizer(optimizer)
+        by_name = flat_optimizers.shapes_by_name(optimizer, of_dcp=True) if known else None
         # All ranks, so that no tensor has to search for the rest of it from inside of this folder.
         parts.add_checkpoint(rank_files.read(part.path, replace(parts.options, all_ranks=True), by_name), part.key)
-
-
-def _shapes_by_name(optimizer: Any) -> Shapes | None:
-    if not isinstance(optimizer, Mapping) or not is_optimizer(optimizer):
-        return None
-    return flat_optimizers.shapes_by_name(optimizer, of_dcp=True)
-
-
-def _order(found: list[_AcceleratePart]) -> ModuleOrder:
-    return PLANNED if any(p.what == "model" and p.kind == "dcp" for p in found) else AS_SAVED
 
 
 def _saved_as(found: list[_AcceleratePart], parts: CompositeBuilder) -> str:

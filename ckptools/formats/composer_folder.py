@@ -19,7 +19,7 @@ from typing import Any
 from ckptools.formats.dcp.composite import CompositeBuilder, is_dcp
 from ckptools.formats.dcp.folder import PLANNED
 from ckptools.formats.options import Options
-from ckptools.model.checkpoint import Checkpoint, Fact, ModuleOrder
+from ckptools.model.checkpoint import Checkpoint, Fact
 from ckptools.model.problems import Code, Problem
 from ckptools.training_state.parameter_names import AS_SAVED
 
@@ -59,15 +59,9 @@ def read(path: Path, options: Options) -> Checkpoint:
         parts.add_file(path / RESUMPTION, "resumption")
     if (path / METADATA).is_file():
         parts.add_file(path / METADATA, "metadata")
-    return parts.checkpoint(f"Composer, {_saved_as(parts)}", _world_size(parts.tree.get("metadata")), _order(path))
-
-
-def _order(path: Path) -> ModuleOrder:
-    return PLANNED if is_dcp(path / "model") else AS_SAVED
-
-
-def _saved_as(parts: CompositeBuilder) -> str:
-    return f"DCP folders, {parts.writer}" if parts.writer else "the model whole"
+    saved_as = f"DCP folders, {parts.writer}" if parts.writer else "the model whole"
+    order = PLANNED if is_dcp(path / "model") else AS_SAVED
+    return parts.checkpoint(f"Composer, {saved_as}", _world_size(parts.tree.get("metadata")), order)
 
 
 def _world_size(metadata: Any) -> Fact:

@@ -20,7 +20,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptools.errors import CkptoolsError, ReadError, UsageError
 from ckptools.files.file_type import content_of, head_of
@@ -54,16 +54,8 @@ CONSOLIDATED_FROM = "sharded"
 """The folder of the shards below the model that was consolidated from them."""
 
 
-@dataclass(frozen=True)
-class ShardFile:
-    """A shard file, by its name.
-
-    Attributes:
-        path: the file.
-        rank: the rank of its pieces.
-        part: number of the model's file that it is a shard of, from 1.
-        parts: number of the model's files.
-    """
+class ShardFile(NamedTuple):
+    """A rank's shard of file `part`, counted from 1, of a model in `parts` files."""
 
     path: Path
     rank: int
@@ -101,7 +93,10 @@ def read(path: Path, options: Options) -> Checkpoint:
     builder = CheckpointBuilder(NAME, path)
     folder = path if path.is_dir() else path.parent
     files = files_in(folder)
-    _check_one_checkpoint(folder, files)
+    totals = sorted({f.parts for f in files})
+    if len(totals) > 1:
+        listed = ", ".join(f"-of-{n:05d}" for n in totals[:6])
+        raise UsageError(folder, f"holds shards of {len(totals)} checkpoints ({listed}); put each into a folder")
     if options.only_this_file:
         files = [f for f in files if path in (folder, f.path)]
     if not options.follow_symlinks:
@@ -112,22 +107,9 @@ def read(path: Path, options: Options) -> Checkpoint:
     return _SafetensorsPieces(builder, files, _whole_shapes(folder, options), alone).checkpoint(files)
 
 
-def _check_one_checkpoint(folder: Path, files: Sequence[ShardFile]) -> None:
-    totals = sorted({f.parts for f in files})
-    if len(totals) > 1:
-        listed = ", ".join(f"-of-{n:05d}" for n in totals[:6])
-        raise UsageError(folder, f"holds shards of {len(totals)} checkpoints ({listed}); put each into a folder")
-
-
 @dataclass
 class _Whole:
-    """A tensor while its pieces are collected.
-
-    Attributes:
-        dtype: of the first piece.
-        shards: every piece, in rank order.
-        reach: sizes that the pieces reach to.
-    """
+    """A tensor while its pieces are collected in rank order, with the sizes that they reach to."""
 
     dtype: str
     shards: list[Shard]
@@ -135,7 +117,7 @@ class _Whole:
 
 
 class _SafetensorsPieces:
-    """The steps of opening one checkpoint, with what they find on the way."""
+    """The pieces in some files; `shapes` are those of whole tensors, as far as they are known."""
 
     def __init__(
         self, builder: CheckpointBuilder, files: Sequence[ShardFile], shapes: Mapping[str, Ints], alone: bool
@@ -240,7 +222,7 @@ class _SafetensorsPieces:
             self.problems.append(Problem(Code.KEPT_AS_SAVED, text))
 
     def checkpoint(self, files: Sequence[ShardFile]) -> Checkpoint:
-        """Put everything together."""
+        """The checkpoint of all pieces."""
         tree = {name: self._tensor(name, whole) for name, whole in self.wholes.items()}
         self._check_files(files)
         self._check_copies()
@@ -260,11 +242,7 @@ class _SafetensorsPieces:
 
 
 def _header(file: File) -> tuple[Header, dict[str, Ints]]:
-    """The header of a shard, and where each of its pieces begins.
-
-    Raises:
-        ReadError: it is damaged, or the offsets are missing.
-    """
+    """The header of a shard, and where each of its pieces begins."""
     if content_of(head_of(file)):
         raise ReadError(file.path, "begins with objects that DCP wrote in front of its tensors, which hides them")
     header = read_header(file)

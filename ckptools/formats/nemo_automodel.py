@@ -121,7 +121,7 @@ def _alone(path: Path, options: Options) -> Checkpoint:
 
 
 class _AutomodelFolder:
-    """The steps of opening one checkpoint, with what they find on the way."""
+    """A step folder while it is opened."""
 
     def __init__(self, folder: Path, options: Options) -> None:
         self.folder, self.options = folder, options
@@ -153,20 +153,21 @@ class _AutomodelFolder:
 
     def _add_dcp(self, parts: CompositeBuilder, folder: Path, key: str | None = None) -> None:
         """Add a DCP folder, with its own tops or as `key`; a problem where it is not here or cannot be read."""
+        text = ""
         if not folder.is_dir():
             text = f"no folder {folder.name}, which every save of the recipe writes"
-            self.problems.append(Problem(Code.FILE_MISSING, text, None, folder.name))
         elif not is_dcp(folder):
             text = f"no file {folder.name}/{METADATA}, the only list of what the .distcp files there hold"
+        if text:
             self.problems.append(Problem(Code.FILE_MISSING, text, None, folder.name))
-        else:
-            try:
-                parts.add_dcp(folder, key) if key else parts.add_dcp_at_top(folder)
-            except UnsafePathError:
-                raise
-            except ReadError as error:
-                fault = Fault.of(error, folder / METADATA)
-                self.problems.append(fault.problem(f"{folder.name}/{METADATA}", None, folder.name))
+            return
+        try:
+            parts.add_dcp(folder, key) if key else parts.add_dcp_at_top(folder)
+        except UnsafePathError:
+            raise
+        except ReadError as error:
+            fault = Fault.of(error, folder / METADATA)
+            self.problems.append(fault.problem(f"{folder.name}/{METADATA}", None, folder.name))
 
     def _add_model(self, shapes: Mapping[str, Ints], world: int) -> None:
         folder = self.folder / MODEL
@@ -235,7 +236,7 @@ class _AutomodelFolder:
     # -- the rest
 
     def _rank_states(self) -> dict[str, dict[tuple[str, int], Path]]:
-        """The files of ranks by folder, kind of rank and rank."""
+        """The files of ranks by folder, kind of rank and rank; of a folder with a DCP, none."""
         found: dict[str, dict[tuple[str, int], Path]] = {}
         with reading(self.folder):
             folders = sorted(p for p in self.folder.iterdir() if p.is_dir() and not p.name.startswith("."))
@@ -276,7 +277,6 @@ class _AutomodelFolder:
                 self.parts.add_file(path, path.stem)
 
     def _add_states(self, key: str, files: Mapping[tuple[str, int], Path], world: int) -> None:
-        """Add each rank's own values, by rank."""
         found, states = CompanionFiles(), {}
         kinds = {kind for kind, _ in files}
         self.options.read_ahead([files[one] for one in sorted(files)])
@@ -308,16 +308,11 @@ def _goes_on(tensor: Tensor, shape: Ints) -> bool:
     """Whether a tensor is as large as its moments, except that it ends early in one dimension."""
     if len(shape) != len(tensor.shape) or tensor.kind != "chunks":
         return False
-    short = [d for d, (n, whole) in enumerate(zip(tensor.shape, shape, strict=True)) if n < whole]
-    same = sum(n == whole for n, whole in zip(tensor.shape, shape, strict=True))
-    return len(short) == 1 and same == len(shape) - 1
+    other = [n < whole for n, whole in zip(tensor.shape, shape, strict=True) if n != whole]
+    return other == [True]
 
 
 def _shapes(tree: Mapping[str, Any]) -> Mapping[str, Ints]:
     """The shapes of the parameters that have moments, by name."""
-    found: dict[str, Ints] = {}
-    for value in tree.values():
-        if is_optimizer(value):
-            shapes = parameters.shapes_by_name(nested(value), of_dcp=True)
-            found |= dict(shapes.shapes) if shapes else {}
-    return found
+    found = [parameters.shapes_by_name(nested(value), of_dcp=True) for value in tree.values() if is_optimizer(value)]
+    return {name: shape for shapes in found if shapes for name, shape in shapes.shapes.items()}

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from ckptools.formats import rank_files
 from ckptools.formats.dcp.composite import CompositeBuilder, is_dcp
@@ -58,9 +57,8 @@ def _add_trainer(parts: CompositeBuilder) -> Fact:
     """Add the ranks' trainer states; return the world size that they state."""
     folder = parts.path / TRAIN
     if not folder.is_dir():
-        parts.problems.append(
-            Problem(Code.FILE_MISSING, f"no folder {TRAIN}, which holds the trainer's state", severity="warning")
-        )
+        text = f"no folder {TRAIN}, which holds the trainer's state"
+        parts.problems.append(Problem(Code.FILE_MISSING, text, severity="warning"))
         return Fact(None)
     parts.check_link(folder)
     ranks = sorted(n.rank for n in map(parse, folder.iterdir()) if n is not None)
@@ -68,15 +66,11 @@ def _add_trainer(parts: CompositeBuilder) -> Fact:
         parts.problems.append(Problem(Code.FILE_MISSING, f"no file rank0.pt in {TRAIN}", severity="warning"))
         return Fact(None)
     parts.add_checkpoint(rank_files.read(folder / f"rank{ranks[0]}.pt", parts.options), TRAIN)
-    world = _stated(parts.tree[TRAIN])
-    if world is None:
+    trainer = parts.tree[TRAIN]
+    world = trainer.get("world_size") if isinstance(trainer, Mapping) else None
+    if type(world) is not int or world < 1:
         return Fact(None)
     for rank in sorted(set(range(min(world, rank_files.MAX_WORLD))) - set(ranks)):
         text = f"no file {TRAIN}/rank{rank}.pt; it would resume from rank 0's"
         parts.problems.append(Problem(Code.FILE_MISSING, text, rank))
     return Fact(world, (f"{TRAIN}.world_size",))
-
-
-def _stated(train: Any) -> int | None:
-    stated = train.get("world_size") if isinstance(train, Mapping) else None
-    return stated if type(stated) is int and stated > 0 else None

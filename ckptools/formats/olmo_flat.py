@@ -16,9 +16,9 @@ Source: olmo/checkpoint.py (`LocalShardedCheckpointer`), torch/distributed/fsdp/
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptools.formats.flat_parameters.flat_runs import FlatRun, shards_of
 from ckptools.model.regions import Ints
@@ -27,15 +27,13 @@ from ckptools.model.values import Opaque, describe_for_error
 from ckptools.training_state.parameter_names import without_wrappers
 
 
-@dataclass(frozen=True, slots=True)
-class ParameterRun:
-    """The run of consecutive elements that a rank holds of one parameter.
+class ParameterRun(NamedTuple):
+    """The run of consecutive elements that a rank holds of one parameter; of none where it holds no part.
 
     Attributes:
         shape: of the whole parameter.
         start: index of the run's first element in the flattened parameter.
         at: index of that element in the rank's piece of the flat parameter.
-        numel: number of elements; 0 where the rank has none.
     """
 
     shape: Ints

@@ -18,7 +18,6 @@ from ckptools.errors import ReadError
 from ckptools.files.location import check_stays_inside
 from ckptools.files.opening import File
 from ckptools.formats import olmo_flat
-from ckptools.formats.olmo_flat import ParameterRun
 from ckptools.formats.options import Options
 from ckptools.formats.rank_search import rank_checks
 from ckptools.formats.rank_search.rank_names import RankName, check_links, names_in, parse, siblings
@@ -86,7 +85,12 @@ class _OlmoFolder:
         self.faults: dict[Path, Fault] = {}
         for key, name in self.files.items():
             if options.all_ranks or key[1] == asked:
-                self._read(key, name, must=key[1] == asked)
+                try:
+                    self.saved[key] = options.read_file(name.path)
+                except ReadError as error:
+                    if key[1] == asked:
+                        raise
+                    self.faults[name.path] = Fault.of(error, name.path)
 
     def _found(self) -> Iterator[tuple[tuple[str, int], RankName]]:
         for part in PARTS:
@@ -100,14 +104,6 @@ class _OlmoFolder:
             for name in group:
                 yield (part, name.rank), name
 
-    def _read(self, key: tuple[str, int], name: RankName, must: bool) -> None:
-        try:
-            self.saved[key] = self.options.read_file(name.path)
-        except ReadError as error:
-            if must:
-                raise
-            self.faults[name.path] = Fault.of(error, name.path)
-
     def checkpoint(self) -> Checkpoint:
         """Put everything together."""
         merge, world = Merge(), self._world_size()
@@ -116,7 +112,8 @@ class _OlmoFolder:
         found = rank_checks.compare_ranks(merge, tree)
         tree = found.tree
         sections, tensors = find_sections(tree), list(tensors_in(tree))
-        files = tuple(self._rank_files(world.value))
+        ranks = sorted({*range(min(world.value, MAX_WORLD)), *(rank for _, rank in self.files)})
+        files = tuple(self._file(part, rank) for rank in ranks for part in self.found)
         flat = any(t.kind == "flat_pieces" for _, t in tensors)
         self.builder.problems += rank_checks.check_files(files, self.faults, world.value, flat)
         self.builder.add_rank_values(found)
@@ -143,7 +140,7 @@ class _OlmoFolder:
             return trees
         path = self.files["model", rank].path
         try:
-            pieces: dict[str, ParameterRun] = {fqn: piece for fqn, piece, _ in olmo_flat.parameter_runs(model)}
+            pieces = {fqn: piece for fqn, piece, _ in olmo_flat.parameter_runs(model)}
             trees["model"] = olmo_flat.read_model(model, rank, self.all_ranks)
             optim = trees.get("optim")
             if isinstance(optim, dict) and {"state", "param_groups"} <= optim.keys():
@@ -154,24 +151,13 @@ class _OlmoFolder:
         return trees
 
     def _world_size(self) -> Fact:
-        found = len({rank for _, rank in self.files})
-        stated = self._stated()
-        if stated is None:
-            return Fact(found, ("files found",))
-        return Fact(stated, (METADATA,))
-
-    def _stated(self) -> int | None:
         path = self.root / METADATA
-        if not path.is_file():
-            return None
-        with File(path) as file:
-            found = WORLD.search(file.read(0, min(file.size, MAX_METADATA)))
-        return int(found[1]) if found and int(found[1]) > 0 else None
-
-    def _rank_files(self, world: int) -> Iterator[RankFile]:
-        for rank in sorted({*range(min(world, MAX_WORLD)), *(r for _, r in self.files)}):
-            for part in self.found:
-                yield self._file(part, rank)
+        if path.is_file():
+            with File(path) as file:
+                stated = WORLD.search(file.read(0, min(file.size, MAX_METADATA)))
+            if stated and int(stated[1]) > 0:
+                return Fact(int(stated[1]), (METADATA,))
+        return Fact(len({rank for _, rank in self.files}), ("files found",))
 
     def _file(self, part: str, rank: int) -> RankFile:
         name, saved = self.files.get((part, rank)), self.saved.get((part, rank))

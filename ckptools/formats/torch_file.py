@@ -38,9 +38,7 @@ PART = re.compile(r"(?<!\d)(\d+)-of-(\d+)(?!\d)|(?<![A-Za-z])rank[_-]?(\d+)")
 
 def detect(path: Path) -> bool:
     """A regular file that begins as a zip archive, an older torch.save file, a tar or a compressed file does."""
-    if not path.is_file():
-        return False
-    return bool(content_of(head_at(path)))
+    return path.is_file() and bool(content_of(head_at(path)))
 
 
 def read(path: Path, options: Options) -> Checkpoint:
