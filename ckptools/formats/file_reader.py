@@ -35,12 +35,7 @@ MIN_SECONDS = 0.5
 
 
 class FileReader:
-    """Reads the files of one checkpoint, until it is closed.
-
-    Args:
-        read: what reads one file; only the inert reader reads in processes.
-        jobs: how many processes; None for as many as there are cores, where there is work for them.
-        on_file: called for each file that has been read.
+    """Reads the files of one checkpoint, until it is closed; in processes only where `read` is the inert reader.
 
     Attributes:
         said: what files that were read say of where they come from.
@@ -64,7 +59,7 @@ class FileReader:
             ReadError: it is cut, damaged, or no torch.save file.
         """
         self._start_processes(path)
-        saved = self._taken(path) or self._read_here(path)
+        saved = (self._processes and self._processes.take(path)) or self._read_here(path)
         if saved.provenance is not None:
             self.said[path] = saved.provenance
         if self._on_file is not None:
@@ -87,9 +82,6 @@ class FileReader:
         self._files += 1
         return saved
 
-    def _taken(self, path: Path) -> Saved | None:
-        return self._processes.take(path) if self._processes is not None else None
-
     def _start_processes(self, path: Path) -> None:
         """Start processes for this file and the following ones if reading them takes a while."""
         coming = [path, *self._ahead] if self._ahead.pop(path, path) is None else []
@@ -103,7 +95,7 @@ class FileReader:
             self._processes = reader_pool.started(coming, count)
 
     def _count(self, files: int) -> int:
-        """Return how many processes should read this many files."""
+        """How many processes should read this many files."""
         seconds = files * self._seconds / self._files if self._files else 0.0
         return self._most_processes(files) if self._jobs is not None or seconds > MIN_SECONDS else 0
 

@@ -58,13 +58,10 @@ class FolderSearch:
     """A search for checkpoints below one folder, bounded in the entries that it looks at.
 
     Attributes:
-        formats: the formats that are recognised.
         folders: how many more folders are entered.
         files: how many more single files are read.
-        root: the folder.
-        follow_symlinks: follow links out of it.
         skip: files and folders that are ignored.
-        not_followed: names of links out of it that may lead to a checkpoint.
+        not_followed: links out of the folder that may lead to a checkpoint.
         deeper: folders that lie too deep to be entered.
         foreign: files of weights in unknown formats.
     """
@@ -142,9 +139,9 @@ class FolderSearch:
 
     def _is_file_of_one(self, path: Path) -> bool:
         """Whether a single file is a checkpoint."""
-        named = is_named_so(path)
         if is_companion(path) or not path.is_file():
             return False
+        named = is_named_so(path)
         try:
             content = content_of(head_at(path))
         except ReadError:
@@ -183,31 +180,24 @@ def find(folder: Path, formats: Sequence[Format], follow_symlinks: bool = False)
     search = FolderSearch(formats, folder, follow_symlinks)
     tracker = tracker_in(folder, follow_symlinks)
     if tracker is None:
-        one = _one_of(folder, _finished(folder, search.below(folder)))
+        found = search.below(folder)
+        finished = [path for path in found if not any(map(is_temporary, path.relative_to(folder).parts))]
+        one = _one_of(folder, finished or found)
         _check_no_stray(folder, one, search)
         return one, search.passed_over()
     found = search.at(tracker.target) if tracker.target else []
     if tracker.target is None or not found:
         here = listed(folder, search.below(folder))
-        why = (
-            tracker.why
-            or f"names {describe_for_error(tracker.target and tracker.target.name)}, which holds no checkpoint"
-        )
+        target = describe_for_error(tracker.target and tracker.target.name)
+        why = tracker.why or f"names {target}, which holds no checkpoint"
         raise ReadError(tracker.path, f"{why}; {here or 'and no other checkpoint is here'}")
     return _one_of(tracker.target, found), ""
 
 
-def _finished(folder: Path, found: Sequence[Path]) -> Sequence[Path]:
-    """The finished ones, by their names; all where there are no others."""
-    kept = [path for path in found if not any(map(is_temporary, path.relative_to(folder).parts))]
-    return kept or found
-
-
 def _check_no_stray(folder: Path, found: Path | None, search: FolderSearch) -> None:
-    """Refuse to open the only thing found below a folder where other weights lie that may be of the same model.
+    """Refuse the only thing found below a folder where other weights lie that may be of the same model.
 
-    Raises:
-        UnknownFormatError: they lie deeper than was searched, or beside one file are in an unknown format.
+    They lie deeper than was searched, or beside one file are in an unknown format.
     """
     if found is None:
         return
@@ -239,14 +229,7 @@ def _one_of(folder: Path, found: Sequence[Path]) -> Path | None:
 def others_in(
     folder: Path, formats: Sequence[Format], opened: Checkpoint, follow_symlinks: bool
 ) -> tuple[list[Path], str]:
-    """Checkpoints in and below a folder beside the opened one, and a note on what was skipped.
-
-    Args:
-        folder: where to look.
-        formats: the formats that are recognised.
-        opened: the opened one.
-        follow_symlinks: follow links out of the folder.
-    """
+    """Checkpoints in and below a folder beside the opened one, and a note on what was skipped."""
     mine = {folder_or_file for file in opened.files for folder_or_file in (file.path, *file.path.parents)}
     search = FolderSearch(formats, folder, follow_symlinks, skip=frozenset(mine))
     return search.below(folder), search.passed_over()

@@ -106,7 +106,6 @@ def with_all_ranks(checkpoint: Checkpoint | str | Path) -> Checkpoint:
 
 
 def _opened(path: Path, options: Options) -> Checkpoint:
-    """Detect and read, name, judge."""
     return with_structure_problems(_named(_detected(path, options), options.names))
 
 
@@ -175,7 +174,8 @@ def _detected(path: Path, options: Options) -> Checkpoint:
             format_ = recognised(path, formats)
         if format_ is not None:
             with gc_paused():
-                return _beside_others(_read(format_, path, options), path, options, formats)
+                read = _read(format_, path, options)
+                return _beside_others(read, path, options, formats) if path.is_dir() else read
     except SeveralError:
         tracker = tracker_in(path, options.follow_symlinks)
         if tracker is None or tracker.target is None:
@@ -185,11 +185,7 @@ def _detected(path: Path, options: Options) -> Checkpoint:
 
 
 def _only_one_in(path: Path, formats: Sequence[Format], options: Options) -> Checkpoint:
-    """Find the one checkpoint in a folder that is none itself, with a note of the links that may lead to others.
-
-    Raises:
-        UnknownFormatError: it is no folder, or none is in it.
-    """
+    """Find the one checkpoint in a folder that is none itself, with a note of the links that may lead to others."""
     found, passed_over = None, ""
     if path.is_dir():
         from ckptools.formats import folder_search
@@ -215,8 +211,6 @@ def _beside_others(checkpoint: Checkpoint, path: Path, options: Options, formats
 
     Weights alone give way to the one file beside them that holds an optimizer too: they may be an export of it.
     """
-    if not path.is_dir():
-        return checkpoint
     from ckptools.formats.folder_search import others_in
 
     others, links = others_in(path, formats, checkpoint, options.follow_symlinks)
@@ -258,9 +252,8 @@ def _read(format_: Format, path: Path, options: Options) -> Checkpoint:
 
 def _is_small(opened: Checkpoint) -> bool:
     """Whether so few ranks, with so little structure, are here that all are read by default."""
-    ranks = len({f.rank for f in opened.files if f.is_here})
     nbytes = opened.cost.nbytes * len(opened.files) // max(opened.cost.files, 1)
-    return is_small(ranks, nbytes)
+    return is_small(len({f.rank for f in opened.files if f.is_here}), nbytes)
 
 
 def _may_be_sparse(checkpoint: Checkpoint) -> bool:

@@ -65,7 +65,7 @@ class ReaderProcesses:
             raise
 
     def take(self, path: Path) -> Saved | None:
-        """Return the structure of one of the files, once; None for other files, and where no process could read it."""
+        """The structure of one of the files, once; None for other files, and where no process could read it."""
         if path not in self._left:
             return None
         self._left.remove(path)
@@ -117,15 +117,13 @@ class _ReaderProcess:
     def answer(self, path: Path) -> Saved | None:
         if self._gone:
             return None
-        try:
+        with suppress(Exception):
             data = self._receive()
             if not data:
                 return None
             saved = self._receiver.decode(data)
             if saved.path == path:
                 return saved
-        except Exception:
-            pass
         self.end()
         return None
 
@@ -138,7 +136,6 @@ class _ReaderProcess:
         return read_exactly(out, *LENGTH.unpack(read_exactly(out, LENGTH.size)))
 
     def end(self) -> None:
-        """Stop the process."""
         self._gone = True
         self._process.kill()
         self._process.wait()

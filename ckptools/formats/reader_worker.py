@@ -106,11 +106,7 @@ def _compressed(path: Path) -> bool:
 
 
 def read_exactly(file: IO[bytes], length: int) -> bytes:
-    """Read exactly `length` bytes.
-
-    Raises:
-        EOFError: there are fewer.
-    """
+    """Read `length` bytes; fewer are an EOFError."""
     data = file.read(length)
     if len(data) < length:
         raise EOFError
@@ -190,7 +186,7 @@ class _Pickler(pickle.Pickler):
         self._left = MAX_SENT
 
     def persistent_id(self, value: Any) -> Any:
-        """Return what is sent for a value: its number, or the value itself the first time; None for a small one."""
+        """What is sent for a value: its number, or the value itself the first time; None for a small one."""
         kind = type(value)
         if kind not in _LEAST or len(value) < _LEAST[kind]:
             return None
@@ -214,11 +210,7 @@ def _sent_once(value: tuple[Any, ...]) -> bool:
 
 
 class Receiver:
-    """Decodes the answers of one process.
-
-    Args:
-        same: large values that other processes have sent; equal ones become one object.
-    """
+    """Decodes the answers of one process; large values equal to those that others have sent become one object."""
 
     def __init__(self, same: dict[Any, Any]) -> None:
         self._same = same
@@ -237,7 +229,7 @@ class Receiver:
         return saved
 
     def _value(self, item: Any) -> Any:
-        """Return the shared object for a value that was sent itself or by its number."""
+        """The shared object for a value that was sent itself or by its number."""
         if type(item) is int:
             return self._leaves[item] if item >= 0 else self._lists[~item]
         known = self._lists if type(item) is tuple and type(item[0]) is Shard else self._leaves
@@ -253,15 +245,9 @@ class _Unpickler(pickle.Unpickler):
         self._value = value
 
     def persistent_load(self, item: Any) -> Any:
-        """Return the large value that was sent by its number, or itself the first time."""
         return self._value(item)
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return the class for a name in an answer.
-
-        Raises:
-            UnpicklingError: it may not occur.
-        """
         if (module, name) not in NAMES:
             raise pickle.UnpicklingError("a name that does not belong into an answer")
         return NAMES[module, name]

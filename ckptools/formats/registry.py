@@ -50,36 +50,27 @@ AnyFormat = TypeVar("AnyFormat", bound=Format)
 
 
 class OnDemand:
-    """A format whose module is imported on first use.
+    """A format whose module in this folder is imported on first use.
 
-    Attributes:
-        NAME: its identifier, which is the name of its module in this folder.
-        suggested_by: a pattern of names of files or folders that may be such a checkpoint.
-        per_rank: whether its files are one rank's torch.save files, which a caller may give one by one.
+    `suggested_by` is a pattern of names of files or folders that may be such a checkpoint. Files of a format that is
+    `per_rank` are one rank's torch.save files, which a caller may give one by one.
     """
 
     def __init__(self, name: str, suggested_by: str, per_rank: bool = False) -> None:
-        self.NAME = name
-        self.suggested_by = re.compile(suggested_by)
-        self.per_rank = per_rank
+        self.NAME, self.suggested_by, self.per_rank = name, re.compile(suggested_by), per_rank
 
     @cached_property
     def _module(self) -> Format:
-        module: Any = import_module(f"ckptools.formats.{self.NAME}")
-        return cast("Format", module)
-
-    def suits(self, names: Sequence[str]) -> bool:
-        """Whether one of some names suggests this format."""
-        return any(map(self.suggested_by.search, names))
+        return cast("Format", import_module(f"ckptools.formats.{self.NAME}"))
 
     @property
     def READS(self) -> str:  # noqa: N802
-        """The files that the format reads, in one line."""
+        """As the module has it."""
         return self._module.READS
 
     @property
     def KNOWN_BY(self) -> str:  # noqa: N802
-        """How the format is recognised, in one line."""
+        """As the module has it."""
         return self._module.KNOWN_BY
 
     def detect(self, path: Path) -> bool:
@@ -91,16 +82,11 @@ class OnDemand:
         return self._module.read(path, options)
 
 
-def names_of(path: Path) -> list[str]:
-    """Names that may suggest a format: the end of a file's path, or a folder's name and entries."""
-    above = "/".join(path.parts[-3:])
-    return [above, *(entry.name for entry in path.iterdir())] if path.is_dir() else [above]
-
-
 def recognised(path: Path, formats: Sequence[AnyFormat]) -> AnyFormat | None:
     """The first format that detects `path`; those that its names suggest are tried first."""
-    names = names_of(path)
-    suited = [f for f in formats if not isinstance(f, OnDemand) or f.suits(names)]
+    names = ["/".join(path.parts[-3:])]
+    names += [entry.name for entry in path.iterdir()] if path.is_dir() else []
+    suited = [f for f in formats if not isinstance(f, OnDemand) or any(map(f.suggested_by.search, names))]
     others = [f for f in formats if f not in suited]
     return next((f for f in (*suited, *others) if f.detect(path)), None)
 
@@ -148,11 +134,7 @@ class PluginWarning(UserWarning):
 
 
 class Guarded:
-    """A format from another package, whose failures do not end the program.
-
-    Attributes:
-        NAME, READS, KNOWN_BY: as the format has them.
-    """
+    """A format from another package, whose failures do not end the program."""
 
     def __init__(self, format_: Any) -> None:
         self._format = format_

@@ -34,10 +34,7 @@ AnyTensor = TypeVar("AnyTensor", bound=Tensor)
 class Resolver:
     """Finds the shards that lie in other ranks' files, for every tensor of a checkpoint.
 
-    Attributes:
-        path: what was opened: a rank file, or a folder of them.
-        options: how it was opened; the other files are read in the same way.
-        files: the status of every rank's file when it was opened.
+    `path`, `options` and `files` are those with which it was opened; the other files are read in the same way.
     """
 
     def __init__(self, path: Path, options: Options, files: Sequence[RankFile] = ()) -> None:
@@ -57,13 +54,7 @@ class Resolver:
         return self._whole
 
     def with_sources(self, tensor: AnyTensor, key: KeyPath, box: Box) -> AnyTensor:
-        """Add the sources of the shards that meet `box`.
-
-        Args:
-            tensor: as one rank's file has it.
-            key: its key path in the checkpoint's tree.
-            box: the requested region.
-        """
+        """Add the sources of the shards that meet `box` to a tensor as one rank's file has it."""
         wanted = {s.rank for s in tensor.shards if not s.was_read and (not box.sizes or s.box.intersect(box))}
         unlisted = not tensor.shards or tensor.kind in UNLISTED or None in wanted
         if unlisted or len(wanted) > MAX_FILES or (wanted and not self._files_of(tensor)):
@@ -88,8 +79,7 @@ class Resolver:
     def lost(self, key: KeyPath) -> dict[int, str]:
         """Ranks whose file of a tensor was `missing`, `cut` or `bad` when it was opened.
 
-        Args:
-            key: the tensor's key path; where a rank has several files, its first key names the file's part.
+        Where a rank has several files, the first key of the key path names the file's part.
         """
         of = ("", key[0] if key else "")
         return {
@@ -125,7 +115,6 @@ class Resolver:
         return members if named else []
 
     def _from_all_ranks(self, tensor: AnyTensor, key: KeyPath) -> AnyTensor:
-        """Read the tensor from all ranks' files."""
         found = leaf_at(self.all_ranks().tree, key)
         if not isinstance(found, Tensor):
             return tensor
