@@ -14,9 +14,10 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import ReadError
@@ -33,16 +34,31 @@ from ckptools.model.tree import fqn_of, tensors_in
 from ckptools.tensor_io.checksums import combine, crc32
 from ckptools.text import and_others, few, size
 
-MANY = 1000
-"""Extents of a file from which on numpy compares them with its holes."""
-
 MAX_READ = 1 << 20
 """Most bytes outside of holes that are read to check one record's checksum."""
 
-Spans: TypeAlias = "Sequence[tuple[int, int]]"
-
 WHY = "holes, which read as zeros: never written, or copied as holes"
 MAYBE = "holes, which read as zeros: written as zeros, or never written"
+
+
+class Holes:
+    """The holes of a file, each from its first byte to one past its last, in order and apart."""
+
+    def __init__(self, spans: Sequence[tuple[int, int]]) -> None:
+        self.spans = spans
+        self._before = [0, *accumulate(last - first for first, last in spans)]
+
+    def overlap(self, start: int, end: int) -> int:
+        """How many bytes from `start` to before `end` lie in them."""
+        return self._bytes_before(end) - self._bytes_before(start)
+
+    def _bytes_before(self, at: int) -> int:
+        begun = bisect_left(self.spans, (at, 0))
+        return self._before[begun] - (max(self.spans[begun - 1][1] - at, 0) if begun else 0)
+
+    def from_first_at(self, start: int) -> Sequence[tuple[int, int]]:
+        """The holes from the last one that begins before `start`."""
+        return self.spans[max(bisect_left(self.spans, (start, 0)) - 1, 0) :]
 
 
 @dataclass
@@ -50,7 +66,6 @@ class _Hollow:
     """A file of `nbytes` with holes.
 
     Attributes:
-        spans: its holes, in order.
         nbytes_seen: bytes of tensors that were looked at.
         unproven: bytes of these in holes without a checksum.
         tensors: bytes in holes by tensor name, without those that were written as zeros.
@@ -58,7 +73,7 @@ class _Hollow:
     """
 
     path: Path
-    spans: Spans
+    holes: Holes
     nbytes: int
     nbytes_seen: int = 0
     unproven: int = 0
@@ -67,7 +82,7 @@ class _Hollow:
 
     @property
     def empty(self) -> int:
-        return sum(end - start for start, end in self.spans)
+        return self.holes.overlap(0, self.nbytes)
 
     @property
     def severity(self) -> Severity:
@@ -77,8 +92,9 @@ class _Hollow:
 
     def look_at(self, extents: Sequence[_Extent]) -> None:
         self.nbytes_seen += sum(extent.end - extent.start for extent in extents)
-        for extent, inside in zip(extents, overlaps(self.spans, [e[1:3] for e in extents]), strict=True):
-            right = _is_right(self.path, extent, self.spans) if inside else True
+        for extent in extents:
+            inside = self.holes.overlap(extent.start, extent.end)
+            right = _is_right(self.path, extent, self.holes) if inside else True
             if not right:
                 self.tensors[extent.fqn] = self.tensors.get(extent.fqn, 0) + inside
                 self.unproven += inside
@@ -121,7 +137,7 @@ def with_hollow(checkpoint: Checkpoint) -> Checkpoint:
 def _hollow_files(checkpoint: Checkpoint) -> Iterator[_Hollow]:
     for file in checkpoint.files:
         if file.is_here and file.nbytes > SLACK and not is_remote(file.path) and (spans := holes(file.path)):
-            yield _Hollow(file.path, spans, file.nbytes)
+            yield _Hollow(file.path, Holes(spans), file.nbytes)
 
 
 def _add_extents(extents: Mapping[Path, dict[_Extent, None]], fqn: str, shards: Shards) -> None:
@@ -162,54 +178,24 @@ def _values_span(of: Source | ItemLayout) -> tuple[int, int]:
     return of.offset, prod(of.shape) * ITEMSIZE[of.dtype]
 
 
-def overlap(spans: Spans, start: int, end: int) -> int:
-    """How many bytes from `start` to `end` lie in spans, which are in order and apart."""
-    found = 0
-    for first, last in spans[max(bisect_left(spans, (start, 0)) - 1, 0) :]:
-        if first >= end:
-            break
-        found += max(min(last, end) - max(first, start), 0)
-    return found
-
-
-def overlaps(spans: Spans, extents: Sequence[tuple[int, int]]) -> list[int]:
-    """How many bytes of each of several extents, from a first byte to one past the last, lie in spans."""
-    if len(extents) < MANY:
-        return [overlap(spans, start, end) for start, end in extents]
-    import numpy as np
-
-    firsts, lasts = np.array(spans, dtype=np.int64).T
-    before = np.concatenate(([0], np.cumsum(lasts - firsts)))
-
-    def inside_before(at: Any) -> Any:
-        """How many bytes before each place lie in spans."""
-        begun = np.searchsorted(firsts, at)
-        unfinished = np.where(begun > 0, np.maximum(lasts[np.maximum(begun - 1, 0)] - at, 0), 0)
-        return before[begun] - unfinished
-
-    starts, ends = np.array(extents, dtype=np.int64).T
-    found: list[int] = (inside_before(ends) - inside_before(starts)).tolist()
-    return found
-
-
-def _is_right(path: Path, extent: _Extent, spans: Spans) -> bool | None:
+def _is_right(path: Path, extent: _Extent, holes: Holes) -> bool | None:
     """Whether a record with holes has its stated CRC-32; None without one, or where too much would be read."""
     if not extent.crc:
         return None
     start, nbytes = extent.record_span
-    if nbytes - overlap(spans, start, start + nbytes) > MAX_READ:
+    if nbytes - holes.overlap(start, start + nbytes) > MAX_READ:
         return None
     try:
         with File(path) as file:
-            return _crc_of(file, start, start + nbytes, spans) == extent.crc
+            return _crc_of(file, start, start + nbytes, holes) == extent.crc
     except ReadError:  # gone by now; whoever reads it next says so
         return None
 
 
-def _crc_of(file: File, start: int, end: int, spans: Spans) -> int:
+def _crc_of(file: File, start: int, end: int, holes: Holes) -> int:
     """Return the CRC-32 of a part of a file, reading only what lies outside of holes."""
     crc, at = 0, start
-    for first, last in [*spans[max(bisect_left(spans, (start, 0)) - 1, 0) :], (end, end)]:
+    for first, last in [*holes.from_first_at(start), (end, end)]:
         first, last = min(max(first, start), end), min(last, end)
         if first > at:
             crc, at = crc32(file.read(at, first - at), crc), first
