@@ -21,7 +21,7 @@ import obstore
 from obstore.exceptions import PreconditionError
 from obstore.fsspec import FsspecStore
 
-from ckptools.files.remote.store import timeout
+from ckptools.files.remote import timeout
 from ckptools.files.storage import DeniedError, RemoteError, in_one_line, replaced
 from ckptools.text import first_line
 

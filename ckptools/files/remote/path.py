@@ -48,7 +48,7 @@ class RemotePath(PosixPath):
         if self._store is None:
             with _lock:
                 if self._place not in _stores:
-                    from ckptools.files.remote.file_systems import store_of
+                    from ckptools.files.remote.store import store_of
 
                     _stores[self._place] = store_of(*self._place, _queries.setdefault(self._place, {}))
                 self._store = _stores[self._place]

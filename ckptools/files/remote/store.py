@@ -2,6 +2,9 @@
 
 What was listed is remembered, so that a hundred questions about the files of a folder are one request, and so that
 every range is read of the version that was listed: a file that is replaced meanwhile is an error, not a mixture.
+
+Buckets are read through obstore's file system and web servers through fsspec's own, with what we add (`buckets`,
+`web`); the Hugging Face Hub at the commit that a revision is when it is first asked for; any other URL as fsspec does.
 """
 
 from __future__ import annotations
@@ -9,7 +12,6 @@ from __future__ import annotations
 import errno
 import os
 import random
-import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,9 +20,12 @@ from datetime import datetime
 from functools import partial
 from threading import Lock, RLock
 from typing import Any, Literal, NamedTuple
+from urllib.parse import quote, unquote
 
+from ckptools.files.remote import HUB, WEB
 from ckptools.files.remote.cached_file import BlockCache, RemoteFile
 from ckptools.files.storage import FOLDER, DeniedError, RemoteError, Status, in_one_line, replaced
+from ckptools.text import first_line
 
 RETRIES = 5
 FIRST_WAIT = 0.2
@@ -31,22 +36,13 @@ VERSION = ("e_tag", "ETag", "etag", "version", "generation", "VersionId")
 """Names that file systems have for a file's time and version."""
 
 
-def timeout() -> float:
-    """Seconds that a request may take: 30, or what the environment says."""
-    given = os.environ.get("CKPTOOLS_TIMEOUT", "")
-    return float(given) if re.fullmatch(r"\d+(\.\d+)?", given) and float(given) else 30.0
-
-
 class Place(NamedTuple):
     """Where the files of a store are.
 
     Attributes:
-        fs: a file system of fsspec.
-        path_of: the path there of a key.
+        path_of: the path of a key in the file system `fs` of fsspec.
         version: how a changed file is noticed: the file system is given the version (`checked`), we ask for it again
             behind each range (`compared`), or the path itself names a version, so that nothing can change (`fixed`).
-        lists: whether it lists folders.
-        in_one_line: makes one line of an error.
     """
 
     fs: Any
@@ -210,3 +206,93 @@ def _status(info: Mapping[str, Any]) -> Status:
     size = int(info["size"] or 0)
     version = next((str(info[name]) for name in VERSION if info.get(name)), f"{size} {modified}")
     return Status(size, modified, version)
+
+
+# -- which file system serves a URL -----------------------------------------------------------------------------------
+
+
+BUCKETS = ("s3", "gs", "az")
+
+
+def store_of(scheme: str, name: str, queries: Mapping[str, str]) -> Store:
+    """The store of a bucket, host or repository called `name`; `queries` by key are sent, and never shown.
+
+    Raises:
+        RemoteError: a package that is needed for this is not installed, or nothing serves such a URL.
+    """
+    try:
+        if scheme in BUCKETS:
+            return Store(_bucket(scheme, name))
+        if scheme in WEB:
+            return Store(_web(f"{scheme}://{name.partition('#')[0]}", queries))
+        if scheme == HUB:
+            return Store(_hub(name), lambda: _hub(name))  # a branch moves
+        return Store(_any(f"{scheme}://{name}"))
+    except RemoteError:
+        raise
+    except ImportError as error:
+        wanted = {**dict.fromkeys(BUCKETS, "obstore"), **dict.fromkeys(WEB, "aiohttp"), HUB: "huggingface_hub"}
+        if scheme in wanted:
+            text = f"needs the package {wanted[scheme]}: pip install 'ckptools[remote]'"
+            raise RemoteError(text, errno.ENOTSUP) from error
+        raise in_one_line(error) from error
+    except Exception as error:
+        raise RemoteError(f"cannot be reached: {first_line(error)}", errno.ENOTSUP) from error
+
+
+def _bucket(scheme: str, name: str) -> Place:
+    from ckptools.files.remote.buckets import BucketFileSystem, bucket_error
+
+    fs = BucketFileSystem(scheme)
+    return Place(fs, lambda key: f"{name}/{key}", "checked", in_one_line=bucket_error)
+
+
+def _web(origin: str, queries: Mapping[str, str]) -> Place:
+    from ckptools.files.remote.web import WebFileSystem, web_error
+
+    def url(key: str) -> str:
+        query = queries.get(key, "")
+        # What is percent-encoded in a URL stays so; names that others give (an index its shards) are encoded here.
+        return f"{origin}/{quote(key, safe='/%:@!$&()*+,;=~')}" + (f"?{query}" if query else "")
+
+    return Place(WebFileSystem(), url, "checked", lists=False, in_one_line=web_error)
+
+
+def _hub(name: str) -> Place:
+    from huggingface_hub import HfApi, HfFileSystem
+
+    endpoint = os.environ.get("HF_ENDPOINT") or None
+    repository, _, revision = name.partition("@")
+    kind, _, rest = repository.partition("/")
+    typed = (rest, kind[:-1]) if kind in ("datasets", "spaces") else (repository, None)
+    if typed[0].count("/") != 1:
+        raise RemoteError("names no repository: hf://organization/name/path is expected", errno.EINVAL)
+    try:
+        commit = HfApi(endpoint).repo_info(typed[0], repo_type=typed[1], revision=unquote(revision) or None).sha
+    except Exception as error:
+        raise _hub_error(error) from error
+    fs = HfFileSystem(endpoint=endpoint, skip_instance_cache=True)
+    return Place(fs, lambda key: f"{repository}@{commit}/{key}", "fixed", in_one_line=_hub_error)
+
+
+def _hub_error(error: Exception) -> OSError:
+    cause = error if hasattr(error, "response") else error.__cause__
+    status = getattr(getattr(cause, "response", None), "status_code", None)
+    if status in (401, 403):
+        text = "no such repository, or it needs a token in HF_TOKEN, or its terms to be accepted"
+        return DeniedError(f"access denied by the Hub ({status}): {text}", errno.EACCES)
+    if status == 404 and "Entry" not in type(cause).__name__:
+        return RemoteError("the Hub answers 404: no such repository or revision?")
+    return in_one_line(error)
+
+
+def _any(url: str) -> Place:
+    from fsspec.core import url_to_fs  # type: ignore[import-untyped]
+
+    try:
+        fs, root = url_to_fs(url, skip_instance_cache=True)
+    except ValueError as error:
+        known = ", ".join(f"{scheme}://" for scheme in (*BUCKETS, *WEB, HUB))
+        text = f"is not read; {known} are, and what fsspec has a file system for: {first_line(error)}"
+        raise RemoteError(text) from error
+    return Place(fs, lambda key: f"{root.rstrip('/')}/{key}" if key else root)

@@ -18,8 +18,8 @@ import aiohttp
 from fsspec.implementations.http import HTTPFileSystem  # type: ignore[import-untyped]
 
 from ckptools._version import __version__
+from ckptools.files.remote import timeout
 from ckptools.files.remote.cached_file import SMALL
-from ckptools.files.remote.store import timeout
 from ckptools.files.storage import DeniedError, RemoteError, in_one_line, replaced
 from ckptools.text import printable
 
