@@ -169,13 +169,15 @@ class OpenFiles:
     def __init__(self, limit: int = 64) -> None:
         self._limit = limit
         self._idle: OrderedDict[Path, list[File]] = OrderedDict()
-        self._count = 0
         self._lock = Lock()
 
     @contextmanager
     def open(self, path: Path) -> Iterator[File]:
         """Lend an open file to one user at a time."""
-        file = self._take(path) or File(path)
+        with self._lock:
+            idle = self._idle.get(path)
+            file = idle.pop() if idle else None
+        file = file or File(path)
         try:
             yield file
         except BaseException:
@@ -183,25 +185,14 @@ class OpenFiles:
             raise
         self._give_back(file)
 
-    def _take(self, path: Path) -> File | None:
-        with self._lock:
-            idle = self._idle.get(path)
-            if not idle:
-                return None
-            self._count -= 1
-            return idle.pop()
-
     def _give_back(self, file: File) -> None:
         with self._lock:
             self._idle.setdefault(file.path, []).append(file)
             self._idle.move_to_end(file.path)
-            self._count += 1
-            while self._count > self._limit:
-                oldest = next(iter(self._idle))
-                idle = self._idle[oldest]
-                if idle:
-                    idle.pop().close()
-                    self._count -= 1
+            while sum(map(len, self._idle.values())) > self._limit:
+                oldest, files = next(iter(self._idle.items()))
+                if files:
+                    files.pop().close()
                 else:
                     del self._idle[oldest]
 
@@ -211,7 +202,6 @@ class OpenFiles:
             for file in chain.from_iterable(self._idle.values()):
                 file.close()
             self._idle.clear()
-            self._count = 0
 
     def __enter__(self) -> OpenFiles:
         return self
