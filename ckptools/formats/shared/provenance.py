@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from ckptools.errors import ReadError
-from ckptools.files.json_file import JsonError, parse_json
 from ckptools.files.location import check_stays_inside, is_remote
 from ckptools.files.opening import File
 from ckptools.model.checkpoint import Checkpoint
@@ -117,6 +116,8 @@ class _RecordError(ValueError):
 
 
 def _parsed(said: Said, side: bool) -> Provenance:
+    from ckptools.files.json_file import JsonError, parse_json
+
     if said.fault:
         raise _RecordError(said.fault)
     try:
