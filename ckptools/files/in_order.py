@@ -18,7 +18,10 @@ class StoppedError(Exception):
 
 
 class InOrder:
-    """A run of bytes in the making; all but those at the reader's place lie at most `window` ahead of it."""
+    """A run of bytes in the making; all but those at the reader's place lie at most `window` ahead of it.
+
+    Once it is stopped, its methods raise a StoppedError.
+    """
 
     def __init__(self, window: int = WINDOW) -> None:
         self._window = window
@@ -28,24 +31,15 @@ class InOrder:
         self._changed = Condition()
 
     def write(self, offset: int, data: bytes | memoryview) -> None:
-        """Write all of `data` at `offset`, once the reader is near.
-
-        Raises:
-            StoppedError: it will not come.
-        """
+        """Write all of `data` at `offset`, once the reader is near."""
         with self._changed:
             self._wait_while(lambda: offset > self._taken and offset + len(data) > self._taken + self._window)
             self._pieces[offset] = bytes(data)  # the caller uses its buffer again
             self._changed.notify_all()
 
     def take(self, start: int, end: int) -> Iterator[bytes]:
-        """The bytes from `start` to before `end`, when they are written; the reader's place has to come to `start`.
-
-        Raises:
-            StoppedError: they will not come.
-        """
-        with self._changed:
-            self._wait_while(lambda: self._taken < start)
+        """The bytes from `start` to before `end`, when they are written; the reader's place has to come to `start`."""
+        self.wait_for(start)
         while start < end:
             with self._changed:
                 self._wait_while(lambda at=start: at not in self._pieces)  # type: ignore[misc]
@@ -61,11 +55,7 @@ class InOrder:
             self._changed.notify_all()
 
     def wait_for(self, place: int) -> None:
-        """Return when the reader has come to a place.
-
-        Raises:
-            StoppedError: it will not.
-        """
+        """Return when the reader has come to a place."""
         with self._changed:
             self._wait_while(lambda: self._taken < place)
 

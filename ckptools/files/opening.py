@@ -25,7 +25,10 @@ _COUNTING = Lock()
 
 
 class File:
-    """A file open for reading at offsets, on the local disk or in a store; its size and time are those of then."""
+    """A file open for reading at offsets, on the local disk or in a store; its size and time are those of then.
+
+    Its methods raise a ReadError where it ends too early, or where the disk or store fails.
+    """
 
     start = 0
     """Byte offset where it begins in its file, as of a `Window`."""
@@ -61,26 +64,19 @@ class File:
         return self._ranges.descriptor
 
     def read(self, offset: int, length: int) -> bytes:
-        """Read exactly `length` bytes at `offset`.
-
-        Raises:
-            ReadError: the file ends before that, or the storage fails.
-        """
+        """Read exactly `length` bytes at `offset`."""
         _check_range(self, offset, length)
         pieces, done = [], 0
-        while done < length:
-            with reading(self.path):
+        try:
+            while done < length:
                 pieces.append(self._ranges.read(offset + done, length - done))
-            self._check_goes_on(len(pieces[-1]), offset + done)
-            done += len(pieces[-1])
+                done += self._checked(len(pieces[-1]), offset + done)
+        except OSError as error:  # `reading` would take longer than a small read
+            raise _refused(self.path, error) from error
         return b"".join(pieces)
 
     def fill(self, offset: int, buffer: memoryview) -> None:
-        """Read a buffer full at `offset`.
-
-        Raises:
-            ReadError: the file ends before that, or the storage fails.
-        """
+        """Read a buffer full at `offset`."""
         _check_range(self, offset, len(buffer))
         self.read_all_into(offset, buffer)
 
@@ -92,29 +88,22 @@ class File:
         """Fetch ranges of a file in a store, and keep them there for who reads them next.
 
         Ranges that lie close together come by one request of at most `most` bytes; a larger one is left out.
-
-        Raises:
-            ReadError: the store fails.
         """
         with reading(self.path):
             self._ranges.prefetch(ranges, most)
 
     def read_all_into(self, offset: int, buffer: memoryview) -> None:
-        """Read a buffer full at `offset`, of a file that may have grown or shrunk since it was opened.
-
-        Raises:
-            ReadError: the file ends before that, or the storage fails.
-        """
+        """Read a buffer full at `offset`, of a file that may have grown or shrunk since it was opened."""
         done = 0
-        while done < len(buffer):
-            with reading(self.path):
+        with reading(self.path):
+            while done < len(buffer):
                 count = self._ranges.read_into(offset + done, buffer[done:])
-            self._check_goes_on(count, offset + done)
-            done += count
+                done += self._checked(count, offset + done)
 
-    def _check_goes_on(self, count: int, offset: int) -> None:
+    def _checked(self, count: int, offset: int) -> int:
         if count == 0:
             raise ReadError(self.path, f"became shorter while it was read: no byte {offset}")
+        return count
 
     def close(self) -> None:
         """Let go of the file."""
@@ -140,11 +129,7 @@ class Window:
         self.path, self.start, self.size = file.path, start, size
 
     def read(self, offset: int, length: int) -> bytes:
-        """Read exactly `length` bytes at `offset` of the window.
-
-        Raises:
-            ReadError: the window ends before that, or the disk fails.
-        """
+        """Read exactly `length` bytes at `offset` of the window."""
         _check_range(self, offset, length)
         return self._file.read(self.start + offset, length)
 

@@ -218,11 +218,7 @@ class Receiver:
         self._lists: list[Any] = []
 
     def decode(self, data: bytes) -> Saved:
-        """The structure of one file.
-
-        Raises:
-            Exception: the answer is malformed; of any class.
-        """
+        """The structure of one file; an exception of any class where the answer is malformed."""
         saved = _Unpickler(io.BytesIO(data), self._value).load()
         if not isinstance(saved, Saved):
             raise pickle.UnpicklingError("an answer that is no file's structure")

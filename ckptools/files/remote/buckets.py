@@ -55,7 +55,7 @@ CAUSES = {
     "TooManyRedirects": "it redirects more than 10 times",
     "redirect without LOCATION": "it redirects without saying where to; is AWS_REGION the bucket's?",
 }
-"""Why a request failed, by what obstore tells its developers."""
+"""Why a request failed, by what obstore says for its developers."""
 
 
 class BucketFileSystem(FsspecStore):

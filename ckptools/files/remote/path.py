@@ -99,7 +99,7 @@ class RemotePath(PosixPath):
             raise
 
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
-        """Size, time and kind, as the system tells them of a file on disk."""
+        """Size, time and kind, as of a file on disk."""
         found = self.status()
         mode = (stat.S_IFDIR if found.is_folder else stat.S_IFREG) | 0o444
         time_ns = int(found.modified * 1e9)
