@@ -225,7 +225,7 @@ def test_nothing_in_the_package_could_run_what_a_file_names(path):
 def test_the_registry_imports_only_the_formats_that_its_own_table_names():
     tree = ast.parse((PACKAGE / "formats/registry.py").read_text())
     calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call)]
-    made = [n.args[0] for n in calls if ast.unparse(n.func) == "OnDemand"]
+    made = [n.args[0] for n in calls if ast.unparse(n.func) == "Format"]
     assert {ast.literal_eval(n) for n in made} == {f.NAME for f in FORMATS}
     assert [ast.unparse(n) for n in calls if ast.unparse(n.func) == "import_module"] == [
         "import_module(f'ckptools.formats.{self.NAME}')"

@@ -9,10 +9,10 @@ import re
 import sys
 import warnings
 from collections.abc import Sequence
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from ckptools.errors import CkptoolsError
 
@@ -23,108 +23,82 @@ if TYPE_CHECKING:
     from ckptools.model.checkpoint import Checkpoint
 
 
-class Format(Protocol):
-    """The interface of a format: every module in this folder that reads one provides it.
+class Format:
+    """A format of ours: a module in this folder, which is imported on first use.
 
-    Attributes:
-        NAME: an identifier.
-        READS: the files that it reads, in one line.
-        KNOWN_BY: how they are recognised, in one line.
-    """
-
-    @property
-    def NAME(self) -> str: ...  # noqa: D102, N802
-    @property
-    def READS(self) -> str: ...  # noqa: D102, N802
-    @property
-    def KNOWN_BY(self) -> str: ...  # noqa: D102, N802
-
-    def detect(self, path: Path) -> bool:
-        """Whether `path` looks like this format, by names and a few bytes; never by its pickles."""
-
-    def read(self, path: Path, options: Options) -> Checkpoint:
-        """Open a checkpoint of this format."""
-
-
-AnyFormat = TypeVar("AnyFormat", bound=Format)
-
-
-class OnDemand:
-    """A format whose module in this folder is imported on first use.
-
-    `suggested_by` is a pattern of names of files or folders that may be such a checkpoint. Files of a format that is
-    `per_rank` are one rank's torch.save files, which a caller may give one by one.
+    The module has `NAME`, `READS`, `KNOWN_BY`, `detect` and `read` as they are described here. `suggested_by` is a
+    pattern of names of files or folders that may be such a checkpoint. Files of a format that is `per_rank` are one
+    rank's torch.save files, which a caller may give one by one.
     """
 
     def __init__(self, name: str, suggested_by: str, per_rank: bool = False) -> None:
         self.NAME, self.suggested_by, self.per_rank = name, re.compile(suggested_by), per_rank
 
-    @cached_property
-    def _module(self) -> Format:
-        return cast("Format", import_module(f"ckptools.formats.{self.NAME}"))
+    def _module(self) -> Any:
+        return import_module(f"ckptools.formats.{self.NAME}")
 
     @property
     def READS(self) -> str:  # noqa: N802
-        """As the module has it."""
-        return self._module.READS
+        """The files that it reads, in one line."""
+        return str(self._module().READS)
 
     @property
     def KNOWN_BY(self) -> str:  # noqa: N802
-        """As the module has it."""
-        return self._module.KNOWN_BY
+        """How they are recognised, in one line."""
+        return str(self._module().KNOWN_BY)
 
     def detect(self, path: Path) -> bool:
-        """Whether `path` looks like this format."""
-        return self._module.detect(path)
+        """Whether `path` looks like this format, by names and a few bytes; never by its pickles."""
+        return bool(self._module().detect(path))
 
     def read(self, path: Path, options: Options) -> Checkpoint:
         """Open a checkpoint of this format."""
-        return self._module.read(path, options)
+        return cast("Checkpoint", self._module().read(path, options))
 
 
-def recognised(path: Path, formats: Sequence[AnyFormat]) -> AnyFormat | None:
+def recognised(path: Path, formats: Sequence[Format]) -> Format | None:
     """The first format that detects `path`; those that its names suggest are tried first."""
     names = ["/".join(path.parts[-3:])]
     names += [entry.name for entry in path.iterdir()] if path.is_dir() else []
-    suited = [f for f in formats if not isinstance(f, OnDemand) or any(map(f.suggested_by.search, names))]
+    suited = [f for f in formats if any(map(f.suggested_by.search, names))]
     others = [f for f in formats if f not in suited]
     return next((f for f in (*suited, *others) if f.detect(path)), None)
 
 
-RANK_FILES = OnDemand("rank_files", r"rank", per_rank=True)
+RANK_FILES = Format("rank_files", r"rank", per_rank=True)
 """The format for files that the caller gives one by one, or by a pattern."""
 
 # Most specific first: any rank file is a torch file too, so the plain file comes last. What training leaves goes before
 # Hugging Face's names, which an export into the same folder has.
-FORMATS: tuple[OnDemand, ...] = (
-    OnDemand("deepspeed", r"_states\.pt$|^latest|^global_step|(^|/)zero(/|$)|zero_to_fp32"),
-    OnDemand("megatron", r"latest_checkpointed|(^|/)(iter_\d+|release)$|mp_rank_\d|_optim_rng\.pt|model_rng\.pt"),
-    OnDemand("megatron_dist", r"latest_checkpointed|(^|/)(iter_\d+|release)$|metadata\.json|common\.pt"),
-    OnDemand(
+FORMATS: tuple[Format, ...] = (
+    Format("deepspeed", r"_states\.pt$|^latest|^global_step|(^|/)zero(/|$)|zero_to_fp32"),
+    Format("megatron", r"latest_checkpointed|(^|/)(iter_\d+|release)$|mp_rank_\d|_optim_rng\.pt|model_rng\.pt"),
+    Format("megatron_dist", r"latest_checkpointed|(^|/)(iter_\d+|release)$|metadata\.json|common\.pt"),
+    Format(
         "nanotron",
         r"^checkpoint_metadata\.json$|(^|/)model_(weight|bias)[^/]*\.safetensors$|(^|/)(pp_block|optimizer|lr_scheduler|random)(/|$)",
     ),
-    OnDemand("accelerate", r"^pytorch_model_"),
-    OnDemand("nemo_automodel", r"(^|/)epoch_\d+_step_\d+(/|$)|^losses\.json$|_(global|dp)_rank_\d"),
-    OnDemand("torchsnapshot", r"^\.snapshot_metadata$|(^|/)(\d+|batched|sharded|replicated)/|(^|/)[^./]+/[^./]*$"),
-    OnDemand("torch_checkpointing", r"metadata\.pkl$|_\d+\.(pt|safetensors|json)$"),
-    OnDemand("olmo_core", r"^model_and_optim$"),
-    OnDemand("composer_folder", r"^(composer_metadata\.json|resumption\.pkl)$"),
-    OnDemand("dcp", r"\.metadata|\.distcp$|(ba|step|iter|iteration|checkpoint)[-_]?\d+$"),
-    OnDemand("dcp_safetensors", r"(^|/)shard-\d.*\.safetensors$"),
-    OnDemand("meta_llama", r"(^|/)consolidated\.\d+\.pth$"),
-    OnDemand("olmo_local", r"(^|/)(model|optim|train)(/|$)"),
-    OnDemand("model_parts", r"rank|shard|part|mp|tp|pp|model_\d"),
+    Format("accelerate", r"^pytorch_model_"),
+    Format("nemo_automodel", r"(^|/)epoch_\d+_step_\d+(/|$)|^losses\.json$|_(global|dp)_rank_\d"),
+    Format("torchsnapshot", r"^\.snapshot_metadata$|(^|/)(\d+|batched|sharded|replicated)/|(^|/)[^./]+/[^./]*$"),
+    Format("torch_checkpointing", r"metadata\.pkl$|_\d+\.(pt|safetensors|json)$"),
+    Format("olmo_core", r"^model_and_optim$"),
+    Format("composer_folder", r"^(composer_metadata\.json|resumption\.pkl)$"),
+    Format("dcp", r"\.metadata|\.distcp$|(ba|step|iter|iteration|checkpoint)[-_]?\d+$"),
+    Format("dcp_safetensors", r"(^|/)shard-\d.*\.safetensors$"),
+    Format("meta_llama", r"(^|/)consolidated\.\d+\.pth$"),
+    Format("olmo_local", r"(^|/)(model|optim|train)(/|$)"),
+    Format("model_parts", r"rank|shard|part|mp|tp|pp|model_\d"),
     RANK_FILES,
-    OnDemand("hugging_face", r"\.safetensors|\.bin|^adapter|^diffusion|^trainer_state\.json$"),
-    OnDemand("torch_file", r"", per_rank=True),
+    Format("hugging_face", r"\.safetensors|\.bin|^adapter|^diffusion|^trainer_state\.json$"),
+    Format("torch_file", r"", per_rank=True),
 )
 
 
 # -- formats of other packages: they are installed on purpose, so they are tried before our own -----------------------
 
 GROUP = "ckptools.formats"
-"""The group of entry points, each a module or an object with the attributes of `Format`."""
+"""The group of entry points, each a module or an object with the attributes that `NEEDS` lists."""
 
 NEEDS = ("NAME", "READS", "KNOWN_BY", "detect", "read")
 
@@ -133,17 +107,20 @@ class PluginWarning(UserWarning):
     """A format from another package is broken, and is left out."""
 
 
-class Guarded:
+class Guarded(Format):
     """A format from another package, whose failures do not end the program."""
 
-    def __init__(self, format_: Any) -> None:
-        self._format = format_
-        self.NAME, self.READS, self.KNOWN_BY = str(format_.NAME), str(format_.READS), str(format_.KNOWN_BY)
+    def __init__(self, module: Any) -> None:
+        super().__init__(str(module.NAME), "")
+        self._given = module
+
+    def _module(self) -> Any:
+        return self._given
 
     def detect(self, path: Path) -> bool:
         """Whether the format recognises `path`; False when it fails."""
         try:
-            return bool(self._format.detect(path))
+            return super().detect(path)
         except Exception as error:
             _warn(self.NAME, f"detect failed on {path.name}", error)
             return False
@@ -155,7 +132,7 @@ class Guarded:
             CkptoolsError: as the format raises it, or the format fails in a way that it should not.
         """
         try:
-            return cast("Checkpoint", self._format.read(path, options))
+            return super().read(path, options)
         except CkptoolsError:
             raise
         except Exception as error:
