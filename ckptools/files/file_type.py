@@ -64,14 +64,14 @@ def head_of(file: File | Window) -> bytes:
     return file.read(0, min(HEAD, file.size))
 
 
-def head_at(path: Path) -> bytes:
+def head_at(path: Path, most: int = HEAD) -> bytes:
     """The first bytes of the file at a path.
 
     Raises:
         ReadError: it cannot be read.
     """
     with File(path) as file:
-        return head_of(file)
+        return file.read(0, min(most, file.size))
 
 
 def what_is(head: bytes) -> str:

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from ckptools.errors import ReadError
+from ckptools.files.file_type import head_at
 from ckptools.files.location import check_stays_inside
-from ckptools.files.opening import File
 from ckptools.formats import olmo_flat
 from ckptools.formats.options import Options
 from ckptools.formats.rank_search import rank_checks
@@ -153,8 +153,7 @@ class _OlmoFolder:
     def _world_size(self) -> Fact:
         path = self.root / METADATA
         if path.is_file():
-            with File(path) as file:
-                stated = WORLD.search(file.read(0, min(file.size, MAX_METADATA)))
+            stated = WORLD.search(head_at(path, MAX_METADATA))
             if stated and int(stated[1]) > 0:
                 return Fact(int(stated[1]), (METADATA,))
         return Fact(len({rank for _, rank in self.files}), ("files found",))

@@ -8,8 +8,8 @@ from dataclasses import replace
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.cover import cover_problem
 from ckptools.model.problems import Code, Problem, worst_first
-from ckptools.model.tensor import Tensor, shard_ranks
-from ckptools.model.tree import KeyPath, fqn_of, tensors_in
+from ckptools.model.tensor import shard_ranks
+from ckptools.model.tree import fqn_of, tensors_in
 from ckptools.pickles.foreign_names import unsafe_names
 from ckptools.text import few
 from ckptools.training_state.judgement import copy_problems, is_placed, optimizer_problems, step_problems
@@ -48,19 +48,15 @@ def _tensor_problems(ck: Checkpoint, known: set[str | None]) -> Iterator[Problem
     for section in sections_of(ck):
         groups: dict[Code, list[Problem]] = {}
         for path, tensor in tensors_of([section]):
-            problem = _of_tensor(ck, path, tensor, known)
+            fqn = fqn_of(path)
+            if fqn in known or tensor.note or tensor.kind == "meta" or not is_placed(ck, tensor):
+                continue
+            problem = cover_problem(tensor, fqn)
             if problem is not None and not (problem.kind is Code.TENSOR_GAP and problem.rank in lost):
                 groups.setdefault(problem.kind, []).append(problem)
         for first, *others in groups.values():
             more = f"; and {len(others)} more tensors of {section.name or 'it'}" if others else ""
             yield replace(first, message=f"{first.message}{more}")
-
-
-def _of_tensor(ck: Checkpoint, path: KeyPath, tensor: Tensor, known: set[str | None]) -> Problem | None:
-    if tensor.note or tensor.kind == "meta" or not is_placed(ck, tensor):
-        return None
-    fqn = fqn_of(path)
-    return None if fqn in known else cover_problem(tensor, fqn)
 
 
 def _unjoined(ck: Checkpoint, messages: Iterable[str]) -> Iterator[Problem]:

@@ -25,8 +25,9 @@ from itertools import islice
 from pathlib import Path
 
 from ckptools.errors import ReadError, SeveralError
+from ckptools.files.file_type import head_at
 from ckptools.files.location import check_stays_inside, is_plain_name, is_there, real_path
-from ckptools.files.opening import File, reading
+from ckptools.files.opening import reading
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Code, Problem
 from ckptools.model.values import describe_for_error
@@ -176,8 +177,7 @@ def text_of(path: Path) -> str:
     Raises:
         ReadError: it cannot be read.
     """
-    with File(path) as file:
-        return file.read(0, min(file.size, MAX_TRACKER)).decode("utf-8", "replace").strip()
+    return head_at(path, MAX_TRACKER).decode("utf-8", "replace").strip()
 
 
 def _named(tracker: Path, text: str) -> Tracker:
