@@ -180,7 +180,10 @@ class _AutomodelFolder:
         elif dcp_safetensors.detect(folder):
             self._add_shards(folder, shapes, world)
         else:
-            self._add_other(folder if _is_hf(folder) else exported)
+            other = folder if _is_hf(folder) else exported
+            self.parts.check_link(other)
+            made = hugging_face.read(other, self.options)
+            self._add_read(made, made.tree if set(made.tree) != {MODEL} else made.tree[MODEL])
             return
         if exported.is_dir() and _is_hf(exported):
             text = f"{MODEL}/{CONSOLIDATED} is not read: an export of the same model; open it by its name"
@@ -201,9 +204,8 @@ class _AutomodelFolder:
             }
             given = Shapes("the optimizer state", stated, {}, SORTED)
             made = dcp_safetensors.read(folder, replace(self.options, shapes=given))
-        self.parts.add_checkpoint(made, MODEL)
+        self._add_read(made, made.tree)
         self.problems += self._names_lacking(folder, here, set(shapes), lost)
-        self.saved_as, self.order = made.saved_as, made.module_order
 
     def _names_lacking(self, folder: Path, here: Mapping[str, Any], trained: set[str], lost: bool) -> Iterator[Problem]:
         """Names in the list beside the shards that no shard has."""
@@ -226,10 +228,7 @@ class _AutomodelFolder:
             sure = not trained.isdisjoint(absent)
             yield Problem(Code.MODEL_PART_MISSING, text, None, MODEL, "error" if sure else "warning")
 
-    def _add_other(self, folder: Path) -> None:
-        self.parts.check_link(folder)
-        made = hugging_face.read(folder, self.options)
-        tree = made.tree if set(made.tree) != {MODEL} else made.tree[MODEL]
+    def _add_read(self, made: Checkpoint, tree: Any) -> None:
         self.parts.add_checkpoint(replace(made, tree=tree), MODEL)
         self.saved_as, self.order = made.saved_as, made.module_order
 
