@@ -88,8 +88,7 @@ def _write(target: Path, file: File, pieces: Iterable[bytes]) -> None:
 
 # `dcp.save` with the extension `ZStandard` sends each item through a stream of its own before it is written. The
 # metadata says so and does not say how long the item was. A tensor's length follows from its dtype, shape and an
-# archive's directory; an object's is bounded. What is unpacked at once goes into one temporary file.
-# Source: torch/distributed/checkpoint/_extension.py of torch 2.13.
+# archive's directory; an object's is bounded. Source: torch/distributed/checkpoint/_extension.py of torch 2.13.
 
 ZSTD = "stream.zstd"
 """The extension's name in a transform descriptor; a version follows behind a slash."""

@@ -17,10 +17,7 @@ from ckptools.pickles.repeated import RepeatedRecords
 from ckptools.training_state import modules
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     from ckptools.formats.reader_pool import ReaderProcesses
-
 
 MIN_FILES = 16
 """From this many files on, reader processes are considered."""
@@ -111,7 +108,7 @@ class FileReader:
             self._processes.close()
             self._processes = None
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> FileReader:
         return self
 
     def __exit__(self, *_: object) -> None:

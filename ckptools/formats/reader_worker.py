@@ -26,25 +26,13 @@ from threading import Thread
 from typing import IO, Any
 
 from ckptools.errors import CkptoolsError
-from ckptools.files.file_type import COMPRESSIONS, content_of, head_of
+from ckptools.files.file_type import COMPRESSIONS, content_of, head_at
 from ckptools.files.location import path_of
-from ckptools.files.opening import File
 from ckptools.files.remote.path import RemotePath
+from ckptools.model import values
 from ckptools.model.provenance import Said
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Coding, Encoded, Item, Shard, ShardList, Source, Tensor
-from ckptools.model.values import (
-    Cycle,
-    Device,
-    Global,
-    Lost,
-    NumpyArray,
-    NumpyDtype,
-    NumpyScalar,
-    Opaque,
-    Size,
-    TorchName,
-)
 from ckptools.pickles.archive import FetchAhead
 from ckptools.pickles.machine import gc_paused
 from ckptools.pickles.objects import Storage
@@ -91,18 +79,13 @@ def _listen(asked: IO[bytes], paths: SimpleQueue[Path], ahead: FetchAhead) -> No
 
 def _answer(path: Path, sender: Sender, repeated: RepeatedRecords) -> bytes:
     try:
-        if _compressed(path):  # its tensors will lie in a temporary file, which must belong to who asks
-            return NO_ANSWER
+        if content_of(head_at(path)) in COMPRESSIONS.values():
+            return NO_ANSWER  # its tensors will lie in a temporary file, which must belong to who asks
         saved = modules.read_file(path, repeated)
     except (CkptoolsError, OSError, MemoryError, RecursionError):
         return NO_ANSWER
     data = sender.encode(saved)
     return LENGTH.pack(len(data)) + data
-
-
-def _compressed(path: Path) -> bool:
-    with File(path) as file:
-        return content_of(head_of(file)) in COMPRESSIONS.values()
 
 
 def read_exactly(file: IO[bytes], length: int) -> bytes:
@@ -136,7 +119,8 @@ TUPLES = (Box, Coding, Encoded, Item, Said, Shard, Source, Saved)
 
 RECORDS = (
     *(Tensor, Box, Coding, Encoded, Item, Said, Shard, ShardList, Source, Saved, ModuleState, Storage),
-    *(Cycle, Device, Global, Lost, NumpyArray, NumpyDtype, NumpyScalar, Opaque, Size, TorchName),
+    *(values.Cycle, values.Device, values.Global, values.Lost, values.Opaque, values.Size, values.TorchName),
+    *(values.NumpyArray, values.NumpyDtype, values.NumpyScalar),
     *(Counter, OrderedDict, defaultdict, date, datetime, timedelta, type(Path()), RemotePath),
     *(dict, list, set, int, float, complex),  # what a defaultdict makes, and complex numbers
 )

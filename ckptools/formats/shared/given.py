@@ -160,8 +160,8 @@ def names_from_python(names: list[str] | list[list[str]] | Module) -> GivenNames
     """
     if isinstance(names, (list, tuple)):
         return GivenNames("the list that was given", _listed(names, None))
-    found = {name: tuple(parameter.shape) for name, parameter in names.named_parameters()}
-    return GivenNames(f"the {type(names).__name__}", shapes=found)
+    found = shapes_from_python(names)
+    return GivenNames(found.source, shapes=found.shapes)
 
 
 def names_from_json(path: Path) -> GivenNames:

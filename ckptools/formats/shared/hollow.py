@@ -119,7 +119,11 @@ class _Extent(NamedTuple):
 
 def with_hollow(checkpoint: Checkpoint) -> Checkpoint:
     """Add the tensors that lie in holes of local files, and the problems that follow."""
-    found = {hollow.path: hollow for hollow in _hollow_files(checkpoint)}
+    found = {
+        file.path: _Hollow(file.path, Holes(spans), file.nbytes)
+        for file in checkpoint.files
+        if file.is_here and file.nbytes > SLACK and not is_remote(file.path) and (spans := holes(file.path))
+    }
     if not found:
         return checkpoint
     tensors = {fqn_of(path): tensor for path, tensor in tensors_in(checkpoint.tree)}
@@ -132,12 +136,6 @@ def with_hollow(checkpoint: Checkpoint) -> Checkpoint:
     problems = [problem for severity in ("error", "warning") for problem in _problems(hollow, severity)]
     empty = tuple(_filled(tensors, [one for one in hollow if one.severity == "error"]))
     return replace(checkpoint, hollow=empty, problems=worst_first([*checkpoint.problems, *problems]))
-
-
-def _hollow_files(checkpoint: Checkpoint) -> Iterator[_Hollow]:
-    for file in checkpoint.files:
-        if file.is_here and file.nbytes > SLACK and not is_remote(file.path) and (spans := holes(file.path)):
-            yield _Hollow(file.path, Holes(spans), file.nbytes)
 
 
 def _add_extents(extents: Mapping[Path, dict[_Extent, None]], fqn: str, shards: Shards) -> None:
