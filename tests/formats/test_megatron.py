@@ -20,7 +20,7 @@ from ckptools.cli import app
 from ckptools.errors import CkptoolsError, NotWholeError, ReadError, UnsafePathError, UsageError
 from ckptools.formats import options as limits
 from ckptools.formats.megatron.folders import grid_of
-from ckptools.formats.megatron.layers import Layers, Rules
+from ckptools.formats.megatron.layers import Layers, rule_of
 from ckptools.formats.shared.tensor_parallel import GATED, ROWS, JoinRule, RankPiece, UnlikeError, join
 from ckptools.model.checkpoint import Fact
 from ckptools.model.cover import cover
@@ -142,7 +142,7 @@ NAMES = {
 
 @pytest.mark.parametrize(("fqn", "dim"), NAMES.items())
 def test_the_names_of_all_versions_have_a_rule(fqn, dim):
-    rule = Rules().of(fqn, {})
+    rule = rule_of(fqn, {}, ())
     assert isinstance(rule, JoinRule) and rule.dim == dim
 
 
@@ -157,14 +157,14 @@ def test_the_names_of_all_versions_have_a_rule(fqn, dim):
     ],
 )
 def test_other_names_have_none_and_are_told_the_way_out(fqn):
-    assert "--rules" in str(Rules().of(fqn, {}))
+    assert "--rules" in str(rule_of(fqn, {}, ()))
 
 
 @pytest.mark.parametrize(("rows", "expected"), [(24, GATED), (12, ROWS)])
 def test_the_second_layers_columns_tell_a_gated_first_layer(rows, expected):
     shapes = {"decoder.layers.0.mlp.linear_fc1.weight": (rows, 8), "decoder.layers.0.mlp.linear_fc2.weight": (8, 12)}
     pieces = {k: Tensor(shape, "float32", ()) for k, shape in shapes.items()}
-    assert Rules().of("decoder.layers.0.mlp.linear_fc1.weight", pieces) == expected
+    assert rule_of("decoder.layers.0.mlp.linear_fc1.weight", pieces, ()) == expected
 
 
 def with_router(run: Run, to: Path) -> Path:

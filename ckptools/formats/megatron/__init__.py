@@ -18,25 +18,15 @@ megatron/checkpointing.py of v1.0 to core 0.5; checked on files of core 0.12.1 a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ckptools.errors import ReadError
-from ckptools.formats.megatron import checks, folders
-from ckptools.formats.megatron.folders import (
-    FOLDER,
-    MAX_RANKS,
-    MODEL_FILES,
-    Coordinates,
-    RankFolder,
-    arguments,
-    grid_of,
-    holds_rank_folders,
-    rank_folders,
-)
-from ckptools.formats.megatron.layers import Rules, is_chunk
-from ckptools.formats.megatron.model import Model, choose_weights, masters_of
+from ckptools.formats.megatron import folders
+from ckptools.formats.megatron.folders import FOLDER, MODEL_FILES, Coordinates, RankFolder, holds_rank_folders
+from ckptools.formats.megatron.layers import is_chunk
+from ckptools.formats.megatron.model import Model, check_values, choose_weights, masters_of
 from ckptools.formats.megatron.optimizer import Optimizers
 from ckptools.formats.options import Options
 from ckptools.formats.rank_search import rank_checks
@@ -78,10 +68,10 @@ def read(path: Path, options: Options) -> Checkpoint:
         alone = RankFolder(path, (0,))
         return _MegatronFolder(builder, path.parent, [alone], alone, options).checkpoint()
     folder = inside or folders.find_iteration(path, holds_rank_folders, options.follow_symlinks)
-    found = rank_folders(folder, options.follow_symlinks)
+    found = folders.rank_folders(folder, options.follow_symlinks)
     asked = next((m for m in found if path in (m.path, m.path.parent)), found[0])
-    opening = _MegatronFolder(builder, folder, [asked] if options.only_this_file and inside else found, asked, options)
-    return opening.checkpoint()
+    found = [asked] if options.only_this_file and inside else found
+    return _MegatronFolder(builder, folder, found, asked, options).checkpoint()
 
 
 def _lone(path: Path) -> bool:
@@ -107,16 +97,15 @@ class _MegatronFolder:
         self.folder, self.options = folder, options
         self.assumed_names: frozenset[str] = frozenset()
         self.faults: dict[Path, Fault] = {}
-        self.rules = Rules(read_rules(options.rules))
+        self.rules = read_rules(options.rules)
         first = self._first(asked, found)
-        self.args = arguments(first.tree)
-        self.grid = grid_of(self.args, found)
-        if self.grid.size > MAX_RANKS:
-            raise ReadError(first.path, f"args state {self.grid.size} model-parallel ranks; no cluster has so many")
-        if self.grid.size > 1 and not FOLDER.fullmatch(asked.path.parent.name):
-            text = (
-                f"one of {self.grid.size} ranks' files; its folder's name mp_rank_* says which one: put it back there"
-            )
+        self.args = folders.arguments(first.tree)
+        self.grid = folders.grid_of(self.args, found)
+        size = self.grid.size
+        if size > folders.MAX_RANKS:
+            raise ReadError(first.path, f"args state {size} model-parallel ranks; no cluster has so many")
+        if size > 1 and not FOLDER.fullmatch(asked.name):
+            text = f"one of {size} ranks' files; its folder's name mp_rank_* says which one: put it back there"
             self.problems.append(Problem(Code.STRAY_FILE, text))
         self.places: dict[Coordinates, RankFolder] = {}
         for member in found:
@@ -169,14 +158,14 @@ class _MegatronFolder:
         tree = found.tree
         files = tuple(self._files())
         sections = find_sections(tree)
-        self.problems += checks.check_files(files, self.faults, self.grid, self.places, self.options)
-        self.problems += checks.check_arguments(self.grid, {at: s.tree for at, s in self.saved.items()})
-        self.problems += checks.check_values(self.args, tree, self.grid)
+        self.problems += [*self._check_files(files), *self._check_stages(files)]
+        self.problems += folders.check_arguments(self.grid, {at: s.tree for at, s in self.saved.items()})
+        self.problems += check_values(self.args, tree, self.grid)
         self.builder.add_rank_values(found)
         self.builder.add_saved(self.saved.values())
         return self.builder.checkpoint(
             name=self.folder.name,
-            saved_as=f"Megatron-LM, {self._sizes()}",
+            saved_as=f"Megatron-LM, {self.grid.sizes}",
             tree=tree,
             files=files,
             world_size=self.grid.world,
@@ -186,10 +175,6 @@ class _MegatronFolder:
             assumed_names=self.assumed_names,
             bytes_expected=rank_checks.expected_bytes(files),
         )
-
-    def _sizes(self) -> str:
-        expert = f" x expert {self.grid.ep}" if self.grid.ep > 1 else ""
-        return f"tensor parallel {self.grid.tp} x pipeline {self.grid.pp}{expert}"
 
     def _tree(self, merge: Merge) -> dict[Any, Any]:
         trees = {at: saved.tree for at, saved in sorted(self.saved.items())}
@@ -228,9 +213,31 @@ class _MegatronFolder:
                     missing = self.folder / self.grid.folder(at) / MODEL_FILES[0]
                     yield RankFile(missing, self.grid.rank(at), "", "missing", 0, None)
                 continue
-            yield self._file(at, member.path, "", at in self.saved)
-            for path in member.optimizer:
-                yield self._file(at, path, "optim", at in self.saved)
+            for path, part in ((member.path, ""), *((path, "optim") for path in member.optimizer)):
+                yield looked_at(path, self.grid.rank(at), part, self.faults, len(self.places), at in self.saved)
 
-    def _file(self, at: Coordinates, path: Path, part: str, read: bool) -> RankFile:
-        return looked_at(path, self.grid.rank(at), part, self.faults, len(self.places), read)
+    def _check_files(self, files: Sequence[RankFile]) -> Iterator[Problem]:
+        """Files that are missing, cut or stray."""
+        for file in files:
+            name = f"{file.path.parent.name}/{file.path.name}"
+            if file.status == "missing":
+                yield Problem(Code.FILE_MISSING, f"no file {name}", file.rank)
+            elif file.status in ("cut", "bad"):
+                yield self.faults[file.path].problem(name, file.rank)
+        grid = self.grid
+        for at, member in self.places.items():
+            if at.tp >= grid.tp or at.pp >= grid.pp or at.ep >= grid.ep:
+                text = f"{member.name} is outside of the grid of {grid.sizes} that args state"
+                yield Problem(Code.STRAY_FILE, text, grid.rank(at))
+
+    def _check_stages(self, files: Sequence[RankFile]) -> Iterator[Problem]:
+        """A stage without a readable file leaves no gap in any tensor: whole layers are absent."""
+        here = {file.rank for file in files if file.is_here and not file.part}
+        alone = " with --only-this-file" if self.options.only_this_file else ""
+        for stage in range(self.grid.pp):
+            places = (Coordinates(stage, e, t) for e in range(self.grid.ep) for t in range(self.grid.tp))
+            ranks = set(map(self.grid.rank, places))
+            if not ranks & here:
+                which = f"pipeline stage {stage} of {self.grid.pp}"
+                text = f"{which}: none of its files is read{alone}, so its layers are missing"
+                yield Problem(Code.MODEL_PART_MISSING, text, min(ranks))

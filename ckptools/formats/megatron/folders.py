@@ -13,7 +13,7 @@ Source: megatron/training/checkpointing.py (`get_checkpoint_name`), megatron/cor
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from ckptools.files.location import check_stays_inside
 from ckptools.files.opening import reading
 from ckptools.formats.shared.several import several, text_of
 from ckptools.model.checkpoint import Fact
+from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Ints
 from ckptools.model.values import Opaque, describe_for_error
 
@@ -37,13 +38,7 @@ MAX_RANKS = 1 << 16
 
 @dataclass(frozen=True)
 class RankFolder:
-    """The folder of one model-parallel rank.
-
-    Attributes:
-        path: its file with the model.
-        numbers: the numbers in its name.
-        optimizer: files with the state of the distributed optimizer.
-    """
+    """The folder of one model-parallel rank: its file with the model, the numbers in its name, its optimizer files."""
 
     path: Path
     numbers: Ints
@@ -57,13 +52,7 @@ class RankFolder:
 
 @dataclass(frozen=True, order=True)
 class Coordinates:
-    """The coordinates of a model-parallel rank, ordered as the pieces of the model are.
-
-    Attributes:
-        pp: pipeline stage.
-        ep: expert-parallel rank.
-        tp: tensor-parallel rank.
-    """
+    """The pipeline stage, expert- and tensor-parallel rank of a file, ordered as the pieces of the model are."""
 
     pp: int
     ep: int
@@ -72,14 +61,10 @@ class Coordinates:
 
 @dataclass(frozen=True)
 class Grid:
-    """The sizes of the model-parallel grid.
+    """The tensor-, pipeline-, expert- and context-parallel sizes of a run.
 
     Attributes:
-        tp: tensor-parallel size.
-        pp: pipeline stages.
-        ep: expert-parallel size.
         world: ranks of the run, and what says so.
-        cp: context-parallel size.
         stage: difference in global rank between two stages.
         pipelined: whether a second number in a folder's name is a stage.
     """
@@ -114,37 +99,42 @@ class Grid:
         stage = f"_{at.pp:03d}" if self.pipelined else ""
         return f"mp_rank_{at.tp:02d}{stage}" + (f"_{at.ep:03d}" if self.ep > 1 else "")
 
+    @property
+    def sizes(self) -> str:
+        """The sizes in words."""
+        return f"tensor parallel {self.tp} x pipeline {self.pp}" + (f" x expert {self.ep}" if self.ep > 1 else "")
+
     def every(self) -> list[Coordinates]:
         """The coordinates of every model-parallel rank."""
         return [Coordinates(p, e, t) for p in range(self.pp) for e in range(self.ep) for t in range(self.tp)]
 
 
-def rank_folders(folder: Path, follow_symlinks: bool = False) -> list[RankFolder]:
+def rank_folders(folder: Path, follow_symlinks: bool) -> list[RankFolder]:
     """The folders of model-parallel ranks that hold a model, in the order of their names.
 
     Raises:
         UnsafePathError: one of them, or its file, is a link out of the checkpoint.
     """
-    with reading(folder):
-        named = [(e, m) for e in sorted(folder.iterdir()) if (m := FOLDER.fullmatch(e.name)) and e.is_dir()]
-    found: list[RankFolder] = []
-    for entry, match in named:
-        numbers = tuple(int(n) for n in match.groups() if n is not None)
-        model = next((entry / name for name in MODEL_FILES if (entry / name).is_file()), None)
-        if model is None:
-            continue
-        optimizer = tuple(entry / name for name in OPTIMIZER_FILES if (entry / name).is_file())
-        for path in () if follow_symlinks else (entry, model, *optimizer):
+    found = list(_rank_folders(folder))
+    for member in () if follow_symlinks else found:
+        for path in (member.path.parent, member.path, *member.optimizer):
             check_stays_inside(path, folder)
-        found.append(RankFolder(model, numbers, optimizer))
     return found
 
 
 def holds_rank_folders(folder: Path) -> bool:
     """Whether a folder holds folders of model-parallel ranks."""
+    return next(_rank_folders(folder), None) is not None
+
+
+def _rank_folders(folder: Path) -> Iterator[RankFolder]:
     with reading(folder):
-        entries = [e for e in folder.iterdir() if FOLDER.fullmatch(e.name) and e.is_dir()]
-    return any((e / name).is_file() for e in entries for name in MODEL_FILES)
+        named = [(e, m) for e in sorted(folder.iterdir()) if (m := FOLDER.fullmatch(e.name)) and e.is_dir()]
+    for entry, match in named:
+        model = next((entry / name for name in MODEL_FILES if (entry / name).is_file()), None)
+        if model is not None:
+            optimizer = tuple(entry / name for name in OPTIMIZER_FILES if (entry / name).is_file())
+            yield RankFolder(model, tuple(int(n) for n in match.groups() if n is not None), optimizer)
 
 
 def arguments(tree: Any) -> Mapping[str, Any]:
@@ -184,6 +174,31 @@ def _world(args: Mapping[str, Any], model_parallel: int, experts: int, contexts:
     return Fact(least, ("files found",))
 
 
+SAME = (
+    "tensor_model_parallel_size", "model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size",
+    "num_layers", "hidden_size", "padded_vocab_size",
+)  # fmt: skip
+
+
+def check_arguments(grid: Grid, trees: Mapping[Coordinates, Any]) -> Iterator[Problem]:
+    """Files whose arguments are from another run, or from another rank than their folder's."""
+    args = {at: arguments(tree) for at, tree in trees.items()}
+    first = next(iter(args.values()), {})
+    for at, own in args.items():
+        odd = next((name for name in SAME if setting(own, name) != setting(first, name)), None)
+        if odd is not None:
+            text = f"{grid.folder(at)}: args.{odd} is {setting(own, odd)}, the first file's is {setting(first, odd)}"
+            yield Problem(Code.WORLD_SIZES_DISAGREE, f"{text}; the files are not of one run", grid.rank(at))
+    ranks = {at: rank for at, own in args.items() if type(rank := own.get("rank")) is int}
+    # A converter writes every file from one process, so equal ranks prove nothing.
+    if len(set(ranks.values())) < len(args) or len(ranks) < 2:
+        return
+    for at, rank in ranks.items():
+        if rank % grid.tp != at.tp:
+            text = f"{grid.folder(at)} was written by rank {rank} (args.rank), another tensor-parallel rank"
+            yield Problem(Code.STRAY_FILE, f"{text} than its name says", grid.rank(at))
+
+
 # -- the run: its tracker and iterations ------------------------------------------------------------------------------
 
 
@@ -196,8 +211,6 @@ Holds = Callable[[Path], bool]
 
 def looks_like_run(path: Path, holds: Holds) -> bool:
     """Whether `path`, or the folder that its tracker names, or one of its iteration folders holds a checkpoint."""
-    if not path.is_dir():
-        return False
     named = _named(path) if (path / TRACKER).is_file() else None
     return holds(path) or any(map(holds, [named] if named and named.is_dir() else _iterations(path)))
 
@@ -212,8 +225,13 @@ def find_iteration(path: Path, holds: Holds, follow_symlinks: bool) -> Path:
     """
     if holds(path):
         return path
-    tracked = (path / TRACKER).is_file()
-    found = _tracked(path, follow_symlinks) if tracked else _only(path, [f for f in _iterations(path) if holds(f)])
+    if (path / TRACKER).is_file():
+        found = _tracked(path, follow_symlinks)
+    else:
+        here = [folder for folder in _iterations(path) if holds(folder)]
+        if len(here) != 1:
+            raise several(path, here, f" and no {TRACKER}")
+        found = here[0]
     if not follow_symlinks:
         check_stays_inside(found, path)
     if not holds(found):
@@ -221,15 +239,9 @@ def find_iteration(path: Path, holds: Holds, follow_symlinks: bool) -> Path:
     return found
 
 
-def _only(path: Path, found: list[Path]) -> Path:
-    if len(found) == 1:
-        return found[0]
-    raise several(path, found, f" and no {TRACKER}")
-
-
 def _tracked(path: Path, follow_symlinks: bool) -> Path:
     text = _tracker_text(path, follow_symlinks)
-    named = _folder(path, text)
+    named = _iteration(path, text)
     if named is None:
         raise ReadError(path / TRACKER, f"holds {describe_for_error(text)}; expected a plain number or release")
     if not named.is_dir():
@@ -240,18 +252,18 @@ def _tracked(path: Path, follow_symlinks: bool) -> Path:
 def _named(path: Path) -> Path | None:
     """The folder that the tracker names, if it can be read and names one."""
     try:
-        return _folder(path, _tracker_text(path))
+        return _iteration(path, _tracker_text(path, follow_symlinks=False))
     except ReadError:
         return None
 
 
-def _tracker_text(path: Path, follow_symlinks: bool = False) -> str:
+def _tracker_text(path: Path, follow_symlinks: bool) -> str:
     if not follow_symlinks:
         check_stays_inside(path / TRACKER, path)
     return text_of(path / TRACKER)
 
 
-def _folder(path: Path, text: str) -> Path | None:
+def _iteration(path: Path, text: str) -> Path | None:
     if text == "release":
         return path / "release"
     return path / f"iter_{int(text):07d}" if re.fullmatch(r"[0-9]{1,12}", text) else None

@@ -72,31 +72,18 @@ QKV = re.compile(r".*\.(?:linear_qkv|query_key_value|linear_kv|key_value)\.(?:we
 _COMPILED = [(re.compile(pattern), rule) for pattern, rule in BUILT_IN]
 
 
-class Rules:
-    """The rules that join the weights of one checkpoint: the user's first, then the built-in ones.
+def rule_of(fqn: str, pieces: Mapping[str, Any], given: GivenRules) -> JoinRule | str:
+    """The user's rule for a weight, else the built-in one, or why there is none.
 
-    Args:
-        given: the rules that the user gave, which come first.
+    In `pieces`, one rank's part of the model, the shapes of a gated layer show that it is one.
     """
-
-    def __init__(self, given: GivenRules = ()) -> None:
-        self.given = given
-
-    def of(self, fqn: str, pieces: Mapping[str, Any]) -> JoinRule | str:
-        """The rule for a weight, or why there is none.
-
-        Args:
-            fqn: its name.
-            pieces: one rank's part of the model, by name: the shapes of a gated layer show that it is one.
-        """
-        given = given_rule(self.given, fqn)
-        if given is not None:
-            return given
-        found = FC1.fullmatch(fqn)
-        if found:
-            return _first_layer(fqn, found["mlp"] + FC2[found["name"]] + ".weight", pieces)
-        built_in = next((rule for pattern, rule in _COMPILED if pattern.fullmatch(fqn)), None)
-        return built_in or NO_RULE
+    rule = given_rule(given, fqn)
+    if rule is not None:
+        return rule
+    found = FC1.fullmatch(fqn)
+    if found:
+        return _first_layer(fqn, found["mlp"] + FC2[found["name"]] + ".weight", pieces)
+    return next((rule for pattern, rule in _COMPILED if pattern.fullmatch(fqn)), NO_RULE)
 
 
 def _first_layer(fqn: str, second: str, pieces: Mapping[str, Any]) -> JoinRule | str:
@@ -170,11 +157,6 @@ def is_chunk(key: Any) -> bool:
 class Layers:
     """Numbers the layers of the whole model, counted over the pipeline stages.
 
-    Args:
-        chunks: the part of the model at each place that was read.
-        stages: number of pipeline stages.
-        number: number of layers of the whole model, where known.
-
     Attributes:
         counts: layers per block, such as `decoder.layers`, and place.
         complete: whether the files here cover every place.
@@ -190,24 +172,16 @@ class Layers:
 
     def _starts(self, counts: Mapping[Place, set[int]], number: int | None) -> Iterator[tuple[Place, int]]:
         """The first number at each place, up to the first unknown one."""
-        even = {len(indices) for indices in counts.values()}
-        (each,) = even if len(even) == 1 else (None,)
-        even_everywhere = each is not None and number == each * self.virtual * self.stages
+        lengths = {len(indices) for indices in counts.values()}
+        even = number == max(lengths) * self.virtual * self.stages and len(lengths) == 1
         start = 0
         for place in product(range(self.virtual), range(self.stages)):
             if counts.get(place, set()) != set(range(len(counts.get(place, ())))):
                 return
             yield place, start
-            if place in counts:
-                start += len(counts[place])
-            elif even_everywhere and each is not None:
-                start += each
-            else:
+            if place not in counts and not even:
                 return
-
-    def total(self, block: str) -> int:
-        """Number of layers of a block in the files."""
-        return sum(map(len, self.counts[block].values()))
+            start += len(counts[place]) if place in counts else max(lengths)
 
     def name(self, name: str, place: Place) -> tuple[str, str]:
         """The name in the whole model, and why its layer's number is unknown, or nothing."""

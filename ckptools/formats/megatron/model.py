@@ -8,9 +8,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ckptools.formats.megatron.folders import Coordinates, Grid, setting
-from ckptools.formats.megatron.layers import LAYER, Layers, Rules, chunks_of, module_order_in
+from ckptools.formats.megatron.layers import LAYER, QKV, Layers, chunks_of, module_order_in, rule_of
 from ckptools.formats.options import Weights
-from ckptools.formats.shared.tensor_parallel import REPLICATED, JoinRule, RankPiece, UnlikeError, join, unjoined_tensor
+from ckptools.formats.shared.tensor_parallel import (
+    REPLICATED,
+    GivenRules,
+    JoinRule,
+    RankPiece,
+    UnlikeError,
+    join,
+    unjoined_tensor,
+)
 from ckptools.model.problems import Code, Problem
 from ckptools.model.rank_vote import same_value, vote
 from ckptools.model.tensor import Tensor
@@ -28,12 +36,6 @@ ValuesByRank = list[tuple[Coordinates, Any]]
 class Model:
     """The whole model: the names and pieces that the model-parallel ranks saved.
 
-    Args:
-        grid: the model-parallel grid.
-        trees: the saved tree of each rank that was read.
-        rules: how pieces are joined.
-        args: the saved arguments.
-
     Attributes:
         local: name in the whole model and value, on each rank that was read.
         pieces: its tensors, by name.
@@ -44,13 +46,16 @@ class Model:
     """
 
     def __init__(
-        self, grid: Grid, trees: Mapping[Coordinates, Mapping[Any, Any]], rules: Rules, args: Mapping[str, Any]
+        self, grid: Grid, trees: Mapping[Coordinates, Mapping[Any, Any]], given: GivenRules, args: Mapping[str, Any]
     ) -> None:
-        self.grid, self.rules, self.args = grid, rules, args
+        self.grid, self.given, self.args = grid, given, args
         self.problems: list[Problem] = []
         self.odd_layers: dict[str, str] = {}
         chunks = {at: chunks_of(tree) for at, tree in sorted(trees.items())}
-        self._check_chunks({at: len(c) for at, c in chunks.items()})
+        counts = sorted(set(map(len, chunks.values())))
+        if len(counts) > 1:
+            text = f"stages have different numbers of model chunks: {counts}"
+            self.problems.append(Problem(Code.LAYOUT_DISAGREES, text))
         first = {(v, at.pp): chunk for at, c in reversed(chunks.items()) for v, chunk in enumerate(c)}
         self.layers = Layers(first, grid.pp, setting(args, "num_layers"))
         self.local = {at: list(self._named(at, c)) for at, c in chunks.items()}
@@ -59,19 +64,16 @@ class Model:
         self.names = self._names()
         self._check_number()
 
-    def _check_chunks(self, counts: Mapping[Coordinates, int]) -> None:
-        if len(set(counts.values())) > 1:
-            text = f"stages have different numbers of model chunks: {sorted(set(counts.values()))}"
-            self.problems.append(Problem(Code.LAYOUT_DISAGREES, text))
-
     def _check_number(self) -> None:
         """Compare the counted layers with the saved arguments, where there is one kind of layers."""
         blocks = [b for b in self.layers.counts if not b.startswith("mtp.")]
         stated = setting(self.args, "num_layers")
-        if len(blocks) != 1 or stated is None or not self.layers.complete or self.layers.total(blocks[0]) == stated:
+        if len(blocks) != 1 or stated is None or not self.layers.complete:
             return
-        text = f"the stages hold {self.layers.total(blocks[0])} layers, args.num_layers is {stated}"
-        self.problems.append(Problem(Code.LAYOUT_DISAGREES, text, None, f"model.{blocks[0]}"))
+        counted = sum(map(len, self.layers.counts[blocks[0]].values()))
+        if counted != stated:
+            text = f"the stages hold {counted} layers, args.num_layers is {stated}"
+            self.problems.append(Problem(Code.LAYOUT_DISAGREES, text, None, f"model.{blocks[0]}"))
 
     def _named(self, at: Coordinates, chunks: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Any]]:
         for number, chunk in enumerate(chunks):
@@ -82,24 +84,23 @@ class Model:
                 yield fqn, value
 
     def _names(self) -> list[str]:
-        found: dict[str, None] = {}
-        for at in self.local:
-            found.update(dict.fromkeys(fqn for fqn, _ in self.local[at]))
-        return sorted(found, key=_layer_order(found))
-
-    def by_name(self) -> dict[str, ValuesByRank]:
-        """The ranks' values by name in the whole model."""
-        gathered: dict[str, ValuesByRank] = {fqn: [] for fqn in self.names}
-        for at, values in self.local.items():
-            for fqn, value in values:
-                gathered[fqn].append((at, value))
-        return gathered
+        """Every name as ranks list them, but each block's layers by their numbers."""
+        place: dict[str, tuple[int, int, int]] = {}
+        blocks: dict[str, int] = {}
+        for n, fqn in enumerate(dict.fromkeys(fqn for values in self.local.values() for fqn, _ in values)):
+            layer = LAYER.fullmatch(fqn)
+            place[fqn] = (blocks.setdefault(layer["block"], n), int(layer["index"]), n) if layer else (n, -1, n)
+        return sorted(place, key=place.__getitem__)
 
     def tree(self) -> tuple[dict[str, Any], dict[str, list[Any]]]:
         """The state dict, and each rank's own extra states."""
+        gathered: dict[str, ValuesByRank] = {fqn: [] for fqn in self.names}
+        for at, local in self.local.items():
+            for fqn, value in local:
+                gathered[fqn].append((at, value))
         whole: dict[str, Any] = {}
         extra: dict[str, list[Any]] = {}
-        for fqn, values in self.by_name().items():
+        for fqn, values in gathered.items():
             if fqn.endswith(EXTRA_STATE) and len(values) > 1 and any(v is not None for _, v in values):
                 extra[fqn] = [v for _, v in values]
             elif any(isinstance(v, Tensor) for _, v in values):
@@ -131,12 +132,10 @@ class Model:
         """The rule for a weight, or why there is none."""
         if fqn in self.odd_layers:
             return self.odd_layers[fqn]
-        if EXPERT.fullmatch(fqn) and (self.grid.ep > 1 or self._experts_differ()):
+        experts_differ = setting(self.args, "expert_tensor_parallel_size") not in (None, self.grid.tp)
+        if EXPERT.fullmatch(fqn) and (self.grid.ep > 1 or experts_differ):
             return EXPERTS
-        return REPLICATED if self.grid.tp == 1 else self.rules.of(fqn, self.pieces[at])
-
-    def _experts_differ(self) -> bool:
-        return setting(self.args, "expert_tensor_parallel_size") not in (None, self.grid.tp)
+        return REPLICATED if self.grid.tp == 1 else rule_of(fqn, self.pieces[at], self.given)
 
     def _pieces(self, tensors: Sequence[tuple[Coordinates, Tensor]], rule: JoinRule) -> Iterator[RankPiece]:
         """The pieces that were read, and for a cut weight those of other ranks."""
@@ -161,10 +160,8 @@ class Model:
         """Add the input embedding to a tied output layer as a replica, so that consolidating compares the two."""
         source = next((whole[n] for n in INPUT if isinstance(whole.get(n), Tensor)), None)
         for head in HEADS:
-            tied = head == "word_embeddings_for_head.weight" or (
-                self.args.get("untie_embeddings_and_output_weights") is False
-            )
             own = whole.get(head)
+            tied = head == "word_embeddings_for_head.weight" or _is_tied(self.args)
             if tied and source is not None and isinstance(own, Tensor) and not (own.note or source.note):
                 whole[head] = self._with_copies(head, own, source)
         return whole
@@ -177,17 +174,43 @@ class Model:
         return own
 
 
-def _layer_order(found: Iterable[str]) -> Any:
-    """Sort names as ranks list them, but each block's layers by their numbers."""
-    place: dict[str, tuple[int, int, int]] = {}
-    blocks: dict[str, int] = {}
-    for n, fqn in enumerate(found):
-        layer = LAYER.fullmatch(fqn)
-        if layer:
-            place[fqn] = (blocks.setdefault(layer["block"], n), int(layer["index"]), n)
-        else:
-            place[fqn] = (n, -1, n)
-    return place.__getitem__
+def check_values(args: Mapping[str, Any], tree: Mapping[Any, Any], grid: Grid) -> Iterator[Problem]:
+    """Notes on what Megatron saves in its own way, and problems where values contradict the saved arguments."""
+    model = tree.get("model", {})
+    rows = next((model[n].shape[0] for n in INPUT if isinstance(model.get(n), Tensor) and not model[n].note), None)
+    padded = setting(args, "padded_vocab_size")
+    if rows is not None and padded is not None:
+        if rows != padded:
+            text = f"{rows} rows, args.padded_vocab_size is {padded}"
+            yield Problem(Code.LAYOUT_DISAGREES, text, None, f"model.{next(n for n in INPUT if n in model)}")
+        text = f"embedding and output layer keep the padded vocabulary of {rows} rows (args.padded_vocab_size)"
+        yield Problem(Code.KEPT_AS_SAVED, text)
+    yield from notes_on_model(args, model, tree.get("checkpoint_version", 0))
+    if grid.ep > 1:
+        text = f"expert parallel {grid.ep}: the experts' weights are shown and not joined, everything else is"
+        yield Problem(Code.KEPT_AS_SAVED, text)
+
+
+def notes_on_model(args: Mapping[str, Any], model: Mapping[str, Any], version: Any) -> Iterator[Problem]:
+    """Notes on a tied output layer that has no name of its own, and on the order of fused QKV rows by version."""
+    embedding = next((name for name in INPUT if name in model), None)
+    stored = any(name.endswith("output_layer.weight") or name in HEADS for name in model)
+    if _is_tied(args) and embedding is not None and not stored:
+        text = f"the output layer is tied to {embedding} and stored under that name only"
+        yield Problem(Code.KEPT_AS_SAVED, text)
+    if any(QKV.fullmatch(name) for name in model):
+        yield Problem(Code.KEPT_AS_SAVED, _order(version))
+
+
+def _is_tied(args: Mapping[str, Any]) -> bool:
+    return args.get("untie_embeddings_and_output_weights") is False
+
+
+def _order(version: Any) -> str:
+    if isinstance(version, (int, float)) and version >= 2:
+        return "fused QKV weights keep Megatron's row order: for each query group its queries, key and value"
+    how = "all queries, all keys, all values of each rank" if not version else "per head, with q, k and v interleaved"
+    return f"checkpoint_version {version}: fused QKV weights keep that version's row order ({how})"
 
 
 # -- half-precision weights, or the optimizer's fp32 master copies ----------------------------------------------------
@@ -200,13 +223,11 @@ MASTER = "fp32_param"
 
 @dataclass(frozen=True)
 class ChosenWeights:
-    """The requested weights.
+    """The requested weights, and a note on the chosen copy where there are two.
 
     Attributes:
-        weights: the model's state dict.
         masters_whole: whether every half-precision weight has a master copy; true where there are none of them.
         masters_taken: whether the master copies are in `weights`.
-        problems: a note on the chosen copy, where there are two.
     """
 
     weights: dict[str, Any]
@@ -216,30 +237,21 @@ class ChosenWeights:
 
 
 def choose_weights(weights: Mapping[str, Any], masters: Mapping[str, Tensor], wanted: Weights) -> ChosenWeights:
-    """Choose the master copies where they are wanted and every half-precision weight has one; else the module's own.
-
-    Args:
-        weights: the module's own, by name.
-        masters: the master copies, by name.
-        wanted: `fp32` for the master copies, `module` for the module's own.
-    """
+    """Choose the master copies where they are wanted and every half-precision weight has one; else the module's own."""
     half = [name for name, value in weights.items() if isinstance(value, Tensor) and value.dtype in HALF]
     if not half:
         return ChosenWeights({**weights})
     whole = all(name in masters and not masters[name].note for name in half)
     taken = whole and wanted == "fp32"
     chosen = {name: masters.get(name, value) if taken else value for name, value in weights.items()}
-    return ChosenWeights(chosen, whole, taken, (_note(wanted, whole, len(half)),))
-
-
-def _note(wanted: Weights, whole: bool, count: int) -> Problem:
     if not whole:
-        text = f"{count} half-precision weights have no fp32 master copy here that is sure; the module's own are taken"
+        how = "have no fp32 master copy here that is sure; the module's own are taken"
     elif wanted == "module":
-        text = f"{count} half-precision weights as the module had them; --weights fp32 takes the master copies"
+        how = "as the module had them; --weights fp32 takes the master copies"
     else:
-        text = f"{count} half-precision weights in their fp32 master copies; --weights module takes the module's own"
-    return Problem(Code.KEPT_AS_SAVED, text)
+        how = "in their fp32 master copies; --weights module takes the module's own"
+    note = Problem(Code.KEPT_AS_SAVED, f"{len(half)} half-precision weights {how}")
+    return ChosenWeights(chosen, whole, taken, (note,))
 
 
 def masters_of(tree: Any) -> dict[str, Tensor]:

@@ -29,8 +29,7 @@ from ckptools.model.tree import KeyPath, fqn_of, tensors_in
 from ckptools.model.values import Opaque, describe_for_error
 from ckptools.training_state.optimizer_names import name_parameters
 
-"""Slot of the master copy: its name in Megatron's distributed checkpoints."""
-
+FP32_COPIES = ("fp32_from_fp16_params", "fp32_from_fp16")
 STRIDE = 10_000_000
 """Distance between the group ids of chained optimizers."""
 
@@ -41,11 +40,9 @@ FLAT = "distributed optimizer: flat buffers without names or shapes, not joined;
 
 @dataclass(frozen=True)
 class RankOptimizer:
-    """One optimizer of one rank.
+    """One optimizer of one rank; its state is by number.
 
     Attributes:
-        state: by number.
-        groups: param groups.
         masters: fp32 copies of each group's half-precision parameters.
         rest: other values that its wrapper saves, such as `grad_scaler`; None without a wrapper.
     """
@@ -63,18 +60,14 @@ def rank_optimizer(value: Any) -> RankOptimizer | None:
     key = next((k for k in ("optimizer", "optimizer_state_dict") if isinstance(value.get(k), Mapping)), None)
     inner = value if key is None else value[key]
     groups, state = inner.get("param_groups"), inner.get("state", {})
-    if (
-        not isinstance(groups, list)
-        or not all(isinstance(g, Mapping) for g in groups)
-        or not isinstance(state, Mapping)
-    ):
+    if not (isinstance(groups, list) and all(isinstance(g, Mapping) for g in groups) and isinstance(state, Mapping)):
         return None
-    masters: Any = next((value[k] for k in ("fp32_from_fp16_params", "fp32_from_fp16") if k in value), [])
-    kept = [[t for t in group if isinstance(t, Tensor)] for group in _list(masters) if isinstance(group, list)]
     if key is None:
         return RankOptimizer(state, groups, [], None)
-    rest = {k: v for k, v in value.items() if k not in (key, "fp32_from_fp16_params", "fp32_from_fp16")}
-    return RankOptimizer(state, groups, kept, rest)
+    masters: Any = next((value[k] for k in FP32_COPIES if k in value), None)
+    listed = [group for group in masters if isinstance(group, list)] if isinstance(masters, list) else []
+    kept = [[t for t in group if isinstance(t, Tensor)] for group in listed]
+    return RankOptimizer(state, groups, kept, {k: v for k, v in value.items() if k not in (key, *FP32_COPIES)})
 
 
 class Optimizers:
@@ -86,7 +79,6 @@ class Optimizers:
         flat: the content of each rank's distributed optimizer file, by file.
 
     Attributes:
-        problems: where ranks contradict each other.
         assumed: parameters whose state is named by order.
     """
 
@@ -121,12 +113,10 @@ class Optimizers:
         """The merged optimizer, or a list of chained ones; None when no rank has one."""
         count = max(map(len, self.saved.values()), default=0)
         trees = [self._one(k) for k in range(count)]
-        if not trees and not self.flat:
-            return None
         if self.flat:
             trees = trees or [{}]
             trees[0] = self._with_flat(trees[0])
-        return trees if self.chained else trees[0]
+        return trees if self.chained and trees else next(iter(trees), None)
 
     def _one(self, k: int) -> Any:
         inners = {at: every[k] for at, every in self.inner.items() if k < len(every)}
@@ -142,11 +132,8 @@ class Optimizers:
         for at, inner in inners.items():
             for fqn, slot, value in self._entries(k, at, inner):
                 gathered.setdefault(fqn, {}).setdefault(slot, []).append((at, value))
-        state: dict[str, dict[str, Any]] = {}
-        for fqn, slots in gathered.items():
-            if slots:
-                state[fqn] = {slot: self._slot(fqn, slot, values) for slot, values in slots.items()}
-        return state
+        saved = {fqn: slots for fqn, slots in gathered.items() if slots}
+        return {fqn: {s: self._slot(fqn, s, values) for s, values in slots.items()} for fqn, slots in saved.items()}
 
     def _entries(self, k: int, at: Coordinates, inner: RankOptimizer) -> Iterator[tuple[str, str, Any]]:
         masters = self._masters(k, at, inner)
@@ -184,15 +171,14 @@ class Optimizers:
         own = [self.model.pieces[at].get(fqn) for at, _ in values]
         if all(p is not None and p.shape == t.shape for p, t in zip(own, tensors, strict=False)):
             return self.model.joined(fqn, values, slot)
-        return self._scalar(values) if all(t.numel == 1 for t in tensors) else replace(tensors[0], note=UNLIKE)
-
-    def _scalar(self, values: ValuesByRank) -> Tensor:
-        """A value such as `step` that every rank has for itself."""
+        if not all(t.numel == 1 for t in tensors):
+            return replace(tensors[0], note=UNLIKE)
+        # A value such as `step` that every rank has for itself.
         pieces = [RankPiece(at.tp, self.model.grid.rank(at), v) for at, v in values if isinstance(v, Tensor)]
         try:
             return join(pieces, REPLICATED, self.model.grid.tp)
         except UnlikeError as error:
-            return replace(next(v for _, v in values if isinstance(v, Tensor)), note=str(error))
+            return replace(tensors[0], note=str(error))
 
     def _groups(self, k: int, inners: Mapping[Coordinates, RankOptimizer]) -> list[dict[str, Any]]:
         """Param groups by their settings: stages hold different parameters of one group."""
@@ -219,22 +205,14 @@ class Optimizers:
 
     def _with_flat(self, tree: Any) -> Any:
         """Put the flat buffers in place of the state, so that the optimizer does not look like one without a state."""
-        state = {name: {str(k): t for k, t in buffers.items()} for name, buffers in self._buffers()}
+        state: dict[str, dict[str, Tensor]] = {}
+        for file, content in self.flat.items():
+            for (*above, slot), tensor in tensors_in(content):
+                name = f"{file}: {dotted_path(tuple(above))}" if above else file
+                state.setdefault(name, {})[str(slot)] = replace(tensor, kind="flat_pieces", note=FLAT)
         if isinstance(tree, Mapping) and isinstance(tree.get("optimizer"), Mapping):
             return {**tree, "optimizer": {**tree["optimizer"], "state": state}}
         return {**(tree if isinstance(tree, Mapping) else {}), "state": state, "param_groups": []}
-
-    def _buffers(self) -> Iterator[tuple[str, dict[Any, Tensor]]]:
-        found: dict[str, dict[Any, Tensor]] = {}
-        for file, tree in self.flat.items():
-            for path, tensor in tensors_in(tree):
-                name = ": ".join([file, dotted_path(path[:-1])] if path[:-1] else [file])
-                found.setdefault(name, {})[path[-1]] = replace(tensor, kind="flat_pieces", note=FLAT)
-        yield from found.items()
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
 
 
 def _ids(group: Mapping[str, Any]) -> list[Any]:

@@ -7,10 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ckptools.formats.megatron.checks import notes_on_tied
 from ckptools.formats.megatron.folders import arguments, setting
-from ckptools.formats.megatron.layers import QKV
-from ckptools.formats.megatron.model import HALF, MASTER, choose_weights
+from ckptools.formats.megatron.model import HALF, MASTER, choose_weights, notes_on_model
 from ckptools.formats.megatron.optimizer import dotted_path
 from ckptools.formats.megatron_dist.buckets import UnjoinedError, join_buckets
 from ckptools.formats.megatron_dist.stored_shapes import in_true_shape, layers_of
@@ -119,10 +117,7 @@ class StoredState:
         tree |= {"optimizer": optimizer} if optimizer is not None else {}
         tree |= {k: v for k, v in self.common.items() if k != "optimizer"}
         tree |= self._other_objects()
-        self.problems += notes_on_tied(arguments(self.common), model)
-        if any(QKV.fullmatch(name) for name in model):
-            text = "fused QKV weights keep Megatron's row order: for each query group its queries, key and value"
-            self.problems.append(Problem(Code.KEPT_AS_SAVED, text))
+        self.problems += notes_on_model(arguments(self.common), model, version=2)
         return tree
 
     # -- names ---------------------------------------------------------------------------------------------------
