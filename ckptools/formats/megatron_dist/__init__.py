@@ -13,32 +13,33 @@ fused layers (`linear_qkv.layer_norm_weight`) whichever the model used. Objects 
 `<name>/shard_<offset>_<shape>`, each in a list of its own.
 
 Optimizer: `optimizer.state.<slot>.<weight>` like the weights. The older distributed optimizer
-(`fully_sharded_model_space`) cuts each rank's piece of a weight further as a flat run: a tensor of shape
-[pieces along each dimension …, elements of a piece], with the true shape in the metadata's `mcore_data`. The present
-default (`dp_reshardable`) saves gradient buckets of all parameters as flat tensors without names, which `buckets` takes
-apart where one layout only fits; those of `dp_zero_gather_scatter` are shown and not joined. Source:
-megatron/core/dist_checkpointing/{serialization,mapping,core}.py, strategies/torch.py and strategies/resharding.py (core
-0.11), optimizer/distrib_optimizer.py; checked on files of core 0.12.1 and 0.16.1. The `zarr` backend is not read.
+(`fully_sharded_model_space`) cuts each rank's piece of a weight further as a flat run: a tensor of shape [pieces along
+each dimension …, elements of a piece], with the true shape in the metadata's `mcore_data`
+(`nd_reformulated_orig_global_shape`). The present default (`dp_reshardable`) saves gradient buckets of all parameters
+as flat tensors without names, which `buckets` takes apart where one layout only fits; those of `dp_zero_gather_scatter`
+are shown and not joined. Source: megatron/core/dist_checkpointing/{serialization,mapping,core}.py, strategies/torch.py
+and strategies/resharding.py (core 0.11), optimizer/distrib_optimizer.py; checked on files of core 0.12.1 and 0.16.1.
+The `zarr` backend is not read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ckptools.errors import ReadError
 from ckptools.files.json_file import read_json
 from ckptools.files.location import check_stays_inside
-from ckptools.files.opening import File, reading
+from ckptools.files.opening import File
 from ckptools.formats.dcp.files import looks_like_dcp
 from ckptools.formats.dcp.folder import PLANNED, Folder, read_folder, world_size
 from ckptools.formats.megatron import folders
 from ckptools.formats.megatron.folders import arguments, setting
 from ckptools.formats.megatron_dist.stored import COMMON_KEY, StoredState
-from ckptools.formats.options import Options, Weights
-from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, Fault, was_read
-from ckptools.model.checkpoint import Checkpoint, Fact, RankFile
+from ckptools.formats.options import Options
+from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, Fault, file_now, was_read
+from ckptools.model.checkpoint import Checkpoint, Fact
 from ckptools.model.problems import Code, Problem, Severity
 from ckptools.model.tensor import Rounded
 from ckptools.model.values import describe_for_error
@@ -63,8 +64,12 @@ def detect(path: Path) -> bool:
     """A run, an iteration, or `metadata.json` or `common.pt` in one."""
     if not path.is_dir():
         return path.name in (CONFIG, COMMON) and _holds_config(path.parent)
-    tracked = (path / folders.TRACKER).is_file()
-    return folders.looks_like_run(path, _holds_dcp if tracked else _holds_config)
+    return folders.looks_like_run(path, _holds(path))
+
+
+def _holds(run: Path) -> folders.Holds:
+    """How to see a checkpoint in a run: behind a tracker, `--ckpt-format torch_dcp` has no `metadata.json`."""
+    return _holds_dcp if (run / folders.TRACKER).is_file() else _holds_config
 
 
 def _holds_config(folder: Path) -> bool:
@@ -76,16 +81,7 @@ def _holds_config(folder: Path) -> bool:
 
 
 def _holds_dcp(folder: Path) -> bool:
-    """In a folder that a tracker names, `--ckpt-format torch_dcp` has no `metadata.json`."""
     return _holds_config(folder) or looks_like_dcp(folder)
-
-
-def _masters_lost(problems: Iterable[Problem], stored: StoredState, weights: Weights) -> Iterator[Problem]:
-    """Problems for fp32 master copies that are lost because the optimizer is damaged."""
-    damage = [p for p in problems if p.severity == "error" and (p.tensor or "").startswith("optimizer.")]
-    if damage and weights == "fp32" and not stored.masters_whole:
-        text = f"the fp32 master copies are lost: {damage[0].message}; --weights module takes the module's own"
-        yield Problem(Code.VALUE_LOST, text, damage[0].rank, "model")
 
 
 def read(path: Path, options: Options) -> Checkpoint:
@@ -97,8 +93,7 @@ def read(path: Path, options: Options) -> Checkpoint:
     """
     builder = CheckpointBuilder(NAME, path)
     inside = path if path.is_dir() else path.parent
-    holds = _holds_dcp if (inside / folders.TRACKER).is_file() else _holds_config
-    folder = folders.find_iteration(inside, holds, options.follow_symlinks)
+    folder = folders.find_iteration(inside, _holds(inside), options.follow_symlinks)
     config = _config(folder, options)
     found = read_folder(folder, options)
     common, problems = _common(found, config, options)
@@ -109,18 +104,22 @@ def read(path: Path, options: Options) -> Checkpoint:
         stored = StoredState(found.flat, found.extra.get("mcore_data"), common.tree if common else None)
         tree = stored.tree(options.weights)
         by_order, rounded = stored.by_order, stored.rounded
-        problems += _masters_lost(found.problems, stored, options.weights)
+        damage = [p for p in found.problems if p.severity == "error" and (p.tensor or "").startswith("optimizer.")]
+        if damage and options.weights == "fp32" and not stored.masters_whole:
+            text = f"the fp32 master copies are lost: {damage[0].message}; --weights module takes the module's own"
+            problems.append(Problem(Code.VALUE_LOST, text, damage[0].rank, "model"))
         problems += stored.problems
     builder.problems += [*found.problems, *problems]
     builder.differing += found.differing
     builder.add_read(found.files_read, found.bytes_read, found.names)
     beside = [common] if common else []
     builder.add_saved(beside)
+    of_backend = [file_now(folder / CONFIG, None, "", "read")] if config else []
     return builder.checkpoint(
         name=folder.resolve().name,
         saved_as=f"Megatron-LM {TORCH_DIST if config else 'torch_dcp'}, {found.writer}",
         tree=tree,
-        files=[*found.files, *_config_file(folder, config), *map(was_read, beside)],
+        files=[*found.files, *of_backend, *map(was_read, beside)],
         world_size=_world(tree, found),
         step=find_step(folder, find_sections(tree)),
         module_order=PLANNED,
@@ -145,27 +144,20 @@ def _config(folder: Path, options: Options) -> Mapping[str, Any]:
     config = read_json(folder / CONFIG)
     backend = config.get("sharded_backend") if isinstance(config, dict) else None
     if backend != TORCH_DIST:
-        text = (
-            f"sharded_backend is {describe_for_error(backend)}, which is not read; "
-            f"save it again with --ckpt-format {TORCH_DIST}"
-        )
-        raise ReadError(folder / CONFIG, text)
+        text = f"sharded_backend is {describe_for_error(backend)}, which is not read"
+        raise ReadError(folder / CONFIG, f"{text}; save it again with --ckpt-format {TORCH_DIST}")
     return dict(config)
-
-
-def _config_file(folder: Path, config: Mapping[str, Any]) -> Iterator[RankFile]:
-    """The file that names the backend of the checkpoint."""
-    if config:
-        with reading(folder / CONFIG):
-            status = (folder / CONFIG).stat()
-        yield RankFile(folder / CONFIG, None, "", "read", status.st_size, status.st_mtime)
 
 
 def _common(found: Folder, config: Mapping[str, Any], options: Options) -> tuple[Saved | None, list[Problem]]:
     """Read the values common to all ranks, where they have a file of their own."""
     path = found.path / COMMON
     if not path.exists():
-        return None, list(_without_common(found, config))
+        if not config or COMMON_KEY in found.flat:
+            return None, []
+        text = f"no file {COMMON}, which holds args, iteration, param groups and scheduler, but no weights"
+        severity: Severity = "error" if "common_backend" in config else "warning"
+        return None, [Problem(Code.FILE_MISSING, text, None, WITHOUT, severity)]
     if not options.follow_symlinks:
         check_stays_inside(path, found.path)
     try:
@@ -176,13 +168,6 @@ def _common(found: Folder, config: Mapping[str, Any], options: Options) -> tuple
         return saved, []
     text = f"{COMMON} holds a {type(saved.tree).__name__}, expected a dict"
     return None, [Problem(Code.FILE_CUT, text, None, WITHOUT)]
-
-
-def _without_common(found: Folder, config: Mapping[str, Any]) -> Iterator[Problem]:
-    if config and COMMON_KEY not in found.flat:
-        text = f"no file {COMMON}, which holds args, iteration, param groups and scheduler, but no weights"
-        severity: Severity = "error" if "common_backend" in config else "warning"
-        yield Problem(Code.FILE_MISSING, text, None, WITHOUT, severity)
 
 
 def _world(tree: Mapping[Any, Any], found: Folder) -> Fact:

@@ -1,4 +1,6 @@
-"""Separation of the gradient buckets that Megatron's distributed optimizer saves (`dp_reshardable`).
+"""Flat state of Megatron's distributed optimizer, as boxes of the weights: runs of pieces, and buckets.
+
+Runs (`fully_sharded_model_space`) are described in `megatron_dist`. Buckets (`dp_reshardable`) are taken apart:
 
     optimizer.distributed.dp_group_idx_0.gbuf_idx_0.dtype_(torch.bfloat16, torch.float32).bucket_idx_0.exp_avg
 
@@ -22,14 +24,17 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from itertools import pairwise
-from typing import Any
+from math import prod
+from operator import mul
+from typing import Any, NamedTuple
 
 from ckptools.formats.flat_parameters.flat_runs import FlatRun, shards_in
 from ckptools.formats.megatron.layers import FC1
-from ckptools.model.regions import Box
-from ckptools.model.tensor import Shard, Tensor
+from ckptools.model.regions import Box, Ints
+from ckptools.model.tensor import Shard, Tensor, in_rank_order
 from ckptools.model.tree import tensors_in
 from ckptools.model.values import describe_for_error
 
@@ -39,6 +44,8 @@ KEY = re.compile(
 )
 ALIGNMENT = 64
 """Parameters begin at multiples of this many elements (`_pad_start_of_param_if_needed`)."""
+
+UNPLACED = "flat runs whose pieces do not follow from the metadata; --only model writes the model"
 
 _LAYER = re.compile(r"decoder\.layers\.(?P<layer>\d{1,6})\.(?P<rest>.+)", re.DOTALL)
 _BEFORE = tuple(f"embedding.{what}_embeddings.weight" for what in ("word", "position", "tokentype"))
@@ -64,10 +71,6 @@ ORDERS = (
 """Parameters of a layer in the order in which its modules create them."""
 
 
-class UnjoinedError(ValueError):
-    """Buckets cannot be taken apart; the message says why."""
-
-
 Bucket = Mapping[str, Tensor]
 """A bucket's slots, `param` and the moments, which have one layout."""
 
@@ -75,16 +78,12 @@ Pieces = Mapping[str, tuple[Box, ...]]
 """One tensor-parallel rank's boxes of each weight; two boxes, one behind the other, for a gated layer."""
 
 
-@dataclass(frozen=True)
-class BucketRange:
-    """The extent of a weight's piece in a bucket.
+class UnjoinedError(ValueError):
+    """Buckets cannot be taken apart; the message says why."""
 
-    Attributes:
-        name: the weight.
-        bucket: number of the bucket.
-        start: index of its first element there.
-        end: one past its last.
-    """
+
+class BucketRange(NamedTuple):
+    """The extent of a weight's piece in a bucket: its first element, and one past its last."""
 
     name: str
     bucket: int
@@ -93,11 +92,7 @@ class BucketRange:
 
 
 def join_buckets(buffers: Mapping[str, Any], weights: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """The optimizer's state by weight and slot, from the buckets of all groups.
-
-    Args:
-        buffers: tensors of the distributed optimizer, by stored name; objects in it are left.
-        weights: the model's, by name.
+    """The optimizer's state by weight and slot, from the buckets of all groups; objects in `buffers` are left.
 
     Raises:
         UnjoinedError: there is not exactly one way, or a part is missing.
@@ -110,19 +105,13 @@ def join_buckets(buffers: Mapping[str, Any], weights: Mapping[str, Tensor]) -> d
         groups = [(buckets, _pieces(own, ranks, at)) for at, buckets in found.items() if at[1] == dtype]
         order = _order(groups, own)
         for buckets, pieces in groups:
-            for name, slots in _taken(buckets, pieces, _laid(order, pieces, buckets)):
-                for slot, tensor in slots.items():
-                    state.setdefault(name, {}).setdefault(slot, []).append(tensor)
-    absent = [name for name in weights if name not in state]
-    if absent:
-        raise UnjoinedError(
-            f"no bucket is for {describe_for_error(weights[absent[0]].dtype)}, "
-            f"which {describe_for_error(absent[0])} has"
-        )
+            for name, slot, tensor in _taken(buckets, pieces, _laid(order, pieces, buckets)):
+                state.setdefault(name, {}).setdefault(slot, []).append(tensor)
+    absent = next((name for name in weights if name not in state), None)
+    if absent is not None:
+        dtype = describe_for_error(weights[absent].dtype)
+        raise UnjoinedError(f"no bucket is for {dtype}, which {describe_for_error(absent)} has")
     return {name: {slot: _whole(weights[name], parts) for slot, parts in state[name].items()} for name in weights}
-
-
-# -- what is there -----------------------------------------------------------------------------------------------
 
 
 def _by_group(buffers: Mapping[str, Any]) -> dict[tuple[int, str], list[Bucket]]:
@@ -137,9 +126,8 @@ def _by_group(buffers: Mapping[str, Any]) -> dict[tuple[int, str], list[Bucket]]
             raise UnjoinedError(f"{describe_for_error(name)} is no bucket of dp_reshardable")
         at = int(key["group"]), key["dtype"]
         if places.setdefault(at, key["buffer"]) != key["buffer"]:
-            raise UnjoinedError(
-                f"group {at[0]} has several buffers of {describe_for_error(at[1])}: several parts of a model"
-            )
+            several = f"group {at[0]} has several buffers of {describe_for_error(at[1])}"
+            raise UnjoinedError(f"{several}: several parts of a model")
         found.setdefault(at, {}).setdefault(int(key["bucket"]), {})[key["slot"]] = value
     if len({tuple(sorted(dtype for g, dtype in found if g == group)) for group, _ in found}) != 1:
         raise UnjoinedError("its groups do not have buckets of the same dtypes")
@@ -151,9 +139,7 @@ def _in_order(group: int, buckets: Mapping[int, Bucket]) -> list[Bucket]:
         raise UnjoinedError(f"group {group} lacks a bucket")
     slots = {tuple(sorted(bucket)) for bucket in buckets.values()}
     for bucket in buckets.values():
-        layouts = {
-            (t.shape, t.note, tuple(sorted(s.box.offsets + s.box.sizes for s in t.shards))) for t in bucket.values()
-        }
+        layouts = {(t.shape, tuple(sorted(s.box.offsets + s.box.sizes for s in t.shards))) for t in bucket.values()}
         if len(layouts) != 1 or len(slots) != 1 or any(t.note or len(t.shape) != 1 for t in bucket.values()):
             raise UnjoinedError(f"the slots of a bucket of group {group} do not lie alike")
     return [buckets[n] for n in range(len(buckets))]
@@ -190,15 +176,12 @@ def _piece(name: str, tensor: Tensor, mine: set[int], everyone: set[int]) -> tup
     return tuple(own)
 
 
-# -- where it lies -----------------------------------------------------------------------------------------------
-
-
 def _order(groups: Sequence[tuple[list[Bucket], Pieces]], weights: Mapping[str, Tensor]) -> list[str]:
     """The order of the weights, by module, that fits every group's buckets; it must be the only one."""
     fitting: dict[tuple[BucketRange, ...], list[str]] = {}
     why = ""
     for of_layer in ORDERS:
-        order = sorted(weights, key=lambda name, rest=of_layer: _rank_of(name, rest))  # type: ignore[misc]
+        order = sorted(weights, key=partial(_rank_of, of_layer))
         try:
             laid = tuple(place for buckets, pieces in groups for place in _laid(order, pieces, buckets))
         except UnjoinedError as error:
@@ -210,7 +193,7 @@ def _order(groups: Sequence[tuple[list[Bucket], Pieces]], weights: Mapping[str, 
     return next(iter(fitting.values()))
 
 
-def _rank_of(name: str, of_layer: Sequence[str]) -> tuple[int, int, int]:
+def _rank_of(of_layer: Sequence[str], name: str) -> tuple[int, int, int]:
     """Sort key of a weight in a GPT model."""
     layer = _LAYER.fullmatch(name)
     if name in _BEFORE:
@@ -231,9 +214,8 @@ def _laid(order: Sequence[str], pieces: Pieces, buckets: Sequence[Bucket]) -> li
         start = -(-at // ALIGNMENT) * ALIGNMENT
         at = start + sum(box.numel for box in pieces[name])
         if bucket == len(lengths) or at > lengths[bucket]:
-            raise UnjoinedError(
-                f"the lengths of its buckets are not those of its parameters, from {describe_for_error(name)} on"
-            )
+            unlike = "the lengths of its buckets are not those of its parameters"
+            raise UnjoinedError(f"{unlike}, from {describe_for_error(name)} on")
         places.append(BucketRange(name, bucket, start, at))
         if at == lengths[bucket]:
             bucket, at = bucket + 1, 0
@@ -260,13 +242,10 @@ def _check_edges(places: Sequence[BucketRange], bucket: Tensor) -> None:
         )
 
 
-# -- taken apart -------------------------------------------------------------------------------------------------
-
-
 def _taken(
     buckets: Sequence[Bucket], pieces: Pieces, places: Sequence[BucketRange]
-) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """The slots of each weight, with one group's part of them."""
+) -> Iterator[tuple[str, str, Tensor]]:
+    """One group's part of each weight's slots."""
     for number, bucket in enumerate(buckets):
         own = [p for p in places if p.bucket == number]
         for slot, tensor in bucket.items():
@@ -276,7 +255,7 @@ def _taken(
                 if chunk.box.offsets[0] < place.end:
                     run = chunk.box.offsets[0] - place.start
                     shards[place.name] += _boxes(pieces[place.name], run, chunk)
-            yield from ((name, {slot: replace(tensor, shards=tuple(found))}) for name, found in shards.items())
+            yield from ((name, slot, replace(tensor, shards=tuple(found))) for name, found in shards.items())
 
 
 def _boxes(piece: Sequence[Box], start: int, chunk: Shard) -> Iterator[Shard]:
@@ -289,5 +268,32 @@ def _boxes(piece: Sequence[Box], start: int, chunk: Shard) -> Iterator[Shard]:
 
 
 def _whole(weight: Tensor, parts: Sequence[Tensor]) -> Tensor:
-    shards = sorted((s for part in parts for s in part.shards), key=lambda s: -1 if s.rank is None else s.rank)
-    return replace(parts[0], shape=weight.shape, shards=tuple(shards), kind="chunks")
+    shards = in_rank_order(s for part in parts for s in part.shards)
+    return replace(parts[0], shape=weight.shape, shards=shards, kind="chunks")
+
+
+def in_true_shape(tensor: Tensor, shape: Any) -> Tensor:
+    """A tensor that is stored as flat runs, in its stated shape; with a note where they do not fit."""
+    whole = tuple(shape) if isinstance(shape, (list, tuple)) else ()
+    local = _local_shape(whole, tensor.shape)
+    if local is None or not all(n == 1 for s in tensor.shards for n in s.box.sizes[:-1]):
+        return replace(tensor, note=UNPLACED)
+    shards = tuple(piece for s in tensor.shards for piece in _run_boxes(s, local))
+    return replace(tensor, shape=whole, shards=shards, kind="chunks")
+
+
+def _local_shape(whole: Ints, stored: Ints) -> Ints | None:
+    """Shape of the pieces that flat runs are cut from; None where the stored shape is not theirs."""
+    cuts = stored[:-1]
+    if len(cuts) != len(whole) or not all(type(n) is int and n >= 0 for n in whole) or 0 in cuts:
+        return None
+    local = tuple(n // cut for n, cut in zip(whole, cuts, strict=True))
+    return local if tuple(map(mul, local, cuts)) == whole and prod(local) == stored[-1] else None
+
+
+def _run_boxes(shard: Shard, local: Ints) -> list[Shard]:
+    """The boxes of a run of one piece, in the whole tensor."""
+    at = tuple(i * n for i, n in zip(shard.box.offsets[:-1], local, strict=True))
+    start, length = shard.box.offsets[-1], shard.box.sizes[-1]
+    flat = shard.source.reshaped((length,)) if shard.source is not None and shard.source.contiguous else None
+    return shards_in(Box(at, local), FlatRun(start, length, flat, shard.rank))

@@ -1,20 +1,21 @@
-"""The state in a Megatron torch_dist folder, by the names that it is stored under."""
+"""The state in a Megatron torch_dist folder, by the names that it is stored under; see `megatron_dist`."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 from ckptools.formats.megatron.folders import arguments, setting
 from ckptools.formats.megatron.model import HALF, MASTER, choose_weights, notes_on_model
 from ckptools.formats.megatron.optimizer import dotted_path
-from ckptools.formats.megatron_dist.buckets import UnjoinedError, join_buckets
-from ckptools.formats.megatron_dist.stored_shapes import in_true_shape, layers_of
+from ckptools.formats.megatron_dist.buckets import UnjoinedError, in_true_shape, join_buckets
 from ckptools.formats.options import Weights
 from ckptools.model.problems import Code, Problem
-from ckptools.model.tensor import Rounded, Tensor
+from ckptools.model.regions import Box
+from ckptools.model.tensor import Rounded, Shard, Source, Tensor
 from ckptools.model.tree import tensors_in
 
 STACKED = re.compile(r"(?P<block>(?:.*?\.)?layers)\.(?P<rest>(?!\d+\.).+)", re.DOTALL)
@@ -26,8 +27,6 @@ SIZES = re.compile(r".*\.per_bucket_numel(?:_unpadded)?(?:/shard_0_1)?", re.DOTA
 """Key with the length of each bucket; irrelevant without buckets."""
 
 COMMON_KEY = "common_state/shard_0_1"
-DISTRIBUTED = "distributed."
-STATE = "state."
 MASTERS = (MASTER, "param")
 """Slots of the master copy: of Float16Optimizer and older distributed optimizers, of `fully_reshardable`."""
 
@@ -48,11 +47,10 @@ class StoredState:
 
     Args:
         flat: tensors and objects by stored name.
-        mcore_data: Megatron's own part of the metadata: the true shapes of flat runs.
+        mcore_data: Megatron's own part of the metadata.
         common: the values common to all ranks; None when they have no file of their own.
 
     Attributes:
-        problems: notes for the user.
         masters_whole: whether every half-precision weight has an fp32 master copy.
         by_order: weights whose state is named by their order.
         rounded: the fp32 copies among these, which must round to the weights.
@@ -78,10 +76,10 @@ class StoredState:
     def _sort(self, name: str, value: Any) -> None:
         of_optimizer = OPTIMIZER.fullmatch(name)
         rest = of_optimizer["rest"] if of_optimizer else ""
-        if rest.startswith(STATE) and isinstance(value, Tensor):
-            slot, _, weight = rest.removeprefix(STATE).partition(".")
+        if rest.startswith("state.") and isinstance(value, Tensor):
+            slot, _, weight = rest.removeprefix("state.").partition(".")
             self.state.setdefault(weight, {})[slot] = self._placed(name, value)
-        elif rest.startswith(DISTRIBUTED):
+        elif rest.startswith("distributed."):
             self.buffers[name] = _only_item(value)
         elif isinstance(value, Tensor):
             self.weights[name] = self._placed(name, value)
@@ -97,9 +95,8 @@ class StoredState:
                 found.setdefault(stacked["block"], set()).add(tensor.shape[0] if tensor.shape else 0)
         stated = setting(arguments(self.common), "num_layers")
         layers = {block: n for block, (n, *more) in found.items() if not more and 0 < n < MAX_LAYERS}
-        if sum(layers.values()) * len(self.weights) > MAX_MADE:
-            layers = {}
-        if len(found) == 1 and stated is not None and stated not in layers.values():
+        too_many = sum(layers.values()) * len(self.weights) > MAX_MADE
+        if too_many or (len(found) == 1 and stated is not None and stated not in layers.values()):
             layers = {}
         for block in found.keys() - layers.keys():
             text = f"{block}: their first dimension does not show the number of layers; names are as stored"
@@ -113,14 +110,16 @@ class StoredState:
         state |= self._joined(model) if self.buffers and not state else {}
         extra = dict(self._extra_states(model))
         optimizer = self._optimizer(state)
-        tree: dict[Any, Any] = {"model": {**self._chosen(model, state, weights), **extra}}
+        masters = {n: t for n in model for slot in MASTERS if (t := state.get(n, {}).get(slot)) is not None}
+        chosen = choose_weights(model, masters, weights)
+        self.masters_whole = chosen.masters_whole
+        self.problems += chosen.problems
+        tree: dict[Any, Any] = {"model": {**chosen.weights, **extra}}
         tree |= {"optimizer": optimizer} if optimizer is not None else {}
         tree |= {k: v for k, v in self.common.items() if k != "optimizer"}
         tree |= self._other_objects()
         self.problems += notes_on_model(arguments(self.common), model, version=2)
         return tree
-
-    # -- names ---------------------------------------------------------------------------------------------------
 
     def _unstacked(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Split stacked tensors by layer, with names layer by layer from where a block begins."""
@@ -139,7 +138,7 @@ class StoredState:
         named = {m["rest"]: t for n, t in tensors.items() if (m := STACKED.fullmatch(n)) and m["block"] == block}
         number = self.layers[block]
         # State that does not count the same layers stays as stored.
-        layers = {rest: layers_of(t) for rest, t in named.items() if t.shape[:1] == (number,)}
+        layers = {rest: _layers_of(t) for rest, t in named.items() if t.shape[:1] == (number,)}
         yield from ((f"{block}.{rest}", t) for rest, t in named.items() if rest not in layers)
         for n in range(number):
             yield from ((f"{block}.{n}.{rest}", every[n]) for rest, every in layers.items())
@@ -151,8 +150,7 @@ class StoredState:
             if not found or not found["key"].endswith("_extra_state"):
                 continue
             stacked = STACKED.fullmatch(found["key"])
-            single = "." not in found["offset"]
-            if stacked and single and int(found["shape"]) == self.layers.get(stacked["block"]):
+            if stacked and "." not in found["offset"] and int(found["shape"]) == self.layers.get(stacked["block"]):
                 yield f"{stacked['block']}.{found['offset']}.{stacked['rest']}", self.objects.pop(name)
             elif not stacked and (found["offset"], found["shape"]) == ("0", "1") and found["key"] not in model:
                 yield found["key"], self.objects.pop(name)
@@ -169,25 +167,11 @@ class StoredState:
                 found.setdefault(match["key"], {})[shard] = value
         return {k: v["shard_0_1"] if isinstance(v, dict) and list(v) == ["shard_0_1"] else v for k, v in found.items()}
 
-    # -- weights -------------------------------------------------------------------------------------------------
-
     def _placed(self, name: str, tensor: Tensor) -> Tensor:
         """The tensor in its true shape, where it is stored as flat runs."""
         run = self.runs.get(name)
         shape = run.get("nd_reformulated_orig_global_shape") if isinstance(run, Mapping) else None
         return tensor if shape is None or tensor.note else in_true_shape(tensor, shape)
-
-    def _chosen(
-        self, model: dict[str, Tensor], state: Mapping[str, Mapping[str, Any]], weights: Weights
-    ) -> dict[str, Any]:
-        """The requested weights: the optimizer's master copies where every half-precision weight has one."""
-        masters = {n: t for n in model for slot in MASTERS if (t := state.get(n, {}).get(slot)) is not None}
-        chosen = choose_weights(model, masters, weights)
-        self.masters_whole = chosen.masters_whole
-        self.problems += chosen.problems
-        return chosen.weights
-
-    # -- optimizer -----------------------------------------------------------------------------------------------
 
     def _optimizer_state(self, model: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
         """The state of each weight, in the model's order."""
@@ -195,10 +179,9 @@ class StoredState:
         by_slot = {slot: self._unstacked({n: e[slot] for n, e in self.state.items() if slot in e}) for slot in slots}
         names = dict.fromkeys([*model, *(n for tensors in by_slot.values() for n in tensors)])
         found: dict[str, dict[str, Any]] = {}
-        for name in names:
-            entry = {slot: tensors[name] for slot, tensors in by_slot.items() if name in tensors}
-            if entry:
-                found[name] = {slot: _checked(t, model.get(name)) for slot, t in entry.items()}
+        for name, (slot, tensors) in product(names, by_slot.items()):
+            if name in tensors:
+                found.setdefault(name, {})[slot] = _checked(tensors[name], model.get(name))
         return found
 
     def _optimizer(self, state: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
@@ -208,13 +191,20 @@ class StoredState:
             return None
         inner = list(_inner(saved)) or list(self._groups_of_ranks())
         steps = {k: v for one in inner for k, v in (one.get("state") or {}).items() if isinstance(k, str)}
-        more = {k: v for k, v in saved.items() if isinstance(k, str)} if isinstance(saved, Mapping) else {}
-        objects = {name: v for name, v in self.buffers.items() if not any(tensors_in(v))}
+        more = saved.items() if isinstance(saved, Mapping) else ()
+        flat: dict[str, dict[str, Tensor]] = {}
+        objects: dict[str, Any] = {}
+        for name, value in self.buffers.items():
+            tensors = list(tensors_in(value))
+            objects |= {} if tensors else {name: value}
+            for path, tensor in tensors:
+                buffer, _, slot = dotted_path((name, *path)).rpartition(".")
+                flat.setdefault(buffer, {})[slot] = replace(tensor, note=UNJOINED.format(why=self.unjoined))
         optimizer = {
-            "state": {**state, **dict(self._flat_buffers())},
+            "state": {**state, **flat},
             "param_groups": [group for one in inner for group in one["param_groups"]],
             **steps,
-            **{k: v for k, v in more.items() if k not in ("optimizer", "state", "param_groups")},
+            **{k: v for k, v in more if isinstance(k, str) and k not in ("optimizer", "state", "param_groups")},
         }
         return {**optimizer, "distributed": objects} if objects else optimizer
 
@@ -241,15 +231,6 @@ class StoredState:
         self.problems.append(Problem(Code.LAYOUT_INFERRED, JOINED, None, "optimizer"))
         return dict(joined)
 
-    def _flat_buffers(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
-        """The gradient buffers, slot by slot."""
-        found: dict[str, dict[str, Tensor]] = {}
-        for name, value in self.buffers.items():
-            for path, tensor in tensors_in(value):
-                buffer, _, slot = dotted_path((name, *path)).rpartition(".")
-                found.setdefault(buffer, {})[slot] = replace(tensor, note=UNJOINED.format(why=self.unjoined))
-        yield from found.items()
-
 
 def _only_item(value: Any) -> Any:
     """The object of one rank: each is stored in a list of its own."""
@@ -275,3 +256,23 @@ def _checked(tensor: Tensor, weight: Tensor | None) -> Tensor:
     if weight is None or tensor.note or tensor.shape == weight.shape or tensor.numel == 1:
         return tensor
     return replace(tensor, note=SHAPES)
+
+
+def _layers_of(tensor: Tensor) -> list[Tensor]:
+    """The layers of a tensor whose first dimension counts them."""
+    shards: list[list[Shard]] = [[] for _ in range(tensor.shape[0])]
+    for shard in tensor.shards:
+        first, box = shard.box.offsets[0], Box(shard.box.offsets[1:], shard.box.sizes[1:])
+        for n in range(first, min(first + shard.box.sizes[0], len(shards))):
+            shards[n].append(Shard(box, shard.rank, _row(shard.source, n - first) if shard.source else None))
+    layers, whole = [], Box.whole(tensor.shape[1:])
+    for mine in shards:
+        plain = tensor.kind == "chunks" and all(s.box == whole for s in mine)
+        kind = "plain" if plain else tensor.kind
+        layers.append(replace(tensor, shape=whole.sizes, shards=tuple(mine), kind=kind))
+    return layers
+
+
+def _row(source: Source, at: int) -> Source:
+    first = source.part(Box((at, *(0,) * (len(source.shape) - 1)), (1, *source.shape[1:])))
+    return first._replace(shape=source.shape[1:], strides=source.strides[1:])
