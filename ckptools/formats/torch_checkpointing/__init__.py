@@ -15,7 +15,7 @@ state_transformations.py of 0.1.1; checked on checkpoints of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,8 @@ from ckptools.formats.torch_checkpointing.items import (
     GROUPS,
     ItemFile,
     check_against,
-    contradiction,
+    check_cover,
+    check_groups,
     is_state,
     named_files,
     parse,
@@ -43,14 +44,11 @@ from ckptools.formats.torch_checkpointing.items import (
 )
 from ckptools.formats.torch_checkpointing.metadata import METADATA, Metadata, is_metadata, read_metadata
 from ckptools.model.checkpoint import Checkpoint, Fact, RankFile
-from ckptools.model.cover import cover_problem
 from ckptools.model.problems import Code, Problem
-from ckptools.model.tensor import Tensor
-from ckptools.model.tree import fqn_of, tensors_in
-from ckptools.model.values import Absent
+from ckptools.model.tree import tensors_in
 from ckptools.pickles.reader import Saved
 from ckptools.tensor_io.copied_files import check_copies
-from ckptools.text import few, first_few
+from ckptools.text import and_others, few
 from ckptools.training_state.parameter_names import AS_SAVED, SORTED
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import find_step
@@ -58,9 +56,6 @@ from ckptools.training_state.steps import find_step
 NAME = "torch_checkpointing"
 READS = "torch_checkpointing: model_0.pt or .safetensors, optimizer_0.pt … of each rank, with metadata.pkl"
 KNOWN_BY = "metadata.pkl with sharding in it, or items of several ranks in safetensors that lack it"
-
-MAX_GAPS = 100
-"""At most this many tensors with gaps are named."""
 
 
 def detect(path: Path) -> bool:
@@ -120,9 +115,7 @@ class _ItemsFolder:
         self.saved: list[Saved] = []
         self.metadata = self._metadata()
         self.items = named_files(folder, self.metadata)
-        if self.metadata is None and any(
-            f.kind == "safetensors" for files in self.items.values() for f in files.values()
-        ):
+        if self.metadata is None and "safetensors" in self._kinds():
             text = f"no {METADATA} that can be read; it alone says how ranks cut what they have in safetensors"
             self.problems.append(Problem(Code.FILE_MISSING, text))
         if only is not None:
@@ -130,7 +123,13 @@ class _ItemsFolder:
             self.items = {name: files for name, files in chosen.items() if files}
             text = f"{only.name} is one file of several, and only this one is read"
             self.problems.append(Problem(Code.ONE_OF_SEVERAL, text))
-        self.world = self._world_size()
+        ranks = [rank for files in self.items.values() for rank in files]
+        self.world = Fact(max(ranks, default=0) + 1, ("file names",))
+        if self.metadata is not None:
+            self.world = Fact(self.metadata.world_size, (METADATA,))
+
+    def _kinds(self) -> set[str]:
+        return {file.kind for files in self.items.values() for file in files.values()}
 
     def _metadata(self) -> Metadata | None:
         path = self.folder / METADATA
@@ -152,12 +151,6 @@ class _ItemsFolder:
         if not self.options.follow_symlinks and path != self.only:
             check_stays_inside(path, self.folder)
 
-    def _world_size(self) -> Fact:
-        if self.metadata is not None:
-            return Fact(self.metadata.world_size, (METADATA,))
-        ranks = [rank for files in self.items.values() for rank in files]
-        return Fact(max(ranks, default=0) + 1, ("file names",))
-
     def checkpoint(self) -> Checkpoint:
         """Put everything together."""
         ranked = self._ranked()
@@ -169,11 +162,9 @@ class _ItemsFolder:
         found = rank_checks.compare_ranks(merge, tree)
         tensors = list(tensors_in(found.tree))
         self.builder.add_rank_values(found)
-        self.problems += _groups_lacking(merge)
-        self.problems += check_copies(tensors)
-        self._check_cover(tensors)
+        self.problems += [*check_groups(merge), *check_copies(tensors), *check_cover(tensors)]
         self.builder.add_saved(self.saved)
-        kinds = sorted({f.kind for files in self.items.values() for f in files.values() if f.kind != "raw"})
+        kinds = sorted(self._kinds() - {"raw"})
         return self.builder.checkpoint(
             name=self.folder.absolute().name or "checkpoint",
             saved_as=f"torch_checkpointing, a file per item and rank ({', '.join(kinds)})",
@@ -185,8 +176,6 @@ class _ItemsFolder:
             bytes_expected=rank_checks.expected_bytes(self.files),
         )
 
-    # -- the files of one item
-
     def _ranked(self) -> list[tuple[int, dict[str, Any]]]:
         """Each rank's items, in rank order; the rank is the one in a file's content."""
         self.options.read_ahead([f.path for files in self.items.values() for f in files.values() if f.kind == "pt"])
@@ -195,16 +184,15 @@ class _ItemsFolder:
             found = self._of_item(name, files)
             self._check_missing(name, files, set(found))
             self.here[name] = set(found)
-            if files and self._is_bare(files) and found:  # the tensors of other ranks' pieces are unknown
+            if found and self._is_bare(name, files):  # the tensors of other ranks' pieces are unknown
                 found = {min(found): found[min(found)]}
             for rank, tree in found.items():
                 trees.setdefault(rank, {})[name] = tree
         return with_param_groups(sorted(trees.items()))
 
-    def _is_bare(self, files: Mapping[int, ItemFile]) -> bool:
+    def _is_bare(self, name: str, files: Mapping[int, ItemFile]) -> bool:
         """Whether an item is in safetensors and not in the metadata."""
-        file = next(iter(files.values()))
-        return file.kind == "safetensors" and (self.metadata is None or file.item not in self.metadata.items)
+        return self._state_of(name) is not None and next(iter(files.values())).kind == "safetensors"
 
     def _of_item(self, name: str, files: Mapping[int, ItemFile]) -> dict[int, Any]:
         found: dict[int, Any] = {}
@@ -226,7 +214,9 @@ class _ItemsFolder:
                 self.problems.append(Problem(Code.STRAY_FILE, text, rank))
             elif file.kind != "raw":
                 found[rank] = tree
-            self.problems += contradiction(file._replace(rank=rank), wrong)
+            if wrong:
+                text = f"{file.path.name} is not what {METADATA} says: {wrong[0]}{and_others(len(wrong) - 1)}"
+                self.problems.append(Problem(Code.LAYOUT_DISAGREES, text, rank))
         return found
 
     def _read(self, file: ItemFile) -> tuple[int, Any, Sequence[str]]:
@@ -269,8 +259,6 @@ class _ItemsFolder:
         self.problems.append(Problem(Code.NAME_CONTRADICTS, text, file.rank))
         return rank
 
-    # -- what is missing
-
     def _state_of(self, name: str) -> str | None:
         """The item to name in a problem, where none of its tensors has a gap if a rank's file is lost."""
         return None if self.metadata and name in self.metadata.items else name
@@ -307,26 +295,3 @@ class _ItemsFolder:
                 value[GROUPS] = []
                 text = "no item holds its param groups, so that its hyperparameters are not known"
                 self.problems.append(Problem(Code.KEPT_AS_SAVED, text, None, name, "warning"))
-
-    def _check_cover(self, tensors: Iterable[tuple[tuple[Any, ...], Tensor]]) -> None:
-        """Problems of incomplete tensors; a lost file has its own problem, and is the cause of most."""
-        gaps = list(self._gaps(tensors))
-        self.problems += gaps[:MAX_GAPS]
-        if len(gaps) > MAX_GAPS:
-            self.problems.append(Problem(Code.TENSOR_GAP, f"{len(gaps) - MAX_GAPS} more tensors have gaps"))
-
-    @staticmethod
-    def _gaps(tensors: Iterable[tuple[tuple[Any, ...], Tensor]]) -> Iterator[Problem]:
-        for path, tensor in tensors:
-            problem = cover_problem(tensor, fqn_of(path)) if not tensor.note and tensor.kind != "meta" else None
-            if problem is not None:
-                yield problem
-
-
-def _groups_lacking(merge: Merge) -> Iterator[Problem]:
-    """Hyperparameters that not every rank has, though all ranks' param groups are the same."""
-    for path in merge.partial:
-        if len(path) > 3 and path[1] == GROUPS:
-            ranks = [rank for rank, value in merge.values_or_absent(path).items() if isinstance(value, Absent)]
-            text = f"{first_few(ranks)} lacks it, and others have it"
-            yield Problem(Code.COPIES_DIFFER, f"rank {text}", ranks[0], fqn_of(path), ranks=tuple(ranks))

@@ -12,7 +12,7 @@ the state. Source: torch_checkpointing/state_transformations.py.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -21,27 +21,27 @@ from typing import Any, NamedTuple
 from ckptools.errors import ReadError
 from ckptools.files.opening import File, reading
 from ckptools.files.safetensors_header import HeaderEntry, read_header, source_of
-from ckptools.formats.shared.merge import put
+from ckptools.formats.shared.merge import Merge, put
 from ckptools.formats.torch_checkpointing.metadata import METADATA, ItemMetadata, Metadata, Sharding
+from ckptools.model.cover import cover_problem
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Shard, Source, Tensor, in_rank_order
 from ckptools.model.tree import KeyPath, fqn_of, leaf_at
-from ckptools.model.values import describe_for_error
-from ckptools.text import and_others
+from ckptools.model.values import Absent, describe_for_error
+from ckptools.text import first_few
 
 FILE = re.compile(r"(?P<item>.+)_(?P<rank>\d{1,7})\.(?P<kind>pt|safetensors|json)", re.DOTALL)
+MAX_GAPS = 100
+"""At most this many tensors with gaps are named."""
 
 UNPLACED = f"only {METADATA} says which part of which tensor a rank's piece is, and it does not say so here"
 
 
 class ItemFile(NamedTuple):
-    """A file that holds one item of one rank.
+    """A file of one item of one rank, which may be missing.
 
     Attributes:
-        path: the file; it may be missing.
-        item: the item's name.
-        rank: whose it is.
         kind: `pt`, `safetensors`, `json`, or `raw` for bytes that mean nothing here.
     """
 
@@ -76,11 +76,7 @@ def named_files(folder: Path, metadata: Metadata | None) -> dict[str, dict[int, 
 def read_safetensors(path: Path, rank: int, item: ItemMetadata | None, alone: bool) -> tuple[Any, list[str], int]:
     """A rank's tree of an item in safetensors, how it contradicts the metadata, and how many bytes were read.
 
-    Args:
-        path: the file.
-        rank: whose it is.
-        item: its metadata, or None.
-        alone: whether no other rank saved anything.
+    Without metadata the tensors of a rank that saved `alone` are whole.
 
     Raises:
         ReadError: it is damaged.
@@ -93,9 +89,14 @@ def read_safetensors(path: Path, rank: int, item: ItemMetadata | None, alone: bo
         for name, entry in header.tensors.items():
             key, sharding = shardings.get(name, ((name,), None))
             source = source_of(file, name, entry)
-            why = _misfit(entry, sharding, rank) if sharding else ""
-            unlike += [f"{name} is {why}"] if why else []
-            made = _tensor(sharding, rank, source, bool(why)) if sharding or not alone else _whole(rank, source)
+            if sharding is not None:
+                why = _misfit(entry, sharding, rank)
+                unlike += [f"{name} is {why}"] if why else []
+                made = _tensor(sharding, rank, None if why else source)
+            elif alone:
+                made = Tensor(source.shape, source.dtype, (Shard(Box.whole(source.shape), rank, source),))
+            else:
+                made = Tensor(source.shape, source.dtype, (), "unreadable", note=UNPLACED)
             if not _put(tree, key, made):
                 raise ReadError(path, f"{describe_for_error(name)} lies inside of another tensor")
     return tree, unlike, header.size
@@ -113,18 +114,12 @@ def _misfit(entry: HeaderEntry, sharding: Sharding, rank: int) -> str:
     return f"{entry.dtype} {list(entry.shape)}, expected {sharding.dtype} {list(expected or sharding.shape)}"
 
 
-def _tensor(sharding: Sharding | None, rank: int, source: Source, bad: bool) -> Tensor:
+def _tensor(sharding: Sharding, rank: int, source: Source | None) -> Tensor:
     """A tensor as one rank has it; without its bytes where these do not fit."""
-    if sharding is None:
-        return Tensor(source.shape, source.dtype, (), "unreadable", note=UNPLACED)
-    pieces = sharding.pieces(rank) if not bad else ()
-    shards = tuple(Shard(p.box, rank, source.part(p.local)) for p in pieces if p.box.numel or not p.box.sizes)
+    pieces = (p for p in sharding.pieces(rank) if p.box.numel or not p.box.sizes)
+    shards = tuple(Shard(p.box, rank, source.part(p.local)) for p in pieces) if source else ()
     kind, placements, mesh = sharding.described()
     return Tensor(sharding.shape, sharding.dtype, shards, kind, placements, mesh)
-
-
-def _whole(rank: int, source: Source) -> Tensor:
-    return Tensor(source.shape, source.dtype, (Shard(Box.whole(source.shape), rank, source),))
 
 
 def _put(tree: dict[Any, Any], path: KeyPath, value: Any) -> bool:
@@ -144,11 +139,27 @@ def with_absent(tree: Any, item: ItemMetadata, absent: Collection[int]) -> Any:
         ranks = [(rank, one) for one in shardings for rank in one.ranks if rank in absent]
         if not ranks or not isinstance(tensor, Tensor) or tensor.note:
             continue
-        known = {(shard.rank, shard.box) for shard in tensor.shards}
         lost = [Shard(piece.box, rank, None) for rank, one in ranks for piece in one.pieces(rank) if piece.box.numel]
-        more = [shard for shard in lost if (shard.rank, shard.box) not in known]
-        tree = put(tree, path, replace(tensor, shards=in_rank_order((*tensor.shards, *more))))
+        tree = put(tree, path, with_lost(tensor, lost))
     return tree
+
+
+def with_lost(tensor: Tensor, lost: Sequence[Shard]) -> Tensor:
+    """Add the shards in lost files that a tensor lacks."""
+    known = {(shard.rank, shard.box) for shard in tensor.shards}
+    more = (shard for shard in lost if (shard.rank, shard.box) not in known)
+    return replace(tensor, shards=in_rank_order((*tensor.shards, *more)))
+
+
+def check_cover(tensors: Iterable[tuple[KeyPath, Tensor]]) -> Iterator[Problem]:
+    """Problems of incomplete tensors; of many, the first by name and the number of the others."""
+    found = (
+        cover_problem(tensor, fqn_of(path)) for path, tensor in tensors if not tensor.note and tensor.kind != "meta"
+    )
+    gaps = [problem for problem in found if problem is not None]
+    yield from gaps[:MAX_GAPS]
+    if len(gaps) > MAX_GAPS:
+        yield Problem(Code.TENSOR_GAP, f"{len(gaps) - MAX_GAPS} more tensors have gaps")
 
 
 def check_against(tree: Any, item: ItemMetadata, rank: int) -> list[str]:
@@ -163,13 +174,6 @@ def check_against(tree: Any, item: ItemMetadata, rank: int) -> list[str]:
             says = f"{found.dtype} {list(found.shape)}, {METADATA} says {sharding.dtype} {list(sharding.shape)}"
             wrong += [f"{fqn_of(path)} is {says}"] if unlike else []
     return wrong
-
-
-def contradiction(file: ItemFile, wrong: Sequence[str]) -> Iterator[Problem]:
-    """One problem for all faults of a file's content."""
-    if wrong:
-        text = f"{file.path.name} is not what {METADATA} says: {wrong[0]}{and_others(len(wrong) - 1)}"
-        yield Problem(Code.LAYOUT_DISAGREES, text, file.rank)
 
 
 # -- param groups -----------------------------------------------------------------------------------------------------
@@ -203,6 +207,15 @@ def _pairs(tree: Mapping[str, Any]) -> dict[str, str]:
     fitting = {group: [s for s, keys in states.items() if keys <= names] for group, names in lists.items()}
     pairs = {found[0]: group for group, found in fitting.items() if len(found) == 1}
     return pairs if len(pairs) == len(fitting) else {}
+
+
+def check_groups(merge: Merge) -> Iterator[Problem]:
+    """Hyperparameters that not every rank has, though all ranks' param groups are the same."""
+    for path in merge.partial:
+        if len(path) > 3 and path[1] == GROUPS:
+            ranks = [rank for rank, value in merge.values_or_absent(path).items() if isinstance(value, Absent)]
+            text = f"rank {first_few(ranks)} lacks it, and others have it"
+            yield Problem(Code.COPIES_DIFFER, text, ranks[0], fqn_of(path), ranks=tuple(ranks))
 
 
 def is_state(value: Any) -> bool:

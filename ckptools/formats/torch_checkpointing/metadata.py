@@ -52,12 +52,7 @@ MAX_SIZE = 1 << 62
 
 
 class LocalBox(NamedTuple):
-    """A box that a rank holds.
-
-    Attributes:
-        box: its place in the whole tensor.
-        local: its place in the rank's own tensor.
-    """
+    """A box that a rank holds: its place in the whole tensor, and in the rank's own."""
 
     box: Box
     local: Box
@@ -69,7 +64,6 @@ class Sharding:
 
     Attributes:
         shape: of the whole tensor.
-        dtype: torch's name.
         ranks: those with a part of it, or at least an empty piece.
         mesh: sizes of the device mesh; empty where the pieces are listed.
         mesh_ranks: the rank at each coordinate, in row-major order.
@@ -92,11 +86,9 @@ class Sharding:
 
     def pieces(self, rank: int) -> tuple[LocalBox, ...]:
         """The boxes on a rank."""
-        return (
-            self.listed
-            if self.listed is not None
-            else tuple(LocalBox(*boxes) for boxes in grid_boxes(self._runs(rank)))
-        )
+        if self.listed is not None:
+            return self.listed
+        return tuple(LocalBox(*boxes) for boxes in grid_boxes(self._runs(rank)))
 
     def local_shape(self, rank: int) -> Ints | None:
         """The shape of a rank's own tensor; None where the list of its pieces does not show it."""
@@ -119,12 +111,7 @@ class Sharding:
 
 @dataclass
 class ItemMetadata:
-    """The metadata of one item.
-
-    Attributes:
-        tensors: sharding by key path in the item.
-        files: the file and its kind by rank; only where it is not the usual one.
-    """
+    """The metadata of one item: its tensors by key path, and by rank the file and its kind, where it is unusual."""
 
     tensors: dict[KeyPath, list[Sharding]] = field(default_factory=dict)
     files: dict[int, tuple[str, str]] = field(default_factory=dict)
@@ -139,16 +126,8 @@ class ItemMetadata:
             yield from ((path, one) for one in shardings if rank in one.ranks)
 
 
-@dataclass(frozen=True)
-class Metadata:
-    """The content of `metadata.pkl`.
-
-    Attributes:
-        items: by name.
-        world_size: ranks that saved.
-        nbytes: of the file.
-        names: dotted names that the pickle mentions.
-    """
+class Metadata(NamedTuple):
+    """The content of `metadata.pkl`: its items by name, and dotted names that the pickle mentions."""
 
     items: dict[str, ItemMetadata]
     world_size: int
@@ -176,7 +155,9 @@ def read_metadata(path: Path) -> Metadata:
         machine = Machine(file.read(0, file.size))
     tree = load_checked(machine, path, "pickle")
     try:
-        items, world_size = _items(tree), _count(tree, "world_size")
+        items, world_size = _items(tree), tree["world_size"]
+        if type(world_size) is not int or not 0 < world_size <= MAX_MESH:
+            raise ValueError(f"world_size {describe_for_error(world_size)}")
     except (ValueError, TypeError, KeyError, AttributeError, JsonError) as error:
         why = f"no {error}" if isinstance(error, KeyError) else str(error)
         raise ReadError(path, f"is not what torch_checkpointing writes: {why}") from error
@@ -264,10 +245,3 @@ def _ints(value: Any) -> Ints:
     if not all(type(n) is int and 0 <= n < MAX_SIZE for n in listed):
         raise ValueError(f"{describe_for_error(value)}, expected sizes or ranks")
     return listed
-
-
-def _count(tree: Mapping[str, Any], name: str) -> int:
-    found = tree[name]
-    if type(found) is not int or not 0 < found <= MAX_MESH:
-        raise ValueError(f"{name} {describe_for_error(found)}")
-    return found

@@ -26,13 +26,12 @@ from ckptools.formats.options import Options
 from ckptools.formats.rank_search import rank_checks
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, file_now
 from ckptools.formats.shared.merge import Merge, put
+from ckptools.formats.torch_checkpointing.items import check_cover, with_lost
 from ckptools.formats.torchsnapshot.manifest import METADATA, SnapshotManifest, read_manifest
-from ckptools.formats.torchsnapshot.rank_tree import RankTrees
-from ckptools.formats.torchsnapshot.stored_files import StoredFiles
-from ckptools.model.checkpoint import Checkpoint, Fact, ModuleOrder
-from ckptools.model.cover import cover_problem
+from ckptools.formats.torchsnapshot.rank_tree import RankTrees, StoredFile
+from ckptools.model.checkpoint import Checkpoint, Fact, ModuleOrder, RankFile
 from ckptools.model.problems import Code, Problem
-from ckptools.model.tensor import Shard, Tensor, in_rank_order
+from ckptools.model.tensor import Shard, Tensor
 from ckptools.model.tree import KeyPath, fqn_of, leaf_at, tensors_in
 from ckptools.tensor_io.copied_files import check_copies
 from ckptools.text import few, plural, spans
@@ -46,7 +45,6 @@ KNOWN_BY = ".snapshot_metadata in a folder; any file below it in batched/, shard
 
 FOLDERS = ("batched", "sharded", "replicated")
 AS_LISTED = ModuleOrder(True, "the manifest keeps the order of a state dict")
-MAX_GAPS = 100
 MAX_LISTED = 1 << 16
 
 
@@ -76,7 +74,39 @@ def read(path: Path, options: Options) -> Checkpoint:
     folder = _root(path) or path.parent
     if options.only_this_file and not path.is_dir() and path.name != METADATA:
         return _alone(path, folder, options)
-    return _opened(CheckpointBuilder(NAME, folder), folder, options)
+    builder, metadata = CheckpointBuilder(NAME, folder), folder / METADATA
+    if not options.follow_symlinks:
+        check_stays_inside(metadata, folder)
+    manifest = read_manifest(metadata)
+    if not manifest.entries:
+        raise ReadError(metadata, "lists nothing")
+    trees, merge = RankTrees(manifest, folder, options), Merge()
+    tree = merge.trees([(rank, trees.of_rank(rank)) for rank in manifest.entries])
+    tree, kept = _of_lowest_rank(_with_lost(tree, trees.lost), trees.own)
+    found = rank_checks.compare_ranks(merge, tree)
+    tensors = list(tensors_in(found.tree))
+    files = trees.files.items()
+    builder.problems += [
+        *_ranks_lacking(manifest),
+        *(p for named in files for p in _check_file(*named)),
+        *trees.problems,
+    ]
+    builder.add_rank_values(found)
+    builder.unequal |= {key: values for key in kept if len(values := merge.values(key)) > 1}
+    builder.problems += [*_note_on_kept(kept), *check_copies(tensors), *check_cover(tensors)]
+    builder.add_read(1, manifest.nbytes)
+    builder.add_saved(trees.saved.values())
+    listed = [file_now(metadata, None, "metadata", "read"), *(_listed(*named) for named in files)]
+    return builder.checkpoint(
+        name=folder.absolute().name or "checkpoint",
+        saved_as=f"torchsnapshot {manifest.version[:20]}",
+        tree=found.tree,
+        files=sorted(listed, key=lambda f: -1 if f.rank is None else f.rank),
+        world_size=Fact(manifest.world_size, (METADATA,)),
+        step=find_step(folder, find_sections(found.tree)),
+        module_order=AS_LISTED,
+        bytes_expected=sum(file.needed or file.size or 0 for _, file in files) + manifest.nbytes,
+    )
 
 
 def _alone(path: Path, folder: Path, options: Options) -> Checkpoint:
@@ -89,37 +119,34 @@ def _alone(path: Path, folder: Path, options: Options) -> Checkpoint:
     return replace(made, problems=(problem, *made.problems))
 
 
-def _opened(builder: CheckpointBuilder, folder: Path, options: Options) -> Checkpoint:
-    path = folder / METADATA
-    if not options.follow_symlinks:
-        check_stays_inside(path, folder)
-    manifest = read_manifest(path)
-    files = StoredFiles(folder, options.follow_symlinks)
-    trees, merge = RankTrees(manifest, files, options), Merge()
-    if not manifest.entries:
-        raise ReadError(path, "lists nothing")
-    tree = merge.trees([(rank, trees.of_rank(rank)) for rank in manifest.entries])
-    tree, kept = _of_lowest_rank(_with_lost(tree, trees.lost), trees.own)
-    found = rank_checks.compare_ranks(merge, tree)
-    tensors = list(tensors_in(found.tree))
-    builder.problems += [*_ranks_lacking(manifest), *files.problems(), *trees.problems]
-    builder.add_rank_values(found)
-    builder.unequal |= {key: values for key in kept if len(values := merge.values(key)) > 1}
-    builder.problems += [*_note_on_kept(kept), *check_copies(tensors)]
-    builder.problems += _gaps(tensors)
-    builder.add_read(1, manifest.nbytes)
-    builder.add_saved(trees.saved.values())
-    listed = [file_now(path, None, "metadata", "read"), *files.listed()]
-    return builder.checkpoint(
-        name=folder.absolute().name or "checkpoint",
-        saved_as=f"torchsnapshot {manifest.version[:20]}",
-        tree=found.tree,
-        files=sorted(listed, key=lambda f: -1 if f.rank is None else f.rank),
-        world_size=Fact(manifest.world_size, (METADATA,)),
-        step=find_step(folder, find_sections(found.tree)),
-        module_order=AS_LISTED,
-        bytes_expected=sum(file.needed or file.size or 0 for file in files.files.values()) + manifest.nbytes,
-    )
+def _rank_of(file: StoredFile) -> int | None:
+    """The rank whose values a file holds; None where several share it."""
+    return next(iter(file.ranks)) if len(file.ranks) == 1 else None
+
+
+def _listed(location: str, file: StoredFile) -> RankFile:
+    part = location.split("/")[0]
+    if file.size is None:
+        return RankFile(file.path, _rank_of(file), part, "missing", 0, None)
+    return RankFile(file.path, _rank_of(file), part, "read" if file.is_sound else "cut", file.size, file.modified)
+
+
+def _check_file(location: str, file: StoredFile) -> Iterator[Problem]:
+    """A file that is missing, cut, or longer than its content."""
+    content, rank, ranks = few(list(dict.fromkeys(file.holds)), 2), _rank_of(file), tuple(sorted(file.ranks))
+    if file.size is None:
+        # A lost tensor leaves a gap, a lost object does not.
+        name = file.holds[0] if file.needed is None else None
+        text = f"no file {location}, which holds {content}"
+        yield Problem(Code.FILE_MISSING, text, rank, name, ranks=ranks)
+    elif file.needed is not None and file.size < file.needed:
+        text = f"{location} is cut short: {file.size} bytes of {file.needed}; it holds {content}"
+        yield Problem(Code.FILE_CUT, text, rank, ranks=ranks)
+    elif file.needed is not None and file.size > file.needed:
+        text = f"{location} has {file.size} bytes, and what lies in it takes {file.needed}: it is another file"
+        yield Problem(Code.METADATA_CONTRADICTS, text, rank, ranks=ranks)
+    if file.bad is not None:
+        yield file.bad
 
 
 def _ranks_lacking(manifest: SnapshotManifest) -> Iterator[Problem]:
@@ -135,9 +162,7 @@ def _with_lost(tree: Any, lost: Mapping[KeyPath, Sequence[Shard]]) -> Any:
     for path, shards in lost.items():
         tensor = leaf_at(tree, path)
         if isinstance(tensor, Tensor):
-            known = {(shard.rank, shard.box) for shard in tensor.shards}
-            more = [shard for shard in shards if (shard.rank, shard.box) not in known]
-            tree = put(tree, path, replace(tensor, shards=in_rank_order((*tensor.shards, *more))))
+            tree = put(tree, path, with_lost(tensor, shards))
     return tree
 
 
@@ -160,12 +185,3 @@ def _note_on_kept(kept: list[KeyPath]) -> Iterator[Problem]:
         what = f"{plural(len(kept), 'tensor')} of model and optimizer are each rank's own by {METADATA}"
         text = f"{what}; the lowest rank's are taken: {few(list(map(fqn_of, kept)), 3)}"
         yield Problem(Code.KEPT_AS_SAVED, text)
-
-
-def _gaps(tensors: list[tuple[KeyPath, Tensor]]) -> Iterator[Problem]:
-    """Problems of incomplete tensors."""
-    found = (cover_problem(t, fqn_of(path)) for path, t in tensors if not t.note and t.kind != "meta")
-    gaps = [problem for problem in found if problem is not None]
-    yield from gaps[:MAX_GAPS]
-    if len(gaps) > MAX_GAPS:
-        yield Problem(Code.TENSOR_GAP, f"{len(gaps) - MAX_GAPS} more tensors have gaps")

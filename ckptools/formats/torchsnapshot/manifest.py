@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import ReadError
@@ -55,11 +54,8 @@ class StoredBox:
 
     Attributes:
         box: its place in the whole tensor.
-        dtype: torch's name.
         location: the file, below the snapshot's folder.
         span: first byte and one past the last; None for all of the file.
-        raw: whether the bytes are the elements; otherwise torch.save wrote the file, or it is quantized.
-        serializer: the entry's name for that.
     """
 
     box: Box
@@ -70,7 +66,7 @@ class StoredBox:
 
     @property
     def raw(self) -> bool:
-        """Whether the bytes are the elements."""
+        """Whether the bytes are the elements; otherwise torch.save wrote the file, or it is quantized."""
         return self.serializer == "buffer_protocol"
 
     @property
@@ -84,11 +80,8 @@ class SnapshotManifest:
     """The content of `.snapshot_metadata`.
 
     Attributes:
-        version: of torchsnapshot.
-        world_size: ranks that saved.
         entries: by rank and logical path; values are as the file has them. Ranks without any are not in it.
         children: by rank and logical path of a container, the last parts of the paths in it.
-        nbytes: of the file.
     """
 
     version: str
@@ -144,11 +137,6 @@ def encoded(key: Any) -> str:
     return str(key).replace("%", "%25").replace("/", "%2F")
 
 
-def decoded(part: str) -> str:
-    """The key in a part of a path."""
-    return unquote(part)
-
-
 def primitive(entry: Mapping[str, Any]) -> Any:
     """The value in an entry.
 
@@ -184,7 +172,7 @@ def stored_tensor(entry: Mapping[str, Any], box: Box | None = None) -> StoredBox
     Raises:
         EntryError: the entry contradicts itself, or leads out of the folder.
     """
-    shape, dtype = _ints(entry.get("shape")), str(entry.get("dtype")).removeprefix("torch.")
+    shape, dtype = sizes_in(entry.get("shape")), str(entry.get("dtype")).removeprefix("torch.")
     if dtype not in ITEMSIZE:
         raise EntryError(f"dtype {describe_for_error(dtype)}")
     box = box or Box.whole(shape)
@@ -220,32 +208,26 @@ def stored_pieces(entry: Mapping[str, Any]) -> list[StoredBox]:
         isinstance(p, dict) and isinstance(p.get("tensor"), dict) for p in pieces
     ):
         raise EntryError("expected a list of pieces")
-    boxes = [Box(_ints(piece.get("offsets")), _ints(piece.get("sizes"))) for piece in pieces]
+    boxes = [Box(sizes_in(piece.get("offsets")), sizes_in(piece.get("sizes"))) for piece in pieces]
     if any(len(box.offsets) != len(box.sizes) or len(box.sizes) != len(boxes[0].sizes) for box in boxes):
         raise EntryError("pieces of different dimensions")
     return [stored_tensor(piece["tensor"], box) for piece, box in zip(pieces, boxes, strict=True)]
 
 
-def shape_of(entry: Mapping[str, Any]) -> Ints:
-    """The shape that an entry states.
+def sizes_in(value: Any) -> Ints:
+    """The shape or offsets that an entry states.
 
     Raises:
         EntryError: it states none.
     """
-    return _ints(entry.get("shape"))
-
-
-def _ints(value: Any) -> Ints:
-    good = (
-        isinstance(value, list) and len(value) <= MAX_DIMS and all(type(n) is int and 0 <= n < MAX_SIZE for n in value)
-    )
-    if not good:
+    listed = value if isinstance(value, list) else [None]
+    if len(listed) > MAX_DIMS or not all(type(n) is int and 0 <= n < MAX_SIZE for n in listed):
         raise EntryError(f"{describe_for_error(value)}, expected sizes")
-    return tuple(value)
+    return tuple(listed)
 
 
 def _span(value: Any) -> tuple[int, int]:
-    start, end = (*_ints(value), 0, 0)[:2]
+    start, end = (*sizes_in(value), 0, 0)[:2]
     if len(value) != 2 or start > end:
         raise EntryError(f"the byte range {describe_for_error(value)}")
     return start, end

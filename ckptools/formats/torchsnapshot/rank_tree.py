@@ -3,17 +3,24 @@
 A rank sees its own entries, and rank 0's replicated ones. The shape of a cut tensor is the reach of all ranks' pieces;
 the manifest, which lists them, states none. Source: torchsnapshot/flatten.py (`inflate`), manifest_ops.py
 (`get_manifest_for_rank`).
+
+A batch has the tensors of one rank back to back from its first byte on, another file one tensor or one object. So the
+length of each file of raw elements is known, but nothing else: there are no checksums. Source:
+torchsnapshot/batcher.py, io_preparer.py (`get_storage_path`), storage_plugins/fs.py.
 """
 
 from __future__ import annotations
 
+import stat
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from ckptools.errors import ReadError, UnsafePathError
+from ckptools.files.location import check_stays_inside
 from ckptools.formats.options import Options
 from ckptools.formats.shared.checkpoint_builder import Fault
 from ckptools.formats.torchsnapshot.manifest import (
@@ -24,15 +31,13 @@ from ckptools.formats.torchsnapshot.manifest import (
     EntryError,
     SnapshotManifest,
     StoredBox,
-    decoded,
     encoded,
     location_of,
     primitive,
-    shape_of,
+    sizes_in,
     stored_pieces,
     stored_tensor,
 )
-from ckptools.formats.torchsnapshot.stored_files import StoredFiles
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box, Ints, contiguous_strides
 from ckptools.model.tensor import Shard, Source, Tensor
@@ -45,53 +50,88 @@ from ckptools.text import few, plural
 MAX_DEPTH = 150
 """Most nested containers."""
 
+NOT_RAW = "pieces of it are in torch.save files of their own, which are not put together"
+
+_ABSENT = object()
+
+
+@dataclass
+class StoredFile:
+    """A file that the manifest names.
+
+    Attributes:
+        path: where it is, or should be.
+        size: bytes; None when it is missing.
+        modified: its time.
+        needed: bytes that its tensors take; None for a file that torch.save wrote.
+        ranks: those whose entries name it.
+        holds: the names of its values.
+        bad: the fault of its content, once it was read.
+    """
+
+    path: Path
+    size: int | None
+    modified: float | None
+    needed: int | None
+    ranks: set[int] = field(default_factory=set)
+    holds: list[str] = field(default_factory=list)
+    bad: Problem | None = None
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether it is here and long enough; a file that is not is never read."""
+        return self.size is not None and self.bad is None and self.size >= (self.needed or 0)
+
 
 class RankTrees:
     """Builds every rank's tree of a snapshot.
 
     Attributes:
+        files: by location, each that an entry names.
         own: key paths of whole tensors that are not replicated, so that each rank may have its own.
         lost: by key path the pieces whose files are missing or cut.
         saved: torch.save files that were read.
         problems: entries that cannot be used.
+        reach: of all ranks' pieces, by logical path.
+        needed: expected length of each file of raw elements, by location.
     """
 
-    def __init__(self, manifest: SnapshotManifest, files: StoredFiles, options: Options) -> None:
-        self.manifest, self.files, self.options = manifest, files, options
+    def __init__(self, manifest: SnapshotManifest, folder: Path, options: Options) -> None:
+        self.manifest, self.folder, self.options = manifest, folder, options
+        self.files: dict[str, StoredFile] = {}
         self.own: dict[KeyPath, None] = {}
         self.saved: dict[Path, Saved] = {}
         self.problems: list[Problem] = []
         self.lost: dict[KeyPath, list[Shard]] = {}
-        self.reach = self._reaches()
+        self.reach: dict[str, Ints] = {}
+        self.needed: dict[str, int] = {}
         self.seen: set[str] = set()
-
-    def _reaches(self) -> dict[str, Ints]:
-        """The reach of all ranks' pieces, by logical path; also records the expected lengths of their files."""
-        found: dict[str, Ints] = {}
-        for entries in self.manifest.entries.values():
+        for entries in manifest.entries.values():
             for path, entry in entries.items():
                 for piece in _pieces(entry):
-                    self.files.expect(piece)
-                    end = piece.box.ends
-                    known = found.setdefault(path, end)
-                    if len(known) == len(end):
-                        found[path] = tuple(map(max, known, end))
-        return found
+                    self._expect(path, piece)
+
+    def _expect(self, path: str, piece: StoredBox) -> None:
+        last = piece.span[1] if piece.span else piece.nbytes
+        self.needed[piece.location] = max(self.needed.get(piece.location, 0), last)
+        end = piece.box.ends
+        known = self.reach.setdefault(path, end)
+        if len(known) == len(end):
+            self.reach[path] = tuple(map(max, known, end))
 
     def of_rank(self, rank: int) -> dict[str, Any]:
         """A rank's tree.
 
         Raises:
-            UnsafePathError: a file is a link out of the folder.
+            UnsafePathError: a file is a link out of the folder, or no regular file.
         """
         self.seen = set()
-        made: dict[str, Any] = {}
-        for top in self._parts(rank, ""):
-            value = self._value(rank, top, (decoded(top),))
-            if value is not _ABSENT:
-                made[decoded(top)] = value
-        self._check_orphans(rank)
-        return made
+        values = [(unquote(top), self._value(rank, top, (unquote(top),))) for top in self._parts(rank, "")]
+        orphans = [path for path in self.manifest.entries[rank] if path not in self.seen]
+        if orphans:
+            text = f"{METADATA}: {plural(len(orphans), 'entry', 'entries')} that no container lists: {few(orphans)}"
+            self.problems.append(Problem(Code.METADATA_CONTRADICTS, text, rank))
+        return {key: value for key, value in values if value is not _ABSENT}
 
     def _parts(self, rank: int, path: str) -> list[str]:
         """The last parts of the paths in a container that a rank sees."""
@@ -107,13 +147,6 @@ class RankTrees:
             shared = self.manifest.entries.get(0, {}).get(path)
             return 0, shared if shared is not None and shared.get("replicated") is True else None
         return rank, entry
-
-    def _check_orphans(self, rank: int) -> None:
-        """Entries that no container of the rank lists."""
-        orphans = [path for path in self.manifest.entries[rank] if path not in self.seen]
-        if orphans:
-            text = f"{METADATA}: {plural(len(orphans), 'entry', 'entries')} that no container lists: {few(orphans)}"
-            self.problems.append(Problem(Code.METADATA_CONTRADICTS, text, rank))
 
     def _value(self, rank: int, path: str, at: KeyPath) -> Any:
         """The value at a path; or `_ABSENT`, and a problem."""
@@ -137,26 +170,24 @@ class RankTrees:
         keys = entry.get("keys")
         if not isinstance(keys, list) or not all(isinstance(key, (str, int)) for key in keys):
             raise EntryError(f"a {entry['type']} without a list of keys")
-        made: dict[Any, Any] = {} if entry["type"] == "dict" else OrderedDict()
-        for key in keys:
-            value = self._value(rank, f"{path}/{encoded(key)}", (*at, key))
-            if value is not _ABSENT:
-                made[key] = value
-        return made
+        values = ((key, self._value(rank, f"{path}/{encoded(key)}", (*at, key))) for key in keys)
+        made = ((key, value) for key, value in values if value is not _ABSENT)
+        return dict(made) if entry["type"] == "dict" else OrderedDict(made)
 
     def _leaf(self, rank: int, path: str, entry: Mapping[str, Any], at: KeyPath) -> Any:
         kind = entry["type"]
         if kind in PRIMITIVES:
             return primitive(entry)
         if kind == "object":
-            return self._object(rank, location_of(entry), at)
+            saved = self._read(rank, location_of(entry), at)
+            return _ABSENT if saved is None else saved.tree
         if kind == "Tensor":
             stored = stored_tensor(entry)
             if entry.get("replicated") is not True:
                 self.own[at] = None
             return self._saved_tensor(rank, stored, at) if not stored.raw else self._tensor([stored], rank, path, at)
         if kind in SHARDED:
-            shape = shape_of(entry) if kind == "ChunkedTensor" else self.reach.get(path, ())
+            shape = sizes_in(entry.get("shape")) if kind == "ChunkedTensor" else self.reach.get(path, ())
             if kind == "ChunkedTensor" and entry.get("replicated") is not True:
                 self.own[at] = None
             return self._tensor(stored_pieces(entry), rank, path, at, shape)
@@ -186,7 +217,7 @@ class RankTrees:
         return found[0]
 
     def _shard(self, piece: StoredBox, rank: int, at: KeyPath) -> Shard:
-        file = self.files.find(piece.location, rank, fqn_of(at))
+        file = self._file(piece.location, rank, at)
         if not file.is_sound:
             self.lost.setdefault(at, []).append(Shard(piece.box, rank, None))
             return self.lost[at][-1]
@@ -194,10 +225,6 @@ class RankTrees:
         sizes = piece.box.sizes
         source = Source(file.path, start, piece.dtype, sizes, contiguous_strides(sizes), "", (start, end - start))
         return Shard(piece.box, rank, source)
-
-    def _object(self, rank: int, location: str, at: KeyPath) -> Any:
-        saved = self._read(rank, location, at)
-        return _ABSENT if saved is None else saved.tree
 
     def _saved_tensor(self, rank: int, stored: StoredBox, at: KeyPath) -> Any:
         """A tensor in a torch.save file of its own: of a dtype that numpy does not have."""
@@ -213,7 +240,7 @@ class RankTrees:
 
     def _read(self, rank: int, location: str, at: KeyPath) -> Saved | None:
         """The content of a torch.save file; None, and a problem, where it cannot be read."""
-        file = self.files.find(location, rank, fqn_of(at))
+        file = self._file(location, rank, at)
         if file.size is None or file.bad is not None:
             return None
         if file.path not in self.saved:
@@ -226,6 +253,32 @@ class RankTrees:
                 return None
         return self.saved[file.path]
 
+    def _file(self, location: str, rank: int, at: KeyPath) -> StoredFile:
+        """The file of a rank's entry; its size and time are looked up once."""
+        if location not in self.files:
+            self.files[location] = self._looked_at(location)
+        file = self.files[location]
+        file.ranks.add(rank)
+        file.holds.append(fqn_of(at))
+        return file
+
+    def _looked_at(self, location: str) -> StoredFile:
+        path, needed = self.folder / location, self.needed.get(location)
+        if not self.options.follow_symlinks:
+            for step in (path, *path.parents):
+                if step == self.folder:
+                    break
+                check_stays_inside(step, self.folder)
+        try:
+            found = path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return StoredFile(path, None, None, needed)
+        except OSError as error:
+            raise ReadError(path, (error.strerror or "cannot be looked at").lower()) from error
+        if not stat.S_ISREG(found.st_mode):
+            raise UnsafePathError(path, "not a regular file")
+        return StoredFile(path, found.st_size, found.st_mtime, needed)
+
 
 def _pieces(entry: Mapping[str, Any]) -> list[StoredBox]:
     """The pieces of raw elements in an entry; a faulty one becomes a problem where it is read."""
@@ -236,8 +289,3 @@ def _pieces(entry: Mapping[str, Any]) -> list[StoredBox]:
         return [tensor] if tensor is not None and tensor.raw else []
     except EntryError:
         return []
-
-
-_ABSENT = object()
-
-NOT_RAW = "pieces of it are in torch.save files of their own, which are not put together"
