@@ -1,11 +1,15 @@
 """Hugging Face folders: safetensors or `.bin` files, one or several with an index, and what training left beside them.
 
 transformers, diffusers, PEFT and Accelerate write a model as names and tensors, every tensor whole;
-`hugging_face.files` parses the names of the files, `hugging_face.index` reads the index, `companions` the rest. A lone
-model is the bare state dict; with companions the tree is `{"model": …, "optimizer": …, …}`. Of tied weights safetensors
-hold one name, the others are absent; in `.bin` they share a storage of one file. torch's `HuggingFaceStorageWriter`
-writes the same, from rank 0 or by `consolidate_safetensors_files`; the files that its ranks write by themselves are
-read by `dcp_safetensors`.
+`hugging_face.files` parses the names of the files and reads the index, `companions` the rest. A lone model is the bare
+state dict; with companions the tree is `{"model": …, "optimizer": …, …}`. Of tied weights safetensors hold one name,
+the others are absent; in `.bin` they share a storage of one file. torch's `HuggingFaceStorageWriter` writes the same,
+from rank 0 or by `consolidate_safetensors_files`; the files that its ranks write by themselves are read by
+`dcp_safetensors`.
+
+`config.json` states which version of transformers saved the model; for a model from another writer (vLLM, a converter),
+which version the config came from. Nothing else of it is read. Source: transformers/configuration_utils.py,
+`PretrainedConfig.to_dict`.
 
 Checked on files of transformers 4.56 (`.bin`) and 5.23 (safetensors), and of torch 2.13.
 """
@@ -17,16 +21,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ckptools.files.file_type import content_of, head_at
-from ckptools.files.location import is_remote
+from ckptools.errors import ReadError
+from ckptools.files.file_type import head_at
+from ckptools.files.json_file import read_json
+from ckptools.files.location import is_remote, leads_out
 from ckptools.formats.hugging_face.files import (
     ModelFiles,
     model_files_in,
     model_files_of,
     models_of_folder,
     parse_index,
+    read_index,
 )
-from ckptools.formats.hugging_face.index import read_index, stated_versions
 from ckptools.formats.hugging_face.model import WeightModel, is_safetensors
 from ckptools.formats.options import Options
 from ckptools.formats.rank_search.part_signs import signs_of_a_part
@@ -48,9 +54,13 @@ NAME = "hugging_face"
 READS = "Hugging Face models: safetensors or .bin, one file or several, with the state of Trainer or Accelerate"
 KNOWN_BY = "model.safetensors, model-00001-of-00004.safetensors, pytorch_model.bin in a folder, their index.json"
 
-
 LOST = "model.safetensors"
 """Name of a missing model file in messages."""
+
+CONFIG = "config.json"
+VERSION = "transformers_version"
+MAX_VERSION = 60
+"""Most characters of a version."""
 
 
 def detect(path: Path) -> bool:
@@ -59,8 +69,7 @@ def detect(path: Path) -> bool:
         return bool(model_files_in(path)) or lacks_its_model(path)
     if not path.is_file() or parse_index(path) is not None:
         return path.is_file()
-    head = head_at(path)
-    if is_safetensors(head) or (path.suffix == ".safetensors" and not content_of(head)):
+    if is_safetensors(head_at(path), path):
         return True
     weights = model_files_of(path)
     return weights.kind == "bin" and (len(weights.files) > 1 or weights.index is not None)
@@ -115,7 +124,7 @@ def _parts(model: WeightModel, options: Options) -> list[Problem]:
 
 
 def _others(found: Sequence[ModelFiles], models: Sequence[WeightModel]) -> list[Problem]:
-    """ModelFiles in the folder that are not read: other spellings of the model, other models, left-overs."""
+    """A problem for files in the folder that are not read: other spellings of the model, other models, left-overs."""
     read = {file.path for model in models for file in model.files}
     others = {f.path.name: (w.base, w.kind) for w in found for f in w.files if f.path not in read}
     if not others:
@@ -134,13 +143,15 @@ def _checkpoint(
     companions: CompanionFiles,
     options: Options,
 ) -> Checkpoint:
-    """Put everything together."""
     trees = {name: model.tree for name, model in models.items()}
     nested = bool(companions.files) or len(trees) != 1
     tree = {**trees, **companions.tree} if nested else trees["model"]
     lost = () if models else (RankFile(builder.path / LOST, None, "", "missing", 0, None),)
     files = (*lost, *(f for m in models.values() for f in m.files), *companions.files)
-    builder.problems += (_placed(p, name if nested else "") for name, m in models.items() for p in m.problems)
+    for section, model in models.items():
+        for problem in model.problems:
+            tensor = f"{section}.{problem.tensor}" if nested and problem.tensor is not None else problem.tensor
+            builder.problems.append(replace(problem, tensor=tensor))
     builder.problems += companions.problems
     pickled = (n for m in models.values() for h in m.weight_files for n in h.names)
     whole = not any(f.status in ("missing", "cut", "bad") for f in files)
@@ -162,14 +173,25 @@ def _checkpoint(
 
 
 def _versions(builder: CheckpointBuilder, options: Options) -> Mapping[str, str]:
+    """The version in a folder's config, by its key; and a note where the config cannot be read."""
     alone = not builder.path.is_dir()
     # In a store only files that were named are fetched.
     if options.only_this_file or (alone and is_remote(builder.path)):
         return {}
     folder = builder.path.parent if alone else builder.path
-    versions, unread = stated_versions(folder, options.follow_symlinks)
-    builder.problems += unread
-    return versions
+    path = folder / CONFIG
+    if not path.is_file() or (leads_out(path, folder) and not options.follow_symlinks):
+        return {}
+    try:
+        config = read_json(path)
+    except ReadError as error:
+        text = f"{CONFIG}: {error.reason}"
+        builder.problems.append(Problem(Code.NOT_READ, text, severity="note", files=(CONFIG,)))
+        return {}
+    version = config.get(VERSION) if isinstance(config, Mapping) else None
+    if not isinstance(version, str) or not 0 < len(version) < MAX_VERSION:
+        return {}
+    return {f"{CONFIG}.{VERSION}": version}
 
 
 def _step(path: Path, tree: Any, companions: CompanionFiles) -> Fact:
@@ -178,12 +200,6 @@ def _step(path: Path, tree: Any, companions: CompanionFiles) -> Fact:
         return find_step(path, sections)
     step = find_step(path, tuple(s for s in sections if s.kind != "scheduler"))
     return step if step.value is not None else step_of_accelerate(tree, companions.world_size)
-
-
-def _placed(problem: Problem, section: str) -> Problem:
-    """A problem of a tensor, with the tensor's place in the tree."""
-    inside = problem.tensor is not None and section
-    return replace(problem, tensor=f"{section}.{problem.tensor}") if inside else problem
 
 
 def _world_size(companions: CompanionFiles, files: int) -> Fact:

@@ -1,4 +1,4 @@
-"""Names of Hugging Face weight files: their grouping, and the choice among several models in a folder.
+"""Names of Hugging Face weight files, and the index that lists them: which files are one model.
 
     model.safetensors                               one file
     model-00001-of-00004.safetensors                one of several, listed in model.safetensors.index.json
@@ -10,21 +10,33 @@
 
 Source: transformers/utils/__init__.py and modeling_utils.py, diffusers/utils/constants.py, peft/utils/constants.py,
 accelerate/checkpointing.py; `consolidated.safetensors` is Mistral's own spelling beside the transformers one.
+
+An index maps each tensor to its file:
+
+    {"metadata": {"total_size": 132960, "total_parameters": 66480},
+     "weight_map": {"lm_head.weight": "model-00004-of-00004.safetensors", …}}
+
+`total_size` counts the bytes of the tensors, tied ones once, and a bool as an eighth of a byte. Source:
+transformers/modeling_utils.py, huggingface_hub/serialization, torch/distributed/checkpoint/hf_storage.py.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
-from ckptools.errors import UsageError
+from ckptools.errors import ReadError, UnsafePathError, UsageError
+from ckptools.files.json_file import read_json
+from ckptools.files.location import is_plain_name
 from ckptools.files.opening import reading
-from ckptools.text import few
-
-Kind = Literal["safetensors", "bin"]
+from ckptools.model.problems import Code, Problem
+from ckptools.model.tensor import Tensor
+from ckptools.model.values import describe_for_error
+from ckptools.text import few, plural
+from ckptools.training_state.sections import storage_identity
 
 FILE = re.compile(
     r"(?P<head>[^/]*?)(?:-(?P<number>\d{1,6})-of-(?P<total>\d{1,6}))?(?P<variant>\.(?![^./]*-of-\d)[^./]+)?\.(?P<kind>safetensors|bin)",
@@ -49,38 +61,30 @@ class WeightName:
     """A file name of a model, or of a part of one.
 
     Attributes:
-        path: the file.
         base: the name without number and suffix: `model`, `model.fp16`.
-        kind: by the suffix.
+        kind: `safetensors` or `bin`, by the suffix.
         number: which of several files; None for the only one.
         total: the number of files, as spelled; None for the only one.
     """
 
     path: Path
     base: str
-    kind: Kind
+    kind: str
     number: int | None
     total: str | None
 
     @property
-    def group(self) -> tuple[str, Kind, str | None]:
+    def group(self) -> tuple[str, str, str | None]:
         """Common part of the names of one model's files."""
         return self.base, self.kind, self.total
 
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """The weight files of one model, with their index.
-
-    Attributes:
-        base: as in `WeightName`.
-        kind: by the suffixes.
-        files: those that are here, by number.
-        index: the index that names them, where there is one.
-    """
+    """The weight files of one model that are here, by number, and the index that names them."""
 
     base: str
-    kind: Kind
+    kind: str
     files: tuple[WeightName, ...]
     index: Path | None
 
@@ -117,16 +121,13 @@ def parse(path: Path) -> WeightName | None:
     if not found or not found["head"]:
         return None
     number = None if found["number"] is None else int(found["number"])
-    kind: Kind = "bin" if found["kind"] == "bin" else "safetensors"
-    return WeightName(path, found["head"] + (found["variant"] or ""), kind, number, found["total"])
+    return WeightName(path, found["head"] + (found["variant"] or ""), found["kind"], number, found["total"])
 
 
-def parse_index(path: Path) -> tuple[str, Kind] | None:
+def parse_index(path: Path) -> tuple[str, str] | None:
     """Parse the name of an index into the base and kind that it is for; None when it is none."""
     found = INDEX.fullmatch(path.name)
-    if not found or not found["head"]:
-        return None
-    return found["head"] + (found["variant"] or ""), "bin" if found["kind"] == "bin" else "safetensors"
+    return (found["head"] + (found["variant"] or ""), found["kind"]) if found and found["head"] else None
 
 
 def model_files_in(folder: Path) -> list[ModelFiles]:
@@ -134,7 +135,7 @@ def model_files_in(folder: Path) -> list[ModelFiles]:
     with reading(folder):
         entries = sorted(p for p in folder.iterdir() if p.is_file())
     indexes = {key: p for p in entries if (key := parse_index(p)) is not None}
-    groups: dict[tuple[str, Kind, str | None], list[WeightName]] = {(*key, None): [] for key in indexes}
+    groups: dict[tuple[str, str, str | None], list[WeightName]] = {(*key, None): [] for key in indexes}
     for name in filter(None, map(parse, entries)):
         group = (name.base, name.kind, None) if (name.base, name.kind) in indexes else name.group
         groups.setdefault(group, []).append(name)
@@ -168,7 +169,8 @@ def _first(folder: Path, spellings: Sequence[ModelFiles]) -> ModelFiles:
     if ordered[0].model is None and len(indexed) == 1:
         return indexed[0]
     if len(ordered) > 1 and (ordered[0].rank == ordered[1].rank or ordered[0].model is None):
-        raise UsageError(folder, f"holds {len(ordered)} models; name the one you mean: {listed(ordered)}")
+        names = few(sorted(w.shown for w in ordered))
+        raise UsageError(folder, f"holds {len(ordered)} models; name the one you mean: {names}")
     return ordered[0]
 
 
@@ -202,6 +204,79 @@ def _numbered(name: WeightName, number: int) -> Path:
     return name.path.with_name(NUMBER.sub(lambda m: f"-{number:0{len(m[1])}d}-of-", name.path.name, count=1))
 
 
-def listed(weights: Iterable[ModelFiles]) -> str:
-    """Names of models, a few of them."""
-    return few(sorted(w.shown for w in weights))
+# -- the index --------------------------------------------------------------------------------------------------------
+
+
+MAX_NAMED = 3
+MAX_SIZE = 1 << 62
+
+
+@dataclass(frozen=True)
+class Index:
+    """An index: the name of each tensor's file, and the bytes of all tensors, where it states them."""
+
+    path: Path
+    weight_map: Mapping[str, str]
+    total_size: int | None
+
+    @property
+    def files(self) -> list[str]:
+        """The names of its files, sorted."""
+        return sorted(set(self.weight_map.values()))
+
+
+def read_index(path: Path) -> Index:
+    """Read an index; its names must be plain names of files beside it.
+
+    Raises:
+        ReadError: it is no index.
+        UnsafePathError: it names a file elsewhere.
+    """
+    found = read_json(path)
+    weight_map = found.get("weight_map") if isinstance(found, dict) else None
+    if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(v, str) for v in weight_map.values()):
+        raise ReadError(path, "expected a `weight_map` of tensor names to file names; no index of a model")
+    for name in sorted(set(weight_map.values())):
+        if not is_plain_name(name):
+            raise UnsafePathError(path, f"names the file {describe_for_error(name)}; only files beside it are read")
+    metadata = found.get("metadata")
+    total = metadata.get("total_size") if isinstance(metadata, dict) else None
+    return Index(path, weight_map, int(total) if isinstance(total, (int, float)) and 0 <= total < MAX_SIZE else None)
+
+
+def check_index(index: Index, files: Mapping[str, Mapping[str, Any]]) -> list[Problem]:
+    """Problems where an index contradicts the files that were read: their tensors by name."""
+    where = {name: file for file, tensors in files.items() for name in tensors}
+    lacking = [name for name in index.weight_map if name not in where]
+    moved = [name for name, file in index.weight_map.items() if where.get(name, file) != file]
+    unlisted = [name for name in where if name not in index.weight_map]
+    source = index.path.name
+    problems = []
+    for name in lacking:
+        file = index.weight_map[name]
+        why = "which holds no such tensor" if file in files else "which is not here or damaged"
+        problems.append(Problem(Code.MODEL_PART_MISSING, f"{source} says that it is in {file}, {why}", None, name))
+    if moved:
+        text = f"{source} says that {_some(moved)} is in {index.weight_map[moved[0]]}, found in {where[moved[0]]}"
+        problems.append(Problem(Code.NAME_CONTRADICTS, text))
+    if unlisted:
+        text = f"{_some(unlisted)} in {where[unlisted[0]]}, and {source} does not name it; read all the same"
+        problems.append(Problem(Code.NAME_CONTRADICTS, text))
+    return problems
+
+
+def _some(names: list[str]) -> str:
+    listed = ", ".join(map(describe_for_error, names[:MAX_NAMED]))
+    return f"{plural(len(names), 'tensor')} ({listed}{', …' if len(names) > MAX_NAMED else ''})"
+
+
+def check_total_size(index: Index, tensors: Iterable[Tensor]) -> list[Problem]:
+    """A problem where an index's `total_size` is not the size of its tensors, with tied ones counted once or each."""
+    every = list(tensors)
+    most = sum(t.nbytes for t in every)
+    once = {storage_identity(t) or id(t): t for t in every}.values()
+    least = sum(-(-t.nbytes // 8) if t.dtype == "bool" else t.nbytes for t in once)
+    if index.total_size is None or least <= index.total_size <= most:
+        return []
+    text = f"{index.path.name} says total_size {index.total_size}, and the tensors have {most} bytes"
+    return [Problem(Code.NAME_CONTRADICTS, text)]

@@ -13,15 +13,21 @@ from ckptools.files.file_type import content_of, head_of, what_is
 from ckptools.files.location import check_stays_inside
 from ckptools.files.opening import File
 from ckptools.files.safetensors_header import Header, read_header, source_of
-from ckptools.formats.hugging_face.files import ModelFiles, missing_files
-from ckptools.formats.hugging_face.index import Index, check_index, check_total_size, read_index
+from ckptools.formats.hugging_face.files import (
+    Index,
+    ModelFiles,
+    check_index,
+    check_total_size,
+    missing_files,
+    read_index,
+)
 from ckptools.formats.options import Options
 from ckptools.formats.shared.checkpoint_builder import Fault, file_now
 from ckptools.model.checkpoint import RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.model.provenance import KEY, Said
 from ckptools.model.regions import Box
-from ckptools.model.tensor import Shard, Tensor
+from ckptools.model.tensor import Shard, Source, Tensor
 from ckptools.pickles.machine import gc_paused
 from ckptools.text import few
 
@@ -34,14 +40,10 @@ class WeightModel:
     """One model of a folder, read from its weight files.
 
     Attributes:
-        weights: its files by name.
         asked: the path that the user named: a file of it, its index, or the folder.
-        options: how it is opened.
         tree: its names and tensors, once read.
         files: its files, found or missing, and the index.
-        problems: what is wrong with them.
         weight_files: the content of the files that could be read.
-        bytes_read: how much was read.
     """
 
     weights: ModelFiles
@@ -70,8 +72,10 @@ class WeightModel:
         self.tree = self.weight_files[0].tree if len(here) == 1 and not missing and not index else self._joined()
         self._check_kinds()
         if index:
-            self._check_index(index, lost)
-        elif lost:
+            self.problems += check_index(index, {one.path.name: one.tree for one in self.weight_files})
+        if index and not lost:
+            self.problems += check_total_size(index, (t for t in self.tree.values() if isinstance(t, Tensor)))
+        if lost and not index:
             text = "what the missing or damaged files hold is not known, not even by name"
             self.problems.append(Problem(Code.MODEL_PART_MISSING, text))
         return self
@@ -163,14 +167,6 @@ class WeightModel:
                 text = f"{one.path.name} holds pieces of larger tensors: DCP wrote it, and its name does not say so"
                 self.problems.append(Problem(Code.ONE_OF_SEVERAL, text))
 
-    def _check_index(self, index: Index, lost: int) -> None:
-        self.problems += check_index(index, {one.path.name: one.tree for one in self.weight_files})
-        if not lost:
-            self.problems += check_total_size(index, (t for t in self.tree.values() if isinstance(t, Tensor)))
-
-
-# -- one weight file --------------------------------------------------------------------------------------------------
-
 
 SHARDING_INFO = "DCP_SHARDING_INFO"
 MAX_LIKELY = 1 << 32
@@ -182,11 +178,7 @@ class WeightFile:
     """The structure of one weight file, safetensors or torch.save.
 
     Attributes:
-        path: the file.
         tree: names and tensors; the whole tree of a torch.save file.
-        nbytes: its size.
-        modified: its time.
-        bytes_read: how much was read.
         safetensors: whether it is one.
         sharded: whether it says that its tensors are pieces of larger ones (DCP).
         names: dotted names of its pickle.
@@ -202,8 +194,13 @@ class WeightFile:
     names: tuple[str, ...] = ()
 
 
-def is_safetensors(head: bytes) -> bool:
-    """Whether a file that begins with these bytes is meant as safetensors: a length, then an object."""
+def is_safetensors(head: bytes, path: Path) -> bool:
+    """Whether a file is meant as safetensors: it begins as one, or has the name and begins as nothing else."""
+    return _begins_right(head) or (path.suffix == ".safetensors" and not content_of(head))
+
+
+def _begins_right(head: bytes) -> bool:
+    """Whether a length comes first, then an object."""
     return head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= MAX_LIKELY
 
 
@@ -215,28 +212,26 @@ def read_weights(path: Path, options: Options) -> WeightFile:
     """
     with File(path) as file:
         head = head_of(file)
-        if is_safetensors(head) or (path.suffix == ".safetensors" and not content_of(head)):
+        if is_safetensors(head, path):
             return _of_safetensors(file, head, options)
     saved = options.read_file(path)
     return WeightFile(path, saved.tree, saved.nbytes, saved.modified, saved.bytes_read, False, names=saved.names)
 
 
 def _of_safetensors(file: File, head: bytes, options: Options) -> WeightFile:
-    what = "" if is_safetensors(head) else what_is(head)
+    what = "" if _begins_right(head) else what_is(head)
     if what:
         raise ReadError(file.path, f"is {what}")
     with gc_paused():
         header = read_header(file)
-        tree = {name: _tensor(file, header, name) for name in header.tensors}
+        tree = {name: _tensor(source_of(file, name, entry)) for name, entry in header.tensors.items()}
     if KEY in header.metadata:
         options.said[file.path] = Said(header.metadata[KEY])
     return WeightFile(file.path, tree, file.size, file.modified, header.size, True, _says_pieces(header))
 
 
-def _tensor(file: File, header: Header, name: str) -> Tensor:
-    entry = header.tensors[name]
-    shard = Shard(Box.whole(entry.shape), None, source_of(file, name, entry))
-    return Tensor(entry.shape, entry.dtype, (shard,))
+def _tensor(source: Source) -> Tensor:
+    return Tensor(source.shape, source.dtype, (Shard(Box.whole(source.shape), None, source),))
 
 
 def _says_pieces(header: Header) -> bool:
