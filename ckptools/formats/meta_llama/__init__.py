@@ -26,7 +26,6 @@ from ckptools.files.opening import reading
 from ckptools.formats.meta_llama.weight_layout import (
     LAYER,
     NO_PARAMS,
-    WeightLayout,
     layouts_of,
     sizes_of,
     tensor_parallel_size,
@@ -102,7 +101,12 @@ class _LlamaFolder:
         self._read_files()
         self.params = self._params()
         self.sizes = sizes_of(self.params or {})
-        self.trees = {rank: _state(saved) for rank, saved in sorted(self.saved.items())}
+        self.trees: dict[int, dict[Any, Any]] = {}
+        for rank, saved in sorted(self.saved.items()):
+            if not isinstance(saved.tree, dict):
+                text = f"holds a {type(saved.tree).__name__}, expected the names and tensors of a model"
+                raise ReadError(saved.path, text)
+            self.trees[rank] = saved.tree
         self.world = self._world()
         self.rules = read_rules(options.rules)
 
@@ -147,17 +151,16 @@ class _LlamaFolder:
     def checkpoint(self) -> Checkpoint:
         """Put everything together."""
         model = self._model()
-        tree = model if self.params is None else {"model": model, "params": self.params}
         files = tuple(self._files())
-        every = len(self.saved) + len(self.faults) == len(self.files)
         self.problems += rank_checks.check_files(files, self.faults, self.world.value, True)
         self.problems += [*self._check_layers(model), *self._check_copies()]
+        every = len(self.saved) + len(self.faults) == len(self.files)
         self.builder.add_saved(self.saved.values())
         one = self.world.value == 1
         return self.builder.checkpoint(
             name=self.folder.absolute().name,
             saved_as="Meta Llama, " + ("every tensor whole" if one else f"tensor parallel {self.world.value}"),
-            tree=tree,
+            tree=model if self.params is None else {"model": model, "params": self.params},
             files=files,
             world_size=self.world,
             step=Fact(None),
@@ -182,8 +185,10 @@ class _LlamaFolder:
         rule = self._rule(name, first, vocab)
         if isinstance(rule, str):
             return unjoined_tensor(tensors.items(), first.note or rule)
+        # The pieces that were read, and for a cut weight those of other ranks.
+        ranks = range(self.world.value) if rule.dim is not None else tensors
         try:
-            return join(list(self._pieces(tensors, rule)), rule, self.world.value)
+            return join([RankPiece(rank, rank, tensors.get(rank)) for rank in ranks], rule, self.world.value)
         except UnlikeError as error:
             self.problems.append(Problem(Code.LAYOUT_DISAGREES, str(error), None, str(name)))
             return unjoined_tensor(tensors.items(), first.note or str(error))
@@ -192,20 +197,15 @@ class _LlamaFolder:
         """The rule for a weight, or why there is none."""
         ranks = self.world.value
         layouts = layouts_of(str(name), self.sizes, vocab) if self.sizes else ()
-        fitting = next((layout for layout in layouts if layout.accepts(piece.shape, ranks)), None)
-        why = "" if fitting or not layouts else _unlike(piece, ranks, layouts[0])
+        fitting = next((layout.rule for layout in layouts if layout.accepts(piece.shape, ranks)), None)
+        why = ""
+        if layouts and not fitting:
+            whole = " x ".join("?" if n is None else str(n) for n in layouts[0].shape)
+            why = f"{list(piece.shape)} on each of {ranks} ranks does not make {whole}, which {PARAMS} states"
         if ranks == 1:
             self.problems += [Problem(Code.LAYOUT_DISAGREES, why, None, str(name), severity="warning")] if why else []
             return REPLICATED
-        given = given_rule(self.rules, str(name))
-        if given or fitting:
-            return given or (fitting.rule if fitting else REPLICATED)
-        return why or (NO_RULE if self.sizes else NO_PARAMS)
-
-    def _pieces(self, tensors: Mapping[int, Tensor], rule: JoinRule) -> Iterator[RankPiece]:
-        """The pieces that were read, and for a cut weight those of other ranks."""
-        for rank in range(self.world.value) if rule.dim is not None else tensors:
-            yield RankPiece(rank, rank, tensors.get(rank))
+        return given_rule(self.rules, str(name)) or fitting or why or (NO_RULE if self.sizes else NO_PARAMS)
 
     def _check_layers(self, model: Mapping[Any, Any]) -> Iterator[Problem]:
         """Differences between the layers counted in `params.json` and those in the files."""
@@ -230,17 +230,6 @@ class _LlamaFolder:
                 yield looked_at(file, rank, "", self.faults, len(self.files), rank in self.saved)
             else:
                 yield RankFile(self.folder / f"consolidated.{rank:02d}.pth", rank, "", "missing", 0, None)
-
-
-def _state(saved: Saved) -> dict[Any, Any]:
-    if not isinstance(saved.tree, dict):
-        raise ReadError(saved.path, f"holds a {type(saved.tree).__name__}, expected the names and tensors of a model")
-    return saved.tree
-
-
-def _unlike(piece: Tensor, ranks: int, layout: WeightLayout) -> str:
-    whole = " x ".join("?" if n is None else str(n) for n in layout.shape)
-    return f"{list(piece.shape)} on each of {ranks} ranks does not make {whole}, which {PARAMS} states"
 
 
 def _is_copy(one: Mapping[Any, Any], other: Mapping[Any, Any]) -> bool:

@@ -26,16 +26,12 @@ NO_PARAMS = "params.json is not here, which states the shapes of the whole weigh
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of a model, as `params.json` states them.
+    """The sizes of a model, as `params.json` states them; None for unknown ones.
 
     Attributes:
-        dim: of the residual stream.
         queries: rows of all query heads together.
         keys: rows of all key heads together.
-        hidden: of the feed-forward layers; None where unknown.
-        vocab: of the vocabulary; None where only the tokenizer has it.
-        layers: number of layers; None where unknown.
-        head: of one head.
+        vocab: None where only the tokenizer has it.
     """
 
     dim: int
@@ -89,12 +85,7 @@ def tensor_parallel_size(tree: Mapping[Any, Any], sizes: Sizes | None) -> int | 
 
 @dataclass(frozen=True)
 class WeightLayout:
-    """How one weight is cut over the ranks, and its whole shape.
-
-    Attributes:
-        rule: how its pieces are joined.
-        shape: of the whole weight; None in an unknown dimension.
-    """
+    """How one weight is cut over the ranks, and its whole shape, with None in an unknown dimension."""
 
     rule: JoinRule
     shape: tuple[int | None, ...]
@@ -106,15 +97,9 @@ class WeightLayout:
 
 
 def layouts_of(name: str, sizes: Sizes, vocab: int | None) -> tuple[WeightLayout, ...]:
-    """The possible layouts of a weight, of which its shape must fit one; none for a name without a rule.
-
-    Args:
-        name: of the weight.
-        sizes: of the model.
-        vocab: rows of the vocabulary, where known.
-    """
+    """The possible layouts of a weight, of which its shape must fit one; none for a name without a rule."""
     dim, hidden = sizes.dim, sizes.hidden
-    cut: dict[str, WeightLayout] = {
+    of_layer = {
         "attention.wq": WeightLayout(ROWS, (sizes.queries, dim)),
         "attention.wk": WeightLayout(ROWS, (sizes.keys, dim)),
         "attention.wv": WeightLayout(ROWS, (sizes.keys, dim)),
@@ -126,7 +111,7 @@ def layouts_of(name: str, sizes: Sizes, vocab: int | None) -> tuple[WeightLayout
         "ffn_norm": WeightLayout(REPLICATED, (dim,)),
     }
     if LAYER.match(name) and name.endswith(".weight"):
-        known = cut.get(LAYER.sub("", name, count=1).removesuffix(".weight"))
+        known = of_layer.get(LAYER.sub("", name, count=1).removesuffix(".weight"))
         return (known,) if known else ()
     whole = {
         "norm.weight": (WeightLayout(REPLICATED, (dim,)),),
