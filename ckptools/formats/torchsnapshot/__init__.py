@@ -93,7 +93,11 @@ def read(path: Path, options: Options) -> Checkpoint:
     ]
     builder.add_rank_values(found)
     builder.unequal |= {key: values for key in kept if len(values := merge.values(key)) > 1}
-    builder.problems += [*_note_on_kept(kept), *check_copies(tensors), *check_cover(tensors)]
+    if kept:
+        what = f"{plural(len(kept), 'tensor')} of model and optimizer are each rank's own by {METADATA}"
+        text = f"{what}; the lowest rank's are taken: {few(list(map(fqn_of, kept)), 3)}"
+        builder.problems.append(Problem(Code.KEPT_AS_SAVED, text))
+    builder.problems += [*check_copies(tensors), *check_cover(tensors)]
     builder.add_read(1, manifest.nbytes)
     builder.add_saved(trees.saved.values())
     listed = [file_now(metadata, None, "metadata", "read"), *(_listed(*named) for named in files)]
@@ -110,8 +114,7 @@ def read(path: Path, options: Options) -> Checkpoint:
 
 
 def _alone(path: Path, folder: Path, options: Options) -> Checkpoint:
-    """One file of a snapshot: an object can be read without the metadata, tensors cannot."""
-    if not torch_file.detect(path):
+    if not torch_file.detect(path):  # an object can be read without the metadata, tensors cannot
         text = f"is one file of a snapshot, whose {METADATA} alone says what it holds; open the folder {folder}"
         raise ReadError(path, text)
     made = torch_file.read(path, options)
@@ -178,10 +181,3 @@ def _of_lowest_rank(tree: Any, own: Mapping[KeyPath, None]) -> tuple[Any, list[K
             tree = put(tree, path, replace(tensor, shards=tensor.on_rank(min(ranks))))
             kept.append(path)
     return tree, kept
-
-
-def _note_on_kept(kept: list[KeyPath]) -> Iterator[Problem]:
-    if kept:
-        what = f"{plural(len(kept), 'tensor')} of model and optimizer are each rank's own by {METADATA}"
-        text = f"{what}; the lowest rank's are taken: {few(list(map(fqn_of, kept)), 3)}"
-        yield Problem(Code.KEPT_AS_SAVED, text)

@@ -13,13 +13,13 @@ torchsnapshot/manifest.py, flatten.py.
 from __future__ import annotations
 
 import base64
-import binascii
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import ReadError
@@ -39,6 +39,7 @@ MAX_SIZE = 1 << 62
 MAX_DIGITS = 4000
 TO_JSON = "python -c 'import json, sys, yaml; json.dump(yaml.safe_load(sys.stdin), sys.stdout)'"
 
+PRIMITIVES = ("int", "str", "bool", "bytes", "float")
 CONTAINERS = ("dict", "OrderedDict", "list")
 SHARDED = {"ShardedTensor": "shards", "DTensor": "shards", "ChunkedTensor": "chunks"}
 """Key of the pieces in entries of tensors in several pieces."""
@@ -75,8 +76,7 @@ class StoredBox:
         return self.box.numel * ITEMSIZE[self.dtype]
 
 
-@dataclass(frozen=True)
-class SnapshotManifest:
+class SnapshotManifest(NamedTuple):
     """The content of `.snapshot_metadata`.
 
     Attributes:
@@ -87,7 +87,7 @@ class SnapshotManifest:
     version: str
     world_size: int
     entries: dict[int, dict[str, Mapping[str, Any]]]
-    children: dict[int, dict[str, list[str]]] = field(repr=False)
+    children: dict[int, dict[str, list[str]]]
     nbytes: int
 
 
@@ -146,7 +146,7 @@ def primitive(entry: Mapping[str, Any]) -> Any:
     kind, text = entry["type"], entry.get("serialized_value")
     if not isinstance(text, str):
         raise EntryError(f"a {kind} of {describe_for_error(text)}")
-    try:
+    with suppress(ValueError):
         if kind == "int" and len(text) < MAX_DIGITS:
             return int(text)
         if kind == "bool" and text in ("True", "False"):
@@ -158,20 +158,29 @@ def primitive(entry: Mapping[str, Any]) -> Any:
             return data
         if kind == "float" and len(data) == 8:
             return struct.unpack("<d", data)[0]
-    except (ValueError, binascii.Error) as error:
-        raise EntryError(f"a {kind} of {describe_for_error(text)}") from error
     raise EntryError(f"a {kind} of {describe_for_error(text)}")
 
 
-PRIMITIVES = ("int", "str", "bool", "bytes", "float")
-
-
-def stored_tensor(entry: Mapping[str, Any], box: Box | None = None) -> StoredBox:
-    """The extent of a tensor, or with `box` of a piece of one.
+def stored_pieces(entry: Mapping[str, Any]) -> list[StoredBox]:
+    """The extents of the pieces of a tensor; none for other entries.
 
     Raises:
         EntryError: the entry contradicts itself, or leads out of the folder.
     """
+    if entry["type"] not in SHARDED:
+        return [_stored(entry)] if entry["type"] == "Tensor" else []
+    pieces = entry.get(SHARDED[entry["type"]])
+    if not isinstance(pieces, list) or not all(
+        isinstance(p, dict) and isinstance(p.get("tensor"), dict) for p in pieces
+    ):
+        raise EntryError("expected a list of pieces")
+    boxes = [Box(sizes_in(piece.get("offsets")), sizes_in(piece.get("sizes"))) for piece in pieces]
+    if any(len(box.offsets) != len(box.sizes) or len(box.sizes) != len(boxes[0].sizes) for box in boxes):
+        raise EntryError("pieces of different dimensions")
+    return [_stored(piece["tensor"], box) for piece, box in zip(pieces, boxes, strict=True)]
+
+
+def _stored(entry: Mapping[str, Any], box: Box | None = None) -> StoredBox:
     shape, dtype = sizes_in(entry.get("shape")), str(entry.get("dtype")).removeprefix("torch.")
     if dtype not in ITEMSIZE:
         raise EntryError(f"dtype {describe_for_error(dtype)}")
@@ -195,23 +204,6 @@ def location_of(entry: Mapping[str, Any]) -> str:
     if not isinstance(location, str) or not is_plain_path(location):
         raise EntryError(f"names the file {describe_for_error(location)}; only files below its own folder are read")
     return location
-
-
-def stored_pieces(entry: Mapping[str, Any]) -> list[StoredBox]:
-    """The extents of the pieces of a tensor.
-
-    Raises:
-        EntryError: the entry contradicts itself, or leads out of the folder.
-    """
-    pieces = entry.get(SHARDED[entry["type"]])
-    if not isinstance(pieces, list) or not all(
-        isinstance(p, dict) and isinstance(p.get("tensor"), dict) for p in pieces
-    ):
-        raise EntryError("expected a list of pieces")
-    boxes = [Box(sizes_in(piece.get("offsets")), sizes_in(piece.get("sizes"))) for piece in pieces]
-    if any(len(box.offsets) != len(box.sizes) or len(box.sizes) != len(boxes[0].sizes) for box in boxes):
-        raise EntryError("pieces of different dimensions")
-    return [stored_tensor(piece["tensor"], box) for piece, box in zip(pieces, boxes, strict=True)]
 
 
 def sizes_in(value: Any) -> Ints:

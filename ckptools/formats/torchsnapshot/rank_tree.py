@@ -14,6 +14,7 @@ from __future__ import annotations
 import stat
 from collections import OrderedDict
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,6 @@ from ckptools.formats.torchsnapshot.manifest import (
     primitive,
     sizes_in,
     stored_pieces,
-    stored_tensor,
 )
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box, Ints, contiguous_strides
@@ -108,10 +108,13 @@ class RankTrees:
         self.seen: set[str] = set()
         for entries in manifest.entries.values():
             for path, entry in entries.items():
-                for piece in _pieces(entry):
-                    self._expect(path, piece)
+                with suppress(EntryError):  # which becomes a problem where the entry is read
+                    for piece in stored_pieces(entry):
+                        self._expect(path, piece)
 
     def _expect(self, path: str, piece: StoredBox) -> None:
+        if not piece.raw:
+            return
         last = piece.span[1] if piece.span else piece.nbytes
         self.needed[piece.location] = max(self.needed.get(piece.location, 0), last)
         end = piece.box.ends
@@ -181,16 +184,15 @@ class RankTrees:
         if kind == "object":
             saved = self._read(rank, location_of(entry), at)
             return _ABSENT if saved is None else saved.tree
-        if kind == "Tensor":
-            stored = stored_tensor(entry)
-            if entry.get("replicated") is not True:
+        if kind == "Tensor" or kind in SHARDED:
+            pieces = stored_pieces(entry)
+            stated = sizes_in(entry.get("shape")) if kind == "ChunkedTensor" else None
+            if kind in ("Tensor", "ChunkedTensor") and entry.get("replicated") is not True:
                 self.own[at] = None
-            return self._saved_tensor(rank, stored, at) if not stored.raw else self._tensor([stored], rank, path, at)
-        if kind in SHARDED:
-            shape = sizes_in(entry.get("shape")) if kind == "ChunkedTensor" else self.reach.get(path, ())
-            if kind == "ChunkedTensor" and entry.get("replicated") is not True:
-                self.own[at] = None
-            return self._tensor(stored_pieces(entry), rank, path, at, shape)
+            if kind != "Tensor":
+                return self._tensor(pieces, rank, path, at, self.reach.get(path, ()) if stated is None else stated)
+            whole = pieces[0]
+            return self._tensor(pieces, rank, path, at) if whole.raw else self._saved_tensor(rank, whole, at)
         text = f"its entry is of type {describe_for_error(kind)}, which is unknown"
         self.problems.append(Problem(Code.TENSOR_NOT_JOINED, text, rank, fqn_of(at), "warning"))
         return Opaque(f"torchsnapshot.{kind[:40]}")
@@ -278,14 +280,3 @@ class RankTrees:
         if not stat.S_ISREG(found.st_mode):
             raise UnsafePathError(path, "not a regular file")
         return StoredFile(path, found.st_size, found.st_mtime, needed)
-
-
-def _pieces(entry: Mapping[str, Any]) -> list[StoredBox]:
-    """The pieces of raw elements in an entry; a faulty one becomes a problem where it is read."""
-    try:
-        if entry["type"] in SHARDED:
-            return [piece for piece in stored_pieces(entry) if piece.raw]
-        tensor = stored_tensor(entry) if entry["type"] == "Tensor" else None
-        return [tensor] if tensor is not None and tensor.raw else []
-    except EntryError:
-        return []
