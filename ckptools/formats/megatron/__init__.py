@@ -18,7 +18,7 @@ megatron/checkpointing.py of v1.0 to core 0.5; checked on files of core 0.12.1 a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,6 @@ from ckptools.formats.shared.merge import Merge
 from ckptools.formats.shared.tensor_parallel import read_rules
 from ckptools.model.checkpoint import Checkpoint, ModuleOrder, RankFile
 from ckptools.model.problems import Code, Problem
-from ckptools.model.tensor import Tensor
 from ckptools.pickles.reader import Saved
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import find_step
@@ -75,7 +74,6 @@ def read(path: Path, options: Options) -> Checkpoint:
 
 
 def _lone(path: Path) -> bool:
-    """Whether a path is the file of a rank outside of its folder."""
     return path.name in MODEL_FILES and path.is_file()
 
 
@@ -111,24 +109,24 @@ class _MegatronFolder:
         for member in found:
             if self.places.setdefault(self.grid.place(member), member) is not member:
                 self.problems.append(Problem(Code.STRAY_FILE, f"{member.name} and another folder are the same rank"))
-        wanted = {at: m for at, m in sorted(self.places.items()) if options.all_ranks or m is asked or self._leads(at)}
         self.saved: dict[Coordinates, Saved] = {}
+        self.flat: dict[str, Any] = {}
+        wanted = {at: m for at, m in sorted(self.places.items()) if options.all_ranks or m is asked or self._leads(at)}
         for at, member in wanted.items():
             self._read(at, member, first)
-        self.flat = {name: tree for at in self.saved for name, tree in self._optimizer_files(self.places[at])}
         self.all_ranks = len(wanted) == len(self.places)
 
     def _first(self, asked: RankFolder, found: list[RankFolder]) -> Saved:
         """Read the first file for its arguments: the one that was asked for, else the first readable one."""
         if asked.path == self.builder.path or asked.path.parent == self.builder.path:
             return self.options.read_file(asked.path)
-        error: ReadError | None = None
+        errors: list[ReadError] = []
         for member in found:
             try:
                 return self.options.read_file(member.path)
-            except ReadError as why:
-                error = error or why
-        raise error or ReadError(self.folder, "holds no file of a model-parallel rank")
+            except ReadError as error:
+                errors.append(error)
+        raise errors[0]
 
     def _leads(self, at: Coordinates) -> bool:
         """Whether it is the first tensor-parallel rank of its stage, which has every name and shape."""
@@ -139,22 +137,20 @@ class _MegatronFolder:
             saved = first if member.path == first.path else self.options.read_file(member.path)
             if not isinstance(saved.tree, dict):
                 raise ReadError(member.path, f"expected a dict with a model, found a {type(saved.tree).__name__}")
-            self.saved[at] = saved
         except ReadError as error:
             self.faults[member.path] = Fault.of(error, member.path)
-
-    def _optimizer_files(self, member: RankFolder) -> Iterator[tuple[str, Any]]:
+            return
+        self.saved[at] = saved
         for path in member.optimizer:
             try:
-                yield f"{member.name}/{path.name}", self.options.read_file(path).tree
+                self.flat[f"{member.name}/{path.name}"] = self.options.read_file(path).tree
             except ReadError as error:
                 self.faults[path] = Fault.of(error, path)
 
     def checkpoint(self) -> Checkpoint:
         """Put everything together."""
         merge = Merge()
-        tree = self._tree(merge)
-        found = rank_checks.compare_ranks(merge, tree)
+        found = rank_checks.compare_ranks(merge, self._tree(merge))
         tree = found.tree
         files = tuple(self._files())
         sections = find_sections(tree)
@@ -185,7 +181,9 @@ class _MegatronFolder:
         tree: dict[Any, Any] = {}
         for key in dict.fromkeys(k for t in trees.values() for k in t):
             if is_chunk(key):
-                tree["model"] = self._chosen(model, weights, masters_of(optimizer))
+                chosen = choose_weights(weights, masters_of(optimizer), self.options.weights)
+                self.problems += chosen.problems
+                tree["model"] = model.with_tied_head(chosen.weights) if chosen.masters_taken else chosen.weights
             elif key == "optimizer":
                 tree[key] = optimizer
             elif key != "args":
@@ -198,14 +196,7 @@ class _MegatronFolder:
         self.problems += [*model.problems, *optimizers.problems, *optimizers.merge.problems]
         return tree
 
-    def _chosen(self, model: Model, weights: dict[str, Any], masters: Mapping[str, Tensor]) -> dict[str, Any]:
-        """The requested weights: the optimizer's master copies where every half-precision weight has one."""
-        chosen = choose_weights(weights, masters, self.options.weights)
-        self.problems += chosen.problems
-        return model.with_tied_head(chosen.weights) if chosen.masters_taken else chosen.weights
-
     def _files(self) -> Iterator[RankFile]:
-        """Every file that is here or should be, in rank order."""
         for at in sorted({*self.places, *self.grid.every()}):
             member = self.places.get(at)
             if member is None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -211,7 +212,10 @@ Holds = Callable[[Path], bool]
 
 def looks_like_run(path: Path, holds: Holds) -> bool:
     """Whether `path`, or the folder that its tracker names, or one of its iteration folders holds a checkpoint."""
-    named = _named(path) if (path / TRACKER).is_file() else None
+    named = None
+    if (path / TRACKER).is_file():
+        with suppress(ReadError):
+            named = _iteration(path, _tracker_text(path, follow_symlinks=False))
     return holds(path) or any(map(holds, [named] if named and named.is_dir() else _iterations(path)))
 
 
@@ -247,14 +251,6 @@ def _tracked(path: Path, follow_symlinks: bool) -> Path:
     if not named.is_dir():
         raise ReadError(path / TRACKER, f"names {named.name}, which is not here; open one of the folders beside it")
     return named
-
-
-def _named(path: Path) -> Path | None:
-    """The folder that the tracker names, if it can be read and names one."""
-    try:
-        return _iteration(path, _tracker_text(path, follow_symlinks=False))
-    except ReadError:
-        return None
 
 
 def _tracker_text(path: Path, follow_symlinks: bool) -> str:

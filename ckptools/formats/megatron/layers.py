@@ -165,10 +165,11 @@ class Layers:
     def __init__(self, chunks: Mapping[Place, Chunk], stages: int, number: int | None) -> None:
         self.virtual, self.stages = 1 + max((chunk for chunk, _ in chunks), default=0), stages
         self.complete = len(chunks) == self.virtual * stages
-        found = {place: _indices(names) for place, names in chunks.items()}
-        blocks = dict.fromkeys(b for place in found.values() for b in place)
-        self.counts = {b: {place: found[place].get(b, set()) for place in found} for b in blocks}
-        self.starts = {b: dict(self._starts(self.counts[b], number)) for b in blocks}
+        self.counts: dict[str, dict[Place, set[int]]] = {}
+        for place, names in chunks.items():
+            for layer in filter(None, map(LAYER.fullmatch, names)):
+                self.counts.setdefault(layer["block"], {p: set() for p in chunks})[place].add(int(layer["index"]))
+        self.starts = {block: dict(self._starts(counts, number)) for block, counts in self.counts.items()}
 
     def _starts(self, counts: Mapping[Place, set[int]], number: int | None) -> Iterator[tuple[Place, int]]:
         """The first number at each place, up to the first unknown one."""
@@ -194,12 +195,3 @@ class Layers:
             return f"{block}.{start + index}.{rest}", ""
         why = f"the layers before pipeline stage {place[1]} cannot be counted, so this one's number is not known"
         return f"{block}.?{index} of stage {place[1]}.{rest}", why
-
-
-def _indices(names: Chunk) -> dict[str, set[int]]:
-    found: dict[str, set[int]] = {}
-    for name in names:
-        layer = LAYER.fullmatch(name)
-        if layer:
-            found.setdefault(layer["block"], set()).add(int(layer["index"]))
-    return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -112,21 +112,18 @@ class Model:
     def joined(self, fqn: str, values: ValuesByRank, slot: str = "") -> Tensor:
         """Join the pieces of a weight, or of its optimizer state; add a note where that is impossible."""
         tensors = [(at, v) for at, v in values if isinstance(v, Tensor)]
-        first = tensors[0][1]
+        first, ranked = tensors[0][1], [(self.grid.rank(at), tensor) for at, tensor in tensors]
         rule = self.rule(fqn, tensors[0][0]) if len(tensors) == len(values) else "ranks hold it and something else"
         if not isinstance(rule, str) and any(t.note or t.kind != "plain" for _, t in tensors):
             rule = first.note or f"a {first.kind} tensor, whose pieces are not joined"
         if isinstance(rule, str):
-            return unjoined_tensor(self._ranked(tensors), rule)
+            return unjoined_tensor(ranked, rule)
         try:
             return join(list(self._pieces(tensors, rule)), rule, self.grid.tp)
         except UnlikeError as error:
             about = f"optimizer.{slot}.{fqn}" if slot else f"model.{fqn}"
             self.problems.append(Problem(Code.LAYOUT_DISAGREES, str(error), None, about))
-            return unjoined_tensor(self._ranked(tensors), str(error))
-
-    def _ranked(self, tensors: Iterable[tuple[Coordinates, Tensor]]) -> Iterator[tuple[int, Tensor]]:
-        yield from ((self.grid.rank(at), tensor) for at, tensor in tensors)
+            return unjoined_tensor(ranked, str(error))
 
     def rule(self, fqn: str, at: Coordinates) -> JoinRule | str:
         """The rule for a weight, or why there is none."""
@@ -162,16 +159,14 @@ class Model:
         for head in HEADS:
             own = whole.get(head)
             tied = head == "word_embeddings_for_head.weight" or _is_tied(self.args)
-            if tied and source is not None and isinstance(own, Tensor) and not (own.note or source.note):
-                whole[head] = self._with_copies(head, own, source)
+            if not tied or source is None or not isinstance(own, Tensor) or own.note or source.note:
+                continue
+            if (own.shape, own.dtype) == (source.shape, source.dtype):
+                whole[head] = replace(own, shards=(*own.shards, *source.shards))
+                continue
+            text = f"{own.dtype} {list(own.shape)}, but tied to the embedding of {source.dtype} {list(source.shape)}"
+            self.problems.append(Problem(Code.LAYOUT_DISAGREES, text, None, f"model.{head}"))
         return whole
-
-    def _with_copies(self, head: str, own: Tensor, source: Tensor) -> Tensor:
-        if (own.shape, own.dtype) == (source.shape, source.dtype):
-            return replace(own, shards=(*own.shards, *source.shards))
-        text = f"{own.dtype} {list(own.shape)}, but tied to the embedding of {source.dtype} {list(source.shape)}"
-        self.problems.append(Problem(Code.LAYOUT_DISAGREES, text, None, f"model.{head}"))
-        return own
 
 
 def check_values(args: Mapping[str, Any], tree: Mapping[Any, Any], grid: Grid) -> Iterator[Problem]:
@@ -198,19 +193,17 @@ def notes_on_model(args: Mapping[str, Any], model: Mapping[str, Any], version: A
     if _is_tied(args) and embedding is not None and not stored:
         text = f"the output layer is tied to {embedding} and stored under that name only"
         yield Problem(Code.KEPT_AS_SAVED, text)
-    if any(QKV.fullmatch(name) for name in model):
-        yield Problem(Code.KEPT_AS_SAVED, _order(version))
+    if not any(QKV.fullmatch(name) for name in model):
+        return
+    how = "all queries, all keys, all values of each rank" if not version else "per head, with q, k and v interleaved"
+    text = f"checkpoint_version {version}: fused QKV weights keep that version's row order ({how})"
+    if isinstance(version, (int, float)) and version >= 2:
+        text = "fused QKV weights keep Megatron's row order: for each query group its queries, key and value"
+    yield Problem(Code.KEPT_AS_SAVED, text)
 
 
 def _is_tied(args: Mapping[str, Any]) -> bool:
     return args.get("untie_embeddings_and_output_weights") is False
-
-
-def _order(version: Any) -> str:
-    if isinstance(version, (int, float)) and version >= 2:
-        return "fused QKV weights keep Megatron's row order: for each query group its queries, key and value"
-    how = "all queries, all keys, all values of each rank" if not version else "per head, with q, k and v interleaved"
-    return f"checkpoint_version {version}: fused QKV weights keep that version's row order ({how})"
 
 
 # -- half-precision weights, or the optimizer's fp32 master copies ----------------------------------------------------

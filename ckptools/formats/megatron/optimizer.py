@@ -97,14 +97,15 @@ class Optimizers:
         state: dict[Any, Any] = {}
         groups: list[dict[str, Any]] = []
         for k, inner in enumerate(inners):
-            for g, ids in enumerate(_ids(group) for group in inner.groups) if inner else ():
+            if inner is None:
+                continue
+            for g, ids in enumerate(map(_ids, inner.groups)):
                 groups.append({"params": [k * STRIDE + i for i in ids]})
-                masters = inner.masters[g] if inner and g < len(inner.masters) else []
-                shapes: Sequence[Tensor | None] = masters if len(masters) == len(ids) else [None] * len(ids)
-                for i, master in zip(ids, shapes, strict=True):
-                    entry = inner.state.get(i) if inner else None
-                    known = entry if isinstance(entry, Mapping) and entry else {}
-                    state[k * STRIDE + i] = {MASTER: master, **known} if master is not None else known
+                masters = inner.masters[g] if g < len(inner.masters) else []
+                for n, i in enumerate(ids):
+                    entry = inner.state.get(i)
+                    master = {MASTER: masters[n]} if len(masters) == len(ids) else {}
+                    state[k * STRIDE + i] = {**master, **entry} if isinstance(entry, Mapping) else master
         naming = name_parameters({"state": state, "param_groups": groups}, self.model.pieces[at], self.model.orders[at])
         self.assumed |= {naming.names[i] for i in naming.assumed}
         return {divmod(i, STRIDE): fqn for i, fqn in naming.names.items()}
@@ -163,9 +164,9 @@ class Optimizers:
         return found
 
     def _slot(self, fqn: str, slot: str, values: ValuesByRank) -> Any:
-        if not any(isinstance(v, Tensor) for _, v in values):
-            return self.model.agreed(f"optimizer.{fqn}.{slot}", values)
         tensors = [v for _, v in values if isinstance(v, Tensor)]
+        if not tensors:
+            return self.model.agreed(f"optimizer.{fqn}.{slot}", values)
         if fqn.startswith("?"):
             return replace(tensors[0], note=UNNAMED)
         own = [self.model.pieces[at].get(fqn) for at, _ in values]
