@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import ReadError
-from ckptools.files.json_file import JsonError, parse_json
+from ckptools.files.json_file import parse_json
 from ckptools.files.location import is_plain_path
 from ckptools.files.opening import File
 from ckptools.files.zip_archive import MAX_PICKLE
@@ -79,11 +79,6 @@ class Sharding:
     placements: tuple[Placement, ...] = ()
     listed: tuple[LocalBox, ...] | None = None
 
-    @property
-    def replicated(self) -> bool:
-        """Whether every rank holds all of it."""
-        return self.listed is None and all(p.kind == "Replicate" for p in self.placements)
-
     def pieces(self, rank: int) -> tuple[LocalBox, ...]:
         """The boxes on a rank."""
         if self.listed is not None:
@@ -98,15 +93,13 @@ class Sharding:
         """The kind, placements and mesh of its tensor."""
         if self.listed is not None:
             return "chunks", None, None
-        return ("plain", None, None) if self.replicated else ("dtensor", tuple(map(str, self.placements)), self.mesh)
+        if all(placement.kind == "Replicate" for placement in self.placements):
+            return "plain", None, None
+        return "dtensor", tuple(map(str, self.placements)), self.mesh
 
     def _runs(self, rank: int) -> list[list[tuple[int, int]]]:
-        coordinate: list[int] = []
-        flat = self.mesh_ranks.index(rank)
-        for size in reversed(self.mesh):
-            flat, place = divmod(flat, size)
-            coordinate.insert(0, place)
-        return local_runs(self.shape, self.mesh, tuple(coordinate), self.placements)
+        coordinate = Box.whole(self.mesh).index_of(self.mesh_ranks.index(rank))
+        return local_runs(self.shape, self.mesh, coordinate, self.placements)
 
 
 @dataclass
@@ -158,7 +151,7 @@ def read_metadata(path: Path) -> Metadata:
         items, world_size = _items(tree), tree["world_size"]
         if type(world_size) is not int or not 0 < world_size <= MAX_MESH:
             raise ValueError(f"world_size {describe_for_error(world_size)}")
-    except (ValueError, TypeError, KeyError, AttributeError, JsonError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         why = f"no {error}" if isinstance(error, KeyError) else str(error)
         raise ReadError(path, f"is not what torch_checkpointing writes: {why}") from error
     return Metadata(items, world_size, len(machine.data), tuple(g.dotted for g in machine.globals.values()))

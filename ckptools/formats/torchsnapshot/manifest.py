@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import ReadError
-from ckptools.files.json_file import JsonError, parse_json
+from ckptools.files.json_file import parse_json
 from ckptools.files.location import is_plain_path
 from ckptools.files.opening import File
 from ckptools.model.regions import Box, Ints
@@ -110,7 +110,7 @@ def read_manifest(path: Path) -> SnapshotManifest:
         if type(world) is not int or not 0 < world <= MAX_RANKS:
             raise EntryError(f"world_size {describe_for_error(world)}")
         return _manifest(str(found["version"]), world, found["manifest"], len(data))
-    except (JsonError, EntryError, UnicodeDecodeError) as error:
+    except ValueError as error:
         why = "not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
         raise ReadError(path, f"is no snapshot metadata that can be read: {why}") from error
     except (KeyError, TypeError, AttributeError) as error:
