@@ -155,6 +155,9 @@ def _checkpoint(
     builder.problems += companions.problems
     pickled = (n for m in models.values() for h in m.weight_files for n in h.names)
     whole = not any(f.status in ("missing", "cut", "bad") for f in files)
+    world_size = companions.world_size
+    if world_size.value is None:  # a model alone was written by one rank, whatever it was trained on
+        world_size = Fact(1, ("one file" if len(files) == 1 else "every tensor whole",))
     saved_as = "; ".join(dict.fromkeys(m.saved_as for m in models.values()))
     beside = "; Accelerate's training state beside it" if companions.from_accelerate else "; training state beside it"
     nbytes = sum(m.bytes_read for m in models.values()) + companions.bytes_read
@@ -164,7 +167,7 @@ def _checkpoint(
         saved_as=(saved_as or "no model") + (beside if companions.tree else ""),
         tree=tree,
         files=files,
-        world_size=_world_size(companions, len(files)),
+        world_size=world_size,
         step=_step(files[0].path, tree, companions),
         module_order=SORTED if any(h.safetensors for m in models.values() for h in m.weight_files) else AS_SAVED,
         bytes_expected=sum(f.nbytes for f in files) if whole else None,
@@ -200,10 +203,3 @@ def _step(path: Path, tree: Any, companions: CompanionFiles) -> Fact:
         return find_step(path, sections)
     step = find_step(path, tuple(s for s in sections if s.kind != "scheduler"))
     return step if step.value is not None else step_of_accelerate(tree, companions.world_size)
-
-
-def _world_size(companions: CompanionFiles, files: int) -> Fact:
-    """Ranks that left RNG states; a model alone was written by one, whatever it was trained on."""
-    if companions.world_size.value is not None:
-        return companions.world_size
-    return Fact(1, ("one file" if files == 1 else "every tensor whole",))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,7 +63,6 @@ class WeightModel:
         """
         index = self._index()
         here, missing = self._wanted(index)
-        self._add_missing(missing, here)
         errors = [error for path in here if (error := self._read_file(path)) is not None]
         if errors and not self.weight_files:
             raise errors[0]
@@ -100,9 +98,18 @@ class WeightModel:
     def _wanted(self, index: Index | None) -> tuple[list[Path], list[Path]]:
         """The files that are here and those that are missing."""
         if index is None:
-            return [f.path for f in self.weights.files], self._gaps()
-        paths = [index.path.with_name(name) for name in index.files]
-        return [p for p in paths if p.exists()], [p for p in paths if not p.exists()]
+            here, missing = [f.path for f in self.weights.files], self._gaps()
+        else:
+            paths = [index.path.with_name(name) for name in index.files]
+            here = [path for path in paths if path.exists()]
+            missing = sorted({*paths}.difference(here))
+        names = [path.name for path in missing]
+        if missing and not here:
+            raise ReadError(self.asked, f"nothing of the model is here; no file {few(names)}")
+        self.files += (RankFile(path, None, "", "missing", 0, None) for path in missing)
+        lines = names if len(names) <= MAX_LINES else [few(names)]
+        self.problems += (Problem(Code.FILE_MISSING, f"no file {line}") for line in lines)
+        return here, missing
 
     def _gaps(self) -> list[Path]:
         """Missing files, by the numbers in the names of others."""
@@ -112,14 +119,6 @@ class WeightModel:
         if beyond:
             self.problems.append(Problem(Code.STRAY_FILE, f"{few(beyond)}: a number beyond how many there are"))
         return missing_files(self.weights.files)
-
-    def _add_missing(self, missing: Sequence[Path], here: Sequence[Path]) -> None:
-        names = [path.name for path in missing]
-        if missing and not here:
-            raise ReadError(self.asked, f"nothing of the model is here; no file {few(names)}")
-        self.files += (RankFile(path, None, "", "missing", 0, None) for path in missing)
-        lines = names if len(names) <= MAX_LINES else [few(names)]
-        self.problems += (Problem(Code.FILE_MISSING, f"no file {line}") for line in lines)
 
     def _check_link(self, path: Path) -> None:
         if not self.options.follow_symlinks and path != self.asked:

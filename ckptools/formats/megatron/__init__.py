@@ -111,7 +111,9 @@ class _MegatronFolder:
                 self.problems.append(Problem(Code.STRAY_FILE, f"{member.name} and another folder are the same rank"))
         self.saved: dict[Coordinates, Saved] = {}
         self.flat: dict[str, Any] = {}
-        wanted = {at: m for at, m in sorted(self.places.items()) if options.all_ranks or m is asked or self._leads(at)}
+        # The first tensor-parallel rank of each stage has every name and shape.
+        leaders = {(at.pp, at.ep): at for at in sorted(self.places, reverse=True)}.values()
+        wanted = {at: m for at, m in sorted(self.places.items()) if options.all_ranks or m is asked or at in leaders}
         for at, member in wanted.items():
             self._read(at, member, first)
         self.all_ranks = len(wanted) == len(self.places)
@@ -127,10 +129,6 @@ class _MegatronFolder:
             except ReadError as error:
                 errors.append(error)
         raise errors[0]
-
-    def _leads(self, at: Coordinates) -> bool:
-        """Whether it is the first tensor-parallel rank of its stage, which has every name and shape."""
-        return at == min(other for other in self.places if (other.pp, other.ep) == (at.pp, at.ep))
 
     def _read(self, at: Coordinates, member: RankFolder, first: Saved) -> None:
         try:
@@ -153,7 +151,6 @@ class _MegatronFolder:
         found = rank_checks.compare_ranks(merge, self._tree(merge))
         tree = found.tree
         files = tuple(self._files())
-        sections = find_sections(tree)
         self.problems += [*self._check_files(files), *self._check_stages(files)]
         self.problems += folders.check_arguments(self.grid, {at: s.tree for at, s in self.saved.items()})
         self.problems += check_values(self.args, tree, self.grid)
@@ -165,7 +162,7 @@ class _MegatronFolder:
             tree=tree,
             files=files,
             world_size=self.grid.world,
-            step=find_step(self.folder, sections),
+            step=find_step(self.folder, find_sections(tree)),
             module_order=JOINED,
             all_ranks=self.all_ranks,
             assumed_names=self.assumed_names,

@@ -15,9 +15,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptools.errors import ReadError
 from ckptools.files.location import check_stays_inside
@@ -37,8 +36,7 @@ MAX_RANKS = 1 << 16
 """Most model-parallel ranks; no cluster has more."""
 
 
-@dataclass(frozen=True)
-class RankFolder:
+class RankFolder(NamedTuple):
     """The folder of one model-parallel rank: its file with the model, the numbers in its name, its optimizer files."""
 
     path: Path
@@ -51,8 +49,7 @@ class RankFolder:
         return self.path.parent.name
 
 
-@dataclass(frozen=True, order=True)
-class Coordinates:
+class Coordinates(NamedTuple):
     """The pipeline stage, expert- and tensor-parallel rank of a file, ordered as the pieces of the model are."""
 
     pp: int
@@ -60,8 +57,7 @@ class Coordinates:
     tp: int
 
 
-@dataclass(frozen=True)
-class Grid:
+class Grid(NamedTuple):
     """The tensor-, pipeline-, expert- and context-parallel sizes of a run.
 
     Attributes:

@@ -69,8 +69,6 @@ FC1 = re.compile(rf"(?P<mlp>{_LAYER}mlp\.)(?P<name>linear_fc1|dense_h_to_4h)\.{_
 FC2 = {"linear_fc1": "linear_fc2", "dense_h_to_4h": "dense_4h_to_h"}
 QKV = re.compile(r".*\.(?:linear_qkv|query_key_value|linear_kv|key_value)\.(?:weight|bias)")
 
-_COMPILED = [(re.compile(pattern), rule) for pattern, rule in BUILT_IN]
-
 
 def rule_of(fqn: str, pieces: Mapping[str, Any], given: GivenRules) -> JoinRule | str:
     """The user's rule for a weight, else the built-in one, or why there is none.
@@ -83,7 +81,7 @@ def rule_of(fqn: str, pieces: Mapping[str, Any], given: GivenRules) -> JoinRule 
     found = FC1.fullmatch(fqn)
     if found:
         return _first_layer(fqn, found["mlp"] + FC2[found["name"]] + ".weight", pieces)
-    return next((rule for pattern, rule in _COMPILED if pattern.fullmatch(fqn)), NO_RULE)
+    return next((rule for pattern, rule in BUILT_IN if re.fullmatch(pattern, fqn)), NO_RULE)
 
 
 def _first_layer(fqn: str, second: str, pieces: Mapping[str, Any]) -> JoinRule | str:

@@ -22,6 +22,7 @@ from ckptools.formats.shared.tensor_parallel import (
 from ckptools.model.problems import Code, Problem
 from ckptools.model.rank_vote import same_value, vote
 from ckptools.model.tensor import Tensor
+from ckptools.model.tree import tensors_in
 
 EXPERT = re.compile(r"(?:.*\.)?(?:local_)?experts\..*", re.DOTALL)
 EXPERTS = "weights of experts that are spread over expert-parallel ranks are not joined"
@@ -40,8 +41,6 @@ class Model:
         local: name in the whole model and value, on each rank that was read.
         pieces: its tensors, by name.
         orders: whether each rank's file has its names in the order of the module.
-        names: every name, layer by layer.
-        problems: where ranks contradict each other.
         odd_layers: why layers have no sure number, by name.
     """
 
@@ -249,12 +248,5 @@ def choose_weights(weights: Mapping[str, Any], masters: Mapping[str, Tensor], wa
 
 def masters_of(tree: Any) -> dict[str, Tensor]:
     """The joined master copies in a merged optimizer, by parameter."""
-    found: dict[str, Tensor] = {}
-    for one in tree if isinstance(tree, list) else [tree]:
-        inner = one.get("optimizer", one) if isinstance(one, Mapping) else {}
-        state = inner.get("state", {}) if isinstance(inner, Mapping) else {}
-        for fqn, slots in state.items():
-            master = slots.get(MASTER) if isinstance(slots, Mapping) else None
-            if isinstance(master, Tensor):
-                found[fqn] = master
-    return found
+    slots = ((path[-3:], tensor) for path, tensor in tensors_in(tree) if len(path) > 2)
+    return {str(fqn): tensor for (state, fqn, slot), tensor in slots if (state, slot) == ("state", MASTER)}

@@ -74,19 +74,16 @@ class Optimizers:
     """The optimizers of all ranks that were read.
 
     Args:
-        model: the model, for names, rules and shapes.
+        model: for names, rules and shapes.
         saved: the value under `optimizer` of each rank.
         flat: the content of each rank's distributed optimizer file, by file.
-
-    Attributes:
-        assumed: parameters whose state is named by order.
     """
 
     def __init__(self, model: Model, saved: Mapping[Coordinates, Any], flat: Mapping[str, Any]) -> None:
         self.model, self.flat = model, flat
         self.merge = Merge()
         self.problems: list[Problem] = []
-        self.assumed: set[str] = set()
+        self.assumed: set[str] = set()  # parameters whose state is named by order
         self.chained = any(isinstance(v, list) for v in saved.values())
         self.saved = {at: v if isinstance(v, list) else [v] for at, v in sorted(saved.items())}
         self.inner = {at: [rank_optimizer(one) for one in every] for at, every in self.saved.items()}

@@ -60,9 +60,7 @@ class StoredFile:
     """A file that the manifest names.
 
     Attributes:
-        path: where it is, or should be.
         size: bytes; None when it is missing.
-        modified: its time.
         needed: bytes that its tensors take; None for a file that torch.save wrote.
         ranks: those whose entries name it.
         holds: the names of its values.
@@ -87,11 +85,8 @@ class RankTrees:
     """Builds every rank's tree of a snapshot.
 
     Attributes:
-        files: by location, each that an entry names.
         own: key paths of whole tensors that are not replicated, so that each rank may have its own.
         lost: by key path the pieces whose files are missing or cut.
-        saved: torch.save files that were read.
-        problems: entries that cannot be used.
         reach: of all ranks' pieces, by logical path.
         needed: expected length of each file of raw elements, by location.
     """
